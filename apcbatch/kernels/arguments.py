@@ -1,7 +1,7 @@
-"""Checks of tensors for the kernels of every device, and a tensor as the address, stride and dtype number they take.
+"""Check tensors for the kernels of every device, and convert a tensor to the (address, stride, dtype code) they take.
 
-Every check is a ValueError with a sentence. The ops' arguments are put together of them in row_arguments and
-recurrent_arguments. Must not know: models, how a kernel computes.
+A failed check raises ValueError with a sentence. row_arguments and recurrent_arguments build the arguments of each op
+from these functions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 def dtype_code(tensor: torch.Tensor, name: str, codes: Mapping[torch.dtype, int] = DTYPE_CODES) -> int:
-    """The kernels' number for a tensor's dtype; ValueError unless it is one of `codes`, which are those of the CPU."""
+    """Return the kernels' code for a tensor's dtype. Raises ValueError if `codes` (default: the CPU's) lacks it."""
     code = codes.get(tensor.dtype)
     if code is None:
         *others, last = (str(dtype).removeprefix("torch.") for dtype in codes)
@@ -27,19 +27,19 @@ def dtype_code(tensor: torch.Tensor, name: str, codes: Mapping[torch.dtype, int]
 
 
 def require_cpu(tensor: torch.Tensor, name: str) -> None:
-    """ValueError unless the tensor lies on the CPU."""
+    """Raise ValueError unless the tensor is on the CPU."""
     if not tensor.is_cpu:
         raise ValueError(f"{name} must be on the CPU, where this kernel runs; it is on {tensor.device}")
 
 
 def require_matrix(tensor: torch.Tensor, name: str) -> None:
-    """ValueError unless the tensor has two dimensions."""
+    """Raise ValueError unless the tensor has two dimensions."""
     if tensor.dim() != 2:
         raise ValueError(f"{name} must have two dimensions; its shape is {tuple(tensor.shape)}")
 
 
 def require_alike(tensor: torch.Tensor, name: str, other: torch.Tensor, other_name: str) -> None:
-    """ValueError unless the tensor has the other one's shape and lies where that does."""
+    """Raise ValueError unless both tensors have the same shape and device."""
     if tensor.shape != other.shape:
         raise ValueError(
             f"{name} must have the shape of {other_name}, {tuple(other.shape)}; its shape is {tuple(tensor.shape)}"
@@ -48,14 +48,14 @@ def require_alike(tensor: torch.Tensor, name: str, other: torch.Tensor, other_na
 
 
 def require_one_dtype(tensor: torch.Tensor, name: str, other: torch.Tensor, other_name: str) -> None:
-    """ValueError unless both have the same dtype."""
+    """Raise ValueError unless both tensors have the same dtype."""
     if tensor.dtype != other.dtype:
         raise ValueError(f"{name} and {other_name} must have one dtype; they are {tensor.dtype} and {other.dtype}")
 
 
 def require_indices(tensor: torch.Tensor, name: str, shape: tuple[int, ...], end: int) -> torch.Tensor:
-    """The tensor, contiguous; ValueError unless it is int64 on the CPU, of this shape, with values in [0,
-    end)."""
+    """Return the tensor, made contiguous. Raises ValueError unless it is int64 on the CPU, has this shape, and all its
+    values lie in [0, end)."""
     require_cpu(tensor, name)
     if tensor.dtype != torch.int64 or tuple(tensor.shape) != shape:
         raise ValueError(f"{name} must be int64 of shape {shape}; it is {tensor.dtype} of shape {tuple(tensor.shape)}")
@@ -68,7 +68,8 @@ def require_indices(tensor: torch.Tensor, name: str, shape: tuple[int, ...], end
 
 
 def float_vector(tensor: torch.Tensor, name: str, size: int, of: torch.Tensor, of_name: str) -> torch.Tensor:
-    """The tensor as contiguous float32; ValueError unless it is (size,), one value a column of `of`, and lies there."""
+    """Return the tensor as contiguous float32, converted if needed. Raises ValueError unless its shape is (size,) and
+    its device is that of `of`. of_name: the tensor, for the error message, whose columns it matches."""
     require_beside(tensor, name, of)
     if tensor.shape != (size,):
         raise ValueError(f"{name} must be ({size},), one value a column of {of_name}; it is {tuple(tensor.shape)}")
@@ -78,7 +79,7 @@ def float_vector(tensor: torch.Tensor, name: str, size: int, of: torch.Tensor, o
 
 
 def _row_stride(tensor: torch.Tensor, name: str) -> int:
-    """Elements from one row (first dimension) to the next; ValueError unless each row is contiguous."""
+    """Return the stride of the first dimension, in elements. Raises ValueError unless each row is contiguous."""
     stride = tensor.stride()
     if len(stride) == 2 and stride[1] == 1:
         return stride[0]
@@ -100,7 +101,7 @@ def require_parameter(
     dtype: torch.dtype | None,
     device: torch.device = CPU,
 ) -> None:
-    """ValueError unless the tensor is contiguous on the device, of this shape and (None: any) dtype."""
+    """Raise ValueError unless the tensor is contiguous, on the device, and has this shape and dtype (None: any)."""
     if tensor.shape == shape and tensor.is_contiguous() and (dtype is None or tensor.dtype == dtype):
         require_on(tensor, name, device)
         return
@@ -111,23 +112,23 @@ def require_parameter(
 
 
 def view(tensor: torch.Tensor, name: str, codes: Mapping[torch.dtype, int] = DTYPE_CODES) -> _C.View:
-    """The tensor as the compiled modules take it: (address, elements from one row to the next, number of its dtype).
-    ValueError unless each row is contiguous, of a dtype of `codes`."""
+    """Convert a tensor to the compiled modules' view: (address, row stride in elements, dtype code). Raises ValueError
+    unless each row is contiguous and `codes` has the dtype."""
     return tensor.data_ptr(), _row_stride(tensor, name), dtype_code(tensor, name, codes)
 
 
 def address(tensor: torch.Tensor | None) -> int:
-    """Where the tensor begins; 0 for none."""
+    """Return the address of the tensor's first element; 0 for None."""
     return 0 if tensor is None else tensor.data_ptr()
 
 
 def num_threads() -> int:
-    """Threads a kernel may use: torch's setting."""
+    """Return the number of threads that a kernel may use: torch's setting."""
     return torch.get_num_threads()
 
 
 def require_beside(tensor: torch.Tensor, name: str, other: torch.Tensor) -> None:
-    """ValueError unless the tensor lies on the other one's device."""
+    """Raise ValueError unless both tensors are on the same device."""
     if other.is_cpu:
         require_cpu(tensor, name)
     else:
@@ -135,7 +136,7 @@ def require_beside(tensor: torch.Tensor, name: str, other: torch.Tensor) -> None
 
 
 def require_on(tensor: torch.Tensor, name: str, device: torch.device) -> None:
-    """ValueError unless the tensor lies on the device."""
+    """Raise ValueError unless the tensor is on the device."""
     if device.type == "cpu":
         require_cpu(tensor, name)
     elif tensor.device != device:
@@ -143,5 +144,5 @@ def require_on(tensor: torch.Tensor, name: str, device: torch.device) -> None:
 
 
 def where(device: torch.device) -> str:
-    """What a sentence says of the device, where it is not the CPU."""
+    """Return the device for an error message, such as " on cuda:0"; "" for the CPU."""
     return "" if device.type == "cpu" else f" on {device}"

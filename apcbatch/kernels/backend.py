@@ -1,4 +1,4 @@
-"""The backend of a device."""
+"""Make the backend of a device."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from apcbatch.kernels.ops import Backend
 
 
 def backend_for(device: torch.device, exact: bool = True) -> Backend:
-    """A backend of the device, for one model. exact: on a CUDA device, products of one order of sums, so that a
-    row's bits do not depend on the rows that come with it; on the CPU they never do."""
+    """Return a new backend of the device, for one model.
+
+    exact: on a CUDA device, accumulate every product in one fixed order, so that a row's bits do not depend on the
+    rest of the batch. The CPU's products are always so.
+    """
     return CudaBackend(device, exact) if device.type == "cuda" else CpuBackend()

@@ -1,4 +1,4 @@
-"""The instruction set that the CPU kernels use, and the name of the arithmetic that follows from it."""
+"""Select the CPU kernels' instruction set, and name the arithmetic that follows from it."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import torch
 
 from apcbatch import _C
 
-# Counts up with every change of any CPU kernel that changes a bit of any result: snapshots made by other
-# arithmetic are then never found.
+# Increment with each change to a CPU kernel that changes a bit of any result. Snapshots of the old arithmetic then no
+# longer match.
 NUMERICS_VERSION = 1
 
 
 def isa() -> str:
-    """The instruction set in use, one of `available_isas`."""
+    """Return the instruction set in use, one of `available_isas`."""
     return _C.isa()
 
 
 def available_isas() -> list[str]:
-    """Those that this processor has and its system grants, the plainest first."""
+    """Return the instruction sets that the processor and the operating system support, the most basic first."""
     return _C.available_isas()
 
 
 def set_isa(name: str) -> None:
-    """Use another instruction set from now on, in every thread. ValueError if the processor lacks it."""
+    """Switch all threads to another instruction set. Raises ValueError if it is not one of `available_isas`."""
     if not _C.set_isa(name):
         raise ValueError(
             f"the instruction set must be one of those of this processor, {', '.join(available_isas())}; it is {name!r}"
@@ -30,10 +30,12 @@ def set_isa(name: str) -> None:
 
 
 def numerics(dtype: torch.dtype) -> str:
-    """The arithmetic of weights of this dtype, float32 or bfloat16, under the instruction set in use.
+    """Name the arithmetic of weights of this dtype under the instruction set in use. Raises ValueError unless the
+    dtype is float32 or bfloat16.
 
-    float32 is the same on all of them. bfloat16 weights are widened to float32 ("bf16-widen"), but for avx512bf16
-    ("bf16-dp") and amx ("bf16-amx"), whose products round differently: csrc/instruction_sets.h has the word of each.
+    float32 arithmetic is the same on all instruction sets. bfloat16 weights are widened to float32 ("bf16-widen"),
+    except on avx512bf16 ("bf16-dp") and amx ("bf16-amx"), whose products round differently. csrc/instruction_sets.h
+    has the word for each instruction set.
     """
     if dtype == torch.float32:
         return f"f32-fma-{NUMERICS_VERSION}"

@@ -1,4 +1,4 @@
-"""Time per kind of kernel inside calls that run several of them. For benchmarks alone."""
+"""Measure the time per kind of kernel inside calls that run several kernels. Used only by benchmarks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from apcbatch import _C
 
-WAITING = "waiting for threads"  # mean time of a thread at barriers; contained in the other parts
+WAITING = "waiting for threads"  # mean time that a thread idles at a barrier; already contained in the other parts
 PARTS = (  # csrc/parts.h, Part
     "matrix products",
     "convolution",
@@ -24,8 +24,8 @@ PARTS = (  # csrc/parts.h, Part
 
 @contextmanager
 def recorded_parts() -> Iterator[dict[str, float]]:
-    """Seconds by part of this thread's calls of fused sub-blocks inside the block; the mapping is filled at its end.
-    `experts`: a mixture without its matrix products."""
+    """Record the time of this thread's fused calls inside the `with` block. Yields a mapping from part to seconds,
+    filled when the block ends. `experts`: time of a mixture except its matrix products."""
     seconds: dict[str, float] = {}
     _C.record_parts(True)
     try:

@@ -1,7 +1,7 @@
-"""What the parts of a layer are made of, the same on every device: packed weights, norms, experts, the residual stream.
+"""Data types of a layer's sub-blocks, the same on every device: packed weights, norms, experts, the residual stream.
 
-Must not know: models, checkpoints, how a part computes. Dimension letters: t tokens, h hidden, d d_inner, n d_state,
-w taps, r dt_rank, f inner columns of an expert.
+Dimension letters: t tokens, h hidden, d d_inner, n d_state, w convolution taps, r dt_rank, f inner columns of an
+expert.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from apcbatch.kernels.arguments import require_parameter
 
 
 class Linear(Protocol):
-    """Weights (out_features, in_features) as one backend packs them, for that backend's ops."""
+    """Weights (out_features, in_features), packed by one backend for its own ops."""
 
     @property
     def out_features(self) -> int: ...
@@ -27,8 +27,8 @@ class Linear(Protocol):
     def dtype(self) -> torch.dtype: ...
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
-        """Rows of the weights: indices (k,) int64 -> (k, in_features) in their dtype, so that an embedding and an
-        output projection that are tied share one copy."""
+        """Return rows of the weights: indices (k,) int64 -> (k, in_features) in their dtype. A tied embedding reads
+        its rows so, and needs no copy of its own."""
 
 
 LinearT = TypeVar("LinearT", bound=Linear)
@@ -36,7 +36,7 @@ LinearT = TypeVar("LinearT", bound=Linear)
 
 @dataclass(frozen=True, eq=False)
 class PreNorm:
-    """The norm at the beginning of a part. weight: (h) float32 contiguous."""
+    """RMS norm at the beginning of a sub-block. weight: (h,) float32 contiguous."""
 
     weight: torch.Tensor
     eps: float
@@ -44,11 +44,11 @@ class PreNorm:
 
 @dataclass(frozen=True, eq=False)
 class MambaWeights(Generic[LinearT]):
-    """A Mamba-1 mixer. Packed weights of one dtype; the rest float32, contiguous.
+    """Weights of a Mamba-1 mixer. The projections are packed and of one dtype; the rest is float32, contiguous.
 
-    in_proj (2d, h), x_proj (r + 2n, d), dt_proj (d, r), out_proj (h, d). in_bias (2d), out_bias (h), conv_bias
-    (d): None for none. conv_weight (d, w). A (n, d): -exp(A_log) transposed. D, dt_bias (d). norms: None, or
-    the weights of the RMS norms of dt (r), B (n) and C (n), each None for ones.
+    in_proj: (2d, h). x_proj: (r + 2n, d). dt_proj: (d, r). out_proj: (h, d). in_bias: (2d,), out_bias: (h,),
+    conv_bias: (d,), each optional. conv_weight: (d, w). A: (n, d), -exp(A_log) transposed. D, dt_bias: (d,).
+    norms: weights of the RMS norms of dt (r,), B (n,) and C (n,), a None among them meaning ones; None: no norms.
     """
 
     in_proj: LinearT
@@ -68,10 +68,10 @@ class MambaWeights(Generic[LinearT]):
 
 @dataclass(frozen=True, eq=False)
 class AttentionWeights(Generic[LinearT]):
-    """An attention mixer of grouped queries, causal, without position embeddings. Packed weights of one dtype.
+    """Weights of a causal grouped-query attention mixer without position embeddings, packed, of one dtype.
 
-    qkv_proj (h + 2 kv_heads head_dim, h): queries, keys, values. o_proj (h, h). heads: of the queries. scale: of a
-    query's products with its keys.
+    qkv_proj: (h + 2 kv_heads head_dim, h), rows of the queries, keys, values. o_proj: (h, h). heads: number of query
+    heads. scale: factor of the scores q k^T.
     """
 
     qkv_proj: LinearT
@@ -82,9 +82,9 @@ class AttentionWeights(Generic[LinearT]):
 
 @dataclass(frozen=True, eq=False)
 class Expert(Generic[LinearT]):
-    """down(silu(gate x) * up x). Shazeer, "GLU variants", arXiv 2002.05202.
+    """Weights of a SwiGLU feed-forward network: down(silu(gate x) * up x). Shazeer, "GLU variants", arXiv 2002.05202.
 
-    gate_up: (2f, h), the gate's rows before the up's; down: (h, f); of one dtype. Raises ValueError.
+    gate_up: (2f, h), rows of gate, then of up. down: (h, f), of the same dtype. Raises ValueError.
     """
 
     gate_up: LinearT
@@ -101,7 +101,8 @@ class Expert(Generic[LinearT]):
 
 
 class MatrixProduct(NamedTuple):
-    """`linear` of so many rows by packed weights, as a fused sub-block makes it; out_dtype: None for the weights'."""
+    """One matrix product inside a fused sub-block: `rows` rows times packed weights. out_dtype: None for the weights'
+    dtype."""
 
     rows: int
     packed: Any
@@ -110,41 +111,44 @@ class MatrixProduct(NamedTuple):
 
 
 class Residual:
-    """The residual stream of a pass. A part adds to it what the part before it left, norms the sum, and leaves its own
-    result to be added by the next.
+    """Residual stream of a pass: a running sum, and the output of the last sub-block, not added yet.
 
-    sum: (t, h) float32, changed in place. delta: (t, h) float32, what is yet to be added to it, where has_delta says
-    that there is something. present: (1,) int64 on a CUDA device, how many of the rows, the first ones, are there;
-    None: all. Nothing is to be done for the others.
+    Each sub-block adds `delta`, the output of the previous sub-block, to `sum`, norms the sum, and stores its own
+    output as the new `delta`. So the addition and the norm are one kernel.
+
+    sum: (t, h) float32, changed in place. delta: (t, h) float32, valid only if has_delta is true. present: (1,) int64
+    on a CUDA device, number of real rows, which come first; the others are padding and need no work. None: all rows
+    are real.
     """
 
     def __init__(self, sum: torch.Tensor, delta: torch.Tensor, present: torch.Tensor | None = None) -> None:
         self.sum, self.delta, self.has_delta, self.present = sum, delta, False, present
 
     def rows(self, indices: torch.Tensor) -> Residual:
-        """A copy of some of its rows: indices (r,) int64."""
+        """Return a copy of the rows `indices` (r,) int64."""
         taken = Residual(self.sum[indices], self.delta[indices])
         taken.has_delta = self.has_delta
         return taken
 
     def settled(self) -> torch.Tensor:
-        """The sum with what was left, (t, h) float32: the bits that the next part's norm would make of it."""
+        """Add the pending delta and return the sum, (t, h) float32: the bits that the next sub-block would norm."""
         if self.has_delta:
             self.sum.add_(self.delta)
             self.has_delta = False
         return self.sum
 
     def beside(self) -> torch.Tensor:
-        """Give the next sub-block the sum that the one before it has read, as it is under the same norm. Returns what
-        that one left, for `join`."""
+        """Detach the last sub-block's output, so that the next sub-block reads the same sum in parallel with it.
+        Returns that output, (t, h) float32, for `join`."""
         left, self.delta, self.has_delta = self.delta, torch.empty_like(self.delta), False
         return left
 
     def join(self, left: torch.Tensor) -> None:
-        """Add what the sub-block left after `beside` to what the one before it had left."""
+        """Add the output `left`, detached by `beside`, to the output of the parallel sub-block."""
         self.leave(left.add_(self.delta))
 
     def leave(self, delta: torch.Tensor) -> None:
-        """The next part adds this: (t, h) float32 contiguous, where the sum lies. Raises ValueError."""
+        """Store a sub-block's output, which the next one adds to the sum. delta: (t, h) float32 contiguous, on the
+        sum's device. Raises ValueError."""
         require_parameter(delta, "delta", tuple(self.sum.shape), torch.float32, self.sum.device)
         self.delta, self.has_delta = delta, True

@@ -1,8 +1,8 @@
-"""What a model asks of a device: its ops, and the parts of a layer over its own packed weights.
+"""Interface between a model and a device: the device's ops, and its fused sub-blocks over packed weights.
 
-Must not know: models, requests. Each device has one class here (apcbatch.kernels.cpu.backend and cuda.backend); what an
-op takes and returns stands in the docstring of the CPU's. A model is given one backend and reaches every op through
-it, so that whoever observes that backend sees them all. Two engines of a process share nothing.
+The implementations are apcbatch.kernels.cpu.backend and apcbatch.kernels.cuda.backend. The docstrings of the CPU's ops
+define arguments and results. A model calls every op through its one backend, so `observed` sees all calls. Two engines
+of one process share no backend.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ UsedLinear = TypeVar("UsedLinear", bound=Linear, contravariant=True)
 
 
 class FusedSubBlock(Protocol):
-    """A sub-block of a layer in one call, over the weights and the state that it was made of: it norms the residual
-    and leaves its result to be added. most_captured: the most tokens of a call that a CUDA graph can hold."""
+    """Sub-block of a layer run by one call, bound to its weights and state. A call norms the residual and stores its
+    output as the residual's delta. most_captured: maximum tokens of a call that a CUDA graph can capture."""
 
     @property
     def most_captured(self) -> int: ...
@@ -31,10 +31,10 @@ class FusedSubBlock(Protocol):
 
 
 class KindOnDevice(NamedTuple):
-    """How a device has one kind of sub-block.
+    """One device's implementation of one kind of sub-block.
 
-    make(norm, what the kind is made of ...): its fused form; None: it runs by its ops. version: of its arithmetic; it
-    counts up with every change of a bit of this kind's results alone.
+    make(norm, *weights_and_state): constructor of the fused form; None: the sub-block runs op by op. version: version
+    of its arithmetic, incremented by a change that alters bits of this kind's results only.
     """
 
     make: Callable[..., Any] | None
@@ -45,16 +45,16 @@ NOT_FUSED = KindOnDevice(None)
 
 
 class StackEntry(NamedTuple):
-    """A sub-block of a layer for a stack. is_beside: it reads what the one before it reads, under the same norm, and
-    its result is added to that one's."""
+    """Sub-block in a stack. is_beside: it runs in parallel with the previous sub-block: both read the same normed
+    residual, and their outputs are added."""
 
     part: Any
     is_beside: bool
 
 
 class Pages(NamedTuple):
-    """Where the sequences of a pass have their keys and values: page_table (b, pages) int64, context (b,) int64 tokens
-    cached before this piece, token_slots (t,) int64, page x PAGE_TOKENS + offset of each token."""
+    """Locations of a pass's keys and values in the paged KV cache. page_table: (b, pages) int64. context: (b,) int64,
+    tokens cached before this chunk. token_slots: (t,) int64, page x PAGE_TOKENS + offset of each token."""
 
     page_table: torch.Tensor
     context: torch.Tensor
@@ -62,16 +62,17 @@ class Pages(NamedTuple):
 
 
 class LayerStack(Protocol):
-    """All layers of a model in one call. The bits are those of the sub-blocks one by one."""
+    """All layers of a model in one call. The bits equal those of running the sub-blocks one by one."""
 
     def __call__(self, residual: Residual, ragged: Ragged, /) -> bool:
-        """Run them, or return False: this batch is left to the sub-blocks."""
+        """Run all layers and return True. Returns False, with nothing done, if the caller must run the sub-blocks one
+        by one for this batch."""
 
 
 class Passed(NamedTuple):
-    """What a whole pass gives. logits: (r, vocabulary) float32. hidden: the normed hidden states (s, h) of the rows
-    they are wanted of, or None. likeliest: the token that `argmax` gives for each row of logits. logprobs: what
-    `greedy` gives beside them, None if that is not wanted."""
+    """Results of a pass. logits: (r, vocabulary) float32. hidden: normed hidden states (s, h) of the rows in
+    hidden_rows, None if not requested. likeliest: result of `argmax` for each row of logits. logprobs: the
+    log-probabilities of these tokens as `greedy` computes them, None if not requested."""
 
     logits: torch.Tensor
     hidden: torch.Tensor | None
@@ -80,8 +81,8 @@ class Passed(NamedTuple):
 
 
 class PassStack(Protocol):
-    """A whole pass in one call: embedding, layers, final norm, head, the likeliest tokens. The bits are those of the
-    ops one by one."""
+    """A whole pass in one call: embedding, layers, final norm, head, argmax. The bits equal those of running the ops
+    one by one."""
 
     def __call__(
         self,
@@ -94,13 +95,16 @@ class PassStack(Protocol):
         on_layer: Callable[[], None] | None = None,
         /,
     ) -> Passed:
-        """The logits of tokens logits_rows (r,) int64, the likeliest tokens, and with_logprobs their log-probabilities;
-        the normed hidden states of hidden_rows (s,) int64. tokens: (t,) int64. on_layer: called before each layer. The
-        tensors are overwritten by the next call. Raises ValueError."""
+        """Run a pass over the tokens. The next call overwrites the tensors returned. Raises ValueError.
+
+        tokens: (t,) int64 ids. logits_rows: (r,) int64, the tokens to compute logits for. hidden_rows: (s,) int64, the
+        tokens to return hidden states for. with_logprobs: also return log-probabilities of the likeliest tokens.
+        on_layer: called before each layer.
+        """
 
 
 class Ops(Protocol[UsedLinear]):
-    """What a pass is made of."""
+    """The ops that a pass is composed of."""
 
     def linear(
         self,
@@ -178,7 +182,7 @@ class Ops(Protocol[UsedLinear]):
     def normed(self, residual: Residual, norm: PreNorm, dtype: torch.dtype) -> torch.Tensor: ...
 
     def run_sub_block(self, part: FusedSubBlock, residual: Residual, ragged: Ragged) -> None:
-        """Run a sub-block of this backend, over the states that the batch names."""
+        """Run a sub-block of this backend on the state slots that the batch names."""
         part(residual, ragged)
 
 
@@ -187,33 +191,35 @@ Around: TypeAlias = Callable[..., Any]  # (name of an op, the op, its arguments 
 
 
 class BackendOf(Ops[LinearT], Protocol[LinearT]):
-    """The ops of a device, and what is made once for a model. exact: whether a row's bits never depend on the rows that
-    come with it. kinds: the kinds of sub-blocks that it has in one call, by name. runs_whole: whether the model's pass
-    is one call, whose parts apcbatch.kernels.kernel_seconds tells apart; the model sets it."""
+    """A device's ops, and the constructors that a model calls once. exact: a row's bits never depend on the rest of
+    the batch. kinds: kind of sub-block -> its implementation here. runs_whole: the model's pass is one call; set by
+    the model. apcbatch.kernels.kernel_seconds then measures the parts of that call."""
 
     exact: bool
     kinds: ClassVar[Mapping[str, KindOnDevice]]
     runs_whole: bool = False
 
     def arithmetic(self, dtype: torch.dtype) -> str:
-        """The name of what all kinds share: products, norms, sums, of weights of this dtype."""
+        """Name the arithmetic that all kinds share, for weights of this dtype: products, norms, sums."""
 
     def numerics(self, dtype: torch.dtype, kinds: Iterable[str] = ()) -> str:
-        """The name of the arithmetic of a model of these kinds: snapshots are of use only where it is the same. A
-        kind's version stands in it from 2 on: the name is the one of before the kind had a version of its own, and
-        a change of one kind leaves the stores of models without it."""
+        """Name the arithmetic of a model with these kinds of sub-blocks. Snapshots match only where the name is equal.
+
+        A kind's version appears in the name from 2 on: version 1 keeps the name that stores had before kinds had
+        versions. So a change to one kind leaves the snapshots of models without that kind valid.
+        """
         versions = ((kind, self.kinds.get(kind, NOT_FUSED).version) for kind in sorted(set(kinds)))
         return self.arithmetic(dtype) + "".join(f"-{kind}{version}" for kind, version in versions if version > 1)
 
     def pack_linear(self, weight: torch.Tensor) -> LinearT: ...
 
     def sub_block(self, kind: str, norm: PreNorm, *made_of: Any) -> Any:
-        """The fused form of a sub-block, from its norm, weights and state; None where the device has none."""
+        """Make the fused form of a sub-block from its norm, weights and state. Returns None if the device has none."""
         make = self.kinds.get(kind, NOT_FUSED).make
         return None if make is None else make(norm, *made_of)
 
     def layer_stack(self, layers: Sequence[Sequence[StackEntry]]) -> LayerStack | None:
-        """What runs all layers in one call; None where the device has no such call for them."""
+        """Make the call that runs all layers. Returns None if the device has none for them."""
 
     def pass_stack(
         self,
@@ -222,18 +228,20 @@ class BackendOf(Ops[LinearT], Protocol[LinearT]):
         head: LinearT,
         embedding: torch.Tensor | None,
     ) -> PassStack | None:
-        """What runs whole passes in one call; None where the device has no such call. norm: the final one. embedding:
-        (vocabulary, h) in the head's dtype; None: the head's rows."""
+        """Make the call that runs a whole pass. Returns None if the device has none.
+
+        norm: the final norm. embedding: (vocabulary, h) in the head's dtype; None: tied, the head's rows.
+        """
 
     @property
     def is_observed(self) -> bool:
-        """Whether every op is observed: a pass is then run op by op."""
+        """True if every op is observed. A pass then runs op by op."""
         return all(map(vars(self).__contains__, OPS))
 
     @contextmanager
     def observed(self, around: Around, names: Collection[str] = OPS) -> Iterator[None]:
-        """Inside the block, route each call of an op in `names` through around(name, op, *arguments). A pass is run op
-        by op only if `names` are all ops."""
+        """Inside the `with` block, route each call of an op in `names` through around(name, op, *arguments). A pass
+        runs op by op only if `names` are all ops."""
         for name in names:
             setattr(self, name, partial(around, name, getattr(self, name)))
         try:
@@ -243,4 +251,4 @@ class BackendOf(Ops[LinearT], Protocol[LinearT]):
                 delattr(self, name)
 
 
-Backend: TypeAlias = BackendOf[Any]  # which one, and so how it packs, is known when the program runs
+Backend: TypeAlias = BackendOf[Any]  # the type of its packed weights is known only at run time

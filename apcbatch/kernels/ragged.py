@@ -1,8 +1,7 @@
-"""Ragged: where each sequence of a packed batch begins and ends, and which state slots it reads and writes.
+"""Ragged: the token range of each sequence in a packed batch, and the state slots that it reads and writes.
 
-Must not know: models, arenas. Invariants, checked once when it is made and relied upon by every kernel:
-every sequence has a token, no slot is written twice, and none is written by one sequence and read by another
-(so sequences may run in any order).
+Invariants, checked at construction and relied upon by every kernel: each sequence has at least one token, no slot is
+written twice, and no slot is written by one sequence and read by another. So sequences may run in any order.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ Copy = TypeVar("Copy")
 
 @dataclass(frozen=True, eq=False)
 class Ragged:
-    """The metadata of b sequences with k snapshots; every tensor int64, contiguous, on the CPU.
+    """Metadata of b sequences with k snapshots. Every tensor is int64, contiguous, on the CPU. Raises ValueError.
 
-    cu_seqlens (b + 1,): token offsets. initial_slots (b,): read before the first token; -1: zeros.
-    final_slots (b,): written after the last; -1: none. snapshot_cu (b + 1,): offsets into the next two.
-    snapshot_positions (k,): tokens of this piece consumed at the snapshot, 1 .. its length, ascending within
-    a sequence. snapshot_slots (k,): the slots written. Raises ValueError.
+    cu_seqlens: (b + 1,), token offsets. initial_slots: (b,), slot read before the first token; -1: begin with zeros.
+    final_slots: (b,), slot written after the last token; -1: discard the state. snapshot_cu: (b + 1,), offsets into
+    the next two. snapshot_positions: (k,), tokens of this chunk consumed at the snapshot, 1 to its length, ascending
+    within a sequence. snapshot_slots: (k,), slots written. copies: see `on`.
     """
 
     cu_seqlens: torch.Tensor
@@ -38,7 +37,7 @@ class Ragged:
     snapshot_slots: torch.Tensor
     num_sequences: int = field(init=False)
     num_tokens: int = field(init=False)
-    max_slot: int = field(init=False)  # -1: no slot at all
+    max_slot: int = field(init=False)  # highest slot read or written; -1: none
     params: _C.RaggedParams = field(init=False, repr=False)
     copies: dict[torch.device, Any] = field(init=False, repr=False, default_factory=dict)
 
@@ -52,7 +51,8 @@ class Ragged:
         snapshot_positions: torch.Tensor | None = None,
         snapshot_slots: torch.Tensor | None = None,
     ) -> Ragged:
-        """A Ragged; parts left out mean: begin with zeros, keep nothing, no snapshots. Raises ValueError."""
+        """Make a Ragged. By default sequences begin with zeros, discard their final state, and take no snapshots.
+        Raises ValueError."""
         b = max(cu_seqlens.numel() - 1, 0)
         none = torch.empty(0, dtype=torch.int64, device="cpu")
         return cls(
@@ -66,18 +66,18 @@ class Ragged:
 
     @classmethod
     def of_decode(cls, initial_slots: list[int], final_slots: list[int]) -> Ragged:
-        """The Ragged of a decode pass: one token of each sequence, no snapshots. Raises ValueError."""
+        """Make the Ragged of a decode pass: one token per sequence, no snapshots. Raises ValueError."""
         offsets, zeros, none, _ = _constants(len(final_slots))
         initial, final = torch.from_numpy(np.array((initial_slots, final_slots), np.int64)).unbind()
         return cls(offsets, initial, final, zeros, none, none)
 
     @staticmethod
     def rows(count: int) -> torch.Tensor:
-        """0 .. count - 1, not to be changed."""
+        """Return 0 to count - 1 as a tensor (count,) int64. It is shared: do not write to it."""
         return _constants(count)[3]
 
     def on(self, device: torch.device, make: Callable[[Ragged, torch.device], Copy]) -> Copy:
-        """This batch's copy on another device, which make(self, device) gives when it is first asked for."""
+        """Return this batch's copy on another device. The first call for a device makes it by make(self, device)."""
         copy: Copy | None = self.copies.get(device)
         if copy is None:
             copy = self.copies[device] = make(self, device)
@@ -111,14 +111,18 @@ _ARRAYS = ("cu_seqlens", "initial_slots", "final_slots", "snapshot_cu", "snapsho
 
 @lru_cache(maxsize=256)
 def _constants(b: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What all decode passes of b sequences have: the offsets (b + 1), as many zeros, nothing, and the rows (b)."""
+    """Return the tensors shared by all decode passes of b sequences: offsets 0 to b, b + 1 zeros, an empty tensor, and
+    rows 0 to b - 1."""
     offsets, zeros = torch.arange(b + 1, device="cpu"), torch.zeros(b + 1, dtype=torch.int64, device="cpu")
     return offsets, zeros, torch.empty(0, dtype=torch.int64, device="cpu"), offsets[:b]
 
 
 def _highest_of_decode(ragged: Ragged) -> int | None:
-    """The highest slot of a decode pass, if all is well: one token each, no snapshots, each state goes on in its own
-    slot or begins. None: something else, to be looked at piece by piece. As arrays, since this is done every pass."""
+    """Return the highest slot of a valid decode pass. Returns None for any other batch, which needs the full checks.
+
+    Valid: one token per sequence, no snapshots, distinct final slots, and each initial slot is the final slot or -1.
+    Uses array operations, as it runs in every pass.
+    """
     offsets, initial, final = ragged.cu_seqlens.numpy(), ragged.initial_slots.numpy(), ragged.final_slots.numpy()
     b = len(final)
     if ragged.snapshot_slots.numel() or not b or ragged.snapshot_cu.numpy().any():
@@ -156,7 +160,8 @@ def _check_tensors(ragged: Ragged) -> None:
 
 
 def _check_offsets(offsets: list[int], name: str, end: float, smallest: int) -> list[int]:
-    """The differences of the offsets; ValueError unless they begin at 0, end at `end` and grow enough."""
+    """Return the differences of the offsets. Raises ValueError unless the offsets go from 0 to `end` and grow by at
+    least `smallest` each."""
     if offsets[0] != 0 or offsets[-1] != end:
         raise ValueError(f"{name} must go from 0 to {end}; it goes from {offsets[0]} to {offsets[-1]}")
     steps = [after - before for before, after in zip(offsets, offsets[1:], strict=False)]
@@ -182,7 +187,8 @@ def _check_positions(positions: list[int], cuts: list[int], lengths: list[int]) 
 
 
 def _check_slots(ragged: Ragged) -> set[int]:
-    """Every slot that is read or written; ValueError where two sequences would meet in one."""
+    """Return all slots read or written, -1 included. Raises ValueError if a slot is written twice, or if one sequence
+    writes the initial slot of another."""
     initial, final = ragged.initial_slots.tolist(), ragged.final_slots.tolist()
     snapshots, cuts = ragged.snapshot_slots.tolist(), ragged.snapshot_cu.tolist()
     if min([*initial, *final], default=-1) < -1 or min(snapshots, default=0) < 0:

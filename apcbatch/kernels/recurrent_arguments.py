@@ -1,8 +1,7 @@
-"""The arguments of the recurrent ops, checked once for all devices: causal_conv and selective_scan, over rows of tokens
-and slots of states.
+"""Check the arguments of causal_conv and selective_scan, the recurrent ops, for all devices.
 
-Each function takes an op's tensors and returns its arguments as the compiled modules name them, and its result's
-tensor. ValueError where one does not fit. codes: the device's numbers of dtypes.
+conv_arguments and scan_arguments take an op's tensors. They return its arguments, named as in the compiled modules,
+and a new tensor for its result. They raise ValueError if an argument does not fit. codes: dtype -> code of the device.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from apcbatch.kernels.arguments import (
 
 
 def token_rows(x: torch.Tensor, num_tokens: int) -> tuple[int, int]:
-    """(t, d) of x; ValueError unless it has a row for each of the batch's tokens."""
+    """Return the shape (t, d) of x. Raises ValueError unless x has one row per token of the batch."""
     shape = tuple(x.shape)
     if len(shape) != 2 or shape[0] != num_tokens or shape[1] == 0:
         raise ValueError(f"x must be ({num_tokens}, d_inner), a row for each token of cu_seqlens; it is {shape}")
@@ -34,8 +33,8 @@ def token_rows(x: torch.Tensor, num_tokens: int) -> tuple[int, int]:
 
 
 def token_stride(tensor: torch.Tensor, name: str, rows: int, columns: int, x: torch.Tensor) -> int:
-    """Elements from one token to the next; ValueError unless (rows, columns), rows contiguous, of x's dtype where x
-    lies."""
+    """Return the token stride in elements. Raises ValueError unless the tensor is (rows, columns) with contiguous rows,
+    of x's dtype and on x's device."""
     strides = tensor.stride()
     if tensor.dtype == x.dtype and tensor.shape == (rows, columns) and (strides[1] == 1 or columns == 1):
         require_beside(tensor, name, x)
@@ -49,8 +48,8 @@ def token_stride(tensor: torch.Tensor, name: str, rows: int, columns: int, x: to
 def slot_stride(
     state: torch.Tensor, slot_shape: tuple[int, int], dtype: torch.dtype, device: torch.device = CPU
 ) -> int:
-    """Elements from one slot to the next; ValueError unless the slots have this shape, are contiguous and lie
-    apart, on the device."""
+    """Return the slot stride of a state in elements. Raises ValueError unless the state is on the device and its slots
+    have this shape and dtype, are contiguous and do not overlap."""
     strides = state.stride()
     shape = tuple(state.shape)
     require_on(state, "state", device)
@@ -67,7 +66,7 @@ def slot_stride(
 
 
 def require_slots(max_slot: int, num_slots: int) -> None:
-    """ValueError unless the state has every slot that the batch names."""
+    """Raise ValueError unless the state has every slot that the batch names."""
     if max_slot >= num_slots:
         raise ValueError(f"state must have slot {max_slot}, which the batch names; it has {num_slots} slots")
 
@@ -82,7 +81,7 @@ def conv_arguments(
     most_taps: int,
     codes: Mapping[torch.dtype, int] = DTYPE_CODES,
 ) -> tuple[dict[str, Any], torch.Tensor]:
-    """The checked arguments of `causal_conv` by the compiled modules' names, and the tensor of its result."""
+    """Check the arguments of `causal_conv`. Returns them as keywords of the compiled module, and its result tensor."""
     device, (t, d) = x.device, token_rows(x, num_tokens)
     width, code = weight.shape[-1], dtype_code(x, "x", codes)
     x_stride = token_stride(x, "x", t, d, x)
@@ -121,7 +120,8 @@ def scan_arguments(
     most_states: int,
     codes: Mapping[torch.dtype, int] = DTYPE_CODES,
 ) -> tuple[dict[str, Any], torch.Tensor]:
-    """The checked arguments of `selective_scan` by the compiled modules' names, and the tensor of its result."""
+    """Check the arguments of `selective_scan`. Returns them as keywords of the compiled module, and its result
+    tensor."""
     device, (t, d) = x.device, token_rows(x, num_tokens)
     n, code = A.shape[0], dtype_code(x, "x", codes)
     if not 1 <= n <= most_states:

@@ -1,7 +1,7 @@
-"""The ops in plain PyTorch, one token at a time: the specification that the kernels are tested against.
+"""Specification of the ops in plain PyTorch, one token at a time. The kernels are tested against it.
 
-Must not know: csrc. Same arguments and results as in apcbatch.kernels.ops. It computes in float32, and in
-float64 where the activations are float64, which serves as the measure for tolerances.
+Arguments and results are those of apcbatch.kernels.ops. The ops compute in float32, or in float64 for float64
+activations; tests derive their tolerances from the float64 results.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from apcbatch.kernels.ragged import Ragged
 def causal_conv(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, state: torch.Tensor, ragged: Ragged
 ) -> torch.Tensor:
-    """out_t = silu(bias + sum_k weight_k x_(t - w + 1 + k)); see apcbatch.kernels.cpu.scan."""
+    """Compute out_t = silu(bias + sum_k weight_k x_(t - w + 1 + k)); see apcbatch.kernels.cpu.scan."""
     compute = torch.promote_types(x.dtype, torch.float32)
     past = weight.shape[1] - 1
     taps = weight.to(compute).t()  # (d, w) -> (w, d)
@@ -45,7 +45,7 @@ def selective_scan(
     state: torch.Tensor,
     ragged: Ragged,
 ) -> torch.Tensor:
-    """h = exp(dt A) h + dt x B; y = (D x + sum_n C h) silu(z), dt after bias and softplus.
+    """Compute h = exp(dt A) h + dt x B and y = (D x + sum_n C h) silu(z), with softplus(dt + dt_bias) as dt.
 
     Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", arXiv 2312.00752,
     section 3.2.
@@ -71,7 +71,8 @@ def selective_scan(
 
 
 def _run(ragged: Ragged, state: torch.Tensor, step: Callable[[int, torch.Tensor], torch.Tensor]) -> None:
-    """Take every sequence through its tokens: carry = step(token, carry), between the slots of the batch."""
+    """Run carry = step(token, carry) over the tokens of each sequence. Reads the initial slots, and writes the snapshot
+    and final slots."""
     offsets, cuts = ragged.cu_seqlens.tolist(), ragged.snapshot_cu.tolist()
     for sequence in range(ragged.num_sequences):
         initial, final = int(ragged.initial_slots[sequence]), int(ragged.final_slots[sequence])
@@ -90,7 +91,7 @@ def _run(ragged: Ragged, state: torch.Tensor, step: Callable[[int, torch.Tensor]
 
 
 def pack_linear(weight: torch.Tensor) -> torch.Tensor:
-    """The weights as they are; see apcbatch.kernels.cpu.linear."""
+    """Return a copy of the weights, not reordered; see apcbatch.kernels.cpu.linear."""
     return weight.clone()
 
 
@@ -100,7 +101,7 @@ def linear(
     out_dtype: torch.dtype | None = None,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """y = x W^T (+ bias); with bfloat16 weights, x rounded to bfloat16 first."""
+    """Compute y = x W^T (+ bias). With bfloat16 weights, x is first rounded to bfloat16."""
     compute = torch.promote_types(x.dtype, torch.float32)
     rounded = x.to(torch.bfloat16) if packed.dtype == torch.bfloat16 else x
     y = rounded.to(compute) @ packed.to(compute).t()  # (t, in), (out, in) -> (t, out)
@@ -108,7 +109,7 @@ def linear(
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float, out_dtype: torch.dtype) -> torch.Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight; see apcbatch.kernels.cpu.norm."""
+    """Compute x / sqrt(mean(x^2) + eps) * weight; see apcbatch.kernels.cpu.norm."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     y = wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt()
     return (y if weight is None else y * weight).to(out_dtype)
@@ -121,13 +122,13 @@ def add_rms_norm_(
     eps: float,
     out_dtype: torch.dtype,
 ) -> torch.Tensor:
-    """residual += delta, then rms_norm of it."""
+    """Add delta to the residual in place, then compute its rms_norm."""
     residual += delta
     return rms_norm(residual, weight, eps, out_dtype)
 
 
 def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up."""
+    """Compute silu(gate) * up."""
     compute = torch.promote_types(gate.dtype, torch.float32)
     return (F.silu(gate.to(compute)) * up.to(compute)).to(gate.dtype)
 
@@ -139,7 +140,7 @@ def write_kv(
     v_cache: torch.Tensor,
     token_slots: torch.Tensor,
 ) -> None:
-    """Rows of the cache at token_slots become k and v; see apcbatch.kernels.cpu.attention."""
+    """Write k and v to the cache rows token_slots; see apcbatch.kernels.cpu.attention."""
     k_cache.flatten(0, 1)[token_slots] = k.to(k_cache.dtype)
     v_cache.flatten(0, 1)[token_slots] = v.to(v_cache.dtype)
 
@@ -153,7 +154,7 @@ def paged_attention(
     context: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    """softmax(scale q k^T) v, causal, sequence by sequence; see apcbatch.kernels.cpu.attention."""
+    """Compute softmax(scale q k^T) v, causal, sequence by sequence; see apcbatch.kernels.cpu.attention."""
     compute = torch.promote_types(q.dtype, torch.float32)
     group, page_tokens = q.shape[1] // k_cache.shape[2], k_cache.shape[1]
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -174,24 +175,25 @@ def paged_attention(
 
 
 def softmax_topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k largest of each row, the lower index first on ties, and their softmax over the row."""
+    """Return the softmax weights over the whole row and the indices of each row's k largest logits, the lower index
+    first on ties."""
     indices = logits.sort(dim=-1, descending=True, stable=True).indices[:, :k]
     return logits.softmax(-1).gather(1, indices), indices
 
 
 def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The index of each row's largest logit, the lowest on ties, and its log-probability; -1 and NaN where a logit is
-    not finite."""
+    """Return each row's likeliest token, the lowest index on ties, and its log-probability. Returns -1 and NaN for a
+    row with a logit that is not finite."""
     tokens, finite = softmax_topk(logits, 1)[1].squeeze(1), logits.isfinite().all(1)
     logprobs = logits.double().log_softmax(-1).gather(1, tokens.unsqueeze(1)).squeeze(1)
     return tokens.where(finite, -1), logprobs.to(logits.dtype).where(finite, torch.nan)
 
 
 def token_logprob(logits: torch.Tensor, token: int) -> float:
-    """The log-probability of one token of a row of logits."""
+    """Return the log-probability of one token of a row of logits."""
     return float(logits.double().log_softmax(-1)[token].to(logits.dtype))
 
 
 def token_logprobs(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """The log-probability of one token of each row of logits."""
+    """Return the log-probability of one token of each row of logits."""
     return logits.double().log_softmax(-1).gather(1, tokens.unsqueeze(1)).squeeze(1).to(logits.dtype)

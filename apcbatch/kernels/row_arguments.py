@@ -1,8 +1,8 @@
-"""The arguments of the ops over rows, checked once for all devices: norms, the gated product, choices from logits, and
-attention over a paged KV cache.
+"""Check the arguments of the row-wise ops for all devices: norms, gated product, sampling from logits, paged attention.
 
-Each function takes an op's tensors, and returns its arguments in the order of the CPU's compiled module, tensors as
-views, and its results. ValueError where one does not fit. codes: the device's numbers of dtypes.
+Each function takes an op's tensors. It returns the arguments in the order of the CPU's compiled module, with tensors as
+views, and new tensors for the results. It raises ValueError if an argument does not fit. codes: dtype -> code of the
+device.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ PAGE_TOKENS: int = _C.PAGE_TOKENS
 
 
 class NormArguments(NamedTuple):
-    """Check the arguments of `rms_norm`; delta: what is added to x in place first. weight: an address, 0 for ones."""
+    """Checked arguments of `rms_norm`, of t rows and h columns. delta: added to x in place before the norm, if given.
+    weight: address, 0 for ones."""
 
     t: int
     h: int
@@ -50,7 +51,8 @@ def norm_arguments(
     out_dtype: torch.dtype,
     codes: Codes = DTYPE_CODES,
 ) -> tuple[NormArguments, torch.Tensor, torch.Tensor | None]:
-    """The arguments, the result y, and the weight as float32, to be kept alive until the kernel has been launched."""
+    """Check the arguments of `rms_norm`, or with delta of `add_rms_norm_`. Returns them, the result y, and the weight
+    as float32, which the caller keeps alive until the kernel has been launched."""
     if delta is None:
         require_matrix(x, "x")
     else:
@@ -67,7 +69,7 @@ def norm_arguments(
 def gated_arguments(
     gate: torch.Tensor, up: torch.Tensor, codes: Codes = DTYPE_CODES
 ) -> tuple[tuple[int, int, _C.View, _C.View, _C.View], torch.Tensor]:
-    """Check the arguments of `silu_mul`: (t, f, gate, up, y), and y."""
+    """Check the arguments of `silu_mul`. Returns (t, f, gate, up, y) and the tensor y."""
     require_matrix(gate, "gate")
     require_alike(up, "up", gate, "gate")
     require_one_dtype(gate, "gate", up, "up")
@@ -79,8 +81,8 @@ def gated_arguments(
 def topk_arguments(
     logits: torch.Tensor, k: int, most_columns: int | None = None
 ) -> tuple[tuple[int, int, int, _C.View, int, int], tuple[torch.Tensor, torch.Tensor]]:
-    """Check the arguments of `softmax_topk`: (t, n, k, logits, weights, indices), and the last two, (t, k) each.
-    most_columns: the device's limit of n."""
+    """Check the arguments of `softmax_topk`. Returns (t, n, k, logits, weights, indices) and the tensors weights and
+    indices, (t, k) each. most_columns: the device's maximum n; None: no limit."""
     _require_logits(logits)
     t, n = logits.shape
     if not 1 <= k <= n:
@@ -93,8 +95,8 @@ def topk_arguments(
 
 
 class LogprobArguments(NamedTuple):
-    """Check the arguments of `logprob`. choose: write each row's likeliest token to tokens, instead of reading it
-    there. tokens, logprobs: addresses; no log-probabilities are written to 0."""
+    """Checked arguments of `logprob`, of t rows and v columns. choose: write each row's likeliest token to `tokens`; if
+    false, read the token from there. tokens, logprobs: addresses; logprobs 0: compute no log-probabilities."""
 
     t: int
     v: int
@@ -105,14 +107,14 @@ class LogprobArguments(NamedTuple):
 
 
 def argmax_arguments(logits: torch.Tensor) -> tuple[LogprobArguments, torch.Tensor]:
-    """Check the arguments of `argmax`: the arguments, and tokens (t,) int64."""
+    """Check the arguments of `argmax`. Returns them and the result: tokens (t,) int64."""
     _require_logits(logits)
     tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
     return _logprob_arguments(logits, True, tokens, None), tokens
 
 
 def greedy_arguments(logits: torch.Tensor) -> tuple[LogprobArguments, torch.Tensor, torch.Tensor]:
-    """Check the arguments of `greedy`: the arguments, tokens (t,) int64, and logprobs (t,) float32."""
+    """Check the arguments of `greedy`. Returns them and the results: tokens (t,) int64, logprobs (t,) float32."""
     _require_logits(logits)
     tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
     logprobs = _logprobs_of(logits)
@@ -120,8 +122,8 @@ def greedy_arguments(logits: torch.Tensor) -> tuple[LogprobArguments, torch.Tens
 
 
 def token_logprob_arguments(logits: torch.Tensor, token: int) -> tuple[LogprobArguments, torch.Tensor, torch.Tensor]:
-    """Check the arguments of `token_logprob`: the arguments, the token (1,), to be kept alive until the kernel has
-    been launched, and logprobs (1,) float32."""
+    """Check the arguments of `token_logprob`. Returns them, the token (1,) int64, which the caller keeps alive until
+    the kernel has been launched, and the result: logprobs (1,) float32."""
     if logits.dim() != 1:
         raise ValueError(f"logits must be one row; its shape is {tuple(logits.shape)}")
     if not 0 <= token < logits.numel():
@@ -133,7 +135,7 @@ def token_logprob_arguments(logits: torch.Tensor, token: int) -> tuple[LogprobAr
 
 
 def token_logprobs_arguments(logits: torch.Tensor, tokens: torch.Tensor) -> tuple[LogprobArguments, torch.Tensor]:
-    """Check the arguments of `token_logprobs`: the arguments, and logprobs (t,) float32."""
+    """Check the arguments of `token_logprobs`. Returns them and the result: logprobs (t,) float32."""
     _require_logits(logits)
     t, v = logits.shape
     require_parameter(tokens, "tokens", (t,), torch.int64, logits.device)
@@ -157,7 +159,8 @@ def _logprobs_of(logits: torch.Tensor) -> torch.Tensor:
 def kv_arguments(
     k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, codes: Codes = DTYPE_CODES
 ) -> tuple[int, int, _C.View, _C.View, _C.View, _C.View]:
-    """Check the arguments of `write_kv`: (t, elements of a token's row, k, v, k_cache, v_cache)."""
+    """Check the arguments of `write_kv`. Returns (t, row, k, v, k_cache, v_cache); row: elements of a token's row,
+    kv_heads x head_dim."""
     caches = cache_views(k_cache, v_cache, codes)
     require_alike(v, "v", k, "k")
     if k.shape[1:] != k_cache.shape[2:]:
@@ -171,7 +174,7 @@ def kv_arguments(
 
 
 class AttentionArguments(NamedTuple):
-    """Check the arguments of `paged_attention`, without the sequences, whose numbers lie where the kernel runs."""
+    """Checked arguments of `paged_attention`, except page_table, cu_seqlens and context, which each device checks."""
 
     q: _C.View
     k_cache: _C.View
@@ -185,7 +188,8 @@ class AttentionArguments(NamedTuple):
 def attention_arguments(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, codes: Codes = DTYPE_CODES
 ) -> tuple[AttentionArguments, torch.Tensor]:
-    """The arguments, and the result (t, heads, head_dim) of q's dtype."""
+    """Check the tensors of `paged_attention`. Returns its arguments and the result, (t, heads, head_dim) in q's
+    dtype."""
     caches = cache_views(k_cache, v_cache, codes)
     kv_heads, head_dim = k_cache.shape[2:]
     if q.dim() != 3 or q.shape[2] != head_dim or q.shape[1] % kv_heads != 0 or q.shape[1] == 0:
@@ -200,8 +204,8 @@ def attention_arguments(
 
 
 def cache_views(k_cache: torch.Tensor, v_cache: torch.Tensor, codes: Codes = DTYPE_CODES) -> tuple[_C.View, _C.View]:
-    """Both as views without a stride; ValueError unless they are one contiguous (pages, PAGE_TOKENS, kv_heads,
-    head_dim) each, of one dtype."""
+    """Return views of both caches, with stride 0. Raises ValueError unless both are contiguous (pages, PAGE_TOKENS,
+    kv_heads, head_dim), of one dtype."""
     require_alike(v_cache, "v_cache", k_cache, "k_cache")
     if k_cache.dim() != 4 or k_cache.shape[1] != PAGE_TOKENS:
         raise ValueError(f"the cache must be (pages, {PAGE_TOKENS}, kv_heads, head_dim); it is {tuple(k_cache.shape)}")
@@ -217,7 +221,8 @@ def cache_views(k_cache: torch.Tensor, v_cache: torch.Tensor, codes: Codes = DTY
 
 
 def _require_sums(residual: torch.Tensor, delta: torch.Tensor) -> None:
-    """ValueError unless delta can be added to the residual in place: one shape, float32 sums, rows that lie apart."""
+    """Raise ValueError unless delta can be added to the residual in place: both matrices of one shape, the residual
+    float32 with rows that do not overlap."""
     require_matrix(residual, "residual")
     require_alike(delta, "delta", residual, "residual")
     if residual.dtype != torch.float32:
@@ -230,7 +235,7 @@ def _require_sums(residual: torch.Tensor, delta: torch.Tensor) -> None:
 
 
 def _require_logits(logits: torch.Tensor) -> None:
-    """ValueError unless they are a float32 matrix with at least one column."""
+    """Raise ValueError unless the logits are a float32 matrix with at least one column."""
     require_matrix(logits, "logits")
     if logits.dtype != torch.float32:
         raise ValueError(f"logits must be float32; they are {logits.dtype}")

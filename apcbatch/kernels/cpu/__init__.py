@@ -1,1 +1,1 @@
-"""The ops on the CPU."""
+"""Ops and fused sub-blocks on the CPU."""

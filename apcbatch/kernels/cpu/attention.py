@@ -1,9 +1,8 @@
-"""Attention over a paged KV cache on the CPU: keys and values are written to pages, then queries read them.
+"""Attention over a paged KV cache on the CPU: write keys and values to pages, then attend over them.
 
-Must not know: who owns a page, positions' embeddings, models. Invariant: a query's result depends on its
-absolute position and on the keys and values up to it, never on the piece or the batch that it comes in: its
-sum is split where pages begin and nowhere else. The formula: Vaswani et al., arXiv 1706.03762, equation 1,
-causal, with the grouped heads of Ainslie et al., arXiv 2305.13245.
+Invariant: a query's result depends on its absolute position and on the keys and values up to it, never on its chunk or
+batch. Its sum is split at page boundaries only. Formula: Vaswani et al., arXiv 1706.03762, equation 1, causal, with
+the grouped heads of Ainslie et al., arXiv 2305.13245.
 """
 
 from __future__ import annotations
@@ -22,11 +21,10 @@ def write_kv(
     v_cache: torch.Tensor,
     token_slots: torch.Tensor,
 ) -> None:
-    """Write keys and values to their places in the cache, rounded where its dtype is narrower.
+    """Write keys and values to the cache, rounded if its dtype is narrower. Raises ValueError.
 
-    k, v: (t, kv_heads, head_dim) float32 or bfloat16, any token stride. k_cache, v_cache: (pages,
-    PAGE_TOKENS, kv_heads, head_dim) contiguous. token_slots: (t,) int64, page x PAGE_TOKENS + offset, all
-    different. Raises ValueError.
+    k, v: (t, kv_heads, head_dim) float32 or bfloat16, any token stride. k_cache, v_cache: (pages, PAGE_TOKENS,
+    kv_heads, head_dim) contiguous. token_slots: (t,) int64, page x PAGE_TOKENS + offset of each token, all different.
     """
     require_cpu(k_cache, "k_cache")
     require_cpu(k, "k")
@@ -44,13 +42,13 @@ def paged_attention(
     context: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    """Causal attention of b sequences' new tokens over all their tokens so far.
+    """Compute causal attention of the new tokens of b sequences over all tokens of these sequences so far.
 
-    q: (t, heads, head_dim) float32 or bfloat16, any token stride; heads is a multiple of the cache's
-    kv_heads. k_cache, v_cache: (pages, PAGE_TOKENS, kv_heads, head_dim) contiguous; the new tokens' rows are
-    already written. page_table: (b, max_pages) int64; row i names the pages of sequence i in order, entries
-    past its last page are not read. cu_seqlens: (b + 1,) int64 offsets into t. context: (b,) int64 tokens
-    before the new ones. Returns (t, heads, head_dim) in q's dtype. Raises ValueError.
+    q: (t, heads, head_dim) float32 or bfloat16, any token stride; heads is a multiple of the cache's kv_heads.
+    k_cache, v_cache: (pages, PAGE_TOKENS, kv_heads, head_dim) contiguous, with the new tokens' rows already written.
+    page_table: (b, max_pages) int64; row i lists the pages of sequence i in order; entries past its last page are not
+    read. cu_seqlens: (b + 1,) int64, offsets of the sequences in t. context: (b,) int64, tokens cached before the new
+    ones. scale: factor of the scores q k^T. Returns (t, heads, head_dim) in q's dtype. Raises ValueError.
     """
     require_cpu(k_cache, "k_cache")
     require_cpu(q, "q")
@@ -64,8 +62,8 @@ def paged_attention(
 def require_sequences(
     t: int, pages: int, page_table: torch.Tensor, cu_seqlens: torch.Tensor, context: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The last three, contiguous; ValueError unless they are what `paged_attention` takes for t tokens and a cache of
-    so many pages."""
+    """Return page_table, cu_seqlens and context, made contiguous. Raises ValueError unless `paged_attention` can take
+    them. t: number of tokens. pages: number of pages in the cache."""
     b = context.numel()
     columns = page_table.shape[-1] if page_table.dim() else 0
     for name, tensor, shape in (
@@ -93,7 +91,7 @@ def _addresses(page_table: torch.Tensor, cu_seqlens: torch.Tensor, context: torc
 def _fault_sentence(
     fault: int, t: int, pages: int, page_table: torch.Tensor, cu_seqlens: torch.Tensor, context: torch.Tensor
 ) -> str:
-    """What is wrong with the numbers that the kernel would follow into the cache (csrc/attention.h, SequenceFault)."""
+    """Return the error message of a SequenceFault (csrc/attention.h): an offset or a page outside the tensors."""
     return (
         "",
         f"cu_seqlens must ascend from 0 to the {t} tokens of q; it is {cu_seqlens.tolist()}",

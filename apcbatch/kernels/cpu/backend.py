@@ -1,4 +1,4 @@
-"""The backend of the CPU. A row of a product never depends on the other rows of the batch."""
+"""Backend of the CPU. A row of a matrix product never depends on the other rows of the batch."""
 
 from __future__ import annotations
 
@@ -49,4 +49,4 @@ class CpuBackend(BackendOf[PackedLinear]):
     pass_stack = staticmethod(FusedStack)
 
     def layer_stack(self, layers: Sequence[Sequence[StackEntry]]) -> None:
-        """There is none: a whole pass is one call."""
+        """Return None: the CPU runs a whole pass in one call."""

@@ -1,7 +1,7 @@
-"""The feed-forward parts of a layer in one call each: a SwiGLU MLP and a mixture of them.
+"""Fused feed-forward sub-blocks on the CPU, one call each: a SwiGLU MLP, and a mixture of SwiGLU experts.
 
-Must not know: models, checkpoints. Invariants: the bits are those of the ops called one after the other; a
-token's mixture is the sum over its experts in ascending order, whatever else is routed there.
+Invariants: the bits equal those of running the ops one by one. A token's mixture is summed over its experts in
+ascending order, independent of the routing of other tokens.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from apcbatch.kernels.ragged import Ragged
 
 
 class FusedMlp(FusedSubBlock):
-    """Norms a residual (t, h), and leaves what one expert makes of it, (t, h), to be added. Raises ValueError."""
+    """Pre-norm and SwiGLU MLP in one call. A call stores the output, (t, h), as the residual's delta. Raises
+    ValueError."""
 
     def __init__(self, norm: PreNorm, expert: Expert[PackedLinear]) -> None:
         self._kept_alive, self._expert, self.hidden = norm, expert, expert.gate_up.in_features
         self.plan = _C.Mlp(norm_plan(norm, self.hidden), _expert_plan(expert))
 
     def __call__(self, residual: Residual, _: Ragged) -> None:
-        """residual: of the norm's columns. Raises ValueError."""
+        """Run the sub-block. Raises ValueError unless the residual has the norm's columns."""
         self.run(residual)
 
     def products(self, residual: Residual) -> Iterator[MatrixProduct]:
@@ -36,10 +37,10 @@ class FusedMlp(FusedSubBlock):
 
 
 class FusedMixture(FusedSubBlock):
-    """The same with the experts_per_token likeliest experts of each token, weighted by the softmax of the router over
-    all of them, which is not normalised again.
+    """Pre-norm and mixture of SwiGLU experts in one call. Raises ValueError.
 
-    router: (experts, h); experts of one shape and of the router's dtype. Raises ValueError.
+    Each token uses its experts_per_token likeliest experts, weighted by the router's softmax over all experts. The
+    chosen weights are not normalised again. router: (experts, h). experts: of one shape and of the router's dtype.
     """
 
     def __init__(
@@ -67,11 +68,12 @@ class FusedMixture(FusedSubBlock):
         self.plan = _C.Mixture(norm_plan(norm, self.hidden), router.plan, experts_per_token, plans)
 
     def __call__(self, residual: Residual, _: Ragged) -> None:
-        """residual: of the norm's columns. Raises ValueError."""
+        """Run the sub-block. Raises ValueError unless the residual has the norm's columns."""
         self.run(residual)
 
     def products(self, residual: Residual) -> Iterator[MatrixProduct]:
-        """The router's, which runs here, and each expert's on as many rows as are routed to it."""
+        """Yield the router's product, then those of each expert for the rows routed to it. Runs the router to count
+        these rows."""
         router, t = self._router, residual.sum.shape[0]
         yield MatrixProduct(t, router, torch.float32)
         x = normed(residual.rows(torch.arange(t)), self._norm, router.dtype)

@@ -1,8 +1,8 @@
-"""The packed matrix product of the CPU: weights packed once, then y = x W^T (+ bias) for any number of rows.
+"""Matrix product of the CPU: pack the weights once, then compute y = x W^T (+ bias) for any number of rows.
 
-Must not know: models, which projection it is. Invariant: a row of y depends on that row of x alone; each
-element is one float32 accumulator, fused multiply-adds over the inputs in ascending order (bfloat16 in steps of
-several on avx512bf16 and amx), then the bias, and one rounding.
+Invariant: a row of y depends on that row of x alone. Each element is one float32 accumulator: fused multiply-adds over
+the inputs in ascending order, then the bias, then one rounding. On avx512bf16 and amx, one step takes several bfloat16
+inputs.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from apcbatch.kernels.arguments import (
 
 @dataclass(frozen=True, eq=False)
 class PackedLinear:
-    """Weights (out_features, in_features) in the order `linear` reads them; `data` is their bytes, and `plan` how
-    the compiled module finds them."""
+    """Weights (out_features, in_features) in the order that `linear` reads them. data: the packed weights. plan: their
+    address and sizes for the compiled module, without a bias."""
 
     data: torch.Tensor
     out_features: int
@@ -39,9 +39,9 @@ class PackedLinear:
         object.__setattr__(self, "plan", projection(self, None))
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
-        """Rows of the weights: indices (k,) int64 in [0, out_features) -> (k, in_features) in their dtype.
+        """Return rows of the weights: indices (k,) int64 in [0, out_features) -> (k, in_features) in their dtype.
 
-        Lets an embedding and an output projection that are tied share one copy.
+        A tied embedding reads its rows so, and needs no copy of its own.
         """
         indices = require_indices(indices, "indices", (indices.numel(),), self.out_features)
         rows = torch.empty(indices.numel(), self.in_features, dtype=self.dtype)
@@ -50,7 +50,8 @@ class PackedLinear:
 
 
 def pack_linear(weight: torch.Tensor) -> PackedLinear:
-    """weight: (out, in) float32 or bfloat16, any row stride; it may be freed afterwards."""
+    """Copy weights into the order that `linear` reads. weight: (out, in) float32 or bfloat16, any row stride. Raises
+    ValueError."""
     require_cpu(weight, "weight")
     require_matrix(weight, "weight")
     out_features, in_features = weight.shape
@@ -64,7 +65,8 @@ def pack_linear(weight: torch.Tensor) -> PackedLinear:
 
 
 def projection(packed: PackedLinear, bias: torch.Tensor | None) -> _C.Projection:
-    """The addresses of packed weights and a contiguous float32 bias; whoever holds them keeps both alive."""
+    """Make the compiled module's handle of packed weights and a contiguous float32 bias. It holds addresses only: the
+    caller keeps both tensors alive."""
     return _C.Projection(
         out_features=packed.out_features,
         in_features=packed.in_features,
@@ -80,11 +82,11 @@ def linear(
     out_dtype: torch.dtype | None = None,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """y = x W^T (+ bias), accumulated in float32.
+    """Compute y = x W^T (+ bias), accumulated in float32. With bfloat16 weights, a float32 x is first rounded to
+    bfloat16.
 
-    x: (t, in) float32 or bfloat16, any row stride. out_dtype: float32 or bfloat16, x's if None. bias: (out)
-    float32 or bfloat16. Returns (t, out). With bfloat16 weights a float32 x is first rounded to bfloat16.
-    Raises ValueError.
+    x: (t, in) float32 or bfloat16, any row stride. out_dtype: float32 or bfloat16; None: x's. bias: (out,) float32 or
+    bfloat16. Returns (t, out). Raises ValueError.
     """
     require_cpu(x, "x")
     require_matrix(x, "x")

@@ -1,6 +1,6 @@
-"""What is chosen from a row of logits on the CPU: experts, the likeliest token, log-probabilities.
+"""Top-k, argmax and log-probabilities of rows of logits, on the CPU.
 
-Must not know: models, sampling. Invariant: a row's result depends on that row alone.
+Invariant: a row's result depends on that row alone.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from apcbatch.kernels.row_arguments import (
 
 
 def softmax_topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k largest of each row and their softmax over the whole row, the lower index first on ties.
+    """Return the softmax weights over the whole row and the indices of each row's k largest logits.
 
-    logits: (t, n) float32, any row stride. Returns weights (t, k) float32, descending and not normalised
-    again, and indices (t, k) int64. Raises ValueError.
+    logits: (t, n) float32, any row stride. Returns weights (t, k) float32, descending, not normalised again, and
+    indices (t, k) int64, the lower index first on ties. Raises ValueError.
     """
     require_cpu(logits, "logits")
     arguments, chosen = topk_arguments(logits, k)
@@ -31,8 +31,10 @@ def softmax_topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tens
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:
-    """The index of each row's largest logit, the lowest on ties, -1 for a row with NaN or infinity: logits (t, v)
-    float32, any row stride -> (t,) int64. Raises ValueError."""
+    """Return the index of each row's largest logit: the lowest on ties, -1 for a row with NaN or infinity.
+
+    logits: (t, v) float32, any row stride. Returns (t,) int64. Raises ValueError.
+    """
     require_cpu(logits, "logits")
     arguments, tokens = argmax_arguments(logits)
     _C.logprob(*arguments, num_threads())
@@ -40,11 +42,11 @@ def argmax(logits: torch.Tensor) -> torch.Tensor:
 
 
 def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The index of each row's largest logit, the lowest on ties, and its log-probability; -1 and NaN for a row with NaN
-    or infinity.
+    """Return each row's likeliest token, the lowest index on ties, and its log-probability. A row with NaN or infinity
+    gives -1 and NaN.
 
     logits: (t, v) float32, any row stride. Returns tokens (t,) int64 and logprobs (t,) float32: logit - max -
-    log of the sum of exp(logit - max), summed in float64. Raises ValueError.
+    log(sum of exp(logit - max)), with the sum in float64. Raises ValueError.
     """
     require_cpu(logits, "logits")
     arguments, tokens, logprobs = greedy_arguments(logits)
@@ -53,8 +55,10 @@ def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def token_logprob(logits: torch.Tensor, token: int) -> float:
-    """The log-probability of one token: logits (v,) float32 contiguous, token in [0, v). The same bits as
-    greedy gives for the likeliest token. Raises ValueError."""
+    """Return the log-probability of one token, with the same bits that `greedy` gives for the likeliest token.
+
+    logits: (v,) float32 contiguous. token: in [0, v). Raises ValueError.
+    """
     require_cpu(logits, "logits")
     arguments, _alive, logprobs = token_logprob_arguments(logits, token)
     _C.logprob(*arguments, 1)
@@ -62,8 +66,10 @@ def token_logprob(logits: torch.Tensor, token: int) -> float:
 
 
 def token_logprobs(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """The log-probability of one token of each row: logits (t, v) float32, any row stride, tokens (t,) int64, each in
-    [0, v) -> (t,) float32. The same bits as `token_logprob` gives for each row. Raises ValueError."""
+    """Return the log-probability of one token of each row, with the same bits as `token_logprob`.
+
+    logits: (t, v) float32, any row stride. tokens: (t,) int64, each in [0, v). Returns (t,) float32. Raises ValueError.
+    """
     require_cpu(logits, "logits")
     arguments, logprobs = token_logprobs_arguments(logits, tokens)
     _C.logprob(*arguments, num_threads())

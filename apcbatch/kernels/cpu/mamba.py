@@ -1,6 +1,6 @@
-"""The fused Mamba-1 mixer of the CPU: one layer's sub-block, with its norm, in one call.
+"""Fused Mamba-1 mixer on the CPU: pre-norm and mixer of one layer in one call.
 
-Invariant: the bits are those of the ops called in this order: add_rms_norm_, in_proj, causal_conv, x_proj, rms_norm,
+Invariant: the bits equal those of the ops called in this order: add_rms_norm_, in_proj, causal_conv, x_proj, rms_norm,
 dt_proj, selective_scan, out_proj. Weights and states are checked once, when a FusedMamba is made.
 """
 
@@ -27,10 +27,11 @@ from apcbatch.kernels.recurrent_arguments import require_slots, slot_stride
 
 
 class FusedMamba(FusedSubBlock):
-    """The mixer over the state slots of one layer: norms the residual (t, h), and leaves its result (t, h) to be added.
+    """Mixer of one layer, bound to its weights and state slots. A call stores the output, (t, h), as the residual's
+    delta.
 
-    norm: (h). ssm: (num_slots, n, d) float32; conv: (num_slots, w - 1, d) in the weights' dtype; any slot
-    stride. Raises ValueError where a shape or a dtype does not fit.
+    ssm: (num_slots, n, d) float32, the recurrent states. conv: (num_slots, w - 1, d) in the weights' dtype, the last
+    inputs of the convolution. Both with any slot stride. Raises ValueError if a shape or a dtype does not fit.
     """
 
     def __init__(
@@ -67,7 +68,8 @@ class FusedMamba(FusedSubBlock):
         )
 
     def __call__(self, residual: Residual, ragged: Ragged) -> None:
-        """residual: a row for each token of the batch. Raises ValueError."""
+        """Run the mixer. Raises ValueError unless the residual has one row per token of the batch, and the state has
+        the batch's slots."""
         if residual.sum.shape[0] != ragged.num_tokens:
             raise ValueError(
                 f"the residual must have a row for each of the batch's {ragged.num_tokens} tokens; it is "

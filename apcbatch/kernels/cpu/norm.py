@@ -1,8 +1,8 @@
-"""RMS norm, alone or with the residual addition before it, and the SwiGLU product, on the CPU.
+"""RMS norm, alone or after the residual addition, and the SwiGLU product, on the CPU.
 
-Must not know: models. Invariant: a row of the result depends on that row of the arguments alone. The
-formulas: Zhang and Sennrich, "Root mean square layer normalization", arXiv 1910.07467, equation 4; Shazeer,
-"GLU variants improve transformer", arXiv 2002.05202.
+Invariant: a row of the result depends on that row of the arguments alone. Formulas: Zhang and Sennrich, "Root mean
+square layer normalization", arXiv 1910.07467, equation 4; Shazeer, "GLU variants improve transformer", arXiv
+2002.05202.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from apcbatch.kernels.row_arguments import gated_arguments, norm_arguments
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float, out_dtype: torch.dtype) -> torch.Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight, in float32, rounded once.
+    """Compute x / sqrt(mean(x^2) + eps) * weight in float32, rounded once.
 
-    x: (t, h) float32 or bfloat16, any row stride. weight: (h) or None (ones). Returns (t, h) in out_dtype.
-    Raises ValueError.
+    x: (t, h) float32 or bfloat16, any row stride. weight: (h,); None: ones. Returns (t, h) in out_dtype. Raises
+    ValueError.
     """
     require_cpu(x, "x")
     return _rms_norm(x, None, weight, eps, out_dtype)
@@ -31,7 +31,7 @@ def add_rms_norm_(
     eps: float,
     out_dtype: torch.dtype,
 ) -> torch.Tensor:
-    """residual += delta in place, then rms_norm of it.
+    """Add delta to the residual in place, then compute its rms_norm.
 
     residual: (t, h) float32, any row stride. delta: (t, h) float32 or bfloat16, any row stride. weight, eps,
     out_dtype and the result: as in rms_norm. Raises ValueError.
@@ -53,8 +53,10 @@ def _rms_norm(
 
 
 def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up in float32, rounded once: gate, up (t, f) of one dtype, float32 or bfloat16, any row
-    stride; returns (t, f) of that dtype. Raises ValueError."""
+    """Compute silu(gate) * up in float32, rounded once.
+
+    gate, up: (t, f), both float32 or both bfloat16, any row stride. Returns (t, f) in that dtype. Raises ValueError.
+    """
     require_cpu(gate, "gate")
     arguments, y = gated_arguments(gate, up)
     _C.silu_mul(*arguments, num_threads())

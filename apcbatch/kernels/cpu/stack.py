@@ -1,7 +1,7 @@
-"""A model's whole pass on the CPU in one call: embedding, layers, final norm, head, the likeliest tokens.
+"""A model's whole pass on the CPU in one call: embedding, layers, final norm, head, argmax.
 
-Must not know: models, requests. Invariant: the bits are those of the parts called one after the other. What never
-changes is checked once, when a FusedStack is made.
+Invariant: the bits equal those of running the ops one by one. Weights and states are checked once, when a FusedStack is
+made; the tensors of a pass are checked when they change.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from apcbatch.kernels.row_arguments import PAGE_TOKENS
 
 
 class FusedStack:
-    """See apcbatch.kernels.ops.PassStack. Raises ValueError where shapes do not fit."""
+    """See apcbatch.kernels.ops.PassStack. Raises ValueError if the shapes do not fit."""
 
     def __init__(
         self, layers: Sequence[Sequence[StackEntry]], norm: PreNorm, head: PackedLinear, embedding: torch.Tensor | None
@@ -41,7 +41,7 @@ class FusedStack:
         self._has_pages = any(part.num_pages is not None for part in parts)
         plans = [[(entry.part.plan, entry.is_beside) for entry in layer] for layer in layers]
         self._plan = _C.Stack(plans, norm_plan(norm, self._hidden), head.plan, address(embedding))
-        self._taken: _Taken | None = None
+        self._checked: _CheckedPass | None = None
 
     def __call__(
         self,
@@ -53,24 +53,24 @@ class FusedStack:
         with_logprobs: bool = False,
         on_layer: Callable[[], None] | None = None,
     ) -> Passed:
-        """See PassStack. The next pass of the same tensors, with other numbers in them, is not looked at again, but for
-        the numbers."""
+        """See PassStack. If the tensor objects are those of the last pass, only their values are checked again, by the
+        compiled module."""
         inputs = (tokens, ragged, *pages, logits_rows, hidden_rows, with_logprobs)
-        taken = self._taken
-        if taken is None or not all(map(is_, inputs, taken.inputs)):
-            taken = self._taken = self._take(inputs)
-        chosen = self._plan.run(taken.plan, on_layer, num_threads())
+        checked = self._checked
+        if checked is None or not all(map(is_, inputs, checked.inputs)):
+            checked = self._checked = self._check(inputs)
+        chosen = self._plan.run(checked.plan, on_layer, num_threads())
         if chosen is None:
             self._refuse(inputs)
-        return Passed(taken.logits, taken.hidden, chosen[0], chosen[1] if with_logprobs else None)
+        return Passed(checked.logits, checked.hidden, chosen[0], chosen[1] if with_logprobs else None)
 
     def _refuse(self, inputs: _Inputs) -> NoReturn:
-        """Say which number of a pass is not one of the model's."""
-        self._take(inputs)
+        """Raise the ValueError for a value that the compiled module refused: a token, row or page out of range."""
+        self._check(inputs)
         raise AssertionError("the compiled module refused the numbers of a pass that is sound")
 
-    def _take(self, inputs: _Inputs) -> _Taken:
-        """Look at all of a pass's tensors, and at where its results go. Raises ValueError."""
+    def _check(self, inputs: _Inputs) -> _CheckedPass:
+        """Check all tensors of a pass and allocate its results. Raises ValueError."""
         tokens, ragged, page_table, context, token_slots, logits_rows, hidden_rows, with_logprobs = inputs
         t, r = ragged.num_tokens, logits_rows.numel()
         tokens = require_indices(tokens, "tokens", (t,), self._vocabulary)
@@ -85,7 +85,7 @@ class FusedStack:
             where = page_table.data_ptr(), columns, context.data_ptr(), token_slots.data_ptr(), self._num_pages
         if len(self._logits) < r:
             self._logits = torch.empty(r, self._vocabulary, dtype=torch.float32)
-        logits = self._logits[:r]  # used again: new memory of that size would have to be cleared each time
+        logits = self._logits[:r]  # reused: the system would have to clear new memory of this size in each pass
         hidden, wanted = None, (0, 0, 0)
         if hidden_rows is not None:
             hidden_rows = require_indices(hidden_rows, "hidden_rows", (hidden_rows.numel(),), t)
@@ -93,9 +93,9 @@ class FusedStack:
             wanted = hidden_rows.numel(), hidden_rows.data_ptr(), hidden.data_ptr()
         for_logits = r, logits_rows.data_ptr(), logits.data_ptr()
         plan = _C.Pass(tokens.data_ptr(), ragged.params, where, for_logits, wanted, with_logprobs)
-        # As they are: a tensor that was not contiguous is another one now, and would come again as what it was.
+        # The contiguous tensors, not the caller's: one that was copied here must be copied and checked in each pass.
         seen = (tokens, ragged, page_table, context, token_slots, logits_rows, hidden_rows, with_logprobs)
-        return _Taken(seen, plan, logits, hidden)
+        return _CheckedPass(seen, plan, logits, hidden)
 
 
 _Inputs: TypeAlias = tuple[
@@ -103,8 +103,9 @@ _Inputs: TypeAlias = tuple[
 ]
 
 
-class _Taken(NamedTuple):
-    """A pass that was looked at. inputs: its tensors, alive."""
+class _CheckedPass(NamedTuple):
+    """Checked inputs of a pass, its plan and its result tensors. inputs: kept alive, as the plan holds their
+    addresses."""
 
     inputs: _Inputs
     plan: _C.Pass
