@@ -1,1 +1,1 @@
-"""The ops on a CUDA device."""
+"""Ops and fused sub-blocks on a CUDA device."""

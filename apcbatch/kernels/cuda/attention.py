@@ -1,7 +1,7 @@
-"""Attention over a paged KV cache on a CUDA device: the same arguments and results as apcbatch.kernels.cpu.attention.
+"""Attention over a paged KV cache on a CUDA device. Arguments and results: apcbatch.kernels.cpu.attention.
 
-Must not know: who owns a page, models. Invariant: a query's bits depend on its absolute position and on the keys and
-values up to it, never on the piece or the batch that it comes in.
+Invariant: a query's bits depend on its absolute position and on the keys and values up to it, never on its chunk or
+batch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ def write_kv(
     v_cache: torch.Tensor,
     token_slots: torch.Tensor,
 ) -> None:
-    """See apcbatch.kernels.cpu.attention; all of one dtype."""
+    """See apcbatch.kernels.cpu.attention. All tensors must have one dtype. The values of token_slots are not checked:
+    they lie on the device."""
     t, row, (keys, k_stride, code), (values, v_stride, _), *caches = kv_arguments(k, v, k_cache, v_cache, DTYPE_CODES)
     require_one_dtype(k, "k", k_cache, "k_cache")
     if token_slots.shape != (t,):
@@ -38,8 +39,8 @@ def paged_attention(
     context: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    """See apcbatch.kernels.cpu.attention; all of one dtype, and the numbers in page_table, cu_seqlens and context are
-    relied upon: they lie on the device."""
+    """See apcbatch.kernels.cpu.attention. All tensors must have one dtype. The values of page_table, cu_seqlens and
+    context are not checked: they lie on the device."""
     arguments, out = attention_arguments(q, k_cache, v_cache, DTYPE_CODES)
     require_one_dtype(q, "q", k_cache, "k_cache")
     heads, kv_heads, head_dim = arguments.heads, arguments.kv_heads, arguments.head_dim
@@ -48,7 +49,7 @@ def paged_attention(
         raise ValueError(f"q must have heads of at most {extension().MOST_HEAD_DIM} columns; they have {head_dim}")
     max_context = columns * PAGE_TOKENS
     parts = None
-    if t == b and heads // kv_heads <= extension().MOST_SPLIT_HEADS:  # one new token each
+    if t == b and heads // kv_heads <= extension().MOST_SPLIT_HEADS:  # decode: one new token per sequence
         splits = -(-max_context // extension().SPLIT_TOKENS)
         parts = torch.empty((b, heads, splits, head_dim + 2), dtype=torch.float32, device=q.device)
     queries, q_stride, code = arguments.q

@@ -1,4 +1,4 @@
-"""The backend of a CUDA device."""
+"""Backend of a CUDA device."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from apcbatch.kernels.cuda.mamba import DeviceMamba, DeviceMambaStack
 from apcbatch.kernels.layer import PreNorm
 from apcbatch.kernels.ops import NOT_FUSED, BackendOf, KindOnDevice, StackEntry
 
-# Counts up with every change of any CUDA kernel that changes a bit of any result.
+# Increment with each change to a CUDA kernel that changes a bit of any result.
 CUDA_NUMERICS_VERSION = 5
 
 
 class CudaBackend(BackendOf[DeviceLinear]):
-    """See apcbatch.kernels.ops. exact: weights that are packed here are multiplied so that a row's bits do not depend
-    on the rows that come with it."""
+    """See apcbatch.kernels.ops. exact: products of the weights packed here are accumulated in one fixed order, so that
+    a row's bits do not depend on the rest of the batch."""
 
     def __init__(self, device: torch.device, exact: bool) -> None:
         self.device, self.exact = device, exact
@@ -53,18 +53,19 @@ class CudaBackend(BackendOf[DeviceLinear]):
     }
 
     def arithmetic(self, dtype: torch.dtype) -> str:
-        """Products are the library's, so its version and the chip belong to it."""
+        """Name the arithmetic. Its products are cuBLAS's, so the name contains torch's version and the GPU's compute
+        capability."""
         major, minor = torch.cuda.get_device_capability(self.device)
         products = "exact" if self.exact else "fast"
         name = str(dtype).removeprefix("torch.")
         return f"cuda-sm{major}{minor}-{name}-{products}-torch{torch.__version__}-{CUDA_NUMERICS_VERSION}"
 
     def pack_linear(self, weight: torch.Tensor) -> DeviceLinear:
-        """Weights as `linear` takes them."""
+        """Prepare weights for `linear`."""
         return products.pack_linear(weight, self.exact, self._products)
 
     def layer_stack(self, layers: Sequence[Sequence[StackEntry]]) -> DeviceMambaStack | None:
-        """See apcbatch.kernels.ops; for layers that are one Mamba mixer each."""
+        """See apcbatch.kernels.ops. Takes models in which each layer is one Mamba mixer; returns None for others."""
         mixers = [entry.part for layer in layers for entry in layer]
         are_alone = all(len(layer) == 1 for layer in layers) and all(isinstance(one, DeviceMamba) for one in mixers)
         return DeviceMambaStack(mixers) if are_alone else None
@@ -76,4 +77,4 @@ class CudaBackend(BackendOf[DeviceLinear]):
         head: DeviceLinear,
         embedding: torch.Tensor | None,
     ) -> None:
-        """There is none: a pass is launched part by part, or is a CUDA graph of them."""
+        """Return None: a pass launches one sub-block after the other, or replays a CUDA graph of them."""

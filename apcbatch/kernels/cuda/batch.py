@@ -1,7 +1,6 @@
-"""DeviceBatch: a Ragged's lists on a CUDA device, uploaded once for all layers of a pass.
+"""DeviceBatch: a Ragged's index tensors on a CUDA device, uploaded once for all layers of a pass.
 
-Must not know: models, arenas. Its memory stays where it is when other slots are written into it, so a captured CUDA
-graph of its kernels goes on with the new ones.
+Its addresses never change. So a captured CUDA graph uses new slots once they are written to `slots`.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from apcbatch.kernels.ragged import Ragged
 
 
 class DeviceBatch:
-    """The device's copy of one Ragged."""
+    """Copy of one Ragged on the device. params: the batch as the compiled module takes it."""
 
     def __init__(self, ragged: Ragged, device: torch.device) -> None:
         lists, lengths, num_longer = _lists(ragged)
@@ -31,27 +30,28 @@ class DeviceBatch:
 
     @property
     def cu_seqlens(self) -> torch.Tensor:
-        """(sequences + 1,) int64 on the device."""
+        """Token offsets, (sequences + 1,) int64 on the device."""
         return self._lists[: self.num_sequences + 1]
 
     @property
     def slots(self) -> torch.Tensor:
-        """(2, sequences) int64 on the device: the initial and the final ones. Who writes others there sees to it that
-        they are a Ragged's, and that the states have them."""
+        """Initial and final slots, (2, sequences) int64 on the device. Slots written here are not checked: they must
+        satisfy a Ragged's invariants, and the states must have them."""
         b = self.num_sequences
         return self._lists[b + 1 : 3 * b + 1].view(2, b)
 
 
 def uploaded(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A copy of a host's tensor for the device's current stream. The host does not wait: its own copy is pinned, and
-    torch keeps it until the device has it."""
+    """Copy a host tensor to the device on its current stream, without waiting. The copy's source is pinned memory,
+    which torch keeps until the transfer has ended."""
     return (tensor.pin_memory() if tensor.numel() else tensor).to(device, non_blocking=True)
 
 
 def _lists(ragged: Ragged) -> tuple[list[torch.Tensor], list[int], int]:
-    """The lists in the order that _CUDA.Batch takes, the lengths, and how many sequences have several tokens.
+    """Return the index tensors in the order that _CUDA.Batch takes, the sequences' lengths, and the number of sequences
+    with several tokens.
 
-    The last list orders the sequences, the longest first, so that those of one token stand together at the end.
+    The last tensor orders the sequences, the longest first, so that those of one token are contiguous at the end.
     """
     lengths = ragged.cu_seqlens.diff().tolist()
     order = sorted(range(len(lengths)), key=lambda sequence: -lengths[sequence])

@@ -1,6 +1,6 @@
-"""Launch all kernels of a model's Mamba mixers on a CUDA device by one C++ call, which soon frees the host and the GIL.
+"""Launch all kernels of a model's Mamba mixers on a CUDA device by one C++ call, to save host time and release the GIL.
 
-Invariant: the kernels launched, and so the bits, are those of the ops one by one (apcbatch.kernels.cuda.mamba).
+Invariant: it launches the same kernels as the ops one by one (apcbatch.kernels.cuda.mamba), so the bits are equal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from apcbatch.kernels.recurrent_arguments import slot_stride
 
 @dataclass(frozen=True, eq=False)
 class CompiledMamba:
-    """A Mamba mixer launched by one call. compiled: its _CUDA.Mixer. shapes: the shapes of its four products, in order.
+    """Mamba mixer that one call launches. compiled: its _CUDA.Mixer. shapes: shapes of its four products, in order.
     slots: number of state slots."""
 
     compiled: object
@@ -33,8 +33,9 @@ class CompiledMamba:
 def compile_mamba(
     norm: PreNorm, weights: MambaWeights[DeviceLinear], ssm: torch.Tensor, conv: torch.Tensor
 ) -> CompiledMamba | None:
-    """ssm (slots, n, d), conv (slots, w - 1, d). None for weights that only the ops take: without
-    fixed-order products, or with biases of the projections. ValueError for states that are not the mixer's."""
+    """Compile a mixer. ssm: (slots, n, d), conv: (slots, w - 1, d), its states. Returns None for weights that only the
+    ops take, such as those without fixed-order products or with biases of the projections. Raises ValueError if the
+    states do not fit."""
     if not _is_plain(norm, weights):
         return None
     w, (n, d), width = weights, weights.A.shape, weights.conv_weight.shape[1]
@@ -69,7 +70,7 @@ def compile_mamba(
 
 
 class CompiledMambaStack:
-    """The mixers of one device, run in order."""
+    """Mamba mixers of one device, run in order."""
 
     def __init__(self, mixers: Sequence[CompiledMamba | None]) -> None:
         known = [mixer for mixer in mixers if mixer is not None]
@@ -79,9 +80,9 @@ class CompiledMambaStack:
         self._slots = min((mixer.slots for mixer in known), default=0)
 
     def __call__(self, residual: Residual, batch: DeviceBatch) -> bool:
-        """Run them, each as DeviceMamba does. Returns False, with nothing done, if the ops must be called instead: a
-        mixer is not compiled or has another shape, the kernel of a product is not chosen yet, or the ops would
-        refuse the arguments."""
+        """Run the mixers, each as DeviceMamba does. Returns False, with nothing done, if the caller must run the ops
+        instead: a mixer is not compiled, the mixers' shapes differ, the kernel of a product is not chosen yet, or the
+        ops would refuse the arguments."""
         first, rows, sums = self._first, batch.num_tokens, residual.sum
         if first is None or not self._fit(first.in_proj, sums, batch):
             return False
@@ -134,7 +135,7 @@ def _is_plain(norm: PreNorm, weights: MambaWeights[DeviceLinear]) -> bool:
         and 1 <= w.conv_weight.shape[-1] <= extension().MOST_TAPS
         and 1 <= n <= extension().MOST_STATES
         and all(_is_parameter(tensor, shape, w.A.device) for tensor, shape in parameters)
-        # dt, the first columns of x_proj's product, is read where it lies
+        # without norms, dt_proj reads dt in place: the first columns of x_proj's product, whose rows must be aligned
         and (w.norms is not None or (r + 2 * n) * w.dt_proj.dtype.itemsize % ALIGNMENT == 0)
     )
 

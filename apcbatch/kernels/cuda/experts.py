@@ -1,9 +1,10 @@
-"""SwiGLU experts for the few tokens of a decode pass on a CUDA device. What an expert has to do is found on the device
-and stays there, so that a pass does not wait and a CUDA graph can hold it.
+"""SwiGLU experts for the few tokens of a decode pass on a CUDA device.
 
-Must not know: models, the residual stream. Invariant: a token's result does not depend on the other tokens: its
-products are made in fixed order (apcbatch.kernels.cuda.fixed_order), as for single experts with exact weights, and
-its experts are added in ascending order.
+Tokens are grouped by expert on the device. So the host does not wait, and a CUDA graph can capture the pass.
+
+Invariant: a token's result does not depend on the other tokens. Its products accumulate in fixed order
+(apcbatch.kernels.cuda.fixed_order), as for single experts with exact weights, and its experts are added in ascending
+order.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from apcbatch.kernels.cuda.linear import DeviceLinear
 
 
 class FewTokens:
-    """gate_ups: (2f, h) each, the gate's rows before the up's; downs: (h, f) each.
+    """Grouped experts of one mixture, for few tokens.
 
-    most_pairs: the most (token, expert) pairs of one call; 0 where the kernels have not this dtype, shape or device.
+    gate_ups: (2f, h) each, rows of gate, then of up. downs: (h, f) each. most_pairs: maximum (token, expert) pairs of
+    a call; 0 if the kernels do not support the dtype, the shape or the device.
     """
 
     def __init__(self, gate_ups: Sequence[DeviceLinear], downs: Sequence[DeviceLinear]) -> None:
@@ -42,9 +44,12 @@ class FewTokens:
         chosen: torch.Tensor,
         present: torch.Tensor | None,
     ) -> torch.Tensor:
-        """(t, h) float32: the sum over each token's experts. x: (t, h). weights (t, k) float32 and chosen (t, k) int64:
-        t k at most most_pairs. present: (1,) int64, how many of the tokens, the first ones, are there; None: all. The
-        others' rows are zero."""
+        """Return the weighted sum of each token's experts, (t, h) float32.
+
+        x: (t, h) bfloat16. weights: (t, k) float32. chosen: (t, k) int64, experts of each token; t k is at most
+        most_pairs. present: (1,) int64, number of real tokens, which come first; None: all. The rows of the other,
+        padding tokens are zero. Raises ValueError.
+        """
         t, k = chosen.shape
         self._require(x, t * k)
         groups = torch.empty(extension().GROUPS_BYTES, dtype=torch.uint8, device=x.device)
@@ -69,7 +74,8 @@ class FewTokens:
         return y
 
     def _products(self, x: torch.Tensor, t: int, k: int, groups: int) -> torch.Tensor:
-        """(t k, h) float32 by pair; rows of pairs that are not there are not written."""
+        """Return each expert's output by (token, expert) pair, (t k, h) float32. Rows of padding pairs stay
+        uninitialised."""
         inner = torch.empty((t * k, self._inner), dtype=x.dtype, device=x.device)
         rows = torch.empty((t * k, self._hidden), dtype=torch.float32, device=x.device)
         gate_ups, downs = (maps.data_ptr() for maps in self._maps)
@@ -111,14 +117,14 @@ class FewTokens:
 
 
 def _maps(parts: Sequence[DeviceLinear]) -> torch.Tensor:
-    """Of tensor copies of these weights."""
+    """Make the tensor maps (TMA descriptors) of these weights, as bytes."""
     addresses = [part.weight.data_ptr() for part in parts]
     maps = extension().expert_maps(addresses, parts[0].out_features, parts[0].in_features)
     return torch.frombuffer(bytearray(maps), dtype=torch.uint8)
 
 
 def _alike(parts: Sequence[DeviceLinear]) -> bool:
-    """Whether all are bfloat16 with fixed-order products, and of one shape."""
+    """Return True if all weights are bfloat16 with fixed-order products, and of one shape."""
     return all(
         part.fixed_order is not None and part.dtype == torch.bfloat16 and part.weight.shape == parts[0].weight.shape
         for part in parts

@@ -1,4 +1,4 @@
-"""The compiled CUDA kernels: whether they are there, the dtypes they take, the stream they run on."""
+"""Load the compiled CUDA kernels; constants and the current stream for their calls."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from types import ModuleType
 import torch
 
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # csrc/params.h, DType
-ALIGNMENT = 16  # bytes: how the kernels of decode passes read weights
+ALIGNMENT = 16  # bytes, of weights and rows: the kernels of decode passes read them in vectors of this size
 
 
 @cache
 def extension() -> ModuleType:
-    """apcbatch._CUDA; RuntimeError where it was not built."""
+    """Import and return apcbatch._CUDA. Raises RuntimeError if it was not built."""
     try:
         compiled = import_module("apcbatch._CUDA")
     except ImportError as error:
@@ -26,5 +26,5 @@ def extension() -> ModuleType:
 
 
 def current_stream() -> int:
-    """The address of the stream that torch launches on."""
+    """Return the address of the stream that torch launches on."""
     return torch.cuda.current_stream(torch.cuda.current_device()).cuda_stream

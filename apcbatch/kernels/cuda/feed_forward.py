@@ -1,7 +1,4 @@
-"""The feed-forward parts of a layer on a CUDA device, made of the ops: see apcbatch.kernels.cpu.feed_forward.
-
-Must not know: models, checkpoints, the other layers.
-"""
+"""Feed-forward sub-blocks on a CUDA device, composed of the ops: see apcbatch.kernels.cpu.feed_forward."""
 
 from __future__ import annotations
 
@@ -18,21 +15,22 @@ from apcbatch.kernels.cuda.residual import normed
 from apcbatch.kernels.layer import Expert, PreNorm, Residual
 from apcbatch.kernels.ragged import Ragged
 
-# An expert's rows are filled up to a multiple: for each new number of rows the library chooses a kernel anew, and often
-# loads it. Not where experts have fewer rows than that, nor where they have so many that the device is slower.
+# Pad each expert's rows to a multiple of ROWS_AT_ONCE: for each new number of rows, cuBLASLt chooses a kernel anew and
+# often loads it. Padding is used only if experts have ROWS_AT_ONCE to MOST_FILLED rows on average. With more rows it
+# slows the device by 1 to 2 %.
 ROWS_AT_ONCE = 64
-MOST_FILLED = 512  # rows of an expert, on the average
+MOST_FILLED = 512  # rows of an expert, on average; exclusive
 
 
 def swiglu(expert: Expert[DeviceLinear], x: torch.Tensor) -> torch.Tensor:
-    """down(silu(gate x) * up x): (t, h) -> (t, h) float32."""
+    """Compute down(silu(gate x) * up x): (t, h) -> (t, h) float32."""
     f = expert.down.in_features
     gate_up = linear(x, expert.gate_up)  # (t, h) -> (t, 2f)
     return linear(silu_mul(gate_up[:, :f], gate_up[:, f:]), expert.down, out_dtype=torch.float32)
 
 
 class DeviceMlp:
-    """One expert for all tokens: see apcbatch.kernels.cpu.feed_forward."""
+    """SwiGLU MLP: see apcbatch.kernels.cpu.feed_forward.FusedMlp."""
 
     most_captured = sys.maxsize
 
@@ -44,12 +42,11 @@ class DeviceMlp:
 
 
 class DeviceMixture:
-    """Some of the experts for each token, added in ascending order: see apcbatch.kernels.cpu.feed_forward.
+    """Mixture of SwiGLU experts: see apcbatch.kernels.cpu.feed_forward.FusedMixture.
 
-    For few tokens nothing is asked of the device. For more, one expert after the other takes its tokens; how many they
-    are comes from the device, once a call, so that a pass waits for it and no CUDA graph can hold it.
-
-    most_captured: the most tokens of a call that a graph can hold.
+    Up to most_captured tokens, FewTokens runs all experts at once without a transfer to the host. With more tokens the
+    experts run one after the other. The host then reads the number of tokens per expert from the device, once a call,
+    so it waits, and no CUDA graph can capture the call.
     """
 
     def __init__(
@@ -80,7 +77,7 @@ class DeviceMixture:
         chosen, ascending = chosen.sort(dim=1)
         weights = weights.gather(1, ascending)
         flat = chosen.flatten()
-        order = flat.argsort(stable=True)  # (t k): every choice, an expert's next to each other
+        order = flat.argsort(stable=True)  # (t k,): (token, expert) pairs sorted by expert
         counts = (flat == self._numbers.unsqueeze(1)).sum(dim=1)
         if ROWS_AT_ONCE <= flat.numel() / len(self.experts) < MOST_FILLED:
             order, place, sizes = _filled(order, flat, counts)
@@ -88,7 +85,7 @@ class DeviceMixture:
             place, sizes = order.argsort(), counts.tolist()
         taken = torch.split(x[order // self.experts_per_token], sizes)
         made = [swiglu(expert, part) for expert, part in zip(self.experts, taken, strict=True) if len(part)]
-        place = place.view_as(chosen)  # of every choice among the rows made
+        place = place.view_as(chosen)  # (t, k): row of each pair in `rows`
         rows = torch.cat(made) if made else x.new_empty(x.shape, dtype=torch.float32)
         y = rows[place[:, 0]] * weights[:, :1]
         for i in range(1, self.experts_per_token):
@@ -99,10 +96,13 @@ class DeviceMixture:
 def _filled(
     order: torch.Tensor, chosen: torch.Tensor, counts: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
-    """(`order` with each expert's rows filled up, the place of every choice in it, each expert's rows). order, chosen:
-    (choices,), counts (experts,), all int64; what fills up is a choice of any expert."""
+    """Pad each expert's pairs in `order` to a multiple of ROWS_AT_ONCE.
+
+    order, chosen: (pairs,), counts: (experts,), all int64. Returns the padded order, the row of each pair in it, and
+    each expert's padded number of rows. A padding row repeats pair 0, and its result is not used.
+    """
     spare = -counts % ROWS_AT_ONCE
-    before = spare.cumsum(0) - spare  # of the experts before
+    before = spare.cumsum(0) - spare  # padding rows of the preceding experts
     places = torch.arange(order.numel(), device=order.device) + before[chosen[order]]
     sizes: list[int] = (counts + spare).tolist()
     filled = order.new_zeros(sum(sizes)).scatter_(0, places, order)

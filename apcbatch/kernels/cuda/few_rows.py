@@ -1,7 +1,7 @@
-"""The products of a Mamba mixer for a few rows, together with the ops after them, on a CUDA device: in_proj and
-the convolution in one launch, dt_proj and the state's step in another.
+"""Fused kernels of a Mamba mixer for a decode pass of few sequences on a CUDA device.
 
-Must not know: models, the other products. Invariant: the bits are those of the product and of the op after it.
+One launch runs in_proj and the convolution, another dt_proj and the state's step. Invariant: the bits equal those of
+the product and the op run separately.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _FLOAT32, _BFLOAT16 = DTYPE_CODES[torch.float32], DTYPE_CODES[torch.bfloat16]
 
 
 class FewRows:
-    """weights, ssm (slots, n, d), conv (slots, w - 1, d): of one mixer."""
+    """Fused kernels of one mixer, for few sequences. ssm: (slots, n, d), conv: (slots, w - 1, d), its states."""
 
     def __init__(self, weights: MambaWeights[DeviceLinear], ssm: torch.Tensor, conv: torch.Tensor) -> None:
         self._weights, self._ssm, self._conv = weights, ssm, conv
-        self._able = (
+        self._is_supported = (
             all(_is_fixed_order(part) for part in (weights.in_proj, weights.dt_proj))
             and weights.in_bias is None
             and weights.A.shape[0] == STATES
@@ -34,11 +34,11 @@ class FewRows:
         )
 
     def takes(self, batch: DeviceBatch) -> bool:
-        """Whether the ops are there for this batch: one token of each of a few sequences."""
-        return self._able and batch.num_tokens == batch.num_sequences <= extension().MOST_MIXER_ROWS
+        """Return True if the fused kernels support this mixer and this batch: few sequences of one token each."""
+        return self._is_supported and batch.num_tokens == batch.num_sequences <= extension().MOST_MIXER_ROWS
 
     def convolved(self, h: torch.Tensor, batch: DeviceBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """(x, z): in_proj's product, x after the convolution: (t, h) -> (t, d) each."""
+        """Run in_proj and the convolution: h (t, h) -> x after the convolution, and z, (t, d) each."""
         w, d = self._weights, self._weights.A.shape[1]
         width = w.conv_weight.shape[1]
         stride = slot_stride(self._conv, (width - 1, d), h.dtype, batch.device)
@@ -68,8 +68,8 @@ class FewRows:
         z: torch.Tensor,
         batch: DeviceBatch,
     ) -> torch.Tensor:
-        """y (t, d): the states' step with dt_proj's product. dt: (t, r). x, z: (t, d) as `convolved` gives them. b, c:
-        (t, n), rows that begin at a multiple of 8 bytes."""
+        """Run dt_proj and one step of the states. Returns y (t, d). dt: (t, r), input of dt_proj. x, z: (t, d), results
+        of `convolved`. b, c: (t, n), each row aligned to 8 bytes."""
         w, (n, d) = self._weights, self._weights.A.shape
         stride = slot_stride(self._ssm, (n, d), torch.float32, batch.device)
         require_slots(batch.max_slot, self._ssm.shape[0])
@@ -95,12 +95,12 @@ class FewRows:
 
 
 def _is_fixed_order(packed: DeviceLinear) -> bool:
-    """Whether products with these weights are bfloat16, in fixed order, with one sum over all inputs."""
+    """Return True if products with these weights are bfloat16, in fixed order, with one sum over all inputs."""
     return packed.fixed_order is not None and packed.dtype == torch.bfloat16 and packed.pieces == 1
 
 
 def _product(x: torch.Tensor, packed: DeviceLinear) -> object:
-    """As _CUDA takes it, of rows x (t, in); its results go nowhere."""
+    """Make the _CUDA.Product of x (t, in) without a result tensor: the fused kernel consumes the result."""
     return extension().Product(
         x.shape[0],
         packed.in_features,

@@ -2,11 +2,11 @@
 
 Each element is one float32 sum over its inputs in ascending order: bfloat16 inputs 16 at a time by one tensor-core
 instruction, float32 inputs one at a time by fused multiply-adds. So a row's bits depend neither on the number of rows
-in the batch nor on the kernel. For weights with few rows one sum over all inputs would take too long: their inputs are
-cut into pieces, each with its own sum, and the sums are added. The weights alone settle the number of pieces.
+in the batch nor on the kernel. For weights with few rows, one sum over all inputs would take too long. Their inputs are
+cut into pieces, each with its own sum, and these sums are added. The number of pieces depends on the weights alone.
 
-cuBLASLt kernels without split-K accumulate in this order for any tile size. That is verified, not assumed: a kernel is
-used only after some of its elements matched our own kernel's bit for bit. The fastest of those that match is used.
+cuBLASLt kernels without split-K accumulate in this order for any tile size. This is verified: a cuBLASLt kernel is used
+only if its results in a trial equal those of our own kernel bit for bit. The fastest kernel that passes is used.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ import torch
 
 from apcbatch.kernels.cuda.extension import ALIGNMENT, DTYPE_CODES, current_stream, extension
 
-MOST_TIMED_ROWS = 2048  # of x; the kernel that is fastest for them is taken for more
-CANDIDATES, FEW_CANDIDATES = 8, 4  # of the library's kernels; for fewer rows in bfloat16, as each takes 2 ms to load
-TIMINGS = 5  # of a kernel, the shortest counts
-MOST_TRIAL_ROWS, TRIAL_OUTPUTS, COMPARED_ROWS = 512, 512, 64  # of products that show the order of sums
-FEWEST_WEIGHT_ROWS = 2560  # all pieces of fewer rows keep a device busy
-FEWEST_INPUTS = 256  # of a piece
-FEWEST_ROWS_IN_TURN = 1024  # of x, whose two pieces the library adds up itself
-_STEP = {torch.bfloat16: 16, torch.float32: 1}  # inputs come in multiples of it
+MOST_TIMED_ROWS = 2048  # rows of x; products with more use the kernel that is fastest for this number
+# cuBLASLt kernels to try: the second number for bfloat16 with fewer than MOST_TIMED_ROWS rows, as each takes 2 ms to
+# load.
+CANDIDATES, FEW_CANDIDATES = 8, 4
+TIMINGS = 5  # runs of each kernel; the shortest time counts
+MOST_TRIAL_ROWS, TRIAL_OUTPUTS, COMPARED_ROWS = 512, 512, 64  # rows of x, outputs and rows compared in a trial
+FEWEST_WEIGHT_ROWS = 2560  # split inputs until rows x pieces exceed this, which keeps the device busy
+FEWEST_INPUTS = 256  # minimum inputs of a piece
+FEWEST_ROWS_IN_TURN = 1024  # rows of x from which cuBLASLt accumulates two pieces itself
+_STEP = {torch.bfloat16: 16, torch.float32: 1}  # the number of inputs must be a multiple
 
 
 def pieces_of(weight: torch.Tensor) -> int:
-    """Number of pieces that the inputs of weights (out, in) are cut into."""
+    """Return the number of pieces to cut the inputs of weights (out, in) into."""
     pieces, (rows, inputs) = 1, weight.shape
     if weight.dtype != torch.bfloat16:
         return 1
@@ -44,8 +46,8 @@ def pieces_of(weight: torch.Tensor) -> int:
 
 
 class ProductShape(NamedTuple):
-    """What a kernel is chosen by, beside the number of rows: the weights (outputs, inputs), the pieces of the inputs,
-    the dtypes of x and y, whether x's rows lie one after the other."""
+    """Key of a kernel choice, beside the number of rows. outputs, inputs: shape of the weights. pieces: of the inputs.
+    dtype: x's. out_dtype: y's. is_packed: x has no gap between its rows."""
 
     outputs: int
     inputs: int
@@ -56,35 +58,38 @@ class ProductShape(NamedTuple):
 
 
 class FixedOrderProducts:
-    """The fixed-order products of one device, with the library's kernel chosen for each shape and number of rows. The
-    first product of a new shape chooses its kernel, which waits for the device, so it must not be captured in a CUDA
-    graph."""
+    """Fixed-order products of one device, with the kernel chosen for each shape and number of rows.
+
+    The first product of a new shape times the candidate kernels and waits for the device. So a CUDA graph must not
+    capture it.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        self._taken: dict[tuple[ProductShape, int], bytes | None] = {}
+        self._chosen: dict[tuple[ProductShape, int], bytes | None] = {}  # None: our own kernel
         self._device = device
 
     def takes(self, weight: torch.Tensor) -> bool:
-        """Whether products with these weights (out, in) can be made in fixed order."""
+        """Return True if products with these weights (out, in) can accumulate in fixed order."""
         step = _STEP.get(weight.dtype)
         if step is None or weight.shape[1] % step or weight.data_ptr() % ALIGNMENT:
             return False
         return torch.cuda.get_device_capability(self._device)[0] >= 9
 
     def kernel(self, shape: ProductShape, rows: int) -> tuple[bytes, bool] | None:
-        """The kernel for so many rows: (the library's kernel, whether it adds up the pieces in turn), (b"", False) for
-        our own kernel; None if `product` has not chosen one yet."""
+        """Return the kernel for this number of rows as (cuBLASLt kernel, see `_in_turn`), or (b"", False) for our own
+        kernel. Returns None if `product` has not chosen one yet."""
         if rows <= extension().MOST_FEW_ROWS and shape.dtype == torch.bfloat16:
             return b"", False
         bucket = _bucket(rows)
-        if (shape, bucket) not in self._taken:
+        if (shape, bucket) not in self._chosen:
             return None
-        taken = self._taken[shape, bucket]
-        return (b"", False) if taken is None else (taken, _in_turn(shape.pieces, shape.out_dtype, bucket))
+        chosen = self._chosen[shape, bucket]
+        return (b"", False) if chosen is None else (chosen, _in_turn(shape.pieces, shape.out_dtype, bucket))
 
     def product(self, x: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype, pieces: int) -> torch.Tensor:
-        """x W^T (t, out) in out_dtype, x's or float32. x: (t, in) of the weights' dtype. pieces: of the inputs."""
-        if not _lies(x):
+        """Compute x W^T, (t, out) in out_dtype. x: (t, in) in the weights' dtype. out_dtype: x's or float32. pieces: of
+        the inputs, see `pieces_of`."""
+        if not _is_readable(x):
             x = x.clone(memory_format=torch.contiguous_format)
         y = torch.empty((x.shape[0], weight.shape[0]), dtype=out_dtype, device=x.device)
         if not y.numel():
@@ -101,15 +106,15 @@ class FixedOrderProducts:
         bucket = _bucket(rows)
         (outputs, inputs), is_packed = weight.shape, x.stride(0) == x.shape[1]
         key = ProductShape(outputs, inputs, pieces, x.dtype, y.dtype, is_packed), bucket
-        if key not in self._taken:
-            self._taken[key] = _fastest(weight, y.dtype, pieces, bucket)
-        taken = self._taken[key]
-        if taken is None or not _library(x, weight, y, pieces, taken, _in_turn(pieces, y.dtype, bucket)):
+        if key not in self._chosen:
+            self._chosen[key] = _fastest(weight, y.dtype, pieces, bucket)
+        chosen = self._chosen[key]
+        if chosen is None or not _library(x, weight, y, pieces, chosen, _in_turn(pieces, y.dtype, bucket)):
             _own_product(x, weight, y, pieces)
 
 
 def _fastest(weight: torch.Tensor, out_dtype: torch.dtype, pieces: int, rows: int) -> bytes | None:
-    """The library's fastest kernel for so many rows that passes the trial; None if none does."""
+    """Return the fastest cuBLASLt kernel for this number of rows that passes the trial; None if none does."""
     generator = torch.Generator(weight.device).manual_seed(rows)
     x = torch.randn((rows, weight.shape[1]), device=weight.device, generator=generator)
     x = x.to(weight.dtype)
@@ -119,7 +124,7 @@ def _fastest(weight: torch.Tensor, out_dtype: torch.dtype, pieces: int, rows: in
     candidates = extension().library_choices(_in_pieces(x, weight, y, pieces, in_turn)[0], in_turn, most)
     took = {candidate: math.inf for candidate in candidates if trial.passes(candidate)}
     before = torch.empty(2 * _cache_bytes(weight.device), dtype=torch.uint8, device=weight.device)
-    timings = [  # in turns, as the device's clock rises from rest
+    timings = [  # the candidates alternate, as an idle device's clock rises during the first runs
         (candidate, _timed(partial(_library, x, weight, y, pieces, candidate, in_turn), before))
         for _ in range(TIMINGS)
         for candidate in took
@@ -135,11 +140,15 @@ def _cache_bytes(device: torch.device) -> int:
 
 
 class _Trial:
-    """A product whose elements are zero but for the rounding of their sums, and so have other bits wherever sums are
-    made in another order: half of each piece's inputs, drawn at random, take away what the others give."""
+    """Product that shows in which order a kernel sums.
+
+    Half of the inputs of each piece, drawn at random, cancel the other half. So each element is zero except for
+    rounding errors, and has other bits if its sum is made in another order.
+    """
 
     def __init__(self, like: torch.Tensor, out_dtype: torch.dtype, pieces: int, rows: int) -> None:
-        """like: the weights (out, in) whose shape and alignment matter; rows: of x, in the products to come."""
+        """Draw the trial's operands. like: weights (out, in) of the products to come; gives shape and dtype. rows: rows
+        of x in these products."""
         outputs, inputs = like.shape
         outputs = outputs if outputs <= 2 * TRIAL_OUTPUTS else TRIAL_OUTPUTS + outputs % TRIAL_OUTPUTS
         generator = torch.Generator(like.device).manual_seed(rows)
@@ -161,20 +170,22 @@ class _Trial:
         _own_product(self._x[self._some], self._weight, self._expected, pieces)
 
     def passes(self, choice: bytes) -> bool:
-        """Whether this kernel of the library makes the same bits."""
+        """Return True if this cuBLASLt kernel gives the same bits as our own kernel."""
         self._y.fill_(float("nan"))
         done = _library(self._x, self._weight, self._y, self._pieces, choice, self._in_turn)
         return done and torch.equal(self._y[self._some], self._expected)
 
 
 def _in_turn(pieces: int, out_dtype: torch.dtype, rows: int) -> bool:
-    """Whether the library adds the pieces of so many rows to the result one after the other: less to move where there
-    are many rows, but half as much to do at once."""
+    """Return True if cuBLASLt accumulates the two pieces into the result, one after the other.
+
+    With many rows this moves less memory. With few rows the pieces run side by side, for twice the parallel work.
+    """
     return pieces == 2 and out_dtype == torch.float32 and rows >= FEWEST_ROWS_IN_TURN
 
 
 def _library(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, pieces: int, choice: bytes, in_turn: bool) -> bool:
-    """y = the product by this kernel of the library; False where it does not run so."""
+    """Compute the product into y by this cuBLASLt kernel. Returns False if the kernel does not support the call."""
     product, parts = _in_pieces(x, weight, y, pieces, in_turn)
     if not extension().library_product(product, in_turn, choice, current_stream()):
         return False
@@ -187,7 +198,8 @@ def _library(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, pieces: int
 def _in_pieces(
     x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, pieces: int, in_turn: bool
 ) -> tuple[object, torch.Tensor | None]:
-    """The product that the library makes, and its pieces (pieces, rows, out) where these are to be added up."""
+    """Return cuBLASLt's product and, if its pieces must then be added, the tensor (pieces, rows, out) float32 that it
+    writes them to."""
     if pieces == 1 or in_turn:
         return _product(x, weight, y, pieces), None
     parts = torch.empty((pieces, *y.shape), dtype=torch.float32, device=y.device)
@@ -195,8 +207,8 @@ def _in_pieces(
 
 
 def _timed(run: Callable[[], object], before: torch.Tensor) -> tuple[torch.cuda.Event, torch.cuda.Event]:
-    """Queue one run with its weights out of the cache; the events around it. before: memory whose filling takes the
-    device longer than the host needs to launch the run."""
+    """Queue one run with a cold L2 cache. Returns the events before and after it. before: memory filled first; this
+    flushes the cache, and takes the device longer than the host needs to launch the run."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     before.zero_()
     begin.record()
@@ -214,8 +226,8 @@ def _own_product(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, pieces:
         multiply(_product(x[rows], weight, y[rows], pieces), current_stream())
 
 
-def _lies(x: torch.Tensor) -> bool:
-    """Whether kernels may read x as it lies: rows one after the other, or apart and each aligned."""
+def _is_readable(x: torch.Tensor) -> bool:
+    """Return True if kernels can read x in place: contiguous rows, either without gaps or each aligned."""
     apart = x.stride(0) > x.shape[1] and x.stride(0) * x.element_size() % ALIGNMENT == 0
     packed = x.stride(0) == x.shape[1] or apart
     return x.stride(1) == 1 and packed and x.data_ptr() % ALIGNMENT == 0
@@ -237,8 +249,8 @@ def _product(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, pieces: int
 
 
 def _bucket(rows: int) -> int:
-    """The number of rows whose kernel is taken for `rows`. With fewer than 128 rows of float32 the library has kernels
-    that sum in another order first."""
+    """Return the number of rows whose kernel also serves `rows`. For float32 and fewer than 128 rows, cuBLASLt ranks
+    kernels first that sum in another order."""
     if rows <= 128:
         return 128 if rows > 64 else 64 if rows > 16 else 16
     return min((rows + 255) // 256 * 256, MOST_TIMED_ROWS)

@@ -1,8 +1,7 @@
-"""The matrix product of a CUDA device: y = x W^T (+ bias). The same arguments and results as on the CPU
-(apcbatch.kernels.cpu.linear), and float16 too.
+"""Matrix product on a CUDA device: y = x W^T (+ bias). Arguments: apcbatch.kernels.cpu.linear; float16 is also taken.
 
-Invariant: a row of a product depends on that row alone where the weights are exact, or are multiplied in fixed order
-as there are FIXED_ORDER_ROWS rows at most; otherwise the library picks its kernel by the number of rows.
+Invariant: with exact weights, a row of y depends on that row of x alone. With others this holds for fixed-order
+products of at most FIXED_ORDER_ROWS rows; beyond, cuBLAS picks its kernel by the number of rows.
 """
 
 from __future__ import annotations
@@ -13,15 +12,18 @@ import torch
 
 from apcbatch.kernels.cuda.fixed_order import FixedOrderProducts, pieces_of
 
-FIXED_ORDER_ROWS = 128  # up to so many, inexact products are made in fixed order too, which is no slower
-EXACT_ROWS = 128  # of every exact product that is not made in fixed order
+FIXED_ORDER_ROWS = 128  # up to this number, inexact products use fixed order too, as it is no slower
+EXACT_ROWS = 128  # rows per call of exact products without fixed order
 
 
 @dataclass(frozen=True, eq=False)
 class DeviceLinear:
-    """Weights (out_features, in_features) on a CUDA device, as they are. exact: whether a row's bits must not depend on
-    the other rows. fixed_order: the device's fixed-order products; None if they do not take these weights. pieces: of
-    the inputs, each summed on its own (see apcbatch.kernels.cuda.fixed_order)."""
+    """Weights (out_features, in_features) on a CUDA device, not reordered.
+
+    exact: a row's bits must not depend on the other rows. fixed_order: the device's fixed-order products; None if they
+    do not support these weights. pieces: number of pieces of the inputs, each with its own sum (see
+    apcbatch.kernels.cuda.fixed_order).
+    """
 
     weight: torch.Tensor
     exact: bool
@@ -41,20 +43,21 @@ class DeviceLinear:
         return self.weight.dtype
 
     def fixed_order_for(self, rows: int) -> FixedOrderProducts | None:
-        """What multiplies so many rows in fixed order; None where the library's default kernel does."""
+        """Return the fixed-order products if they multiply this number of rows; None if torch.mm does."""
         return self.fixed_order if self.exact or rows <= FIXED_ORDER_ROWS else None
 
     def in_one_piece(self) -> DeviceLinear:
-        """The same weights, with one sum over all inputs."""
+        """Return the same weights with one sum over all inputs."""
         return replace(self, pieces=1)
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
-        """Rows of the weights, for an embedding that is tied to this projection."""
+        """Return rows of the weights: indices (k,) int64 -> (k, in_features), for a tied embedding."""
         return self.weight[indices]
 
 
 def pack_linear(weight: torch.Tensor, exact: bool, products: FixedOrderProducts) -> DeviceLinear:
-    """weight: (out, in), any stride. exact: see DeviceLinear. products: of the weights' device."""
+    """Prepare weights for `linear`. weight: (out, in), any stride. exact: see DeviceLinear. products: those of the
+    weights' device."""
     weight = weight.contiguous()
     if not products.takes(weight):
         return DeviceLinear(weight, exact, None)
@@ -67,7 +70,8 @@ def linear(
     out_dtype: torch.dtype | None = None,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """y = x W^T (+ bias), accumulated in float32: see apcbatch.kernels.cpu.linear. x is of the weights' dtype."""
+    """Compute y = x W^T (+ bias), accumulated in float32: see apcbatch.kernels.cpu.linear. x must have the weights'
+    dtype."""
     if x.dtype != packed.dtype or x.dim() != 2 or x.shape[1] != packed.in_features:
         raise ValueError(
             f"x must be {packed.dtype} with {packed.in_features} columns, the weight's inputs; it is {x.dtype} of "
@@ -91,7 +95,7 @@ def _product(x: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype) -> t
 
 
 def _padded_product(x: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
-    """The product EXACT_ROWS rows at a time, the last of them filled up: the library has one kernel for all."""
+    """Multiply EXACT_ROWS rows at a time, the last block padded with zeros, so that cuBLAS runs one kernel for all."""
     rows = x.shape[0]
     padded = x.new_zeros((rows + EXACT_ROWS - 1) // EXACT_ROWS * EXACT_ROWS, x.shape[1])
     padded[:rows] = x

@@ -1,7 +1,6 @@
-"""What is chosen from a row of logits on a CUDA device: experts, the likeliest token, log-probabilities. The same
-arguments and results as on the CPU (apcbatch.kernels.cpu.logits).
+"""Top-k, argmax and log-probabilities of rows of logits, on a CUDA device.
 
-Must not know: models, sampling. Invariant: a row's result depends on that row alone.
+Arguments and results: apcbatch.kernels.cpu.logits. Invariant: a row's result depends on that row alone.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from apcbatch.kernels.row_arguments import (
 
 
 def softmax_topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """See apcbatch.kernels.cpu.logits; at most 1,024 columns."""
+    """See apcbatch.kernels.cpu.logits. Takes at most 1,024 columns."""
     (*sizes, (address, stride, _), weights, indices), chosen = topk_arguments(logits, k, extension().MOST_CHOICES)
     with torch.cuda.device(logits.device):
         extension().softmax_topk(*sizes, address, stride, weights, indices, current_stream())
@@ -28,14 +27,14 @@ def softmax_topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tens
 
 
 def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """See apcbatch.kernels.cpu.logits; the sum is float32. The token is -1 where a logit is NaN or infinite."""
+    """See apcbatch.kernels.cpu.logits. The sum is float32. The token is -1 for a row with NaN or infinity."""
     arguments, tokens, logprobs = greedy_arguments(logits)
     _launch(logits.device, arguments)
     return tokens, logprobs
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:
-    """See apcbatch.kernels.cpu.logits. -1 where a logit is NaN or infinite."""
+    """See apcbatch.kernels.cpu.logits."""
     arguments, tokens = argmax_arguments(logits)
     _launch(logits.device, arguments)
     return tokens
@@ -49,7 +48,7 @@ def token_logprob(logits: torch.Tensor, token: int) -> float:
 
 
 def token_logprobs(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """See apcbatch.kernels.cpu.logits; the tokens lie where the logits do."""
+    """See apcbatch.kernels.cpu.logits. The tokens must be on the logits' device."""
     arguments, logprobs = token_logprobs_arguments(logits, tokens)
     _launch(logits.device, arguments)
     return logprobs

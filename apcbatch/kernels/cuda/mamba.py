@@ -1,5 +1,6 @@
-"""The Mamba-1 mixer of a layer on a CUDA device, run by its ops or, where possible, by one launch of all of them
-(apcbatch.kernels.cuda.compiled_mamba). Arguments and results: apcbatch.kernels.cpu.mamba.
+"""Mamba-1 mixer on a CUDA device. Arguments and results: apcbatch.kernels.cpu.mamba.
+
+A mixer runs as one C++ call that launches all kernels (apcbatch.kernels.cuda.compiled_mamba), or else op by op.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ class DeviceMamba:
         self.norm, self.weights, self.ssm, self.conv = norm, weights, ssm, conv
         self.few_rows = FewRows(weights, ssm, conv)
         self.compiled = compile_mamba(norm, weights, ssm, conv)
-        self._at_once = DeviceMambaStack([self])
+        self._compiled_stack = DeviceMambaStack([self])
 
     def __call__(self, residual: Residual, batch: Ragged | DeviceBatch) -> None:
         batch = batch_on(residual.sum.device, batch)
-        if not self._at_once(residual, batch):
+        if not self._compiled_stack(residual, batch):
             self._one_by_one(residual, batch)
 
     def _one_by_one(self, residual: Residual, batch: DeviceBatch) -> None:
-        """Run the ops one after the other."""
+        """Run the mixer op by op, with fused kernels for few sequences."""
         w, few = self.weights, self.few_rows.takes(batch)
         h = normed(residual, self.norm, w.in_proj.dtype)
         x, z = self.few_rows.convolved(h, batch) if few else self._convolved(h, batch)  # (t, h) -> (t, d) each
-        dt, b, c = self._small(x)
+        dt, b, c = self._projected(x)
         y = self.few_rows.stepped(dt, x, b, c, z, batch) if few else self._scanned(dt, x, b, c, z, batch)
         residual.leave(linear(y, w.out_proj, out_dtype=torch.float32, bias=w.out_bias))  # (t, d) -> (t, h)
 
@@ -52,8 +53,8 @@ class DeviceMamba:
         xz = linear(h, w.in_proj, bias=w.in_bias)  # (t, h) -> (t, 2d)
         return causal_conv(xz[:, :d], w.conv_weight, w.conv_bias, self.conv, batch), xz[:, d:]
 
-    def _small(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(t, d) -> dt (t, r), B and C (t, n), normed where the family norms them."""
+    def _projected(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Run x_proj: x (t, d) -> dt (t, r), B and C (t, n), normed if the weights have norms."""
         w, n, r = self.weights, self.weights.A.shape[0], self.weights.dt_proj.in_features
         dbc = linear(x, w.x_proj)  # (t, d) -> (t, r + 2n)
         dt, b, c = dbc[:, :r], dbc[:, r : r + n], dbc[:, r + n :]
@@ -76,7 +77,7 @@ class DeviceMamba:
 
 
 class DeviceMambaStack:
-    """All layers of a model of Mamba mixers alone: see apcbatch.kernels.ops.LayerStack."""
+    """All layers of a model with only Mamba mixers: see apcbatch.kernels.ops.LayerStack."""
 
     def __init__(self, mixers: Sequence[DeviceMamba]) -> None:
         self._few_rows = mixers[0].few_rows

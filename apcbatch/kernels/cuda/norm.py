@@ -1,7 +1,7 @@
-"""RMS norm, alone or with the residual addition before it, and the SwiGLU product, on a CUDA device. The same arguments
-and results as on the CPU (apcbatch.kernels.cpu.norm), and float16 too.
+"""RMS norm, alone or after the residual addition, and the SwiGLU product, on a CUDA device.
 
-Must not know: models. Invariant: a row of the result depends on that row of the arguments alone.
+Arguments and results: apcbatch.kernels.cpu.norm, plus float16. Invariant: a row of the result depends on that row of
+the arguments alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float, out_dtype
 def rms_norms(
     xs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor | None], eps: float, out_dtype: torch.dtype
 ) -> list[torch.Tensor]:
-    """`rms_norm` of each x with its weight: at once where that can be."""
+    """Compute `rms_norm` of each x with its weight, in one launch if the kernel supports it."""
     norms = [
         norm_arguments(x, None, weight, eps, out_dtype, DTYPE_CODES) for x, weight in zip(xs, weights, strict=True)
     ]
@@ -44,7 +44,7 @@ def add_rms_norm_(
 
 
 def _norm(of: NormArguments) -> object:
-    """The norm as _CUDA takes it."""
+    """Make the _CUDA.Norm of checked arguments."""
     y, _, y_code = of.y
     return extension().Norm(of.t, of.h, *of.x, *(of.delta or (0, 0, 0)), of.weight, of.eps, y, y_code)
 

@@ -1,8 +1,7 @@
-"""The recurrent ops on a CUDA device: the same arguments, results and invariants as in apcbatch.kernels.cpu.scan, and
-float16 too. They run on the current stream and return before the device has finished.
+"""Recurrent ops on a CUDA device. Arguments, results and invariants: apcbatch.kernels.cpu.scan, plus float16.
 
-Must not know: models, which layer's state it is. Invariants: tokens go strictly in sequence for each channel, so
-that cuts, batch mates and decoding change no bit. The bits are not those of the CPU kernels.
+The ops run on the current stream and return before the device has finished. A channel's tokens are processed strictly
+in order. So neither cuts of a sequence nor the rest of the batch change a bit. The bits differ from the CPU kernels'.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ def causal_conv(
     state: torch.Tensor,
     ragged: Ragged | DeviceBatch,
 ) -> torch.Tensor:
-    """See apcbatch.kernels.cpu.scan; weight and bias may be of any of the three dtypes."""
+    """See apcbatch.kernels.cpu.scan. weight and bias may also be float16."""
     batch = batch_on(x.device, ragged)
     sizes = batch.num_tokens, batch.max_slot, extension().MOST_TAPS
     arguments, out = conv_arguments(x, weight, bias, state, *sizes, DTYPE_CODES)
@@ -44,8 +43,8 @@ def selective_scan(
     ragged: Ragged | DeviceBatch,
     lanes: int = 0,
 ) -> torch.Tensor:
-    """See apcbatch.kernels.cpu.scan; n 1 to 128. lanes (1, 2, 4, 8; 0: the kernel chooses) share a channel's states:
-    a matter of speed, not of bits."""
+    """See apcbatch.kernels.cpu.scan; here n is 1 to 128. lanes: threads that share a channel's states, 1, 2, 4 or 8; 0:
+    the kernel chooses. It changes the speed, not the bits."""
     batch = batch_on(x.device, ragged)
     sizes = batch.num_tokens, batch.max_slot, extension().MOST_STATES
     arguments, out = scan_arguments(x, dt, A, B, C, D, z, dt_bias, state, *sizes, DTYPE_CODES)
@@ -55,8 +54,8 @@ def selective_scan(
 
 
 def batch_on(device: torch.device, ragged: Ragged | DeviceBatch) -> DeviceBatch:
-    """The batch on this device: a Ragged is uploaded by the first op that meets it. ValueError for a DeviceBatch of
-    another device."""
+    """Return the batch on this device. A Ragged is uploaded by the first op that uses it. Raises ValueError for a
+    DeviceBatch on another device."""
     if isinstance(ragged, Ragged):
         return ragged.on(device, DeviceBatch)
     if ragged.device != device:
