@@ -1,4 +1,4 @@
-"""The store: snapshots on disk, shared by runs and processes. Keys and NumPy arrays, never torch."""
+"""The store: snapshots on disk, shared by runs and processes. It works on keys and NumPy arrays, without torch."""
 
 from apcbatch.store.check import CheckReport
 from apcbatch.store.environment import Buffer

@@ -1,7 +1,7 @@
-"""Check: verify every file of a store, and make index and files agree again.
+"""Check: verify every file of a store, and make the index and the files agree again.
 
-Other processes may use the store meanwhile: each step holds the index's write lock only for a moment, and checks again
-under it before anything is changed.
+Other processes may use the store meanwhile. Each step holds the index's write lock only briefly, and verifies its
+finding again under the lock before it changes anything.
 """
 
 from __future__ import annotations
@@ -20,9 +20,13 @@ ROWS_PER_STEP = 256
 
 @dataclass(slots=True)
 class CheckReport:
-    """What a check found (faults, one clause each), and what it changed (counts; 0 in a read-only store).
+    """Findings and changes of one check.
 
-    num_stranded: intact snapshots without their parent; they can be used again when it is stored again.
+    faults: one clause per fault found. num_verified, num_bytes: intact files and their size. num_stranded: intact
+    snapshots without their parent, which can be used once it is stored again.
+
+    num_adopted: intact files entered in the index. num_rows_dropped, num_files_removed: rows and files removed. These
+    are 0 in a read-only store.
     """
 
     num_verified: int = 0
@@ -44,8 +48,9 @@ class Checker:
         self._report = CheckReport()
 
     def run(self) -> CheckReport:
+        """Check every row and every file."""
         self._report.faults += [f"index: {fault}" for fault in faults(self._reader.database)]
-        for entry in _entries(self._reader):  # first: a row with a wrong key would block the right one
+        for entry in _entries(self._reader):  # before the files: a row with a wrong key blocks the right one
             if not self._folder.exists(entry.key):
                 self._drop_row(entry.key)
         for key in self._folder.all_keys():
@@ -59,6 +64,7 @@ class Checker:
         return self._report
 
     def _check_file(self, key: bytes) -> None:
+        """Verify one file, and enter it if its row is missing or wrong."""
         try:
             self._folder.read(key)
             header = self._folder.header(key)
@@ -79,7 +85,7 @@ class Checker:
             self._enter(header, num_bytes)
 
     def _remove_bad(self, key: bytes) -> None:
-        """Remove a bad file with its row, unless another process has replaced it with a good one."""
+        """Remove a bad file and its row, unless another process has replaced the file with a good one."""
         if self._index is None:
             return
         with self._index.transaction():
@@ -110,6 +116,7 @@ class Checker:
                 self._report.num_adopted += 1
 
     def _drop_row(self, key: bytes) -> None:
+        """Drop the row of a missing file."""
         if self._index is None:
             self._report.faults.append(f"{self._folder.path(key)}: missing, but in the index")
             return
@@ -121,7 +128,7 @@ class Checker:
 
 
 def _entries(index: Index) -> Iterator[Entry]:
-    """All rows by ascending id, read in steps that each begin after the last row of the previous one."""
+    """Yield all rows by ascending id, reading ROWS_PER_STEP at a time."""
     last: int | None = None
     while entries := index.entries_after(last, ROWS_PER_STEP):
         yield from entries
@@ -129,6 +136,7 @@ def _entries(index: Index) -> Iterator[Entry]:
 
 
 def _differs(entry: Entry, header: Header, num_bytes: int) -> bool:
+    """Return whether a row disagrees with its file."""
     parent = row_id(header.parent) if header.parent else None
     return (entry.position, entry.parent_id, entry.parent_position, entry.num_bytes) != (
         header.position,

@@ -1,7 +1,7 @@
-"""Database: a connection to an SQLite file of which no byte is trusted, the schema, and the row type.
+"""Database: a connection to an SQLite file whose contents are not trusted; the schema and the row type.
 
-All calls of sqlite3 go through here: every error that it raises, and every value of another type than expected, becomes
-an IndexFault. So callers handle a damaged file as one kind of error, wherever the damage is.
+All calls of sqlite3 go through here. Every error that they raise, and every value of an unexpected type, becomes an
+IndexFault. So callers handle a damaged file as one kind of error, wherever the damage is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from apcbatch.store.format import FORMAT_VERSION, KEY_BYTES, MAX_FILE_BYTES
 BUSY_TIMEOUT_S = 10.0
 
 Column = Callable[[Any], bool]
-"""Checks a value of a column."""
+"""Returns whether a column may hold a value."""
 
 Values = Sequence[Any] | Mapping[str, Any]
 
@@ -38,15 +38,15 @@ _REFUSALS = (
     "interrupted",
     "Cannot operate on a closed database",
 )
-"""SQLite's errors of the system, not of the file. (Python before 3.11 has no codes.)"""
+"""Beginnings of SQLite's messages for errors of the system, not of the file. (Python before 3.11 has no codes.)"""
 
 
 class IndexFault(Exception):
-    """A fault of the index file; the text is a clause."""
+    """Fault of the index file. The text is a clause."""
 
 
 class IndexUnavailable(IndexFault):
-    """The system refuses for now: a lock, a full disk, missing rights. The file may be sound."""
+    """The system refuses access for now: a lock, a full disk, missing rights. The file may be intact."""
 
 
 class IndexDamaged(IndexFault):
@@ -54,8 +54,10 @@ class IndexDamaged(IndexFault):
 
 
 class _Boundary:
-    """Turns every error of sqlite3 into an IndexFault. Error texts may hold any bytes of the file, so
-    UnicodeDecodeErrors occur too."""
+    """Context that turns every error of sqlite3 into an IndexFault.
+
+    Error messages may contain any bytes of the file, so UnicodeDecodeErrors occur too.
+    """
 
     def __enter__(self) -> None:
         pass
@@ -105,10 +107,10 @@ def is_key(value: Any) -> bool:
 
 
 class Database:
-    """One connection; its methods may be called from any thread. Raises IndexFault and nothing else."""
+    """One connection. Any thread may call its methods. They raise no error but IndexFault."""
 
     def __init__(self, path: str, mode: str) -> None:
-        """mode: rwc (create), ro (read only) or immutable (read only, on a medium where no process can write)."""
+        """mode: `rwc` (create), `ro` (read only) or `immutable` (read only, on a medium where no process can write)."""
         query = "mode=ro&immutable=1" if mode == "immutable" else f"mode={mode}"
         self.lock = threading.RLock()
         with _BOUNDARY:
@@ -128,12 +130,12 @@ class Database:
             raise
 
     def run(self, statement: str, values: Values = ()) -> int:
-        """Run one statement that returns no rows; returns how many rows it changed."""
+        """Run one statement that returns no rows, and return the number of rows it changed."""
         with self.lock, _BOUNDARY:
             return self._connection.execute(statement, values).rowcount
 
     def rows(self, statement: str, values: Values, *columns: Column) -> list[tuple[Any, ...]]:
-        """All rows; raises IndexDamaged for a value that fails its column's check."""
+        """Return all rows. Raises IndexDamaged for a value that fails its column's check."""
         with self.lock, _BOUNDARY:
             rows = self._connection.execute(statement, values).fetchall()
         for row in rows:
@@ -141,19 +143,19 @@ class Database:
         return rows
 
     def unchecked(self, statement: str, values: Values) -> set[Any]:
-        """The values of the first column, of any type: fast, for a caller that compares thousands of keys."""
+        """Return the values of the first column, of any type. Fast, for callers that compare thousands of keys."""
         with self.lock, _BOUNDARY:
             return {row[0] for row in self._connection.execute(statement, values)}
 
     def row(self, statement: str, values: Values, *columns: Column) -> tuple[Any, ...]:
-        """The only row of a statement that has exactly one."""
+        """Return the only row of a statement that has exactly one. Raises IndexDamaged for any other number."""
         rows = self.rows(statement, values, *columns)
         if len(rows) != 1:
             raise IndexDamaged(f"it has {len(rows)} rows where there is one")
         return rows[0]
 
     def each(self, statement: str, values: Values, *columns: Column) -> Iterator[tuple[Any, ...]]:
-        """The rows one by one, for a caller that may stop early; the caller holds the lock."""
+        """Yield the rows one by one, for a caller that may stop early. The caller must hold `lock`."""
         with _BOUNDARY:
             cursor = self._connection.execute(statement, values)
         while True:
@@ -165,13 +167,13 @@ class Database:
             yield row
 
     def add_function(self, name: str, function: Callable[[Any], Any]) -> None:
-        """Let statements call a function of one argument."""
+        """Make a function of one argument callable in statements."""
         with _BOUNDARY:
             self._connection.create_function(name, 1, function, deterministic=True)
 
     @contextmanager
     def transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
-        """Everything inside becomes visible to every process at once, or never."""
+        """Commit everything inside at once for all processes, or roll it back on an exception."""
         with self.lock:
             self.run(begin)
             try:
@@ -198,7 +200,7 @@ def _decode(raw: bytes) -> str:
 
 
 def _printable(words: str) -> str:
-    """Without control characters, in 200 characters at most."""
+    """Replace unprintable characters by `?`, and cut after 200 characters."""
     return "".join(letter if letter.isprintable() else "?" for letter in words)[:200]
 
 
@@ -218,7 +220,11 @@ ENTRY_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One row. parent_id is the row id of the parent; times in seconds since 1970."""
+    """One row of the snapshot table.
+
+    position, parent_position: in tokens. parent_id: row id of the parent. num_bytes: size of the file. last_used:
+    seconds since 1970. priority: see eviction.py.
+    """
 
     key: bytes
     position: int
@@ -231,12 +237,12 @@ class Entry:
 
 
 def row_id(key: bytes) -> int:
-    """The id of a key's row: its first 8 bytes."""
+    """Return the id of a key's row: the key's first 8 bytes as an integer."""
     return int.from_bytes(key[:8], "little", signed=True)
 
 
 def entry_of(row: tuple[Any, ...]) -> Entry:
-    """A row of ENTRY; raises IndexDamaged for one that the store never writes."""
+    """Convert a row of the columns ENTRY. Raises IndexDamaged for values that the store never writes."""
     entry = Entry(*row[1:])
     if row[0] != row_id(entry.key):
         raise IndexDamaged("a row has the id of another key")
@@ -245,8 +251,8 @@ def entry_of(row: tuple[Any, ...]) -> Entry:
     return entry
 
 
-# children counts the rows whose parent is this one; only a row without children may be evicted, and `leaves`
-# finds the least valuable one. parent is a row id, whether or not that row exists.
+# children: number of rows whose parent is this one. Only a row without children may be evicted; the index `leaves`
+# finds the least valuable one. parent: a row id, whether or not that row exists.
 SCHEMA = (
     "CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
     "CREATE TABLE models (id INTEGER PRIMARY KEY, fingerprint BLOB NOT NULL UNIQUE, name TEXT NOT NULL)",

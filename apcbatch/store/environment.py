@@ -1,11 +1,14 @@
-"""Files: every file call of the store goes through here, so that tests can drop, cut, flip and fail each one.
+"""Files: all file system calls of the store, in one class, so that tests can inject faults into each of them.
 
-Every method raises OSError where the system does, and for anything that is not a plain file or folder: no call follows
-a link at the end of its path, and none waits for a pipe. A snapshot is never written in place: it is written whole
-under a temporary name and renamed. It is not fsynced: a file torn by a power cut fails its checksum and costs one
-snapshot, while an fsync for each costs more than computing it. Files are read, not mapped: the bytes that were verified
-are the bytes that are used, even if another process cuts the file, and a bad sector is an error that can be handled
-instead of a signal that ends the process. (From the page cache the two take equally long.)
+Every method raises OSError where the system does, and for anything but a plain file or folder. No call follows a link
+at the end of its path, and none blocks on a pipe.
+
+A snapshot is written whole under a temporary name, then renamed. It is not fsynced: a file torn by a power cut fails
+its checksum and costs one snapshot, while an fsync costs more than computing the snapshot.
+
+Files are read, not mapped. So the verified bytes are the bytes that are used, even if another process truncates the
+file, and a bad sector is an OSError instead of a signal that ends the process. From the page cache, reading takes as
+long as mapping.
 """
 
 from __future__ import annotations
@@ -27,24 +30,25 @@ _PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Reader(Protocol):
-    """Bytes that may be read at any offset; `size` is their number."""
+    """Random access to a sequence of bytes. size: its length."""
 
     @property
     def size(self) -> int:
-        """Their number."""
+        """Length in bytes."""
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
-        """Fill the buffer from the offset; returns the bytes read, fewer than asked only at the end."""
+        """Fill the buffer from the offset, and return the number of bytes read. It is less than requested only at the
+        end."""
 
 
 class FileReader:
-    """One open file; `size` is its length in bytes when it was opened."""
+    """One open file. size: its length in bytes when it was opened."""
 
     def __init__(self, path: str) -> None:
         self._fd, self.size = _open_plain(path, os.O_RDONLY)
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
-        """As of Reader."""
+        """See Reader."""
         done = 0
         while done < len(buffer):
             count = os.preadv(self._fd, [buffer[done:]], offset + done)
@@ -66,7 +70,10 @@ class FileReader:
 
 
 def _open_plain(path: str, flags: int, mode: int = 0) -> tuple[int, int]:
-    """The descriptor and the size of a regular file; anything else at the path is an OSError. mode: of a new file."""
+    """Open a regular file, and return its descriptor and its size. Raises OSError for anything else at the path.
+
+    mode: permissions of a new file.
+    """
     fd = os.open(path, flags | _PLAIN, mode)
     try:
         status = os.fstat(fd)
@@ -79,12 +86,12 @@ def _open_plain(path: str, flags: int, mode: int = 0) -> tuple[int, int]:
 
 
 def not_plain(path: str, kind: Kind) -> OSError:
-    """The error for anything but a plain file or folder."""
+    """Return the OSError for anything but a plain file or folder."""
     return OSError(errno.EINVAL, f"not a plain {kind}", path)
 
 
 class FileLock:
-    """An exclusive lock on an open file; the system releases it when its process ends, however it ends."""
+    """Exclusive lock on an open file. The system releases it when the process ends, even by a kill."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -94,30 +101,30 @@ class FileLock:
 
 
 class Files:
-    """The file calls of the store. Subclass it to inject faults.
+    """File system calls of the store. Tests override methods to inject faults.
 
-    Invariant: new files and folders are private to their owner, for any umask, unless the store's index has another
-    mode (see follow_mode).
+    Invariant: new files and folders are accessible to their owner only, whatever the umask, unless the store's index
+    has another mode (see follow_mode).
     """
 
-    mode = 0o600  # of new files
+    mode = 0o600  # permissions of new files
 
     def follow_mode(self, path: str) -> None:
-        """Give new files the mode of this one, if it exists, and folders the one that fits it."""
+        """Give new files the mode of the file at this path, if it exists, and new folders the matching mode."""
         with suppress(OSError):
             status = os.lstat(path)
             if stat.S_ISREG(status.st_mode):
                 self.mode = status.st_mode & 0o666
 
     def make_folders(self, path: str) -> None:
-        """Make a folder and those above it if they are missing."""
-        mode = self.mode | self.mode >> 2 & 0o111  # users who may read files may enter folders
+        """Create a folder and its missing parents."""
+        mode = self.mode | self.mode >> 2 & 0o111  # read permission on files gives search permission on folders
         try:
             os.mkdir(path, mode)
         except FileNotFoundError:
             above = os.path.dirname(path)
             if os.path.isdir(above or "."):
-                raise  # such as /proc, in which no folder can be made
+                raise  # the parent allows no folders, such as /proc
             self.make_folders(above)
             os.mkdir(path, mode)
         except FileExistsError:
@@ -131,7 +138,7 @@ class Files:
         return os.access(path, os.F_OK, follow_symlinks=False)
 
     def kind(self, path: str) -> Kind | None:
-        """What is at the path itself (a link is `other`); None if there is nothing."""
+        """Return the kind of the path itself, for which a link is `other`; None if nothing is there."""
         try:
             mode = os.lstat(path).st_mode
         except FileNotFoundError:
@@ -139,15 +146,15 @@ class Files:
         return "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else "other"
 
     def is_writable(self, folder: str) -> bool:
-        """Whether this user may create files in the folder."""
+        """Return whether this user may create files in the folder."""
         return os.access(folder, os.W_OK | os.X_OK)
 
     def touch(self, path: str) -> None:
-        """Make an empty file if there is none."""
+        """Create an empty file if there is none."""
         os.close(_open_plain(path, os.O_CREAT | os.O_RDONLY, self.mode)[0])
 
     def write(self, path: str, chunks: Sequence[Buffer]) -> None:
-        """Create the file, which must not exist, and write the chunks to it one after the other."""
+        """Create a file, which must not exist, with the concatenation of the chunks."""
         fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, self.mode)
         try:
             left = [view for chunk in chunks if len(view := memoryview(chunk).cast("B"))]
@@ -161,8 +168,10 @@ class Files:
             os.close(fd)
 
     def write_durably(self, path: str, data: bytes) -> None:
-        """Give a small file this content and wait until it, and its name, are on the disk. Written in place, so that
-        several processes may do it at once."""
+        """Set the content of a small file, and wait until it and its name are on the disk.
+
+        The file is written in place, so several processes may do it at once.
+        """
         fd, _ = _open_plain(path, os.O_CREAT | os.O_RDWR, self.mode)
         try:
             if os.pwrite(fd, data, 0) != len(data):
@@ -178,11 +187,11 @@ class Files:
             os.close(folder)
 
     def rename(self, source: str, target: str) -> None:
-        """Give a file its final name at once; an older file of that name is replaced."""
+        """Rename a file atomically, replacing an older file of that name."""
         os.replace(source, target)
 
     def unlink(self, path: str) -> bool:
-        """Remove a file; False if it did not exist."""
+        """Remove a file. Return False if it did not exist."""
         try:
             os.unlink(path)
         except FileNotFoundError:
@@ -193,7 +202,7 @@ class Files:
         return FileReader(path)
 
     def names(self, folder: str) -> list[str]:
-        """The names in a folder, sorted; none if the folder does not exist."""
+        """Return the names in a folder, sorted; none if the folder does not exist."""
         try:
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | _PLAIN)
         except FileNotFoundError:
@@ -207,11 +216,11 @@ class Files:
         return os.lstat(path).st_size
 
     def modified(self, path: str) -> float:
-        """When the file was last written, in seconds since 1970."""
+        """Return when the file was last written, in seconds since 1970."""
         return os.lstat(path).st_mtime
 
     def lock(self, path: str, wait_s: float) -> FileLock | None:
-        """Lock the file, created if missing; None if another holder has kept it for wait_s seconds."""
+        """Lock a file, which is created if missing. Return None if another holder kept the lock for wait_s seconds."""
         fd, _ = _open_plain(path, os.O_CREAT | os.O_RDWR, self.mode)
         try:
             end = time.monotonic() + wait_s

@@ -1,10 +1,13 @@
-"""Eviction: remove the least valuable snapshots, so that the size limit holds at every instant; and `store prune`.
+"""Eviction: remove the least valuable snapshots so that the size limit always holds; and `store prune`.
 
-The least valuable snapshot without children is evicted first, so an ancestor always outlives its descendants. A
-snapshot's value is the tokens that one byte of it saves, (position - parent's position) / bytes, times its uses + 1,
-plus the highest value that had been evicted when it was last used (greedy-dual-size-frequency: Cherkasova, "Improving
-WWW proxies performance with greedy-dual-size-frequency caching policy", 1998). So unused snapshots lose against newer
-ones step by step, without a tuned parameter. Each transaction is short: other processes may use the store meanwhile.
+The least valuable snapshot without children is evicted first, so an ancestor always outlives its descendants.
+
+Value: (position - parent's position) / bytes * (uses + 1) + clock. The first factor is the number of tokens that one
+byte of the snapshot saves. clock is the highest value evicted before the snapshot's last use. So unused snapshots
+gradually lose against newer ones, without a tuned parameter. Source: greedy-dual-size-frequency (Cherkasova, "Improving
+WWW proxies performance with greedy-dual-size-frequency caching policy", 1998).
+
+Each transaction is short, since other processes may use the store meanwhile.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ ROWS_PER_TRANSACTION = 256
 
 @dataclass(slots=True)
 class PruneReport:
-    """What a prune removed, and what is left."""
+    """Counts and bytes of the snapshots that a prune removed, and of those left."""
 
     num_removed: int
     num_bytes_removed: int
@@ -31,7 +34,8 @@ class PruneReport:
 
 
 def evict_one(index: Index, folder: SnapshotFolder, protected: set[bytes]) -> Entry | None:
-    """Remove the least valuable snapshot inside a transaction and return it; None if all are protected."""
+    """Remove the least valuable snapshot that is not protected, inside a transaction. Return it, or None if there is
+    none."""
     victim = index.least_valuable(protected)
     if victim is not None:
         index.advance_clock(victim.priority)
@@ -40,17 +44,21 @@ def evict_one(index: Index, folder: SnapshotFolder, protected: set[bytes]) -> En
 
 
 def drop(entry: Entry, index: Index, folder: SnapshotFolder) -> None:
-    """Remove a snapshot just found in the index, row and file. If the row's key has no file, the key may be damaged:
-    then the file whose name begins with the row's id, the key's first 8 bytes, is the one that was counted."""
+    """Remove the row and the file of a snapshot just found in the index.
+
+    If the row's key has no file, the key may be damaged. Then the file is the one whose name begins with the row's id,
+    which is the key's first 8 bytes.
+    """
     index.remove(entry)
     if not folder.remove(entry.key):
         folder.remove_namesakes(entry.key)
 
 
 class Capacity:
-    """The bytes left below the size limit, with the bytes that every process is writing counted. For one transaction.
+    """Bytes left below the size limit, during one transaction. Bytes that any process has reserved count as used.
 
-    num_evicted: snapshots evicted so far."""
+    num_evicted: number of snapshots evicted so far.
+    """
 
     def __init__(self, index: Index, folder: SnapshotFolder, limit_bytes: int, protected: set[bytes]) -> None:
         """protected: keys that must not be evicted."""
@@ -62,7 +70,10 @@ class Capacity:
         self._free_bytes = self._most_bytes - index.totals()[1]
 
     def take(self, num_bytes: int) -> bool:
-        """Take num_bytes, evicting snapshots if needed; False, with nothing evicted, if they can never fit."""
+        """Take num_bytes, evicting snapshots if needed. Return False if they do not fit.
+
+        If evicting every snapshot could not make enough room, none is evicted.
+        """
         if num_bytes > self._most_bytes:
             return False
         while self._free_bytes < num_bytes:
@@ -83,8 +94,11 @@ def prune(
     older_than_s: float | None = None,
     model: str | None = None,
 ) -> PruneReport:
-    """Drop snapshots until the store has at most size_bytes, and those unused for older_than_s seconds, of one model
-    (its name, or the start of its fingerprint in hex) or of all. An ancestor stays while a descendant does.
+    """Evict the least valuable snapshots until at most size_bytes are left, and drop those unused for older_than_s
+    seconds.
+
+    model: name of a model, or the start of its fingerprint in hex. Only its snapshots are dropped by age; without an
+    age, all of them are dropped. None: all models. An ancestor stays while a descendant does.
 
     Raises UsageError for an unknown model, and if neither a size, an age nor a model is given.
     """
@@ -113,8 +127,11 @@ def prune(
 
 
 def _evict_down_to(index: Index, folder: SnapshotFolder, size_bytes: int) -> None:
-    """Evict until the store has at most size_bytes. At most as many snapshots are evicted as there are at the
-    beginning: those that other processes add meanwhile are kept below their own limits."""
+    """Evict until the store has at most size_bytes.
+
+    At most as many snapshots are evicted as the store had at the beginning. Those that other processes add meanwhile
+    are subject to their own limits.
+    """
     left = index.totals()[0]
     while left > 0:
         with index.transaction():
@@ -130,7 +147,10 @@ def _evict_down_to(index: Index, folder: SnapshotFolder, size_bytes: int) -> Non
 
 
 def _drop_unused(index: Index, folder: SnapshotFolder, model: int | None, unused_since: float | None) -> None:
-    """Drop the snapshots of a model, or of all, last used at unused_since or before. Bounded as _evict_down_to."""
+    """Drop the snapshots last used at unused_since or before (None: at any time), of one model or of all (None).
+
+    At most as many are dropped as the store had at the beginning.
+    """
     left = index.totals()[0]
     while left > 0:
         with index.transaction():

@@ -1,8 +1,11 @@
 """Format: the constants of the store's files, and the header of a snapshot file.
 
-docs/store-format.md has the byte format. Invariants: a header has exactly one encoding, so a header that parses is what
-encode would have written; every length is bounded before memory is allocated for it; every fault of a file is a
-BadSnapshot with a sentence.
+docs/store-format.md specifies the bytes.
+
+Invariants:
+- A header has exactly one encoding: one that parses is identical to what `encode` writes.
+- Every length is checked against a bound before memory is allocated for it.
+- Every fault of a file raises BadSnapshot with a clause.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ MAX_NAME_LENGTH = 32
 HEADER_ALIGNMENT_BYTES = 64
 
 DTYPES: dict[str, npt.DTypeLike] = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
-"""safetensors dtype -> NumPy dtype. NumPy has no bfloat16: a uint16 array holds the bits of one."""
+"""safetensors dtype -> NumPy dtype. NumPy has no bfloat16, so its bits are held as uint16."""
 
 DTYPE_OF: dict[np.dtype[np.generic], str] = {np.dtype(numpy): name for name, numpy in DTYPES.items()}
 
@@ -63,13 +66,12 @@ _FIRST_READ_BYTES = 2048
 
 
 class BadSnapshot(Exception):
-    """A snapshot file that must not be used; the text is a clause: what was expected, what came."""
+    """A snapshot file must not be used. The text is a clause: what was expected, what was found."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor of a file: its safetensors dtype, its shape and the checksum of its bytes (xxh3-128,
-    hex)."""
+    """Description of one tensor in a file. dtype: safetensors name. checksum: xxh3-128 of its bytes, in hex."""
 
     name: str
     dtype: str
@@ -83,7 +85,10 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The header of a snapshot file. parent and parent_position: None and 0 for a snapshot without a parent."""
+    """Header of a snapshot file.
+
+    position, parent_position: in tokens. parent: key of the parent. Without a parent these are None and 0.
+    """
 
     key: bytes
     fingerprint: bytes
@@ -94,7 +99,7 @@ class Header:
 
     @property
     def is_chained(self) -> bool:
-        """True if the snapshot can be used only together with its parent."""
+        """Whether the snapshot can be used only together with its parent."""
         return self.parent is not None and any(holds_tokens(tensor.name) for tensor in self.tensors)
 
     @property
@@ -102,7 +107,7 @@ class Header:
         return sum(tensor.num_bytes for tensor in self.tensors)
 
     def encode(self) -> bytes:
-        """The bytes before the first tensor: the length, the JSON text, spaces up to the alignment."""
+        """Encode the bytes before the first tensor: length, JSON text, and spaces up to the alignment."""
         metadata = {
             "checksum": _ZERO_CHECKSUM,
             "fingerprint": self.fingerprint.hex(),
@@ -127,7 +132,8 @@ class Header:
 
 
 def describe(arrays: Mapping[str, Array]) -> tuple[TensorInfo, ...]:
-    """The tensors in the order of a file, without checksums; raises ValueError for a dtype that the format lacks."""
+    """Describe arrays in the order of a file, without checksums. Raises ValueError for a dtype that the format
+    lacks."""
     for name, array in arrays.items():
         if array.dtype not in DTYPE_OF:
             raise ValueError(f"tensor {name} is {array.dtype}; float32, float16 and uint16 (bfloat16) can be stored")
@@ -135,7 +141,7 @@ def describe(arrays: Mapping[str, Array]) -> tuple[TensorInfo, ...]:
 
 
 def tensors_of(layout: Layout, num_tokens: int) -> tuple[TensorInfo, ...]:
-    """As `describe`, for arrays that have a layout. num_tokens: since the parent."""
+    """Describe the tensors of a layout as `describe` does. num_tokens: tokens since the parent."""
     tensors = [
         TensorInfo(name, one.dtype, tuple(num_tokens if size is None else size for size in one.shape))
         for name, one in layout.items()
@@ -144,7 +150,7 @@ def tensors_of(layout: Layout, num_tokens: int) -> tuple[TensorInfo, ...]:
 
 
 def _order(tensor: TensorInfo) -> tuple[int, str]:
-    """Sort key of the tensors of a file: widest elements first, then by name."""
+    """Return the sort key of a file's tensors: widest elements first, then by name."""
     return -np.dtype(DTYPES[tensor.dtype]).itemsize, tensor.name
 
 
@@ -155,8 +161,11 @@ def make_header(
     parent: tuple[bytes, int] | None,
     tensors: Mapping[str, Array] | tuple[TensorInfo, ...],
 ) -> Header:
-    """The header of a new snapshot, without checksums; raises ValueError for what the format cannot hold. tensors: the
-    arrays, or the descriptions of arrays that come later."""
+    """Make the header of a new snapshot, without checksums.
+
+    parent: (key, position), or None. tensors: the arrays, or descriptions of arrays that come later. Raises ValueError
+    for values that the format cannot hold.
+    """
     parent_key, parent_position = parent if parent else (None, 0)
     described = tensors if isinstance(tensors, tuple) else describe(tensors)
     header = Header(key, fingerprint, position, parent_key, parent_position, described)
@@ -166,7 +175,7 @@ def make_header(
 
 
 def read_header(reader: Reader) -> Header:
-    """The verified header of a file whose length agrees with it; the tensors are not read."""
+    """Read and verify the header of a file, and its agreement with the file's length. The tensors are not read."""
     head, header = _read_header(reader)
     if len(head) + header.num_data_bytes != reader.size:
         raise BadSnapshot(
@@ -199,7 +208,7 @@ def _read(reader: Reader, offset: int, length: int) -> bytes:
 
 
 def _parse(head: bytes) -> Header:
-    """The header that encodes to exactly these bytes; no other encoding of it is accepted."""
+    """Parse a header, which must encode to exactly these bytes: no other encoding of it is accepted."""
     try:
         document = orjson.loads(head[8:])
         metadata = document.pop("__metadata__")
@@ -228,7 +237,7 @@ def _parse(head: bytes) -> Header:
 
 
 def _problem(header: Header) -> str | None:
-    """The first fault of a header, as a clause; None for a valid one."""
+    """Return the first fault of a header as a clause; None if it is valid."""
     if len(header.key) != KEY_BYTES or (header.parent is not None and len(header.parent) != KEY_BYTES):
         return f"a key has {KEY_BYTES} bytes"
     if not 1 <= len(header.fingerprint) <= MAX_FINGERPRINT_BYTES:

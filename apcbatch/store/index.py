@@ -1,9 +1,11 @@
 """Index: the SQLite table of the snapshots that a store holds.
 
-All writing happens inside `transaction()`, which holds SQLite's one write lock. Snapshot files are renamed and removed
-only while that lock is held, so rows and files agree for every process. A row's id is the first 8 bytes of its key
-(small, quick to find); the whole key is compared as well, so two keys with the same id cost one of the snapshots and
-never a wrong answer. Every fault of the file or the system is raised as IndexFault.
+All writes happen inside `transaction()`, which holds SQLite's only write lock. Snapshot files are renamed and removed
+only while that lock is held, so rows and files agree for every process.
+
+A row's id is the first 8 bytes of its key, which is small and fast to find. The whole key is compared as well, so two
+keys with the same id cost one of the two snapshots, and never a wrong answer. Every fault of the file or the system is
+raised as IndexFault.
 """
 
 from __future__ import annotations
@@ -38,7 +40,11 @@ _TABLES = frozenset({"meta", "snapshots", "totals", "models", "in_flight"})
 
 @dataclass(frozen=True, slots=True)
 class ModelStats:
-    """What a store holds of one model. name: empty until a run has registered it."""
+    """Contents of a store for one model.
+
+    name: empty until a run has registered the model. fingerprint: in hex. entries: number of snapshots. num_bytes: size
+    of their files. longest_position: in tokens. last_used: seconds since 1970.
+    """
 
     name: str
     fingerprint: str
@@ -50,23 +56,23 @@ class ModelStats:
 
 
 class Index:
-    """One connection to the index file; its methods may be called from any thread."""
+    """One connection to the index file. Any thread may call its methods."""
 
     def __init__(self, path: str, mode: str = "rwc") -> None:
-        """mode: as of Database."""
+        """mode: see Database."""
         self.database = Database(path, mode)
 
     def is_new(self) -> bool:
-        """True for a file without tables."""
+        """Return whether the file has no tables."""
         return not self.database.rows("SELECT 1 FROM sqlite_master LIMIT 1", (), is_integer)
 
     def has_our_tables(self) -> bool:
-        """True for the index of a store, sound or not."""
+        """Return whether the file has the tables of a store, intact or not."""
         tables = self.database.rows("SELECT name FROM sqlite_master WHERE type = 'table'", (), is_text)
         return {name for (name,) in tables} >= _TABLES
 
     def create(self, fill: Callable[[], None]) -> None:
-        """Create the tables; fill enters the existing snapshots in the same transaction."""
+        """Create the tables. fill: enters the existing snapshots, in the same transaction."""
         self.use_log()
         with self.transaction():
             for statement in SCHEMA:
@@ -74,7 +80,7 @@ class Index:
             fill()
 
     def use_log(self) -> None:
-        """Write through a write-ahead log: readers never wait, and a power cut loses at most the last rows."""
+        """Use a write-ahead log: readers never wait, and a power cut loses at most the last rows."""
         self.database.run("PRAGMA journal_mode = WAL")
         self.database.run("PRAGMA synchronous = NORMAL")
 
@@ -82,15 +88,16 @@ class Index:
         self.database.close()
 
     def transaction(self) -> AbstractContextManager[None]:
-        """Everything inside becomes visible to every process at once, or never."""
+        """Commit everything inside at once for all processes, or roll it back on an exception."""
         return self.database.transaction()
 
     def present(self, keys: Collection[bytes]) -> set[bytes]:
-        """Those of the keys that have a row."""
+        """Return the keys that have a row."""
         return self.sharing(keys).intersection(keys)
 
     def sharing(self, keys: Collection[bytes]) -> set[bytes]:
-        """The keys of the rows whose id is that of one of the keys: this key, or one with the same first 8 bytes."""
+        """Return the keys of all rows that have the id of a given key: that key, or another one with the same first 8
+        bytes."""
         found: set[bytes] = set()
         ids = sorted(map(row_id, keys))
         for begin in range(0, len(ids), _KEYS_A_QUERY):
@@ -102,15 +109,17 @@ class Index:
         return found
 
     def find(self, key: bytes) -> Entry | None:
+        """Return the row of a key; None if there is none."""
         return next(iter(self._entries("WHERE id = ? AND key = ?", (row_id(key), key))), None)
 
     def totals(self) -> tuple[int, int]:
-        """(snapshots, bytes of their files)."""
+        """Return (number of snapshots, bytes of their files)."""
         entries, num_bytes = self.database.row("SELECT entries, bytes FROM totals", (), is_count, is_count)
         return entries, num_bytes
 
     def model_id(self, fingerprint: bytes, name: str | None) -> int:
-        """The row id of a model, added if missing; a name replaces the one in the row."""
+        """Return the row id of a model, adding the model if missing. name: replaces the stored name unless empty or
+        None."""
         self.database.run(
             "INSERT INTO models (fingerprint, name) VALUES (?, ?) ON CONFLICT (fingerprint) "
             "DO UPDATE SET name = excluded.name WHERE excluded.name NOT IN ('', name)",
@@ -141,12 +150,14 @@ class Index:
         )
 
     def delete(self, key: bytes) -> None:
-        """Remove a snapshot's row if there is one."""
+        """Remove a snapshot's row, if there is one."""
         self.database.run("DELETE FROM snapshots WHERE id = ? AND key = ?", (row_id(key), key))
 
     def remove(self, entry: Entry) -> None:
-        """Remove a row just read: exactly one, or the file is damaged. So a loop that removes all rows takes as many
-        steps as there are rows."""
+        """Remove a row that was just read. Raises IndexDamaged if that does not delete exactly one row.
+
+        So a loop that removes all rows ends after one step per row.
+        """
         if self.database.run("DELETE FROM snapshots WHERE id = ?", (row_id(entry.key),)) != 1:
             raise IndexDamaged("a row that was found cannot be removed")
 
@@ -160,26 +171,29 @@ class Index:
         )
 
     def least_valuable(self, protected: set[bytes]) -> Entry | None:
-        """The snapshot without children, and not protected, that saves the fewest tokens per byte."""
+        """Return the unprotected snapshot without children that has the lowest priority; None if there is none."""
         statement = f"SELECT {ENTRY} FROM snapshots WHERE children = 0 ORDER BY priority, last_used"
         entries = map(entry_of, self.database.each(statement, (), *ENTRY_COLUMNS))
         return next((entry for entry in entries if entry.key not in protected), None)
 
     def deepest(self) -> Entry | None:
-        """The snapshot at the highest position: one of which no other can be a descendant."""
+        """Return the snapshot at the highest position, which cannot have descendants; None if there is none."""
         return next(iter(self._entries("ORDER BY position DESC LIMIT 1", ())), None)
 
     def advance_clock(self, priority: float) -> None:
-        """Raise the clock to an evicted priority: snapshots entered or used from now on rank above it."""
+        """Raise the clock to an evicted priority. Snapshots entered or used from now on rank above it."""
         self.database.run("UPDATE totals SET clock = max(clock, ?)", (priority,))
 
     def forget_future(self, now: float) -> None:
-        """Set last uses in the future, from a clock that was ahead, to `now`, so that they age."""
+        """Set last uses that lie in the future, written when a clock was ahead, to `now`, so that they age."""
         self.database.run("UPDATE snapshots SET last_used = :now WHERE last_used > :now", {"now": now})
 
     def leaves(self, model: int | None, unused_since: float | None, limit: int) -> list[Entry]:
-        """Up to `limit` snapshots without children, of one model or of all, last used at unused_since or before, or
-        at any time."""
+        """Return up to `limit` snapshots without children, by ascending priority.
+
+        model: row id of a model, or None for all. unused_since: only those last used at that time or before; None for
+        all.
+        """
         return self._entries(
             "WHERE children = 0 AND (:model IS NULL OR model = :model) AND (:since IS NULL OR last_used <= :since) "
             "ORDER BY priority, last_used LIMIT :limit",
@@ -187,16 +201,16 @@ class Index:
         )
 
     def entries_after(self, row: int | None, limit: int) -> list[Entry]:
-        """Up to `limit` rows by ascending id, after the given one."""
+        """Return up to `limit` rows with ids above `row`, ascending. row: None to begin at the first."""
         return self._entries("WHERE :row IS NULL OR id > :row ORDER BY id LIMIT :limit", {"row": row, "limit": limit})
 
     def _entries(self, clauses: str, values: Values) -> list[Entry]:
-        """The rows that the clauses select, in their order."""
+        """Return the rows that the SQL clauses select, in their order."""
         rows = self.database.rows(f"SELECT {ENTRY} FROM snapshots {clauses}", values, *ENTRY_COLUMNS)
         return [entry_of(row) for row in rows]
 
     def num_stranded(self) -> int:
-        """Number of snapshots that need a parent which is missing."""
+        """Return the number of snapshots that need a missing parent."""
         (number,) = self.database.row(
             "SELECT count(*) FROM snapshots WHERE chained AND parent NOT IN (SELECT id FROM snapshots)",
             (),
@@ -215,7 +229,7 @@ class Index:
         )
 
     def models(self, now: float) -> list[ModelStats]:
-        """What is held of each model, the largest first; no last use is after `now`."""
+        """Return the contents by model, the largest first. A last use after `now` is given as `now`."""
         rows = self.database.rows(
             "SELECT name, lower(hex(fingerprint)), count(*), sum(bytes), max(position), sum(uses), "
             "max(0.0, min(max(last_used), :now)) FROM snapshots JOIN models ON models.id = snapshots.model "
@@ -226,7 +240,8 @@ class Index:
         return [ModelStats(*row) for row in rows]
 
     def model_ids(self, name: str) -> list[int]:
-        """The models with this name or with a fingerprint that starts with it (hex, at least 4 digits)."""
+        """Return the row ids of the models with this name, or with a fingerprint that starts with it (hex, at least 4
+        digits)."""
         rows = self.database.rows(
             "SELECT id, name, lower(hex(fingerprint)) FROM models", (), is_integer, is_text, is_text
         )
@@ -237,7 +252,7 @@ class Index:
         ]
 
     def reserve(self, session: str, snapshots: Sequence[tuple[bytes, int]]) -> None:
-        """Reserve the bytes of snapshots, as (key, bytes), before they are written."""
+        """Reserve the bytes of snapshots before they are written. snapshots: (key, bytes) of each."""
         keys = b"".join(key for key, _ in snapshots)
         num_bytes = sum(num_bytes for _, num_bytes in snapshots)
         if snapshots:
@@ -247,7 +262,7 @@ class Index:
         return sum(num_bytes for (num_bytes,) in self.database.rows("SELECT bytes FROM in_flight", (), is_count))
 
     def reserved_keys(self) -> list[tuple[str, bytes]]:
-        """(session, key) of every reserved snapshot."""
+        """Return (session, key) of every reserved snapshot."""
         return [
             (session, keys[begin : begin + KEY_BYTES])
             for session, keys in self.database.rows("SELECT session, keys FROM in_flight", (), is_text, is_blob)

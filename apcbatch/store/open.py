@@ -1,11 +1,14 @@
-"""Open a store folder: identify it, create or repair what is needed, and lock it meanwhile.
+"""Open a store folder: identify it, create or repair it as needed, and hold the store's lock meanwhile.
 
-A folder that is neither a store nor empty is refused before anything in it is changed. A store is known by its id file,
-which is on the disk before anything else; a store older than id files by its index, or by a snapshot file with a valid
-header. A store that cannot be written is only read; if it cannot be read either, it is empty for this run, with one
-line of warning.
-Invariant: a process that changes the folder as a whole (a new index, removed files of ended sessions) holds the store's
-lock.
+A folder that is neither a store nor empty is refused before anything in it changes. A store is recognised by its id
+file, which is on the disk before anything else. A store older than id files is recognised by its index, or by a
+snapshot file with a valid header.
+
+A store that cannot be written is opened read-only. One that cannot be read either is treated as empty for this run,
+with one line of warning.
+
+Invariant: a process that changes the folder as a whole (makes a new index, removes files of ended sessions) holds the
+store's lock.
 """
 
 from __future__ import annotations
@@ -45,7 +48,8 @@ Found = Literal["store", "empty", "other"]
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """reader: None if the store cannot be read. index and session: None if it cannot be written."""
+    """The parts of an open store. reader: None if the store cannot be read. index, session: None if it cannot be
+    written."""
 
     reader: Index | None
     index: Index | None
@@ -53,11 +57,12 @@ class Opened:
 
 
 def open_folder(files: Files, folder: str, read_only: bool, maintenance: bool, status: Status) -> Opened:
-    """Open a store's index, creating and repairing what is needed. maintenance: the store must exist, and every value
-    of its index is checked.
+    """Open a store's index, creating and repairing it as needed.
 
-    Raises UsageError for a path that is not a folder, a folder that cannot be made or that holds anything but a store,
-    and a store of a newer version.
+    maintenance: the store must exist, and every value of its index is checked.
+
+    Raises UsageError for a path that is not a folder, a folder that cannot be created or that holds anything but a
+    store, and a store of a newer version.
     """
     may_create = not (read_only or maintenance)
     if not files.is_folder(folder):
@@ -79,6 +84,10 @@ def open_folder(files: Files, folder: str, read_only: bool, maintenance: bool, s
 
 
 def _make_folder(files: Files, folder: str, may_create: bool) -> None:
+    """Create a missing folder.
+
+    Raises UsageError if the path is not a folder, if it must not be created, or if it cannot be.
+    """
     try:
         if files.kind(folder) is not None:
             raise UsageError(f"--store {folder} is not a folder; give a folder, new or of an earlier run")
@@ -91,6 +100,7 @@ def _make_folder(files: Files, folder: str, may_create: bool) -> None:
 
 
 def _require_store(folder: str, found: str, may_create: bool) -> None:
+    """Raise UsageError for a folder that is not a store, and for an empty one in which no store may be created."""
     if found == "other":
         raise UsageError(
             f"{folder} is not a snapshot store and not empty, so nothing in it is touched; give a --store "
@@ -101,6 +111,8 @@ def _require_store(folder: str, found: str, may_create: bool) -> None:
 
 
 def _open_to_write(files: Files, folder: str, thorough: bool, status: Status) -> Opened:
+    """Take the store's lock, remove files of ended sessions, and open the index. thorough: check every value of the
+    index."""
     files.follow_mode(os.path.join(folder, INDEX_NAME))
     _write_id(files, folder)
     for name in (OBJECTS_FOLDER, TEMPORARY_FOLDER):
@@ -126,8 +138,10 @@ def _open_to_write(files: Files, folder: str, thorough: bool, status: Status) ->
 
 
 def _open_to_read(files: Files, folder: str, problem: str | None, status: Status) -> Index | None:
-    """The index to read from, None if it cannot be read; warns in one line. problem: why the store cannot be
-    written, None if it was not to be."""
+    """Open the index read-only. Return None, with one line of warning, if it cannot be read.
+
+    problem: why the store cannot be written; None if read-only was requested.
+    """
     try:
         reader = _readable(index_path(files, folder), files)
     except (OSError, IndexFault) as error:
@@ -147,11 +161,12 @@ def _readable(path: str, files: Files) -> Index:
         raise FileNotFoundError("it has no index")
     try:
         return _checked_index(path, "ro")
-    except IndexUnavailable:  # no log file can be made on this medium: then no process writes to it
+    except IndexUnavailable:  # SQLite cannot create its log file on this medium, so no process writes to it
         return _checked_index(path, "immutable")
 
 
 def _checked_index(path: str, mode: str) -> Index:
+    """Open an index that must have the version and schema of this program."""
     index = Index(path, mode)
     try:
         if index.is_new():
@@ -165,8 +180,10 @@ def _checked_index(path: str, mode: str) -> Index:
 
 
 def sweep_now(files: Files, folder: str) -> list[str]:
-    """Remove the temporary files of ended sessions; returns their paths, none while another process opens the
-    store."""
+    """Remove the temporary files of ended sessions, and return their paths.
+
+    Nothing is removed while another process opens the store.
+    """
     lock = files.lock(os.path.join(folder, LOCK_NAME), wait_s=1.0)
     if lock is None:
         return []
@@ -177,9 +194,9 @@ def sweep_now(files: Files, folder: str) -> list[str]:
 
 
 def identify(files: Files, folder: str) -> Found:
-    """Whether a folder is a store, empty (or with a truncated id file alone), or something else. Changes nothing.
+    """Return whether a folder is a store, empty, or something else. A truncated id file alone counts as empty.
 
-    Raises UsageError for a store of a newer version, and OSError if the folder cannot be read.
+    Changes nothing. Raises UsageError for a store of a newer version, and OSError if the folder cannot be read.
     """
     error: OSError | None = None
     try:
@@ -209,7 +226,7 @@ def _write_id(files: Files, folder: str) -> None:
 
 
 def _read_id(files: Files, folder: str) -> bytes | None:
-    """The content of the id file, None if there is none."""
+    """Return the content of the id file; None if there is none."""
     path = os.path.join(folder, STORE_ID_NAME)
     if files.kind(path) != "file":
         return None
@@ -219,7 +236,10 @@ def _read_id(files: Files, folder: str) -> bytes | None:
 
 
 def _has_index(files: Files, folder: str) -> bool:
-    """Whether there is the index of a store, sound or not. Opened as immutable: other modes make files beside it."""
+    """Return whether the folder has the index of a store, intact or not.
+
+    The index is opened as immutable, because other modes create files next to it.
+    """
     path = os.path.join(folder, INDEX_NAME)
     if files.kind(path) != "file":
         return False
@@ -231,7 +251,7 @@ def _has_index(files: Files, folder: str) -> bool:
 
 
 def _has_snapshot(files: Files, folder: str) -> bool:
-    """Whether one of the first files with a snapshot's name has a valid header."""
+    """Return whether one of the first _MAX_FILES_TRIED files with a snapshot's name has a valid header."""
     snapshots = SnapshotFolder(files, folder)
     with suppress(OSError):
         for key in islice(snapshots.all_keys(), _MAX_FILES_TRIED):

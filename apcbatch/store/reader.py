@@ -1,6 +1,6 @@
 """SnapshotReader: finds, reads and verifies snapshots. Snapshots that cannot be used are hidden and reported.
 
-Nothing is raised for a fault of the disk or of the index.
+No fault of the disk or of the index raises an error.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ ChainMiss = Literal["missing", "stranded"]
 class Chain:
     """A snapshot with the ancestors that it needs.
 
-    links: from the first ancestor that is needed to the snapshot itself; ancestors hold their `kv` alone. Without
-    `kv` tensors the snapshot is the only link. miss: why there are no links: the snapshot is `missing`, or an ancestor
-    of it is (`stranded`); then no snapshot at or after the position stranded_at, in tokens, can be used on this path.
+    links: from the first needed ancestor to the snapshot itself; of ancestors only the `kv` tensors are read. Without
+    `kv` tensors the snapshot is the only link. miss: None, or why links is empty: `missing` if the snapshot itself
+    cannot be had, `stranded` if one of its ancestors cannot. stranded_at: position in tokens; if stranded, no snapshot
+    at or after it on this path can be used.
     """
 
     links: tuple[StoredSnapshot, ...]
@@ -33,8 +34,11 @@ class Chain:
 
 
 class SnapshotReader:
-    """Reads from one store. index: None if it cannot be read; then nothing is found. on_suspect: called with the key
-    and fingerprint of a snapshot that could not be used, if the store can be written."""
+    """Reads snapshots from one store.
+
+    index: None if it cannot be read; then no snapshot is found. on_suspect: called with the key and fingerprint of a
+    snapshot that could not be used; None if the store cannot be written.
+    """
 
     def __init__(self, index: Index | None, folder: SnapshotFolder, status: Status) -> None:
         self.index = index
@@ -45,7 +49,7 @@ class SnapshotReader:
         self._is_index_damaged = False
 
     def present(self, keys: Collection[bytes]) -> set[bytes]:
-        """Those of the keys that the index has and that are not hidden."""
+        """Return the keys that the index has and that are not hidden."""
         if self.index is None or self._is_index_damaged:
             return set()
         try:
@@ -56,7 +60,7 @@ class SnapshotReader:
             return set()
 
     def get_chain(self, key: bytes, fingerprint: bytes, held: Container[bytes]) -> Chain:
-        """The snapshot and the KV of its ancestors up to the nearest that the caller holds."""
+        """Read a snapshot, and the KV of its ancestors after the nearest one that the caller holds."""
         last = self.get(key, fingerprint)
         if last is None:
             return Chain((), "missing")
@@ -76,7 +80,7 @@ class SnapshotReader:
         return Chain(tuple(reversed(links)))
 
     def reveal(self, key: bytes) -> None:
-        """Stop hiding a snapshot that was checked again: the index is right about it now."""
+        """Stop hiding a snapshot that was checked again. The index is now right about it."""
         self._hidden.discard(key)
 
     def close(self) -> None:
@@ -91,8 +95,10 @@ class SnapshotReader:
         into: Mapping[str, Array] | None = None,
         names: Sequence[str] | None = None,
     ) -> StoredSnapshot | None:
-        """The verified snapshot, read into the given arrays, or only its named tensors; None if it is missing or
-        bad."""
+        """Read and verify a snapshot. Return None if it is missing or bad.
+
+        into: arrays to read the tensors into. names: the tensors to read; None for all.
+        """
         if key in self._hidden:
             return None
         try:
@@ -112,7 +118,7 @@ class SnapshotReader:
         return snapshot
 
     def _hide(self, key: bytes, fingerprint: bytes, fault: str | None) -> None:
-        """Hide a snapshot that cannot be used, and have it checked again and removed. fault: None for a missing
+        """Hide a snapshot that cannot be used, and report it to be checked again and removed. fault: None for a missing
         file."""
         self._hidden.add(key)
         if fault is not None:

@@ -1,13 +1,18 @@
-"""Repair: check the index when a store is opened; put a damaged one aside and rebuild it from the snapshot files.
+"""Repair: check the index when a store is opened; rename a damaged one and rebuild it from the snapshot files.
 
-Every opening checks what no later call would notice: the tables, triggers and indexes are exactly those of this
-version; SQLite finds the file intact; each row's id belongs to its key; the totals are those of the rows; the
-reservations have whole keys. That takes about 0.1 s for a hundred thousand rows. Other values are checked when they are
-used. A thorough check, three times as long, also checks every value, and SQLite's indexes against the rows. `store
-check` verifies the rest (whole keys, the files).
+Every opening checks for faults that no later call would notice:
+- The tables, triggers and indexes are exactly those of this version.
+- SQLite finds the file intact.
+- Each row's id belongs to its key.
+- The totals match the rows.
+- The reservations consist of whole keys.
 
-The store's lock must be held. A rebuilt index loses only the uses of the snapshots and the names of the models: the
-rest is in the headers of their files.
+That takes about 0.1 s for a hundred thousand rows. Other values are checked when they are used. A thorough check takes
+three times as long; it also checks every value, and SQLite's indexes against the rows. `store check` verifies the rest:
+whole keys and the files.
+
+The caller must hold the store's lock. A rebuilt index loses only the uses of the snapshots and the names of the models;
+everything else is in the headers of the files.
 """
 
 from __future__ import annotations
@@ -66,7 +71,7 @@ _IS_SOUND_ROW = f"""
 
 
 def refuse_newer(path: str, version: int) -> None:
-    """Raise UsageError for a format that this version does not know."""
+    """Raise UsageError for a format version above FORMAT_VERSION."""
     if version > FORMAT_VERSION:
         raise UsageError(
             f"{path} has the store format {version}, this version of apcbatch knows {FORMAT_VERSION}; use a "
@@ -75,7 +80,7 @@ def refuse_newer(path: str, version: int) -> None:
 
 
 def require_version(database: Database, path: str) -> None:
-    """Raise UsageError for an index of a newer version, and IndexDamaged for one of an impossible version."""
+    """Raise UsageError for an index of a newer version, and IndexDamaged for an impossible version."""
     (version,) = database.row("SELECT value FROM meta WHERE name = 'format_version'", (), is_integer)
     if not FORMAT_VERSION <= version < 1 << 16:
         raise IndexDamaged(f"it claims the format {version}")
@@ -93,14 +98,14 @@ def require_schema(database: Database) -> None:
 
 
 def faults(database: Database, pragma: str = "integrity_check") -> list[str]:
-    """The faults that SQLite finds in the file; an empty list for an intact one."""
+    """Return the faults that SQLite finds in the file; empty if it is intact."""
     lines = [line for (line,) in database.rows(f"PRAGMA {pragma}(20)", (), is_text)]
     return [] if lines == ["ok"] else lines
 
 
 def require_sound(database: Database, thorough: bool) -> None:
-    """Raise IndexDamaged unless the file is as the store writes it; see above for what is checked."""
-    with database.transaction("BEGIN"):  # all checks see one state of the file, whatever is written meanwhile
+    """Raise IndexDamaged unless the file is as the store writes it. The module's docstring lists the checks."""
+    with database.transaction("BEGIN"):  # so that all checks see the same state of the file
         require_schema(database)
         if lines := faults(database, "integrity_check" if thorough else "quick_check"):
             raise IndexDamaged(lines[0].splitlines()[-1][:200])
@@ -112,7 +117,8 @@ def require_sound(database: Database, thorough: bool) -> None:
 
 
 def _require_sound_totals(database: Database) -> None:
-    """Check the ids, the totals, and that there are no more children than rows with a parent."""
+    """Check the row ids and the totals, and that rows count no more children in total than there are rows with a
+    parent."""
     entries, num_bytes, children, with_parent, num_keyed = database.row(
         "SELECT count(*), coalesce(sum(bytes), 0), coalesce(sum(children), 0), count(parent), "
         "coalesce(sum(row_id(key) = id), 0) FROM snapshots",
@@ -143,6 +149,7 @@ def _require_sound_rows(database: Database) -> None:
 
 
 def _require_sound_side_tables(database: Database) -> None:
+    """Check the tables of models and of reservations."""
     for _, fingerprint, _ in database.rows(
         "SELECT id, fingerprint, name FROM models", (), is_integer, is_blob, is_text
     ):
@@ -157,7 +164,7 @@ def _require_sound_side_tables(database: Database) -> None:
 
 @cache
 def _expected_objects() -> frozenset[tuple[str, str, str, str]]:
-    """The schema as SQLite stores it."""
+    """Return (type, name, table, SQL) of each object of the schema, as SQLite stores it."""
     connection = sqlite3.connect(":memory:")
     try:
         for statement in SCHEMA:
@@ -180,8 +187,10 @@ _LOG_VERSION = 2
 
 
 def index_path(files: Files, folder: str) -> str:
-    """The path of the index; raises OSError if it, or a file that SQLite keeps beside it, is a link, a pipe or a
-    folder."""
+    """Return the path of the index.
+
+    Raises OSError if the index, or a file that SQLite keeps next to it, is anything but a plain file.
+    """
     path = os.path.join(folder, INDEX_NAME)
     for suffix in ("", *INDEX_COMPANIONS):
         if files.kind(path + suffix) not in (None, "file"):
@@ -191,7 +200,7 @@ def index_path(files: Files, folder: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class IndexOpener:
-    """Opens the index of one store. living: the sessions that have it open. thorough: check every value."""
+    """Opens the index of one store. living: names of the sessions that have it open. thorough: check every value."""
 
     files: Files
     folder: str
@@ -200,8 +209,10 @@ class IndexOpener:
     status: Status
 
     def open(self) -> Index:
-        """The index, checked and if needed rebuilt; raises IndexDamaged if it cannot be rebuilt because other
-        processes have it open."""
+        """Open the index, and rebuild it if it is damaged.
+
+        Raises IndexDamaged if it is damaged and other processes have it open.
+        """
         suspect = os.path.join(self.folder, SUSPECT_NAME)
         try:
             if self.files.kind(suspect) == "file":
@@ -217,11 +228,12 @@ class IndexOpener:
         return index
 
     def _attempt(self, reason: str) -> Index:
-        """Open the index, or make it from the snapshot files if there is none. reason: why there is none."""
+        """Open the index, or make it from the snapshot files if there is none. reason: start of the warning about a new
+        index."""
         path = index_path(self.files, self.folder)
         _require_log_version(self.files, path)
         snapshots = SnapshotFolder(self.files, self.folder)
-        self.files.touch(path)  # SQLite would make it readable by all users; its log gets the same mode
+        self.files.touch(path)  # SQLite would create it readable by all users; its log gets the same mode
         index = Index(path)
         try:
             if index.is_new():
@@ -238,20 +250,22 @@ class IndexOpener:
 
 
 def _put_aside(files: Files, path: str) -> None:
-    """Rename the index and the files that SQLite keeps beside it; replaces one that was put aside before."""
+    """Rename the index and the files that SQLite keeps next to it, replacing those renamed before."""
     aside = path + ASIDE_SUFFIX
     for suffix in ("", *INDEX_COMPANIONS):
         if files.kind(aside + suffix) not in (None, "file"):
             raise not_plain(aside + suffix, "file")
         files.unlink(aside + suffix)
-    for suffix in (*INDEX_COMPANIONS, ""):  # the index last: a kill leaves it to be put aside again
+    for suffix in (*INDEX_COMPANIONS, ""):  # the index last: after a kill the next opening renames it again
         if files.kind(path + suffix) is not None:
             files.rename(path + suffix, aside + suffix)
 
 
 def _require_log_version(files: Files, path: str) -> None:
-    """Raise IndexDamaged if the file's header forbids writing: SQLite reports such a file as read-only, which would be
-    taken for missing rights."""
+    """Raise IndexDamaged if the file's header forbids writing.
+
+    SQLite reports such a file as read-only, which would be mistaken for missing rights.
+    """
     if files.kind(path) is None or files.size(path) <= _WRITE_VERSION_AT:
         return
     with files.open(path) as reader:
@@ -262,7 +276,7 @@ def _require_log_version(files: Files, path: str) -> None:
 
 
 def _fill(index: Index, snapshots: SnapshotFolder, reason: str, status: Status) -> None:
-    """Enter every snapshot file with a valid header into a new index; tensors are verified when they are read."""
+    """Enter every snapshot file with a valid header into a new index. Tensors are verified when they are read."""
     num_entered = num_unusable = 0
     now, ids = time.time(), set()
     for key in snapshots.all_keys():
@@ -290,7 +304,7 @@ def _fill(index: Index, snapshots: SnapshotFolder, reason: str, status: Status) 
 
 
 def _drop_reservations(index: Index, snapshots: SnapshotFolder, living: set[str]) -> None:
-    """Drop the reservations of ended sessions, and their files that have no row: no limit would count these."""
+    """Drop the reservations of ended sessions, and their files without a row, which no size limit would count."""
     with index.transaction():
         for session, key in index.reserved_keys():
             if session not in living:

@@ -1,7 +1,7 @@
 """Session: one process that may write to a store, and its temporary files.
 
-A session locks a file of its own. The system releases the lock however the process ends, so the next process that opens
-the store knows which temporary files are left over.
+A session locks a file of its own. The system releases the lock when the process ends, even by a kill. So the next
+process that opens the store knows which temporary files are left over.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ _NAME = re.compile(rf"([0-9a-f]{{32}})(?:({re.escape(_LOCK_SUFFIX)})|-[0-9]+\.tm
 
 
 class Session:
-    """Call `end` after the last write."""
+    """A writing process of a store. Call `end` after the last write."""
 
     def __init__(self, files: Files, folder: str) -> None:
-        """Raises OSError if the folder cannot be written. The store's own lock must be held."""
+        """Create the session's lock file. The caller must hold the store's own lock. Raises OSError if the folder
+        cannot be written."""
         self.name = uuid.uuid4().hex
         self._files = files
         self._folder = os.path.join(folder, TEMPORARY_FOLDER)
@@ -35,10 +36,11 @@ class Session:
         self._lock: FileLock = lock
 
     def temporary_path(self) -> str:
-        """A new name for a file that is being written."""
+        """Return an unused path for a file to be written."""
         return os.path.join(self._folder, f"{self.name}-{next(self._numbers)}.tmp")
 
     def end(self) -> None:
+        """Delete the lock file, and release the lock."""
         try:
             self._files.unlink(self._lock_path)
         finally:
@@ -46,8 +48,11 @@ class Session:
 
 
 def sweep(files: Files, folder: str) -> tuple[set[str], list[str]]:
-    """Remove the files of ended sessions: (the living sessions, the temporary files removed). Only plain files with the
-    exact names that a session gives are considered. The store's own lock must be held."""
+    """Remove the files of ended sessions. Return (names of the live sessions, paths of the temporary files removed).
+
+    Only plain files with exactly the names that a session gives are considered. The caller must hold the store's own
+    lock.
+    """
     folder = os.path.join(folder, TEMPORARY_FOLDER)
     found = [
         (match[1], match[2] is not None, os.path.join(folder, name))

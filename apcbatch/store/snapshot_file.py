@@ -1,7 +1,11 @@
 """Snapshot files: a snapshot as the bytes of one safetensors file, and the folder of these files.
 
-docs/store-format.md has the byte format. Invariants: the same snapshot always gives the same bytes; every byte of a
-file is covered by a checksum; no tensor is returned before its checksum was verified.
+docs/store-format.md specifies the bytes.
+
+Invariants:
+- The same snapshot always gives the same bytes.
+- Every byte of a file is covered by a checksum.
+- No tensor is returned before its checksum is verified.
 """
 
 from __future__ import annotations
@@ -32,8 +36,11 @@ from apcbatch.store.format import (
 
 @dataclass(frozen=True, slots=True)
 class StoredSnapshot:
-    """A verified snapshot. arrays: name -> array (bfloat16 as its bits in uint16), in new memory or in the arrays that
-    were passed to be read into."""
+    """A verified snapshot.
+
+    position, parent_position: in tokens. parent: key of the parent, or None. arrays: name -> array, bfloat16 as its
+    bits in uint16; in new memory, or in the arrays given to read into.
+    """
 
     key: bytes
     position: int
@@ -43,9 +50,9 @@ class StoredSnapshot:
 
 
 def encode(header: Header, arrays: Mapping[str, Array]) -> tuple[Header, list[Buffer]]:
-    """The header with its checksums, and the file as buffers to be written one after the other.
+    """Encode a snapshot. Return the header with its checksums, and the file as buffers to write in this order.
 
-    The buffers point into contiguous arrays; others are copied.
+    The buffers of contiguous arrays point into the arrays; other arrays are copied.
     """
     tensors, chunks = [], []
     for tensor in header.tensors:
@@ -62,9 +69,11 @@ def read_tensors(
     names: Sequence[str] | None = None,
     into: Mapping[str, Array] | None = None,
 ) -> dict[str, Array]:
-    """The named tensors (by default all), each verified against its checksum. header: the file's, just verified.
+    """Read the tensors of these names (None: all), each verified against its checksum. header: verified header of the
+    file.
 
-    into: contiguous arrays that tensors of their name and size are read into; other tensors get new memory.
+    into: arrays to read into, by name. One of another size, or that is not contiguous, is ignored: the tensor gets new
+    memory.
     """
     arrays: dict[str, Array] = {}
     offset = reader.size - header.num_data_bytes
@@ -81,7 +90,7 @@ def read_tensors(
 
 
 class _Bytes:
-    """A file's bytes in memory, as a Reader."""
+    """A Reader over bytes in memory."""
 
     def __init__(self, data: Buffer) -> None:
         self._data = memoryview(data).cast("B")
@@ -97,7 +106,7 @@ class _Bytes:
 
 
 def decode(data: Buffer, key: bytes, position: int, fingerprint: bytes, layout: Layout) -> StoredSnapshot:
-    """The verified snapshot of a file's bytes, in new memory; it must need no parent.
+    """Decode and verify a snapshot from the bytes of a file, into new memory. It must have no parent.
 
     Raises BadSnapshot for damaged bytes, and for those of another snapshot.
     """
@@ -114,7 +123,7 @@ def decode(data: Buffer, key: bytes, position: int, fingerprint: bytes, layout: 
 
 
 def _bytes_of(array: Array | None, num_bytes: int) -> npt.NDArray[np.uint8]:
-    """The bytes of the array; new memory if there is none of that size."""
+    """Return the bytes of an array, or new memory if the array is None, not contiguous or of another size."""
     if array is None or array.nbytes != num_bytes or not array.flags.c_contiguous:
         return np.empty(num_bytes, dtype=np.uint8)
     return array.reshape(-1).view(np.uint8)
@@ -133,6 +142,7 @@ def check_layout(header: Header, layout: Layout) -> None:
 
 
 def _in_words(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
+    """Describe tensors in an error message."""
     return ", ".join(f"{name} {dtype} {shape}" for name, (dtype, shape) in sorted(tensors.items()))
 
 
@@ -140,9 +150,11 @@ _NAME = re.compile(rf"([0-9a-f]{{{2 * KEY_BYTES}}}){re.escape(OBJECT_SUFFIX)}")
 
 
 class SnapshotFolder:
-    """The snapshot files of one store: objects/a/b/<key in hex>.safetensors. layouts: of models, by fingerprint.
+    """The snapshot files of one store: objects/a/b/<key in hex>.safetensors. layouts: layout of each model, by
+    fingerprint.
 
-    256 folders at most: with more, most snapshots of a new store would each have to make one first.
+    a and b are the first two hex digits of the key, which gives 256 folders at most. With more folders, most snapshots
+    of a new store would each have to create one first.
     """
 
     def __init__(self, files: Files, folder: str) -> None:
@@ -156,7 +168,7 @@ class SnapshotFolder:
         return f"{self._folder}/{name[0]}/{name[1]}/{name}{OBJECT_SUFFIX}"
 
     def write(self, path: str, header: Header, arrays: Mapping[str, Array]) -> Header:
-        """Write a temporary file, removed again if that fails; returns the header with its checksums."""
+        """Write a temporary file, and return the header with its checksums. If writing fails, the file is removed."""
         header, chunks = encode(header, arrays)
         try:
             self._files.write(path, chunks)
@@ -177,13 +189,15 @@ class SnapshotFolder:
             self._files.rename(temporary, path)
 
     def remove(self, key: bytes) -> bool:
-        """Remove a snapshot's file; False if there is none, or a link on its path."""
+        """Remove a snapshot's file. Return False if there is none, or a link on its path."""
         path = self.path(key)
         return self._is_plain(os.path.dirname(path)) and self._remove(path)
 
     def remove_namesakes(self, key: bytes) -> int:
-        """Remove the files whose names begin with the key's first 8 bytes; returns their number. The index can have
-        only one of them: the others are those whose row was damaged."""
+        """Remove the files whose names begin with the key's first 8 bytes, and return their number.
+
+        The index has a row for at most one of them; the others are files whose row was damaged.
+        """
         folder = os.path.dirname(self.path(key))
         if not self._is_plain(folder):
             return 0
@@ -191,16 +205,16 @@ class SnapshotFolder:
         return sum(self._remove(self.path(found)) for found in keys if found is not None and found[:8] == key[:8])
 
     def discard(self, path: str) -> None:
-        """Remove a file that is not in the index yet; errors of the system are ignored."""
+        """Remove a file that is not in the index yet. Errors of the system are ignored."""
         with suppress(OSError):
             self._files.unlink(path)
 
     def exists(self, key: bytes) -> bool:
-        """Whether there is anything at a snapshot's path, a file or not."""
+        """Return whether anything, file or not, is at a snapshot's path."""
         return self._files.exists(self.path(key))
 
     def header(self, key: bytes) -> Header:
-        """The header of a snapshot's file; its tensors are not read.
+        """Read the header of a snapshot's file, without its tensors.
 
         Raises BadSnapshot, FileNotFoundError if there is no such file, and OSError if it cannot be read.
         """
@@ -216,8 +230,10 @@ class SnapshotFolder:
         names: Sequence[str] | None = None,
         into: Mapping[str, Array] | None = None,
     ) -> StoredSnapshot:
-        """The snapshot, or only its named tensors. fingerprint: of its model, whose layout, if registered, is checked
-        before memory is allocated; None to check neither. into: as in read_tensors.
+        """Read a snapshot, or only its tensors of these names.
+
+        fingerprint: fingerprint of its model, checked with the registered layout, if any, before memory is allocated;
+        None to check neither. into: see read_tensors.
 
         Raises BadSnapshot, FileNotFoundError if there is no such file, and OSError if it cannot be read.
         """
@@ -233,14 +249,14 @@ class SnapshotFolder:
         return StoredSnapshot(key, header.position, header.parent, header.parent_position, arrays)
 
     def all_keys(self) -> Iterator[bytes]:
-        """The keys of all files, ascending; other names are skipped (see strangers)."""
+        """Yield the keys of all files, ascending. Other names are skipped (see strangers)."""
         for path, name in self._walk():
             key = _key_of(name)
             if key is not None and path == self.path(key):
                 yield key
 
     def strangers(self) -> Iterator[str]:
-        """The paths of everything that has not the name and the folder of a snapshot."""
+        """Yield the paths of everything without the name and the folder of a snapshot."""
         for path, name in self._walk():
             key = _key_of(name)
             if key is None or path != self.path(key):
@@ -253,15 +269,17 @@ class SnapshotFolder:
         return self._files.modified(self.path(key))
 
     def _plain_path(self, key: bytes) -> str:
-        """The path of a snapshot's file; raises OSError if there is a link on it."""
+        """Return the path of a snapshot's file. Raises OSError if one of its folders is a link."""
         path = self.path(key)
         if not self._is_plain(os.path.dirname(path)):
             raise not_plain(os.path.dirname(path), "folder")
         return path
 
     def _is_plain(self, folder: str) -> bool:
-        """Whether neither the folder nor one above it, in the store, is a link; a folder that was found is not
-        checked again."""
+        """Return whether neither the folder nor a parent of it within the store is a link.
+
+        A folder that was found to be plain is not checked again.
+        """
         if folder in self._plain_folders:
             return True
         if folder != self._folder and not self._is_plain(os.path.dirname(folder)):
@@ -275,7 +293,7 @@ class SnapshotFolder:
         return self._files.kind(path) == "file" and self._files.unlink(path)
 
     def _walk(self) -> Iterator[tuple[str, str]]:
-        """(path, name) of everything in the folder, down to the depth of snapshots."""
+        """Yield (path, name) of everything in the folder, down to the depth of snapshots."""
         for first in self._names_in(self._folder):
             path = f"{self._folder}/{first}"
             if self._files.kind(path) != "folder":
@@ -292,7 +310,7 @@ class SnapshotFolder:
 
 
 def token_names(snapshot: StoredSnapshot) -> list[str]:
-    """Names of the incremental tensors (KV since the parent). If any, loading needs the chain of parents."""
+    """Return the names of the incremental tensors (KV since the parent). If any, loading needs the chain of parents."""
     return [name for name in snapshot.arrays if holds_tokens(name)]
 
 

@@ -1,6 +1,6 @@
-"""Status: what an open store has done, as counters, and its warnings, one line each and never twice for one cause.
+"""Status: counters and warnings of an open store. A warning is one line, and is given once per cause.
 
-Every warning is about speed, never about an answer. Any thread may count and warn.
+Every warning is about speed: answers never change. Any thread may count and warn.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _DAMAGED_END = "the run goes on without it, and the next one makes it anew (resu
 class StoreCounters:
     """Numbers of snapshots, and bytes of their files.
 
-    written: stored by this process. duplicates: offered, but already stored. skipped_*: offered and not stored,
-    because the queue was full, the size limit left no room, or the parent was not stored. failed: not stored because
-    of an error of the system. read: files read (each link of a chain counts). bad: files that must not be used.
+    written: stored by this process. duplicates: offered but already stored. skipped_*: offered and not stored, because
+    the queue was full, the size limit left no room, or the parent was not stored. failed: not stored because of an
+    error of the system. read: files read (each link of a chain counts). bad: files that must not be used.
     """
 
     written: int = 0
@@ -44,12 +44,12 @@ class StoreCounters:
 
     @property
     def skipped(self) -> int:
-        """Snapshots that were offered and are not stored, for any reason."""
+        """Number of snapshots offered and not stored, for any reason."""
         return self.skipped_full_queue + self.skipped_no_room + self.skipped_stranded + self.failed
 
 
 class Status:
-    """Counts, and passes warnings on to `warn`, which may be called from any thread."""
+    """Counts events, and passes warnings on to `warn`, which any thread may call."""
 
     def __init__(self, warn: Callable[[str], None], folder: str, files: Files | None) -> None:
         """files: None for a store in which nothing may be changed."""
@@ -62,18 +62,18 @@ class Status:
 
     @property
     def counters(self) -> StoreCounters:
-        """A copy of the counters."""
+        """Copy of the counters."""
         with self._lock:
             return replace(self._counters)
 
     def count(self, **amounts: int) -> None:
-        """Add to the counters of these names."""
+        """Add to counters by name."""
         with self._lock:
             for name, amount in amounts.items():
                 setattr(self._counters, name, getattr(self._counters, name) + amount)
 
     def once(self, cause: str, sentence: str) -> None:
-        """Warn, unless there was a warning with this cause before."""
+        """Warn, unless this cause was warned about before."""
         with self._lock:
             if cause in self._causes:
                 return
@@ -81,8 +81,8 @@ class Status:
         self._warn(f"store {self._folder}: {sentence}")
 
     def bad_snapshot(self, key: bytes, clause: str) -> None:
-        """Count a snapshot file that cannot be used, and list it; after the first few, one line says that no more are
-        listed."""
+        """Count a snapshot file that cannot be used, and warn about it. After MAX_BAD_SNAPSHOT_LINES, warn once that no
+        more are listed."""
         with self._lock:
             self._counters.bad += 1
             number = self._counters.bad
@@ -94,13 +94,13 @@ class Status:
             )
 
     def suspect_index(self) -> None:
-        """Leave a file that tells the next process which opens the store to rebuild the index."""
+        """Leave a file that makes the next process that opens the store rebuild the index."""
         if self._files is not None:
             with suppress(OSError):
                 self._files.write(os.path.join(self._folder, SUSPECT_NAME), [])
 
     def failure(self, error: OSError | IndexFault, doing: str) -> None:
-        """Warn of an error of the system while the store was `doing` something."""
+        """Warn about an error of the system. doing: what the store was doing."""
         if isinstance(error, OSError):
             full, cause = error.errno == errno.ENOSPC, f"os {error.errno}"
         else:

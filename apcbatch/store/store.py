@@ -1,9 +1,13 @@
 """Store: snapshots of any number of models on disk, shared by runs and by concurrent processes.
 
-A snapshot is written by three layers: Store checks and queues it, Writer stores batches of them, SnapshotFolder makes
-one file. Keys are those of prefix.py; a model is a fingerprint and a layout.
-Invariants: a snapshot is visible only when it is whole; every byte that is returned was verified; a bad file, a full
-disk, a read-only folder or a damaged index costs speed and never an answer: after `open` none of them raises.
+Three layers write a snapshot: Store checks and queues it, Writer stores batches, SnapshotFolder writes one file. Keys
+are those of prefix.py. A model is identified by its fingerprint, and has a layout.
+
+Invariants:
+- A snapshot is visible only when it is complete.
+- Every byte that is returned was verified.
+- A bad file, a full disk, a read-only folder or a damaged index costs speed, but never an answer: after `open` none of
+  them raises an error.
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ DEFAULT_QUEUE_SNAPSHOTS = 4096
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """The contents of a store. num_bytes: of its snapshot files."""
+    """Contents of a store. num_bytes: size of its snapshot files. num_stranded: snapshots whose parent is missing."""
 
     path: str
     format_version: int
@@ -50,7 +54,7 @@ class StoreStats:
 
 
 class Store:
-    """An open store folder, made by `Store.open`. Any thread may call its methods; `put` never waits."""
+    """An open store folder, made by `Store.open`. Any thread may call its methods. `put` never waits."""
 
     def __init__(self, path: str, size_limit_bytes: int, files: Files, status: Status, opened: Opened) -> None:
         self._path = path
@@ -77,12 +81,13 @@ class Store:
         write_threads: int = 1,
         files: Files | None = None,
     ) -> Store:
-        """Open the store at a folder, made if missing. Opening evicts nothing; storing and `shrink` do.
+        """Open the store in a folder, which is created if missing. Opening evicts nothing; storing and `shrink` do.
 
-        size_limit_bytes: of all snapshot files, with those being written. warn: takes one line; called from the
-        caller's thread and from the store's. read_only: change nothing; so is a folder that cannot be written.
-        maintenance: for check and prune; the store must exist, and every value of its index is checked. queue_bytes,
-        queue_snapshots: limits of the queue. write_threads: number of files written at a time.
+        size_limit_bytes: limit of all snapshot files, including those being written. warn: receives one line per
+        warning, from the caller's thread or the store's. read_only: change nothing; a folder that cannot be written is
+        opened so too. maintenance: for check and prune; the store must exist, and every value of its index is checked.
+        queue_bytes, queue_snapshots: limits of the queue. write_threads: number of files written at a time.
+
         Raises UsageError for a path that cannot be a store, for a folder with other contents, which are not touched,
         and for a store of a newer version.
         """
@@ -112,31 +117,33 @@ class Store:
         return self._writer is None
 
     def register(self, fingerprint: bytes, name: str, layout: Layout | None = None) -> None:
-        """Name a model in the index. layout: snapshots of the model with any other layout are bad."""
+        """Name a model in the index. layout: its layout; snapshots of the model with any other layout are bad."""
         if self._writer is not None:
             self._writer.names[fingerprint] = name
         if layout is not None:
             self._folder.layouts[fingerprint] = dict(layout)
 
     def present(self, keys: Collection[bytes]) -> set[bytes]:
-        """Those of the keys whose snapshots are in the index; no file is read.
+        """Return the keys whose snapshots are in the index, without reading a file.
 
-        A snapshot may be missing or bad when it is read. One that was put is present after its on_done at the latest.
+        Such a snapshot may still prove missing or bad when it is read. A snapshot that was put is present after its
+        on_done at the latest.
         """
         return self._reader.present(keys)
 
     def get(self, key: bytes, fingerprint: bytes, into: Mapping[str, Array] | None = None) -> StoredSnapshot | None:
-        """The verified snapshot with this key and fingerprint; None if it is missing or bad (with a warning).
+        """Read and verify the snapshot with this key and fingerprint. Return None, with a warning, if it is missing or
+        bad.
 
-        into: contiguous arrays by name, of the shapes and dtypes of the model's snapshots; the tensors are read into
-        them. Without a snapshot their contents are undefined.
+        into: contiguous arrays by name, of the shapes and dtypes of the model's snapshots, to read the tensors into. If
+        None is returned, their contents are undefined.
         """
         return self._reader.get(key, fingerprint, into)
 
     def get_chain(self, key: bytes, fingerprint: bytes, held: Container[bytes] = ()) -> Chain:
-        """The snapshot with its ancestors, of which the KV alone is read.
+        """Read a snapshot and the KV of its ancestors.
 
-        held: keys that the caller has; the chain begins after the nearest ancestor among them (`links[0].parent`).
+        held: keys that the caller has. The chain begins after the nearest ancestor among them (`links[0].parent`).
         """
         return self._reader.get_chain(key, fingerprint, held)
 
@@ -149,16 +156,19 @@ class Store:
         arrays: Mapping[str, Array] | Fetch,
         on_done: OnDone | None = None,
     ) -> bool:
-        """Queue a snapshot to be stored in the background; returns at once whether it was queued.
+        """Queue a snapshot to be stored in the background. Return at once whether it was queued.
 
-        position: tokens consumed. parent: (key, position) of the nearest ancestor that was put before; it is evicted
-        after this one. A snapshot with `kv` and a parent is stored only if its parent is stored. arrays: name ->
-        float32, float16 or uint16 (the bits of bfloat16) of any shape; `kv` holds the tokens since the parent. The
-        store's threads read them: keep them alive and unchanged until on_done(key, is_stored) is called, once. Or, for
-        a registered layout, a function that returns them as a context; a thread of the store calls it when the file is
-        written, and OSError says that they are not available. False: the queue is full, the snapshot is queued
-        already, or the store is read-only or closed; then the arrays are not read and on_done is not called.
-        Raises ValueError for what the format or the registered layout cannot hold: a fault of the caller.
+        position: number of tokens consumed. parent: (key, position) of the nearest ancestor that was put before; the
+        parent is evicted after this snapshot. A snapshot with `kv` and a parent is stored only if its parent is stored.
+
+        arrays: name -> float32, float16 or uint16 (the bits of bfloat16) of any shape; `kv` holds the tokens since the
+        parent. The store's threads read them: keep them alive and unchanged until on_done(key, is_stored) is called,
+        which happens once. For a registered layout, arrays may be a function that returns them as a context. A thread
+        of the store calls it when the file is written; OSError from it means that they are not available.
+
+        Returns False if the queue is full, the snapshot is queued already, or the store is read-only or closed. Then
+        the arrays are not read, and on_done is not called. Raises ValueError for what the format or the registered
+        layout cannot hold, which is a fault of the caller.
         """
         layout = self._folder.layouts.get(fingerprint)
         fetch: Fetch = (lambda: nullcontext(arrays)) if isinstance(arrays, Mapping) else arrays
@@ -178,17 +188,17 @@ class Store:
         return self._writer is not None and self._writer.offer(offer)
 
     def touch(self, key: bytes) -> None:
-        """Count a use of this snapshot, which raises its value; written in the background."""
+        """Count a use of a snapshot, which raises its value. The count is written in the background."""
         if self._writer is not None:
             self._writer.append(Touch(key))
 
     def flush(self) -> None:
-        """Return when everything put before is visible to every process, or has failed. Not to be called in on_done."""
+        """Wait until everything put before is visible to every process, or has failed. Do not call it in on_done."""
         if self._writer is not None:
             self._writer.flush()
 
     def close(self, drain: bool = True) -> None:
-        """Close the store after storing the queue (drain), or drop the queue (on_done is called with False)."""
+        """Close the store. drain: first store the queue; False drops it and calls each on_done with False."""
         if self._writer is not None:
             self._writer.close(drain)
             self._writer = None
@@ -212,11 +222,11 @@ class Store:
 
     @property
     def counters(self) -> StoreCounters:
-        """Counters of this open store, as a copy."""
+        """Copy of the counters of this open store."""
         return self._status.counters
 
     def stats(self) -> StoreStats:
-        """The contents of the store, by model; raises UsageError if its index cannot be read."""
+        """Return the contents of the store, by model. Raises UsageError if its index cannot be read."""
         index = self._required_index()
         with self._raising("read"):
             entries, num_bytes = index.totals()
@@ -233,14 +243,14 @@ class Store:
 
     @property
     def held(self) -> tuple[int, int]:
-        """(snapshots, bytes of their files); (0, 0) if the index cannot be read."""
+        """Number of snapshots and bytes of their files; (0, 0) if the index cannot be read."""
         try:
             return self._reader.index.totals() if self._reader.index is not None else (0, 0)
         except IndexFault:
             return 0, 0
 
     def shrink(self) -> None:
-        """Evict down to the size limit, as storing does, without storing."""
+        """Evict down to the size limit, without storing anything."""
         self.flush()
         try:
             if self._index is not None:
@@ -249,9 +259,11 @@ class Store:
             self._status.failure(error, "keeping to the size limit")
 
     def check(self) -> CheckReport:
-        """Verify every snapshot, and make index and files agree unless the store is read-only: bad files, rows without
-        a file and temporary files of ended processes are removed, intact files without a row are entered. Other
-        processes may use the store meanwhile."""
+        """Verify every snapshot and, unless the store is read-only, make the index and the files agree.
+
+        Bad files, rows without a file and temporary files of ended processes are removed. Intact files without a row
+        are entered. Other processes may use the store meanwhile.
+        """
         index = self._required_index()
         self.flush()
         with self._raising("checked"):
@@ -265,8 +277,8 @@ class Store:
     def prune(
         self, size_bytes: int | None = None, older_than_s: float | None = None, model: str | None = None
     ) -> PruneReport:
-        """Drop the least valuable snapshots until size_bytes are left, and those unused for older_than_s seconds; see
-        eviction.prune."""
+        """Evict the least valuable snapshots until at most size_bytes are left, and drop those unused for older_than_s
+        seconds. See eviction.prune."""
         self.flush()
         if self._index is None:
             raise UsageError(f"the store {self._path} is read-only; nothing can be dropped from it")
@@ -275,7 +287,7 @@ class Store:
 
     @contextmanager
     def _raising(self, done: str) -> Iterator[None]:
-        """Raise UsageError for a fault of the disk or the index; a damaged index is rebuilt at the next opening."""
+        """Turn a fault of the disk or the index into UsageError. The next opening rebuilds a damaged index."""
         try:
             yield
         except (OSError, IndexFault) as error:
@@ -287,6 +299,7 @@ class Store:
             raise UsageError(sentence) from error
 
     def _required_index(self) -> Index:
+        """Return the index to read from. Raises UsageError if it cannot be read."""
         if self._reader.index is None:
             raise UsageError(
                 f"the store {self._path} has no index that can be read; "

@@ -1,11 +1,13 @@
-"""Writer: the store's background disk writer: a bounded queue, one thread, and two transactions for each batch.
+"""Writer: the store's background disk writer: a bounded queue, one thread, and two transactions per batch.
 
-`offer` never waits: a full queue refuses. The thread gathers work for a moment, then stores a batch in three steps:
-1. a transaction chooses what is stored, evicts what must go for it and reserves its bytes;
-2. the files are written under temporary names, without any lock;
-3. a transaction renames the files and enters them in the index.
-So a batch costs two transactions however many snapshots it has; a snapshot is visible only when it is whole; and what a
-killed process had reserved in step 1 is known to the process that cleans up after it.
+`offer` never waits; it refuses if the queue is full. The thread collects work for a moment, then stores a batch in
+three steps:
+1. A transaction chooses the snapshots to store, evicts others for them and reserves their bytes.
+2. The files are written under temporary names, without any lock.
+3. A transaction renames the files and enters them in the index.
+
+So a batch costs two transactions whatever its size, and a snapshot is visible only when it is complete. After a kill,
+the process that cleans up finds in the index what step 1 reserved.
 """
 
 from __future__ import annotations
@@ -38,8 +40,11 @@ Outcome = Literal["written", "duplicates", "skipped_no_room", "skipped_stranded"
 
 @dataclass(slots=True, eq=False)
 class Offer:
-    """A snapshot to be stored. fetch: gives its arrays while its file is written. num_bytes: of its tensors, then of
-    its file. outcome: the counter that it belongs to."""
+    """A snapshot to be stored.
+
+    fetch: returns its arrays as a context while the file is written. num_bytes: size of its tensors, later of its file.
+    outcome: name of the counter it adds to.
+    """
 
     header: Header
     fetch: Fetch
@@ -60,14 +65,14 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Touch:
-    """A snapshot was consumed."""
+    """One use of a snapshot."""
 
     key: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A snapshot could not be used when it was read."""
+    """A snapshot that could not be used when it was read."""
 
     key: bytes
     fingerprint: bytes
@@ -75,8 +80,11 @@ class Suspect:
 
 @dataclass(slots=True)
 class Batch:
-    """Work of a batch. touches: key -> uses. suspects: key -> fingerprint. protected: keys that must not be evicted,
-    because a queued snapshot is their child. count, num_bytes: what it took from the queue."""
+    """Work of one batch.
+
+    touches: key -> number of uses. suspects: key -> fingerprint. protected: keys that must not be evicted, because a
+    queued snapshot is their child. count, num_bytes: number of queue entries it took, and bytes of its offers.
+    """
 
     offers: list[Offer] = field(default_factory=list)
     touches: dict[bytes, int] = field(default_factory=dict)
@@ -87,8 +95,10 @@ class Batch:
 
 
 class Writer:
-    """Stores offers, touches and suspects in the order they come; raises nothing for a fault of the disk or the
-    index. names: of models, by fingerprint."""
+    """Stores offers, touches and suspects in the order they come. names: names of models, by fingerprint.
+
+    No fault of the disk or the index raises an error.
+    """
 
     def __init__(
         self,
@@ -103,9 +113,12 @@ class Writer:
         queue_offers: int,
         threads: int,
     ) -> None:
-        """on_settled: called with each suspect that was checked again. limit_bytes: size limit of the store. A batch is
-        small beside it, because no snapshot of a batch can be evicted for another one of it. threads: number of files
-        written at a time."""
+        """on_settled: called with the key of each suspect that was checked again. limit_bytes: size limit of the store.
+        threads: number of files written at a time.
+
+        Batches are kept to about an eighth of limit_bytes, because no snapshot of a batch can be evicted for another
+        one of it.
+        """
         self.names: dict[bytes, str] = {}
         self._index = index
         self._folder = folder
@@ -130,7 +143,7 @@ class Writer:
         self._thread.start()
 
     def offer(self, offer: Offer) -> bool:
-        """Queue a snapshot; False if the queue is full or closed, or has it already."""
+        """Queue a snapshot. Return False if the queue is full or closed, or contains it already."""
         with self._change:
             if self._is_closing:
                 return False
@@ -148,7 +161,7 @@ class Writer:
         return True
 
     def append(self, work: Offer | Touch | Suspect) -> None:
-        """Queue a piece of work, however long the queue is."""
+        """Queue work regardless of the queue's length."""
         with self._change:
             if not self._is_closing:
                 self._queue.append(work)
@@ -156,7 +169,7 @@ class Writer:
                 self._change.notify_all()
 
     def flush(self) -> None:
-        """Return when everything queued before this call is done and visible, or has failed."""
+        """Wait until everything queued before this call is done and visible, or has failed."""
         with self._change:
             target = self._num_put
             self._num_flushing += 1
@@ -165,7 +178,7 @@ class Writer:
             self._num_flushing -= 1
 
     def close(self, drain: bool) -> None:
-        """Stop the thread after storing the queue (drain), or after the current batch."""
+        """Stop the thread. drain: first store the queue; False drops everything after the current batch."""
         with self._change:
             self._is_closing = True
             dropped = [] if drain else self._drop_queue()
@@ -175,6 +188,7 @@ class Writer:
         self._thread.join()
 
     def _drop_queue(self) -> list[Offer]:
+        """Empty the queue, and return the offers dropped."""
         dropped = [work for work in self._queue if isinstance(work, Offer)]
         self._num_done += len(self._queue)
         self._num_bytes -= sum(offer.num_bytes for offer in dropped)
@@ -184,6 +198,7 @@ class Writer:
         return dropped
 
     def _run(self) -> None:
+        """Store batches until the queue is closed and empty."""
         try:
             while (batch := self._take()) is not None:
                 self._store(batch)
@@ -194,7 +209,7 @@ class Writer:
                     self._num_bytes -= batch.num_bytes
                     self._num_done += batch.count
                     self._change.notify_all()
-        finally:  # after a fault in our own code too: no caller may wait for a thread that has ended
+        finally:  # even after an unexpected error: no caller may wait for a thread that has ended
             if self._threads is not None:
                 self._threads.shutdown()
             with self._change:
@@ -205,7 +220,7 @@ class Writer:
                 offer.report()
 
     def _take(self) -> Batch | None:
-        """The next batch; None when the queue is empty and closed."""
+        """Wait for the next batch, and take it from the queue. Return None when the queue is empty and closed."""
         with self._change:
             self._change.wait_for(lambda: self._queue or self._is_closing)
             end = time.monotonic() + LINGER_S
@@ -236,7 +251,7 @@ class Writer:
         return batch
 
     def _is_enough(self) -> bool:
-        """Whether a batch is stored now instead of waiting for more work."""
+        """Return whether to store a batch now instead of waiting for more work."""
         return (
             self._is_closing
             or self._num_flushing > 0
@@ -245,7 +260,7 @@ class Writer:
         )
 
     def _store(self, batch: Batch) -> None:
-        """Store a batch; afterwards each offer has its outcome."""
+        """Store a batch. Afterwards each offer has its outcome."""
         try:
             if not self._is_index_damaged:
                 written = self._write_all(self._admit(batch))
@@ -260,7 +275,10 @@ class Writer:
                 self._status.count(bytes_written=offer.num_bytes)
 
     def _admit(self, batch: Batch) -> list[Offer]:
-        """First transaction: check the suspects, count the uses, choose what is stored and reserve its bytes."""
+        """Run the first transaction: check the suspects, count the uses, choose what to store, and reserve its bytes.
+
+        Returns the admitted offers.
+        """
         now = time.time()
         admitted: list[Offer] = []
         with self._index.transaction():
@@ -281,12 +299,12 @@ class Writer:
         return admitted
 
     def _known(self, offers: list[Offer]) -> dict[int, bytes]:
-        """Row id -> key of the rows that the offers and their parents have, or whose id they share."""
+        """Return row id -> key of the rows of the offers and their parents, or of other keys with the same ids."""
         keys = {offer.key for offer in offers} | {offer.header.parent for offer in offers}
         return {row_id(key): key for key in self._index.sharing([key for key in keys if key is not None])}
 
     def _settle(self, key: bytes, fingerprint: bytes) -> bool:
-        """Check a suspect again and remove it if it is bad or missing; False if it cannot be checked."""
+        """Check a suspect again, and remove it if it is bad or missing. Return False if it cannot be checked."""
         try:
             snapshot = self._folder.read(key, fingerprint)
             parent = snapshot.parent if token_names(snapshot) else None
@@ -302,7 +320,7 @@ class Writer:
         return True
 
     def _is_wanted(self, offer: Offer, known: Mapping[int, bytes]) -> bool:
-        """False for a snapshot that is stored already, and for one whose parent is not."""
+        """Return False, and set the outcome, for a snapshot that is stored already or whose parent is not."""
         found, parent = known.get(row_id(offer.key)), offer.header.parent
         if found is not None:
             offer.outcome = "duplicates" if found == offer.key else "failed"
@@ -313,6 +331,8 @@ class Writer:
         return True
 
     def _make_room(self, offer: Offer, capacity: Capacity) -> bool:
+        """Reserve capacity for an offer, evicting snapshots if needed. Return False, with a warning, if there is
+        none."""
         offer.num_bytes = len(offer.header.encode()) + offer.header.num_data_bytes
         if capacity.take(offer.num_bytes):
             return True
@@ -325,14 +345,14 @@ class Writer:
         return False
 
     def _write_all(self, offers: list[Offer]) -> list[Offer]:
-        """Write the offers' temporary files; returns those that were written, in order."""
+        """Write the offers' temporary files. Return the offers whose file was written, in order."""
         for offer in offers:
             offer.temporary_path = self._session.temporary_path()
         run = map if self._threads is None else self._threads.map
         return [offer for offer, is_written in zip(offers, run(self._write, offers), strict=True) if is_written]
 
     def _write(self, offer: Offer) -> bool:
-        """Write a temporary file; this is the only step that reads the tensors."""
+        """Write a temporary file. This is the only step that reads the tensors. Return False if it fails."""
         try:
             with offer.fetch() as arrays:
                 offer.header = self._folder.write(offer.temporary_path, offer.header, arrays)
@@ -342,8 +362,10 @@ class Writer:
             return False
 
     def _publish(self, offers: list[Offer], touches: Mapping[bytes, int]) -> None:
-        """Second transaction: rename the files and enter them. A snapshot that did not become visible leaves no
-        file."""
+        """Run the second transaction: rename the files and enter them in the index.
+
+        A snapshot that did not become visible leaves no file.
+        """
         is_committed, now = False, time.time()
         try:
             with self._index.transaction():
@@ -368,7 +390,7 @@ class Writer:
                     self._folder.discard(self._folder.path(offer.key))
 
     def _rename(self, offer: Offer) -> bool:
-        """Give the file its final name; the offer counts as written unless the transaction fails."""
+        """Give the file its final name. The offer then counts as written, unless the transaction fails."""
         try:
             self._folder.publish(offer.temporary_path, offer.key)
             offer.outcome = "written"
