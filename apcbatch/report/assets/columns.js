@@ -1,9 +1,9 @@
-// Columns: the requests of a run as columns that can be read, searched and sorted. Must not know how a row is drawn.
+// Columns: the requests of a run as columns to display, search and sort. Must not know how a row is drawn.
 
 const SOURCES = ["", "memory", "disk"];
 
-/** The columns of the table: key, heading, what it means, whether a number, its width in pixels, and whether it stays
- *  where there is room for few. */
+/** Columns of the table. means: tooltip. number: whether values are numbers. width: in pixels. stays: shown on narrow
+ *  screens too. */
 const HEADS = [
   { key: "id", words: "Request", means: "custom_id of the request", width: 170, stays: true },
   { key: "answer", words: "Answer", means: "the answer's first words, calls, or its error", width: 300, stays: true },
@@ -21,8 +21,8 @@ const HEADS = [
   { key: "line", words: "Line", means: "line of the input", number: true, width: 70 },
 ];
 
-/** The columns over the document's: `numbers` by key, `texts` by key as functions of a row, and `searched`, all of a
- *  row's text in small letters. */
+/** Make the columns of the document's requests. numbers: values by key. texts: by key, functions of a row. searched:
+ *  function of a row that returns all its text in lower case. */
 function columnsOf(requests) {
   const tenths = (values) => values.map((value) => value / 10);
   const counts = ["line", "turn", "prompt", "cached", "ideal", "computed", "out"];
@@ -54,19 +54,19 @@ function columnsOf(requests) {
   return columns;
 }
 
-/** What a prompt says: a text, or messages of a role and a text each. */
+/** Return the text of a prompt, which is a text, or messages of a role and a text each. */
 function promptWords(prompt) {
   return Array.isArray(prompt) ? prompt.map((message) => message.join("\n")).join("\n") : prompt ?? "";
 }
 
-/** Gets the text of all rows ready, some at a time, so that the first filter need not. */
+/** Compute the searchable text of all rows in steps of 2,000, so that the first filter does not wait for it. */
 function prepareSearch(columns, first) {
   const last = Math.min(columns.size, first + 2000);
   for (let row = first; row < last; row += 1) columns.searched(row);
   if (last < columns.size) setTimeout(() => prepareSearch(columns, last), 20);
 }
 
-/** What the answer's column says: the answer, its calls if it has no words, the error if it failed. */
+/** Return the text of a row's answer column: its error, else the answer, else its tool calls. */
 function gist(columns, row) {
   const { requests, texts } = columns;
   return texts.error(row) || requests.answer[row].slice(0, 300) || texts.calls(row).slice(0, 300);
@@ -76,8 +76,8 @@ function compact(value) {
   return typeof value === "string" ? value : JSON.stringify(value);
 }
 
-/** The rows by one column. Equal ones stay in OUT's order, whichever way it goes. Value and row go into one number
- *  each, for numbers are sorted without a call a pair: 50,000 rows in a few ms. */
+/** Return the rows sorted by one column. Equal ones stay in OUT's order, ascending or descending. Value and row are
+ *  packed into one number, because numbers sort without a comparison function: 50,000 rows in a few ms. */
 function sortedRows(columns, rows, key, isDown) {
   if (key === null) return rows;
   const values = columns.numbers[key] ?? ranksOf(columns, key);
@@ -87,7 +87,7 @@ function sortedRows(columns, rows, key, isDown) {
   return Uint32Array.from(keys, (one) => ((one % size) + size) % size);
 }
 
-/** The place of each row's text among all, kept: texts are compared once, sorting compares numbers. */
+/** Return each row's rank by text, cached: texts are compared once, and later sorts compare numbers. */
 function ranksOf(columns, key) {
   columns.ranks ??= {};
   if (columns.ranks[key] !== undefined) return columns.ranks[key];

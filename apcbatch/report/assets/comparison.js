@@ -1,5 +1,5 @@
-// Comparison: two runs of the same requests: whether they answered alike, and their numbers side by side.
-// Must not know how the two were made.
+// Comparison: two runs of the same requests: equal and different answers, and their numbers side by side. Must not know
+// how the two runs were made.
 
 function showComparisons(section, report) {
   section.hidden = report.comparisons.length === 0;
@@ -18,7 +18,7 @@ function comparisonArticle(runs, comparison) {
     element("div", { class: "sides" }, ...sides(comparison, base, other)));
 }
 
-/** Tables with both runs: measures, misses, options. */
+/** Make the tables of both runs: measures, misses, options. */
 function sides(comparison, base, other) {
   const block = (name, table) => element("div", {}, element("h4", {}, name), table);
   const both = `of ${base} and ${other}`;
@@ -72,7 +72,7 @@ function differences(runs, { base, other, different, different_count: count }) {
     element("div", { class: "differences" }, plainTable("Answers that differ", ["Request", "Differs", "Look"], rows)));
 }
 
-/** How the second differs from the first: "+3.2 %", or how many times as much. */
+/** Format the change from base to other: "+3.2 %", or a factor if it is 2 or more, or 0.5 or less. */
 function change(base, other) {
   if (typeof base !== "number" || typeof other !== "number") return "";
   if (base === other) return "equal";

@@ -1,7 +1,8 @@
-// Cursor: a place on a drawing with columns, moved by the pointer or the arrow keys, and read out in words.
-// Must not know what the columns are.
+// Cursor: a selected column of a drawing, moved by the pointer or the arrow keys, with its values in words.
+// Must not know the contents of the columns.
 
-/** The drawing becomes a slider over its columns. `describe(at)` says what is there, in the line that is returned. */
+/** Make the drawing a slider over its columns. `describe(at)` returns the text of a column. Return the line that shows
+ *  the text. */
 function withCursor(drawing, columns, label, describe) {
   const mark = element("span", { class: "cursor", "aria-hidden": "true", hidden: true });
   const line = element("p", { class: "readout" }, HOW_TO_READ);

@@ -1,5 +1,4 @@
-// Curve: what each block size would have restored, stored and taken, as tune-block-size or plan found it.
-// Must not know the run.
+// Curve: hit rate, bytes and seconds of each block size, as tune-block-size or plan found them. Must not know the run.
 
 const CURVES = [
   ["hit_rate", "prompt tokens restored", percent],
@@ -35,7 +34,7 @@ function showCurve(section, curve) {
     table);
 }
 
-/** One measure over block sizes, which are drawn at equal distances. */
+/** Draw one measure over block sizes, at equal distances. */
 function smallCurve(candidates, [name, words, form], best) {
   const points = candidates.map((one, at) => ({ at, value: one[name], size: one.block_size }))
     .filter((point) => typeof point.value === "number");

@@ -1,6 +1,6 @@
-// Document: what the page shows, read out of the page itself. Must not know what any of it means.
+// Document: the data of the page, read out of the page itself. Must not know the meaning of the data.
 
-/** The document: base64, gzip, JSON, in the element "data". */
+/** Read the document: JSON in gzip in base64, from the element "data". */
 async function readDocument() {
   const packed = document.getElementById("data").textContent;
   const stream = new Blob([unpacked(packed)]).stream().pipeThrough(new DecompressionStream("gzip"));

@@ -1,22 +1,22 @@
-// Elements: how everything on the page is made.
-// Must not know what is shown. Text goes in as text alone, never as markup, so no answer can become a tag or a script.
+// Elements: functions that make the page's nodes. Text is inserted as text alone, never as markup, so no answer can
+// become a tag or a script. Must not know the contents of the page.
 
-/** How each panel is drawn: name -> function of (its section, the run, the report), called again for another run. What
- *  it returns is kept for the page (report.js). A panel is its section's id and, here, the file of the same name. */
+/** Panels by name: a function of (its section, the run, the report), called again for each run shown. report.js keeps
+ *  its result. A panel's name is its section's id and its file's name. */
 const panels = {};
 
-/** An element with attributes and children. A function as attribute listens to the event of that name; null and false
- *  are left out; a child is a node or a text. */
+/** Make an element with attributes and children. A function as attribute listens to the event of that name; null and
+ *  false are left out. A child is a node or a text. */
 function element(tag, attributes = {}, ...children) {
   return furnish(document.createElement(tag), attributes, children);
 }
 
-/** An element of a drawing. */
+/** Make an SVG element. */
 function drawn(tag, attributes = {}, ...children) {
   return furnish(document.createElementNS(SVG, tag), attributes, children);
 }
 
-// The name of SVG, put together because it looks like an address and is none.
+// The SVG namespace, assembled because a report must have no text that looks like an address.
 const SVG = ["http", "//www.w3.org/2000/svg"].join(":");
 
 function furnish(node, attributes, children) {
@@ -29,12 +29,12 @@ function furnish(node, attributes, children) {
   return node;
 }
 
-/** A text of the user, kept apart from the direction of the words around it. */
+/** Make an element with a user's text, isolated from the writing direction around it. */
 function foreign(text, tag = "bdi", attributes = {}) {
   return element(tag, { dir: tag === "bdi" ? null : "auto", ...attributes }, visible(text));
 }
 
-/** The text with an escape for each control character and each mark that would reorder what stands around it. */
+/** Return the text with an escape for each control character and each mark that would reorder its surroundings. */
 function visible(text) {
   return String(text).replace(UNSEEN, (letter) => {
     const code = letter.charCodeAt(0);
@@ -43,7 +43,7 @@ function visible(text) {
 }
 const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069\ufeff]/g;
 
-/** A table whose cells are nodes or texts; a column in `numeric` is set to the right. */
+/** Make a table whose cells are nodes or texts. numeric: indices of the columns to align to the right. */
 function plainTable(caption, heads, rows, numeric = []) {
   const side = (at) => (numeric.includes(at) ? "number" : null);
   const head = heads.map((name, at) => element("th", { scope: "col", class: side(at) }, name));
@@ -56,19 +56,19 @@ function plainTable(caption, heads, rows, numeric = []) {
       element("tbody", {}, body)));
 }
 
-/** Names with their values, each a node, a text or a list of them; what is null is left out. */
+/** Make a list of names with their values, each a node, a text or a list of them; null facts are left out. */
 function factList(facts, attributes = {}) {
   const known = facts.filter((fact) => fact !== null);
   return element("dl", { class: "facts", ...attributes }, known.map(([name, ...value]) => (
     element("div", {}, element("dt", {}, name), element("dd", {}, value)))));
 }
 
-/** A coloured square and its words: one entry of a legend. */
+/** Make one entry of a legend: a coloured square and its words. */
 function legendEntry(kind, ...words) {
   return element("li", {}, element("span", { class: `swatch ${kind}`, "aria-hidden": "true" }), ...words);
 }
 
-/** What stands in a section below its heading gives way to these nodes, and the section is shown. */
+/** Replace the nodes of a section below its heading by these, and show the section. */
 function fill(section, ...nodes) {
   section.replaceChildren(section.querySelector("h2"), ...nodes.flat(Infinity).filter((node) => node !== null));
   section.hidden = false;

@@ -1,10 +1,10 @@
-// Filter: a small language that chooses requests, and the rows that it leaves.
-// Must not know how rows are drawn. Every term must hold: `reason:diverged turn:>3 -error: "two words"`.
+// Filter: a small query language over requests, and the rows that match. Every term must match:
+// `reason:diverged turn:>3 -error: "two words"`. Must not know how rows are drawn.
 
 const NUMBER_KEYS = ["line", "turn", "prompt", "cached", "ideal", "computed", "out", "prefill_ms", "decode_ms"];
 const TEXT_KEYS = ["id", "reason", "error", "from", "finish", "answer", "calls"];
 
-/** [{key, text, not}] of what the reader wrote. A term without a known key is searched for everywhere. */
+/** Parse a filter into [{key, text, not}]. A term without a known key is searched for in all texts. */
 function termsOf(words) {
   const terms = [];
   for (const [, not, key, phrase, word] of words.matchAll(/(-?)(?:([a-z_]+):)?(?:"([^"]*)"?|(\S*))(?:\s+|$)/g)) {
@@ -19,12 +19,12 @@ function termsOf(words) {
   return terms;
 }
 
-/** The value of a term, as it must be written so that it is one word. */
+/** Quote the value of a term if needed, so that it stays one word. */
 function quotedTerm(value) {
   return /[\s"]/.test(value) || value === "" ? `"${value.replaceAll('"', "")}"` : value;
 }
 
-/** The rows, in OUT's order, of which all terms hold. */
+/** Return the rows that match all terms, in OUT's order. */
 function matchingRows(columns, words) {
   const tests = termsOf(words).map((term) => testOf(columns, term));
   const rows = new Uint32Array(columns.size);
@@ -35,7 +35,8 @@ function matchingRows(columns, words) {
   return rows.subarray(0, found);
 }
 
-/** row -> whether the term holds. A key alone asks whether there is anything at all. */
+/** Return the test of a term, a function of a row. A key alone tests for a text that is not empty, or a number above 0.
+ *  */
 function testOf(columns, { key, text, not }) {
   let test;
   if (key === null) test = (row) => columns.searched(row).includes(text);
@@ -50,7 +51,7 @@ function testOf(columns, { key, text, not }) {
   return not ? (row) => !test(row) : test;
 }
 
-/** value -> whether it is in what the text says: 3, >3, >=3, <3, <=3 or 3..5. What is no number holds nothing. */
+/** Return the test of a range, a function of a value: 3, >3, >=3, <3, <=3 or 3..5. Other texts match nothing. */
 function rangeOf(text) {
   const found = /^(>=|<=|>|<|=)?(-?[\d.,_]+?)(?:\.\.(-?[\d.,_]+))?$/.exec(text);
   if (found === null) return text === "" ? (value) => value > 0 : () => false;
@@ -62,7 +63,7 @@ function rangeOf(text) {
   }[found[1]] ?? ((value) => value === first);
 }
 
-/** A link that shows the requests which a filter chooses. */
+/** Make a link that applies a filter to the requests. */
 function filterLink(words, text) {
   return element("a", {
     href: addressOf({ ...placeOf(location.hash), filter: words, request: null }), class: "filterLink",

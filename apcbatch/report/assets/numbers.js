@@ -1,4 +1,4 @@
-// Numbers: how a value reads, with its unit. Must not know what is counted.
+// Numbers: values formatted with their units. Must not know the meaning of the numbers.
 
 const NOT_KNOWN = "–";
 
@@ -6,19 +6,19 @@ function grouped(value) {
   return value.toLocaleString("en-US", { maximumFractionDigits: 0 });
 }
 
-/** 1494719, "token" -> "1,494,719 tokens" */
+/** Format a count: 1494719, "token" -> "1,494,719 tokens" */
 function counted(value, noun) {
   return `${grouped(value)} ${value === 1 ? noun : noun + "s"}`;
 }
 
-/** 0.8731 -> "87.3 %". What is not all is never rounded to all, nor what is something to nothing. */
+/** Format a share: 0.8731 -> "87.3 %". A share below 1 is never rounded to all, and one above 0 never to nothing. */
 function percent(share) {
   if (share > 0 && share < 0.001) return "under 0.1 %";
   if (share < 1 && share > 0.999) return "over 99.9 %";
   return `${trimmed(share * 100, 1)} %`;
 }
 
-/** 3435973837 -> "3.2 GiB" */
+/** Format bytes: 3435973837 -> "3.2 GiB" */
 function bytes(value) {
   let unit = 0;
   let rest = value;
@@ -30,7 +30,7 @@ function bytes(value) {
 }
 const BYTE_UNITS = ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB"];
 
-/** 8.31 -> "8.3 s"; 0.0123 -> "12.3 ms"; 4000 -> "1 h 7 min" */
+/** Format seconds: 8.31 -> "8.3 s"; 0.0123 -> "12.3 ms"; 4000 -> "1 h 7 min" */
 function seconds(value) {
   if (value === 0) return "0 s";
   if (value < 0.9995) return `${trimmed(value * 1000, value < 0.1 ? 1 : 0)} ms`;
@@ -41,7 +41,7 @@ function seconds(value) {
   return `${grouped(Math.floor(minutes / 60))} h ${minutes % 60} min`;
 }
 
-/** Tokens a second: three figures are enough. */
+/** Format tokens per second; from 100 on without decimals. */
 function rate(value) {
   return `${value >= 100 ? grouped(value) : trimmed(value, 1)} tokens/s`;
 }
@@ -50,12 +50,12 @@ function trimmed(value, digits) {
   return value.toLocaleString("en-US", { maximumFractionDigits: digits });
 }
 
-/** The instant, in UTC: seconds since 1970 -> "2026-11-21 12:00:05 UTC" */
+/** Format seconds since 1970 in UTC: "2026-11-21 12:00:05 UTC" */
 function instant(value) {
   return new Date(value * 1000).toISOString().slice(0, 19).replace("T", " ") + " UTC";
 }
 
-/** A value of any kind, as short as it can be said. */
+/** Format a value of any kind. */
 function plain(value) {
   if (value === null || value === undefined) return NOT_KNOWN;
   if (typeof value === "number") return Number.isInteger(value) ? grouped(value) : trimmed(value, 3);
@@ -74,13 +74,13 @@ const IN_UNITS = {
   share: percent,
 };
 
-/** The value in the unit of this name, or with the name behind it. */
+/** Format a value in the named unit; an unknown unit is written behind the number. */
 function inUnit(value, unit) {
   if (typeof value !== "number") return plain(value);
   return IN_UNITS[unit] ? IN_UNITS[unit](value) : `${plain(value)}${unit ? " " + unit : ""}`;
 }
 
-/** A number on the page: what is read, and for programs its name and raw value. */
+/** Make a number on the page: its formatted text and, for programs, its name and raw value. */
 function quantity(name, value, form = grouped) {
   const known = value !== null && value !== undefined;
   return element("span", { "data-name": name, "data-value": known ? String(value) : null, class: "quantity" },

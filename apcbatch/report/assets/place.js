@@ -1,9 +1,9 @@
-// Place: where the reader is, kept in the address behind "#" so that a link or the back button leads there again.
+// Place: the reader's position, kept in the address behind "#", so that links and the back button restore it:
 // "#run=1&request=support-0&tree=17&filter=reason:cold". Must not know what is drawn.
 
 const PLACES = ["run", "request", "tree", "filter"];
 
-/** {run, request, tree, filter} of the page's address, each a text; what is not said is null. */
+/** Parse the page's address into {run, request, tree, filter}, each a text; null for absent ones. */
 function placeOf(hash) {
   const place = { run: null, request: null, tree: null, filter: null };
   for (const part of hash.replace(/^#/, "").split("&")) {
@@ -14,13 +14,15 @@ function placeOf(hash) {
   return place;
 }
 
-/** The address of a place: what follows "#". Only what would break it is escaped, so that a link can be read. */
+/** Return the address of a place: the text from "#" on. Readable characters are not escaped, unless they would break
+ *  the address. */
 function addressOf(place) {
   const said = PLACES.filter((name) => place[name] !== null && place[name] !== undefined && place[name] !== "");
   return "#" + said.map((name) => `${name}=${escaped(String(place[name]))}`).join("&");
 }
 
-/** The reader goes elsewhere: `change` is laid over where they are. A step back leads here again, unless `quietly`. */
+/** Change the place: `change` overrides the current one. The back button returns to the current place, unless
+ *  `quietly`. */
 function go(change, quietly = false) {
   clearTimeout(later.timer);
   const address = addressOf({ ...placeOf(location.hash), ...later.change, ...change });
@@ -30,7 +32,7 @@ function go(change, quietly = false) {
   dispatchEvent(new Event("hashchange"));
 }
 
-/** As `go`, in a moment and without a step for the back button: for what changes with each key. */
+/** Like `go`, after 300 ms and without a history entry: for input that changes with each key. */
 function goSoon(change) {
   clearTimeout(later.timer);
   Object.assign(later.change, change);
@@ -42,7 +44,7 @@ function escaped(text) {
   return encodeURIComponent(wellFormed(text)).replace(/%(2F|3A|2C|3E|3C)/g, decodeURIComponent);
 }
 
-/** The text without half characters, which no address can hold. */
+/** Replace lone surrogates, which no address can hold. */
 function wellFormed(text) {
   return text.replace(/\p{Surrogate}/gu, "\ufffd");
 }

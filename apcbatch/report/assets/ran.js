@@ -1,4 +1,4 @@
-// Ran: what ran: command, versions, machine and options of each segment. Must not know results.
+// Ran: command, versions, machine and options of each process that ran. Must not know results.
 
 function showRan(section, run) {
   const { segments, run_file: file } = run.ran;
@@ -44,7 +44,7 @@ function inputWords(input) {
   return Array.isArray(input) ? input.join(", ") : plain(input);
 }
 
-/** A word as a shell must have it. */
+/** Quote a word for the shell. */
 function shellWord(word) {
   return /^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`;
 }

@@ -1,5 +1,5 @@
-// Report: reads the document, draws the panels of the run that is shown, and follows the address.
-// Must not know what a panel draws.
+// Report: reads the document, draws the panels of the selected run, and follows the address. Must not know what a panel
+// draws.
 
 async function showReport() {
   const report = await readDocument();
@@ -32,7 +32,7 @@ async function showReport() {
   document.documentElement.dataset.ready = "true";
 }
 
-/** Opened through a link, the page shows what the link names. */
+/** Scroll to the request, edge or filter that a link names. */
 function bringToView(isNew, place) {
   const detail = document.getElementById("request-detail");
   if (place.request !== null && !detail.hidden) detail.scrollIntoView({ block: "nearest" });
@@ -40,7 +40,7 @@ function bringToView(isNew, place) {
   else if (isNew && place.filter !== null) document.getElementById("requests").scrollIntoView();
 }
 
-/** The choice among the runs, if there are several. */
+/** Make the selection of the run, hidden if there is only one. */
 function runSelector(runs) {
   const selector = document.getElementById("run");
   const words = (run, at) => `${at + 1}: ${visible(run.name)}`;
@@ -52,7 +52,7 @@ function runSelector(runs) {
   return selector;
 }
 
-/** Links to the sections that there are. They leave the address alone, which says where in the run the reader is. */
+/** Make links to the visible sections. They do not change the address, which holds the place in the run. */
 function drawSections() {
   const links = [...document.querySelectorAll("main > section:not([hidden])")].map((section) => (
     element("a", { href: `#${section.id}` }, section.dataset.short ?? section.querySelector("h2").textContent)));
@@ -69,7 +69,7 @@ function goToSection(event) {
   heading.closest("section").scrollIntoView();
 }
 
-/** On paper everything that is folded is open, and the table shows its first rows. */
+/** For print, open everything folded and show the table's first rows. */
 function followPrint(table) {
   const opened = [];
   const print = (isPrinting) => {

@@ -1,13 +1,13 @@
-// Request: one request whole: its numbers, prompt if it was asked for, answer, calls, and how to link to it.
-// Must not know the table around it.
+// Request: one request in full: its numbers, prompt if included, answer, calls, and a link to it. Must not know the
+// table around it.
 
-/** The name of a request in an address: its id, or "row:N" where another request before it has the same id. */
+/** Return the name of a request in an address: its id, or "row:N" if an earlier request has the same id. */
 function requestName(columns, row) {
   const id = columns.requests.id[row];
   return id !== "" && rowOf(columns, id) === row ? id : `row:${row}`;
 }
 
-/** The row of the request with this name; -1 if there is none. */
+/** Return the row of the request with this name; -1 if there is none. */
 function rowOf(columns, name) {
   if (columns.rowsById === undefined) {
     const { id } = columns.requests;
@@ -53,7 +53,7 @@ function showRequest(place, columns, row, close) {
   };
 }
 
-/** The prompt as the conversation that it was made of; of a completion, its text. */
+/** Make the prompt's nodes: a conversation for a chat, a text for a completion. */
 function promptBlock(prompt, most) {
   if (!Array.isArray(prompt)) return textBlock("Prompt", prompt, "prompt", most);
   return [
@@ -63,7 +63,7 @@ function promptBlock(prompt, most) {
   ];
 }
 
-/** A heading and a text as it is; if it was cut, it says so. */
+/** Make a heading and a verbatim text, with a note if the text was cut. */
 function textBlock(name, text, kind, most) {
   if (text === "") return [];
   const isCut = most !== null && text.length >= most;
@@ -83,7 +83,7 @@ function callBlocks(calls) {
   ];
 }
 
-/** JSON with a line a value; a text that is no JSON as it is. */
+/** Format JSON with one value a line; return any other text unchanged. */
 function pretty(value) {
   if (typeof value !== "string") return JSON.stringify(value, null, 2);
   try {

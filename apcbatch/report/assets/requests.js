@@ -1,12 +1,11 @@
-// Requests: a table with a row for each, of which only those in sight are elements. Sorted by its headings, chosen by
-// the filter.
-// Must not know what a request's details look like (request.js).
+// Requests: a table with a row per request, sorted by its headings and filtered. Only rows in view are elements.
+// Must not know how a request's details are drawn (request.js).
 
 const ROW_PIXELS = 30;
 const ROWS_BEYOND = 8;
 const ROWS_IN_PRINT = 200;
 
-/** The section of the requests. Returns {filter(words), choose(name), print(isPrinting)}. */
+/** Draw the section of the requests. Return {filter(words), choose(name), print(isPrinting)}. */
 function showTable(section, run) {
   const columns = columnsOf(run.requests);
   const state = {
@@ -75,7 +74,7 @@ function headCell(state, head) {
     element("button", {
       type: "button", "data-sort": head.key, title: `Sort by ${head.means}`,
       click: () => {
-        // Large numbers and the first words come first; then the other way round; then OUT's order again.
+        // First click: amounts descending, other columns ascending. Second: the reverse. Third: OUT's order.
         const first = head.number === true && head.key !== "line" && head.key !== "turn";
         if (state.sort !== head.key) [state.sort, state.isDown] = [head.key, first];
         else if (state.isDown === first) state.isDown = !first;
@@ -112,7 +111,7 @@ function orderRows(state) {
   drawRows(state);
 }
 
-/** The rows in sight, between two rows as high as those that are not there. */
+/** Draw the rows in view, between two spacers as high as the other rows. */
 function drawRows(state) {
   const { rows, view } = state;
   const isPrinting = state.isPrinting || getComputedStyle(state.cut).display !== "none";
@@ -135,7 +134,8 @@ function drawRows(state) {
     ? `The first ${grouped(ROWS_IN_PRINT)} of ${counted(rows.length, "row")}; the file has them all.` : "";
 }
 
-/** The rows become these. Those that stay are not taken out: a click would miss them if a scroll came into it. */
+/** Replace the rows by these. Rows in both stay in place, because a click during a scroll would miss a row that is
+ *  moved. */
 function replaceRows(body, rows) {
   const wanted = new Set(rows);
   for (const old of [...body.children]) if (!wanted.has(old)) old.remove();
@@ -144,7 +144,7 @@ function replaceRows(body, rows) {
   });
 }
 
-/** The row whose link has the focus; null if none has. */
+/** Return the row whose link has the focus; null if none has. */
 function heldRow(state) {
   const { activeElement: held } = document;
   return state.body.contains(held) ? Number(held.closest("[data-row]").dataset.row) : null;
@@ -154,7 +154,7 @@ function holdRow(state, row) {
   state.body.querySelector(`[data-row="${row}"] a`)?.focus({ preventScroll: true });
 }
 
-/** Ids differ at their end, so their column is as wide as most of them need. */
+/** Return the width of a column. Ids differ at their end, so theirs is wide enough for most of them. */
 function widthOf(columns, { key, width }) {
   if (key !== "id") return width;
   const longest = columns.requests.id.reduce((most, id) => Math.max(most, id.length), 0);
@@ -220,7 +220,7 @@ function bringToSight(state, at) {
   drawRows(state);
 }
 
-/** Up and down go from row to row; an open request follows. */
+/** Move the focus from row to row with the arrow keys; an open request follows. */
 function moveInRows(state, event) {
   if (event.key === "Escape") go({ request: null });
   const held = heldRow(state);

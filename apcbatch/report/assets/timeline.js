@@ -1,5 +1,5 @@
-// Timeline: what each worker did when: shares of time in prefill, decode and store, sequences that ran, bytes held.
-// Must not know requests. One drawing a segment of a worker; all lanes of it have one time axis and one cursor.
+// Timeline: activity of each process over time: shares of prefill, decode and store, running sequences, bytes held. One
+// drawing per segment; all its lanes share one time axis and one cursor. Must not know requests.
 
 const COLUMNS = 400;
 const LANES = [
@@ -44,7 +44,7 @@ function workerFigure(timeline, at, of) {
     element("div", { class: "scrubbed" }, plots, cursorPlace), timeAxis(bins.length ? bins.at(-1).end : 0));
 }
 
-/** The shares of all the time: "prefill 34 %, decode 40 %, store 2 %". */
+/** Format the shares of the whole time: "prefill 34 %, decode 40 %, store 2 %". */
 function sharesOf(bins) {
   const whole = bins.at(-1).end;
   const share = (work) => Math.min(1, bins.reduce((sum, bin) => sum + bin[work], 0) / whole);
@@ -57,7 +57,8 @@ function lane(name, most, drawing, kind) {
     drawing);
 }
 
-/** The passes in columns of equal time: seconds of each work, the most that ran, the bytes at the column's end. */
+/** Divide the passes into columns of equal time: seconds of each kind of work, the largest number of running sequences,
+ *  the bytes at the column's end. */
 function binned(passes, whole) {
   const rows = passes.begin_s.length;
   const last = passes.begin_s[rows - 1] + passes.seconds[rows - 1];
@@ -95,7 +96,7 @@ function binned(passes, whole) {
   return bins;
 }
 
-/** Shares of time, one on the other: what is not filled was idle. A mark for each column in which requests failed. */
+/** Draw the shares of time, stacked; the unfilled rest was idle. A mark stands for failed requests in a column. */
 function workDrawing(bins) {
   const paths = [];
   const base = new Float64Array(bins.length);
@@ -125,7 +126,7 @@ function canvasOf(columns, paths) {
   return drawn("svg", { viewBox: `0 0 ${columns} 100`, preserveAspectRatio: "none", "aria-hidden": "true" }, paths);
 }
 
-/** The outline between two rows of heights, 0 to 1, in steps; empty columns are left out. */
+/** Return the stepped outline between two rows of heights, 0 to 1; empty columns are left out. */
 function bandPath(base, tops) {
   let path = "";
   for (let at = 0; at < tops.length; at += 1) {
@@ -168,7 +169,8 @@ function timeAxis(whole) {
   return axis;
 }
 
-/** A step for a time axis, in seconds: 1, 2, 5 times a power of ten below a minute, then what clocks have. */
+/** Return a step for a time axis, in seconds: 1, 2 or 5 times a power of ten below a minute, then minutes, hours and
+ *  days. */
 function niceTime(value) {
   const clock = [60, 120, 300, 600, 1800, 3600, 7200, 14400, 43200, 86400].find((step) => step >= value);
   if (value > 30 && clock !== undefined) return clock;

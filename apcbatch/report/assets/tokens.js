@@ -1,5 +1,5 @@
-// Tokens: one bar of all prompt tokens, restored, lost and computed, and why what was lost was lost.
-// Must not know single requests.
+// Tokens: one bar of all prompt tokens, restored, lost and computed, and the reasons for the lost ones. Must not know
+// single requests.
 
 const PARTS = [
   ["memory", "restored from memory"], ["disk", "restored from disk"], ["computed", "computed"],
@@ -15,8 +15,8 @@ function showTokens(section, run) {
   fill(section, tokenBar(tokens, total), tokenLegend(tokens, total), ...missTable(tokens));
 }
 
-/** Restored tokens from the left, then the computed ones. What was lost was computed again: it lies over the beginning
- *  of those, so that it ends where the ideal is. */
+/** Draw the bar: restored tokens from the left, then computed ones. Lost tokens were computed again, so they overlay
+ *  the beginning of the computed ones and end at the ideal. */
 function tokenBar(tokens, total) {
   const share = (value) => `${(value / total) * 100}%`;
   const parts = PARTS.map(([name, words]) => {
@@ -49,12 +49,12 @@ function tokenBar(tokens, total) {
   return figure;
 }
 
-/** Words of which those that do not fit are not seen: they wrap to a line that is hidden. */
+/** Make a label that shows only the words that fit: the others wrap to a hidden line. */
 function fittingWords(...words) {
   return element("span", { class: "fitting" }, element("i"), words.map((word) => element("span", {}, word)));
 }
 
-/** [[part, words]] of what there is. */
+/** Return [[part, words]] of the parts that have tokens. */
 function tokenWords(tokens, total) {
   const words = (name, what, why = "") => (
     [name, `${what}: ${counted(tokens[name], "token")} (${percent(tokens[name] / total)})${why}`]);

@@ -1,11 +1,12 @@
-// Tree: the prefix tree as an icicle. The width of an edge is what it saved over all requests (or what passed
-// through it), its height is where it lies in the prompt, its colour what became of its tokens.
-// Must not know what an edge's details look like (edge.js), or who reads the address.
+// Tree: the prefix tree as an icicle. The width of an edge is the tokens that it saved over all requests (or that
+// passed through it). Its vertical extent is its position in the prompt, its colour the fate of its tokens.
+// Must not know how an edge's details are drawn (edge.js), or who reads the address.
 
 const LEAST_PIXELS = 2;
 const ROOT_PIXELS = 26;
 
-/** The tree's section. `open(node)` is called when the reader wants to see an edge; the returned function shows one. */
+/** Draw the section of the tree. `open(node)` is called when the reader chooses an edge; the returned function shows
+ *  one. */
 function showTree(section, run, open) {
   const edges = run.tree;
   if (edges === null || edges.parent.length === 0) {
@@ -33,7 +34,7 @@ function showTree(section, run, open) {
   furnish(picture, {
     click: (event) => chooseBox(state, event.target.closest(".box")),
     pointermove: (event) => {
-      // A box that comes to lie under a resting pointer is not pointed at.
+      // A box that moves under a resting pointer is not hovered.
       const [x, y] = state.pointer;
       state.pointer = [event.clientX, event.clientY];
       if (x !== event.clientX || y !== event.clientY) hoverBox(state, event.target.closest("[data-node]"));
@@ -57,7 +58,7 @@ function showTree(section, run, open) {
 const NO_TRACE = "No trace lies beside this output, so there is no picture of it. "
   + "A run writes one unless --no-trace is given.";
 
-/** The two measures of width. */
+/** Make the choice between the two measures of width. */
 function measureChoice(state) {
   const choice = (name, words) => element("label", {}, element("input", {
     type: "radio", name: "tree-measure", value: name, checked: state.measure === name,
@@ -86,7 +87,7 @@ function drawIcicle(state) {
   if (width === 0) return;
   const boxes = boxesOf(tree, top, measure, LEAST_PIXELS / width);
   const first = tree.edges.begin[top];
-  // Each box below one that begins at 0 leaves room for the root, which has no tokens and so no height.
+  // Boxes below a root at position 0 leave room for it, since it has no tokens and so no height.
   const room = top === 0 ? ROOT_PIXELS : 0;
   const deepest = Math.max(first + 1, ...boxes.map((box) => box.end));
   const scale = (height - room) / (deepest - first);
@@ -123,7 +124,7 @@ function edgeBox(state, { node }) {
   return box;
 }
 
-/** The box of those that are too narrow to be seen. */
+/** Make the box that stands for edges too narrow to draw. */
 function fewBox(box) {
   const title = `${counted(box.count, "narrow edge")}: zoom in to see`;
   return element("div", { class: "box few", "aria-hidden": "true", title });
@@ -142,7 +143,7 @@ function edgeWords(tree, node) {
     + `${grouped(edges.computed[node])} computed`;
 }
 
-/** Positions at the left. */
+/** Draw the axis of positions at the left. */
 function drawAxis({ axis, picture }, first, deepest, scale, room) {
   const step = niceStep((deepest - first) / Math.max(2, picture.clientHeight / 70));
   const ticks = [];
@@ -154,7 +155,7 @@ function drawAxis({ axis, picture }, first, deepest, scale, room) {
   axis.replaceChildren(element("span", { class: "name" }, "position in tokens"), ...ticks);
 }
 
-/** The least of 1, 2, 5, 10, 20, ... that is not below the value. */
+/** Return the smallest of 1, 2, 5, 10, 20, ... that is not below the value. */
 function niceStep(value) {
   const power = 10 ** Math.floor(Math.log10(Math.max(value, 1)));
   return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= value);
@@ -170,7 +171,7 @@ function drawPath({ tree, top, path, open }) {
   }));
 }
 
-/** A click on the edge that fills the picture goes up again. */
+/** Open the edge of a clicked box; the parent for the edge that fills the picture, and for a box of narrow edges. */
 function chooseBox(state, box) {
   if (box === null) return;
   if (box.dataset.node === undefined) {
@@ -224,7 +225,7 @@ function fromTheLeft(nodes, some) {
   return some.sort((one, two) => nodes.get(one).x - nodes.get(two).x);
 }
 
-/** The box to the left or right at the same depth of the tree. */
+/** Return the node to the left or right at the same depth of the tree. */
 function neighbour(state, node, step) {
   const { tree, nodes } = state;
   const row = fromTheLeft(nodes, [...nodes.keys()].filter((other) => tree.level[other] === tree.level[node]));

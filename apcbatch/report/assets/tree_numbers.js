@@ -1,7 +1,7 @@
-// Tree numbers: of the prefix tree: children, sums of subtrees, and where each edge lies in a picture of a given size.
-// Must not know colours, elements, or what is chosen. Parents come before children in the columns, row 0 is the root.
+// Tree numbers: children, sums of subtrees, and the boxes of a drawing. In the columns, parents come before children,
+// and row 0 is the root. Must not know colours, elements, or the selection.
 
-/** The tree over the columns of the document. */
+/** Make the tree from the columns of the document. */
 function treeOf(edges) {
   const size = edges.parent.length;
   const children = Array.from({ length: size }, () => []);
@@ -19,24 +19,24 @@ function treeOf(edges) {
   return { edges, size, children, level, weights: { saved, passed } };
 }
 
-/** The nodes from the root to this one. */
+/** Return the nodes from the root to this one. */
 function pathTo(tree, node) {
   const path = [];
   for (let at = node; at >= 0; at = tree.edges.parent[at]) path.unshift(at);
   return path;
 }
 
-/** What became of the tokens of an edge: {restored, again, once}, tokens. The first request computes them, as it
- *  must; what was computed beyond that had been there before. */
+/** Return the fate of an edge's tokens: {restored, again, once}. `once` is their first, necessary computation; `again`
+ *  is every later one. */
 function fateOf(edges, node) {
   const length = edges.end[node] - edges.begin[node];
   const once = Math.min(edges.computed[node], edges.hidden[node] > 0 ? edges.computed[node] : length);
   return { restored: edges.restored[node], once, again: edges.computed[node] - once };
 }
 
-/** The boxes of the subtree of `top`: [{node, x, width, begin, end, count}], x and width as shares of the picture,
- *  begin and end in tokens. Children lie below their parent, the widest first; those narrower than `least` are one box
- *  with the node -1 and their count. */
+/** Return the boxes of the subtree of `top`: [{node, x, width, begin, end, count}], x and width as shares of the
+ *  picture, begin and end in tokens. Children lie below their parent, the widest first. Those narrower than `least`
+ *  share one box, with node -1 and their count. */
 function boxesOf(tree, top, measure, least) {
   const weight = tree.weights[measure];
   const { begin, end } = tree.edges;

@@ -1,4 +1,4 @@
-// Verdict: how the run ended, what to do now, and its chief numbers. Must not know files or requests one by one.
+// Verdict: how the run ended, what to do next, and its main numbers. Must not know files or single requests.
 
 function showVerdict(section, run) {
   const verdict = run.verdict;
@@ -14,7 +14,7 @@ function showVerdict(section, run) {
     verdict.warnings.length ? warnings(verdict.warnings) : null);
 }
 
-/** [mood, a sentence]: what the exit status means is in words, for nobody knows statuses by heart. */
+/** Return [mood, sentence] of the run's end, with the exit status explained in words. */
 function ending(verdict) {
   const { requests, ok, errors, exit_code: code } = verdict;
   const of = (value, name) => quantity(name, value);
@@ -32,7 +32,7 @@ function ending(verdict) {
   return say("good", "Every request is answered.");
 }
 
-/** The command that continues, to be copied. */
+/** Make the command that continues the run, with a button that copies it. */
 function commandLine(command) {
   const code = foreign(command, "code", { "data-name": "continue" });
   const button = element("button", {
@@ -83,7 +83,7 @@ function tiles(verdict, tokens) {
   ].filter((one) => one !== null);
 }
 
-/** What one answered request took: half of them no more than p50, 99 of 100 no more than p99. */
+/** Make the table of times and tokens per answered request: half of them need at most p50, 99 of 100 at most p99. */
 function percentileTable(rows) {
   const words = {
     seconds: "Time, prefill and decode", prefill_s: "Prefill", decode_s: "Decode",
@@ -100,7 +100,7 @@ function percentileTable(rows) {
   return table;
 }
 
-/** One chief number; its unit is set smaller. */
+/** Make one main number; its unit is set smaller. */
 function tile(name, value, ...details) {
   const words = value.textContent;
   const at = words.search(/ [^\d]+$/);
