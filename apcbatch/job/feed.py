@@ -120,8 +120,8 @@ class Feeder:
             yield from self._recorded_turns(conversation, tickets, duplicates)
 
     def _duplicate_ids(self, conversation: Conversation, tickets: list[Ticket]) -> dict[int | None, RequestError]:
-        """Return the error of each turn whose id an earlier line used. The id of the first turn is registered
-        before."""
+        """Return the error of each turn whose id an earlier line used. The caller has checked that of the first
+        turn."""
         found: dict[int | None, RequestError] = {}
         first_id = conversation.request_id(1)
         for ticket in tickets:
@@ -153,8 +153,8 @@ class Feeder:
     def _recorded_turns(
         self, conversation: Conversation, tickets: list[Ticket], errors: dict[int | None, RequestError]
     ) -> Iterator[Work | None]:
-        """Yield the requests of turns whose history is the recorded one. errors: by turn, those of turns that were
-        refused before rendering."""
+        """Yield the requests of turns whose history is the recorded one. errors: turn -> error, for turns refused
+        before rendering."""
         prompts: dict[int | None, Prompt] = {}
         try:
             rendered = _guarded(lambda: self._render(conversation))
@@ -248,8 +248,8 @@ class Feeder:
         stopped: bool,
         stop_reason: int | str | None,
     ) -> RequestError | None:
-        """Append an answer, as it is returned, to the conversation, which makes the prompt of the next turn. Do nothing
-        after the last turn. Return the error if the prompt cannot be made, else None."""
+        """Make the prompt of the next turn by appending an answer, in the form that its record has, to the
+        conversation. Do nothing after the last turn. Return the error if the prompt cannot be made, else None."""
         if rollout.remaining:
             # An answer that completes its grammar ends without a stop token: its last token is text.
             has_stop_token = stopped and stop_reason is None and token_ids[-1] in self._renderer.tokenizer.eos_token_ids
@@ -280,10 +280,10 @@ class Feeder:
             return Failure(ticket, RequestError(error.code, error.message, ticket.line))
 
     def _draw_key(self, conversation: Conversation) -> list[str | int] | None:
-        """Return the key of a line's random draws, besides turn and seed; None for greedy decoding.
+        """Return the parts of a line's draw key besides turn and seed; None for greedy decoding.
 
-        Empty if the line sets a seed; else the line's id; without an id, the digest of its content and the number of
-        equal lines before it. The position of the line does not count.
+        There are none if the line sets a seed. Else it is the line's id; without an id, the digest of its content and
+        the number of equal lines before it. The position of the line does not count.
         """
         temperature = conversation.params.get("temperature", self._config.temperature)
         if temperature == 0 or self._config.score:

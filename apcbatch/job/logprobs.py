@@ -56,8 +56,8 @@ class PromptFields:
         return found
 
     def _prompt_logprobs(self, scores: Scores, count: int, renderer: Renderer) -> list[dict[str, Any] | None]:
-        """Return an object by token id for each prompt token: the token itself and the `count` likeliest. None for the
-        first token."""
+        """Return, for each prompt token, an object keyed by token id with the token itself and the `count` likeliest.
+        None for the first token."""
         entries: list[dict[str, Any] | None] = [None]
         tops = scores.top or [[]] * len(scores.logprobs)
         for token, logprob, rank, top in zip(

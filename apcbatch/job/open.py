@@ -229,7 +229,7 @@ def _warn_about(answers: PreviousAnswers, sink: FileSink, warn: Callable[[str], 
 
 
 def check_stop_tokens(config: Config, folder: Path) -> None:
-    """Refuse a --stop-token-id that the model does not have. One that a line sets is an error of that request alone."""
+    """Refuse a --stop-token-id that the model does not have. An unknown id in a line fails that request alone."""
     if not config.stop_token_id:
         return
     highest, vocab_size = max(config.stop_token_id), load_model_config(folder).vocab_size
@@ -241,7 +241,8 @@ def check_stop_tokens(config: Config, folder: Path) -> None:
 
 
 def check_cluster(config: Config) -> None:
-    """Refuse worker options without --ray, and workers without the device that they are to compute on."""
+    """Refuse worker options without --ray, and values of --device, --gpus and --worker-gpus that contradict each
+    other."""
     origins = config.origins
     given = [name for name in CLUSTER_OPTIONS if getattr(config, name) != getattr(Config, name)]
     if config.ray is None:

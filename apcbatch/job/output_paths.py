@@ -127,7 +127,7 @@ def _check_writable(name: str, path: str) -> None:
 
 def _check_place(name: str, path: str, config: Config) -> None:
     """Refuse a path in the store, and one beside the files of the model, since a resumed run compares their digest.
-    Hard links to such files, and files that links in those folders lead to, are refused too."""
+    Hard links to files of either folder, and files that links in the model's folder lead to, are refused too."""
     if config.store is not None:
         store = os.path.realpath(config.store)
         if os.path.commonpath([store, os.path.realpath(path)]) == store or _is_linked_below(store, path):

@@ -31,7 +31,7 @@ def planner_for(
 ) -> Planner:
     """Return the planner of a run with this configuration.
 
-    footprint: bytes of the model's snapshots. reserved_bytes: part of the pool that the plan leaves free.
+    footprint: sizes of the model's snapshots in bytes. reserved_bytes: part of the pool that the plan leaves free.
     later_budget_bytes: disk space for snapshots of future runs; by default the store's size, or 0 without a store.
     """
     if later_budget_bytes is None:
@@ -80,7 +80,8 @@ class PlannedFeeder:
 
     def pause(self) -> bool:
         """Return whether the engine should start on its requests before more input is read. True once at the end of
-        each window, because reading and planning the next one takes seconds. Meanwhile a cluster's workers are busy."""
+        each window: reading and planning the next window takes seconds, during which a cluster's workers compute this
+        one."""
         if self._ready or self._has_begun or not self._engine.num_unfinished:
             return False
         self._has_begun = True
@@ -165,8 +166,8 @@ class Window:
 
 
 def windows_note(num_windows: int, config: Config) -> str | None:
-    """Return the note on windows under a forecast, which plans the whole input at once; None if the run has one window
-    too."""
+    """Return a note on windows for the reader of a forecast, which plans the whole input at once; None if the run has a
+    single window."""
     if num_windows < 2:
         return None
     return (

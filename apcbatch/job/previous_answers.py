@@ -71,7 +71,8 @@ class PreviousAnswers:
         return True
 
     def check_shape(self, line: int, turn: int | None) -> None:
-        """Refuse a line with turns that OUT answers as a whole, and the reverse, before it is answered again.
+        """Refuse a line whose turns are requests if OUT answers it as a whole, and the reverse, before it is answered
+        again.
 
         turn: the line's first turn, None for the line as a whole.
         """
@@ -96,7 +97,7 @@ class PreviousAnswers:
                 raise UsageError(f"line {_line_and_turn(record['line'], record['turn'])} {self._mismatch}")
 
     def add(self, offset: int, record: dict[str, Any]) -> bool:
-        """Index the record at a byte offset; return False if an earlier line answers its request."""
+        """Index the record at a byte offset. Return False if an earlier line of OUT answers the same request."""
         if not self._offsets.add(_key(record["line"], record["turn"]), offset):
             return False
         self.num_without_digests += not _is_signed(record)

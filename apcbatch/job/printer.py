@@ -149,8 +149,8 @@ class Printer:
             self._say(sentence)
 
     def summary(self, summary: dict[str, Any], output: str) -> None:
-        """Print the summary: some lines on a terminal; in a pipe one sentence on stderr and, last on the stream of the
-        request lines, one line of JSON. output: where the results are."""
+        """Print the summary. A terminal gets some lines. A pipe gets one line of JSON, after all request lines, and
+        stderr gets one sentence. output: where the results are."""
         self.end_progress()
         width = self._width
         if width is None or not sys.stderr.isatty():

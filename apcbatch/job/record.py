@@ -170,8 +170,8 @@ def read_record(line: bytes) -> dict[str, Any] | None:
 def is_stopped(record: dict[str, Any]) -> bool:
     """Return whether the last token of an answer is a stop token. record: one that `read_record` accepted.
 
-    The body's finish_reason is `tool_calls` for every answer with calls, so that of the `apcbatch` object counts. Older
-    records have the body's alone.
+    The body's finish_reason is `tool_calls` for every answer with calls, so the one in the `apcbatch` object decides.
+    Older records have only the body's.
     """
     reason = record["response"]["body"]["choices"][0]["finish_reason"]
     return bool(record["apcbatch"].get("finish_reason", reason) == "stop")

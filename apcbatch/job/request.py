@@ -111,8 +111,8 @@ def settings_of(config: Config, params: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a request by the names of Request's fields, with stop, keeps_stop and structure. Settings
     newer than the digest are included only if they do not have their defaults.
 
-    --top-logprobs turns on log-probabilities for lines that do not set `logprobs`. Lines that turn them off get no top
-    log-probabilities from it.
+    --top-logprobs turns on log-probabilities for lines that do not set `logprobs`. It has no effect on lines that turn
+    them off.
     """
     run = {name: getattr(config, setting.option_name) for name, setting in SETTINGS.items() if setting.option_name}
     run["logprobs"] = config.logprobs or config.top_logprobs > 0

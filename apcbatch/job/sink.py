@@ -42,7 +42,8 @@ class Sink(Protocol):
         """Write one line, including its newline, to the operating system; StoppedError if the system refuses it."""
 
     def sync_if_due(self) -> None:
-        """Make the lines durable if the last sync was SYNC_EVERY_S seconds ago; StoppedError if that fails."""
+        """Make the lines durable if SYNC_EVERY_S seconds have passed since the last time; StoppedError if that
+        fails."""
 
     def finish(self, ordered: bool) -> None:
         """Make the lines durable and, if `ordered`, sort them into input order."""
@@ -223,7 +224,7 @@ class FileSink:
                     self._replace(_sorted_lines(file, table))
 
     def _check_place(self) -> None:
-        """Raise StoppedError if OUT is no longer where it was opened, or has not the size that this run gave it."""
+        """Raise StoppedError if OUT is no longer where it was opened, or has another size than this run gave it."""
         if not self._is_in_place():
             raise StoppedError(
                 f"output {self.path} was removed, renamed or replaced while this run wrote it, and what was "
@@ -295,7 +296,8 @@ def open_sink(output: str, ordered: bool) -> FileSink | StreamSink:
 
 
 def _numbers_and_offsets(file: IO[bytes]) -> npt.NDArray[np.int64]:
-    """Return int64 (lines, 2): the request number in each line's id, 0 without one, and the line's byte offset."""
+    """Return (lines, 2) int64: the request number in each line's id, or 0 if it has none, and the line's byte
+    offset."""
     table, offset = array("q"), 0
     file.seek(0)
     for line in file:

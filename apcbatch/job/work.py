@@ -85,7 +85,7 @@ class OpenRollout:
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """Job data that a request carries for its result. rollout: None for a recorded turn."""
+    """Data of the job that a request carries until its result. rollout: None for a recorded turn."""
 
     ticket: Ticket
     rollout: OpenRollout | None

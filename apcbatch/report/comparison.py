@@ -1,7 +1,7 @@
 """Compare two runs of the same requests: which answers differ and where, tokens, seconds, misses, options.
 
-Invariant: two answers are equal only if all token ids of all choices are, or if both are the same error. Requests are
-paired by id and turn; those without an id by line and turn.
+Invariant: two answers count as equal only if all token ids of all choices are equal, or if both are the same error.
+Requests are paired by id and turn; those without an id by line and turn.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def _is_other_request(one: bytes, two: bytes) -> bool:
 
 
 def _different(base: Run, other: Run, pairs: list[tuple[int, int]]) -> list[dict[str, Any]]:
-    """Return an entry for each pair of unequal answers: the first choice and token that differ. The token is -1 if one
-    of them is an error. Reads both OUTs again."""
+    """Return an entry for each pair of unequal answers, with the first choice and token that differ. The token is -1 if
+    one answer is an error. Both OUTs are read again."""
     if not pairs:
         return []
     records = [

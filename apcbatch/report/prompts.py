@@ -1,7 +1,8 @@
 """Find the prompts of a run's requests: read INPUT again as the run did, and render it with the same tokenizer.
 
-The prompt of a chat is shown as its messages, that of a completion as its text. Invariants: data names no file to open;
-a prompt is shown only with the record whose digest it has; of a long prompt only the beginning and the end are decoded.
+The prompt of a chat is shown as its messages, that of a completion as its text. Invariants: no file is opened because
+data names it; a prompt is shown only with the record that has its digest; of a long prompt only the beginning and the
+end are decoded.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class SnapshotCounts:
 
 @dataclass(slots=True, eq=False)
 class TokenCounts:
-    """Number of requests, and of their prompt tokens: restored from memory, restored from disk, computed."""
+    """Number of requests, and numbers of their prompt tokens: restored from memory, restored from disk, computed."""
 
     requests: int = 0
     memory: int = 0

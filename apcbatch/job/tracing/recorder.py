@@ -1,7 +1,7 @@
 """Record a run from the events of its engine, and keep the trace beside OUT up to date.
 
-Invariants: the trace changes no answer; a trace that cannot be written is a warning and ends no run; its memory is
-bounded; writing takes at most a small share of the time.
+Invariants: the trace changes no answer; a trace that cannot be written causes a warning and never ends the run; its
+memory is bounded; writing takes at most a small share of the time.
 """
 
 from __future__ import annotations

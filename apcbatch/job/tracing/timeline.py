@@ -72,7 +72,8 @@ class Timeline:
             self._failures += 1
 
     def columns(self) -> PassColumns:
-        """Return the rows as columns. Failures without any pass become a row with no pass at the begin."""
+        """Return the rows as columns. If there are failures but no pass, one row with 0 passes at the begin counts
+        them."""
         rows = self._rows or [[0.0] * _PASSES + [0] * (_FAILURES - _PASSES) + [self._failures]] * bool(self._failures)
         columns = [[row[place] for row in rows] for place in range(len(_FIELDS))]
         seconds = ([round(value, _DECIMALS) for value in column] for column in columns[:_PASSES])
