@@ -1,7 +1,7 @@
 """apcbatch: offline batch inference for agentic multi-turn workloads on Mamba and Jamba models.
 
-`LLM` and `Answer` (conversations and text), `Engine`, `Request` and `Result` (token ids) are the Python surface. `LLM`
-and `Engine` are imported on first use, so that `import apcbatch` and the command line's help stay free of torch.
+The Python surface is `LLM` and `Answer` for conversations and text, and `Engine`, `Request` and `Result` for token ids.
+`LLM` and `Engine` are imported on first use, so `import apcbatch` and the command line's help do not load torch.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ __all__ = ["LLM", "Answer", "Engine", "Request", "Result", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
+    """Import `Engine` or `LLM` on first use."""
     if name == "Engine":
         from apcbatch.engine.engine import Engine
 

@@ -1,4 +1,4 @@
-"""`python -m apcbatch` is `apcbatch`."""
+"""Run the command line: `python -m apcbatch` is `apcbatch`."""
 
 import sys
 

@@ -1,9 +1,9 @@
-"""Addresses such as `s3://bucket/chats.jsonl`: which are local paths, how fsspec opens them, what of one may be
-printed.
+"""Addresses such as `s3://bucket/chats.jsonl`: recognise local files, open file systems with fsspec, hide secrets.
 
-Invariants: an address comes from the command line, never from data; one of a local file becomes its path when options
-are read, so that every check sees the file itself; printed addresses contain no user name, no password and no signed
-part of a query.
+Invariants:
+- An address comes from the command line, never from data.
+- The address of a local file is replaced by its path when options are read, so that every check sees the file itself.
+- A printed address contains no user name, no password and no query, which may hold a signature.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _READ_ONLY = ("http", "https", *_ARCHIVES)
 _USER = re.compile(r"(?<=://)(?:[^/@]*:.*|[^/]*)@", re.DOTALL)
 _QUERY = re.compile(r"\?.*", re.DOTALL)
 _SECRET_IN_TEXT = re.compile(r"(?<=://)[^/\s]*@|\?\S*")
-_LEAST_SECRET_CHARACTERS = 3  # shorter ones are not searched for in error messages
+_LEAST_SECRET_CHARACTERS = 3  # shorter secrets are not removed from error messages
 _PACKAGES = {
     "s3": "s3fs",
     "s3a": "s3fs",
@@ -51,20 +51,20 @@ _PACKAGES = {
 
 
 def is_address(name: str) -> bool:
-    """Whether a name begins with a protocol, such as `s3://`."""
+    """Return whether a name begins with a protocol, such as `s3://`."""
     return _ADDRESS.match(name) is not None
 
 
 def as_path(name: str) -> str:
-    """The path of an address of a local file (`file:///x`, `file:x`, `local://x`, `simplecache::file:///x`); any other
-    address with its protocols in lower case; any other name unchanged.
+    """Convert the address of a local file to its path: `file:///x`, `file:x`, `local://x`, `simplecache::file:///x`.
 
-    As in fsspec, percent escapes are characters of the name, a path without a leading slash is relative and `~` is the
-    home folder; `//localhost/x` is `/x` (RFC 8089). UsageError for a chain or a wrapper that could hide a local file.
+    Any other address is returned with its protocols in lower case, and any other name unchanged. As in fsspec, percent
+    escapes are characters of the name, a path without a leading slash is relative, and `~` is the home folder.
+    `//localhost/x` is `/x` (RFC 8089). Raises UsageError for a chain or a wrapper that could hide a local file.
     """
     if match := _LOCAL.fullmatch(name):
         path = os.path.expanduser(match[1]).rstrip("/") or "/" * match[1].startswith("/")
-        return path if path.startswith("/") else f"./{path}"  # never `-`, a dataset or another address
+        return path if path.startswith("/") else f"./{path}"  # never read as `-`, a dataset or an address
     if not is_address(name):
         return name
     *before, last = links = [_PROTOCOL_OF_LINK.sub(lambda match: match[0].lower(), link) for link in name.split("::")]
@@ -80,14 +80,16 @@ def as_path(name: str) -> str:
 
 
 def is_read_only(name: str) -> bool:
-    """Whether an address is read-only: a web page, or a file inside an archive."""
+    """Return whether an address is read-only: a web page, or a file inside an archive."""
     return _protocol(re.sub(_CACHES, "", name, count=1)) in _READ_ONLY
 
 
 def places(name: str, with_archive: bool = True) -> set[tuple[object, ...]]:
-    """The files that a path or an address denotes: two names of one file, which need not exist yet, have an element in
-    common. with_archive: for a file in a local archive, include the archive. UsageError if the package of an address is
-    missing."""
+    """Return the identities of the files that a path or an address denotes.
+
+    Two names of one file share an identity, even if the file does not exist yet. with_archive: for a file in a local
+    archive, include the archive. Raises UsageError if the address needs a package that is missing.
+    """
     if not is_address(name):
         try:
             status = os.stat(name)
@@ -104,12 +106,12 @@ def places(name: str, with_archive: bool = True) -> set[tuple[object, ...]]:
 
 
 def shown_address(name: str) -> str:
-    """The address without user, password and query; any other name as it is."""
+    """Return an address without user, password and query; any other name unchanged."""
     return _QUERY.sub("", _USER.sub("", name)) if is_address(name) else name
 
 
 def last_part(name: str) -> str:
-    """The file name of a path or an address: `chats.jsonl`; empty if there is none."""
+    """Return the file name of a path or an address, such as `chats.jsonl`; empty if there is none."""
     path = name
     if is_address(name):
         path = shown_address(name).partition("://")[2].partition("::")[0]
@@ -118,7 +120,7 @@ def last_part(name: str) -> str:
 
 
 def open_filesystem(name: str) -> tuple[Any, str]:
-    """The file system of an address and the path in it; UsageError if the package for it is missing."""
+    """Return the fsspec file system of an address and the path in it. Raises UsageError if its package is missing."""
     from fsspec import core
 
     protocol = name.partition("://")[0].rpartition("::")[2].lower()
@@ -135,8 +137,10 @@ def open_filesystem(name: str) -> tuple[Any, str]:
 
 
 def read_head(name: str, max_bytes: int, suffix: str = "") -> bytes | None:
-    """The first bytes of the object at an address with the suffix; None if there is none. UsageError if the request
-    fails."""
+    """Return the first max_bytes bytes of the object at address + suffix; None if it does not exist.
+
+    Raises UsageError if the request fails.
+    """
     system, path = open_filesystem(name)
     try:
         system.invalidate_cache()
@@ -149,12 +153,12 @@ def read_head(name: str, max_bytes: int, suffix: str = "") -> bytes | None:
 
 
 def refuse(name: str, done: str, error: BaseException) -> NoReturn:
-    """Raise UsageError: the address cannot be `done`, because of this error."""
+    """Raise UsageError: an address cannot be opened, used, ... (`done`), because of an error."""
     raise UsageError(f"{shown_address(name)} cannot be {done}: {reason_of(error, name)}") from None
 
 
 def reason_of(error: BaseException, name: str) -> str:
-    """The first line of a file system's error, with the address's secrets removed."""
+    """Return the first line of a file system's error, without the address's secrets."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     text = text.replace(name, shown_address(name))
     for secret in sorted(_secrets(name), key=len, reverse=True):
@@ -168,7 +172,7 @@ def _protocol(link: str) -> str:
 
 
 def _secrets(name: str) -> set[str]:
-    """The secrets of an address: user with password, and the password alone, as written and percent-decoded."""
+    """Return the secrets of an address: user with password, and the password alone, as written and percent-decoded."""
     if not is_address(name) or not (match := _USER.search(name)):
         return set()
     user = match[0][:-1]
@@ -177,7 +181,7 @@ def _secrets(name: str) -> set[str]:
 
 
 def _named_package(protocol: str) -> str | None:
-    """The package that fsspec's error says to install, if it names one."""
+    """Return the package that fsspec's error says to install; None if it names none."""
     from fsspec.registry import known_implementations
 
     known: dict[str, Any] = known_implementations.get(protocol, {})

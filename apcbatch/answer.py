@@ -1,4 +1,4 @@
-"""Answer: one output record with its parts as attributes, for programs."""
+"""Answer: one output record as an object, for programs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ class Answer:
     its tool calls and its reasoning. reasoning: the model's reasoning before the answer. tool_calls: in OpenAI's form,
     arguments as JSON text. message: the answer as a message, to be appended to the conversation; empty for a
     completion. finish_reason: `stop`, `length` or `tool_calls`. token_ids: the new tokens, the stop token included.
-    logprobs: their log-probabilities up to the end of the text, if requested. cached_tokens: prompt tokens whose state
-    was restored, from the place that cached_from names; miss_reason: why not more. warnings: settings that were only
-    partly honoured. error: set if the request failed; then the fields from text to warnings mean nothing. record: the
-    line that `apcbatch run` would write; its `response.body` parses as the `openai` package's types. With several
-    choices, the fields here are those of the first.
+    logprobs: their log-probabilities up to the end of the text, if requested.
+
+    cached_tokens: number of prompt tokens whose state was restored. cached_from: its source, `memory`, `disk` or
+    `none`. miss_reason: why there are not more. warnings: settings that were only partly honoured. error: set if the
+    request failed; the fields from text to warnings then have no meaning. record: the line that `apcbatch run` would
+    write; its `response.body` parses as the `openai` package's types. With several choices, the fields here are those
+    of the first.
     """
 
     custom_id: str | None
@@ -43,7 +45,7 @@ class Answer:
 
 
 def answer_of(record: dict[str, Any]) -> Answer:
-    """The Answer of an output record."""
+    """Convert an output record to an Answer."""
     place = (record["custom_id"], record["line"], record["turn"])
     if record["error"] is not None:
         told = record["error"]
@@ -72,7 +74,7 @@ def answer_of(record: dict[str, Any]) -> Answer:
 
 
 def _logprobs(found: dict[str, Any] | None) -> list[float] | None:
-    """The log-probability of each token, from a chat's or a completion's form."""
+    """Return the log-probability of each token, from the form of a chat or of a completion."""
     if found is None:
         return None
     if "content" in found:

@@ -1,6 +1,6 @@
-"""Every option of `run`: its type, its range, its default, its help, its flag and its environment variable.
+"""Every option of `run`: type, range, default, help, flag and environment variable.
 
-The values of one run are resolved in resolution.py.
+resolution.py resolves the values of one run.
 """
 
 from __future__ import annotations
@@ -37,15 +37,18 @@ KIND_OF: Mapping[type, Kind] = {bool: "switch", int: "integer", float: "number"}
 
 
 def option(default: Any, group: str, help: str, kind: Kind | None = None, **limits: Any) -> Any:
-    """A field of Config with its Spec; the kind is that of the default unless given."""
+    """Make a field of Config with its Spec. kind: by default that of the default value. limits: further fields of the
+    Spec."""
     kind = kind or KIND_OF.get(type(default), "text")
     spec = Spec(kind, group, help, optional=default is None, **limits)
     return field(default=default, repr=not spec.secret, metadata={"spec": spec})
 
 
 def setting(name: str, **limits: Any) -> Any:
-    """An option for a sampling setting, with its row's default and bounds. limits: further Spec fields, for a setting
-    that is not a number."""
+    """Make the option of a sampling setting, with the default and the bounds of its row in sampling.py.
+
+    limits: further Spec fields, for a setting that is not a number.
+    """
     row = SETTINGS[name]
     bounds = row.option_bounds or row.bounds
     if bounds is not None:
@@ -55,13 +58,14 @@ def setting(name: str, **limits: Any) -> Any:
 
 
 def default_pool_size() -> int:
-    """A quarter of this machine's memory, at most 4 GiB, in bytes."""
+    """Return a quarter of this machine's memory, at most 4 GiB, in bytes."""
     return min(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4, 4 << 30)
 
 
 @dataclass(frozen=True)
 class Config:
-    """The resolved options of one run. Sizes are bytes. `origins` says where each value came from."""
+    """The resolved options of one run. Sizes are in bytes. origins: source of each value, such as `default` or a
+    flag."""
 
     model: str = option(
         "demo",
@@ -364,7 +368,7 @@ class Config:
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def values(self) -> dict[str, Any]:
-        """Name -> printable value of each option, without secrets, in the order of the help."""
+        """Return the printable value of each option by name, without secrets, in the order of the help."""
         return {name: shown(spec, getattr(self, name)) for name, spec in OPTIONS.items()}
 
 
@@ -374,15 +378,15 @@ OPTIONS: Mapping[str, Spec] = {
 
 
 def flag_name(name: str) -> str:
-    """`block_size` -> `--block-size`."""
+    """Return the flag of an option: `block_size` -> `--block-size`."""
     return "--" + name.replace("_", "-")
 
 
 def opposite_flag(name: str) -> str:
-    """The flag that turns off a switch whose default is on: `trace` -> `--no-trace`."""
+    """Return the flag that turns off a switch whose default is on: `trace` -> `--no-trace`."""
     return OPTIONS[name].opposite or f"--no-{flag_name(name).removeprefix('--')}"
 
 
 def env_name(name: str) -> str:
-    """`block_size` -> `APCBATCH_BLOCK_SIZE`."""
+    """Return the environment variable of an option: `block_size` -> `APCBATCH_BLOCK_SIZE`."""
     return ENV_PREFIX + name.upper()

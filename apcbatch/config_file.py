@@ -1,7 +1,9 @@
 """The YAML file of `--config`: one mapping of option names to plain values.
 
-Invariants: reading takes bounded time and memory for any file; no entry is dropped silently: a duplicate key is
-refused. Every failure is a UsageError with the file's name.
+Invariants:
+- Reading takes bounded time and memory for any file.
+- No entry is dropped silently: a duplicate key is refused.
+- Every failure raises UsageError with the file's name.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ MAX_NESTING = 16
 
 
 def read_config_file(path: str) -> dict[str, Any]:
-    """The values by option name, with `_` for `-` in it."""
+    """Read a configuration file. Return its values by option name, with `-` in a name replaced by `_`."""
     import yaml
 
     try:
@@ -40,7 +42,7 @@ def read_config_file(path: str) -> dict[str, Any]:
 
 
 def _by_name(content: dict[Any, Any], path: str) -> dict[str, Any]:
-    """The entries by option name; a duplicate key, in either spelling, is refused."""
+    """Return the entries by option name. Raises UsageError for a duplicate key, in either spelling."""
     values: dict[str, Any] = {}
     for key, value in content.items():
         name = key.replace("-", "_") if isinstance(key, str) else brief(key)
@@ -51,8 +53,10 @@ def _by_name(content: dict[Any, Any], path: str) -> dict[str, Any]:
 
 
 def _check(events: Iterator[Any], path: str) -> None:
-    """UsageError for YAML that no option needs and that could exhaust the parser or be dropped by it: aliases, deep
-    nesting, a duplicate key."""
+    """Raise UsageError for aliases, deep nesting and duplicate keys.
+
+    No option needs them, and they could exhaust the parser or be dropped by it.
+    """
     import yaml
 
     depth = 0

@@ -1,6 +1,6 @@
 """Find the cores that this process may use, and settings of the machine that slow a run down.
 
-A limit that the system does not report is taken to be none.
+A limit that the system does not report counts as absent.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Cores:
-    """logical: processors that the process may run on. physical: their cores, hyper-threads counted once. quota:
-    processors' worth of CPU time that its control group gets, None for no limit. nodes: the NUMA nodes of the
-    processors. huge_pages: the system's setting for transparent huge pages, None if it has none."""
+    """Processors available to this process, and related settings of the system.
+
+    logical: number of processors the process may run on. physical: number of their cores, hyper-threads counted once.
+    quota: CPU time limit of its control group, in processors; None for no limit. nodes: number of NUMA nodes of the
+    processors. huge_pages: the system's setting for transparent huge pages; None if unknown.
+    """
 
     logical: int
     physical: int
@@ -24,11 +27,11 @@ class Cores:
 
     @property
     def threads(self) -> int:
-        """The fastest number of threads: one for each core, at most the quota."""
+        """Fastest number of threads: one per core, at most the quota."""
         return self.physical if self.quota is None else max(1, min(self.physical, int(self.quota)))
 
     def advice(self, threads: int) -> str | None:
-        """The fault of running this number of threads, and its remedy; None if there is none."""
+        """Return what is wrong with running this number of threads, and how to fix it; None if nothing is wrong."""
         fix = f"give --threads {self.threads}"
         if threads > self.logical:
             return f"{threads} threads share {self.logical} processors and wait for one another: {fix}"
@@ -49,7 +52,7 @@ class Cores:
 
 
 def find_cores(root: Path = Path("/")) -> Cores:
-    """The cores of this process. root: the folder of /sys and /proc."""
+    """Find the cores of this process. root: parent folder of `sys` and `proc`."""
     ours = os.sched_getaffinity(0)
     devices = root / "sys/devices/system"
     siblings = {_read(devices / f"cpu/cpu{one}/topology/thread_siblings_list") or str(one) for one in ours}
@@ -71,7 +74,7 @@ def _read(path: Path) -> str:
 
 
 def _processors(text: str) -> set[int]:
-    """The processor numbers of a list such as `0-3,8`."""
+    """Parse a list of processor numbers such as `0-3,8`. Malformed text gives an empty set."""
     found: set[int] = set()
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
@@ -82,13 +85,13 @@ def _processors(text: str) -> set[int]:
 
 
 def _chosen(text: str) -> str | None:
-    """The word in brackets of `always [madvise] never`."""
+    """Return the word in brackets in a text such as `always [madvise] never`."""
     begin, end = text.find("["), text.find("]")
     return text[begin + 1 : end] if 0 <= begin < end else None
 
 
 def _quota(root: Path) -> float | None:
-    """The smallest CPU limit of the process's control group and its ancestors, for cgroup v1 and v2."""
+    """Return the smallest CPU limit of the process's control group and its ancestors, for cgroup v1 and v2."""
     limits = []
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")

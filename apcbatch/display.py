@@ -1,4 +1,4 @@
-"""Prepare text for a terminal: escaped control characters, widths in cells, folding, colour.
+"""Prepare text for a terminal: escape control characters, measure width in columns, fold lines, add colour.
 
 Every function is pure. Colour never carries information that the text lacks.
 """
@@ -14,14 +14,14 @@ _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def visible(text: str, keep: str = "") -> str:
-    """The text with each unprintable character, except those in `keep`, escaped as `\\x1b` or `\\u200b`."""
+    """Escape each unprintable character, except those in `keep`, as `\\x1b` or `\\u200b`."""
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() or letter in keep else _escape(letter) for letter in text)
 
 
 def json_escaped(text: str) -> str:
-    """Equivalent JSON with each unprintable character escaped as `\\u009b`; newlines stay."""
+    """Escape each unprintable character of a JSON text as `\\u009b`, which gives equivalent JSON. Newlines stay."""
     if text.isprintable():
         return text
     pieces = (letter if letter.isprintable() or letter == "\n" else json.dumps(letter)[1:-1] for letter in text)
@@ -29,18 +29,18 @@ def json_escaped(text: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """The text between double quotes, on one line."""
+    """Return the text between double quotes, on one line."""
     return '"' + visible(text.replace("\\", "\\\\").replace('"', '\\"')) + '"'
 
 
 def cells(text: str) -> int:
-    """The terminal columns of a printable text."""
+    """Return the number of terminal columns of a printable text."""
     return len(text) if text.isascii() else sum(map(_cells_of, text))
 
 
 def fold(text: str, width: int) -> list[str]:
-    """Cut the text into pieces of at most `width` columns (at least 2); their concatenation is the text. At least one
-    piece."""
+    """Cut a text into at least one piece of at most `width` columns (at least 2). The pieces concatenate to the
+    text."""
     if cells(text) <= width:
         return [text]
     pieces, begin, taken = [], 0, 0
@@ -54,8 +54,10 @@ def fold(text: str, width: int) -> list[str]:
 
 
 def wrap(sentence: str, width: int, indent: str = "") -> list[str]:
-    """The sentence in lines of at most `width` columns, broken at spaces; further lines are indented. A word that is
-    too long is folded."""
+    """Break a sentence at spaces into lines of at most `width` columns, and indent all lines but the first.
+
+    A word that is too long is folded.
+    """
     rest = sentence.lstrip(" ")
     lines, line = [], sentence[: len(sentence) - len(rest)]
     for word in rest.split(" "):
@@ -72,18 +74,18 @@ def wrap(sentence: str, width: int, indent: str = "") -> list[str]:
 
 
 def clip(text: str, width: int) -> str:
-    """The text cut to at most `width` columns, with `…` at the end if it was longer."""
+    """Cut a text to at most `width` columns. A text that was longer ends with `…`."""
     return text if cells(text) <= width else fold(text, max(2, width - 1))[0] + "…"
 
 
 class Paint:
-    """Colours for one stream, if it is a terminal and they are wanted."""
+    """Colours text for one stream, if the stream is a terminal and colours are wanted."""
 
     def __init__(self, stream: TextIO | None, wanted: bool) -> None:
         self._on = wanted and stream is not None and stream.isatty()
 
     def __call__(self, text: str, *styles: str) -> str:
-        """The text in these STYLES."""
+        """Return the text in these STYLES."""
         if not self._on or not styles:
             return text
         return f"\x1b[{';'.join(STYLES[style] for style in styles)}m{text}\x1b[0m"

@@ -1,4 +1,4 @@
-"""The closed set of errors: the name of each, the exit code of a command that it ends, whether a retry can help."""
+"""The closed set of error codes, and the exceptions with their exit codes."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ RETRYABLE: frozenset[str] = frozenset({"out_of_memory", "internal", "worker_lost
 
 EXIT_OK = 0
 EXIT_STOPPED = 1  # stopped early, resumable
-EXIT_USAGE = 2  # usage, config or unreadable input
-EXIT_REQUEST_ERRORS = 3  # finished, some requests are error records
+EXIT_USAGE = 2  # wrong usage or configuration, or unreadable input
+EXIT_REQUEST_ERRORS = 3  # finished, with some error records
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 
 
 class ApcbatchError(Exception):
-    """Base of every deliberate error of apcbatch; its text is a sentence for the user."""
+    """Base of every deliberate error of apcbatch. Its text is a sentence for the user."""
 
     exit_code = EXIT_USAGE
 
 
 class UsageError(ApcbatchError):
-    """A flag, a configuration, a model folder or an input that cannot be used; nothing was computed."""
+    """A flag, a configuration, a model folder or an input cannot be used; nothing was computed."""
 
 
 class ModelError(UsageError):
-    """A checkpoint that is incomplete, damaged or not of a supported family; names the tensor or key and its file."""
+    """A checkpoint is incomplete, damaged or not of a supported family. The text names the tensor or key, and its
+    file."""
 
 
 class StoppedError(ApcbatchError):
@@ -46,9 +47,9 @@ class StoppedError(ApcbatchError):
 
 
 class RequestError(ApcbatchError):
-    """One input line or request that cannot be answered; becomes an error record, never the end of a job.
+    """An input line or request cannot be answered. It becomes an error record, and the job continues.
 
-    `code` is one of ERROR_CODES, `line` the 1-based input line where it is known.
+    code: one of ERROR_CODES. line: the 1-based input line, if known.
     """
 
     exit_code = EXIT_REQUEST_ERRORS
@@ -65,5 +66,5 @@ class RequestError(ApcbatchError):
 
     @property
     def retryable(self) -> bool:
-        """True where the same request may succeed when it is run again."""
+        """Whether the same request may succeed when it is run again."""
         return self.code in RETRYABLE

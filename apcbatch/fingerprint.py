@@ -1,4 +1,4 @@
-"""The model fingerprint: everything that a snapshot depends on besides its tokens.
+"""The model fingerprint: identifies everything that a snapshot depends on besides its tokens.
 
 Both functions are pure, over plain values.
 """
@@ -15,8 +15,11 @@ from typing import Any
 def model_fingerprint(
     architecture: Mapping[str, Any], weights_digest: bytes, dtype: str, state_layout: str, numerics: str
 ) -> bytes:
-    """SHA-256 (32 bytes) over the weights' digest, the architecture, the dtype of weights and activations, the layout
-    of states, and the version of the kernels' arithmetic: models that differ in any of these never share a snapshot."""
+    """Return SHA-256 (32 bytes) over all arguments. Models that differ in any of them never share a snapshot.
+
+    architecture: the model's configuration. weights_digest: digest of the weights. dtype: of weights and activations.
+    state_layout: StateLayout.description. numerics: version of the kernels' arithmetic.
+    """
     facts = {
         "architecture": dict(architecture),
         "weights": weights_digest.hex(),
@@ -28,9 +31,10 @@ def model_fingerprint(
 
 
 def key_fingerprint(fingerprint: bytes, salt: str | None) -> bytes:
-    """The input of prefix keys: the fingerprint, or with a salt the HMAC-SHA-256 of the fingerprint under it.
+    """Return the fingerprint that prefix keys hash: HMAC-SHA-256 of the model's fingerprint under the salt.
 
-    Without the salt, nobody can compute the keys or test which prompts they belong to.
+    salt: None returns the model's fingerprint unchanged. Without knowing the salt it is impossible to compute the keys,
+    or to test which prompts they belong to.
     """
     if salt is None:
         return fingerprint

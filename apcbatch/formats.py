@@ -1,4 +1,4 @@
-"""The closed sets of input: formats, ways of taking turns, roles, URLs.
+"""The closed sets of input: formats, modes of turns, roles, parsers, URLs.
 
 Every function is pure.
 """
@@ -25,7 +25,7 @@ ROLE_ALIASES: Mapping[str, Role] = {
     "assistant": "assistant",
     "tool": "tool",
 }
-# Speakers of sharegpt records -> roles. `function_call` is an assistant message whose value is the call as JSON.
+# Speaker in a sharegpt record -> role. `function_call` is an assistant message whose value is the call as JSON.
 SPEAKERS: Mapping[str, Role] = {
     "human": "user",
     "gpt": "assistant",
@@ -48,7 +48,7 @@ COMPLETIONS_URL = "/v1/completions"
 
 
 def detect_format(record: Mapping[str, object]) -> Format | None:
-    """The format of a record, by its keys, or None if they fit none."""
+    """Return the format of a record, recognised by its keys; None if they fit none."""
     if "messages" in record:
         return "messages"
     if "body" in record or ("custom_id" in record and "url" in record):

@@ -1,11 +1,11 @@
 """The layout of a model's state: its parts by layer and role, and every size and name derived from them.
 
-The arena and its bytes, the plan's footprint, the tensors of a stored snapshot, the fingerprint and `Engine.snapshot`
-all derive from here, so the shape of a state is defined in one place. Invariant: all parts of one role have the same
-shape and dtype, so that the layers of a role stack into one tensor.
+The arena and its size, the plan's footprint, the tensors of a stored snapshot, the fingerprint and `Engine.snapshot`
+derive from it, so the shape of a state is defined in one place. Invariant: all parts of one role have the same shape
+and dtype, so that the layers of a role stack into one tensor.
 
-An example, one Mamba layer of d_inner 4, d_state 2 and d_conv 3 in bfloat16: `ssm` (2, 4) float32 has 32 bytes, `conv`
-(2, 4) bfloat16 has 16; a slot has 48, and a token adds none.
+Example: one Mamba layer of d_inner 4, d_state 2 and d_conv 3 in bfloat16. `ssm` (2, 4) float32 has 32 bytes, and `conv`
+(2, 4) bfloat16 has 16. So a slot has 48 bytes, and a token adds none.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from enum import Enum
 from functools import cached_property
 
 PAGE_TOKENS = 64
-"""Tokens in one page of what is kept for each token."""
+"""Tokens per page of per-token state."""
 
 TOKEN_AXIS = "token"
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "uint32": 4}
@@ -26,23 +26,25 @@ _SHORT_DTYPES = {None: "", "float32": "f32", "uint32": "u32"}
 
 
 class Extent(Enum):
-    """Which of the first p tokens a part depends on, and how its size grows with p."""
+    """Dependence of a part on the first p tokens, and the growth of its size with p."""
 
     AT = "at"
-    """The value of a recurrence after exactly p tokens, always float32."""
+    """Value of a recurrence after exactly p tokens, always float32."""
     TAIL = "tail"
-    """The last inputs before p, oldest first, zeros before the first token; of a fixed number."""
+    """A fixed number of last inputs before p, oldest first; zeros stand for inputs before the first token."""
     TOKENS = "tokens"
-    """One entry for each of the p tokens; what is appended later leaves it as it is."""
+    """One entry per token; tokens appended later do not change it."""
 
 
 @dataclass(frozen=True)
 class Role:
-    """The common properties of all parts with one name.
+    """Common properties of all parts with one name.
 
-    name: of the tensor in a stored snapshot and in Engine.snapshot. axes: of one part, in memory order; for TOKENS one
-    axis is `token`. shown: the same axes in the order of Engine.snapshot, empty if that is the memory order. dtype:
-    None for the model's. ValueError if these contradict each other.
+    name: name of the tensor in a stored snapshot and in Engine.snapshot. axes: axes of one part in memory order; with
+    Extent.TOKENS, exactly one of them is `token`. shown: the same axes in the order of Engine.snapshot; empty for
+    memory order. dtype: None for the model's dtype.
+
+    Raises ValueError if these contradict each other.
     """
 
     name: str
@@ -62,23 +64,26 @@ class Role:
             raise ValueError(f"role {self.name} shows {self.shown}; expected an order of {self.axes}")
 
     def part(self, layer: int, shape: tuple[int | None, ...], model_dtype: str) -> StatePart:
-        """A layer's part of this role. shape: sizes of the axes, None for the token axis."""
+        """Make a layer's part of this role. shape: sizes of the axes, None for the token axis."""
         return StatePart(layer, self, shape, self.dtype or model_dtype)
 
     @property
     def shown_order(self) -> list[int]:
-        """For each axis in `shown` order, its index in memory."""
+        """Index in memory order of each axis in `shown` order."""
         return [self.axes.index(axis) for axis in self.shown or self.axes]
 
     @property
     def description(self) -> str:
-        """The role's text in the fingerprint."""
+        """Text of the role in the fingerprint."""
         return f"{self.name}(layer,{','.join(self.axes)}){_SHORT_DTYPES[self.dtype]}"
 
 
 def holds_tokens(name: str) -> bool:
-    """Whether a tensor of this name has an entry for each token. A stored one holds the tokens since its parent only.
-    Decided by the name, so that a store needs no model."""
+    """Return whether a tensor of this name has an entry per token. If stored, it holds the tokens since its parent
+    only.
+
+    The name decides, so that a store needs no model.
+    """
     return name == "kv" or name.startswith("kv_")
 
 
@@ -90,8 +95,11 @@ KV = Role("kv", Extent.TOKENS, ("2", TOKEN_AXIS, "kv_head", "head_dim"))
 
 @dataclass(frozen=True)
 class StatePart:
-    """One part of one layer's state. layer: index over all layers of the model. shape: sizes of the role's axes, None
-    for the token axis. dtype: torch's name. ValueError for an unsupported shape or dtype."""
+    """One part of one layer's state.
+
+    layer: index over all layers of the model. shape: sizes of the role's axes, None for the token axis. dtype: torch's
+    name. Raises ValueError for an unsupported shape or dtype.
+    """
 
     layer: int
     role: Role
@@ -106,13 +114,13 @@ class StatePart:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the part, or of one token of it."""
+        """Bytes of the part; with a token axis, bytes per token."""
         return math.prod(size for size in self.shape if size is not None) * DTYPE_BYTES[self.dtype]
 
 
 @dataclass(frozen=True)
 class Stack:
-    """All parts of one role, in the order of their layers."""
+    """All parts of one role, ordered by layer. shape: shape of one part."""
 
     role: Role
     layers: tuple[int, ...]
@@ -122,8 +130,8 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class TensorLayout:
-    """One tensor of a model's stored snapshots: safetensors dtype and shape, with None for the number of tokens since
-    the parent."""
+    """One tensor of a model's stored snapshots. dtype: safetensors name. shape: None stands for the tokens since the
+    parent."""
 
     dtype: str
     shape: tuple[int | None, ...]
@@ -135,7 +143,10 @@ Layout = Mapping[str, TensorLayout]
 
 @dataclass(frozen=True)
 class StateLayout:
-    """All parts of a model's state. ValueError where two parts of a role differ, or a layer has one role twice."""
+    """All parts of a model's state.
+
+    Raises ValueError if two parts of a role differ in shape or dtype, or if a layer has a role twice.
+    """
 
     parts: tuple[StatePart, ...]
 
@@ -153,15 +164,16 @@ class StateLayout:
 
     @staticmethod
     def of(parts: Iterable[StatePart]) -> StateLayout:
+        """Make the layout of these parts."""
         return StateLayout(tuple(parts))
 
     def among(self, layers: range) -> StateLayout:
-        """The parts of these layers only; layer numbers stay."""
+        """Return the parts of these layers only. Layer numbers stay."""
         return StateLayout(tuple(part for part in self.parts if part.layer in layers))
 
     @cached_property
     def stacks(self) -> tuple[Stack, ...]:
-        """One Stack per role: the roles in slots first, then the per-token ones."""
+        """One Stack per role: first the roles in slots, then the roles with an entry per token."""
         by_role: dict[Role, list[StatePart]] = {}
         for part in self.parts:
             by_role.setdefault(part.role, []).append(part)
@@ -172,7 +184,7 @@ class StateLayout:
 
     @cached_property
     def slot_bytes(self) -> int:
-        """Bytes of one slot: a state without its per-token parts."""
+        """Bytes of one slot, which holds a state without its per-token parts."""
         return sum(part.num_bytes for part in self.parts if part.role.extent is not Extent.TOKENS)
 
     @cached_property
@@ -191,7 +203,7 @@ class StateLayout:
         return self.token_bytes > 0
 
     def stored(self) -> dict[str, TensorLayout]:
-        """The tensors of a stored snapshot: the parts of each role, stacked by layer."""
+        """Return the tensors of a stored snapshot by name: the parts of each role, stacked by layer."""
         return {
             stack.role.name: TensorLayout(STORED_DTYPES[stack.dtype], (len(stack.layers), *stack.shape))
             for stack in self.stacks
@@ -199,7 +211,9 @@ class StateLayout:
 
     @property
     def description(self) -> str:
-        """The layout's text in the fingerprint: axes and dtypes of every role; sizes are part of the architecture. SSM,
-        CONV and KV are always included, used or not, as existing stores have all three."""
+        """Text of the layout in the fingerprint: axes and dtypes of every role. The sizes are in the architecture.
+
+        SSM, CONV and KV are always included, used or not, because existing stores have all three.
+        """
         roles = {role.name: role for role in (SSM, CONV, KV)} | {stack.role.name: stack.role for stack in self.stacks}
         return " ".join(role.description for role in roles.values())

@@ -1,7 +1,7 @@
 """LLM: `apcbatch run` for programs. Messages go in; text and tool calls come out, with token ids and cache counts.
 
-Invariant: each conversation becomes the JSON line that it would be in INPUT, and each answer is parsed from the line
-that OUT would have. So the checks, the prompts and the tokens are those of `apcbatch run`.
+Invariant: each conversation is converted to the JSON line that it would be in INPUT, and each answer is parsed from the
+line that OUT would have. So the checks, the prompts and the tokens are those of `apcbatch run`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from apcbatch.types import Request, Result
 
 Messages = Sequence[Mapping[str, Any]]
 
-# Options, or groups of them, that have no effect here -> what to do instead.
+# Option, or group of options, without effect here -> what to do instead.
 _ELSEWHERE = {
     "turns": "give it to `run`",
     "format": "each conversation says by its keys what it is; leave it out",
@@ -53,23 +53,25 @@ _ELSEWHERE_BY_GROUP = {
     "`apcbatch run` --ray",
 }
 
-_MOST_FAILURES = 64  # collected before they are yielded
+_MOST_FAILURES = 64  # maximum failures collected before they are yielded
 
 
 def _warn(sentence: str) -> None:
-    """Default of `warn`."""
+    """Emit a Python warning; the default of `warn`."""
     warnings.warn(sentence, stacklevel=3)
 
 
 class LLM:
     """Answers conversations on one model. Use it in a `with` block, or call `close`.
 
-    model: a bundled one (`demo`, `demo-jamba`), a folder or a cached hub id. options: those of `apcbatch run`, by the
-    names that its configuration file has, with the same checks: `block_size=64`, `store="states"`, `dtype="bfloat16"`,
-    `pool_size="2GiB"`. `max_tokens`, `temperature` and the like hold for requests that do not set them. Only `policy`
-    has another default, `all`, because the next conversation is not known; `planned` suits a long `run` better. Neither
-    the environment nor a configuration file is read. warn: gets each warning as a sentence; by default `warnings.warn`
-    does. Raises UsageError (ModelError) for what cannot be used. One thread may use an LLM at a time.
+    model: a bundled model (`demo`, `demo-jamba`), a folder, or a hub id in the local cache. options: options of
+    `apcbatch run`, by their names in its configuration file and with the same checks: `block_size=64`,
+    `store="states"`, `dtype="bfloat16"`, `pool_size="2GiB"`. Options such as `max_tokens` and `temperature` are
+    defaults for requests that do not set them. Only `policy` has another default than in `run`: `all`, because the next
+    conversation is not known; `planned` is better for a long `run`. Neither the environment nor a configuration file is
+    read. warn: receives each warning as a sentence; the default is `warnings.warn`.
+
+    Raises UsageError (ModelError) for an option or a model that cannot be used. One thread at a time may use an LLM.
     """
 
     def __init__(
@@ -98,27 +100,27 @@ class LLM:
         self.close()
 
     def chat(self, messages: Messages, tools: Sequence[Mapping[str, Any]] | None = None, **settings: Any) -> Answer:
-        """Answer one conversation: the turn after its last message.
+        """Answer one conversation: generate the turn after its last message.
 
         settings: fields of a chat body, such as max_tokens, temperature, seed, logprobs, tool_choice
-        (docs/reference/formats.md). Equal calls give equal answers; another `seed` draws another one. To continue the
-        conversation, append `answer.message` and the next message, and call again: the state of all tokens that both
-        prompts begin with is reused. Raises RequestError for a conversation that cannot be answered.
+        (docs/reference/formats.md). Equal calls give equal answers; another `seed` gives another sample. To continue
+        the conversation, append `answer.message` and the next message, and call again: the state of the prompts' common
+        prefix is reused. Raises RequestError for a conversation that cannot be answered.
         """
         body = {**settings, "messages": messages, "tools": tools}
         return self._one(CHAT_URL, body)
 
     def complete(self, prompt: str | Sequence[int], **settings: Any) -> Answer:
-        """Continue a text or token ids, without a chat template. settings and errors: as for `chat`."""
+        """Continue a text or token ids, without a chat template. settings and errors: see `chat`."""
         return self._one(COMPLETIONS_URL, {**settings, "prompt": prompt})
 
     def run(self, conversations: Iterable[Messages | Mapping[str, Any]], *, turns: Turns = "last") -> Iterator[Answer]:
-        """Answer many conversations, and yield each answer as it finishes; `line` and `custom_id` identify its
+        """Answer many conversations, and yield each answer as it finishes. `line` and `custom_id` identify its
         conversation.
 
         A conversation is a list of messages, a mapping like a line of INPUT (messages with optional tools, settings and
         id), or a request of the OpenAI Batch API. The iterable is read lazily, as the engine needs more requests.
-        turns: which turns are requests, as for `apcbatch run`. A conversation that cannot be answered yields an Answer
+        turns: which turns are requests, as in `apcbatch run`. A conversation that cannot be answered yields an Answer
         with `error`, and the others continue. Leaving the loop early drops the requests in progress. Raises UsageError
         if another run of this LLM is not finished.
         """
@@ -127,14 +129,14 @@ class LLM:
         return self._answers(conversations, turns)
 
     def close(self) -> None:
-        """Finish pending writes to the store and release the model. Safe to call twice."""
+        """Finish pending writes to the store, and release the model. Calling it twice is safe."""
         if self._engine is not None:
             self._engine.abort()
             self._engine.close()
             self._engine = None
 
     def _one(self, url: str, body: Mapping[str, Any]) -> Answer:
-        """The answer to one request in OpenAI's form; raises its error."""
+        """Return the answer to one request in OpenAI's form. Raises RequestError if the request fails."""
         line = {"custom_id": "request-1", "method": "POST", "url": url, "body": body}
         [answer] = self._answers([line], "last")
         if answer.error is not None:
@@ -142,7 +144,7 @@ class LLM:
         return answer
 
     def _answers(self, conversations: Iterable[Messages | Mapping[str, Any]], turns: Turns) -> Iterator[Answer]:
-        """Each answer as it finishes."""
+        """Yield each answer as it finishes."""
         if self._engine is None:
             raise UsageError("this LLM is closed; make another one")
         if self._is_running:
@@ -172,8 +174,10 @@ class LLM:
             engine.abort()
 
     def _take(self, source: WorkSource, failures: list[Failure]) -> Request | None:
-        """The next request; None if none is ready, or if collected failures should be yielded first. Conversations that
-        cannot be answered are appended to `failures`."""
+        """Return the next request. None: no request is ready, or collected failures should be yielded first.
+
+        Appends conversations that cannot be answered to `failures`.
+        """
         may_begin = source.num_open_rollouts < self._config.max_running
         while may_begin and not source.exhausted and len(failures) < _MOST_FAILURES:
             if source.pause():
@@ -186,18 +190,20 @@ class LLM:
         return None
 
     def _submit(self, work: Work, engine: JobEngine, failures: list[Failure]) -> None:
+        """Submit a request to the engine, or collect a failure."""
         if isinstance(work, Failure):
             failures.append(work)
         else:
             engine.submit(work)
 
     def _made(self, failures: list[Failure]) -> Iterator[Answer]:
-        """Yield the answers of the collected failures."""
+        """Remove the collected failures, and yield an answer for each."""
         while failures:
             failure = failures.pop(0)
             yield answer_of(orjson.loads(error_line(failure.ticket, failure.error)))
 
     def _answer(self, result: Result) -> Answer:
+        """Convert a result to an Answer through its output line."""
         ticket = result.tag.ticket
         if result.error is not None:
             line = error_line(ticket, RequestError(result.error.code, result.error.message, ticket.line))
@@ -210,7 +216,7 @@ class LLM:
 def _records(
     conversations: Iterable[Messages | Mapping[str, Any]], options: LineOptions, warn: Callable[[str], None]
 ) -> Iterator[Conversation | BadLine]:
-    """Each conversation as a JSON line of INPUT, parsed like one."""
+    """Convert each conversation to a JSON line of INPUT, and parse it as one."""
     unused = UnusedColumns(warn)
     for number, conversation in enumerate(conversations, start=1):
         is_line = isinstance(conversation, Mapping)
@@ -229,7 +235,7 @@ def _records(
 
 
 def _plain(value: object) -> object:
-    """A JSON-compatible value for mappings, arrays, and models such as the `openai` package's."""
+    """Convert a mapping, an array or a model such as the `openai` package's to a JSON-compatible value."""
     if isinstance(value, Mapping):
         return dict(value)
     for name in ("model_dump", "tolist"):

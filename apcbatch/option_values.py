@@ -17,7 +17,7 @@ from typing import Any, Literal
 from apcbatch.address import as_path, is_address, shown_address
 from apcbatch.errors import UsageError
 
-FILE_MARK = "@"  # prefix of the name of a file with the text
+FILE_MARK = "@"  # prefix of a file name given instead of a text
 SIZE_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 SIZE_UNITS |= {f"{unit}IB": size for unit, size in SIZE_UNITS.items()}
 SIZE_UNITS |= {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -30,16 +30,16 @@ SHOWN_BITS = 128
 
 @dataclass(frozen=True)
 class Spec:
-    """The accepted values of one option. minimum and maximum are inclusive, above is exclusive; optional: null is
-    accepted.
+    """The accepted values of one option.
 
-    maximum of a text: its length in characters. most: if given, the value is a tuple of at most `most` values, each of
-    which meets the rest of the Spec.
+    minimum, maximum: inclusive bounds; the maximum of a text is its length in characters. above: exclusive lower bound.
+    optional: null is accepted. most: if given, the value is a tuple of at most `most` values, each of which meets the
+    rest of the Spec.
 
-    flag: the short form of the flag, '' for none, None if the option has no flag at all. secret: a text that is never
-    written out; the form `@FILE`, which names a file with the text, may be. opposite: the flag that turns off a switch
-    whose default is on; --no-NAME unless given. path: the text names a file or a folder, local or at any address; the
-    address of a local one is read as its path. meant: meanings of words that are not choices.
+    flag: short form of the flag; '' for none, None if the option has no flag at all. secret: a text that is never
+    printed; `@FILE`, the name of a file with the text, may be. opposite: flag that turns off a switch whose default is
+    on; --no-NAME unless given. path: the text names a file or a folder, `local` or at `any` address; the address of a
+    local one is replaced by its path. meant: wrong choice -> choice to suggest.
     """
 
     kind: Kind
@@ -65,8 +65,11 @@ class Spec:
 
 
 def shown(spec: Spec, value: Any) -> Any:
-    """A printable form of a value: several values as a list; a secret as `@FILE`, or null if given directly; an address
-    without its secrets."""
+    """Return a printable form of a value.
+
+    Several values become a list. A secret becomes `@FILE`, or null if it was given directly. An address loses its
+    secrets.
+    """
     if spec.most is not None:
         return list(value)
     if spec.path and value is not None:
@@ -75,14 +78,16 @@ def shown(spec: Spec, value: Any) -> Any:
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
-    """A clause that suggests the known word closest to `word`, or an empty text."""
+    """Return a clause that suggests the known word closest to `word`; empty if none is close."""
     close = difflib.get_close_matches(word, list(words), n=1, cutoff=0.5)
     return f"; did you mean {close[0]}?" if close else ""
 
 
 def parse_value(spec: Spec, raw: Any, where: str) -> Any:
-    """The value of one option from text or YAML; ValueError says what was expected. An option with several values
-    accepts a single one too."""
+    """Parse one option's value from text or YAML. An option with several values accepts a single one too.
+
+    where: name of the option in error messages. Raises ValueError that says what was expected.
+    """
     if spec.most is not None:
         several = raw if isinstance(raw, (list, tuple)) else [raw]
         if len(several) > spec.most:
@@ -106,7 +111,7 @@ def parse_value(spec: Spec, raw: Any, where: str) -> Any:
 
 
 def brief(raw: object) -> str:
-    """A short form of a value from text or YAML, for an error; for a list or mapping only its kind."""
+    """Shorten a value from text or YAML for an error message. Of a list or mapping only the kind is given."""
     if isinstance(raw, (dict, list, tuple, set)):
         return "a mapping" if isinstance(raw, dict) else "a list"
     if isinstance(raw, int) and raw.bit_length() > SHOWN_BITS:
@@ -116,7 +121,7 @@ def brief(raw: object) -> str:
 
 
 def _parse_text(spec: Spec, raw: Any, where: str) -> str:
-    """A non-empty text that is one of the choices, if there are any."""
+    """Parse a non-empty text, which must be one of the choices if there are any."""
     if not isinstance(raw, str) or not raw or not _is_writable(raw):
         what = "not a text that can be used" if spec.secret else brief(raw)
         raise ValueError(f"{where} is {what}; expected {_expected(spec)}")
@@ -132,8 +137,10 @@ def _parse_text(spec: Spec, raw: Any, where: str) -> str:
 
 
 def parse_path(raw: str, where: str, is_anywhere: bool = False) -> str:
-    """The path of a local file or folder, also from its address; if is_anywhere, other addresses are returned
-    unchanged."""
+    """Return the path of a local file or folder, given as a path or an address.
+
+    is_anywhere: return other addresses unchanged; otherwise they raise ValueError.
+    """
     try:
         name = as_path(raw)
     except UsageError as error:
@@ -144,7 +151,7 @@ def parse_path(raw: str, where: str, is_anywhere: bool = False) -> str:
 
 
 def _is_writable(text: str) -> bool:
-    """Whether a text can be a file name and be written to a file: valid Unicode without NUL."""
+    """Return whether a text can be a file name and be written to a file: valid Unicode without NUL."""
     try:
         return b"\0" not in text.encode()
     except UnicodeEncodeError:
@@ -152,7 +159,7 @@ def _is_writable(text: str) -> bool:
 
 
 def _parse_number(kind: Kind, raw: Any) -> float | int | None:
-    """The number in a text or YAML value; None for anything else, NaN and infinity included."""
+    """Return the number in a text or YAML value; None for anything else, NaN and infinity included."""
     if isinstance(raw, bool) or not isinstance(raw, (str, int, float)):
         return None
     try:
@@ -164,7 +171,7 @@ def _parse_number(kind: Kind, raw: Any) -> float | int | None:
 
 
 def parse_size(raw: Any) -> int | None:
-    """Bytes of `20GiB`, `512M`, `1.5GB` or a plain number; None if the text is not a size."""
+    """Return the bytes of `20GiB`, `512M`, `1.5GB` or a plain number; None if the value is not a size."""
     if isinstance(raw, int) and not isinstance(raw, bool):
         return raw
     pattern = r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([A-Za-z]{0,3})\s*"  # longer numbers exceed every option's range
@@ -175,7 +182,7 @@ def parse_size(raw: Any) -> int | None:
 
 
 def format_size(size_bytes: int) -> str:
-    """The shortest exact spelling that parse_size reads back."""
+    """Return the shortest exact spelling of a size that parse_size reads back."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         scale = SIZE_UNITS[unit.upper()]
         if size_bytes and size_bytes % scale == 0:
@@ -184,14 +191,14 @@ def format_size(size_bytes: int) -> str:
 
 
 def rounded_size(size_bytes: int) -> str:
-    """A rounded size for display: `1.5 GiB`."""
+    """Return a rounded size for display, such as `1.5 GiB`."""
     units = ("B", "KiB", "MiB", "GiB", "TiB")
     power = min(len(units) - 1, max(0, (size_bytes.bit_length() - 1) // 10))
     return f"{size_bytes / 1024**power:.1f} {units[power]}" if power else f"{size_bytes} B"
 
 
 def parse_switch(raw: Any, where: str) -> bool:
-    """true and false as YAML, or their usual spellings in a variable."""
+    """Parse a switch: a boolean from YAML, or a text such as `1`, `yes`, `on`, `0`, `no`, `off`."""
     if isinstance(raw, bool):
         return raw
     word = raw.strip().lower() if isinstance(raw, str) else brief(raw)
@@ -203,7 +210,7 @@ def parse_switch(raw: Any, where: str) -> bool:
 
 
 def _expected(spec: Spec) -> str:
-    """The accepted values, as the end of a sentence."""
+    """Describe the accepted values, as the end of a sentence."""
     if spec.choices:
         return f"one of {', '.join(spec.choices)}"
     if spec.kind == "size":

@@ -1,8 +1,10 @@
 """Positions and keys of prefixes: the block grid, the common prefix of two sequences, and the prefix key.
 
-Every function is pure. Invariants: boundaries are absolute (positions counted from token 0, never from the begin of a
-chunk); a key is a SHA-256 over the fingerprint and the token ids before the position, so it does not depend on the grid
-either.
+Every function is pure.
+
+Invariants:
+- Boundaries are absolute: positions count from token 0, not from the beginning of a chunk.
+- A key is a SHA-256 over the fingerprint and the token ids before the position, so it does not depend on the grid.
 """
 
 from __future__ import annotations
@@ -17,8 +19,11 @@ TokenArray = npt.NDArray[np.int32]
 
 
 def as_token_array(token_ids: Sequence[int] | npt.NDArray[np.integer]) -> TokenArray:
-    """Token ids as a contiguous int32 array. OverflowError for ids outside int32; TypeError for anything but a
-    one-dimensional sequence of integers (1.5 is refused, not truncated)."""
+    """Convert token ids to a contiguous int32 array.
+
+    Raises OverflowError for ids outside 0 .. 2147483647, and TypeError for anything but a one-dimensional sequence of
+    integers (1.5 is refused, not truncated).
+    """
     array = np.asarray(token_ids)
     if array.ndim != 1 or array.size and array.dtype.kind not in "iu":
         raise TypeError(f"token ids must be one row of integers, got {array.ndim} dimensions of {array.dtype}")
@@ -28,24 +33,24 @@ def as_token_array(token_ids: Sequence[int] | npt.NDArray[np.integer]) -> TokenA
 
 
 def last_boundary(position: int, block_size: int) -> int:
-    """The largest multiple of block_size that is at most position."""
+    """Return the largest multiple of block_size that is at most position."""
     return position - position % block_size
 
 
 def boundaries_in(begin: int, end: int, block_size: int) -> range:
-    """The boundaries b with begin < b <= end, ascending."""
+    """Return the boundaries b with begin < b <= end, ascending."""
     return range(last_boundary(begin, block_size) + block_size, end + 1, block_size)
 
 
 def common_length(a: TokenArray, b: TokenArray) -> int:
-    """The length of the longest common prefix of two arrays."""
+    """Return the length of the longest common prefix of two arrays."""
     n = min(len(a), len(b))
     differs = a[:n] != b[:n]
     return int(differs.argmax()) if differs.any() else n
 
 
 class PrefixHasher:
-    """Prefix keys of one token sequence at ascending positions, hashing every token once."""
+    """Computes prefix keys of one token sequence at ascending positions, and hashes every token once."""
 
     def __init__(self, fingerprint: bytes, token_ids: TokenArray) -> None:
         self._state = hashlib.sha256(fingerprint)
@@ -53,7 +58,7 @@ class PrefixHasher:
         self._position = 0
 
     def key_at(self, position: int) -> bytes:
-        """The key of the first `position` tokens; positions must not decrease between calls."""
+        """Return the key (32 bytes) of the first `position` tokens. Positions must not decrease between calls."""
         if position < self._position or 4 * position > len(self._bytes):
             raise ValueError(
                 f"expected a position from {self._position} to {len(self._bytes) // 4}, got {position}: "
@@ -64,11 +69,11 @@ class PrefixHasher:
         return self._state.copy().digest()
 
     def keys_at(self, positions: Iterable[int]) -> Iterator[tuple[int, bytes]]:
-        """(position, key) for each of the ascending positions."""
+        """Yield (position, key) for each of the ascending positions."""
         for position in positions:
             yield position, self.key_at(position)
 
 
 def prefix_key(fingerprint: bytes, token_ids: Sequence[int] | npt.NDArray[np.integer], position: int) -> bytes:
-    """SHA-256 over the fingerprint and the first `position` token ids as little-endian int32 (32 bytes)."""
+    """Return SHA-256 (32 bytes) over the fingerprint and the first `position` token ids as little-endian int32."""
     return PrefixHasher(fingerprint, as_token_array(token_ids)[:position]).key_at(position)

@@ -1,4 +1,5 @@
-"""Settings of this process: how threads wait and allocate (before torch is loaded), garbage collection, and exit."""
+"""Settings of this process: how threads wait and allocate (set before torch is loaded), garbage collection, and
+exit."""
 
 from __future__ import annotations
 
@@ -10,9 +11,9 @@ from typing import IO, Any
 
 
 def settle_thread_waiting() -> None:
-    """Make waiting threads yield the processor after about 50 us; call it before torch is loaded.
+    """Make waiting threads yield the processor after about 50 us. Call it before torch is loaded.
 
-    By default the OpenMP runtime spins for milliseconds, so that on a busy machine every parallel step waits for a time
+    By default the OpenMP runtime spins for milliseconds, so on a busy machine every parallel step waits for a time
     slice (measured: 10 times slower with one busy neighbour). A user's own setting takes precedence.
     """
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & set(os.environ):
@@ -20,11 +21,10 @@ def settle_thread_waiting() -> None:
 
 
 def settle_allocator() -> None:
-    """Make all threads of this process allocate from one arena; call it before there are threads.
+    """Make all threads of this process allocate from one arena. Call it before there are threads.
 
-    By default the GNU C library gives each thread its own arena, which keeps memory that other threads free: over
-    20,000 requests that grew by 150 MB (measured), although nothing was retained. With other C libraries it does
-    nothing.
+    By default the GNU C library gives each thread an arena, which retains memory that other threads free. Over 20,000
+    requests memory grew by 150 MB (measured), although nothing was held. With other C libraries this call does nothing.
     """
     m_arena_max = -8
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -33,19 +33,24 @@ def settle_allocator() -> None:
 
 
 def settle_collector() -> None:
-    """Collect cyclic garbage after 50,000 new objects, not 700: for a process with hundreds of thousands of objects and
-    hardly a cycle, such as the driver of a cluster, a third of whose time was garbage collection (measured)."""
+    """Run the garbage collector after 50,000 new objects instead of 700.
+
+    This is for a process with hundreds of thousands of objects and hardly any cycles. The driver of a cluster spent a
+    third of its time in garbage collection (measured).
+    """
     gc.set_threshold(50_000, 10, 10)
 
 
 def settle_leaving() -> None:
-    """Freeze all objects, so that the interpreter exits without a last garbage collection; call it at the very end. It
-    saves about 0.45 s of each command that has loaded torch (measured)."""
+    """Freeze all objects, so that the interpreter exits without a last garbage collection. Call it at the very end.
+
+    It saves about 0.45 s in each command that has loaded torch (measured).
+    """
     gc.freeze()
 
 
 def silence(stream: IO[Any]) -> None:
-    """Redirect a broken stream to /dev/null, so that flushing its buffer when it is closed cannot fail."""
+    """Redirect a broken stream to /dev/null, so that flushing its buffer on close cannot fail."""
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())

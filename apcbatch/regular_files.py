@@ -1,7 +1,9 @@
-"""Open or read regular files of a bounded size, such as configurations and tokenizers.
+"""Open and read regular files of a bounded size, such as configurations and tokenizers.
 
-Invariants: only regular files are read (a named pipe would block for ever, a device has no end); at most the bound is
-held in memory. Every failure is an OSError whose `strerror` ends a sentence.
+Invariants:
+- Only regular files are read: a named pipe would block for ever, and a device has no end.
+- No more than the bound is held in memory.
+- Every failure is an OSError whose `strerror` can end a sentence.
 """
 
 from __future__ import annotations
@@ -22,12 +24,12 @@ _KINDS = (
 
 
 def kind_of(mode: int) -> str:
-    """The kind of a file, from the mode of `stat`: `a folder`, `a named pipe`, .. or `a regular file`."""
+    """Return the kind of a file from the mode of `stat`: `a folder`, `a named pipe`, ... or `a regular file`."""
     return next((name for is_kind, name in _KINDS if is_kind(mode)), "a regular file")
 
 
 def open_regular_file(path: str | Path) -> BinaryIO:
-    """The file opened for reading, links followed; OSError where it is absent, not permitted or not a regular file."""
+    """Open a file for reading, following links. Raises OSError if it is absent, not permitted or not a regular file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except ValueError:  # a NUL character
@@ -40,7 +42,8 @@ def open_regular_file(path: str | Path) -> BinaryIO:
 
 
 def read_regular_file(path: str | Path, max_bytes: int) -> bytes:
-    """The bytes of the file; OSError where it cannot be opened, is not a regular file or holds more than max_bytes."""
+    """Return the bytes of a file. Raises OSError if it cannot be opened, is not regular or holds more than
+    max_bytes."""
     with open_regular_file(path) as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:

@@ -1,7 +1,11 @@
-"""The configuration of one run, from its flags, the environment, a file and the defaults.
+"""Resolve the configuration of one run from its flags, the environment, a file and the defaults.
 
-The only module that reads the environment. Invariants: flags > APCBATCH_* > --config > defaults, merged by presence (a
-given 0 or `false` wins); an unknown key, a value out of range or two options that exclude each other are refused here.
+This is the only module that reads options from the environment.
+
+Invariants:
+- Flags override APCBATCH_* variables, which override the --config file, which overrides the defaults.
+- Any given value overrides, even 0 or `false`.
+- Unknown keys, values out of range and options that exclude each other are refused here.
 """
 
 from __future__ import annotations
@@ -15,16 +19,17 @@ from apcbatch.config_file import read_config_file
 from apcbatch.errors import UsageError
 from apcbatch.option_values import SHOWN_CHARACTERS, nearest, parse_path, parse_switch, parse_value
 
-# Read by setup.py and by tools/chromium.py; an environment may keep them.
+# Read by setup.py and by tools/chromium.py; accepted here and ignored.
 ENV_OF_CONTRIBUTORS = ("APCBATCH_CUDA", "APCBATCH_CUDA_ARCHS", "APCBATCH_BROWSER")
 GONE = {"cpu_workers": "all workers of a run are of one kind: leave it out, and give workers and worker_gpus"}
 EXCLUSIVE = (("resume", "overwrite"), ("retry_errors", "overwrite"), ("quiet", "verbose"))
 
 
 def resolve(flags: Mapping[str, Any], environ: Mapping[str, str], file: Mapping[str, Any], file_name: str) -> Config:
-    """The configuration of one run from the flags that were given, the environment and the file.
+    """Resolve the configuration of one run from the given flags, the environment and the content of a file.
 
-    Raises UsageError for an unknown key (naming the nearest), a bad value or options that exclude each other.
+    file_name: name of the file in error messages. Raises UsageError for an unknown key (suggesting the nearest), a bad
+    value, or options that exclude each other.
     """
     given = {key: value for key, value in environ.items() if key.startswith(ENV_PREFIX)}
     for key in (ENV_CONFIG, ENV_DEBUG, *ENV_OF_CONTRIBUTORS):
@@ -52,7 +57,7 @@ def resolve(flags: Mapping[str, Any], environ: Mapping[str, str], file: Mapping[
 
 
 def _layer(raw: Mapping[str, Any], where: Callable[[str], str]) -> dict[str, tuple[Any, str]]:
-    """(value, origin) of each option given by one source."""
+    """Return (value, origin) of each option that one source gives. where: name of an option in that source."""
     layer = {}
     for name, value in raw.items():
         if name not in OPTIONS and name != "no_store":
@@ -71,15 +76,18 @@ def _layer(raw: Mapping[str, Any], where: Callable[[str], str]) -> dict[str, tup
 
 
 def _gone(name: str) -> str:
-    """A clause that names the replacement of a removed option, or an empty text."""
+    """Return a clause that names the replacement of a removed option; empty for any other name."""
     return f" any more; {GONE[name]}" if name in GONE else ""
 
 
 def _exclude(
     pair: tuple[str, str], layer: dict[str, tuple[Any, str]], values: dict[str, Any], origins: dict[str, str]
 ) -> None:
-    """Of two options that exclude each other, keep the one of the stronger source; UsageError if both are from one
-    source."""
+    """Unset an option that a stronger source excludes. Raises UsageError if one source gives both of a pair.
+
+    pair: options that exclude each other. layer: options of the current source. values, origins: result of the weaker
+    sources, changed in place.
+    """
     on = [name for name in pair if name in layer and layer[name][0]]
     if len(on) == 2:
         raise UsageError(f"{layer[pair[0]][1]} and {layer[pair[1]][1]} exclude each other; give one of them")
@@ -91,14 +99,15 @@ def _exclude(
 
 
 def load(flags: Mapping[str, Any], config_file: str | None, environ: Mapping[str, str] | None = None) -> Config:
-    """The configuration from the given flags, this process's environment, and the file that either of them names."""
+    """Resolve the configuration from the given flags, this process's environment, and the file that either of them
+    names."""
     environ = os.environ if environ is None else environ
     path = config_path(config_file, environ)
     return resolve(flags, environ, read_config_file(path) if path else {}, path or "")
 
 
 def config_path(config_file: str | None, environ: Mapping[str, str] | None = None) -> str | None:
-    """The configuration file that --config or APCBATCH_CONFIG names."""
+    """Return the configuration file that --config or APCBATCH_CONFIG names; None or empty if neither does."""
     name = config_file or (os.environ if environ is None else environ).get(ENV_CONFIG)
     try:
         return parse_path(name, "--config" if config_file else ENV_CONFIG) if name else name
@@ -107,11 +116,11 @@ def config_path(config_file: str | None, environ: Mapping[str, str] | None = Non
 
 
 def debug_wanted() -> bool:
-    """Whether APCBATCH_DEBUG asks for tracebacks."""
+    """Return whether APCBATCH_DEBUG asks for tracebacks."""
     return os.environ.get(ENV_DEBUG, "") not in ("", "0", "false")
 
 
 def colour_wanted(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether colours are allowed on a terminal: not if NO_COLOR is set (no-color.org), or if TERM is `dumb`."""
+    """Return whether colours are allowed on a terminal: not if NO_COLOR is set (no-color.org), or if TERM is `dumb`."""
     environ = os.environ if environ is None else environ
     return not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"

@@ -1,9 +1,14 @@
 """The settings of a request in one table: type, default, bounds, texts, and which inputs may set each.
 
-A row drives the option (config.py), the field of Request (types.py), the fields of a line (data/fields.py,
-data/request_settings.py), the engine's checks (engine/validation.py), a model's suggestions
-(data/generation_config.py), the digest and the run file (job/request.py, job/runfile.py), and the pages of fields and
-options. engine/sampler.py implements the settings.
+A row defines:
+- the option (config.py) and the field of Request (types.py)
+- the fields of a line (data/fields.py, data/request_settings.py)
+- the engine's checks (engine/validation.py)
+- the values that a model suggests (data/generation_config.py)
+- the digest and the run file (job/request.py, job/runfile.py)
+- the pages of fields and options
+
+engine/sampler.py implements the settings.
 """
 
 from __future__ import annotations
@@ -15,18 +20,21 @@ from numbers import Integral, Real
 from typing import Any, Literal
 
 MOST_TOKENS = 2**31 - 1
-MOST_ANSWERS = 128  # of one request
+MOST_ANSWERS = 128  # per request
 MOST_TOP_LOGPROBS = 20  # as OpenAI's API has it
 MOST_STOP_TEXTS = 64
 LONGEST_STOP_TEXT = 1024  # characters
-LARGEST_PENALTY = 1e6  # small enough that a float32 logit stays finite, multiplied by it or added to it
-LARGEST_COUNT = 2**63 - 1  # of tokens; the engine's sums of it stay in range
+LARGEST_PENALTY = 1e6  # a float32 logit stays finite when multiplied by it or added to it
+LARGEST_COUNT = 2**63 - 1  # tokens; the engine's sums of it stay in range
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Numbers of a type from `least` to `most`, both included unless `above`. None: no bound, but a float must be
-    finite. expected: the bounds in words, if they need others than the generated ones."""
+    """Accepted numbers of one type.
+
+    least, most: inclusive bounds; None for no bound, though a float must be finite. above: least is exclusive.
+    expected: description of the bounds, if the generated one does not fit.
+    """
 
     type: type[int] | type[float]
     least: float | None = None
@@ -35,7 +43,7 @@ class Bounds:
     expected: str = ""
 
     def __contains__(self, value: object) -> bool:
-        """Whether a value is a number within the bounds. NumPy numbers are accepted, booleans are not."""
+        """Return whether a value is a number within the bounds. NumPy numbers are accepted, booleans are not."""
         if not isinstance(value, Integral if self.type is int else Real) or isinstance(value, bool):
             return False
         if self.least is not None and (value < self.least or (self.above and value == self.least)):
@@ -44,7 +52,8 @@ class Bounds:
         return most is None or value <= most
 
     def __str__(self) -> str:
-        """`an integer from 1 to 128`, `a number above 0 and up to 1`, `an integer of at least 0`."""
+        """Describe the bounds: `an integer from 1 to 128`, `a number above 0 and up to 1`, `an integer of at least
+        0`."""
         noun = "an integer" if self.type is int else "a number"
         if self.expected or self.least is None:
             return self.expected or noun
@@ -65,14 +74,21 @@ def _digits(bound: float) -> str:
 class Setting:
     """One setting.
 
-    name: in Request, in the parameters of a conversation, and in the digest. default: used if neither option nor line
-    sets it. note: accepted values in a line, for docs/reference/formats.md; empty: a line cannot set it. line: the
-    field's name in a line, if different. shapes: the kinds of lines and bodies that may set it. help: of the option;
-    empty: there is no option. option: its name, if different. option_default: if different. bounds: of a number; None:
-    another type. option_bounds, engine_bounds: if different. in_request: Request has the field. in_every_digest: the
-    digest includes it also at its default; later settings are included only when set, so that digests of earlier
-    versions stay valid. suggested_as: its name in generation_config.json; empty: a model suggests none. only_drawn:
-    suggested only together with do_sample.
+    name: name in Request, in the parameters of a conversation and in the digest. default: used if neither option nor
+    line sets it. in_request: Request has the field. in_every_digest: the digest includes it even at its default. Later
+    settings are included only when set, so that digests of earlier versions stay valid.
+
+    note: accepted values in a line, for docs/reference/formats.md; empty if a line cannot set it. line: name of the
+    field in a line, if different. shapes: kinds of lines and bodies that may set it.
+
+    help: help text of the option; empty if there is no option. option: name of the option, if different.
+    option_default: default of the option, if different.
+
+    bounds: bounds of a number; None for another type. option_bounds: bounds of the option, if different. engine_bounds:
+    bounds in the engine, if different.
+
+    suggested_as: name in generation_config.json; empty if a model suggests no value. only_drawn: the suggestion counts
+    only together with do_sample.
     """
 
     name: str
@@ -93,7 +109,7 @@ class Setting:
 
     @property
     def option_name(self) -> str:
-        """The name of the option, empty if there is none."""
+        """Name of the option; empty if there is none."""
         return (self.option or self.name) if self.help else ""
 
 
@@ -239,7 +255,7 @@ _ROWS = (
         line="include_stop_str_in_output",
         in_request=False,
     ),
-    Setting("structure", None, in_request=False),  # of several fields of a line: data/grammar/structured_output.py
+    Setting("structure", None, in_request=False),  # see data/grammar/structured_output.py
     Setting(
         "n", 1, f"1 to {MOST_ANSWERS} answers, drawn from one prefill of the prompt", "", Bounds(int, 1, MOST_ANSWERS)
     ),
@@ -262,5 +278,5 @@ SETTINGS: Mapping[str, Setting] = {row.name: row for row in _ROWS}
 
 
 def default_of(name: str) -> Any:
-    """A setting's default, for a field of Request."""
+    """Return a setting's default, for a field of Request."""
     return SETTINGS[name].default

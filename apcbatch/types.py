@@ -27,13 +27,15 @@ POLICIES: tuple[Policy, ...] = get_args(Policy)
 class RequestPlan:
     """The prefix plan's decisions for one request under policy `planned`.
 
-    resume_at: the position whose snapshot it starts from (0: none); the request waits until that snapshot exists or can
-    no longer be made. keep: ascending positions of its prompt to keep for later requests of this run. reads: for each
-    of them, how many requests will resume from it; after the last one it is released. keep_for_later: positions to keep
-    for future runs. ideal: the longest prefix, at most prompt - 1 tokens, that an earlier request in the plan covers.
-    forked: at the end of that prefix, an earlier request continues with a different token. live_bytes, keep_bytes: if
-    requests run one by one in the plan's order, the bytes of this run's snapshots when this request begins, and those
-    that it adds.
+    resume_at: position whose snapshot it starts from (0: none). The request waits until that snapshot exists or can no
+    longer be made. keep: ascending positions of its prompt to keep for later requests of this run. reads: for each of
+    these positions, number of requests that will resume from it; the last of them releases the snapshot.
+    keep_for_later: positions to keep for future runs. ideal: length of the longest prefix, at most prompt - 1 tokens,
+    that an earlier request in the plan covers. forked: at the end of that prefix, an earlier request continues with a
+    different token.
+
+    live_bytes: bytes of this run's snapshots when this request begins, if requests run one by one in the plan's order.
+    keep_bytes: bytes of the snapshots that it adds.
     """
 
     resume_at: int = 0
@@ -47,37 +49,40 @@ class RequestPlan:
 
 
 class Ending(Protocol):
-    """A stop condition of one answer, on the meaning of its tokens. Each answer has its own.
+    """A stop condition that depends on what an answer's tokens mean, such as stop texts. Each answer has its own.
 
-    For example stop texts: the engine knows no text, so the creator of the request supplies this.
+    The engine knows no text, so the creator of the request supplies it.
     """
 
     def accept(self, token: int, may_end: bool) -> str | None:
-        """Take the answer's next token. Returns the stop reason, for Result.stop_reason, or None to continue.
+        """Process the answer's next token. Returns the stop reason, for Result.stop_reason, or None to continue.
 
-        Called once for each token of the answer in order, except for one that ends it anyway (a stop token). may_end:
-        false for the tokens before min_tokens, which cannot end the answer. Raises RequestError to fail the request.
+        Called once for each token of the answer in order, except for a token that ends it anyway (a stop token).
+        may_end: False for the tokens before min_tokens, which cannot end the answer. Raises RequestError to fail the
+        request.
         """
 
 
 class Constraint(Protocol):
-    """A constraint on the next token of one answer, which advances with it. Each answer has its own.
+    """A constraint on the next token of one answer, such as a grammar. It advances with the answer; each answer has its
+    own.
 
-    For example a grammar: its mask is what xgrammar and llguidance fill.
+    The mask has the format that xgrammar and llguidance fill.
     """
 
     def fill(self, mask: npt.NDArray[np.int32]) -> bool:
-        """Write the mask of allowed next tokens, and return whether any token is forbidden (if not, the mask is
-        ignored).
+        """Write the mask of allowed next tokens. Returns whether any token is forbidden; if not, the mask is ignored.
 
-        mask: (ceil(vocabulary / 32),) int32, C-contiguous, the same array in each call, with its previous contents. Bit
-        i % 32 of word i // 32, counted from the least significant one, is token i: set if allowed. Bits beyond the
+        mask: (ceil(vocabulary / 32),) int32, C-contiguous; the same array in each call, with its previous contents. Bit
+        i % 32 of word i // 32, counted from the least significant one, is set if token i is allowed. Bits beyond the
         vocabulary are ignored. Raises RequestError to fail the request.
         """
 
     def accept(self, token: int) -> bool:
-        """Take the answer's next token, chosen by any setting. Returns whether the answer is complete, so that it ends
-        with this token as with a stop token. Raises RequestError to fail the request."""
+        """Process the answer's next token, which any setting may have chosen. Returns whether the answer is complete.
+
+        A complete answer ends with this token as with a stop token. Raises RequestError to fail the request.
+        """
 
 
 @dataclass(slots=True)
@@ -85,27 +90,27 @@ class Request:
     """One generation to perform.
 
     token_ids: the prompt, at least one token. max_tokens: maximum number of new tokens. ignore_eos: continue to
-    max_tokens. logprobs: return the float32 log-probability of each sampled token under the model's own logits;
-    top_logprobs: and those of this many likeliest tokens (0 to 20). keep_answer: also keep snapshots of the answer, for
-    a later request that extends it. plan: for policy `planned`. tag: any object; returned with the result.
+    max_tokens. logprobs: return the float32 log-probability of each sampled token under the model's own logits.
+    top_logprobs: return those of this many likeliest tokens too (0 to 20). keep_answer: keep snapshots of the answer
+    too, for a later request that extends it. plan: for policy `planned`. tag: any object; returned with the result.
 
     temperature: 0 is greedy; above 0, tokens are sampled, and the sample depends only on the seed, the random stream's
-    name, the answer's index and the position. random_stream: that name; None: the request's id. So requests with equal
-    prompts, settings and names have equal answers. Tokens are sampled from the top_k likeliest (0 or -1: all), of these
-    from those with at least min_p times the best one's probability (0: all), and of these from the smallest set with
-    total probability top_p, in (0, 1].
+    name, the answer's index and the position. random_stream: the stream's name; None for the request's id. So requests
+    with equal prompts, settings and names have equal answers. top_k, min_p and top_p restrict sampling in this order.
+    top_k: the likeliest tokens (0 or -1: all). min_p: of these, tokens with at least min_p times the best one's
+    probability (0: all). top_p: of these, the smallest set with total probability top_p, in (0, 1].
 
     repetition_penalty: above 0; positive logits of tokens in prompt or answer are divided by it, negative ones
     multiplied (1: none). presence_penalty, frequency_penalty: subtracted from the logit of each token of the answer,
     once, and once per occurrence; negative values favour repetition. logit_bias: added to the logits of these tokens;
-    -infinity forbids one. allowed_token_ids: the only tokens allowed, or None. min_tokens: the answer does not end
-    before it has this many tokens. stop_token_ids: end the answer, in addition to the model's own; not affected by
-    ignore_eos. ending: factory of an Ending. constraint: factory of a Constraint. Both are called once for each answer.
+    -infinity forbids a token. allowed_token_ids: the only tokens allowed, or None. min_tokens: minimum number of tokens
+    before the answer may end. stop_token_ids: tokens that end the answer besides the model's own; unaffected by
+    ignore_eos. ending, constraint: factories of an Ending and a Constraint, each called once per answer.
 
-    n: number of answers to the prompt; answer i samples from the stream `<name>\\0<i>`, the first (i = 0) as it would
+    n: number of answers to the prompt. Answer i samples from the stream `<name>\\0<i>`, the first (i = 0) as it would
     alone; greedy answers are computed once. score_from: first position of the prompt, from 1, whose token's
-    log-probability is returned, with those of all later tokens; None: none, the prompt's length: no token. score_top:
-    number of likeliest tokens returned with each. max_tokens may be 0 if score_from is set.
+    log-probability is returned, with those of all later tokens; None for none, and the prompt's length for no token.
+    score_top: number of likeliest tokens returned with each. max_tokens may be 0 if score_from is set.
     """
 
     id: str
@@ -151,8 +156,10 @@ class Request:
 
     @property
     def needs_logits(self) -> bool:
-        """Whether sampling or the result needs more of the logits than their argmax; then the host must read them
-        before the next pass begins."""
+        """Whether sampling or the result needs more of the logits than their argmax.
+
+        If so, the host must read them before the next pass begins.
+        """
         return self.temperature > 0 or self.top_logprobs > 0 or self.changes_logits
 
     @property
@@ -162,7 +169,7 @@ class Request:
 
     @property
     def resumable(self) -> int:
-        """The longest prefix of the prompt that may be restored; the rest must be computed."""
+        """Length of the longest prefix of the prompt that may be restored; the rest must be computed."""
         whole = len(self.token_ids) - 1
         return whole if self.score_from is None else min(whole, self.score_from - 1)
 
@@ -171,9 +178,9 @@ class Request:
 class Scores:
     """Scores of a prompt's tokens from the position `begin` on; position 0 is the first token.
 
-    logprobs: of each token given all before it, float32. ranks: of each token among the vocabulary; the likeliest has
-    rank 1, the lower id first on ties, so rank 1 is the greedy choice. top: the likeliest tokens with their
-    log-probabilities, best first, score_top of them.
+    logprobs: float32 log-probability of each token given all before it. ranks: rank of each token in the vocabulary,
+    from 1, the likeliest; the lower id comes first on ties, so rank 1 is the greedy choice. top: for each token, the
+    score_top likeliest tokens with their log-probabilities, best first.
     """
 
     begin: int
@@ -186,16 +193,19 @@ class Scores:
 class Result:
     """The outcome of one request. Counts are exact: cached_tokens + computed_tokens == prompt_tokens.
 
-    token_ids: the new tokens, including the stop token or all tokens of a stop text. logprobs, top_logprobs: of each
-    new token, if requested; top_logprobs as (token, log-probability), the likeliest first, the lowest id first on ties.
-    stop_reason: what ended the answer if finish_reason is `stop`: an id of stop_token_ids, or the text that Ending
-    returned; None for the model's own stop tokens and a complete Constraint. cached_tokens: prompt tokens whose state
-    was restored; boundary is the same number, as a position. ideal_cached_tokens: the longest prefix, at most
-    prompt_tokens - 1 tokens, that the store or an earlier prefill of this run covers; None if unknown. miss_reason: why
-    cached_tokens is less than that, or `cold` if nothing was covered. miss_detail: the same as a clause with numbers.
-    error: set if the request failed; then only id, prompt_tokens and tag are valid. others: the answers from the second
-    on, each with its own tokens, log-probabilities and end; their fields about the prompt are not valid. decode_ms: of
-    all answers. scores: of the prompt's tokens, if requested.
+    token_ids: the new tokens, including the stop token or all tokens of a stop text. logprobs: log-probability of each
+    new token, if requested. top_logprobs: (token, log-probability) of the likeliest at each new token, best first, the
+    lowest id first on ties. stop_reason: what ended the answer if finish_reason is `stop`: an id of stop_token_ids, or
+    the text that Ending returned; None for the model's own stop tokens and a complete Constraint. error: set if the
+    request failed; then only id, prompt_tokens and tag are valid.
+
+    cached_tokens: number of prompt tokens whose state was restored. boundary: the same number, as a position.
+    ideal_cached_tokens: length of the longest prefix, at most prompt_tokens - 1 tokens, that the store or an earlier
+    prefill of this run covers; None if unknown. miss_reason: why cached_tokens is less than that, or `cold` if nothing
+    was covered. miss_detail: the same as a clause with numbers.
+
+    others: the answers from the second on, each with its own tokens, log-probabilities and end; their fields about the
+    prompt are not valid. decode_ms: decode time of all answers. scores: scores of the prompt's tokens, if requested.
     """
 
     id: str
