@@ -48,8 +48,8 @@ def answer_of(record: dict[str, Any]) -> Answer:
     """Convert an output record to an Answer."""
     place = (record["custom_id"], record["line"], record["turn"])
     if record["error"] is not None:
-        told = record["error"]
-        return Answer(*place, error=RequestError(told["code"], told["message"], told["line"]), record=record)
+        error = record["error"]
+        return Answer(*place, error=RequestError(error["code"], error["message"], error["line"]), record=record)
     body, reuse = record["response"]["body"], record["apcbatch"]
     choice = body["choices"][0]
     message = choice.get("message") or {}

@@ -26,7 +26,7 @@ _SHORT_DTYPES = {None: "", "float32": "f32", "uint32": "u32"}
 
 
 class Extent(Enum):
-    """Dependence of a part on the first p tokens, and the growth of its size with p."""
+    """How a part of the state at position p depends on the first p tokens."""
 
     AT = "at"
     """Value of a recurrence after exactly p tokens, always float32."""

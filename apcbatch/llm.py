@@ -163,12 +163,12 @@ class LLM:
         try:
             while not source.exhausted:
                 for results in serve(engine, lambda: self._take(source, failures)):
-                    yield from self._made(failures)
+                    yield from self._take_failures(failures)
                     for result in results:
                         for work in source.follow_up(result):
                             self._submit(work, engine, failures)
                         yield self._answer(result)
-                yield from self._made(failures)
+                yield from self._take_failures(failures)
         finally:
             self._is_running = False
             engine.abort()
@@ -196,7 +196,7 @@ class LLM:
         else:
             engine.submit(work)
 
-    def _made(self, failures: list[Failure]) -> Iterator[Answer]:
+    def _take_failures(self, failures: list[Failure]) -> Iterator[Answer]:
         """Remove the collected failures, and yield an answer for each."""
         while failures:
             failure = failures.pop(0)

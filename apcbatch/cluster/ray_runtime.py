@@ -96,7 +96,7 @@ class RayRuntime:
         self._closing: list[tuple[Any, Any]] = []
         self._warned: set[str] = set()
         self._num_workers = 0
-        self._was_ready = self._is_slowness_told = False
+        self._was_ready = self._has_warned_of_slow_start = False
 
     def spawn(self) -> WorkerId:
         """Request an actor. It is pending until Ray has room for it, which Ray's autoscaler sees as demand."""
@@ -274,12 +274,12 @@ class RayRuntime:
 
     def _warn_of_slow_start(self) -> None:
         """Warn once about a worker that is slow to start."""
-        if self._is_slowness_told:
+        if self._has_warned_of_slow_start:
             return
         now = self.clock()
         for remote in self._remotes.values():
             if not remote.is_ready and now - remote.spawned > SLOW_START_S:
-                self._is_slowness_told = True
+                self._has_warned_of_slow_start = True
                 self._warn_once(
                     f"worker {remote.id} is not ready after {SLOW_START_S:g} s: it loads the model, or the cluster has "
                     "no room for it yet; `ray status` says which"

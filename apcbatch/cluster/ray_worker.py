@@ -127,7 +127,7 @@ class WorkerActor:
             )
             return self._worker.facts()
 
-        facts = self._in_turn(open_worker)
+        facts = self._call_in_worker_thread(open_worker)
         return Opened(facts, node_id, self._in_flight, [one.sentence for one in self._take_warnings()])
 
     def hold(self) -> None:
@@ -138,7 +138,7 @@ class WorkerActor:
         """Run a unit, and yield its messages in batches. `state` returns the state of each Exported message."""
         messages = self._messages[unit.number] = SimpleQueue()
         fetched, import_counters = self._fetch(states)
-        self._in_turn(lambda: self._worker.begin(unit, fetched))
+        self._call_in_worker_thread(lambda: self._worker.begin(unit, fetched))
         fetched.clear()  # so that Ray can free its copies
         unsent: list[Sent] = []
         is_done = False
@@ -165,15 +165,15 @@ class WorkerActor:
 
     def held(self, keys: Collection[Key]) -> set[Key]:
         """Return the prefix keys whose snapshot is on this node."""
-        return self._in_turn(lambda: self._worker.held(keys))
+        return self._call_in_worker_thread(lambda: self._worker.held(keys))
 
     def close(self) -> None:
         """Finish writing the store, and delete the in-flight file."""
-        self._in_turn(lambda: self._worker.close())
+        self._call_in_worker_thread(lambda: self._worker.close())
         with suppress(OSError):
             os.unlink(self._in_flight)
 
-    def _in_turn(self, act: Callable[[], T]) -> T:
+    def _call_in_worker_thread(self, act: Callable[[], T]) -> T:
         """Call a function in the worker's thread between two passes; return its result or raise its error."""
         future: Future[T] = Future()
 

@@ -150,7 +150,8 @@ class Group:
 
     @property
     def growth(self) -> int:
-        """Change in the number of held states when it has run: states it makes, minus states it is the last to read."""
+        """Net change in the number of held states once it has run: states made for others, minus states read for the
+        last time."""
         return self.num_made - sum(
             not state.future_readers and len(state.readers) == readers for state, readers in self.needs.items()
         )
@@ -213,7 +214,7 @@ class Rates:
         self._pp, self._pd, self._dd = weight, 0.0, weight
         self._ps, self._ds = weight * self.prefill_s, weight * self.decode_s
         self._sent_bytes, self._sent_s = PRIOR_BYTES, PRIOR_BYTES / PRIOR_BYTES_PER_S
-        self._answered = self._might_answer = 0.0
+        self._answered = self._max_answered = 0.0
 
     def seconds(self, prefill_tokens: int, max_answer_tokens: int) -> float:
         """Return the expected run time of this many tokens."""
@@ -232,20 +233,20 @@ class Rates:
         if determinant <= 1e-6 * self._pp * self._dd:
             # all units have the same ratio of prefill to decode tokens: scale both rates
             scale = self._ps * self.prefill_s + self._ds * self.decode_s
-            told = self._pp * self.prefill_s**2 + 2 * self._pd * self.prefill_s * self.decode_s
-            told += self._dd * self.decode_s**2
-            if told > 0:
-                self.prefill_s *= scale / told
-                self.decode_s *= scale / told
+            predicted = self._pp * self.prefill_s**2 + 2 * self._pd * self.prefill_s * self.decode_s
+            predicted += self._dd * self.decode_s**2
+            if predicted > 0:
+                self.prefill_s *= scale / predicted
+                self.decode_s *= scale / predicted
             return
         self.prefill_s = max(SMALLEST, (self._dd * self._ps - self._pd * self._ds) / determinant)
         self.decode_s = max(SMALLEST, (self._pp * self._ds - self._pd * self._ps) / determinant)
 
     def add_answer(self, tokens: int, most: int) -> None:
         """Add the length of a request's answers. most: their maximum length."""
-        self._answered, self._might_answer = self._answered + tokens, self._might_answer + most
-        if self._might_answer:
-            self.answer_share = self._answered / self._might_answer
+        self._answered, self._max_answered = self._answered + tokens, self._max_answered + most
+        if self._max_answered:
+            self.answer_share = self._answered / self._max_answered
 
     def add_transfer(self, num_bytes: float, seconds: float) -> None:
         """Add a measured import of states."""
@@ -319,14 +320,14 @@ class Cutter:
         bag_s = 0.0
         for seconds, members in sorted(clusters, key=lambda cluster: -cluster[0]):
             if bag and bag_s + seconds > self._quantum.of(self._left_s):
-                self._end(bag)
+                self._add_group(bag)
                 bag, bag_s = [], 0.0
             bag += members
             bag_s += seconds
         if bag:
-            self._end(bag)
+            self._add_group(bag)
 
-    def _end(self, members: list[Item]) -> None:
+    def _add_group(self, members: list[Item]) -> None:
         """Make a group of requests, and extend the critical paths of their makers."""
         members.sort(key=lambda item: item.number)
         for item in reversed(members):  # readers first, then their makers

@@ -93,7 +93,7 @@ class Worker:
     ) -> None:
         self._config = Config(**{**config, "threads": threads or config.get("threads")})
         self._engine = open_engine(self._config, salt, warn)
-        self._assembler = RequestDecoder.of(self._config.model, ChatOptions.of(self._config))
+        self._decoder = RequestDecoder.of(self._config.model, ChatOptions.of(self._config))
         self._node, self._report_alive, self._reported = node, report_alive, time.monotonic()
         self._in_flight = InFlightFile(in_flight)
         self._engine.watch(self)
@@ -182,7 +182,7 @@ class Worker:
     def _decode(self, piece: Piece) -> Request:
         """Decode a request, recorded as in flight meanwhile."""
         self._in_flight.begin(piece.number)
-        request = self._assembler.decode(piece.request, piece.plan)
+        request = self._decoder.decode(piece.request, piece.plan)
         self._in_flight.end(piece.number)
         return request
 

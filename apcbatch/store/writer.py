@@ -116,8 +116,7 @@ class Writer:
         """on_settled: called with the key of each suspect that was checked again. limit_bytes: size limit of the store.
         threads: number of files written at a time.
 
-        Batches are kept to about an eighth of limit_bytes, because no snapshot of a batch can be evicted for another
-        one of it.
+        A batch is limited to about an eighth of limit_bytes, because its snapshots cannot be evicted for each other.
         """
         self.names: dict[bytes, str] = {}
         self._index = index
@@ -224,7 +223,7 @@ class Writer:
         with self._change:
             self._change.wait_for(lambda: self._queue or self._is_closing)
             end = time.monotonic() + LINGER_S
-            while not self._is_enough() and (left := end - time.monotonic()) > 0:
+            while not self._is_batch_due() and (left := end - time.monotonic()) > 0:
                 self._change.wait(left)
             if not self._queue:
                 return None
@@ -250,7 +249,7 @@ class Writer:
             }
         return batch
 
-    def _is_enough(self) -> bool:
+    def _is_batch_due(self) -> bool:
         """Return whether to store a batch now instead of waiting for more work."""
         return (
             self._is_closing
