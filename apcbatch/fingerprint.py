@@ -17,8 +17,8 @@ def model_fingerprint(
 ) -> bytes:
     """Return SHA-256 (32 bytes) over all arguments. Models that differ in any of them never share a snapshot.
 
-    architecture: the model's configuration. weights_digest: digest of the weights. dtype: of weights and activations.
-    state_layout: StateLayout.description. numerics: version of the kernels' arithmetic.
+    architecture: the model's configuration. weights_digest: digest of the weights. dtype: dtype of weights and
+    activations. state_layout: StateLayout.description. numerics: version of the kernels' arithmetic.
     """
     facts = {
         "architecture": dict(architecture),

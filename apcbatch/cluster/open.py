@@ -19,7 +19,7 @@ from apcbatch.process import settle_collector
 from apcbatch.types import Request
 
 NEARLY_ALL = 0.9  # share of the cores or GPUs that count as all in use
-DRIVER_ONLY = ("cache_salt", "origins")  # fields of a Config that workers do not get
+DRIVER_ONLY = ("cache_salt", "origins")  # fields of Config that are not sent to workers
 
 
 def open_cluster(

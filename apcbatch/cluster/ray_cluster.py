@@ -91,7 +91,7 @@ class RayCluster:
 
     address: `local` starts a cluster here, `auto` joins the one that this machine belongs to, and `HOST:PORT` joins the
     one with that head. cpus: number of cores of a local cluster. If this process is connected to a cluster already,
-    that one is used whatever the address, and `close` leaves it connected.
+    that one is used instead of the address, and `close` leaves it connected.
     """
 
     def __init__(self, address: str, cpus: int | None = None) -> None:

@@ -25,7 +25,7 @@ from apcbatch.types import Request, RequestPlan
 
 GROUPS_PER_SHARE = 8  # groups in a worker's fair share of the remaining work
 LEAST_GROUP_S = 0.5
-MOST_SHARES = 2  # maximum fair shares in a group
+MOST_SHARES = 2  # maximum run time of a group, in fair shares
 
 
 @dataclass(slots=True, eq=False)

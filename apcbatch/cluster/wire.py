@@ -132,7 +132,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """A snapshot that other units read. number: of the piece that makes it. position: in tokens."""
+    """A snapshot that other units read. number: number of the piece that makes it. position: in tokens."""
 
     number: int
     position: int

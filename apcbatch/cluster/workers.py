@@ -108,8 +108,8 @@ class WorkerTable:
     """
 
     def __init__(self, runtime: Runtime, number: int, most_replaced: int, say: Callable[[str], None]) -> None:
-        """number: of workers. most_replaced: maximum replacements spawned in a row without one becoming ready. say:
-        receives a line when a worker starts or ends."""
+        """number: number of workers. most_replaced: maximum replacements spawned in a row without one becoming ready.
+        say: receives a line when a worker starts or ends."""
         self._runtime, self._say, self._most_replaced = runtime, say, most_replaced
         self._replaced = 0
         self._num_vacant = 0  # workers released or lost, and not replaced

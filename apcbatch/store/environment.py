@@ -103,8 +103,8 @@ class FileLock:
 class Files:
     """File system calls of the store. Tests override methods to inject faults.
 
-    Invariant: new files and folders are accessible to their owner only, whatever the umask, unless the store's index
-    has another mode (see follow_mode).
+    Invariant: new files and folders are accessible to their owner only, under any umask, unless the store's index has
+    another mode (see follow_mode).
     """
 
     mode = 0o600  # permissions of new files

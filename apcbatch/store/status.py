@@ -100,7 +100,7 @@ class Status:
                 self._files.write(os.path.join(self._folder, SUSPECT_NAME), [])
 
     def failure(self, error: OSError | IndexFault, doing: str) -> None:
-        """Warn about an error of the system. doing: what the store was doing."""
+        """Warn about an error of the system. doing: the activity that failed, such as `reading a snapshot`."""
         if isinstance(error, OSError):
             full, cause = error.errno == errno.ENOSPC, f"os {error.errno}"
         else:

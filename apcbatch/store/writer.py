@@ -6,7 +6,7 @@ three steps:
 2. The files are written under temporary names, without any lock.
 3. A transaction renames the files and enters them in the index.
 
-So a batch costs two transactions whatever its size, and a snapshot is visible only when it is complete. After a kill,
+So a batch of any size costs two transactions, and a snapshot is visible only when it is complete. After a kill,
 the process that cleans up finds in the index what step 1 reserved.
 """
 
