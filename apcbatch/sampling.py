@@ -72,7 +72,7 @@ def _digits(bound: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting.
+    """One setting of a request.
 
     name: name in Request, in the parameters of a conversation and in the digest. default: used if neither option nor
     line sets it. in_request: Request has the field. in_every_digest: the digest includes it even at its default. Later

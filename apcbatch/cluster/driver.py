@@ -207,7 +207,7 @@ class ClusterEngine:
         return True
 
     def _assign_unplanned(self, worker: Worker) -> bool:
-        """Assign requests without a plan to a worker. Return False if none are waiting for it."""
+        """Assign requests without a plan to a worker. Return False if there are none for it."""
         items = self._unplanned.take(worker.id, len(self._workers.ready))
         if not items:
             return False

@@ -229,9 +229,10 @@ class WorkerTable:
                 yield worker, f"it said nothing for {worker_s:g} s while it had work"
 
     def lose(self, worker: Worker, reason: str, is_replaced: bool = True) -> None:
-        """Remove a worker that has ended, and spawn a replacement unless most_replaced were spawned in a row.
+        """Remove a worker that has ended, and spawn a replacement.
 
-        is_replaced: False to spawn none.
+        No replacement is spawned after most_replaced in a row of which none became ready. is_replaced: False to spawn
+        none.
         """
         del self._all[worker.id]
         worker.counts.ending = LOST

@@ -276,7 +276,10 @@ def _require_log_version(files: Files, path: str) -> None:
 
 
 def _fill(index: Index, snapshots: SnapshotFolder, reason: str, status: Status) -> None:
-    """Enter every snapshot file with a valid header into a new index. Tensors are verified when they are read."""
+    """Enter every snapshot file with a valid header into a new index, and remove files with an invalid one.
+
+    Tensors are verified when they are read.
+    """
     num_entered = num_unusable = 0
     now, ids = time.time(), set()
     for key in snapshots.all_keys():
