@@ -1,10 +1,10 @@
-"""Which planned requests may begin, so that what each of them keeps fits into the pool until its last reader has come.
+"""Admit planned requests so that the snapshots of each fit into the pool until their last reader has run.
 
-An example with room for 10 bytes: 0 keeps 6 for 2, 1 keeps nothing, 3 keeps 5.
-    Request 0 begins: 0 are live and it adds 6.
-    1 begins beside it. 2 does not: it waits for 0.
-    3 does not begin: with the 6 that must be live while 2 runs, its 5 make 11.
-    When 0 has computed its prompt, 2 begins and reads; the 6 bytes are free.
+An example with a pool of 10 bytes. Request 0 keeps 6 bytes for request 2, request 1 keeps nothing, request 3 keeps 5.
+    0 is admitted: no byte is live, and it adds 6.
+    1 is admitted too. 2 is not: it waits for the snapshot of 0.
+    3 is not admitted: 6 bytes must be live while 2 runs, and its 5 would make 11.
+    When 0 has computed its prompt, 2 is admitted and reads the snapshot; the 6 bytes are free.
     3 still waits: the plan has these 6 live while 1 and 2 run, so they count until both have computed their prompts.
 
 Only the bytes that the plan gives each request count. Invariant: for every request that has not begun, what the plan
@@ -20,14 +20,15 @@ from apcbatch.engine.sequence import Sequence
 
 
 class Admission:
-    """Decides in one walk per step over the waiting sequences, in the order of submission: `begin` starts it, then each
-    sequence is either admitted (`admit`) or passed over (`pass_over`)."""
+    """Admission by the plan's bytes, in one walk per step over the waiting sequences in order of submission.
+
+    `begin` starts the walk. Each sequence is then admitted (`admit`) or passed over (`pass_over`)."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self._capacity_bytes = capacity_bytes
-        # number -> bytes kept, of sequences that have begun, from the first unfinished prefill on.
+        # number -> bytes kept by each admitted sequence, from the first unfinished prefill on
         self._begun: dict[int, int] = {}
-        # Those of them that the walk has not reached, the last one first.
+        # numbers of these that the walk has not reached, in descending order
         self._beyond: list[tuple[int, int]] = []
         self._beyond_bytes = 0
         self._needed_bytes = 0
@@ -40,11 +41,11 @@ class Admission:
         self._needed_bytes = first.retention.plan.live_bytes + self._beyond_bytes
 
     def fits(self, sequence: Sequence) -> bool:
-        """Whether a sequence may begin before those that were passed over."""
+        """Return whether a sequence may be admitted before those that were passed over."""
         return self._needed_bytes + sequence.retention.plan.keep_bytes <= self._capacity_bytes
 
     def pass_over(self, sequence: Sequence) -> None:
-        """Leave room for a sequence that does not begin now."""
+        """Reserve bytes for a sequence that is not admitted now."""
         while self._beyond and self._beyond[-1][0] < sequence.number:
             self._beyond_bytes -= self._beyond.pop()[1]
         plan = sequence.retention.plan
@@ -52,24 +53,25 @@ class Admission:
         self._needed_bytes = max(self._needed_bytes, while_it_runs)
 
     def admit(self, sequence: Sequence) -> None:
-        """Count what a sequence that begins will keep."""
+        """Count the bytes that an admitted sequence will keep."""
         keep_bytes = sequence.retention.plan.keep_bytes
         if keep_bytes:
             self._begun[sequence.number] = keep_bytes
             self._needed_bytes += keep_bytes
 
 
-# Passes. Measured on an H200 when a pass with prompts took 22 to 30 ms of the host, against 6 ms, and not since.
+# decode passes; measured on an H200 while the host needed 22 to 30 ms for a pass with prompts and 6 ms for a decode
 COST_ON_DEVICE = 3
-AT_ONCE = 4  # prefill admission opens if a fourth of the places is free
-FEWEST_TOKENS = 1024  # of prompts in a pass, where more are there
+AT_ONCE = 4  # prefill admission opens if a fourth of the slots is free
+FEWEST_TOKENS = 1024  # fewest prompt tokens in a pass while more are waiting
 
 
 class PrefillAdmission:
-    """Whether a pass may admit waiting sequences, so that decode passes are rarely interrupted by prefills: open once
-    many places are free, or once idle places have cost as much as a prefill pass does.
+    """Gate that batches prefills, so that they rarely interrupt decode passes. It opens once many slots are free, or
+    once idle slots have cost as much as a prefill pass.
 
-    num_places: sequences that may run. cost: of a pass with prompts, in decode passes beyond one; 0: always open.
+    num_places: capacity in running sequences. cost: cost of a pass with prompts, in decode passes beyond one; 0: always
+    open.
     """
 
     def __init__(self, num_places: int, cost: int) -> None:
@@ -78,7 +80,7 @@ class PrefillAdmission:
         self.is_open = False
 
     def opens(self, num_free: int) -> bool:
-        """Whether the pass that is scheduled now may admit sequences; call it once per pass."""
+        """Return whether the pass being scheduled may admit sequences. Call it once per pass."""
         if not self.is_open:
             self._idle += num_free
             self.is_open = num_free >= self._many or self._idle >= self._most_idle
@@ -90,8 +92,8 @@ class PrefillAdmission:
 
 
 class PassBudget:
-    """How many sequences and tokens go into a pass. max_tokens: of the passes of all groups together, though each may
-    have FEWEST_TOKENS. max_sequences: of a pass. groups: concurrent micro-batches."""
+    """Limits of sequences and tokens in a pass. max_tokens: tokens in the passes of all groups together, though each
+    group may have FEWEST_TOKENS. max_sequences: sequences in a pass. groups: number of concurrent micro-batches."""
 
     def __init__(self, max_tokens: int, max_sequences: int, groups: int) -> None:
         self._fewest = min(max_tokens, FEWEST_TOKENS)
@@ -99,15 +101,15 @@ class PassBudget:
         self.max_sequences = max_sequences
 
     def decodes(self, num_running: int) -> int:
-        """The most decodes of a pass: a group's share of the running sequences."""
+        """Return the most decodes of a pass: a group's share of the running sequences."""
         return min(self.max_sequences, -(-num_running // self._groups))
 
     def wanted(self, num_decodes: int, left: int) -> int:
-        """Prompt tokens to admit for the next passes, beside the decodes of this one and `left` prompt tokens of
-        running sequences that are in no pass."""
+        """Return the prompt tokens to admit for the next passes, beside the decodes of this one and `left` prompt
+        tokens of running sequences that are in no pass."""
         return self._groups * max(1, self._most - num_decodes) - left
 
     def prompt_tokens(self, num_decodes: int, left: int) -> int:
-        """How many of the `left` prompt tokens a pass takes beside its decodes, at least one."""
+        """Return how many of the `left` prompt tokens a pass takes beside its decodes, at least one."""
         share = max(self._fewest, -(-left // self._groups))
         return max(1, min(share, self._most - num_decodes))

@@ -1,4 +1,4 @@
-"""What an engine has done so far, as numbers."""
+"""Counters of an engine's work."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Counters:
-    """snapshots_read counts distinct ones that were resumed from. store_skipped: snapshots that the store
-    did not take or could not write.
-    prefill_tokens, decode_tokens: computed in passes, of requests that failed later too; chunks: of sequences in them.
-    seconds: by phase."""
+    """Totals since the engine was opened.
+
+    snapshots_read: distinct snapshots that requests resumed from. store_skipped: snapshots that the store refused or
+    could not write. prefill_tokens, decode_tokens: tokens computed in passes, including those of requests that failed
+    later. chunks: sequences in passes, summed over passes. seconds: wall seconds by phase."""
 
     snapshots_written: int = 0
     snapshots_read: int = 0
@@ -35,12 +36,12 @@ class Counters:
     seconds: dict[str, float] = field(default_factory=lambda: {"prefill": 0.0, "decode": 0.0, "store": 0.0})
 
     def copy(self) -> Counters:
-        """A copy that later passes do not change."""
+        """Return a copy that later passes do not change."""
         return replace(self, seconds=dict(self.seconds))
 
     def add_pass(self, chunks: Sequence[Chunk], seconds: float) -> None:
-        """Count a pass over these chunks, at least one, that took so many seconds, shared by its tokens; also in the
-        sequences, which are where they were before it."""
+        """Count a pass of `seconds` over these chunks (at least one), and add each sequence's share of the seconds, in
+        proportion to its tokens. Call it before the positions of the sequences advance."""
         num_tokens = sum([chunk.count for chunk in chunks])
         per_token, prefill_tokens = seconds / num_tokens, 0
         for chunk in chunks:
@@ -59,7 +60,7 @@ class Counters:
 def facts_between(
     before: Counters, now: Counters, seconds: float, waiting: int, pool_bytes: int, store_bytes: int
 ) -> StepFacts:
-    """What a step did. before: the counters when it began; the other arguments: as StepFacts has them."""
+    """Return the facts of one step. before, now: the counters when it began and ended; the rest: as in StepFacts."""
     return StepFacts(
         seconds,
         now.seconds["prefill"] - before.seconds["prefill"],

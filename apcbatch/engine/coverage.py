@@ -1,11 +1,10 @@
-"""Which prefixes this run has already computed, at token granularity: a bounded radix tree over token ids.
+"""Track the prefixes that this run has computed, at token granularity, in a bounded radix tree over token ids.
 
-It answers one question: what is the longest prefix of this prompt that an earlier prefill has covered (the ideal), and
-did it end because the histories fork there?
+The tree gives the ideal of a prompt: its longest prefix that an earlier prefill has covered, and whether another
+history forks off where that prefix ends.
 
-Invariant: an answer is exact or says that it is not. A branch may be dropped to stay
-within bounds. A match that ends at such a cut, or on what has grown there since, is inexact if the dropped branch might
-have matched further.
+Invariant: a match is exact, or says that it is not. Branches are dropped to stay within bounds. A match that ends where
+a branch was dropped, or on an edge added there later, is inexact if the dropped branch might have matched further.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ MAX_NODES = 16_384
 
 @dataclass(frozen=True)
 class Match:
-    """How much of a prompt is covered. length: in tokens. forked: another history goes on from there with other tokens.
-    exact: nothing that might have matched further was dropped."""
+    """Longest covered prefix of a prompt. length: its tokens. forked: another history continues from there with other
+    tokens. exact: no branch was dropped that might have matched further."""
 
     length: int
     forked: bool
@@ -34,37 +33,37 @@ class Match:
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    # Bytes, not an array: the interpreter keeps small objects apart. An array's buffer would lie between the large
-    # ones of the passes and keep their memory from being used again.
+    # Bytes, not an array: Python allocates small objects apart. An array's buffer would lie between the large buffers
+    # of the passes and fragment their memory.
     edge_bytes: bytes
     parent: _Node | None
     children: dict[int, _Node] = field(default_factory=dict)
     last_use: int = 0
-    counted: int = 0  # the tokens of the edge, from its beginning, that are counted as unique
-    dropped: set[int] = field(default_factory=set)  # the first tokens of branches that were below and are gone
-    regrown: bool = False  # begins as a dropped branch did, which may have gone along with it, and on from there
+    counted: int = 0  # leading tokens of the edge that are counted as unique
+    dropped: set[int] = field(default_factory=set)  # first tokens of dropped branches below this node
+    regrown: bool = False  # begins like a dropped branch, which may have matched further
 
     @property
     def edge(self) -> TokenArray:
-        """The tokens from the parent to here, a read-only view."""
+        """Return the tokens from the parent to this node, as a read-only view."""
         return np.frombuffer(self.edge_bytes, np.int32)
 
 
 class CoverageTree:
-    """Covered prefixes. The least recently extended branches are dropped first."""
+    """Radix tree of covered prefixes, which drops the least recently extended branches first."""
 
     def __init__(self, max_tokens: int = MAX_TOKENS, max_nodes: int = MAX_NODES) -> None:
         self._root = _Node(b"", None)
         self._max_tokens, self._max_nodes = max_tokens, max_nodes
         self.num_tokens = 0
         self._num_nodes = 0
-        self._leaves: list[tuple[int, int, _Node]] = []  # those used longest ago first, as of when they were entered
+        self._leaves: list[tuple[int, int, _Node]] = []  # least recently used first, by the time of entry
         self._num_entered = 0
         self._clock = 0
-        self.unique_tokens = 0  # of those prompts and answers that were counted
+        self.unique_tokens = 0  # unique tokens of the counted prompts and answers
 
     def match(self, tokens: TokenArray) -> Match:
-        """The longest covered prefix of `tokens`."""
+        """Return the longest covered prefix of `tokens`."""
         node, length, on_edge = self._walk(tokens)
         if length == len(tokens):
             return Match(length, False, True)
@@ -87,16 +86,16 @@ class CoverageTree:
             self._prune()
 
     def count(self, tokens: TokenArray) -> None:
-        """Count those of covered tokens that no prefix counted before has: those of a request that was answered."""
+        """Add the covered tokens of an answered request that no earlier counted prefix has to the unique tokens."""
         node, _, on_edge = self._walk(tokens)
-        while node.parent is not None and node.counted < on_edge:  # what is above a counted token is counted
+        while node.parent is not None and node.counted < on_edge:  # all tokens above a counted token are counted
             self.unique_tokens += on_edge - node.counted
             node.counted = on_edge
             node = node.parent
             on_edge = len(node.edge)
 
     def _walk(self, tokens: TokenArray, touch: bool = False) -> tuple[_Node, int, int]:
-        """The deepest node reached, the tokens matched, and how many of them lie on that node's edge."""
+        """Return the deepest node reached, the tokens matched, and how many of them lie on that node's edge."""
         node, length, on_edge = self._root, 0, 0
         whole = tokens.tobytes()
         while length < len(tokens) and 4 * on_edge == len(node.edge_bytes):
@@ -106,7 +105,7 @@ class CoverageTree:
             node = child
             if touch:
                 node.last_use = self._clock
-            if whole.startswith(node.edge_bytes, 4 * length):  # the most common case, at the speed of memory
+            if whole.startswith(node.edge_bytes, 4 * length):  # the most common case, as one comparison of memory
                 on_edge = len(node.edge_bytes) // 4
             else:
                 on_edge = common_length(node.edge, tokens[length:])
@@ -128,7 +127,7 @@ class CoverageTree:
 
     def _add(self, parent: _Node, edge: TokenArray) -> None:
         if parent is not self._root and not parent.children and not parent.dropped:
-            parent.edge_bytes += edge.tobytes()  # a leaf that goes on: no new node
+            parent.edge_bytes += edge.tobytes()  # extend the leaf: no new node
         else:
             first = int(edge[0])
             regrown = parent.regrown or first in parent.dropped
@@ -143,7 +142,7 @@ class CoverageTree:
             last_use, _, leaf = heapq.heappop(self._leaves)
             parent = leaf.parent
             if leaf.children or parent is None:
-                continue  # it is no leaf any more, or was dropped
+                continue  # no leaf any more, or dropped
             if leaf.last_use > last_use:
                 self._enter(leaf)
                 continue
@@ -157,7 +156,7 @@ class CoverageTree:
                 self._enter(parent)
 
     def _enter(self, leaf: _Node) -> None:
-        """Note a leaf among those that may be dropped."""
+        """Enter a leaf as a candidate for dropping."""
         self._num_entered += 1
         heapq.heappush(self._leaves, (leaf.last_use, self._num_entered, leaf))
 
@@ -173,11 +172,11 @@ def explain_miss(
     stranded: bool,
     evicted: bool,
 ) -> tuple[MissReason, str] | tuple[None, None]:
-    """(reason, clause) if the cached tokens fall short of the ideal or nothing was there; (None, None) otherwise.
+    """Return (reason, clause) if fewer tokens are cached than the ideal or nothing was covered, else (None, None).
 
-    resumable: the longest prefix that it may resume from: the rest is scored, and computed for that. stranded: the
-    store has a longer snapshot, but not all of its KV. evicted: the snapshot at the last boundary up to the ideal was
-    kept and has been dropped since.
+    resumable: the longest prefix that the request may resume from; tokens after it are scored and must be computed.
+    stranded: the store has a longer snapshot, but not all of its KV. evicted: the snapshot at the last boundary up to
+    the ideal was kept and has been evicted since.
     """
     if disabled:
         return "disabled", "disabled (the policy keeps nothing)"

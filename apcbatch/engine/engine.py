@@ -39,7 +39,7 @@ from apcbatch.types import Request, Result
 
 
 class Engine:
-    """Runs requests on one model.
+    """Continuous-batching engine of one model.
 
     model: a bundled one (`demo`, `demo-jamba`), a folder or a cached hub id. options: an EngineOptions; named: its
     fields by name, in place of those of `options`: `Engine("demo", block_size=64)`. warn: gets each warning as a
@@ -88,21 +88,21 @@ class Engine:
         self._observer: Observer | None = None
 
     def run(self, requests: Iterable[Request]) -> Iterator[Result]:
-        """Pull requests lazily and yield results as they finish, failures included."""
+        """Pull requests lazily and yield each result as its request finishes, failures included."""
         return answered(self, requests)
 
     @property
     def num_unfinished(self) -> int:
-        """Requests that were submitted and not yet handed back."""
+        """Return the number of submitted requests whose result was not returned yet."""
         return len(self._scheduler.waiting) + self._scheduler.num_begun + len(self._failed)
 
     @property
     def wants_more(self) -> bool:
-        """Whether another request would let more run, or let the scheduler choose better."""
+        """Return whether another request would fill a pass further, or give the scheduler more choice."""
         return len(self._scheduler.waiting) < self._look_ahead
 
     def can_run(self, request: Request) -> bool:
-        """Whether a request is one that `submit` would take: its prompt and its settings are checked."""
+        """Return whether the prompt and settings of a request are valid for this engine."""
         try:
             check_request(request, self.vocab_size, self.context_length, self._max_request_tokens)
         except RequestError:
@@ -110,12 +110,12 @@ class Engine:
         return True
 
     def held(self, keys: Collection[bytes]) -> set[bytes]:
-        """Those of the prefix keys whose snapshot is in memory or in the store."""
+        """Return the prefix keys whose snapshot is in memory or in the store."""
         in_store = self._store.present(keys) if self._store and keys else set()
         return in_store | {key for key in keys if key in self._pool}
 
     def submit(self, request: Request) -> None:
-        """Queue a request; one that cannot run comes back from the next step as a failure."""
+        """Queue a request. An invalid one is returned by the next step as a failure."""
         try:
             sequence = make_sequence(request, self.vocab_size, self.context_length, self._max_request_tokens)
         except RequestError as error:
@@ -126,27 +126,28 @@ class Engine:
         self._snapshots.prepare(sequence)
         self._scheduler.submit(sequence)
         num_waiting = len(self._scheduler.waiting)
-        if not num_waiting & (num_waiting - 1):  # at powers of two, since it walks all of them
+        if not num_waiting & (num_waiting - 1):  # at powers of two, since a check walks all of them
             self._snapshots.prefetch(self._scheduler.waiting)
 
     def _hand_over(self, request: Request) -> None:
-        """Hand what a planned request that cannot run was to publish over to its readers."""
+        """Hand the snapshots that an invalid planned request was to publish over to their readers."""
         try:
             tokens = as_token_array(request.token_ids)
         except (OverflowError, ValueError, TypeError):
-            return  # no plan was made of these
+            return  # unplanned
         sequence = Sequence(request, tokens, len(tokens), len(tokens), len(tokens))
         self._snapshots.prepare(sequence)
         self._scheduler.hand_over(sequence)
 
     def observe(self, observer: Observer) -> None:
-        """Tell an observer (apcbatch/engine/observer.py) from now on of each step, each prompt that is answered, and
-        each snapshot that is kept or dropped; one at a time. Without one, nothing of it is computed."""
+        """Report each step, answered prompt, and kept or dropped snapshot to this observer
+        (apcbatch/engine/observer.py) from now on, in place of an earlier one. Without an observer no fact is
+        computed."""
         self._observer = self._snapshots.observer = self._completion.observer = observer
         self._pool.on_drop = observer.dropped
 
     def watch(self, watcher: Watcher) -> None:
-        """Tell a watcher (apcbatch/engine/observer.py) from now on what is about to run."""
+        """Report the requests about to run to this watcher (apcbatch/engine/observer.py) from now on."""
         self._scheduler.on_begin = lambda sequence: watcher.begins(sequence.request)
         if isinstance(self._model, CausalLM):
             self._model.on_layer = watcher.moves
@@ -199,22 +200,22 @@ class Engine:
         return results
 
     def drop_waiting(self) -> None:
-        """Drop what has not begun; what runs goes on."""
+        """Drop the waiting requests; running ones continue."""
         self._scheduler.drop_waiting()
 
     def abort(self) -> None:
-        """Drop everything that is not finished."""
+        """Drop all unfinished requests."""
         self.drop_waiting()
         self._failed.clear()
         self._completion.drop_all()
         self._scheduler.handover.clear()
 
     def boundaries(self, token_ids: Iterable[int]) -> list[int]:
-        """Positions whose snapshot is held (memory or store) for this prefix, ascending."""
+        """Return the positions in this prefix whose snapshot is in memory or in the store, ascending."""
         return self._snapshots.positions(as_token_array(list(token_ids)))
 
     def snapshot(self, token_ids: Iterable[int]) -> dict[str, torch.Tensor] | None:
-        """The snapshot of exactly this prefix by role, or None if it is not held. For example:
+        """Return the snapshot of exactly this prefix by role, or None without one. For example:
 
         ssm: (mamba layers, d_inner, d_state) float32. conv: (mamba layers, d_inner, d_conv - 1), oldest input first.
         kv (models with attention): (attention layers, 2, tokens, kv heads, head_dim), keys then values.
@@ -225,16 +226,17 @@ class Engine:
         return self._arena.shown(snapshot.slot, torch.from_numpy(snapshot.pages), snapshot.position)
 
     def holds(self, key: bytes) -> bool:
-        """Whether the snapshot of a prefix key is in memory."""
+        """Return whether the snapshot of a prefix key is in memory."""
         return key in self._pool
 
     def export_snapshot(self, key: bytes) -> list[Buffer] | None:
-        """The bytes of a snapshot in memory, for `adopt_snapshot` of an engine with the same fingerprint; see
+        """Return the bytes of a snapshot in memory, for `adopt_snapshot` of an engine with the same fingerprint; see
         SnapshotTransfer."""
         return self._transfer.export(key)
 
     def adopt_snapshot(self, key: bytes, position: int, data: Buffer, reads: int) -> bool:
-        """Take in a snapshot that so many requests will resume from by their plans; see SnapshotTransfer."""
+        """Adopt another engine's snapshot. reads: the number of planned requests that will resume from it; see
+        SnapshotTransfer."""
         return self._transfer.adopt(key, position, data, reads, self._scheduler.owed_pages)
 
     def release_snapshot(self, key: bytes) -> None:
@@ -243,12 +245,12 @@ class Engine:
 
     @property
     def backend(self) -> Backend:
-        """What runs the model's ops: for benchmarks, which observe it."""
+        """The backend that runs the model's ops. For benchmarks, which observe it."""
         return self._model.backend
 
     @property
     def counters(self) -> Counters:
-        """What was done so far. The store's numbers stay as they are once it is closed."""
+        """Return the counters so far. The store's numbers freeze when it is closed."""
         counters, snapshots, pool = self._counters, self._snapshots, self._pool
         counters.snapshots_written, counters.snapshots_read = snapshots.num_written, snapshots.num_read
         counters.snapshots_for_later, counters.unique_tokens = snapshots.num_for_later, snapshots.coverage.unique_tokens
@@ -262,12 +264,12 @@ class Engine:
         return counters
 
     def flush(self) -> None:
-        """Wait until everything that was kept is on disk."""
+        """Wait until every kept snapshot is on disk."""
         if self._persistence:
             self._persistence.wait()
 
     def close(self) -> None:
-        """Finish the store's writing, have it within its size, and let go of it."""
+        """Finish the store's writes, evict down to its size limit, and close it."""
         if self._store and self._persistence:
             self.flush()
             self._store.shrink()
@@ -277,18 +279,17 @@ class Engine:
 
 
 def open_engine(config: Config, cache_salt: str | None, warn: Callable[[str], None]) -> Engine:
-    """An engine with the options of a run, on the threads and the instruction set of the configuration. cache_salt: the
-    secret itself."""
+    """Open an engine with the options of a run, on its threads and instruction set. cache_salt: the secret text."""
     use_processor(config)
     return Engine(config.model, EngineOptions.of(config, cache_salt), warn=warn)
 
 
 def extend_answers(current: Pass, eos_token_ids: Collection[int]) -> dict[Chunk, RequestError]:
-    """Append the next token to each answer that is due one, and the scores to each scored sequence; returns the chunks
-    that fail, with the error.
+    """Read a pass: append the next token to each answer that computed one, and scores to each scored sequence. Return
+    the failed chunks with their errors.
 
-    A chunk fails if its logits are not finite, or if its settings leave no token. One whose logits are finite, or that
-    has none, still fails if a state that it keeps is not finite. Raises what the pass raised.
+    A chunk fails if its logits or a state that it keeps are not finite, or if its settings allow no token. Raises the
+    pass's own exception.
     """
     failed: dict[Chunk, RequestError] = {}
     due = current.read()
@@ -299,7 +300,7 @@ def extend_answers(current: Pass, eos_token_ids: Collection[int]) -> dict[Chunk,
         try:
             for sequence in fork_answers(chunk.sequence) if chunk.sequence.will_fork else (chunk.sequence,):
                 _extend(sequence, current.logits, row, token, logprob, eos_token_ids)
-        except Exception as error:  # an Ending or a Constraint is the request's own
+        except Exception as error:  # the stop condition and the constraint belong to the request
             failed[chunk] = failed_choice(error)
     if current.scores() or len(due) < len(current.chunks):
         failed |= dict.fromkeys(_score(current), not_finite())
@@ -310,7 +311,7 @@ def extend_answers(current: Pass, eos_token_ids: Collection[int]) -> dict[Chunk,
 
 
 def _score(current: Pass) -> list[Chunk]:
-    """Append the scores of a pass to the sequences; a prompt without an answer ends with its last token."""
+    """Append the scores of a pass to the sequences, and finish each prompt-only sequence at its last token."""
     broken = []
     for chunk, scores in current.scores():
         if scores is None:
@@ -346,7 +347,8 @@ def _extend(
 def _sample(
     sequence: Sequence, row: torch.Tensor, likeliest: int, logprob: float, eos_token_ids: Collection[int]
 ) -> tuple[bool, int | str | None]:
-    """Append the token that the request's settings give; whether the answer ends with it, and its stop_reason."""
+    """Append the token that the request's settings give. Return whether the answer ends with it, and the
+    stop_reason."""
     request, step = sequence.request, sequence.num_tokens - sequence.num_prompt
     if sequence.sampler is None:
         prompt = sequence.tokens[: sequence.num_prompt]

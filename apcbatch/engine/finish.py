@@ -1,6 +1,6 @@
-"""How sequences end: with their last token, with a failure, or dropped; and when that ends their request.
+"""End sequences, with their last token, a failure or dropped, and end a request with its last sequence.
 
-Invariants: however a sequence ends, all that it held is free again, and a request has one result.
+Invariants: a sequence that ends, in whichever way, frees all that it held. A request has one result.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from apcbatch.types import Result
 
 
 class Completion:
-    """Ends the sequences of one engine. observer: gets each prompt that is answered."""
+    """Completion of one engine's sequences. observer: notified of each answered prompt."""
 
     def __init__(self, scheduler: Scheduler, snapshots: Snapshots, pipeline: PassPipeline) -> None:
         self.observer: Observer | None = None
         self._scheduler, self._snapshots, self._pipeline = scheduler, snapshots, pipeline
 
     def finish(self, sequence: Sequence) -> list[Result]:
-        """End a sequence that has its last token; the result of its request, if that was the last answer to come."""
+        """End a sequence at its last token. Return its request's result if no other answer is outstanding."""
         if sequence.finish_reason:
             self._snapshots.complete(sequence)
             self._end(sequence)
@@ -40,8 +40,8 @@ class Completion:
         return [self._result(sequence)]
 
     def fail(self, current: Pass, failures: dict[Chunk, RequestError], was_read: bool = False) -> list[Result]:
-        """End the requests of failed chunks of a pass, with their other answers, as error records. was_read: the pass
-        itself did not fail, so that the finite snapshots of their prompts are published."""
+        """End the requests of a pass's failed chunks, all answers of each, as error records. was_read: the pass itself
+        succeeded, so the finite snapshots of their prompts are published."""
         failed = requests_of(failures)
         for chunk in failures if was_read else ():
             broken = list(chunk.keep)
@@ -57,13 +57,13 @@ class Completion:
         return [failed_result(first.request, failure) for first, failure in firsts.items()]
 
     def drop_all(self) -> None:
-        """End everything that has begun, without results."""
+        """End all running sequences without results."""
         begun = [sequence.siblings for sequence in self._scheduler.running]
         for siblings in [*begun, *(forks.sequences for forks in self._scheduler.forks)]:
             self._drop(siblings)
 
     def _result(self, sequence: Sequence) -> Result:
-        """The result of a request whose answers have all ended. sequence: any of them."""
+        """Make the result of a request whose answers have all ended. sequence: any of them."""
         first = sequence.siblings[0]
         self._snapshots.count_unique(first)
         if self.observer is not None:
@@ -71,7 +71,7 @@ class Completion:
         return sequence.result()
 
     def _end(self, sequence: Sequence) -> None:
-        """Free what a sequence holds, if it runs, and remove it from the passes in flight."""
+        """Free a running sequence's slot, pages and snapshots, and remove it from the passes in flight."""
         if not sequence.is_running:
             return
         self._scheduler.finish(sequence)
@@ -79,7 +79,7 @@ class Completion:
             self._snapshots.cancel(chunk)
 
     def _drop(self, siblings: list[Sequence]) -> None:
-        """Free what all answers of a request hold."""
+        """Free the slots, pages and snapshots of all answers of a request."""
         for sequence in siblings:
             self._end(sequence)
         if siblings[0].forks is not None:
@@ -87,12 +87,12 @@ class Completion:
 
 
 def requests_of(chunks: Iterable[Chunk]) -> set[Sequence]:
-    """The sequences of all answers of these chunks' requests."""
+    """Return the sequences of all answers of these chunks' requests."""
     return {sequence for chunk in chunks for sequence in chunk.sequence.siblings}
 
 
 def no_room(sequence: Sequence) -> RequestError:
-    """The KV of a sequence does not fit even if it runs alone."""
+    """Make the error of a sequence whose KV does not fit even if it runs alone."""
     return RequestError(
         "out_of_memory",
         f"the KV of {sequence.limit} tokens, the prompt and its answer ({-(-sequence.limit // PAGE_TOKENS)} pages), "
@@ -101,7 +101,7 @@ def no_room(sequence: Sequence) -> RequestError:
 
 
 def not_finite() -> RequestError:
-    """States or logits hold NaN or infinity."""
+    """Make the error of states or logits with NaN or infinity."""
     return RequestError(
         "non_finite",
         "the model's numbers became NaN or infinite for this request, so that it has no answer; check the "
@@ -110,14 +110,14 @@ def not_finite() -> RequestError:
 
 
 def failed_pass(error: Exception) -> RequestError:
-    """A pass raised."""
+    """Make the error of a pass that raised."""
     if ran_out_of_memory(error):
         return RequestError("out_of_memory", "memory ran out in a pass with this request; run it again")
     return RequestError("internal", f"{error!r} in a pass with this request; run it again")
 
 
 def failed_choice(error: Exception) -> RequestError:
-    """No token could be sampled, or the request's own Ending or Constraint raised."""
+    """Make the error of a request without a possible token, or whose own Ending or Constraint raised."""
     if isinstance(error, RequestError):
         return error
     return RequestError("internal", f"{error!r} while this request's next token was chosen; run it again")

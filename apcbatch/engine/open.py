@@ -1,5 +1,4 @@
-"""Opening an engine: its options, checked in one place, and its parts: devices, weights, arena, store, pool,
-scheduler."""
+"""Open an engine: check its options, and make its parts (devices, weights, arena, store, pool, scheduler)."""
 
 from __future__ import annotations
 
@@ -52,18 +51,18 @@ _WHOLE_NUMBERS = (
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """How an engine runs; UsageError for a value that cannot be used.
+    """Options of an engine. Raises UsageError for an invalid value.
 
-    device: `cpu`, `cuda`, or `auto` for CUDA if it is there. gpus: the number of CUDA devices over which the layers are
-    spread, with the answers that one gives; as many groups of max_running sequences run side by side. exact: on CUDA,
-    products of one order of sums, so that a cached answer equals a cold one bit for bit, as it does on the CPU; False:
-    the libraries' products. block_size: the grid of positions that may be kept, in tokens. policy: `all` keeps every
-    boundary, `last` the last one of each prompt and answer, `planned` what each request's plan says (without a plan:
-    like `last`, and where prompts were seen to fork), `none` nothing; see policy.py. store: a folder that outlives the
-    process, or None. cache_salt: a secret text; engines with another one, or none, find nothing of this one's in a
-    store that they share. pool_size_bytes: for snapshots, in RAM or in the memory of the CUDA devices together.
-    max_batch_tokens, max_running: tokens and sequences per pass. max_request_tokens: of a prompt and its answer; a
-    longer request fails.
+    device: `cpu`, `cuda`, or `auto` for CUDA where there is one. gpus: number of CUDA devices for the layers (pipeline
+    parallelism, with the answers of one device); as many groups of max_running sequences run concurrently. exact: on
+    CUDA, matrix products with a fixed order of sums, so that a cached answer equals a cold one bit for bit, as on the
+    CPU; False: the libraries' products. block_size: tokens between positions that may be kept. policy: `all` keeps
+    every boundary; `last` the last one of each prompt and answer; `planned` the positions of each request's plan
+    (without a plan like `last`, and where prompts were seen to fork); `none` no snapshot; see policy.py. store: folder
+    of the on-disk cache, or None. cache_salt: secret text that separates engines which share a store: each finds the
+    snapshots of its own salt only. pool_size_bytes: capacity for snapshots, in RAM or in the memory of all CUDA
+    devices together. max_batch_tokens, max_running: tokens and sequences per pass. max_request_tokens: most tokens of a
+    prompt and its answer; a longer request fails.
     """
 
     dtype: str = Config.dtype
@@ -93,7 +92,7 @@ class EngineOptions:
 
     @classmethod
     def of(cls, config: Config, cache_salt: str | None) -> EngineOptions:
-        """The options of a run. cache_salt: the secret itself."""
+        """Make the options of a run. cache_salt: the secret text."""
         return cls(
             dtype=config.dtype,
             device=config.device,
@@ -113,8 +112,8 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class EngineParts:
-    """What an engine is made of. name: the model's. key_fingerprint: the model's fingerprint with the cache salt.
-    runs_ahead: whether a device computes a pass while the host reads the one before it."""
+    """Parts of an engine. name: the model's name. key_fingerprint: the model's fingerprint with the cache salt.
+    runs_ahead: whether the device computes the next pass while the host reads one."""
 
     name: str
     config: ModelConfig
@@ -133,7 +132,7 @@ class EngineParts:
 
 
 def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], None]) -> EngineParts:
-    """Load a model and make all that its engine needs. UsageError (ModelError)."""
+    """Load a model and make the parts of its engine. Raises UsageError (ModelError)."""
     devices = choose_devices(options.device, options.gpus)
     if options.device == "auto" and devices[0].type == "cpu" and torch.cuda.is_available():
         warn("a CUDA device is here and this build has no kernels for it, so the CPU is used; see apcbatch doctor")
@@ -143,12 +142,12 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
     layout = state_layout(config, options.dtype)
     keeps, pool_bytes = keeps_snapshots(options.policy), options.pool_size_bytes
     num_snapshots = min(pool_bytes // layout.slot_bytes, MAX_SNAPSHOT_SLOTS) if keeps else 0
-    # Live sequences and snapshots may each fill the pool's size with KV.
+    # live sequences and snapshots may each take the pool's size for KV
     num_pages = 2 * pool_bytes // layout.page_bytes if layout.page_bytes else 0
     num_live = num_live_slots(len(devices) * options.max_running)
     layers = stage_layers(folder, config, len(devices))
     arena = make_arena(layout, num_live + num_snapshots, num_pages, devices, layers)
-    # The pass that is read, one in flight per device, and one prefill pass, so that none waits for the host.
+    # one pass being read, one in flight per device, and one prefill pass, so that no device waits for the host
     passes = len(devices) + 2
     loaded = load_model(
         folder, config, getattr(torch, options.dtype), arena, layers, exact=options.exact, passes=passes
@@ -208,8 +207,8 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
 
 
 def warm_up(model: Model, arena: Arena, max_batch_tokens: int, num_pages: int | None) -> None:
-    """Run a pass in slot 0 and the first pages, before anything uses them. num_pages: None for a model without
-    attention. What fails here is left to the passes that follow."""
+    """Run a first pass in slot 0 and the first pages, before any request uses them. num_pages: None for a model without
+    attention. Exceptions are ignored: later passes raise them again."""
     count = min(max_batch_tokens, WARM_UP_TOKENS, WARM_UP_TOKENS if num_pages is None else num_pages * PAGE_TOKENS)
     if count < 1:
         return
@@ -223,8 +222,8 @@ def warm_up(model: Model, arena: Arena, max_batch_tokens: int, num_pages: int | 
 
 
 def use_processor(config: Config) -> None:
-    """Set the instruction set and the threads of the CPU kernels; by default a thread for each core that this process
-    may use, and no more than torch was told to use. UsageError."""
+    """Set the instruction set and the threads of the CPU kernels. Default: a thread for each core that this process may
+    use, up to torch's own setting. Raises UsageError."""
     set_threads(config.threads or min(threads(), find_cores().threads))
     if config.isa is None:
         return

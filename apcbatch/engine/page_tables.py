@@ -21,17 +21,18 @@ class PageTables:
         self._pages, self._pool, self._arena, self._has_kv = pages, pool, arena, has_kv
 
     def needed_to_end(self, sequence: Sequence) -> int:
-        """Pages that a sequence needs until its last token; one whose prompt will have several answers, until the last
-        token of one of them, which has a copy of the prompt's last page."""
+        """Return pages that a sequence needs until its last token; one whose prompt will have several answers, until
+        the last token of one of them, which has a copy of the prompt's last page."""
         copied = sequence.will_fork and self.needed(sequence.num_prompt) > sequence.num_prompt // PAGE_TOKENS
         return self.needed(sequence.limit) + copied
 
     def needed_by_fork(self, sequence: Sequence) -> int:
-        """Pages that an answer needs beside the full ones of its prompt, which it shares with the others."""
+        """Return pages that an answer needs beside the full ones of its prompt, which it shares with the others."""
         return self.needed(sequence.limit) - self.needed(sequence.num_prompt // PAGE_TOKENS * PAGE_TOKENS)
 
     def needed_to_start(self, sequence: Sequence) -> int:
-        """Pages that must be free to admit a sequence: those until its end, and a copy of a snapshot's last page."""
+        """Return pages that must be free to admit a sequence: those until its end, and a copy of a snapshot's last
+        page."""
         return self.needed_to_end(sequence) + self._has_kv
 
     def free(self, needed: int, awaited: bool) -> bool:
@@ -66,7 +67,7 @@ class PageTables:
         sequence.pages = pages
 
     def covering(self, sequence: Sequence, position: int) -> PageArray:
-        """The pages of a sequence's first `position` tokens."""
+        """Return the pages of a sequence's first `position` tokens."""
         return sequence.pages[: self.needed(position)]
 
     def release(self, holder: Sequence | Snapshot) -> None:
@@ -75,5 +76,5 @@ class PageTables:
         holder.pages = NO_PAGES
 
     def needed(self, tokens: int) -> int:
-        """Pages for a number of tokens."""
+        """Return pages for a number of tokens."""
         return -(-tokens // PAGE_TOKENS) if self._has_kv else 0

@@ -22,16 +22,16 @@ class PendingSnapshots:
         return len(self._publishers)
 
     def publishers(self, key: bytes | None) -> list[int] | tuple[int, ...]:
-        """The numbers of the sequences that will publish a key, in the order of `add`; none for None."""
+        """Return the numbers of the sequences that will publish a key, in the order of `add`; none for None."""
         return self._publishers.get(key, ()) if key is not None else ()
 
     def is_pending_from(self, number: int, key: bytes | None) -> bool:
-        """Whether a sequence, or another one in place of a failed one, is yet to publish a key."""
+        """Return whether a sequence, or another one in place of a failed one, is yet to publish a key."""
         publishers = self.publishers(key)
         return number in publishers or not self.taken_over.isdisjoint(publishers)
 
     def longest(self, keys: dict[int, bytes], above: int, below: int) -> bytes | None:
-        """The key of the longest pending position p with above < p < below; None if there is none.
+        """Return the key of the longest pending position p with above < p < below; None if there is none.
 
         keys: by position, ascending.
         """

@@ -70,7 +70,8 @@ class PendingHandover:
             sequence.source = b""
 
     def must_wait(self, sequence: Sequence) -> bool:
-        """Whether a sequence must wait: the snapshot that a failed request would have resumed from is still pending."""
+        """Return whether a sequence must wait: the snapshot that a failed request would have resumed from is still
+        pending."""
         failed = self._find(sequence.keys, sequence.retention.plan.resume_at)
         while failed is not None:
             below = self._find(failed.keys, failed.source)
@@ -123,7 +124,7 @@ class PendingHandover:
         self._drop_unread()
 
     def _find(self, keys: Mapping[int, bytes], end: int) -> FailedRequest | None:
-        """The failed request whose pending snapshot at a position has readers; None if there is none."""
+        """Return the failed request whose pending snapshot at a position has readers; None if there is none."""
         found = (one for one in self._failed if one.reads.get(end) and one.keys[end] == keys.get(end))
         return next(found, None)
 

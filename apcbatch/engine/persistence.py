@@ -37,7 +37,7 @@ MOST_PREFETCHED = 64  # snapshots
 def open_store(
     folder: Path, size_bytes: int, pool_size_bytes: int, on_host: bool, warn: Callable[[str], None]
 ) -> Store:
-    """The store of an engine; UsageError. On the CPU one thread writes. With a device, WRITE_THREADS do, and the
+    """Return the store of an engine; UsageError. On the CPU one thread writes. With a device, WRITE_THREADS do, and the
     snapshots that wait lie in the device's pool, of which the queue gets a part."""
     if on_host:
         store = Store.open(folder, size_limit_bytes=size_bytes, warn=warn)

@@ -79,7 +79,7 @@ class PassPipeline:
         return removed
 
     def _has_room(self) -> bool:
-        """Whether one more pass is to be begun, if there are sequences for it."""
+        """Return whether one more pass is to be begun, if there are sequences for it."""
         if len(self) < self._num_devices:
             return True
         is_full = self._num_devices == 1 or len(self) > self._num_devices

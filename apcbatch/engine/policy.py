@@ -44,47 +44,51 @@ class Retention(ABC):
 
     @abstractmethod
     def kept(self, begin: int, end: int) -> Sequence[int]:
-        """Positions p with begin < p <= end whose snapshots are kept, ascending."""
+        """Return positions p with begin < p <= end whose snapshots are kept, ascending."""
 
     def kept_at_once(self, begin: int, end: int) -> Sequence[int]:
-        """Those of `kept` that get their slots as soon as the pass is put together."""
+        """Return those of `kept` that get their slots as soon as the pass is put together."""
         return self.kept(begin, end)
 
     def kept_if_room(self, begin: int, end: int) -> Sequence[int]:
-        """The others of `kept`: they get the slots that the pass leaves."""
+        """Return the others of `kept`: they get the slots that the pass leaves."""
         return ()
 
     def key_positions(self) -> Sequence[int]:
-        """Positions of the prompt that may be kept, resumed from or waited for, ascending."""
+        """Return positions of the prompt that may be kept, resumed from or waited for, ascending."""
         return boundaries_in(0, self._num_prompt, self._block_size)
 
     def reads(self, position: int) -> int:
-        """How many requests of the plan will resume from the snapshot at a position; it is held until they have."""
+        """Return how many requests of the plan will resume from the snapshot at a position; it is held until they
+        have."""
         return 0
 
     def is_for_this_run(self, position: int) -> bool:
-        """Whether a kept snapshot counts as one of this run."""
+        """Return whether a kept snapshot counts as one of this run."""
         return True
 
     def is_for_later(self, position: int) -> bool:
-        """Whether a plan keeps a snapshot for future runs: it may stay in memory when its readers have come."""
+        """Return whether a plan keeps a snapshot for future runs: it may stay in memory when its readers have come."""
         return False
 
     def is_stored(self, position: int) -> bool:
-        """Whether a kept snapshot goes to the store."""
+        """Return whether a kept snapshot goes to the store."""
         return True
 
     def supersedes(self, position: int) -> bool:
-        """Whether a kept snapshot takes the place of the one kept before it, and is stored when the answer ends."""
+        """Return whether a kept snapshot takes the place of the one kept before it, and is stored when the answer
+        ends."""
         return False
 
     def counts_on(self, position: int) -> bool:
-        """Whether the request may resume from a snapshot that others wait for, and push others out to load one."""
+        """Return whether the request may resume from a snapshot that others wait for, and push others out to load
+        one."""
         return True
 
     def ideal(self, match: Match) -> Match:
-        """The longest prefix that others cover, without the prompt's last token. match: with the prompts that began
-        before. A plan knows it without them: so it is the same in whatever order, and wherever, they are computed."""
+        """Return the longest prefix that others cover, without the prompt's last token. match: with the prompts that
+        began before. A plan knows it without them: so it is the same in whatever order, and wherever, they are
+        computed."""
         if self.plan is NO_PLAN:
             return replace(match, length=min(match.length, self._num_prompt - 1))
         return Match(self.plan.ideal, self.plan.forked, True)
@@ -94,11 +98,12 @@ class Retention(ABC):
         self._fork = position
 
     def pending_at_submission(self) -> Sequence[int]:
-        """Positions of the prompt that others may wait for from submission on."""
+        """Return positions of the prompt that others may wait for from submission on."""
         return ()
 
     def pending_at_begin(self, computed: int) -> Sequence[int]:
-        """Positions of the prompt that others may wait for once it runs. computed: the position it resumes at."""
+        """Return positions of the prompt that others may wait for once it runs. computed: the position it resumes
+        at."""
         return self.kept(computed, self._num_prompt)
 
     def follow(self, keys: dict[int, bytes], pending: PendingSnapshots) -> None:
@@ -106,7 +111,7 @@ class Retention(ABC):
         self.awaited = keys.get(self.plan.resume_at)
 
     def waits(self, keys: dict[int, bytes], pending: PendingSnapshots, available: Callable[[], int]) -> bool:
-        """Whether a longer prefix of the prompt is pending than is available now."""
+        """Return whether a longer prefix of the prompt is pending than is available now."""
         if pending.publishers(self.awaited):
             return True
         self.awaited = pending.longest(keys, available(), self._resumable + 1) if pending else None
@@ -231,7 +236,7 @@ WITHOUT_PLAN: Mapping[Policy, type[Retention]] = {
 
 
 def keeps_snapshots(policy: Policy) -> bool:
-    """Whether a policy keeps anything at all."""
+    """Return whether a policy keeps anything at all."""
     return WITHOUT_PLAN[policy] is not Nothing
 
 

@@ -42,7 +42,7 @@ class PagePool:
         return len(self._freed) + self.num_pages - self._num_used
 
     def allocate(self) -> int:
-        """A free page with one reference; IndexError if there is none (callers make sure that there is)."""
+        """Return a free page with one reference; IndexError if there is none (callers make sure that there is)."""
         if self._freed:
             page = self._freed.pop()
         elif self._num_used < self.num_pages:
@@ -125,11 +125,12 @@ class SnapshotPool:
         return slots * self._slot_bytes + len(self._page_holders) * self._page_bytes
 
     def peek(self, key: bytes) -> Snapshot | None:
-        """The snapshot of a key, without refreshing it."""
+        """Return the snapshot of a key, without refreshing it."""
         return self._held.get(key)
 
     def holds(self, snapshot: Snapshot) -> bool:
-        """Whether this very snapshot is still here: the slot of one that was dropped may have another's state."""
+        """Return whether this very snapshot is still here: the slot of one that was dropped may have another's
+        state."""
         return self._held.get(snapshot.key) is snapshot
 
     def consume(self, snapshot: Snapshot) -> None:
@@ -138,7 +139,7 @@ class SnapshotPool:
         self._held.move_to_end(snapshot.key)
 
     def was_dropped(self, key: bytes) -> bool:
-        """Whether a snapshot of this key was held, or refused for lack of room, earlier in this run."""
+        """Return whether a snapshot of this key was held, or refused for lack of room, earlier in this run."""
         return key in self._forgotten
 
     def count_read(self, key: bytes) -> None:
@@ -150,7 +151,7 @@ class SnapshotPool:
                 self.drop(snapshot)
 
     def reserve(self, key: bytes, awaited: bool) -> int | None:
-        """A slot for a snapshot that is about to be written, or None if nothing may go for it.
+        """Return a slot for a snapshot that is about to be written, or None if nothing may go for it.
 
         awaited: a request of this run will read it, so that it may take the place of another awaited one, and before
         that the slot of an unawaited one that a pass in flight writes: its own pass writes there later.
@@ -245,7 +246,7 @@ class SnapshotPool:
         return victim is not None
 
     def own_bytes(self, snapshot: Snapshot) -> int:
-        """Bytes of the slot of a held snapshot, and of the pages that no other one refers to."""
+        """Return the bytes of the slot of a held snapshot, and of the pages that no other one refers to."""
         pages = sum(self._page_holders[page] == 1 for page in snapshot.pages.tolist())
         return self._slot_bytes + pages * self._page_bytes
 
@@ -262,7 +263,7 @@ class SnapshotPool:
         self._pages.release(snapshot.pages)
 
     def _idle(self) -> Snapshot | None:
-        """The least recently consumed snapshot that is neither pinned nor awaited."""
+        """Return the least recently consumed snapshot that is neither pinned nor awaited."""
         return next((one for one in self._held.values() if not one.pins and not one.reads_left), None)
 
     def _evict(self, snapshot: Snapshot) -> None:

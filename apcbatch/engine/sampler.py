@@ -26,7 +26,7 @@ _COLDEST = 1e-200
 
 
 def request_key(request: Request, answer: int = 0) -> int:
-    """The 128-bit key of the random stream of one of a request's answers."""
+    """Return the 128-bit key of the random stream of one of a request's answers."""
     name = request.id if request.random_stream is None else request.random_stream
     if answer:
         name = f"{name}\x00{answer}"
@@ -50,7 +50,7 @@ class GreedyTokens:
 
 
 def greedy(ops: Backend, logits: torch.Tensor, with_logprobs: bool) -> GreedyTokens:
-    """The likeliest token (the lowest id on ties) of each row of logits (r, vocabulary) float32, and its float32
+    """Return the likeliest token (the lowest id on ties) of each row of logits (r, vocabulary) float32, and its float32
     log-probability. The token is NOT_FINITE if a logit of the row is NaN or infinite. Log-probabilities take a second
     pass over the logits."""
     tokens, logprobs = ops.greedy(logits) if with_logprobs else (ops.argmax(logits), None)
@@ -87,7 +87,7 @@ def draw(
 
 
 def _largest(row: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.intp]:
-    """The ids of the `count` largest logits of a row, ascending; of equal ones those with the lowest ids."""
+    """Return the ids of the `count` largest logits of a row, ascending; of equal ones those with the lowest ids."""
     least = np.partition(row, len(row) - count)[len(row) - count]
     above = np.flatnonzero(row > least)
     equal = np.flatnonzero(row == least)[: count - len(above)]
@@ -95,8 +95,8 @@ def _largest(row: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.intp]:
 
 
 def top_logprobs(row: npt.NDArray[np.float32], count: int) -> list[tuple[int, float]]:
-    """The likeliest tokens of a row of logits (vocabulary,) float32, the lowest id first on ties, and their float32
-    log-probabilities; all of them if there are no more than count."""
+    """Return the likeliest tokens of a row of logits (vocabulary,) float32, the lowest id first on ties, and their
+    float32 log-probabilities; all of them if there are no more than count."""
     ids = _largest(row, min(count, len(row)))
     ids = ids[np.argsort(-row[ids], kind="stable")]
     shifted = row.astype(np.float64) - float(row[ids[0]])
@@ -221,7 +221,7 @@ class Sampler:
         self._processors = LogitsProcessors(request, prompt, vocab_size, ending_ids) if request.changes_logits else None
 
     def sample(self, row: Logits, step: int) -> int:
-        """The answer's next token, after `step` tokens, from a row of logits (vocabulary,) float32, which is not
+        """Return the answer's next token, after `step` tokens, from a row of logits (vocabulary,) float32, which is not
         changed. Greedy: the largest logit, the lowest id on ties. Raises RequestError if no token is allowed."""
         request = self._request
         if self._processors is not None:

@@ -27,8 +27,8 @@ NONE_IN_FLIGHT: Mapping[Sequence, int] = MappingProxyType({})
 
 
 def num_live_slots(max_running: int) -> int:
-    """The slots of live states: one for each sequence that may run, and a second one for the state at the end of a
-    prompt with several answers if no more than one may."""
+    """Return the slots of live states: one for each sequence that may run, and a second one for the state at the end of
+    a prompt with several answers if no more than one may."""
     return max(max_running, 2)
 
 
@@ -101,14 +101,14 @@ class Scheduler:
         return chunks, impossible
 
     def has_prompts(self, begun: Mapping[Sequence, int]) -> bool:
-        """Whether there are prompt tokens for a pass beside those in flight. begun: as `schedule` has it."""
+        """Return whether there are prompt tokens for a pass beside those in flight. begun: as `schedule` has it."""
         return self._prompts_left(begun) > 0 or bool(self.waiting and self._num_free) and self._may_prefill
 
     def foresee(self, chunks: list[Chunk], begun: Collection[Sequence] = ()) -> list[Chunk]:
-        """The pass after that of `chunks` before its tokens are read: one more token of each sequence that is not at
-        its limit then. Empty where the tokens decide more than which sequences end: where a prompt is not computed, a
-        next token takes more than the likeliest of its logits, a waiting sequence might be admitted, a snapshot would
-        be kept, or a sequence that is not in flight (`chunks`, `begun`) might join."""
+        """Return the pass after that of `chunks` before its tokens are read: one more token of each sequence that is
+        not at its limit then. Empty where the tokens decide more than which sequences end: where a prompt is not
+        computed, a next token takes more than the likeliest of its logits, a waiting sequence might be admitted, a
+        snapshot would be kept, or a sequence that is not in flight (`chunks`, `begun`) might join."""
         going = [chunk for chunk in chunks if chunk.end + 1 < chunk.sequence.limit]
         if (
             len(chunks) + len(begun) < len(self.running)
@@ -227,8 +227,8 @@ class Scheduler:
         return next(sequence for sequence in (*self.running, *self.waiting) if sequence.number == number)
 
     def _may_begin(self, sequence: Sequence) -> bool:
-        """Whether there is room, and nothing to wait for. If nothing runs, room for its own KV is enough, and any
-        snapshot may be evicted for it."""
+        """Return whether there is room, and nothing to wait for. If nothing runs, room for its own KV is enough, and
+        any snapshot may be evicted for it."""
         if self.running and (self._waits(sequence) or not self._admission.fits(sequence)):
             return False
         if not self._has_slots(sequence):
@@ -237,20 +237,20 @@ class Scheduler:
         return self._page_tables.free(needed, awaited=not self.running)
 
     def _overtakes(self, sequence: Sequence, awaited: set[bytes | None]) -> bool:
-        """Whether a sequence without a plan would publish a key before an earlier one that is to. awaited: the keys
-        that earlier ones wait for. Only a scored one does not wait for them itself."""
+        """Return whether a sequence without a plan would publish a key before an earlier one that is to. awaited: the
+        keys that earlier ones wait for. Only a scored one does not wait for them itself."""
         request = sequence.request
         return (
             request.score_from is not None and request.plan is None and not awaited.isdisjoint(sequence.keys.values())
         )
 
     def _has_slots(self, sequence: Sequence) -> bool:
-        """Whether the slots owed to answers of begun prompts leave enough for those of a sequence."""
+        """Return whether the slots owed to answers of begun prompts leave enough for those of a sequence."""
         owed = self._num_owed
         return not owed or self._num_free - owed >= sequence.num_answers
 
     def _waits(self, sequence: Sequence) -> bool:
-        """Whether another sequence will publish a longer prefix than this one can resume from now."""
+        """Return whether another sequence will publish a longer prefix than this one can resume from now."""
         return self.handover.must_wait(sequence) or sequence.retention.waits(
             sequence.keys, self._pending, lambda: self._snapshots.available_position(sequence)
         )
@@ -271,7 +271,7 @@ class Scheduler:
         return sum(_prompt_left(sequence, begun) for sequence in self.running if sequence.in_prefill)
 
     def _opens(self, num_decodes: int) -> bool:
-        """Whether a pass with `num_decodes` decodes, and no prompts yet, may admit waiting sequences."""
+        """Return whether a pass with `num_decodes` decodes, and no prompts yet, may admit waiting sequences."""
         return self._prefill_admission.opens(self._num_free) if num_decodes else self._may_prefill
 
     @property
@@ -357,8 +357,8 @@ class Scheduler:
         self._pending.add(sequence.number, [(position, sequence.keys[position]) for position in positions])
 
     def _chunk(self, sequence: Sequence, count: int, begin: int | None = None) -> Chunk:
-        """The next `count` tokens, with pages to write to and slots for the snapshots that are kept at once. begin: the
-        sequence's position after the pass before; None: where it is."""
+        """Return the next `count` tokens, with pages to write to and slots for the snapshots that are kept at once.
+        begin: the sequence's position after the pass before; None: where it is."""
         chunk = Chunk(sequence, sequence.computed if begin is None else begin, count)
         self.owed_pages -= self._page_tables.extend(sequence, chunk.end)
         positions = sequence.retention.kept_at_once(chunk.begin, chunk.end)

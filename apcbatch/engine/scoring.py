@@ -22,8 +22,8 @@ SLICE_BYTES = 64 << 20
 
 
 def score_rows(model: Model, hidden: torch.Tensor, targets: TokenArray, begin: int, num_top: int) -> Scores | None:
-    """The scores of the tokens `targets` (s,), each of which comes after a row of hidden (s, h); None if a logit is NaN
-    or infinite.
+    """Return the scores of the tokens `targets` (s,), each of which comes after a row of hidden (s, h); None if a logit
+    is NaN or infinite.
 
     begin: the position of the first target. num_top: how many of the likeliest tokens are given with each.
     """
@@ -49,7 +49,8 @@ def score_rows(model: Model, hidden: torch.Tensor, targets: TokenArray, begin: i
 def _likeliest(
     logits: torch.Tensor, targets: Sequence[int], logprobs: Sequence[float], count: int
 ) -> list[list[tuple[int, float]]]:
-    """The `count` likeliest tokens of each row and their log-probabilities; the row's own token has the one it has."""
+    """Return the `count` likeliest tokens of each row and their log-probabilities; the row's own token has the one it
+    has."""
     found = []
     for row, target, logprob in zip(logits.cpu().numpy(), targets, logprobs, strict=True):
         likely = top_logprobs(row, count)
@@ -58,7 +59,7 @@ def _likeliest(
 
 
 def _ranks(logits: torch.Tensor, tokens: torch.Tensor) -> list[int]:
-    """The place of each row's token among all, from 1, the lower id first on ties."""
+    """Return the place of each row's token among all, from 1, the lower id first on ties."""
     own = logits.gather(1, tokens[:, None])
     ranks = 1 + (logits > own).sum(1)
     equal = (logits == own).sum(1)

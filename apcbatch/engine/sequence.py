@@ -125,14 +125,14 @@ class Sequence:
             self.logprobs.append(logprob)
 
     def result(self) -> Result:
-        """The finished request's result."""
+        """Return the finished request's result."""
         if self.forks is not None:
             return self.forks.result()
         result = self.own_result()
         return result if self.request.n == 1 else replace(result, others=[result] * (self.request.n - 1))
 
     def own_result(self) -> Result:
-        """The result of this answer alone."""
+        """Return the result of this answer alone."""
         return Result(
             id=self.request.id,
             prompt_tokens=self.num_prompt,
@@ -156,7 +156,7 @@ class Sequence:
 
 
 def failed_result(request: Request, error: RequestError) -> Result:
-    """The result of a request that ended in an error."""
+    """Return the result of a request that ended in an error."""
     return Result(id=request.id, prompt_tokens=len(request.token_ids), error=error, tag=request.tag)
 
 
@@ -166,7 +166,7 @@ def make_sequence(
     context_length: int | None,
     max_request_tokens: int = MAX_REQUEST_TOKENS,
 ) -> Sequence:
-    """A checked sequence; RequestError (invalid_request, context_length_exceeded) if the request cannot run."""
+    """Return a checked sequence; RequestError (invalid_request, context_length_exceeded) if the request cannot run."""
     prompt, room = check_request(request, vocab_size, context_length, max_request_tokens)
     sequence = Sequence(request, prompt.copy(), len(prompt), len(prompt), len(prompt) + room)
     if request.temperature > 0:
@@ -232,7 +232,7 @@ class Forks:
         return all(sequence.finish_reason for sequence in self.sequences)
 
     def result(self) -> Result:
-        """All answers as one result."""
+        """Return all answers as one result."""
         first, *others = [sequence.own_result() for sequence in self.sequences]
         return replace(first, others=others, decode_ms=sum(one.decode_ms for one in (first, *others)))
 
@@ -247,7 +247,7 @@ def fork_answers(sequence: Sequence) -> list[Sequence]:
 
 
 def _fork(first: Sequence, answer: int) -> Sequence:
-    """A further answer to a computed prompt; no snapshots of it are kept."""
+    """Return a further answer to a computed prompt; no snapshots of it are kept."""
     request = first.request
     prompt = first.tokens[: first.num_prompt].copy()
     fork = Sequence(request, prompt, first.num_prompt, first.num_prompt, first.limit, number=first.number)

@@ -24,8 +24,8 @@ from apcbatch.store import StoredSnapshot
 
 
 def parts_of(arena: Arena, snapshot: Snapshot, begin: int) -> Tensors:
-    """A snapshot by role on the host: its slot itself if that lies there, and what is kept for the tokens from `begin`
-    on."""
+    """Return a snapshot by role on the host: its slot itself if that lies there, and what is kept for the tokens from
+    `begin` on."""
     if arena.on_host:
         parts = arena.host_slot(snapshot.slot)
     else:
@@ -71,7 +71,7 @@ def assemble(
 
 
 def _chain_pages(arena: Arena, base: Snapshot | None, end: int, pages: PagePool) -> PageArray | None:
-    """Pages for `end` tokens: those of `base` shared, its partial one copied, the rest new; None for no room."""
+    """Return pages for `end` tokens: those of `base` shared, its partial one copied, the rest new; None for no room."""
     if not arena.layout.has_tokens:
         return NO_PAGES
     full = base.pages[: base.position // PAGE_TOKENS] if base else NO_PAGES
@@ -107,8 +107,8 @@ ALIGNMENT = 256  # bytes
 
 
 def slot_in_memory(layout: StateLayout, memory: torch.Tensor | None = None) -> Tensors:
-    """The parts of a slot on the host, by role, (layers, *the part's axes), their content undefined. memory: uint8, of
-    `staged_bytes`, that they lie in; None for new memory."""
+    """Return the parts of a slot on the host, by role, (layers, *the part's axes), their content undefined. memory:
+    uint8, of `staged_bytes`, that they lie in; None for new memory."""
     memory = torch.empty(staged_bytes(layout), dtype=torch.uint8) if memory is None else memory
     parts, begin = {}, 0
     for stack in _stacks(layout):
@@ -120,7 +120,7 @@ def slot_in_memory(layout: StateLayout, memory: torch.Tensor | None = None) -> T
 
 
 def staged_bytes(layout: StateLayout) -> int:
-    """Bytes that a slot takes on the host, each part at a multiple of ALIGNMENT."""
+    """Return bytes that a slot takes on the host, each part at a multiple of ALIGNMENT."""
     return sum(_aligned(math.prod(_shape(stack)) * getattr(torch, stack.dtype).itemsize) for stack in _stacks(layout))
 
 
@@ -134,7 +134,7 @@ class Staging:
         self._making, self._is_made = Lock(), False
 
     def take(self) -> Tensors:
-        """A buffer, by role the memory for a slot's part; waits until one is free."""
+        """Return a buffer, by role the memory for a slot's part; waits until one is free."""
         self.prepare()
         buffer, read = self._free.get()
         if read is not None:

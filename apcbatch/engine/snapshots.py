@@ -63,19 +63,19 @@ class Snapshots:
         self._persistence.prefetch(keys)
 
     def _prefetch_key(self, sequence: Sequence, persistence: Persistence) -> bytes:
-        """The key of the longest stored snapshot that a sequence may start from, unless its plan has a longer one
-        computed; empty for none. What it does start from is found when it begins."""
+        """Return the key of the longest stored snapshot that a sequence may start from, unless its plan has a longer
+        one computed; empty for none. What it does start from is found when it begins."""
         stored = persistence.positions({p: sequence.keys[p] for p in self._usable(sequence)})
         position = max(stored, default=0)
         return sequence.keys[position] if position and position >= sequence.retention.plan.resume_at else b""
 
     def available_position(self, sequence: Sequence) -> int:
-        """The longest usable position in the pool or, as of the first look, in the store; 0 for none."""
+        """Return the longest usable position in the pool or, as of the first look, in the store; 0 for none."""
         held = next((p for p in self._usable(sequence) if self._held(sequence, p) is not None), 0)
         return max(held, next(iter(self._stored_positions(sequence)), 0))
 
     def holds(self, key: bytes) -> bool:
-        """Whether a snapshot is in the pool."""
+        """Return whether a snapshot is in the pool."""
         return key in self._pool
 
     def attach(self, sequence: Sequence) -> None:
@@ -175,14 +175,14 @@ class Snapshots:
     # The Python surface
 
     def positions(self, tokens: TokenArray) -> list[int]:
-        """Positions up to len(tokens) whose snapshot is held, in RAM or by the store, ascending."""
+        """Return positions up to len(tokens) whose snapshot is held, in RAM or by the store, ascending."""
         hasher = PrefixHasher(self._fingerprint, tokens)
         keys = dict(hasher.keys_at(boundaries_in(0, len(tokens), self._block_size)))
         stored = set(self._persistence.positions(keys)) if self._persistence else set()
         return [p for p, key in keys.items() if key in self._pool or p in stored]
 
     def fetch(self, tokens: TokenArray) -> Snapshot | None:
-        """The snapshot of exactly these tokens, loaded from the store if need be; None if it is not held."""
+        """Return the snapshot of exactly these tokens, loaded from the store if need be; None if it is not held."""
         key = prefix_key(self._fingerprint, tokens, len(tokens))
         held = self._pool.peek(key)
         if held is not None or self._persistence is None:

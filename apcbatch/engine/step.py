@@ -80,8 +80,8 @@ class Pass:
         return [(chunk, row, tokens[row], logprobs[row] if logprobs else math.nan) for row, chunk in self._due]
 
     def not_finite(self) -> list[Chunk]:
-        """The chunks that keep a state which is not finite, once the pass was read. NaN propagates, so checking a
-        chunk's last state is enough."""
+        """Return the chunks that keep a state which is not finite, once the pass was read. NaN propagates, so checking
+        a chunk's last state is enough."""
         if not self._keeping:
             return []
         flags = [part.read().tolist() for part in self._finite]
@@ -89,7 +89,7 @@ class Pass:
         return [chunk for chunk, is_wrong in zip(self._keeping, wrong, strict=bool(flags)) if is_wrong]
 
     def finite_keeps(self, chunk: Chunk) -> list[Keep]:
-        """The snapshots of a chunk's prompt whose states are finite, once the pass was read."""
+        """Return the snapshots of a chunk's prompt whose states are finite, once the pass was read."""
         keeps = [keep for keep in chunk.keep if keep.position <= chunk.sequence.num_prompt]
         flags = [part.tolist() for part in self._arena.finite([keep.slot for keep in keeps])]
         return [keep for keep, *parts in zip(keeps, *flags, strict=True) if all(parts)]
@@ -137,7 +137,7 @@ def run_pass(
 
 
 def make_batch(chunks: list[Chunk], before: Pass | None = None) -> Batch:
-    """The packed tensors of a pass; unread tokens are references to rows of the pass before."""
+    """Return the packed tensors of a pass; unread tokens are references to rows of the pass before."""
     counts = np.array([chunk.count for chunk in chunks], np.int64)
     begins = np.array([chunk.begin for chunk in chunks], np.int64)
     ends = np.cumsum(counts)
@@ -199,8 +199,8 @@ def _ragged(chunks: list[Chunk], counts: np.ndarray) -> Ragged:
 
 
 def _initial_slot(chunk: Chunk) -> int:
-    """The slot of the state that a chunk begins with, -1 for zeros: the snapshot that its sequence starts from, then
-    its own slot once a pass is in flight."""
+    """Return the slot of the state that a chunk begins with, -1 for zeros: the snapshot that its sequence starts from,
+    then its own slot once a pass is in flight."""
     sequence = chunk.sequence
     if sequence.start is not None and chunk.begin == sequence.computed:
         return sequence.start.slot
@@ -216,7 +216,7 @@ def _int64(values: list[int]) -> torch.Tensor:
 
 
 def is_decode(chunks: list[Chunk]) -> bool:
-    """Whether each chunk is the one token that was chosen last, and keeps no snapshot."""
+    """Return whether each chunk is the one token that was chosen last, and keeps no snapshot."""
     for chunk in chunks:
         sequence = chunk.sequence
         if chunk.count != 1 or chunk.keep or not sequence.num_prompt <= chunk.begin >= sequence.num_tokens - 1:
@@ -234,7 +234,7 @@ class DecodeBatches:
         self._batch: Batch | None = None
 
     def batch(self, chunks: list[Chunk]) -> Batch:
-        """The batch of chunks, at least one, that `is_decode` accepts and whose tokens are known."""
+        """Return the batch of chunks, at least one, that `is_decode` accepts and whose tokens are known."""
         sequences = [chunk.sequence for chunk in chunks]
         begins = [chunk.begin for chunk in chunks]
         slots = [one.start.slot if one.start else one.slot for one in sequences], [one.slot for one in sequences]
@@ -259,7 +259,8 @@ class DecodeBatches:
         return batch
 
     def _begin(self, slots: tuple[list[int], list[int]], pages: list[PageArray], with_logprobs: bool) -> Batch:
-        """A batch of sequences with these slots and pages; `batch` fills in the numbers that change with every pass."""
+        """Return a batch of sequences with these slots and pages; `batch` fills in the numbers that change with every
+        pass."""
         memory = np.zeros((3, len(pages)), np.int64)
         token_ids, context, token_slots = torch.from_numpy(memory).unbind()
         table = np.zeros((len(pages), max(map(len, pages))), np.int64)  # no columns for a model without attention

@@ -27,8 +27,8 @@ class SnapshotTransfer:
         self._layout = arena.layout.stored()
 
     def export(self, key: bytes) -> list[Buffer] | None:
-        """The bytes of a held snapshot, as buffers to be put one after the other; None if it is not held. They may
-        point into the pool: use them before the engine's next step."""
+        """Return the bytes of a held snapshot, as buffers to be put one after the other; None if it is not held. They
+        may point into the pool: use them before the engine's next step."""
         snapshot = self._pool.peek(key)
         if snapshot is None:
             return None

@@ -23,15 +23,15 @@ _BOUNDS["score_top"] = _BOUNDS["top_logprobs"]
 
 
 def invalid(message: str) -> RequestError:
-    """An invalid_request error."""
+    """Return an invalid_request error."""
     return RequestError("invalid_request", message)
 
 
 def check_request(
     request: Request, vocab_size: int, context_length: int | None, max_request_tokens: int
 ) -> tuple[TokenArray, int]:
-    """The prompt of a request that can run, and the most new tokens that it gets; RequestError says what is wrong with
-    one that cannot."""
+    """Return the prompt of a request that can run, and the most new tokens that it gets; RequestError says what is
+    wrong with one that cannot."""
 
     try:
         prompt = as_token_array(request.token_ids)
@@ -92,7 +92,7 @@ def _check_tokens(request: Request, vocab_size: int) -> None:
 
 
 def _shown(value: object) -> str:
-    """A value as a sentence shows it: never long, and no digits of a number that Python refuses to write."""
+    """Return a value as a sentence shows it: never long, and no digits of a number that Python refuses to write."""
     if isinstance(value, int) and value.bit_length() > 128:
         return f"a number of {value.bit_length()} bits"
     if isinstance(value, Mapping):
@@ -104,7 +104,7 @@ MAX_REQUEST_TOKENS = Config.max_request_tokens
 
 
 def room_for_answer(num_prompt: int, max_tokens: int, context_length: int | None, max_request_tokens: int) -> int:
-    """The most new tokens; RequestError context_length_exceeded if there is no room for the request.
+    """Return the most new tokens; RequestError context_length_exceeded if there is no room for the request.
 
     context_length: the model's own limit, at which the answer ends, or None. max_request_tokens: the ceiling for prompt
     and answer of any request.

@@ -46,7 +46,8 @@ class StateArena:
                 self.slots[name] = _reserved((num_slots, *_shape(stack)), dtype, device)
 
     def layer(self, layer: int) -> Tensors:
-        """The parts of one layer, by role: (num_slots, ...) or the pages, as views that a mixer reads and writes."""
+        """Return the parts of one layer, by role: (num_slots, ...) or the pages, as views that a mixer reads and
+        writes."""
         views = {}
         for stack in self.layout.stacks:
             if layer in stack.layers:
@@ -55,8 +56,8 @@ class StateArena:
         return views
 
     def finite(self, slots: Sequence[int]) -> list[torch.Tensor]:
-        """Whether the state of each slot holds neither NaN nor infinity: (slots,) bool on the arena's device, possibly
-        not computed yet; an empty list without slots or without floating-point parts."""
+        """Return whether the state of each slot holds neither NaN nor infinity: (slots,) bool on the arena's device,
+        possibly not computed yet; an empty list without slots or without floating-point parts."""
         parts = [part for part in self.slots.values() if part.is_floating_point()]
         if not parts or not slots:
             return []
@@ -72,7 +73,7 @@ class StateArena:
         return self.device.type == "cpu"
 
     def host_slot(self, slot: int) -> Tensors:
-        """The parts of a slot as views; for an arena on the host only."""
+        """Return the parts of a slot as views; for an arena on the host only."""
         return {name: part[slot] for name, part in self.slots.items()}
 
     def mark(self) -> Mark:
@@ -90,7 +91,7 @@ class StateArena:
         return self._copies.into([(part[slot], host[name]) for name, part in self.slots.items()])
 
     def gather(self, pages: torch.Tensor, begin: int, end: int, after: Mark | None = None) -> Tensors:
-        """The per-token state of tokens begin..end of the sequence whose page list is `pages` (n,) int64, as new
+        """Return the per-token state of tokens begin..end of the sequence whose page list is `pages` (n,) int64, as new
         tensors of end - begin tokens on the host: keys and values are (layers, 2, end - begin, kv heads, head_dim).
         after: copy as of this mark, concurrently with the passes; any thread may call it then."""
         with self._copies.beside(after):
@@ -121,8 +122,8 @@ class StateArena:
             pages.select(dim, target).copy_(pages.select(dim, source))
 
     def shown(self, slot: int, pages: torch.Tensor, position: int) -> Tensors:
-        """A snapshot as the Python surface returns it: new tensors on the host, the layer first, then the role's axes
-        in their `shown` order; per-token state only if the snapshot has pages."""
+        """Return a snapshot as the Python surface returns it: new tensors on the host, the layer first, then the role's
+        axes in their `shown` order; per-token state only if the snapshot has pages."""
         parts = {name: part[slot].clone() for name, part in self.slots.items()}
         if len(pages):
             parts |= self.gather(pages, 0, position)
@@ -131,7 +132,7 @@ class StateArena:
 
 
 def _shape(stack: Stack, *tokens: int) -> tuple[int, ...]:
-    """The shape of a role's parts over all layers, with `tokens` in place of the axis of tokens."""
+    """Return the shape of a role's parts over all layers, with `tokens` in place of the axis of tokens."""
     shape: tuple[int, ...] = (len(stack.layers),)
     for size in stack.shape:
         shape += tokens if size is None else (size,)

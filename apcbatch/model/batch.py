@@ -50,7 +50,7 @@ class Batch:
         return self.ragged.cu_seqlens if device.type == "cpu" else batch_on(device, self.ragged).cu_seqlens
 
     def on(self, device: torch.device) -> Batch:
-        """A copy on a CUDA device. The ragged stays on the host, and caches its copy on the device."""
+        """Return a copy on a CUDA device. The ragged stays on the host, and caches its copy on the device."""
         names = ["token_ids", "logits_rows", "page_table", "context", "token_slots"]
         names += [] if self.scored_rows is None else ["scored_rows"]
         lists = [getattr(self, name) for name in names]

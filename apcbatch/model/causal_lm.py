@@ -154,8 +154,8 @@ class CausalLM:
         return min((part.most_captured for part in parts if part is not None), default=sys.maxsize)
 
     def _stacks(self) -> tuple[PassStack | None, LayerStack | None]:
-        """The fused forms of a whole pass and of all layers. None where the device has no fused form or a sub-block
-        runs op by op; the first is None for a pipeline stage, too."""
+        """Return the fused forms of a whole pass and of all layers. None where the device has no fused form or a
+        sub-block runs op by op; the first is None for a pipeline stage, too."""
         layers = [[StackEntry(entry.block.part, entry.is_beside) for entry in layer] for layer in self.layers]
         if any(entry.part is None for layer in layers for entry in layer):
             return None, None
@@ -201,7 +201,8 @@ class CausalLM:
         return self._stack is not None and not self.backend.is_observed
 
     def passed(self, batch: Batch) -> Passed:
-        """All results of a pass, from one fused call, for a model that `runs_whole`; overwritten by the next pass."""
+        """Return all results of a pass, from one fused call, for a model that `runs_whole`; overwritten by the next
+        pass."""
         assert self._stack is not None
         pages = Pages(batch.page_table, batch.context, batch.token_slots)
         rows = batch.logits_rows, batch.scored_rows
@@ -209,7 +210,7 @@ class CausalLM:
 
     @torch.inference_mode()
     def head(self, normed: torch.Tensor) -> torch.Tensor:
-        """The logits (r, vocabulary) float32 of normed hidden states (r, h)."""
+        """Return the logits (r, vocabulary) float32 of normed hidden states (r, h)."""
         return self.backend.linear(normed, self.lm_head, out_dtype=torch.float32)
 
     def send_back(self, tokens: torch.Tensor) -> Sent:

@@ -59,15 +59,15 @@ def choose_devices(name: str, gpus: int) -> list[torch.device]:
 
 
 def ran_out_of_memory(error: Exception) -> bool:
-    """Whether an error means that the host or the device is out of memory; for the host's, torch has no exception
-    type."""
+    """Return whether an error means that the host or the device is out of memory; for the host's, torch has no
+    exception type."""
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "DefaultCPUAllocator" in str(error)
 
 
 def make_arena(
     layout: StateLayout, num_slots: int, num_pages: int, devices: Sequence[torch.device], layers: Sequence[range]
 ) -> Arena:
-    """The arena with the given layers on each device; UsageError if a device has too little memory."""
+    """Return the arena with the given layers on each device; UsageError if a device has too little memory."""
     needed = num_slots * layout.slot_bytes + num_pages * layout.page_bytes
     states = f"the {num_slots} states and snapshots and {num_pages} pages of KV need {needed / 2**30:.1f} GiB"
     remedy = "give a smaller --pool-size or --max-running"
@@ -95,8 +95,8 @@ def load_model(
     exact: bool,
     passes: int,
 ) -> Model:
-    """The model with its weights on the devices of the arena. passes: maximum number of passes in flight. ModelError,
-    UsageError."""
+    """Return the model with its weights on the devices of the arena. passes: maximum number of passes in flight.
+    ModelError, UsageError."""
     try:
         if isinstance(arena, StateArena):
             model = CausalLM(folder, config, dtype, arena, backend_for(arena.device, exact))

@@ -34,8 +34,8 @@ class Family:
     rank: int = 100
 
     def kinds(self, config: ModelConfig) -> dict[SubBlockKind, str]:
-        """The kinds of sub-blocks of a model, in the order of their first use, each with the tensor-name prefix of its
-        first sub-block."""
+        """Return the kinds of sub-blocks of a model, in the order of their first use, each with the tensor-name prefix
+        of its first sub-block."""
         found: dict[SubBlockKind, str] = {}
         for i in range(config.num_layers):
             for block in self.layer(config, i):

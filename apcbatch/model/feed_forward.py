@@ -23,7 +23,7 @@ def _load_mlp(config: ModelConfig, source: TensorSource, norm: PreNorm, _: State
 
 
 def _load_mixture(config: ModelConfig, source: TensorSource, norm: PreNorm, _: StateTensors) -> Fused:
-    """A mixture in which each token uses its num_experts_per_tok likeliest experts."""
+    """Return a mixture in which each token uses its num_experts_per_tok likeliest experts."""
     router = source.pack(source.take("router.weight", (config.num_experts, config.hidden_size)))
     experts = [_expert(config, source.below(f"experts.{i}")) for i in range(config.num_experts)]
     part = source.backend.sub_block(MIXTURE.name, norm, router, experts, config.num_experts_per_tok)

@@ -71,7 +71,7 @@ class GraphedLM:
         return min(LARGEST_GRAPH, self._model.most_captured)
 
     def _graph_of(self, batch: Batch) -> tuple[int, int]:
-        """The key of the graph for this decode pass: (sequences, pages of each sequence)."""
+        """Return the key of the graph for this decode pass: (sequences, pages of each sequence)."""
         size = _power_of_two(batch.ragged.num_sequences)
         if not self._has_pages:
             return size, 0
@@ -109,7 +109,7 @@ class _DecodeGraph:
         return self._model.forward(self._batch, entering)
 
     def replay(self, batch: Batch, entering: torch.Tensor | None = None) -> torch.Tensor:
-        """The logits or residual stream of the batch; overwritten by the next replay."""
+        """Return the logits or residual stream of the batch; overwritten by the next replay."""
         staged = self._staged[0]
         self._staged.rotate(-1)
         staged.fetched.synchronize()
@@ -162,7 +162,7 @@ class _Lists:
             table[:b, : batch.page_table.shape[1]] = batch.page_table.numpy()
 
     def batch(self, device: torch.device, chosen: torch.Tensor) -> Batch:
-        """The decode pass over these lists on the device. chosen: the tokens sampled by the previous pass."""
+        """Return the decode pass over these lists on the device. chosen: the tokens sampled by the previous pass."""
         size = self.token_ids.numel()
         on_host = Batch(
             token_ids=torch.zeros(size, dtype=torch.int64),
@@ -185,12 +185,12 @@ class _Lists:
 
 
 def _is_decode(batch: Batch) -> bool:
-    """Whether every sequence has one token, wants its logits and keeps no snapshot."""
+    """Return whether every sequence has one token, wants its logits and keeps no snapshot."""
     ragged = batch.ragged
     b = ragged.num_sequences
     return ragged.num_tokens == b == batch.logits_rows.numel() and not ragged.snapshot_slots.numel()
 
 
 def _power_of_two(count: int) -> int:
-    """The smallest power of two that is at least `count`, 1 or more."""
+    """Return the smallest power of two that is at least `count`, 1 or more."""
     return 1 << (count - 1).bit_length()

@@ -73,7 +73,7 @@ class ModelConfig:
         return self.mixers.count("attention")
 
     def architecture(self) -> dict[str, Any]:
-        """Every value that determines the computation, besides the weights, as plain values (a part of the
+        """Return every value that determines the computation, besides the weights, as plain values (a part of the
         fingerprint)."""
         fields = asdict(self)
         del fields["eos_token_ids"], fields["context_length"]
@@ -88,7 +88,7 @@ class ConfigReader:
         self.values = values
 
     def wrong(self, key: str, value: Any, expected: str) -> ModelError:
-        """The error for a bad value, which is abbreviated in the message."""
+        """Return the error for a bad value, which is abbreviated in the message."""
         return ModelError(f"{self.path}: {key} is {reprlib.repr(value)}; expected {expected}")
 
     def integer(self, key: str, default: int, minimum: int = 1, maximum: int = LARGEST_SIZE) -> int:
@@ -106,7 +106,7 @@ class ConfigReader:
         return float(value)
 
     def expanded(self, key: str, hidden_size: int) -> int:
-        """The hidden size times a factor, as an integer."""
+        """Return the hidden size times a factor, as an integer."""
         factor = self.number(key, 2)
         if not 1 <= factor * hidden_size <= LARGEST_SIZE:
             raise self.wrong(key, factor, f"a factor that takes hidden_size {hidden_size} to 1 .. {LARGEST_SIZE}")
@@ -137,7 +137,8 @@ class ConfigReader:
 
 
 def load_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file of the checkpoint; ModelError if the file is missing, damaged or holds no object."""
+    """Return a JSON object from a file of the checkpoint; ModelError if the file is missing, damaged or holds no
+    object."""
     try:
         values = json.loads(read_regular_file(path, MOST_JSON_BYTES))
     except OSError as error:

@@ -106,12 +106,13 @@ class Fetch:
 
 
 def finite_rows(rows: torch.Tensor) -> torch.Tensor:
-    """Whether each row of (r, n) holds neither NaN nor infinity: (r,) bool on the same device. Checks the maximum and
-    the minimum, which NaN propagates into; that is several times faster than `isfinite` of each element."""
+    """Return whether each row of (r, n) holds neither NaN nor infinity: (r,) bool on the same device. Checks the
+    maximum and the minimum, which NaN propagates into; that is several times faster than `isfinite` of each element."""
     return rows.amax(1).isfinite() & rows.amin(1).isfinite()
 
 
 def largest(numbers: torch.Tensor) -> torch.Tensor:
-    """The largest magnitude, (), or NaN if any number is NaN. For a finiteness check it suffices, in one kernel."""
+    """Return the largest magnitude, (), or NaN if any number is NaN. For a finiteness check it suffices, in one
+    kernel."""
     found: torch.Tensor = torch.linalg.vector_norm(numbers, math.inf)
     return found

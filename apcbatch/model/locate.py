@@ -22,8 +22,8 @@ NOTE_OF_BUNDLED = (
 
 
 def locate_model(name: str) -> Path:
-    """The folder of a model given as `demo` or `demo-jamba`, a local path, or a Hugging Face id (`org/name`) in the
-    local cache."""
+    """Return the folder of a model given as `demo` or `demo-jamba`, a local path, or a Hugging Face id (`org/name`) in
+    the local cache."""
     if name in BUNDLED:
         return BUNDLED[name]
     path = os.path.expanduser(name)
@@ -56,7 +56,7 @@ def what_it_is(folder: Path, files: Iterable[Path] | None = None) -> str | None:
 
 
 def _checked(folder: Path) -> Path:
-    """The folder; ModelError if it is recognised as something other than a model."""
+    """Return the folder; ModelError if it is recognised as something other than a model."""
     what = None if os.path.exists(folder / "config.json") else what_it_is(folder)
     if what is not None:
         raise ModelError(what)
@@ -64,12 +64,12 @@ def _checked(folder: Path) -> Path:
 
 
 def note_of(model: str) -> str | None:
-    """A warning that users of this bundled model must see; None for any other model."""
+    """Return a warning that users of this bundled model must see; None for any other model."""
     return NOTE_OF_BUNDLED.format(model) if model in BUNDLED else None
 
 
 def name_of(model: str) -> str:
-    """The model's name without a path: the last component of a folder, any other name as it was given."""
+    """Return the model's name without a path: the last component of a folder, any other name as it was given."""
     is_hub_id = model.count("/") == 1 and not model.startswith((".", "/", "~")) and not Path(model).is_dir()
     return model if is_hub_id else Path(os.path.abspath(model)).name
 

@@ -20,7 +20,7 @@ class Sent:
     arrived: torch.cuda.Event | None = None
 
     def receive(self) -> torch.Tensor:
-        """The tensor; work launched later on its device's current stream waits for the transfer."""
+        """Return the tensor; work launched later on its device's current stream waits for the transfer."""
         if self.arrived is not None:
             stream = torch.cuda.current_stream(self.tensor.device)
             stream.wait_event(self.arrived)

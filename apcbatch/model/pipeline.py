@@ -78,7 +78,7 @@ def load_stages(
     layers: Sequence[range],
     backends: Sequence[Backend],
 ) -> list[CausalLM]:
-    """The stages of a model, each with its weights on the device of its arena, and the name of the whole model.
+    """Return the stages of a model, each with its weights on the device of its arena, and the name of the whole model.
     ModelError, UsageError."""
     kinds = [kind.name for kind in family_of(config).kinds(config)]
     numerics = {backend.numerics(dtype, kinds) for backend in backends}

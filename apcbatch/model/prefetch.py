@@ -28,7 +28,8 @@ class Ahead(Generic[T]):
             thread.start()
 
     def take(self, name: str) -> T:
-        """The value of this name, once; made by the caller if no thread has begun it. Raises what `make` raised."""
+        """Return the value of this name, once; made by the caller if no thread has begun it. Raises what `make`
+        raised."""
         with self._changed:
             future = self._begun.get(name)
             mine = future is None

@@ -57,7 +57,7 @@ def check_floating(path: Path, name: str, dtype: str) -> None:
 
 
 def _named(config: object) -> str:
-    """The method of a quantisation config, as the end of a sentence."""
+    """Return the method of a quantisation config, as the end of a sentence."""
     method = config.get("quant_method") if isinstance(config, dict) else None
     if method is None and isinstance(config, dict) and (config.get("load_in_4bit") or config.get("load_in_8bit")):
         method = "bitsandbytes"  # whose older files name no method

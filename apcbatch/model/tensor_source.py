@@ -21,22 +21,22 @@ class TensorSource:
     backend: Backend
 
     def below(self, name: str) -> TensorSource:
-        """The tensors of a named part of the block."""
+        """Return the tensors of a named part of the block."""
         return replace(self, prefix=f"{self.prefix}.{name}")
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """A tensor as it is stored; see Checkpoint.take."""
+        """Return a tensor as it is stored; see Checkpoint.take."""
         return self.checkpoint.take(f"{self.prefix}.{name}", shape)
 
     def vector(self, name: str, size: int) -> torch.Tensor:
-        """A vector (size,) in float32."""
+        """Return a vector (size,) in float32."""
         return self.take(name, (size,)).float()
 
     def pack(self, weight: torch.Tensor) -> Linear:
-        """A matrix (out, in), packed for the backend's product."""
+        """Return a matrix (out, in), packed for the backend's product."""
         packed: Linear = self.backend.pack_linear(weight.to(self.dtype))
         return packed
 
     def packed(self, name: str, rows: int, columns: int) -> Linear:
-        """The matrix (rows, columns) of a projection, packed."""
+        """Return the matrix (rows, columns) of a projection, packed."""
         return self.pack(self.take(f"{name}.weight", (rows, columns)))

@@ -73,7 +73,7 @@ class Checkpoint:
         return name in self._where
 
     def require(self, name: str, shape: tuple[int, ...]) -> Path:
-        """The file of the tensor `name`, whose header must give exactly `shape` and a floating-point dtype."""
+        """Return the file of the tensor `name`, whose header must give exactly `shape` and a floating-point dtype."""
         path = self._where.get(name)
         if path is None:
             raise ModelError(f"{self.model_dir}: tensor {name} is missing; expected one of shape {list(shape)}")
@@ -91,7 +91,7 @@ class Checkpoint:
             check_floating(self._where[name], name, self._header(name).get_dtype())
 
     def sizes(self) -> dict[str, int]:
-        """The bytes of every floating-point tensor, by name: those of the layers by layer, then the others."""
+        """Return the bytes of every floating-point tensor, by name: those of the layers by layer, then the others."""
         found = {name: self._header(name) for name in self._where}
         return {
             name: math.prod(found[name].get_shape()) * FLOATING[found[name].get_dtype()]
@@ -100,8 +100,8 @@ class Checkpoint:
         }
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """The tensor `name`, which must have exactly `shape`, in the file's floating-point dtype. An infinite number
-        becomes NaN, which propagates, so that a damaged weight never gives a plausible answer."""
+        """Return the tensor `name`, which must have exactly `shape`, in the file's floating-point dtype. An infinite
+        number becomes NaN, which propagates, so that a damaged weight never gives a plausible answer."""
         path = self.require(name, shape)
         if self._ahead is None:
             self._ahead = self._read_ahead()
@@ -112,12 +112,12 @@ class Checkpoint:
         return tensor
 
     def _read_ahead(self) -> Ahead[tuple[torch.Tensor, bytes]]:
-        """The prefetcher that reads, digests and places the tensors."""
+        """Return the prefetcher that reads, digests and places the tensors."""
         threads = 1 if self._device.type == "cpu" else min(MOST_THREADS, os.cpu_count() or 1)
         return Ahead(self._read, self.sizes(), threads=threads, most_bytes=AHEAD_BYTES)
 
     def _read(self, name: str) -> tuple[torch.Tensor, bytes]:
-        """A tensor on its device, with infinities replaced by NaN, and the digest of its bytes in the file."""
+        """Return a tensor on its device, with infinities replaced by NaN, and the digest of its bytes in the file."""
         tensor: torch.Tensor = self._files[self._where[name]].get_tensor(self._stored_names.get(name, name))
         label = f"{name} {tensor.dtype} {list(tensor.shape)}".encode()
         digest = xxhash.xxh3_128_digest(tensor.reshape(-1).view(torch.uint8).numpy().data) + label
@@ -141,11 +141,11 @@ class Checkpoint:
         return digest.digest()
 
     def _header(self, name: str) -> Any:
-        """The safetensors header entry (dtype and shape) of a tensor, without its data."""
+        """Return the safetensors header entry (dtype and shape) of a tensor, without its data."""
         return self._files[self._where[name]].get_slice(self._stored_names.get(name, name))
 
     def _locate(self) -> dict[str, Path]:
-        """The file of every tensor, each file opened and its header read."""
+        """Return the file of every tensor, each file opened and its header read."""
         index = self.model_dir / INDEX
         if not index.exists():
             path = self.model_dir / SINGLE

@@ -82,7 +82,7 @@ class _Values:
         live.row = -1
 
     def least(self, now: int, pinned: _LiveSnapshot) -> _LiveSnapshot | None:
-        """The least valuable snapshot except the pinned one; None if there is no other."""
+        """Return the least valuable snapshot except the pinned one; None if there is no other."""
         value = self._gain / (self._next_use - now)
         if pinned.row >= 0:
             value[pinned.row] = NEVER
@@ -116,8 +116,8 @@ class EvictionSimulation:
         self._held = held
 
     def run(self, wanted: Sequence[TreePoint]) -> SnapshotPlan:
-        """The plan. wanted: where requests would resume without a limit. Some of these points lie before each branch,
-        so that requests can fall back to them when deeper snapshots are dropped."""
+        """Return the plan. wanted: where requests would resume without a limit. Some of these points lie before each
+        branch, so that requests can fall back to them when deeper snapshots are dropped."""
         self._prepare(wanted)
         count = self._shape.num_requests
         source: list[TreePoint] = [NOWHERE] * count

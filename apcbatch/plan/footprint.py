@@ -34,11 +34,11 @@ class Footprint:
         return cls(layout.slot_bytes, layout.token_bytes)
 
     def snapshot_bytes(self, tokens: int) -> int:
-        """Bytes of a snapshot with the KV of `tokens` tokens, those since its nearest kept ancestor."""
+        """Return the bytes of a snapshot with the KV of `tokens` tokens, those since its nearest kept ancestor."""
         return self.state_bytes + self.kv_token_bytes * tokens
 
     def pool_bytes(self, position: int) -> int:
-        """Bytes of a snapshot at a position that shares no page with another one."""
+        """Return the bytes of a snapshot at a position that shares no page with another one."""
         return self.state_bytes + -(-position // self.page_tokens) * self.page_bytes
 
     @property
@@ -73,7 +73,7 @@ class PageLedger:
         return self.num_live * self._footprint.state_bytes + self._num_pages * self._footprint.page_bytes
 
     def begin(self, parent: PageRun | None, resume_at: int) -> PageRun:
-        """The pages of a request that resumes at a position. parent: the pages of the request that kept this
+        """Return the pages of a request that resumes at a position. parent: the pages of the request that kept this
         snapshot; None if the new request shares no page (it resumes from nothing, or from the store)."""
         first = resume_at // self._footprint.page_tokens if parent is not None else 0
         return PageRun(parent, first, first)

@@ -90,7 +90,7 @@ class Forecast:
 
 
 def forecast(tree: PrefixTree, block_sizes: Iterable[int], planner: Planner, unstable_templates: int = 0) -> Forecast:
-    """All policies at every block size, with the order, footprint and limits of `planner` (not its block size).
+    """Return all policies at every block size, with the order, footprint and limits of `planner` (not its block size).
     `all` and `last` have no plan, so a run takes the file's order."""
     shape = TreeShape(tree)
     order = shape.order(planner.order)
@@ -165,7 +165,8 @@ def _forecast_planned(shape: TreeShape, order: Sequence[int], ideal: int, planne
 
 
 def _written_bytes(snapshots: SnapshotPlan, footprint: Footprint) -> int:
-    """Bytes of all snapshots, each with the KV since the nearest ancestor that its owner resumed from or kept."""
+    """Return the bytes of all snapshots, each with the KV since the nearest ancestor that its owner resumed from or
+    kept."""
     total = 0
     for owner, own in snapshots.kept_by().items():
         above = snapshots.source[owner][1]

@@ -40,7 +40,7 @@ class _Candidate:
         return self.point[1] - (self.above.point[1] if self.above is not None else 0)
 
     def value(self, footprint: Footprint) -> float:
-        """Tokens saved per byte."""
+        """Return the tokens saved per byte."""
         return self.gain * self.serves / footprint.snapshot_bytes(self.gain)
 
 
@@ -72,8 +72,8 @@ class FutureRuns:
     footprint: Footprint
 
     def choose(self, shape: TreeShape, owners: Owners, held: Held) -> KeptForLater:
-        """The points to keep. owners: which request computes each point in this run. held: points whose snapshots are
-        in the store already, at no cost.
+        """Return the points to keep. owners: which request computes each point in this run. held: points whose
+        snapshots are in the store already, at no cost.
 
         A conversation is kept at the last boundary from which both its last prompt and a continuation of it can
         resume.
@@ -88,7 +88,7 @@ class FutureRuns:
         return KeptForLater([one.point for one in candidates if one.chosen and one.written], total)
 
     def _candidates(self, shape: TreeShape) -> set[TreePoint]:
-        """The last boundary of each conversation, and the last one before each branch between conversations."""
+        """Return the last boundary of each conversation, and the last one before each branch between conversations."""
         found = set()
         for index in shape.last_prompts:
             boundary = last_boundary(shape.resumable[index], self.block_size)
@@ -101,7 +101,7 @@ class FutureRuns:
 
 
 def _with_gain(shape: TreeShape, points: Iterable[TreePoint], held: Held, min_gain_tokens: int) -> list[_Candidate]:
-    """The candidates that save enough over their nearest candidate ancestor, and the held ones, linked to it."""
+    """Return the candidates that save enough over their nearest candidate ancestor, and the held ones, linked to it."""
     already = set(held_points(held))
     by_node: dict[int, list[_Candidate]] = {}
     taken = []

@@ -84,7 +84,7 @@ class Planner:
             raise ValueError(f"order is {self.order!r}; expected one of {', '.join(ORDERS)}")
 
     def plan(self, tree: PrefixTree, held: Iterable[TreePoint] = ()) -> Plan:
-        """The plan for all requests of a tree.
+        """Return the plan for all requests of a tree.
 
         held: (node, position) of the boundaries whose snapshots exist before the run and stay; see PrefixTree.keys.
         """
@@ -116,7 +116,7 @@ class Planner:
         return FutureRuns(self.block_size, self.min_gain_tokens, self.later_budget_bytes, self.footprint)
 
     def plan_snapshots(self, shape: TreeShape, order: Sequence[int], held: Held) -> tuple[SnapshotPlan, MemoryUse]:
-        """The snapshots kept for this run, and the memory that they use."""
+        """Return the snapshots kept for this run, and the memory that they use."""
         reuse, owners = simulate_all(shape, order, self.block_size, held)
         snapshots = plan_without_limit(reuse, owners, order, held)
         memory = measure_memory(snapshots, order, self.footprint)

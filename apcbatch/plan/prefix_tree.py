@@ -45,7 +45,7 @@ class PrefixTree:
         return len(self.parent)
 
     def begin(self, node: int) -> int:
-        """The position at which a node's edge begins."""
+        """Return the position at which a node's edge begins."""
         return self.end[self.parent[node]]
 
     def add(self, tokens: TokenArray, conversation: int, resumable: int | None = None) -> int:
@@ -66,7 +66,7 @@ class PrefixTree:
         return self.num_requests - 1
 
     def path_tokens(self, node: int) -> TokenArray:
-        """All tokens up to a node's end, (tokens,) int32; those of a request's end node are its prompt."""
+        """Return all tokens up to a node's end, (tokens,) int32; those of a request's end node are its prompt."""
         tokens = np.empty(self.end[node], np.int32)
         while node != ROOT:
             tokens[self.begin(node) : self.end[node]] = self._edge(node)
@@ -83,7 +83,7 @@ class PrefixTree:
                     yield node, position, key
 
     def _common_with_latest(self, tokens: TokenArray) -> tuple[int, int]:
-        """The last node and position that this request's path has in common with the latest request's."""
+        """Return the last node and position that this request's path has in common with the latest request's."""
         position = common_length(self._latest, tokens)
         node = self._latest_node
         while node != ROOT and self.begin(node) >= position:
@@ -138,8 +138,8 @@ def _child_key(node: int, token: int | np.integer) -> int:
 
 
 def common_prefixes(tree: PrefixTree, index: int) -> list[tuple[int, int]]:
-    """The prefixes that a request's prompt shares with earlier ones, the shortest first: (tokens, the first request
-    whose prompt begins with them)."""
+    """Return the prefixes that a request's prompt shares with earlier ones, the shortest first: (tokens, the first
+    request whose prompt begins with them)."""
     first: dict[int, int] = {}  # by node
     for other in range(index):
         node = tree.end_node[other]

@@ -37,7 +37,7 @@ def held_by_node(points: Iterable[TreePoint]) -> dict[int, list[int]]:
 
 
 def held_points(held: Held) -> Iterator[TreePoint]:
-    """The inverse of held_by_node."""
+    """Return the inverse of held_by_node."""
     return ((node, position) for node, positions in held.items() for position in positions)
 
 
@@ -60,7 +60,7 @@ class Owners:
         self._runs: dict[int, list[tuple[int, int]]] = {}  # by node: (begin, request), as they came
 
     def computed_from(self, node: int) -> int:
-        """The position of a node's edge from which on it has been computed; the edge's end if it has not."""
+        """Return the position of a node's edge from which on it has been computed; the edge's end if it has not."""
         return self._begin[node]
 
     def record(self, index: int, resume_at: int) -> None:
@@ -172,7 +172,7 @@ class SnapshotPlan:
     from_kept: list[PlannedSnapshot | None]
 
     def kept_by(self) -> dict[int, list[PlannedSnapshot]]:
-        """The kept snapshots by owner, positions ascending."""
+        """Return the kept snapshots by owner, positions ascending."""
         by_owner: dict[int, list[PlannedSnapshot]] = {}
         for snapshot in sorted(self.kept, key=lambda snapshot: snapshot.point[1]):
             by_owner.setdefault(snapshot.owner, []).append(snapshot)
@@ -246,7 +246,7 @@ def measure_memory(snapshots: SnapshotPlan, order: Sequence[int], footprint: Foo
 
 
 def _longest_held(shape: TreeShape, held: Held, node: int, limit: int) -> int:
-    """The longest held position on the path to a node, up to a limit."""
+    """Return the longest held position on the path to a node, up to a limit."""
     while held and node != ROOT:
         best = _last_at_most(held.get(node, ()), limit)
         if best:
@@ -256,6 +256,6 @@ def _longest_held(shape: TreeShape, held: Held, node: int, limit: int) -> int:
 
 
 def _last_at_most(ascending: Sequence[int], limit: int) -> int:
-    """The largest of the numbers up to the limit; 0 for none."""
+    """Return the largest of the numbers up to the limit; 0 for none."""
     count = bisect_right(ascending, limit)
     return ascending[count - 1] if count else 0

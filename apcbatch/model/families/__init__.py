@@ -21,19 +21,19 @@ from apcbatch.option_values import brief
 
 @cache
 def families() -> tuple[Family, ...]:
-    """All families, in the order in which they are listed to users."""
+    """Return all families, in the order in which they are listed to users."""
     names = (module.name for module in pkgutil.iter_modules(__path__))
     found: list[Family] = [importlib.import_module(f"{__name__}.{name}").FAMILY for name in names]
     return tuple(sorted(found, key=lambda family: (family.rank, family.model_type)))
 
 
 def family_of(config: ModelConfig) -> Family:
-    """The family of a ModelConfig."""
+    """Return the family of a ModelConfig."""
     return next(family for family in families() if family.model_type == config.family)
 
 
 def load_model_config(model_dir: Path) -> ModelConfig:
-    """The ModelConfig of a checkpoint folder (config.json, and generation_config.json for the stop tokens)."""
+    """Return the ModelConfig of a checkpoint folder (config.json, and generation_config.json for the stop tokens)."""
     path = model_dir / "config.json"
     reader = ConfigReader(path, load_json(path))
     architectures = reader.values.get("architectures") or []
@@ -66,7 +66,7 @@ def _listed() -> str:
 
 
 def state_layout(config: ModelConfig, dtype: str) -> StateLayout:
-    """The layout of a model's state. dtype: of weights and activations, by torch's name."""
+    """Return the layout of a model's state. dtype: of weights and activations, by torch's name."""
     layer = family_of(config).layer
     blocks = ((i, block) for i in range(config.num_layers) for block in layer(config, i))
     return StateLayout.of(part for i, block in blocks for part in block.kind.state(config, i, dtype))

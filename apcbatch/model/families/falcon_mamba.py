@@ -9,7 +9,7 @@ from apcbatch.model.hf_config import ConfigReader, ModelConfig
 
 
 def read(reader: ConfigReader, family: str) -> ModelConfig:
-    """The ModelConfig of config.json."""
+    """Return the ModelConfig of config.json."""
     return mamba.read(reader, family, mixer_norm="weightless")
 
 

@@ -9,7 +9,7 @@ from apcbatch.model.sub_blocks import SubBlock
 
 
 def read(reader: ConfigReader, family: str, mixer_norm: MixerNorm = "none") -> ModelConfig:
-    """The ModelConfig of config.json. mixer_norm: the norms on dt, B and C."""
+    """Return the ModelConfig of config.json. mixer_norm: the norms on dt, B and C."""
     hidden_size = reader.integer("hidden_size", 768)
     layers = reader.integer("num_hidden_layers", 32, maximum=MOST_LAYERS)
     return ModelConfig(
