@@ -1,4 +1,4 @@
-// Cuts paged attention into units and shares them out over the threads. Must not know: the arithmetic.
+// Split paged attention into units and distribute them over the threads.
 #include "attention.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@ int64_t unit_cost(const AttentionParams& p, const AttentionUnit& unit) {
     return (unit.end - unit.begin) * (p.context[unit.sequence] + unit.end);
 }
 
-// All units, the most expensive first, so that the last ones to run are short.
+// Returns all units, the most expensive first, so that the last ones to run are short.
 std::vector<AttentionUnit> cut(const AttentionParams& p) {
     const int64_t group = p.heads / p.kv_heads;
     const int64_t queries = std::max<int64_t>(1, kUnitRows / group);

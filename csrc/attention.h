@@ -1,10 +1,10 @@
 // Attention over a paged KV cache: arguments and entry points; attention_tile.h holds the arithmetic.
 //
-// Arithmetic of one query (one head of one token) at absolute position p. Page by page, ascending, over the
-// keys [64 i, min(64 i + 64, p + 1)): scores by a chain of fused multiply-adds over head_dim, the page's
-// maximum, then the running maximum, sum and output rescaled once a page (Milakov and Gimelshein 2018, online
-// softmax). So its bits depend on the position and on the keys before it, never on the piece or the batch
-// that it comes in.
+// Arithmetic of one query (one head of one token) at absolute position p: online softmax (Milakov and
+// Gimelshein 2018) over pages in ascending order, page i having the keys [64 i, min(64 i + 64, p + 1)). A
+// page's scores are chains of fused multiply-adds over head_dim. Then the running maximum, sum and output are
+// rescaled once per page. So a query's bits depend on its position and on the keys up to it, never on its
+// chunk or batch.
 #pragma once
 
 #include <stdint.h>
@@ -28,11 +28,11 @@ struct AttentionParams {
     const int64_t* page_table = nullptr;  // (b, max_pages), row stride page_table_stride
     int64_t page_table_stride = 0;
     const int64_t* cu_seqlens = nullptr;  // (b + 1)
-    const int64_t* context = nullptr;     // (b): tokens cached before this piece
+    const int64_t* context = nullptr;     // (b): tokens cached before this chunk
     void* out = nullptr;                  // (t, heads, head_dim) contiguous, q's dtype
 };
 
-// Queries [begin, end) of one sequence's piece, for the heads of one kv head.
+// Unit of work: queries [begin, end) of one sequence's chunk, for the heads that share one kv head.
 struct AttentionUnit {
     int64_t sequence, kv_head, begin, end;
 };
@@ -50,17 +50,17 @@ struct KvParams {
     const int64_t* token_slots = nullptr;  // (t): page * kPageTokens + offset
 };
 
-// Rows (a query of one head each) of a unit at most, for pieces of more than one token.
+// Maximum rows of a unit, each a query of one head, for chunks of more than one token.
 constexpr int64_t kUnitRows = 96;
 
-// Floats of a cached vector, of an output row: head_dim rounded up to whole tiles.
+// Returns head_dim rounded up to whole tiles: the floats of a cached vector or of an output row in scratch.
 constexpr int64_t padded_dim(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
 
-constexpr int64_t kWeightRows = 16;  // at least any instruction set's rows of a tile
+constexpr int64_t kWeightRows = 16;  // upper bound of the rows of a tile on any instruction set
 
-// Scratch of a unit: keys, values, a tile's weights; queries, outputs, maxima and sums of its rows. The
-// second term is that of attention_amx.h, which also has a tile's scores and outputs, and whole tiles of
-// queries.
+// Returns the scratch bytes of a unit: keys, values and one tile's weights, and the queries, outputs, maxima
+// and sums of its rows. The second term is for attention_amx.h, which also needs a tile's scores and outputs,
+// and pads queries to whole tiles.
 constexpr int64_t attention_scratch_bytes(int64_t head_dim, int64_t rows) {
     const int64_t dim = padded_dim(head_dim), inner = (head_dim + 31) / 32 * 32;
     const int64_t vectors = 4 * (kPageTokens * (head_dim + dim + kWeightRows) + rows * (2 * dim + 2));
@@ -69,11 +69,11 @@ constexpr int64_t attention_scratch_bytes(int64_t head_dim, int64_t rows) {
     return vectors > matrices ? vectors : matrices;
 }
 
-// What is wrong with the numbers that a kernel follows into the cache.
+// Invalid index that a kernel would follow out of the cache.
 enum class SequenceFault : int { none = 0, cu_seqlens = 1, context = 2, columns = 3, page = 4 };
 
-// Checks cu_seqlens, context and the pages that would be read: t tokens in all, `pages` pages, `columns` in
-// page_table.
+// Checks cu_seqlens, context and the pages to be read. t: number of tokens. pages: pages in the cache.
+// columns: columns of page_table.
 SequenceFault check_sequences(const AttentionParams& params, int64_t t, int64_t pages, int64_t columns);
 void paged_attention(const AttentionParams& params, int num_threads);
 void write_kv(const KvParams& params, int num_threads);

@@ -1,10 +1,10 @@
-// Attention of one unit in AMX's matrix registers, where queries and cache are bfloat16.
+// Attention of one unit in AMX tile registers, for bfloat16 queries and cache.
 //
-// Arithmetic: as attention.h says, but the sums over head_dim and over keys are those of gemm_amx.h, in steps
-// of 32 that begin at multiples of 32; scores are scaled after their sum, and weights are rounded to bfloat16
-// before they multiply the values. A register has 16 rows, each a query of one head, and no row reads
-// another's. Keys past a row's position have the weight zero there, so a page with values that are not finite
-// is multiplied row by row, with zeros for the values that the row does not see.
+// Arithmetic: that of attention.h, with three differences. Sums over head_dim and over keys are those of
+// gemm_amx.h, in steps of 32 that begin at multiples of 32. Scores are scaled after their sum. Weights are
+// rounded to bfloat16 before they multiply the values. A register has 16 independent rows, each a query of
+// one head. Keys past a row's position have weight zero. So a page with values that are not finite is
+// multiplied row by row, with zeros in place of the values past the row's position.
 #pragma once
 
 #include "attention_page.h"
@@ -17,12 +17,13 @@ namespace apcbatch {
 namespace APC_ISA {
 namespace {
 
-constexpr int64_t kKeyTiles = kPageTokens / 16;        // registers side by side that a page's keys take
+constexpr int64_t kKeyTiles = kPageTokens / 16;        // registers side by side for a page's keys
 constexpr int64_t kValueSteps = kPageTokens / kTileK;  // steps over a page's keys
 constexpr int64_t kWeightBytes = 2 * kPageTokens;      // a row of weights
 constexpr int64_t kScoreBytes = 4 * kPageTokens;       // a row of scores
 
-// The unit's rows and scratch. inner: head_dim rounded up to steps; dim: to columns of a register.
+// Rows and scratch of a unit. inner: head_dim rounded up to whole steps. dim: head_dim rounded up to the
+// columns of a register.
 struct MatrixWork {
     int64_t head_dim, inner, dim;
     float scale;
@@ -31,8 +32,8 @@ struct MatrixWork {
     char* values;    // (kValueSteps, dim / 16) registers
     char* weights;   // (16, kPageTokens) bfloat16
     float* scores;   // (16, kPageTokens)
-    float* y;        // (rows, dim), running
-    float* few;      // (16, dim): y of fewer rows than a register has
+    float* y;        // (rows, dim), running outputs
+    float* few;      // (16, dim): y of the last rows, if they are fewer than 16
     float* maximum;  // (rows)
     float* sum;      // (rows)
 };
@@ -66,8 +67,8 @@ MatrixWork cut_matrix_scratch(const AttentionParams& p, int64_t rows, char* scra
     return work;
 }
 
-// Copies `count` keys (vectors of head_dim, `stride` apart) as registers of pairs of head_dim by keys. What
-// lies after them in a register keeps what it held, and the scores made of it are never used.
+// Copies `count` keys (vectors of head_dim, `stride` apart) to registers, laid out as pairs of head_dim by
+// keys. Columns past `count` keep their old content; the scores made of them are never used.
 void copy_keys(const BFloat16* from, const BFloat16* next, int64_t stride, int64_t count,
                const MatrixWork& work) {
     const auto place = [&](int64_t key, int64_t pair) {
@@ -89,8 +90,8 @@ void copy_keys(const BFloat16* from, const BFloat16* next, int64_t stride, int64
     }
 }
 
-// Copies `count` values as registers of pairs of keys by head_dim, with zeros after them. False where one is
-// not finite.
+// Copies `count` values to registers, laid out as pairs of keys by head_dim and padded with zeros. Returns
+// false if a value is not finite.
 bool copy_values(const BFloat16* from, int64_t stride, int64_t count, const MatrixWork& work) {
     const __m256i exponent = _mm256_set1_epi16(0x7f80);
     unsigned wild = 0;
@@ -109,7 +110,7 @@ bool copy_values(const BFloat16* from, int64_t stride, int64_t count, const Matr
     return wild == 0;
 }
 
-// scores = q k^T for 16 rows of q.
+// Computes scores = q k^T for 16 rows of q.
 void multiply_keys(const MatrixWork& work, const char* q) {
     memory_is_written();
     _tile_zero(0);
@@ -134,7 +135,7 @@ void multiply_keys(const MatrixWork& work, const char* q) {
     _tile_stored(3, work.scores + 48, kScoreBytes);
 }
 
-// y += weights v for 16 rows of y.
+// Computes y += weights v for 16 rows of y.
 void multiply_values(const MatrixWork& work, float* y) {
     static_assert(kValueSteps == 2, "a register for each step's weights");
     const int64_t row = 4 * work.dim, step = work.dim / 16 * kRegisterBytes;
@@ -152,7 +153,7 @@ void multiply_values(const MatrixWork& work, float* y) {
     }
 }
 
-// One page for the rows [row, row + rows), 16 at most, which see counts[r] of its keys each.
+// Processes one page for at most 16 rows [row, row + rows). Row r sees the first counts[r] keys of the page.
 void attend_register(const MatrixWork& work, int64_t row, int64_t rows, const int64_t* counts) {
     multiply_keys(work, work.q + 2 * row * work.inner);
     const Vec scale = Vec::broadcast(work.scale);
@@ -180,7 +181,7 @@ void attend_register(const MatrixWork& work, int64_t row, int64_t rows, const in
     if (y != rows_y) memcpy(rows_y, y, size_t(4 * rows * work.dim));
 }
 
-// All rows of the unit over the page that begins at position `key` and has `count` keys.
+// Processes the page that begins at position `key` and has `count` keys, for all rows of the unit.
 void attend_matrix_page(const MatrixWork& work, const BFloat16* values, int64_t key, int64_t count,
                         const UnitRows& rows) {
     const int64_t stride = rows.stride;
@@ -215,7 +216,7 @@ void load_matrix_queries(const AttentionParams& p, const AttentionUnit& unit, co
     }
 }
 
-// All pages of the unit, the next one always on its way into the cache.
+// Processes all pages of the unit, prefetching the next page during each.
 void attend_matrix(const AttentionParams& p, const AttentionUnit& unit, const MatrixWork& work) {
     const Registers<Mode::kMatrix> registers;
     const UnitRows rows(p, unit);

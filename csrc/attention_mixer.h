@@ -1,6 +1,6 @@
-// The attention mixer of one layer, its norm included, as one call of its kernels in order.
+// Attention mixer of one layer, its norm included: one call that runs its kernels in order.
 //
-// The bits are those of the kernels called one by one.
+// The bits equal those of the kernels called one by one.
 #pragma once
 
 #include "attention.h"
@@ -9,8 +9,8 @@
 
 namespace apcbatch {
 
-// Filled once for each layer. h: hidden, which is heads * head_dim. The pass's keys and values are written
-// before they are read.
+// Attention mixer, filled once per layer. h: hidden, heads * head_dim. Each pass writes its keys and values
+// to the cache before it reads them.
 struct AttentionMixer final : SubBlock {
     PreNorm norm;
     DType dtype = DType::float32;  // of the activations

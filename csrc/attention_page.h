@@ -1,4 +1,4 @@
-// Copy or transpose a page's keys and values into the layout that attention's products read.
+// Copy or transpose a page's keys and values into the layout that the products of attention read.
 #pragma once
 
 #include "attention.h"
@@ -15,7 +15,7 @@ APC_INLINE __m256 load8(const BFloat16* p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
 }
 
-// to[c, r] = from[r, c] for r, c < 8.
+// Transposes 8 by 8 elements: to[c, r] = from[r, c].
 template <class T>
 APC_INLINE void transpose8(const T* from, int64_t from_stride, float* to, int64_t to_stride) {
     __m256 row[8], pair[8], quad[8];
@@ -42,15 +42,15 @@ APC_INLINE void transpose8(const T* from, int64_t from_stride, float* to, int64_
 }
 #endif
 
-// Fetches one vector of head_dim of the next page; a cache's rows lie too far apart for the hardware to
-// guess.
+// Prefetches one vector of head_dim of the next page. The rows of the KV cache lie too far apart for the
+// hardware prefetcher.
 template <class T>
 APC_INLINE void prefetch(const T* p, int64_t head_dim) {
     for (int64_t d = 0; d < head_dim; d += int64_t(64 / sizeof(T))) __builtin_prefetch(p + d, 0, 2);
 }
 
-// Copies `count` keys (vectors of head_dim, `stride` apart) transposed; the columns after them keep what they
-// held, and the scores made of those are never used. `next`: the keys that come after this page, or null.
+// Copies `count` keys (vectors of head_dim, `stride` apart) transposed. Columns past `count` keep their old
+// content; the scores made of them are never used. next: keys of the next page, to prefetch, or null.
 template <class T>
 void transpose_keys(const T* from, const T* next, int64_t stride, int64_t count, int64_t head_dim,
                     float* to) {
@@ -69,7 +69,8 @@ void transpose_keys(const T* from, const T* next, int64_t stride, int64_t count,
     }
 }
 
-// `count` vectors of head_dim, `stride` apart, to rows of `dim` floats, times `scale`, padded with zeros.
+// Copies `count` vectors of head_dim, `stride` apart, to rows of `dim` floats, multiplied by `scale` and
+// padded with zeros.
 template <class T>
 void copy_vectors(const T* from, int64_t stride, int64_t count, int64_t head_dim, float scale, float* to,
                   int64_t dim) {
@@ -85,7 +86,7 @@ void copy_vectors(const T* from, int64_t stride, int64_t count, int64_t head_dim
     }
 }
 
-// Fetches `count` vectors of head_dim.
+// Prefetches `count` vectors of head_dim.
 template <class T>
 void prefetch_vectors(const T* from, int64_t stride, int64_t count, int64_t head_dim) {
     for (int64_t r = 0; r < count; ++r) prefetch(from + r * stride, head_dim);

@@ -1,4 +1,4 @@
-// The two small matrix products of attention, as register tiles: scores = q k^T and output += weights v.
+// The two small matrix products of attention, in register tiles: scores = q k^T and output += weights v.
 #pragma once
 
 #include "lanes.h"
@@ -14,8 +14,9 @@ constexpr int kQueryRows = 12;
 constexpr int kQueryRows = 6;
 #endif
 
-// to[r, c] = the chain over i < count, ascending, of a[r, i] * b[i, c], from factor[r] * to[r, c], or from
-// zero where factor is null. Strides in elements. columns: a multiple of 16.
+// Computes to[r, c] = factor[r] * to[r, c] + sum over i < count of a[r, i] * b[i, c]: one chain of fused
+// multiply-adds, i ascending. A null factor begins the chain at zero. Strides are in elements. columns: a
+// multiple of 16.
 template <class B>
 struct Product {
     const float* a;
@@ -29,7 +30,7 @@ struct Product {
     int64_t columns;
 };
 
-// Rows rows and Vecs vectors of columns from `column` on.
+// Computes a tile of Rows rows and Vecs vectors of columns, beginning at `column`.
 template <int Rows, int Vecs, class B>
 void multiply(const Product<B>& p, int64_t column) {
     const float* a = p.a;
@@ -64,7 +65,7 @@ void multiply(const Product<B>& p, int64_t column) {
     }
 }
 
-// All columns; few rows take more vectors at once, for enough independent chains.
+// Computes all columns of Rows rows. With few rows a tile has more vectors, for enough independent chains.
 template <int Rows, class B>
 void multiply_columns(const Product<B>& p) {
     constexpr int wide = Rows == 1 ? 64 / kLanes : Rows <= 3 ? 4 : 2;

@@ -1,10 +1,11 @@
 // Attention of one unit: some queries of one sequence, for the heads that share one kv head, over all their
 // pages.
 //
-// A row is one query of one head; rows lie by position, then head. Each page's keys are transposed and its
-// values copied to scratch once, as float32, and every tile of rows of the unit uses them. A tile computes 64
-// scores a row, turns them into weights, and adds the weighted values to the rows' outputs. Keys past a row's
-// position are never read into it: the values beside the tile's common keys are added row by row.
+// A row is one query of one head. Rows are ordered by position, then head. Each page's keys are transposed
+// and its values copied to scratch once, as float32, for all tiles of rows of the unit. A tile computes 64
+// scores per row, converts them to weights, and adds the weighted values to the rows' outputs. Keys past a
+// row's position never enter its result: values of keys that only some rows of the tile see are added row by
+// row.
 #pragma once
 
 #include "attention_amx.h"
@@ -15,26 +16,26 @@ namespace apcbatch {
 namespace APC_ISA {
 namespace {
 
-// The unit's rows and scratch. dim: padded_dim(head_dim).
+// Rows and scratch of a unit. dim: padded_dim(head_dim).
 struct Work {
     int64_t dim, head_dim;
     float* keys;     // (head_dim, kPageTokens): the page's keys, transposed
-    float* values;   // (kPageTokens, dim): the page's values where they are not read in place
+    float* values;   // (kPageTokens, dim): copy of the page's values, unless they are read in place
     float* weights;  // (kQueryRows, kPageTokens): a tile's scores, then weights
-    float* q;        // (rows, dim), scaled
-    float* y;        // (rows, dim), running
+    float* q;        // (rows, dim), scaled queries
+    float* y;        // (rows, dim), running outputs
     float* maximum;  // (rows)
     float* sum;      // (rows)
 };
 
-// A page's values, as the tiles read them.
+// Values of a page, as the tiles read them.
 template <class V>
 struct Values {
     const V* v;
     int64_t stride;
 };
 
-// One page for the rows [row, row + rows), which see counts[r] of its keys each.
+// Processes one page for the rows [row, row + rows). Row r sees the first counts[r] keys of the page.
 template <class V>
 void attend_tile(const Work& work, const Values<V>& values, int64_t row, int64_t rows,
                  const int64_t* counts) {
@@ -67,7 +68,7 @@ void attend_tile(const Work& work, const Values<V>& values, int64_t row, int64_t
     }
 }
 
-// All rows of the unit over the page that begins at position `key`.
+// Processes the page that begins at position `key`, for all rows of the unit.
 template <class V>
 void attend_page(const Work& work, const Values<V>& values, int64_t key, const UnitRows& rows) {
     for (int64_t row = 0; row < rows.count; row += kQueryRows) {
@@ -78,8 +79,8 @@ void attend_page(const Work& work, const Values<V>& values, int64_t key, const U
     }
 }
 
-// All pages of the unit, the next one always on its way into the cache. One tile of rows reads values in
-// place; more tiles are better served by a copy.
+// Processes all pages of the unit, prefetching the next page during each. If the unit has one tile of rows,
+// it reads values in place; for more tiles a copy is faster.
 template <class Cache>
 void attend_pages(const AttentionParams& p, const AttentionUnit& unit, const Work& work) {
     const UnitRows rows(p, unit);
@@ -116,7 +117,7 @@ void load_queries(const AttentionParams& p, const AttentionUnit& unit, const Wor
     }
 }
 
-// y (rows, dim) over the sums of the rows' weights.
+// Divides y (rows, dim) by the rows' sums of weights and writes the output.
 template <class Out>
 void store_rows(const AttentionParams& p, const AttentionUnit& unit, const float* y, int64_t dim,
                 const float* sums) {

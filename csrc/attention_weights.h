@@ -1,5 +1,5 @@
-// The softmax of attention, page by page: the rows of a unit, the keys of a page that each row sees, and how
-// scores become weights.
+// Online softmax of attention: the rows of a unit, the keys of a page that each row sees, and the conversion
+// of scores to weights.
 #pragma once
 
 #include "attention.h"
@@ -11,11 +11,11 @@ namespace {
 
 constexpr int kPageVecs = int(kPageTokens) / kLanes;
 
-// A unit's rows, each a query of one head, and the keys of its sequence.
+// Rows of a unit, each a query of one head, and the keys of their sequence.
 struct UnitRows {
-    int64_t group, count;   // heads that share the kv head; queries times those
-    int64_t first, length;  // position of the first query; keys that the last one sees
-    int64_t stride;         // from one key of a page to the next
+    int64_t group, count;   // heads that share the kv head; number of rows, queries * group
+    int64_t first, length;  // position of the first query; keys that the last query sees
+    int64_t stride;         // elements from one key of a page to the next
     const int64_t* pages;
 
     UnitRows(const AttentionParams& p, const AttentionUnit& unit)
@@ -26,14 +26,14 @@ struct UnitRows {
           stride(p.kv_heads * p.head_dim),
           pages(p.page_table + unit.sequence * p.page_table_stride) {}
 
-    // Keys that a row sees of the page that begins at position `key`.
+    // Returns how many keys of the page that begins at position `key` a row sees.
     int64_t seen(int64_t row, int64_t key) const {
         const int64_t seen = first + row / group + 1 - key;
         return seen < 0 ? 0 : seen < kPageTokens ? seen : kPageTokens;
     }
 };
 
-// Adds 16 lanes as a fixed tree.
+// Adds 16 lanes in a fixed tree.
 APC_INLINE float add_lanes(const Vec (&sums)[16 / kLanes]) {
     float lane[16];
     for (int v = 0; v < 16 / kLanes; ++v) sums[v].store(lane + v * kLanes);
@@ -52,7 +52,8 @@ APC_INLINE float largest_lane(Vec a) {
     return lane[0];
 }
 
-// A row's scores become exp(score - running maximum); those from `count` on become zero. Returns their sum.
+// Replaces a row's first `count` scores by exp(score - running maximum), and the others by zero. Returns the
+// sum.
 APC_INLINE float weigh(float* scores, int64_t count, float* maximum) {
     for (int64_t i = count; i < kPageTokens; ++i) scores[i] = -__builtin_inff();
     Vec best = Vec::broadcast(*maximum);

@@ -1,4 +1,4 @@
-// apcbatch._C: the module and the choice of the instruction set.
+// apcbatch._C: the module, and the selection of the instruction set.
 #include "bindings.h"
 
 #include "dispatch.h"
@@ -34,7 +34,7 @@ PYBIND11_MODULE(_C, m) {
         "apcbatch kernels: plain C++ over views, addresses and sizes (private; see apcbatch.kernels.ops)";
     m.def("isa", [] { return apcbatch::isa_name(apcbatch::isa()); });
     m.def("isa_product", [] { return apcbatch::isa_product(apcbatch::isa()); });
-    m.def("set_isa", &set_isa);  // false where the processor lacks it or the name is none
+    m.def("set_isa", &set_isa);  // returns false if the name is unknown or the processor lacks it
     m.def("available_isas", &available_isas);
     bind_linear(m);
     bind_rows(m);

@@ -1,4 +1,4 @@
-// Attention over the paged cache for Python (pybind11), and the checks of the integers that it follows.
+// Python bindings (pybind11) of paged attention, and of the checks of its indices.
 #include "attention.h"
 
 #include <tuple>
@@ -8,7 +8,7 @@
 namespace apcbatch {
 namespace {
 
-// k, v (t, row); the caches contiguous, of one type; token_slots (t).
+// k, v: (t, row). k_cache, v_cache: contiguous, of one type. token_slots: (t).
 void bound_write_kv(std::int64_t t, std::int64_t row, const View& k, const View& v, const View& k_cache,
                     const View& v_cache, Address token_slots, int num_threads) {
     KvParams p;
@@ -26,7 +26,7 @@ void bound_write_kv(std::int64_t t, std::int64_t row, const View& k, const View&
     write_kv(p, num_threads);
 }
 
-// The integers that a pass has for its sequences: how many, page_table (b, columns), cu_seqlens, context.
+// Sequences of a pass: b, address of page_table (b, columns), columns, addresses of cu_seqlens and context.
 using Sequences = std::tuple<std::int64_t, Address, std::int64_t, Address, Address>;
 
 void set_sequences(const Sequences& sequences, AttentionParams& p) {
@@ -38,7 +38,7 @@ void set_sequences(const Sequences& sequences, AttentionParams& p) {
     p.context = integers(std::get<4>(sequences), b);
 }
 
-// q, out (t, heads, head_dim), out contiguous; the caches contiguous, of one type.
+// q, out: (t, heads, head_dim), out contiguous. k_cache, v_cache: contiguous, of one type.
 void bound_paged_attention(const View& q, const View& k_cache, const View& v_cache, const View& out,
                            const Sequences& sequences, std::int64_t heads, std::int64_t kv_heads,
                            std::int64_t head_dim, float scale, int num_threads) {
@@ -64,7 +64,7 @@ int bound_check_sequences(const Sequences& sequences, std::int64_t t, std::int64
     return int(check_sequences(p, t, pages, p.page_table_stride));
 }
 
-// The smallest and the largest of `count` (at least one) integers.
+// Returns the smallest and the largest of `count` integers, 1 or more.
 py::tuple span(Address values, std::int64_t count) {
     const std::int64_t* p = integers(values, count);
     if (count == 0) throw std::invalid_argument("no integers have neither a smallest nor a largest");

@@ -1,5 +1,5 @@
-// The sub-blocks of layers for Python (pybind11): one class for each kind. What stays the same from pass to
-// pass is given once, by name.
+// Python bindings (pybind11) of the fused sub-blocks, one class per kind. Constructors take what is constant
+// over all passes, by keyword.
 #include <memory>
 
 #include "attention_mixer.h"
@@ -47,7 +47,7 @@ Residual residual(std::int64_t t, Address sum, Address delta, bool has_delta) {
     return {floats(sum, t), floats(delta, t), has_delta};
 }
 
-// A sub-block alone. ragged: null for one without slots.
+// Runs a sub-block alone. ragged: null for a sub-block without slots.
 void run_sub_block(const SubBlock& sub_block, std::int64_t t, const RaggedParams* ragged, Address sum,
                    Address delta, bool has_delta, int num_threads) {
     SubBlockInputs inputs;

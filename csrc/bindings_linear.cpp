@@ -1,11 +1,11 @@
-// Packed weights and their product for Python (pybind11).
+// Python bindings (pybind11) of packed weights and their product.
 #include "bindings.h"
 #include "linear.h"
 
 namespace apcbatch {
 namespace {
 
-// weights: packed, of the type of this number.
+// weights: packed, of the type with code `dtype`.
 Projection projection(std::int64_t out, std::int64_t in, Address weights, int dtype, Address bias) {
     const DType type = dtype_of(dtype);
     return {out, in, values({weights, 0, type}, out), type, floats(bias, kMaybe)};

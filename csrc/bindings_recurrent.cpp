@@ -1,4 +1,4 @@
-// The recurrent kernels for Python (pybind11).
+// Python bindings (pybind11) of the recurrent kernels.
 #include "bindings.h"
 #include "scan.h"
 
@@ -43,7 +43,7 @@ void bound_elementwise(int function, Address from, Address to, std::int64_t coun
 
 void bind_recurrent(py::module_& m) {
     using namespace py::literals;
-    // Holds addresses only: whoever makes one keeps the arrays alive.
+    // Holds addresses only: the caller keeps the arrays alive.
     py::class_<apcbatch::RaggedParams>(m, "RaggedParams").def(py::init(&apcbatch::ragged_params));
     m.def("causal_conv", &apcbatch::bound_causal_conv, ReleaseGil(), py::kw_only(), "ragged"_a, "x"_a,
           "weight"_a, "bias"_a, "state"_a, "out"_a, "d_inner"_a, "width"_a, "num_threads"_a);

@@ -1,11 +1,11 @@
-// The ops on single rows for Python (pybind11): norms, the gated product, what is chosen from logits.
+// Python bindings (pybind11) of the row-wise ops: norms, gated product, top-k, argmax and log-probabilities.
 #include "bindings.h"
 #include "rowwise.h"
 
 namespace apcbatch {
 namespace {
 
-// x (t, h); delta (t, h) or none; weight (h) or none; y (t, h) contiguous.
+// x: (t, h). delta: (t, h) or none. weight: (h) or none. y: (t, h) contiguous.
 void bound_rms_norm(std::int64_t t, std::int64_t h, const View& x, const View& delta, Address weight,
                     float eps, const View& y, int num_threads) {
     NormParams p;
@@ -24,7 +24,7 @@ void bound_rms_norm(std::int64_t t, std::int64_t h, const View& x, const View& d
     rms_norm(p, num_threads);
 }
 
-// All (t, f), of one type.
+// gate, up, y: (t, f), of one type.
 void bound_silu_mul(std::int64_t t, std::int64_t f, const View& gate, const View& up, const View& y,
                     int num_threads) {
     SiluMulParams p;
@@ -40,7 +40,7 @@ void bound_silu_mul(std::int64_t t, std::int64_t f, const View& gate, const View
     silu_mul(p, num_threads);
 }
 
-// logits (t, n) float32; weights, indices (t, k) contiguous.
+// logits: (t, n) float32. weights, indices: (t, k) contiguous.
 void bound_softmax_topk(std::int64_t t, std::int64_t n, std::int64_t k, const View& logits, Address weights,
                         Address indices, int num_threads) {
     TopkParams p;
@@ -54,7 +54,7 @@ void bound_softmax_topk(std::int64_t t, std::int64_t n, std::int64_t k, const Vi
     softmax_topk(p, num_threads);
 }
 
-// logits (t, n) float32; tokens (t), written if they are to be chosen; logprobs (t) or none.
+// logits: (t, n) float32. tokens: (t), written if `choose`, else read. logprobs: (t) or none.
 void bound_logprob(std::int64_t t, std::int64_t n, const View& logits, bool choose, Address tokens,
                    Address logprobs, int num_threads) {
     LogprobParams p;

@@ -1,5 +1,5 @@
-// A model's whole pass in one call for Python (pybind11). What stays the same from pass to pass is given
-// once.
+// Python bindings (pybind11) of a whole pass in one call. The constructor takes what is constant over all
+// passes.
 #include <pybind11/stl.h>
 
 #include <memory>
@@ -12,7 +12,7 @@
 namespace apcbatch {
 namespace {
 
-// A sub-block, and whether it is beside the one before it.
+// Sub-block, and whether it runs in parallel with the previous one.
 using Entry = std::pair<std::shared_ptr<SubBlock>, bool>;
 
 StackParams stack_params(const py::list& layers, const PreNorm& norm, const Projection& head,
@@ -30,17 +30,18 @@ StackParams stack_params(const py::list& layers, const PreNorm& norm, const Proj
     return p;
 }
 
-// Where the sequences have their keys and values, as for paged_attention; where each token's go; how many
-// pages there are.
+// KV cache of a pass: page_table and its columns, context, token_slots, number of pages.
 using Pages = std::tuple<Address, std::int64_t, Address, Address, std::int64_t>;
-// Of rows of the residual: how many, their numbers, where what is wanted of them goes.
+// Rows of the residual to compute outputs for: their count, the address of their numbers, the output's
+// address.
 using Wanted = std::tuple<std::int64_t, Address, Address>;
 
-// A pass by the addresses of its numbers, which may be others in the next one, and room for what it chooses.
+// Pass by the addresses of its inputs, whose values may change between runs, and buffers for the tokens
+// chosen.
 struct BoundPass {
     PassParams params;
     std::vector<std::int64_t> likeliest;
-    std::vector<float> logprobs;  // none where they are not wanted
+    std::vector<float> logprobs;  // empty if not requested
 };
 
 BoundPass bound_pass(Address tokens, const RaggedParams& ragged, const Pages& pages, const Wanted& logits,
@@ -74,8 +75,8 @@ py::list list_of(const std::vector<Number>& numbers) {
     return all;
 }
 
-// on_layer: None or to be called. The likeliest tokens and, if they are wanted, their log-probabilities, as
-// lists; None where a number of the pass names nothing that is there.
+// Runs a pass. on_layer: callable or None. Returns lists of the likeliest tokens and, if requested, of their
+// log-probabilities. Returns None if a token id, row or page is out of range.
 py::object bound_run_stack(const StackParams& stack, BoundPass& pass, const py::object& on_layer,
                            int num_threads) {
     PassParams& p = pass.params;

@@ -1,7 +1,7 @@
 // Depthwise causal convolution and SiLU of one unit (a run of sequences times a tile of channels):
-//   out_t = silu(bias + sum_k weight_k x_(t - w + 1 + k)), k ascending, in float32; inputs before the first
-//   token come
-// from the initial slot (oldest first), or are zeros. A slot gets the last w - 1 raw inputs, bit for bit.
+//   out_t = silu(bias + sum_k weight_k x_(t - w + 1 + k)), k ascending, in float32.
+// Inputs before the first token come from the initial slot, oldest first, or are zeros. A written slot
+// receives the last w - 1 raw inputs, bit for bit.
 #pragma once
 
 #include "scan.h"
@@ -13,11 +13,11 @@ namespace conv {
 
 constexpr int64_t kMaxWidth = 8;
 static_assert(kMaxWidth <= kTokenGrain, "a part of a sequence finds what it needs in the tokens before it");
-// Channels whose weights and last inputs stay in the first cache level while tokens go by.
+// Channels of a tile: their weights and last inputs stay in the L1 cache during the loop over tokens.
 constexpr int64_t kTile = 256;
 
-// One unit's work, T being the type of x, state and out. Scratch: weight (w, channel), bias (channel) as
-// floats, then the inputs before the first token (w - 1, channel); conv_scratch_floats has its size.
+// Computation of one unit. T: type of x, state and out. Scratch: weight (w, channel) and bias (channel) as
+// floats, then the inputs before the first token (w - 1, channel). conv_scratch_floats returns its size.
 template <class T>
 class UnitConv {
   public:
@@ -30,8 +30,8 @@ class UnitConv {
         with_type(p.weight_dtype, [&](auto w) { prepare_weight<TypeOf<decltype(w)>>(); });
     }
 
-    // Tokens [token_begin, token_end) of sequence s. Its first ones write all of its states: none is written
-    // before the initial one is read.
+    // Processes tokens [token_begin, token_end) of sequence s. The call with its first tokens writes all of
+    // its slots, so no slot is written before the initial one is read.
     void run(int64_t s, int64_t token_begin, int64_t token_end) {
         const int64_t begin = p.ragged.cu_seqlens[s], length = p.ragged.cu_seqlens[s + 1] - begin;
         if (token_end > length) token_end = length;
@@ -58,7 +58,7 @@ class UnitConv {
     int64_t padded;
     float *weight, *bias;
     T* history;
-    const T* x;  // of the sequence's first token, like out
+    const T* x;  // row of the sequence's first token, like out
     T* out;
 
     template <class W>
@@ -89,12 +89,12 @@ class UnitConv {
         }
     }
 
-    // The raw inputs of token t of the sequence; those of -past .. -1 lie in the history.
+    // Returns the raw inputs of token t of the sequence. Tokens -past to -1 are in the history.
     const T* input(int64_t t) const { return t >= 0 ? x + t * p.x_stride : history + (past + t) * padded; }
 
-    // Outputs of tokens [t0, t1) in channels [c, end).
+    // Computes the outputs of tokens [t0, t1) in channels [c, end).
     void convolve(int64_t t0, int64_t t1, int64_t c, int64_t end) const {
-        if (p.width == 4) {  // the usual width: four tokens at once load, and widen, each input half as often
+        if (p.width == 4) {  // common width: with four tokens at once, each input is loaded half as often
             for (; t0 + 4 <= t1; t0 += 4) convolve_tokens<4, 4>(t0, c, end);
             for (; t0 < t1; ++t0) convolve_tokens<4, 1>(t0, c, end);
         } else {
@@ -102,7 +102,7 @@ class UnitConv {
         }
     }
 
-    // kTokens tokens from t on; kWidth taps, 0 where only p.width knows how many.
+    // Computes kTokens tokens, beginning at t. kWidth: number of taps; 0: use p.width.
     template <int kWidth, int kTokens>
     void convolve_tokens(int64_t t, int64_t c, int64_t end) const {
         const T* inputs[kMaxWidth + kTokens];

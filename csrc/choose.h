@@ -1,7 +1,8 @@
-// Choices from a row of logits: experts by softmax and top k, the likeliest token, log-probabilities.
+// Softmax with top-k of experts, argmax and log-probabilities of a row of logits.
 //
-// Invariant: exponentials are float32 (vmath.h) of logit - max; those of a vocabulary are added in float64,
-// element i to lane i mod 32, the lanes then as a fixed tree; those of experts in float32, ascending.
+// Invariant: exponentials are float32 (vmath.h) of logit - max. Those of a vocabulary are summed in float64:
+// element i is added to lane i mod 32, then the lanes are added in a fixed tree. Those of experts are summed
+// in float32, ascending.
 #pragma once
 
 #include <math.h>
@@ -16,7 +17,7 @@ namespace {
 
 constexpr int64_t kExpLanes = 32;
 
-// `count` logits and minus infinity in the lanes after them.
+// Loads `count` logits, with minus infinity in the other lanes.
 APC_INLINE Vec load_logits(const float* p, int64_t count) {
     if (count >= kLanes) return Vec::load(p);
     float padded[kLanes];
@@ -24,14 +25,14 @@ APC_INLINE Vec load_logits(const float* p, int64_t count) {
     return Vec::load(padded);
 }
 
-// The largest of a row, and whether all of it is finite: x - x is 0 for what is, and NaN otherwise.
+// Maximum of a row, and whether all its elements are finite: x - x is 0 for a finite x and NaN otherwise.
 struct Top {
     float value;
     bool finite;
 };
 
 APC_INLINE Top row_top(const float* logits, int64_t n) {
-    constexpr int kWays = 4;  // as the processor begins a maximum long before the one before it is done
+    constexpr int kWays = 4;  // independent maxima, to hide the latency of one
     Vec best[kWays], nothing[kWays];
     for (int way = 0; way < kWays; ++way) {
         best[way] = Vec::broadcast(-__builtin_inff());
@@ -61,7 +62,7 @@ APC_INLINE Top row_top(const float* logits, int64_t n) {
     return top;
 }
 
-// The sum of exp(logit - highest), in float64.
+// Returns the sum of exp(logit - highest), in float64.
 APC_INLINE double exp_sum(const float* logits, int64_t n, float highest) {
     const Vec base = Vec::broadcast(highest);
     double sum[kExpLanes] = {};
@@ -78,7 +79,7 @@ APC_INLINE double exp_sum(const float* logits, int64_t n, float highest) {
     return sum[0];
 }
 
-// Where the largest value of a row first is.
+// Returns the first index of a row's largest value.
 APC_INLINE int64_t first_of(const float* logits, int64_t n, float largest) {
     const Vec value = Vec::broadcast(largest);
     int64_t i = 0;
@@ -87,7 +88,7 @@ APC_INLINE int64_t first_of(const float* logits, int64_t n, float largest) {
     return i;
 }
 
-// The k largest of a row by selection; k is small.
+// Selects the indices of the k largest logits of a row, one by one, as k is small.
 APC_INLINE void select_largest(const float* logits, int64_t n, int64_t k, int64_t* indices) {
     for (int64_t j = 0; j < k; ++j) {
         int64_t best = -1;

@@ -15,15 +15,15 @@
 namespace apcbatch {
 namespace {
 
-constexpr std::uint32_t kEnd = 0xffffffff;  // in place of a kernel's number: the crew parts
+constexpr std::uint32_t kEnd = 0xffffffff;  // kernel number that ends the thread pool
 constexpr std::int64_t kMostBlocks = 0xffff;
 
 constexpr std::uint64_t packed(std::uint32_t kernel, std::int64_t next, std::int64_t end) {
     return std::uint64_t(kernel) << 32 | std::uint64_t(next) << 16 | std::uint64_t(end);
 }
 
-// A wait: short ones spin, so that a kernel of some microseconds is begun in less than one; longer ones give
-// the processor to whoever else wants it.
+// Waiting policy: spin first, so that a thread begins a new kernel in less than a microsecond; after kSpins
+// turns, yield the processor.
 class Patience {
   public:
     void wait() {
@@ -38,7 +38,7 @@ class Patience {
         __builtin_ia32_pause();
 #endif
     }
-    // Once, when the wait has become long enough to look for others' pieces.
+    // True once per wait: when it has lasted long enough to steal pieces from other runs.
     bool is_up() const { return turns_ == kBeforeTaking; }
 
   private:
@@ -55,9 +55,9 @@ Crew* Crew::led() { return leads; }
 void Crew::lead(int threads, Work function, const void* work) {
     if (leads != nullptr || threads <= 1) return function(work);
     thread_local Crew own;
-    Crew& crew = own;  // inside the region `own` would be another one in each thread
+    Crew& crew = own;  // inside the region, each thread's `own` is a different, thread-local object
     crew.open(threads);
-    std::exception_ptr error;  // which must not leave the region
+    std::exception_ptr error;  // an exception must not leave the region
 #pragma omp parallel num_threads(threads)
     {
 #if defined(_OPENMP)
@@ -82,7 +82,7 @@ void Crew::lead(int threads, Work function, const void* work) {
     if (error) std::rethrow_exception(error);
 }
 
-// No other thread is in the region yet.
+// Resets the pool for a new region. No other thread is in the region yet, so relaxed stores suffice.
 void Crew::open(int threads) {
     if (room_ < threads) {
         runs_ = std::make_unique<Run[]>(std::size_t(threads));
@@ -140,7 +140,8 @@ void Crew::serve(int member) {
     }
 }
 
-// Computes what is left of a thread's run, if it still is of this kernel; how many blocks that was.
+// Claims and computes the remaining blocks of a thread's run, while it belongs to this kernel. Returns the
+// number of blocks computed.
 std::int64_t Crew::take(int run, std::uint32_t kernel, char* scratch) {
     std::atomic<std::uint64_t>& left = runs_[std::size_t(run)].left;
     std::int64_t taken = 0;
@@ -158,7 +159,7 @@ std::int64_t Crew::take(int run, std::uint32_t kernel, char* scratch) {
     return taken;
 }
 
-// Of all threads but the leader.
+// Busy seconds of all threads except the leader.
 double Crew::busy_s() const {
     double sum = 0.0;
     for (int i = 1; i < size_; ++i) sum += records_[std::size_t(i)].busy_s.load(std::memory_order_relaxed);

@@ -10,7 +10,8 @@
 namespace apcbatch {
 namespace {
 
-// Linux gives a process the registers of AMX's tiles only if it asks, then to all its threads and for good.
+// Requests AMX on Linux, which grants a process the tile registers only on request, permanently and for all
+// threads.
 bool system_allows(Isa isa) {
 #if defined(__x86_64__) && defined(__linux__)
     constexpr long kAskFor = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
@@ -24,8 +25,9 @@ bool system_allows(Isa isa) {
 #endif
 }
 
-// The bfloat16 dot product has twice the rate of float32 on AMD's processors and half of it on Intel's
-// (measured on a Sapphire Rapids: 210 against 380 GFLOP/s on two cores).
+// Returns false if an instruction set is slower here than a more basic one. The bfloat16 dot product has
+// twice the rate of float32 on AMD's processors and half of it on Intel's (measured on a Sapphire Rapids: 210
+// against 380 GFLOP/s on two cores).
 bool pays(Isa isa) {
 #if defined(__x86_64__)
     return isa != Isa::avx512bf16 || __builtin_cpu_is("amd");

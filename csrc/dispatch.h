@@ -1,5 +1,5 @@
-// Which instruction set the kernels use: chosen from what the processor has, changed by set_isa.
-// Every kernel has one function for each instruction set, and asks APC_FOR_ISA which of them to call.
+// Select the instruction set of the kernels: the fastest one available, until set_isa changes it. Every
+// kernel has one function per instruction set; APC_FOR_ISA returns the one to call.
 #pragma once
 
 #include "instruction_sets.h"
@@ -11,17 +11,17 @@ enum class Isa : int { APC_ISAS(APC_ISA_ENUMERATOR, ) };
 #undef APC_ISA_ENUMERATOR
 
 #define APC_ISA_ENTRY(argument, name, ...) Isa::name,
-constexpr Isa kIsas[] = {APC_ISAS(APC_ISA_ENTRY, )};  // the plainest first
+constexpr Isa kIsas[] = {APC_ISAS(APC_ISA_ENTRY, )};  // the most basic first
 #undef APC_ISA_ENTRY
 constexpr int kNumIsas = int(sizeof(kIsas) / sizeof(kIsas[0]));
 
-bool isa_available(Isa isa);  // this processor and operating system have it
-Isa isa();                    // the one in use: the fastest available until set_isa
-bool set_isa(Isa isa);        // false, and no change, where it is not available
+bool isa_available(Isa isa);  // true if the processor and the operating system support it
+Isa isa();                    // the instruction set in use: the fastest one available, until set_isa
+bool set_isa(Isa isa);        // returns false, with no change, if it is not available
 const char* isa_name(Isa isa);
-const char* isa_product(Isa isa);  // how it multiplies bfloat16 weights: instruction_sets.h
+const char* isa_product(Isa isa);  // word for its bfloat16 products: see instruction_sets.h
 
-// The entry of the instruction set in use.
+// Returns the table entry of the instruction set in use.
 template <class Function>
 Function for_isa(const Function (&entries)[kNumIsas]) {
     return entries[int(isa())];
@@ -30,8 +30,8 @@ Function for_isa(const Function (&entries)[kNumIsas]) {
 #define APC_SHARED_KERNEL(function, name, kernels, ...) &kernels::function,
 #define APC_ATTENTION_KERNEL(function, name, kernels, attention, ...) &attention::function,
 #define APC_OWN_KERNEL(function, name, ...) &name::function,
-// The kernel of this name for the instruction set in use; for attention; for the matrix product, whose
-// kernels no set shares.
+// Returns the function of a kernel for the instruction set in use: of most kernels, of attention, and of the
+// matrix product, which no two instruction sets share.
 #define APC_FOR_ISA(function) for_isa({APC_ISAS(APC_SHARED_KERNEL, function)})
 #define APC_FOR_ISA_ATTENTION(function) for_isa({APC_ISAS(APC_ATTENTION_KERNEL, function)})
 #define APC_FOR_OWN_ISA(function) for_isa({APC_ISAS(APC_OWN_KERNEL, function)})

@@ -1,5 +1,5 @@
-// The functions of vmath.h over an array, so that tests can hold each of them, on each instruction set, to
-// its bound.
+// The functions of vmath.h over an array, so that tests can check each one's error bound on each instruction
+// set.
 #pragma once
 
 #include "scan.h"

@@ -9,7 +9,7 @@
 namespace apcbatch {
 namespace {
 
-// Hands out parts of the workspace; with no memory it only counts them.
+// Allocates consecutive parts of the workspace. With null memory it only adds up their sizes.
 class Parts {
   public:
     explicit Parts(char* memory) : memory_(memory) {}
@@ -30,7 +30,7 @@ std::int64_t hidden_bytes(const ExpertParams& p, std::int64_t t) {
     return t * p.gate_up.out * bytes_of(p.dtype);
 }
 
-// The first half of each row becomes silu(first half) * second half.
+// Replaces the first half of each row by silu(first half) * second half.
 void gate_in_place(const ExpertParams& p, std::int64_t t, char* hidden, int num_threads) {
     const PartTimer timer(Part::gated_product);
     const std::int64_t f = p.down.in;
@@ -44,7 +44,7 @@ void gate_in_place(const ExpertParams& p, std::int64_t t, char* hidden, int num_
     silu_mul(product, num_threads);
 }
 
-// y = down(silu(gate x) * up x) for t rows of x, those that x_rows names. hidden: hidden_bytes(p, t).
+// Computes y = down(silu(gate x) * up x) for the t rows of x in x_rows. hidden: hidden_bytes(p, t) bytes.
 void run_expert(const ExpertParams& p, std::int64_t t, const void* x, const std::int64_t* x_rows,
                 char* hidden, float* y, int num_threads) {
     const std::int64_t h = p.gate_up.in, f = p.down.in;
@@ -54,11 +54,11 @@ void run_expert(const ExpertParams& p, std::int64_t t, const void* x, const std:
     project(p.down, gate_up, nullptr, {t, y, h, DType::float32}, num_threads);  // (t, f) -> (t, h)
 }
 
-// Where the tokens go: those of expert e are tokens[begin[e]] .. tokens[begin[e + 1] - 1], ascending.
+// Tokens grouped by expert: those of expert e are tokens[begin[e]] to tokens[begin[e + 1] - 1], ascending.
 struct Routing {
     std::int64_t* begin;   // (experts + 1)
     std::int64_t* tokens;  // (t k)
-    float* weights;        // (t k), beside tokens
+    float* weights;        // (t k), parallel to tokens
 };
 
 void choose_experts(const Mixture& p, const Rows& x, float* logits, float* weights, std::int64_t* experts,
@@ -77,7 +77,7 @@ void choose_experts(const Mixture& p, const Rows& x, float* logits, float* weigh
     softmax_topk(top, num_threads);
 }
 
-// A counting sort of the t k choices by expert; it keeps the order of the tokens.
+// Groups the t k (token, expert) pairs by expert, by a counting sort that keeps the order of the tokens.
 void group_by_expert(std::int64_t t, std::int64_t k, std::int64_t num_experts, const std::int64_t* experts,
                      const float* weights, const Routing& routing) {
     const PartTimer timer(Part::routing);
@@ -93,7 +93,7 @@ void group_by_expert(std::int64_t t, std::int64_t k, std::int64_t num_experts, c
     routing.begin[0] = 0;
 }
 
-// y[tokens[i]] += parts[i] * weights[i], the product rounded first.
+// Computes y[tokens[i]] += parts[i] * weights[i], with the product rounded first.
 void add_weighted(const float* parts, const std::int64_t* tokens, const float* weights, std::int64_t count,
                   std::int64_t h, float* y, int num_threads) {
     const PartTimer timer(Part::routing);
@@ -107,7 +107,7 @@ void add_weighted(const float* parts, const std::int64_t* tokens, const float* w
     });
 }
 
-// What a mixture has in its working memory.
+// Working memory of a mixture.
 struct MixtureMemory {
     float *logits, *weights, *part;
     std::int64_t* experts;

@@ -1,7 +1,7 @@
-// The feed-forward parts: a SwiGLU MLP and a mixture of them, each, its norm included, as one call.
+// Feed-forward sub-blocks, norm included, one call each: a SwiGLU MLP, and a mixture of SwiGLU experts.
 //
-// Shazeer 2020, "GLU variants improve transformer"; a token's mixture is the sum over its experts in
-// ascending order, each part rounded before it is added, independent of the routing of other tokens.
+// Shazeer 2020, "GLU variants improve transformer". A token's mixture is summed over its experts in ascending
+// order. Each weighted output is rounded before it is added. The sum is independent of other tokens' routing.
 #pragma once
 
 #include <vector>
@@ -25,7 +25,7 @@ struct Mlp final : SubBlock {
              int num_threads) const override;
 };
 
-// Each token's experts_per_token likeliest experts, weighted by the softmax over all of them.
+// Mixture: each token uses its experts_per_token likeliest experts, weighted by the softmax over all experts.
 struct Mixture final : SubBlock {
     PreNorm norm;
     Projection router;  // (experts, h)

@@ -1,6 +1,6 @@
-// One piece of the packed matrix product, compiled once for each instruction set (gemm_<isa>.cpp). A piece is
-// walked by blocks of k, then by panels, then by tiles of rows: the panel's block stays in the first cache
-// level while the rows of the piece, copied to scratch, stream from the second.
+// One piece of the packed matrix product, compiled once per instruction set (gemm_<isa>.cpp). The loops run
+// over blocks of k, then panels, then tiles of rows. A panel's block stays in the L1 cache, while the rows of
+// the piece, copied to scratch, stream from the L2 cache.
 #pragma once
 
 #include "gemm_amx.h"
@@ -10,7 +10,7 @@ namespace apcbatch {
 namespace APC_ISA {
 namespace {
 
-// `count` values from one type to another.
+// Converts `count` values from one type to another.
 template <class From, class To>
 APC_INLINE void convert(const From* from, To* to, int64_t count) {
     for (int64_t i = 0; i < count; i += kLanes)
@@ -39,8 +39,8 @@ APC_INLINE void copy_row(const float* x, int64_t k, char* to) {
     }
 }
 
-// Copies rows of x, inputs [k0, k0 + k), to scratch: as float32, rounded to bfloat16 first where the weights
-// are; or, for kDot and kMatrix, as bfloat16 with zeros up to packed_k.
+// Copies rows of x, inputs [k0, k0 + k), to scratch. They are stored as float32, rounded to bfloat16 first if
+// the weights are bfloat16. For kDot and kMatrix they are stored as bfloat16, padded with zeros to packed_k.
 template <Mode mode>
 void copy_rows(const LinearArgs& args, const LinearPiece& piece, int64_t k0, int64_t k, char* to) {
     with_type(args.x_dtype, [&](auto of) {
@@ -53,13 +53,13 @@ void copy_rows(const LinearArgs& args, const LinearPiece& piece, int64_t k0, int
 }
 
 struct Scratch {
-    char* rows;   // the copy of x
+    char* rows;   // copy of the rows of x
     float* sums;  // (panels, scratch_rows, kPanel) partial sums
 };
 
-// Adds the bias to the finished sums of some panels, kMostPanels at most, and writes them to the columns that
-// y has: what register tiles do themselves where all columns exist. Row by row, as y fills whole cache lines
-// so.
+// Adds the bias to the finished sums of at most kMostPanels panels and writes the columns that exist in y.
+// Where all columns exist, the register tiles do this themselves. Works row by row, to fill whole cache lines
+// of y.
 template <class Y>
 void finish(const LinearArgs& args, const LinearPiece& piece, const Scratch& scratch, int64_t p,
             int64_t panels) {
@@ -87,7 +87,7 @@ struct Block {
     int64_t k;
     bool first, last;
     int64_t panel_bytes;
-    const char* weights;  // the piece's first panel
+    const char* weights;  // first panel of the piece
 };
 
 template <Mode mode>
@@ -103,15 +103,14 @@ Block block_of(const LinearArgs& args, const LinearPiece& piece, int64_t k0) {
     return block;
 }
 
-// Where tile i of `tiles` fetches from meanwhile: its share of the panels that come next, so that memory is
-// read evenly while all tiles compute, not by the first of them alone. One tile reads as fast as it can
-// anyhow.
+// Sets the prefetch address of tile i of `tiles`: its share of the next panels, so that memory is read evenly
+// while all tiles compute. A single tile prefetches only its own weights, as it already reads at full speed.
 void fetch_later(Tile& t, int64_t panels, int64_t i, int64_t tiles) {
     t.later = tiles == 1 ? t.b : t.b + panels * t.panel_bytes + t.panel_bytes * i / tiles;
     t.later_step = kPanel * 4 / tiles;
 }
 
-// The panels [p, p + panels) of the piece, in one block of k, for all its rows.
+// Multiplies the panels [p, p + panels) of the piece, in one block of k, with all its rows.
 template <Mode mode>
 void run_panels(const LinearArgs& args, const LinearPiece& piece, const Block& block, const Scratch& scratch,
                 int64_t p, int64_t panels) {

@@ -1,10 +1,10 @@
-// The tiles of the packed matrix product in AMX's matrix registers: 16 or 32 rows of x times some panels,
-// over one block of k.
+// Tiles of the packed matrix product in AMX tile registers: 16 or 32 rows of x times some panels, over one
+// block of k.
 //
-// Arithmetic: tdpbf16ps takes kTileK inputs a step. Of each element it adds the products of the even and of
-// the odd inputs in two chains from +0 of fused multiply-adds, then the two, then their sum to the
-// accumulator. Denormal numbers count as zero. An element depends on its own row and column alone, so rows
-// are padded to whole tiles with whatever the scratch holds.
+// Arithmetic: tdpbf16ps takes kTileK inputs per step. For each element it adds the products of the even
+// inputs and those of the odd inputs in two chains of fused multiply-adds from +0. It then adds the two
+// chains, and their sum to the accumulator. Denormal numbers count as zero. An element depends on its own row
+// and column alone. So rows are padded to whole tiles with any data that the scratch holds.
 #pragma once
 
 #include "gemm_tile.h"
@@ -15,20 +15,20 @@ namespace apcbatch {
 namespace APC_ISA {
 namespace {
 
-// Rows of a register, and of the largest tile.
+// Rows of a tile register, and of the largest tile.
 constexpr int64_t kRegisterRows = 16;
 constexpr int64_t kMatrixRows = 2 * kRegisterRows;
 constexpr int64_t kRegisterBytes = 64 * kRegisterRows;
 
-// What LDTILECFG reads: all eight registers have 16 rows of 64 bytes.
+// Operand of LDTILECFG: all eight registers have 16 rows of 64 bytes.
 struct alignas(64) MatrixShape {
     uint8_t palette = 1, start = 0, reserved[14] = {};
     uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
     uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-// Configures the matrix registers of this thread for the scope of a piece; between pieces other libraries may
-// configure them.
+// Configures the tile registers of this thread for the scope of a piece. Between pieces, other libraries may
+// configure them differently.
 template <>
 struct Registers<Mode::kMatrix> {
     Registers() {
@@ -40,25 +40,27 @@ struct Registers<Mode::kMatrix> {
     Registers& operator=(const Registers&) = delete;
 };
 
-// Reading costs more rows than with vectors, whose arithmetic is slower.
+// Cost model of the split. Relative to arithmetic, which AMX makes faster, reading a panel costs more than
+// with vectors.
 template <>
 constexpr LinearShape shape_of<Mode::kMatrix> = {kMatrixRows, 64.0, 4.0};
 
 struct MatrixTile {
-    const char* a;        // rows in scratch
-    const char* b;        // the first panel's block
-    int64_t panel_bytes;  // of a panel's block, to the next panel's
-    float* sums;          // rows of kPanel, panels sums_panel apart
+    const char* a;        // rows of x in scratch
+    const char* b;        // block of the first panel
+    int64_t panel_bytes;  // from a panel's block to the next panel's
+    float* sums;          // rows of kPanel; panels are sums_panel apart
     int64_t sums_panel;
-    bool first;         // the sums begin at zero
-    const char* later;  // weights fetched into the second cache level meanwhile, later_step bytes a step
+    bool first;         // first block of k: the sums begin at zero
+    const char* later;  // weights to prefetch into the L2 cache, later_step bytes per step
     int64_t later_step;
 };
 
-// The compiler does not know which memory the loads of registers read.
+// Compiler barrier: the compiler does not know which memory the tile loads read.
 APC_INLINE void memory_is_written() { asm volatile("" ::: "memory"); }
 
-// Registers 0 to 3 hold the sums: of two panels, the second row of them below; or of up to four panels.
+// Multiplies one tile. Registers 0 to 3 hold the sums: of two panels by two registers of rows, or of up to
+// four panels by one.
 template <int Registers, int Panels>
 __attribute__((noinline)) void matrix_tile(const MatrixTile& t) {
     static_assert(Registers * Panels <= 4, "the other four registers hold x and the weights");
@@ -115,7 +117,7 @@ __attribute__((noinline)) void matrix_tile(const MatrixTile& t) {
     if constexpr (Registers > 1 && Panels > 1) _tile_stored(3, below + t.sums_panel, row);
 }
 
-// While it lives, arithmetic on vectors takes denormal numbers as zero, as tdpbf16ps does.
+// Makes vector arithmetic treat denormal numbers as zero during its lifetime, as tdpbf16ps does.
 class DenormalsAreZero {
   public:
     DenormalsAreZero() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
@@ -127,8 +129,8 @@ class DenormalsAreZero {
     unsigned before_;
 };
 
-// What matrix_tile computes, for the few rows that vectors multiply as fast as their weights come from
-// memory. Not inline: nothing of it may move out of the life of a DenormalsAreZero.
+// Computes what matrix_tile computes, with vectors, for so few rows that memory limits the speed anyway. Not
+// inline: none of its code may move out of the lifetime of a DenormalsAreZero.
 template <int Rows, int Panels>
 __attribute__((noinline)) void vector_tile(const MatrixTile& t) {
     const char* a = t.a;
@@ -181,10 +183,10 @@ __attribute__((noinline)) void vector_tile(const MatrixTile& t) {
     }
 }
 
-// Rows that vectors multiply.
+// Maximum rows that vectors multiply.
 constexpr int64_t kVectorRows = 2;
 
-// Panels that are multiplied together, of those left: x stays in the first cache level for all of them.
+// Returns how many of the remaining panels to multiply together; x stays in the L1 cache for all of them.
 template <>
 inline int64_t tile_panels<Mode::kMatrix>(int64_t rows, int64_t left) {
     int64_t panels = rows == 1 ? 8 : 4;
@@ -192,7 +194,7 @@ inline int64_t tile_panels<Mode::kMatrix>(int64_t rows, int64_t left) {
     return panels;
 }
 
-// `rows` rows or the largest tile's, `panels` as tile_panels says.
+// Multiplies `rows` rows, at most those of the largest tile, with `panels` panels as returned by tile_panels.
 inline void run_matrix_tile(int64_t rows, int64_t panels, const MatrixTile& t) {
     if (rows > kRegisterRows) {
         if (panels == 1) return matrix_tile<2, 1>(t);

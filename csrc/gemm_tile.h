@@ -1,5 +1,5 @@
-// The register tiles of the packed matrix product: some rows of x times one or more panels, over one block of
-// k. Those of matrix registers are in gemm_amx.h.
+// Register tiles of the packed matrix product: some rows of x times one or more panels, over one block of k.
+// Tiles of AMX registers are in gemm_amx.h.
 #pragma once
 
 #include "linear.h"
@@ -9,7 +9,7 @@ namespace apcbatch {
 namespace APC_ISA {
 namespace {
 
-// Rows and panels of the largest tile: its sums fill the register file but for the operands.
+// Rows and panels of the largest tile: its sums fill the register file except for the operands.
 #if defined(__AVX512F__)
 constexpr int kTileRows = 12, kTilePanels = 2;
 #elif defined(__AVX2__)
@@ -20,20 +20,21 @@ constexpr int kTileRows = 4, kTilePanels = 1;
 
 constexpr int kVecs = int(kPanel) / kLanes;  // vectors of one panel
 
-constexpr int64_t kMostPanels = 8;  // of any tile
+constexpr int64_t kMostPanels = 8;  // maximum panels of a tile
 
-// Weights are fetched this many bytes before a tile uses them, also over the end of a panel's block into the
-// next: few where few rows take many panels, whose streams the processor follows by itself.
+// Returns how many bytes ahead of their use a tile prefetches weights, across the end of a panel's block into
+// the next. Few rows use many panels at once; the hardware prefetcher follows their streams, so the distance
+// is short.
 constexpr int64_t ahead_of(int64_t rows) { return rows <= 3 ? 256 : 1024; }
 
 enum class Mode {
     kFloat,    // float32 weights
     kWidened,  // bfloat16 weights, widened in registers; the arithmetic of kFloat
-    kDot,      // bfloat16 weights and inputs in couples, vdpbf16ps
-    kMatrix,   // bfloat16 weights and inputs in matrix registers, tdpbf16ps
+    kDot,      // bfloat16 weights and inputs in pairs, vdpbf16ps
+    kMatrix,   // bfloat16 weights and inputs in AMX registers, tdpbf16ps
 };
 
-// How weights of a type are multiplied here.
+// Returns how this instruction set multiplies weights of a type.
 constexpr Mode mode_of(Of<float>) { return Mode::kFloat; }
 #if defined(__AMX_BF16__)
 constexpr Mode mode_of(Of<BFloat16>) { return Mode::kMatrix; }
@@ -46,19 +47,19 @@ constexpr Mode mode_of(Of<BFloat16>) { return Mode::kWidened; }
 template <Mode mode>
 constexpr LinearShape shape_of = {kTileRows, 4.0, 0.5};
 
-// What a thread must have while it multiplies.
+// Processor state that a thread needs while it multiplies; none by default.
 template <Mode mode>
 struct Registers {};
 
-// What one tile reads and writes. Its sums start at zero or at `from`, and go to `to` (rows of kPanel, panels
-// sums_panel apart) or, with the bias, to y (rows y_row apart).
+// Operands of one tile. Its sums start at zero or at `from`. They are written to `to` (rows of kPanel, panels
+// sums_panel apart) or, with the bias added, to y (rows y_row apart).
 struct Tile {
-    const char* a;        // rows in scratch
-    const char* b;        // the first panel's block
-    int64_t panel_bytes;  // to the next panel's
+    const char* a;        // rows of x in scratch
+    const char* b;        // block of the first panel
+    int64_t panel_bytes;  // from a panel's block to the next panel's
     int64_t k;
-    int64_t ahead;      // bytes from a weight to the one that is fetched into the first cache level meanwhile
-    const char* later;  // weights fetched into the second level meanwhile, later_step bytes a step
+    int64_t ahead;      // distance in bytes of the prefetch into the L1 cache
+    const char* later;  // weights to prefetch into the L2 cache, later_step bytes per step
     int64_t later_step;
     const float* from;  // or null
     float* to;
@@ -69,26 +70,26 @@ struct Tile {
     const float* bias;  // or null
 };
 
-// A float of memory that may hold two bfloat16 values.
+// Loads 4 bytes as a float; they may hold two bfloat16 values.
 APC_INLINE float load_lane(const char* p) {
     float value;
     memcpy(&value, p, sizeof(value));
     return value;
 }
 
-// The even and the odd k of one vector of (even, odd) couples of bfloat16, widened.
+// Widen the even, or the odd, k of one vector of (even, odd) pairs of bfloat16.
 APC_INLINE Vec even_k(const char* p) { return as_float(shift_left<16>(as_bits(Vec::load_bytes(p)))); }
 APC_INLINE Vec odd_k(const char* p) {
     return as_float(as_bits(Vec::load_bytes(p)) & VecI::broadcast(int32_t(0xffff0000u)));
 }
 
-// Bytes from the first panel's row of weights to a tile's vector v.
+// Returns the bytes from the first panel's row of weights to vector v of a tile.
 APC_INLINE int64_t vector_bytes(int v, int64_t panel_bytes) {
     return (v / kVecs) * panel_bytes + (v % kVecs) * kLanes * 4;
 }
 
-// acc += x w for one k: Rows values of x at a, kRowBytes apart; Vecs vectors of weights, the v-th from
-// weights(v). Many rows keep the vectors in registers, few rows the values of x.
+// Computes acc += x w for one k. Rows values of x are at a, kRowBytes apart; weights(v) returns vector v of
+// the Vecs vectors of weights. With many rows the vectors stay in registers, with few rows the values of x.
 template <int Rows, int Vecs, class Weights>
 APC_INLINE void multiply(Vec (&acc)[Rows][Vecs], const char* a, const Weights& weights) {
     if constexpr (Rows < Vecs) {
@@ -115,7 +116,7 @@ APC_INLINE void multiply(Vec (&acc)[Rows][Vecs], const char* a, const Weights& w
 }
 
 #if defined(__AVX512BF16__)
-// The same for one couple of k in bfloat16: each lane adds the products of its two couples (vdpbf16ps).
+// The same for one pair of k in bfloat16: each lane adds the products of both k (vdpbf16ps).
 template <int Rows, int Vecs, class Weights>
 APC_INLINE void multiply_couples(Vec (&acc)[Rows][Vecs], const char* a, const Weights& weights) {
     Vec w[Vecs];
@@ -165,7 +166,7 @@ APC_INLINE void add_bias(Vec (&acc)[Rows][Vecs], const float* bias) {
     }
 }
 
-// Not inline: among other code the compiler runs out of registers in the loop.
+// Not inline: inlined, the compiler would run out of registers in the loop.
 template <int Rows, int Panels, Mode mode>
 __attribute__((noinline)) void tile(const Tile& t) {
     Vec acc[Rows][Panels * kVecs];
@@ -242,7 +243,7 @@ void run_rows(int64_t rows, const Tile& t) {
     }
 }
 
-// Panels that one tile takes at once, of those left: few rows take more panels, for enough independent sums.
+// Returns how many of the remaining panels one tile takes: with few rows more, for enough independent sums.
 template <Mode mode>
 int64_t tile_panels(int64_t rows, int64_t left) {
     int64_t panels = kTilePanels;
@@ -257,7 +258,7 @@ int64_t tile_panels(int64_t rows, int64_t left) {
     return panels;
 }
 
-// `panels` as tile_panels says.
+// Runs one tile. panels: as returned by tile_panels.
 template <Mode mode>
 void run_tile(int64_t rows, int64_t panels, const Tile& t) {
 #if defined(__AVX512F__)

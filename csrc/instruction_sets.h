@@ -1,18 +1,18 @@
-// The instruction sets that the kernels are compiled for, the plainest first: the one list from which the
-// namespaces, the dispatch and the build (csrc/build_flags.py reads the rows) follow.
+// Instruction sets that the kernels are compiled for, the most basic first. The namespaces, the dispatch and
+// the build (csrc/build_flags.py reads the rows) follow from this list.
 //
 // ISA(argument, name, kernels, attention, product, features):
-//   name      its namespace, the end of its files' names, and the value of the option
+//   name      its namespace, the suffix of its files, and the value of the option
 //   kernels   the set whose kernels it uses; the matrix product is always its own
 //   attention the set whose attention it uses
-//   product   how bfloat16 is multiplied: sets of the same word give the same bits
-//   features  what the processor must have, in the spelling of GCC's -m options
+//   product   how bfloat16 is multiplied: sets with the same word give the same bits
+//   features  required processor features, in the spelling of GCC's -m options
 //
-// A new set is a row here and its files: gemm_<name>.cpp, and the others too if it uses its own kernels.
-// apcbatch/config.py names it for users; a test compares the two.
+// To add a set, add a row here and its files: gemm_<name>.cpp, and the others too if it uses its own kernels.
+// Also add it to apcbatch/config.py for users; a test compares the two.
 #pragma once
 
-// clang-format off: it takes a hyphen for a minus
+// clang-format off: it would format the hyphens as minus signs
 #if defined(__x86_64__)
 #define APC_ISAS(ISA, argument)                                                                                    \
     ISA(argument, plain, plain, plain, widen, )                                                                    \

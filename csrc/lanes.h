@@ -1,4 +1,4 @@
-// Vector loads and stores at the end of a row, for kernels whose rows have any length.
+// Partial vector loads and stores at the end of a row, for rows of any length.
 #pragma once
 
 #include "simd.h"
@@ -6,7 +6,7 @@
 namespace apcbatch {
 namespace APC_ISA {
 
-// The first `count` lanes of a vector (any count above 0), the others zero.
+// Loads the first `count` lanes of a vector, 1 or more, with zeros in the others.
 template <class T>
 APC_INLINE Vec load_first(const T* p, int64_t count) {
     return count >= kLanes ? Vec::load(p) : load_partial(p, count);

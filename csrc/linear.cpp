@@ -1,5 +1,4 @@
-// Packing, and the cut of a packed matrix product into pieces for the threads.
-// Must not know: instruction sets; how a piece is computed (gemm.h).
+// Pack weights, and split a packed matrix product into pieces for the threads. gemm.h computes a piece.
 #include "linear.h"
 
 #include <cstring>
@@ -13,21 +12,21 @@
 namespace apcbatch {
 namespace {
 
-// Rows of one piece at most (their copy stays in the second cache level), and panels of one piece.
+// Maximum rows of one piece, whose copy stays in the L2 cache, and maximum panels of one piece.
 constexpr int64_t kMaxRows = 144;
 constexpr int64_t kMaxPanels = 32;
-// Waking the others pays from about 80 us of work on. A weight that is read costs as much as kWeightCost
-// multiply-adds, which is what counts for few rows.
+// Work, in multiply-adds, from which waking the thread pool pays: about 80 us. Reading a weight costs as much
+// as kWeightCost multiply-adds, which dominates for few rows.
 constexpr double kSerialWork = 1 << 22;
 constexpr int64_t kWeightCost = 8;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Values of k that lie side by side in a panel: as many as fill a float.
+// Number of k values stored side by side in a panel: those that fill 4 bytes.
 template <class T>
 constexpr int64_t kCouple = int64_t(sizeof(float) / sizeof(T));
 
-// One panel of one block of k.
+// Packs one panel of one block of k.
 template <class T>
 void pack_panel(const T* weight, int64_t stride, int64_t out, int64_t k, int64_t panel, T* to) {
     constexpr int64_t group = kCouple<T>;
@@ -71,18 +70,18 @@ void unpack(const T* packed, int64_t out, int64_t in, const int64_t* indices, in
     });
 }
 
-// Sizes of the pieces of a product: a grid of row blocks and panel blocks.
+// Split of a product into a grid of row blocks and panel blocks. rows, panels: sizes of one piece.
 struct Cut {
     int64_t rows, row_blocks, panels, panel_blocks;
 };
 
-// Time of one piece. A panel is read while the one before it is multiplied.
+// Estimates the time of one piece. Each panel is read while the previous one is multiplied.
 double piece_cost(const LinearShape& shape, int64_t rows, int64_t panels) {
     const double panel = double(rows) < shape.panel_costs ? shape.panel_costs : double(rows);
     return double(panels) * panel + shape.row_costs * double(rows);
 }
 
-// What a cut depends on.
+// Key of a split: all that it depends on.
 struct Question {
     int64_t t, panels, threads;
     LinearShape shape;
@@ -93,13 +92,14 @@ struct Question {
     }
 };
 
-// Threads are not equally fast: what the last of them is behind, in pieces, where there are many rows. Of a
-// few rows the weights are read as fast as memory gives them, best in pieces as long as can be.
+// Delay of the slowest thread, in pieces, for more than kFewRows rows. With fewer rows memory bandwidth is
+// the limit, and pieces as long as possible are best.
 constexpr double kUneven = 0.25;
 constexpr int64_t kFewRows = 16;
 
-// The cut of the shortest estimated time. More row blocks than needed only where there are few panels, as
-// each block reads all weights; at most about eight pieces a thread, of at most kMaxPanels panels.
+// Searches the split of the shortest estimated time. As each row block reads all weights, more row blocks
+// than needed are tried only with few panels. A thread gets at most about eight pieces of at most kMaxPanels
+// panels.
 Cut search(const Question& question) {
     const int64_t panels = question.panels, t = question.t, threads = question.threads;
     const LinearShape& shape = question.shape;
@@ -128,7 +128,7 @@ Cut search(const Question& question) {
     return best;
 }
 
-// The same, remembered: a pass asks the same few questions in every layer, and the search takes microseconds.
+// Returns the split from a cache: every layer of a pass needs the same few, and a search takes microseconds.
 Cut cut(const Question& question) {
     struct Answer {
         Question question;

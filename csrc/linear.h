@@ -1,10 +1,9 @@
-// The packed matrix product y = x W^T (+ bias): arguments, the packed layout and the entry points. It works
-// on plain addresses, sizes and strides.
+// Packed matrix product y = x W^T (+ bias): arguments, packed layout, entry points.
 //
-// Arithmetic of one output element: one float32 accumulator from +0, fused multiply-adds over k strictly
-// ascending, then the bias, then one rounding to the output type. Two instruction sets multiply bfloat16 in
-// steps of several k, each step one instruction (gemm_tile.h, gemm_amx.h). Always it depends on that row and
-// that column alone.
+// Arithmetic of one output element: one float32 accumulator from +0, fused multiply-adds over k in strictly
+// ascending order, then the bias, then one rounding to the output type. Two instruction sets multiply
+// bfloat16 in steps of several k, each step one instruction (gemm_tile.h, gemm_amx.h). An element always
+// depends on its row of x and its row of W alone.
 #pragma once
 
 #include <stdint.h>
@@ -14,24 +13,25 @@
 
 namespace apcbatch {
 
-// Packed weights: blocks of kBlockK inputs; in a block, panels of kPanel outputs side by side; in a panel, k
-// by k, kPanel values (float32), or pair by pair of k, kPanel (even k, odd k) couples (bfloat16). Outputs are
-// padded with zeros, and the last k of bfloat16 to kTileK of them: 16 pairs by 16 couples are what AMX loads
-// as one tile. Execution walks this order, so weights stream from memory front to back.
+// Layout of packed weights: blocks of kBlockK inputs; in a block, panels of kPanel outputs, one after the
+// other; in a panel, for each k kPanel float32 values, or for each two k kPanel (even k, odd k) pairs of
+// bfloat16. Outputs are padded with zeros, and bfloat16 inputs to a multiple of kTileK: AMX loads 16 by 16
+// pairs as one tile. The kernel reads in this order, so weights stream from memory front to back.
 constexpr int64_t kPanel = 16;
 constexpr int64_t kBlockK = 256;
 constexpr int64_t kTileK = 32;
 
-// Values of each output that k inputs take in a panel.
+// Returns the number of values that k inputs of one output take in a panel.
 constexpr int64_t packed_k(int64_t k, int64_t value_bytes) {
     return value_bytes == 2 ? (k + kTileK - 1) / kTileK * kTileK : k;
 }
 
-// Scratch of one piece: its rows of x, then the partial sums (panels, rows, kPanel), of scratch_rows each.
-// Bytes between copied rows: not a power of two, or all rows of a tile would share cache sets.
+// Scratch of one piece: its rows of x, then the partial sums (panels, rows, kPanel), both with scratch_rows
+// rows. kRowBytes: bytes between copied rows; not a power of two, or all rows of a tile would share cache
+// sets.
 constexpr int64_t kRowBytes = 4 * (kBlockK + 16);
 
-// Whole tiles of AMX.
+// Rounds rows up to whole AMX tiles.
 constexpr int64_t scratch_rows(int64_t rows) { return (rows + 15) / 16 * 16; }
 
 struct LinearArgs {
@@ -48,19 +48,18 @@ struct LinearArgs {
     DType y_dtype = DType::float32;
 };
 
-// One piece of the output: rows [row, row + rows) and panels [panel, panel + panels).
+// Piece of the output: rows [row, row + rows) and panels [panel, panel + panels).
 struct LinearPiece {
     int64_t row, rows, panel, panels;
 };
 
 using LinearKernel = void (*)(const LinearArgs&, const LinearPiece&, char* scratch);
 
-// What cuts a product well, for weights of one type. Costs are in about the time that one row of one panel
-// takes for each k.
+// Parameters of the split, for weights of one type. Costs are per k, in units of one row of one panel.
 struct LinearShape {
-    int64_t tile_rows;   // of the largest register tile; row blocks are multiples of it
-    double panel_costs;  // reading a panel
-    double row_costs;    // copying a row of x
+    int64_t tile_rows;   // rows of the largest register tile; row blocks are multiples of it
+    double panel_costs;  // cost of reading a panel
+    double row_costs;    // cost of copying a row of x
 };
 
 struct LinearIsa {
@@ -75,7 +74,7 @@ struct LinearIsa {
 APC_ISAS(APC_DECLARE, )
 #undef APC_DECLARE
 
-// A projection: packed weights (out, in) and a bias (out) or null.
+// Projection: packed weights (out, in) and a bias (out) or null.
 struct Projection {
     int64_t out = 0, in = 0;
     const void* weights = nullptr;
@@ -85,7 +84,7 @@ struct Projection {
 
 constexpr int64_t panels_of(int64_t out) { return (out + kPanel - 1) / kPanel; }
 
-// Bytes of packed weights (out, in). Throws std::length_error where they are too many to count.
+// Returns the bytes of packed weights (out, in). Throws std::length_error on overflow.
 int64_t packed_bytes(int64_t out, int64_t in, DType dtype);
 // Packs weight (out, in) with `stride` elements between rows into `packed`, packed_bytes() large.
 void pack_linear(const void* weight, int64_t stride, int64_t out, int64_t in, DType dtype, void* packed,
@@ -93,16 +92,16 @@ void pack_linear(const void* weight, int64_t stride, int64_t out, int64_t in, DT
 // Writes rows `indices` (count) of the packed weights back as (count, in) in the packed type.
 void unpack_rows(const void* packed, int64_t out, int64_t in, DType dtype, const int64_t* indices,
                  int64_t count, void* rows, int num_threads);
-void linear(const LinearArgs& args, int num_threads);  // by the instruction set in use
+void linear(const LinearArgs& args, int num_threads);  // uses the current instruction set
 
-// Rows of activations of one type.
+// Matrix of activations.
 struct Rows {
     int64_t t = 0;
     void* data = nullptr;
     int64_t stride = 0;
     DType dtype = DType::float32;
 };
-// y = x W^T (+ bias). x_rows as in LinearArgs; y.t rows.
+// Computes y = x W^T (+ bias) for y.t rows. x_rows: see LinearArgs.
 void project(const Projection& projection, const Rows& x, const int64_t* x_rows, const Rows& y,
              int num_threads);
 

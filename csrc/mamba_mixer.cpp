@@ -7,7 +7,7 @@
 namespace apcbatch {
 namespace {
 
-// The activations between the projections, one after the other in the workspace.
+// Layout of the activations between the projections, consecutive in the workspace.
 class Layout {
   public:
     Layout(const MambaMixer& p, std::int64_t t) : dtype_(p.dtype), t_(t) {
@@ -59,7 +59,7 @@ void convolve(const MambaMixer& p, const RaggedParams& ragged, const Rows& from,
     causal_conv(conv, num_threads);
 }
 
-// `columns` columns of the rows, normed, into contiguous rows that begin at `to`.
+// Norms the first `columns` columns of the rows into contiguous rows at `to`. Returns these.
 Rows norm(const MambaMixer& p, const Rows& rows, std::int64_t columns, const float* weight, void* to,
           int num_threads) {
     const PartTimer timer(Part::norms);
@@ -93,7 +93,7 @@ Selection select(const MambaMixer& p, const Rows& low, const Rows& normed, int n
     return s;
 }
 
-// y takes the place of dt: a unit of the scan reads a tile's dt before it writes the tile's y.
+// Runs the scan. y overwrites dt: a unit of the scan reads a tile's dt before it writes the tile's y.
 void scan(const MambaMixer& p, const RaggedParams& ragged, const Rows& x, const Rows& z, const Selection& s,
           int num_threads) {
     const PartTimer timer(Part::scan);

@@ -1,7 +1,7 @@
-// The Mamba-1 mixer of one layer, its norm included, as one call of its kernels in order.
+// Mamba-1 mixer of one layer, its norm included: one call that runs its kernels in order.
 //
-// The sequence is that of Gu and Dao 2023, Mamba, section 3.4; each step is the kernel of the same name, so
-// the bits are those of the kernels called one by one.
+// The order is that of Gu and Dao 2023, Mamba, section 3.4. The bits equal those of the kernels called one by
+// one.
 #pragma once
 
 #include "linear.h"
@@ -9,7 +9,7 @@
 
 namespace apcbatch {
 
-// Filled once for each layer. d: d_inner, n: d_state, w: taps, r: dt_rank, h: hidden.
+// Mamba mixer, filled once per layer. d: d_inner, n: d_state, w: taps, r: dt_rank, h: hidden.
 struct MambaMixer final : SubBlock {
     PreNorm norm;
     DType dtype = DType::float32;                   // of the activations and of the convolution's state

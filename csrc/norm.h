@@ -1,8 +1,7 @@
-// RMS norm (Zhang and Sennrich 2019, equation 4), alone or with the residual addition before it, and
-// silu(gate) * up.
+// RMS norm (Zhang and Sennrich 2019, equation 4), alone or after the residual addition, and silu(gate) * up.
 //
-// Invariant: element i of a row adds its square to lane i mod 32, and the 32 lanes are then added as a fixed
-// tree, whatever the vectors' width.
+// Invariant: the square of element i of a row is added to lane i mod 32. The 32 lanes are then added in a
+// fixed tree, for any vector width.
 #pragma once
 
 #include "lanes.h"
@@ -25,7 +24,7 @@ APC_INLINE float sum_lanes(const Vec (&sums)[kSumVecs]) {
     return lane[0];
 }
 
-// The sum of squares of a row; with a delta, of the row plus the delta, which is written back.
+// Returns the sum of squares of a row. With a delta, first adds it to the row in place.
 template <class X, class Delta>
 APC_INLINE float square_sum(X* x, const Delta* delta, int64_t h) {
     Vec sums[kSumVecs];

@@ -1,20 +1,21 @@
-// The kernels' arguments: plain structs of addresses, sizes and strides. No Python, no torch, no ISA. Strides
-// count elements. Every struct is filled once a call by bindings.cpp and read by all threads.
+// Arguments of the kernels: plain structs of addresses, sizes and strides, independent of Python, torch and
+// the instruction set. Strides are in elements. The bindings fill a struct once per call; all threads read
+// it.
 #pragma once
 
 #include <cstdint>
 
 namespace apcbatch {
 
-// The upper half of a float32. Arithmetic on it happens in float32 only (simd.h widens and rounds).
+// The upper 16 bits of a float32. Arithmetic is in float32 only; simd.h widens and rounds.
 struct BFloat16 {
     std::uint16_t bits;
 };
 
-enum class DType : int { float32 = 0, bfloat16 = 1, float16 = 2 };  // float16: CUDA kernels alone
+enum class DType : int { float32 = 0, bfloat16 = 1, float16 = 2 };  // float16: CUDA kernels only
 
-// Conversions from a number to DType check its range. A choice by type is a switch without a default, so that
-// the compiler names the switches that lack a new type.
+// Conversions from a number to DType check its range. Switches over DType have no default, so that the
+// compiler reports each switch that lacks a new type.
 constexpr inline __attribute__((always_inline)) std::int64_t bytes_of(DType dtype) {
     switch (dtype) {
         case DType::float32:
@@ -26,13 +27,13 @@ constexpr inline __attribute__((always_inline)) std::int64_t bytes_of(DType dtyp
     __builtin_trap();
 }
 
-// Stands for a type of values that is known at run time only: Of<T>::type is T.
+// Tag for a value type selected at run time: Of<T>::type is T.
 template <class T>
 struct Of {
     using type = T;
 };
 
-// function(Of<T>()) for the type T of the values. The CPU has no kernels for float16.
+// Calls function(Of<T>()) with the C++ type T of a DType. The CPU has no kernels for float16.
 template <class Function>
 inline __attribute__((always_inline)) auto with_type(DType dtype, const Function& function) {
     switch (dtype) {
@@ -47,9 +48,9 @@ inline __attribute__((always_inline)) auto with_type(DType dtype, const Function
 }
 
 template <class T>
-using TypeOf = typename T::type;  // TypeOf<decltype(x)> of an Of
+using TypeOf = typename T::type;  // TypeOf<decltype(tag)>: the type of a tag Of<T>
 
-// The packed batch's metadata (apcbatch/kernels/ragged.py says what each list means and checks them all).
+// Metadata of a packed batch; apcbatch/kernels/ragged.py defines and checks each array.
 struct RaggedParams {
     std::int64_t num_sequences = 0;
     const std::int64_t* cu_seqlens = nullptr;          // (b + 1)

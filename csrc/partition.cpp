@@ -6,15 +6,15 @@ namespace apcbatch {
 namespace {
 
 constexpr std::int64_t kUnitsPerThread = 2;
-// What a unit costs beside its tokens times its channels, in these: as if there were a token more; each token
-// as if it had so many channels more, and each sequence, whose rows of state are fetched. And what the last
-// of the threads is behind, in units.
+// Overheads of the cost model, in (token, channel) updates: a unit costs kUnitTokens more tokens, each token
+// kTokenChannels more channels, and each sequence, whose state is fetched, kSequenceChannels. kUneven: delay
+// of the slowest thread, in units.
 constexpr double kUnitTokens = 1.0, kTokenChannels = 4.0, kSequenceChannels = 64.0;
 constexpr double kUneven = 0.25;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-// Ends of about `wanted` runs of sequences with equal numbers of tokens.
+// Splits the sequences into about `wanted` runs of nearly equal token count. Returns the end of each run.
 std::vector<std::int64_t> cut_sequences(const RaggedParams& ragged, std::int64_t wanted) {
     const std::int64_t b = ragged.num_sequences, tokens = ragged.cu_seqlens[b];
     std::vector<std::int64_t> ends;
@@ -28,7 +28,7 @@ std::vector<std::int64_t> cut_sequences(const RaggedParams& ragged, std::int64_t
     return ends;
 }
 
-// Time of all units where they are so wide.
+// Estimates the time of all units if each has `width` channels.
 double cost_of(const RaggedParams& ragged, std::int64_t d_inner, std::int64_t width, int num_threads) {
     const std::int64_t b = ragged.num_sequences, ranges = ceil_div(d_inner, width);
     const std::int64_t runs = std::min(b, ceil_div(kUnitsPerThread * num_threads, ranges));
@@ -38,8 +38,8 @@ double cost_of(const RaggedParams& ragged, std::int64_t d_inner, std::int64_t wi
            ((tokens + kUnitTokens) * double(width) + tokens * kTokenChannels + sequences * kSequenceChannels);
 }
 
-// Channels of a unit: as wide as may be for one thread, else of the least cost among 1, 2, 3, 4, 6, 8, 12, ..
-// grains.
+// Chooses the number of channels of a unit: the maximum for one thread, else the one of least cost among 1,
+// 2, 3, 4, 6, 8, 12, ... grains.
 std::int64_t width_of(const RaggedParams& ragged, std::int64_t d_inner, std::int64_t grain,
                       std::int64_t widest, int num_threads) {
     std::int64_t best = std::min(widest, ceil_div(d_inner, grain) * grain);

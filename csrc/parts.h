@@ -1,5 +1,5 @@
-// Time inside the calls that run several kernels: seconds by kind of work, while recording is on. Recorded by
-// the calling thread.
+// Profile the calls that run several kernels: seconds by kind of work, per calling thread, while recording is
+// on.
 #pragma once
 
 namespace apcbatch {
@@ -19,13 +19,13 @@ enum class Part : int {
 };
 constexpr int kParts = 10;
 
-void record_parts(bool on);  // on: from zero
+void record_parts(bool on);  // turning it on resets all parts to zero
 bool recording_parts();
-void add_part(Part part, double seconds);  // while recording is on
+void add_part(Part part, double seconds);  // call only while recording is on
 double clock_s();
 const double* part_seconds();  // (kParts), since recording was last turned on
 
-// Adds its lifetime to a part; without recording it costs one test.
+// Adds its lifetime to a part. If recording is off, it costs one test.
 class PartTimer {
   public:
     explicit PartTimer(Part part);
@@ -35,7 +35,7 @@ class PartTimer {
 
   private:
     Part part_;
-    double begin_;  // below zero: not recording
+    double begin_;  // negative: recording is off
 };
 
 }  // namespace apcbatch

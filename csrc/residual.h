@@ -1,5 +1,5 @@
-// The residual stream between sub-blocks: the pending output of the sub-block before, and the RMS norm at the
-// beginning of the next.
+// Residual stream between sub-blocks: a running sum, the pending output of the last sub-block, and the RMS
+// norm at the beginning of the next.
 #pragma once
 
 #include "params.h"
@@ -19,7 +19,7 @@ struct Residual {
     bool has_delta = false;
 };
 
-// sum += delta, then its norm into `normed` (t, h) contiguous of `dtype`.
+// Adds delta to sum if has_delta, then writes the sum's norm to `normed`, (t, h) contiguous in `dtype`.
 void pre_norm(const PreNorm& norm, std::int64_t t, std::int64_t h, const Residual& residual, void* normed,
               DType dtype, int num_threads);
 

@@ -1,4 +1,4 @@
-// Shares the rows of the row-wise ops out over the threads. Must not know: the arithmetic of a row.
+// Distribute the rows of the row-wise ops over the threads.
 #include "rowwise.h"
 
 #include "share.h"

@@ -1,6 +1,5 @@
-// Ops that treat each row on its own: RMS norm, the SwiGLU product, and the choices made from logits
-// (experts, the likeliest token, log-probabilities). Arguments and entry points; norm.h and choose.h hold the
-// arithmetic.
+// Row-wise ops: RMS norm, the SwiGLU product, and top-k, argmax and log-probabilities of logits. Arguments
+// and entry points; norm.h and choose.h have the arithmetic.
 #pragma once
 
 #include <stdint.h>
@@ -10,10 +9,11 @@
 
 namespace apcbatch {
 
-// y = x / sqrt(mean(x^2) + eps) * weight. With delta: x (float32) += delta first, in place.
+// RMS norm: y = x / sqrt(mean(x^2) + eps) * weight. With a delta, first x += delta in place; x is then
+// float32.
 struct NormParams {
     int64_t t = 0, h = 0;
-    void* x = nullptr;  // (t, h), row stride x_stride; written only if there is a delta
+    void* x = nullptr;  // (t, h), row stride x_stride; written only with a delta
     int64_t x_stride = 0;
     DType x_dtype = DType::float32;
     const void* delta = nullptr;  // (t, h) or null
@@ -25,7 +25,7 @@ struct NormParams {
     DType y_dtype = DType::float32;
 };
 
-// y = silu(gate) * up. y may be gate itself.
+// SwiGLU product: y = silu(gate) * up. y may be the same memory as gate.
 struct SiluMulParams {
     int64_t t = 0, f = 0;
     const void* gate = nullptr;  // (t, f)
@@ -37,7 +37,8 @@ struct SiluMulParams {
     DType dtype = DType::float32;
 };
 
-// The k largest of each row of logits, the lower index first on ties, and their softmax over the whole row.
+// Top-k: the k largest logits of each row, the lower index first on ties, and their softmax over the whole
+// row.
 struct TopkParams {
     int64_t t = 0, n = 0, k = 0;
     const float* logits = nullptr;  // (t, n)
@@ -46,13 +47,13 @@ struct TopkParams {
     int64_t* indices = nullptr;  // (t, k) contiguous
 };
 
-// The log-probability of one token a row: logit - max - log(sum of exp(logit - max)).
+// Log-probability of one token per row: logit - max - log(sum of exp(logit - max)).
 struct LogprobParams {
     int64_t t = 0, n = 0;
     const float* logits = nullptr;  // (t, n)
     int64_t stride = 0;
-    // true: tokens receives the largest logit's index, the lowest on ties; -1 for a row that is not finite,
-    // whose log-probability is NaN
+    // true: write to tokens the index of the largest logit, the lowest on ties; for a row that is not finite,
+    // write -1, and NaN as its log-probability
     bool choose = false;
     int64_t* tokens = nullptr;  // (t)
     float* logprobs = nullptr;  // (t) or null
@@ -63,7 +64,7 @@ void silu_mul(const SiluMulParams& params, int num_threads);
 void softmax_topk(const TopkParams& params, int num_threads);
 void logprob(const LogprobParams& params, int num_threads);
 
-// Scratch of softmax_topk: the row's exponentials.
+// Returns the scratch bytes of softmax_topk: the exponentials of a row.
 constexpr int64_t topk_scratch_bytes(int64_t n) { return 4 * (n + 16); }
 
 #define APC_DECLARE(argument, name, ...)                                                         \

@@ -7,8 +7,8 @@
 namespace apcbatch {
 namespace {
 
-// Channels of a unit at most: its h and A stay in the second cache level with 16 states, and nearly so with
-// more.
+// Returns the maximum channels of a unit. With 16 states, h and A of a unit stay in the L2 cache; with more
+// states, nearly all of them do.
 std::int64_t widest_scan_range(std::int64_t d_state) {
     const std::int64_t channels = 32768 / d_state / kTileChannels * kTileChannels;
     return std::max(channels, kTileChannels);
@@ -16,23 +16,23 @@ std::int64_t widest_scan_range(std::int64_t d_state) {
 
 constexpr std::int64_t kWidestConvRange = 4096;
 
-// Channels of a row that fill a cache line.
+// Returns the number of channels that fill a cache line.
 std::int64_t line_of(DType dtype) { return 64 / bytes_of(dtype); }
 
-// Below this many updates (of a state, or of a convolution's sum) one thread is faster than waking the
-// others.
+// Updates, of a state or of a convolution's sum, below which one thread is faster than waking the thread
+// pool.
 constexpr double kSerialWork = 1 << 18;
-constexpr std::int64_t kConvSetUp = 4;                // the weights are widened and transposed
-constexpr std::int64_t kManyTokens = 8 * kConvSetUp;  // of each thread: runs of tokens repay it
+constexpr std::int64_t kConvSetUp = 4;  // cost of widening and transposing the weights, in tokens
+constexpr std::int64_t kManyTokens = 8 * kConvSetUp;  // tokens per thread from which splitting by tokens pays
 
-// set_up: what a unit does before its first token, in tokens.
+// Returns the number of threads to use. set_up: cost of a unit before its first token, in tokens.
 int threads_for(const RaggedParams& ragged, std::int64_t set_up, std::int64_t updates_per_token,
                 int num_threads) {
     const std::int64_t tokens = set_up + ragged.cu_seqlens[ragged.num_sequences];
     return useful_threads(double(tokens) * double(updates_per_token), kSerialWork, num_threads);
 }
 
-// Runs `unit_function` on every unit, each thread with scratch for its widest.
+// Runs `unit_function` on every unit. Each thread has scratch for the widest unit.
 template <class Params, class UnitFunction>
 void run_units(const Params& params, const std::vector<Unit>& units, UnitFunction unit_function,
                std::int64_t scratch_floats, int num_threads) {
@@ -44,15 +44,15 @@ void run_units(const Params& params, const std::vector<Unit>& units, UnitFunctio
 
 }  // namespace
 
-// A, h, dt_bias, D and the largest A of every channel; the rows of a tile, a line of padding with each
-// vector; B and C.
+// Counts A, h, dt_bias, D and the largest A of every channel; the rows of a tile, with one cache line of
+// padding per vector; B and C.
 std::int64_t scan_scratch_floats(const ScanParams& params, std::int64_t channels) {
     const std::int64_t tokens = std::min(longest_sequence(params.ragged), kTileTokens);
     const std::int64_t padded = (channels + kChannelGrain - 1) / kChannelGrain * kChannelGrain;
     return 2 * params.d_state * (padded + tokens) + (3 * tokens + 2) * kTileChannels + 3 * padded;
 }
 
-// Weights and bias of every channel, then the inputs before the first token.
+// Counts the weights and bias of every channel, and the inputs before the first token.
 std::int64_t conv_scratch_floats(const ConvParams& params, std::int64_t channels) {
     const std::int64_t padded = (channels + kChannelGrain - 1) / kChannelGrain * kChannelGrain;
     return 2 * params.width * padded;

@@ -1,5 +1,5 @@
-// Entry points of the recurrent kernels: the whole op over threads, and the per-instruction-set work on one
-// unit.
+// Entry points of the recurrent kernels: the whole op over threads, and the computation of one unit per
+// instruction set.
 #pragma once
 
 #include <cstdint>
@@ -10,20 +10,20 @@
 
 namespace apcbatch {
 
-// The elementwise functions of vmath.h, by number (for tests).
+// Elementwise functions of vmath.h, for tests.
 enum class Elementwise : int { exp = 0, exp2 = 1, exp2_bounded = 2, log1p_unit = 3, softplus = 4, silu = 5 };
 
 void causal_conv(const ConvParams& params, int num_threads);
 void selective_scan(const ScanParams& params, int num_threads);
 void elementwise(Elementwise function, const float* from, float* to, std::int64_t count);
 
-// Scratch of one unit of `channels` channels, in floats: what selective_scan_unit and causal_conv_unit may
-// use.
+// Return the scratch of one unit of `channels` channels, in floats, for selective_scan_unit and
+// causal_conv_unit.
 std::int64_t scan_scratch_floats(const ScanParams& params, std::int64_t channels);
 std::int64_t conv_scratch_floats(const ConvParams& params, std::int64_t channels);
 
-// Maximum tokens times channels of a tile of the scan: the tile's rows stay in
-// the second cache level, those of one vector of channels in the first.
+// Maximum tokens and channels of a tile of the scan. The tile's rows stay in the L2 cache, those of one
+// vector of channels in the L1 cache.
 constexpr std::int64_t kTileTokens = 64;
 constexpr std::int64_t kTileChannels = 64;
 

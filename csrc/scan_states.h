@@ -1,9 +1,9 @@
-// The recurrence itself, over the vectors of simd.h: blocks of states over many tokens, and all states over
-// one.
+// The recurrence of the selective scan over the vectors of simd.h, in two forms: a block of states over many
+// tokens, and all states over one token.
 //
-// Both do the same operations on the same values in the same order, so either may follow the other: per state
-// one chain h = fma(2^(dt A log2 e), h, (dt x) B) over the tokens, and per token one chain y = fma(C, h, y)
-// over the states, ascending, whatever the blocks.
+// Both do the same operations on the same values in the same order, so they can alternate. Each state is one
+// chain h = fma(2^(dt A log2 e), h, (dt x) B) over the tokens. Each token is one chain y = fma(C, h, y) over
+// the states, ascending, for any block size.
 #pragma once
 
 #include "vmath.h"
@@ -12,28 +12,28 @@ namespace apcbatch {
 namespace APC_ISA {
 namespace scan {
 
-// States whose h is held in registers while tokens go by; more would be spilled.
+// States of a block, whose h stay in registers during the loop over tokens; more would be spilled.
 constexpr int kBlockStates = 8;
-// Vectors of channels that fill a cache line; single tokens go by in such groups.
+// Vectors of channels that fill a cache line; single tokens are processed in such groups.
 constexpr int kGroup = 16 / kLanes;
-constexpr int64_t kRow = 3 * kLanes;  // floats of a row: dt, dt x, y
+constexpr int64_t kRow = 3 * kLanes;  // floats of a row: vectors of dt, dt x, y
 
-// Size of the block that begins when `left` states are left: full blocks, then powers of two.
+// Returns the size of the next block if `left` states remain: full blocks, then powers of two.
 APC_INLINE int block_size(int64_t left) {
     int size = kBlockStates;
     while (size > left) size /= 2;
     return size;
 }
 
-// B and C of a block's states, `tokens` rows of each.
+// B and C of a block's states, `tokens` rows each.
 template <class T>
 struct Selected {
     const T *B, *C;
     int64_t B_stride, C_stride, tokens;
 };
 
-// Widened, a row of the block's B and then its C for each token. The compiler knows how many they are and
-// widens them at once.
+// Widens B and C to one row per token: the block's B, then its C. The number of states is a template
+// argument, so the compiler vectorises it.
 template <int kStates, class T>
 void pack_states(const Selected<T>& from, float* to) {
     for (int64_t t = 0; t < from.tokens; ++t, to += 2 * kStates) {
@@ -57,33 +57,33 @@ void pack_block(int states, const Selected<T>& from, float* to) {
     }
 }
 
-// Where a block's h comes from or goes to: state n of the block at base + n * stride.
+// Source or destination of a block's h: state n of the block is at base + n * stride.
 struct Carry {
     float* base;
     int64_t stride;
 };
 
-// Memory to fetch ahead, two cache lines at each token: address + t * step, in bytes.
+// Memory to prefetch, two cache lines per token: address + t * step, in bytes.
 struct Ahead {
     uintptr_t address;
     int64_t step;
 };
 
-// One block of states of one vector of channels over the rows of a tile.
+// Operands of one block of states of one vector of channels, over the rows of a tile.
 struct Pass {
     float* rows;
     int64_t tokens;
-    const float* A;   // a vector for each state, times log2 e
-    const float* BC;  // a row of the block's B and then its C for each token
+    const float* A;   // a vector per state, multiplied by log2 e
+    const float* BC;  // a row per token: the block's B, then its C
     Carry from, to;
     Ahead ahead;
 };
 
-// kBounded: |dt A log2 e| <= 125 is known for all of them.
+// Runs one block of states over a tile. kBounded: |dt A log2 e| <= 125 holds for all states and tokens.
 //
-// The states of a token are independent but for y, and each is a chain of about 40 cycles, longer than the
-// instructions that a processor looks ahead. So their steps are staggered in program order: while one state
-// is updated, the polynomial of the next is evaluated and the exponent of the one after that is split.
+// The states of a token are independent except for y. Each is a chain of about 40 cycles, longer than the
+// processor's out-of-order window. So their steps are software-pipelined: while one state is updated, the
+// polynomial of the next is evaluated and the exponent of the one after it is split.
 template <int kStates, bool kBounded>
 void scan_states(Pass pass) {
     Vec h[kStates];
@@ -136,8 +136,8 @@ void scan_block(int states, const Pass& pass) {
     }
 }
 
-// All states of one token, for kGroup vectors of channels side by side: a cache line of each state. Base and
-// strides as in Carry; the vectors of the group lie `vector` floats apart.
+// Operands of all states of one token, for kGroup adjacent vectors of channels: one cache line per state.
+// Base and strides: see Carry. The vectors of the group are `vector` floats apart.
 struct Step {
     float* row;
     const float* A;
@@ -151,7 +151,8 @@ APC_INLINE Vec decay_of(Vec a, Vec dt) {
     return kBounded ? exp2_of(split_product(a, dt)) : exp2_any(a, dt);
 }
 
-// The same operations on the same values as scan_states, h passing from slot to slot.
+// Does the same operations on the same values as scan_states for one token, reading h from one slot and
+// writing it to another.
 template <int kStates, bool kBounded>
 APC_INLINE void step_states(const Step& step, int64_t first, const float* BC, const Vec* dt, const Vec* dtx,
                             Vec* y) {

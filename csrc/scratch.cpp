@@ -8,7 +8,7 @@ namespace apcbatch {
 namespace {
 
 #if defined(__SANITIZE_ADDRESS__)
-constexpr std::int64_t kGrain = 64;  // so that it sees a step past what was asked for
+constexpr std::int64_t kGrain = 64;  // small, so that the sanitizer detects an access past the size asked for
 constexpr bool kReused = false;
 #else
 constexpr std::int64_t kGrain = 4096;
@@ -21,7 +21,7 @@ class Scratch {
   public:
     ~Scratch() { std::free(memory_); }
 
-    // At least `bytes`, never null but where there is no memory.
+    // Returns at least `bytes` of memory; null only if out of memory.
     char* grown(std::int64_t bytes) noexcept {
         if (refusals.load(std::memory_order_relaxed) > 0 && refusals.fetch_sub(1) > 0) return nullptr;
         if (!kReused || memory_ == nullptr || bytes_ < bytes) {

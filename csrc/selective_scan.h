@@ -1,16 +1,16 @@
-// The selective scan of one unit (a run of sequences times a tile of channels), over the vectors of simd.h:
-//   dt = softplus(dt_raw + dt_bias);  h_n = 2^(dt (A_n log2 e)) h_n + dt x B_n;  y = (D x + sum_n C_n h_n)
-//   silu(z)
-// (Gu and Dao 2023, Mamba, equation 2 with the discretisation of its section 3.2). h lies (n, d), channel
-// fastest.
+// Selective scan of one unit (a run of sequences times a tile of channels), over the vectors of simd.h:
+//   dt = softplus(dt_raw + dt_bias);  h_n = 2^(dt (A_n log2 e)) h_n + dt x B_n;
+//   y = (D x + sum_n C_n h_n) silu(z)
+// (Gu and Dao 2023, Mamba, equation 2 with the discretisation of its section 3.2). h is (n, d), channels
+// contiguous.
 //
-// Invariants. The operations on one (channel, state) are one fixed chain over the tokens, in float32, and y
-// gathers n ascending into one accumulator; so no bit depends on where a sequence is cut, on tiles, threads
-// or lanes. A snapshot is the carry itself.
+// Invariants: the operations on one (channel, state) are one fixed chain over the tokens, in float32. y sums
+// the states in ascending order in one accumulator. So no bit depends on where a sequence is cut, nor on
+// tiles, threads or lanes. A snapshot is a copy of the carry itself.
 //
-// Tokens go by in tiles. A tile's rows (dt, dt x and the running y) are prepared once in scratch; then,
-// vector by vector of channels, blocks of states pass over the tile with their h in registers. B and C are
-// widened and packed once a tile, shared by all channels.
+// Tokens are processed in tiles. A tile's rows (dt, dt x and the running y) are prepared once in scratch.
+// Then, for each vector of channels, blocks of states run over the tile with their h in registers. B and C
+// are widened and packed once per tile, for all channels.
 #pragma once
 
 #include "lanes.h"
@@ -23,7 +23,7 @@ namespace scan {
 
 APC_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// One unit's work, T being the type of x, dt, B, C, z and out. Scratch, in floats, of scan_scratch_floats:
+// Computation of one unit. T: type of x, dt, B, C, z and out. Scratch, scan_scratch_floats floats:
 //   A (vector, n, lane), times log2 e | largest_A, dt_bias, D (vector, lane) | h (vector, n, lane) |
 //   BC (block of states, token, B then C) | rows (vector of the tile, token, dt then dt x then y).
 template <class T>
@@ -51,7 +51,7 @@ class UnitScan {
         copy_or_zero(p.D, D);
     }
 
-    // Sequence s; after it the same unit goes on with the state in slot `next` (-1: with none).
+    // Processes sequence s. next: slot of the unit's next sequence, to prefetch; -1: none.
     void run(int64_t s, int64_t next) {
         begin_sequence(s, next);
         const int64_t begin = p.ragged.cu_seqlens[s], length = p.ragged.cu_seqlens[s + 1] - begin;
@@ -72,25 +72,25 @@ class UnitScan {
     }
 
   private:
-    // Consecutive vectors of channels, at most kTileChannels of them, and the tokens that go by with them.
+    // Tile: at most kTileChannels consecutive channels, and a range of tokens.
     struct Tile {
         int64_t vector, vectors;
-        int64_t t0, tokens;  // of the packed batch
+        int64_t t0, tokens;  // first token in the packed batch, number of tokens
     };
 
     const ScanParams& p;
     const int64_t c0, channels, n;
     int64_t vectors, tile_tokens;
     int64_t
-        vector_rows;  // floats of a vector's rows, with a line of padding so that they spread over the cache
+        vector_rows;  // floats of a vector's rows, padded by a cache line to avoid conflicts of cache sets
     float *A, *largest_A, *dt_bias, *D, *h, *BC, *rows;
-    alignas(64) float largest_dt[kTileChannels];  // of one tile, over its tokens
+    alignas(64) float largest_dt[kTileChannels];  // per channel, over the tokens of the tile
     alignas(64) float zeros[16] = {};
-    Carry source;           // of the next tokens: a slot, zeros, or h
-    int64_t source_vector;  // what source.base advances by for each vector of channels
-    Carry target;           // where the last tokens' state goes directly, or null
+    Carry source;           // state before the next tokens: a slot, zeros, or h
+    int64_t source_vector;  // increment of source.base per vector of channels
+    Carry target;           // slot for the state after the last tokens, or null
     bool final_written;
-    const float *state_now, *state_next;  // slots that single tokens fetch ahead from, or null
+    const float *state_now, *state_next;  // slots to prefetch for sequences of one token, or null
 
     int64_t lanes_of(int64_t v) const { return smaller(channels - v * kLanes, kLanes); }
     float* slot(int64_t index) const { return p.state + index * p.state_stride + c0; }
@@ -98,7 +98,7 @@ class UnitScan {
     void prepare_A() {
         const Vec log2e = Vec::broadcast(0x1.715476p+0f);
         for (int64_t v = 0; v < vectors; ++v) {
-            VecI largest = VecI::broadcast(0);  // of the bits, so that NaN counts as larger than infinity
+            VecI largest = VecI::broadcast(0);  // compares bits, so that NaN counts as larger than infinity
             for (int64_t i = 0; i < n; ++i) {
                 const Vec a = load_first(p.A + i * p.d_inner + c0 + v * kLanes, lanes_of(v)) * log2e;
                 a.store(A + (v * n + i) * kLanes);
@@ -138,7 +138,8 @@ class UnitScan {
         source_vector = n * kLanes;
     }
 
-    // Tokens [t0, t0 + tokens) of the packed batch. last: nothing but the final state is taken after them.
+    // Processes tokens [t0, t0 + tokens) of the packed batch. last: they end the sequence, and only the final
+    // state is needed after them.
     void scan_tokens(int64_t t0, int64_t tokens, bool last) {
         const bool direct = last && target.base != nullptr;
         pack_BC(t0, tokens);
@@ -163,12 +164,13 @@ class UnitScan {
 
     Carry source_of(int64_t v) const { return {source.base + v * source_vector, source.stride}; }
 
-    // Where the state after the tile goes: to its slot, or where the next tile finds it.
+    // Returns the destination of the state after the tile: the target slot if direct, else h for the next
+    // tile.
     Carry target_of(int64_t v, bool direct) const {
         return direct ? Carry{target.base + v * kLanes, target.stride} : Carry{h + v * n * kLanes, kLanes};
     }
 
-    // |dt A log2 e| <= 125 for every state and token of the vector.
+    // Returns true if |dt A log2 e| <= 125 for every state and token of the vector.
     bool bounded(const Tile& tile, int64_t v) const {
         const Vec largest = Vec::load(largest_dt + (v - tile.vector) * kLanes);
         return (Vec::load(largest_A + v * kLanes) * largest <= Vec::broadcast(125.0f)).all();
@@ -218,9 +220,9 @@ class UnitScan {
         }
     }
 
-    // Rows lie far apart, so the processor does not fetch them by itself, and all at once they would stall
-    // it. So each pass over the states fetches one column of two cache lines: of this tile's z and output,
-    // then of the next tile's x and dt.
+    // Returns the memory to prefetch during block number `number` of the tile. Rows are far apart, so the
+    // hardware prefetcher misses them, and prefetching all at once would stall. So each block of states
+    // prefetches one column of two cache lines, of this tile's output and z or of the next tile's x and dt.
     Ahead ahead_of(const Tile& tile, const float* row, int64_t number) const {
         const int64_t c = tile.vector * kLanes, last = c + kTileChannels >= channels;
         const int64_t columns = (smaller(kTileChannels, channels - c) * int64_t(sizeof(T)) + 127) / 128;
@@ -245,8 +247,8 @@ class UnitScan {
                 stride * size};
     }
 
-    // A short sequence touches each state few times; a tile's states are fetched while the tile before is
-    // computed.
+    // Prefetches the states of a tile while the previous tile is computed, as a short sequence uses each
+    // state only a few times.
     void prefetch_state(int64_t v) const {
         const float* at = v < vectors ? state_now : state_next;
         if (v >= vectors) v -= vectors;

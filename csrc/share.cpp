@@ -1,7 +1,8 @@
-// Threads and fork. A forked process has a copy of OpenMP's list of waiting threads, but not the threads: the
-// first parallel region would wait for them for ever. So a thread that is about to fork lets its own go; the
-// next region, in either process, makes new ones. Where the OpenMP library cannot (libgomp before GCC 9), the
-// new process uses one thread. Neither changes a bit of any result.
+// OpenMP threads and fork. A forked process inherits OpenMP's list of idle threads, but not the threads. So
+// its first parallel region would wait for them forever. Before a fork, the forking thread therefore releases
+// its OpenMP threads; the next region, in either process, creates new ones. If the OpenMP library cannot
+// release them (libgomp before GCC 9), the child uses one thread. The number of threads changes no bit of any
+// result.
 #include "share.h"
 
 #include <atomic>
@@ -14,13 +15,13 @@
 namespace apcbatch {
 namespace {
 
-std::atomic<bool> single{false};  // one thread from now on
+std::atomic<bool> single{false};  // true: this process uses one thread from now on
 
 #if defined(__unix__) || defined(__APPLE__)
 
-thread_local bool released = false;  // by this thread, which is about to fork
+thread_local bool released = false;  // this thread has released its OpenMP threads before a fork
 
-// Found by name, as the OpenMP library that is loaded (torch brings its own) may be older than the
+// Looked up by name at run time, as the loaded OpenMP library (torch brings its own) may be older than the
 // compiler's.
 using PauseAll = int (*)(int);
 constexpr int kHard = 2;  // omp_pause_hard

@@ -9,20 +9,20 @@
 
 namespace apcbatch {
 
-// Elements below which one thread is faster than waking the others.
+// Elements below which one thread is faster than waking the thread pool.
 constexpr double kSerialElements = 1 << 16;
 
-// The threads that this process may use, at most `wanted`; see share.cpp for forked processes.
+// Returns the number of threads that this process may use, at most `wanted`. For forks see share.cpp.
 int usable_threads(std::int64_t wanted);
 
-// As usable_threads, but 1 for less work than `too_little`, or than a sixteenth of it if this thread leads a
-// pool.
+// Like usable_threads, but returns 1 if `work` is below `too_little`. The limit is a sixteenth of it if this
+// thread already leads a pool.
 int useful_threads(double work, double too_little, std::int64_t wanted);
 
-// Calls piece(i, scratch) once for each i < count, each thread with `scratch_bytes` of its own, by the crew
-// that this thread leads, or by one of that many threads for this call alone. An exception must not leave a
-// parallel region, so a piece never throws, and a thread that gets no scratch leaves its pieces to the
-// others. std::bad_alloc if none of them gets any.
+// Calls piece(i, scratch) once for each i < count. It runs on the thread pool that this thread leads, or on a
+// pool of `num_threads` made for this call. Each thread has `scratch_bytes` of scratch. A piece must not
+// throw, as an exception must not leave a parallel region. A thread that cannot allocate scratch leaves its
+// pieces to the others. Throws std::bad_alloc if no thread can.
 template <class Piece>
 void share_pieces(std::int64_t count, std::int64_t num_threads, std::int64_t scratch_bytes,
                   const Piece& piece) {
@@ -36,7 +36,7 @@ void share_pieces(std::int64_t count, std::int64_t num_threads, std::int64_t scr
     });
 }
 
-// Calls rows(begin, end, scratch) on about equal runs of the t rows, one a thread.
+// Splits the t rows into nearly equal runs, one per thread, and calls rows(begin, end, scratch) on each.
 template <class Rows>
 void share_rows(std::int64_t t, std::int64_t columns, std::int64_t num_threads, std::int64_t scratch_bytes,
                 const Rows& rows) {

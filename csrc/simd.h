@@ -1,13 +1,13 @@
 // One float vector type per instruction set: Vec (float32 lanes), VecI (their bits), Mask. The kernels are
 // templates and inline functions over them and are compiled once per instruction set, with that set's flags.
 //
-// Everything lives in apcbatch::APC_ISA, a namespace named after the instruction set, so that the linker can
-// never merge code built with AVX flags into a path that runs without AVX. For the same reason nothing here
-// and nothing that includes this file may use a template or inline function of the standard library.
+// Everything is in apcbatch::APC_ISA, a namespace named after the instruction set. So the linker can never
+// merge code built with AVX flags into a path that runs without AVX. For the same reason, this file and those
+// that include it must not use templates or inline functions of the standard library.
 //
-// Same bits on every instruction set: each operation is one IEEE operation per lane (fma is fused, also where
-// the hardware has none), the build says -ffp-contract=off, and max/min return the second operand if either
-// is NaN.
+// All instruction sets give the same bits: each operation is one IEEE operation per lane (fma is fused even
+// without hardware support), the build uses -ffp-contract=off, and max/min return the second operand if
+// either is NaN.
 #pragma once
 
 #include <stdint.h>
@@ -16,7 +16,7 @@
 #include "params.h"
 
 #if defined(__AVX2__)
-// GCC 12 takes the undefined pass-through operand inside its own AVX-512 intrinsics for a fault (GCC bug
+// GCC 12 wrongly warns about the undefined pass-through operand inside its own AVX-512 intrinsics (GCC bug
 // 105593).
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic push
@@ -29,7 +29,7 @@
 #endif
 #endif
 
-#if !defined(APC_ISA)  // the build names it and gives its flags together (build_flags.py)
+#if !defined(APC_ISA)  // the build defines it together with the flags (build_flags.py)
 #define APC_ISA plain
 #endif
 
@@ -50,7 +50,7 @@ APC_INLINE uint32_t bits_of(float value) {
     return bits;
 }
 
-// Scalar conversions; the vector ones below agree with them bit for bit.
+// Scalar conversions, with the same bits as the vector conversions below.
 APC_INLINE float to_float(float value) { return value; }
 APC_INLINE float to_float(BFloat16 value) { return float_of(uint32_t(value.bits) << 16); }
 
@@ -75,7 +75,7 @@ struct Vec {
     static APC_INLINE Vec zero() { return {_mm512_setzero_ps()}; }
     static APC_INLINE Vec broadcast(float value) { return {_mm512_set1_ps(value)}; }
     static APC_INLINE Vec load(const float* p) { return {_mm512_loadu_ps(p)}; }
-    static APC_INLINE Vec load_bytes(const char* p) { return {_mm512_loadu_ps(p)}; }  // whatever they are of
+    static APC_INLINE Vec load_bytes(const char* p) { return {_mm512_loadu_ps(p)}; }  // of any type
     static APC_INLINE Vec load(const BFloat16* p) {
         const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
         return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16))};
@@ -142,7 +142,7 @@ struct Vec {
     static APC_INLINE Vec zero() { return {_mm256_setzero_ps()}; }
     static APC_INLINE Vec broadcast(float value) { return {_mm256_set1_ps(value)}; }
     static APC_INLINE Vec load(const float* p) { return {_mm256_loadu_ps(p)}; }
-    static APC_INLINE Vec load_bytes(const char* p) {  // whatever they are of
+    static APC_INLINE Vec load_bytes(const char* p) {  // of any type
         return {_mm256_castsi256_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
     }
     static APC_INLINE Vec load(const BFloat16* p) {
@@ -193,7 +193,7 @@ APC_INLINE VecI shift_right(VecI a) {  // arithmetic: keeps the sign
 
 #else
 
-// Eight lanes as an array; the compiler turns the loops into whatever the base architecture has.
+// Eight lanes as an array. The compiler vectorises the loops for the base architecture.
 struct VecI {
     static constexpr int lanes = 8;
     alignas(16) int32_t v[lanes];
@@ -224,17 +224,18 @@ APC_INLINE BFloat16 round_to_bfloat16(float value) {
     return {uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
 }
 
-// Emulated, a fused multiply-add is some twenty instructions a lane: a call, as hundreds of copies of it in
-// one kernel take the compiler minutes.
+// An emulated fused multiply-add is some twenty instructions per lane. It is a call, as hundreds of inlined
+// copies in one kernel take the compiler minutes.
 #if defined(__FP_FAST_FMAF)
 #define APC_FUSED APC_INLINE
 #else
 #define APC_FUSED inline __attribute__((noinline))
 #endif
 
-// a * b + c with one rounding. Without the hardware: the product of two floats is exact in double; the sum is
-// rounded to odd there (its error, from Knuth's TwoSum, says which neighbour has the odd last bit), and a
-// value rounded to odd with more than two spare bits rounds to the right float (Boldo and Melquiond, 2008).
+// Returns a * b + c with one rounding. Without hardware support: the product of two floats is exact in
+// double. The sum is rounded to odd in double; its error, from Knuth's TwoSum, shows which neighbour has the
+// odd last bit. A value rounded to odd with more than two spare bits rounds to the correct float (Boldo and
+// Melquiond, 2008).
 APC_INLINE float fused(float a, float b, float c) {
 #if defined(__FP_FAST_FMAF)
     return __builtin_fmaf(a, b, c);
@@ -243,11 +244,11 @@ APC_INLINE float fused(float a, float b, float c) {
     const double sum = product + double(c);
     const double part = sum - product;
     const double error = (product - (sum - part)) + (double(c) - part);
-    // In bits and without a branch, so that lanes go side by side. An inexact sum is not zero.
+    // Works on the bits, without a branch, so that the compiler can vectorise it. An inexact sum is not zero.
     uint64_t bits, error_bits;
     memcpy(&bits, &sum, sizeof(bits));
     memcpy(&error_bits, &error, sizeof(error_bits));
-    const uint64_t inexact = __builtin_fabs(error) > 0.0;  // 0 for NaN: infinities and NaN stay what they are
+    const uint64_t inexact = __builtin_fabs(error) > 0.0;  // 0 for a NaN error: keeps infinities and NaN
     const uint64_t outward = 1 - ((error_bits ^ bits) >> 63) * 2;
     bits += (0 - (inexact & ~bits & 1)) & outward;
     double odd;
@@ -272,7 +273,7 @@ struct Vec {
         for (int i = 0; i < lanes; ++i) r.v[i] = to_float(p[i]);
         return r;
     }
-    static APC_INLINE Vec load_bytes(const char* p) {  // whatever they are of
+    static APC_INLINE Vec load_bytes(const char* p) {  // of any type
         Vec r;
         memcpy(r.v, p, sizeof(r.v));
         return r;
@@ -364,7 +365,7 @@ APC_INLINE VecI shift_right(VecI a) {  // arithmetic: keeps the sign
 
 constexpr int kLanes = Vec::lanes;
 
-// The first `count` lanes (1 .. lanes), the others zero; never touches memory past them.
+// Loads the first `count` lanes (1 to all), with zeros in the others. Never reads memory past them.
 template <class T>
 APC_INLINE Vec load_partial(const T* p, int64_t count) {
     T padded[kLanes] = {};

@@ -13,7 +13,7 @@
 namespace apcbatch {
 namespace {
 
-// What goes through the layers, and the rows that are taken out at the end.
+// Buffers of a pass: the residual stream through the layers, and the rows selected at the end.
 class Stream {
   public:
     Stream(std::int64_t t, std::int64_t taken, std::int64_t h, bool has_beside) {
@@ -27,7 +27,7 @@ class Stream {
     }
     Residual residual, rows;
     void* normed;
-    float* beside;  // (t, h): the result of a sub-block that is beside another
+    float* beside;  // (t, h): output of a sub-block that runs in parallel with another
 };
 
 void widen(const BFloat16* from, std::int64_t count, float* to) {
@@ -37,7 +37,7 @@ void widen(const BFloat16* from, std::int64_t count, float* to) {
     }
 }
 
-// (t) -> (t, h) float32.
+// Looks up the embeddings: tokens (t) -> (t, h) float32.
 void embed(const StackParams& p, std::int64_t t, const std::int64_t* tokens, float* to, int num_threads) {
     const PartTimer timer(Part::embedding);
     const std::int64_t h = p.head.in, row_bytes = h * bytes_of(p.head.dtype);
@@ -61,7 +61,7 @@ void embed(const StackParams& p, std::int64_t t, const std::int64_t* tokens, flo
     });
 }
 
-// to += from, over the t rows of h columns.
+// Computes to += from over t rows of h columns.
 void add_rows(const float* from, std::int64_t t, std::int64_t h, float* to, int num_threads) {
     const PartTimer timer(Part::norms);
     share_rows(t, h, num_threads, 0, [&](std::int64_t begin, std::int64_t end, char*) {
@@ -90,7 +90,7 @@ void run_layer(const Layer& layer, const SubBlockInputs& inputs, std::int64_t h,
                int num_threads) {
     Residual& residual = stream.residual;
     for (const LayerEntry& entry : layer) {
-        if (entry.is_beside) {  // the sum has what was left before: it is normed again as it is
+        if (entry.is_beside) {  // the sum already contains the earlier delta, and is normed again unchanged
             const Residual own{residual.sum, stream.beside, false};
             entry.sub_block->run(inputs, own, memory, num_threads);
             add_rows(own.delta, inputs.t, h, residual.delta, num_threads);
@@ -101,7 +101,7 @@ void run_layer(const Layer& layer, const SubBlockInputs& inputs, std::int64_t h,
     }
 }
 
-// The final norm of some rows of the residual, which stays as it is.
+// Computes the final norm of some rows, without changing the residual.
 void norm_rows(const StackParams& p, const Stream& stream, const WantedRows& wanted, void* normed,
                int num_threads) {
     const std::int64_t h = p.head.in;
@@ -117,7 +117,7 @@ void norm_rows(const StackParams& p, const Stream& stream, const WantedRows& wan
     pre_norm(p.norm, wanted.count, h, rows, normed, p.head.dtype, num_threads);
 }
 
-// The likeliest token of each row of logits.
+// Finds the likeliest token of each row of logits.
 void choose(const PassParams& pass, std::int64_t vocabulary, int num_threads) {
     const PartTimer timer(Part::sampling);
     LogprobParams p;

@@ -1,7 +1,7 @@
-// A model's whole pass as one call by one thread pool: embedding, layers, final norm, output projection, and
-// the likeliest token of each row of logits.
+// Run a model's whole pass by one call, on one thread pool: embedding, layers, final norm, output projection,
+// argmax of each row of logits.
 //
-// The bits are those of its parts called one by one.
+// The bits equal those of the kernels called one by one.
 #pragma once
 
 #include <functional>
@@ -13,8 +13,8 @@
 
 namespace apcbatch {
 
-// is_beside: it reads what the sub-block before it reads, under the same norm, and its result is added to
-// that one's.
+// Sub-block of a layer. is_beside: it runs in parallel with the previous sub-block: both read the same normed
+// residual, and their outputs are added.
 struct LayerEntry {
     std::shared_ptr<const SubBlock> sub_block;
     bool is_beside = false;
@@ -24,12 +24,12 @@ using Layer = std::vector<LayerEntry>;
 
 struct StackParams {
     std::vector<Layer> layers;
-    PreNorm norm;                     // the final one
+    PreNorm norm;                     // the final norm
     Projection head;                  // (vocabulary, h)
     const void* embedding = nullptr;  // (vocabulary, h) contiguous of the head's type; null: the head's rows
 };
 
-// Rows of the residual, and what is wanted of them.
+// Rows of the residual to compute outputs for.
 struct WantedRows {
     std::int64_t count = 0;
     const std::int64_t* rows = nullptr;  // (count)
@@ -42,17 +42,17 @@ struct PassParams {
     std::int64_t num_pages = 0;
     WantedRows for_logits;
     float* logits = nullptr;            // (for_logits.count, vocabulary) contiguous
-    std::int64_t* likeliest = nullptr;  // (for_logits.count); as LogprobParams has them
+    std::int64_t* likeliest = nullptr;  // (for_logits.count): tokens of LogprobParams
     float* logprobs = nullptr;          // (for_logits.count) or null
     WantedRows for_hidden;
     void* hidden = nullptr;  // (for_hidden.count, h) contiguous of the head's type: normed
 };
 
-// Whether every number of a pass names a token, a row or a page that is there: those of a pass may change
-// while their addresses stay. What the ragged names was looked at when it was made.
+// Returns true if all token ids, row numbers and pages of a pass are in range. Run before each pass, as these
+// values may change while their addresses stay. The ragged is not checked here, as it was when it was made.
 bool fits(const StackParams& params, const PassParams& pass);
 
-// on_layer: called by this thread before each layer; may throw.
+// Runs a pass. on_layer: called on this thread before each layer; may throw.
 void run_stack(const StackParams& params, const PassParams& pass, const std::function<void()>& on_layer,
                int num_threads);
 

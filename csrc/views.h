@@ -1,5 +1,5 @@
-// Conversion of Python arguments (pybind11), for the bindings of both devices: numbers become addresses and
-// tensors, and these fill the kernels' structs. The Python side checks shapes and keeps the memory alive.
+// Convert Python arguments to the kernels' structs, for the bindings (pybind11) of both devices. The Python
+// side checks shapes and keeps the memory alive.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -17,21 +17,22 @@ using ReleaseGil = py::call_guard<py::gil_scoped_release>;
 
 namespace apcbatch {
 
-// The type of this number; ValueError unless the module's kernels know it. Each module defines its own.
+// Returns the DType of a code. Throws ValueError unless the module's kernels support it. Each module has its
+// own definition.
 DType dtype_of(int code);
 
-// A tensor: where it begins, elements from one row (its first dimension) to the next, and the type of its
-// values. In Python a tuple of the three, the type as its number, or None for no tensor.
+// Tensor: address, stride of its first dimension in elements, and type. In Python, a tuple (address, stride,
+// dtype code), or None for no tensor.
 struct View {
     Address address = 0;
     std::int64_t stride = 0;
     DType dtype = DType::float32;
 };
 
-constexpr std::int64_t kMaybe = 0;  // how many values are there of what may be left out
+constexpr std::int64_t kMaybe = 0;  // count of an optional tensor: its address may be null
 
-// Where `count` values of `bytes` each begin; ValueError if there are some and they are nowhere, or not
-// aligned. Whether they go on to the end is for the Python side to know.
+// Returns the address of `count` values of `bytes` each. Throws ValueError if it is not aligned, or null with
+// a count above 0. The Python side checks that the memory is large enough.
 inline void* checked(Address address, std::int64_t count, std::int64_t bytes) {
     if (count < 0) throw std::invalid_argument("sizes must be 0 or more; one is " + std::to_string(count));
     if (count > 0 && address == 0) {
@@ -56,7 +57,7 @@ inline std::int64_t* integers(Address address, std::int64_t count) {
     return static_cast<std::int64_t*>(checked(address, count, sizeof(std::int64_t)));
 }
 
-// The same for values that must be of this type.
+// The same for a view, whose type must be `dtype`.
 inline void* values(const View& view, DType dtype, std::int64_t count) {
     if (view.address != 0 && view.dtype != dtype) {
         throw std::invalid_argument("a tensor must be of type " + std::to_string(int(dtype)) +
