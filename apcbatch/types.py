@@ -49,9 +49,9 @@ class RequestPlan:
 
 
 class Ending(Protocol):
-    """A stop condition that depends on what an answer's tokens mean, such as stop texts. Each answer has its own.
+    """A stop condition that needs the meaning of the tokens, such as stop texts. Each answer has its own.
 
-    The engine knows no text, so the creator of the request supplies it.
+    The engine knows token ids only, so the creator of the request supplies the condition.
     """
 
     def accept(self, token: int, may_end: bool) -> str | None:

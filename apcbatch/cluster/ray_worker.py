@@ -160,7 +160,7 @@ class WorkerActor:
         del self._messages[unit.number]
 
     def state(self, unit: int, key: Key) -> np.ndarray:
-        """Return the state of an Exported message as uint8, once. Ray returns an array without a copy."""
+        """Remove and return the state of an Exported message, (bytes,) uint8. Ray returns an array without a copy."""
         return np.frombuffer(self._states.pop((unit, key)), np.uint8)
 
     def held(self, keys: Collection[Key]) -> set[Key]:

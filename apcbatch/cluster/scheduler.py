@@ -165,7 +165,7 @@ class GroupScheduler:
                 self.add(group)
 
     def orphaned(self, states: Iterable[State]) -> None:
-        """Give each state that lost its maker to the first group that waits for it."""
+        """For each state that lost its maker, let the first group that waits for it make it."""
         for state in states:
             for group in sorted(state.waiting, key=lambda group: group.number):
                 self.add(group)

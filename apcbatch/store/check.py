@@ -64,7 +64,7 @@ class Checker:
         return self._report
 
     def _check_file(self, key: bytes) -> None:
-        """Verify one file, and enter it if its row is missing or wrong."""
+        """Verify one file. Remove it if it is bad, and enter it if its row is missing or wrong."""
         try:
             self._folder.read(key)
             header = self._folder.header(key)

@@ -34,8 +34,10 @@ class PruneReport:
 
 
 def evict_one(index: Index, folder: SnapshotFolder, protected: set[bytes]) -> Entry | None:
-    """Remove the least valuable snapshot that is not protected, inside a transaction. Return it, or None if there is
-    none."""
+    """Remove the least valuable snapshot that is not protected. Return it, or None if all are protected.
+
+    The caller must be inside a transaction of the index.
+    """
     victim = index.least_valuable(protected)
     if victim is not None:
         index.advance_clock(victim.priority)

@@ -87,7 +87,8 @@ class TensorInfo:
 class Header:
     """Header of a snapshot file.
 
-    position, parent_position: in tokens. parent: key of the parent. Without a parent these are None and 0.
+    position, parent_position: in tokens. parent: key of the parent. Without a parent, parent is None and
+    parent_position 0.
     """
 
     key: bytes

@@ -24,7 +24,7 @@ class Chain:
 
     links: from the first needed ancestor to the snapshot itself; of ancestors only the `kv` tensors are read. Without
     `kv` tensors the snapshot is the only link. miss: None, or why links is empty: `missing` if the snapshot itself
-    cannot be had, `stranded` if one of its ancestors cannot. stranded_at: position in tokens; if stranded, no snapshot
+    cannot be read, `stranded` if one of its ancestors cannot. stranded_at: position in tokens; if stranded, no snapshot
     at or after it on this path can be used.
     """
 

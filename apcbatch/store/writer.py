@@ -319,7 +319,10 @@ class Writer:
         return True
 
     def _is_wanted(self, offer: Offer, known: Mapping[int, bytes]) -> bool:
-        """Return False, and set the outcome, for a snapshot that is stored already or whose parent is not."""
+        """Return whether to store a snapshot; if not, set its outcome.
+
+        It is not stored if its key or another key with the same row id is in the index, or if its parent is not.
+        """
         found, parent = known.get(row_id(offer.key)), offer.header.parent
         if found is not None:
             offer.outcome = "duplicates" if found == offer.key else "failed"
@@ -330,8 +333,8 @@ class Writer:
         return True
 
     def _make_room(self, offer: Offer, capacity: Capacity) -> bool:
-        """Reserve capacity for an offer, evicting snapshots if needed. Return False, with a warning, if there is
-        none."""
+        """Take capacity for an offer, evicting snapshots if needed. Return False, with a warning, if it does not
+        fit."""
         offer.num_bytes = len(offer.header.encode()) + offer.header.num_data_bytes
         if capacity.take(offer.num_bytes):
             return True
