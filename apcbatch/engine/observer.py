@@ -1,6 +1,7 @@
-"""Observer and Watcher: callbacks of an engine about what it does and is about to do. Without one they cost nothing.
+"""Callbacks of an engine: Observer for what it has done, Watcher for what it is about to do. Unset, they cost nothing.
 
-Invariants: they change no answer; tokens are views that the engine goes on using, so an observer copies what it keeps.
+Invariants: callbacks change no answer. Tokens are views of the engine's own arrays, so an observer copies what it
+keeps.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from apcbatch.types import CachedFrom, Request
 
 @dataclass(frozen=True, slots=True)
 class StepFacts:
-    """One step. seconds: of all of it; prefill_s, decode_s, store_s: parts of that, as the summary counts them.
-    prefill_tokens, decode_tokens: computed in the pass, 0 for a step without one. running: sequences in the pass.
-    waiting: requests that have not begun. pool_bytes: of the snapshots in memory. store_bytes: written to the store so
-    far."""
+    """Facts of one step. seconds: wall seconds of the step; prefill_s, decode_s, store_s: its parts, as in the summary.
+    prefill_tokens, decode_tokens: tokens computed in the pass, 0 for a step without one. running: sequences in the
+    pass. waiting: requests not yet admitted. pool_bytes: bytes of the snapshots in memory. store_bytes: bytes written
+    to the store so far."""
 
     seconds: float
     prefill_s: float
@@ -34,8 +35,8 @@ class StepFacts:
 
 @dataclass(frozen=True, slots=True)
 class KeptSnapshot:
-    """A snapshot that a pass has written. size_bytes: its slot, and the pages that no other one refers to. in_memory:
-    not dropped again within the same pass; the store may have it either way."""
+    """Snapshot that a pass has written. size_bytes: bytes of its slot and of the pages that no other snapshot refers
+    to. in_memory: False if it was dropped within the same pass; the store may have it in both cases."""
 
     key: bytes
     position: int
@@ -44,29 +45,29 @@ class KeptSnapshot:
 
 
 class Observer(Protocol):
-    """Callbacks of an engine about what it has done. They must not raise."""
+    """Callbacks after the fact. They must not raise."""
 
     def stepped(self, facts: StepFacts) -> None:
-        """A step has ended; its other callbacks came before."""
+        """Receive the facts of a step, after its other callbacks."""
 
     def answered(self, tokens: TokenArray, cached_tokens: int, source: CachedFrom) -> None:
-        """A request succeeded. tokens: its prompt, (tokens,) int32, of which the first cached_tokens were restored from
-        `source` and the others computed."""
+        """Receive a request that succeeded. tokens: its prompt (tokens,) int32; the first cached_tokens were restored
+        from `source`, the others computed."""
 
     def kept(self, tokens: TokenArray, snapshots: Sequence[KeptSnapshot]) -> None:
-        """A pass has kept snapshots of these tokens, (tokens,) int32, which go as far as the last position; ascending,
-        at least one."""
+        """Receive the snapshots that a pass has kept, at least one, by ascending position. tokens: (tokens,) int32 up
+        to the last position."""
 
     def dropped(self, key: bytes, evicted: bool) -> None:
-        """A snapshot has left the memory: evicted for lack of room, or after its last reader."""
+        """Receive the key of a snapshot that left the memory: evicted for lack of capacity, or after its last
+        reader."""
 
 
 class Watcher(Protocol):
-    """Callbacks of an engine about what it is about to do, to name the culprit if it never returns. They must not
-    raise."""
+    """Callbacks before the fact, which name the culprit if a pass never returns. They must not raise."""
 
     def begins(self, request: Request) -> None:
-        """A request is about to run; it has ended when its result is there."""
+        """Receive a request that is about to run. It has ended when its result is returned."""
 
     def moves(self) -> None:
-        """A layer of a pass is about to run. Called on the CPU only, where a layer may take seconds."""
+        """Receive that a layer of a pass is about to run. CPU only, where a layer may take seconds."""

@@ -1,7 +1,7 @@
-"""The KV pages of live sequences, from their start to their end.
+"""KV pages of live sequences, from admission to their end.
 
-Invariant: only its own sequence writes to a page that is filled in part, so a
-snapshot's full pages are shared and its last one is copied.
+Invariant: a partly filled page has one sequence, which alone writes to it. So a snapshot's full pages are shared, and
+its last page is copied.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from apcbatch.model.pipeline_arena import Arena
 
 
 class PageTables:
-    """Gives sequences their pages. A model without attention has none, and every count is 0."""
+    """Page tables of sequences. A model without attention has no pages, and every count is 0."""
 
     def __init__(self, pages: PagePool, pool: SnapshotPool, arena: Arena, has_kv: bool) -> None:
         self._pages, self._pool, self._arena, self._has_kv = pages, pool, arena, has_kv
 
     def needed_to_end(self, sequence: Sequence) -> int:
-        """Return pages that a sequence needs until its last token; one whose prompt will have several answers, until
-        the last token of one of them, which has a copy of the prompt's last page."""
+        """Return the pages that a sequence needs until its last token. With several answers of one prompt: until the
+        last token of one answer, which has a copy of the prompt's last page."""
         copied = sequence.will_fork and self.needed(sequence.num_prompt) > sequence.num_prompt // PAGE_TOKENS
         return self.needed(sequence.limit) + copied
 
     def needed_by_fork(self, sequence: Sequence) -> int:
-        """Return pages that an answer needs beside the full ones of its prompt, which it shares with the others."""
+        """Return the pages that an answer needs besides its prompt's full pages, which all answers share."""
         return self.needed(sequence.limit) - self.needed(sequence.num_prompt // PAGE_TOKENS * PAGE_TOKENS)
 
     def needed_to_start(self, sequence: Sequence) -> int:
-        """Return pages that must be free to admit a sequence: those until its end, and a copy of a snapshot's last
+        """Return the pages that must be free to admit a sequence: those until its end, and a copy of a snapshot's last
         page."""
         return self.needed_to_end(sequence) + self._has_kv
 
     def free(self, needed: int, awaited: bool) -> bool:
-        """Drop snapshots, awaited ones only if `awaited`, until `needed` pages are free. False if that cannot be; if
-        there are fewer pages in all, nothing is dropped."""
+        """Drop snapshots until `needed` pages are free, awaited ones only if `awaited`. Return False if that is
+        impossible; if there are fewer pages in all, nothing is dropped."""
         if needed > self._pages.num_pages:
             return False
         while self._pages.num_free < needed:
@@ -46,7 +46,7 @@ class PageTables:
         return True
 
     def extend(self, sequence: Sequence, end: int) -> int:
-        """Give a sequence pages for its tokens up to `end`; returns how many were added."""
+        """Allocate a sequence's pages for its tokens up to `end`. Return how many were added."""
         missing = self.needed(end) - len(sequence.pages)
         if missing > 0:
             added = [self._pages.allocate() for _ in range(missing)]
@@ -71,7 +71,7 @@ class PageTables:
         return sequence.pages[: self.needed(position)]
 
     def release(self, holder: Sequence | Snapshot) -> None:
-        """Drop the references of a sequence that has ended, or of the state that forks have all started from."""
+        """Drop the page references of a sequence that has ended, or of a state from which all forks have started."""
         self._pages.release(holder.pages)
         holder.pages = NO_PAGES
 

@@ -1,6 +1,7 @@
-"""Pending snapshots: boundaries that sequences will publish, so that others wait for them instead of computing them.
+"""Pending snapshots: boundaries that running sequences will publish, so that others wait instead of computing them.
 
-Sequences are known by their numbers. Invariant: a key is pending exactly as long as some sequence is to publish it.
+Sequences are given by number, in order of submission. Invariant: a key is pending exactly while a sequence is due to
+publish it.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from collections.abc import Iterable
 
 
 class PendingSnapshots:
-    """Publishers of each pending key, by a sequence's number in the order of submission. taken_over: numbers of running
-    sequences that publish for failed ones, also to readers that were submitted before them."""
+    """Publishers of each pending key. taken_over: numbers of running sequences that publish in place of failed ones,
+    also for readers that were submitted before them."""
 
     def __init__(self) -> None:
         self._publishers: dict[bytes, list[int]] = {}

@@ -1,12 +1,12 @@
-"""Pending snapshots of failed planned requests: pass each one to the first request that reads it, which publishes it.
+"""Hand the pending snapshots of failed planned requests over: the first reader of each computes and publishes it.
 
-An example: 0 was to publish 512 and 1,024, of which 1 reads 1,024 and 2, 3 read 512. It fails, at any moment. 1 begins
-next: it starts from what 0 would have started from, and publishes 512 for 2 and 3. Where 2 begins before 1, it
-publishes 512 for 3 and for 1, which starts there.
+An example: request 0 fails before it publishes 512, which 2 and 3 read, and 1,024, which 1 reads. If 1 is admitted
+next, it resumes where 0 would have resumed, and publishes 512 for 2 and 3. If 2 is admitted before 1, it publishes 512
+for 3 and for 1, which resumes there.
 
-Invariants: a snapshot that a failed request did not publish is computed once, by
-one of its readers, and held for the others as the plan says; the snapshot that the failed one resumed from is held for
-that reader; what no reader is left for is dropped.
+Invariants: a snapshot that a failed request did not publish is computed once, by one of its readers, and held for the
+others as the plan says. The snapshot that the failed request resumed from is held for that reader. A snapshot without
+readers is dropped.
 """
 
 from __future__ import annotations
@@ -48,19 +48,18 @@ class FailedRequest:
 
 
 class PendingHandover:
-    """Passes the pending snapshots of failed requests to their readers. sequence_of: number -> waiting or running
-    sequence."""
+    """Pending snapshots of failed requests. sequence_of: number -> waiting or running sequence."""
 
     def __init__(self, pending: PendingSnapshots, snapshots: Snapshots, sequence_of: Callable[[int], Sequence]) -> None:
         self._pending, self._snapshots, self._sequence_of = pending, snapshots, sequence_of
         self._failed: list[FailedRequest] = []
 
     def record(self, sequence: Sequence) -> None:
-        """Record the unpublished snapshots of a sequence that ends, for the first of their readers."""
+        """Record the unpublished snapshots of a sequence that ends, for their first reader."""
         pending, retention = self._pending.remove(sequence.number), sequence.retention
         if not pending or not isinstance(retention, ByPlan):
             return
-        # Where a snapshot is held already, a sequence that has begun counted its readers in.
+        # a held snapshot already counts the readers of a running sequence
         has_begun = sequence.is_running
         reads = {p: retention.reads(p) for p, key in pending if not (has_begun and self._snapshots.holds(key))}
         if any(reads.values()):
@@ -70,8 +69,8 @@ class PendingHandover:
             sequence.source = b""
 
     def must_wait(self, sequence: Sequence) -> bool:
-        """Return whether a sequence must wait: the snapshot that a failed request would have resumed from is still
-        pending."""
+        """Return whether a sequence must wait for the pending snapshot that a failed request would have resumed
+        from."""
         failed = self._find(sequence.keys, sequence.retention.plan.resume_at)
         while failed is not None:
             below = self._find(failed.keys, failed.source)
@@ -81,13 +80,13 @@ class PendingHandover:
         return False
 
     def take_over(self, sequence: Sequence) -> None:
-        """Have a sequence that is about to begin, or fails before it does, publish the snapshot that it was to resume
-        from if the publisher of that one failed. It then resumes where the failed one would have; that snapshot may
-        be one of another failed request, and so on."""
+        """If the publisher of the snapshot that a sequence resumes from has failed, let this sequence publish it.
+        Called as the sequence is admitted, or fails before. It then resumes where the failed one would have; if that
+        snapshot was a failed request's too, this repeats."""
         retention, pending = sequence.retention, list[tuple[int, bytes]]()
         end = retention.plan.resume_at
         while (failed := self._find(sequence.keys, end)) is not None and isinstance(retention, ByPlan):
-            if self._snapshots.holds(failed.keys[end]):  # from another one that published it for others
+            if self._snapshots.holds(failed.keys[end]):  # from another publisher
                 self._snapshots.add_reads(failed.keys[end], failed.reads.pop(end))
                 break
             part = failed.split(end, sequence.number)

@@ -1,9 +1,9 @@
-"""Writing snapshots from their slots to the store, and loading them back.
+"""Write snapshots from their slots to the store, and load them back.
 
 For models with attention a stored snapshot holds the KV of the tokens since its parent, so that a chain of parents
-gives the whole KV; a chain with a gap is stranded. Slots on the host are written and read in place. Those of a device
-go through staging memory: the store's threads fetch what they write, and others prefetch what will be loaded; the
-engine waits for neither, and passes wait for a copy on the device.
+gives the whole KV; a chain with a gap is stranded. Slots on the host are written and read in place. Slots of a device
+go through staging memory: the store's threads copy from the device what they write, and other threads prefetch what
+will be loaded. The engine waits for neither; a pass waits for its own copies, on the device.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from apcbatch.model.arena import Mark, Tensors
 from apcbatch.model.pipeline_arena import Arena
 from apcbatch.store import Store
 
-WRITE_THREADS = 4  # of the store's, for a device; each has one pinned buffer
-DEVICE_QUEUE_BYTES = 1 << 30  # of snapshots that wait to be written
+WRITE_THREADS = 4  # threads of the store for a device; each has one pinned buffer
+DEVICE_QUEUE_BYTES = 1 << 30  # bytes of snapshots queued for writing
 MOST_READ_THREADS = 8
-STAGING_BYTES = 256 << 20  # pinned, for prefetched snapshots
+STAGING_BYTES = 256 << 20  # bytes of pinned memory for prefetched snapshots
 MOST_PREFETCHED = 64  # snapshots
 
 
 def open_store(
     folder: Path, size_bytes: int, pool_size_bytes: int, on_host: bool, warn: Callable[[str], None]
 ) -> Store:
-    """Return the store of an engine; UsageError. On the CPU one thread writes. With a device, WRITE_THREADS do, and the
-    snapshots that wait lie in the device's pool, of which the queue gets a part."""
+    """ROpen the store of an engine. On the CPU one thread writes. With a device, WRITE_THREADS do, and queued snapshots
+    occupy a bounded part of the device's pool. Raises UsageError."""
     if on_host:
         store = Store.open(folder, size_limit_bytes=size_bytes, warn=warn)
     else:
@@ -59,14 +59,14 @@ def open_store(
 
 @dataclass(frozen=True)
 class Stranded:
-    """A stored snapshot whose chain of parents is incomplete: nothing at or after `position` can be used."""
+    """Stored snapshot whose chain of parents is incomplete: no position from `position` on is usable."""
 
     position: int
 
 
 @dataclass(slots=True)
 class _Write:
-    """A snapshot that is being written. is_pinned: its slot is still to be read."""
+    """Snapshot whose write is under way. is_pinned: its slot has not been read yet."""
 
     snapshot: Snapshot
     is_pinned: bool = True
@@ -77,19 +77,19 @@ class _Write:
 
 
 class Persistence:
-    """One model's snapshots in a store."""
+    """Snapshots of one model in a store."""
 
     def __init__(self, store: Store, arena: Arena, fingerprint: bytes, model_name: str) -> None:
         self._store, self._arena, self._fingerprint = store, arena, fingerprint
         self._has_kv = arena.layout.has_tokens
         self._writing: dict[bytes, _Write] = {}
-        self._copied: deque[_Write] = deque()  # filled by the store's threads, as is `_done`
+        self._copied: deque[_Write] = deque()  # appended to by the store's threads, like `_done`
         self._done: deque[tuple[bytes, bool]] = deque()
         store.register(fingerprint, model_name, arena.layout.stored())
         slots = STAGING_BYTES // max(1, arena.layout.slot_bytes)
         self._outgoing = Staging(arena.layout, WRITE_THREADS)
         self._incoming = Staging(arena.layout, min(max(2, slots), MOST_PREFETCHED))
-        self._own = Staging(arena.layout, 1)  # of the engine's thread, for what was not prefetched
+        self._own = Staging(arena.layout, 1)  # the engine thread's buffer, for a snapshot that was not prefetched
         self._prefetcher: StorePrefetcher | None = None
         if not (arena.on_host or self._has_kv):
             threads = min(MOST_READ_THREADS, max(1, (os.cpu_count() or 1) // 2), self._incoming.num_buffers)
@@ -97,25 +97,25 @@ class Persistence:
 
     @property
     def prefetches(self) -> bool:
-        """Whether `prefetch` does anything."""
+        """Whether `prefetch` has an effect."""
         return self._prefetcher is not None
 
     def prefetch(self, keys: Sequence[bytes]) -> None:
-        """Prefetch what will be loaded, the soonest first, in place of what was asked for before."""
+        """Prefetch the snapshots of these keys, the soonest needed first, in place of earlier wishes."""
         if self._prefetcher is not None:
             self._prefetcher.prefetch(keys)
 
     def positions(self, keys: dict[int, bytes]) -> list[int]:
-        """Which of the positions the store holds."""
+        """Return the positions whose snapshot the store holds."""
         present = self._store.present(list(keys.values()))
         return [position for position, key in keys.items() if key in present]
 
     def save(self, snapshot: Snapshot, parent: tuple[bytes, int] | None) -> bool:
-        """Queue a snapshot for writing; it stays pinned until it is written, or until a device's slot is copied. False
-        if the store does not take it."""
+        """Queue a snapshot for writing. It stays pinned until it is written, or until a device's slot is copied. Return
+        False if the store refuses it."""
         write = self._writing.get(snapshot.key)
         if write is not None:
-            if not write.is_pinned:  # the first copy may have been dropped, and computed again
+            if not write.is_pinned:  # it may have been evicted and computed again
                 write.snapshot = snapshot
             snapshot.stored = True
             return True
@@ -139,19 +139,19 @@ class Persistence:
         return snapshot.stored
 
     def touch(self, snapshot: Snapshot) -> None:
-        """Note for the store's eviction that a snapshot was consumed."""
+        """Mark a snapshot as consumed, for the store's eviction."""
         if snapshot.stored:
             self._store.touch(snapshot.key)
 
     def drain(self) -> None:
-        """Unpin what has been copied or written since the last call."""
+        """Unpin the snapshots that were copied or written since the last call."""
         while self._copied:
             self._copied.popleft().unpin()
         while self._done:
             self._written(*self._done.popleft())
 
     def wait(self) -> bool:
-        """Wait for all writes; False where none was under way."""
+        """Wait for all writes. Return False if none was under way."""
         if not self._writing:
             return False
         self._store.flush()
@@ -159,7 +159,7 @@ class Persistence:
         return True
 
     def load(self, key: bytes, pool: SnapshotPool, pages: PagePool, awaited: bool) -> Snapshot | Stranded | None:
-        """Bring a stored snapshot into the pool; None where the store cannot give it or there is no room.
+        """Load a stored snapshot into the pool. Return None if the store cannot give it or the pool is full.
 
         awaited: as in SnapshotPool.reserve.
         """
@@ -200,12 +200,12 @@ class Persistence:
         return snapshot
 
     def _read(self, key: bytes, into: Tensors) -> int | None:
-        """Read a verified snapshot; its position, None where the store cannot give it."""
+        """Read a verified snapshot. Return its position, None if the store cannot give it."""
         stored = self._store.get(key, self._fingerprint, into=as_arrays(into))
         return None if stored is None else stored.position
 
     def _read_to_device(self, key: bytes, slot: int) -> int | None:
-        """Begin to fill a device's slot with a prefetched snapshot, or one that is read now; its position."""
+        """Begin to copy a snapshot, prefetched or read now, to a device's slot. Return its position."""
         read, staging = None if self._prefetcher is None else self._prefetcher.take(key), self._incoming
         if read is None:
             staging, buffer = self._own, self._own.take()
@@ -218,8 +218,8 @@ class Persistence:
     def _fetched(
         self, write: _Write, snapshot: Snapshot, begin: int, after: Mark
     ) -> Iterator[Mapping[str, npt.NDArray[Any]]]:
-        """For a thread of the store: the arrays of a snapshot in a device's slot, with the KV of the tokens from
-        `begin` on. The slot is unpinned as soon as they are copied."""
+        """Yield the arrays of a snapshot in a device's slot, with the KV of the tokens from `begin` on. Runs in a
+        thread of the store; the slot is unpinned once they are copied."""
         buffer = self._outgoing.take()
         try:
             parts = dict(buffer)

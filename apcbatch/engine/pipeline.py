@@ -1,4 +1,4 @@
-"""Passes in flight: which are begun when, so that no device waits for the host."""
+"""Passes in flight: begin each early enough that no device waits for the host."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from apcbatch.model.pipeline_arena import Arena
 
 
 class PassPipeline:
-    """The passes that were begun and not yet read, oldest first; their chunks are the scheduler's. runs_ahead: whether
-    a device computes the next pass while the host reads this one."""
+    """Passes that were begun and not yet read, oldest first, with chunks from the scheduler. runs_ahead: whether the
+    device computes the next pass while the host reads one."""
 
     def __init__(
         self,
@@ -40,11 +40,11 @@ class PassPipeline:
 
     @property
     def ends(self) -> dict[Sequence, int]:
-        """The sequences in flight, and the position that each has reached after its last pass."""
+        """Sequences in flight -> position that each will have reached after its last pass."""
         return {chunk.sequence: chunk.end for one in self._passes for chunk in one.chunks}
 
     def begin_passes(self) -> tuple[list[Sequence], float]:
-        """Keep one pass in flight per device, plus one prefill pass. Returns the sequences that need more
+        """Keep one pass in flight per device, plus one prefill pass. Return the sequences that need more
         memory than there is, and the seconds spent launching."""
         never: list[Sequence] = []
         launching_s = 0.0
@@ -62,8 +62,8 @@ class PassPipeline:
         return never, launching_s
 
     def next(self) -> Pass:
-        """Remove and return the oldest pass, to be read. A device begins the one after it now, if that is known before
-        the tokens are."""
+        """Remove and return the oldest pass, to be read. On a device, begin the next pass first if its chunks do not
+        depend on tokens that were not read."""
         current = self._passes.popleft()
         if self.runs_ahead and not current.failed:
             chunks = self._scheduler.foresee(current.chunks, self.ends)
@@ -72,7 +72,7 @@ class PassPipeline:
         return current
 
     def remove(self, sequence: Sequence) -> list[Chunk]:
-        """Remove a sequence that has ended, and passes without other sequences. Returns its chunks."""
+        """Remove an ended sequence, and passes without other sequences. Return its chunks."""
         removed = [chunk for one in self._passes for chunk in one.remove(sequence)]
         if removed:
             self._passes = deque(one for one in self._passes if one.chunks)
