@@ -54,7 +54,7 @@ def _decode(server: Server, running: int, sizes: Sizes) -> Figure:
 
 
 def _products_share(server: Server, sizes: Sizes) -> Figure:
-    """Measure the time of the products of a prefill alone, over the wall time of the prefill."""
+    """Measure the ratio of two times: the matrix products of a prefill alone, over the whole prefill."""
     products = Products()
     with products.recording(server.engine.backend):
         server.serve(server.prompts(1, sizes.long_tokens))

@@ -62,8 +62,8 @@ def _pool_of_two_prompts(server: Server, sizes: Sizes) -> int:
 
 
 def _snapshots(plain: Server, sizes: Sizes, where: str) -> Figure:
-    """Measure the prefill time with a plan that keeps every boundary, over that with one that keeps none, on the same
-    engine. where: end of the figure's name."""
+    """Measure the ratio of two prefill times on one engine: with a plan that keeps every boundary, over a plan that
+    keeps none. where: end of the figure's name."""
     tokens, every = sizes.long_tokens, sizes.snapshot_every
     ratio = median_ratio(
         lambda: _planned(plain, plain.prompts(1, tokens), _grid_plan(sizes)),
@@ -74,8 +74,8 @@ def _snapshots(plain: Server, sizes: Sizes, where: str) -> Figure:
 
 
 def _storing(plain: Server, storing: Server, sizes: Sizes) -> Figure:
-    """Measure the prefill time with writes to disk in the background, over that without; both sides keep the same
-    snapshots."""
+    """Measure the ratio of two prefill times: with writes to disk in the background, over without. Both sides keep the
+    same snapshots."""
 
     def stored() -> float:
         seconds = storing.serve(storing.prompts(1, sizes.long_tokens))["wall"]
@@ -92,7 +92,8 @@ def _storing(plain: Server, storing: Server, sizes: Sizes) -> Figure:
 
 
 def _suffixes(plain: Server, sizes: Sizes) -> Figure:
-    """Measure the time per token of many short suffixes behind one restored prefix, over that of one long prompt."""
+    """Measure the ratio of two times per token: of many short suffixes behind one restored prefix, over one long
+    prompt."""
     [prefix] = plain.prompts(1, sizes.prefix_tokens)
     _planned(plain, [prefix], RequestPlan(keep=(len(prefix),), reads=(MANY_READS,)))
     resume = RequestPlan(resume_at=len(prefix), ideal=len(prefix))

@@ -196,8 +196,8 @@ class Feeder:
     def _begin_rollout(
         self, conversation: Conversation, tickets: list[Ticket], duplicates: dict[int | None, RequestError]
     ) -> Iterator[Work | None]:
-        """Yield the first turn of a rollout. If a turn's id was refused, the rollout ends before it, and that turn and
-        all later ones fail."""
+        """Yield the first request of a rollout. The first turn whose id was refused ends the rollout; it and all later
+        turns fail."""
         try:
             rollout = _guarded(lambda: Rollout(self._renderer, conversation))
         except RequestError as error:
@@ -294,7 +294,7 @@ class Feeder:
             return [conversation.id]
         try:
             digest, count = self._equal_lines.add(conversation.unnamed)
-        except RecursionError:  # nested more deeply than Python writes
+        except RecursionError:  # nested too deeply for json.dumps
             return [conversation.digest, 0]
         if count:
             self._renderer.warn_once(

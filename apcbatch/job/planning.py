@@ -60,7 +60,7 @@ class PlannedFeeder:
         self._config, self._feeder, self._engine = config, feeder, engine
         self._ready: deque[Work] = deque()
         self._next: Request | None = None  # the first request of the next window
-        self._has_begun = True  # whether `pause` returned True for the last window
+        self._has_paused = True  # `pause` returned True for the last window
         self.plan_s = 0.0
 
     @property
@@ -82,16 +82,16 @@ class PlannedFeeder:
         """Return whether the engine should start on its requests before more input is read. True once at the end of
         each window: reading and planning the next window takes seconds, during which a cluster's workers compute this
         one."""
-        if self._ready or self._has_begun or not self._engine.num_unfinished:
+        if self._ready or self._has_paused or not self._engine.num_unfinished:
             return False
-        self._has_begun = True
+        self._has_paused = True
         return True
 
     def next(self) -> Work | None:
         """Return the next request or failure; None if there is none at the moment (see exhausted)."""
         if not self._ready:
             self._plan_window()
-            self._has_begun = False
+            self._has_paused = False
         return self._ready.popleft() if self._ready else None
 
     def follow_up(self, result: Result) -> list[Work]:

@@ -50,13 +50,14 @@ class PreviousAnswers:
         record = self._record_at(self._offset(key))
         self._check_draws(record, ticket)
         if not self._is_made_from(record, ticket, by_prompt):
-            self.check_all_seen(ticket.line - 1, whole=False)  # one request less or more shifts the numbers
+            self.check_all_seen(ticket.line - 1, whole=False)  # an earlier gap shifts the numbers: report it first
             raise UsageError(f"line {_line_and_turn(ticket.line, ticket.turn)} {self._mismatch}")
         self._mark_seen(key)
         return record
 
     def confirm_lines(self, tickets: Sequence[Ticket]) -> bool:
-        """Return whether OUT answers all of these requests from the same line, which then need not be rendered."""
+        """Return whether OUT answers all of these requests, made from the same line. If so, the line need not be
+        rendered."""
         keys = [_key(ticket.line, ticket.turn) for ticket in tickets]
         if not all(key in self._offsets for key in keys):
             return False

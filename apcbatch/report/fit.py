@@ -16,7 +16,7 @@ from apcbatch.report.texts import ELLIPSIS, MOST_CHARACTERS, cut_columns
 
 PAGE_BYTES = 2_000_000
 REQUESTS_OF_A_PAGE = 50_000  # a page of more requests may be larger
-FRAME_BYTES = 110_000  # of the page without a document
+FRAME_BYTES = 110_000  # size of the page without a document
 LENGTHS = (0, 4, 8, 16, 24, 40, 60, 100, 160, 250, 400, 600, 1_000, 2_000, 4_000, 8_000, MOST_CHARACTERS)
 ID_LENGTHS = (24, 16, 12)
 PIECE_ROWS = 2_000
@@ -28,7 +28,7 @@ def fit(document: dict[str, Any], page_bytes: int = PAGE_BYTES) -> dict[str, Any
     ids alone exceed that."""
     requests = sum(len(run["requests"]["id"]) for run in document["runs"])
     pages = max(1, -(-requests // REQUESTS_OF_A_PAGE))
-    room = (page_bytes - FRAME_BYTES) * pages * 3 // 4  # in base64, 3 bytes are 4
+    room = (page_bytes - FRAME_BYTES) * pages * 3 // 4  # base64 turns 3 bytes into 4
     without = _with_tables(document, [_without_texts(run["requests"]) for run in document["runs"]])
     left = room - (_packed_bytes([without], room) or room)
     if left <= 0:

@@ -87,7 +87,7 @@ def _packed(document: dict[str, Any]) -> str:
 def _assets() -> tuple[str, str, str]:
     """Read (template, style, script) from the package."""
     folder = files(__package__) / "assets"
-    # A scope of their own, so that they define no globals.
+    # The braces are a scope of the scripts' own, so that they define no globals.
     template, style, *scripts = ((folder / name).read_text("utf-8") for name in ("page.html", "style.css", *SCRIPTS))
     script = "\n".join(['"use strict";', "{", *map(_code, scripts), "}", ""])
     return template, style, script

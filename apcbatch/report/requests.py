@@ -20,7 +20,7 @@ from apcbatch.report.texts import Calls, Texts
 
 SOURCES = ("none", "memory", "disk")
 UNKNOWN = -1
-MOST_MS = 1 << 52  # in units of 0.1 ms; exact as a JSON number, which many parsers read as float64
+MOST_MS = 1 << 52  # exact as a JSON number, which many parsers read as float64
 MOST_ID_CHARACTERS = 512
 NUMBERS = ("line", "turn", "prompt", "cached", "ideal", "computed", "out", "from", "reason", "prefill_ms", "decode_ms",
            "finish", "error")  # fmt: skip

@@ -44,7 +44,7 @@ def token_sums(requests: Requests, policy: object) -> dict[str, Any]:
 
 
 def ideal_tokens(requests: Requests) -> int | None:
-    """Return the sum of the ideals in tokens; None if an answered request lacks it."""
+    """Return the ideal cached tokens of all answered requests; None if one of them lacks its ideal."""
     total = 0
     for ideal, error in zip(requests.numbers["ideal"], requests.numbers["error"], strict=True):
         if not error:

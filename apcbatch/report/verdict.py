@@ -12,7 +12,7 @@ from apcbatch.job.tracing.segment import Segment
 from apcbatch.report.requests import Requests
 from apcbatch.report.tokens import ideal_tokens
 
-MOST = 1 << 53  # of a summary's number; a larger one is taken for damage
+MOST = 1 << 53  # largest number accepted from a summary; a larger one counts as damage
 PERCENTS = (50, 95, 99)
 STAGES = ("load", "plan", "prefill", "decode", "store", "total")
 

@@ -134,7 +134,7 @@ class _Meter:
 
     def measure(self) -> Measurement:
         long = self._long_chunk()
-        write_byte_s, restore_disk_s = self._store_costs(long)  # first: later the pool is full of pinned snapshots
+        write_byte_s, restore_disk_s = self._store_costs(long)  # first: the others fill the pool with pinned snapshots
         kinds = [(1, long), (1, MEDIUM), (MANY, MEDIUM), (MANY, SHORT)]
         taken: dict[tuple[int, int, int], list[float]] = {}
         keeping: list[float] = []

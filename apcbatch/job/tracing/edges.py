@@ -28,7 +28,7 @@ MAX_TOKENS = 2_000_000
 MAX_EDGES = 16_384
 MAX_POSITIONS = 65_536  # positions that have snapshot counts of their own
 _ID_BYTES = 4
-_SPARED = 4  # edges that the latest MAX_EDGES / 4 operations used are folded last
+_RECENT_DIVISOR = 4  # edges used in the latest MAX_EDGES / 4 operations are folded last
 
 
 @dataclass(slots=True, eq=False)
@@ -227,7 +227,7 @@ class TraceTree:
         go first, of these the least recently used. Recently used leaves go last, since they may still save some."""
         if self.num_tokens <= self._max_tokens and self.num_edges <= self._max_edges:
             return
-        recent = self._clock - self._max_edges // _SPARED
+        recent = self._clock - self._max_edges // _RECENT_DIVISOR
         found = [edge for edge in edges_below(self.root) if not edge.children and edge.parent is not None]
         leaves = [(*_fold_order(edge, recent), index, edge) for index, edge in enumerate(found)]
         heapq.heapify(leaves)

@@ -63,7 +63,7 @@ class RunTrace:
         self._written_at_s = self._cost_s = 0.0  # processor seconds
         self._has_warned = False
         self._background = BackgroundCall()
-        self._begun = Segment(
+        self._first_segment = Segment(
             version=VERSION,
             begin=time.time() - elapsed_s(),
             worker=WORKER,
@@ -127,7 +127,7 @@ class RunTrace:
 
     def _segment(self) -> Segment:
         edges = edge_columns(self._tree.root, self._decode)
-        return replace(self._begun, passes=self._timeline.columns(), edges=edges)
+        return replace(self._first_segment, passes=self._timeline.columns(), edges=edges)
 
     def _write_counted(self, segment: Segment) -> None:
         begin = time.thread_time()

@@ -45,7 +45,7 @@ class Timeline:
     def __init__(self, max_rows: int = MAX_PASS_ROWS) -> None:
         self._rows: list[Row] = []
         self._max_rows, self._passes_per_row = max_rows, 1
-        self._failures = 0  # before the first pass
+        self._failures = 0  # failures before the first pass
 
     def add(self, facts: StepFacts, end_s: float) -> None:
         """Add a step that ended `end_s` seconds after the segment's begin. A step without a pass is idle time, and

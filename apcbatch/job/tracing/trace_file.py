@@ -99,7 +99,7 @@ class TraceFile:
         try:
             lines = _lines(self.path)
         except OSError:
-            return  # there is none
+            return  # there is no trace yet
         self._earlier = [line for line in lines if is_segment(line)]
         if len(self._earlier) < len(lines):
             warn(f"{len(lines) - len(self._earlier)} lines of {self.path} are no segments of a trace; they are dropped")
