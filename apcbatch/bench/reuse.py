@@ -155,7 +155,7 @@ def _from_disk(config: Config, folder: Path, sizes: Sizes) -> Figure:
 
 
 def _restore_figure(name: str, pairs: list[tuple[float, float]]) -> Figure:
-    """Return the milliseconds that a restore adds: a request with it, minus the one without it that was measured next
-    to it."""
+    """Return the milliseconds that a restore adds. pairs: seconds of a request with a restore, and of one without
+    it."""
     beyond = statistics.median(restored - plain for restored, plain in pairs)
     return Figure(GROUP, name, 1e3 * beyond, "ms beyond a request of one token", {"pairs": len(pairs)})

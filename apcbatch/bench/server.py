@@ -54,7 +54,7 @@ class Server:
 
 @contextmanager
 def serving(config: Config, policy: Policy, **options: Any) -> Iterator[Server]:
-    """Open a server for the configuration's model and dtype, closed at the end of the block. options: those of
+    """Open a server for the configuration's model and dtype, closed at the end of the block. options: options of
     Engine."""
     engine = Engine(config.model, dtype=config.dtype, policy=policy, **options)
     try:

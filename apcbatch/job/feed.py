@@ -35,7 +35,7 @@ class Feeder:
     """Work source that reads the input only as far as the next request needs.
 
     keeps_answers: keep snapshots of all answers, since later requests may build on them. num_requests: requests
-    numbered so far. num_skipped: those of them that OUT answers already. last_line: number of the last line read.
+    numbered so far. num_skipped: how many of them OUT answers already. last_line: number of the last line read.
     """
 
     plan_s = 0.0
@@ -120,8 +120,7 @@ class Feeder:
             yield from self._recorded_turns(conversation, tickets, duplicates)
 
     def _duplicate_ids(self, conversation: Conversation, tickets: list[Ticket]) -> dict[int | None, RequestError]:
-        """Return the error of each turn whose id an earlier line used. The caller has checked that of the first
-        turn."""
+        """Return the error of each turn whose id an earlier line used. The caller has checked the first turn's id."""
         found: dict[int | None, RequestError] = {}
         first_id = conversation.request_id(1)
         for ticket in tickets:

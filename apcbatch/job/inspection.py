@@ -1,7 +1,7 @@
 """Inspect one request of an input without computing it: prompt, tokens, reuse, settings.
 
-Needs no weights. Invariants: the prompt and the settings are those of `run` with the same options; the input is read up
-to the end of the requested line and no further.
+Needs no weights. Invariants: `run` with the same options makes the same prompt and settings; the input is read up to
+the end of the requested line and no further.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def inspect(
 
 
 class _Records:
-    """Records of an input up to `line`, or the first alone for None. last: the latest one that was yielded."""
+    """Records of an input up to `line`, or the first record alone if it is None. last: latest record yielded."""
 
     def __init__(self, records: Iterable[Conversation | BadLine], line: int | None) -> None:
         self.last: Conversation | BadLine | None = None

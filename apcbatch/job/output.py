@@ -64,7 +64,7 @@ class Output:
 
     @property
     def is_built_at_the_end(self) -> bool:
-        """Whether OUT is another file than the one that lines are appended to."""
+        """Whether OUT is made when the run ends, from another file that lines are appended to."""
         return self.lines != self.name
 
     def exists(self) -> bool:
@@ -99,7 +99,7 @@ class Output:
 
     def unpack(self, sink: FileSink) -> None:
         """Fill the sink with the lines of the compressed OUT, unless it has lines of its own. UsageError if OUT is
-        damaged or has other lines than those of an OUT."""
+        damaged, or was not written by this program."""
         if not self.packing or not os.path.isfile(self.target):
             return
         if sink.has_lines():

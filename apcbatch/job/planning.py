@@ -118,7 +118,8 @@ class PlannedFeeder:
         self.plan_s += time.perf_counter() - begin
 
     def _planned(self, requests: list[Request]) -> list[Request]:
-        """Return the requests in the plan's order, each with its plan. Those that the engine will refuse come first."""
+        """Return the requests in the plan's order, each with its plan. Requests that the engine will refuse come
+        first."""
         engine, config = self._engine, self._config
         usable: list[Request] = []
         refused: list[Request] = []

@@ -50,7 +50,7 @@ class JobEngine(Steppable, Protocol):
         """Return whether `submit` would accept a request."""
 
     def held(self, keys: Collection[bytes]) -> set[bytes]:
-        """Return those of the prefix keys whose snapshot is in memory or in the store."""
+        """Return the subset of the prefix keys whose snapshot is in memory or in the store."""
 
     def drop_waiting(self) -> None:
         """Drop the requests that have not begun."""

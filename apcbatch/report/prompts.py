@@ -75,7 +75,7 @@ class PromptReader:
         return texts
 
     def _config(self, run: Run) -> Config:
-        """Return the run's options, after a check that INPUT and the model's files are those of the run."""
+        """Check that INPUT and the model's files are the run's, and return the run's options."""
         facts, name = run.run_file, run.out.name
         if facts is None:
             raise UsageError(

@@ -24,7 +24,7 @@ OF_A_RUN_FILE = ("version", "input", "model_fingerprint", "model_files", "config
 
 @dataclass
 class Run:
-    """One run. out: its OUT. requests: its records. segments: those of its trace, oldest first. run_file: the
+    """One run. out: its OUT. requests: its records. segments: its processes from the trace, oldest first. run_file: the
     configuration that made OUT, or None. notes: sentences on data that this report lacks."""
 
     out: OutFile

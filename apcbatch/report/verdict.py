@@ -1,6 +1,6 @@
 """Sum up a run: counts from OUT's records, times and bytes from its trace.
 
-Invariant: for a run that was never resumed, every number equals that of its summary.
+Invariant: for a run that was never resumed, every number equals the one in its summary.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ STAGES = ("load", "plan", "prefill", "decode", "store", "total")
 
 
 def verdict(requests: Requests, segments: Sequence[Segment], knows_end: bool) -> dict[str, Any]:
-    """Return the verdict over all of OUT. segments: those of the trace, in order; none if there is no trace. knows_end:
-    whether the last process is among them.
+    """Return the verdict over all of OUT. segments: from the trace, in order; none without a trace. knows_end: the last
+    process is among them.
 
     Without a trace, values that the records lack are None: seconds, rates, bytes, exit code. Seconds are sums over the
     processes that ran to their end, rates are tokens over these seconds, bytes are the maximum of any process.

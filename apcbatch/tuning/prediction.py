@@ -78,7 +78,7 @@ class Workload:
     context_pairs: float
 
     def prefill_s(self, measured: Measurement, snapshots: int) -> float:
-        """Return the predicted seconds of prefill, including those of keeping the snapshots."""
+        """Return the predicted seconds of prefill, with the cost of keeping the snapshots."""
         return (
             self.passes * measured.pass_s
             + self.chunks * measured.chunk_s
@@ -124,7 +124,7 @@ def count_work(
 
 
 def _leaders(order: Sequence[int], resume_at: Sequence[int], conversations: Sequence[int]) -> list[int]:
-    """Return, for each request, the index of the one that it waits for; its own if it waits for none."""
+    """Return, for each request, the index of the request that it waits for, or its own index."""
     leaders, before = list(range(len(order))), dict[int, int]()
     for index in order:
         if resume_at[index]:

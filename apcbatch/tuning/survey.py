@@ -1,7 +1,7 @@
 """Read the input into a prefix tree of all requests that a run would serve.
 
-Needs no weights. Invariant: the requests are those of `run` with the same options, in the same order. Requests that
-`run` would answer with an error are counted and left out.
+Needs no weights. Invariant: `run` with the same options serves the same requests in the same order. Requests that it
+would answer with an error are counted and left out.
 """
 
 from __future__ import annotations

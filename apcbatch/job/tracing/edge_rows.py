@@ -1,7 +1,7 @@
 """Convert the prefix tree of a run into the columns of its trace, with a bounded number of rows.
 
 Edges that were split only for a snapshot or a resumed request are joined again, so a row ends where prompts fork or
-end. Invariant: the restored and computed tokens of all rows are those of the tree, even if rows were folded.
+end. Invariant: restored and computed tokens, summed over all rows, equal the tree's sums, even if rows were folded.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Decode = Callable[[Sequence[int]], str]
 class _Row:
     """Edge of the trace, made of one or more successive edges of the tree.
 
-    first: the first of these. head: first tokens of the row, as bytes of int32. counts: tokens on the row, and requests
-    of branches folded into it. num_children: rows that have it as their parent. number: its index in the trace.
+    first: the first edge. head: first tokens of the row, as bytes of int32. counts: tokens on the row, and requests of
+    branches folded into it. num_children: rows that have it as their parent. number: its index in the trace.
     """
 
     first: Edge
@@ -121,8 +121,8 @@ def _continues(edge: Edge | None, forks: dict[Edge, int]) -> bool:
 
 
 def _fold(rows: list[_Row], max_rows: int) -> None:
-    """Fold leaves into their parents until max_rows are left. Leaves that saved the fewest tokens go first, of these
-    the ones that computed the fewest."""
+    """Fold leaves into their parents until max_rows are left. Leaves that saved the fewest tokens go first; ties go to
+    the fewest computed tokens."""
     index_of = {row: index for index, row in enumerate(rows)}
     leaves = [(row.counts.restored, row.counts.computed, index_of[row]) for row in rows if not row.num_children]
     heapq.heapify(leaves)

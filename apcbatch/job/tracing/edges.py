@@ -8,8 +8,8 @@ computes an edge as a whole, and counts at the edge's end are enough:
     256 .. 300  2 requests, computed twice
     300 .. 500  1 request, computed once
 
-The tree is bounded: beyond its bounds, leaves are folded into their parents, which keep their counts. Invariant: the
-restored and computed tokens of all edges are those of all requests that were added, folded or not.
+The tree is bounded: beyond its bounds, leaves are folded into their parents, which keep their counts. Invariant:
+restored and computed tokens, summed over all edges, equal the sums over all requests added, even after folding.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class TraceTree:
         self._fold_to_bounds()
 
     def kept(self, tokens: TokenArray, snapshots: Sequence[KeptSnapshot], at_s: float) -> None:
-        """Count snapshots, in ascending positions, that were kept of these tokens. at_s: time in seconds."""
+        """Count the snapshots kept along these tokens, in ascending positions. at_s: time in seconds."""
         edge = self._insert(tokens)
         for snapshot in reversed(snapshots):
             edge = _edge_above(edge, snapshot.position)
@@ -224,7 +224,7 @@ class TraceTree:
 
     def _fold_to_bounds(self) -> None:
         """Fold leaves if a bound is exceeded, until a tenth of both bounds is free. Leaves that saved the fewest tokens
-        go first, of these the least recently used. Recently used leaves go last, since they may still save some."""
+        go first; ties go to the least recently used. Recently used leaves go last, since they may still save some."""
         if self.num_tokens <= self._max_tokens and self.num_edges <= self._max_edges:
             return
         recent = self._clock - self._max_edges // _RECENT_DIVISOR

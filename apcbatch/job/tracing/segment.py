@@ -55,8 +55,8 @@ class PassColumns:
 
 @dataclass(frozen=True, slots=True)
 class EdgeColumns:
-    """Prefix tree of the answered prompts, a row for each edge. The restored and computed tokens of all rows are those
-    of the run, even if edges were left out."""
+    """Prefix tree of the answered prompts, a row for each edge. Restored and computed tokens, summed over all rows,
+    equal the run's sums, even if edges were left out."""
 
     parent: list[int] = field(metadata=_means("the parent's row; -1 for the first, which is the empty prefix"))
     begin: list[int] = field(metadata=_means("the position at which the edge begins, in tokens: its parent's end"))
