@@ -1,7 +1,7 @@
 """Describe the machine, and measure how fast it multiplies and reads.
 
-The rates are limits, so they are the best of several tries: the fastest float32 and bfloat16 product of this package on
-matrices that fit the cache, and reading and copying 256 MiB.
+The rates are upper limits, so each is the best of several tries. Products are this package's own, on matrices that fit
+the cache. Reading and copying take 256 MiB.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ class Requests:
     """Requests of one OUT, as columns with one row per request.
 
     numbers: columns of integers by name. Counts are in tokens, times in 0.1 ms. `turn` is 0 for a line answered as a
-    whole, and `ideal` is -1 if unknown. `from` is an index into SOURCES; `reason`, `finish` and `error` are indices
-    into reasons, finishes and texts.errors, 0 for none.
+    whole, and `ideal` is -1 if unknown. `from` is an index into SOURCES. `reason`, `finish` and `error` are indices
+    into reasons, finishes and texts.errors. Index 0 is an empty reason, the finish of a failed request, or no error.
 
     ids: shortened for display. record_ids: as in the records. answers: a digest of the answers per row. prompts: a
     digest of prompt and settings per row, all zeros if the record has none. codes: number of error records by code.

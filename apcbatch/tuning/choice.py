@@ -42,8 +42,8 @@ def check(config: Config) -> None:
 def conclude(
     config: Config, surveyed: Survey, forecast: Forecast, measured: Measurement, candidates: list[Candidate]
 ) -> Tuning:
-    """Choose the fastest candidate; ties go to the fewest bytes kept. After real runs, only the verified candidates are
-    compared."""
+    """Choose the fastest candidate. Candidates within 1 % of it are ties, which go to the fewest bytes kept. After real
+    runs, only the verified candidates are compared."""
     verified = [candidate for candidate in candidates if candidate.verified is not None]
     compared = verified or candidates
     fastest = min(candidate.best_known_s for candidate in compared)
