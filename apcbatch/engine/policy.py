@@ -1,15 +1,17 @@
-"""What a request keeps, what it may resume from, and which publisher it waits for: one `Retention` per request.
+"""Decide which snapshots a request keeps, which it may resume from, and which publisher it waits for.
 
-The engine's policy and the request choose it at submission, so that requests with a plan and without one run side by
-side. Block size 64, a prompt of 300 tokens that leaves another one's path after 200, and an answer of 100 tokens:
+Each request has one `Retention`.
+
+The engine's policy and the request choose it at submission, so requests with and without a plan run in one batch. With
+blocks of 64, a prompt of 300 tokens that forks from an earlier one after 200, and an answer of 100 tokens, they keep:
 
     all                     EveryBoundary   64, 128, 192, 256; of the answer 320, 384
     last                    LastBoundary    256; of the answer 320, then 384 in its place
     planned, without plan   LastAndFork     192, before the fork, and 256; of the answer as `last`
-    any but none, a plan    ByPlan          keep=(128,): 128, until its readers have come; keep_for_later=(256,): 256
+    any but none, a plan    ByPlan          keep=(128,): 128, until its last reader; keep_for_later=(256,): 256
     none                    Nothing         nothing
 
-Must not know: sequences, the pool, the store, pages. What a plan keeps is decided in `apcbatch.plan`.
+A plan's own positions are decided in `apcbatch.plan`.
 """
 
 from __future__ import annotations
@@ -28,9 +30,9 @@ NO_PLAN = RequestPlan()
 
 
 class Retention(ABC):
-    """The retention of one request, here as without a plan.
+    """Retention of one request; this base class is without a plan.
 
-    Positions count tokens of the prompt and the answer. plan: what the request's plan says, an empty one for none.
+    Positions count tokens of the prompt and the answer. plan: the request's plan, an empty one for none.
     """
 
     def __init__(self, request: Request, num_prompt: int, block_size: int) -> None:
@@ -39,15 +41,15 @@ class Retention(ABC):
         self._resumable = request.resumable
         self._last_kept = sys.maxsize if request.keep_answer else num_prompt
         self._fork = 0
-        self.awaited: bytes | None = None  # the key of a boundary that another sequence will publish
-        self.leader = -1  # the number of the sequence that a plan has publish it
+        self.awaited: bytes | None = None  # key of a boundary that another sequence will publish
+        self.leader = -1  # number of the sequence that publishes it by the plan
 
     @abstractmethod
     def kept(self, begin: int, end: int) -> Sequence[int]:
         """Return positions p with begin < p <= end whose snapshots are kept, ascending."""
 
     def kept_at_once(self, begin: int, end: int) -> Sequence[int]:
-        """Return those of `kept` that get their slots as soon as the pass is put together."""
+        """Return the positions of `kept` that get their slots when the pass is scheduled."""
         return self.kept(begin, end)
 
     def kept_if_room(self, begin: int, end: int) -> Sequence[int]:
@@ -55,12 +57,11 @@ class Retention(ABC):
         return ()
 
     def key_positions(self) -> Sequence[int]:
-        """Return positions of the prompt that may be kept, resumed from or waited for, ascending."""
+        """Return the positions of the prompt that may be kept, resumed from or waited for, ascending."""
         return boundaries_in(0, self._num_prompt, self._block_size)
 
     def reads(self, position: int) -> int:
-        """Return how many requests of the plan will resume from the snapshot at a position; it is held until they
-        have."""
+        """Return how many planned requests will resume from the snapshot at a position; it is held until they have."""
         return 0
 
     def is_for_this_run(self, position: int) -> bool:
@@ -68,7 +69,7 @@ class Retention(ABC):
         return True
 
     def is_for_later(self, position: int) -> bool:
-        """Return whether a plan keeps a snapshot for future runs: it may stay in memory when its readers have come."""
+        """Return whether a plan keeps a snapshot for future runs, in memory beyond its last reader."""
         return False
 
     def is_stored(self, position: int) -> bool:
@@ -76,38 +77,35 @@ class Retention(ABC):
         return True
 
     def supersedes(self, position: int) -> bool:
-        """Return whether a kept snapshot takes the place of the one kept before it, and is stored when the answer
-        ends."""
+        """Return whether a kept snapshot replaces the previous one, and is stored when the answer ends."""
         return False
 
     def counts_on(self, position: int) -> bool:
-        """Return whether the request may resume from a snapshot that others wait for, and push others out to load
-        one."""
+        """Return whether the request may resume from an awaited snapshot, and evict awaited ones to load it."""
         return True
 
     def ideal(self, match: Match) -> Match:
-        """Return the longest prefix that others cover, without the prompt's last token. match: with the prompts that
-        began before. A plan knows it without them: so it is the same in whatever order, and wherever, they are
-        computed."""
+        """Return the longest prefix that other requests cover, without the prompt's last token. match: the match with
+        the prompts admitted before. A plan does not use it, so its ideal is independent of order and worker."""
         if self.plan is NO_PLAN:
             return replace(match, length=min(match.length, self._num_prompt - 1))
         return Match(self.plan.ideal, self.plan.forked, True)
 
     def saw_fork(self, position: int) -> None:
-        """Note that the prompt was seen to leave another one's path. position: the last boundary before that."""
+        """Record that the prompt forked from an earlier one. position: the last boundary before the fork."""
         self._fork = position
 
     def pending_at_submission(self) -> Sequence[int]:
-        """Return positions of the prompt that others may wait for from submission on."""
+        """Return the positions of the prompt that others may wait for from submission on."""
         return ()
 
     def pending_at_begin(self, computed: int) -> Sequence[int]:
-        """Return positions of the prompt that others may wait for once it runs. computed: the position it resumes
+        """Return the positions of the prompt that others may wait for once it runs. computed: the position it resumes
         at."""
         return self.kept(computed, self._num_prompt)
 
     def follow(self, keys: dict[int, bytes], pending: PendingSnapshots) -> None:
-        """Note at submission which publisher to wait for. keys: prefix keys by position, ascending."""
+        """Record at submission which publisher to wait for. keys: prefix keys by position, ascending."""
         self.awaited = keys.get(self.plan.resume_at)
 
     def waits(self, keys: dict[int, bytes], pending: PendingSnapshots, available: Callable[[], int]) -> bool:
@@ -119,14 +117,14 @@ class Retention(ABC):
 
 
 class EveryBoundary(Retention):
-    """Keeps every boundary of prompt and answer."""
+    """Retention of every boundary of prompt and answer."""
 
     def kept(self, begin: int, end: int) -> Sequence[int]:
         return boundaries_in(begin, min(end, self._last_kept), self._block_size)
 
 
 class LastBoundary(Retention):
-    """Keeps the last boundary of the prompt and the latest one of the answer."""
+    """Retention of the prompt's last boundary and the answer's latest."""
 
     def kept(self, begin: int, end: int) -> Sequence[int]:
         end = min(end, self._last_kept)
@@ -142,14 +140,14 @@ class LastBoundary(Retention):
 
 
 class LastAndFork(LastBoundary):
-    """Keeps what LastBoundary does, and the boundary before a fork: a third prompt may come by there."""
+    """Retention of LastBoundary, and of the boundary before a fork, which a third prompt may share."""
 
     def _of_prompt(self) -> list[int]:
         return sorted({self._fork, *super()._of_prompt()})
 
 
 class Nothing(Retention):
-    """Keeps nothing, and resumes from nothing."""
+    """No retention: keeps no snapshot and resumes from none."""
 
     def kept(self, begin: int, end: int) -> Sequence[int]:
         return ()
@@ -159,11 +157,12 @@ class Nothing(Retention):
 
 
 class ByPlan(Retention):
-    """Keeps what the plan says, for as long as it says, and waits for the snapshot that the plan has it resume from.
+    """Retention by a plan: it keeps the plan's snapshots, each until its last reader, and waits for the snapshot that
+    the plan resumes from.
 
-    It waits for its leader, the last one before it that is to publish this snapshot, or for the one that does so in
-    place of a failed one. Where memory is short, several requests publish the same prefix, each of them for some: 3 and
-    7 keep position 128, two read the one of 3, and 8, which comes after both, the one of 7.
+    It waits for its leader: the last earlier request that publishes this snapshot, or the one that replaces a failed
+    leader. With little memory several requests publish the same prefix, each for some readers: 3 and 7 keep position
+    128, two requests read that of 3, and 8, which comes after both, reads that of 7.
     """
 
     def __init__(self, request: Request, num_prompt: int, block_size: int) -> None:
@@ -200,7 +199,7 @@ class ByPlan(Retention):
         return position <= self.plan.resume_at
 
     def drop_reader(self, position: int) -> None:
-        """Drop one of the requests that are to resume from a position."""
+        """Drop one pending reader of a position."""
         self._reads[position] = max(0, self.reads(position) - 1)
         if not self._reads[position] and not self.is_for_later(position):
             del self._reads[position]
@@ -219,8 +218,9 @@ class ByPlan(Retention):
         return pending.is_pending_from(self.leader, self.awaited)
 
     def take_over(self, reads: Mapping[int, int], later: Iterable[int], ideal: int, leader: int) -> None:
-        """Keep besides what a failed request was to keep: the readers of each position, and those for future runs.
-        ideal: what others than the failed one cover of the prompt. leader: the one that it would have waited for."""
+        """Add the snapshots that a failed request was to keep. reads: position -> readers; later: positions for future
+        runs. ideal: tokens of the prompt covered by requests other than the failed one. leader: the sequence that the
+        failed one waited for."""
         self.leader = leader
         self._reads = dict(sorted({**self._reads, **reads}.items()))
         keep_for_later = tuple(sorted({*self.plan.keep_for_later, *later}))
@@ -236,11 +236,11 @@ WITHOUT_PLAN: Mapping[Policy, type[Retention]] = {
 
 
 def keeps_snapshots(policy: Policy) -> bool:
-    """Return whether a policy keeps anything at all."""
+    """Return whether a policy keeps any snapshot."""
     return WITHOUT_PLAN[policy] is not Nothing
 
 
 def retention_of(policy: Policy, request: Request, num_prompt: int, block_size: int) -> Retention:
-    """What a checked request keeps in an engine of this policy. num_prompt, block_size: in tokens."""
+    """Make the retention of a checked request in an engine of this policy. num_prompt, block_size: in tokens."""
     follows_plan = request.plan is not None and keeps_snapshots(policy)
     return (ByPlan if follows_plan else WITHOUT_PLAN[policy])(request, num_prompt, block_size)

@@ -1,15 +1,16 @@
-"""Snapshots in RAM and their KV pages: which keys are held, in which slot and pages, and what is evicted for room.
+"""Snapshots in memory with their slots and KV pages, and their eviction.
 
-An example with room for three: A was read last, B before it, C before that; a plan waits for C, and B is being written.
-    D comes, and no plan waits for it: A goes, the only one that is neither pinned nor awaited.
-    E comes, and no plan waits for it: D goes.
-    F comes, and a plan waits for it: E goes.
-    G comes, and no plan waits for it: the write of B is waited for, then B goes.
-    H comes, a plan waits for it: G goes. The next awaited one takes the place of C, the one read longest ago.
+An example with a capacity of three snapshots. A was read last, B before it, C first. C is awaited by a plan, and B is
+being written.
+    Insert D, not awaited: evict A, the only one neither pinned nor awaited.
+    Insert E, not awaited: evict D.
+    Insert F, awaited: evict E.
+    Insert G, not awaited: wait for the write of B, then evict B.
+    Insert H, awaited: evict G. The next awaited snapshot would evict C, the least recently read.
 
-Invariants: a pinned snapshot (being restored or written) is never
-dropped; one that a plan waits for goes only when there is no other, for another one that it waits for; the bytes held
-never exceed the capacity; a dropped key is remembered for a while, so that a later miss can say `evicted`.
+Invariants: a pinned snapshot (being restored or written) is never dropped. An awaited one is evicted only for another
+awaited one, when no other is left. The bytes held never exceed the capacity. A dropped key is remembered for a while,
+so that a later miss can say `evicted`.
 """
 
 from __future__ import annotations
@@ -27,22 +28,21 @@ FORGOTTEN_KEYS = 65_536
 
 
 class PagePool:
-    """Reference counts of `num_pages` KV pages, shared by sequences and snapshots. A page that was never used costs no
-    memory."""
+    """Reference counts of `num_pages` KV pages, shared by sequences and snapshots. An unused page costs no memory."""
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
         self._refs = np.zeros(num_pages, np.int32)
         self._freed: list[int] = []
-        self._num_used = 0  # pages from here on were never allocated
+        self._num_used = 0  # first page that was never allocated
 
     @property
     def num_free(self) -> int:
-        """Pages without a reference."""
+        """Number of pages without a reference."""
         return len(self._freed) + self.num_pages - self._num_used
 
     def allocate(self) -> int:
-        """Return a free page with one reference; IndexError if there is none (callers make sure that there is)."""
+        """Return a free page with one reference. Raises IndexError without one; callers ensure that there is."""
         if self._freed:
             page = self._freed.pop()
         elif self._num_used < self.num_pages:
@@ -57,7 +57,7 @@ class PagePool:
         self._refs[pages] += 1
 
     def release(self, pages: PageArray) -> int:
-        """Drop one reference to each page; returns how many became free."""
+        """Drop one reference to each page. Return how many became free."""
         self._refs[pages] -= 1
         freed = pages[self._refs[pages] == 0]
         self._freed.extend(freed.tolist())
@@ -66,10 +66,10 @@ class PagePool:
 
 @dataclass(slots=True, eq=False)
 class Snapshot:
-    """One held snapshot. pages cover exactly its `position` tokens (the last one in part). reads_left: how many
-    requests of the plan will still resume from it. for_later: kept for future runs. was_read: a sequence has resumed
-    from it. stored: the store has it, or its write is under way; store_parent: its nearest ancestor that the store has,
-    as (key, position)."""
+    """Snapshot in the pool. pages: cover exactly its `position` tokens, the last page in part. reads_left: planned
+    requests that have not resumed from it yet. for_later: kept for future runs. was_read: a sequence has resumed from
+    it. stored: the store has it, or its write is under way. store_parent: nearest ancestor in the store, as (key,
+    position)."""
 
     key: bytes
     position: int
@@ -84,8 +84,8 @@ class Snapshot:
 
 
 class SnapshotPool:
-    """Held snapshots by key, least recently consumed first. finish_writes: waits for the writes under way, which unpins
-    what they read; False if there are none."""
+    """Snapshots by key, least recently consumed first. finish_writes: waits for the writes under way, which unpins
+    their snapshots; returns False if there are none."""
 
     def __init__(
         self,
@@ -105,12 +105,12 @@ class SnapshotPool:
         self._finish_writes = finish_writes
         self._forgotten: OrderedDict[bytes, None] = OrderedDict()
         self.num_reserved = 0
-        self._idle_slots: dict[int, bytes] = {}  # reserved for snapshots that no plan waits for: slot -> key
-        self._being_written: set[int] = set()  # those of them that a pass in flight writes
-        self._taken: set[tuple[bytes, int]] = set()  # reservations that were given to another snapshot
+        self._idle_slots: dict[int, bytes] = {}  # slots reserved for unawaited snapshots -> key
+        self._being_written: set[int] = set()  # of these, the slots that a pass in flight writes
+        self._taken: set[tuple[bytes, int]] = set()  # reservations whose slot was taken over
         self.peak_held = 0
         self.evicted = 0
-        self.on_drop: Callable[[bytes, bool], None] | None = None  # called with each key, and whether it is evicted
+        self.on_drop: Callable[[bytes, bool], None] | None = None  # (dropped key, whether it was evicted)
 
     def __len__(self) -> int:
         return len(self._held)
@@ -120,30 +120,29 @@ class SnapshotPool:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the slots that are held or reserved, and of the pages that snapshots refer to."""
+        """Bytes of the held and reserved slots, and of the pages that snapshots refer to."""
         slots = len(self._held) + self.num_reserved
         return slots * self._slot_bytes + len(self._page_holders) * self._page_bytes
 
     def peek(self, key: bytes) -> Snapshot | None:
-        """Return the snapshot of a key, without refreshing it."""
+        """Return the snapshot of a key, without marking it as consumed."""
         return self._held.get(key)
 
     def holds(self, snapshot: Snapshot) -> bool:
-        """Return whether this very snapshot is still here: the slot of one that was dropped may have another's
-        state."""
+        """Return whether this snapshot is still in the pool; a dropped one's slot may have another state."""
         return self._held.get(snapshot.key) is snapshot
 
     def consume(self, snapshot: Snapshot) -> None:
-        """Note that a snapshot was restored: it is now the last to go."""
+        """Mark a snapshot as consumed: it is now the last to be evicted."""
         snapshot.was_read = True
         self._held.move_to_end(snapshot.key)
 
     def was_dropped(self, key: bytes) -> bool:
-        """Return whether a snapshot of this key was held, or refused for lack of room, earlier in this run."""
+        """Return whether a snapshot of this key was held, or refused for lack of capacity, earlier in this run."""
         return key in self._forgotten
 
     def count_read(self, key: bytes) -> None:
-        """Drop one pending reader of a snapshot; with the last one the snapshot goes."""
+        """Drop one pending reader of a snapshot, and with the last one the snapshot."""
         snapshot = self._held.get(key)
         if snapshot is not None and snapshot.reads_left:
             snapshot.reads_left -= 1
@@ -151,10 +150,10 @@ class SnapshotPool:
                 self.drop(snapshot)
 
     def reserve(self, key: bytes, awaited: bool) -> int | None:
-        """Return a slot for a snapshot that is about to be written, or None if nothing may go for it.
+        """Reserve a slot for a snapshot about to be written. Return None if nothing may be evicted for it.
 
-        awaited: a request of this run will read it, so that it may take the place of another awaited one, and before
-        that the slot of an unawaited one that a pass in flight writes: its own pass writes there later.
+        awaited: a request of this run will read it. It may then take the slot of an unawaited snapshot that a pass in
+        flight writes (its own pass writes there later), or else of another awaited one.
         """
         while not self._free_slots or self.held_bytes + self._slot_bytes > self.capacity_bytes:
             if self.drop_one(awaited=False):
@@ -171,11 +170,11 @@ class SnapshotPool:
         return slot
 
     def passes_begun(self) -> None:
-        """Note that the passes that write all reserved slots are in flight."""
+        """Mark all reserved slots as written by passes in flight."""
         self._being_written = set(self._idle_slots)
 
     def _take_over(self) -> int:
-        """Take a reserved slot; its snapshot will not be published."""
+        """Take over a reserved slot, whose snapshot is then not published."""
         slot = self._being_written.pop()
         key = self._idle_slots.pop(slot)
         self._taken.add((key, slot))
@@ -185,17 +184,17 @@ class SnapshotPool:
     def insert(
         self, key: bytes, position: int, slot: int, pages: PageArray, reads: int = 0, awaited: bool = False
     ) -> Snapshot | None:
-        """Publish what was written into a reserved slot; None if there is no room for its pages, or if the slot was
-        given to another snapshot.
+        """Publish the snapshot written into a reserved slot. Return None if its pages do not fit, or if the slot was
+        taken over.
 
-        reads: how many requests of the plan will resume from it. awaited: as in `reserve`. A key that is already
-        held keeps its first copy.
+        reads: number of planned requests that will resume from it. awaited: as in `reserve`. A key that is already held
+        keeps its first copy.
         """
         if (key, slot) in self._taken:
             self._taken.discard((key, slot))
             return None
         self._give_back(slot)
-        # Slots reserved for unawaited snapshots do not count against an awaited one.
+        # slots reserved for unawaited snapshots do not count against an awaited one
         capacity = self.capacity_bytes + awaited * len(self._idle_slots) * self._slot_bytes
         held = self._held.get(key)
         if held is not None:
@@ -219,7 +218,7 @@ class SnapshotPool:
         return snapshot
 
     def cancel(self, key: bytes, slot: int) -> None:
-        """Give back the slot that was reserved for this key and not written."""
+        """Free the slot that was reserved for this key and not written."""
         if (key, slot) in self._taken:
             self._taken.discard((key, slot))
             return
@@ -233,9 +232,10 @@ class SnapshotPool:
         self._being_written.discard(slot)
 
     def drop_one(self, awaited: bool) -> bool:
-        """Drop the least recently consumed snapshot that no plan waits for and that is not pinned. If there is none,
-        let the writes under way unpin one; if that does not help either and `awaited`, drop one that a plan waits for.
-        Returns whether one was dropped."""
+        """Evict one snapshot and return True, or False if none may go.
+
+        First the least recently consumed one that is neither awaited nor pinned; else one that the writes under way
+        unpin; else, only if `awaited`, an awaited one."""
         victim = self._idle()
         if victim is None and self._finish_writes():
             victim = self._idle()
@@ -246,12 +246,12 @@ class SnapshotPool:
         return victim is not None
 
     def own_bytes(self, snapshot: Snapshot) -> int:
-        """Return the bytes of the slot of a held snapshot, and of the pages that no other one refers to."""
+        """Return the bytes of a held snapshot's slot, and of the pages that no other snapshot refers to."""
         pages = sum(self._page_holders[page] == 1 for page in snapshot.pages.tolist())
         return self._slot_bytes + pages * self._page_bytes
 
     def drop(self, snapshot: Snapshot, evicted: bool = False) -> None:
-        """Drop one snapshot. evicted: for lack of room."""
+        """Drop one snapshot. evicted: for lack of capacity."""
         if self.on_drop is not None:
             self.on_drop(snapshot.key, evicted)
         del self._held[snapshot.key]

@@ -1,7 +1,7 @@
-"""The next token of each row of logits.
+"""Choose the next token of each row of logits.
 
-Invariants: a row's token and log-probability depend on that row alone and, if the temperature
-is above 0, on (seed, random stream, answer, step): never on batch mates or on the order of steps.
+Invariant: a row's token and log-probability depend on that row alone and, at a temperature above 0, on (seed, random
+stream, answer, step); never on other rows or on the order of steps.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from apcbatch.model.host_copies import Fetch
 from apcbatch.prefix import TokenArray, as_token_array
 from apcbatch.types import Request
 
-NOT_FINITE = -1  # in place of a token, from the ops
-# Two float32 logits that differ are 2**-149 apart or more: from here down, all weight is on the largest.
+NOT_FINITE = -1  # returned by the ops in place of a token
+# unequal float32 logits differ by at least 2**-149: at this temperature and below, only the largest has weight
 _COLDEST = 1e-200
 
 
@@ -35,15 +35,15 @@ def request_key(request: Request, answer: int = 0) -> int:
 
 
 class GreedyTokens:
-    """The likeliest tokens of rows of logits. tokens: (r,) int64, where the logits are; logprobs: (r,) float32 or None.
-    On a device they may still be on their way, and the host's copies with them."""
+    """Likeliest tokens of rows of logits. tokens: (r,) int64 on the logits' device; logprobs: (r,) float32 or None. On
+    a CUDA device they, and their copies to the host, may still be in progress."""
 
     def __init__(self, tokens: torch.Tensor, logprobs: torch.Tensor | None) -> None:
         self.tokens = tokens
         self._copies = [None if part is None else Fetch(part) for part in (tokens, logprobs)]
 
     def read(self) -> tuple[list[int], list[float] | None]:
-        """Wait for them."""
+        """Wait for the host's copies and return them."""
         tokens, logprobs = (None if part is None else part.read().tolist() for part in self._copies)
         assert tokens is not None
         return tokens, logprobs
@@ -60,19 +60,19 @@ def greedy(ops: Backend, logits: torch.Tensor, with_logprobs: bool) -> GreedyTok
 def draw(
     row: npt.NDArray[np.float32], temperature: float, top_k: int, min_p: float, top_p: float, key: int, step: int
 ) -> int:
-    """One token drawn from a row of logits (vocabulary,) float32; one of -infinity is never drawn.
+    """Draw one token from a row of logits (vocabulary,) float32. A logit of -infinity is never drawn.
 
-    The draw is the inverse of the cumulative distribution over descending probability at one Philox number keyed by
-    the request and the step. The distribution is that of the top_k largest logits, the lowest ids on ties (0 or -1:
-    all); of these those with at least min_p times the best one's probability (Nguyen et al., arXiv 2407.01082,
-    equation 2); of these the fewest that have the probability top_p (Holtzman et al., "nucleus sampling", arXiv
-    1904.09751, section 3.1). Any temperature above 0 will do: a very low one draws among the largest logits alone, a
-    very high one among all alike.
+    The draw is the inverse of the cumulative distribution over descending probability at one Philox number keyed by the
+    request and the step. The distribution is restricted in turn to: the top_k largest logits, the lowest ids on ties (0
+    or -1: all); of these, tokens with at least min_p times the largest probability (Nguyen et al., arXiv 2407.01082,
+    equation 2); of these, the fewest tokens whose probabilities sum to top_p (Holtzman et al., "nucleus sampling",
+    arXiv 1904.09751, section 3.1). The temperature is any number above 0: a very low one draws among the largest logits
+    only, a very high one uniformly.
     """
     ids = _largest(row, top_k) if 0 < top_k < len(row) else None
     scaled = (row if ids is None else row[ids]).astype(np.float64) / max(temperature, _COLDEST)
     probabilities = np.exp(scaled - scaled.max())
-    places = np.flatnonzero(probabilities >= min_p if min_p > 0 else probabilities > 0)  # the best one has 1
+    places = np.flatnonzero(probabilities >= min_p if min_p > 0 else probabilities > 0)  # the largest has 1
     probabilities = probabilities[places]
     ids = places if ids is None else ids[places]
     ascending = np.sort(probabilities)
@@ -124,7 +124,7 @@ class TokenCounts:
 
     @property
     def counts(self) -> npt.NDArray[np.float32]:
-        """How often each of `ids` was counted."""
+        """Count of each of `ids`."""
         return self._counts[: len(self._places)]
 
     def add(self, token: int) -> None:
@@ -139,15 +139,15 @@ class TokenCounts:
 
 
 class LogitsProcessors:
-    """The settings of one answer that change or mask logits, with the tokens that they have seen.
+    """Settings of one answer that change or mask logits, and the token counts that they depend on.
 
-    ending_ids: the tokens that end an answer; those outside the vocabulary do nothing.
+    ending_ids: tokens that end an answer; ids outside the vocabulary are ignored.
     """
 
     def __init__(self, request: Request, prompt: TokenArray, vocab_size: int, ending_ids: Collection[int]) -> None:
         self._request = request
         self._bias_ids = np.array(list(request.logit_bias), np.int64)
-        with np.errstate(over="ignore"):  # below float32 is -infinity, which forbids a token
+        with np.errstate(over="ignore"):  # below float32's range: -infinity, which forbids a token
             self._bias = np.array(list(request.logit_bias.values()), np.float64).astype(np.float32)
         self._seen = TokenCounts(prompt) if request.repetition_penalty != 1 else None
         self._answer = TokenCounts() if request.presence_penalty or request.frequency_penalty else None
@@ -159,7 +159,8 @@ class LogitsProcessors:
         self._mask = np.zeros(-(-vocab_size // 32) if self._constraint else 0, np.int32)
 
     def apply(self, row: Logits, step: int) -> None:
-        """Change a row of finite logits (vocabulary,) float32 in place; step: the number of tokens that the answer has.
+        """Apply the settings in place to a row of finite logits (vocabulary,) float32. step: number of tokens that the
+        answer has.
 
         Raises RequestError if no token is left.
         """
@@ -185,7 +186,7 @@ class LogitsProcessors:
             )
 
     def accept(self, token: int) -> bool:
-        """Take the sampled token; whether the Constraint is complete with it. Raises RequestError."""
+        """Count the sampled token, and return whether the constraint is complete with it. Raises RequestError."""
         if self._seen is not None:
             self._seen.add(token)
         if self._answer is not None:
@@ -201,14 +202,14 @@ class LogitsProcessors:
 
 
 def _mask_others(row: Logits, ids: npt.NDArray[np.int64]) -> None:
-    """Mask every token of a row but these."""
+    """Mask all tokens of a row except these."""
     kept = row[ids]
     row.fill(-np.inf)
     row[ids] = kept
 
 
 class Sampler:
-    """Samples the tokens of one answer. key: of its random stream. eos_token_ids: the model's own stop tokens."""
+    """Sampler of one answer. key: key of its random stream. eos_token_ids: the model's own stop tokens."""
 
     def __init__(
         self, request: Request, prompt: TokenArray, vocab_size: int, eos_token_ids: Collection[int], key: int
@@ -232,7 +233,7 @@ class Sampler:
         return draw(row, request.temperature, request.top_k, request.min_p, request.top_p, self._key, step)
 
     def ends_with(self, token: int, step: int) -> tuple[bool, int | str | None]:
-        """Take the token after `step` tokens: whether the answer ends with it, and its stop_reason. Raises
+        """Append the token after `step` tokens. Return whether the answer ends with it, and its stop_reason. Raises
         RequestError."""
         complete = self._processors is not None and self._processors.accept(token)
         if token in self._eos_ids:

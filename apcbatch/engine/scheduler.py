@@ -1,12 +1,16 @@
-"""Which sequences run in the next pass, how many of their tokens, and which wait for whom.
+"""Schedule passes: choose the sequences of the next pass and their tokens, and admit waiting sequences.
 
-Which positions are kept, policy.py says. Invariants: every running decode gets its token each step; a sequence that
-would compute a pending prefix waits until it is published; a sequence is admitted only when the KV pages of its whole
-life can be had, so that no running one is starved, and when what it keeps fits (see admission.py); if nothing runs, the
-next one is admitted in any case. Answers that start from the state at their prompt's end (Forks) go before waiting
-sequences, and one of them can always begin when no other of its request runs: its pages are set aside, and a prompt
-that will have more answers than there are slots is admitted only when no other one waits for slots. With the minimum of
-two slots, at most one holds a fork state, so decoding can always proceed.
+Invariants:
+- Each running decode gets its token in each step.
+- A sequence that would compute a pending prefix waits until it is published.
+- A sequence is admitted only if the KV pages until its end can be allocated, so that no running one starves, and if the
+  snapshots that it keeps fit (admission.py). If nothing runs, the next one is admitted in any case.
+- Answers that start from the state at their prompt's end (Forks) go before waiting sequences. One answer can always
+  begin while no other of its request runs: its pages are reserved, and a prompt with more answers than slots is
+  admitted only when no other such prompt waits for slots.
+- With the minimum of two slots, at most one holds a fork state, so decoding can always proceed.
+
+The positions of snapshots are decided in policy.py.
 """
 
 from __future__ import annotations
@@ -27,16 +31,16 @@ NONE_IN_FLIGHT: Mapping[Sequence, int] = MappingProxyType({})
 
 
 def num_live_slots(max_running: int) -> int:
-    """Return the slots of live states: one for each sequence that may run, and a second one for the state at the end of
-    a prompt with several answers if no more than one may."""
+    """Return the number of slots of live states: max_running, but at least two, so that the state at the end of a
+    prompt with several answers has one too."""
     return max(max_running, 2)
 
 
 class Scheduler:
-    """Waiting and running sequences, in the order of submission. forks: the answers of requests that have several, from
-    the end of the prompt until all of them have ended. handover: pending snapshots of failed requests. on_begin: called
-    with each sequence that is about to be admitted. owed_pages: pages that running sequences, and one answer of each
-    held prompt state, may still ask for."""
+    """Waiting and running sequences, in order of submission. forks: answers of requests with several, from the end of
+    the prompt until the last has ended. handover: pending snapshots of failed requests. on_begin: called with each
+    sequence about to be admitted. owed_pages: pages that running sequences, and one answer of each held prompt state,
+    may still allocate."""
 
     def __init__(
         self,
@@ -68,12 +72,12 @@ class Scheduler:
 
     @property
     def num_begun(self) -> int:
-        """Requests that have begun and not ended."""
+        """Number of admitted requests that have not ended."""
         return len(self.forks) + sum(sequence.forks is None for sequence in self.running)
 
     def schedule(self, begun: Mapping[Sequence, int] = NONE_IN_FLIGHT) -> tuple[list[Chunk], list[Sequence]]:
-        """(the chunks of the next pass, sequences that can never run for lack of memory). begun: sequences in flight,
-        and the position that each will have reached."""
+        """Return the chunks of the next pass, and the sequences that can never run for lack of memory. begun: sequences
+        in flight -> position that each will have reached."""
         if self.waiting:
             self._snapshots.prefetch(self.waiting)
         for forks in self.forks:
@@ -101,14 +105,16 @@ class Scheduler:
         return chunks, impossible
 
     def has_prompts(self, begun: Mapping[Sequence, int]) -> bool:
-        """Return whether there are prompt tokens for a pass beside those in flight. begun: as `schedule` has it."""
+        """Return whether there are prompt tokens for a pass besides those in flight. begun: as in `schedule`."""
         return self._prompts_left(begun) > 0 or bool(self.waiting and self._num_free) and self._may_prefill
 
     def foresee(self, chunks: list[Chunk], begun: Collection[Sequence] = ()) -> list[Chunk]:
-        """Return the pass after that of `chunks` before its tokens are read: one more token of each sequence that is
-        not at its limit then. Empty where the tokens decide more than which sequences end: where a prompt is not
-        computed, a next token takes more than the likeliest of its logits, a waiting sequence might be admitted, a
-        snapshot would be kept, or a sequence that is not in flight (`chunks`, `begun`) might join."""
+        """Return the pass after `chunks` before the tokens of that one are read: one more token of each sequence below
+        its limit.
+
+        Empty if the next pass depends on those tokens beyond the sequences that end: a prompt is unfinished, a sampler
+        needs logits, a waiting sequence might be admitted, a snapshot would be kept, or a sequence not in flight
+        (`chunks`, `begun`) might join."""
         going = [chunk for chunk in chunks if chunk.end + 1 < chunk.sequence.limit]
         if (
             len(chunks) + len(begun) < len(self.running)
@@ -123,11 +129,11 @@ class Scheduler:
         return [self._chunk(chunk.sequence, 1, chunk.end) for chunk in going]
 
     def _admit_waiting(self, wanted: int) -> list[Sequence]:
-        """Admit waiting sequences while there are slots, until `wanted` prompt tokens are admitted. Returns those that
+        """Admit waiting sequences while slots are free, until `wanted` prompt tokens are admitted. Return those that
         can never run."""
         impossible: list[Sequence] = []
         passed_over: deque[Sequence] = deque()
-        awaited: set[bytes | None] = set()  # by those that were passed over
+        awaited: set[bytes | None] = set()  # keys awaited by sequences that were passed over
         in_prefill = [sequence for sequence in self.running if sequence.in_prefill]
         self._admission.begin(min([*in_prefill, self.waiting[0]], key=lambda sequence: sequence.number))
         while self.waiting and self._num_free and wanted > 0:
@@ -142,7 +148,7 @@ class Scheduler:
                 passed_over.append(sequence)
                 awaited.add(sequence.retention.awaited)
                 if overtakes or (sequence.request.plan is None and not self._has_slots(sequence)):
-                    break  # those behind it cannot wait for it, and would compute what they share with it first
+                    break  # later sequences could not wait for it, and would compute their shared prefix first
             else:
                 self._admit(sequence)
                 wanted -= sequence.remaining
@@ -161,7 +167,7 @@ class Scheduler:
                 budget -= chunks[-1].count
 
     def advance(self, chunk: Chunk) -> None:
-        """Note that a chunk was computed and its snapshots are published: the sequence goes on from its own slot."""
+        """Advance a sequence past a computed chunk whose snapshots are published; its state is now in its own slot."""
         sequence = chunk.sequence
         if sequence.start is not None:
             self._detach(sequence)
@@ -172,7 +178,7 @@ class Scheduler:
         sequence.computed = chunk.end
 
     def finish(self, sequence: Sequence) -> None:
-        """Take a sequence out of the running ones and free what it holds."""
+        """Remove a running sequence, and free its slot and pages."""
         self.handover.record(sequence)
         self._detach(sequence)
         self._stop(sequence)
@@ -187,7 +193,7 @@ class Scheduler:
             self._release_held(forks)
 
     def drop_answers(self, forks: Forks) -> None:
-        """Drop the answers of a request that have not begun. Those that run are to be finished first."""
+        """Drop the answers of a request that have not begun, after its running ones were finished."""
         if forks.waiting and not forks.num_running:
             self.owed_pages -= self._page_tables.needed_by_fork(forks.waiting[0])
         forks.waiting.clear()
@@ -204,20 +210,20 @@ class Scheduler:
         self._drop_waiting(sequence)
 
     def _enter(self, sequence: Sequence) -> None:
-        """Number a sequence, and note what it will publish."""
+        """Number a sequence, and record the snapshots that it will publish."""
         sequence.number = self._num_submitted
         self._num_submitted += 1
         sequence.retention.follow(sequence.keys, self._pending)
         self._add_pending(sequence, sequence.retention.pending_at_submission())
 
     def drop_waiting(self) -> None:
-        """Drop what has not begun; its pending snapshots are handed over to requests that may still come."""
+        """Drop the waiting sequences, and hand their pending snapshots over to requests submitted later."""
         for sequence in self.waiting:
             self._drop_waiting(sequence)
         self.waiting.clear()
 
     def _drop_waiting(self, sequence: Sequence) -> None:
-        """Drop a sequence that has not begun: hand over its pending snapshots, and no longer count it as a reader."""
+        """Drop a waiting sequence: hand its pending snapshots over, and drop it as a reader."""
         self.handover.take_over(sequence)
         self.handover.record(sequence)
         if sequence.source:
@@ -227,8 +233,8 @@ class Scheduler:
         return next(sequence for sequence in (*self.running, *self.waiting) if sequence.number == number)
 
     def _may_begin(self, sequence: Sequence) -> bool:
-        """Return whether there is room, and nothing to wait for. If nothing runs, room for its own KV is enough, and
-        any snapshot may be evicted for it."""
+        """Return whether a sequence fits and waits for no snapshot. If nothing runs, memory for its own KV suffices,
+        and any snapshot may be evicted for it."""
         if self.running and (self._waits(sequence) or not self._admission.fits(sequence)):
             return False
         if not self._has_slots(sequence):
@@ -237,15 +243,15 @@ class Scheduler:
         return self._page_tables.free(needed, awaited=not self.running)
 
     def _overtakes(self, sequence: Sequence, awaited: set[bytes | None]) -> bool:
-        """Return whether a sequence without a plan would publish a key before an earlier one that is to. awaited: the
-        keys that earlier ones wait for. Only a scored one does not wait for them itself."""
+        """Return whether an unplanned sequence would publish a key before the earlier sequence that is due to. awaited:
+        keys that earlier sequences wait for. Only a scored sequence does not wait for them itself."""
         request = sequence.request
         return (
             request.score_from is not None and request.plan is None and not awaited.isdisjoint(sequence.keys.values())
         )
 
     def _has_slots(self, sequence: Sequence) -> bool:
-        """Return whether the slots owed to answers of begun prompts leave enough for those of a sequence."""
+        """Return whether enough slots are free for a sequence besides those owed to answers of admitted prompts."""
         owed = self._num_owed
         return not owed or self._num_free - owed >= sequence.num_answers
 
@@ -276,23 +282,23 @@ class Scheduler:
 
     @property
     def _may_prefill(self) -> bool:
-        """Whether a pass without decodes may admit waiting sequences: prefill admission is open, or no decode waits for
-        the pass."""
+        """Whether a pass without decodes may admit waiting sequences: prefill admission is open, or no decode would be
+        delayed by the pass."""
         return self._prefill_admission.is_open or all(sequence.in_prefill for sequence in self.running)
 
     @property
     def _num_free(self) -> int:
-        """The number of sequences that may begin."""
+        """Number of sequences that may be admitted."""
         return min(len(self._free_slots), self._max_running - len(self.running))
 
     @property
     def _num_owed(self) -> int:
-        """Slots that the answers of begun prompts will still take."""
+        """Number of slots that the answers of admitted prompts will still take."""
         coming = sum(sequence.num_answers - 1 for sequence in self.running if sequence.will_fork)
         return coming + sum(len(forks.waiting) - 1 for forks in self.forks if forks.waiting)
 
     def _stop(self, sequence: Sequence) -> None:
-        """Remove a sequence from the running ones; it asks for no more pages."""
+        """Remove a running sequence, and the pages owed to it."""
         self.running.remove(sequence)
         self.owed_pages -= self._page_tables.needed_to_end(sequence) - len(sequence.pages)
 
@@ -318,8 +324,9 @@ class Scheduler:
         self._release_held(forks)
 
     def _begin_answer(self, forks: Forks) -> bool:
-        """Give the next answer of a request a slot and pages; False for no room. Pages for one answer are set aside
-        while none runs. The last one takes the slot of the prompt's state, unless others read it in this pass."""
+        """Allocate a slot and pages for the next answer of a request, or return False. Pages for one answer stay
+        reserved while none runs. The last answer takes the slot of the prompt's state, unless others read it in this
+        pass."""
         held, sequence = forks.held, forks.waiting[0]
         assert held is not None
         takes_over = len(forks.waiting) == 1 and not held.pins
@@ -343,7 +350,7 @@ class Scheduler:
         return True
 
     def _release_held(self, forks: Forks) -> None:
-        """Free the state that the answers start from once none of them needs it."""
+        """Free the prompt's state once no answer needs it."""
         held = forks.held
         if held is not None and not forks.waiting and not held.pins:
             forks.held = None
@@ -357,8 +364,8 @@ class Scheduler:
         self._pending.add(sequence.number, [(position, sequence.keys[position]) for position in positions])
 
     def _chunk(self, sequence: Sequence, count: int, begin: int | None = None) -> Chunk:
-        """Return the next `count` tokens, with pages to write to and slots for the snapshots that are kept at once.
-        begin: the sequence's position after the pass before; None: where it is."""
+        """Return the next `count` tokens as a chunk, with pages, and slots for the snapshots that are kept at once.
+        begin: position after the pass in flight; None: the sequence's position."""
         chunk = Chunk(sequence, sequence.computed if begin is None else begin, count)
         self.owed_pages -= self._page_tables.extend(sequence, chunk.end)
         positions = sequence.retention.kept_at_once(chunk.begin, chunk.end)

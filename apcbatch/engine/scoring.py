@@ -1,8 +1,8 @@
-"""Scores of given tokens: log-probabilities, ranks, and the likeliest tokens in their places.
+"""Score given tokens: their log-probabilities, ranks, and the likeliest tokens at their positions.
 
-Invariants: a token's numbers depend on its own row alone, so neither on where a prompt
-is cut nor on batch mates; a log-probability has the bits that it has where the token is generated. Memory: logits of
-SLICE_BYTES at a time, of one row at least, however many tokens are scored, and a fourth of that beside them.
+Invariants: a token's score depends on its own row alone, not on prefill cuts or other rows. A log-probability has the
+same bits as when the token is generated. Memory: logits of SLICE_BYTES at a time, at least one row, and a fourth of
+that for temporaries.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ SLICE_BYTES = 64 << 20
 
 
 def score_rows(model: Model, hidden: torch.Tensor, targets: TokenArray, begin: int, num_top: int) -> Scores | None:
-    """Return the scores of the tokens `targets` (s,), each of which comes after a row of hidden (s, h); None if a logit
-    is NaN or infinite.
+    """Return the scores of the tokens `targets` (s,), each following a row of hidden (s, h); None if a logit is NaN or
+    infinite.
 
-    begin: the position of the first target. num_top: how many of the likeliest tokens are given with each.
+    begin: position of the first target. num_top: number of likeliest tokens returned for each.
     """
     scores = Scores(begin)
     tokens = torch.from_numpy(targets.astype(np.int64)).to(hidden.device)
     first = 0
-    rows_at_a_time = 1  # until the vocabulary is known
+    rows_at_a_time = 1  # default until the vocabulary is known
     while first < len(tokens):
         part = slice(first, first + rows_at_a_time)
         logits = model.head(hidden[part])
@@ -49,8 +49,8 @@ def score_rows(model: Model, hidden: torch.Tensor, targets: TokenArray, begin: i
 def _likeliest(
     logits: torch.Tensor, targets: Sequence[int], logprobs: Sequence[float], count: int
 ) -> list[list[tuple[int, float]]]:
-    """Return the `count` likeliest tokens of each row and their log-probabilities; the row's own token has the one it
-    has."""
+    """Return the `count` likeliest tokens of each row with their log-probabilities; a row's own token keeps its given
+    one."""
     found = []
     for row, target, logprob in zip(logits.cpu().numpy(), targets, logprobs, strict=True):
         likely = top_logprobs(row, count)
@@ -59,7 +59,7 @@ def _likeliest(
 
 
 def _ranks(logits: torch.Tensor, tokens: torch.Tensor) -> list[int]:
-    """Return the place of each row's token among all, from 1, the lower id first on ties."""
+    """Return the rank of each row's token among all, from 1, the lower id first on ties."""
     own = logits.gather(1, tokens[:, None])
     ranks = 1 + (logits > own).sum(1)
     equal = (logits == own).sum(1)

@@ -1,6 +1,5 @@
-"""One request on its way through the engine: its tokens, how far its state has come, what it holds.
-
-A chunk is the tokens that one pass computes of it; forks are several answers to one prompt.
+"""Sequences: the state of requests in the engine, with their chunks (tokens of one pass) and forks (several answers to
+one prompt).
 """
 
 from __future__ import annotations
@@ -21,22 +20,21 @@ from apcbatch.types import CachedFrom, FinishReason, MissReason, Request, Result
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """limit: the most tokens that prompt and answer may have; their memory grows as they come. computed: tokens whose
-    state is in `slot`. keys: the prefix keys of the prompt's positions that matter, by position, ascending.
+    """One prompt and answer in the engine, waiting or running.
 
-    number: its place in the order of submission. retention: what it keeps and may resume from, set by
-    Snapshots.prepare. start: the snapshot that the next pass reads its state from, pinned until then. rolling: the
-    snapshot of the answer's latest boundary, if that takes the place of the one before it. source: the key of the
-    plan's snapshot whose reader it counts as, empty for none, and once that read is counted. store_parent: the last
-    snapshot on this sequence's path that the store has, as (key, position). stored_positions: usable boundaries that
-    the store held at the first look, longest first. prefetch_key: of the stored snapshot that it will probably start
-    from, empty for none, None before the first look. is_plain, needs_logits: as its request says. sampler:
-    samples its tokens if the request is not plain; made with the first one. forks: the answers of its request, where
-    there are several, from the end of the prompt on; this sequence is one of them.
+    limit: most tokens of prompt and answer. computed: tokens consumed by the state in `slot`. keys: prompt position ->
+    prefix key, ascending, for the positions of the retention. number: index in order of submission. retention: set by
+    Snapshots.prepare. start: snapshot that the next pass reads the state from, pinned until then. rolling: snapshot of
+    the answer's latest boundary, if each replaces the previous one. source: key of the plan's snapshot that it counts
+    as a reader of; empty for none and once that read is counted. store_parent: last snapshot on this path that the
+    store has, as (key, position). stored_positions: usable boundaries in the store at the first lookup, longest first.
+    prefetch_key: key of the stored snapshot that it will probably resume from; empty for none, None before the first
+    lookup. is_plain, needs_logits: copied from its request. sampler: made with the first token, None for a plain
+    request. forks: all answers of its request, this one included, from the prompt's end on; None with one answer.
     """
 
     request: Request
-    tokens: TokenArray  # (num_tokens or more,), the first num_tokens are known
+    tokens: TokenArray  # (num_tokens or more,); the first num_tokens are valid
     num_prompt: int
     num_tokens: int
     limit: int
@@ -75,17 +73,17 @@ class Sequence:
 
     @property
     def in_prefill(self) -> bool:
-        """Whether prompt tokens are still to be computed."""
+        """Whether prompt tokens are left to compute."""
         return self.computed < self.num_prompt
 
     @property
     def num_answers(self) -> int:
-        """How many answers are computed: equal ones, as greedy and empty ones are, are computed once."""
+        """Number of answers to compute. Equal answers (greedy or empty) are computed once."""
         return self.request.n if self.request.temperature > 0 and self.request.max_tokens else 1
 
     @property
     def will_fork(self) -> bool:
-        """Whether it computes a prompt that several answers start from."""
+        """Whether it computes a prompt for several answers."""
         return self.in_prefill and self.num_answers > 1
 
     @property
@@ -100,21 +98,21 @@ class Sequence:
 
     @property
     def keeps_answer(self) -> bool:
-        """Whether snapshots of its answer are kept: of several answers only those of the first."""
+        """Whether snapshots of its answer are kept; of several answers, only the first's."""
         return self.request.keep_answer and (self.forks is None or self.forks.sequences[0] is self)
 
     @property
     def score_begin(self) -> int:
-        """The first position whose logits are wanted to score the token after it; the prompt's last for none."""
+        """First position whose logits score the next token; the prompt's last position if no token is scored."""
         return self.num_prompt - 1 if self.request.score_from is None else self.request.score_from - 1
 
     @property
     def remaining(self) -> int:
-        """Known tokens that are not yet computed."""
+        """Number of known tokens not yet computed."""
         return self.num_tokens - self.computed
 
     def append(self, token: int, logprob: float) -> None:
-        """Take a sampled token."""
+        """Append a sampled token."""
         if self.num_tokens == len(self.tokens):
             # Twice the capacity, so that appending is amortised O(1).
             room = min(len(self.tokens), self.limit - len(self.tokens))
@@ -166,7 +164,7 @@ def make_sequence(
     context_length: int | None,
     max_request_tokens: int = MAX_REQUEST_TOKENS,
 ) -> Sequence:
-    """Return a checked sequence; RequestError (invalid_request, context_length_exceeded) if the request cannot run."""
+    """Return a checked sequence. Raises RequestError (invalid_request, context_length_exceeded)."""
     prompt, room = check_request(request, vocab_size, context_length, max_request_tokens)
     sequence = Sequence(request, prompt.copy(), len(prompt), len(prompt), len(prompt) + room)
     if request.temperature > 0:
@@ -178,7 +176,7 @@ def make_sequence(
 
 @dataclass(slots=True)
 class Keep:
-    """A snapshot to be written by the pass: after `position` tokens of the sequence, into a reserved slot."""
+    """Snapshot that a pass writes into a reserved slot, after `position` tokens of the sequence."""
 
     position: int
     key: bytes
@@ -187,7 +185,8 @@ class Keep:
 
 @dataclass(slots=True, eq=False)
 class Chunk:
-    """`count` tokens of one sequence from position `begin` on, and the snapshots to take among them (ascending)."""
+    """Prefill or decode chunk: `count` tokens of a sequence from position `begin`, and the snapshots in it,
+    ascending."""
 
     sequence: Sequence
     begin: int
@@ -196,7 +195,7 @@ class Chunk:
 
     @property
     def end(self) -> int:
-        """The position that the sequence has reached after the pass."""
+        """Position of the sequence after the pass."""
         return self.begin + self.count
 
     @property
@@ -206,7 +205,7 @@ class Chunk:
 
     @property
     def scored(self) -> range:
-        """The positions of the chunk after which a token of the prompt comes that is scored."""
+        """Positions of the chunk whose next token is a scored prompt token."""
         sequence = self.sequence
         if sequence.scores is None:
             return range(0)
@@ -215,10 +214,9 @@ class Chunk:
 
 @dataclass(slots=True, eq=False)
 class Forks:
-    """Several answers to one prompt. sequences: the answers, the first of which has computed the prompt. held: the
-    state at the prompt's end, as a snapshot that no pool has; None before, and once the last answer has begun. waiting:
-    answers that have their first token and no slot. num_running: answers that have a slot. delivered: the result was
-    handed back."""
+    """Several answers to one prompt. sequences: the answers; the first has computed the prompt. held: state at the
+    prompt's end, as a snapshot outside the pool; None before, and once the last answer has begun. waiting: answers with
+    a first token and no slot. num_running: answers with a slot. delivered: whether the result was returned."""
 
     sequences: list[Sequence]
     held: Snapshot | None = None
@@ -238,7 +236,7 @@ class Forks:
 
 
 def fork_answers(sequence: Sequence) -> list[Sequence]:
-    """Make the sequences of all answers to a prompt whose end a sequence has reached; itself is the first."""
+    """Make the sequences of all answers at the end of a prompt; the given one is the first."""
     forks = Forks([sequence])
     forks.sequences += [_fork(sequence, answer) for answer in range(1, sequence.num_answers)]
     for one in forks.sequences:
@@ -247,7 +245,7 @@ def fork_answers(sequence: Sequence) -> list[Sequence]:
 
 
 def _fork(first: Sequence, answer: int) -> Sequence:
-    """Return a further answer to a computed prompt; no snapshots of it are kept."""
+    """Return another answer to a computed prompt, which keeps no snapshots."""
     request = first.request
     prompt = first.tokens[: first.num_prompt].copy()
     fork = Sequence(request, prompt, first.num_prompt, first.num_prompt, first.limit, number=first.number)

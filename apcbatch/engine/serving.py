@@ -1,4 +1,4 @@
-"""The loop around an engine: submit requests while it wants more, step, hand the results on.
+"""Serving loop of an engine: submit requests while it wants more, step, yield the results.
 
 `Engine.run`, `apcbatch run` and `tune-block-size --verify` share it.
 """
@@ -10,19 +10,19 @@ from typing import Protocol
 
 from apcbatch.types import Request, Result
 
-LOOK_AHEAD = 4  # times max_running: waiting requests that the scheduler chooses from
+LOOK_AHEAD = 4  # waiting requests that the scheduler chooses from, in multiples of max_running
 
 
 class Steppable(Protocol):
-    """What the loop needs of an engine; see Engine."""
+    """The part of an engine that the loop uses; see Engine."""
 
     @property
     def num_unfinished(self) -> int:
-        """Requests that were submitted and not yet handed back."""
+        """Number of submitted requests whose result was not returned yet."""
 
     @property
     def wants_more(self) -> bool:
-        """Whether it should be given another request before its next step."""
+        """Whether another request should be submitted before the next step."""
 
     def submit(self, request: Request) -> None:
         """Queue a request."""
@@ -36,9 +36,8 @@ def serve(
 ) -> Iterator[list[Result]]:
     """Yield the results of each step until nothing is left.
 
-    take: the next request, or None if there is none at the moment. It is asked again after each step: what the caller
-    does with the results, such as submitting what follows from them, comes in between. stopped: whether to end before
-    the next step, whatever is unfinished.
+    take: returns the next request, or None if there is none yet; called again after each step, when the caller has seen
+    its results. stopped: returns whether to end before the next step, with requests unfinished.
     """
     while True:
         while engine.wants_more and (request := take()) is not None:

@@ -1,7 +1,7 @@
-"""Snapshots as arrays and back: a pool entry made from stored arrays, and a slot's parts for a writer.
+"""Convert snapshots to arrays for the store, and stored arrays to snapshots in the pool.
 
-For models with attention a chain of links gives the whole
-KV, each link the tokens since the one before it.
+For models with attention a chain of links gives the whole KV; each link has the KV of the tokens since the previous
+one.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from apcbatch.store import StoredSnapshot
 
 
 def parts_of(arena: Arena, snapshot: Snapshot, begin: int) -> Tensors:
-    """Return a snapshot by role on the host: its slot itself if that lies there, and what is kept for the tokens from
-    `begin` on."""
+    """Return a snapshot by role on the host: its state (a view of the slot where that is on the host), and the KV of
+    the tokens from `begin` on."""
     if arena.on_host:
         parts = arena.host_slot(snapshot.slot)
     else:
@@ -46,9 +46,10 @@ def assemble(
     awaited: bool,
     reads: int = 0,
 ) -> Snapshot | None:
-    """One pool entry: KV of `base` and of every link after it, recurrent state of the last one; None for no room.
+    """Make a pool entry from the KV of `base` and of each link after it, and the recurrent state of the last link.
+    Return None if it does not fit.
 
-    awaited, reads: as SnapshotPool.insert has them.
+    awaited, reads: as in SnapshotPool.insert.
     """
     last = links[-1]
     if base is not None:
@@ -66,12 +67,13 @@ def assemble(
         arena.scatter(torch.from_numpy(table), link.parent_position, as_tensors(link.arrays))
     arena.copy_in(slot, as_tensors(last.arrays)).wait()
     snapshot = pool.insert(last.key, last.position, slot, table, reads, awaited)
-    pages.release(table)  # the pool has its own references
+    pages.release(table)  # the pool took its own references
     return snapshot
 
 
 def _chain_pages(arena: Arena, base: Snapshot | None, end: int, pages: PagePool) -> PageArray | None:
-    """Return pages for `end` tokens: those of `base` shared, its partial one copied, the rest new; None for no room."""
+    """Return pages for `end` tokens: the full pages of `base` shared, its partial page copied, the rest new. None if
+    they do not fit."""
     if not arena.layout.has_tokens:
         return NO_PAGES
     full = base.pages[: base.position // PAGE_TOKENS] if base else NO_PAGES
@@ -86,7 +88,7 @@ def _chain_pages(arena: Arena, base: Snapshot | None, end: int, pages: PagePool)
 
 
 def as_arrays(parts: Mapping[str, torch.Tensor]) -> dict[str, npt.NDArray[Any]]:
-    """Tensors as the store takes them, by role: on the host, bfloat16 as its 16 bits; views where that is possible."""
+    """Convert tensors to the store's arrays, by role: on the host, bfloat16 as its 16 bits; views where possible."""
     host = {role: tensor.cpu() for role, tensor in parts.items()}
     return {
         role: (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
@@ -95,7 +97,7 @@ def as_arrays(parts: Mapping[str, torch.Tensor]) -> dict[str, npt.NDArray[Any]]:
 
 
 def as_tensors(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, torch.Tensor]:
-    """What the store gives, by role, as tensors of the arena's dtypes."""
+    """Convert the store's arrays, by role, to tensors of the arena's dtypes."""
     tensors = {role: torch.from_numpy(array) for role, array in arrays.items()}
     return {
         role: tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor
@@ -107,8 +109,8 @@ ALIGNMENT = 256  # bytes
 
 
 def slot_in_memory(layout: StateLayout, memory: torch.Tensor | None = None) -> Tensors:
-    """Return the parts of a slot on the host, by role, (layers, *the part's axes), their content undefined. memory:
-    uint8, of `staged_bytes`, that they lie in; None for new memory."""
+    """Return uninitialised parts of a slot on the host, by role, (layers, *the part's axes). memory: uint8 of
+    `staged_bytes` to use; None for new memory."""
     memory = torch.empty(staged_bytes(layout), dtype=torch.uint8) if memory is None else memory
     parts, begin = {}, 0
     for stack in _stacks(layout):
@@ -125,7 +127,7 @@ def staged_bytes(layout: StateLayout) -> int:
 
 
 class Staging:
-    """`num_buffers` buffers of one slot each. Any thread may call it."""
+    """Staging memory: `num_buffers` buffers of one slot each. Thread-safe."""
 
     def __init__(self, layout: StateLayout, num_buffers: int) -> None:
         self.num_buffers = num_buffers
@@ -134,7 +136,7 @@ class Staging:
         self._making, self._is_made = Lock(), False
 
     def take(self) -> Tensors:
-        """Return a buffer, by role the memory for a slot's part; waits until one is free."""
+        """Return a free buffer, with each part of a slot by role; wait until there is one."""
         self.prepare()
         buffer, read = self._free.get()
         if read is not None:
@@ -142,13 +144,13 @@ class Staging:
         return buffer
 
     def prepare(self) -> None:
-        """Make the buffers, if that was not done."""
+        """Allocate the buffers, once."""
         with self._making:
             if not self._is_made:
                 self._make()
 
     def give_back(self, buffer: Tensors, read: Mark | None = None) -> None:
-        """Let a buffer be used again. read: when the device has read it, if it still does."""
+        """Free a buffer. read: event after which the device no longer reads it; None if it does not."""
         self._free.put((buffer, read))
 
     def _make(self) -> None:
@@ -170,7 +172,7 @@ def _aligned(num_bytes: int) -> int:
 
 
 def _pinned(num_bytes: int) -> torch.Tensor:
-    """(num_bytes,) uint8, pinned if there is a device and the system pins so much."""
+    """Allocate (num_bytes,) uint8, pinned if there is a CUDA device and the system allows it."""
     try:
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
     except RuntimeError:

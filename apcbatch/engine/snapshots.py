@@ -1,7 +1,7 @@
-"""What a sequence gets from the kept snapshots and gives to them: the pool comes first, then the store.
+"""Restore sequences from kept snapshots, and publish new ones: the pool first, then the store.
 
-Which positions are kept, policy.py says. Invariants: a position is used only if all of its state is there; at least one
-prompt token is always computed; what the store cannot give is a miss, never an error.
+The positions are decided in policy.py. Invariants: a position is used only if its whole state is there. At least one
+prompt token is always computed. A snapshot that the store cannot give is a miss, never an error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from apcbatch.types import CachedFrom, Policy
 
 
 class Snapshots:
-    """The kept snapshots of one model, in RAM and, with `persistence`, on disk."""
+    """Snapshots of one model, in memory and, with `persistence`, on disk."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Snapshots:
         sequence.source = sequence.keys.get(sequence.retention.plan.resume_at, b"")
 
     def prefetch(self, waiting: Iterable[Sequence]) -> None:
-        """Prefetch the stored snapshots that waiting sequences will start from, in their order."""
+        """Prefetch the stored snapshots that waiting sequences will resume from, in their order."""
         if self._persistence is None or not self._persistence.prefetches:
             return
         keys = []
@@ -63,14 +63,14 @@ class Snapshots:
         self._persistence.prefetch(keys)
 
     def _prefetch_key(self, sequence: Sequence, persistence: Persistence) -> bytes:
-        """Return the key of the longest stored snapshot that a sequence may start from, unless its plan has a longer
-        one computed; empty for none. What it does start from is found when it begins."""
+        """Return the key of the longest stored snapshot that a sequence may resume from, or empty: none, or its plan
+        waits for a longer one. A prediction: `attach` decides."""
         stored = persistence.positions({p: sequence.keys[p] for p in self._usable(sequence)})
         position = max(stored, default=0)
         return sequence.keys[position] if position and position >= sequence.retention.plan.resume_at else b""
 
     def available_position(self, sequence: Sequence) -> int:
-        """Return the longest usable position in the pool or, as of the first look, in the store; 0 for none."""
+        """Return the longest usable position in the pool or, as of the first lookup, in the store; 0 for none."""
         held = next((p for p in self._usable(sequence) if self._held(sequence, p) is not None), 0)
         return max(held, next(iter(self._stored_positions(sequence)), 0))
 
@@ -79,8 +79,8 @@ class Snapshots:
         return key in self._pool
 
     def attach(self, sequence: Sequence) -> None:
-        """Start a sequence from the longest usable snapshot, and note what it missed and why. The ideal counts all
-        prompts that began before it, also those not yet computed."""
+        """Attach the longest usable snapshot to a sequence, and record its ideal and miss reason. The ideal counts all
+        prompts admitted before, computed or not."""
         prompt = sequence.tokens[: sequence.num_prompt]
         match = self.coverage.match(prompt)
         self.coverage.insert(prompt)
@@ -100,15 +100,15 @@ class Snapshots:
         self._note_miss(sequence, match, stranded)
 
     def detach(self, sequence: Sequence) -> None:
-        """Unpin the snapshot that a sequence started from; the state that forks share is not in the pool."""
+        """Unpin the snapshot that a sequence resumed from. (The state that forks share is not in the pool.)"""
         snapshot, sequence.start = sequence.start, None
         if snapshot is not None:
             snapshot.pins -= 1
-            source, sequence.source = sequence.source, b""  # the plan's snapshot, wherever it started
+            source, sequence.source = sequence.source, b""  # the plan's snapshot, even if it resumed elsewhere
             self._pool.count_read(source)
 
     def add_reads(self, key: bytes, reads: int) -> None:
-        """Add pending readers to a snapshot that is held."""
+        """Add pending readers to a snapshot in the pool."""
         snapshot = self._pool.peek(key)
         assert snapshot is not None, "it is held"
         snapshot.reads_left += reads
@@ -118,7 +118,7 @@ class Snapshots:
         self._pool.count_read(key)
 
     def reserve(self, sequence: Sequence, position: int) -> tuple[int, bytes] | None:
-        """(slot, key) for the snapshot at `position`; None if it is held already or there is no room."""
+        """Reserve (slot, key) for the snapshot at `position`. Return None if it is held already or does not fit."""
         key = sequence.keys.get(position) or prefix_key(self._fingerprint, sequence.tokens[:position], position)
         held, reads = self._pool.peek(key), sequence.retention.reads(position)
         if held is not None:
@@ -128,7 +128,7 @@ class Snapshots:
         return None if slot is None else (slot, key)
 
     def publish(self, chunk: Chunk) -> None:
-        """Make the snapshots that a pass has written visible: in RAM at once, on disk in the background."""
+        """Publish the snapshots that a pass has written: in memory at once, on disk in the background."""
         sequence, retention = chunk.sequence, chunk.sequence.retention
         new: list[tuple[Snapshot, int]] = []
         for keep in chunk.keep:
@@ -154,35 +154,35 @@ class Snapshots:
             self.observer.kept(sequence.tokens[: told[-1].position], told)
 
     def cover(self, sequence: Sequence) -> None:
-        """Mark the tokens of a kept answer as covered once it has ended; those of a prompt are when it begins."""
+        """Mark the tokens of an ended, kept answer as covered. (Those of a prompt are marked at admission.)"""
         if sequence.finish_reason and sequence.keeps_answer:
             self.coverage.insert(sequence.tokens[: sequence.computed])
 
     def count_unique(self, sequence: Sequence) -> None:
-        """Count the tokens of a request that was answered among the unique ones."""
+        """Add the tokens of an answered request to the unique tokens."""
         self.coverage.count(sequence.tokens[: sequence.computed if sequence.keeps_answer else sequence.num_prompt])
 
     def cancel(self, chunk: Chunk) -> None:
-        """Free the slots that a failed pass was to write."""
+        """Free the slots reserved for a failed pass."""
         for keep in chunk.keep:
             self._pool.cancel(keep.key, keep.slot)
 
     def complete(self, sequence: Sequence) -> None:
-        """Store the latest boundary of an answer that has ended."""
+        """Store the latest boundary of an ended answer."""
         if sequence.rolling is not None:
             self._persist(sequence, sequence.rolling)
 
     # The Python surface
 
     def positions(self, tokens: TokenArray) -> list[int]:
-        """Return positions up to len(tokens) whose snapshot is held, in RAM or by the store, ascending."""
+        """Return the positions up to len(tokens) whose snapshot is in memory or in the store, ascending."""
         hasher = PrefixHasher(self._fingerprint, tokens)
         keys = dict(hasher.keys_at(boundaries_in(0, len(tokens), self._block_size)))
         stored = set(self._persistence.positions(keys)) if self._persistence else set()
         return [p for p, key in keys.items() if key in self._pool or p in stored]
 
     def fetch(self, tokens: TokenArray) -> Snapshot | None:
-        """Return the snapshot of exactly these tokens, loaded from the store if need be; None if it is not held."""
+        """Return the snapshot of exactly these tokens, loaded from the store if necessary; None without one."""
         key = prefix_key(self._fingerprint, tokens, len(tokens))
         held = self._pool.peek(key)
         if held is not None or self._persistence is None:
@@ -191,11 +191,11 @@ class Snapshots:
         return loaded if isinstance(loaded, Snapshot) else None
 
     def _usable(self, sequence: Sequence) -> list[int]:
-        """Boundaries that leave one prompt token to compute, and all those that are scored, longest first."""
+        """Return the boundaries before the last prompt token and the first scored one, longest first."""
         return [p for p in reversed(sequence.keys) if p <= sequence.request.resumable]
 
     def _held(self, sequence: Sequence, position: int) -> Snapshot | None:
-        """What the pool has for a sequence at a position, unless it is held for others."""
+        """Return the pool's snapshot at a position, unless it is held for other sequences."""
         snapshot = self._pool.peek(sequence.keys[position])
         if snapshot is None or snapshot.reads_left and not sequence.retention.counts_on(position):
             return None
@@ -211,7 +211,7 @@ class Snapshots:
         return sequence.stored_positions
 
     def _find(self, sequence: Sequence) -> tuple[Snapshot | None, CachedFrom, bool]:
-        """(the longest usable snapshot, where it came from, whether a longer one was stranded)."""
+        """Return the longest usable snapshot, its source, and whether a longer one was stranded."""
         usable = (self._held(sequence, p) for p in self._usable(sequence))
         held = next((snapshot for snapshot in usable if snapshot is not None), None)
         longer = [p for p in self._stored_positions(sequence) if held is None or p > held.position]
@@ -227,8 +227,8 @@ class Snapshots:
         return held, "none" if held is None else "memory", stranded
 
     def _load_first(self, sequence: Sequence, positions: list[int]) -> tuple[Snapshot | None, bool]:
-        """Load the first position that the store can give in full; what it cannot give at all is removed from
-        `stored_positions`. Returns also whether a longer one was stranded."""
+        """Load the first position that the store can give in full, and remove missing ones from `stored_positions`.
+        Return also whether a longer one was stranded."""
         assert self._persistence is not None and sequence.stored_positions is not None
         stranded = None
         for position in positions:
@@ -245,7 +245,7 @@ class Snapshots:
         return None, stranded is not None
 
     def _note_miss(self, sequence: Sequence, match: Match, stranded: bool) -> None:
-        """Set the ideal of a sequence that starts now, and its miss reason."""
+        """Set the ideal of a sequence being admitted, and its miss reason."""
         covered = sequence.retention.ideal(match)
         ideal = max(covered.length, next(iter(self._stored_positions(sequence)), 0), sequence.cached_tokens)
         sequence.ideal = ideal if covered.exact else None
@@ -264,14 +264,14 @@ class Snapshots:
         )
 
     def _roll(self, sequence: Sequence, snapshot: Snapshot) -> None:
-        """Keep the latest boundary of an answer in place of the one before it."""
+        """Keep the latest boundary of an answer in place of the previous one."""
         previous = sequence.rolling
         if previous is not None and not previous.pins and self._pool.holds(previous):
             self._pool.drop(previous)
         sequence.rolling = snapshot
 
     def _persist(self, sequence: Sequence, snapshot: Snapshot) -> None:
-        """Hand a snapshot to the store as a child of the sequence's last stored one, unless it has been dropped."""
+        """Queue a snapshot for the store, as a child of the sequence's last stored one, unless it was dropped."""
         if self._persistence is None or not self._pool.holds(snapshot):
             return
         if self._persistence.save(snapshot, sequence.store_parent):

@@ -1,5 +1,5 @@
-"""One pass: packs chunks into a batch, runs the model, and returns the logits and the likeliest token of each sequence
-that is due one, and the scores of scored prompts."""
+"""Run one pass: pack chunks into a batch, run the model, and return each sampling sequence's logits and likeliest
+token, and the scores of scored prompts."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from apcbatch.model.pipeline import Model
 from apcbatch.model.pipeline_arena import Arena
 from apcbatch.types import Scores
 
-Known: TypeAlias = tuple[list[int], list[float] | None]  # what GreedyTokens.read returns, at once
+Known: TypeAlias = tuple[list[int], list[float] | None]  # the result of GreedyTokens.read, already on the host
 
 
 class Pass:
-    """A pass in flight over `chunks`.
+    """Pass in flight over `chunks`.
 
-    before: the pass whose unread tokens are the chunks' own. logits: (chunks that
-    sample, vocabulary) float32 once the pass was read; on the host where a request needs them, else until the next pass
-    begins. States, KV and snapshots are in the arena's slots.
+    before: earlier pass whose tokens, not read yet, are the input of these chunks; None otherwise. logits: (sampling
+    chunks, vocabulary) float32 once the pass was read; on the host if a request needs them, else valid until the next
+    pass begins. States, KV and snapshots are in the arena's slots.
     """
 
     def __init__(
@@ -53,24 +53,24 @@ class Pass:
             self._finite: list[Fetch] = []
             if self._keeping:
                 self._finite = [Fetch(flags) for flags in arena.finite([c.keep[-1].slot for c in self._keeping])]
-        except Exception as error:  # a failed pass costs its own requests only
+        except Exception as error:  # a failed pass fails its own requests only
             self._error = error
 
     @property
     def unread(self) -> tuple[torch.Tensor, dict[Sequence, int]]:
-        """The tokens (rows,) int64 on the device of the first layer, and the row of each sequence."""
+        """Tokens (rows,) int64 on the first layer's device, and the row of each sequence."""
         choice = self._choice
         tokens = self._sent.receive() if isinstance(choice, GreedyTokens) else torch.tensor(choice[0])
         return tokens, {chunk.sequence: row for row, chunk in self._due}
 
     @property
     def failed(self) -> bool:
-        """Whether launching it raised; `read` raises that."""
+        """Whether its launch raised; `read` raises that exception."""
         return self._error is not None
 
     def read(self) -> list[tuple[Chunk, int, int, float]]:
-        """Wait for the pass: each chunk that samples, its row of the logits, the likeliest token and its
-        log-probability, NaN if none is wanted. Raises what the pass raised."""
+        """Wait for the pass. Return each sampling chunk with its row of the logits, the likeliest token and its
+        log-probability (NaN if not requested). Raises the pass's own exception."""
         if self._error is not None:
             raise self._error
         choice = self._choice
@@ -80,8 +80,8 @@ class Pass:
         return [(chunk, row, tokens[row], logprobs[row] if logprobs else math.nan) for row, chunk in self._due]
 
     def not_finite(self) -> list[Chunk]:
-        """Return the chunks that keep a state which is not finite, once the pass was read. NaN propagates, so checking
-        a chunk's last state is enough."""
+        """Return the chunks with a kept state that is not finite, after `read`. NaN propagates, so checking a chunk's
+        last state is enough."""
         if not self._keeping:
             return []
         flags = [part.read().tolist() for part in self._finite]
@@ -89,13 +89,13 @@ class Pass:
         return [chunk for chunk, is_wrong in zip(self._keeping, wrong, strict=bool(flags)) if is_wrong]
 
     def finite_keeps(self, chunk: Chunk) -> list[Keep]:
-        """Return the snapshots of a chunk's prompt whose states are finite, once the pass was read."""
+        """Return the snapshots of a chunk's prompt whose states are finite, after `read`."""
         keeps = [keep for keep in chunk.keep if keep.position <= chunk.sequence.num_prompt]
         flags = [part.tolist() for part in self._arena.finite([keep.slot for keep in keeps])]
         return [keep for keep, *parts in zip(keeps, *flags, strict=True) if all(parts)]
 
     def scores(self) -> list[tuple[Chunk, Scores | None]]:
-        """Each chunk with scored tokens, and their scores; None where numbers are not finite."""
+        """Return each chunk that has scored tokens with their scores, None if these are not finite."""
         return self._scores
 
     def _score(self, model: Model, hidden: torch.Tensor | None) -> list[tuple[Chunk, Scores | None]]:
@@ -112,7 +112,7 @@ class Pass:
         return found
 
     def remove(self, sequence: Sequence) -> list[Chunk]:
-        """Remove a sequence that has ended before this pass. Returns its chunk, if there is one."""
+        """Remove a sequence that ended before this pass. Return its chunks, at most one."""
         removed = [chunk for chunk in self.chunks if chunk.sequence is sequence]
         self.chunks = [chunk for chunk in self.chunks if chunk.sequence is not sequence]
         self._due = [(row, chunk) for row, chunk in self._due if chunk.sequence is not sequence]
@@ -122,8 +122,8 @@ class Pass:
 def run_pass(
     model: Model, decodes: DecodeBatches, chunks: list[Chunk], before: Pass | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None, GreedyTokens | Known]:
-    """Logits (chunks that sample, vocabulary) float32; normed hidden states (scored tokens, h), None where nothing is
-    scored; the likeliest tokens. States, KV and snapshots are in their slots."""
+    """Run a pass. Return logits (sampling chunks, vocabulary) float32; normed hidden states (scored tokens, h), None if
+    no token is scored; the likeliest tokens. States, KV and snapshots are written to their slots."""
     batch = decodes.batch(chunks) if before is None and is_decode(chunks) else make_batch(chunks, before)
     if isinstance(model, CausalLM) and model.runs_whole:
         passed = model.passed(batch)
@@ -137,7 +137,7 @@ def run_pass(
 
 
 def make_batch(chunks: list[Chunk], before: Pass | None = None) -> Batch:
-    """Return the packed tensors of a pass; unread tokens are references to rows of the pass before."""
+    """Return the packed tensors of a pass; unread tokens are indices of rows of the earlier pass."""
     counts = np.array([chunk.count for chunk in chunks], np.int64)
     begins = np.array([chunk.begin for chunk in chunks], np.int64)
     ends = np.cumsum(counts)
@@ -166,7 +166,7 @@ def make_batch(chunks: list[Chunk], before: Pass | None = None) -> Batch:
 
 
 def _tokens(chunks: list[Chunk], before: Pass | None) -> tuple[torch.Tensor | None, np.ndarray]:
-    """(tokens of the pass before, where they are unread; the tokens as Batch has them)."""
+    """Return the earlier pass's tokens if they are unread, else None; and the tokens as in Batch."""
     if before is None:
         known = [chunk.sequence.tokens[chunk.begin : chunk.end] for chunk in chunks]
         return None, np.concatenate(known).astype(np.int64)
@@ -175,7 +175,7 @@ def _tokens(chunks: list[Chunk], before: Pass | None) -> tuple[torch.Tensor | No
 
 
 def _page_table(chunks: list[Chunk]) -> np.ndarray:
-    """(sequences, most pages of any) int64; all zeros for a model without attention."""
+    """Return (sequences, most pages of a sequence) int64; zeros for a model without attention."""
     width = max((-(-chunk.end // PAGE_TOKENS) for chunk in chunks), default=0)
     table = np.zeros((len(chunks), width), np.int64)
     for row, chunk in enumerate(chunks):
@@ -199,8 +199,8 @@ def _ragged(chunks: list[Chunk], counts: np.ndarray) -> Ragged:
 
 
 def _initial_slot(chunk: Chunk) -> int:
-    """Return the slot of the state that a chunk begins with, -1 for zeros: the snapshot that its sequence starts from,
-    then its own slot once a pass is in flight."""
+    """Return the slot of a chunk's initial state: that of the snapshot its sequence resumes from; its own slot once a
+    pass is in flight; -1 for zeros."""
     sequence = chunk.sequence
     if sequence.start is not None and chunk.begin == sequence.computed:
         return sequence.start.slot
@@ -216,7 +216,7 @@ def _int64(values: list[int]) -> torch.Tensor:
 
 
 def is_decode(chunks: list[Chunk]) -> bool:
-    """Return whether each chunk is the one token that was chosen last, and keeps no snapshot."""
+    """Return whether each chunk is a single sampled token and keeps no snapshot."""
     for chunk in chunks:
         sequence = chunk.sequence
         if chunk.count != 1 or chunk.keep or not sequence.num_prompt <= chunk.begin >= sequence.num_tokens - 1:
@@ -225,8 +225,8 @@ def is_decode(chunks: list[Chunk]) -> bool:
 
 
 class DecodeBatches:
-    """Makes the batches of decode passes. While the sequences keep their slots and pages, the tensors of the last batch
-    are filled again, so a batch is valid until the next one is made."""
+    """Maker of decode batches. While the sequences keep their slots and pages, it reuses the tensors of the last batch,
+    so a batch is valid until the next one."""
 
     def __init__(self) -> None:
         self._slots: tuple[list[int], list[int]] = [], []
@@ -234,7 +234,7 @@ class DecodeBatches:
         self._batch: Batch | None = None
 
     def batch(self, chunks: list[Chunk]) -> Batch:
-        """Return the batch of chunks, at least one, that `is_decode` accepts and whose tokens are known."""
+        """Return the batch of chunks (at least one) that `is_decode` accepts and whose tokens were read."""
         sequences = [chunk.sequence for chunk in chunks]
         begins = [chunk.begin for chunk in chunks]
         slots = [one.start.slot if one.start else one.slot for one in sequences], [one.slot for one in sequences]
@@ -259,11 +259,10 @@ class DecodeBatches:
         return batch
 
     def _begin(self, slots: tuple[list[int], list[int]], pages: list[PageArray], with_logprobs: bool) -> Batch:
-        """Return a batch of sequences with these slots and pages; `batch` fills in the numbers that change with every
-        pass."""
+        """Return a batch with these slots and pages; `batch` fills in the values of each pass."""
         memory = np.zeros((3, len(pages)), np.int64)
         token_ids, context, token_slots = torch.from_numpy(memory).unbind()
-        table = np.zeros((len(pages), max(map(len, pages))), np.int64)  # no columns for a model without attention
+        table = np.zeros((len(pages), max(map(len, pages))), np.int64)  # a model without attention has no columns
         for row, own in zip(table, pages, strict=True):
             row[: len(own)] = own
         batch = Batch(

@@ -1,8 +1,8 @@
-"""Prefetching stored snapshots: threads read and verify them before the sequences that start from them begin.
+"""Prefetch stored snapshots: threads read and verify them before the sequences that resume from them are admitted.
 
-Invariants: what `take` returns is verified; prefetching goes as far as there are buffers, in the order of the keys; the
-buffer of a key that is no longer wanted is freed; `take` of a key that no thread has begun returns None, so that the
-caller never waits for a buffer that another key has.
+Invariants: `take` returns verified bytes. Keys are read in order, as far as buffers are free. The buffer of a key that
+is no longer wanted is freed. `take` returns None for a key that no thread has begun, so that it never waits for another
+key's buffer.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from apcbatch.model.arena import Tensors
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A snapshot that was read. position: its tokens, None where the store does not have it. buffer: its state, to be
-    given back to the staging memory in any case."""
+    """Result of a read. position: tokens of the snapshot, None if the store does not have it. buffer: staging memory
+    with its state, which the caller must free in both cases."""
 
     position: int | None
     buffer: Tensors
 
 
 class StorePrefetcher:
-    """Reads into the buffers of `staging`. read: fills a buffer with the verified snapshot of a key and returns its
-    position, or None; it is called by `num_threads` threads."""
+    """Prefetcher into the buffers of `staging`, with `num_threads` threads. read: fills a buffer with the verified
+    snapshot of a key; returns its position, or None."""
 
     def __init__(self, read: Callable[[bytes, Tensors], int | None], staging: Staging, num_threads: int) -> None:
         self._read, self._staging = read, staging
-        self._queued: dict[bytes, None] = {}  # not begun, the soonest first
+        self._queued: dict[bytes, None] = {}  # keys not begun, the soonest needed first
         self._begun: dict[bytes, Future[Read]] = {}
         self._is_closed = False
         self._changed = Condition()
@@ -40,7 +40,7 @@ class StorePrefetcher:
             thread.start()
 
     def prefetch(self, keys: Collection[bytes]) -> None:
-        """Set the keys to read, the soonest first, in place of earlier ones."""
+        """Set the keys to read, the soonest needed first, in place of earlier ones."""
         wanted = dict.fromkeys(keys)
         with self._changed:
             unwanted = [self._begun.pop(key) for key in list(self._begun) if key not in wanted]
@@ -50,15 +50,15 @@ class StorePrefetcher:
             future.add_done_callback(self._discard)
 
     def take(self, key: bytes) -> Read | None:
-        """What was read of a key, once; waits for a thread that reads it, and is None where none has begun. Raises what
-        `read` raised."""
+        """Return and forget the read of a key. Wait for a thread that is reading it; None if none has begun. Raises
+        `read`'s own exception."""
         with self._changed:
             self._queued.pop(key, None)
             future = self._begun.pop(key, None)
         return None if future is None else future.result()
 
     def close(self) -> None:
-        """Free what was not taken, and wait for the threads."""
+        """Free the buffers that were not taken, and join the threads."""
         with self._changed:
             self._is_closed = True
         self.prefetch([])
@@ -82,7 +82,7 @@ class StorePrefetcher:
                 future = self._begun[key] = Future()
             try:
                 future.set_result(Read(self._read(key, buffer), buffer))
-            except BaseException as error:  # whoever takes it gets it
+            except BaseException as error:  # raised by `take`
                 self._staging.give_back(buffer)
                 future.set_exception(error)
 

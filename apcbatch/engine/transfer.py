@@ -1,8 +1,8 @@
 """Export and import of snapshots between engines, as bytes.
 
-The bytes are the store's own file, with the KV of all tokens, so that no parent is needed. Invariants: bytes that are
-not exactly the wanted snapshot are refused before the pool changes; an import evicts no snapshot that a plan waits for,
-and takes no pages that running sequences are owed.
+The bytes are the store's own file, with the KV of all tokens, so that no parent is needed. Invariants: bytes other than
+the wanted snapshot's are refused before the pool changes. An import evicts no awaited snapshot, and takes no pages owed
+to running sequences.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from apcbatch.store.snapshot_file import decode, encode
 
 
 class SnapshotTransfer:
-    """Exports and imports the snapshots of one engine's pool. fingerprint: the model's."""
+    """Export and import of one engine's pooled snapshots. fingerprint: the model's fingerprint."""
 
     def __init__(
         self, arena: Arena, pool: SnapshotPool, pages: PagePool, page_tables: PageTables, fingerprint: bytes
@@ -27,8 +27,8 @@ class SnapshotTransfer:
         self._layout = arena.layout.stored()
 
     def export(self, key: bytes) -> list[Buffer] | None:
-        """Return the bytes of a held snapshot, as buffers to be put one after the other; None if it is not held. They
-        may point into the pool: use them before the engine's next step."""
+        """Return the bytes of a snapshot in the pool as buffers to concatenate; None if it is not there. They may be
+        views of the pool: use them before the engine's next step."""
         snapshot = self._pool.peek(key)
         if snapshot is None:
             return None
@@ -36,9 +36,11 @@ class SnapshotTransfer:
         return encode(make_header(key, self._fingerprint, snapshot.position, None, arrays), arrays)[1]
 
     def adopt(self, key: bytes, position: int, data: Buffer, reads: int, owed_pages: int) -> bool:
-        """Import a snapshot into the pool until `reads` requests of a plan have resumed from it; False for no room.
+        """Import a snapshot, and hold it until `reads` planned requests have resumed from it. Return False if it does
+        not fit.
 
-        owed_pages: what running sequences may still ask for. Raises BadSnapshot for other bytes than its own.
+        owed_pages: pages that running sequences may still allocate. Raises BadSnapshot if the bytes are not this
+        snapshot's.
         """
         held = self._pool.peek(key)
         if held is not None:

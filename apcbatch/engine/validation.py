@@ -1,5 +1,5 @@
-"""Checks of a request: its prompt, its settings, its length. Invariant: each setting of a request that passes can be
-used as it is."""
+"""Validate a request: its prompt, its settings, its length. Invariant: a valid request's settings need no further
+check."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def invalid(message: str) -> RequestError:
 def check_request(
     request: Request, vocab_size: int, context_length: int | None, max_request_tokens: int
 ) -> tuple[TokenArray, int]:
-    """Return the prompt of a request that can run, and the most new tokens that it gets; RequestError says what is
-    wrong with one that cannot."""
+    """Return the token ids of a valid request's prompt, and the most new tokens it may have. Raises RequestError with
+    the reason."""
 
     try:
         prompt = as_token_array(request.token_ids)
@@ -46,7 +46,7 @@ def check_request(
 
 
 def check_settings(request: Request, vocab_size: int) -> None:
-    """RequestError says which setting cannot be used, and what was expected."""
+    """Raise RequestError for an invalid setting, with its name and the expected values."""
     for name, bounds in _BOUNDS.items():
         if name == "max_tokens" and request.score_from is not None:
             bounds = replace(bounds, least=0)
@@ -69,7 +69,7 @@ def check_settings(request: Request, vocab_size: int) -> None:
 
 
 def _check_tokens(request: Request, vocab_size: int) -> None:
-    """The settings that name tokens."""
+    """Check the settings that are token ids."""
     bias = request.logit_bias
     if not isinstance(bias, Mapping) or not all(
         token in Bounds(int) and value in Bounds(float, most=LARGEST_PENALTY) for token, value in bias.items()
@@ -92,7 +92,7 @@ def _check_tokens(request: Request, vocab_size: int) -> None:
 
 
 def _shown(value: object) -> str:
-    """Return a value as a sentence shows it: never long, and no digits of a number that Python refuses to write."""
+    """Return a value for an error sentence: abbreviated, without digits that Python refuses to convert."""
     if isinstance(value, int) and value.bit_length() > 128:
         return f"a number of {value.bit_length()} bits"
     if isinstance(value, Mapping):
@@ -104,10 +104,10 @@ MAX_REQUEST_TOKENS = Config.max_request_tokens
 
 
 def room_for_answer(num_prompt: int, max_tokens: int, context_length: int | None, max_request_tokens: int) -> int:
-    """Return the most new tokens; RequestError context_length_exceeded if there is no room for the request.
+    """Return the most new tokens. Raises RequestError context_length_exceeded if the prompt leaves none.
 
-    context_length: the model's own limit, at which the answer ends, or None. max_request_tokens: the ceiling for prompt
-    and answer of any request.
+    context_length: the model's own limit, at which an answer ends, or None. max_request_tokens: limit of prompt and
+    answer of any request.
     """
     room = max_tokens
     if context_length is not None:
