@@ -28,8 +28,8 @@ class Mark(Protocol):
 
 
 class StateArena:
-    """slots: by role, (num_slots, layers, *the part's axes). pages: by role of the per-token state (keys and values),
-    (layers, *the part's axes) with (num_pages, PAGE_TOKENS) in place of the axis of tokens."""
+    """Arena on one device. slots: by role, (num_slots, layers, *the part's axes). pages: by role of the per-token state
+    (keys and values), (layers, *the part's axes) with (num_pages, PAGE_TOKENS) in place of the axis of tokens."""
 
     def __init__(self, layout: StateLayout, num_slots: int, num_pages: int, device: torch.device) -> None:
         self.layout, self.device = layout, device

@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 
 
 class AttentionMixer:
-    """Norm the residual (t, h) and leave the mixer's output (t, h) to be added to it. The batch's KV is written before
-    it is read. part: the fused form of the mixer for a stack, where the backend has one; calling the object runs it op
-    by op."""
+    """Attention mixer of one layer. A call norms the residual (t, h), writes the batch's KV, attends, and leaves the
+    output (t, h) to be added; it runs op by op. part: its fused form inside a stack, None if the backend has none."""
 
     def __init__(self, config: ModelConfig, source: TensorSource, norm: PreNorm, state: StateTensors) -> None:
         import torch

@@ -1,4 +1,4 @@
-"""One packed batch, as the layers see it. A batch is made on the host; a model on another device copies it there."""
+"""The packed batch of a pass. It is made on the host; a model on another device copies it there."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Batch:
 
     @property
     def tokens(self) -> torch.Tensor:
-        """(t,) int64: the token ids, with references into `chosen` replaced; 0 where the previous pass chose none."""
+        """Token ids (t,) int64, with references into `chosen` replaced; 0 where the previous pass sampled none."""
         if self.chosen is None:
             return self.token_ids
         taken = self.chosen[self.token_ids.bitwise_not().clamp_min(0)].clamp_min(0)

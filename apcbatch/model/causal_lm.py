@@ -29,8 +29,8 @@ from apcbatch.model.weights import Checkpoint
 
 
 def check_sizes(model_dir: Path, config: ModelConfig) -> None:
-    """ModelError where the weights' headers contradict the sizes in config.json that determine states and logits, or
-    have a quantised dtype. It runs before any memory is allocated for these sizes."""
+    """Check the sizes in config.json that determine states and logits against the weights' headers, before memory is
+    allocated for them. Raises ModelError if they differ, or if a dtype is quantised."""
     family, h = family_of(config), config.hidden_size
     with Checkpoint(model_dir, torch.device("cpu"), former_names=family.former_names) as checkpoint:
         checkpoint.check_dtypes()
@@ -51,9 +51,8 @@ class _Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """The share of one pipeline stage in a checkpoint: its layers; for the first stage also the embedding, for the last
-    one the final norm and the head. embedding: as loaded by the first stage, for a later stage whose head is tied to
-    it."""
+    """Part of a checkpoint for one pipeline stage: its layers; the first stage also has the embedding, the last one the
+    final norm and the head. embedding: the first stage's, for a later stage whose head is tied to it."""
 
     checkpoint: Checkpoint
     layers: range
@@ -165,13 +164,14 @@ class CausalLM:
         return self.backend.pass_stack(layers, self.final_norm, self.lm_head, self.embedding), layer_stack
 
     def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """(t,) -> (t, h) float32; a tied embedding is read from the packed head, so that the weights are there once."""
+        """Embed (t,) -> (t, h) float32. A tied embedding is read from the packed head, so the weights are in memory
+        once."""
         rows = self.lm_head.rows(token_ids) if self.embedding is None else self.embedding[token_ids]
         return rows.float()
 
     def forward(self, batch: Batch, entering: torch.Tensor | None = None) -> torch.Tensor:
-        """Run the packed batch; states, KV and snapshots are written where the batch says. The logits are valid until
-        the next call. entering: the residual stream, for a stage other than the first."""
+        """Run the packed batch and return its logits, valid until the next call. States, KV and snapshots are written
+        to the batch's slots and pages. entering: the residual stream, for a stage other than the first."""
         return self.passed(batch).logits if self.runs_whole else self._forward(batch, entering)
 
     def forward_scored(self, batch: Batch, entering: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -201,8 +201,8 @@ class CausalLM:
         return self._stack is not None and not self.backend.is_observed
 
     def passed(self, batch: Batch) -> Passed:
-        """Return all results of a pass, from one fused call, for a model that `runs_whole`; overwritten by the next
-        pass."""
+        """Run a pass as one fused call and return its results, for a model that `runs_whole`. The next pass overwrites
+        them."""
         assert self._stack is not None
         pages = Pages(batch.page_table, batch.context, batch.token_slots)
         rows = batch.logits_rows, batch.scored_rows
@@ -222,7 +222,7 @@ class CausalLM:
         return self.backend.normed(residual.rows(rows), self.final_norm, self.dtype)
 
     def _run(self, batch: Batch, entering: torch.Tensor | None) -> Residual:
-        """Embedding and layers."""
+        """Run the embedding and the layers."""
         ops = self.backend
         residual = ops.residual(self._embed(batch.tokens) if entering is None else entering, batch.present)
         is_watched = ops.is_observed or self.on_layer is not None

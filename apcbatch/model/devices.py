@@ -23,7 +23,8 @@ from apcbatch.model.pipeline_arena import Arena, SpreadArena
 
 
 def choose_device(name: str) -> torch.device:
-    """`cpu`; `cuda`, the current device; `auto`, CUDA where torch finds one and the kernels are built. UsageError."""
+    """Choose a device by name: `cpu`; `cuda`, the current CUDA device; `auto`, CUDA if torch finds a device and the
+    kernels are built. Raises UsageError."""
     if name not in ("auto", "cpu", "cuda"):
         raise UsageError(f"device is {name!r}; expected auto, cpu or cuda")
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
@@ -40,7 +41,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_devices(name: str, gpus: int) -> list[torch.device]:
-    """Devices for the model: one, or `gpus` CUDA devices that share its layers. UsageError."""
+    """Choose the model's devices: one, or `gpus` CUDA devices for its layers. Raises UsageError."""
     device = choose_device(name)
     if gpus == 1:
         return [device]
@@ -67,7 +68,7 @@ def ran_out_of_memory(error: Exception) -> bool:
 def make_arena(
     layout: StateLayout, num_slots: int, num_pages: int, devices: Sequence[torch.device], layers: Sequence[range]
 ) -> Arena:
-    """Return the arena with the given layers on each device; UsageError if a device has too little memory."""
+    """Return an arena with the given layers on each device. Raises UsageError if a device has too little memory."""
     needed = num_slots * layout.slot_bytes + num_pages * layout.page_bytes
     states = f"the {num_slots} states and snapshots and {num_pages} pages of KV need {needed / 2**30:.1f} GiB"
     remedy = "give a smaller --pool-size or --max-running"
@@ -95,7 +96,7 @@ def load_model(
     exact: bool,
     passes: int,
 ) -> Model:
-    """Return the model with its weights on the devices of the arena. passes: maximum number of passes in flight.
+    """Load the model's weights onto the devices of the arena. passes: maximum number of passes in flight. Raises
     ModelError, UsageError."""
     try:
         if isinstance(arena, StateArena):

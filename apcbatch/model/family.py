@@ -14,7 +14,7 @@ from apcbatch.model.sub_blocks import SubBlock, SubBlockKind
 
 @dataclass(frozen=True)
 class Family:
-    """model_type, architecture: the names of the family in config.json. read(reader, family): the ModelConfig of a
+    """Family of models. model_type, architecture: its names in config.json. read(reader, family): the ModelConfig of a
     config.json; family: the family's own name.
 
     embedding, layers, final_norm, head: tensor names, without `.weight`. layer(config, i): the sub-blocks of layer i,

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def _load_mlp(config: ModelConfig, source: TensorSource, norm: PreNorm, _: StateTensors) -> Fused:
-    """One expert that every token uses."""
+    """Load an MLP: one expert for all tokens."""
     return Fused(source.backend, source.backend.sub_block(MLP.name, norm, _expert(config, source)))
 
 
 def _load_mixture(config: ModelConfig, source: TensorSource, norm: PreNorm, _: StateTensors) -> Fused:
-    """Return a mixture in which each token uses its num_experts_per_tok likeliest experts."""
+    """Load a mixture, of which each token uses its num_experts_per_tok likeliest experts."""
     router = source.pack(source.take("router.weight", (config.num_experts, config.hidden_size)))
     experts = [_expert(config, source.below(f"experts.{i}")) for i in range(config.num_experts)]
     part = source.backend.sub_block(MIXTURE.name, norm, router, experts, config.num_experts_per_tok)

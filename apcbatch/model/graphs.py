@@ -37,7 +37,7 @@ class GraphedLM:
 
     @torch.inference_mode()
     def forward(self, batch: Batch, entering: torch.Tensor | None = None) -> torch.Tensor:
-        """Logits (rows, vocabulary) float32 on the device; for a stage other than the last, the residual stream.
+        """Return logits (rows, vocabulary) float32 on the device; for a stage other than the last, the residual stream.
         entering: on the device; see CausalLM."""
         size, columns = self._graph_of(batch)
         chosen = 0 if batch.chosen is None else batch.chosen.numel()

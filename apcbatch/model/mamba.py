@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def _load(config: ModelConfig, source: TensorSource, norm: PreNorm, state: StateTensors) -> Fused:
-    """state: ssm (slots, n, d) and conv (slots, w - 1, d), this layer's slots."""
+    """Load a mixer. state: ssm (slots, n, d) and conv (slots, w - 1, d), this layer's slots."""
     import torch
 
     from apcbatch.kernels.layer import MambaWeights
@@ -50,7 +50,7 @@ def _load(config: ModelConfig, source: TensorSource, norm: PreNorm, state: State
 
 
 def _norms(config: ModelConfig, source: TensorSource) -> Norms | None:
-    """Weights of the norms on dt, B and C, where the family has them."""
+    """Return the weights of the norms on dt, B and C; None if the family has no such norms."""
     if config.mixer_norm == "none":
         return None
     if config.mixer_norm != "weighted":

@@ -78,7 +78,7 @@ def load_stages(
     layers: Sequence[range],
     backends: Sequence[Backend],
 ) -> list[CausalLM]:
-    """Return the stages of a model, each with its weights on the device of its arena, and the name of the whole model.
+    """Load the stages of a model, each onto the device of its arena, with the name of the whole model. Raises
     ModelError, UsageError."""
     kinds = [kind.name for kind in family_of(config).kinds(config)]
     numerics = {backend.numerics(dtype, kinds) for backend in backends}
@@ -122,7 +122,7 @@ class SpreadLM:
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Logits (rows, vocabulary) float32 on the last device."""
+        """Return logits (rows, vocabulary) float32 on the last device."""
         batch, entering = self._up_to_last(batch)
         with _on(self._devices[-1]):
             return self._stages[-1].forward(batch, entering)

@@ -17,7 +17,7 @@ from apcbatch.model.arena import Mark, StateArena, Tensors
 
 
 class Marks:
-    """A point in the work submitted to several devices: one mark for each."""
+    """Mark of several devices: one mark for each."""
 
     def __init__(self, marks: Sequence[Mark]) -> None:
         self.marks = marks
@@ -29,7 +29,8 @@ class Marks:
 
 
 class SpreadArena:
-    """layout: of all layers. stages: arenas over consecutive layers, as many slots and pages in each."""
+    """Arena over several devices. layout: layout of all layers. stages: arenas over consecutive layers, with the same
+    number of slots and pages each."""
 
     def __init__(self, layout: StateLayout, stages: Sequence[StateArena]) -> None:
         self.layout, self.stages = layout, stages

@@ -37,7 +37,7 @@ _MEANT: Mapping[str, str] = {"I8": "int8", "U8": "int8, or packed 4-bit", "I32":
 
 
 def check_not_quantised(path: Path, values: Mapping[str, Any]) -> None:
-    """ModelError, which names the method, if config.json (`values`, read from `path`) declares quantised weights."""
+    """Raise ModelError, with the method, if config.json (`values`, read from `path`) declares quantised weights."""
     text_model = values.get("text_config")
     for part, prefix in ((values, ""), (text_model if isinstance(text_model, dict) else {}, "text_config.")):
         for key in _KEYS:
@@ -46,7 +46,8 @@ def check_not_quantised(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def check_floating(path: Path, name: str, dtype: str) -> None:
-    """ModelError if a tensor of the file `path` has a dtype (safetensors' name) that only quantised weights have."""
+    """Raise ModelError if a tensor of the file `path` has a dtype (safetensors' name) that only quantised weights
+    have."""
     if dtype in FLOATING:
         return
     meant = "8-bit floating point" if dtype.startswith("F8_") else _MEANT.get(dtype)

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 
 class LoadedSubBlock(Protocol):
-    """A sub-block with its weights. Called, it norms the residual, runs over the states that the batch names, and
-    leaves its output to be added. part: its fused form on the backend (apcbatch.kernels.ops.StackEntry); None if the
-    backend has none, and then the model's passes run op by op."""
+    """Sub-block with its weights. A call norms the residual, runs over the batch's states, and leaves the output to be
+    added. part: its fused form on the backend (apcbatch.kernels.ops.StackEntry); None if the backend has none, and then
+    the model's passes run op by op."""
 
     @property
     def part(self) -> Any | None: ...

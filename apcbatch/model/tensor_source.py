@@ -13,7 +13,8 @@ from apcbatch.model.weights import Checkpoint
 
 @dataclass(frozen=True)
 class TensorSource:
-    """prefix: of the tensors' names, without the dot. dtype, backend: matrices are packed for these."""
+    """Tensors of one block of a checkpoint. prefix: prefix of their names, without the dot. dtype, backend: target of
+    packed matrices."""
 
     checkpoint: Checkpoint
     prefix: str

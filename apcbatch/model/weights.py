@@ -31,7 +31,7 @@ from apcbatch.regular_files import open_regular_file
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,200}\.safetensors")
-MOST_THREADS = 8  # that read weights for a device
+MOST_THREADS = 8  # threads that read weights for a device
 AHEAD_BYTES = 1 << 30
 
 
@@ -53,7 +53,7 @@ class Checkpoint:
         self.model_dir = model_dir
         self._files: dict[Path, Any] = {}  # safe_open has no types
         self._where = self._locate()
-        self._stored_names: dict[str, str] = {}  # name here -> older name in the file
+        self._stored_names: dict[str, str] = {}  # current name -> older name in the file
         for former, name in (former_names or {}).items():
             if former in self._where and name not in self._where:
                 self._where[name] = self._where.pop(former)
@@ -86,7 +86,7 @@ class Checkpoint:
         return path
 
     def check_dtypes(self) -> None:
-        """ModelError for the first tensor, by name, with a quantised or unknown dtype; reads headers only."""
+        """Raise ModelError for the first tensor, by name, with a quantised or unknown dtype. Reads headers only."""
         for name in sorted(self._where):
             check_floating(self._where[name], name, self._header(name).get_dtype())
 
@@ -127,7 +127,8 @@ class Checkpoint:
         return tensor, digest
 
     def finish(self) -> bytes:
-        """Digest of all tensors by name, independent of their files; ModelError if a tensor was never taken."""
+        """Return the digest of all tensors by name, independent of their files. Raises ModelError if a tensor was never
+        taken."""
         surplus = sorted(set(self._where) - set(self._digests))
         if surplus:
             more = f" (and {len(surplus) - 1} more)" if len(surplus) > 1 else ""

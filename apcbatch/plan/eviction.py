@@ -116,8 +116,8 @@ class EvictionSimulation:
         self._held = held
 
     def run(self, wanted: Sequence[TreePoint]) -> SnapshotPlan:
-        """Return the plan. wanted: where requests would resume without a limit. Some of these points lie before each
-        branch, so that requests can fall back to them when deeper snapshots are dropped."""
+        """Run the simulation and return its plan. wanted: points from which requests would resume without a limit. Some
+        lie before each branch, so that requests can fall back to them when deeper snapshots are dropped."""
         self._prepare(wanted)
         count = self._shape.num_requests
         source: list[TreePoint] = [NOWHERE] * count
@@ -160,7 +160,7 @@ class EvictionSimulation:
                     self._serving[rank] = live
 
     def _passing_after(self, node: int, position: int, now: int) -> list[int]:
-        """Ranks after `now` of the requests that could resume from a point."""
+        """Return the ranks after `now` of the requests that could resume from a point."""
         passing = self._passing[node]
         later = passing[bisect_right(passing, now) :]
         return [rank for rank in later if self._shape.resumable[self._order[rank]] >= position]
@@ -223,7 +223,7 @@ class EvictionSimulation:
             self._kept.append(live.planned)
 
     def _refresh(self, live: _LiveSnapshot, rank: int) -> None:
-        """Bring a snapshot's value up to date."""
+        """Update a snapshot's value."""
         if live.planned is None:
             live.uses.clear()
             return
@@ -242,7 +242,7 @@ class EvictionSimulation:
 
 
 def _intervals(shape: TreeShape) -> tuple[list[int], list[int]]:
-    """By node: its number in a depth-first walk, and the number after its last descendant's."""
+    """Return each node's number in a depth-first walk, and the number after its last descendant's."""
     enter, leave = [0] * shape.num_nodes, [0] * shape.num_nodes
     stack, count = [ROOT], 0
     while stack:

@@ -18,8 +18,8 @@ from apcbatch.layout import PAGE_TOKENS, StateLayout
 
 @dataclass(frozen=True)
 class Footprint:
-    """state_bytes: the recurrent states and convolution tails of one snapshot. kv_token_bytes: the KV of one
-    token, 0 for a model without attention; kept in pages of page_tokens."""
+    """Sizes of snapshots in bytes. state_bytes: recurrent states and convolution tails of one snapshot. kv_token_bytes:
+    KV of one token, 0 for a model without attention, in pages of page_tokens."""
 
     state_bytes: int
     kv_token_bytes: int = 0
@@ -61,7 +61,7 @@ class PageRun:
 
 
 class PageLedger:
-    """Counts live snapshots and their pages."""
+    """Count of live snapshots and their pages."""
 
     def __init__(self, footprint: Footprint) -> None:
         self._footprint = footprint

@@ -62,7 +62,7 @@ class PolicyForecast:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What the requests of a dataset share, and what each policy reuses: grids[block_size][policy], ascending.
+    """Shared prefixes of a dataset, and the reuse of each policy: grids[block_size][policy], ascending.
 
     ideal_tokens: prompt tokens that an earlier request covers. rewritten_prompts: prompts that do not begin with the
     whole previous prompt of their conversation; rewritten_tokens: tokens computed again for that.
@@ -90,8 +90,8 @@ class Forecast:
 
 
 def forecast(tree: PrefixTree, block_sizes: Iterable[int], planner: Planner, unstable_templates: int = 0) -> Forecast:
-    """Return all policies at every block size, with the order, footprint and limits of `planner` (not its block size).
-    `all` and `last` have no plan, so a run takes the file's order."""
+    """Forecast all policies at every block size, with the order, footprint and limits of `planner` (not its block
+    size). `all` and `last` have no plan, so a run takes the file's order."""
     shape = TreeShape(tree)
     order = shape.order(planner.order)
     in_file = find_ideals(shape, shape.order("file"), {}).tokens
@@ -126,7 +126,7 @@ def _grid(
 def _forecast_unplanned(
     policy: Policy, shape: TreeShape, reuse: Reuse, ideal: int, footprint: Footprint
 ) -> PolicyForecast:
-    """Policies `all` and `last`, which do not know the future: all they keep stays, and is stored."""
+    """Forecast a policy without a plan (`all`, `last`): each kept snapshot stays, and is stored."""
     num_bytes = reuse.num_kept * footprint.state_bytes + reuse.num_kv_tokens * footprint.kv_token_bytes
     resume_at = [position for _, position in reuse.source]
     return PolicyForecast(
@@ -177,8 +177,8 @@ def _written_bytes(snapshots: SnapshotPlan, footprint: Footprint) -> int:
 
 
 def _rewritten(shape: TreeShape, ideals: Sequence[int]) -> Iterable[int]:
-    """For each prompt that does not begin with the whole previous prompt of its conversation: the tokens that would
-    be covered if it did, and are not."""
+    """Yield, for each prompt that does not begin with the whole previous prompt of its conversation, the tokens that
+    would be covered if it did, and are not."""
     before: dict[int, int] = {}
     for index, conversation in enumerate(shape.conversation):
         other = before.get(conversation)

@@ -24,8 +24,8 @@ from apcbatch.prefix import last_boundary
 
 @dataclass(slots=True, eq=False)
 class _Candidate:
-    """above: its nearest candidate ancestor. serves: number of conversations that pass it. chosen: not dropped yet.
-    written: not held already, so keeping it costs bytes."""
+    """Candidate for keeping. above: its nearest candidate ancestor. serves: number of conversations that pass it.
+    chosen: not dropped yet. written: not held already, so keeping it costs bytes."""
 
     point: TreePoint
     serves: int
@@ -46,13 +46,13 @@ class _Candidate:
 
 @dataclass(frozen=True)
 class KeptForLater:
-    """points: of the snapshots to keep, ancestors first. num_bytes: their bytes on disk."""
+    """Snapshots to keep for future runs. points: their positions, ancestors first. num_bytes: their bytes on disk."""
 
     points: list[TreePoint]
     num_bytes: int
 
     def by_owner(self, owners: Owners) -> dict[int, list[int]]:
-        """By the request that computes them first: positions, ascending."""
+        """Return the positions by the request that computes them first, ascending."""
         positions: dict[int, list[int]] = {}
         for point in self.points:
             owner = owners.owner(point)

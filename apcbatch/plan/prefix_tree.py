@@ -18,7 +18,7 @@ FIRST_TOKENS = 4096
 
 
 class PrefixTree:
-    """Requests are numbered 0, 1, .. in the order of `add`, nodes too; a node's edge holds the tokens from
+    """Radix tree. Requests and nodes are numbered 0, 1, .. in order of `add`; a node's edge holds the tokens from
     `begin` to `end`. parent, end: by node. end_node, conversation, resumable: by request. unique_tokens: distinct
     tokens of all requests."""
 
@@ -49,9 +49,9 @@ class PrefixTree:
         return self.end[self.parent[node]]
 
     def add(self, tokens: TokenArray, conversation: int, resumable: int | None = None) -> int:
-        """Enter a request's prompt, (tokens,) int32, at least one; returns its index. conversation: any
-        number, the same for all requests of one conversation. resumable: the longest prefix that it may resume from;
-        None for all but its last token."""
+        """Insert a request's prompt, (tokens,) int32, at least one token, and return the request's index. conversation:
+        any number, the same for all requests of one conversation. resumable: the longest prefix that it may resume
+        from; None for all but its last token."""
         if not len(tokens):
             raise ValueError("a request without tokens cannot be planned; expected at least one")
         node, position = self._descend(tokens, *self._common_with_latest(tokens))
@@ -74,7 +74,7 @@ class PrefixTree:
         return tokens
 
     def keys(self, fingerprint: bytes, block_size: int) -> Iterator[tuple[int, int, bytes]]:
-        """(node, position, prefix key) of every boundary of the tree, once each, ascending on each edge."""
+        """Yield (node, position, prefix key) of every boundary of the tree, once each, ascending on each edge."""
         for node in range(1, self.num_nodes):
             boundaries = boundaries_in(self.begin(node), self.end[node], block_size)
             if boundaries:
@@ -91,7 +91,7 @@ class PrefixTree:
         return node, position
 
     def _descend(self, tokens: TokenArray, node: int, position: int) -> tuple[int, int]:
-        """Follow the tokens down from a position on their path; the last node and position in the tree."""
+        """Follow the tokens down from a position on their path. Return the last node and position in the tree."""
         while position == self.end[node] and position < len(tokens):
             child = self._children.get(_child_key(node, tokens[position]))
             if child is None:

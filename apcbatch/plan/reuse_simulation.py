@@ -29,7 +29,7 @@ NOWHERE: TreePoint = (ROOT, 0)  # where a request begins that resumes from no sn
 
 
 def held_by_node(points: Iterable[TreePoint]) -> dict[int, list[int]]:
-    """Points by node, the positions of each ascending."""
+    """Group points by node, with ascending positions."""
     by_node: dict[int, list[int]] = {}
     for node, position in sorted(set(points)):
         by_node.setdefault(node, []).append(position)
@@ -43,7 +43,7 @@ def held_points(held: Held) -> Iterator[TreePoint]:
 
 @dataclass(slots=True)
 class Reuse:
-    """What a policy reuses. source: by request, the point it resumes from. num_kept: snapshots that are kept.
+    """Reuse under one policy. source: by request, the point it resumes from. num_kept: snapshots that are kept.
     num_kv_tokens: tokens whose KV they hold, each since its nearest kept ancestor."""
 
     source: list[TreePoint]
@@ -52,7 +52,7 @@ class Reuse:
 
 
 class Owners:
-    """Which request computed a point first."""
+    """Index of the request that computed each point first."""
 
     def __init__(self, shape: TreeShape) -> None:
         self._shape = shape
@@ -82,15 +82,16 @@ class Owners:
 
 @dataclass(slots=True)
 class Ideals:
-    """By request. tokens: the longest prefix that an earlier request of the order or a held position covers, without
-    the prompt's last token. forked: whether an earlier request continues differently at the end of that prefix."""
+    """Ideal reuse, by request. tokens: the longest prefix that an earlier request of the order or a held position
+    covers, without the prompt's last token. forked: whether an earlier request continues differently at the end of that
+    prefix."""
 
     tokens: list[int]
     forked: list[bool]
 
 
 def find_ideals(shape: TreeShape, order: Sequence[int], held: Held) -> Ideals:
-    """What earlier requests of the order, and held positions, cover of each request."""
+    """Find the longest prefix of each request that earlier requests of the order, or held positions, cover."""
     covered, continued = [False] * shape.num_nodes, [False] * shape.num_nodes
     covered[ROOT] = True
     ideals = Ideals([0] * shape.num_requests, [False] * shape.num_requests)
@@ -106,7 +107,7 @@ def find_ideals(shape: TreeShape, order: Sequence[int], held: Held) -> Ideals:
 
 
 def simulate_all(shape: TreeShape, order: Sequence[int], block_size: int, held: Held) -> tuple[Reuse, Owners]:
-    """Policy `all`: every computed boundary is kept."""
+    """Simulate policy `all`: every computed boundary is kept."""
     owners, source = Owners(shape), [NOWHERE] * shape.num_requests
     for index in order:
         node, limit = shape.end_node[index], shape.resumable[index]
@@ -128,7 +129,7 @@ def simulate_all(shape: TreeShape, order: Sequence[int], block_size: int, held: 
 
 
 def simulate_last(shape: TreeShape, order: Sequence[int], block_size: int, held: Held) -> Reuse:
-    """Policy `last`: each prompt's last boundary is kept, if it lies beyond the position resumed from."""
+    """Simulate policy `last`: each prompt's last boundary is kept, if it lies beyond the position resumed from."""
     reuse = Reuse([NOWHERE] * shape.num_requests)
     kept = {node: list(positions) for node, positions in held.items()}
     for index in order:
@@ -151,9 +152,9 @@ def simulate_last(shape: TreeShape, order: Sequence[int], block_size: int, held:
 
 @dataclass(slots=True, eq=False)
 class PlannedSnapshot:
-    """A snapshot, live from the request that computes it (owner) to the last of its readers.
+    """Snapshot that is live from the request that computes it (owner) to its last reader.
 
-    readers: the requests that resume from it, in the order of the work.
+    readers: the requests that resume from it, in running order.
     """
 
     point: TreePoint
@@ -179,7 +180,7 @@ class SnapshotPlan:
         return by_owner
 
     def owners(self, shape: TreeShape, order: Sequence[int]) -> Owners:
-        """Which request computes each point first if requests resume at `source`."""
+        """Return the request that computes each point first if requests resume at `source`."""
         owners = Owners(shape)
         for index in order:
             owners.record(index, self.source[index][1])

@@ -1,4 +1,4 @@
-"""A finished prefix tree with children, subtree counts and the order of the work; the same for all block sizes."""
+"""Shape of a finished prefix tree: children, subtree counts and the order of requests, for all block sizes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ ORDERS: tuple[Order, ...] = ("auto", "file")
 
 
 class TreeShape:
-    """parent, begin, end: by node. end_node, length, conversation, resumable: by request. upward: all nodes except the
-    root, descendants first. requests_below: number of requests that end at a node or below it; first_below: the first
-    of them."""
+    """Finished prefix tree as arrays. parent, begin, end: by node. end_node, length, conversation, resumable: by
+    request. upward: all nodes except the root, descendants first. requests_below: number of requests that end at a node
+    or below it; first_below: the first of them."""
 
     def __init__(self, tree: PrefixTree) -> None:
         self.parent = tree.parent.tolist()
@@ -39,7 +39,7 @@ class TreeShape:
         return len(self.end_node)
 
     def order(self, order: Order) -> list[int]:
-        """Request indexes in the order of the work: `file` as they were added, `auto` depth first.
+        """Return the request indexes in running order: `file` as they were added, `auto` depth first.
 
         Depth first: the requests that end at a node, then its subtrees, the one with the most requests last
         and ties by file order. So a branch's snapshot is released as soon as its largest subtree begins, and
@@ -59,7 +59,7 @@ class TreeShape:
 
     @cached_property
     def children(self) -> list[list[int]]:
-        """The children of each node, in the order of depth first work."""
+        """Children of each node, in depth-first order."""
         children: list[list[int]] = [[] for _ in range(self.num_nodes)]
         for node in range(1, self.num_nodes):
             children[self.parent[node]].append(node)
@@ -69,7 +69,7 @@ class TreeShape:
 
     @cached_property
     def conversations_below(self) -> list[int]:
-        """By node: number of distinct conversations with a prompt that ends at it or below it."""
+        """Number of distinct conversations with a prompt that ends at each node or below it."""
         count = [0] * self.num_nodes
         seen_by: list[int | None] = [None] * self.num_nodes
         for index in sorted(range(self.num_requests), key=self.conversation.__getitem__):
@@ -82,7 +82,7 @@ class TreeShape:
 
     @cached_property
     def last_prompts(self) -> list[int]:
-        """The last request of each conversation, ascending."""
+        """Return the last request of each conversation, ascending."""
         return sorted({conversation: index for index, conversation in enumerate(self.conversation)}.values())
 
     def extends(self, index: int, other: int) -> bool:
