@@ -1,4 +1,4 @@
-// How the files of bindings see what Python gives them: addresses of the device, a stream, a kernel's name.
+// Convert Python arguments for the CUDA bindings: device addresses, a stream, a cuBLASLt kernel.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -19,7 +19,7 @@ inline const std::int64_t* integers(Address address) {
 inline const float* floats(Address address) { return static_cast<const float*>(pointer(address)); }
 inline cudaStream_t stream_of(Address stream) { return static_cast<cudaStream_t>(pointer(stream)); }
 
-// One of the library's kernels, as Python keeps it.
+// Converts the bytes in which Python keeps a cuBLASLt kernel.
 inline LibraryChoice choice_of(const std::string& bytes) {
     LibraryChoice choice;
     if (bytes.size() != sizeof choice.data) throw std::invalid_argument("a choice has 64 bytes");

@@ -1,5 +1,4 @@
-// Copies from global into shared memory that a thread does not wait for until it says so. Must not know:
-// kernels.
+// Asynchronous copies from global to shared memory (cp.async).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,7 +6,7 @@
 namespace apcbatch {
 namespace cuda {
 
-// 16 bytes, or zeros; both addresses are multiples of 16.
+// Copies 16 bytes, or writes zeros unless `there`. Both addresses are multiples of 16.
 __device__ __forceinline__ void copy_chunk(void* to, const void* from, bool there) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(
                      unsigned(__cvta_generic_to_shared(to))),
@@ -15,11 +14,11 @@ __device__ __forceinline__ void copy_chunk(void* to, const void* from, bool ther
                  : "memory");
 }
 
-// What was asked for since the last time becomes one group.
+// Groups all copies started since the last commit.
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits for all groups but the latest kLater; what the other threads copied is there once they have waited
-// and met.
+// Waits for all of this thread's groups except the latest kLater. Copies of other threads are visible after
+// those threads have waited too and a barrier has followed.
 template <int kLater>
 __device__ __forceinline__ void wait_for_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(kLater) : "memory");

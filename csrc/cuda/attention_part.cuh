@@ -1,5 +1,5 @@
-// The softmax of a part of the keys, and how parts become one: for the kernels of attention, which must agree
-// on it bit for bit.
+// Online softmax over a part of the keys, and the join of two parts. The attention kernels share it, as they
+// must agree bit for bit.
 #pragma once
 
 #include "quads.cuh"
@@ -8,9 +8,9 @@
 namespace apcbatch {
 namespace cuda {
 
-constexpr float kAttentionLog2e = 1.44269504f;  // the exponentials are powers of two
+constexpr float kAttentionLog2e = 1.44269504f;  // exponentials are computed as powers of two
 
-// What an earlier and a later part are multiplied with, and their maximum and sum.
+// Join of an earlier and a later part: their scale factors, the joint maximum and the joint sum.
 struct Joint {
     float mine, theirs, highest, sum;
 
@@ -27,8 +27,7 @@ struct Joint {
     }
 };
 
-// The softmax of a part of the keys: its maximum, the sum of its exponentials, its weighted values (kColumns
-// a lane).
+// Softmax over a part of the keys: maximum, sum of exponentials, weighted values (kColumns per lane).
 template <int kColumns>
 struct Part {
     float highest, sum, out[kColumns];
@@ -40,7 +39,7 @@ struct Part {
         for (int c = 0; c < kColumns; ++c) out[c] = 0.0f;
     }
 
-    // Joins a later part; one without keys changes nothing.
+    // Joins a later part. A part without keys changes nothing.
     __device__ __forceinline__ void join(const Part& later) {
         if (later.highest == -INFINITY) return;
         const Joint joint(highest, sum, later.highest, later.sum);

@@ -1,12 +1,14 @@
-// Causal attention over a paged KV cache in the matrix units: see paged_attention.cu for what it is.
+// Causal attention over a paged KV cache on tensor cores: see paged_attention.cu for the definition.
 //
-// A warp takes 16 (query, head) rows that share a kv head, a block one warp or several. Pages of 64 keys come
-// in ascending order into two stages of shared memory, the next one on its way while this one is multiplied.
-// Of a page the scores are one chain of products over the head, its weights are rounded to the inputs' type,
-// their sum is a fixed sequence, and the values are added in one chain over the keys. Keys that a row does
-// not see have the weight 0, which changes no bit. Parts of kSplitTokens begin anew and are joined as in
-// attention_part.cuh. So a query's bits depend on its absolute position and on the keys up to it, whatever
-// row of whatever tile it is. Must not know: who owns a page.
+// A warp computes 16 (query, head) rows that share a kv head; a block has one warp or several. Pages of 64
+// keys are processed in ascending order. Shared memory has two stages: the next page is copied while this one
+// is multiplied.
+//
+// A page's scores are one chain of products over head_dim. Its weights are rounded to the inputs' type and
+// summed in a fixed order. The weighted values are accumulated in one chain over the keys. Keys that a row
+// does not see have weight 0, which changes no bit. The chain restarts every kSplitTokens keys, and the parts
+// are joined as in attention_part.cuh. So a query's bits depend on its absolute position and on the keys up
+// to it, not on its tile.
 #include "async_copy.cuh"
 #include "attention_part.cuh"
 #include "attention_tiles.h"
@@ -18,22 +20,22 @@ namespace cuda {
 namespace {
 
 constexpr int kWarpRows = 16;
-constexpr int kManyWarps = 8;  // of a block, where there may be many rows
+constexpr int kManyWarps = 8;  // warps of a block for chunks of many rows
 constexpr int kPagesOfSplit = int(kSplitTokens / kPageTokens);
-constexpr int kChunk = 8;  // elements of 16 bytes
+constexpr int kChunk = 8;  // elements in 16 bytes
 
-// Sizes for heads of up to kDim: rows in shared memory are a chunk apart from each other's banks.
+// Sizes for heads of up to kDim columns. Rows in shared memory are padded by a chunk to avoid bank conflicts.
 template <int kDim_, int kWarps_>
 struct Shape {
     static constexpr int kDim = kDim_, kWarps = kWarps_, kThreads = 32 * kWarps, kRows = kWarpRows * kWarps;
     static constexpr int kPitch = kDim + kChunk, kPage = kPageTokens * kPitch;
-    static constexpr int kTiles = kDim / 8;  // of a row's columns
-    // Two stages of keys and values; where rows go through several splits, their sums so far.
+    static constexpr int kTiles = kDim / 8;  // tiles of 8 columns in a row
+    // Two stages of keys and values; for rows that span several splits, also their running totals.
     static constexpr int kStagesBytes = 4 * kPage * 2, kTotalsBytes = kRows * kDim * 4;
     static constexpr int kBytes = kStagesBytes + (kWarps > 1 ? kTotalsBytes : 0);
 };
 
-// The rows of one lane: lane / 4 and lane / 4 + 8 of its warp's.
+// Rows of one lane: rows lane / 4 and lane / 4 + 8 of its warp.
 template <int kTiles>
 struct Rows {
     float highest[2], sum[2], out[kTiles][4];
@@ -57,7 +59,7 @@ __device__ __forceinline__ std::uint32_t join_narrowed(float a, float b) {
     return join(narrow<T>(a), narrow<T>(b));
 }
 
-// Copies the keys and the values of a page into a stage: `keys` of them, and zeros for the others.
+// Copies the first `keys` keys and values of a page to a stage, and fills the rest with zeros.
 template <class S, class T>
 __device__ __forceinline__ void copy_page(const PagedAttention& p, std::int64_t page, std::int64_t kv_head,
                                           int keys, T* stage) {
@@ -76,7 +78,7 @@ __device__ __forceinline__ void copy_page(const PagedAttention& p, std::int64_t 
     commit_copies();
 }
 
-// Adds a page whose keys begin at `first`; row r of the lane sees keys up to last_key[r].
+// Adds the page whose keys begin at position `first`. Row r of the lane sees keys up to last_key[r].
 template <class S, class T>
 __device__ __forceinline__ void add_page(Rows<S::kTiles>& rows, const std::uint32_t (&q)[S::kDim / 16][4],
                                          const T* stage, std::int64_t first,
@@ -150,8 +152,8 @@ __device__ __forceinline__ void add_page(Rows<S::kTiles>& rows, const std::uint3
     }
 }
 
-// What the rows of a lane have from the splits so far; the weighted values lie in shared memory, each where
-// its lane finds it again.
+// Running totals of a lane's rows over the splits so far. The weighted values are in shared memory, private
+// to the lane.
 template <int kTiles>
 struct Totals {
     float highest[2], sum[2];
@@ -184,7 +186,7 @@ struct Totals {
     }
 };
 
-// Where a lane's row is, and up to which key it sees; a row that is not there sees none.
+// Query, head and last visible key of a lane's row. A row past the end sees no key.
 struct Row {
     bool there;
     std::int64_t query, head, last_key;
@@ -207,7 +209,7 @@ __global__ void __launch_bounds__(S::kThreads)
     constexpr bool kParts = S::kWarps == 1;
     const int heads_each = int(p.heads / p.kv_heads), head_dim = int(p.head_dim);
     const std::int64_t sequence = blockIdx.y, kv_head = blockIdx.x % p.kv_heads;
-    const std::int64_t block = blockIdx.x / p.kv_heads;  // parts: the split; else the tile, the longest first
+    const std::int64_t block = blockIdx.x / p.kv_heads;  // kParts: split; else tile, the longest first
     const std::int64_t tile = kParts ? 0 : gridDim.x / p.kv_heads - 1 - block;
     const std::int64_t rows = (p.cu_seqlens[sequence + 1] - p.cu_seqlens[sequence]) * heads_each;
     if (tile * S::kRows >= rows) return;
@@ -228,7 +230,7 @@ __global__ void __launch_bounds__(S::kThreads)
             q[k][i] = row.there && column < head_dim ? *reinterpret_cast<const std::uint32_t*>(from) : 0u;
         }
     }
-    // The keys that any row of the block sees, and of the warp.
+    // The keys that any row of the block sees, and those that any row of the warp sees.
     const std::int64_t context = p.context[sequence];
     const std::int64_t last = min(rows, (tile + 1) * S::kRows) - 1,
                        warp_last = min(rows, warp_row + kWarpRows) - 1;
@@ -250,7 +252,7 @@ __global__ void __launch_bounds__(S::kThreads)
     if (first_page < pages) copy(first_page);
     for (int page = first_page; page < pages; ++page) {
         wait_for_copies<0>();
-        __syncthreads();  // all have this page, and are done with the one before
+        __syncthreads();  // this page has arrived for all threads, and none uses the previous one any more
         if (page + 1 < pages) copy(page + 1);
         const std::int64_t first = std::int64_t(page) * kPageTokens;
         if (first < warp_end) {
@@ -316,7 +318,7 @@ void launch_dtype(const PagedAttention& p, cudaStream_t stream) {
     launch_dim<128, T>(p, stream);
 }
 
-// 16 bytes of each head's row in the cache, and 4 of a query's.
+// Returns true if the addresses are aligned: rows of each head in the cache to 16 bytes, queries to 4 bytes.
 bool lies_well(const PagedAttention& p) {
     const auto multiple = [](const void* address, std::uintptr_t of) {
         return reinterpret_cast<std::uintptr_t>(address) % of == 0;

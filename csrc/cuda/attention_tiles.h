@@ -1,4 +1,4 @@
-// Attention in the matrix units: bfloat16 and float16, heads of up to 128 in multiples of 16.
+// Attention on tensor cores, for bfloat16 and float16; head_dim is a multiple of 16, at most 128.
 #pragma once
 
 #include "rows.h"
@@ -6,11 +6,11 @@
 namespace apcbatch {
 namespace cuda {
 
-// Whether attention_tiles takes these dtypes and sizes on the current device. It depends on nothing that
-// changes from call to call of one model.
+// Returns true if attention_tiles supports these dtypes and sizes on the current device. The result is the
+// same for all calls of one model.
 bool takes_tiles(const PagedAttention& params);
 
-// As paged_attention, but the parts of single tokens, where there are any, are not joined yet.
+// Computes paged_attention, except that with `parts` the splits of single tokens are not joined yet.
 void attention_tiles(const PagedAttention& params, cudaStream_t stream);
 
 }  // namespace cuda

@@ -1,4 +1,4 @@
-// A packed batch on the device. No Python, no torch.
+// Packed batch on the device.
 #pragma once
 
 #include "launch.h"
@@ -6,10 +6,10 @@
 namespace apcbatch {
 namespace cuda {
 
-// Its sequences are ordered: the longer ones first, then those of one token.
+// Packed batch. longer: its sequences of several tokens. single: its sequences of one token.
 struct Batch {
     RaggedParams ragged;
-    std::int64_t num_tokens, longest;  // longest: the tokens of its longest sequence
+    std::int64_t num_tokens, longest;  // longest: tokens of the longest sequence
     Selection longer, single;
 };
 

@@ -1,6 +1,6 @@
-// apcbatch._CUDA: the recurrent kernels for Python (pybind11); bindings_*.cpp have the others. Every
-// address is one of the device's; the Python side checks shapes, and keeps alive what the addresses point at
-// until the stream has passed.
+// Python bindings (pybind11) of apcbatch._CUDA: the recurrent kernels; bindings_*.cpp have the others. All
+// addresses are device addresses. The Python side checks shapes and keeps the memory alive until the kernels
+// have run.
 #include "addresses.h"
 
 apcbatch::DType apcbatch::dtype_of(int code) {

@@ -1,5 +1,5 @@
-// apcbatch._CUDA: the experts of decode passes for Python (pybind11). The Python side checks shapes, and
-// keeps alive what the addresses point at until the stream has passed.
+// Python bindings (pybind11) of apcbatch._CUDA: experts of decode passes. The Python side checks shapes and
+// keeps the memory alive until the kernels have run.
 #include <pybind11/stl.h>
 
 #include "addresses.h"
@@ -17,7 +17,7 @@ void bound_group(int tokens, int per_token, int num_experts, Address chosen, Add
           stream_of(stream));
 }
 
-// The maps of matrices (rows, columns) at these addresses, one after the other.
+// Returns the tensor maps of the matrices (rows, columns) at these addresses, concatenated.
 py::bytes bound_maps(const std::vector<Address>& weights, std::int64_t rows, std::int64_t columns) {
     std::vector<CUtensorMap> maps;
     for (const Address matrix : weights)

@@ -1,5 +1,5 @@
-// apcbatch._CUDA: mixers in one call for Python (pybind11). The Python side checks shapes, and
-// keeps alive what the addresses point at until the stream has passed.
+// Python bindings (pybind11) of apcbatch._CUDA: all Mamba mixers in one call. The Python side checks shapes
+// and keeps the memory alive until the kernels have run.
 #include <pybind11/stl.h>
 
 #include "addresses.h"
@@ -9,9 +9,9 @@ namespace apcbatch {
 namespace cuda {
 namespace {
 
-using Weights = std::tuple<Address, int, int, int>;           // where they are, out, in, pieces
-using Kernels = std::array<std::pair<std::string, bool>, 4>;  // the library's or "", whether in turn
-using Norm = std::pair<Address, float>;                       // the weight or 0, eps
+using Weights = std::tuple<Address, int, int, int>;           // address, out, in, pieces
+using Kernels = std::array<std::pair<std::string, bool>, 4>;  // cuBLASLt kernel or "", in_turn
+using Norm = std::pair<Address, float>;                       // address of the weight or 0, eps
 
 ChainWeights weights_of(const Weights& weights) {
     const auto [address, out, in, pieces] = weights;

@@ -1,13 +1,12 @@
-// apcbatch._CUDA: products of one chain for Python (pybind11). The Python side checks shapes, and keeps alive
-// what the addresses point at until the stream has passed.
+// Python bindings (pybind11) of apcbatch._CUDA: products with fixed-order accumulation. The Python side
+// checks shapes and keeps the memory alive until the kernels have run.
 #include "addresses.h"
 
 namespace apcbatch {
 namespace cuda {
 namespace {
 
-// rows, in, out, the type of weight and x, their addresses, the elements of a row of x, y and its type,
-// pieces.
+// Makes the ProductParams of a product. dtype: of weight and x.
 ProductParams product(int rows, int in, int out, int dtype, Address weight, Address x, std::int64_t x_stride,
                       Address y, int y_dtype, int pieces) {
     return {rows,       in,       out,        dtype_of(dtype),   pointer(weight),
@@ -35,7 +34,7 @@ void bound_convolution(const ProductParams& product, const Batch& batch, const V
                          pointer(z), stream_of(stream));
 }
 
-// The scan's dt is the product; x stands in its place.
+// The product computes the scan's dt. As dt has no memory, x is passed in its place.
 void bound_step(const ProductParams& product, const Batch& batch, const View& x, Address A, const View& B,
                 const View& C, Address D, const View& z, Address dt_bias, const View& state, const View& y,
                 int64_t d_inner, int64_t d_state, Address stream) {

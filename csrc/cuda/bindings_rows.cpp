@@ -1,5 +1,5 @@
-// apcbatch._CUDA: norms, choices from logits and attention for Python (pybind11). The Python side checks
-// shapes, and keeps alive what the addresses point at until the stream has passed.
+// Python bindings (pybind11) of apcbatch._CUDA: norms, top-k, argmax and log-probabilities, attention. The
+// Python side checks shapes and keeps the memory alive until the kernels have run.
 #include <pybind11/stl.h>
 
 #include "addresses.h"

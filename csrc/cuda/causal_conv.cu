@@ -1,9 +1,10 @@
-// Depthwise causal convolution and SiLU over a packed batch: out_t = silu(bias + sum_k weight_k x_(t - w + 1
-// + k)), k ascending, in float32. Inputs before the first token come from the initial slot, oldest first, or
-// are zeros; a slot gets the last w - 1 raw inputs, bit for bit. A thread owns two neighbouring channels.
+// Depthwise causal convolution and SiLU over a packed batch:
+//   out_t = silu(bias + sum_k weight_k x_(t - w + 1 + k)), k ascending, in float32.
+// Inputs before the first token come from the initial slot, oldest first, or are zeros. A written slot
+// receives the last w - 1 raw inputs, bit for bit. A thread owns two adjacent channels.
 //
-// Must not know: Python. The outputs of a long batch are computed by runs of tokens, which only read slots; a
-// second launch then writes the slots, since a sequence may end in the slot it began in.
+// For a long batch, one launch computes the outputs in runs of tokens and only reads slots. A second launch
+// then writes the slots, as a sequence may end in the slot that it began with.
 #include <stdexcept>
 
 #include "element.cuh"
@@ -16,7 +17,7 @@ namespace cuda {
 namespace {
 
 constexpr int kConvThreads = 128, kRunTokens = 16;
-constexpr std::int64_t kShortTokens = 4;  // sequences up to here are one thread's work, slots and all
+constexpr std::int64_t kShortTokens = 4;  // up to this length, one launch computes outputs and slots
 
 template <class W>
 __device__ __forceinline__ float widened(const void* from, std::int64_t i) {
@@ -28,14 +29,14 @@ __device__ __forceinline__ float parameter(const void* from, DType dtype, std::i
     return dtype == DType::float16 ? widened<__half>(from, i) : static_cast<const float*>(from)[i];
 }
 
-// Two channels: their weights, and the last kWidth raw inputs.
+// Two channels: weights, and the last kWidth raw inputs.
 template <class T, int kWidth, bool kPaired>
 struct Channels {
     const ConvParams& p;
     std::int64_t c;
     bool both;
     float2 weight[kWidth], bias;
-    Pair<T> window[kWidth];  // the newest last
+    Pair<T> window[kWidth];  // raw inputs, the newest last
 
     __device__ __forceinline__ Channels(const ConvParams& params, std::int64_t channel)
         : p(params), c(channel), both(channel + 1 < params.d_inner) {
@@ -56,18 +57,19 @@ struct Channels {
         return load_pair<T>(static_cast<const T*>(p.x) + token * p.x_stride + c, both, kPaired);
     }
 
-    // The raw input of a sequence's token t, t counted from its first; before that, of the slot.
+    // Returns the raw input of a sequence's token t, counted from its first token. Negative t are in the
+    // slot.
     __device__ __forceinline__ Pair<T> raw(std::int64_t begin, std::int64_t t, std::int64_t slot) const {
         if (t >= 0) return input(begin + t);
         if (slot < 0) return zero_pair(T(0.0f));
-        // Not through the read-only cache: this thread may write the slot later.
+        // Does not use the read-only cache, as this thread may write the slot later.
         const T* from =
             static_cast<const T*>(p.state) + slot * p.state_stride + (kWidth - 1 + t) * p.d_inner + c;
         if (kPaired) return *reinterpret_cast<const Pair<T>*>(from);
         return join(from[0], both ? from[1] : T(0.0f));
     }
 
-    // The window becomes the kWidth - 1 inputs before token t; the place of the newest stays free.
+    // Loads the kWidth - 1 inputs before token t into window[1] and up; `step` shifts them down.
     __device__ __forceinline__ void recall(std::int64_t begin, std::int64_t t, std::int64_t slot) {
 #pragma unroll
         for (int k = 0; k < kWidth - 1; ++k) window[k + 1] = raw(begin, t - (kWidth - 1) + k, slot);
@@ -101,13 +103,13 @@ struct Channels {
         }
     }
 
-    // The slots of a sequence, after which nothing reads its initial one.
+    // Writes the slots of a sequence. Nothing may read its initial slot afterwards.
     __device__ __forceinline__ void write_slots(std::int64_t sequence, std::int64_t begin,
                                                 std::int64_t length) {
         const RaggedParams& ragged = p.ragged;
         const std::int64_t initial = ragged.initial_slots[sequence], final = ragged.final_slots[sequence];
         const std::int64_t first = ragged.snapshot_cu[sequence], end = ragged.snapshot_cu[sequence + 1];
-        Pair<T> before[kWidth], tail[kWidth];  // the slot's inputs, which a snapshot may overwrite
+        Pair<T> before[kWidth], tail[kWidth];  // before: copy of the initial slot, which may be overwritten
 #pragma unroll
         for (int k = 0; k < kWidth - 1; ++k) before[k] = raw(begin, k - (kWidth - 1), initial);
         for (std::int64_t i = first; i < end + (final >= 0); ++i) {
@@ -126,7 +128,7 @@ struct Channels {
     }
 };
 
-// The sequence that packed token t belongs to.
+// Returns the sequence of packed token t.
 __device__ __forceinline__ std::int64_t sequence_of(const RaggedParams& ragged, std::int64_t t) {
     std::int64_t low = 0, high = ragged.num_sequences;
     while (high - low > 1) {
@@ -155,7 +157,7 @@ __global__ void __launch_bounds__(kConvThreads)
     }
 }
 
-// One thread takes two channels of a sequence: through its tokens if kSteps, then its slots.
+// A thread processes two channels of a sequence: its tokens if kSteps, then its slots.
 template <class T, int kWidth, bool kPaired, bool kSteps>
 __global__ void __launch_bounds__(kConvThreads)
     conv_sequences_kernel(const __grid_constant__ ConvParams p, int channel_tiles) {

@@ -1,6 +1,6 @@
-// The causal convolution of sequences of one token, for decoding: a thread has four neighbouring channels of
-// several sequences, the next one's inputs on their way while this one is computed. The arithmetic, and its
-// order, are those of causal_conv, so the bits are the same. Must not know: Python.
+// Causal convolution of sequences of one token, for decode passes. A thread processes four adjacent channels
+// of several sequences, and prefetches the next sequence's inputs during each. Arithmetic and order are those
+// of causal_conv, so the bits are the same.
 #include <stdexcept>
 
 #include "dependent_launch.cuh"
@@ -17,7 +17,7 @@ namespace {
 constexpr int kThreads = 64, kChannels = 4;
 constexpr std::int64_t kBlocksAtOnce = 2048;
 
-// The raw inputs of four channels, the newest last.
+// Raw inputs of four channels, the newest last.
 template <class T, int kWidth>
 struct Window {
     Quad<T> inputs[kWidth];
@@ -33,7 +33,7 @@ struct Window {
         inputs[kWidth - 1] = *reinterpret_cast<const Quad<T>*>(token);
     }
 
-    // The slot gets all but the oldest.
+    // Writes all inputs except the oldest to the slot.
     __device__ __forceinline__ void write(const ConvParams& p, std::int64_t slot, std::int64_t c) const {
         if (slot < 0) return;
         T* state = static_cast<T*>(p.state) + slot * p.state_stride + c;
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kThreads)
     const int first = int(blockIdx.x) / channel_tiles * each;
     const int here = min(each, int(p.ragged.num_sequences) - first);
     const bool any = c < p.d_inner;
-    float weight[kWidth][kChannels], bias[kChannels] = {};  // a channel's taps, then the next one's
+    float weight[kWidth][kChannels], bias[kChannels] = {};  // in memory, weights are (channel, tap)
     if (any) {
         const float* from = static_cast<const float*>(p.weight) + c * kWidth;
 #pragma unroll

@@ -1,7 +1,7 @@
-// Steps of a chain: 16 inputs of bfloat16 each, added in the matrix units, out of shared memory. There rows
-// of weights and of x lie in slices of 64 inputs, as tensor copies of 128 bytes a row swizzle them: the
-// chunks of 16 bytes of row r stand at their number xor r % 8. Must not know: how what is multiplied comes
-// there.
+// Steps of fixed-order accumulation: each adds 16 bfloat16 inputs by tensor cores, from shared memory.
+//
+// Rows of weights and of x are in slices of 64 inputs, 128 bytes per row, in the swizzled layout of tensor
+// copies: the 16-byte chunk c of row r is at position c xor (r % 8).
 #pragma once
 
 #include "matrix_unit.cuh"
@@ -11,21 +11,21 @@ namespace cuda {
 
 constexpr int kSliceInputs = 64, kSliceSteps = kSliceInputs / 16;
 constexpr int kSliceRow = kSliceInputs * 2;      // bytes
-constexpr int kOctet = 8;                        // rows: half of a matrix instruction's of weights, its x
-constexpr int kOctetBytes = kOctet * kSliceRow;  // of a slice; slices begin at multiples of it
+constexpr int kOctet = 8;                        // rows: half of an instruction's weight rows, all its x rows
+constexpr int kOctetBytes = kOctet * kSliceRow;  // bytes of an octet in a slice; slices are aligned to it
 constexpr int kSliceChunks = kSliceRow / 16;
 
-// Which of eight rows the matrix units have in place i: so the four that half a warp reads at once lie in
-// different banks.
+// Returns the row of an octet that the tensor core has in place i. The permutation avoids bank conflicts: the
+// four rows that half a warp reads at once are in different banks.
 __device__ __forceinline__ int row_in_place(int i) { return i % 4 * 2 + i / 4; }
 
-// Where a chunk of a row lies in a slice.
+// Returns the offset of a row's chunk in a slice.
 __device__ __forceinline__ int chunk_at(int row, int chunk) {
     return row * kSliceRow + ((chunk ^ row % kOctet) << 4);
 }
 
-// Where a lane finds, of its row of an octet, its four inputs of each step. Which of the 16 they are is the
-// same for weights and x, and nothing else matters.
+// Offsets of a lane's four inputs per step, in its row of an octet. The assignment of the 16 inputs to lanes
+// is arbitrary, but the same for weights and x.
 struct LaneSteps {
     int at[kSliceSteps];
 
@@ -36,8 +36,8 @@ struct LaneSteps {
     }
 };
 
-// Two octets of rows of weights times kTiles octets of x, which lie one behind the other: `steps` of a slice,
-// or all. Sums are as matrix_unit.cuh has them, with rows and columns in place.
+// Multiplies two octets of weight rows with kTiles consecutive octets of x rows, over the first `steps` steps
+// of a slice. The sums have the layout of matrix_unit.cuh, with rows and columns permuted as in row_in_place.
 template <int kTiles, int kSums>
 __device__ __forceinline__ void add_slice(float (&sums)[kSums][4], const LaneSteps& lane,
                                           const unsigned char* low, const unsigned char* high,
@@ -61,7 +61,7 @@ __device__ __forceinline__ void add_slice(float (&sums)[kSums][4], const LaneSte
     }
 }
 
-// Of a lane's i-th sum: the row among 16, and the column among 8.
+// Return the row, of 16, and the column, of 8, of a lane's sum number i.
 __device__ __forceinline__ int row_of_sum(int i) {
     return i / 2 * kOctet + row_in_place(threadIdx.x % 32 / 4);
 }

@@ -1,5 +1,5 @@
-// What products of chains need beside few_rows.cu and the library: the sum of pieces, and chains in float32.
-// Must not know: who makes the pieces.
+// Further kernels of fixed-order products: the sum of pieces, and the float32 product that serves as
+// reference.
 #include "dependent_launch.cuh"
 #include "element.cuh"
 #include "products.h"
@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kChainThreads = 128;
 
-// A thread four elements, or one.
+// A thread sums four elements, or one.
 template <int kStep, class Out>
 __global__ void __launch_bounds__(kChainThreads)
     sum_pieces_kernel(const float* parts, std::int64_t count, int pieces, Out* y) {
@@ -38,7 +38,7 @@ void launch_sum(const float* parts, std::int64_t count, int pieces, Out* y, cuda
                      "sum_pieces", parts, count, pieces, y);
 }
 
-// A thread an element, in float32.
+// A thread computes one element, in float32.
 __global__ void __launch_bounds__(kChainThreads) float_chain_kernel(const __grid_constant__ ProductParams p) {
     const int row = int(blockIdx.x) * kChainThreads + int(threadIdx.x);
     if (row >= p.out) return;

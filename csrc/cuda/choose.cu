@@ -1,8 +1,7 @@
-// What is chosen from a row of logits: experts by softmax and top k, the likeliest token, log-probabilities.
+// Softmax with top-k, argmax and log-probabilities of rows of logits.
 //
-// Invariant: a row's result depends on that row alone: sums are fixed trees over its columns, and the lower
-// index wins a tie; a row with a number that is not finite has no likeliest token, but -1. Must not know:
-// what the rows mean.
+// Invariant: a row's result depends on that row alone. Sums are fixed trees over its columns, and the lower
+// index wins a tie. A row with NaN or infinity gives the token -1.
 #include <climits>
 
 #include "dependent_launch.cuh"
@@ -35,7 +34,7 @@ __device__ __forceinline__ Best warp_best(Best best) {
 
 constexpr int kTopkWarps = 4;
 
-// A warp a row; a lane holds every 32nd logit.
+// A warp processes a row; a lane holds every 32nd logit.
 __global__ void __launch_bounds__(32 * kTopkWarps) softmax_topk_kernel(TopkParams p) {
     let_next_begin();
     await_before();
@@ -57,7 +56,7 @@ __global__ void __launch_bounds__(32 * kTopkWarps) softmax_topk_kernel(TopkParam
         best = none();
         for (int i = 0, at = lane; at < p.n; ++i, at += 32) best = better(best, Best{mine[i], at});
         best = warp_best(best);
-        if (best.index == INT_MAX) best.index = 0;  // a row of NaN
+        if (best.index == INT_MAX) best.index = 0;  // all logits are NaN
         if (best.index % 32 == lane) mine[best.index / 32] = -INFINITY;
         if (lane == 0) {
             p.indices[row * p.k + j] = best.index;

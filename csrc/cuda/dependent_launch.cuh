@@ -1,7 +1,8 @@
-// Launches that begin while the kernel before them in the stream still runs. Such a kernel may read what no
-// kernel writes, and must await the ones before it ahead of all else; every thread of it does, so that
-// whoever awaits it has awaited them too. On devices before sm_90 it begins when the one before has ended.
-// Must not know: kernels.
+// Programmatic dependent launch: a kernel begins while the previous kernel in the stream still runs.
+//
+// Before it calls await_before, a kernel may only read memory that no kernel writes. Every thread calls it,
+// so that waiting for a kernel includes waiting for all kernels before it. On devices before sm_90 a kernel
+// begins when the previous one has ended.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,14 +12,14 @@
 namespace apcbatch {
 namespace cuda {
 
-// The kernel after this one may begin, once all blocks have said so.
+// Lets the next kernel begin, once all blocks of this kernel have called it.
 __device__ __forceinline__ void let_next_begin() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-// Waits until the kernels before this one have ended and what they wrote is there.
+// Waits until the previous kernels have ended and their writes are visible.
 __device__ __forceinline__ void await_before() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -27,7 +28,7 @@ __device__ __forceinline__ void await_before() {
 
 inline bool begins_early() { return attribute_of_device(cudaDevAttrComputeCapabilityMajor) >= 9; }
 
-// cluster: blocks of one; more than one on sm_90 only.
+// Launches a kernel in clusters. cluster: blocks per cluster; more than one needs sm_90.
 template <class... Parameters, class... Arguments>
 void launch_clusters(void (*kernel)(Parameters...), dim3 blocks, unsigned threads, int cluster,
                      int shared_bytes, cudaStream_t stream, const char* name, Arguments... arguments) {

@@ -1,5 +1,4 @@
-// The element types float32, bfloat16 and float16: two neighbours at a time from and to global memory,
-// widened to float32 for arithmetic. Must not know: kernels.
+// Loads and stores of float32, bfloat16 and float16 elements in pairs, widened to float32 for arithmetic.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -11,7 +10,7 @@
 namespace apcbatch {
 namespace cuda {
 
-// Two neighbouring elements as they lie in memory.
+// Two adjacent elements in memory.
 template <class T>
 struct PairOf {
     using Type = std::uint32_t;
@@ -70,7 +69,8 @@ __device__ __forceinline__ std::uint32_t join(T a, T b) {
            std::uint32_t(*reinterpret_cast<const std::uint16_t*>(&b)) << 16;
 }
 
-// The elements at p and p + 1, the second `absent` unless `both`; `paired`: they may be read at once.
+// Loads the elements at p and p + 1. The second is `absent` unless `both`. paired: one aligned load may read
+// both.
 template <class T>
 __device__ __forceinline__ Pair<T> load_pair(const T* p, bool both, bool paired, T absent = T(0.0f)) {
     if (paired) return __ldg(reinterpret_cast<const Pair<T>*>(p));
@@ -88,13 +88,13 @@ __device__ __forceinline__ void store_pair(T* p, float2 value, bool both, bool p
     }
 }
 
-// An address and the elements from one row to the next.
+// Address and row stride in elements.
 struct Strided {
     const void* base;
     std::int64_t stride;
 };
 
-// Whether rows of `columns` elements consist of aligned groups of `group` elements in all of them.
+// Returns true if the rows of all these matrices consist of aligned groups of `group` elements.
 template <class T>
 bool aligned(std::initializer_list<Strided> all, std::int64_t columns, int group) {
     bool every = columns % group == 0;

@@ -1,11 +1,11 @@
-// The products of experts with the rows of few tokens, each element one chain (see products.h), so that a
-// token has the bits that it has among many. The weights are read once for every 8 or 32 tokens of an expert.
+// Products of experts with the rows of few tokens. Each element is one fixed-order sum (see products.h), so a
+// token has the same bits as in a large batch. The weights are read once per 8 or 32 tokens of an expert.
 //
-// Blocks, one a multiprocessor, go round tiles (an expert, some of its rows of weights, some of its tokens)
-// over all inputs; so no sums meet. One thread has the weights copied into a ring in shared memory, a warp
-// copies the tokens' rows, both several stages ahead and across the ends of tiles, and the others have 16
-// rows of weights each. Of a gated tile a warp has 8 of the gate's rows and 8 of the up's, so that both sums
-// of an element come to one lane. Must not know: what was chosen why.
+// The blocks, one per multiprocessor, loop over tiles: an expert, some of its weight rows, some of its
+// tokens, and all inputs. So no sums are combined across blocks. One thread copies weights to a ring buffer
+// in shared memory, and one warp copies the tokens' rows; both run several stages ahead, also across tiles.
+// The other warps multiply 16 weight rows each. In a gated tile a warp has 8 rows of gate and 8 of up, so
+// that both sums of an element are in one lane.
 #include <algorithm>
 #include <stdexcept>
 
@@ -22,28 +22,27 @@ namespace {
 
 using Bf16 = __nv_bfloat16;
 
-// kMultiply: warps, of 16 rows of weights each. kSlices: of a stage, for weights and tokens.
+// Sizes of a tile. kMultiply: warps that multiply, 16 weight rows each. kSlices: slices per stage.
 template <int kMultiply_, int kNTiles_, int kSlices_, int kStages_>
 struct ChainTile {
     static constexpr int kMultiply = kMultiply_, kNTiles = kNTiles_, kSlices = kSlices_, kStages = kStages_;
     static constexpr int kRows = kMultiply * 16, kTokens = kNTiles * kOctet;
     static constexpr int kWeights = kRows * kSliceRow, kX = kTokens * kSliceRow;  // bytes of a slice
     static constexpr int kStage = kSlices * (kWeights + kX);
-    static constexpr int kBytes = kStages * kStage + kOctetBytes;  // some more to begin at a multiple of it
+    static constexpr int kBytes = kStages * kStage + kOctetBytes;  // kOctetBytes more, for the alignment
     static constexpr int kThreads = 32 * (kMultiply + 2);
     static_assert(kBytes <= 216 * 1024, "beside the groups");
 };
 using ChainEight = ChainTile<4, 1, 2, 5>;
 using ChainMore = ChainTile<8, 4, 2, 3>;
 
-// Where a block is among the tiles: those of one expert follow each other, and of one piece of weights those
-// of all its tokens.
+// Position in the order of tiles: by expert, then by weight rows, then by tokens.
 template <class T>
 struct Place {
-    int active = 0, before = 0;  // experts passed, and the tiles of these
-    int row_tile, first, count;  // first: of the tokens, by place
+    int active = 0, before = 0;  // current expert; number of tiles of the experts before it
+    int row_tile, first, count;  // tile of weight rows; place of the first token; number of tokens
 
-    // Goes to this tile, which is not before the last; false past the end.
+    // Advances to a tile, which must not precede the current one. Returns false past the last tile.
     __device__ __forceinline__ bool seek(const Groups& groups, int tile, int row_tiles) {
         for (; active < groups.experts; ++active) {
             const int begin = groups.begins[active], tokens = groups.begins[active + 1] - begin;
@@ -61,10 +60,10 @@ struct Place {
     }
 };
 
-// Where one of the ring's users is: a tile, an input of it, a slot of the ring.
+// Position of one user of the ring buffer: tile, input, slot of the ring.
 template <class T, bool kGated>
 struct ChainPlace {
-    static constexpr int kRowsEach = kGated ? T::kRows / 2 : T::kRows;  // of y
+    static constexpr int kRowsEach = kGated ? T::kRows / 2 : T::kRows;  // columns of y in a tile
     const ExpertProduct& p;
     const Groups& groups;
     const int row_tiles;
@@ -78,7 +77,7 @@ struct ChainPlace {
         any = at.seek(groups, tile, row_tiles);
     }
 
-    // The next stage; true where the tile ends.
+    // Advances to the next stage. Returns true at the end of a tile.
     __device__ __forceinline__ bool go_on() {
         if (++slot == T::kStages) slot = 0, parity ^= 1u;
         input += T::kSlices * kSliceInputs;
@@ -103,7 +102,7 @@ struct ExpertChains {
     __device__ __forceinline__ unsigned free(int slot) const { return barriers + 8 * (T::kStages + slot); }
     __device__ __forceinline__ unsigned char* stage(int slot) const { return ring + slot * T::kStage; }
 
-    // By one thread.
+    // Copies the weights of all tiles. Run by one thread.
     __device__ void copy_weights() const {
         const auto* maps = static_cast<const CUtensorMap*>(p.weights);
         const CUtensorMap* acquired = nullptr;
@@ -125,7 +124,8 @@ struct ExpertChains {
         }
     }
 
-    // By a warp; rows: scratch for T::kTokens. Zeros beyond the inputs, as the weights are there.
+    // Copies the tokens' rows of all tiles. Run by one warp. rows: scratch for T::kTokens integers. Pads with
+    // zeros past the last input, as the copies of the weights do.
     __device__ void copy_tokens(int* rows) const {
         constexpr int kChunks = T::kSlices * kSliceChunks, kAtOnce = 32 / kChunks;
         static_assert(32 % kChunks == 0, "neighbouring lanes have neighbouring chunks");
@@ -155,7 +155,7 @@ struct ExpertChains {
         }
     }
 
-    // By T::kMultiply warps.
+    // Multiplies all tiles and stores the results. Run by T::kMultiply warps.
     __device__ void multiply() const {
         const int warp = threadIdx.x / 32;
         const int low = (kGated ? warp : 2 * warp) * kOctetBytes,
@@ -201,7 +201,7 @@ struct ExpertChains {
                 const int out =
                     place.row_tile * At::kRowsEach + warp * (kGated ? kOctet : 2 * kOctet) + row_of_sum(i);
                 if (column >= place.count || out >= p.out) continue;
-                if constexpr (kGated) {  // as one product stores both, and silu_mul goes on
+                if constexpr (kGated) {  // rounds like a product that stores both, followed by silu_mul
                     const float gate = widen(narrow<Bf16>(sums[j][i])),
                                 up = widen(narrow<Bf16>(sums[j][i + 2]));
                     static_cast<Bf16*>(p.y)[std::int64_t(at) * p.out + out] =
@@ -214,8 +214,8 @@ struct ExpertChains {
     }
 };
 
-// The groups were there before the kernel before this one began its products, so a plain one, which comes
-// after a gated one, has its weights copied before it awaits the tokens.
+// The groups are complete before a gated product starts its dependent, plain product. So a plain product may
+// read the groups and copy its weights before it waits for the tokens' rows.
 template <class T, bool kGated>
 __global__ void __launch_bounds__(T::kThreads, 1)
     expert_chains_kernel(const __grid_constant__ ExpertProduct p) {

@@ -1,4 +1,4 @@
-// Which tokens each expert has, and the sum of what its experts made of a token. Must not know: products.
+// Group tokens by expert, and sum the experts' outputs for each token.
 #include "dependent_launch.cuh"
 #include "experts.h"
 #include "quads.cuh"
@@ -10,7 +10,7 @@ namespace {
 constexpr int kGroupThreads = 512, kGroupWarps = kGroupThreads / 32;
 constexpr int kSumThreads = 256;
 
-// A warp an expert goes over all pairs, 32 at a time: first it counts its own, then it writes them down.
+// A warp per expert scans all pairs, 32 at a time: first it counts those of its expert, then it writes them.
 __global__ void __launch_bounds__(kGroupThreads) group_kernel(Grouping p) {
     __shared__ int chosen[kMostTaken], counts[kMostExperts];
     let_next_begin();
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kGroupThreads) group_kernel(Grouping p) {
     }
 }
 
-// A thread has four columns of a token.
+// A thread sums four columns of a token.
 __global__ void __launch_bounds__(kSumThreads) expert_sum_kernel(ExpertSum p) {
     let_next_begin();
     await_before();
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kSumThreads) expert_sum_kernel(ExpertSum p) {
     std::int64_t last = -1;
     const bool there = !p.present || token < *p.present;
     for (int i = 0; there && i < p.per_token; ++i) {
-        std::int64_t next = INT64_MAX, pair = -1;  // the expert after `last`, if there is one more
+        std::int64_t next = INT64_MAX, pair = -1;  // smallest expert above `last`, and its pair; -1: none
         for (int j = 0; j < p.per_token; ++j) {
             const std::int64_t expert = p.chosen[token * p.per_token + j];
             if (expert > last && expert < next) {

@@ -1,4 +1,4 @@
-// Products with few rows of x that are stored as they are. Must not know: models.
+// Products with few rows of x whose results are stored directly.
 #include "few_rows.cuh"
 
 namespace apcbatch {

@@ -1,11 +1,10 @@
-// Products with few rows of x: the weights are read once, each element is one chain (see products.h), and
-// what a launch makes of the elements is for its Results to say.
+// Products with few rows of x. The weights are read once, and each element is one fixed-order sum (see
+// products.h). The template argument Results consumes the elements.
 //
-// Blocks, one a multiprocessor, share the rows of weights. One thread of a block has inputs of its rows
-// copied into a ring in shared memory, several stages ahead, another one those of x; warps have 16 rows of
-// weights each, over all inputs. Where the inputs are cut into pieces, the blocks of a cluster have one each,
-// and their sums meet in the first. The weights are
-// asked for before the kernel that makes x has ended. Must not know: models.
+// The blocks, one per multiprocessor, share the weight rows. In a block, one thread copies weights and
+// another one x to a ring buffer in shared memory, several stages ahead. The warps multiply 16 weight rows
+// each, over all inputs. If the inputs are cut into pieces, each block of a cluster computes one piece, and
+// the first block adds the sums. Copies of weights begin before the kernel that computes x has ended.
 #pragma once
 
 #include <algorithm>
@@ -23,42 +22,42 @@ namespace cuda {
 
 using Bf16 = __nv_bfloat16;
 
-constexpr int kMostWarps = 8;     // that multiply
-constexpr int kCopyWarps = 2;     // a thread of each copies
-constexpr int kResultWarps = 10;  // that only make results, and load what these need meanwhile
+constexpr int kMostWarps = 8;     // maximum warps that multiply
+constexpr int kCopyWarps = 2;     // warps of which one thread copies
+constexpr int kResultWarps = 10;  // warps that only compute results, and prefetch their other operands
 constexpr int kResultThreads = 32 * kResultWarps;
 constexpr int kMostStages = 16;
 static_assert(8 * (2 * kMostStages + 1) <= kOctetBytes, "the barriers lie before the ring");
 constexpr int kMostTileRows = kMostWarps * 2 * kOctet;
 constexpr int kRingBytes = 160 * 1024, kStageBytes = 40 * 1024;
-constexpr int kEarlyBytes = 64 * 1024;  // asked for before x is awaited
+constexpr int kEarlyBytes = 64 * 1024;  // weights to copy before waiting for x
 constexpr int kMostBlockBytes = 220 * 1024;
 
-// How a launch cuts its work: rows of weights at once, the warps that multiply them, slices of a stage,
-// stages of the ring, and how many of them are asked for before x is awaited.
+// Split of a launch. tile_rows: weight rows of a tile. warps: warps that multiply them. slices: slices per
+// stage. stages: stages of the ring. early: stages of weights to copy before waiting for x.
 struct Cut {
     int tile_rows, warps, slices, stages, early;
 };
 
-// Where weights and x are, for tensor copies of tile_rows rows, and of as many of x as there are sums for.
+// Tensor maps of the weights, with boxes of tile_rows rows, and of x, with boxes of all rows that have sums.
 struct Maps {
     CUtensorMap weight, x;
 };
 
-// Elements that are stored as they come.
+// Results that are stored directly.
 template <class Out>
 struct Stored {
     static constexpr bool kCollected = false;
     using Element = Out;
 };
 
-// kOctets: of rows of x. Results: Stored, or what is made of elements that are collected in shared memory.
-// For each of those a thread makes an Item(results, row of weights, row of x), which loads what it needs
-// besides, and then calls its finish(element).
+// Product of a block. kOctets: octets of x rows. Results: Stored, or a type that consumes elements collected
+// in shared memory. For each of those elements a thread makes an Item(results, weight row, x row), which
+// loads its other operands, and then calls its finish(element).
 template <int kOctets, class Results>
 class FewRows {
   public:
-    static constexpr int kX = kOctets * kOctetBytes;  // of a slice
+    static constexpr int kX = kOctets * kOctetBytes;  // bytes of x in a slice
 
     __device__ FewRows(const ProductParams& params, const Maps& maps, const Cut& cut, unsigned char* memory)
         : p(params),
@@ -86,7 +85,7 @@ class FewRows {
         publish_barriers();
     }
 
-    // By one thread.
+    // Copies the weights. Run by one thread.
     __device__ void copy_weights() const {
         int early = cut_.early;
         each_stage([&](int row, int input, int slices, int slot) {
@@ -97,7 +96,7 @@ class FewRows {
         await_before();
     }
 
-    // By another one.
+    // Copies x. Run by one other thread.
     __device__ void copy_x() const {
         await_before();
         each_stage([&](int, int input, int slices, int slot) {
@@ -106,7 +105,7 @@ class FewRows {
         });
     }
 
-    // By the first cut.warps warps.
+    // Multiplies. Run by the first cut.warps warps.
     __device__ void multiply() const {
         const int warp = threadIdx.x / 32, octets = (cut_.tile_rows + kOctet - 1) / kOctet;
         const int low = 2 * warp * kOctetBytes, high = min(2 * warp + 1, octets - 1) * kOctetBytes;
@@ -142,8 +141,8 @@ class FewRows {
         }
     }
 
-    // By all threads, once they have multiplied or copied; the last kResultThreads
-    // make the results, and load what the first ones need while the others still multiply.
+    // Computes the results. Run by all threads after they have multiplied or copied. The last kResultThreads
+    // threads compute them, and load the operands of their first results while the others still multiply.
     __device__ void make_results(const Results& results) const {
         using Item = typename Results::Item;
         const int rows = end_ - begin_, all = rows * p.rows;
@@ -175,12 +174,12 @@ class FewRows {
     __device__ unsigned free(int slot) const { return barriers_ + 8 * (kMostStages + slot); }
     __device__ unsigned parts_there() const { return barriers_ + 8 * (2 * kMostStages); }
 
-    // copy(first row of weights, first input of the piece, slices, slot) for all stages, each once its slot
-    // is free.
+    // Calls copy(first weight row, first input in the piece, slices, slot) for each stage, once its slot is
+    // free.
     template <class Copy>
     __device__ void each_stage(Copy copy) const {
         int slot = 0;
-        unsigned parity = 1;  // of the slots' last release: at first they are free
+        unsigned parity = 1;  // parity of the slots' last release; initially all slots are free
         for (int row = begin_; row < end_; row += cut_.tile_rows) {
             for (int input = 0; input < inputs_; input += part_) {
                 wait_barrier(free(slot), parity);
@@ -190,7 +189,8 @@ class FewRows {
         }
     }
 
-    // bytes: of a box, pitch: from slice to slice in shared memory.
+    // Copies consecutive slices of a matrix. bytes: size of a box. pitch: bytes between slices in shared
+    // memory.
     __device__ void copy_slices(const CUtensorMap* matrix, int row, int input, int slices, int bytes,
                                 const unsigned char* stage, int pitch, unsigned barrier) const {
         arrive_expecting(barrier, slices * bytes);
@@ -201,7 +201,8 @@ class FewRows {
             tensor_copy(to, matrix, column, row, barrier);
     }
 
-    // The first piece's block gets the sum of all, in ascending order. There is one tile.
+    // Adds the sums of all pieces, in ascending order, in the block of the first piece. The block has only
+    // one tile.
     __device__ void add_pieces(float (&sums)[kOctets][4]) const {
         constexpr int kSums = kOctets * 4;
         const int warp = threadIdx.x / 32, each = cut_.warps * 32 * kSums;  // floats of a piece
@@ -234,12 +235,12 @@ class FewRows {
     const ProductParams& p;
     const Maps& maps_;
     const Cut& cut_;
-    const int weights_, stage_, part_;  // bytes of a slice's weights and of a stage; inputs of a stage
+    const int weights_, stage_, part_;  // bytes of weights in a slice; bytes of a stage; inputs of a stage
     unsigned char* ring_;
-    float* behind_;  // the ring: the sums of pieces, or elements (rows of x, rows of weights of this block)
+    float* behind_;  // after the ring: sums of the pieces, or elements (x rows, weight rows of this block)
     unsigned barriers_;
-    const int piece_, inputs_;  // of a piece
-    int begin_, end_;           // rows of weights
+    const int piece_, inputs_;  // number of this block's piece; inputs of a piece
+    int begin_, end_;           // weight rows of this block
 };
 
 template <int kOctets, class Results>
@@ -270,7 +271,7 @@ __global__ void __launch_bounds__(32 * (kMostWarps + kCopyWarps + (Results::kCol
 #endif
 }
 
-// Blocks of a piece.
+// Returns the number of blocks per piece.
 inline int shares_of(const ProductParams& p) {
     return std::min(std::max(attribute_of_device(cudaDevAttrMultiProcessorCount) / p.pieces, 1), p.out);
 }

@@ -1,6 +1,5 @@
-// Products with few rows of x and what a Mamba mixer does with them in a decode pass, in one launch each:
-// in_proj and the convolution, dt_proj and the state's step. The bits are those of the product and of the op
-// after it. Must not know: Python.
+// Fused kernels of a Mamba mixer for decode passes of few sequences: in_proj with the convolution, and
+// dt_proj with the state's step. The bits equal those of the product and the op run separately.
 #include "few_rows.cuh"
 #include "quads.cuh"
 #include "step_state.cuh"
@@ -9,9 +8,9 @@ namespace apcbatch {
 namespace cuda {
 namespace {
 
-constexpr int kTaps = 4;  // at most
+constexpr int kTaps = 4;  // maximum taps
 
-// The slots that a sequence's state comes from and goes to; -1 for none.
+// Slots that a sequence's state is read from and written to; -1: none.
 struct StateSlots {
     int initial, final, kept;
 
@@ -22,7 +21,7 @@ struct StateSlots {
     }
 };
 
-// in_proj's elements: one half goes on as z, the other through the convolution (see causal_conv.cu).
+// Results of in_proj: one half is z, the other half is convolved (see causal_conv.cu).
 struct Convolved {
     static constexpr bool kCollected = true;
     static constexpr int kHeld = 2;
@@ -77,12 +76,12 @@ struct Convolved {
         Bf16* const z_;
         const int row_, token_;
         const StateSlots slots_;
-        Bf16 window_[kTaps];  // the newest last
+        Bf16 window_[kTaps];  // raw inputs, the newest last
         float weight_[kTaps], bias_;
     };
 };
 
-// dt_proj's elements: the raw dt of the channels, whose states are stepped with it (see selective_step.cu).
+// Results of dt_proj: the raw dt of a channel, with which its states take one step (see selective_step.cu).
 struct Stepped {
     static constexpr bool kCollected = true;
     static constexpr int kHeld = 1;
@@ -93,7 +92,7 @@ struct Stepped {
         __device__ __forceinline__ Item(const Stepped& of, int channel, int token)
             : p(of.scan), channel_(channel), token_(token), slots_(p.ragged, token) {
             const float* from =
-                state(max(slots_.initial, 0));  // loaded, too, where there is none: no load waits
+                state(max(slots_.initial, 0));  // loads slot 0 if there is none, to avoid a branch
 #pragma unroll
             for (int i = 0; i < kStatesAtOnce; ++i) {
                 h_[i] = from[i * p.d_inner];

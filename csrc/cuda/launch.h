@@ -1,5 +1,5 @@
-// What the CUDA kernels are called with: csrc/params.h's structs, every address on the device, and a stream.
-// No Python, no torch. The functions return at once and throw std::runtime_error if a launch was refused.
+// Entry points of the recurrent CUDA kernels. They take the structs of csrc/params.h, with device addresses,
+// and a stream. They return without waiting for the device, and throw std::runtime_error if a launch fails.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,35 +13,37 @@ namespace cuda {
 
 constexpr std::int64_t kMostStates = 128, kMostTaps = 8;
 
-// `count` of the batch's sequences, by index, on the device.
+// Indices of `count` sequences of the batch, on the device.
 struct Selection {
     const std::int64_t* sequences;
     std::int64_t count;
 };
 
-// For any sequences. `lanes` (1, 2, 4 or 8): about how many share a channel's states, so how far the work is
-// spread; 0 lets the launch choose, by how many channels there are. Every choice gives the same bits.
+// Runs the selective scan for any sequences. lanes: 1, 2, 4 or 8, the approximate number of lanes that share
+// a channel's states; 0: chosen by the number of channels. Every choice gives the same bits.
 void selective_scan(const ScanParams& params, const Selection& selection, int lanes, cudaStream_t stream);
 
-// For sequences of one token: the same bits as selective_scan, a thread a channel.
+// Runs the selective scan for sequences of one token, one thread per channel, with the same bits as
+// selective_scan.
 void selective_step(const ScanParams& params, const Selection& selection, cudaStream_t stream);
 
-// For the whole batch of `num_tokens` tokens; `longest` is the tokens of its longest sequence.
+// Runs the convolution for the whole batch. num_tokens: tokens of the batch. longest: tokens of its longest
+// sequence.
 void causal_conv(const ConvParams& params, std::int64_t num_tokens, std::int64_t longest,
                  cudaStream_t stream);
 
-// For a batch of sequences of one token each, where it takes the sizes and the addresses: the same bits as
-// causal_conv, which calls it.
+// Runs the convolution for a batch of sequences of one token each, with the same bits as causal_conv, which
+// calls it. takes_conv_step: returns true if it supports the sizes and addresses.
 bool takes_conv_step(const ConvParams& params);
 void causal_conv_step(const ConvParams& params, cudaStream_t stream);
 
-// Throws unless a call of CUDA's runtime, made for this, succeeded.
+// Throws unless a call of the CUDA runtime succeeded. purpose: the call's purpose, for the message.
 void check(cudaError_t error, const char* purpose);
 
-// Of the current device.
+// Returns an attribute of the current device.
 int attribute_of_device(cudaDeviceAttr which);
 
-// Throws unless the last launch, of this kernel, was accepted.
+// Throws unless the last launch succeeded. kernel: its name, for the message.
 void check_launch(const char* kernel);
 
 }  // namespace cuda

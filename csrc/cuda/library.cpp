@@ -1,6 +1,5 @@
-// cuBLASLt by the names of its functions in the loaded library, so that a build needs neither its headers nor
-// one version of it. Numbers are those of cublasLt.h, which keeps them from version to version. Must not
-// know: Python.
+// Call cuBLASLt by function names in the loaded library. So a build needs neither its headers nor a specific
+// version. The constants are those of cublasLt.h, which keeps them from version to version.
 #include "library.h"
 
 #include <dlfcn.h>
@@ -17,8 +16,8 @@ namespace {
 using Handle = void*;
 
 enum { kFloat32 = 0, kFloat16 = 2, kBfloat16 = 14, kComputeFloat32 = 68, kTransposed = 1 };
-enum { kBatchCount = 5, kBatchOffset = 6 };  // of a matrix's layout
-enum { kTransposeA = 3 };                    // of a product's description
+enum { kBatchCount = 5, kBatchOffset = 6 };  // attributes of a matrix layout
+enum { kTransposeA = 3 };                    // attribute of a product's descriptor
 enum {
     kMostWorkspace = 1,
     kReductions = 3,
@@ -26,7 +25,7 @@ enum {
     kAlignB = 6,
     kAlignC = 7,
     kAlignD = 8
-};  // of a preference
+};  // attributes of a preference
 
 struct Found {  // cublasLtMatmulHeuristicResult_t
     LibraryChoice choice;
@@ -90,7 +89,7 @@ const Functions& functions() {
     return all;
 }
 
-// One for each device; never destroyed, as the library may be gone before.
+// Returns the device's handle. Handles are never destroyed, as the library may be unloaded before.
 Handle handle() {
     static std::mutex mutex;
     static std::map<int, Handle> handles;
@@ -106,7 +105,8 @@ int type_of(DType dtype) {
     return dtype == DType::float32 ? kFloat32 : dtype == DType::bfloat16 ? kBfloat16 : kFloat16;
 }
 
-// The library's matrices lie by columns: y^T (out, rows) = W (out, in) x^T (in, rows), W transposed.
+// Product for cuBLASLt, whose matrices are column-major: y^T (out, rows) = W (out, in) x^T (in, rows), W
+// transposed.
 class Problem {
   public:
     Problem(const ProductParams& p, bool in_turn) {
@@ -134,7 +134,7 @@ class Problem {
         }
     }
 
-    // A layout of `count` matrices, so many elements apart.
+    // Makes a layout a batch of `count` matrices, `apart` elements apart.
     static void repeat(void* layout, std::int32_t count, std::int64_t apart) {
         const auto set = functions().layout_set;
         require(set(layout, kBatchCount, &count, sizeof count), "a batch");
@@ -144,7 +144,7 @@ class Problem {
     void *desc = nullptr, *weight = nullptr, *x = nullptr, *y = nullptr;
 };
 
-// The largest power of two up to 16 that an address and a row's bytes are multiples of.
+// Returns the largest power of two up to 16 that divides both an address and the bytes of a row.
 std::uint32_t alignment(const void* at, std::int64_t row_bytes) {
     std::uint32_t bytes = 16;
     while (bytes > 2 && (reinterpret_cast<std::uintptr_t>(at) % bytes || row_bytes % bytes)) bytes /= 2;
@@ -163,7 +163,7 @@ std::vector<LibraryChoice> library_choices(const ProductParams& p, bool in_turn,
     const std::uint32_t none = 0, a = alignment(p.weight, p.in * size), b = alignment(p.x, p.x_stride * size),
                         c = alignment(p.y, p.out * std::int64_t(bytes_of(p.y_dtype)));
     f.preference_set(preference, kMostWorkspace, &workspace, sizeof workspace);
-    f.preference_set(preference, kReductions, &none, sizeof none);  // no split of the inputs
+    f.preference_set(preference, kReductions, &none, sizeof none);  // no split-K
     f.preference_set(preference, kAlignA, &a, sizeof a);
     f.preference_set(preference, kAlignB, &b, sizeof b);
     f.preference_set(preference, kAlignC, &c, sizeof c);

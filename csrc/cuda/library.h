@@ -1,5 +1,5 @@
-// The matrix products of cuBLASLt without a split of the inputs: which kernels there are for a shape, and one
-// of them called by name. The library is the one that the process has loaded already. No Python, no torch.
+// Matrix products of cuBLASLt without split-K: list its kernels for a shape, and run one of them. Uses the
+// library that the process has already loaded.
 #pragma once
 
 #include <vector>
@@ -9,17 +9,18 @@
 namespace apcbatch {
 namespace cuda {
 
-// One of the library's kernels and how it is to be run, as the library writes it.
+// cuBLASLt kernel with its configuration, in the library's own format.
 struct LibraryChoice {
     std::uint64_t data[8];
 };
 
-// The library's own choices for these sizes, its favourite first; `most` at most. in_turn: as below.
+// Returns at most `most` kernels that cuBLASLt proposes for these sizes, in its own ranking. in_turn: see
+// library_product.
 std::vector<LibraryChoice> library_choices(const ProductParams& params, bool in_turn, int most);
 
-// The product by this choice; its sizes need not be those that it was found for. False where the library does
-// not run it so. Of several pieces: each by itself, and y is (pieces, rows, out); or, in_turn, one after the
-// other is added to y, which is float32, in ascending order.
+// Computes the product by this kernel, whose sizes may differ from those that it was proposed for. Returns
+// false if cuBLASLt does not support that. With several pieces, y is (pieces, rows, out), a result per piece.
+// in_turn: the pieces are instead added to one y, in float32, in ascending order.
 bool library_product(const ProductParams& params, bool in_turn, const LibraryChoice& choice,
                      cudaStream_t stream);
 

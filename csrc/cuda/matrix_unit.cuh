@@ -1,6 +1,6 @@
-// Products of 16 x 16 by 16 x 8 matrices in the matrix units, and how their operands come from shared memory.
-// A lane holds of the first operand rows lane / 4 and lane / 4 + 8, of the sums those rows in columns lane %
-// 4 * 2 and the next one. Must not know: kernels.
+// Products of 16 x 16 by 16 x 8 matrices on tensor cores, and loads of their operands from shared memory. A
+// lane holds rows lane / 4 and lane / 4 + 8 of the first operand, and the sums of these rows in columns lane
+// % 4 * 2 and the next one.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -31,8 +31,8 @@ __device__ __forceinline__ void multiply_add<__half>(float (&sums)[4], const std
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b_low), "r"(b_high));
 }
 
-// Four 8 x 8 matrices; lane i gives the address of row i % 8 of matrix i / 8. Whoever wrote them has met this
-// warp.
+// Loads four 8 x 8 matrices; lane i gives the address of row i % 8 of matrix i / 8. The caller has
+// synchronised this warp with the threads that wrote them.
 __device__ __forceinline__ void load_matrices(std::uint32_t (&to)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])

@@ -1,4 +1,4 @@
-// See mixer.h. Must not know: how the ops compute, how kernels of the library are chosen.
+// See mixer.h.
 #include "mixer.h"
 
 #include <algorithm>
@@ -7,14 +7,14 @@ namespace apcbatch {
 namespace cuda {
 namespace {
 
-constexpr std::size_t kAlignment = 256;  // bytes, of each array in the workspace
+constexpr std::size_t kAlignment = 256;  // alignment in bytes of each array in the workspace
 
-// Whether the library leaves the pieces of a product for sum_pieces.
+// Returns true if cuBLASLt leaves the pieces of a product to sum_pieces.
 bool leaves_parts(const ChainWeights& weights, const ChainKernel& kernel) {
     return kernel.of_library && weights.pieces > 1 && !kernel.in_turn;
 }
 
-// The arrays that the ops of a pass hand on, each (t, columns).
+// Intermediate results between the ops of a pass, each (t, columns).
 class Workspace {
   public:
     Workspace(const Mixer& m, std::int64_t tokens, const MixerKernels& kernels, void* begin)
@@ -56,7 +56,7 @@ class Workspace {
     std::size_t used_ = 0;
 };
 
-// By kernels of our own, some rows after the others.
+// Multiplies in row blocks by our own kernel.
 void multiply_few(const ProductParams& all, cudaStream_t stream) {
     const std::int64_t x_row = all.x_stride * bytes_of(all.dtype), y_row = all.out * bytes_of(all.y_dtype);
     for (int begin = 0; begin < all.rows; begin += kMostFewRows) {
@@ -68,7 +68,7 @@ void multiply_few(const ProductParams& all, cudaStream_t stream) {
     }
 }
 
-// By the library, if it runs this kernel so.
+// Multiplies by a cuBLASLt kernel. Returns false if cuBLASLt does not support the call.
 bool multiply_many(const ProductParams& p, const ChainKernel& kernel, void* parts, cudaStream_t stream) {
     ProductParams made = p;
     if (parts) {
@@ -82,7 +82,7 @@ bool multiply_many(const ProductParams& p, const ChainKernel& kernel, void* part
     return true;
 }
 
-// Element `column` of the first row.
+// Returns the address of element `column` of the first row.
 void* column(void* rows, std::int64_t column, DType dtype) {
     return static_cast<char*>(rows) + column * bytes_of(dtype);
 }

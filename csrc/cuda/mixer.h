@@ -1,5 +1,4 @@
-// Mamba mixers, one after the other: the launches of their ops in one call, so that the host is soon done.
-// The bits are those of the ops. No Python, no torch.
+// Launch all kernels of several Mamba mixers by one call, to save host time. The bits equal those of the ops.
 #pragma once
 
 #include "batch.h"
@@ -9,13 +8,13 @@
 namespace apcbatch {
 namespace cuda {
 
-// Weights (out, in) of a product of chains.
+// Weights (out, in) of a fixed-order product.
 struct ChainWeights {
     const void* weight;
     int out, in, pieces;
 };
 
-// What multiplies: a kernel of the library, which adds up the pieces in turn or not; else kernels of our own.
+// Kernel of a product: a cuBLASLt kernel and its in_turn (see library.h), or our own kernel.
 struct ChainKernel {
     bool of_library, in_turn;
     LibraryChoice choice;
@@ -25,9 +24,9 @@ struct MixerKernels {
     ChainKernel in_proj, x_proj, dt_proj, out_proj;
 };
 
-// What stays the same from pass to pass. Letters: h hidden, d d_inner, n d_state, r dt_rank.
+// Mixer: all that is constant over passes. h: hidden, d: d_inner, n: d_state, r: dt_rank.
 struct Mixer {
-    DType dtype;                                      // of weights and inputs of products
+    DType dtype;                                      // dtype of weights and of the products' inputs
     ChainWeights in_proj, x_proj, dt_proj, out_proj;  // (2d, h), (r + 2n, d), (d, r), (h, d)
     NormParams norm;                                  // weight and eps
     bool has_inner_norms;
@@ -38,16 +37,16 @@ struct Mixer {
 
 struct MixerPass {
     Batch batch;
-    float* sum;          // (t, h) contiguous: the residual stream, which the delta is added to
+    float* sum;          // (t, h) contiguous: residual stream, to which delta is added
     const float* delta;  // (t, h) contiguous or null
-    float* left;         // (t, h) contiguous: the last mixer's result; may be where the delta is
-    void* workspace;     // workspace_bytes at a multiple of 256
+    float* left;         // (t, h) contiguous: output of the last mixer; may be the memory of delta
+    void* workspace;     // workspace_bytes bytes, aligned to 256
     MixerKernels kernels;
 };
 
 std::size_t workspace_bytes(const Mixer& mixer, std::int64_t tokens, const MixerKernels& kernels);
 
-// All of one shape; each adds what the one before it left.
+// Runs the mixers, all of one shape, in order. Each adds the previous one's output to the sum.
 void run_mixers(const std::vector<const Mixer*>& mixers, const MixerPass& pass, cudaStream_t stream);
 
 }  // namespace cuda

@@ -1,8 +1,6 @@
-// RMS norm (Zhang and Sennrich 2019, equation 4), alone or with the residual addition before it, and
-// silu(gate) * up.
+// RMS norm (Zhang and Sennrich 2019, equation 4), alone or after the residual addition, and silu(gate) * up.
 //
 // Invariant: a row's sum is a fixed tree over its columns, so a row of the result depends on that row alone.
-// Must not know: models.
 #include "dependent_launch.cuh"
 #include "quads.cuh"
 #include "rows.h"
@@ -12,8 +10,8 @@ namespace cuda {
 namespace {
 
 constexpr int kWideThreads = 256;
-constexpr std::int64_t kNarrowRow = 256;  // up to this many columns, a warp takes the row
-constexpr int kHeldQuads = 4;             // of a thread, where a block holds a row in registers
+constexpr std::int64_t kNarrowRow = 256;  // maximum columns of a row that one warp processes
+constexpr int kHeldQuads = 4;             // quads per thread if a block holds the row in registers
 
 template <int kThreads, int kStep, class X, class Delta, class Y>
 __device__ __forceinline__ void norm_row(const NormParams& p, std::int64_t row) {
@@ -62,7 +60,7 @@ __global__ void __launch_bounds__(32) narrow_norms_kernel(const __grid_constant_
     norm_row<32, 1, X, float, Y>(p.parts[blockIdx.y], blockIdx.x);
 }
 
-// The same for rows that a block can hold: everything is asked for at once, and what is read once.
+// The same for rows that fit in a block's registers: issues all loads at once and reads each element once.
 template <class X, class Delta, class Y>
 __global__ void __launch_bounds__(kWideThreads) held_rms_norm_kernel(NormParams p) {
     let_next_begin();

@@ -1,11 +1,10 @@
 // Causal attention of the new tokens of each sequence over a paged KV cache (Vaswani et al., arXiv
 // 1706.03762, equation 1, with the grouped heads of Ainslie et al., arXiv 2305.13245).
 //
-// A block takes a tile of (query, head) rows that share a kv head. Keys come a page at a time, in ascending
-// order; a page's scores, its maximum and its sum are each a fixed sequence of operations, and parts of
-// kSplitTokens are joined by one function. So a query's bits depend on its absolute position and on the keys
-// up to it, never on the piece that it came in, on its batch mates, or on where its parts were computed. Must
-// not know: who owns a page.
+// A block computes a tile of (query, head) rows that share a kv head, over the pages in ascending order. A
+// page's scores, maximum and sum are each a fixed sequence of operations. Splits of kSplitTokens keys are
+// joined by one function. So a query's bits depend on its absolute position and on the keys up to it, never
+// on its chunk or batch, nor on where its splits are computed.
 #include <stdexcept>
 #include <string>
 
@@ -16,7 +15,7 @@ namespace apcbatch {
 namespace cuda {
 namespace {
 
-constexpr int kRows = 32;      // (query, head) pairs a block
+constexpr int kRows = 32;      // (query, head) rows of a block
 constexpr int kThreads = 256;  // 16 groups of 2 rows x 16 lanes
 constexpr int kLanes = 16;
 constexpr int kRowsEach = 2;
@@ -34,10 +33,10 @@ __device__ __forceinline__ float lanes_sum(float v) {
     return v;
 }
 
-// Shared memory of a block: the tile's queries, one page of keys and then of values, the page's weights.
+// Shared memory of a block: the tile's queries, one page of keys or values, the page's weights.
 struct Shared {
     float* q;        // (kRows, head_dim + 1)
-    float* kv;       // (kPageTokens, head_dim + 1)
+    float* kv;       // (kPageTokens, head_dim + 1): first keys, then values
     float* weights;  // (kRows, kPageTokens + 1)
 };
 
@@ -56,7 +55,7 @@ __device__ __forceinline__ void load_page(const T* cache, std::int64_t page, std
     }
 }
 
-// Adds one page, whose keys begin at `first`, to the parts of this thread's rows; row r sees keys up to
+// Adds the page whose keys begin at position `first` to this thread's rows. Row r sees keys up to
 // last_key[r].
 template <int kColumns, class T>
 __device__ __forceinline__ void add_page(const PagedAttention& p, std::int64_t page, std::int64_t kv_head,
@@ -189,7 +188,7 @@ __global__ void __launch_bounds__(kThreads) paged_attention_kernel(PagedAttentio
     }
 }
 
-// Joins the parts of one query in ascending order; a thread a column.
+// Joins the splits of one query in ascending order, one thread per column.
 template <class T>
 __global__ void join_kernel(PagedAttention p) {
     const std::int64_t sequence = blockIdx.y, head = blockIdx.x, head_dim = p.head_dim;
@@ -256,7 +255,7 @@ void write_kv(const KvParams& p, cudaStream_t stream) {
 
 void paged_attention(const PagedAttention& p, cudaStream_t stream) {
     if (p.num_sequences == 0 || p.max_new == 0) return;
-    constexpr std::int64_t kMostBlocks = 65535;  // in the second and the third dimension of a grid
+    constexpr std::int64_t kMostBlocks = 65535;  // CUDA's limit of the grid's second and third dimension
     if (p.num_sequences > kMostBlocks || p.kv_heads > kMostBlocks) {
         throw std::invalid_argument("paged_attention takes up to 65,535 sequences and kv heads; there are " +
                                     std::to_string(p.num_sequences) + " and " + std::to_string(p.kv_heads));

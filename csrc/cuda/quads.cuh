@@ -1,5 +1,4 @@
-// Four neighbouring elements at a time, and the sums of a warp and of a block: for kernels that go along
-// rows.
+// Loads and stores of four adjacent elements, and sums over a warp and a block, for row-wise kernels.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +15,7 @@ struct alignas(4 * sizeof(T)) Quad {
     T at[4];
 };
 
-// kStep elements (4, or 1 in the first place) from or to global memory.
+// Load or store kStep elements: 4, or 1 in the first component.
 template <int kStep, class T>
 __device__ __forceinline__ void load(const T* p, float (&values)[4]) {
     if constexpr (kStep == 4) {
@@ -40,13 +39,13 @@ __device__ __forceinline__ void store(const float (&values)[4], T* p) {
     }
 }
 
-// Whether rows of `columns` elements may be read four at a time; a null address may.
+// Returns true if rows of `columns` elements can be read four at a time, or if p is null.
 inline bool may_quad(const void* p, std::int64_t stride, std::int64_t columns, DType dtype) {
     const std::uintptr_t bytes = dtype == DType::float32 ? 16 : 8;
     return columns % 4 == 0 && stride % 4 == 0 && reinterpret_cast<std::uintptr_t>(p) % bytes == 0;
 }
 
-// Calls function with an element of the type, whose value means nothing.
+// Calls function with an element of the dtype's C++ type; only its type matters.
 template <class Function>
 void with_element(DType dtype, Function function) {
     switch (dtype) {
@@ -65,7 +64,7 @@ __device__ __forceinline__ float warp_sum(float value) {
     return value;
 }
 
-// The sum over the block, in every thread: a fixed tree.
+// Returns the sum over the block to every thread, as a fixed tree.
 template <int kThreads>
 __device__ __forceinline__ float block_sum(float value) {
     value = warp_sum(value);

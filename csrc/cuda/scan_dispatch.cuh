@@ -1,4 +1,4 @@
-// From the run-time sizes of a selective scan to a kernel. Must not know: Python.
+// Select the kernel template of a selective scan by its run-time sizes.
 #pragma once
 
 #include <stdexcept>
@@ -8,7 +8,8 @@
 namespace apcbatch {
 namespace cuda {
 
-// With helpers where the device has the shared memory for them: `launch_scan` says so.
+// Launches the kernel with helper warps if the device has enough shared memory (see launch_scan), else
+// without.
 template <class T>
 void selective_scan_of(const ScanParams& p, const Selection& selection, int lanes, cudaStream_t stream) {
     bool launched = false;

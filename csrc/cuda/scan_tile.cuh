@@ -1,6 +1,5 @@
-// One tile of tokens of the selective scan, as the threads see it that prepare it for the walk and finish it
-// afterwards: raw inputs copied ahead into shared memory, the steps prepared from them, the sums and the
-// gate. scan_walk.cuh goes over the tokens. Must not know: sequences, slots.
+// One tile of tokens of the selective scan, before and after the recurrence: copy raw inputs to shared
+// memory, prepare the steps, then sum over lanes and gate. scan_walk.cuh runs the recurrence (the walk).
 #pragma once
 
 #include "async_copy.cuh"
@@ -10,11 +9,11 @@
 namespace apcbatch {
 namespace cuda {
 
-// The sizes of one kernel: elements T, N states a lane, S lanes a channel, K channels a lane.
+// Sizes of one kernel. T: element type. N: states per lane. S: lanes per channel. K: channels per lane.
 //
-// A block has W warps that walk over the tokens, each with channels of its own, and H warps that help them:
-// they copy inputs, prepare steps and finish sums while the walkers are at another tile. With H = 0 the
-// walkers do that themselves, in turn.
+// A block has W walker warps, which run the recurrence over the tokens, each for its own channels. Its H
+// helper warps copy inputs, prepare steps and finish sums while the walkers process another tile. With H = 0
+// the walkers do both, alternately.
 template <class Element, int kStates, int kLanes, int kChannels, int kWalkers, int kHelpers>
 struct Shape {
     using T = Element;
@@ -22,24 +21,24 @@ struct Shape {
     static constexpr int states = N * S, threads = 32 * (W + H);
     static constexpr int blocks_at_once = H == 0   ? 12 / W
                                           : N == 8 ? 2
-                                                   : 1;  // a multiprocessor: bounds the registers
+                                                   : 1;  // per multiprocessor; limits the registers
     static constexpr int warp_channels = K * 32 / S, channels = W * warp_channels;
     static constexpr int tokens = H == 0 ? 16 : N == 2 ? 64 : 32;
     static constexpr int unroll = N == 2 ? 4 : N == 4 ? 2 : 1;  // tokens of one block of the walk
     static constexpr int rows = tokens + 2 * unroll;            // the walk reads two blocks ahead
-    // The steps lie in the blocks of the walk: dt by channel and token, then dt x.
+    // Steps are stored by blocks of the walk: dt (channel, token), then dt x.
     static constexpr int inputs = channels * unroll, step_block = 2 * inputs;
     static constexpr int sum_warp =
-        32 * K + 4;  // threads that read neighbouring channels meet different banks
+        32 * K + 4;  // padded, so that threads that read adjacent channels use different banks
     static constexpr int sum_row = W * sum_warp;
     static constexpr int bc_row = 2 * states;
-    // The threads that prepare and finish, and how many buffers let them be at other tiles than the walk.
+    // Threads that prepare and finish, and buffers that let them process other tiles than the walk.
     static constexpr int helping = 32 * (H == 0 ? W : H), buffers = H == 0 ? 1 : 2;
-    // Raw dt, B and C until a tile is prepared, x and z until it is finished; helpers copy two tiles ahead.
+    // Raw dt, B and C are kept until a tile is prepared, x and z until it is finished. Helpers copy two tiles
+    // ahead.
     static constexpr int raw_buffers = H == 0 ? 1 : 3, kept_buffers = H == 0 ? 2 : 5;
     static constexpr int row_pairs = channels / 2, rows_at_once = helping / row_pairs;
-    static constexpr int pairs =
-        tokens / rows_at_once;  // of channels, that each of these threads has in a tile
+    static constexpr int pairs = tokens / rows_at_once;  // pairs of channels per helping thread and tile
     static_assert(K <= 2 && helping % row_pairs == 0 && tokens % rows_at_once == 0 &&
                   tokens % (4 * unroll) == 0);
 };
@@ -50,18 +49,18 @@ struct SharedMemory {
     static constexpr int kRaw = Sh::tokens * Sh::channels;
     float bc[Sh::buffers][Sh::rows * Sh::bc_row];
     float steps[Sh::buffers][Sh::rows / Sh::unroll * Sh::step_block];
-    float sums[Sh::buffers][Sh::tokens * Sh::sum_row];  // what each lane adds, for its K channels
+    float sums[Sh::buffers][Sh::tokens * Sh::sum_row];  // partial sums of each lane, for its K channels
     T raw_dt[Sh::raw_buffers][kRaw], raw_x[Sh::kept_buffers][kRaw], raw_z[Sh::kept_buffers][kRaw];
     T raw_bc[Sh::raw_buffers][Sh::tokens * Sh::bc_row];  // B, then C
 };
 
-// Copies that go on while the thread computes; `to`: an address in shared memory.
+// Starts an asynchronous copy. to: address in shared memory.
 template <int kBytes>
 __device__ __forceinline__ void copy_async(unsigned to, const void* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(kBytes) : "memory");
 }
 
-// The row of global memory that is `t` rows of so many bytes after this one, in one instruction.
+// Returns the address `t` rows of `bytes` bytes after `first`, in global memory, by one instruction.
 template <class T>
 __device__ __forceinline__ T* row_at(T* first, int t, int bytes) {
     T* row;
@@ -70,8 +69,8 @@ __device__ __forceinline__ T* row_at(T* first, int t, int bytes) {
     return row;
 }
 
-// Rows of one input as the helping threads copy them, kColumns elements into rows of kPitch: a thread takes
-// one piece of every so many rows.
+// Copies rows of one input: kColumns elements to rows of kPitch. A thread copies one piece in every
+// kRowsAtOnce-th row.
 template <class Sh, int kColumns, int kPitch>
 struct Source {
     using T = typename Sh::T;
@@ -79,10 +78,10 @@ struct Source {
     static constexpr int kPieceBytes = kRowBytes % 16 == 0 ? 16 : kRowBytes % 8 == 0 ? 8 : 4;
     static constexpr int kPiece = kPieceBytes / int(sizeof(T)), kPieces = kColumns / kPiece;
     static constexpr int kRowsAtOnce = Sh::helping / kPieces;
-    const T* first;       // this thread's first piece of the sequence
-    int stride;           // bytes
-    int row, to, inside;  // to: where its first piece goes; inside: how many of a piece's elements exist
-    bool whole;           // they may be read at once
+    const T* first;       // this thread's first piece in the sequence
+    int stride;           // row stride in bytes
+    int row, to, inside;  // first row; index of the first piece in a tile; elements of a piece that exist
+    bool whole;           // pieces are aligned, so that one copy takes a whole piece
 
     __device__ __forceinline__ Source(const void* base, std::int64_t row_stride, std::int64_t first_row,
                                       std::int64_t c0, std::int64_t columns, int thread, bool aligned)
@@ -93,7 +92,7 @@ struct Source {
         inside = row < kRowsAtOnce ? int(min(std::int64_t(kPiece), columns - c0 - column)) : 0;
     }
 
-    // `count` rows from the sequence's token t on; `shared`: the address of `raw` in shared memory.
+    // Copies `count` rows, beginning at the sequence's token t. shared: address of `raw` in shared memory.
     __device__ __forceinline__ void copy(T* raw, unsigned shared, int t, int count) const {
         const int rows = inside > 0 ? count - row : 0;
         if (whole) {
@@ -118,11 +117,11 @@ struct Source {
     }
 };
 
-// The pair of channels that a helping thread prepares and gates, in every so many rows.
+// Pair of channels that a helping thread prepares and gates, in every rows_at_once-th row.
 template <class Sh>
 struct OwnPair {
-    int row, channel;   // the first row, and the first channel within the block's
-    bool inside, both;  // whether the first, and the second, of the two channels exist
+    int row, channel;   // first row; first channel, counted within the block
+    bool inside, both;  // the first channel exists; the second one too
 
     __device__ __forceinline__ OwnPair(int thread, std::int64_t channels_left)
         : row(thread / Sh::row_pairs),
@@ -135,7 +134,7 @@ struct OwnPair {
         return make_float2(inside ? of[c0 + channel] : 0.0f, both ? of[c0 + channel + 1] : 0.0f);
     }
 
-    // The pair of this thread's i-th row.
+    // Returns the pair of this thread's row number i.
     __device__ __forceinline__ float2 pair(const typename Sh::T* raw, int i) const {
         using T = typename Sh::T;
         const T* at = raw + (row + i * Sh::rows_at_once) * Sh::channels + channel;
@@ -143,12 +142,12 @@ struct OwnPair {
     }
 };
 
-// Reads of shared memory that come before the stores to it: the compiler cannot move them there.
+// Rows to read from shared memory before the first store to it, as the compiler cannot reorder them.
 template <class Sh>
 constexpr int kAtOnce = Sh::pairs < 4 ? Sh::pairs : 4;
 
-// The steps of the block's channels. Rows of the tile past `count` leave a state as it is: exp2(0 A) h + (-0)
-// 0, where -0 keeps the sign of a zero.
+// Prepares the steps of the block's channels. Rows past `count` leave states unchanged: h = exp2(0 A) h +
+// (-0) 0, where -0 keeps the sign of a zero.
 template <class Sh>
 __device__ __forceinline__ void prepare_steps(float* steps, const OwnPair<Sh>& own, float2 bias,
                                               const typename Sh::T* raw_dt, const typename Sh::T* raw_x,
@@ -184,14 +183,14 @@ __device__ __forceinline__ void prepare_steps(float* steps, const OwnPair<Sh>& o
     }
 }
 
-// B and C of a tile, widened, as (B0, B1, C0, C1), (B2, B3, C2, C3) ...; rows past `count` have B = 0.
+// Widens B and C of a tile to (B0, B1, C0, C1), (B2, B3, C2, C3) ... Rows past `count` get B = 0.
 template <class Sh>
 struct WidenBC {
     using T = typename Sh::T;
     static constexpr int kPairs = Sh::states / 2, kItems = Sh::tokens * kPairs;
-    static constexpr int kOwn = (kItems + Sh::helping - 1) / Sh::helping;  // of a thread
+    static constexpr int kOwn = (kItems + Sh::helping - 1) / Sh::helping;  // items per thread
 
-    // Puts what is absent into a thread's own part of the raw rows.
+    // Fills absent values in a thread's part of the raw rows.
     __device__ __noinline__ static void complete(T* raw, int thread, int count, int d_state) {
         for (int item = thread; item < kItems; item += Sh::helping) {
             const int row = item / kPairs, state = 2 * (item % kPairs);
@@ -224,17 +223,17 @@ struct WidenBC {
     }
 };
 
-// What becomes of the sums: y + D x, gated by z where there is one, to the output.
+// Finishes a tile: adds D x to the sums, gates by z if present, and stores the output.
 template <class Sh>
 struct Finish {
     using T = typename Sh::T;
     static constexpr int kOutputs = Sh::pairs < 2 ? Sh::pairs : 2;  // pairs computed before they are stored
-    T* first;    // this thread's first row and channel of the sequence
-    int stride;  // bytes
+    T* first;    // output of this thread's first row and channel in the sequence
+    int stride;  // row stride in bytes
     float2 D;
     bool gated, paired;
 
-    // `count` rows from the sequence's token t on.
+    // Finishes `count` rows, beginning at the sequence's token t.
     __device__ __forceinline__ void tile(const float* sums, const OwnPair<Sh>& own, const T* raw_x,
                                          const T* raw_z, int t, int count) const {
         const float* from = sums + own.row * Sh::sum_row + own.channel / Sh::warp_channels * Sh::sum_warp +
@@ -264,7 +263,7 @@ struct Finish {
         }
     }
 
-    // The pair's sums over its lanes, of this thread's i-th row, and D x.
+    // Returns the sums over lanes plus D x, for the pair in this thread's row number i.
     __device__ __forceinline__ float2 sum(const float* sums, const OwnPair<Sh>& own, const T* raw_x,
                                           int i) const {
         const float* from = sums + i * Sh::rows_at_once * Sh::sum_row;

@@ -1,7 +1,9 @@
-// A lane's states and its walk over the tokens of a tile: for each token h = exp2(dt A) h + (dt x) B and the
-// lane's part of the sum of C h. It is a software pipeline over blocks of a few tokens: while one block's
-// states go on, the exp2 of the next one are under way in the special-function unit, and what is read later
-// comes out of shared memory. Must not know: sequences, slots, global memory.
+// The recurrence of the selective scan (the walk): a lane's states over the tokens of a tile. For each token,
+// h = exp2(dt A) h + (dt x) B, and the lane's partial sum of C h.
+//
+// It is software-pipelined over blocks of a few tokens. While the states of one block are updated, the
+// special-function unit computes the exp2 of the next block, and later operands are loaded from shared
+// memory.
 #pragma once
 
 #include "scan_tile.cuh"
@@ -14,13 +16,13 @@ struct Walk {
     static constexpr int N = Sh::N, K = Sh::K, U = Sh::unroll, kPairs = N / 2;
     float A[K][N], h[K][N];  // A times log2(e)
 
-    // Of the block at hand: exp2(dt A). Of the even blocks and of the odd ones: dt, dt x, (B0, B1, C0, C1)
-    // ...
+    // decay: exp2(dt A) of the current block. The others are double-buffered for even and odd blocks: dt, dt
+    // x, and (B0, B1, C0, C1) ...
     float decay[U][K][N];
     float dt[2][K][U], input[2][K][U];
     float4 bc[2][U][kPairs];
 
-    // K channels of U tokens each, which lie after one another.
+    // Reads K channels of U tokens each, which are contiguous.
     __device__ __forceinline__ static void read(float (&to)[K][U], const float* from) {
         float* flat = &to[0][0];
         if constexpr (K * U == 4) {
@@ -55,8 +57,8 @@ struct Walk {
         }
     }
 
-    // Token u of an even or odd block: one channel's states, their decay in the next block, and what they
-    // add.
+    // Processes token u of an even or odd block, for channel k: updates the states, computes their decay for
+    // the next block, and returns their partial sum.
     template <int kOdd>
     __device__ __forceinline__ float token(int u, int k) {
         const float later = dt[1 - kOdd][k][u];
@@ -74,7 +76,7 @@ struct Walk {
         return tree_sum<kPairs>(products);
     }
 
-    // Block kOdd of two.
+    // Processes an even (kOdd = 0) or odd (1) block.
     template <int kOdd>
     __device__ __forceinline__ void block(const float* steps, const float* row, float* sum) {
         read(dt[kOdd], steps + (kOdd + 2) * Sh::step_block);
@@ -93,7 +95,7 @@ struct Walk {
         }
     }
 
-    // `count` tokens, and the idle ones after them up to the end of four blocks.
+    // Processes `count` tokens, rounded up to four blocks; the tokens past `count` change nothing.
     __device__ __forceinline__ void tile(const float* steps, const float* row, float* sum, int count) {
         begin(steps, row);
 #pragma unroll 1

@@ -1,4 +1,4 @@
-// Chooses how many lanes share a channel, and the element type. Must not know: Python.
+// Select the number of lanes per channel, and the element type, of a selective scan.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -9,14 +9,14 @@
 namespace apcbatch {
 namespace cuda {
 
-// scan_dispatch.cuh, in a file an element type.
+// Defined by scan_dispatch.cuh, in one file per element type.
 template <class T>
 void selective_scan_of(const ScanParams& p, const Selection& selection, int lanes, cudaStream_t stream);
 
 namespace {
 
-// The fewest lanes do the least work a token; more of them fill the chip where it has few channels (measured:
-// docs/performance-cuda.md).
+// Chooses the lanes per channel. Few lanes do the least work per token; more lanes fill the GPU if there are
+// few channels (measured: docs/performance-cuda.md).
 int choose_lanes(const ScanParams& p, const Selection& selection) {
     const double channels =
         double(p.d_inner) * double(selection.count) / attribute_of_device(cudaDevAttrMultiProcessorCount);
@@ -46,7 +46,7 @@ void selective_scan(const ScanParams& p, const Selection& selection, int lanes, 
 
 void check(cudaError_t error, const char* purpose) {
     if (error == cudaSuccess) return;
-    cudaGetLastError();  // so that the next launch is not blamed
+    cudaGetLastError();  // clears the error, so that check_launch does not report it for the next launch
     throw std::runtime_error(std::string(purpose) + ": CUDA says " + cudaGetErrorString(error));
 }
 

@@ -1,6 +1,6 @@
-// The selective scan of whole sequences: tile after tile with the carry in registers, states from and to
-// their slots. Token order is strict for each channel, so neither a cut, nor a batch mate, nor a snapshot
-// changes a bit. Must not know: Python, models.
+// Selective scan of whole sequences, tile by tile, with the carry in registers. States are read from and
+// written to slots. Each channel's tokens are processed strictly in order. So neither cuts, nor the rest of
+// the batch, nor snapshots change a bit.
 #pragma once
 
 #include "launch.h"
@@ -9,18 +9,18 @@
 namespace apcbatch {
 namespace cuda {
 
-// What may be read in pieces: the rows of x, dt, z; of B and C; and whether the output may be written in
-// pairs.
+// Which rows are aligned for vector access: x, dt and z; B and C; the output, for stores of pairs.
 struct Alignment {
     bool inputs, bc, out;
 };
 
-// The tiles of one sequence: of so many tokens at most, each snapshot at the end of one.
+// Iterator over the tiles of one sequence, of at most Sh::tokens tokens each. Every snapshot is at the end of
+// a tile.
 template <class Sh>
 struct Tiles {
     const RaggedParams& ragged;
     std::int64_t next, end;
-    int length, stop, t;  // stop: the next snapshot or the end
+    int length, stop, t;  // stop: position of the next snapshot, or the end
 
     __device__ __forceinline__ Tiles(const RaggedParams& batch, std::int64_t sequence)
         : ragged(batch),
@@ -35,7 +35,8 @@ struct Tiles {
         return i < end ? int(ragged.snapshot_positions[i]) : length;
     }
 
-    // The tokens of the next tile, 0 after the last, and the slot of the snapshot at its end or -1.
+    // Returns the number of tokens of the next tile, 0 after the last. slot: set to the slot of the snapshot
+    // at its end; -1: none.
     __device__ __forceinline__ int take(std::int64_t& slot) {
         const int count = min(Sh::tokens, stop - t);
         t += count;
@@ -48,19 +49,19 @@ struct Tiles {
     }
 };
 
-// Where a block is: one sequence, and channels from c0 on.
+// Work of a block: one sequence, and channels beginning at c0.
 struct Place {
     std::int64_t sequence, begin, c0;
 };
 
-// One warp that walks: the carry of its lanes, between registers and the slots.
+// Walker warp: keeps the carry of its lanes in registers, and reads and writes slots.
 template <class Sh>
 struct Walker {
-    static constexpr int kGroups = 32 / Sh::S;  // lanes that share channels are so many apart
+    static constexpr int kGroups = 32 / Sh::S;  // distance between lanes that share channels
     const std::int64_t state_stride, d_inner;
-    const int warp, lane, stage, channel;  // stage: the lane's place among those of its channels
-    float* arena;                          // of slot 0, this lane's first channel and state
-    int channels, states;                  // how many of the lane's K and N there are
+    const int warp, lane, stage, channel;  // stage: index of the lane among the S that share its channels
+    float* arena;                          // slot 0, at this lane's first channel and state
+    int channels, states;                  // existing channels and states of the lane, of K and N
     Walk<Sh> walk;
 
     __device__ __forceinline__ Walker(const ScanParams& p, const Place& place)
@@ -82,7 +83,7 @@ struct Walker {
         });
     }
 
-    // Calls f(h, A, where it lies, whether it exists) for each of the lane's states.
+    // Calls f(h, A, offset in the slot, exists) for each of the lane's states.
     template <class F>
     __device__ __forceinline__ void each(F f) {
 #pragma unroll
@@ -112,14 +113,14 @@ struct Walker {
     }
 };
 
-// The threads that copy, prepare and finish tiles.
+// Helper thread: copies, prepares and finishes tiles.
 template <class Sh>
 struct Helper {
     using T = typename Sh::T;
     using Inputs = Source<Sh, Sh::channels, Sh::channels>;
     using States = Source<Sh, Sh::states, Sh::bc_row>;
     SharedMemory<Sh>& memory;
-    unsigned shared;  // its address
+    unsigned shared;  // address of `memory` in shared memory
     const int thread, d_state;
     const OwnPair<Sh> own;
     const float2 bias;
@@ -141,7 +142,7 @@ struct Helper {
           C(p.C, p.C_stride, place.begin, 0, p.d_state, thread, aligned.bc),
           finish{static_cast<T*>(p.out) + (place.begin + own.row) * p.out_stride + place.c0 + own.channel,
                  int(p.out_stride * sizeof(T)), own.parameters(p.D, place.c0), p.z != nullptr, aligned.out} {
-        // Volatile: else the compiler would find it out again at every use.
+        // Volatile, as the compiler would otherwise recompute the address at every use.
         asm volatile("mov.u32 %0, %1;" : "=r"(shared) : "r"(unsigned(__cvta_generic_to_shared(&block))));
     }
 
@@ -151,7 +152,7 @@ struct Helper {
         source.copy(raw, shared + unsigned(offset), t, count);
     }
 
-    // Begins to copy tile i, `count` rows from token t on.
+    // Starts the copies of tile i: `count` rows, beginning at token t.
     __device__ __forceinline__ void copy(unsigned i, int t, int count) const {
         copy(dt, memory.raw_dt[i % Sh::raw_buffers], t, count);
         copy(x, memory.raw_x[i % Sh::kept_buffers], t, count);
@@ -161,7 +162,7 @@ struct Helper {
         commit_copies();
     }
 
-    // Makes tile i, whose copies have arrived, ready to walk.
+    // Prepares tile i, whose copies have arrived, for the walk.
     __device__ __forceinline__ void prepare(unsigned i, int count) const {
         prepare_steps<Sh>(memory.steps[i % Sh::buffers], own, bias, memory.raw_dt[i % Sh::raw_buffers],
                           memory.raw_x[i % Sh::kept_buffers], count);
@@ -169,14 +170,14 @@ struct Helper {
                           d_state);
     }
 
-    // The outputs of tile i, which has been walked over.
+    // Finishes tile i after its walk, and stores its outputs.
     __device__ __forceinline__ void output(unsigned i, int t, int count) const {
         finish.tile(memory.sums[i % Sh::buffers], own, memory.raw_x[i % Sh::kept_buffers],
                     memory.raw_z[i % Sh::kept_buffers], t, count);
     }
 };
 
-// Walkers and helpers meet.
+// Barrier of walkers and helpers.
 __device__ __forceinline__ void meet() { asm volatile("bar.sync 0;" ::: "memory"); }
 
 template <class Sh>
@@ -195,15 +196,15 @@ __device__ __forceinline__ void walk_sequence(const ScanParams& p, const Place& 
     walker.write(p.ragged.final_slots[place.sequence]);
 }
 
-// While the walkers are at tile i - 1: copies tile i + 2, prepares tile i and finishes tile i - 2. Each
-// meeting also tells the helpers that the copies of all of them have arrived.
+// While the walkers process tile i - 1, copies tile i + 2, prepares tile i and finishes tile i - 2. After
+// each barrier, the copies of all helpers are visible.
 template <class Sh>
 __device__ __forceinline__ void help_sequence(const ScanParams& p, const Place& place,
                                               SharedMemory<Sh>& memory, Alignment aligned) {
     const Helper<Sh> helper(p, place, memory, aligned);
     Tiles<Sh> tiles(p.ragged, place.sequence);
     std::int64_t snapshot;
-    int walked = 0, walking = 0, finished = 0;  // tokens of tiles i - 2, i - 1, and of those before
+    int walked = 0, walking = 0, finished = 0;  // tokens of tile i - 2, of tile i - 1, of all earlier tiles
     int ready = tiles.take(snapshot);
     helper.copy(0, 0, ready);
     int t = tiles.t, coming = tiles.take(snapshot);
@@ -270,7 +271,7 @@ __global__ void __launch_bounds__(Sh::threads, Sh::blocks_at_once)
     }
 }
 
-// False where a block's shared memory is more than the device has.
+// Launches the scan. Returns false if a block needs more shared memory than the device has.
 template <class Sh>
 bool launch_scan(const ScanParams& p, const Selection& selection, cudaStream_t stream) {
     using T = typename Sh::T;

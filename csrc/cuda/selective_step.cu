@@ -1,6 +1,5 @@
-// The selective scan of sequences of one token, for decoding: a thread has one channel or two, all its loads
-// in flight at once. The arithmetic, and its order, are those of selective_scan, so the bits are the same.
-// Must not know: Python.
+// Selective scan of sequences of one token, for decode passes. A thread has one channel or two, and issues
+// all its loads at once. Arithmetic and order are those of selective_scan, so the bits are the same.
 #include "dependent_launch.cuh"
 #include "element.cuh"
 #include "launch.h"
@@ -71,7 +70,7 @@ __global__ void __launch_bounds__(kStepThreads)
     static_cast<T*>(p.out)[token * p.out_stride + c] = narrow<T>(y);
 }
 
-// What a thread reads of one sequence: two neighbouring channels.
+// Operands of one sequence for a thread's two adjacent channels.
 template <class T>
 struct Inputs {
     float2 h[kStatesAtOnce];
@@ -98,7 +97,7 @@ struct Inputs {
         return load_pair(static_cast<const T*>(base) + i, true, true);
     }
 
-    // 16 elements, in fours where they lie so.
+    // Loads 16 elements, four at a time if they are aligned.
     static __device__ __forceinline__ void row(const T* from, int n, float absent, T (&to)[kStatesAtOnce]) {
         if (n == kStatesAtOnce && reinterpret_cast<std::uintptr_t>(from) % sizeof(Quad<T>) == 0) {
 #pragma unroll
@@ -127,7 +126,7 @@ __device__ __forceinline__ void store_states(const ScanParams& p, std::int64_t s
     }
 }
 
-// y of one channel, whose states go one token on.
+// Advances one channel's states by one token and returns its y.
 __device__ __forceinline__ float step_channel(float (&h)[kStatesAtOnce], const float (&rate)[kStatesAtOnce],
                                               float x, float dt, float bias, float D,
                                               const float (&B)[kStatesAtOnce],
@@ -136,9 +135,9 @@ __device__ __forceinline__ float step_channel(float (&h)[kStatesAtOnce], const f
     return __fmaf_rn(D, x, step_states(h, rate, step, __fmul_rn(step, x), B, C));
 }
 
-// Two channels a thread, states that pass through the L2 as what nobody asks for again, and several sequences
-// one after the other, the next one's inputs on their way while this one is computed: for up to 16 states and
-// channels that lie in pairs.
+// Computes two channels per thread, for up to 16 states and pairs of channels that are aligned. A thread
+// processes several sequences and prefetches the next one's inputs during each. States use streaming
+// loads and stores (evict-first in the caches), as they are not read again.
 template <class T>
 __global__ void __launch_bounds__(kStepThreads, 6)
     selective_steps_kernel(const __grid_constant__ ScanParams p, const std::int64_t* sequences, int count,

@@ -1,4 +1,4 @@
-// Barriers in shared memory, which know when copies have come. Must not know: kernels. Needs sm_90.
+// Barriers in shared memory (mbarrier) that also track asynchronous copies. Needs sm_90.
 #pragma once
 
 #include <cuda.h>
@@ -33,14 +33,14 @@ __device__ __forceinline__ void wait_barrier(unsigned barrier, unsigned parity) 
     }
 }
 
-// Arrives, and the barrier waits for so many bytes more.
+// Arrives, and adds `bytes` to the bytes that the barrier waits for.
 __device__ __forceinline__ void arrive_expecting(unsigned barrier, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                  : "memory");
 }
 
-// Copies a box of a matrix (see tensor_map.h) from this column and row on, all of whose bytes the barrier
-// expects, those beyond the matrix, too: they become zero.
+// Starts the copy of a box of a matrix (see tensor_map.h) at this column and row. Elements outside the matrix
+// become zero. The barrier counts all bytes of the box, including these.
 __device__ __forceinline__ void tensor_copy(unsigned to, const CUtensorMap* matrix, int column, int row,
                                             unsigned barrier) {
     asm volatile(
@@ -50,17 +50,18 @@ __device__ __forceinline__ void tensor_copy(unsigned to, const CUtensorMap* matr
         : "memory");
 }
 
-// Before the first copy by a map that lies in global memory and was written there by the host.
+// Makes a map in global memory that the host wrote visible to tensor copies. Call it before the first copy by
+// the map.
 __device__ __forceinline__ void acquire_map(const CUtensorMap* matrix) {
     asm volatile("fence.proxy.tensormap::generic.acquire.sys [%0], 128;" ::"l"(matrix) : "memory");
 }
 
-// Arrives once all that this thread has asked for by copy_chunk has come.
+// Arrives once all copies that this thread started by copy_chunk have completed.
 __device__ __forceinline__ void arrive_with_copies(unsigned barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-// Blocks of a cluster: each thread arrives once, and who waits then knows that the other blocks have begun.
+// Barrier of a cluster: each thread arrives once. After the wait, all blocks of the cluster have begun.
 __device__ __forceinline__ void arrive_at_cluster() {
     asm volatile("barrier.cluster.arrive.release;" ::: "memory");
 }
@@ -68,7 +69,7 @@ __device__ __forceinline__ void wait_for_cluster() {
     asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
 
-// The same place in the memory of the cluster's first block.
+// Returns the address of the same variable in the first block of the cluster.
 __device__ __forceinline__ unsigned first_block(unsigned shared) {
     unsigned far;
     asm("mapa.shared::cluster.u32 %0, %1, 0;" : "=r"(far) : "r"(shared));
@@ -77,7 +78,7 @@ __device__ __forceinline__ unsigned first_block(unsigned shared) {
 __device__ __forceinline__ void store_far(unsigned to, float value) {
     asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
 }
-// Whoever waits then sees what this thread stored.
+// Arrives at a barrier of another block. After the wait, this thread's stores are visible there.
 __device__ __forceinline__ void arrive_far(unsigned barrier) {
     asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }

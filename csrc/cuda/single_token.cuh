@@ -1,5 +1,4 @@
-// Sequences of one token: where each is, for the kernels that take several of them one after the other. Must
-// not know: kernels.
+// Locations of sequences of one token, for kernels in which a block processes several of them in order.
 #pragma once
 
 #include "../params.h"
@@ -7,9 +6,9 @@
 namespace apcbatch {
 namespace cuda {
 
-constexpr std::int64_t kMostSequences = 8;  // of a block, one after the other
+constexpr std::int64_t kMostSequences = 8;  // maximum sequences of a block
 
-// Where a sequence's token and states are.
+// Token and state slots of a sequence. kept: slot of its snapshot; -1: none.
 struct Where {
     std::int64_t token, initial, final, kept;
 };
@@ -21,8 +20,8 @@ __device__ __forceinline__ Where where(const RaggedParams& ragged, std::int64_t 
             keeps ? ragged.snapshot_slots[first] : -1};
 }
 
-// How many sequences a block takes, where each of so many would need `tiles` blocks and about `at_once`
-// blocks run side by side.
+// Returns the number of sequences that a block processes. tiles: blocks per sequence. at_once: approximate
+// number of blocks that run in parallel.
 inline std::int64_t sequences_each(std::int64_t sequences, std::int64_t tiles, std::int64_t at_once) {
     const std::int64_t each = (tiles * sequences + at_once - 1) / at_once;
     return each < kMostSequences ? each : kMostSequences;

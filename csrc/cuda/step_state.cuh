@@ -1,6 +1,5 @@
-// One token of the selective scan in the states of one channel, for the kernels that compute one token a
-// sequence: h = exp(dt A) h + dt x B and the sum of h C. The arithmetic, and its order, are those of
-// selective_scan. Must not know: kernels.
+// One token of the selective scan for the states of one channel: h = exp(dt A) h + dt x B, and the sum of h
+// C. Used by the kernels for sequences of one token. Arithmetic and order are those of selective_scan.
 #pragma once
 
 #include "vector_math.cuh"
@@ -10,11 +9,11 @@ namespace cuda {
 
 constexpr int kStatesAtOnce = 16;
 
-// A state's rate in units of log 2, for `step_states`.
+// Returns A log2(e), the rate that `step_states` takes.
 __device__ __forceinline__ float rate_of(float A) { return __fmul_rn(A, kLog2e); }
 
-// 16 states go one token on; returns the sum of h C. dt: after softplus. input: dt x. Absent states have
-// h = 0, B = 0 and C = -0.
+// Advances 16 states by one token and returns the sum of h C. dt: after softplus. input: dt x. Absent states
+// have h = 0, B = 0 and C = -0.
 __device__ __forceinline__ float step_states(float (&h)[kStatesAtOnce], const float (&rate)[kStatesAtOnce],
                                              float dt, float input, const float (&B)[kStatesAtOnce],
                                              const float (&C)[kStatesAtOnce]) {

@@ -1,5 +1,5 @@
-// Descriptions of matrices for tensor copies: bfloat16, boxes of rows of 64 columns, swizzled as
-// chain_steps.cuh says. Must not know: kernels. Needs sm_90.
+// Tensor maps (TMA descriptors) of bfloat16 matrices, for copies of boxes with 64 columns, in the swizzled
+// layout of chain_steps.cuh. Needs sm_90.
 #pragma once
 
 #include <cuda.h>
@@ -9,8 +9,8 @@
 namespace apcbatch {
 namespace cuda {
 
-// Of a matrix (rows, columns) with rows `stride` elements apart, a multiple of 8, that begins at a multiple
-// of 16 bytes. box_rows: of a copy, 256 at most.
+// Makes the map of a matrix (rows, columns), aligned to 16 bytes. stride: row stride in elements, a multiple
+// of 8. box_rows: rows of a copy, at most 256.
 CUtensorMap tensor_map(const void* matrix, std::int64_t rows, std::int64_t columns, std::int64_t stride,
                        int box_rows);
 

@@ -1,6 +1,6 @@
 // exp2, softplus, SiLU and the sum over states of the CUDA kernels. Every operation is an explicit intrinsic,
-// so no compiler flag, no unrolling and no kernel changes a bit. Polynomials and their bounds: csrc/vmath.h.
-// Must not know: kernels.
+// so the bits are the same in every kernel, under any compiler flags and unrolling. Polynomials: see
+// csrc/vmath.h.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,7 +10,7 @@ namespace cuda {
 
 constexpr float kLog2e = 1.4426950408889634f;
 
-// 2^x on the special-function unit: 2 ulp, results below 2^-126 become zero.
+// 2^x by the special-function unit: error at most 2 ulp; results below 2^-126 become zero.
 __device__ __forceinline__ float exp2_unit(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -47,8 +47,8 @@ __device__ __forceinline__ float silu(float x) {
     return __fmul_rn(x, r);
 }
 
-// The sum over states: h C of two neighbours together, a balanced tree over the pairs of 16 states, and those
-// of 16 in ascending order: the same in every kernel. Absent states have C = -0.
+// Sum over states, in the same order in every kernel: h C of two adjacent states, then a balanced tree over
+// the pairs of 16 states, then the groups of 16 in ascending order. Absent states have C = -0.
 __device__ __forceinline__ float pair_product(float h0, float h1, float c0, float c1) {
     return __fmaf_rn(h1, c1, __fmul_rn(h0, c0));
 }
