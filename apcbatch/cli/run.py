@@ -1,9 +1,12 @@
-"""`apcbatch run`: answer the requests of INPUT in OUT."""
+"""`apcbatch run`: answer the requests of INPUT in OUT, and write a report with --report.
+
+Invariant: the exit code never depends on the report.
+"""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,10 +20,14 @@ from apcbatch.cli.options import (
     given_flags,
     short_help_option,
 )
-from apcbatch.cli.streams import Invocation
+from apcbatch.cli.streams import Invocation, say
 from apcbatch.cli.terminal import echo
 from apcbatch.display import json_escaped
+from apcbatch.errors import StoppedError, UsageError
 from apcbatch.option_values import format_size
+
+if TYPE_CHECKING:
+    from apcbatch.job.run import Job
 
 EPILOG = """\b
 Examples:
@@ -101,9 +108,45 @@ def run(ctx: click.Context, /, inputs: tuple[str, ...], output: str | None, **op
     invocation.last_line = job.last_line
     if resolved.report is None:
         return job.run()
-    from apcbatch.cli.run_report import run_with_report
+    return _run_with_report(job, resolved.report, resolved.origins["report"])
 
-    return run_with_report(job, resolved.report, resolved.origins["report"])
+
+def _run_with_report(job: Job, path: str, flag: str) -> int:
+    """Run the job, then write its report; return the job's exit code. A file that no report may replace is a UsageError
+    before the run begins. A job that ends before its first request gets no report. A second signal ends the process at
+    once."""
+    from apcbatch.report.report_file import check_report
+
+    check_report(flag, path)
+    try:
+        code = job.run()
+    except StoppedError:
+        _write_report(job, path, flag)
+        raise
+    _write_report(job, path, flag)
+    return code
+
+
+def _write_report(job: Job, path: str, flag: str) -> None:
+    """Write the report, or print why it is not written. A signal ends only the report; the run's output is complete."""
+    from apcbatch.data.input.files import reason
+    from apcbatch.job.signals import Interrupted, Signals
+    from apcbatch.report.document import make_document
+    from apcbatch.report.out_file import find_out
+    from apcbatch.report.report_file import check_report, shown_bytes, write_report
+
+    try:
+        with Signals(job.continue_command):
+            check_report(flag, path)  # again: another program may have written to it during the run
+            size = write_report(path, make_document([find_out(job.output)]))
+    except Interrupted:
+        say(f"warning: the report {path} was not written: it was interrupted")
+    except UsageError as error:
+        say(f"warning: {error}")
+    except Exception as error:  # the answers are written, so the exit code stays the job's
+        say(f"warning: the report {path} was not written: {reason(error)}")
+    else:
+        say(f"report: {path} ({shown_bytes(size)})")
 
 
 def _with_model_defaults(resolved: config.Config) -> config.Config:
