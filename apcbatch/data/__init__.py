@@ -1,1 +1,4 @@
-"""Data in: lines become records, records become prompts. Importing it loads neither torch nor transformers."""
+"""Input and output text: read lines, render and tokenise prompts, parse answers.
+
+Importing it loads neither torch nor transformers.
+"""

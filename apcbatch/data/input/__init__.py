@@ -1,1 +1,1 @@
-"""INPUT: files become lines, lines become checked conversations."""
+"""Input: read the files that INPUT names as lines and rows, and check each one as a conversation."""

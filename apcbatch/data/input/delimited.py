@@ -1,7 +1,7 @@
 """Read tables of comma- or tab-separated values.
 
-Invariants: a table is recognised by the columns of its first line, never by a file name; one row is held at a time, and
-its size is bounded.
+Invariants: a table is recognised by the columns in its first line, never by the file name. One row is in memory at a
+time, and its size is bounded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ _PARSED = {"body", *(field.name for field in BY_SHAPE["messages"].values() if fi
 
 
 def header_of(line: bytes) -> tuple[str, list[str]] | None:
-    """(separator, columns) of a table with this first line; None if it is not the first line of a table."""
+    """Parse the first line of a table as (separator, columns); None if it is empty, like JSON, not UTF-8 or not CSV.
+
+    A line with a tab is separated by tabs, any other line by commas: `a b` is one column."""
     try:
         text = line.removeprefix(BOM).decode().rstrip("\r\n")
     except ValueError:
@@ -38,16 +40,16 @@ def header_of(line: bytes) -> tuple[str, list[str]] | None:
 
 
 def separator_of(line: bytes, options: LineOptions) -> str | None:
-    """The separator of a table that has a column of conversations, by its first line; None for anything else."""
+    """Return the separator of a table, by its first line; None if no column is one of a known layout."""
     found = header_of(line)
     return found[0] if found is not None and has_layout(dict.fromkeys(found[1], ""), options) else None
 
 
 def read_separated(chunks: Iterator[bytes], separator: str, limit: int) -> Iterator[dict[str, Any] | RequestError]:
-    """Each row below the header as a record: empty cells are left out, and settings are parsed as JSON. A RequestError
-    for a row with another number of values, or one that is not UTF-8.
+    """Yield each row below the header as a record: without empty cells, and with settings parsed as JSON.
 
-    limit: bytes of a row. Raises one of ERRORS for a longer row, and for one that does not end.
+    Yield a RequestError for a row with another number of values than the header, or one that is not UTF-8. limit: most
+    bytes of a row. Raises one of ERRORS for a longer row, and for one whose quotes do not close.
     """
     csv.field_size_limit(limit)
     taken = 0

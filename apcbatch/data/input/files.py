@@ -1,7 +1,8 @@
 """Open one file of INPUT (a path, stdin or an address) as bytes, and decompress it.
 
-Invariants: compression and tables are recognised by the first bytes, never by the name; no more of a stream is read
-ahead than that takes; little data is decompressed at a time, so that a compression bomb fills no memory.
+Invariants: compression and tables are recognised by the first bytes, never by the name. A stream is
+read ahead only until they are known. Data is decompressed in small pieces, so that a compression bomb does not fill
+the memory.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ STDIN = "-"
 CHUNK_BYTES = 256 * 2**10
 XZ_MEMORY_BYTES = 256 * 2**20
 TABLES = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow"}
-# First bytes -> (decompressor, compressed bytes given to it at a time). gzip grows data up to 1,032 times, zstd 32,768
-# times; the other two take a limit on their output.
+# First bytes -> (decompressor, compressed bytes given to it at a time). Decompression by gzip makes data up to 1,032
+# times as large, by zstd up to 32,768 times; bzip2 and xz take a limit on their output.
 COMPRESSED: dict[bytes, tuple[Callable[[], Any], int]] = {
     b"\x1f\x8b": (lambda: zlib.decompressobj(wbits=31), 4 * 2**10),
     b"\x28\xb5\x2f\xfd": (lambda: zstandard.ZstdDecompressor().decompressobj(), 512),
@@ -38,7 +39,7 @@ BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 
 
 class Stream:
-    """An open file whose first bytes can be inspected. raw: the file itself."""
+    """An open file whose first bytes can be inspected before it is read. raw: the file itself."""
 
     def __init__(self, raw: BinaryIO) -> None:
         self.raw = raw
@@ -51,14 +52,15 @@ class Stream:
         return next((kind for magic, kind in TABLES.items() if self._begins_with(magic)), None)
 
     def chunks(self) -> Iterator[bytes]:
-        """The content, decompressed. Raises one of BROKEN where it cannot be read further."""
+        """Return an iterator over the decompressed content. It raises one of BROKEN after a read error."""
         for magic, (make, size) in COMPRESSED.items():
             if self._begins_with(magic):
                 return _decompressed(self._pieces(size), make)
         return self._pieces(CHUNK_BYTES)
 
     def _begins_with(self, magic: bytes) -> bool:
-        """Read more only while the answer is open: a pipe may be slow."""
+        """Return whether the file begins with these bytes. Read more only while this is undecided: a pipe may be
+        slow."""
         while len(self._head) < len(magic) and magic.startswith(self._head):
             more = self._read(CHUNK_BYTES)
             if not more:
@@ -75,14 +77,15 @@ class Stream:
 
 
 def shown_input(name: str) -> str:
-    """A name of INPUT for sentences and records: addresses without secrets, bytes that are not UTF-8 escaped."""
+    """Return a name of INPUT for sentences and records: addresses without secrets, bytes outside UTF-8 escaped."""
     if name == STDIN:
         return "stdin"
     return os.fsencode(shown_address(name)).decode("utf-8", "backslashreplace")
 
 
 def check_readable(name: str) -> None:
-    """Raise UsageError if a file is absent, a folder or not readable. It is not opened: it may be a pipe."""
+    """Raise UsageError if a file is absent, a folder or not readable. The file is not opened, since it may be a
+    pipe."""
     if name == STDIN:
         if sys.stdin is None:
             raise UsageError("cannot read stdin: it is closed; pipe the lines in, or give a file")
@@ -105,14 +108,14 @@ def check_readable(name: str) -> None:
 
 @contextmanager
 def open_stream(name: str) -> Iterator[Stream]:
-    """Open a file. OSError if a path cannot be opened, UsageError if an address cannot."""
+    """Open a file, stdin or an address. Raises OSError for a path that cannot be opened, UsageError for an address."""
     if name == STDIN:
         yield Stream(cast(BinaryIO, sys.stdin.buffer))
     elif is_address(name):
         system, path = open_filesystem(name)
         try:
             raw = system.open(path, "rb")
-        except Exception as error:  # whatever its package raises
+        except Exception as error:  # the package of the file system may raise any exception
             refuse(name, "read", error)
         with raw:
             yield Stream(_Remote(raw, name))  # type: ignore[arg-type]
@@ -122,14 +125,14 @@ def open_stream(name: str) -> Iterator[Stream]:
 
 
 def reason(error: BaseException) -> str:
-    """The message of an error, without errno and file name."""
+    """Return the message of an error as a clause, without errno and file name."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     text = text.strip().rstrip(".") or type(error).__name__
     return text[0].lower() + text[1:]
 
 
 class _Remote:
-    """A file at an address. Any exception of its package while reading becomes an OSError without secrets."""
+    """A file at an address. Any exception while reading becomes an OSError whose message has no secrets."""
 
     def __init__(self, raw: Any, name: str) -> None:
         self._raw, self._name = raw, name
@@ -137,7 +140,7 @@ class _Remote:
     def read(self, size: int = -1) -> bytes:
         try:
             return cast(bytes, self._raw.read(size))
-        except Exception as error:  # whatever its package raises
+        except Exception as error:  # the package of the file system may raise any exception
             raise OSError(reason_of(error, self._name)) from None
 
     def __getattr__(self, name: str) -> Any:
@@ -147,14 +150,14 @@ class _Remote:
 
 
 def _decompressed(pieces: Iterator[bytes], make: Callable[[], Any]) -> Iterator[bytes]:
-    """The content of concatenated compressed streams; EOFError if the last one is incomplete."""
+    """Yield the content of concatenated compressed streams; EOFError if the last one is incomplete."""
     stream = make()
     begun = False
     for piece in pieces:
         data = piece
-        while data := data if begun else data.lstrip(b"\0"):  # zeros may lie between streams
+        while data := data if begun else data.lstrip(b"\0"):  # zero padding may stand between streams
             begun = True
-            if hasattr(stream, "needs_input"):  # it takes a limit on its output
+            if hasattr(stream, "needs_input"):  # bzip2 and xz: decompress takes a limit on its output
                 yield stream.decompress(data, CHUNK_BYTES)
                 while not stream.eof and not stream.needs_input:
                     yield stream.decompress(b"", CHUNK_BYTES)

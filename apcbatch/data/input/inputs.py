@@ -1,7 +1,7 @@
 """Expand the names given as INPUT (files, folders of shards, patterns, addresses, datasets) to a list of files.
 
-Invariants: each file is there once; the files of one command are found once and stay the same however often they are
-read; no file name comes from data, except the plain names in the `state.json` of `save_to_disk`.
+Invariants: the list has no file twice. It is made once per command, so every read of the input sees the same files. No
+file name comes from data, except the plain names in the `state.json` of `save_to_disk`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TRACE_SUFFIX = ".trace.jsonl"
 HUB_PREFIX = "hf:"
 _SHARD = re.compile(rf"[^.].*({'|'.join(map(re.escape, KINDS))})({'|'.join(map(re.escape, PACKINGS))})?", re.I | re.S)
 _PATTERN = re.compile(r"[*?\[]")
-_REMOTE_PATTERN = re.compile(r"[*\[]")  # a `?` begins a query
+_REMOTE_PATTERN = re.compile(r"[*\[]")  # without `?`, which begins a query
 _SAVED, _SAVED_SPLITS = "state.json", "dataset_dict.json"
 _MAX_STATE_BYTES = 16 << 20
 _MOST_NAMED = 3
@@ -34,30 +34,32 @@ _MOST_NAMED = 3
 
 @dataclass(frozen=True)
 class Inputs:
-    """The files of a command, in order. given: the names on the command line. files: paths, `-`, addresses, and
-    datasets as `hf:org/name`."""
+    """Input files of a command, in order.
+
+    given: names on the command line. files: paths, `-`, addresses, and datasets as `hf:org/name`.
+    """
 
     given: tuple[str, ...]
     files: tuple[str, ...]
 
     @property
     def are_files(self) -> bool:
-        """Whether all are regular local files, which can be read again."""
+        """Return whether all are regular local files, so that they can be read twice."""
         return all(not is_address(name) and os.path.isfile(name) for name in self.files)
 
     @property
     def shown(self) -> str:
-        """All names, or the first one and the number of the others."""
+        """Return the given names for a sentence: all of them, or the first and the number of the others."""
         names = [shown_input(name) for name in self.given]
         return ", ".join(names) if len(names) <= _MOST_NAMED else f"{names[0]} and {len(names) - 1} more"
 
 
 def find_inputs(given: Sequence[str], warn: Callable[[str], None] = lambda sentence: None) -> Inputs:
-    """The files that the given names expand to; warn gets a sentence about files of a folder that are not read.
+    """Expand the given names to files. warn: called with a sentence about the files of a folder that are not read.
 
-    A folder is expanded to its shards, sorted by name, and one written by `save_to_disk` to its tables. A name with
-    `*`, `?` or `[` that is no file is a pattern; its matches are sorted. Raises UsageError for a name that matches
-    nothing, and for a file that is given twice.
+    A folder is expanded to its shards, sorted by name; a folder written by `save_to_disk` to its tables. A name with
+    `*`, `?` or `[` is a pattern if no file has this name; its matches are sorted. Raises UsageError for a name that
+    matches nothing, and for a file that is given twice.
     """
     files: list[str] = []
     for name in given:
@@ -72,7 +74,7 @@ def find_inputs(given: Sequence[str], warn: Callable[[str], None] = lambda sente
 
 
 def is_hub(name: str) -> bool:
-    """Whether a name is that of a Hugging Face dataset; `hf://` is an address."""
+    """Return whether a name is a Hugging Face dataset (`hf:org/name`). `hf://...` is an address instead."""
     return name.startswith(HUB_PREFIX) and not name.startswith(f"{HUB_PREFIX}//")
 
 
@@ -106,7 +108,9 @@ def _in_folder(folder: str, warn: Callable[[str], None]) -> list[str]:
 
 
 def _shards(names: Iterable[str], folder: str, warn: Callable[[str], None]) -> list[str]:
-    """The input files of a folder, sorted: not hidden ones, nor an OUT with its run file and trace."""
+    """Choose the input files among the names in a folder, sorted by name.
+
+    Hidden files are left out, and so is an OUT with its run file and trace."""
     visible = sorted(name for name in names if not name.startswith("."))
     run_files = {name for name in visible if name.endswith(RUN_FILE_SUFFIX)}
     outputs = {run_file.removesuffix(RUN_FILE_SUFFIX) for run_file in run_files}
@@ -126,7 +130,7 @@ def _shards(names: Iterable[str], folder: str, warn: Callable[[str], None]) -> l
 
 
 def _the_split(folder: str, names: Sequence[str]) -> str:
-    """The folder of the only split of a saved DatasetDict, or of `train`."""
+    """Return the folder of a saved DatasetDict's only split, or of `train`. UsageError if neither is there."""
     splits = sorted(name for name in names if os.path.isfile(os.path.join(folder, name, _SAVED)))
     if len(splits) != 1 and "train" not in splits:
         choice = f"; choose one: {os.path.join(folder, splits[0])}" if splits else ""
@@ -135,7 +139,7 @@ def _the_split(folder: str, names: Sequence[str]) -> str:
 
 
 def _saved_tables(folder: str) -> Iterator[str]:
-    """The tables of a dataset that `save_to_disk` wrote, in the order of its state.json."""
+    """Yield the tables of a dataset written by `save_to_disk`, in the order of its state.json. Raises UsageError."""
     path = os.path.join(folder, _SAVED)
     try:
         names = [entry["filename"] for entry in orjson.loads(read_regular_file(path, _MAX_STATE_BYTES))["_data_files"]]
@@ -150,7 +154,7 @@ def _saved_tables(folder: str) -> Iterator[str]:
 
 
 def _expand_address(name: str, warn: Callable[[str], None]) -> list[str]:
-    """The files at an address, each as an address."""
+    """Expand an address to the addresses of its files: the shards of a folder, or the matches of a pattern."""
     system, path = open_filesystem(name)
     is_web = name.lower().startswith(("http://", "https://"))  # without folders
     try:
@@ -169,13 +173,15 @@ def _expand_address(name: str, warn: Callable[[str], None]) -> list[str]:
             raise UsageError(f"cannot read {shown_address(name)}: there is no such file")
     except UsageError:
         raise
-    except Exception as error:  # whatever its package raises
+    except Exception as error:  # the package of the file system may raise any exception
         refuse(name, "read", error)
     return [_as_address(name, path, one) or str(system.unstrip_protocol(one)) for one in found]
 
 
 def _as_address(name: str, path: str, found: str) -> str | None:
-    """The address of a file found for `path`, with the prefix of the given one; None if that prefix does not show."""
+    """Return the address of a file found for `path`, with the beginning of the given address `name`.
+
+    Return None if `name` does not contain the folder of `path`."""
     before, *pattern = _REMOTE_PATTERN.split(path, maxsplit=1)
     prefix = before.rpartition("/")[0] if pattern else path.rstrip("/")
     place = name.find(prefix, name.index("://") + 2)

@@ -1,6 +1,6 @@
-"""Convert lines in the layouts of other tools to that of a `messages` line; and the options for reading lines.
+"""Convert lines in the layouts of other tools to `messages` lines, as the options for reading lines say.
 
-Invariant: a line that has `messages` is left as it is, except that JSON text in it is parsed.
+Invariant: a line that has `messages` stays unchanged, except that JSON text in it is parsed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,12 @@ _ANSWERS = ("chosen", "completion")  # keys of the recorded answer to a prompt (
 
 @dataclass(frozen=True, slots=True)
 class LineOptions:
-    """How lines are read. format: the only one accepted; None decides by the keys. messages, prompt, tools, id: their
-    columns; None finds them by name. system_prompt: for conversations without one."""
+    """Options for reading lines.
+
+    format: the only format accepted; None detects it by the keys. messages, prompt, tools, id: names of the columns
+    that hold these; None finds them by their usual names. system_prompt: text for conversations without a system
+    message.
+    """
 
     format: Format | None = None
     messages: str | None = None
@@ -37,8 +41,9 @@ class LineOptions:
 
     @classmethod
     def of(cls, config: Config) -> LineOptions:
-        """The options of a configuration. Raises UsageError for options that exclude each other, and for an unreadable
-        file of --system-prompt."""
+        """Take the options from a configuration.
+
+        Raises UsageError for options that exclude each other, and for an unreadable file of --system-prompt."""
         named = [config.origins[name] for name in COLUMN_OPTIONS if getattr(config, name) is not None]
         format = None if config.format == "auto" else cast(Format, config.format)
         if named and format not in (None, "messages"):
@@ -57,7 +62,7 @@ class LineOptions:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns named by the options."""
+        """Return the columns that the options name."""
         return tuple(name for name in (self.messages, self.prompt, self.tools, self.id) if name is not None)
 
 
@@ -65,8 +70,11 @@ ANY_LINE = LineOptions()
 
 
 class LaidOut(NamedTuple):
-    """A record in the layout of a `messages` or `sharegpt` line. reading: what was taken from which column, or None if
-    all was in its place. text: the only user message, if the line has it as a text."""
+    """A record in the layout of its format.
+
+    reading: clause that names the columns read, as in `messages from "traj"`; None if nothing had to move. text: the
+    only user message, if the line gives it as a text.
+    """
 
     record: Record
     reading: str | None = None
@@ -74,8 +82,10 @@ class LaidOut(NamedTuple):
 
 
 def lay_out(record: Record, options: LineOptions = ANY_LINE) -> LaidOut:
-    """The record in the layout of a format; the same object if it is so already, or if its layout is unknown. Raises
-    RequestError for a line without a column that the options name."""
+    """Convert a record to the layout of a format; keep the same object if nothing has to change or the layout is
+    unknown.
+
+    Raises RequestError for a line without a column that the options name."""
     if options.columns:
         return _by_options(record, options)
     messages = record.get("messages")
@@ -87,7 +97,8 @@ def lay_out(record: Record, options: LineOptions = ANY_LINE) -> LaidOut:
 
 
 def remedy(record: Mapping[str, Any]) -> str:
-    """What to do about a line of unknown layout, as the end of a sentence; empty if there is no advice."""
+    """Advise what to do about a line of unknown layout, as the end of a sentence; return an empty text without
+    advice."""
     for name, value in record.items():
         if _is_conversation(_parsed(value)):
             return f'; rename {shown(name)} to "messages", or give --messages-column {shlex.quote(name)}'
@@ -103,13 +114,13 @@ def remedy(record: Mapping[str, Any]) -> str:
 
 
 def has_layout(record: Mapping[str, Any], options: LineOptions = ANY_LINE) -> bool:
-    """Whether the keys of a line, or the columns of a table, are those of a known layout."""
+    """Return whether the keys of a line, or the columns of a table, are those of a known layout."""
     names = (options.messages, options.prompt, *_LAYOUTS)
     return detect_format(record) is not None or any(record.get(name) is not None for name in names if name is not None)
 
 
 def _by_options(record: Record, options: LineOptions) -> LaidOut:
-    """The record with the columns that the options name moved to their places."""
+    """Move the columns that the options name to `id`, `tools`, `messages` and, for a prompt, to one user message."""
     taken, read = dict(record), []
     for place, name in (("id", options.id), ("tools", options.tools), ("messages", options.messages)):
         if name is None:
@@ -143,7 +154,7 @@ def _missing_column(record: Record, name: str) -> RequestError:
 
 
 def _found(record: Record) -> LaidOut:
-    """The record with its messages moved to `messages`, if it has any known layout."""
+    """Convert a record by the first known layout that it has; leave it unchanged if it has none."""
     if record.get("messages") is not None:
         return _placed(record, "messages", _parsed(record["messages"]))
     for name, read in _LAYOUTS.items():
@@ -154,12 +165,12 @@ def _found(record: Record) -> LaidOut:
 
 
 def _of_messages(record: Record, name: str, value: Any) -> LaidOut | None:
-    """A list of messages under another name."""
+    """Convert a record whose key `name` holds a list of messages; None if the value is none."""
     return _placed(record, name, value) if _is_conversation(value) else None
 
 
 def _placed(record: Record, name: str, value: Any) -> LaidOut:
-    """The record with its messages under `conversations` if they have `from` in place of `role`, else `messages`."""
+    """Move the messages from `name` to `conversations` if they have `from` in place of `role`, else to `messages`."""
     place = "conversations" if _is_spoken(value) else "messages"
     if name == place:
         return LaidOut(record if record[name] is value else {**record, name: value})
@@ -168,7 +179,9 @@ def _placed(record: Record, name: str, value: Any) -> LaidOut:
 
 
 def _of_prompt(record: Record, name: str, value: Any) -> LaidOut | None:
-    """A prompt as a text or as messages, followed by its recorded answer if the record has one."""
+    """Convert a record whose key `name` holds a prompt, a text or messages; append the recorded answer if it has one.
+
+    Return None if the value is neither."""
     text = value if isinstance(value, str) else None
     if text is not None:
         value, reading = [{"role": "user", "content": text}], f"one user message from {shown(name)}"
@@ -196,11 +209,11 @@ def _of_prompt(record: Record, name: str, value: Any) -> LaidOut | None:
 
 
 def _of_sample(record: Record, name: str, value: Any) -> LaidOut | None:
-    """A sample of Inspect: an input, a text or messages, and a target."""
+    """Convert a sample of Inspect: an input (a text or messages) and a target. None if there is no target."""
     return _of_prompt(record, name, value) if "target" in record else None
 
 
-# The keys of conversations in other layouts, in the order in which they are looked for.
+# Keys of conversations in other layouts, in the order of the search, with the converter of each.
 _LAYOUTS: Mapping[str, Callable[[Record, str, Any], LaidOut | None]] = {
     "conversation": _of_messages,
     "conversations": _of_messages,
@@ -211,7 +224,7 @@ _LAYOUTS: Mapping[str, Callable[[Record, str, Any], LaidOut | None]] = {
 
 
 def _with_tools(record: Record) -> Record:
-    """The record with its tools parsed, if it has them as JSON text, which may be empty."""
+    """Parse the record's tools if they are JSON text; an empty text and `null` become None."""
     tools = record.get("tools")
     if not isinstance(tools, str):
         return record
@@ -219,7 +232,7 @@ def _with_tools(record: Record) -> Record:
 
 
 def _parsed(value: Any) -> Any:
-    """The list of objects that a JSON text holds; anything else as it is."""
+    """Parse a JSON text that holds a list of objects; return any other value unchanged."""
     if not isinstance(value, str) or value.lstrip()[:1] != "[":
         return value
     parsed = json_or_text(value)
@@ -227,19 +240,19 @@ def _parsed(value: Any) -> Any:
 
 
 def _is_conversation(value: Any) -> bool:
-    """Whether a value is a list whose first item is a message, of either layout."""
+    """Return whether a value is a list whose first item is a message with `role`, or with `from`."""
     first = value[0] if isinstance(value, list) and value else None
     return isinstance(first, dict) and (isinstance(first.get("role"), str) or _is_spoken(value))
 
 
 def _is_spoken(value: Any) -> bool:
-    """Whether a value is a list whose first item is a sharegpt message."""
+    """Return whether a value is a list whose first item is a sharegpt message: it has `from` and no `role`."""
     first = value[0] if isinstance(value, list) and value else None
     return isinstance(first, dict) and "from" in first and "role" not in first
 
 
 def _system_prompt(config: Config) -> str | None:
-    """The text of --system-prompt, or of the file that it names without the last line end."""
+    """Return the text of --system-prompt, or of the file that it names (`@FILE`), without the file's last line end."""
     given = config.system_prompt
     if given is None or not given.startswith(FILE_MARK):
         return given
@@ -254,11 +267,11 @@ def _system_prompt(config: Config) -> str | None:
     return text
 
 
-MOST_NAMES = 32  # of unused columns that warnings name
+MOST_NAMES = 32  # number of unused columns that warnings name
 
 
 class UnusedColumns:
-    """Warns of each new unused column, up to MOST_NAMES; then once that there are more."""
+    """Warnings about unused columns: each new one up to MOST_NAMES, then once that there are more."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn = warn
@@ -266,7 +279,7 @@ class UnusedColumns:
         self._full = False
 
     def note(self, columns: Sequence[str], line: int) -> None:
-        """Note the unused columns of one line, counted from 1."""
+        """Warn of the columns that are new. columns: the unused columns of one line. line: its number, from 1."""
         new = [name for name in columns if name not in self._named]
         if not new or self._full:
             return

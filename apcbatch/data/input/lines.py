@@ -1,7 +1,7 @@
 """Split a stream of bytes into numbered lines, or into the numbered records of one JSON document.
 
-Invariants: no more than one line or record, and one chunk, is held; one over the size limit is reported and skipped
-without being held; lines count from 1, blank ones too.
+Invariants: at most one line or record and one chunk are in memory. A line or record over the size limit is reported
+and skipped, and its bytes are not kept. Numbers count from 1, and blank lines count too.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class LongLine:
-    """Stands for a line over the limit."""
+    """Placeholder of a line over the limit. num_bytes: its size."""
 
     num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class BrokenEnd:
-    """Stands for the rest of a file that cannot be read further. reason: a sentence."""
+    """Placeholder of the rest of a file after a read error. reason: a sentence."""
 
     reason: str
 
@@ -39,10 +39,10 @@ Line = bytes | LongLine | BrokenEnd
 def read_lines(
     name: str, chunks: Iterator[bytes], max_line_bytes: int = DEFAULT_MAX_LINE_BYTES
 ) -> Iterator[tuple[int, Line]]:
-    """(number, line without its end) for every line; b"" for a blank one, LongLine for one over max_line_bytes.
+    """Yield (number, line without its end) for every line: b"" for a blank one, LongLine for one over max_line_bytes.
 
-    A JSON document, such as an array, gives its records instead of lines. If the chunks cannot be read further, a
-    BrokenEnd follows the last complete line; UsageError if there is none.
+    name: the input in error sentences. For a JSON document, such as an array, yield its records instead of lines.
+    After a read error, yield a BrokenEnd behind the last complete line; UsageError if there is no complete line.
     """
     number, unit = 0, "line"
     try:
@@ -60,8 +60,9 @@ def read_lines(
 
 
 def split_lines(chunks: Iterator[bytes], limit: int, keep_blank: bool = False) -> Iterator[tuple[int, bytes | int]]:
-    """(number, line) without line ends and byte order mark; the size in bytes of a line over the limit. keep_blank: a
-    line of blanks is not replaced by b""."""
+    """Yield (number, line) without line end and byte order mark, or (number, size in bytes) for a line over the limit.
+
+    keep_blank: keep the blanks of a blank line; else it becomes b""."""
     line = 0
     held: list[bytes] = []  # the pieces of the current line, while it is within the limit
     held_bytes = 0
@@ -88,7 +89,7 @@ def _join(held: list[bytes], piece: bytes, line: int, keep_blank: bool) -> bytes
     return data if keep_blank or data.strip() else b""
 
 
-LOOK_BYTES = 1 << 20  # a longer first line is judged by its beginning
+LOOK_BYTES = 1 << 20  # bytes inspected to tell a document from JSON lines; a longer first line is judged by these
 _ARRAY_OF_OBJECTS = re.compile(rb"\[\s*[{\]]")
 _BETWEEN = re.compile(rb"[^\s,]")
 _NESTED = re.compile(rb'["{}\[\]]')
@@ -101,15 +102,17 @@ class DocumentError(Exception):
 
 
 def look_ahead(chunks: Iterator[bytes], least: int = 1, most: int = LOOK_BYTES) -> tuple[bytes, Iterator[bytes]]:
-    """(the beginning of the chunks, all chunks). The beginning has at least `least` bytes and the first line, if that
-    ends within `most` bytes; or it is everything."""
+    """Read the beginning of the chunks; return (beginning, iterator over all chunks).
+
+    The beginning is everything if the chunks end early. Else it has at least `least` bytes and the whole first line,
+    or at least `most` bytes if that line is longer."""
     seen: list[bytes] = []
     failure: Exception | None = None
     num_bytes, is_whole = 0, False
     while not is_whole and num_bytes < most:
         try:
             chunk = next(chunks, b"")
-        except BROKEN as error:  # raised again after the chunks before it
+        except BROKEN as error:  # _all_chunks raises it after the chunks that were read before it
             chunk, failure = b"", error
         seen.append(chunk)
         num_bytes += len(chunk)
@@ -118,7 +121,7 @@ def look_ahead(chunks: Iterator[bytes], least: int = 1, most: int = LOOK_BYTES) 
 
 
 def is_document(chunks: Iterator[bytes]) -> tuple[bool, Iterator[bytes]]:
-    """(whether the chunks are a JSON document and not JSON lines, all chunks)."""
+    """Tell a JSON document from JSON lines; return (is a document, iterator over all chunks)."""
     judged: bool | None = None
     num_bytes = 0
     while judged is None:
@@ -131,9 +134,9 @@ def is_document(chunks: Iterator[bytes]) -> tuple[bool, Iterator[bytes]]:
 
 
 def split_document(chunks: Iterator[bytes], limit: int) -> Iterator[tuple[int, bytes | int]]:
-    """(number from 1, record) of a document's records; the size in bytes of a record over the limit.
+    """Yield (number from 1, record) for each record of a document, or (number, size in bytes) for one over the limit.
 
-    Raises DocumentError for an array that does not end, or is followed by more data.
+    Raises DocumentError for an array or a last record that does not end, and for data after the array.
     """
     number, splitter = 0, _RecordSplitter(limit)
     for chunk in chunks:
@@ -146,8 +149,10 @@ def split_document(chunks: Iterator[bytes], limit: int) -> Iterator[tuple[int, b
 
 
 class _RecordSplitter:
-    """Splits chunks into records, by a scan for brackets and quotes. _held: the pieces of the current record, while it
-    is within the limit."""
+    """Splitter of a document's chunks into records, by a scan for brackets and quotes.
+
+    _held: pieces of the current record while it is within the limit.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -158,7 +163,7 @@ class _RecordSplitter:
         self._num_bytes = 0
 
     def split(self, chunk: bytes) -> Iterator[bytes | int]:
-        """The records that end in this chunk."""
+        """Yield the records that end in this chunk; for a record over the limit, its size in bytes."""
         if self._is_array is None:
             chunk = chunk.removeprefix(BOM)
         position = begin = 0
@@ -167,7 +172,8 @@ class _RecordSplitter:
                 begin = position = self._find_record(chunk, position)
                 if position < 0:
                     return
-                position += not self._opens(chunk, position)  # a stray bracket or a word has at least one character
+                # the first character of a stray bracket or a word is part of the record
+                position += not self._opens(chunk, position)
             end = self._find_end(chunk, position)
             self._hold(chunk[begin:] if end < 0 else chunk[begin:end])
             if end < 0:
@@ -176,7 +182,7 @@ class _RecordSplitter:
             position = end
 
     def end(self) -> bytes | int | None:
-        """The record that ends with the document, or None."""
+        """Return the record that ends with the document, or None. Raises DocumentError for an open array or record."""
         if self._is_array and not self._closed:
             raise DocumentError("the array has no end")
         if not self._in_record:
@@ -186,7 +192,7 @@ class _RecordSplitter:
         return self._take()
 
     def _find_record(self, chunk: bytes, position: int) -> int:
-        """The index where the next record begins; -1 if not in this chunk."""
+        """Return the index where the next record begins; -1 if none begins in this chunk."""
         while found := _BETWEEN.search(chunk, position):
             position = found.start()
             if self._closed:
@@ -205,12 +211,12 @@ class _RecordSplitter:
         return -1
 
     def _find_end(self, chunk: bytes, position: int) -> int:
-        """The index where the current record ends; -1 if not in this chunk."""
+        """Return the index behind the current record's end; -1 if it does not end in this chunk."""
         if self._escaped and position < len(chunk):
             self._escaped, position = False, position + 1
         while position < len(chunk):
             is_plain = not self._in_string and not self._depth and not self._opens(chunk, position)
-            if is_plain:  # a number, a word
+            if is_plain:  # a record without brackets and quotes: a number, a word
                 found = _PLAIN_END.search(chunk, position)
                 return found.start() if found else -1
             found = (_QUOTED if self._in_string else _NESTED).search(chunk, position)
@@ -248,8 +254,10 @@ class _RecordSplitter:
 
 
 def _judge(data: bytes, ended: bool) -> bool | None:
-    """Whether this is the beginning of a document; None if more data is needed. The first of JSON lines is a whole
-    value."""
+    """Return whether data is the beginning of a document; None if more data is needed.
+
+    ended: data is the whole input. In JSON lines the first line is a complete JSON value; in a document it is usually
+    cut."""
     body = _body(data)
     if body[:1] not in (b"[", b"{"):
         return None if not body and not ended else False
@@ -284,7 +292,7 @@ def _is_json(data: bytes) -> bool:
 
 
 def _all_chunks(seen: list[bytes], chunks: Iterator[bytes], failure: Exception | None) -> Iterator[bytes]:
-    """The chunks that were inspected, each freed when it is used, then the others."""
+    """Yield the inspected chunks, each freed when it is taken, then the others. failure: raised after `seen`."""
     while seen:
         yield seen.pop(0)
     if failure is not None:

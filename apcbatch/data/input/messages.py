@@ -1,8 +1,9 @@
-"""Check messages and bring them into the one form that chat templates read.
+"""Check messages and convert them to the one form that chat templates read.
 
-In that form a message has `role` and `content` (always a string) and, if they were given, `name`, `tool_calls`,
-`tool_call_id`, `reasoning_content` and `refusal`. The arguments of a tool call are an object if they can be read as
-one. Content blocks of Anthropic's messages (`tool_use`, `tool_result`, `thinking`) become OpenAI's fields and messages.
+In that form a message has `role` and `content` (always a string). It has `name`, `tool_calls`, `tool_call_id`,
+`reasoning_content` and `refusal` if they were given. The arguments of a tool call are an object if they can be parsed
+as one. Content blocks of Anthropic's messages (`tool_use`, `tool_result`, `thinking`) become OpenAI's fields and
+messages.
 """
 
 from __future__ import annotations
@@ -26,35 +27,35 @@ from apcbatch.formats import ROLE_ALIASES, ROLES
 
 MOST_WARNINGS = 8
 _REASONING = ("reasoning", "thinking")  # other names of a message's `reasoning_content`
-_TEXTS = ("name", "tool_call_id", "reasoning_content", "refusal")
+_TEXTS = ("name", "tool_call_id", "reasoning_content", "refusal")  # optional fields, each a string
 
 Message = dict[str, Any]
 Tool = dict[str, Any]
 
 
 class ContentWarnings:
-    """Warnings about the messages and tools of one line: keys that are not read, each named once, and sentences."""
+    """Warnings about the messages and tools of one line: unread keys, each named once, and other sentences."""
 
     def __init__(self) -> None:
         self._keys: dict[str, str] = {}  # key -> where it was first seen
         self._sentences: dict[str, str] = {}
 
     def note_keys(self, record: Message, shape: Shape, where: str) -> None:
-        """Note the keys of an object that are not read."""
+        """Note the unread keys of an object of this shape. where: its place, as in `messages[2]`."""
         for name in unread_keys(record, shape):
             self.note_key(name, where)
 
     def note_key(self, name: str, where: str) -> None:
-        """Note one key that is not read."""
+        """Note one unread key and the place where it stands."""
         if len(self._keys) <= MOST_WARNINGS:
             self._keys.setdefault(name, where)
 
     def add(self, sentence: str) -> None:
-        """Add a sentence; of those that differ only in their first word, the place, the first is kept."""
+        """Add a sentence, unless an earlier one differs from it only in the first word, the place."""
         self._sentences.setdefault(sentence.partition(" ")[2], sentence)
 
     def sentences(self) -> tuple[str, ...]:
-        """One sentence about all keys, if there are any, then the others."""
+        """Return the warnings: first one sentence about all unread keys, if any, then up to MOST_WARNINGS others."""
         added = tuple(self._sentences.values())[:MOST_WARNINGS]
         if not self._keys:
             return added
@@ -65,7 +66,7 @@ class ContentWarnings:
 
 
 def check_messages(value: object, where: str = "messages", warnings: ContentWarnings | None = None) -> list[Message]:
-    """A list of at least one message, each in its checked form; raises RequestError for anything else."""
+    """Check a list of at least one message; return the converted messages. RequestError for any other value."""
     warnings = ContentWarnings() if warnings is None else warnings
     messages: list[Message] = []
     for index, message in enumerate(need_messages(value, where, "a list of messages")):
@@ -78,7 +79,7 @@ def check_messages(value: object, where: str = "messages", warnings: ContentWarn
 
 
 def need_messages(value: object, where: str, expected: str) -> list[Any]:
-    """The value as a list of at least one item."""
+    """Return the value if it is a list of at least one item; RequestError otherwise."""
     if not isinstance(value, list):
         raise wrong(where, value, expected)
     if not value:
@@ -114,8 +115,9 @@ def _check_message(value: object, where: str, warnings: ContentWarnings) -> Mess
 
 
 def _check_content(record: Message, role: str, has_calls: bool, where: str, warnings: ContentWarnings) -> str:
-    """The content as one string: text parts are joined. It may be absent beside tool calls, and null or replaced by a
-    refusal in a message of the assistant."""
+    """Return the content as one string, with text parts joined.
+
+    It may be absent beside tool calls. In an assistant's message it may also be null, or absent beside a refusal."""
     content = record.get("content")
     where_content = f"{where}.content"
     if isinstance(content, str):
@@ -146,7 +148,8 @@ def _check_part(value: object, where: str, warnings: ContentWarnings) -> str:
 
 
 def _check_calls(record: Message, role: str, where: str, warnings: ContentWarnings) -> list[dict[str, Any]]:
-    """The tool calls of a message, or an empty list. Only an assistant may make them."""
+    """Check the tool calls of a message; return an empty list without any. RequestError for calls of another role than
+    the assistant."""
     calls = record.get("tool_calls")
     if calls is None:
         return []
@@ -160,7 +163,7 @@ def _check_calls(record: Message, role: str, where: str, warnings: ContentWarnin
 def _check_call(value: object, where: str, warnings: ContentWarnings) -> dict[str, Any]:
     record = need_object(value, where, "a tool call: an object with id, type and function")
     if isinstance(record.get("function"), str) and "arguments" in record:
-        # Inspect's form: the name, with the arguments beside it.
+        # Inspect's form: `function` is the name, and `arguments` stands beside it.
         function = {"name": record["function"], "arguments": record["arguments"]}
         record = {**record, "function": function, "arguments": None}
     warnings.note_keys(record, "call", where)
@@ -180,7 +183,7 @@ def _check_call(value: object, where: str, warnings: ContentWarnings) -> dict[st
 
 
 def _check_arguments(value: object, where: str) -> dict[str, Any] | str:
-    """The arguments of a call: an object, even if it came as JSON text. Other text is kept as it is."""
+    """Return the arguments of a call as an object, also if they came as JSON text. Other text stays unchanged."""
     if value is None:
         return {}
     if isinstance(value, str):
@@ -190,7 +193,7 @@ def _check_arguments(value: object, where: str) -> dict[str, Any] | str:
 
 
 def parse_object(text: str) -> dict[str, Any] | None:
-    """The JSON object that the text holds, or None."""
+    """Parse a text as a JSON object; None if it is anything else."""
     try:
         value = read_json(text)
     except ValueError:
@@ -199,23 +202,25 @@ def parse_object(text: str) -> dict[str, Any] | None:
 
 
 _BLOCKS = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking", "reasoning"})
-_THOUGHTS = ("thinking", "reasoning")  # blocks that hold their text under a key of the same name
+_THOUGHTS = ("thinking", "reasoning")  # block types whose text is under a key of the same name
 
 
 def _has_blocks(message: Any) -> bool:
-    """Whether the content of a message has blocks for which OpenAI's messages have fields of their own."""
+    """Return whether the content of a message has blocks that are separate fields in OpenAI's messages."""
     content = message.get("content") if isinstance(message, dict) else None
     return isinstance(content, list) and any(_block_type(block) in _BLOCKS for block in content)
 
 
 def _block_type(block: Any) -> str:
-    """The type of a content block; empty if it has none."""
+    """Return the type of a content block; empty if it has none."""
     kind = block.get("type") if isinstance(block, dict) else None
     return kind if isinstance(kind, str) else ""
 
 
 def _without_blocks(message: dict[str, Any], where: str) -> list[tuple[dict[str, Any], str]]:
-    """A message with blocks as OpenAI's messages, each with its place: a tool's result becomes a message of its own."""
+    """Convert a message with blocks to OpenAI's messages, each with its place in the line.
+
+    A `tool_result` becomes a message of the role `tool`. Text before it becomes a message before it."""
     role = message.get("role")
     found: list[tuple[dict[str, Any], str]] = []
     rest = {key: value for key, value in message.items() if key != "content"}
@@ -229,7 +234,7 @@ def _without_blocks(message: dict[str, Any], where: str) -> list[tuple[dict[str,
                 parts = []
             answer = {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": block.get("content") or ""}
             if block.get("is_error"):
-                answer["is_error"] = True  # no template reads it, so a warning names it
+                answer["is_error"] = True  # kept, so that a warning names this key, which no template reads
             found.append((answer, f"{where}.content[{index}]"))
         elif kind == "tool_use" and role == "assistant":
             function = {"name": block.get("name"), "arguments": block.get("input")}

@@ -12,7 +12,7 @@ _SHAPES: dict[str, Shape] = {CHAT_URL: "chat", COMPLETIONS_URL: "completions"}
 
 
 def check_batch(record: dict[str, Any]) -> tuple[str, Shape, dict[str, Any]]:
-    """(custom_id, the body's shape by its url, the body) of a batch line; RequestError for anything malformed."""
+    """Check a batch line; return (custom_id, shape of the body by its url, body). RequestError for an invalid part."""
     custom_id = need_string(record, "custom_id", "custom_id", "a string that is not empty")
     if not custom_id:
         raise wrong("custom_id", custom_id, "a string that is not empty")
@@ -29,7 +29,7 @@ def check_batch(record: dict[str, Any]) -> tuple[str, Shape, dict[str, Any]]:
 
 
 def check_prompt(body: dict[str, Any]) -> str | list[int]:
-    """The prompt of a completion: a text, or token ids."""
+    """Return the prompt of a completion: a text, or a list of token ids. RequestError for any other value."""
     expected = "a string or a list of token ids"
     prompt = required(body, "prompt", "body.prompt", expected)
     if not isinstance(prompt, (str, list)):

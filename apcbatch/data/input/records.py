@@ -1,6 +1,6 @@
-"""Turn a parsed input line into a Conversation, or into a BadLine with the error.
+"""Check a parsed input line; return it as a Conversation, or as a BadLine with its error.
 
-Invariant: every JSON value becomes one of the two, without an exception.
+Invariant: every JSON value becomes one of the two; none raises an exception.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from apcbatch.formats import Format, Turns, detect_format
 class Conversation:
     """One checked input line.
 
-    id: the line's own, or `line-<n>`. line: counted from 1, through all files. messages: in the form of
-    data/input/messages.py; empty for a completion, which has a prompt (text or token ids). custom_id: of a `batch`
-    line, which makes exactly one request. params: the settings that the line gives, see Settings. model: the name that
-    it gives, or None. template_options: for the chat template. one_call: parallel_tool_calls is false.
-    warnings: sentences about parts of the messages that are not read. columns: keys that take no part in the answers.
-    digest: xxh3-128, in hex, of the line as it was read. file_line: (file, line in it) if the input has several files.
-    unnamed: the parsed line if it has no id; its content then seeds its draws. reading: what was read as what, if the
-    layout is another tool's. text: the only user message, if the line has it as a text, for models without a chat
-    template.
+    id: the line's own id, or `line-<n>`. line: number of the line from 1, over all files. messages: in the form of
+    data/input/messages.py; empty for a completion, which has a prompt instead. custom_id: of a `batch` line, which
+    makes exactly one request. prompt: text or token ids of a completion. params: settings given by the line, see
+    Settings. model: model name given by the line, or None. template_options: options for the chat template. one_call:
+    parallel_tool_calls is false. warnings: sentences about parts of the messages that are not read. columns: keys
+    that take no part in the answers. digest: xxh3-128, in hex, of the line as it was read. file_line: (file, line in
+    that file) if the input has several files. unnamed: the parsed line if it has no id; its content then seeds its
+    draws. reading: clause that names the columns read, if the layout is another tool's. text: the only user message,
+    if the line gives it as a text; models without a chat template continue it.
     """
 
     id: str
@@ -62,38 +62,42 @@ class Conversation:
     text: str | None = None
 
     def request_id(self, turn: int) -> str:
-        """A turn's custom_id: the line's own for `batch`, else `<conversation id>#<turn>`."""
+        """Return the custom_id of a turn: the line's own for `batch`, else `<conversation id>#<turn>`."""
         return self.custom_id if self.custom_id is not None else f"{self.id}#{turn}"
 
     @property
     def is_single(self) -> bool:
-        """Whether it makes one request: a batch line, a completion, or a line that continues its last message."""
+        """Return whether the line makes one request: a batch line, a completion, or one that continues its last
+        message."""
         return self.source_format == "batch" or self.prompt is not None or self.template_options.continue_final_message
 
     def requests(self, turns: Turns) -> list[Turn]:
-        """Its requests, in order; RequestError if there is none. A batch line's turn is 1."""
+        """Return the turns to answer, in order; RequestError if there is none. The turn of a batch line is 1."""
         if not self.is_single:
             return choose_turns(self.messages, turns)
         number = 1 if self.source_format == "batch" else self.place(len(self.messages))
         return [Turn(number, len(self.messages))]
 
     def make_completion(self) -> bool:
-        """Turn it into a completion of the user's text, if that is its only message; return whether it was."""
+        """Make the only user message the prompt of a completion; return False if `text` is None."""
         if self.text is None:
             return False
         self.prompt, self.messages, self.text = self.text, [], None
         return True
 
     def place(self, num_messages: int) -> int:
-        """The number, from 1, of the assistant message that an answer after `num_messages` is or continues."""
+        """Return the number, from 1, of the assistant message that an answer after `num_messages` is or continues."""
         made = sum(1 for message in self.messages[:num_messages] if message["role"] == "assistant")
         return made if self.template_options.continue_final_message else made + 1
 
 
 @dataclass(slots=True)
 class BadLine:
-    """One input line that cannot be answered. custom_id: of its (first) request, if the line has one. digest and
-    file_line: as of a Conversation. record: the parsed line, if it is JSON."""
+    """One input line that cannot be answered.
+
+    custom_id: id of its first request, if the line has one. digest, file_line: as in Conversation. record: the parsed
+    line, if it is JSON.
+    """
 
     line: int
     error: RequestError
@@ -105,7 +109,7 @@ class BadLine:
 
 
 def parse_line(data: bytes, line: int, options: LineOptions = ANY_LINE) -> Conversation | BadLine:
-    """Parse one JSON line."""
+    """Parse and check one JSON line. line: its number, from 1."""
     try:
         record = read_json(data)
     except JSONDecodeError as error:
@@ -120,13 +124,13 @@ def parse_record(
     options: LineOptions = ANY_LINE,
     settle: Callable[[dict[str, Any]], dict[str, Any]] = lambda record: record,
 ) -> Conversation | BadLine:
-    """Check one parsed record. settle: removes the nulls that a table put in, once the record is laid out."""
+    """Check one parsed record. settle: removes the nulls that a table filled in, after the layout is converted."""
     custom_id: str | None = None
     source_format: Format | None = None
     try:
         if not isinstance(record, dict):
             raise wrong("the line", record, "an object")
-        if options.columns:  # one of them may be missing
+        if options.columns:  # a named column may be missing
             custom_id = _first_request_id({"id": record.get(options.id or "id")}, line, "messages")
             source_format = "messages" if has_layout(record, options) else None
         laid_out = lay_out(record, options)
@@ -157,7 +161,7 @@ def _choose_format(record: dict[str, Any], laid_out: LaidOut, wanted: Format | N
 
 
 def _first_request_id(record: dict[str, Any], line: int, source_format: Format) -> str | None:
-    """The custom_id for an error record of this line; None for a `batch` line without one."""
+    """Return the custom_id for an error record of this line; None for a `batch` line without a valid one."""
     if source_format == "batch":
         custom_id = record.get("custom_id")
         return custom_id if isinstance(custom_id, str) and custom_id else None
@@ -179,7 +183,7 @@ def _check_id(record: dict[str, Any], line: int) -> str:
 
 
 def _check_record(record: dict[str, Any], line: int, source_format: Format) -> Conversation:
-    """Check content and settings of a record in the layout of its format."""
+    """Check the content and the settings of a record that has the layout of its format."""
     shape: Shape = source_format
     custom_id, fields, where = None, record, ""
     if source_format == "batch":
@@ -220,7 +224,7 @@ def _check_record(record: dict[str, Any], line: int, source_format: Format) -> C
 
 
 def _check_continued(messages: list[Message]) -> None:
-    """Refuse to continue a last message that has no content of the assistant."""
+    """Raise RequestError unless the last message is the assistant's and has no tool calls."""
     if not messages or messages[-1]["role"] != "assistant":
         role = f"of the role {messages[-1]['role']}" if messages else "missing"
         raise invalid(f"continue_final_message is true, and the last message is {role}; expected assistant")

@@ -1,4 +1,4 @@
-"""Check the messages of a sharegpt record, and turn its speakers into roles."""
+"""Check the messages of a sharegpt record, and map its speakers to roles."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ _MAIN_SPEAKERS = ("human", "gpt", "system", "tool")
 
 
 def check_sharegpt(record: dict[str, Any], warnings: ContentWarnings) -> list[Message]:
-    """The messages of a record with `conversations`, which may also have `system`, a text; RequestError for anything
-    malformed."""
+    """Convert the messages of a record with `conversations` and, if present, a text under `system`.
+
+    RequestError for an invalid value."""
     spoken = need_messages(record["conversations"], "conversations", "a list of objects with from and value")
     messages = [_check_spoken(item, f"conversations[{index}]", warnings) for index, item in enumerate(spoken)]
     system = optional_string(record, "system", "system")

@@ -1,6 +1,6 @@
 """Recognise inputs of the wrong kind by their first bytes or first hundred lines, and guess what they are.
 
-Invariant: bad lines are held back only until one line shows that the input is of the right kind; at most MOST_HELD.
+Invariant: bad lines are buffered only until one line has a known key; at most MOST_HELD of them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from apcbatch.data.input.records import BadLine, Conversation
 from apcbatch.errors import RequestError, UsageError
 
 MOST_HELD = 100
-HEAD_BYTES = 512  # of an input that are inspected first
+HEAD_BYTES = 512  # number of first bytes that are compared with _MAGIC
 _TAR_MARK = 257  # offset of b"ustar"
 _MAGIC = (
     *((magic, "compressed twice; unpack it once") for magic in COMPRESSED),
@@ -39,8 +39,11 @@ _YAML = re.compile(rb"---\s*$|(-\s+)?[\w\"' -]{1,64}:(\s|$)|-\s+\S")
 
 
 class Sniffer:
-    """Watches the beginning of one file of INPUT. has_records_before: files before it had records, so that its bad
-    lines are answered one by one if it ends before MOST_HELD. held: records taken and not yet passed on."""
+    """Detector of a wrong kind of input, fed with the records of one file.
+
+    has_records_before: an earlier file had records. Bad lines of this file are then answered one by one if the file
+    ends before MOST_HELD of them. held: buffered records, not yet returned.
+    """
 
     def __init__(self, name: str, has_records_before: bool = False) -> None:
         self._name, self.has_records_before = name, has_records_before
@@ -50,7 +53,7 @@ class Sniffer:
         self._num_alike = 0
 
     def check_head(self, head: bytes) -> None:
-        """Raise UsageError for an input whose first bytes are those of another kind of file."""
+        """Raise UsageError if the first bytes, `head`, are those of another kind of file."""
         what = next((what for magic, what in _MAGIC if head.startswith(magic)), None)
         if head[_TAR_MARK : _TAR_MARK + 5] == b"ustar":
             what = "a tar archive; unpack it first"
@@ -58,10 +61,10 @@ class Sniffer:
             raise UsageError(f"{self._name} cannot be read as conversations: it seems to be {what}")
 
     def take(self, record: Conversation | BadLine, data: bytes = b"") -> list[Conversation | BadLine]:
-        """The records to pass on now: this one, after those that were held back, or none yet.
+        """Take the next record; return the buffered records and this one, or an empty list while they are buffered.
 
-        data: the line itself, if there is one. Raises UsageError if none of the first MOST_HELD lines has a known key,
-        and if the first MOST_HELD lines with one all fail in the same way.
+        data: the line's bytes; empty for a row of a table. Raises UsageError if none of the first MOST_HELD lines has
+        a known key. Also raises it if the first MOST_HELD lines have known keys and all fail in the same way.
         """
         if self._is_known:
             self._watch(record)
@@ -80,7 +83,9 @@ class Sniffer:
         return [*self._release(), record]
 
     def end(self) -> list[BadLine]:
-        """The records still held at the end of the file. Raises UsageError if there are any and none before."""
+        """Return the records still buffered at the end of the file.
+
+        Raises UsageError if there are any and no earlier file had records."""
         if self.held and not self.has_records_before:
             raise self._wrong_kind()
         return self._release()
@@ -90,7 +95,10 @@ class Sniffer:
         return held
 
     def _watch(self, record: Conversation | BadLine) -> None:
-        """Count the first lines with a known key while all fail in the same way; -1 after one that does not."""
+        """Count the first lines with a known key while all fail in the same way.
+
+        The count becomes -1, and stays so, after a line that is valid or fails in another way.
+        Raises UsageError after more than MOST_HELD such lines."""
         if self._num_alike < 0:
             return
         if isinstance(record, Conversation) or (self._first and _kind(record.error) != _kind(self._first[1])):
@@ -117,12 +125,14 @@ class Sniffer:
 
 
 def _kind(error: RequestError) -> tuple[str, str]:
-    """The kind of an error: its code, and its message without numbers and quoted words."""
+    """Return the code of an error, and its message without numbers and quoted words. Alike errors have equal kinds."""
     return (error.code, _VARYING.sub("", error.message))
 
 
 def _guess(first: bytes) -> str:
-    """What a file seems to be by its first line, and what to do about it; empty if the line's error says enough."""
+    """Guess from the first line what a file is; return that and a remedy, as the end of a sentence.
+
+    Return an empty text if the line's own error says enough."""
     begin = first.lstrip()
     if b"\0" in first:
         return "binary data, or text in UTF-16; expected JSON lines in UTF-8"

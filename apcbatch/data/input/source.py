@@ -1,7 +1,7 @@
 """Read INPUT as a stream of Conversations and BadLines, from JSON lines, JSON documents, tables and datasets.
 
-Invariants: only the current line, or the current batch of rows, is held in memory; lines are numbered through all
-files, as `cat` would join them.
+Invariants: only the current line, or the current batch of rows, is in memory. Line numbers continue over all files, as
+in the output of `cat`.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def open_source(
     max_line_bytes: int = DEFAULT_MAX_LINE_BYTES,
     warn: Warn = lambda sentence: None,
 ) -> Iterator[Record]:
-    """Every line of the input as a Conversation or a BadLine, lazily and in order.
+    """Return a lazy iterator over the input, in order, with a Conversation or a BadLine for each line.
 
-    inputs: the result of find_inputs, or one name for it. warn gets sentences about columns that take no part in the
-    answers, other tools' layouts, empty files beside others, and files that cannot be read to their end; such a file
-    ends with a BadLine. Raises UsageError at once for an input that does not exist, and if the first file is a damaged
-    table. While iterating, raises UsageError if all files are empty, or if the first that is not empty cannot be read
-    or is of the wrong kind (see Sniffer).
+    inputs: the result of find_inputs, or one name for it. warn: called with sentences about columns that take no part
+    in the answers, layouts of other tools, empty files beside others, and files that cannot be read to their end. Such
+    a file ends with a BadLine. Raises UsageError at once for an input that does not exist, and if the first file is a
+    damaged table. While iterating, raises UsageError if all files are empty, or if the first file with content cannot
+    be read or is of the wrong kind (see Sniffer).
     """
     found = find_inputs([inputs], warn) if isinstance(inputs, str) else inputs
     rows = {name: rows_in(open_hub(name)) for name in found.files if is_hub(name)}
@@ -48,7 +48,7 @@ def open_source(
 
 
 def _with_warnings(records: Iterator[Record], warn: Warn) -> Iterator[Record]:
-    """The same records; warn gets a sentence about each unused column and each layout of another tool."""
+    """Yield the records unchanged, and warn of each unused column and each layout of another tool."""
     unused = UnusedColumns(warn)
     readings: set[str] = set()
     for record in records:
@@ -61,15 +61,17 @@ def _with_warnings(records: Iterator[Record], warn: Warn) -> Iterator[Record]:
 
 
 class _Reader:
-    """Reads one file after the other. _before: number of lines in the files before the current one. _line: the current
-    line in the current file."""
+    """Reader of the input files, one after the other.
+
+    _before: number of lines in the earlier files. _line: number of the current line in the current file.
+    """
 
     def __init__(self, options: LineOptions, max_line_bytes: int, warn: Warn) -> None:
         self._options, self._max_line_bytes, self._warn = options, max_line_bytes, warn
         self._before = self._line = 0
 
     def read(self, inputs: Inputs, rows: Mapping[str, Iterable[Any]]) -> Iterator[Record]:
-        """The records of all files, each opened when it is reached. rows: those of the datasets, by name."""
+        """Yield the records of all files, and open each file when it is reached. rows: dataset name -> its rows."""
         several = len(inputs.files) > 1
         num_records = 0
         for name in inputs.files:
@@ -86,7 +88,8 @@ class _Reader:
             raise UsageError(f"{inputs.shown} is empty: there is nothing to answer")
 
     def _read_file(self, name: str, shown: str, rows: Iterable[Any] | None, sniffer: Sniffer) -> Iterator[Record]:
-        """The records of one file. If it cannot be read, and there are records before it, a BadLine says so."""
+        """Yield the records of one file. If it cannot be read, yield a BadLine, or raise UsageError if no earlier file
+        had records."""
         try:
             if rows is not None:
                 yield from self._rows(shown, rows, sniffer, hub_errors())
@@ -129,7 +132,8 @@ class _Reader:
     def _rows(
         self, name: str, rows: Iterable[Any], sniffer: Sniffer, errors: tuple[type[Exception], ...]
     ) -> Iterator[Record]:
-        """The records of the rows; if one of `errors` is raised after the first row, the last is a BadLine."""
+        """Yield the records of the rows. If one of `errors` is raised, yield a BadLine last, or raise UsageError if the
+        first row could not be read."""
         broken = None
         try:
             for number, row in enumerate(rows, start=1):
@@ -144,14 +148,14 @@ class _Reader:
             yield self._cut_short(broken)
 
     def _cut_short(self, message: str, code: ErrorCode = "invalid_request") -> BadLine:
-        """Warn that the current file cannot be read further; the BadLine that stands for the rest of it."""
+        """Warn that the current file cannot be read further; return the BadLine that replaces the rest of it."""
         self._warn(message)
         self._line += 1
         return _bad_line(self._before + self._line, message, code)
 
 
 def _check_first(name: str) -> None:
-    """Raise UsageError for a file that is known to be unreadable before any line of it is read."""
+    """Raise UsageError if the first file cannot be read, or is a damaged table. Only a regular file is opened."""
     if is_hub(name):
         return
     check_readable(name)
@@ -162,7 +166,7 @@ def _check_first(name: str) -> None:
 
 
 def _table(stream: Stream, name: str, kind: str) -> Iterator[Any]:
-    """The batches of a table; UsageError if it cannot be read as one."""
+    """Return the batches of a table; UsageError if it is damaged or comes from a stream. kind: as in open_table."""
     if not stream.raw.seekable():
         raise UsageError(f"{name} holds a table ({kind}), which cannot be read from a stream; give the file itself")
     try:
@@ -181,13 +185,13 @@ def _read_row(row: object, line: int, options: LineOptions) -> Record:
 
 
 def _bad_line(line: int, message: str, code: ErrorCode = "invalid_request") -> BadLine:
-    """A BadLine for what cannot be read at all; its digest is that of the message."""
+    """Return a BadLine for unreadable data. Its digest is that of the message."""
     record = BadLine(line, RequestError(code, message, line))
     _signed(record, message.encode())
     return record
 
 
 def _signed(record: Record, data: bytes) -> Record:
-    """The record with the digest of the data that it was made from."""
+    """Set the digest of a record to that of its data; return the record."""
     record.digest = xxhash.xxh3_128_hexdigest(data)
     return record

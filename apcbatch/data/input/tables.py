@@ -1,8 +1,8 @@
-"""Read rows of parquet, arrow and Hugging Face datasets as records, and remove the nulls that a table put in.
+"""Read rows of parquet, arrow and Hugging Face datasets as records, and remove the nulls that a table filled in.
 
-A table gives each object of a column the keys of all others, with nulls for those that it did not have; docs/files.md
-has the three rules by which such nulls are removed. Invariants: a few rows are held at a time (of arrow, their batch);
-data is validated before it is read.
+All objects of a table's column have the same keys: the table fills the absent ones with null. docs/files.md has the
+three rules by which such nulls are removed. Invariants: at most ROWS_AT_ONCE rows are in memory, for arrow one record
+batch. Data is validated before it is read.
 """
 
 from __future__ import annotations
@@ -29,25 +29,28 @@ _CHOICES = ("anyOf", "oneOf")
 
 
 class Null(Enum):
-    """Stands for a null of a table's object until it is kept or removed: null in some rows of its column, or in all."""
+    """Placeholder of a null in a table's object, until it is kept as None or removed.
+
+    SOME: the column has values of a type. ALL: the column's type is null, so every row has null.
+    """
 
     SOME = 0
     ALL = 1
 
 
 class Struct(Record):
-    """An object of a table: its keys and their order are those of the column."""
+    """An object of a table. Its keys and their order are those of the column."""
 
 
 def open_table(raw: BinaryIO, kind: str) -> Iterator[RecordBatch]:
-    """The batches of an open file, lazily; its schema is read at once. kind: `parquet` or `arrow`.
+    """Read the schema of an open file; return a lazy iterator over its batches. kind: `parquet` or `arrow`.
 
-    Raises one of table_errors() for a file that is damaged, here or later.
+    Raises one of table_errors() for a damaged file, here or while iterating.
     """
     import pyarrow.ipc
     import pyarrow.parquet
 
-    library: Any = pyarrow  # without types
+    library: Any = pyarrow  # it has no type annotations
     raw.seek(0)
     if kind == "parquet":
         return iter(library.parquet.ParquetFile(raw).iter_batches(batch_size=ROWS_AT_ONCE))
@@ -60,7 +63,10 @@ def open_table(raw: BinaryIO, kind: str) -> Iterator[RecordBatch]:
 
 
 def open_hub(spec: str) -> Iterator[RecordBatch]:
-    """The batches of `hf:org/name[:split]`; the default split is the only one, or `train`. Raises UsageError."""
+    """Open the dataset `hf:org/name[:split]`; return a lazy iterator over its batches.
+
+    The default split is the only one, or `train`. Raises UsageError for a dataset that cannot be opened, and for
+    several splits without a `train` among them."""
     name, _, split = spec.removeprefix(HUB_PREFIX).partition(":")
     if not name:
         raise UsageError(f"{spec} names no dataset; expected hf:org/name or hf:org/name:split")
@@ -83,7 +89,7 @@ def open_hub(spec: str) -> Iterator[RecordBatch]:
 
 
 def rows_in(batches: Iterable[RecordBatch]) -> Iterator[dict[str, Any]]:
-    """Each row as the record of its JSON line. A null column is absent; JSON text is parsed."""
+    """Yield each row as the record of a JSON line, without its null columns and with JSON text parsed."""
     for batch in batches:
         batch.validate(full=True)
         converters = {field.name: _converter(field.type) for field in batch.schema}
@@ -95,7 +101,7 @@ def rows_in(batches: Iterable[RecordBatch]) -> Iterator[dict[str, Any]]:
 
 
 def table_errors() -> tuple[type[Exception], ...]:
-    """Exceptions of pyarrow and `datasets` for a table that is absent, damaged or unreachable."""
+    """Return the exceptions that pyarrow raises for a table that is absent, damaged or unreachable."""
     from pyarrow.lib import ArrowException
 
     return (
@@ -105,14 +111,14 @@ def table_errors() -> tuple[type[Exception], ...]:
 
 
 def hub_errors() -> tuple[type[Exception], ...]:
-    """Exceptions that reading a Hugging Face dataset may raise."""
+    """Return the exceptions that reading a Hugging Face dataset may raise."""
     from datasets.exceptions import DatasetsError
 
     return (*table_errors(), DatasetsError)
 
 
 def _converter(kind: DataType) -> Convert | None:
-    """A function that converts values of this type to JSON values; None if they are such values already."""
+    """Return a function that converts values of this type to JSON values; None if they need no conversion."""
     from pyarrow.types import is_fixed_size_list, is_large_list, is_list, is_map, is_null, is_struct
 
     if getattr(kind, "extension_name", None) == "arrow.json":
@@ -138,12 +144,12 @@ def _applied(convert: Convert | None, value: Any) -> Any:
 
 
 def _settle_row(row: Record) -> Record:
-    """The row with each Null kept as None or removed."""
+    """Replace each Null in a row by None, or remove it."""
     return cast(Record, _settled(row, _schemas(row)))
 
 
 def settle_line(record: Record) -> Record:
-    """The record of a JSON line without the nulls that a table put in; the same object if there are none."""
+    """Remove the nulls that a table filled in from a record of JSON lines; return the same object if it has none."""
     try:
         marked, body = _marked(record), record.get("body")
         if isinstance(body, dict) and (marked_body := _marked(body)) is not body:
@@ -154,7 +160,7 @@ def settle_line(record: Record) -> Record:
 
 
 def _marked(record: Record) -> Record:
-    """The record with a Null for each null of a table; the same object if a table put none in."""
+    """Replace the nulls that a table filled in by Null; return the same object if there are none."""
     found = {}
     messages, tools = record.get("messages"), record.get("tools")
     if isinstance(messages, list) and _messages_are_filled(messages):
@@ -165,7 +171,7 @@ def _marked(record: Record) -> Record:
 
 
 def _messages_are_filled(messages: list[Any]) -> bool:
-    """Whether the messages have nulls that a table put in (rule 3)."""
+    """Return whether a table filled the messages with nulls (rule 3)."""
     first = messages[0] if messages else None
     if len(messages) < 2 or not isinstance(first, dict) or "tool_calls" not in first:
         return False
@@ -185,7 +191,7 @@ def _messages_are_filled(messages: list[Any]) -> bool:
 
 
 def _tool_is_filled(schema: object) -> bool:
-    """Whether a tool, or a part of it, has a null where a schema cannot have one."""
+    """Return whether a tool, or a part of it, has a null where a schema cannot have one."""
     if isinstance(schema, dict):
         keys = schema.keys() - _MAY_BE_NULL
         return any(schema[key] is None or _tool_is_filled(schema[key]) for key in keys)
@@ -193,14 +199,16 @@ def _tool_is_filled(schema: object) -> bool:
 
 
 def _with_marks(value: Any) -> Any:
-    """The value with a Null for each null in it, and a Struct for each object."""
+    """Copy a value with a Null for each null in it and a Struct for each object."""
     if isinstance(value, dict):
         return Struct((key, Null.SOME if item is None else _with_marks(item)) for key, item in value.items())
     return [_with_marks(item) for item in value] if isinstance(value, list) else value
 
 
 def _settled(value: Any, schemas: Mapping[str, Record]) -> Any:
-    """The value without its Nulls; those in arguments of calls are kept where the tool's schema allows for null."""
+    """Remove the Nulls from a value. In the arguments of calls a Null becomes None where the tool's schema allows null.
+
+    schemas: parameter schema of each tool, by name."""
     if isinstance(value, dict):
         name, arguments = value.get("name"), value.get("arguments")
         settled = {key: _settled(item, schemas) for key, item in value.items() if not isinstance(item, Null)}
@@ -213,7 +221,10 @@ def _settled(value: Any, schemas: Mapping[str, Record]) -> Any:
 
 
 def _settled_arguments(value: Any, schema: Any) -> Any:
-    """Arguments, or a part of them, with the nulls that their schema allows for, in the schema's order (rule 2)."""
+    """Settle the Nulls in arguments, or in a part of them, by their schema (rule 2).
+
+    A Null becomes None where the schema requires the key or allows null, and else is removed. The keys of a Struct get
+    the schema's order."""
     schema = schema if isinstance(schema, dict) else {}
     if isinstance(value, list):
         return [_settled_arguments(item, schema.get("items")) for item in value]
@@ -234,7 +245,7 @@ def _settled_arguments(value: Any, schema: Any) -> Any:
 
 
 def _as_required(properties: Record, required: list[Any]) -> Record:
-    """The properties, with the required ones among them put in the order of `required`."""
+    """Put the required ones among the properties in the order of `required`; the others keep their places."""
     names = [name for name in required if isinstance(name, str) and name in properties]
     if len(set(names)) < len(names):
         return properties
@@ -243,7 +254,7 @@ def _as_required(properties: Record, required: list[Any]) -> Record:
 
 
 def _allows_null(schema: object) -> bool:
-    """Whether a parameter may be null."""
+    """Return whether a parameter's schema allows null."""
     if not isinstance(schema, dict):
         return False
     kind = schema.get("type")
@@ -253,7 +264,7 @@ def _allows_null(schema: object) -> bool:
 
 
 def _schemas(row: Record) -> dict[str, Record]:
-    """The schema of each tool's parameters, by the tool's name."""
+    """Map the name of each tool in a row, or in its body, to the schema of its parameters."""
     found: dict[str, Record] = {}
     for holder in (row, row.get("body")):
         tools = holder.get("tools") if isinstance(holder, dict) else None

@@ -1,7 +1,7 @@
-"""Check tools and bring them into the form that chat templates read: `{"type": "function", "function": {...}}`.
+"""Check tools and convert them to the form that chat templates read: `{"type": "function", "function": {...}}`.
 
-Converted are functions with a type beside the name (OpenAI's Responses) and schemas under `input_schema` (Anthropic)
-or `inputSchema` (MCP). A function alone, without a type, stays as it is, since many templates take both.
+Two forms are converted: functions with `type` beside `name` (OpenAI's Responses), and schemas under `input_schema`
+(Anthropic) or `inputSchema` (MCP). A bare function without `type` stays unchanged, since many templates read both.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from apcbatch.data.checks import invalid, need_object, need_string, one_of, show
 from apcbatch.data.input.messages import ContentWarnings, Tool
 
 _SCHEMAS = ("parameters", "input_schema", "inputSchema")
-_UNSHOWN = ("type", "cache_control")  # Anthropic's keys that the model is not shown
+_UNSHOWN = ("type", "cache_control")  # keys of Anthropic's form that are left out of the converted function
 _WITHOUT_SCHEMA = ("name", "description", "strict", *_SCHEMAS, *_UNSHOWN)
 _FORM = '{"type": "function", "function": {"name": ..., "parameters": ...}}'
 
 
 def check_tools(value: object, where: str = "tools", warnings: ContentWarnings | None = None) -> list[Tool] | None:
-    """The tools of a request; None without any. RequestError for what is no function with a name.
+    """Check and convert the tools of a request; return None without any.
 
-    warnings: gets a sentence for a function whose keys hold no known schema.
+    RequestError for a tool that is not a function with a name. warnings: takes a sentence for each function without a
+    schema that has unknown keys.
     """
     if value is None:
         return None
@@ -55,7 +56,7 @@ def _check_tool(value: object, where: str, warnings: ContentWarnings) -> Tool:
 
 
 def _with_parameters(function: dict[str, Any], where: str, warnings: ContentWarnings) -> dict[str, Any]:
-    """The function with its schema under `parameters`; the same object if nothing had to move."""
+    """Move the schema of a function to `parameters`; return the same object if it is there already or absent."""
     named = [name for name in _SCHEMAS if function.get(name) is not None]
     if len(named) > 1:
         raise invalid(f"{where} has the schemas {one_of(named).replace(' or ', ' and ')}; give one of them")
