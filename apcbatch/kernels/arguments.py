@@ -69,7 +69,7 @@ def require_indices(tensor: torch.Tensor, name: str, shape: tuple[int, ...], end
 
 def float_vector(tensor: torch.Tensor, name: str, size: int, of: torch.Tensor, of_name: str) -> torch.Tensor:
     """Return the tensor as contiguous float32, converted if needed. Raises ValueError unless its shape is (size,) and
-    its device is that of `of`. of_name: the tensor, for the error message, whose columns it matches."""
+    it is on the device of `of`. of_name: matrix whose columns it matches, for the error message."""
     require_beside(tensor, name, of)
     if tensor.shape != (size,):
         raise ValueError(f"{name} must be ({size},), one value a column of {of_name}; it is {tuple(tensor.shape)}")

@@ -81,7 +81,7 @@ def conv_arguments(
     most_taps: int,
     codes: Mapping[torch.dtype, int] = DTYPE_CODES,
 ) -> tuple[dict[str, Any], torch.Tensor]:
-    """Check the arguments of `causal_conv`. Returns them as keywords of the compiled module, and its result tensor."""
+    """Check the arguments of `causal_conv`. Returns the compiled module's keyword arguments, and the result tensor."""
     device, (t, d) = x.device, token_rows(x, num_tokens)
     width, code = weight.shape[-1], dtype_code(x, "x", codes)
     x_stride = token_stride(x, "x", t, d, x)
@@ -120,7 +120,7 @@ def scan_arguments(
     most_states: int,
     codes: Mapping[torch.dtype, int] = DTYPE_CODES,
 ) -> tuple[dict[str, Any], torch.Tensor]:
-    """Check the arguments of `selective_scan`. Returns them as keywords of the compiled module, and its result
+    """Check the arguments of `selective_scan`. Returns the compiled module's keyword arguments, and the result
     tensor."""
     device, (t, d) = x.device, token_rows(x, num_tokens)
     n, code = A.shape[0], dtype_code(x, "x", codes)

@@ -45,7 +45,7 @@ def selective_scan(
     state: torch.Tensor,
     ragged: Ragged,
 ) -> torch.Tensor:
-    """Compute h = exp(dt A) h + dt x B and y = (D x + sum_n C h) silu(z), with softplus(dt + dt_bias) as dt.
+    """Compute dt = softplus(dt + dt_bias), h = exp(dt A) h + dt x B, y = (D x + sum_n C h) silu(z).
 
     Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", arXiv 2312.00752,
     section 3.2.

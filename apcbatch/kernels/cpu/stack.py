@@ -53,8 +53,8 @@ class FusedStack:
         with_logprobs: bool = False,
         on_layer: Callable[[], None] | None = None,
     ) -> Passed:
-        """See PassStack. If the tensor objects are those of the last pass, only their values are checked again, by the
-        compiled module."""
+        """See PassStack. A call with the same tensor objects as the last one skips the checks of shapes and dtypes; the
+        compiled module checks the values in every call."""
         inputs = (tokens, ragged, *pages, logits_rows, hidden_rows, with_logprobs)
         checked = self._checked
         if checked is None or not all(map(is_, inputs, checked.inputs)):

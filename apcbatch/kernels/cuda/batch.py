@@ -35,8 +35,8 @@ class DeviceBatch:
 
     @property
     def slots(self) -> torch.Tensor:
-        """Initial and final slots, (2, sequences) int64 on the device. Slots written here are not checked: they must
-        satisfy a Ragged's invariants, and the states must have them."""
+        """Initial and final slots, (2, sequences) int64 on the device. New slots may be written here, but are not
+        checked: they must satisfy a Ragged's invariants and exist in the states."""
         b = self.num_sequences
         return self._lists[b + 1 : 3 * b + 1].view(2, b)
 

@@ -1,4 +1,4 @@
-"""Load the compiled CUDA kernels; constants and the current stream for their calls."""
+"""Load the compiled CUDA kernels, and provide the dtype codes, alignment and stream that they take."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Fused kernels of a Mamba mixer for a decode pass of few sequences on a CUDA device.
 
-One launch runs in_proj and the convolution, another dt_proj and the state's step. Invariant: the bits equal those of
-the product and the op run separately.
+One launch runs in_proj and the convolution; another launch runs dt_proj and one step of the states. Invariant: the bits
+equal those of the product and the op run separately.
 """
 
 from __future__ import annotations
