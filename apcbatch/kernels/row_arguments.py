@@ -51,8 +51,8 @@ def norm_arguments(
     out_dtype: torch.dtype,
     codes: Codes = DTYPE_CODES,
 ) -> tuple[NormArguments, torch.Tensor, torch.Tensor | None]:
-    """Check the arguments of `rms_norm`, or with delta of `add_rms_norm_`. Returns them, the result y, and the weight
-    as float32, which the caller keeps alive until the kernel has been launched."""
+    """Check the arguments of `rms_norm`, or of `add_rms_norm_` if delta is given. Returns them, the result y, and the
+    weight as float32, which the caller keeps alive until the kernel has been launched."""
     if delta is None:
         require_matrix(x, "x")
     else:
@@ -174,7 +174,7 @@ def kv_arguments(
 
 
 class AttentionArguments(NamedTuple):
-    """Checked arguments of `paged_attention`, except page_table, cu_seqlens and context, which each device checks."""
+    """Checked arguments of `paged_attention`, without page_table, cu_seqlens and context, which only the CPU checks."""
 
     q: _C.View
     k_cache: _C.View

@@ -91,7 +91,7 @@ def _addresses(page_table: torch.Tensor, cu_seqlens: torch.Tensor, context: torc
 def _fault_sentence(
     fault: int, t: int, pages: int, page_table: torch.Tensor, cu_seqlens: torch.Tensor, context: torch.Tensor
 ) -> str:
-    """Return the error message of a SequenceFault (csrc/attention.h): an offset or a page outside the tensors."""
+    """Return the error message of a SequenceFault (csrc/attention.h): an invalid offset, context, width or page."""
     return (
         "",
         f"cu_seqlens must ascend from 0 to the {t} tokens of q; it is {cu_seqlens.tolist()}",

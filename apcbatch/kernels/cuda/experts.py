@@ -117,7 +117,7 @@ class FewTokens:
 
 
 def _maps(parts: Sequence[DeviceLinear]) -> torch.Tensor:
-    """Make the tensor maps (TMA descriptors) of these weights, as bytes."""
+    """Make the tensor maps (TMA descriptors) of these weights, as one uint8 tensor on the host."""
     addresses = [part.weight.data_ptr() for part in parts]
     maps = extension().expert_maps(addresses, parts[0].out_features, parts[0].in_features)
     return torch.frombuffer(bytearray(maps), dtype=torch.uint8)
