@@ -1,1 +1,1 @@
-"""Chat: conversations become prompts through the chat template."""
+"""Chat: render conversations to prompts with the chat template."""

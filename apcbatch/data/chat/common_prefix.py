@@ -1,12 +1,12 @@
-"""Tokenise the common prefix of texts once: one base text, and others that take their first tokens from it.
+"""Tokenise the common prefix of texts once: reuse the first tokens of a base text for other texts.
 
-Invariant: the tokens of a text are those of tokenising it alone. Tokens of the base are reused only up to a joint, a
-position where both texts are split alike, and the rest from the joint on is tokenised again. A joint is
-* a marker, an added token at which a text is split before anything else: the text on its left does not affect the
-  tokens on its right;
-* else the gap between two words well before the texts differ, if the tokens around it are the same in the base and in
-  a window that begins a few words earlier: then both continue alike (word splitting runs left to right, and a BPE
-  sequence is right if all its neighbouring pairs are).
+Invariant: a text gets the tokens that it has if it is tokenised alone. Tokens of the base are reused only up to a
+joint, a position where both texts are split alike. The text after the joint is tokenised again. A joint is
+* a marker: an added token at which a text is split before all else. The text on its left does not affect the tokens on
+  its right.
+* else the gap between two words, well before the place where the texts differ. The tokens before the gap must be the
+  same in the base and in a window of the text that begins a few words earlier. Then both continue alike: word splitting
+  runs left to right, and a BPE sequence is right if all its neighbouring pairs are right.
 Without a joint, a text is tokenised alone.
 """
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from apcbatch.data.tokenization.tokenizer import Encoding
 
 _WINDOW_CHARACTERS = 4096
-_WORD_GUARD_CHARACTERS = 16  # between a word joint and the first different character
-_WORD_LEAD_CHARACTERS = 64  # between the window's begin and a word joint
-_WORD_GAPS = 64  # number of gaps that are tried, from the last one backwards
+_WORD_GUARD_CHARACTERS = 16  # least distance from a word joint to the first different character
+_WORD_LEAD_CHARACTERS = 64  # least distance from the window's begin to a word joint
+_WORD_GAPS = 64  # number of last gaps that are candidates
 _LEAD_TOKENS = 4  # number of tokens before a word joint that must agree
 _WORD_GAP = re.compile(r"(?<=[^\W_]) ")
 
 
 def common_length(one: str, other: str) -> int:
-    """The length of the longest common prefix of two texts, in characters."""
+    """Return the length of the longest common prefix of two texts, in characters."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -44,7 +44,7 @@ def common_length(one: str, other: str) -> int:
 
 
 class BaseText:
-    """A base text with its tokens. token_ids: (tokens,) int32."""
+    """A base text and its tokens, whose first tokens other texts reuse. token_ids: (tokens,) int32."""
 
     def __init__(self, tokenizer: Tokenizer, text: str) -> None:
         self.text = text
@@ -53,8 +53,9 @@ class BaseText:
         self.token_ids: TokenArray = np.array(self._encoding.ids, dtype=np.int32)
 
     def tokenise(self, text: str, common: int) -> TokenArray:
-        """The tokens of a text whose first `common` characters are those of the base: a view of the base's tokens if
-        they are a prefix of these, else an array of its own."""
+        """Tokenise a text whose first `common` characters are those of the base.
+
+        Return (tokens,) int32: a view of the base's tokens if these begin with the text's tokens, else a new array."""
         if common == len(text) == len(self.text):
             return self.token_ids
         kept, fresh = self._marker_joint(text, common) or self._word_joint(text, common) or (0, None)
@@ -66,7 +67,7 @@ class BaseText:
         return np.concatenate((self.token_ids[:kept], fresh))
 
     def _marker_joint(self, text: str, common: int) -> tuple[int, TokenArray] | None:
-        """(number of base tokens kept, the tokens after them) at the last marker in the common prefix."""
+        """Join at the last marker in the common prefix: return (number of base tokens reused, tokens after them)."""
         markers = self._tokenizer.markers
         if markers is None:
             return None
@@ -82,7 +83,9 @@ class BaseText:
         return (kept, fresh) if self.token_ids[kept] == marker_id == fresh[0] else None
 
     def _word_joint(self, text: str, common: int) -> tuple[int, TokenArray] | None:
-        """(number of base tokens kept, the tokens after them) at a gap between words in the common prefix."""
+        """Join at a gap between words in the common prefix: return (number of base tokens reused, tokens after them).
+
+        Return None without a gap at which the tokens agree."""
         end = max(0, common - _WORD_GUARD_CHARACTERS)
         places = _WORD_GAP.finditer(text, max(0, end - _WINDOW_CHARACTERS), end)
         gaps = [place.start() for place in places][-_WORD_GAPS:]
@@ -101,7 +104,7 @@ class BaseText:
 
 
 def _tokens_before(encoding: Encoding, position: int) -> int | None:
-    """The number of tokens before a character; None if no token ends exactly there."""
+    """Return the number of tokens before the character at `position`; None if no token ends exactly there."""
     index = encoding.char_to_token(position - 1)
     if index is None:
         return None

@@ -1,7 +1,7 @@
 """Show the tokens of a prompt, each with its part of the text.
 
-Invariant: the texts of the tokens, concatenated, are the tokenised text with the special tokens that are added to the
-prompt of a completion.
+Invariant: the concatenated texts of the tokens are the tokenised text, and in a completion's prompt also the special
+tokens added around it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ from apcbatch.data.tokenization.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class PromptToken:
-    """text: if a character takes several tokens, the last one has it, and the others are empty."""
+    """One token of a prompt.
+
+    text: its part of the prompt. If a character takes several tokens, the last one has it, and the others are empty.
+    special: it is a special token.
+    """
 
     id: int
     text: str
@@ -24,10 +28,10 @@ class PromptToken:
 def prompt_tokens(
     tokenizer: Tokenizer, token_ids: Sequence[int], text: str | None, *, adds_special: bool
 ) -> list[PromptToken]:
-    """A prompt's tokens.
+    """Split a prompt into its tokens.
 
-    text: what it was tokenised from; None if it came as ids, and then each token is decoded alone. adds_special:
-    whether special tokens were put around the text.
+    text: text of the prompt; None if it was given as ids, and then each token is decoded alone. adds_special: special
+    tokens were added around the text.
     """
     encoding = None if text is None else tokenizer.encode(text, adds_special)
     if text is None or encoding is None or encoding.ids != list(token_ids):
@@ -40,7 +44,7 @@ def prompt_tokens(
 
 
 def _parts(tokenizer: Tokenizer, text: str, ids: list[int], offsets: list[tuple[int, int]]) -> Iterator[str]:
-    """The text that each token covers, with any uncovered text before it; the last one has the rest."""
+    """Yield the text that each token covers, after any uncovered text before it. The last token has all the rest."""
     end = 0
     last = max((at for at, (begin, until) in enumerate(offsets) if begin < until), default=-1)
     for at, (number, (begin, until)) in enumerate(zip(ids, offsets, strict=True)):

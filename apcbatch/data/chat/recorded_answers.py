@@ -1,11 +1,11 @@
 """Tokenise recorded answers for scoring: history and answer in one array, and where the answer begins.
 
-Invariants: the history has the tokens of the prompt that the answer would be generated for; history and answer have
-those of the rendered conversation up to the answer's end. If a token spans the border between the two, the answer is
-tokenised separately after the prompt, as if it had been generated.
+Invariants: the history has the tokens of the prompt from which the answer would be generated. History and answer
+together have the tokens of the rendered conversation up to the answer's end. There is one exception: if a token spans
+the border between the two, the answer is tokenised separately after the prompt, as if it had been generated.
 
-The answer ends with the last stop token that the template writes in its turn (usually the end of turn), since a model
-would not generate what the template writes after that. Without a stop token it ends with its turn.
+The answer ends with the last stop token that the template writes in its turn, usually the end of turn: a model would
+not generate the text after that. Without a stop token the answer ends with its turn.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from apcbatch.prefix import TokenArray, as_token_array
 
 
 def answered_turns(conversation: Conversation, turns: Turns) -> list[Turn]:
-    """The turns of a conversation that have a recorded answer; RequestError if none has."""
+    """Choose the turns of a conversation that have a recorded answer; RequestError if none has."""
     if conversation.prompt is not None:
         raise RequestError(
             "invalid_request", "a completion has no recorded answer to score; give it echo and logprobs without --score"
@@ -40,8 +40,9 @@ def answered_turns(conversation: Conversation, turns: Turns) -> list[Turn]:
 
 
 def render_answers(renderer: Renderer, conversation: Conversation, turns: Turns) -> Rendered:
-    """Each recorded answer after its history, as a prompt with `answer_begin`. RequestError, with the line, if there is
-    no answer; turns that fail alone are in `failures`."""
+    """Make a prompt with `answer_begin` of each recorded answer and the history before it.
+
+    RequestError, with the line, if there is no recorded answer. Turns whose prompt cannot be made are in `failures`."""
     base: BaseText | None = None
 
     def make_prompt(turn: Turn, custom_id: str) -> Prompt:
@@ -59,8 +60,9 @@ def render_answers(renderer: Renderer, conversation: Conversation, turns: Turns)
 
 
 def _texts(renderer: Renderer, conversation: Conversation, num_messages: int) -> tuple[str, str]:
-    """The prompt after `num_messages` messages, and the same with the answer. Rendered turn by turn, since the texts of
-    all turns together grow with the square of their number."""
+    """Render the prompt after `num_messages` messages, and the same with the answer.
+
+    One turn at a time, since the texts of all turns together grow with the square of their number."""
     texts = []
     for count, prompts in ((num_messages, True), (num_messages + 1, False)):
         messages = conversation.messages[:count]
@@ -70,7 +72,7 @@ def _texts(renderer: Renderer, conversation: Conversation, num_messages: int) ->
 
 
 def _tokenise(renderer: Renderer, base: BaseText, history: str, answered: str) -> tuple[TokenArray, int]:
-    """The tokens of history and answer, and the number of the history's."""
+    """Tokenise history and answer; return the tokens of both, (tokens,) int32, and the number of history tokens."""
     if not answered.startswith(history):
         raise RequestError(
             "invalid_request",
@@ -90,6 +92,6 @@ def _tokenise(renderer: Renderer, base: BaseText, history: str, answered: str) -
 
 
 def _end(tokens: TokenArray, begin: int, eos_token_ids: tuple[int, ...]) -> int:
-    """The position after the last stop token of the answer, or the end of the text if it has none."""
+    """Return the position after the last stop token of the answer, or the number of tokens if it has none."""
     stops = np.flatnonzero(np.isin(tokens[begin:], eos_token_ids))
     return begin + int(stops[-1]) + 1 if len(stops) else len(tokens)

@@ -1,6 +1,6 @@
 """Render conversations to prompts, and tokenise the common prefix of a conversation's turns once.
 
-Invariant: a prompt has the same tokens as its history rendered and tokenised alone.
+Invariant: a prompt has the tokens that its history has if it is rendered and tokenised alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from apcbatch.formats import Turns
 from apcbatch.prefix import TokenArray, as_token_array
 
 _SNIPPET_CHARACTERS = 24
-_LAST_TOKENS = 32  # of a prompt, which are searched for the marker that begins reasoning
+_LAST_TOKENS = 32  # number of last prompt tokens searched for the marker that begins reasoning
 _DEFAULT_OPTIONS = ChatOptions()
 
 
@@ -40,10 +40,10 @@ _DEFAULT_OPTIONS = ChatOptions()
 class Prompt:
     """The prompt of one request.
 
-    turn: the assistant's, from 1. token_ids: (tokens,) int32, read-only: often a view of one array that all turns of
-    the conversation share. num_messages: those that it was made from. call_ids: ids of the tool calls generated in
-    earlier turns. warnings: sentences about how it was made. answer_begin: position of the recorded answer that is
-    scored, if any (data/chat/recorded_answers.py).
+    turn: number of the assistant turn, from 1. token_ids: (tokens,) int32, read-only, often a view of one array that
+    all turns of the conversation share. num_messages: number of messages rendered; 0 for a completion. call_ids: ids of
+    the tool calls generated in earlier turns. warnings: sentences about how the prompt was made. answer_begin: position
+    of the first token of the recorded answer, if one is scored (data/chat/recorded_answers.py).
     """
 
     turn: int
@@ -57,7 +57,7 @@ class Prompt:
 
 @dataclass(slots=True)
 class FailedTurn:
-    """A turn whose prompt cannot be made; other turns of the conversation may have one."""
+    """A turn whose prompt cannot be made. Other turns of the conversation may have prompts."""
 
     turn: int
     custom_id: str
@@ -66,7 +66,7 @@ class FailedTurn:
 
 @dataclass(slots=True)
 class Rendered:
-    """The prompts of one conversation in order. prefix_stable: each prompt is a prefix of the last one."""
+    """The prompts of one conversation, in order. prefix_stable: each text is a prefix of the last turn's text."""
 
     prompts: list[Prompt]
     failures: list[FailedTurn] = field(default_factory=list)
@@ -74,10 +74,10 @@ class Rendered:
 
 
 class Renderer:
-    """Renders conversations for one model, and makes the parsers and constraints of its answers.
+    """Renderer of conversations for one model. It also makes the parsers and constraints of the answers.
 
-    tool_parser, reasoning_parser: those of the model, or None. warn: gets one sentence if the model has no chat
-    template, and one if its template is not prefix-stable. UsageError for invalid options.
+    tool_parser, reasoning_parser: those of the model, or None. warn: called once if the model has no chat template, and
+    once if its template is not prefix-stable. UsageError for invalid options.
     """
 
     def __init__(
@@ -109,17 +109,18 @@ class Renderer:
         warn: Callable[[str], None] = lambda sentence: None,
         options: ChatOptions = _DEFAULT_OPTIONS,
     ) -> Renderer:
-        """The renderer of a model folder; ModelError if its tokenizer or template is missing or damaged."""
+        """Load the renderer of a model folder; ModelError if its tokenizer or template is missing or damaged."""
         return cls(load_any_tokenizer(Path(model_dir), warn), fallback_template_path, warn, options)
 
     @cached_property
     def grammar_compiler(self) -> GrammarCompiler:
-        """Compiles structured output for the model."""
+        """Return the compiler of structured output, made at first use."""
         return GrammarCompiler(self.tokenizer, self.tool_parser.syntax if self.tool_parser is not None else None)
 
     def constraint_factory(self, wanted: StructuredOutput, output_parser: OutputParser) -> ConstraintFactory:
-        """Makes the constraint of each answer with structured output. If output_parser splits off reasoning, the
-        constraint begins after it."""
+        """Return the factory of the constraints that force structured output.
+
+        If output_parser splits off reasoning, the constraint begins after the reasoning."""
         parser, thinking = output_parser.reasoning_parser, None
         if parser is not None:
             thinking = Thinking(parser.begins, parser.ends, output_parser.is_open)
@@ -127,22 +128,22 @@ class Renderer:
 
     @property
     def vocab_size(self) -> int:
-        """The number of token ids; the ids below it exist in the model."""
+        """Return the number of token ids; the ids below it exist in the model."""
         return self.tokenizer.vocab_size
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of an answer, without special tokens except those that enclose tool calls and reasoning."""
+        """Decode an answer without special tokens, except those that enclose tool calls and reasoning."""
         return self.tokenizer.decode(token_ids)
 
     def output_parser(self, conversation: Conversation, prompt: Prompt) -> OutputParser:
-        """The parser of the answer to a prompt of the conversation."""
+        """Make the parser of the answer to a prompt of the conversation."""
         if conversation.prompt is not None:
             return OutputParser()
         tools = conversation.tools or ()
         parser = self.tool_parser if tools else None
         return OutputParser(
             parser,
-            tools if parser is not None and parser.reads_tools else (),  # a request keeps no more than it needs
+            tools if parser is not None and parser.reads_tools else (),  # else they would take memory until the end
             self.reasoning_parser,
             self._is_open(conversation, prompt),
             conversation.place(prompt.num_messages),
@@ -152,7 +153,7 @@ class Renderer:
         )
 
     def _is_open(self, conversation: Conversation, prompt: Prompt) -> bool:
-        """Whether the prompt begins reasoning that the answer continues."""
+        """Return whether the prompt ends within reasoning, which the answer then continues."""
         if self.reasoning_parser is None:
             return False
         if conversation.template_options.continue_final_message:
@@ -160,7 +161,8 @@ class Renderer:
         return self.reasoning_parser.ends_open(self.decode(prompt.token_ids[-_LAST_TOKENS:].tolist()))
 
     def _unread_switches(self, template_options: TemplateOptions) -> tuple[str, ...]:
-        """A sentence about the template_options of a request that the template has no name for."""
+        """Word a warning about the request's options that the template does not read; return an empty tuple without
+        any."""
         given = [*template_options.variables, *(["documents"] if template_options.documents else [])]
         if not (template_options.add_generation_prompt or template_options.continue_final_message):
             given.append("add_generation_prompt")
@@ -168,9 +170,10 @@ class Renderer:
         return (f"the chat template does not read {', '.join(map(shown, unread))}",) if unread else ()
 
     def render(self, conversation: Conversation, turns: Turns = "each") -> Rendered:
-        """The prompts of a conversation; for `rollout` those of the recorded history (see data/chat/rollout.py).
+        """Render and tokenise the prompts of a conversation. For `rollout`, they have the recorded history.
 
-        RequestError, with the line, if no prompt can be made. Turns that fail alone are in `failures`.
+        data/chat/rollout.py makes the prompts of a rollout that have generated answers. RequestError, with the line, if
+        no prompt can be made; if only some cannot, these turns are in `failures`.
         """
         try:
             if not isinstance(conversation.prompt, list):
@@ -188,7 +191,7 @@ class Renderer:
         return rendered
 
     def complete_without_template(self, conversation: Conversation) -> None:
-        """Make a line with one user text a completion, if the model has no chat template."""
+        """Make a conversation of one user text a completion, if the model has no chat template."""
         if conversation.text is not None and self.template.is_fallback and conversation.make_completion():
             self.warn_once(
                 "text",
@@ -197,11 +200,11 @@ class Renderer:
             )
 
     def render_text(self, conversation: Conversation, messages: Sequence[Message]) -> str:
-        """The text of the prompt for these messages, with the conversation's tools and options; RequestError."""
+        """Render the prompt after these messages, with the conversation's tools and options. Raises RequestError."""
         return self.template.render(messages, conversation.tools, conversation.template_options)
 
     def check_tokens(self, token_ids: TokenArray) -> TokenArray:
-        """The same ids; RequestError if there are none, or if one is outside the vocabulary."""
+        """Return the ids unchanged; RequestError if there are none, or if one is outside the vocabulary."""
         if not len(token_ids):
             raise RequestError("invalid_request", "the prompt has no tokens; expected at least one")
         highest = int(token_ids.max())
@@ -211,7 +214,7 @@ class Renderer:
         return token_ids
 
     def warn_once(self, kind: str, sentence: str) -> None:
-        """Pass on the first warning of a kind."""
+        """Warn, unless a warning of this kind was given before."""
         if kind not in self._warned:
             self._warned.add(kind)
             self._warn(sentence)
@@ -258,8 +261,9 @@ class Renderer:
 def render_backwards(
     conversation: Conversation, turns: Sequence[Turn], make_prompt: Callable[[Turn, str], Prompt]
 ) -> Rendered:
-    """The prompts of turns, made from the last to the first, so that the longest text is the base of the others. A turn
-    whose prompt cannot be made is in `failures`."""
+    """Make the prompts of turns from the last to the first, so that the longest text is the base of the others.
+
+    make_prompt: (turn, custom_id) -> its prompt. A turn for which it raises RequestError is in `failures`."""
     rendered = Rendered([])
     for turn in reversed(turns):
         custom_id = conversation.request_id(turn.number)
@@ -273,6 +277,6 @@ def render_backwards(
 
 
 def snippets(one: str, other: str, position: int) -> str:
-    """`character POSITION`, and what two texts have there."""
+    """Show the place where two texts differ: `character POSITION ('...', '...')`."""
     end = position + _SNIPPET_CHARACTERS
     return f"character {position} ({one[position:end]!r}, {other[position:end]!r})"

@@ -1,8 +1,8 @@
 """Rollout: build each prompt of a conversation on the answers generated in its earlier turns.
 
 Invariant: a prompt begins with the previous prompt and the tokens generated for it, so the state after decoding is
-reused. The history is rendered again only if the template does not allow that, or if the answer's text ends within a
-token. Recorded tool messages get the ids of the generated calls.
+reused. There are two exceptions, in which the whole history is rendered again: the template changes the text up to
+the answer, or the answer's text ends within a token. Recorded tool messages get the ids of the generated calls.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from apcbatch.data.output.tool_parser import Call
 from apcbatch.errors import RequestError
 from apcbatch.prefix import TokenArray, as_token_array
 
-# Stands for the answer while the text after it is rendered; private-use characters that no template trims.
+# Placeholder of the answer while the text after it is rendered: private-use characters, which no template trims.
 _PLACEHOLDER = "\ue0a9\ue0ac\ue0b8"
 
 
 class Rollout:
-    """The requests of one conversation, one after the other; a `batch` line has one, and so has a line that continues
-    its last message.
+    """The requests of one conversation, one after the other. A `batch` line, or one that continues its last message,
+    has a single request.
 
-    prompt: that of the current request. num_turns: the number of requests. After a kill, pass the answers in OUT to
-    `advance` again to return to the same turn. RequestError if the first prompt cannot be made.
+    prompt: prompt of the current request. num_turns: number of requests. To resume after a kill, call `advance` with
+    each answer in OUT. RequestError if the first prompt cannot be made.
     """
 
     def __init__(self, renderer: Renderer, conversation: Conversation) -> None:
@@ -38,19 +38,19 @@ class Rollout:
         self._conversation = conversation
         self._token_ids: list[TokenArray] = []
         self._answers: list[ParsedAnswer] = []
-        self._is_cut = False  # whether the tokens of the last answer have more text than the answer
-        self._messages = list(conversation.messages)  # tool messages have the ids of generated calls
+        self._is_cut = False  # the tokens of the last answer have more text than the answer
+        self._messages = list(conversation.messages)  # tool messages with the ids of generated calls
         self._turns: list[Turn] = conversation.requests("rollout")
         self.num_turns = len(self._turns)
         single = conversation.is_single
         self.prompt = renderer.render(conversation, "each").prompts[0] if single else self._first()
 
     def advance(self, generated_ids: Sequence[int], stopped: bool, text: str | None = None) -> Prompt | None:
-        """The prompt of the next request, after this answer; None if there is none.
+        """Take the answer to the current request; return the next prompt, or None after the last request.
 
-        generated_ids: the new tokens of the current request. stopped: the last of them is a stop token; the end of turn
-        that the template writes replaces it. text: the answer's, if it ends within a token; the history is rendered
-        again then. RequestError, with the line, if the template refuses the new history.
+        generated_ids: tokens of the answer. stopped: the last of them is a stop token; the template's end of turn
+        replaces it. text: the answer's text if it ends within a token, and then the history is rendered again; else
+        None. RequestError, with the line, if the template refuses the new history.
         """
         done = len(self._answers) + 1
         if done >= self.num_turns:
@@ -80,7 +80,7 @@ class Rollout:
         return Prompt(turn.number, token_ids, self._conversation.request_id(turn.number), turn.num_messages)
 
     def _follow_calls(self, now: Turn, following: Turn) -> tuple[str, ...]:
-        """Give the tool messages after the last answer the ids of its calls; a warning if their numbers differ."""
+        """Give the tool messages after the last answer the ids of its calls; return a warning if the numbers differ."""
         recorded = self._conversation.messages
         begin, end = now.num_messages + 1, following.num_messages
         rest, warnings = follow_calls(
@@ -105,8 +105,8 @@ class Rollout:
         return self._tokenise(self._generated_history(following))
 
     def _text_after(self, now: Turn, following: Turn) -> str | None:
-        """The text from an answer to the end of the next prompt: end of turn, recorded messages, generation prompt.
-        None if the template changes the text up to the answer."""
+        """Render the text from the end of an answer to the end of the next prompt: end of turn, recorded messages,
+        generation prompt. Return None if the template changes the text before that."""
         history = self._messages[: now.num_messages]
         placeholder = {"role": "assistant", "content": _PLACEHOLDER}
         rest = self._messages[now.num_messages + 1 : following.num_messages]
@@ -118,7 +118,7 @@ class Rollout:
         return text[len(before) :] if text.startswith(before) else None
 
     def _generated_history(self, following: Turn) -> list[Message]:
-        """The messages before a turn, with the generated answers in place of the recorded ones."""
+        """Return the messages before a turn, with the generated answers in place of the recorded ones."""
         history = self._messages[: following.num_messages]
         for turn, answer in zip(self._turns, self._answers, strict=False):
             history[turn.num_messages] = answer.as_message()
@@ -132,11 +132,12 @@ class Rollout:
 def follow_calls(
     recorded: Message, calls: Sequence[Call], rest: Sequence[Message], turn: int
 ) -> tuple[list[Message], tuple[str, ...]]:
-    """The messages after an answer, with the ids of its calls, and a warning if their numbers differ.
+    """Give the tool messages after an answer the ids of its calls.
 
-    recorded: the assistant's message that the answer replaces. calls: those generated. rest: the messages up to the
-    next answer. Each tool message gets the id of the first unused call of its tool, else of the first unused call; if
-    none is left it stays as recorded.
+    Return the messages, and a warning if there are more or fewer calls than tool messages. recorded: the assistant's
+    message that the answer replaces. calls: the generated calls. rest: messages up to the next answer. Each tool
+    message gets the id of the first unused call of its tool, else of the first unused call. It stays unchanged if no
+    call is left.
     """
     places = [place for place, message in enumerate(rest) if message["role"] == "tool"]
     names = {

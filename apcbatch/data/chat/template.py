@@ -1,7 +1,7 @@
-"""Chat templates: render messages and tools to the text of a prompt.
+"""Render messages and tools to the text of a prompt with a chat template.
 
-A template is untrusted: it runs in a sandbox in a helper process (data/chat/template_child.py), and whatever goes wrong
-there becomes a RequestError of one conversation.
+A template is untrusted: it runs in a sandbox in a helper process (data/chat/template_child.py). An error there becomes
+a RequestError of one conversation.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ NO_TEMPLATE = (
 )
 _PROBE: tuple[Message, ...] = ({"role": "user", "content": "probe"},)
 _DEFAULT_OPTIONS = TemplateOptions()
-# Names under which a message may have its reasoning; most templates read the first, some `thinking`.
+# Keys of a message's reasoning. Most templates read the first, some `thinking`.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
-# Appended to the content that an answer continues; the prompt ends before it. Private-use characters, and a space that
-# shows whether the template trims content.
+# Appended to the last message if the answer continues it; the prompt ends before this mark. It is private-use
+# characters, and a space that shows whether the template trims content.
 _MARK = "\ue0a9\ue0ad\ue0b8 "
 
 
 class InvalidTemplate(Exception):
-    """A template that cannot be compiled; the text says why and in which line."""
+    """The template cannot be compiled. The text says why and in which line."""
 
 
 Outcome = str | RequestError | InvalidTemplate
@@ -47,9 +47,10 @@ Outcome = str | RequestError | InvalidTemplate
 class ChatTemplate:
     """The chat template of a tokenizer, or the fallback if it has none.
 
-    fallback: the text of the template for models without one. warn: called once if the fallback is used, by
-    `warn_if_fallback` or at the first conversation. variables: of the run; those of a request override them. ModelError
-    for a template that cannot be compiled, or that exceeds its time or memory on a short conversation.
+    fallback: text of the template for models without one. warn: called once if the fallback is used, by
+    `warn_if_fallback` or at the first conversation. variables: name -> value, for every conversation of the run; a
+    request's own variables override them. ModelError for a template that cannot be compiled, or that exceeds its time
+    or memory on a short conversation.
     """
 
     def __init__(
@@ -72,24 +73,24 @@ class ChatTemplate:
 
     @property
     def is_fallback(self) -> bool:
-        """Whether the model has no template of its own."""
+        """Return whether the fallback is used, since the model has no template."""
         return not self._own
 
     def warn_if_fallback(self) -> None:
-        """Warn, the first time, if conversations are rendered with the fallback."""
+        """Warn if the fallback is used; do nothing in later calls."""
         if self.is_fallback and self._warn is not None:
             self._warn(NO_TEMPLATE)
             self._warn = None
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The texts of the templates that conversations are rendered with."""
+        """Return the texts of the model's templates, or the text of the fallback."""
         chosen = self._source.chat_template if self._own else self._fallback
         texts = chosen.values() if isinstance(chosen, dict) else [chosen]
         return tuple(text for text in texts if isinstance(text, str))
 
     def reads(self, name: str) -> bool:
-        """Whether the template contains this name; else it cannot read a variable of this name."""
+        """Return whether the template contains this name. If not, it cannot read a variable of this name."""
         return any(re.search(rf"\b{re.escape(name)}\b", source) for source in self.sources)
 
     def render(
@@ -98,10 +99,9 @@ class ChatTemplate:
         tools: Sequence[Tool] | None = None,
         options: TemplateOptions = _DEFAULT_OPTIONS,
     ) -> str:
-        """The text of the prompt: the messages and, by default, the generation prompt.
+        """Render the text of the prompt: the messages and, by default, the generation prompt.
 
-        RequestError invalid_request with the template's own words if it refuses the conversation, or with the limit
-        that it exceeds.
+        RequestError with the template's own words if it refuses the conversation, or with the limit that it exceeds.
         """
         [outcome] = self.texts(messages, tools, [len(messages)], options)
         if isinstance(outcome, RequestError):
@@ -115,7 +115,7 @@ class ChatTemplate:
         counts: Sequence[int],
         options: TemplateOptions = _DEFAULT_OPTIONS,
     ) -> Iterator[str | RequestError]:
-        """For each count, the text of the prompt after that many messages, or the error."""
+        """Yield for each count the prompt after the first `count` messages, or its error."""
         self.warn_if_fallback()
         if options.continue_final_message:
             messages = with_mark(messages)
@@ -132,7 +132,7 @@ class ChatTemplate:
     def _outcomes(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None, counts: Sequence[int], options: TemplateOptions
     ) -> Iterator[Outcome]:
-        """The template's texts. Unlike `apply_chat_template`, an empty history is allowed."""
+        """Yield the template's texts or errors. The history may be empty, unlike in `apply_chat_template`."""
         variables = {
             **self._run_variables,
             **options.variables,
@@ -142,11 +142,11 @@ class ChatTemplate:
         try:
             process = self._process(bool(tools))
             yield from process.texts(messages, list(tools) if tools else None, counts, variables)
-        except (RequestError, InvalidTemplate) as error:  # before the first of them
+        except (RequestError, InvalidTemplate) as error:  # raised before the first text
             yield from repeat(error, len(counts))
 
     def _process(self, has_tools: bool) -> TemplateProcess:
-        """The helper process of the template for conversations with or without tools."""
+        """Return the helper process of the template for conversations with or without tools, made at first use."""
         source: str | None = self._fallback
         if self._own:
             try:
@@ -161,7 +161,7 @@ class ChatTemplate:
         return process
 
     def _probe(self) -> None:
-        """Try the template, so that a broken one is reported once and not for every conversation."""
+        """Render a short conversation, so that a broken template raises ModelError before the run."""
         where = f"the model's chat template, in {self._source.name_or_path},"
         [outcome] = self._outcomes(_PROBE, None, [len(_PROBE)], _DEFAULT_OPTIONS)
         if isinstance(outcome, InvalidTemplate):
@@ -170,11 +170,11 @@ class ChatTemplate:
             raise ModelError(f"{where} cannot be used: {outcome} for one short message; give the model another one")
         if isinstance(outcome, RequestError) and outcome.code == "context_length_exceeded":
             raise ModelError(f"{where} cannot be used for one short message: {outcome}; give the model another one")
-        # A template may refuse the probe; then the real conversations show whether it works.
+        # A template may refuse the probe and still accept the real conversations.
 
 
 class TemplateProcess:
-    """The helper process of one template. variables: what it sees besides messages and tools."""
+    """The helper process of one template. variables: name -> value, for every text."""
 
     def __init__(self, source: str, variables: Mapping[str, Any]) -> None:
         module, name = "apcbatch.data.chat.template_child", "the process for the chat template"
@@ -187,9 +187,9 @@ class TemplateProcess:
         counts: Sequence[int],
         variables: Mapping[str, Any] | None = None,
     ) -> Iterator[Outcome]:
-        """For each count, the text for that many first messages, or its error. variables: of this request.
+        """Yield for each count the text of the first `count` messages, or its error. variables: those of this request.
 
-        Raises RequestError for messages that cannot be sent to a template.
+        Raises RequestError for messages that cannot be sent to the helper process.
         """
         given = list(map(_with_reasoning, messages))
         try:
@@ -201,7 +201,7 @@ class TemplateProcess:
 
 
 def _with_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The message with its reasoning, if any, under the names that templates read."""
+    """Copy a message's reasoning to the keys `thinking` and `reasoning_content`, which templates read."""
     reasoning = next((message[key] for key in _REASONING if message.get(key) is not None), None)
     if reasoning is None:
         return message
@@ -209,7 +209,7 @@ def _with_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _outcome(kind: bytes, data: bytes) -> Outcome:
-    """The text or the error of a helper's answer."""
+    """Convert a helper's answer to the text or to an error."""
     text = data.decode("utf-8", "replace")
     if kind == DONE:
         return text
@@ -219,18 +219,18 @@ def _outcome(kind: bytes, data: bytes) -> Outcome:
 
 
 def too_long(num_characters: int) -> RequestError:
-    """The error of a text that is too long to be tokenised."""
+    """Make the error of a text that is too long to be tokenised."""
     message = f"the prompt holds {num_characters:,} characters; at most {MAX_CHARACTERS:,} are tokenised"
     return RequestError("context_length_exceeded", message)
 
 
 def with_mark(messages: Sequence[Message]) -> list[Message]:
-    """The messages with the mark after the content of the last one."""
+    """Append the mark to the content of the last message."""
     return [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + _MARK}]
 
 
 def before_mark(text: str) -> str | RequestError:
-    """The text before the mark, as transformers cuts it: if the template trims the content, the text is trimmed too."""
+    """Return the text before the mark. If the template trimmed the content, trim the text too, as transformers does."""
     place = text.rfind(_MARK.strip())
     if place < 0:
         message = "continue_final_message is true, and the chat template leaves out the end of the last message"
@@ -239,7 +239,7 @@ def before_mark(text: str) -> str | RequestError:
 
 
 def read_fallback(path: str | Path | None) -> str:
-    """The fallback template at path, or the one that ships with apcbatch; UsageError if it cannot be read."""
+    """Read the fallback template at `path`, or the one that ships with apcbatch; UsageError if it cannot be read."""
     chosen = Path(path) if path is not None else SHIPPED_FALLBACK
     try:
         return read_regular_file(chosen, MAX_TEMPLATE_BYTES).decode()

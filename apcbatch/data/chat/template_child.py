@@ -1,7 +1,7 @@
-"""The child process that renders a model's chat template, with nothing but jinja2: messages in, text out.
+"""Child process that renders a model's chat template: it reads messages and returns text.
 
-A template is untrusted. Its environment is the sandbox that `transformers` gives chat templates, rebuilt here so that
-the process starts fast and small. Limits: data/helper_child.py.
+A template is untrusted. Its environment is the jinja2 sandbox of `transformers`, rebuilt here so that the process
+starts fast and needs little memory. Limits: data/helper_child.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NONE: Mapping[str, Any] = {}
 
 
 def environment() -> ImmutableSandboxedEnvironment:
-    """What `apply_chat_template` of transformers gives to a template."""
+    """Build the jinja2 environment that `apply_chat_template` of transformers gives to a template."""
     made = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
     )
@@ -39,7 +39,7 @@ def environment() -> ImmutableSandboxedEnvironment:
 
 
 class Template:
-    """One compiled template. variables: what it sees in every request. ValueError if it cannot be compiled."""
+    """One compiled template. variables: name -> value, in every request. ValueError if it cannot be compiled."""
 
     def __init__(self, source: str, variables: Mapping[str, Any]) -> None:
         self._variables = dict(variables)
@@ -55,7 +55,7 @@ class Template:
         tools: list[Any] | None,
         variables: Mapping[str, Any] = _NONE,
     ) -> Reply:
-        """The text for the first `count` messages. variables: of this request; they override the template's."""
+        """Render the first `count` messages. variables: those of this request; they override the template's own."""
         try:
             text = self._template.render({**self._variables, **variables, "messages": messages[:count], "tools": tools})
             text.encode()
@@ -86,23 +86,23 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as models are trained on it; jinja's own filter escapes HTML."""
+    """Serialise a value as JSON without escapes for HTML, which jinja's own filter adds."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 class _Dict:
-    """`dict` without the attributes of a type."""
+    """The function `dict` of templates, which gives no access to the attributes of the type."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
 
     def fromkeys(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        """As dict.fromkeys."""
+        """Call dict.fromkeys."""
         return dict.fromkeys(*args, **kwargs)
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """`namespace` without names that begin with an underscore."""
+    """The `namespace` of templates. It refuses names that begin with an underscore."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, *rest = args  # so that `namespace(self=...)` works too
@@ -122,12 +122,12 @@ def _check_name(name: object) -> None:
 
 
 class _GenerationBlock(jinja2.ext.Extension):
-    """`{% generation %}` marks what the assistant wrote, for training; here it only lets its body through."""
+    """The block `{% generation %}`, which marks the assistant's text for training. Here it renders its body alone."""
 
     tags = {"generation"}
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
-        """The body as a block of its own scope, as transformers makes it."""
+        """Parse the block as a call block with a scope of its own, as transformers does."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return jinja2.nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)

@@ -1,4 +1,7 @@
-"""Template options of a request: variables, documents, and where the prompt ends. Their fields: data/fields.py."""
+"""Check a request's options for the chat template: variables, documents, and where the prompt ends.
+
+data/fields.py lists the fields of a request that set them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from apcbatch.errors import RequestError, UsageError
 MOST_VARIABLES = 64
 MOST_BYTES = 1 << 20
 _NAME_CHARACTERS = 64
-# Names that are fields of their own, or that the template's environment sets.
+# Names that chat_template_kwargs must not set: they have their own fields, or the template's environment sets them.
 RESERVED = (
     "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "self",
 )  # fmt: skip
@@ -24,8 +27,12 @@ _OWN_NAMES = ("enable_thinking", "thinking", "reasoning_effort")
 
 @dataclass(frozen=True, slots=True)
 class TemplateOptions:
-    """variables: those of chat_template_kwargs and of the fields in _OWN_NAMES. add_generation_prompt: the prompt ends
-    with the beginning of an answer. continue_final_message: it ends inside the last message."""
+    """Options of a request for the chat template.
+
+    variables: name -> value, from chat_template_kwargs and the fields in _OWN_NAMES. documents: list of objects for
+    the template. add_generation_prompt: the prompt ends with the beginning of an answer. continue_final_message: the
+    prompt ends inside the last message.
+    """
 
     variables: Mapping[str, Any] = field(default_factory=dict)
     documents: list[Any] | None = None
@@ -33,14 +40,14 @@ class TemplateOptions:
     continue_final_message: bool = False
 
     def given(self) -> dict[str, Any]:
-        """The options that differ from their defaults."""
+        """Return the options that differ from their defaults."""
         default = TemplateOptions()
         pairs = ((name, getattr(self, name), getattr(default, name)) for name in self.__slots__)
         return {name: value for name, value, usual in pairs if value != usual}
 
 
 def check_template_options(record: Mapping[str, Any], where: str = "") -> TemplateOptions:
-    """The options in a body (where: `body.`) or a line; null sets nothing. RequestError for an invalid value."""
+    """Check the options in a body (where: `body.`) or a line. Null sets nothing. RequestError for an invalid value."""
     variables = check_variables(record.get("chat_template_kwargs"), f"{where}chat_template_kwargs")
     for name in _OWN_NAMES:
         read = optional_string if name == "reasoning_effort" else optional_flag
@@ -64,7 +71,7 @@ def check_template_options(record: Mapping[str, Any], where: str = "") -> Templa
 
 
 def check_variables(value: object, where: str) -> dict[str, Any]:
-    """Variables for the template: an object of limited size without reserved names; RequestError for anything else."""
+    """Check variables for the template: an object of limited size without reserved names; RequestError otherwise."""
     if value is None:
         return {}
     variables = dict(need_object(value, where))
@@ -85,7 +92,7 @@ def check_variables(value: object, where: str) -> dict[str, Any]:
 
 
 def read_template_kwargs(text: str | None) -> dict[str, Any]:
-    """The variables of --template-kwargs; UsageError for anything but a JSON object of them."""
+    """Parse the variables of --template-kwargs, the JSON text of an object. Raises UsageError."""
     if text is None:
         return {}
     try:
@@ -111,7 +118,10 @@ def _documents(record: Mapping[str, Any], where: str) -> list[Any] | None:
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """tool_parser, reasoning_parser: `auto`, `none` or a parser's name. template_kwargs: JSON text of an object."""
+    """Options of a run for chats.
+
+    tool_parser, reasoning_parser: `auto`, `none` or a parser's name. template_kwargs: JSON text of an object.
+    """
 
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
@@ -119,5 +129,5 @@ class ChatOptions:
 
     @classmethod
     def of(cls, config: Config) -> ChatOptions:
-        """Those of a configuration."""
+        """Take the options from a configuration."""
         return cls(config.tool_parser, config.reasoning_parser, config.template_kwargs)

@@ -9,23 +9,23 @@ from apcbatch.data.input.messages import Message
 from apcbatch.errors import RequestError
 from apcbatch.formats import Turns
 
-# Limit of the messages before all turns of a conversation, summed: each turn's prompt is rendered from its own history.
+# Limit of the messages rendered for a conversation: the sum over its turns of the messages before each.
 MAX_RENDERED_MESSAGES = 1 << 24
 
 
 class Turn(NamedTuple):
-    """One request: the number of the assistant turn, from 1, and the number of messages before it."""
+    """One turn to answer. number: its number among the assistant turns, from 1. num_messages: messages before it."""
 
     number: int
     num_messages: int
 
 
 def choose_turns(messages: Sequence[Message], turns: Turns) -> list[Turn]:
-    """The requests of a conversation of at least one message, in order.
+    """Choose the turns to answer in a conversation of at least one message, in order.
 
-    each, rollout: every assistant turn, and one more if the conversation ends with another role. last: the turn after
-    the last message that is not from the assistant. RequestError if there is no such turn, and for more turns than can
-    be rendered: their work grows with their square.
+    turns: with `each` and `rollout`, every assistant turn, and one more if the conversation ends with another role;
+    with `last`, the turn after the last message that is not from the assistant. RequestError if there is no such turn,
+    or if the turns have more than MAX_RENDERED_MESSAGES messages before them in all.
     """
     if turns == "last":
         return [_last_turn(messages)]
@@ -36,8 +36,9 @@ def choose_turns(messages: Sequence[Message], turns: Turns) -> list[Turn]:
 
 
 def recorded_turns(messages: Sequence[Message], turns: Turns) -> list[Turn]:
-    """The turns with a recorded answer: all, or the last one. RequestError if there is none, and for more than can be
-    rendered."""
+    """Choose the turns with a recorded answer: all, or with `last` the last one.
+
+    RequestError if there is none, or if they have more than MAX_RENDERED_MESSAGES messages before them in all."""
     chosen = _assistant_turns(messages)
     if not chosen:
         raise RequestError("invalid_request", "no message is from the assistant; there is no recorded answer to score")
