@@ -83,29 +83,29 @@ class Config:
     device: str = option(
         "auto",
         "Model",
-        "Where to compute; auto takes CUDA if it is there.",
+        "Device; auto is CUDA where a GPU and its kernels are available.",
         choices=("auto", "cpu", "cuda"),
         meant={"gpu": "cuda"},
     )
     gpus: int = option(
         1,
         "Model",
-        "Spread the layers over so many GPUs of this host, because the model is larger than one or to be faster; on a "
-        "cluster, over as many of each worker's.",
+        "Split the layers over N GPUs of this host (pipeline parallelism), for models larger than one GPU or for "
+        "throughput; on a cluster, over N GPUs of each worker.",
         minimum=1,
         maximum=MOST_GPUS,
     )
     exact: bool = option(
         True,
         "Model",
-        "On CUDA, add the inputs of every product in one order, so that cached answers equal cold ones bit for bit, as "
-        "they always do on the CPU; --fast leaves products of more than 128 rows to the libraries.",
+        "On CUDA, multiply matrices in a fixed order of sums, so that cached answers equal cold ones bit for bit, as "
+        "they always do on the CPU; --fast uses the libraries' products for more than 128 rows.",
         opposite="--fast",
     )
     isa: str | None = option(
         None,
         "Model",
-        "Instruction set of the CPU kernels; the best one is found by default.",
+        "Instruction set of the CPU kernels; by default the best one of this processor.",
         choices=("amx", "avx512bf16", "avx512", "avx2", "plain"),
         flag=None,
     )
@@ -121,25 +121,25 @@ class Config:
     format: str = option(
         "auto",
         "Input",
-        "What a line is; auto decides line by line.",
+        "Format of the lines; auto detects that of each line.",
         choices=FORMAT_CHOICES,
     )
     messages_column: str | None = option(
-        None, "Input", "The column, or key of a line, that holds the messages.", metavar="NAME", maximum=MOST_NAME
+        None, "Input", "Column, or key of a line, with the messages.", metavar="NAME", maximum=MOST_NAME
     )
     prompt_column: str | None = option(
         None,
         "Input",
-        "The one that holds a prompt: messages, or what the user says as a text.",
+        "Column with a prompt: messages, or the user's text.",
         metavar="NAME",
         maximum=MOST_NAME,
     )
-    tools_column: str | None = option(None, "Input", "The one that holds the tools.", metavar="NAME", maximum=MOST_NAME)
+    tools_column: str | None = option(None, "Input", "Column with the tools.", metavar="NAME", maximum=MOST_NAME)
     id_column: str | None = option(
-        None, "Input", "The one that holds the conversation's id.", metavar="NAME", maximum=MOST_NAME
+        None, "Input", "Column with the conversation's id.", metavar="NAME", maximum=MOST_NAME
     )
     strict_model: bool = option(
-        False, "Input", "Refuse a request that names another model than --model; else that is a warning."
+        False, "Input", "Refuse a request that names another model than --model, instead of a warning."
     )
     turns: Turns = option(
         "each",
@@ -154,26 +154,25 @@ class Config:
     window: int = option(
         512,
         "Input",
-        "Conversations that are read ahead and planned together at most (policy planned).",
+        "Maximum conversations to read ahead and plan together (policy planned).",
         minimum=1,
         maximum=MOST_CONVERSATIONS,
     )
     window_tokens: int = option(
         1 << 24,
         "Input",
-        "Tokens that are read ahead at most, each conversation's history counted once and each request as 256 more; "
-        "the last conversation is read whole.",
+        "Maximum tokens to read ahead: each conversation's history once, plus 256 a request; the last conversation is "
+        "read whole.",
         minimum=1,
         maximum=MOST_TOKENS,
     )
-    order: str = option("auto", "Input", "Order of the work; file keeps the input's.", choices=("auto", "file"))
+    order: str = option("auto", "Input", "Order of the requests; file is that of the input.", choices=("auto", "file"))
 
     max_tokens: int = setting("max_tokens")
     max_request_tokens: int = option(
         1 << 20,
         "Generation",
-        "Prompt and new tokens of a request at most, where the model's context does not end it before; a request "
-        "beyond is an error record.",
+        "Maximum prompt and new tokens of a request, within the model's context; a longer request is an error record.",
         minimum=2,
         maximum=MOST_TOKENS,
     )
@@ -194,8 +193,8 @@ class Config:
     generation_config: str = option(
         "none",
         "Generation",
-        "auto takes what no option gives from generation_config.json of the model; tokens that end an answer always "
-        "come from there.",
+        "auto takes defaults for unset options from the model's generation_config.json; tokens that end an answer are "
+        "always taken from it.",
         choices=("auto", "none"),
     )
     seed: int = setting("seed")
@@ -206,53 +205,53 @@ class Config:
     score: bool = option(
         False,
         "Generation",
-        "Score the recorded answer of each turn, and generate nothing: log-probabilities, and whether greedy "
-        "generation would give it.",
+        "Score the recorded answer of each turn and generate nothing: log-probabilities, and whether greedy decoding "
+        "would give it.",
     )
     system_prompt: str | None = option(
         None,
         "Chat",
-        "The system message of conversations that have none: a text, or @FILE that holds it.",
+        "System message of conversations without one: a text, or @FILE to read it from.",
         metavar="TEXT|@FILE",
         maximum=MOST_PROMPT,
     )
     template_kwargs: str | None = option(
         None,
         "Chat",
-        "Variables for the chat template, as a JSON object; what a line gives itself wins.",
+        "Variables of the chat template, as a JSON object; a line's own values win.",
         metavar="JSON",
     )
     tool_parser: str = option(
         "auto",
         "Chat",
-        "How tool calls are written in answers; auto reads the chat template. Calls are looked for in the answers to "
-        "requests with tools.",
+        "Format of tool calls in answers; auto detects it from the chat template. Answers are parsed for calls only if "
+        "the request has tools.",
         choices=("auto", *TOOL_PARSERS, "none"),
     )
     reasoning_parser: str = option(
         "auto",
         "Chat",
-        "How reasoning is written in answers; auto reads the chat template and the tokenizer.",
+        "Format of reasoning in answers; auto detects it from the chat template and the tokenizer.",
         choices=("auto", *REASONING_PARSERS, "none"),
     )
 
     block_size: int = option(
         64,
         "Reuse",
-        "Snapshots lie on multiples of N tokens; 1 is every position.",
+        "Tokens between snapshot positions; 1 is every position.",
         minimum=1,
         maximum=MOST_TOKENS,
     )
     policy: Policy = option(
         DEFAULT_POLICY,
         "Reuse",
-        "Which boundaries are kept: those that later requests resume from, all, the last one of each prompt, none.",
+        "Snapshots to keep: those that later requests resume from, all, the last of each prompt, or none.",
         choices=POLICIES,
     )
     min_gain_tokens: int = option(
         64,
         "Reuse",
-        "Keep a snapshot for later runs only where it saves so many tokens over the one before it (policy planned).",
+        "Keep a snapshot for later runs only if it saves N tokens over the previous one (policy planned).",
         minimum=1,
         maximum=MOST_TOKENS,
     )
@@ -260,28 +259,27 @@ class Config:
     cache_salt: str | None = option(
         None,
         "Reuse",
-        "A secret of those who may share snapshots, or @FILE that holds it: runs with another salt, or none, find "
-        "none of these.",
+        "Secret that separates users of a store, or @FILE to read it from: a run finds only snapshots of its own salt.",
         metavar="TEXT|@FILE",
         secret=True,
     )
     store_size: int = option(
-        20 << 30, "Reuse", "The store's size on disk at most.", "size", minimum=0, maximum=MOST_BYTES
+        20 << 30, "Reuse", "Maximum size of the store on disk.", "size", minimum=0, maximum=MOST_BYTES
     )
     pool_size: int = option(
         default_pool_size(),
         "Reuse",
-        "Snapshots in RAM at most; a quarter of the memory, but not over 4GiB, by default.",
+        "Maximum size of snapshots in memory; by default a quarter of the RAM, at most 4GiB.",
         "size",
         minimum=0,
         maximum=MOST_BYTES,
     )
 
-    max_batch_tokens: int = option(2048, "Batch", "Prefill tokens of one step at most.", minimum=1, maximum=MOST_TOKENS)
+    max_batch_tokens: int = option(2048, "Batch", "Maximum prefill tokens of a step.", minimum=1, maximum=MOST_TOKENS)
     max_running: int = option(
         32,
         "Batch",
-        "Requests that run together at most; with --gpus, so many for each.",
+        "Maximum concurrent requests; with --gpus, for each GPU.",
         minimum=1,
         maximum=MOST_RUNNING,
     )
@@ -289,13 +287,13 @@ class Config:
     ray: str | None = option(
         None,
         "Cluster",
-        "Run on a Ray cluster: local starts one here, auto joins this machine's, or the address of one's head.",
+        "Run on a Ray cluster: local starts one here, auto joins this machine's, HOST:PORT the one with that head.",
         metavar="local|auto|HOST:PORT",
     )
     workers: int | None = option(
         None,
         "Cluster",
-        "Processes with the model; by default one for each GPU, or else one for each machine.",
+        "Worker processes, each with the whole model; by default one for each GPU, or else for each machine.",
         "integer",
         minimum=1,
         maximum=MOST_WORKERS,
@@ -303,7 +301,7 @@ class Config:
     worker_cpus: int | None = option(
         None,
         "Cluster",
-        "Cores of a worker, which are its threads; by default as many as let all workers run.",
+        "Cores, and threads, of a worker; by default an equal share of the cores.",
         "integer",
         minimum=1,
         maximum=MOST_WORKER_CPUS,
@@ -319,7 +317,7 @@ class Config:
     worker_memory: int | None = option(
         None,
         "Cluster",
-        "Memory of a worker, for Ray to place it where there is so much; it is not enforced.",
+        "Memory that Ray reserves when it places a worker; not enforced.",
         "size",
         minimum=1,
         maximum=MOST_BYTES,
@@ -327,20 +325,20 @@ class Config:
     worker_timeout: int = option(
         300,
         "Cluster",
-        "Seconds after which a worker is given up that does not go on with its work; a layer takes less.",
+        "Seconds without progress after which a worker counts as lost; one layer must take less.",
         minimum=1,
         maximum=MOST_SECONDS,
     )
 
-    resume: bool = option(False, "Output", "Do only the requests that OUT does not answer yet.")
+    resume: bool = option(False, "Output", "Run only the requests that OUT does not answer yet.")
     overwrite: bool = option(False, "Output", "Replace OUT.")
-    retry_errors: bool = option(False, "Output", "Resume, and run again what failed for a reason that may have passed.")
-    ordered: bool = option(False, "Output", "Put the lines into input order when the run ends.")
+    retry_errors: bool = option(False, "Output", "Resume, and run retryable error records again.")
+    ordered: bool = option(False, "Output", "Sort the lines into input order when the run ends.")
     strict: bool = option(False, "Output", "Stop at the first error record.")
     trace: bool = option(
         True,
         "Output",
-        "Keep what `apcbatch report` draws in OUT.trace.jsonl: passes, shared prefixes and their first words.",
+        "Record passes, shared prefixes and their first words in OUT.trace.jsonl, for `apcbatch report`.",
     )
     summary: str | None = option(
         None,

@@ -81,11 +81,10 @@ def run(ctx: click.Context, /, inputs: tuple[str, ...], output: str | None, **op
     """Answer every request of INPUT, a file of conversations or of OpenAI Batch requests, in OUT.
 
     INPUT is JSON lines, a JSON document or array, or a parquet or arrow table: a file, - for stdin, a folder
-    of such files, one that `save_to_disk` wrote, a pattern in quotes, an address (s3://...), or a dataset as
-    hf:org/name[:split]. What is compressed is unpacked, whatever its name. Several inputs are read one after
-    the other, and their lines are numbered through. A line is a conversation (`messages`, `sharegpt`) or a
-    request of the OpenAI Batch API. Every line is answered with a result or an error record. A run that was
-    stopped goes on with --resume.
+    of such files, a folder written by `save_to_disk`, a pattern in quotes, an address (s3://...), or a dataset
+    as hf:org/name[:split]. Compressed files are detected by their content. Several inputs are read in the given
+    order, with continuous line numbers. A line is a conversation (`messages`, `sharegpt`) or a request of the
+    OpenAI Batch API. Each line is answered with a result or an error record. --resume continues a stopped run.
 
     Without -o, OUT is NAME.answers.jsonl in the current folder: the name of INPUT without its suffixes. An
     OUT that exists is continued with --resume or replaced with --overwrite, and otherwise left alone. An OUT
@@ -93,7 +92,7 @@ def run(ctx: click.Context, /, inputs: tuple[str, ...], output: str | None, **op
 
     Exit status: 0 all requests succeeded, 1 stopped early, 2 usage, 3 some requests are error records, 130
     interrupted, 143 terminated. After 1, 3, 130 and 143 the last line on stderr is the command that
-    continues, or, after 3, that nothing is left to do because every error would come again.
+    continues, or, after 3, that nothing is left to do because every error would recur.
     """
     resolved = resolution.load(given_flags(ctx), options["config_file"])
     if options["show_config"]:

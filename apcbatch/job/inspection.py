@@ -107,7 +107,7 @@ def inspect(
     """
     if config.turns == "rollout":
         raise UsageError(
-            f"{config.origins['turns']} rollout: its prompts are built on answers that nobody knows yet; look at them "
+            f"{config.origins['turns']} rollout: its prompts contain answers that are not generated yet; look at them "
             "with --turns each, where the recorded answers stand in for them"
         )
     records = _Records(open_source(inputs, LineOptions.of(config), warn=warn), line)

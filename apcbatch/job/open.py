@@ -85,7 +85,7 @@ def check_paths(config: Config, inputs: Inputs, output: Output, config_file: str
     if not is_file and config.resume:
         raise UsageError("--resume needs an OUT that can be read back; give -o a file")
     if is_file and not (config.resume or config.overwrite) and output.exists():
-        raise UsageError(f"output {output.shown} exists; give --resume to go on with it or --overwrite to replace it")
+        raise UsageError(f"output {output.shown} exists; give --resume to continue it or --overwrite to replace it")
     if output.is_remote:
         output.check_address(config)
     if config.summary is not None:

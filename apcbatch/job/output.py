@@ -86,7 +86,7 @@ class Output:
             return
         if not config.resume:
             there = self.shown if head is not None else self.shown + RUN_FILE_SUFFIX
-            raise UsageError(f"output {there} exists; give --resume to go on with it or --overwrite to replace it")
+            raise UsageError(f"output {there} exists; give --resume to continue it or --overwrite to replace it")
         if head is None:
             return
         if not (_has_bytes(self.target) or _has_bytes(self.lines)):

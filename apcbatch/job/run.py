@@ -225,7 +225,7 @@ class Job:
         if self._signals.take_first():
             engine.drop_waiting()
             self._printer.note(
-                f"stopping: {engine.num_unfinished} running requests are finished first; once more stops at once"
+                f"stopping: {engine.num_unfinished} running requests are finished first; a second signal stops at once"
             )
         return self._strict_stop or self._signals.exit_code is not None
 

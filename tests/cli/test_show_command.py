@@ -116,7 +116,7 @@ def test_token_ids_have_no_text_of_their_own(capsys):
         ("--line 3 --limit 1", "or --limit 1 ends before it"),
         ("--line 1 --turn 3", "the line has no request for turn 3; expected one of 1, 2"),
         ("--line 0", "--line"),
-        ("--turns rollout", "--turns rollout: its prompts are built on answers that nobody knows yet"),
+        ("--turns rollout", "--turns rollout: its prompts contain answers that are not generated yet"),
         ("--model nothing", "'nothing'"),
     ],
 )

@@ -1,7 +1,7 @@
-"""The attention mixer of one layer as the stack runs it.
+"""Attention mixer of one layer inside the CPU's stack.
 
-Must not know: models, checkpoints, the other layers. Invariant: the bits are those of the ops called one after the
-other (normed, linear, write_kv, paged_attention, linear), which define it.
+Invariant: the bits equal those of the ops that define it, run in this order: normed, linear, write_kv, paged_attention,
+linear.
 """
 
 from __future__ import annotations
