@@ -1,1 +1,1 @@
-"""Output parsers: generated text becomes content, reasoning and tool calls."""
+"""Output parsers: split generated text into content, reasoning and tool calls."""

@@ -1,6 +1,6 @@
-"""Ids of generated tool calls: a deterministic function of the answer's place in its conversation.
+"""Make ids of tool calls: a deterministic function of the answer's place in its conversation.
 
-Invariants: no two calls of a conversation have the same id, recorded calls included; the same answer at the same place
+Invariants: all calls of a conversation, recorded ones included, have different ids. The same answer at the same place
 has the same ids in every run.
 """
 
@@ -19,18 +19,18 @@ MOST_CHARACTERS = 64
 
 
 def recorded_ids(messages: Sequence[Message]) -> frozenset[str]:
-    """The call ids in a conversation's messages."""
+    """Collect the call ids in a conversation's messages."""
     answered = (message["tool_call_id"] for message in messages if "tool_call_id" in message)
     made = (call["id"] for message in messages for call in message.get("tool_calls", ()) if "id" in call)
     return frozenset((*made, *answered))
 
 
 def call_ids(calls: Sequence[Call], form: IdFormat, turn: int, choice: int, used: Collection[str]) -> list[str]:
-    """One id for each call: the one that the model wrote, if it is valid and new, else a generated one.
+    """Return an id for each call: the one that the model wrote if it is valid and unused, else a generated one.
 
-    turn: number of the answer among the assistant's messages, from 1. choice: index among several answers. used: ids in
-    the conversation. Generated ids: `plain` is call_<turn>_<number>, followed by _<choice> if that is not 0; `nine` is
-    the same three numbers in nine letters and digits.
+    form: format of the ids. A generated `plain` id is call_<turn>_<number>, followed by _<choice> if that is not 0. A
+    `nine` id encodes the same three numbers in nine letters and digits. turn: number of the answer among the
+    assistant's messages, from 1. choice: index among the answers to one prompt. used: ids in the conversation.
     """
     taken = set(used)
     found: list[str] = []
@@ -50,7 +50,7 @@ def _is_valid(call_id: str, form: IdFormat) -> bool:
 
 
 def _candidates(form: IdFormat, turn: int, choice: int, number: int) -> Iterator[str]:
-    """The id of a place, and alternatives in case it is taken."""
+    """Yield the id of the call `number` in an answer, then alternatives in case it is used already."""
     if form == "plain":
         name = f"call_{turn}_{number}" + (f"_{choice}" if choice else "")
         while True:

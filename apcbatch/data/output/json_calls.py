@@ -1,4 +1,4 @@
-"""Find tool calls that are written as JSON: an object with a name and arguments, or a list of such objects."""
+"""Parse tool calls that are written as JSON: an object with a name and arguments, or a list of such objects."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from apcbatch.data.output.tool_parser import Call, Reader, call_of
 BLANK = re.compile(r"\s*")
 _DECODER = json.JSONDecoder()
 _FIRST_CHARACTERS = 256
-_LONGEST_WORD = 16  # upper bound of a JSON token that a cut may split: -Infinity, an escape
+_LONGEST_WORD = 16  # upper bound of characters of a JSON token that a cut may split: -Infinity, an escape
 
 
 def json_value(text: str, place: int) -> tuple[Any, int] | None:
-    """The JSON object or list at a place, after any blanks, and where it ends; None if there is none.
+    """Parse the JSON object or list at a place, after any blanks; return (value, its end), or None if there is none.
 
-    An invalid value fails where it stops being JSON: at the next marker at the latest, unless that is in a string. At
-    most eight times the characters up to there are read, so trying each marker of a text does not take quadratic time.
+    place, end: indices in characters. An invalid value fails where it stops being JSON, which is at the next marker at
+    the latest, unless the marker is in a string. At most eight times the characters up to there are read. So a search
+    at each marker of a text does not take quadratic time.
     """
     begin = skip_blank(text, place)
     if not text.startswith(("{", "["), begin):
@@ -34,10 +35,10 @@ def json_value(text: str, place: int) -> tuple[Any, int] | None:
 
 
 def _length(text: str, begin: int) -> int | None:
-    """The length of the JSON value at a place; None if there is none.
+    """Return the length in characters of the JSON value at `begin`; None if there is none.
 
-    orjson does not say where a value ends, and `json` counts the lines up to an error, so it gets a piece of the text,
-    and a longer one if it fails at the end of the piece.
+    `json` finds the end, which orjson does not report. Since `json` counts all lines up to an error, it gets a piece of
+    the text, and one eight times as long if it fails at the end of the piece.
     """
     num_characters = _FIRST_CHARACTERS
     while True:
@@ -54,9 +55,9 @@ def _length(text: str, begin: int) -> int | None:
 
 
 def calls_in(value: object) -> list[Call] | None:
-    """The calls in an object or a list of objects; None if one of them is no call, or if the list is empty.
+    """Convert an object, or a list of objects, to calls; None if one of them is no call, or if the list is empty.
 
-    The arguments are under `arguments` or `parameters`. OpenAI's own form, with a `function`, is read too.
+    The arguments are under `arguments` or `parameters`. OpenAI's form, with these under `function`, is read too.
     """
     found: list[Call] = []
     for item in value if isinstance(value, list) else [value]:
@@ -64,7 +65,7 @@ def calls_in(value: object) -> list[Call] | None:
             return None
         parts = item["function"] if isinstance(item.get("function"), dict) and "name" not in item else item
         if not parts.keys() & {"arguments", "parameters"} and parts.keys() - {"name", "id", "type"}:
-            return None  # a misspelt key does not make a call without arguments
+            return None  # an object with a misspelt key must not become a call without arguments
         arguments = parts["arguments"] if "arguments" in parts else parts.get("parameters")
         call = call_of(parts.get("name"), arguments, item.get("id"))
         if call is None:
@@ -74,7 +75,7 @@ def calls_in(value: object) -> list[Call] | None:
 
 
 def json_reader(end_marker: str) -> Reader:
-    """A reader of JSON calls followed by an end marker, or by nothing if that is empty."""
+    """Make a Reader of JSON calls that are followed by `end_marker`; an empty one means that no marker follows."""
 
     def read(text: str, place: int) -> tuple[list[Call] | None, int]:
         found = json_value(text, place)
@@ -92,6 +93,6 @@ def json_reader(end_marker: str) -> Reader:
 
 
 def skip_blank(text: str, place: int) -> int:
-    """The next place that is not blank."""
+    """Return the index of the first character from `place` on that is not blank."""
     found = BLANK.match(text, place)
     return found.end() if found is not None else place

@@ -1,4 +1,4 @@
-"""Parse the answer to one request: its text becomes reasoning, content, tool calls and warnings.
+"""Parse the answers to one request: split the text into reasoning, content and tool calls, with warnings.
 
 data/chat/render.py chooses the parsers of a model.
 """
@@ -18,8 +18,11 @@ from apcbatch.data.output.tool_parser import Call, ToolParser
 
 @dataclass(slots=True)
 class ParsedAnswer:
-    """An answer parsed into content, reasoning and tool calls. calls: each with its id. warnings: a sentence per call
-    that was dropped or left as text."""
+    """An answer parsed into content, reasoning and tool calls.
+
+    reasoning: None without any. calls: tool calls, each with its id. warnings: sentences about calls that were dropped
+    or left in the content, and about reasoning without an end.
+    """
 
     content: str
     reasoning: str | None = None
@@ -27,7 +30,7 @@ class ParsedAnswer:
     warnings: list[str] = field(default_factory=list)
 
     def as_message(self) -> Message:
-        """The answer as a message of the history, as templates read it: arguments are an object."""
+        """Return the answer as a message of the history, in the form that templates read: arguments are an object."""
         message: Message = {"role": "assistant", "content": self.content}
         if self.reasoning is not None:
             message["reasoning_content"] = self.reasoning
@@ -36,8 +39,10 @@ class ParsedAnswer:
         return message
 
     def as_output(self) -> dict[str, Any]:
-        """The answer as OpenAI returns it: arguments are JSON text, and empty content next to calls is null.
-        `reasoning_content`, which OpenAI does not have, is added if there is reasoning."""
+        """Return the answer as a message in OpenAI's form: arguments are JSON text, and empty content beside calls is
+        null.
+
+        `reasoning_content`, which OpenAI's form does not have, is added if there is reasoning."""
         message: dict[str, Any] = {
             "role": "assistant",
             "content": self.content if self.content or not self.calls else None,
@@ -55,11 +60,11 @@ def _call(call: Call, arguments: object) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class OutputParser:
-    """Parses the answers to one request. Without parsers the whole text is the content.
+    """Parser of the answers to one request. Without a tool parser and a reasoning parser the whole text is content.
 
-    tools: the request's, if the tool parser types arguments by them. is_open: its prompt has begun reasoning. turn:
-    number of the answer among the assistant's messages, from 1. used_ids: call ids in the conversation. one_call:
-    parallel_tool_calls is false. warnings: sentences about the request itself.
+    tools: the request's tools, if the tool parser converts arguments by their schemas. is_open: the prompt ends within
+    reasoning. turn: number of the answer among the assistant's messages, from 1. used_ids: call ids in the
+    conversation. one_call: parallel_tool_calls is false. warnings: sentences about the request itself.
     """
 
     tool_parser: ToolParser | None = None
@@ -72,7 +77,8 @@ class OutputParser:
     warnings: tuple[str, ...] = ()
 
     def parse(self, text: str, choice: int = 0) -> ParsedAnswer:
-        """The parts of an answer. choice: index among the answers to the request."""
+        """Split an answer's text into reasoning, content and tool calls. choice: index among the answers of the
+        request."""
         answer = ParsedAnswer(text)
         if self.reasoning_parser is not None:
             thought = self.reasoning_parser.split(text, self.is_open)

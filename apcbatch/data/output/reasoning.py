@@ -1,7 +1,7 @@
-"""Split the reasoning, which is between two markers, from the content of an answer.
+"""Split the reasoning, which stands between two markers, from the content of an answer.
 
-Sources: the chat templates of DeepSeek R1, Qwen 3 and Nemotron (`<think>`),
-Magistral (`[THINK]`) and Granite 3.2 (words).
+Sources: the chat templates of DeepSeek R1, Qwen 3 and Nemotron (`<think>`), Magistral (`[THINK]`) and Granite 3.2
+(a phrase, as in `Here is my thought process:`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ THINK = "think"
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """reasoning: None if there is none. content: the text after it. is_cut: the answer ends within its reasoning."""
+    """An answer split in two. reasoning: None without any. content: the text after it. is_cut: the answer ends within
+    its reasoning."""
 
     reasoning: str | None
     content: str
@@ -23,7 +24,8 @@ class Thought:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningParser:
-    """begins, ends: alternative spellings of the two markers. special: they may be special tokens."""
+    """Parser of one family's reasoning. begins, ends: alternative spellings of the two markers. special: the markers
+    may be special tokens."""
 
     name: str
     begins: tuple[str, ...]
@@ -32,25 +34,26 @@ class ReasoningParser:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """The texts that decoding keeps even if they are special tokens."""
+        """Return the texts that decoding keeps even if they are special tokens."""
         return (*self.begins, *self.ends) if self.special else ()
 
     def detects(self, text: str) -> bool:
-        """Whether a chat template with this text uses these markers."""
+        """Return whether the text, such as a chat template, contains a marker that begins reasoning."""
         return any(marker in text for marker in self.begins)
 
     def is_open(self, text: str) -> bool:
-        """Whether a text, such as the end of a prompt, has begun reasoning without ending it."""
+        """Return whether a text, such as a message to continue, begins reasoning without ending it."""
         return _last(text, self.begins) > _last(text, self.ends)
 
     def ends_open(self, prompt_end: str) -> bool:
-        """Whether a prompt ends with a marker that begins reasoning."""
+        """Return whether a prompt ends with a marker that begins reasoning. Blanks after the marker do not count."""
         return prompt_end.rstrip().endswith(self.begins)
 
     def split(self, text: str, is_open: bool) -> Thought:
-        """The reasoning at the begin of the text, and the rest without leading line ends.
+        """Split the reasoning at the beginning of an answer from the rest, whose leading line ends are removed.
 
-        is_open: the prompt has begun the reasoning. Without an end marker the whole text is reasoning.
+        is_open: the prompt ends within reasoning, so the answer needs no marker that begins it. If reasoning has no
+        end marker, all the text is reasoning.
         """
         begin = 0
         stripped = text.lstrip()
@@ -86,7 +89,9 @@ PARSERS = {
 
 
 def choose_reasoning_parser(name: str, texts: Iterable[str]) -> ReasoningParser | None:
-    """The parser of a name; None for `none`. `auto`: the first that detects its markers in one of the model's texts."""
+    """Return the parser with this name; None for `none`.
+
+    `auto` chooses by the texts of the model: the first parser that detects its markers in one of them, or None."""
     if name == "none":
         return None
     if name != "auto":

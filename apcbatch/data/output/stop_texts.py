@@ -1,7 +1,7 @@
-"""Stop texts: found while tokens are generated, across token borders, and cut off the answer.
+"""Find stop texts while tokens are generated, also across token borders, and cut them off the answer.
 
-Invariants: an answer ends with the first token that completes one of the texts; the time for a token does not depend on
-the length of the answer.
+Invariants: an answer ends with the first token that completes a stop text. The time per token does not depend on the
+length of the answer.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ Decode = Callable[[Sequence[int]], str]
 
 
 class StopTexts:
-    """The stop condition of one answer: an Ending (see types.py)."""
+    """The stop condition of one answer: an Ending (see types.py). texts: the stop texts, at least one."""
 
     def __init__(self, tokenizer: Tokenizer, texts: Sequence[str]) -> None:
         self._texts = texts
         self._stream = TextStream(tokenizer)
         self._most_kept = max(map(len, texts)) - 1
-        self._kept = ""  # the end of the text so far, which may begin a stop text
+        self._kept = ""  # the end of the text so far, in which a stop text may begin
 
     def accept(self, token: int, may_end: bool) -> str | None:
-        """Take the next token; the stop text that it completes, or None. Of several, the one that ends first, then the
-        longest. A stop text completed while may_end is false does not count."""
+        """Take the next token; return the stop text that it completes, or None.
+
+        If it completes several, return the one that ends first; if these end together, the longest. A stop text that is
+        completed while may_end is false does not count."""
         piece = self._stream.add(token)
         if not piece:
             return None
@@ -42,7 +44,7 @@ class StopTexts:
 
 @dataclass(frozen=True, slots=True)
 class StopTextsFactory:
-    """Makes the stop condition of each answer of a request: a Request.ending. texts: at least one."""
+    """Factory of the stop conditions of a request's answers: a Request.ending. texts: the stop texts, at least one."""
 
     tokenizer: Tokenizer
     texts: tuple[str, ...]
@@ -53,8 +55,12 @@ class StopTextsFactory:
 
 @dataclass(frozen=True, slots=True)
 class CutAnswer:
-    """An answer without its stop text or token. text: without special tokens. num_tokens: the least number of its first
-    tokens that contain the text, with the model's own stop token. is_exact: they contain no other text."""
+    """The returned part of an answer.
+
+    text: its text, without special tokens. num_tokens: number of first tokens that are returned. After a stop text
+    these are the fewest that contain the text, else all that are kept, with the model's own stop token. is_exact: their
+    text is exactly `text`.
+    """
 
     text: str
     num_tokens: int
@@ -62,8 +68,10 @@ class CutAnswer:
 
 
 def cut_answer(decode: Decode, token_ids: Sequence[int], stop_reason: int | str | None, keeps_stop: bool) -> CutAnswer:
-    """The part of an answer that is returned. stop_reason: as in the engine's result. keeps_stop: include the stop text
-    or the token of stop_token_ids that ended it."""
+    """Cut an answer to the part that is returned.
+
+    stop_reason: as in the engine's result: the stop text, the token of stop_token_ids, or None. keeps_stop: keep that
+    text or token."""
     if isinstance(stop_reason, str):
         return _cut_at_text(decode, token_ids, stop_reason, keeps_stop)
     if stop_reason is not None and not keeps_stop:
@@ -73,7 +81,7 @@ def cut_answer(decode: Decode, token_ids: Sequence[int], stop_reason: int | str 
 
 def _cut_at_text(decode: Decode, token_ids: Sequence[int], stop: str, keeps_stop: bool) -> CutAnswer:
     text = decode(token_ids)
-    before = len(decode(token_ids[:-1]).rstrip(NOT_A_CHARACTER))  # of the text before the last token
+    before = len(decode(token_ids[:-1]).rstrip(NOT_A_CHARACTER))  # characters before the last token
     begin = text.find(stop, max(0, before - len(stop) + 1))
     text = text[: begin + (len(stop) if keeps_stop else 0)] if begin >= 0 else text
     counts = range(len(token_ids) + 1)
@@ -82,23 +90,25 @@ def _cut_at_text(decode: Decode, token_ids: Sequence[int], stop: str, keeps_stop
     return CutAnswer(text, num_tokens, decode(token_ids[:num_tokens]) == text)
 
 
-NOT_A_CHARACTER = "\ufffd"  # decoded from bytes that are no whole character
-_MOST_PENDING = 32  # tokens of an incomplete character, which has at most four bytes
+NOT_A_CHARACTER = "\ufffd"  # what incomplete UTF-8 is decoded to
+_MOST_PENDING = 32  # tokens after which a character is no longer waited for; it has at most four bytes
 
 
 class TextStream:
-    """Decodes one answer token by token. The text of a token depends on the previous one (a space, the rest of a
-    character), so each piece is decoded together with the piece before it."""
+    """Incremental decoder of one answer.
+
+    The text of a token depends on the previous token: it may begin with a space, or complete a character. So each
+    piece is decoded together with the piece before it. A piece is the fewest tokens that end with a whole character.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._ids: list[int] = []  # of the previous piece and of this one
-        self._num_before = 0  # number of ids of the previous piece
-        self._num_given = 0  # characters of their text that were returned
+        self._ids: list[int] = []  # tokens of the previous piece and of the current one
+        self._num_before = 0  # number of tokens of the previous piece
+        self._num_given = 0  # number of characters of both that were returned
 
     def add(self, token: int) -> str:
-        """The text that the next token adds: empty for a special token, and for a part of a character that is not the
-        last one."""
+        """Take the next token; return the text that it adds. Empty for a special token and an incomplete character."""
         if self._tokenizer.is_dropped(token):
             return ""
         self._ids.append(token)
@@ -112,7 +122,9 @@ class TextStream:
         return piece
 
     def _begin_piece(self, in_any_case: bool) -> None:
-        """Make the current piece the previous one, if it has a text as context for the next."""
+        """Make the current piece the previous one, if it has a text that gives the next piece its context.
+
+        in_any_case: do so even without a text."""
         ids = self._ids[self._num_before :]
         text = self._tokenizer.decode(ids)
         if text or in_any_case:

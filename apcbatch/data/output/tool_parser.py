@@ -1,7 +1,7 @@
 """The interface of tool parsers: how one family of models writes calls, and how they are found in an answer.
 
-Each module of `tool_parsers/` has one. Invariants of every `find`: it never raises; text that is no call stays in the
-content unchanged; its time is linear in the text.
+Each module of `tool_parsers/` has one tool parser. Invariants of every `find`: it raises no exception; text outside
+the calls stays in the content unchanged; its time is linear in the text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ IdFormat = Literal["plain", "nine"]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One tool call. id: the one that the model wrote, if any."""
+    """One tool call. id: the id that the model wrote, or that call_ids gave it; None without one."""
 
     name: str
     arguments: dict[str, Any]
@@ -28,8 +28,11 @@ class Call:
 
 @dataclass(slots=True)
 class Found:
-    """The tool calls of an answer. content: the rest of the text. num_malformed: number of calls that cannot be parsed;
-    they are in the content."""
+    """Result of a search for tool calls in an answer.
+
+    content: the text without the calls. calls: the parsed calls. num_malformed: number of calls that cannot be parsed;
+    they stay in the content.
+    """
 
     content: str
     calls: list[Call] = field(default_factory=list)
@@ -38,11 +41,11 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
-    """How calls are written, for a grammar that forces them.
+    """Syntax of a family's tool calls, from which a grammar is made that forces them.
 
-    An answer's calls are `begin`, the calls with `separator` between them, and `end`. A call is `before_name`, the
-    tool's name, `before_arguments`, the arguments and `after_arguments`. arguments: a JSON object, or a
-    `<parameter=NAME>` element for each argument.
+    The text is `begin`, the calls with `separator` between them, and `end`. A call is `before_name`, the tool's name,
+    `before_arguments`, the arguments and `after_arguments`. arguments: `json` for a JSON object, `xml` for a
+    `<parameter=NAME>` element per argument.
     """
 
     begin: str
@@ -56,12 +59,12 @@ class CallSyntax:
 
 @dataclass(frozen=True, slots=True)
 class ToolParser:
-    """The calls of one family.
+    """Parser of one family's tool calls.
 
-    markers: texts that enclose calls; decoding keeps them even if they are special tokens.
-    detects: whether a chat template with this text writes calls in this way. find: the calls in the text of an answer
-    to a request with these tools. id_format: what the family's templates accept as the id of a call; `nine` is nine
-    letters and digits. reads_tools: it types arguments by the tools; else find needs none of them.
+    markers: texts that enclose calls; decoding keeps them even if they are special tokens. syntax: how the family
+    writes calls. detects: text of a chat template -> the template writes calls in this way. find: (text of an answer,
+    tools of the request) -> the calls in it. id_format: ids of calls that the family's templates accept; `nine` is nine
+    letters and digits. reads_tools: find converts arguments by the schemas of the tools; else it ignores the tools.
     """
 
     name: str
@@ -73,13 +76,13 @@ class ToolParser:
     reads_tools: bool = False
 
 
-# Parses the text after a marker: (text, place) -> (the calls, or None, and the place where they end or where the search
-# continues).
+# Parses calls after a marker: (text, index behind the marker) -> (calls, their end), or (None, index from which the
+# search for markers continues) if they are malformed.
 Reader = Callable[[str, int], tuple[list[Call] | None, int]]
 
 
 def find_marked(text: str, marker: re.Pattern[str], read: Reader) -> Found:
-    """The calls after each match of the marker."""
+    """Find the calls after each match of the marker. read: parses them."""
     kept: list[str] = []
     calls: list[Call] = []
     begin = position = malformed = 0
@@ -96,8 +99,10 @@ def find_marked(text: str, marker: re.Pattern[str], read: Reader) -> Found:
 
 
 def call_of(name: object, arguments: object, call_id: object = None) -> Call | None:
-    """A call from a name that is not empty and arguments: an object, JSON text of one, or None. None for anything else,
-    and for arguments that cannot be written as JSON again."""
+    """Make a call, or return None if a part is invalid.
+
+    name: a text that is not empty. arguments: an object that can be written as JSON, JSON text of one, or None for no
+    arguments. call_id: ignored if it is not a text, or is empty."""
     if isinstance(arguments, str):
         try:
             arguments = read_json(arguments)

@@ -1,4 +1,4 @@
-"""Convert tool arguments written as plain text to the types in the tool's schema."""
+"""Convert tool arguments from plain text to the types in the tool's schema."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from apcbatch.data.input.messages import Tool
 from apcbatch.data.json_text import read_json
 
-_EXACT = 2**53  # below it, a float that is whole is the integer that was written
+_EXACT = 2**53  # below this, a whole float has exactly the value that was written
 _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
 
 
 def parameters_of(tools: Sequence[Tool], name: str) -> Mapping[str, Any]:
-    """The schema of each parameter of the tool of this name; empty where there is no such tool or no schema."""
+    """Return the schemas of the parameters of the tool `name`, by parameter; empty without such a tool or a schema."""
     for tool in tools:
         function = tool.get("function", tool)
         if isinstance(function, dict) and function.get("name") == name:
@@ -25,8 +25,9 @@ def parameters_of(tools: Sequence[Tool], name: str) -> Mapping[str, Any]:
 
 
 def typed(text: str, schema: object) -> Any:
-    """The value of a text by the schema of its parameter. It stays a text if the schema allows strings or says no type,
-    and if it is no value of the schema's types."""
+    """Convert a text to the type in its parameter's schema.
+
+    It stays a text if the schema allows strings or gives no type, and if it is not a value of the schema's types."""
     types = types_of(schema)
     word = text.strip().lower()
     if "null" in types and word in ("null", "none"):
@@ -50,7 +51,7 @@ def typed(text: str, schema: object) -> Any:
 
 
 def types_of(schema: object) -> set[str]:
-    """The types that a schema allows: by `type`, else by `enum` or `const`, else by its first alternatives."""
+    """Return the types that a schema allows: by `type`, else by `enum` or `const`, else by `anyOf` or `oneOf`."""
     if not isinstance(schema, dict):
         return set()
     named = schema.get("type")

@@ -1,4 +1,4 @@
-"""Granite 3: `<|tool_call|>[{"name": "f", "arguments": {"a": 1}}]`, in 3.1 `<tool_call>[...]`; nothing closes the list.
+"""Granite 3: `<|tool_call|>[{"name": "f", "arguments": {"a": 1}}]`, in 3.1 `<tool_call>[...]`, without an end marker.
 
 Source: the chat templates of Granite 3.0 to 3.3. Granite 4 writes as Hermes does.
 """

@@ -1,8 +1,8 @@
-"""Llama 3: an answer that is `{"name": "f", "parameters": {"a": 1}}`, several of them with `;` between, and perhaps
-`<|python_tag|>` before them.
+"""Llama 3: `{"name": "f", "parameters": {"a": 1}}`, with `;` between several calls, and optionally `<|python_tag|>`
+before the first.
 
-Source: the chat templates of Llama 3.1 to 3.3. Since no marker tells a bare object from
-an answer in JSON, it must have a name and parameters (or arguments), and begin the answer.
+Source: the chat templates of Llama 3.1 to 3.3. Without the tag, no marker tells a call from an answer in JSON. So an
+object is a call only if it has a name and parameters (or arguments) and begins the answer.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Mistral: `[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]`, and since the eleventh version of its tokenizer
-`[TOOL_CALLS]f[ARGS]{"a": 1}`, the marker again before each call, with `[CALL_ID]abcdefghi` before `[ARGS]` in some.
+"""Mistral: `[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]`, one list of all calls.
+
+From version 11 of its tokenizer on: `[TOOL_CALLS]f[ARGS]{"a": 1}` for each call, for some models with
+`[CALL_ID]abcdefghi` before `[ARGS]`.
 
 Source: mistral-common, and the chat templates of Mistral 7B v0.3 to Mistral Small 3.2.
 """

@@ -1,8 +1,8 @@
 """Qwen Coder: `<tool_call><function=f><parameter=a>1</parameter></function></tool_call>`, values as plain text.
 
-A value is typed by the tool's schema (data/output/typed_arguments.py). Since values are
-not escaped, one ends where `</parameter>` is followed by the next parameter or by the end of the function. Source: the
-chat templates of Qwen 3 Coder and Qwen 3.5. The model often leaves `<tool_call>` out, so it may be missing.
+A value is converted by the tool's schema (data/output/typed_arguments.py). Values are not escaped, so a value ends only
+at a `</parameter>` that is followed by the next parameter or by the end of the function. `<tool_call>` may be missing,
+since the model often leaves it out. Source: the chat templates of Qwen 3 Coder and Qwen 3.5.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def _find(text: str, tools: Sequence[Tool]) -> Found:
     ends = [place.start() for place in _VALUE_END.finditer(text)]
 
     def read(text: str, place: int) -> tuple[list[Call] | None, int]:
-        """The call at a place. After a malformed call the search continues where parsing failed, so each character is
-        read once."""
+        """Parse the call at a place: a Reader. After a malformed call the search continues where parsing failed, so
+        each character is read once."""
         function = _FUNCTION.match(text, place)
         if function is None:
             return None, place + 1 if text.startswith("<function=", place) else place
@@ -54,7 +54,7 @@ def _find(text: str, tools: Sequence[Tool]) -> Found:
 
 
 def _bare(value: str) -> str:
-    """A value without the line ends that the template puts around it."""
+    """Remove the line end that the template writes before a value, and the one after it."""
     return value.removeprefix("\n").removesuffix("\n")
 
 
