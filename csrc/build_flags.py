@@ -1,7 +1,7 @@
-"""How the kernels are compiled: which flags each source gets, from the list in instruction_sets.h.
+"""Compiler flags of each source of the kernels, from the list in instruction_sets.h.
 
-Must not know: setuptools, Python's headers. Each instruction set is its own translation units with its own flags, and
-the choice is made at run time; nothing is built with -march=native.
+Each instruction set has translation units and flags of its own; which one runs is decided at run time. Nothing is built
+with -march=native.
 """
 
 from __future__ import annotations

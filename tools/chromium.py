@@ -2,7 +2,7 @@
 
     python -m tools.chromium        prints where it is, or what to install
 
-Playwright drives it; its own download of browsers is never used. Must not know: the report.
+Playwright drives it; its own download of browsers is never used.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Every key of an output record and of the summary, with its type and its meaning: the tables of
-docs/reference/formats.md.
+"""Keys of an output record and of the summary, each with type and meaning: the tables of docs/reference/formats.md.
 
-Must not know: how they are made. tests/test_output_keys.py holds this list against the lines of real runs, both ways:
-a key that is written and not listed here fails, and so does one that is listed and never written.
+tests/job/test_output_keys.py compares this list with the lines of real runs: a key that is written and not listed fails,
+and so does one that is listed and never written.
 """
 
 from __future__ import annotations

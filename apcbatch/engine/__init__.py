@@ -1,1 +1,1 @@
-"""Continuous batching over states and snapshots. Must not know: text, files, the command line."""
+"""Continuous batching over states and snapshots."""

@@ -1,4 +1,1 @@
-"""The prefix plan: common prefixes, the order of the requests, and which snapshots are kept for how long.
-
-Must not know: torch, text, states.
-"""
+"""The prefix plan: common prefixes, the order of the requests, and which snapshots are kept for how long."""

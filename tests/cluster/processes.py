@@ -1,6 +1,6 @@
 """A runtime whose workers are processes of this machine: the real driver and real workers, without Ray.
 
-Must not know: the driver. Invariant: a worker ends when the runtime does.
+Invariant: a worker ends when the runtime does.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""One case: a folder to itself, command lines to run there, and what must hold of their outcomes.
-
-Must not know: what the targets mutate.
-"""
+"""One case: a folder to itself, command lines to run there, and what must hold of their outcomes."""
 
 from __future__ import annotations
 

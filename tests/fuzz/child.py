@@ -1,6 +1,6 @@
 """A command line in a forked child: how it ended, how long it took, how much memory it held at most.
 
-Must not know: what is fuzzed. Invariant: nothing here outlives its clock; a child that does is killed with all of its
+Invariant: nothing here outlives its clock; a child that does is killed with all of its
 own children, and that is a fault. The parent has everything imported and has run no kernel, so a child starts at once.
 """
 

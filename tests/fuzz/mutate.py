@@ -1,7 +1,4 @@
-"""Mutations: of bytes, of a JSON value, of a text. All draws come from the Random that is given.
-
-Must not know: what is mutated, or who reads it.
-"""
+"""Mutations: of bytes, of a JSON value, of a text. All draws come from the Random that is given."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One random run of a report document: its requests as columns, and the tree, turns, sums and timeline that they make.
-
-Must not know: what else a document has.
-"""
+"""A random run of a report document: its requests as columns, with tree, turns, sums and timeline."""
 
 from __future__ import annotations
 

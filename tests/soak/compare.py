@@ -1,6 +1,6 @@
 """Whether the records of one run are those of another but for reuse and time; if not, what differs first.
 
-Must not know: how the runs were made. Invariant: what is compared is what `run` wrote to OUT, float by float as bytes.
+Invariant: what is compared is what `run` wrote to OUT, float by float as bytes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Random datasets of the shapes that hurt a prefix cache: the lines of one INPUT, drawn from a generator.
-
-Must not know: options, models, how anything is run.
-"""
+"""Random datasets of the shapes that hurt a prefix cache: the lines of one INPUT, drawn from a generator."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Plays one draw through the command line: the cold run, then every way, each compared with it bit for bit.
-
-Must not know: how draws are made, how many there are, what counts as the same.
-"""
+"""Plays one draw through the command line: the cold run, then every way, each compared with it bit for bit."""
 
 from __future__ import annotations
 

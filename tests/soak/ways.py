@@ -1,6 +1,6 @@
 """What one draw is: a model, a dataset, generation settings, and the ways in which it is run beside the cold one.
 
-Must not know: how a way is run. Everything comes from the seed, but for which instruction sets this processor has.
+Everything comes from the seed, but for which instruction sets this processor has.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The page about whole models on a CUDA device, from the documents of benchmarks/cuda_model.py and cuda_vllm.py.
-
-Must not know: how either was measured.
-"""
+"""The page about whole models on a CUDA device, from the documents of benchmarks/cuda_model.py and cuda_vllm.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sections about apcbatch alone, from the document of benchmarks/measure.py. Must not know: other engines."""
+"""The sections about apcbatch alone, from the document of benchmarks/measure.py."""
 
 from __future__ import annotations
 

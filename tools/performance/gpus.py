@@ -1,7 +1,4 @@
-"""The section about a model over several GPUs, from the document of benchmarks/cuda_gpus.py.
-
-Must not know: how it was measured.
-"""
+"""The section about a model over several GPUs, from the document of benchmarks/cuda_gpus.py."""
 
 from __future__ import annotations
 

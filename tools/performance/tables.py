@@ -1,4 +1,4 @@
-"""Markdown tables and numbers as they are shown. Must not know: what they mean."""
+"""Markdown tables and numbers as they are shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The section about a machine of many cores, from the document of benchmarks/threads.py. Must not know: other pages."""
+"""The section about a machine of many cores, from the document of benchmarks/threads.py."""
 
 from __future__ import annotations
 

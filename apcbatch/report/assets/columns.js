@@ -1,4 +1,4 @@
-// Columns: the requests of a run as columns to display, search and sort. Must not know how a row is drawn.
+// Columns: the requests of a run as columns to display, search and sort.
 
 const SOURCES = ["", "memory", "disk"];
 

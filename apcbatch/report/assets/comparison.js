@@ -1,5 +1,4 @@
-// Comparison: two runs of the same requests: equal and different answers, and their numbers side by side. Must not know
-// how the two runs were made.
+// Comparison: two runs of the same requests: equal and different answers, and their numbers side by side.
 
 function showComparisons(section, report) {
   section.hidden = report.comparisons.length === 0;

@@ -1,5 +1,4 @@
 // Cursor: a selected column of a drawing, moved by the pointer or the arrow keys, with its values in words.
-// Must not know the contents of the columns.
 
 /** Make the drawing a slider over its columns. `describe(at)` returns the text of a column. Return the line that shows
  *  the text. */

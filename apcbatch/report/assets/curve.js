@@ -1,4 +1,4 @@
-// Curve: hit rate, bytes and seconds of each block size, as tune-block-size or plan found them. Must not know the run.
+// Curve: hit rate, bytes and seconds of each block size, as tune-block-size or plan found them.
 
 const CURVES = [
   ["hit_rate", "prompt tokens restored", percent],

@@ -1,4 +1,4 @@
-// Document: the data of the page, read out of the page itself. Must not know the meaning of the data.
+// Document: the data of the page, read out of the page itself.
 
 /** Read the document: JSON in gzip in base64, from the element "data". */
 async function readDocument() {

@@ -1,4 +1,4 @@
-// Edge: the details of one node of the prefix tree, in words. Must not know the picture of the tree.
+// Edge: the details of one node of the prefix tree, in words.
 
 function showEdge(place, tree, node) {
   if (place.dataset.shown === String(node)) return;

@@ -1,5 +1,5 @@
 // Elements: functions that make the page's nodes. Text is inserted as text alone, never as markup, so no answer can
-// become a tag or a script. Must not know the contents of the page.
+// become a tag or a script.
 
 /** Panels by name: a function of (its section, the run, the report), called again for each run shown. report.js keeps
  *  its result. A panel's name is its section's id and its file's name. */

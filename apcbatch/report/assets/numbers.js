@@ -1,4 +1,4 @@
-// Numbers: values formatted with their units. Must not know the meaning of the numbers.
+// Numbers: values formatted with their units.
 
 const NOT_KNOWN = "–";
 

@@ -1,5 +1,5 @@
 // Place: the reader's position, kept in the address behind "#", so that links and the back button restore it:
-// "#run=1&request=support-0&tree=17&filter=reason:cold". Must not know what is drawn.
+// "#run=1&request=support-0&tree=17&filter=reason:cold".
 
 const PLACES = ["run", "request", "tree", "filter"];
 

@@ -1,4 +1,4 @@
-// Ran: command, versions, machine and options of each process that ran. Must not know results.
+// Ran: command, versions, machine and options of each process that ran.
 
 function showRan(section, run) {
   const { segments, run_file: file } = run.ran;

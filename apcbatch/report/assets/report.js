@@ -1,5 +1,4 @@
-// Report: reads the document, draws the panels of the selected run, and follows the address. Must not know what a panel
-// draws.
+// Report: reads the document, draws the panels of the selected run, and follows the address.
 
 async function showReport() {
   const report = await readDocument();

@@ -1,5 +1,4 @@
-// Request: one request in full: its numbers, prompt if included, answer, calls, and a link to it. Must not know the
-// table around it.
+// Request: one request in full: its numbers, prompt if included, answer, calls, and a link to it.
 
 /** Return the name of a request in an address: its id, or "row:N" if an earlier request has the same id. */
 function requestName(columns, row) {

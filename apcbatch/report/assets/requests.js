@@ -1,5 +1,4 @@
 // Requests: a table with a row per request, sorted by its headings and filtered. Only rows in view are elements.
-// Must not know how a request's details are drawn (request.js).
 
 const ROW_PIXELS = 30;
 const ROWS_BEYOND = 8;

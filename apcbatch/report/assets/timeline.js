@@ -1,5 +1,5 @@
-// Timeline: activity of each process over time: shares of prefill, decode and store, running sequences, bytes held. One
-// drawing per segment; all its lanes share one time axis and one cursor. Must not know requests.
+// Timeline: activity of each process over time: shares of prefill, decode and store, running sequences, bytes held.
+// One drawing per segment; all its lanes share one time axis and one cursor.
 
 const COLUMNS = 400;
 const LANES = [

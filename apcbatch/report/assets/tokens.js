@@ -1,5 +1,4 @@
-// Tokens: one bar of all prompt tokens, restored, lost and computed, and the reasons for the lost ones. Must not know
-// single requests.
+// Tokens: one bar of all prompt tokens, restored, lost and computed, and the reasons for the lost ones.
 
 const PARTS = [
   ["memory", "restored from memory"], ["disk", "restored from disk"], ["computed", "computed"],

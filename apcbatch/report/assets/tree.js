@@ -1,6 +1,5 @@
 // Tree: the prefix tree as an icicle. The width of an edge is the tokens that it saved over all requests (or that
 // passed through it). Its vertical extent is its position in the prompt, its colour the fate of its tokens.
-// Must not know how an edge's details are drawn (edge.js), or who reads the address.
 
 const LEAST_PIXELS = 2;
 const ROOT_PIXELS = 26;

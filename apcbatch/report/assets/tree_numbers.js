@@ -1,5 +1,5 @@
-// Tree numbers: children, sums of subtrees, and the boxes of a drawing. In the columns, parents come before children,
-// and row 0 is the root. Must not know colours, elements, or the selection.
+// Tree numbers: children, sums of subtrees, and the boxes of a drawing. In the columns, parents come before
+// children, and row 0 is the root.
 
 /** Make the tree from the columns of the document. */
 function treeOf(edges) {

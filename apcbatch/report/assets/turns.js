@@ -1,4 +1,4 @@
-// Turns: prompt tokens by turn of the conversation, restored and computed. Must not know single requests.
+// Turns: prompt tokens by turn of the conversation, restored and computed.
 
 function showTurns(section, run) {
   const { turn, requests, cached, computed } = run.turns;

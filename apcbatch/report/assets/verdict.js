@@ -1,4 +1,4 @@
-// Verdict: how the run ended, what to do next, and its main numbers. Must not know files or single requests.
+// Verdict: how the run ended, what to do next, and its main numbers.
 
 function showVerdict(section, run) {
   const verdict = run.verdict;
