@@ -1,7 +1,7 @@
 """Keys of an output record and of the summary, each with type and meaning: the tables of docs/reference/formats.md.
 
-tests/job/test_output_keys.py compares this list with the lines of real runs: a key that is written and not listed fails,
-and so does one that is listed and never written.
+tests/job/test_output_keys.py compares the list with the lines of real runs: a key that is written and not listed, or
+listed and never written, fails.
 """
 
 from __future__ import annotations

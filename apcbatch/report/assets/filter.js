@@ -1,5 +1,5 @@
-// Filter: a small query language over requests, and the rows that match. Every term must match: `reason:diverged
-// turn:>3 -error: "two words"`.
+// Filter: a small query language over requests, and the rows that match. Every term must match:
+// `reason:diverged turn:>3 -error: "two words"`.
 
 const NUMBER_KEYS = ["line", "turn", "prompt", "cached", "ideal", "computed", "out", "prefill_ms", "decode_ms"];
 const TEXT_KEYS = ["id", "reason", "error", "from", "finish", "answer", "calls"];
