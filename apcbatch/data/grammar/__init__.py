@@ -1,1 +1,1 @@
-"""Structured output: read from a request, and compiled to a grammar that constrains the answer."""
+"""Structured output: read it from a request, compile it to a grammar, and constrain the answer by that."""

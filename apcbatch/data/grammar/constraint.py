@@ -1,8 +1,8 @@
-"""Compile structured output for a model's tokenizer, and constrain the tokens of each answer by it.
+"""Compile structured output to grammars for a model's tokenizer, and constrain the tokens of each answer by them.
 
-The library is llguidance (docs/structured-output.md says why); it is imported at first use. Invariants: each answer has
-its own matcher, so the allowed tokens depend only on the structured output and the answer's tokens; a grammar that the
-library does not support, or that exceeds its limits, is a RequestError.
+The grammar library is llguidance (docs/structured-output.md says why), imported at first use. Invariants: each answer
+has its own matcher, so the allowed tokens depend only on the structured output and the answer's tokens. A grammar that
+the library does not support, or that exceeds its limits, raises RequestError.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _NAMES = {
 
 
 class GrammarCompiler:
-    """Compiles and caches grammars for one model. syntax: how it writes tool calls, or None."""
+    """Compiler of grammars for one model, with a cache of MOST_COMPILED (LRU). syntax: how the model writes tool
+    calls, or None."""
 
     def __init__(self, tokenizer: Tokenizer, syntax: CallSyntax | None = None) -> None:
         self._tokenizer, self._syntax = tokenizer, syntax
@@ -50,19 +51,21 @@ class GrammarCompiler:
         self._compiled: OrderedDict[tuple[StructuredOutput, Thinking | None], LLMatcher | RequestError] = OrderedDict()
 
     def constraint(self, structure: StructuredOutput, thinking: Thinking | None = None) -> GrammarConstraint:
-        """The constraint of one answer. thinking: the reasoning that may come before it. RequestError says why the
-        structured output cannot be used."""
+        """Make the constraint of one answer. thinking: markers of the reasoning before the structured output, if any.
+
+        RequestError says why the structured output cannot be used."""
         return GrammarConstraint(self._matcher(structure, thinking).deep_copy(), structure)
 
     def _matcher(self, structure: StructuredOutput, thinking: Thinking | None) -> LLMatcher:
-        """The cached matcher before the first token; to be copied, never used."""
+        """Return the cached matcher in its state before the first token; compile it if it is absent. Only copies of
+        it may take tokens."""
         key = (structure, thinking)
         found = self._compiled.pop(key, None)
         if found is None:
             try:
                 found = self._compile(structure, thinking)
             except RequestError as error:
-                if error.retryable:  # not caused by the grammar
+                if error.retryable:  # not caused by the grammar, so not cached
                     raise
                 found = error
             while len(self._compiled) >= MOST_COMPILED:
@@ -93,7 +96,7 @@ class GrammarCompiler:
         return matcher
 
     def _tokens(self) -> LLTokenizer:
-        """The library's view of the tokenizer."""
+        """Return the library's form of the tokenizer, made at first use."""
         if self._library is None:
             from llguidance import LLTokenizer
 
@@ -112,44 +115,45 @@ class GrammarCompiler:
 
 @dataclass(frozen=True, slots=True)
 class ConstraintFactory:
-    """Makes the constraint of each answer of a request: a Request.constraint. thinking: the reasoning that may come
-    before it."""
+    """Factory of the constraints of a request's answers: a Request.constraint. thinking: markers of the reasoning
+    before the structured output, if any."""
 
     compiler: GrammarCompiler
     structure: StructuredOutput
     thinking: Thinking | None = None
 
     def __call__(self) -> GrammarConstraint:
-        """RequestError says why the structured output cannot be used."""
+        """Make the constraint of one answer. RequestError says why the structured output cannot be used."""
         return self.compiler.constraint(self.structure, self.thinking)
 
 
 class GrammarConstraint:
-    """The constraint of one answer: a Constraint (see types.py). matcher: used by this answer alone."""
+    """The constraint of one answer: a Constraint (see types.py). matcher: the answer's own copy."""
 
     def __init__(self, matcher: LLMatcher, structure: StructuredOutput) -> None:
         self._matcher, self._structure = matcher, structure
 
     def fill(self, mask: npt.NDArray[np.int32]) -> bool:
-        """See Constraint. Stop tokens are allowed if the answer is complete."""
+        """Set the bits of the allowed tokens in `mask`, as Constraint.fill says. Stop tokens are allowed if the answer
+        is complete."""
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if self._matcher.is_error():
             raise unusable(self._structure, self._matcher.get_error())
         return True
 
     def accept(self, token: int) -> bool:
-        """Take the next token; whether no token can follow it."""
+        """Take the next token; return whether it completes the answer, so that no token can follow."""
         if not self._matcher.consume_token(token):
             raise unusable(self._structure, self._matcher.get_error())
         return self._matcher.is_stopped()
 
 
 def unusable(structure: StructuredOutput, reason: str, code: ErrorCode = "invalid_request") -> RequestError:
-    """The error of structured output, with the library's reason."""
+    """Make the error of structured output that cannot be used. reason: the library's words."""
     return RequestError(code, f"{_NAMES[structure.kind]} cannot be used: {_line(reason)}")
 
 
 def _line(reason: str) -> str:
-    """The library's words as the end of one sentence."""
+    """Shorten the library's words to the end of one sentence."""
     text = " ".join(reason.replace("<non-verbose/>", "").split()).rstrip(" .")
     return text if len(text) <= _SHOWN_REASON else f"{text[:_SHOWN_REASON]}..."

@@ -1,8 +1,8 @@
-"""The child process that compiles a grammar before the run itself does: an untrusted schema or pattern can take any
-time and memory.
+"""Child process that compiles a grammar before the run does: an untrusted schema or pattern can take any time and
+memory.
 
-Its tokenizer has the vocabulary's size, the special tokens in their places, and single bytes otherwise: the time that a
-grammar takes does not depend on the vocabulary. Limits: data/helper_child.py.
+Its tokenizer has the vocabulary's size, the special tokens at their ids, and single bytes as the other tokens: the time
+that a grammar takes does not depend on the vocabulary. Limits: data/helper_child.py.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 from apcbatch.data.helper_child import DONE, REFUSED, Reply, serve
 
-# Limits of what the library counts, not of time: so the work for one token and the memory of one answer are bounded,
-# and the same grammar and tokens always meet the same limit. A lexer state takes 1 to 2 KB.
+# Limits of the library's counts. They bound the work per token and the memory per answer. Unlike limits of time, they
+# are met at the same token in every run. A lexer state takes 1 to 2 KB.
 LIMITS: dict[str, Any] = {
     "max_lexer_states": 20_000,
     "step_lexer_fuel": 200_000,
@@ -29,7 +29,7 @@ def main() -> None:
 
 
 class Checker:
-    """Compiles grammars for a vocabulary of `num_tokens` tokens. special: the texts of its special tokens, by id."""
+    """Compiler of grammars for a vocabulary of `num_tokens` tokens. special: id -> text of its special tokens."""
 
     def __init__(self, num_tokens: int, special: Mapping[int, str]) -> None:
         from llguidance import LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -38,19 +38,20 @@ class Checker:
         self._tokenizer = LLTokenizer(TokenizerWrapper(_Bytes(num_tokens, special)))
 
     def answer(self, form: str, text: str) -> Reply:
-        """The grammar in the library's own format, or the reason why it cannot be used. form, text: as in
-        data/grammar/llguidance.py."""
+        """Compile a grammar; reply with its text in the format `llguidance`, or with the reason why it cannot be used.
+
+        form, text: format and text of the grammar, as grammar_source of data/grammar/llguidance.py returns them."""
         from llguidance import LLMatcher, grammar_from
 
         grammar = grammar_from(form, text)  # type: ignore[arg-type]
-        if form == "grammar":  # which comes back as text
+        if form == "grammar":  # grammar_from returns Lark text, not JSON
             grammar = json.dumps({"grammars": [{"lark_grammar": grammar}]})
         reason = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits).get_error()
         return (REFUSED, reason) if reason else (DONE, grammar)
 
 
 class _Bytes:
-    """A vocabulary of single bytes and special tokens, with the attributes that llguidance reads."""
+    """A tokenizer of single bytes and special tokens, with the attributes that llguidance reads."""
 
     eos_token_id = 0
     bos_token_id = None

@@ -1,7 +1,7 @@
 """Translate structured output to a grammar of llguidance: a format and a text.
 
-The formats are `llguidance` (a list of grammars as JSON), `regex`, and `grammar` (Lark's syntax with the library's
-extensions, or the GBNF of llama.cpp, which it converts).
+The formats are `llguidance` (a list of grammars as JSON), `regex`, and `grammar`: Lark's syntax with the library's
+extensions, or the GBNF of llama.cpp, which the library converts.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from apcbatch.data.json_text import read_json
 from apcbatch.data.output.tool_parser import CallSyntax
 from apcbatch.errors import RequestError
 
-# A pattern of the added tokens' texts, or None, and the function from such a text to its id.
+# (pattern that matches the texts of the added tokens, or None; function from such a text to its token id)
 Markers = tuple[re.Pattern[str] | None, Callable[[str], int | None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """Reasoning before the structured output, between any of `begins` and any of `ends`. is_open: the prompt has begun
-    it, so it must end; else it may be omitted."""
+    """Markers of the reasoning before the structured output: it stands between one of `begins` and one of `ends`.
+
+    is_open: the prompt ends within reasoning, so the answer must end it; else the answer may have none.
+    """
 
     begins: tuple[str, ...]
     ends: tuple[str, ...]
@@ -34,9 +36,10 @@ class Thinking:
 
 
 def grammar_source(structure: StructuredOutput, syntax: CallSyntax | None, markers: Markers) -> tuple[str, str]:
-    """The format and the text of a grammar. syntax: how the model writes calls; None if it writes none.
+    """Translate structured output; return the format and the text of the grammar.
 
-    RequestError for calls that cannot be forced, ValueError for a schema with numbers that the library would change.
+    syntax: how the model writes calls; None without tool calls. RequestError for calls that cannot be forced,
+    ValueError for a schema with numbers that the library would change.
     """
     if structure.kind == "json":
         schema = read_json(structure.text)
@@ -51,7 +54,7 @@ def grammar_source(structure: StructuredOutput, syntax: CallSyntax | None, marke
 
 
 def behind_thinking(grammar: str, thinking: Thinking, markers: Markers) -> str:
-    """A grammar in the format `llguidance`, preceded by reasoning."""
+    """Put rules for the reasoning before a grammar. Both grammars are in the format `llguidance`."""
     [answer] = json.loads(grammar)["grammars"]
     rules = ["start: thought @answer" if thinking.is_open else "start: @answer | begin thought @answer"]
     rules.append("begin: " + " | ".join(_terms(one, markers) for one in thinking.begins))
@@ -72,7 +75,7 @@ def _lists(**grammar: object) -> str:
 
 
 def _spaced(schema: Any, whitespace: str) -> Any:
-    """A schema with the pattern of the whitespace between JSON tokens."""
+    """Add to a schema the pattern of the whitespace between JSON tokens; an empty pattern allows none."""
     if not isinstance(schema, Mapping):
         schema = {"allOf": [schema]}
     options = {"whitespace_pattern": whitespace} if whitespace else {"whitespace_flexible": False}
@@ -80,7 +83,7 @@ def _spaced(schema: Any, whitespace: str) -> Any:
 
 
 def _calls(structure: StructuredOutput, syntax: CallSyntax | None, markers: Markers) -> str:
-    """A Lark grammar of calls as the model writes them: a rule for each tool, with arguments by its schema."""
+    """Write a Lark grammar of calls in the model's syntax: one rule per tool, with the arguments by its schema."""
     if syntax is None or syntax.arguments != "json":
         reason = "does not write their arguments as JSON" if syntax else "writes none that are read (see --tool-parser)"
         raise RequestError(
@@ -104,7 +107,7 @@ def _calls(structure: StructuredOutput, syntax: CallSyntax | None, markers: Mark
 
 
 def _terms(text: str, markers: Markers) -> str:
-    """A text as terms of a Lark rule: added tokens by their ids, the rest as strings."""
+    """Write a text as terms of a Lark rule: added tokens by their ids, other text as strings."""
     pattern, id_of = markers
     terms: list[str] = []
     begin = 0
@@ -119,9 +122,9 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-_EXACT = 2**53  # up to here each integer has a float of its own
+_EXACT = 2**53  # up to here a float of 64 bits holds each integer exactly
 _BEYOND = 2**63
-_LARGEST_PRODUCT = 2**32  # of the multipleOf of two schemas that hold at once; the library wraps around beyond it
+_LARGEST_PRODUCT = 2**32  # the library multiplies the multipleOf of schemas that hold at once, modulo this
 _VALUES = ("const", "enum")
 _EXCLUSIVE = ("exclusiveMinimum", "exclusiveMaximum")
 _WORDS = (*_VALUES, "minimum", "maximum", *_EXCLUSIVE, "multipleOf")
@@ -130,7 +133,7 @@ _NOTES = ("default", "example", "examples", "title", "description", "$comment")
 
 
 def check_numbers(schema: object) -> None:
-    """ValueError names a number of a schema that the library would change."""
+    """Check that the library enforces the numbers of a schema exactly; ValueError names one that it would change."""
     steps: list[Decimal] = []
     for word, number, holder in _numbers(schema):
         if not _is_kept(word, number, holder):
@@ -147,7 +150,7 @@ def check_numbers(schema: object) -> None:
 
 
 def _numbers(schema: object) -> Iterator[tuple[str, int | float, Mapping[str, Any]]]:
-    """The keyword, the number and the schema around it, of all numbers that constrain an answer."""
+    """Yield (keyword, number, schema around it) for each number of a schema that constrains an answer."""
     left: list[tuple[object, str, Mapping[str, Any]]] = [(schema, "", {})]
     while left:
         value, word, holder = left.pop()
@@ -165,7 +168,7 @@ def _numbers(schema: object) -> Iterator[tuple[str, int | float, Mapping[str, An
 
 
 def _is_kept(word: str, number: int | float, holder: Mapping[str, Any]) -> bool:
-    """Whether the library enforces exactly this number."""
+    """Return whether the library enforces exactly this number. word: its keyword. holder: the schema around it."""
     if isinstance(number, float):
         return abs(number) <= _EXACT and _as_read(number) == number
     is_exclusive = word in _EXCLUSIVE or holder.get(f"exclusive{word.title()}") is True
@@ -181,7 +184,7 @@ def _is_kept(word: str, number: int | float, holder: Mapping[str, Any]) -> bool:
 
 
 def _as_read(number: float) -> float:
-    """The library's value of a float's text: its digits as an integer, divided by a power of ten."""
+    """Parse a float's text as the library does: take its digits as an integer, and divide by a power of ten."""
     _, digits, exponent = Decimal(repr(abs(number))).as_tuple()
     read, places = float(int("".join(map(str, digits)))), -int(exponent)
     while places > 308:

@@ -1,7 +1,7 @@
 """Read structured output from a request: a JSON schema, a regular expression, choices, a grammar, or forced calls.
 
-The fields are those of OpenAI (response_format, tool_choice) and of vLLM (structured_outputs, guided_*). Whether the
-library supports a schema is found when it is compiled (data/grammar/constraint.py).
+The fields are those of OpenAI (response_format, tool_choice) and of vLLM (structured_outputs, guided_*). A schema that
+the grammar library does not support is refused when it is compiled (data/grammar/constraint.py).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from apcbatch.data.json_text import read_json, write_json
 OutputKind = Literal["json", "regex", "choice", "grammar", "calls"]
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
-# Between JSON tokens: nothing, a space, or a new line with up to 20 blanks. Without a limit a model could write blanks
-# for ever.
+# Whitespace between JSON tokens: none, a space, or a line end and up to 20 blanks. Without a limit a model could write
+# blanks for ever.
 WHITESPACE = r" |\n[ \t]{0,20}"
 
 _FORM = "an object with the type text, json_object or json_schema"
@@ -38,7 +38,7 @@ _SCHEMA_KEYS = frozenset(
     ("type", "properties", "required", "additionalProperties", "patternProperties", "minProperties", "maxProperties")
     + ("allOf", "anyOf", "oneOf", "$ref", "const", "enum", "$schema", "title", "description")
 )
-# The older fields of vLLM, and the keys of structured_outputs that replace them.
+# Older fields of vLLM -> the keys of structured_outputs that replace them.
 _GUIDED: Mapping[str, OutputKind] = {
     "guided_json": "json",
     "guided_regex": "regex",
@@ -49,9 +49,11 @@ _GUIDED: Mapping[str, OutputKind] = {
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutput:
-    """text: the schema, the choices (a list) or the tools (a list of names and parameters) as JSON; else the regular
-    expression or the grammar itself. whitespace: a pattern of the text between JSON tokens. one_call: the answer is one
-    call, else one or more.
+    """The form that a request asks for in its answer.
+
+    text: by kind, the schema, the list of choices or the list of (tool name, parameters) as JSON; the regular
+    expression or the grammar unchanged. whitespace: pattern of the whitespace between JSON tokens. one_call: forced
+    calls are exactly one call; else one or more.
     """
 
     kind: OutputKind
@@ -60,7 +62,8 @@ class StructuredOutput:
     one_call: bool = False
 
     def __repr__(self) -> str:
-        """Part of the digest of a request in OUT, by which --resume knows it, so this text must not change."""
+        """Return the text that is part of a request's digest in OUT. It must not change, since --resume compares the
+        digests."""
         return (
             f"Structure(kind={self.kind!r}, text={self.text!r}, whitespace={self.whitespace!r}, "
             f"one_call={self.one_call!r})"
@@ -70,9 +73,9 @@ class StructuredOutput:
 def check_structured_output(
     record: Mapping[str, Any], tools: Sequence[Tool] | None, where: str = ""
 ) -> StructuredOutput | None:
-    """The structured output that a body (where: `body.`) or a line asks for, or None.
+    """Read the structured output that a body (where: `body.`) or a line asks for; return None without any.
 
-    tools: those of the record, checked. RequestError for an invalid value, and for two forms at once.
+    tools: checked tools of the record. RequestError for an invalid value, and for two forms at once.
     """
     found: list[tuple[str, StructuredOutput]] = []
     whitespace = optional_string(record, "guided_whitespace_pattern", f"{where}guided_whitespace_pattern")
@@ -96,13 +99,13 @@ def check_structured_output(
 def given_structured_output(
     record: Mapping[str, Any], tools: Sequence[Tool] | None, where: str = ""
 ) -> dict[str, StructuredOutput]:
-    """The structured output of a record as the setting `structure`; empty if it asks for none."""
+    """Return the structured output of a record as the setting `structure`; an empty dict if it asks for none."""
     structure = check_structured_output(record, tools, where)
     return {} if structure is None else {"structure": structure}
 
 
 def _is_unset(value: object) -> bool:
-    """Whether a field is absent, null or empty."""
+    """Return whether a field is absent, null or empty."""
     return value is None or (isinstance(value, (str, list, dict)) and not value)
 
 
@@ -154,7 +157,7 @@ def _structured_outputs(value: object, where: str) -> list[tuple[str, Structured
 
 
 def _text(kind: OutputKind, value: object, where: str) -> str:
-    """A value as StructuredOutput.text."""
+    """Check a field's value; return it as StructuredOutput.text."""
     if kind == "json":
         if isinstance(value, str):
             try:
@@ -174,7 +177,7 @@ def _text(kind: OutputKind, value: object, where: str) -> str:
 
 
 def _json(schema: object, where: str) -> str:
-    """A schema as JSON text. The order of its keys is kept, since the answer has it."""
+    """Write a schema as JSON text. The order of its keys is kept, since the answer's keys have the same order."""
     if not isinstance(schema, (dict, bool)):
         raise wrong(where, schema, "a JSON schema: an object")
     if isinstance(schema, dict) and "x-guidance" in schema:
@@ -185,7 +188,7 @@ def _json(schema: object, where: str) -> str:
 def _dumped(value: object, where: str) -> str:
     try:
         return write_json(value)
-    except ValueError as error:  # nested deeper than it writes, a number that is not finite
+    except ValueError as error:  # nested too deeply, or a number that is not finite
         raise invalid(f"{where} cannot be written as JSON: {error}") from None
 
 
@@ -219,14 +222,14 @@ def _forced_calls(record: Mapping[str, Any], tools: Sequence[Tool] | None, where
 
 
 def _name_and_parameters(tool: Tool) -> tuple[str | None, object]:
-    """The name of a tool and the schema of its arguments, in OpenAI's form or as the function alone."""
+    """Return the name of a tool and the schema of its arguments. The tool has OpenAI's form or is a bare function."""
     function = tool["function"] if isinstance(tool.get("function"), dict) else tool
     name = function.get("name")
     return (name if isinstance(name, str) and name else None), function.get("parameters")
 
 
 def _parameters(name: str, schema: object) -> Mapping[str, Any]:
-    """The schema of a tool's arguments, which are an object."""
+    """Check the schema of a tool's arguments; return it with the type object. RequestError for any other type."""
     if schema is None or schema == {}:
         return ANY_OBJECT
     if not isinstance(schema, dict) or schema.get("type", "object") != "object":
@@ -242,7 +245,7 @@ def _parameters(name: str, schema: object) -> Mapping[str, Any]:
 
 
 def _only(value: Mapping[str, Any], where: str, *known: str) -> None:
-    """RequestError for an unknown key, unless it is null."""
+    """Raise RequestError for a key that is not known, unless its value is null."""
     for key, one in value.items():
         if key not in known and one is not None:
             expected = ", ".join(known)
