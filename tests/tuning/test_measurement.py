@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from apcbatch.engine.validation import MAX_REQUEST_TOKENS
 from apcbatch.errors import RequestError
 from apcbatch.job import open
 from apcbatch.plan.footprint import Footprint
@@ -127,6 +128,18 @@ def test_each_kind_is_done_as_often_and_with_prompts_of_its_own(monkeypatch: pyt
     keeper = next(request for request in requests if tuple(request.token_ids) == stem)
     assert keeper.plan.keep == (len(stem),) and keeper.plan.reads[0] > len(continued)
     assert all(request.plan.ideal == request.plan.resume_at for request in requests)
+    assert all(len(request.plan.reads) == len(request.plan.keep) for request in requests)
+    assert sum(request.plan.keep_for_later == (1, 2, 3, 4) for request in requests) == 32, "one pass fills the pool"
+
+
+def test_a_device_has_seen_the_size_of_a_pass_that_restores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: the first pass of a size, which takes longer on a device, is the one whose restores are measured; or it
+    is made on the CPU too, where it measures nothing."""
+    for device, before in (("cuda", [8, 8, 8]), ("cpu", [8])):
+        engine = KnownEngine(True, device=device)
+        measured(engine, monkeypatch)
+        new = [{len(one.token_ids) - one.plan.resume_at for one in requests} for requests in engine.passes]
+        assert [len(made) for made, sizes in zip(engine.passes, new, strict=True) if sizes == {1}] == before
 
 
 def test_little_time_and_a_short_context_are_kept_to(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,6 +175,8 @@ def test_what_is_never_evicted_is_not_waited_for(monkeypatch: pytest.MonkeyPatch
 
     engine.run = never_evicts
     assert math.isfinite(measured(engine, monkeypatch).restore_disk_s)
+    fills = [requests for requests in engine.passes if requests[0].plan.keep_for_later == (1, 2, 3, 4)]
+    assert len(fills) == measurement.MAX_FILL_RUNS
 
 
 @pytest.mark.parametrize(("fails", "state_only"), [(False, True), (False, False), (True, False)])
@@ -189,6 +204,7 @@ def test_the_engine_is_one_of_its_own(
     else:
         measurement.measure(config, engine.footprint, pytest.fail)
     [own] = made
+    assert own.max_request_tokens == MAX_REQUEST_TOKENS
     assert (own.policy, own.block_size, own.max_running, own.model) == ("planned", 1, 32, config.model)
     kept_bytes = (2048 // 16 + 1 + 32) * 100 + 4 * 2048 * engine.footprint.kv_token_bytes
     assert own.store_size > own.pool_size >= kept_bytes

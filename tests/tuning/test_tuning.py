@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from apcbatch import Engine
 from apcbatch.cli.program import main
+from apcbatch.config import Config
 from apcbatch.data.input.inputs import find_inputs
+from apcbatch.engine.serving import LOOK_AHEAD
 from apcbatch.errors import UsageError
 from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.model.locate import locate_model
 from apcbatch.plan.footprint import Footprint
+from apcbatch.plan.forecast import PolicyForecast
 from apcbatch.plan.tree_shape import TreeShape
 from apcbatch.resolution import load
-from apcbatch.tuning import measurement
-from apcbatch.tuning.choice import Verified, check, conclude
+from apcbatch.tuning import measurement, verification
+from apcbatch.tuning.choice import Candidate, Verified, check, conclude
 from apcbatch.tuning.export.documents import tuning_document, tuning_yaml
 from apcbatch.tuning.export.text import tuning_lines
 from apcbatch.tuning.measurement import Measurement, Rate, _fit, _Sample
@@ -30,6 +36,7 @@ from tests.plan.plan_oracle import dataset, serve
 
 SIZES = [1, 16, 64]
 COSTS = Measurement((Rate(1, 64, 0, 1000.0),), 0.01, 0.001, 0.001, 0.0, 0.0001, 0.0002, 0.0105, 1e-8)
+TABLE = PolicyForecast("planned", 200, [0, 60], 3, 1, 2, 100, 0, 1, 0, 0)
 
 
 @pytest.fixture
@@ -71,9 +78,39 @@ def test_the_walk_counts_every_token_once_and_waits_for_the_turn_before() -> Non
     alone = count_work([0, 1, 2], [10, 20, 30], [0, 0, 0], [1, 2, 3], 2048, 32)
     assert alone == Workload(passes=1, chunks=3, tokens=60, context_pairs=50 + 200 + 450)
     chained = count_work([0, 1, 2], [10, 20, 30], [0, 10, 20], [1, 1, 1], 2048, 32)
-    assert (chained.passes, chained.chunks, chained.tokens) == (3, 3, 30)
+    assert chained == Workload(passes=3, chunks=3, tokens=30, context_pairs=50 + 150 + 250)
     narrow = count_work([0, 1, 2], [10, 20, 30], [0, 0, 0], [1, 2, 3], 8, 1)
-    assert (narrow.passes, narrow.tokens) == (2 + 3 + 4, 60)
+    assert (narrow.passes, narrow.chunks, narrow.tokens) == (2 + 3 + 4, 2 + 3 + 4, 60)
+
+
+@pytest.mark.parametrize(
+    ("order", "lengths", "resume_at", "conversations", "budget", "running", "passes", "chunks"),
+    [
+        ([0], [9], [0], [1], 8, 1, 2, 2),  # the second chunk is one token
+        ([0], [8], [0], [1], 8, 1, 1, 1),
+        ([0, 1, 2], [4, 4, 8], [0, 0, 0], [1, 2, 3], 8, 3, 2, 3),  # no token is left for the third
+        ([0, 1, 2], [1, 1, 1], [0, 0, 0], [1, 2, 3], 8, 2, 2, 3),
+        ([0, 1], [8, 16], [0, 0], [1, 1], 24, 2, 1, 2),  # the second turn restores nothing, so it need not wait
+        ([0, 1], [8, 16], [0, 8], [1, 2], 24, 2, 1, 2),  # the first turn of its conversation waits for none
+        ([1, 0], [8, 16], [0, 8], [1, 1], 24, 2, 1, 2),  # nor one that comes before what it could resume from
+        ([0, 1], [8, 16], [0, 1], [1, 1], 24, 2, 2, 2),
+    ],
+)
+def test_the_walk_at_its_bounds(order, lengths, resume_at, conversations, budget, running, passes, chunks) -> None:
+    """Fault: a chunk of one token or of none is counted wrong, a slot is left empty or given twice, or a request waits
+    for another that it does not resume from."""
+    work = count_work(order, lengths, resume_at, conversations, budget, running)
+    assert (work.passes, work.chunks) == (passes, chunks)
+    assert work.tokens == sum(lengths) - sum(resume_at)
+
+
+@pytest.mark.parametrize(("beyond", "more_passes"), [(-1, 3), (0, 2)])
+def test_the_walk_sees_as_far_as_the_engine_does(beyond: int, more_passes: int) -> None:
+    """Fault: a request enters sooner or later than the engine's queue has room for it, by one."""
+    turns = LOOK_AHEAD * 2 + beyond  # behind the first, each waits for the turn before it; then one that could begin
+    lengths, resume_at = [15, *range(16, 16 + turns), 15], [0, *range(15, 15 + turns), 0]
+    work = count_work(range(turns + 2), lengths, resume_at, [1] * (turns + 1) + [2], 10, 2)
+    assert work.passes == turns + more_passes
 
 
 def test_costs_are_found_again_and_never_negative() -> None:
@@ -109,11 +146,50 @@ def test_what_is_written_has_its_shape_and_is_read_back(chats: Path, tmp_path: P
     assert list(document["recommended"]) == ["block_size", "min_gain_tokens", "reason"]
     path = tmp_path / "tuned.yaml"
     path.write_text(tuning_yaml(tuning, config))
+    assert path.read_text() == f"# {tuning.reason}\npolicy: planned\nblock_size: 1\nmin_gain_tokens: 11\n"
     read = load({}, str(path), {})
     assert (read.block_size, read.policy, read.min_gain_tokens) == (1, "planned", 11)
     lines = list(tuning_lines(tuning, config))
     assert sum("<- recommended" in line for line in lines) == 1
     assert any("measured 7: NOT as predicted" in line for line in lines)
+
+
+def test_each_line_with_a_request_advances_once(tmp_path: Path) -> None:
+    """Fault: the progress stands still, or moves for each turn or for a line that has no request."""
+    lines = [conversation(1, turns=3), {"messages": 3}, conversation(2, turns=2)]
+    advanced: list[int] = []
+    path = write_lines(tmp_path / "in.jsonl", lines)
+    found = survey(load({}, None, {}), find_inputs([str(path)]), pytest.fail, lambda: advanced.append(1))
+    assert (len(advanced), found.num_lines, found.num_windows, found.errors.total()) == (2, 2, 1, 1)
+
+
+@pytest.mark.parametrize(("count", "expected"), [(0, []), (1, [8]), (2, [8, 32]), (9, [8, 16, 32])])
+def test_the_fastest_are_verified_in_their_places(count: int, expected: list[int], monkeypatch: Any) -> None:
+    """Fault: slow candidates are run in place of the fastest, or the candidates change their order."""
+    monkeypatch.setattr(verification, "real_run", lambda config, inputs, size, warn: Verified(size, 2.0 * size, 3))
+    made = [Candidate(size, TABLE, *seconds) for size, seconds in ((8, (1, 1, 1)), (16, (2, 2, 2)), (32, (5, 0, 0)))]
+    found = verification.verify(load({}, None, {}), find_inputs([]), made, count, pytest.fail)
+    assert [one.block_size for one in found] == [8, 16, 32]
+    assert [one.verified and one.verified.prefill_s for one in found] == [
+        size if size in expected else None for size in (8, 16, 32)
+    ]
+
+
+@pytest.mark.parametrize("store", [None, "states"])
+def test_a_real_run_is_one_token_each_and_keeps_what_the_run_would(store: str | None, monkeypatch: Any) -> None:
+    """Fault: a real run generates whole answers, has another block size, or a store that the run would not have."""
+    made: list[tuple[int, int, bool]] = []
+
+    @contextmanager
+    def engine(config: Config, warn: Any, *, has_store: bool) -> Iterator[str]:
+        made.append((config.block_size, config.max_tokens, has_store))
+        yield "engine"
+
+    monkeypatch.setattr(verification, "temporary_engine", engine)
+    monkeypatch.setattr(verification, "_serve_all", lambda config, inputs, engine: (config.block_size, engine))
+    config = load({"store": store} if store else {}, None, {})
+    assert verification.real_run(config, find_inputs([]), 24, pytest.fail) == (24, "engine")
+    assert made == [(24, 1, store is not None)]
 
 
 def test_what_has_nothing_to_tune_is_refused() -> None:
