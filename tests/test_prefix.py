@@ -12,6 +12,7 @@ from apcbatch.prefix import (
     PrefixHasher,
     as_token_array,
     boundaries_in,
+    common_length,
     last_boundary,
     prefix_key,
 )
@@ -75,6 +76,9 @@ def test_one_hasher_goes_forward_only():
     hasher = PrefixHasher(FINGERPRINT, as_token_array(range(10)))
     first = hasher.key_at(4)
     assert hasher.key_at(4) == first
+    assert hasher.key_at(10) == prefix_key(FINGERPRINT, range(10), 10)
+    hasher = PrefixHasher(FINGERPRINT, as_token_array(range(10)))
+    hasher.key_at(4)
     with pytest.raises(ValueError, match="expected a position from 4 to 10, got 3"):
         hasher.key_at(3)
     with pytest.raises(ValueError, match="expected a position from 4 to 10, got 11"):
@@ -93,3 +97,32 @@ def test_ids_outside_int32(ids):
     """An id that wraps around to another token's."""
     with pytest.raises(OverflowError):
         as_token_array(ids)
+
+
+@pytest.mark.parametrize("ids", [1, [[1, 2]], [1.5], [1.0], [True], ["1"]])
+def test_what_is_no_row_of_integers_is_refused(ids):
+    """Fault: an id that is cut to an integer, or a matrix that is hashed as its rows one after the other."""
+    with pytest.raises(TypeError, match="token ids must be one row of integers"):
+        as_token_array(ids)
+
+
+def test_no_tokens_are_a_row():
+    """Fault: an empty prompt, which numpy makes a row of float64, is refused or keeps that type."""
+    assert as_token_array([]).dtype == np.int32 and as_token_array([]).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "length"),
+    [
+        ([], [1], 0),
+        ([1], [2], 0),
+        ([1, 2], [1, 3], 1),
+        ([1, 2], [1, 2, 3], 2),
+        ([1, 2], [1, 2], 2),
+        ([2, 1], [3, 1], 0),
+    ],
+)
+def test_common_length(a, b, length):
+    """Fault: a prefix that is one token too long or too short, or ends with the last difference."""
+    assert common_length(as_token_array(a), as_token_array(b)) == common_length(as_token_array(b), as_token_array(a))
+    assert common_length(as_token_array(a), as_token_array(b)) == length
