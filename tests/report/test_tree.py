@@ -7,8 +7,10 @@ import random
 from typing import Any
 
 import orjson
+import pytest
 
 from apcbatch.job.tracing.segment import MAX_EDGE_ROWS, EdgeColumns, Segment, parsed, segment_of
+from apcbatch.report import tree
 from apcbatch.report.tree import ADDED, merge_edges
 from tests.report.documents import trace_lines
 
@@ -79,3 +81,24 @@ def test_no_more_edges_than_a_page_shows() -> None:
 def test_without_a_trace_there_is_no_tree() -> None:
     """Fault: an empty picture in place of a sentence."""
     assert merge_edges([]) is None
+
+
+def test_what_saves_least_is_folded_into_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: an edge that saves much is folded before one that saves little, a parent before its children, or what was
+    folded is counted as another's, twice or not at all."""
+    monkeypatch.setattr(tree, "MAX_EDGE_ROWS", 4)
+    # 0 is the root; 1 has the leaves 3 and 4, 2 has the leaf 5. 5 saves least, then its parent 2, then 3.
+    columns: dict[str, list[Any]] = {name: [1, 2, 4, 8, 16, 32] for name in ADDED}
+    columns |= {"parent": [-1, 0, 0, 1, 1, 2], "begin": [0, 0, 0, 5, 5, 6], "end": [0, 5, 6, 9, 9, 9]}
+    columns |= {"restored": [0, 90, 20, 30, 40, 10], "hidden": [0, 0, 0, 0, 3, 0], "requests": [7, 4, 3, 1, 2, 2]}
+    columns |= {"dropped_s": [None] * 6, "text": list("abcdef")}
+    [one] = segments(20, 0)
+    one = dataclasses.replace(one, edges=EdgeColumns(**columns))
+    merged = merge_edges([one])
+    assert merged is not None and merged["note"] == "2 edges that save least are counted in the edges above them"
+    assert (merged["text"], merged["parent"]) == (["a", "b", "d", "e"], [-1, 0, 1, 1])
+    assert (merged["restored"], merged["computed"]) == ([30, 90, 30, 40], [1 + 4 + 32, 2, 8, 16])
+    assert (merged["requests"], merged["hidden"]) == ([7, 4, 1, 2], [3, 0, 0, 3])
+    monkeypatch.setattr(tree, "MAX_EDGE_ROWS", 6)
+    whole = merge_edges([one])
+    assert whole is not None and whole["note"] is None and whole["text"] == columns["text"]
