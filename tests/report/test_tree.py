@@ -99,6 +99,9 @@ def test_what_saves_least_is_folded_into_its_parent(monkeypatch: pytest.MonkeyPa
     assert (merged["text"], merged["parent"]) == (["a", "b", "d", "e"], [-1, 0, 1, 1])
     assert (merged["restored"], merged["computed"]) == ([30, 90, 30, 40], [1 + 4 + 32, 2, 8, 16])
     assert (merged["requests"], merged["hidden"]) == ([7, 4, 1, 2], [3, 0, 0, 3])
+    monkeypatch.setattr(tree, "MAX_EDGE_ROWS", 2)
+    both = merge_edges([one])
+    assert both is not None and (both["hidden"], both["restored"]) == ([3, 1 + 2], [30, 90 + 30 + 40])
     monkeypatch.setattr(tree, "MAX_EDGE_ROWS", 6)
     whole = merge_edges([one])
     assert whole is not None and whole["note"] is None and whole["text"] == columns["text"]

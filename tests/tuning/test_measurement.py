@@ -197,7 +197,8 @@ def test_the_engine_is_one_of_its_own(
 
     monkeypatch.setattr(open, "make_engine", make)
     monkeypatch.setattr(measurement.time, "perf_counter", lambda: engine.clock)
-    config = load({"store": str(tmp_path / "store"), "max_running": 7, "block_size": 64}, None, {})
+    flags = {"store": str(tmp_path / "store"), "max_running": 7, "block_size": 64, "max_request_tokens": 99}
+    config = load(flags, None, {})
     if fails:
         with pytest.raises(RequestError, match="broken"):
             measurement.measure(config, engine.footprint, pytest.fail)
