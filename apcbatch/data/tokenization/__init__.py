@@ -1,1 +1,1 @@
-"""Tokenizers: text to token ids and back, untrusted ones in a helper process."""
+"""Tokenizers: encode text to token ids and decode ids to text, with untrusted tokenizers in a helper process."""

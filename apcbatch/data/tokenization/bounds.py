@@ -1,8 +1,8 @@
-"""Decide from tokenizer.json whether a tokenizer takes bounded time and memory for any text: if its parts are known.
+"""Decide from tokenizer.json whether a tokenizer takes bounded time and memory for any text.
 
-A part is known if its time is linear in the text, and its output is at most a few times as long. Other parts (a regular
-expression of the checkpoint's own, replaced characters, a table of characters) can take any time and memory, so the
-tokenizer runs in a helper process.
+It does if all its parts are known here. The time of a known part is linear in the text, and its output is at most a few
+times as long. Other parts can take any time and memory: a regular expression of the checkpoint, replaced characters, a
+table of characters. A tokenizer with such a part runs in a helper process.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 MOST_TOKEN_CHARACTERS = 512
-_MOST_CHARACTERS = 64  # of a text in a part
-_MOST_ITEMS = 16  # of a list in a part
+_MOST_CHARACTERS = 64  # limit of a text in a known part
+_MOST_ITEMS = 16  # limit of a list in a known part
 _MOST_GROWTH = 32
-# Linear patterns: of GPT-2, Falcon, Llama 3, Qwen 2 and related models.
+# Patterns whose time is linear: those of GPT-2, Falcon, Llama 3, Qwen 2 and related models.
 _SHORT = r"'s|'t|'re|'ve|'m|'ll|'d"
 _WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -23,7 +23,7 @@ _PATTERNS = {
     *(f"(?i:{_SHORT}){_WORDS}{number}{_REST}" for number in (r"\p{N}{1,3}", r"\p{N}")),
     *(r"[0-9][0-9][0-9]", r"\p{N}{1,3}", r"\d{1,3}", r"\d"),
 }
-# Upper bound of (bytes of output) / (bytes of input) for each known part.
+# Type of each known part -> upper bound of (bytes of output) / (bytes of input).
 _NORMALIZERS = {"NFC": 3, "NFD": 4, "NFKC": 12, "NFKD": 12, "Lowercase": 2, "StripAccents": 1, "Nmt": 1, "Strip": 1,
                 "Prepend": 1, "BertNormalizer": 4, "ByteLevel": 2}  # fmt: skip
 _PRE_TOKENIZERS = {"ByteLevel": 2, "Metaspace": 3, "Whitespace": 1, "WhitespaceSplit": 1, "BertPreTokenizer": 1,
@@ -35,8 +35,9 @@ _INNER = ("normalizers", "pretokenizers", "processors", "decoders")
 
 
 def growth(tokenizer: Mapping[str, Any]) -> int | None:
-    """Upper bound of (bytes of the normalised text) / (bytes of the text); None for a tokenizer with an unknown part.
-    tokenizer: the object in tokenizer.json."""
+    """Return an upper bound of (bytes of the normalised text) / (bytes of the text).
+
+    Return None for a tokenizer with an unknown part. tokenizer: the object in tokenizer.json."""
     parts = {"normalizer": _NORMALIZERS, "pre_tokenizer": _PRE_TOKENIZERS, "post_processor": _POST_PROCESSORS,
              "decoder": _DECODERS}  # fmt: skip
     factors = {name: _growth(tokenizer.get(name), known) for name, known in parts.items()}
@@ -46,7 +47,7 @@ def growth(tokenizer: Mapping[str, Any]) -> int | None:
 
 
 def _growth(part: Any, known: Mapping[str, int], depth: int = 0) -> int:
-    """The growth of a part with its inner parts; 0 if one is unknown."""
+    """Return the growth of a part with its inner parts; 0 if one is unknown. known: type -> growth."""
     if part is None:
         return 1
     if not isinstance(part, dict) or depth > 2:
@@ -76,7 +77,7 @@ def _growth(part: Any, known: Mapping[str, int], depth: int = 0) -> int:
 
 
 def _is_short(value: Any, depth: int = 0) -> bool:
-    """Whether no text, list or number in a part is long."""
+    """Return whether all texts, lists, objects and numbers in a part are small."""
     if isinstance(value, str):
         return len(value) <= _MOST_CHARACTERS
     if isinstance(value, (dict, list)):
@@ -86,13 +87,14 @@ def _is_short(value: Any, depth: int = 0) -> bool:
 
 
 def _is_known_model(tokenizer: Mapping[str, Any]) -> bool:
-    """Whether the vocabulary and the added tokens are short texts, and the model's time is linear in the text."""
+    """Return whether the vocabulary and the added tokens are short texts, and the model's time is linear in the
+    text."""
     model, added = tokenizer.get("model"), tokenizer.get("added_tokens") or []
     if not isinstance(model, dict) or not isinstance(added, list):
         return False
     vocabulary = model.get("vocab")
     most = MOST_TOKEN_CHARACTERS
-    if isinstance(vocabulary, list):  # of Unigram, whose time per character grows with the longest token
+    if isinstance(vocabulary, list):  # Unigram: its time per character grows with the longest token
         texts = [one[0] for one in vocabulary if isinstance(one, list) and one]
         most = _MOST_CHARACTERS
     else:

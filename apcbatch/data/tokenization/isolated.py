@@ -1,6 +1,6 @@
 """Run a tokenizer, or `transformers` over a model folder, in a helper process (data/tokenization/tokenizer_child.py).
 
-IsolatedTokenizer has the members of `tokenizers.Tokenizer` that data/ uses. Errors are RequestErrors.
+IsolatedTokenizer has the members of `tokenizers.Tokenizer` that data/ uses. It raises RequestErrors.
 """
 
 from __future__ import annotations
@@ -25,20 +25,25 @@ if TYPE_CHECKING:
 _MODULE, _NAME = "apcbatch.data.tokenization.tokenizer_child", "the process for the tokenizer"
 _A_TEXT, _TOKENS = "the tokenizer cannot take a text: ", "the tokenizer cannot make a text of tokens: "
 _LOAD_SECONDS = 30
-_SECONDS_PER_CHARACTER = 1e-5  # five times what it takes on a slow machine
+_SECONDS_PER_CHARACTER = 1e-5  # limit of processor time: five times the usual time on a slow machine
 
 
 def read_by_transformers(folder: Path) -> dict[str, Any]:
-    """What `transformers` reads from the tokenizer's files (no remote code, nothing fetched): tokenizer (text of a
-    tokenizer.json), growth, special_tokens_map, chat_template, split_special. RequestError says why it cannot."""
+    """Read a folder's tokenizer with `transformers`, without remote code and downloads.
+
+    Return {tokenizer: text of a tokenizer.json, growth, special_tokens_map, chat_template, split_special}. RequestError
+    says why it cannot be read."""
     with only_model_files(folder) as links:
         facts: dict[str, Any] = orjson.loads(_ask(Helper(_MODULE, _NAME), str(links), seconds=_LOAD_SECONDS))
     return facts
 
 
 class IsolatedTokenizer:
-    """A tokenizer in a helper process. data: its tokenizer.json. names: tokens that `token_to_id` must know.
-    RequestError if it cannot be loaded."""
+    """A tokenizer in a helper process.
+
+    data: bytes of its tokenizer.json. split_special: special tokens in a text are split like other text. names: tokens
+    that `token_to_id` must know besides the added ones. RequestError if it cannot be loaded.
+    """
 
     def __init__(self, data: bytes, split_special: bool = False, names: Sequence[str] = ()) -> None:
         from tokenizers import AddedToken
@@ -51,33 +56,34 @@ class IsolatedTokenizer:
         self._ids |= {content: number for number, content, _ in added}
 
     def get_added_tokens_decoder(self) -> dict[int, AddedToken]:
-        """The added tokens by their ids."""
+        """Return the added tokens by id."""
         return self._added
 
     def get_vocab_size(self, with_added_tokens: bool = True) -> int:
-        """The number of tokens, added ones among them."""
+        """Return the number of tokens, added ones included. with_added_tokens: ignored."""
         return int(self._size)
 
     def token_to_id(self, token: str) -> int | None:
-        """The id of an added token, or of one of `names`."""
+        """Return the id of an added token, or of one of `names`; None for any other token."""
         number: int | None = self._ids.get(token)
         return number
 
     def to_str(self) -> str:
-        """Its tokenizer.json without the parts that process a text, for a library that needs the tokens alone."""
+        """Return the tokenizer.json without the parts that process a text, for a library that needs only the
+        vocabulary."""
         whole = orjson.loads(self._data)
         whole |= dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor", "truncation", "padding"))
         whole["added_tokens"] = [{**token, "normalized": False} for token in whole.get("added_tokens") or []]
         return orjson.dumps(whole).decode()
 
     def encode(self, text: str, add_special_tokens: bool = True) -> IsolatedEncoding:
-        """The tokens of a text."""
+        """Tokenise a text."""
         seconds = len(text) * _SECONDS_PER_CHARACTER
         data = _ask(self._helper, "encode", text, add_special_tokens, seconds=seconds, what=_A_TEXT)
         return IsolatedEncoding(np.frombuffer(data, dtype=np.int32).reshape(3, -1))
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of tokens."""
+        """Decode tokens to text. Bytes that are not UTF-8 become U+FFFD."""
         ids = list(map(int, token_ids))
         seconds = len(ids) * _SECONDS_PER_CHARACTER
         data = _ask(self._helper, "decode", ids, skip_special_tokens, seconds=seconds, what=_TOKENS)
@@ -85,35 +91,38 @@ class IsolatedTokenizer:
 
 
 class IsolatedEncoding:
-    """The tokens of a text and their places in it. numbers: (3, tokens) int32: ids, begins, ends."""
+    """The tokens of a text and their places in it. numbers: (3, tokens) int32: ids, first characters, ends."""
 
     def __init__(self, numbers: npt.NDArray[np.int32]) -> None:
         self._numbers = numbers
 
     @property
     def ids(self) -> list[int]:
-        """The ids of the tokens."""
+        """Return the token ids."""
         ids: list[int] = self._numbers[0].tolist()
         return ids
 
     @property
     def offsets(self) -> list[tuple[int, int]]:
-        """Where each token begins and ends, in characters."""
+        """Return (begin, end) of each token, in characters of the text."""
         return list(zip(*self._numbers[1:].tolist(), strict=True))
 
     def char_to_token(self, position: int) -> int | None:
-        """The index of the first token that covers the character at `position`; None if no token does."""
+        """Return the index of the first token that covers the character at `position`; None if no token does."""
         found = np.flatnonzero((self._numbers[1] <= position) & (position < self._numbers[2]))
         return int(found[0]) if len(found) else None
 
     def token_to_chars(self, index: int) -> tuple[int, int] | None:
-        """Where a token begins and ends."""
+        """Return (begin, end) of the token at `index`, in characters of the text."""
         begin, end = self._numbers[1:, index].tolist()
         return begin, end
 
 
 def _ask(helper: Helper, *values: Any, seconds: float = 0, what: str = "") -> bytes:
-    """The bytes of an answer; RequestError, beginning with `what`, if the library refuses or a limit is exceeded."""
+    """Ask the helper process; return the bytes of its answer.
+
+    seconds: processor time in addition to the usual limit. RequestError, its message beginning with `what`, if the
+    library refuses or a limit is exceeded."""
     try:
         kind, data = helper.ask(*values, more_seconds=seconds)
     except LimitExceeded as error:

@@ -1,4 +1,4 @@
-"""Replace the tokenizer of a model folder that has none: prompts of token ids need no tokenizer."""
+"""Stand in for the tokenizer of a model folder without one, so that prompts of token ids can be answered."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 
 class NoTokenizer(Tokenizer):
-    """Encodes no text; the text of an answer is empty, and that of a single token is `token_id:17`."""
+    """Placeholder of an absent tokenizer.
+
+    `encode` and its like raise RequestError. An answer is decoded to an empty text, and by decode_all the token 17 to
+    `token_id:17`.
+    """
 
     reads_text = False
     markers = None
@@ -31,7 +35,7 @@ class NoTokenizer(Tokenizer):
         self.source = TokenizerSource(None, {}, None, str(folder), None)  # type: ignore[arg-type]
 
     def require_for(self, what: str) -> NoReturn:
-        """RequestError: `what` needs a tokenizer."""
+        """Raise RequestError: `what` needs a tokenizer."""
         message = f"{what} needs a tokenizer, and {self._folder} has none; give a prompt of token ids, without it"
         raise RequestError("invalid_request", message)
 
@@ -56,8 +60,10 @@ class NoTokenizer(Tokenizer):
 
 
 def load_any_tokenizer(folder: Path, warn: Callable[[str], None]) -> Tokenizer:
-    """The tokenizer of a model folder; a NoTokenizer, with a warning, for a folder without one whose config.json has
-    vocab_size. ModelError for a damaged tokenizer."""
+    """Load the tokenizer of a model folder.
+
+    For a folder without tokenizer files whose config.json has vocab_size, warn and return a NoTokenizer. ModelError for
+    a damaged tokenizer, and for a folder without both."""
     if not folder.is_dir() or any(os.path.lexists(folder / name) for name in TOKENIZER_FILES):
         return load_tokenizer(folder)
     vocab_size = read_vocab_size(folder)
@@ -71,7 +77,9 @@ def load_any_tokenizer(folder: Path, warn: Callable[[str], None]) -> Tokenizer:
 
 
 def check_first(records: Iterator[Conversation | BadLine], folder: Path) -> Iterator[Conversation | BadLine]:
-    """The same records, for a model without a tokenizer; ModelError if the first one is not a prompt of token ids."""
+    """Return the records unchanged; ModelError if the first one is a conversation or a text.
+
+    Call it for a model without a tokenizer, so that such an input fails before the run."""
     first = next(records, None)
     if isinstance(first, Conversation) and not isinstance(first.prompt, list):
         files = ", ".join(TOKENIZER_FILES)

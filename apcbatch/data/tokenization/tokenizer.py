@@ -1,9 +1,9 @@
-"""The tokenizer of a model folder: text to token ids and back, the ids that end an answer, the vocabulary.
+"""Load the tokenizer of a model folder; encode and decode text, and find the stop tokens and the vocabulary's size.
 
 A tokenizer.json is read directly if no other file changes it (data/tokenization/tokenizer_json.py); other folders are
-read by `transformers` in a helper process. Invariants: a text takes bounded time and memory: it is tokenised in this
-process only if the tokenizer's parts are known (data/tokenization/bounds.py) and the text is short, else in a helper
-process; what the library cannot do, panics included, is a RequestError.
+read by `transformers` in a helper process. Invariants: tokenising takes bounded time and memory. A text is tokenised in
+this process only if it is short and the tokenizer's parts are known (data/tokenization/bounds.py), else in a helper
+process. An error of the library, panics included, becomes a RequestError.
 """
 
 from __future__ import annotations
@@ -30,23 +30,24 @@ if TYPE_CHECKING:
 
     Encoding: TypeAlias = tokenizers.Encoding | IsolatedEncoding
 
-MAX_BYTES_HERE = 1 << 20  # of a normalised text that is tokenised in this process: each takes up to 220 bytes of memory
-_MOST_TOKENS_HERE = 64 << 10  # that are decoded in this process
+MAX_BYTES_HERE = 1 << 20  # limit of a normalised text tokenised in this process; a byte takes up to 220 bytes of memory
+_MOST_TOKENS_HERE = 64 << 10  # limit of tokens decoded in this process
 _MOST_ADDED_CHARACTERS = 1 << 20
 _MOST_IDS = 1 << 31
-# Keys of the answer schema in transformers 5; the first is the older one.
+# Keys of the answer schema in transformers 5; the first is the older name.
 _ANSWER_SCHEMAS = ("response_schema", "response_template")
 
 T = TypeVar("T")
 
 
 class Tokenizer:
-    """Encodes and decodes text for one model.
+    """Tokenizer of one model.
 
-    source: has the named tokens and the chat template. eos_token_ids: the ids that end an answer. vocab_size: ids below
-    it exist in the model. markers: a pattern of the added tokens at which a text is split before anything else, or
-    None; see data/chat/common_prefix.py. answer_schema: the checkpoint's schema of its answers, or ''. special: the
-    special tokens by id.
+    source: the loaded tokenizer with its named tokens and chat template. vocab_size: ids below it exist in the model.
+    eos_token_ids: stop tokens of the model. answer_schema: the checkpoint's schema of its answers as text, or ''.
+    markers: pattern of the added tokens at which a text is split before all else, or None; see
+    data/chat/common_prefix.py. special: id -> text of the special tokens. added_texts: texts of all added tokens.
+    reads_text: False for a NoTokenizer.
     """
 
     reads_text = True
@@ -78,16 +79,20 @@ class Tokenizer:
         self.markers = re.compile("|".join(splitting)) if splitting else None
 
     def require_for(self, what: str) -> None:
-        """RequestError if there is no tokenizer (data/tokenization/no_tokenizer.py). what: needs one."""
+        """Raise RequestError if the folder has no tokenizer (data/tokenization/no_tokenizer.py).
+
+        what: subject of the error, such as `a conversation`."""
 
     def keep_markers(self, markers: Iterable[str]) -> None:
-        """Let `decode` keep these texts even if they are special tokens."""
+        """Make `decode` keep these texts even if they are special tokens."""
         kept = set(markers)
         self._dropped_ids = {number for number, text in self.special.items() if text not in kept}
 
     def encode(self, text: str, adds_special: bool = False) -> Encoding:
-        """The tokens of a text and their places in it. adds_special: add the special tokens that the model puts around
-        plain text. RequestError for a text that the library cannot tokenise within its limits."""
+        """Tokenise a text; return the tokens and their places in it.
+
+        adds_special: add the special tokens that the model puts around plain text. RequestError for a text that the
+        library cannot tokenise within its limits."""
         grows = self.source.growth
         num_bytes = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
         is_short = grows is None or num_bytes * grows <= MAX_BYTES_HERE
@@ -98,11 +103,11 @@ class Tokenizer:
             raise _refused(error) from None
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Token ids of a completion's prompt, with the special tokens that the model adds to plain text."""
+        """Tokenise the prompt of a completion, with the special tokens that the model adds to plain text."""
         return self.encode(text, True).ids
 
     def encode_continuation(self, text: str) -> list[int]:
-        """Token ids of a text that follows another one, without the prefix of a first word."""
+        """Tokenise a text that follows another one, without the prefix that the tokenizer adds to a first word."""
         anchored = self.encode("a" + text)
         index = anchored.char_to_token(0)
         if index is None or anchored.token_to_chars(index) != (0, 1):
@@ -110,12 +115,12 @@ class Tokenizer:
         return anchored.ids[index + 1 :]
 
     def marker_id(self, marker: str) -> int | None:
-        """The id of one of the texts that `markers` finds."""
+        """Return the id of a text that matches `markers`."""
         return self._backend.token_to_id(marker)
 
     @property
     def begins_with_bos(self) -> bool:
-        """Whether the model puts its first token (bos) before plain text."""
+        """Return whether the tokenizer puts the bos token before plain text."""
         try:
             ids = self.encode_prompt("a")
         except RequestError as error:
@@ -123,15 +128,15 @@ class Tokenizer:
         return bool(ids) and ids[0] == self.source.bos_token_id
 
     def is_dropped(self, token_id: int) -> bool:
-        """Whether `decode` leaves a token out, since it is special."""
+        """Return whether `decode` leaves this token out: it is special and not a kept marker."""
         return token_id in self._dropped_ids
 
     def decode_all(self, token_ids: Sequence[int]) -> str:
-        """The text of tokens, special ones as they are written."""
+        """Decode tokens to text, special tokens included."""
         return self._decode(list(map(int, token_ids)))
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of an answer without dropped tokens. Bytes that are not UTF-8 become U+FFFD."""
+        """Decode an answer without its dropped tokens. Bytes that are not UTF-8 become U+FFFD."""
         kept = [int(number) for number in token_ids if int(number) not in self._dropped_ids]
         return self._decode(kept)
 
@@ -143,7 +148,7 @@ class Tokenizer:
             raise _refused(error) from None
 
     def _isolated(self) -> tokenizers.Tokenizer | IsolatedTokenizer:
-        """The same tokenizer in a helper process."""
+        """Return the same tokenizer in a helper process."""
         if self.source.growth is None:
             return self._backend
         if self._helper is None:
@@ -155,7 +160,7 @@ class Tokenizer:
 
 
 def load_tokenizer(model_dir: str | Path) -> Tokenizer:
-    """The tokenizer of a model folder; raises ModelError with the file that is missing or damaged."""
+    """Load the tokenizer of a model folder; ModelError names the file that is missing or damaged."""
     folder = Path(model_dir)
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder; expected a model folder with config.json and tokenizer.json")
@@ -177,7 +182,7 @@ def load_tokenizer(model_dir: str | Path) -> Tokenizer:
 
 
 def read_vocab_size(folder: Path) -> int | None:
-    """The number of token ids that config.json gives, or None."""
+    """Read the number of token ids from config.json; None if it gives no valid one."""
     size = read_json(folder / "config.json").get("vocab_size")
     if not isinstance(size, int) or isinstance(size, bool) or not 0 < size <= _MOST_IDS:
         return None
@@ -185,7 +190,8 @@ def read_vocab_size(folder: Path) -> int | None:
 
 
 def _guarded(folder: Path, load: Callable[[], T]) -> T:
-    """The result of `load`; ModelError for any error of the library, StoppedError if its process was lost."""
+    """Return the result of `load`; ModelError for any error of the library, StoppedError if the helper process was
+    lost."""
     try:
         return load()
     except BaseException as error:  # the parser's panics are no Exceptions
@@ -200,7 +206,7 @@ def _guarded(folder: Path, load: Callable[[], T]) -> T:
 
 
 def _converted(folder: Path) -> TokenizerSource:
-    """A folder's tokenizer, read by `transformers`."""
+    """Load a folder's tokenizer with `transformers`."""
     from apcbatch.data.tokenization.isolated import read_by_transformers
 
     facts = read_by_transformers(folder)
@@ -210,14 +216,16 @@ def _converted(folder: Path) -> TokenizerSource:
 
 
 def _refused(error: BaseException) -> BaseException:
-    """A panic of the library as the error of one request; any other error as it is."""
+    """Convert a panic of the library to a RequestError; return any other error unchanged."""
     if type(error).__name__ != "PanicException":
         return error
     return RequestError("invalid_request", f"the tokenizer cannot take a text: {first_line(error)}")
 
 
 def read_eos_token_ids(folder: Path, tokenizer_eos: int | None = None) -> list[int]:
-    """The ids from generation_config.json, config.json or the tokenizer: the first that has one id or a list."""
+    """Read the stop tokens from generation_config.json, config.json or the tokenizer: the first that gives any.
+
+    tokenizer_eos: id of the tokenizer's eos token. ModelError for a value that is not an id or a list of ids."""
     for name, holder in (
         ("generation_config.json", read_json(folder / "generation_config.json")),
         ("config.json", read_json(folder / "config.json")),
@@ -236,9 +244,10 @@ def read_eos_token_ids(folder: Path, tokenizer_eos: int | None = None) -> list[i
 
 
 def _answer_schema(folder: Path) -> str:
-    """The answer schema in tokenizer_config.json, as JSON text without the backslashes of its patterns.
+    """Read the answer schema in tokenizer_config.json as JSON text, without the backslashes of its patterns.
 
-    It is only searched for markers: its patterns come with the checkpoint and could run for ever.
+    The text is only searched for markers. Its patterns are never run, since they come with the checkpoint and could
+    run for ever.
     """
     config = read_json(folder / "tokenizer_config.json")
     found = [config[name] for name in _ANSWER_SCHEMAS if config.get(name) is not None]
@@ -250,7 +259,7 @@ def _is_id(value: object) -> bool:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if there is no file."""
+    """Read the object in a JSON file; empty without a file. ModelError for a file that has no JSON object."""
     try:
         value = orjson.loads(read_regular_file(path, MAX_FILE_BYTES))
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""The child process of a tokenizer whose parts are not known (data/tokenization/bounds.py) or whose text is long, and
-the one in which `transformers` reads a model folder: a pattern, a normalizer or a file can take any time and memory.
+"""Child process that runs a tokenizer, or `transformers` over a model folder.
 
-Limits: data/helper_child.py.
+A tokenizer runs here if its parts are not known (data/tokenization/bounds.py) or the text is long: a pattern, a
+normalizer or a file can take any time and memory. Limits: data/helper_child.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def main() -> None:
 
 
 def load(folder: str) -> Reply:
-    """What `transformers` makes of a folder, as JSON: see data/tokenization/isolated.py."""
+    """Read a folder's tokenizer with `transformers`; reply with JSON, see read_by_transformers in
+    data/tokenization/isolated.py."""
     from transformers import PreTrainedTokenizerFast
 
     if os.path.exists(os.path.join(folder, "tokenizer.json")):
@@ -54,7 +55,8 @@ def load(folder: str) -> Reply:
 
 
 class Tokenise:
-    """One tokenizer. data: its tokenizer.json."""
+    """One tokenizer without truncation and padding. data: bytes of its tokenizer.json. split_special: special tokens in
+    a text are split like other text."""
 
     def __init__(self, data: bytes, split_special: bool) -> None:
         import tokenizers
@@ -65,13 +67,13 @@ class Tokenise:
         self._backend.encode_special_tokens = split_special
 
     def answer(self, what: str, *values: Any) -> Reply:
-        """The answer to `facts`, `encode` or `decode`."""
+        """Answer the request `facts`, `encode` or `decode`. values: its arguments."""
         functions: dict[str, Callable[..., Reply]] = {"facts": _facts, "encode": _encode, "decode": _decode}
         return functions[what](self._backend, *values)
 
 
 def _facts(backend: tokenizers.Tokenizer, names: Sequence[str]) -> Reply:
-    """JSON: the vocabulary's size, the ids of the tokens `names`, the added tokens."""
+    """Reply with JSON: [size of the vocabulary, ids of the tokens `names`, added tokens]."""
     added = [
         [number, token.content, {name: getattr(token, name) for name in _FLAGS}]
         for number, token in backend.get_added_tokens_decoder().items()
@@ -84,7 +86,7 @@ _FLAGS = ("special", "normalized", "lstrip", "rstrip", "single_word")
 
 
 def _encode(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> Reply:
-    """The ids of the tokens, then their begins, then their ends, as int32."""
+    """Tokenise a text; reply with (3, tokens) int32: ids, first characters, ends."""
     encoding = backend.encode(text, add_special_tokens=add_special_tokens)
     numbers = array("i", encoding.ids)
     for side in (0, 1):

@@ -1,8 +1,8 @@
 """Read tokenizer.json without `transformers`, if no other file of the folder changes the tokenizer.
 
 `transformers` takes a second to import, and for most folders it only parses tokenizer.json and looks up a few names.
-Other folders are read by `transformers` in a helper process (data/tokenization/isolated.py). Invariant: what is read
-here behaves like `TokenizersBackend` of `transformers` 5 in every respect that data/ uses.
+Other folders are read by `transformers` in a helper process (data/tokenization/isolated.py). Invariant: a tokenizer
+read here behaves like `TokenizersBackend` of `transformers` 5 in all that data/ uses.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from apcbatch.data.tokenization.isolated import IsolatedTokenizer
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-# Keys of tokenizer_config.json without effect if there is a tokenizer.json: `transformers` ignores them, or uses them
-# for what is not done here (padding, truncation, tensors).
+# Keys of tokenizer_config.json without effect beside a tokenizer.json: `transformers` ignores them, or uses them for
+# padding, truncation and tensors, which are not used here.
 _INERT = {
     "add_bos_token",
     "add_eos_token",
@@ -44,7 +44,7 @@ _INERT = {
     "tokenizer_class",
     "use_default_system_prompt",
 }
-# Keys that may have these values alone.
+# Keys -> the only values with which a folder is read here.
 _USUAL = {
     "clean_up_tokenization_spaces": (False,),
     "padding_side": ("left", "right"),
@@ -53,15 +53,17 @@ _USUAL = {
 }
 _EXTRA = ("extra_special_tokens", "additional_special_tokens")
 _READ = {*NAMED, *_EXTRA, "added_tokens_decoder", "chat_template"}
-# Larger vocabularies may be those whose splitting `transformers` corrects.
+# `transformers` corrects the splitting of some models with larger vocabularies.
 _MOST_TOKENS = 100_000
-_MOST_BYTES = 16 << 20  # of a tokenizer.json; parsing takes up to 25 times as many
+_MOST_BYTES = 16 << 20  # limit of a tokenizer.json; parsing takes up to 25 times as much memory
 
 
 @dataclass(frozen=True)
 class TokenizerSource:
-    """The attributes of a `transformers` tokenizer that apcbatch uses, with the same names. growth: see
-    data/tokenization/bounds.py; None if the backend runs in a helper process."""
+    """A loaded tokenizer, with the attributes of a `transformers` tokenizer that apcbatch uses.
+
+    growth: upper bound of data/tokenization/bounds.py; None if the backend runs in a helper process.
+    """
 
     backend_tokenizer: tokenizers.Tokenizer | IsolatedTokenizer
     special_tokens_map: dict[str, str]
@@ -71,16 +73,18 @@ class TokenizerSource:
 
     @property
     def bos_token_id(self) -> int | None:
-        """The id of the token that begins a text, if there is one."""
+        """Return the id of the bos token, or None."""
         return self._id_of("bos_token")
 
     @property
     def eos_token_id(self) -> int | None:
-        """The id of the token that ends a text, if there is one."""
+        """Return the id of the eos token, or None."""
         return self._id_of("eos_token")
 
     def get_chat_template(self, has_tools: bool) -> str | None:
-        """The template for conversations with or without tools; ValueError if there are several and no default."""
+        """Return the template for conversations with or without tools; None without a template.
+
+        ValueError if there are several templates and no default."""
         chosen = self.chat_template
         if not isinstance(chosen, dict):
             return chosen
@@ -96,15 +100,16 @@ class TokenizerSource:
 
 
 def read_tokenizer_json(folder: Path) -> TokenizerSource | None:
-    """The tokenizer of a folder; None if `transformers` must read it, also if it is damaged. RequestError if its
-    process was lost, or ran out of memory."""
+    """Read the tokenizer of a folder; return None if `transformers` must read it, as for a damaged one.
+
+    RequestError if the tokenizer's helper process was lost, or ran out of memory."""
     try:
         config = orjson.loads(read_regular_file(folder / "tokenizer_config.json", _MOST_BYTES))
         data = read_regular_file(folder / "tokenizer.json", _MOST_BYTES)
         parsed = orjson.loads(data)
         template = folder / "chat_template.jinja"
         own_template = None
-        if template.exists():  # with the ends of lines that reading as text gives
+        if template.exists():  # with the line ends that reading as text gives: \n for \r\n and \r
             own_template = "\n".join(read_regular_file(template, MAX_TEMPLATE_BYTES).decode().split("\r\n"))
             own_template = own_template.replace("\r", "\n")
     except (OSError, ValueError):
@@ -116,14 +121,14 @@ def read_tokenizer_json(folder: Path) -> TokenizerSource | None:
     grows = growth(parsed)
     try:
         backend = load_backend(data, grows, known)
-    except Exception as error:  # `transformers` says what is wrong with it
+    except Exception as error:  # `transformers` then reports the fault
         if isinstance(error, RequestError) and error.retryable:
             raise
         return None
     extra: list[object] = next((config[name] for name in _EXTRA if config.get(name)), [])
     special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
     if not special >= {*named.values(), *map(_content, extra)}:
-        return None  # it would be added
+        return None  # `transformers` would add the tokens that are missing
     if not _repeats(config.get("added_tokens_decoder", {}), backend) or backend.get_vocab_size() > _MOST_TOKENS:
         return None
     names = {name: content for name, content in named.items() if content is not None}
@@ -134,7 +139,10 @@ def read_tokenizer_json(folder: Path) -> TokenizerSource | None:
 def load_backend(
     data: bytes, grows: int | None, names: Sequence[str], split_special: bool = False
 ) -> tokenizers.Tokenizer | IsolatedTokenizer:
-    """The tokenizer of a tokenizer.json, without truncation and padding: in this process if its growth is known."""
+    """Load a tokenizer.json without truncation and padding: in this process if its growth is known, else isolated.
+
+    grows: its growth, or None. names: tokens that an isolated one must know. split_special: special tokens in a text
+    are split like other text."""
     if grows is None:
         from apcbatch.data.tokenization.isolated import IsolatedTokenizer
 
@@ -149,7 +157,9 @@ def load_backend(
 
 
 def _is_plain(config: object, parsed: object) -> bool:
-    """Whether both objects have only keys that are read here or have no effect."""
+    """Return whether both objects have only keys that are read here or have no effect.
+
+    config: the object in tokenizer_config.json. parsed: the object in tokenizer.json."""
     if not isinstance(config, dict) or not isinstance(parsed, dict):
         return False
     return (
@@ -164,7 +174,8 @@ def _is_plain(config: object, parsed: object) -> bool:
 
 
 def _has_other_files(folder: Path, config: Mapping[str, Any]) -> bool:
-    """Whether other files have an effect: named templates, and older lists of tokens that no newer one replaces."""
+    """Return whether the folder has other files with an effect: named templates, or older lists of tokens that
+    `added_tokens_decoder` does not replace."""
     names = ["additional_chat_templates"]
     if "added_tokens_decoder" not in config:
         names += ["special_tokens_map.json", "added_tokens.json"]
@@ -172,14 +183,14 @@ def _has_other_files(folder: Path, config: Mapping[str, Any]) -> bool:
 
 
 def _content(token: object) -> str | None:
-    """The text of a special token given as a text or an AddedToken object; None for anything else."""
+    """Return the text of a special token given as a text or an AddedToken object; None for any other value."""
     if isinstance(token, dict) and token.get("__type") == "AddedToken":
         token = token.get("content")
     return token if isinstance(token, str) else None
 
 
 def _repeats(declared: Mapping[str, Any], backend: tokenizers.Tokenizer | IsolatedTokenizer) -> bool:
-    """Whether tokenizer_config.json declares only tokens that tokenizer.json has, with the same flags."""
+    """Return whether tokenizer_config.json declares only tokens that tokenizer.json has, with the same flags."""
     own = {
         str(number): {
             "content": token.content,
