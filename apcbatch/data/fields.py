@@ -1,8 +1,8 @@
-"""The table of all fields of a request: which are honoured, refused or harmless.
+"""Table of all fields of a request, with the kind of each, and the checks of a line against it.
 
 docs/reference/formats.md is made from this table (tools/make_formats_docs.py). Invariant: no field is ignored
-silently. It is honoured, refused with a sentence, harmless, or an unused column that a warning names once. A null sets
-nothing.
+silently. It is content, honoured, refused with a sentence, harmless, or an unused column that a warning names once. A
+null sets nothing.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ MOST_COLUMNS = 1024
 _SHORTEST_NEAR = 5
 _LONGEST_NEAR = 40
 _NEAR = 0.85
-_NEAR_IN_BODY = 0.5  # where every name is a field
+_NEAR_IN_BODY = 0.5  # lower than _NEAR, since a body has no columns: each of its keys is meant as a field
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One key of objects of the given shapes: bodies (chat, completions), lines (messages, sharegpt, batch), messages
-    (message, or spoken in sharegpt lines) and the objects in them (a part of the content, a tool call, its function).
+    """One key of the objects of some shapes.
 
-    kind: content, the conversation itself; honoured, a setting that wins over the run's option; refused, since it would
-    change the answer; harmless, since it changes no answer. accepted: the only values that are allowed, or None if the
-    reader of the field decides; for a refused field they mean the same as leaving it out. note: what it is, for the
-    page. hint: what to do instead, for the error and the page.
+    kind: `content`, part of the conversation itself; `honoured`, a setting that overrides the run's option; `refused`,
+    since it would change the answer; `harmless`, since it changes no answer. note: its meaning, for the page. accepted:
+    the only allowed values, or None if the reader of the field checks them; in a refused field they mean the same as
+    leaving it out. hint: what to do instead, for the error and the page. shapes: the objects that have the key: bodies
+    (chat, completions), lines (messages, sharegpt, batch), messages (message; spoken in sharegpt lines) and the objects
+    in messages (a part of the content, a tool call, its function).
     """
 
     name: str
@@ -222,11 +223,11 @@ BY_SHAPE: Mapping[Shape, Mapping[str, Field]] = {
 
 
 def letters(name: str) -> str:
-    """A name without what typing errors often change: case, hyphens, underscores."""
+    """Reduce a name to its letters and digits in lower case, since typing errors often change the rest."""
     return "".join(character for character in name.lower() if character.isalnum())
 
 
-# The settings that a line may have, by their letters.
+# letters(name) -> name, for the settings that a line may have.
 _BY_LETTERS: Mapping[str, str] = {
     letters(field.name): field.name
     for field in BY_SHAPE["messages"].values()
@@ -235,7 +236,7 @@ _BY_LETTERS: Mapping[str, str] = {
 
 
 def check_body(body: Mapping[str, Any], shape: Shape) -> None:
-    """Refuse fields of a batch line's body that are unknown, of the other url, or have a value that is not allowed."""
+    """Refuse a field in a batch line's body that is unknown, belongs to the other url, or has a forbidden value."""
     known = BY_SHAPE[shape]
     for name, value in body.items():
         if value is None:
@@ -247,8 +248,10 @@ def check_body(body: Mapping[str, Any], shape: Shape) -> None:
 
 
 def check_line(record: Mapping[str, Any], source_format: Format) -> tuple[str, ...]:
-    """The names of a line's unused columns: neither content nor settings. Refuses a setting whose value is not allowed,
-    and an unknown name that is nearly a setting's, since it is rather a typing error than a column."""
+    """Check the fields of a line; return the names of its unused columns, which are no known fields.
+
+    RequestError for a forbidden value, and for an unknown name that is similar to a setting's: it is more likely a
+    typing error than a column."""
     known = BY_SHAPE[source_format]
     columns: list[str] = []
     for name, value in record.items():
@@ -274,7 +277,7 @@ def check_line(record: Mapping[str, Any], source_format: Format) -> tuple[str, .
 
 
 def unread_keys(record: Mapping[str, Any], shape: Shape) -> list[str]:
-    """The keys of a message, or of an object in it, that are neither read nor known to be harmless."""
+    """Return the keys of a message, or of an object in it, that are neither read nor known to be harmless."""
     known = BY_SHAPE[shape]
     return [str(name) for name, value in record.items() if name not in known and not _is_empty(value)]
 
@@ -285,7 +288,9 @@ def _is_empty(value: object) -> bool:
 
 @lru_cache(maxsize=1024)
 def near_setting(name: str) -> str | None:
-    """The setting that a name may mean: equal but for case and punctuation, or, from five letters on, similar."""
+    """Return the setting that a name probably means, or None.
+
+    It is equal apart from case and punctuation or, for names of at least five letters, similar."""
     if len(name) > _LONGEST_NEAR:
         return None
     own = letters(name)
@@ -309,7 +314,7 @@ def _check_value(field: Field, value: object, where: str) -> None:
 
 
 def _same(value: object, other: object) -> bool:
-    """Equal as JSON: 0 is 0.0, but not false."""
+    """Return whether two values are equal as JSON: 0 equals 0.0, but not false."""
     return isinstance(value, bool) == isinstance(other, bool) and value == other
 
 
@@ -323,7 +328,7 @@ def _unknown_in_body(name: str, shape: Shape) -> RequestError:
 
 
 def _near(field: Field) -> str:
-    """What to do about an unknown field that this one is nearest to."""
+    """Advise about an unknown name: `field` is the most similar known field."""
     if field.kind != "refused":
         return f"did you mean {field.name}?"
     hint = f": {field.hint}" if field.hint else ""

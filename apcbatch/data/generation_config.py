@@ -1,8 +1,8 @@
 """Use the defaults in a model folder's generation_config.json as options of a run.
 
-As in vLLM, temperature, top_k, top_p and min_p are used only if do_sample is true; repetition_penalty and
-max_new_tokens always. The tokens that end answers are read in tokenizer.py and model/hf_config.py, whatever the option
-says.
+As in vLLM, temperature, top_k, top_p and min_p are used only if do_sample is true, repetition_penalty and
+max_new_tokens always. The file's stop tokens do not depend on the option: data/tokenization/tokenizer.py and
+model/hf_config.py read them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ FILE = "generation_config.json"
 
 
 def _suggested(config: Config, folder: Path) -> dict[str, Any]:
-    """The file's values, unchecked, of options that nothing else sets; empty if there is no file. ModelError for a file
-    that cannot be read."""
+    """Read the file's values of the options that are at their defaults, unchecked; empty without a file.
+
+    ModelError for a file that cannot be read."""
     values = read_json(folder / FILE)
     draws = values.get("do_sample") is True
     found = {
@@ -36,8 +37,9 @@ def _suggested(config: Config, folder: Path) -> dict[str, Any]:
 
 
 def with_model_defaults(config: Config, folder: Path) -> Config:
-    """The configuration with the file's values for options that nothing else sets, if --generation-config is auto.
-    ModelError for an invalid value."""
+    """If --generation-config is auto, replace the options that are at their defaults by the file's values.
+
+    Return the new configuration. ModelError for an invalid value."""
     if config.generation_config != "auto":
         return config
     values = {}
@@ -50,8 +52,9 @@ def with_model_defaults(config: Config, folder: Path) -> Config:
 
 
 def notice(config: Config, folder: Path) -> str | None:
-    """A sentence for the user about the file's values and whether this run uses them; None if they would change
-    nothing. config: the result of with_model_defaults."""
+    """Tell the user the file's values and whether this run uses them; None if they would change nothing.
+
+    config: the result of with_model_defaults."""
     if config.generation_config == "auto":
         used = {name: getattr(config, name) for name, origin in config.origins.items() if origin == FILE}
         return f"{FILE} of the model gives {_list(used)}" if used else None

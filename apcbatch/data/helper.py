@@ -1,8 +1,8 @@
-"""Helper processes: run untrusted work (a chat template, a grammar, a tokenizer) in bounded time and memory.
+"""Run untrusted work (a chat template, a grammar, a tokenizer) in helper processes of bounded time and memory.
 
-Invariants: no work of a helper takes more than its processor time and memory, blocks for longer than its wall-clock
-limit, or harms the run; a helper that died is started again; an answer is never taken for that of another item. The
-child is in a session of its own, out of reach of the terminal's signals, and ends with its Helper.
+Invariants: the work cannot take more than its processor time and memory, block for longer than its wall-clock limit, or
+harm the run. A helper that died is started again. Each answer belongs to its item, even after a restart. The child is
+in its own session, so it gets no signals of the terminal, and it ends with its Helper.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ _PROGRAM = "import sys; sys.path[:] = {path!r}; from {module} import main; main(
 
 
 class LimitExceeded(RequestError):
-    """Work that takes more than a helper's time (invalid_request) or memory (out_of_memory)."""
+    """The work takes more than a helper's time or stack (invalid_request), or memory (out_of_memory)."""
 
 
 class _ChildFailed(Exception):
-    """A child that gives no more answers; the text, if any, says how it failed."""
+    """The child gives no more answers. The text, if any, says how it failed."""
 
 
 class Helper:
     """A helper process, started at the first request and again after a failure.
 
-    module: its `main` runs in the child. name: what error messages call it. start: the values of its first request,
-    which sets it up and has no answer. seconds: processor time for each answer. start_seconds: for the first request.
+    module: module whose `main` runs in the child. name: subject of error messages. start: values of the start request,
+    which sets up the child and has no answer. seconds: processor time per answer. start_seconds: processor time of the
+    start request.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Helper:
         self._child: _Child | None = None
 
     def ask(self, item: Any, *values: Any, more_seconds: float = 0) -> tuple[bytes, bytes]:
-        """The kind and the bytes of the answer to one item; raises the RequestErrors of `answers`."""
+        """Return the kind and the bytes of the answer to one item. Raises the RequestErrors that `answers` yields."""
         [answer] = self.answers([item], *values, more_seconds=more_seconds)
         if isinstance(answer, RequestError):
             raise answer
@@ -60,12 +61,13 @@ class Helper:
     def answers(
         self, items: Sequence[Any], *values: Any, more_seconds: float = 0
     ) -> Iterator[tuple[bytes, bytes] | RequestError]:
-        """One answer for each item: its kind and bytes, or an error.
+        """Yield an answer for each item: (kind, bytes), or an error.
 
-        values: sent along once, for all items. more_seconds: of processor time for each answer, in addition. The child
-        works on later items while the caller uses the earlier answers. A child that dies, or that the caller abandons
-        before the last answer, is replaced. If a second child dies at the same item, its answer is LimitExceeded, or
-        worker_lost, which the request did not cause. ValueError for values that are not JSON or nested too deeply.
+        values: sent once, for all items. more_seconds: additional processor time per answer. The child works on later
+        items while the caller uses the earlier answers. A child is replaced if it dies, or if the caller stops before
+        the last answer. An item that exceeds a limit gets LimitExceeded. If two children die at the same item for
+        another reason, it gets worker_lost, which the request did not cause. ValueError for values that cannot be sent
+        or are nested too deeply.
         """
         seconds = self._seconds + more_seconds
         done = failures = 0
@@ -98,10 +100,12 @@ class Helper:
                 yield error
 
     def _error(self, exit_status: int | None, how: str, failures: int, seconds: float) -> RequestError | None:
-        """The error of an item at which `failures` children died, the last one with this status; None to retry."""
+        """Return the error of an item at which `failures` children died; None if the item is to be tried again.
+
+        exit_status: that of the last child. how: how it failed, if known. seconds: its processor time."""
         if exit_status == -signal.SIGPROF:
             return LimitExceeded("invalid_request", f"it takes more than {seconds:g} seconds of processor time")
-        if exit_status == -signal.SIGABRT:  # a library that finds no memory
+        if exit_status == -signal.SIGABRT:  # a library aborts if it gets no memory
             return _no_memory()
         if failures == 1:
             return None
@@ -112,7 +116,7 @@ class Helper:
 
 
 class _Child:
-    """A running child; OSError if it cannot be started. end: ends it; a second call does nothing."""
+    """A running child; OSError if it cannot be started. end: function that ends it; a second call does nothing."""
 
     def __init__(self, module: str, start: bytes) -> None:
         self._process = subprocess.Popen(
@@ -131,12 +135,13 @@ class _Child:
 
     @property
     def exit_status(self) -> int | None:
-        """Negative for a signal; None while it runs."""
+        """Return the exit status: negative for a signal, None while the child runs."""
         return self._process.poll()
 
     def send(self, request: bytes, wall_seconds: float) -> None:
-        """Write a request, the first time after the start request. _ChildFailed if the child does not read it in time;
-        if it dies first, `receive` finds no answer."""
+        """Write a request; the first call writes the start request before it.
+
+        _ChildFailed if the child does not read it in time. If the child dies meanwhile, `receive` raises instead."""
         deadline = time.monotonic() + wall_seconds
         rest, self._unsent = memoryview(self._unsent + request), b""
         with suppress(BrokenPipeError):
@@ -145,7 +150,7 @@ class _Child:
                 rest = rest[os.write(self._requests, rest) :]
 
     def receive(self, wall_seconds: float) -> tuple[bytes, bytes]:
-        """The kind and the bytes of one answer; _ChildFailed if there is none."""
+        """Read the kind and the bytes of one answer; _ChildFailed if there is none."""
         deadline = time.monotonic() + wall_seconds
         kind, num_bytes = ANSWER_HEAD.unpack(self._read(ANSWER_HEAD.size, deadline))
         if num_bytes > MAX_ANSWER_BYTES:
@@ -163,8 +168,9 @@ class _Child:
         return b"".join(parts)
 
     def _wait(self, descriptor: int, event: int, deadline: float) -> None:
-        """Wait until the child reads or writes. Polls once more after the deadline: this process may have been stopped
-        meanwhile."""
+        """Wait until the child reads or writes; _ChildFailed after the deadline.
+
+        Poll once more after the deadline, since this process may have been stopped meanwhile."""
         poll = select.poll()
         poll.register(descriptor, event)
         if not (poll.poll(1000 * max(0.0, deadline - time.monotonic())) or poll.poll(0)):
@@ -172,7 +178,7 @@ class _Child:
 
 
 def _wall_seconds(cpu_seconds: float) -> float:
-    """Wall-clock limit of one answer: enough on a busy machine, but finite, in case the process is stopped."""
+    """Return the wall-clock limit of one answer: enough on a busy machine, but finite if the child is stopped."""
     return 10 + 10 * cpu_seconds
 
 

@@ -1,7 +1,7 @@
-"""The child's side of data/helper.py: its limits, its loop, and the framing and kinds of its answers.
+"""Child side of data/helper.py: limit the process, answer requests in a loop, and frame requests and answers.
 
-A request is a length and `marshal` data from the parent, which is trusted. An answer is a kind, a length and bytes: the
-worst that they can be is wrong.
+A request is a length, the processor time per answer and `marshal` data. `marshal` is safe here, since the parent is
+trusted. An answer is a kind, a length and bytes, which the parent never executes: at worst they are wrong.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, BinaryIO
 
-CPU_SECONDS = 2  # of one answer
-MEMORY_BYTES = 1 << 30  # of addresses, Python itself included
-STACK_BYTES = 4 << 20  # half of what the run's own thread has
-MAX_CHARACTERS = 4 * 2**20  # of a text: tokenising takes 100 to 200 bytes a character
+CPU_SECONDS = 2  # processor time per answer
+MEMORY_BYTES = 1 << 30  # limit of the address space, Python itself included
+STACK_BYTES = 4 << 20  # half the stack of the run's own thread
+MAX_CHARACTERS = 4 * 2**20  # limit of a text: tokenising takes 100 to 200 bytes of memory per character
 REASON_CHARACTERS = 500
 ANSWER_HEAD = struct.Struct("<cI")
 _REQUEST_HEAD = struct.Struct("<Qd")
 
-# Kinds of answers. DONE: the bytes are what was asked for. REFUSED: why there is none. NO_MEMORY: no bytes. TOO_LONG:
-# the number of characters of a text beyond MAX_CHARACTERS. INVALID: why the start request failed.
+# Kinds of answers, and their bytes. DONE: the result. REFUSED: the reason why there is no result. NO_MEMORY: none.
+# TOO_LONG: the number of characters of a text beyond MAX_CHARACTERS. INVALID: the reason why the start request failed.
 DONE, REFUSED, NO_MEMORY, TOO_LONG, INVALID = b"d", b"r", b"m", b"l", b"i"
 
 Reply = tuple[bytes, str | bytes]
 
 
 def pack_request(seconds: float, *values: Any) -> bytes:
-    """A request with the processor time for each of its answers. ValueError for values that are not JSON, or nested too
-    deeply."""
+    """Frame a request. seconds: processor time per answer. ValueError for values that `marshal` cannot write, or that
+    are nested too deeply."""
     data = marshal.dumps(values)
     return _REQUEST_HEAD.pack(len(data), seconds) + data
 
@@ -40,9 +40,9 @@ def pack_request(seconds: float, *values: Any) -> bytes:
 def serve(start: Callable[..., Callable[..., Reply]]) -> None:
     """Limit this process, then answer requests from standard input until it ends.
 
-    start: makes, from the values of the first request, the function that answers one item of each later one. An
-    exception of either becomes the answer. The system ends this process if one answer takes more than its processor
-    time or stack; more memory than the limit is a MemoryError.
+    start: called with the values of the first request; returns the function that answers one item of a later request.
+    An exception of either becomes the answer. The system kills this process if one answer takes more than its processor
+    time or stack. Memory beyond the limit raises MemoryError.
     """
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     for kind, most in (("AS", MEMORY_BYTES), ("STACK", STACK_BYTES), ("CORE", 0), ("FSIZE", 0)):
@@ -62,7 +62,7 @@ def serve(start: Callable[..., Callable[..., Reply]]) -> None:
         for item in items:
             try:
                 reply = answer(item, *common)
-            except BaseException as error:  # the panics of a library written in Rust are no Exceptions
+            except BaseException as error:  # panics of libraries in Rust are not derived from Exception
                 reply = _failure(error, REFUSED)
             _write_answer(answers, *reply)
             signal.setitimer(signal.ITIMER_PROF, seconds)
@@ -89,7 +89,7 @@ def _read_request(requests: BinaryIO) -> tuple[float, tuple[Any, ...]] | None:
 
 
 def _write_answer(answers: BinaryIO, kind: bytes, text: str | bytes) -> None:
-    """Send one answer at once, so that it is not lost with the process. A reason is cut to REASON_CHARACTERS."""
+    """Send one answer and flush, so that it is not lost if the process dies. A reason is cut to REASON_CHARACTERS."""
     if isinstance(text, str):
         text = (text if kind == DONE else text[:REASON_CHARACTERS]).encode(errors="replace")
     answers.write(ANSWER_HEAD.pack(kind, len(text)) + text)

@@ -1,7 +1,8 @@
 """Read and write JSON so that numbers keep their values: with orjson where it is exact, else with Python's `json`.
 
-orjson turns integers beyond 64 bits into floats, refuses numbers beyond the floats (1e400), and writes neither (what is
-not finite becomes null). `json` reads and writes integers of up to 4,300 digits, Python's limit.
+orjson reads integers beyond 64 bits as floats and refuses to write them. It refuses to read numbers beyond the range of
+floats (1e400), and writes a number that is not finite as null. `json` reads and writes integers of up to 4,300 digits,
+Python's limit.
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ from typing import Any, NoReturn
 
 import orjson
 
-# Maps every digit to 0, so that a plain search finds long numbers; that takes half the time of orjson.
+# Maps every digit to 0 and other bytes to spaces, so that a plain search finds long numbers. It takes half the time of
+# orjson.
 _ZEROS = bytes(ord("0") if chr(byte) in "0123456789" else ord(" ") for byte in range(256))
-_WIDE = b"0" * 19  # fewer digits are at most 64 bits
-_TOO_LARGE, _TOO_WIDE = "number is infinity", "Integer exceeds 64-bit range"  # orjson's words
+_WIDE = b"0" * 19  # an integer of fewer digits fits into 64 bits
+_TOO_LARGE, _TOO_WIDE = "number is infinity", "Integer exceeds 64-bit range"  # messages of orjson
 _MOST_DIGITS = 4300  # Python's own limit of an integer
 _BEYOND = re.compile(f"[0-9]{{{_MOST_DIGITS + 1}}}")
 
 
 def read_json(text: bytes | str) -> Any:
-    """The value of a JSON text, with the numbers of `json.loads`; JSONDecodeError, a ValueError, for other text."""
+    """Parse a JSON text, with the numbers that `json.loads` gives; JSONDecodeError, a ValueError, for other text."""
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     try:
         value = orjson.loads(data)
@@ -33,7 +35,7 @@ def read_json(text: bytes | str) -> Any:
 
 
 def json_or_text(value: Any) -> Any:
-    """The value of a JSON text; any other text, and what is no text, as it is."""
+    """Parse a JSON text; return any other text, and any other value, unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -43,7 +45,7 @@ def json_or_text(value: Any) -> Any:
 
 
 def write_json(value: object) -> str:
-    """A value as compact JSON; ValueError for what JSON cannot express, such as a number that is not finite."""
+    """Write a value as compact JSON; ValueError if JSON cannot express it, as for a number that is not finite."""
     try:
         text = orjson.dumps(value).decode()
     except orjson.JSONEncodeError as error:
@@ -61,7 +63,7 @@ def write_json(value: object) -> str:
 
 
 def _read_exactly(data: bytes) -> Any:
-    """The value by `json`, without its extensions of JSON: NaN and half a surrogate pair are refused as by orjson."""
+    """Parse with `json`, but refuse NaN and half a surrogate pair as orjson does. Raises JSONDecodeError."""
     text = data.decode()
     try:
         value = json.loads(text, parse_constant=_refuse)

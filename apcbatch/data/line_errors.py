@@ -1,7 +1,6 @@
-"""List all errors of one input line, where a run reports only the first.
+"""List all errors of one input line; a run reports only the first.
 
-It repeats the checks of data/input/records.py, each time without the field that caused the last error. Every function
-is pure.
+The checks of data/input/records.py are repeated, each time without the field that caused the previous error.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from apcbatch.data.input.layouts import ANY_LINE, LineOptions
 from apcbatch.data.input.records import BadLine, parse_record
 from apcbatch.formats import COMPLETIONS_URL
 
-# The content of a line; its other fields are settings, harmless fields and columns.
+# Fields with the content of a line. Its other fields are settings, harmless fields and columns.
 _CONTENT = {"id", "custom_id", "method", "url", "body", "messages", "conversations"}
 _CONTENT_OF_BODY = {"messages", "prompt"}
 _VALID = {
@@ -25,7 +24,7 @@ MOST_ERRORS = 100
 
 
 def find_errors(record: object, line: int, options: LineOptions = ANY_LINE) -> list[str]:
-    """The error sentences of a parsed line, up to MOST_ERRORS; the one that a run reports is first."""
+    """Return the error sentences of a parsed line, up to MOST_ERRORS. The first is the one that a run reports."""
     first = _error(record, line, options)
     if first is None or not isinstance(record, dict):
         return [] if first is None else [first]
@@ -42,7 +41,7 @@ def _error(record: object, line: int, options: LineOptions) -> str | None:
 
 
 def _content_error(record: dict[str, Any], line: int, options: LineOptions) -> str | None:
-    """First error of the messages or prompt alone, with all other fields removed."""
+    """Return the first error of the messages or the prompt, with all other fields removed; None without an error."""
     bare = {name: value for name, value in record.items() if name in _CONTENT}
     if isinstance(bare.get("body"), dict):
         bare["body"] = {name: value for name, value in bare["body"].items() if name in _CONTENT_OF_BODY}
@@ -50,7 +49,7 @@ def _content_error(record: dict[str, Any], line: int, options: LineOptions) -> s
 
 
 def _field_errors(record: dict[str, Any], line: int, options: LineOptions) -> Iterator[str]:
-    """The errors of the other fields, with valid content in place of the line's own."""
+    """Yield the errors of the other fields, with valid content in place of the line's own."""
     left = {name: _VALID.get(name, value) for name, value in record.items()}
     objects = [(left, _CONTENT)]
     if isinstance(left.get("body"), dict):
@@ -69,7 +68,9 @@ def _field_errors(record: dict[str, Any], line: int, options: LineOptions) -> It
 def _drop_cause(
     record: dict[str, Any], part: dict[str, Any], content: set[str], sentence: str, line: int, options: LineOptions
 ) -> bool:
-    """Drop the field of `part`, the record or its body, that causes the error; False if none does."""
+    """Remove the field that causes the error from `part`; return False if no field does.
+
+    part: the record or its body. content: names that are not removed. sentence: the error."""
     names = [name for name in part if name not in content]
     for name in sorted(names, key=lambda name: name not in sentence)[:MOST_ERRORS]:
         value = part.pop(name)

@@ -1,7 +1,7 @@
 """List the files of a model folder, besides its weights, that a run reads; check their sizes; make their digest.
 
-Invariants: only regular files of limited size are read; other files of the folder are never opened; every file that
-affects a prompt or an answer is in the digest.
+Invariants: only regular files of limited size are read. Other files of the folder are never opened. Besides the
+weights, every file that affects a prompt or an answer is in the digest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import xxhash
 from apcbatch.errors import ModelError
 from apcbatch.regular_files import open_regular_file, read_regular_file
 
-# The first is read directly; without it the others are converted by `transformers`.
+# The first is read directly. Without it, `transformers` converts the others.
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 MAX_TEMPLATE_BYTES = 4 << 20
 MAX_FILE_BYTES = 64 << 20
@@ -28,8 +28,9 @@ _TEMPLATES = "additional_chat_templates"
 
 
 def model_files(folder: Path) -> dict[str, Path]:
-    """The files that a run reads, sorted by their names in the folder. ModelError for one that is not a regular file (a
-    named pipe, a device, a folder, a dangling link) or too large."""
+    """List the files that a run reads, as name in the folder -> path, sorted by name.
+
+    ModelError for one that is too large or not a regular file: a named pipe, a device, a folder, a dangling link."""
     tokenizer = TOKENIZER_FILES[:1] if os.path.lexists(folder / TOKENIZER_FILES[0]) else _CONVERTED
     names = [name for name in (*_NAMES, *tokenizer) if os.path.lexists(folder / name)]
     if (folder / _TEMPLATES).is_dir():
@@ -48,7 +49,7 @@ def model_files(folder: Path) -> dict[str, Path]:
 
 
 def model_files_digest(folder: Path) -> str:
-    """xxh3-128, in hex, over those files and their names."""
+    """Return the xxh3-128, in hex, of the names and contents of model_files(folder)."""
     digest = xxhash.xxh3_128()
     for name, path in model_files(folder).items():
         digest.update(name.encode("utf-8", "surrogateescape") + b"\0" + read_regular_file(path, MAX_FILE_BYTES))
@@ -57,7 +58,7 @@ def model_files_digest(folder: Path) -> str:
 
 @contextmanager
 def only_model_files(folder: Path) -> Iterator[Path]:
-    """A temporary folder with links to those files alone, for a library that would read others too."""
+    """Make a temporary folder with links to model_files(folder), for a library that would also read other files."""
     with tempfile.TemporaryDirectory(prefix="apcbatch-") as made:
         for name, path in model_files(folder).items():
             link = Path(made) / name

@@ -1,7 +1,6 @@
-"""The settings that a body or a line gives beside its messages; each wins over the option of the run.
+"""Read the settings that a body or a line gives beside its messages. Each one overrides the option of the run.
 
-Must not know: lines, files, templates, tokens. Numbers and switches are read by apcbatch/sampling.py alone; the other
-settings have a reader here.
+apcbatch/sampling.py has the bounds of numbers and flags; the other settings have a reader here.
 """
 
 from __future__ import annotations
@@ -31,8 +30,11 @@ _MOST_IDS = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """model: the name that was given, or None. params: the settings of apcbatch/sampling.py that were given. one_call:
-    parallel_tool_calls is false."""
+    """Checked settings of a body or a line.
+
+    model: the model's name, or None. params: name -> value of the given settings of apcbatch/sampling.py. one_call:
+    parallel_tool_calls is false.
+    """
 
     model: str | None
     params: dict[str, Any]
@@ -41,10 +43,10 @@ class Settings:
 
 
 def check_settings(record: Mapping[str, Any], where: str = "", *, counts_logprobs: bool = False) -> Settings:
-    """The settings in a body (where: `body.`) or a line; null sets nothing. RequestError for a value that is none.
+    """Check the settings in a body (where: `body.`) or a line. Null sets nothing. RequestError for an invalid value.
 
-    counts_logprobs: logprobs is the number of likeliest tokens, as for completions, and asks for log-probabilities; and
-    echo may be given.
+    counts_logprobs: the settings are those of a completion: logprobs asks for log-probabilities and is the number of
+    likeliest tokens, and echo is allowed.
     """
     others = "chats" if counts_logprobs else "completions"
     rows = [row for row in SETTINGS.values() if row.note and row.shapes != others and row.name != "max_tokens"]
@@ -53,7 +55,7 @@ def check_settings(record: Mapping[str, Any], where: str = "", *, counts_logprob
         params["top_logprobs"] = _read(record, "logprobs", where, SETTINGS["top_logprobs"].bounds)
         params["logprobs"] = None if params["top_logprobs"] is None else True
     limit: Any = SETTINGS["max_tokens"].bounds
-    if params.get("echo") or params["prompt_logprobs"] is not None:  # nothing but the prompt may be asked for
+    if params.get("echo") or params["prompt_logprobs"] is not None:  # a request may ask for the prompt alone
         limit = replace(limit, least=0)
     older, newer = (_read(record, name, where, limit) for name in ("max_tokens", "max_completion_tokens"))
     params["max_tokens"] = older if newer is None else newer
@@ -65,19 +67,21 @@ def check_settings(record: Mapping[str, Any], where: str = "", *, counts_logprob
 
 
 def shown_tools(record: Mapping[str, Any], tools: list[Tool] | None) -> list[Tool] | None:
-    """The tools that the model is shown: none if the record's tool_choice forbids calls."""
+    """Return the tools that go into the prompt: None if the record's tool_choice is `none`."""
     return None if record.get("tool_choice") == "none" else tools
 
 
 def _check_best_of(record: Mapping[str, Any], n: int | None, where: str) -> None:
-    """best_of may repeat n: answers are given as they come, and none is the best."""
+    """Refuse a best_of other than n: all answers are returned, and none is chosen as the best."""
     best_of = record.get("best_of")
     if best_of is not None and (not is_integer(best_of) or best_of != (1 if n is None else n)):
         raise wrong(f"{where}best_of", best_of, "the number of answers, n: all of them are given, and none is chosen")
 
 
 def _read(record: Mapping[str, Any], name: str, where: str, bounds: Bounds | None) -> Any:
-    """One setting; None if it is absent or null. RequestError for a value that is none."""
+    """Read one setting; None if it is absent or null. RequestError for an invalid value.
+
+    bounds: allowed numbers; None for flags and the settings in _READERS."""
     value, at = record.get(name), where + name
     if value is None:
         return None
@@ -93,7 +97,7 @@ def _read(record: Mapping[str, Any], name: str, where: str, bounds: Bounds | Non
 
 
 def _logit_bias(value: object, where: str) -> dict[int, float]:
-    """OpenAI's form: token ids as texts, each with a number; in the order of the ids."""
+    """Read OpenAI's logit_bias, an object of token ids as texts and numbers; return it sorted by id."""
     if not isinstance(value, dict):
         raise wrong(where, value, "an object of token ids and numbers")
     bias = {}
@@ -107,7 +111,7 @@ def _logit_bias(value: object, where: str) -> dict[int, float]:
 
 
 def _token_ids(value: object, where: str, least: int = 0) -> tuple[int, ...]:
-    """Distinct token ids in their order."""
+    """Read a list of token ids without repeated ones, in the given order. least: 1 refuses an empty list."""
     expected = "a list of token ids" + (", one at least" if least else "")
     if not isinstance(value, list):
         raise wrong(where, value, expected)
@@ -120,7 +124,7 @@ def _token_ids(value: object, where: str, least: int = 0) -> tuple[int, ...]:
 
 
 def _stop_texts(value: object, where: str) -> tuple[str, ...]:
-    """One text or a list of them; none for an empty text alone."""
+    """Read one stop text or a list of them, without repeated ones. A single empty text sets none."""
     texts = [value] * bool(value) if isinstance(value, str) else value
     if not isinstance(texts, list):
         raise wrong(where, value, "a text or a list of texts")
@@ -135,7 +139,7 @@ def _stop_texts(value: object, where: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(texts))
 
 
-# Of the settings that are neither numbers nor switches.
+# Readers of the settings that are neither numbers nor flags: (value, place in the line) -> checked value.
 _READERS: Mapping[str, Callable[[Any, str], Any]] = {
     "logit_bias": _logit_bias,
     "allowed_token_ids": partial(_token_ids, least=1),
