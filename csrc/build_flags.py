@@ -22,14 +22,14 @@ _ROW = re.compile(r"ISA\(argument, (\w+), \w+, \w+, \w+,((?:\s|APC_HAS\([\w-]+\)
 
 
 def instruction_sets() -> dict[str, list[str]]:
-    """What each instruction set needs of the processor, the plainest first."""
+    """Return the processor features that each instruction set needs, the plainest set first."""
     text = (FOLDER / "instruction_sets.h").read_text().replace("\\\n", "\n").partition("#else")[0]
     return {name: re.findall(r"APC_HAS\(([\w-]+)\)", features) for name, features in _ROW.findall(text)}
 
 
 def isa_flags(source: str | Path, machine: str) -> list[str]:
-    """The flags of the instruction set that the source's name ends with; none if it ends with none. machine: what
-    platform.machine() calls the target."""
+    """Return the flags of the instruction set in the source's name, none without one. machine: the target, as in
+    platform.machine()."""
     name = Path(source).stem.rpartition("_")[2]
     features = instruction_sets().get(name)
     if features is None or machine not in ("x86_64", "AMD64"):
@@ -38,5 +38,5 @@ def isa_flags(source: str | Path, machine: str) -> list[str]:
 
 
 def kernel_sources() -> list[Path]:
-    """The sources that know neither Python nor CUDA."""
+    """Return the sources that include neither Python nor CUDA."""
     return [path for path in sorted(FOLDER.glob("*.cpp")) if not path.stem.startswith("bindings")]
