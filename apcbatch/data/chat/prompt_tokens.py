@@ -35,7 +35,7 @@ def prompt_tokens(
     """
     encoding = None if text is None else tokenizer.encode(text, adds_special)
     if text is None or encoding is None or encoding.ids != list(token_ids):
-        texts = [_alone(tokenizer, number) for number in token_ids]
+        texts = [_decode_one(tokenizer, number) for number in token_ids]
     else:
         texts = list(_parts(tokenizer, text, encoding.ids, encoding.offsets))
     return [
@@ -49,7 +49,7 @@ def _parts(tokenizer: Tokenizer, text: str, ids: list[int], offsets: list[tuple[
     last = max((at for at, (begin, until) in enumerate(offsets) if begin < until), default=-1)
     for at, (number, (begin, until)) in enumerate(zip(ids, offsets, strict=True)):
         if begin == until == 0:  # an added special token, which is not in the text
-            yield _alone(tokenizer, number)
+            yield _decode_one(tokenizer, number)
             continue
         following = offsets[at + 1][1] if at + 1 < len(offsets) else 0
         if at == last:
@@ -60,5 +60,5 @@ def _parts(tokenizer: Tokenizer, text: str, ids: list[int], offsets: list[tuple[
         end = max(end, until)
 
 
-def _alone(tokenizer: Tokenizer, number: int) -> str:
+def _decode_one(tokenizer: Tokenizer, number: int) -> str:
     return tokenizer.decode_all([number])

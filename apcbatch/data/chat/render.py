@@ -149,7 +149,7 @@ class Renderer:
             conversation.place(prompt.num_messages),
             recorded_ids(conversation.messages) | prompt.call_ids,
             conversation.one_call,
-            (*conversation.warnings, *self._unread_switches(conversation.template_options), *prompt.warnings),
+            (*conversation.warnings, *self._unread_options(conversation.template_options), *prompt.warnings),
         )
 
     def _is_open(self, conversation: Conversation, prompt: Prompt) -> bool:
@@ -160,8 +160,8 @@ class Renderer:
             return self.reasoning_parser.is_open(conversation.messages[-1]["content"])
         return self.reasoning_parser.ends_open(self.decode(prompt.token_ids[-_LAST_TOKENS:].tolist()))
 
-    def _unread_switches(self, template_options: TemplateOptions) -> tuple[str, ...]:
-        """Word a warning about the request's options that the template does not read; return an empty tuple without
+    def _unread_options(self, template_options: TemplateOptions) -> tuple[str, ...]:
+        """Return a warning about the request's options that the template does not read, in a tuple; empty without
         any."""
         given = [*template_options.variables, *(["documents"] if template_options.documents else [])]
         if not (template_options.add_generation_prompt or template_options.continue_final_message):

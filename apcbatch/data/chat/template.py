@@ -77,7 +77,7 @@ class ChatTemplate:
         return not self._own
 
     def warn_if_fallback(self) -> None:
-        """Warn if the fallback is used; do nothing in later calls."""
+        """Warn at the first call, if the fallback is used."""
         if self.is_fallback and self._warn is not None:
             self._warn(NO_TEMPLATE)
             self._warn = None

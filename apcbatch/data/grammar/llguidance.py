@@ -127,9 +127,9 @@ _BEYOND = 2**63
 _LARGEST_PRODUCT = 2**32  # the library multiplies the multipleOf of schemas that hold at once, modulo this
 _VALUES = ("const", "enum")
 _EXCLUSIVE = ("exclusiveMinimum", "exclusiveMaximum")
-_WORDS = (*_VALUES, "minimum", "maximum", *_EXCLUSIVE, "multipleOf")
-_OF_NAMES = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_NOTES = ("default", "example", "examples", "title", "description", "$comment")
+_KEYWORDS = (*_VALUES, "minimum", "maximum", *_EXCLUSIVE, "multipleOf")
+_SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_ANNOTATIONS = ("default", "example", "examples", "title", "description", "$comment")
 
 
 def check_numbers(schema: object) -> None:
@@ -161,10 +161,10 @@ def _numbers(schema: object) -> Iterator[tuple[str, int | float, Mapping[str, An
             left += [(one, word, holder) for one in (value.values() if isinstance(value, dict) else value)]
         elif isinstance(value, dict):
             for key, one in value.items():
-                if key in _OF_NAMES and isinstance(one, dict):
+                if key in _SCHEMAS_BY_NAME and isinstance(one, dict):
                     left += [(inner, "", value) for inner in one.values()]
-                elif key not in _NOTES:
-                    left.append((one, key if key in _WORDS else "", value))
+                elif key not in _ANNOTATIONS:
+                    left.append((one, key if key in _KEYWORDS else "", value))
 
 
 def _is_kept(word: str, number: int | float, holder: Mapping[str, Any]) -> bool:

@@ -1,8 +1,7 @@
 """Open one file of INPUT (a path, stdin or an address) as bytes, and decompress it.
 
-Invariants: compression and tables are recognised by the first bytes, never by the name. A stream is
-read ahead only until they are known. Data is decompressed in small pieces, so that a compression bomb does not fill
-the memory.
+Invariants: compression and tables are recognised by the first bytes, never by the name. A stream is read ahead only
+until these bytes decide. Data is decompressed in small pieces, so that a compression bomb does not fill the memory.
 """
 
 from __future__ import annotations

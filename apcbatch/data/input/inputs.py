@@ -100,7 +100,7 @@ def _in_folder(folder: str, warn: Callable[[str], None]) -> list[str]:
     except OSError as error:
         raise UsageError(f"cannot read the folder {folder}: {reason(error)}") from None
     if _SAVED_SPLITS in names:
-        return _in_folder(_the_split(folder, names), warn)
+        return _in_folder(_split_folder(folder, names), warn)
     if _SAVED in names:
         return list(_saved_tables(folder))
     shards = _shards(names, folder, warn)
@@ -129,7 +129,7 @@ def _shards(names: Iterable[str], folder: str, warn: Callable[[str], None]) -> l
     return shards
 
 
-def _the_split(folder: str, names: Sequence[str]) -> str:
+def _split_folder(folder: str, names: Sequence[str]) -> str:
     """Return the folder of a saved DatasetDict's only split, or of `train`. UsageError if neither is there."""
     splits = sorted(name for name in names if os.path.isfile(os.path.join(folder, name, _SAVED)))
     if len(splits) != 1 and "train" not in splits:

@@ -82,10 +82,10 @@ class LaidOut(NamedTuple):
 
 
 def lay_out(record: Record, options: LineOptions = ANY_LINE) -> LaidOut:
-    """Convert a record to the layout of a format; keep the same object if nothing has to change or the layout is
-    unknown.
+    """Convert a record from a known layout of another tool to that of a format.
 
-    Raises RequestError for a line without a column that the options name."""
+    The record in the result is the same object if nothing has to change, or if the layout is unknown. Raises
+    RequestError for a line without a column that the options name."""
     if options.columns:
         return _by_options(record, options)
     messages = record.get("messages")
@@ -97,8 +97,7 @@ def lay_out(record: Record, options: LineOptions = ANY_LINE) -> LaidOut:
 
 
 def remedy(record: Mapping[str, Any]) -> str:
-    """Advise what to do about a line of unknown layout, as the end of a sentence; return an empty text without
-    advice."""
+    """Advise about a line of unknown layout, as the end of a sentence; return an empty text without advice."""
     for name, value in record.items():
         if _is_conversation(_parsed(value)):
             return f'; rename {shown(name)} to "messages", or give --messages-column {shlex.quote(name)}'
@@ -165,7 +164,7 @@ def _found(record: Record) -> LaidOut:
 
 
 def _of_messages(record: Record, name: str, value: Any) -> LaidOut | None:
-    """Convert a record whose key `name` holds a list of messages; None if the value is none."""
+    """Convert a record whose key `name` holds a list of messages; return None for any other value."""
     return _placed(record, name, value) if _is_conversation(value) else None
 
 
@@ -179,9 +178,9 @@ def _placed(record: Record, name: str, value: Any) -> LaidOut:
 
 
 def _of_prompt(record: Record, name: str, value: Any) -> LaidOut | None:
-    """Convert a record whose key `name` holds a prompt, a text or messages; append the recorded answer if it has one.
+    """Convert a record whose key `name` holds a prompt, and append the recorded answer if the record has one.
 
-    Return None if the value is neither."""
+    The prompt is a text or a list of messages; return None for any other value."""
     text = value if isinstance(value, str) else None
     if text is not None:
         value, reading = [{"role": "user", "content": text}], f"one user message from {shown(name)}"

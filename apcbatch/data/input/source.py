@@ -35,11 +35,11 @@ def open_source(
 ) -> Iterator[Record]:
     """Return a lazy iterator over the input, in order, with a Conversation or a BadLine for each line.
 
-    inputs: the result of find_inputs, or one name for it. warn: called with sentences about columns that take no part
-    in the answers, layouts of other tools, empty files beside others, and files that cannot be read to their end. Such
-    a file ends with a BadLine. Raises UsageError at once for an input that does not exist, and if the first file is a
-    damaged table. While iterating, raises UsageError if all files are empty, or if the first file with content cannot
-    be read or is of the wrong kind (see Sniffer).
+    inputs: the result of find_inputs, or one name for it. warn: called with sentences about unused columns, layouts of
+    other tools, empty files beside others, and files that cannot be read to their end. Such a file ends with a BadLine.
+    Raises UsageError at once for an input that does not exist, and if the first file is a damaged table. While
+    iterating, raises UsageError if all files are empty, or if the first file with content cannot be read or is of the
+    wrong kind (see Sniffer).
     """
     found = find_inputs([inputs], warn) if isinstance(inputs, str) else inputs
     rows = {name: rows_in(open_hub(name)) for name in found.files if is_hub(name)}
@@ -126,7 +126,7 @@ class _Reader:
                 message = f"the line holds {data.num_bytes:,} bytes; {limit}: split it"
                 yield from sniffer.take(_bad_line(line, message, "invalid_json"))
             elif data:
-                yield from sniffer.take(_signed(parse_line(data, line, self._options), data), data)
+                yield from sniffer.take(_with_digest(parse_line(data, line, self._options), data), data)
         yield from sniffer.end()
 
     def _rows(
@@ -179,7 +179,7 @@ def _read_row(row: object, line: int, options: LineOptions) -> Record:
     if isinstance(row, RequestError):
         return _bad_line(line, row.message, row.code)
     try:
-        return _signed(parse_record(row, line, options), ascii(row).encode())
+        return _with_digest(parse_record(row, line, options), ascii(row).encode())
     except RecursionError:
         return _bad_line(line, "the row is nested too deeply")
 
@@ -187,11 +187,11 @@ def _read_row(row: object, line: int, options: LineOptions) -> Record:
 def _bad_line(line: int, message: str, code: ErrorCode = "invalid_request") -> BadLine:
     """Return a BadLine for unreadable data. Its digest is that of the message."""
     record = BadLine(line, RequestError(code, message, line))
-    _signed(record, message.encode())
+    _with_digest(record, message.encode())
     return record
 
 
-def _signed(record: Record, data: bytes) -> Record:
+def _with_digest(record: Record, data: bytes) -> Record:
     """Set the digest of a record to that of its data; return the record."""
     record.digest = xxhash.xxh3_128_hexdigest(data)
     return record

@@ -1,4 +1,4 @@
-"""The interface of tool parsers: how one family of models writes calls, and how they are found in an answer.
+"""Define the interface of tool parsers: how a family of models writes calls, and how to find them in an answer.
 
 Each module of `tool_parsers/` has one tool parser. Invariants of every `find`: it raises no exception; text outside
 the calls stays in the content unchanged; its time is linear in the text.
