@@ -124,7 +124,7 @@ def _token_ids(value: object, where: str, least: int = 0) -> tuple[int, ...]:
 
 
 def _stop_texts(value: object, where: str) -> tuple[str, ...]:
-    """Read one stop text or a list of them, without repeated ones. A single empty text sets none."""
+    """Read one stop text or a list of them, without repeated ones. An empty text alone means no stop texts."""
     texts = [value] * bool(value) if isinstance(value, str) else value
     if not isinstance(texts, list):
         raise wrong(where, value, "a text or a list of texts")

@@ -86,7 +86,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Serialise a value as JSON without escapes for HTML, which jinja's own filter adds."""
+    """Serialise a value as JSON. Unlike jinja's own filter, do not escape HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -25,7 +25,7 @@ def choose_turns(messages: Sequence[Message], turns: Turns) -> list[Turn]:
 
     turns: with `each` and `rollout`, every assistant turn, and one more if the conversation ends with another role;
     with `last`, the turn after the last message that is not from the assistant. RequestError if there is no such turn,
-    or if the turns have more than MAX_RENDERED_MESSAGES messages before them in all.
+    or if the messages before each turn, summed over the turns, are more than MAX_RENDERED_MESSAGES.
     """
     if turns == "last":
         return [_last_turn(messages)]
@@ -38,7 +38,8 @@ def choose_turns(messages: Sequence[Message], turns: Turns) -> list[Turn]:
 def recorded_turns(messages: Sequence[Message], turns: Turns) -> list[Turn]:
     """Choose the turns with a recorded answer: all, or with `last` the last one.
 
-    RequestError if there is none, or if they have more than MAX_RENDERED_MESSAGES messages before them in all."""
+    RequestError if there is none, or if the messages before each turn, summed over the turns, are more than
+    MAX_RENDERED_MESSAGES."""
     chosen = _assistant_turns(messages)
     if not chosen:
         raise RequestError("invalid_request", "no message is from the assistant; there is no recorded answer to score")

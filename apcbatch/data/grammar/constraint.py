@@ -38,8 +38,10 @@ _NAMES = {
 
 
 class GrammarCompiler:
-    """Compiler of grammars for one model, with a cache of MOST_COMPILED (LRU). syntax: how the model writes tool
-    calls, or None."""
+    """Compiler of grammars for one model, with an LRU cache of MOST_COMPILED grammars.
+
+    syntax: syntax of the model's tool calls, or None.
+    """
 
     def __init__(self, tokenizer: Tokenizer, syntax: CallSyntax | None = None) -> None:
         self._tokenizer, self._syntax = tokenizer, syntax

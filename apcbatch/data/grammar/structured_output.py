@@ -51,9 +51,9 @@ _GUIDED: Mapping[str, OutputKind] = {
 class StructuredOutput:
     """The form that a request asks for in its answer.
 
-    text: by kind, the schema, the list of choices or the list of (tool name, parameters) as JSON; the regular
-    expression or the grammar unchanged. whitespace: pattern of the whitespace between JSON tokens. one_call: forced
-    calls are exactly one call; else one or more.
+    kind: `json`, `regex`, `choice`, `grammar` or `calls`. text: the schema, the regular expression, the list of choices
+    as JSON, the grammar, or the list of (tool name, parameters) as JSON. whitespace: pattern of the whitespace between
+    JSON tokens. one_call: the answer is exactly one call; False allows several.
     """
 
     kind: OutputKind

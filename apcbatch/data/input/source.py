@@ -88,8 +88,9 @@ class _Reader:
             raise UsageError(f"{inputs.shown} is empty: there is nothing to answer")
 
     def _read_file(self, name: str, shown: str, rows: Iterable[Any] | None, sniffer: Sniffer) -> Iterator[Record]:
-        """Yield the records of one file. If it cannot be read, yield a BadLine, or raise UsageError if no earlier file
-        had records."""
+        """Yield the records of one file.
+
+        After a read error yield a BadLine; raise UsageError instead if no earlier file had records."""
         try:
             if rows is not None:
                 yield from self._rows(shown, rows, sniffer, hub_errors())
@@ -132,8 +133,9 @@ class _Reader:
     def _rows(
         self, name: str, rows: Iterable[Any], sniffer: Sniffer, errors: tuple[type[Exception], ...]
     ) -> Iterator[Record]:
-        """Yield the records of the rows. If one of `errors` is raised, yield a BadLine last, or raise UsageError if the
-        first row could not be read."""
+        """Yield the records of the rows.
+
+        After one of `errors` yield a BadLine and end; raise UsageError instead if no row was read."""
         broken = None
         try:
             for number, row in enumerate(rows, start=1):

@@ -206,9 +206,9 @@ def _with_marks(value: Any) -> Any:
 
 
 def _settled(value: Any, schemas: Mapping[str, Record]) -> Any:
-    """Remove the Nulls from a value. In the arguments of calls a Null becomes None where the tool's schema allows null.
+    """Remove the Nulls from a value; in the arguments of calls, replace some by None (_settled_arguments).
 
-    schemas: parameter schema of each tool, by name."""
+    schemas: tool name -> schema of the tool's parameters."""
     if isinstance(value, dict):
         name, arguments = value.get("name"), value.get("arguments")
         settled = {key: _settled(item, schemas) for key, item in value.items() if not isinstance(item, Null)}
@@ -221,10 +221,10 @@ def _settled(value: Any, schemas: Mapping[str, Record]) -> Any:
 
 
 def _settled_arguments(value: Any, schema: Any) -> Any:
-    """Settle the Nulls in arguments, or in a part of them, by their schema (rule 2).
+    """Replace or remove the Nulls in arguments, or in a part of them, by their schema (rule 2).
 
-    A Null becomes None where the schema requires the key or allows null, and else is removed. The keys of a Struct get
-    the schema's order."""
+    A Null becomes None if the schema requires the key or allows null, or if the whole column is null and the schema has
+    the key. Any other Null is removed. The keys of a Struct get the schema's order."""
     schema = schema if isinstance(schema, dict) else {}
     if isinstance(value, list):
         return [_settled_arguments(item, schema.get("items")) for item in value]

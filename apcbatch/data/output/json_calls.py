@@ -37,8 +37,8 @@ def json_value(text: str, place: int) -> tuple[Any, int] | None:
 def _length(text: str, begin: int) -> int | None:
     """Return the length in characters of the JSON value at `begin`; None if there is none.
 
-    `json` finds the end, which orjson does not report. After an error, `json` counts all lines up to it, so it gets
-    only a piece of the text. If it fails at the end of the piece, it gets one eight times as long.
+    `json` finds the end, which orjson does not report. To report an error, `json` counts all lines before it, which is
+    slow in a long text. So `json` gets a piece of the text, and a piece eight times as long if it fails at the end.
     """
     num_characters = _FIRST_CHARACTERS
     while True:

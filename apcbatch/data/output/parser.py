@@ -39,10 +39,10 @@ class ParsedAnswer:
         return message
 
     def as_output(self) -> dict[str, Any]:
-        """Return the answer as a message in OpenAI's form: arguments are JSON text, and empty content beside calls is
-        null.
+        """Return the answer as a message in OpenAI's form.
 
-        `reasoning_content`, which OpenAI's form does not have, is added if there is reasoning."""
+        Arguments are JSON text, and empty content beside calls is null. `reasoning_content`, which OpenAI's form does
+        not have, is added if there is reasoning."""
         message: dict[str, Any] = {
             "role": "assistant",
             "content": self.content if self.content or not self.calls else None,

@@ -91,7 +91,8 @@ class IsolatedTokenizer:
 
 
 class IsolatedEncoding:
-    """The tokens of a text and their places in it. numbers: (3, tokens) int32: ids, first characters, ends."""
+    """The tokens of a text and their places in it. numbers: (3, tokens) int32, with rows of ids, begins and
+    ends. Begin and end are indices of characters; the end is exclusive."""
 
     def __init__(self, numbers: npt.NDArray[np.int32]) -> None:
         self._numbers = numbers

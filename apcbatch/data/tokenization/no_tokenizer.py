@@ -62,8 +62,8 @@ class NoTokenizer(Tokenizer):
 def load_any_tokenizer(folder: Path, warn: Callable[[str], None]) -> Tokenizer:
     """Load the tokenizer of a model folder.
 
-    For a folder without tokenizer files whose config.json has vocab_size, warn and return a NoTokenizer. ModelError for
-    a damaged tokenizer, and for a folder without both."""
+    Without tokenizer files, take the vocab_size of config.json, warn, and return a NoTokenizer. ModelError for a
+    damaged tokenizer, and for a folder that has neither a tokenizer nor vocab_size."""
     if not folder.is_dir() or any(os.path.lexists(folder / name) for name in TOKENIZER_FILES):
         return load_tokenizer(folder)
     vocab_size = read_vocab_size(folder)

@@ -86,7 +86,7 @@ _FLAGS = ("special", "normalized", "lstrip", "rstrip", "single_word")
 
 
 def _encode(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> Reply:
-    """Tokenise a text; reply with (3, tokens) int32: ids, first characters, ends."""
+    """Tokenise a text; reply with (3, tokens) int32: ids, begins, ends, as IsolatedEncoding takes them."""
     encoding = backend.encode(text, add_special_tokens=add_special_tokens)
     numbers = array("i", encoding.ids)
     for side in (0, 1):
