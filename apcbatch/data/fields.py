@@ -36,14 +36,14 @@ _NEAR_IN_BODY = 0.5  # lower than _NEAR, since a body has no columns: each of it
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One key of the objects of some shapes.
+    """One key of the objects of a request.
 
-    kind: `content`, part of the conversation itself; `honoured`, a setting that overrides the run's option; `refused`,
-    since it would change the answer; `harmless`, since it changes no answer. note: its meaning, for the page. accepted:
-    the only allowed values, or None if the reader of the field checks them; in a refused field they mean the same as
-    leaving it out. hint: what to do instead, for the error and the page. shapes: the objects that have the key: bodies
-    (chat, completions), lines (messages, sharegpt, batch), messages (message; spoken in sharegpt lines) and the objects
-    in messages (a part of the content, a tool call, its function).
+    kind: `content`, a part of the conversation; `honoured`, a setting that overrides the run's option; `refused`, since
+    it would change the answer; `harmless`, since it changes no answer. note: meaning of the key, for the page.
+    accepted: allowed values, or None if the reader of the field checks them. In a refused field, an accepted value
+    means the same as an absent field. hint: remedy, for the error and the page. shapes: kinds of objects that have the
+    key. These are bodies (chat, completions), lines (messages, sharegpt, batch), messages (message; spoken in sharegpt
+    lines), and the objects in messages (part of the content, tool call, function of a call).
     """
 
     name: str

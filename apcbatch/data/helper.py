@@ -65,9 +65,9 @@ class Helper:
 
         values: sent once, for all items. more_seconds: additional processor time per answer. The child works on later
         items while the caller uses the earlier answers. A child is replaced if it dies, or if the caller stops before
-        the last answer. An item that exceeds a limit gets LimitExceeded. If two children die at the same item for
-        another reason, it gets worker_lost, which the request did not cause. ValueError for values that cannot be sent
-        or are nested too deeply.
+        the last answer. An item that exceeds a limit gets LimitExceeded. An item at which two children die for another
+        reason gets worker_lost, the error code of failures that the request did not cause. ValueError for values that
+        cannot be sent or are nested too deeply.
         """
         seconds = self._seconds + more_seconds
         done = failures = 0
@@ -102,7 +102,8 @@ class Helper:
     def _error(self, exit_status: int | None, how: str, failures: int, seconds: float) -> RequestError | None:
         """Return the error of an item at which `failures` children died; None if the item is to be tried again.
 
-        exit_status: that of the last child. how: how it failed, if known. seconds: its processor time."""
+        exit_status: status of the last child. how: clause that says how this child failed, or empty. seconds: limit of
+        processor time."""
         if exit_status == -signal.SIGPROF:
             return LimitExceeded("invalid_request", f"it takes more than {seconds:g} seconds of processor time")
         if exit_status == -signal.SIGABRT:  # a library aborts if it gets no memory

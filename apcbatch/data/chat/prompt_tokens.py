@@ -1,7 +1,7 @@
 """Show the tokens of a prompt, each with its part of the text.
 
-Invariant: the concatenated texts of the tokens are the tokenised text, and in a completion's prompt also the special
-tokens added around it.
+Invariant: the concatenated texts of the tokens are the tokenised text. In a completion's prompt they also contain the
+special tokens added around it.
 """
 
 from __future__ import annotations

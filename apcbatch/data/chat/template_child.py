@@ -97,7 +97,7 @@ class _Dict:
         return dict(*args, **kwargs)
 
     def fromkeys(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        """Call dict.fromkeys."""
+        """Return dict.fromkeys of the arguments."""
         return dict.fromkeys(*args, **kwargs)
 
 
