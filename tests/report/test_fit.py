@@ -9,7 +9,18 @@ from typing import Any
 
 import pytest
 
-from apcbatch.report.fit import FRAME_BYTES, LENGTHS, PAGE_BYTES, REQUESTS_OF_A_PAGE, _short_id, _two_digits, fit
+from apcbatch.report.fit import (
+    FRAME_BYTES,
+    ID_LENGTHS,
+    LENGTHS,
+    PAGE_BYTES,
+    REQUESTS_OF_A_PAGE,
+    _packed_bytes,
+    _short_id,
+    _shorten_all,
+    _two_digits,
+    fit,
+)
 from apcbatch.report.page import page
 from apcbatch.report.texts import MOST_CHARACTERS, Texts, shortened, shortened_calls, shortened_middle
 from tests.effort import tries
@@ -134,6 +145,18 @@ def test_times_have_two_digits_and_ids_a_length() -> None:
     ):
         assert _two_digits(value) == rounded
     assert [_short_id("abcdef", length) for length in (7, 6, 5)] == ["abcdef", "abcdef", "abcd\u2026"]
+
+
+def test_ids_are_cut_no_more_than_the_room_asks() -> None:
+    """Fault: ids are cut though they fit, or to the shortest length where a longer one fits."""
+    made, draw = document(60, random.randrange(1 << 30), runs=1, trace=False), random.Random(3)
+    made["runs"][0]["requests"]["id"] = [str(uuid.UUID(int=draw.getrandbits(128))) for _ in range(60)]
+    whole = _shorten_all(made, PAGE_BYTES)
+    assert whole["runs"][0]["requests"]["id"] == made["runs"][0]["requests"]["id"]
+    room = _packed_bytes([whole], PAGE_BYTES)
+    assert room is not None and _shorten_all(made, room) == whole
+    cut = _shorten_all(made, room - 1)["runs"][0]["requests"]["id"]
+    assert {len(name) for name in cut} == {ID_LENGTHS[0]}
 
 
 def test_shortening_shows_itself() -> None:
