@@ -4,7 +4,7 @@ Each place (a site) is an operator of cosmic-ray, or the removal of a statement,
 Several replacements may be possible at a site (`<` by `<=`, `==`, ...); it counts once, and its hash picks one.
 Which sites are in the sample depends on the text of their lines alone: a change elsewhere in a file leaves the rest of
 the sample as it was.
-Left out: annotations, which nothing executes; `strict`, `frozen` and `slots`, which guard against faults of the
+Left out: annotations and what is under `if TYPE_CHECKING`, which nothing executes; `strict`, `frozen` and `slots`, which guard against faults of the
 code itself; replacements across kinds (`+` by `<<`, `==` by `is`), which any test notices or which change nothing.
 """
 
@@ -110,6 +110,7 @@ def _is_idle(node: Any) -> bool:
         or (above.type == "argument" and above.children[0].get_code().strip() in GUARDS)
         or (above.type == "annassign" and above.children[1] is below)
         or (above.type == "funcdef" and above.annotation is below)
+        or (above.type == "if_stmt" and above.children[1].get_code().strip() == "TYPE_CHECKING")
         for below, above in _upward(node)
     )
 
