@@ -320,3 +320,34 @@ def test_a_cluster_is_opened_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ZeroDivisionError):
         opened()
     assert closed
+
+
+def state(num_bytes: int, *nodes: str) -> State:
+    """A state of this size with copies on these nodes."""
+    return State(os.urandom(4), 1, 0, 0, None, None, num_bytes=num_bytes, nodes={*nodes})
+
+
+def test_the_longest_path_goes_first_and_near_states_among_equals() -> None:
+    """Fault: a short path before a long one, a group far from its states, or seconds of groups that are gone."""
+    groups = []
+    for number, (seconds, nodes) in enumerate(((1.0, ("a",)), (10.0, ()), (8.5, ("a",)), (7.9, ("a", "a")))):
+        item = Item(number, Request("r", [1]))
+        item.seconds = seconds
+        groups.append(Group([item]))
+        groups[-1].needs = {state(10, node): 1 for node in nodes}
+    queue = ReadyQueue()
+    for group in groups:
+        queue.push(group)
+    assert queue.seconds == pytest.approx(27.4)
+    assert queue.pop("a") is groups[2], "8.5 is at least 0.8 of 10, and its state is on the node; 7.9 is less"
+    assert queue.pop("b") is groups[1] and queue.seconds == pytest.approx(8.9)
+    assert queue.clear() and queue.seconds == 0.0 and not len(queue)
+
+
+def test_a_group_counts_each_reader_of_a_state_that_it_does_not_make() -> None:
+    """Fault: a state is released while a request of the group is yet to read it."""
+    foreign, own = state(1, "a"), state(1, "a")
+    items = [Item(number, Request("r", [1])) for number in range(4)]
+    items[0].resume = items[1].resume = items[3].resume = foreign
+    items[1].keeps, items[2].resume, own.maker = {1: own}, own, items[1]
+    assert Group(items).external_states() == {foreign: 3}

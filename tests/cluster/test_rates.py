@@ -81,3 +81,13 @@ def test_the_network_is_measured() -> None:
     for _ in range(200):
         rates.add_transfer(10e6, 0.02)
     assert rates.transfer_s(10_000_000) == pytest.approx(0.02, rel=0.6)
+
+
+def test_units_of_one_mixture_scale_both_rates_exactly() -> None:
+    """Fault: a wrong power or sum where all units have one ratio of prefill to decode tokens."""
+    rates = Rates()
+    rates._pp = rates._pd = rates._dd = rates._ps = rates._ds = 0.0  # without the prior
+    prefill_s, decode_s = rates.prefill_s, rates.decode_s
+    rates.add_unit(8.0, 4000, 400)
+    factor = 8.0 / (4000 * prefill_s + 400 * decode_s)
+    assert (rates.prefill_s, rates.decode_s) == pytest.approx((factor * prefill_s, factor * decode_s))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
+from apcbatch.cluster import scheduler
 from apcbatch.cluster.scheduler import MOST_TOGETHER, UnplannedQueue
 from apcbatch.cluster.tasks import Item
 from apcbatch.types import Request
@@ -115,3 +118,15 @@ def test_requests_that_stand_alone_go_anywhere() -> None:
     assert unplanned.take(1, 4) and unplanned.take(2, 4)
     rest = unplanned.clear()
     assert rest and not len(unplanned) and unplanned.take(3, 1) == []
+
+
+def test_the_oldest_conversation_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: the worker of the latest conversation is forgotten, so that it goes where its states are not."""
+    monkeypatch.setattr(scheduler, "MOST_CONVERSATIONS", 2)
+    unplanned = by_conversation()
+    for number in range(3):
+        unplanned.add(item(number, number))
+        assert [one.number for one in unplanned.take(7, 1)] == [number]
+    for number, owner in ((3, None), (4, 7), (5, 7)):
+        unplanned.add(item(number, number - 3))
+        assert [owned for owned, names in unplanned._owned.items() if number - 3 in names] == [owner]

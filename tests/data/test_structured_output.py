@@ -115,6 +115,7 @@ REFUSED = [
     ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice is an object of another kind"),
     ({"tool_choice": {"type": "function", "function": {"name": "fly"}}}, 'names "fly", which is none of the tools'),
     ({"tool_choice": {"type": "function", "function": {}}}, "tool_choice.function.name is missing"),
+    ({"tool_choice": {**NAMED, "strict": True}}, 'tool_choice has the field "strict", which is not supported'),
 ]
 
 
@@ -131,6 +132,13 @@ def test_a_call_cannot_be_forced_without_tools(tools):
     """Fault: `required` without tools gives a text, or a grammar of nothing."""
     with pytest.raises(RequestError, match="there are no tools"):
         check_structured_output({"tool_choice": "required"}, tools)
+
+
+@pytest.mark.parametrize("name", ["", 3, None, ["f"]])
+def test_a_call_of_a_tool_without_a_name_cannot_be_forced(name):
+    """Fault: a grammar with a name that is no text."""
+    with pytest.raises(RequestError, match="no tool has a name"):
+        check_structured_output({"tool_choice": "required"}, [{"type": "function", "function": {"name": name}}])
 
 
 @pytest.mark.parametrize("parameters", [{"type": "string"}, {"type": ["object", "null"]}, [1], {"x-guidance": {}}])

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken
 
+from apcbatch.data.chat.prompt_tokens import _parts
 from apcbatch.data.helper_child import REFUSED
 from apcbatch.data.tokenization.tokenizer import load_tokenizer
 from apcbatch.data.tokenization.tokenizer_child import load
@@ -185,3 +186,14 @@ def test_code_in_a_model_folder_is_never_run(tmp_path: Path) -> None:
     assert not ran.exists()
     build_tokenizer("gpt2").save(str(folder / "tokenizer.json"))
     assert load_tokenizer(folder).vocab_size == 600 and not ran.exists()
+
+
+@pytest.mark.parametrize(("text", "offsets", "parts"), [
+    ("a b", [(0, 1), (2, 3)], ["a", " b"]),
+    ("é🙂a", [(0, 1), (0, 1), (1, 2), (1, 2), (1, 2), (2, 3)], ["", "é", "", "", "🙂", "a"]),
+    ("ab", [(0, 1), (0, 2)], ["a", "b"]),
+    ("ab ", [(0, 1), (1, 2)], ["a", "b "]),
+])  # fmt: skip
+def test_each_character_of_a_prompt_is_shown_once(text: str, offsets: list[tuple[int, int]], parts: list[str]) -> None:
+    """Fault: a character of several tokens is shown twice or never, or text between tokens goes."""
+    assert list(_parts(None, text, [*range(len(offsets))], offsets)) == parts and "".join(parts) == text

@@ -21,7 +21,10 @@ CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"
     [
         (("--messages-column", "m", "--format", "batch"), "--messages-column is for lines of the format messages"),
         (("--id-column", "m", "--format", "sharegpt"), "--id-column is for lines of the format messages"),
-        (("--messages-column", "m", "--prompt-column", "p"), "exclude each other"),
+        (
+            ("--messages-column", "m", "--prompt-column", "p"),
+            "--messages-column and --prompt-column exclude each other",
+        ),
         (("--system-prompt", "@none"), "--system-prompt: the file none cannot be read"),
         (("--system-prompt", "@empty"), "is empty"),
     ],

@@ -266,3 +266,29 @@ def test_no_part_of_a_password_is_printed(apcbatch, tmp_path, password):
         done = apcbatch(*words)
         kept = "".join(path.read_text() for path in tmp_path.rglob("*.json*"))
         assert "hush" not in done.stdout + done.stderr + kept, (words, done.stderr)
+
+
+class Broken(io.StringIO):
+    """A stream that cannot be written to."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def write(self, text):
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(), OSError(28, "No space left on device")], ids=["pipe", "disk"])
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_a_stream_that_breaks_is_warned_of_once_unless_its_reader_left(monkeypatch, name, error):
+    """Fault: `apcbatch run | head` ends with a warning, or a full disk behind stdout goes unsaid, or an endless loop."""
+    monkeypatch.setattr(printer_module, "silence", lambda stream: None)
+    other = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", Broken(error) if name == "stdout" else other)
+    monkeypatch.setattr(sys, "stderr", Broken(error) if name == "stderr" else other)
+    printer = Printer(Config(), Totals(), False)
+    assert printer._write(getattr(sys, name), "a line") is False
+    is_said = name == "stdout" and not isinstance(error, BrokenPipeError)
+    assert ("standard output cannot be written: No space left on device" in other.getvalue()) == is_said
+    assert bool(other.getvalue()) == is_said

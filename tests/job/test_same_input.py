@@ -280,3 +280,10 @@ def test_a_name_belongs_to_one_request_of_the_run(apcbatch, tmp_path, turns, rev
     before = (tmp_path / "out.jsonl").read_bytes()
     assert apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--turns", turns, "--resume").code == 3
     assert (tmp_path / "out.jsonl").read_bytes() == before
+
+
+def test_a_run_file_that_cannot_be_written_is_a_sentence(tmp_path):
+    """Fault: a run begins whose --resume would be refused, or ends in a traceback."""
+    run_file = RunFile(tmp_path / "gone" / "out.jsonl", Config(), {}, "", Disk())
+    with pytest.raises(UsageError, match="out.jsonl.run.json cannot be written: No such file or directory; choose"):
+        run_file.write()

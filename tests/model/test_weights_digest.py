@@ -8,7 +8,7 @@ import torch
 import xxhash
 from safetensors.torch import load_file, save_file
 
-from apcbatch.model.weights import Checkpoint
+from apcbatch.model.weights import Checkpoint, _by_layer
 
 
 def test_the_digest_is_of_names_dtypes_shapes_and_bytes(tmp_path: Path) -> None:
@@ -27,3 +27,9 @@ def test_the_digest_is_of_names_dtypes_shapes_and_bytes(tmp_path: Path) -> None:
         for name, tensor in tensors.items():
             assert torch.equal(checkpoint.take(name, tuple(tensor.shape)), tensor)
         assert checkpoint.finish() == whole.digest()
+
+
+def test_layers_come_first_in_their_order() -> None:
+    """Fault: tensors are read ahead in another order than the one in which they are taken."""
+    names = ["norm", "layers.10.b", "layers.2.z", "embedding", "layers.2.a"]
+    assert sorted(names, key=_by_layer) == ["layers.2.a", "layers.2.z", "layers.10.b", "embedding", "norm"]

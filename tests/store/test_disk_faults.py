@@ -204,3 +204,13 @@ def test_what_sqlite_says_is_cut_and_printable() -> None:
     with pytest.raises(database.IndexDamaged) as caught, database._BOUNDARY:
         raise sqlite3.DatabaseError("\x1b[2J" + "x" * 300)
     assert str(caught.value) == "?[2J" + "x" * 196
+
+
+def test_a_limit_that_cannot_be_kept_is_said_and_costs_nothing(
+    folder: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: an eviction at the end of a run that the disk refuses ends it in a traceback."""
+    with Store.open(folder, warn=warnings.append) as store:
+        monkeypatch.setattr("apcbatch.store.store.prune", lambda *given: (_ for _ in ()).throw(read_only("there")))
+        store.shrink()
+    assert len(warnings) == 1 and "keeping to the size limit" in warnings[0]
