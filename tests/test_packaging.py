@@ -70,7 +70,7 @@ def test_the_package_says_its_version(built: Path) -> None:
     ]
 
 
-OF_MAKE = ("MAKEFLAGS", "MFLAGS", "CUDA", "APCBATCH_CUDA")  # which a make that runs the tests gives to them
+OF_MAKE = ("MAKEFLAGS", "MFLAGS", "CUDA", "APCBATCH_CUDA", "PYTHON")  # which a make that runs the tests gives to them
 
 
 def made(*arguments: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -174,6 +175,8 @@ def test_the_texts_are_those_of_transformers(model_dir: Callable[..., Path], sou
             {"type": "function", "function": {"name": "f", "arguments": {"z": 1.5, "a": [None, True, "ü"]}}}
         ]},
     ]  # fmt: skip
+    if sys.version_info < (3, 11):  # its newest transformers, 5.20, does not copy the reasoning to this key
+        messages[2] = {"thinking": "why", **messages[2]}
     tools = [{"type": "function", "function": {"name": "f", "b": 1, "a": 2}}] if has_tools else None
     expected = by_transformers(folder).apply_chat_template(
         json.loads(json.dumps(messages)), tools=tools, add_generation_prompt=True, tokenize=False

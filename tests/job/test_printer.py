@@ -282,7 +282,7 @@ class Broken(io.StringIO):
 @pytest.mark.parametrize("error", [BrokenPipeError(), OSError(28, "No space left on device")], ids=["pipe", "disk"])
 @pytest.mark.parametrize("name", ["stdout", "stderr"])
 def test_a_stream_that_breaks_is_warned_of_once_unless_its_reader_left(monkeypatch, name, error):
-    """Fault: `apcbatch run | head` ends with a warning, or a full disk behind stdout goes unsaid, or an endless loop."""
+    """Fault: `apcbatch run | head` ends with a warning, or a full disk behind stdout goes unsaid."""
     monkeypatch.setattr(printer_module, "silence", lambda stream: None)
     other = io.StringIO()
     monkeypatch.setattr(sys, "stdout", Broken(error) if name == "stdout" else other)

@@ -9,7 +9,11 @@ import sys
 
 import pytest
 
+from apcbatch.config import Config
+from apcbatch.errors import UsageError
 from apcbatch.job import open
+from apcbatch.job.disk import Disk
+from apcbatch.job.runfile import RunFile
 from tests.chats import conversation, read_records, write_lines
 from tests.job.conftest import answers
 
@@ -284,6 +288,6 @@ def test_a_name_belongs_to_one_request_of_the_run(apcbatch, tmp_path, turns, rev
 
 def test_a_run_file_that_cannot_be_written_is_a_sentence(tmp_path):
     """Fault: a run begins whose --resume would be refused, or ends in a traceback."""
-    run_file = RunFile(tmp_path / "gone" / "out.jsonl", Config(), {}, "", Disk())
+    run_file = RunFile(tmp_path / "gone" / "out.jsonl", Config(), {"name": "in.jsonl"}, "", Disk())
     with pytest.raises(UsageError, match="out.jsonl.run.json cannot be written: No such file or directory; choose"):
         run_file.write()
