@@ -106,7 +106,8 @@ class Rollout:
 
     def _text_after(self, now: Turn, following: Turn) -> str | None:
         """Render the text from the end of an answer to the end of the next prompt: end of turn, recorded messages,
-        generation prompt. Return None if the template changes the text before that."""
+        generation prompt. Return None if the template changes the
+        text before that, or cannot render it."""
         history = self._messages[: now.num_messages]
         placeholder = {"role": "assistant", "content": _PLACEHOLDER}
         rest = self._messages[now.num_messages + 1 : following.num_messages]

@@ -82,7 +82,7 @@ class LaidOut(NamedTuple):
 
 
 def lay_out(record: Record, options: LineOptions = ANY_LINE) -> LaidOut:
-    """Convert a record from a known layout of another tool to that of a format.
+    """Convert a record in another tool's known layout to one of the formats.
 
     The record in the result is the same object if nothing has to change, or if the layout is unknown. Raises
     RequestError for a line without a column that the options name."""

@@ -160,7 +160,7 @@ def settle_line(record: Record) -> Record:
 
 
 def _marked(record: Record) -> Record:
-    """Replace the nulls that a table filled in by Null; return the same object if there are none."""
+    """Replace with Null each null that a table filled in. Return the same object if there are none."""
     found = {}
     messages, tools = record.get("messages"), record.get("tools")
     if isinstance(messages, list) and _messages_are_filled(messages):

@@ -58,11 +58,11 @@ def _candidates(form: IdFormat, turn: int, choice: int, number: int) -> Iterator
             name += "x"
     place = (turn * _MOST_CHOICES + choice) * _MOST_CALLS + number
     while True:
-        yield _nine_digits(place)
+        yield _nine_characters(place)
         place += _MOST_CHOICES * _MOST_CALLS << 20
 
 
-def _nine_digits(value: int) -> str:
+def _nine_characters(value: int) -> str:
     digits = []
     for _ in range(_NINE):
         value, digit = divmod(value, len(_DIGITS))

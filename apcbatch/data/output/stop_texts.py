@@ -91,7 +91,7 @@ def _cut_at_text(decode: Decode, token_ids: Sequence[int], stop: str, keeps_stop
 
 
 NOT_A_CHARACTER = "\ufffd"  # what incomplete UTF-8 is decoded to
-_MOST_PENDING = 32  # tokens after which a character is no longer waited for; it has at most four bytes
+_MOST_PENDING = 32  # most tokens to wait for an incomplete character, which has at most four bytes
 
 
 class TextStream:

@@ -157,9 +157,10 @@ def load_backend(
 
 
 def _is_plain(config: object, parsed: object) -> bool:
-    """Return whether both objects have only keys that are read here or have no effect.
+    """Return whether the two files ask for nothing beyond what is read here.
 
-    config: the object in tokenizer_config.json. parsed: the object in tokenizer.json."""
+    config: the object in tokenizer_config.json, whose keys must be read here, have no effect, or have a usual value.
+    parsed: the object in tokenizer.json, with a list of added tokens, and without truncation or padding."""
     if not isinstance(config, dict) or not isinstance(parsed, dict):
         return False
     return (
