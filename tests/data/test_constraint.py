@@ -8,13 +8,14 @@ import random
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import jsonschema
 import numpy as np
 import pytest
 
 from apcbatch.data.grammar import constraint as constraint_module
-from apcbatch.data.grammar.constraint import GrammarCompiler
+from apcbatch.data.grammar.constraint import GrammarCompiler, GrammarConstraint
 from apcbatch.data.grammar.llguidance import Thinking
 from apcbatch.data.grammar.structured_output import StructuredOutput, check_structured_output
 from apcbatch.data.output.tool_parser import CallSyntax
@@ -400,3 +401,17 @@ def test_answers_do_not_share_what_they_know(demo, constraints):
     before = allowed(demo, second).tolist()
     walk(demo, first, random.Random(3), most=20)
     assert allowed(demo, second).tolist() == before == allowed(demo, constraints.constraint(structure)).tolist()
+
+
+def test_a_matcher_that_fails_midway_fails_its_answer() -> None:
+    """Fault: an answer is sampled from the mask of a matcher that has given up, and looks like a structured one."""
+    matcher = SimpleNamespace(
+        unsafe_compute_mask_ptr=lambda *given: None,
+        is_error=lambda: True,
+        consume_token=lambda token: False,
+        get_error=lambda: "too many states",
+    )
+    failing = GrammarConstraint(matcher, StructuredOutput("regex", "a"))  # type: ignore[arg-type]
+    for call in (lambda: failing.fill(np.zeros(1, np.int32)), lambda: failing.accept(0)):
+        with pytest.raises(RequestError, match="the regular expression cannot be used: too many states"):
+            call()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import os
+import resource
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from apcbatch.data import helper
+from apcbatch.data import helper, helper_child
 from apcbatch.data.chat.template import ChatTemplate, TemplateProcess, read_fallback
 from apcbatch.data.grammar.constraint import GrammarCompiler
 from apcbatch.data.grammar.structured_output import StructuredOutput
@@ -146,3 +150,60 @@ def test_how_a_helper_died_decides_the_error(status: int, failures: int, code: s
     """Catches a request that is blamed for a lost process, and one that is tried again though it can never end."""
     error = Helper("x", "the helper")._error(status, "", failures, 2.5)
     assert (error and error.code, error and error.message) == (code, sentence)
+
+
+def test_a_child_limits_itself_and_times_the_start_and_each_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: the start or an item has no limit of processor time or the rest of another's, or memory has no limit."""
+    requests = [(2.5, "model"), (7.0, ["a", "b"], 3), (0.5, ["c"], 4)]
+    data = b"".join(helper_child.pack_request(*one) for one in requests)
+    answers, timers, limits = io.BytesIO(), [], {}
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(data)))
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=answers))
+    monkeypatch.setattr(resource, "setrlimit", limits.__setitem__)
+    monkeypatch.setattr(signal, "signal", lambda *given: timers.append(given))
+    monkeypatch.setattr(signal, "setitimer", lambda *given: timers.append(given))
+
+    def start(name: str) -> Callable[[str, int], helper_child.Reply]:
+        assert timers[1:] == [(signal.ITIMER_PROF, 2.5)]
+        return lambda item, count: (helper_child.DONE, f"{name} {item * count}")
+
+    helper_child.serve(start)
+    assert timers[0] == (signal.SIGPROF, signal.SIG_DFL)
+    assert timers[1:] == [(signal.ITIMER_PROF, seconds) for seconds in (2.5, 7.0, 7.0, 7.0, 0.5, 0.5)]
+    assert limits == {
+        resource.RLIMIT_AS: (1 << 30, 1 << 30),
+        resource.RLIMIT_STACK: (4 << 20, 4 << 20),
+        resource.RLIMIT_CORE: (0, 0),
+        resource.RLIMIT_FSIZE: (0, 0),
+    }
+    head = helper_child.ANSWER_HEAD.pack
+    assert answers.getvalue() == b"".join(head(b"d", len(s)) + s for s in (b"model aaa", b"model bbb", b"model cccc"))
+
+
+@pytest.mark.parametrize(
+    ("error", "answer"),
+    [
+        (MemoryError(), (b"m", b"")),
+        (RecursionError("x"), (b"i", b"it is nested too deeply")),
+        (ValueError(" x\n"), (b"i", b"x")),
+        (ValueError(" "), (b"i", b"ValueError")),
+        (ValueError("x" * 501), (b"i", b"x" * 500)),
+        (SystemExit("over"), (b"i", b"over")),
+    ],
+)
+def test_a_start_that_fails_answers_each_item(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, answer: tuple[bytes, bytes]
+) -> None:
+    """Fault: an error of the start ends the child, is taken for a refusal of an item, or is sent whole."""
+    answers = io.BytesIO()
+    data = helper_child.pack_request(1.0, "model") + helper_child.pack_request(1.0, ["a", "b"])
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(data)))
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=answers))
+    for module, name in ((resource, "setrlimit"), (signal, "signal"), (signal, "setitimer")):
+        monkeypatch.setattr(module, name, lambda *given: None)
+
+    def start(name: str) -> Callable[..., helper_child.Reply]:
+        raise error
+
+    helper_child.serve(start)
+    assert answers.getvalue() == 2 * (helper_child.ANSWER_HEAD.pack(answer[0], len(answer[1])) + answer[1])

@@ -210,6 +210,8 @@ def test_a_turn_that_the_template_refuses_fails_alone(make_renderer: Callable[..
     with pytest.raises(RequestError, match=r"messages\[0:1\]: roles must alternate") as caught:
         renderer.render(conversation("system: a"))
     assert caught.value.line == 7
+    with pytest.raises(RequestError, match=r"messages\[0:1\]: roles must alternate"):  # the first of two failures
+        renderer.render(conversation("system: a", "assistant: b", "user: c"))
 
 
 def test_a_conversation_that_the_assistant_begins_has_a_first_prompt(

@@ -86,6 +86,8 @@ def sequence(*parts: Any) -> dict[str, Any]:
     [
         (None, 1),
         ({"type": "NFKC"}, 12),
+        ({"type": "Prepend", "prepend": "a"}, 1),
+        ({"type": "BertNormalizer"}, 4),
         (sequence(*[LOWER] * 5), 32),
         (sequence(*[LOWER] * 6), None),
         (sequence(*[STRIP] * 16), 1),

@@ -7,13 +7,26 @@ import random
 import shutil
 import sqlite3
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from apcbatch.errors import UsageError
 from apcbatch.store import Store
-from apcbatch.store.format import INDEX_NAME, MAX_PRIORITY, STORE_ID_NAME, SUSPECT_NAME
+from apcbatch.store.database import IndexDamaged
+from apcbatch.store.format import (
+    INDEX_NAME,
+    KEY_BYTES,
+    MAX_FILE_BYTES,
+    MAX_FINGERPRINT_BYTES,
+    MAX_PRIORITY,
+    STORE_ID_NAME,
+    SUSPECT_NAME,
+)
+from apcbatch.store.repair import _require_sound_side_tables
 from tests.effort import tries
 from tests.store.conftest import (
     FINGERPRINT,
@@ -291,3 +304,26 @@ def test_a_damaged_index_that_is_only_read(folder: Path, warnings: list[str]) ->
     ):
         store.stats()
     assert not (folder / SUSPECT_NAME).exists()
+
+
+@pytest.mark.parametrize(
+    ("table", "row", "is_sound"),
+    [
+        ("in_flight", ("s", b"", 0), True),
+        ("in_flight", ("s", b"", 1), False),
+        ("in_flight", ("s", bytes(KEY_BYTES), MAX_FILE_BYTES), True),
+        ("in_flight", ("s", bytes(KEY_BYTES), MAX_FILE_BYTES + 1), False),
+        ("in_flight", ("s", bytes(2 * KEY_BYTES), 2 * MAX_FILE_BYTES), True),
+        ("in_flight", ("s", bytes(2 * KEY_BYTES), 2 * MAX_FILE_BYTES + 1), False),
+        ("in_flight", ("s", bytes(KEY_BYTES + 1), 0), False),
+        ("models", (1, b"", "m"), False),
+        ("models", (1, b"f", "m"), True),
+        ("models", (1, bytes(MAX_FINGERPRINT_BYTES), "m"), True),
+        ("models", (1, bytes(MAX_FINGERPRINT_BYTES + 1), "m"), False),
+    ],
+)
+def test_the_bounds_of_models_and_reservations(table: str, row: tuple[object, ...], is_sound: bool) -> None:
+    """Fault: a damaged reservation of exabytes leaves no room for any snapshot, or a sound index is made anew."""
+    database: Any = SimpleNamespace(rows=lambda sql, *given: [row] if f"FROM {table}" in sql else [])
+    with nullcontext() if is_sound else pytest.raises(IndexDamaged):
+        _require_sound_side_tables(database)

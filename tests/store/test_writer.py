@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -128,19 +129,48 @@ def test_flush_waits_for_the_batch_at_hand(store: Store) -> None:
 
 
 def test_a_callback_that_fails_does_not_leave_anybody_waiting(folder: Path, warnings: list[str]) -> None:
-    """A fault in the caller's own code ends the store's thread; a flush that waits for it would hang the
-    run."""
+    """Fault: an error in the caller's own code, which ends the store's thread, hangs a flush, or a snapshot that is
+    still queued is never called back."""
     seen: list[threading.ExceptHookArgs] = []
+    done: list[object] = []
     hook, threading.excepthook = threading.excepthook, seen.append
     try:
         with Store.open(folder, warn=warnings.append) as store:
-            key = key_of("a", 16)
-            store.put(key, 16, None, FINGERPRINT, arrays_of(key), lambda *_: 1 // 0)
+            key, queued = key_of("a", 16), key_of("queued", 16)
+
+            def fail(*_: object) -> None:
+                assert store.put(queued, 16, None, FINGERPRINT, arrays_of(queued), lambda *given: done.append(given))
+                raise ZeroDivisionError
+
+            store.put(key, 16, None, FINGERPRINT, arrays_of(key), fail)
             store.flush()
             assert not store.put(key_of("b", 16), 16, None, FINGERPRINT, arrays_of(key))
     finally:
         threading.excepthook = hook
-    assert len(seen) == 1
+    assert [one.exc_type for one in seen] == [ZeroDivisionError] and done == [(queued, False)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_due"),
+    [
+        ({}, False),
+        ({"_is_closing": True}, True),
+        ({"_num_flushing": 1}, True),
+        ({"_queued_keys": range(63)}, False),
+        ({"_queued_keys": range(64)}, True),
+        ({"_queued_keys": range(7), "_queue_offers": 8}, False),
+        ({"_queued_keys": range(8), "_queue_offers": 8}, True),
+        ({"_num_bytes": 99}, False),
+        ({"_num_bytes": 100}, True),
+        ({"_num_bytes": 39, "_queue_bytes": 80}, False),
+        ({"_num_bytes": 40, "_queue_bytes": 80}, True),
+    ],
+)
+def test_when_a_batch_is_due(changed: dict[str, object], is_due: bool) -> None:
+    """Fault: a queue that is half full waits for more, and refuses snapshots meanwhile; or each snapshot is a batch."""
+    idle = {"_is_closing": False, "_num_flushing": 0, "_queued_keys": (), "_queue_offers": 1000,
+            "_num_bytes": 0, "_batch_bytes": 100, "_queue_bytes": 1000}  # fmt: skip
+    assert writer.Writer._is_batch_due(SimpleNamespace(**idle | changed)) == is_due  # type: ignore[arg-type]
 
 
 def test_a_flush_waits_for_no_more_work(folder: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
