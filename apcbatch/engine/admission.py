@@ -7,11 +7,11 @@ An example with a pool of 10 bytes. Request 0 keeps 6 bytes for request 2, reque
     When 0 has computed its prompt, 2 is admitted and reads the snapshot; the 6 bytes are free.
     3 still waits: the plan has these 6 live while 1 and 2 run, so they count until both have computed their prompts.
 
-Only the bytes that the plan gives each request count. Invariant: for every request that has not begun, what the plan
-has live while it runs fits together with all that later requests of the plan keep that have begun already (as far as
-the plan itself fits). So the first one can always begin, and nothing that is still to be read is evicted. Bytes are
-freed in the order of the plan only: they count as taken until the first request with prompt tokens to compute is one
-that does not need them.
+Only the bytes that the plan gives each request count. Invariant: for each waiting request, the bytes that the plan has
+live while it runs, and the bytes kept by admitted requests later in the plan, fit into the pool together (as far as the
+plan itself fits). So the first one can always begin, and nothing that is still to be read is evicted. Bytes are freed
+in the order of the plan only: they count as taken until the first request with prompt tokens to compute is one that
+does not need them.
 """
 
 from __future__ import annotations

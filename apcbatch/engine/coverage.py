@@ -86,7 +86,7 @@ class CoverageTree:
             self._prune()
 
     def count(self, tokens: TokenArray) -> None:
-        """Add the covered tokens of an answered request that no earlier counted prefix has to the unique tokens."""
+        """Count an answered request's tokens as unique, except those of prefixes that were counted before."""
         node, _, on_edge = self._walk(tokens)
         while node.parent is not None and node.counted < on_edge:  # all tokens above a counted token are counted
             self.unique_tokens += on_edge - node.counted

@@ -37,7 +37,7 @@ MOST_PREFETCHED = 64  # snapshots
 def open_store(
     folder: Path, size_bytes: int, pool_size_bytes: int, on_host: bool, warn: Callable[[str], None]
 ) -> Store:
-    """ROpen the store of an engine. On the CPU one thread writes. With a device, WRITE_THREADS do, and queued snapshots
+    """Open the store of an engine. On the CPU one thread writes. With a device, WRITE_THREADS do, and queued snapshots
     occupy a bounded part of the device's pool. Raises UsageError."""
     if on_host:
         store = Store.open(folder, size_limit_bytes=size_bytes, warn=warn)
