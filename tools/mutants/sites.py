@@ -26,7 +26,7 @@ from tools.mutants.removal import RemoveStatement
 
 KINDS = [
     {"Add", "Sub", "Mul", "Div", "FloorDiv", "Mod"},
-    {"BitOr", "BitAnd"},  # of sets and flags that do not overlap, BitXor is BitOr
+    {"BitOr", "BitAnd", "BitXor"},
     {"LShift", "RShift"},
     {"Eq", "NotEq", "Lt", "LtE", "Gt", "GtE"},
     {"Is", "IsNot"},
