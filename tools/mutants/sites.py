@@ -22,7 +22,7 @@ from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.operators.provider import OperatorProvider
 
-from tools.mutants.removal import RemoveStatement
+from tools.mutants.operators import RemoveStatement, ReplaceException
 
 KINDS = [
     {"Add", "Sub", "Mul", "Div", "FloorDiv", "Mod"},
@@ -97,7 +97,10 @@ def _sites(path: str, source: str) -> dict[tuple[str, int, int], list[Mutant]]:
 def _operators() -> dict[str, Any]:
     provider = OperatorProvider()
     names = [name for name in provider if name not in NOT_USED and _of_one_kind(name)]
-    return {name: provider[name]() for name in names} | {"RemoveStatement": RemoveStatement()}
+    return {name: provider[name]() for name in names} | {
+        "RemoveStatement": RemoveStatement(),
+        "ExceptionReplacer": ReplaceException(),
+    }
 
 
 def _of_one_kind(name: str) -> bool:

@@ -1,10 +1,12 @@
-"""The one operator that cosmic-ray lacks: a statement is left out."""
+"""The operator that cosmic-ray lacks, and the one that it has for undotted names alone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
+from cosmic_ray.exceptions import CosmicRayTestingException
+from cosmic_ray.operators.exception_replacer import ExceptionReplacer
 from cosmic_ray.operators.operator import Example, Operator
 from parso.python.tree import Keyword
 
@@ -24,6 +26,29 @@ class RemoveStatement(Operator):
     @classmethod
     def examples(cls) -> tuple[Example, ...]:
         return (Example("f(x)\n", "pass\n"), Example("self.x = 1\n", "pass\n"), Example("x += 1\n", "pass\n"))
+
+
+class ReplaceException(ExceptionReplacer):
+    """Puts an exception that nothing raises in the place of one that is caught, dotted (`json.JSONDecodeError`) or not.
+
+    cosmic-ray's own replaces the dot, and fails where a dotted name stands in a tuple."""
+
+    def mutate(self, node: Any, index: int) -> Any:
+        caught = self._name_nodes(node)[index]
+        leaf, last = caught.get_first_leaf(), caught.get_last_leaf()
+        leaf.value = CosmicRayTestingException.__name__
+        while leaf is not last:
+            leaf = leaf.get_next_leaf()
+            leaf.value = ""
+        return node
+
+    @staticmethod
+    def _name_nodes(node: Any) -> list[Any]:
+        """The exceptions of an except clause."""
+        caught = node.children[1]
+        if caught.type == "atom":  # in parentheses
+            caught = caught.children[1]
+        return list(caught.children[::2]) if caught.type == "testlist_comp" else [caught]
 
 
 def _has_an_effect(node: Any) -> bool:
