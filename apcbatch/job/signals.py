@@ -20,7 +20,6 @@ class Interrupted(BaseException):
     """Raised by the first signal while there are no requests to finish."""
 
     def __init__(self, exit_code: int) -> None:
-        super().__init__(exit_code)
         self.exit_code = exit_code
 
 

@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from apcbatch import _C, Engine, Request
+from apcbatch.bench import GROUPS
 from apcbatch.bench.document import measure
 from apcbatch.bench.figures import Sizes, median_ratio
 from apcbatch.bench.parts import OP_PARTS, REST, Parts
 from apcbatch.bench.products import Products
+from apcbatch.cli.program import main
 from apcbatch.config import Config
 from apcbatch.errors import UsageError
 from apcbatch.kernels.cpu.backend import CpuBackend
@@ -179,3 +181,14 @@ def test_whole_runs(tmp_path: Path) -> None:
     for kind in ("disk", "RAM"):
         warm = figures[f"run, warm from {kind}"]
         assert warm["prompt_tokens"] - warm["cached_tokens"] <= 2 * 64
+
+
+@pytest.mark.parametrize(("words", "groups"), [(["--only", "kernels"], ("kernels",)), ([], GROUPS)])
+def test_the_command_measures_what_it_is_asked_for(
+    words: list[str], groups: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fault: --only changes nothing, or without it nothing is measured."""
+    asked: list[Any] = []
+    monkeypatch.setattr("apcbatch.bench.document.measure", lambda *given: asked.append(given[2]) or {"figures": []})
+    assert main(["bench", *words]) == 0
+    assert tuple(asked[0]) == tuple(groups) and json.loads(capsys.readouterr().out) == {"figures": []}

@@ -42,6 +42,8 @@ def test_the_short_help_of_run_has_what_a_newcomer_needs():
     short, whole = (CliRunner().invoke(cli, ["run", flag], prog_name="apcbatch").output for flag in ("-h", "--help"))
     listed = [line.split()[0].rstrip(",") for line in short.splitlines() if line.startswith("  -")]
     assert listed == ["-o", *(flag_name(name) for name in FIRST_OPTIONS[1:])] and len(listed) == 10
+    usage, blank, first, *_ = short.splitlines()
+    assert usage.startswith("Usage: apcbatch run") and blank == "" and first.strip() and first.strip() in whole
     assert len(short.splitlines()) < 40 and "`apcbatch run --help` shows all options" in short
     flags = [flag for one in cli.commands["run"].params if isinstance(one, click.Option) for flag in one.opts]
     assert all(flag in whole for flag in flags) and "-h      Show the 10 options to begin with" in whole
@@ -98,3 +100,11 @@ def test_version(capsys):
     """Fault: --version prints another version than the package's."""
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"apcbatch {VERSION}\n"
+
+
+@pytest.mark.parametrize(("flag", "default"), [("--block-size", "64"), ("--max-running", None), ("--pool-size", None)])
+def test_a_default_is_shown_where_there_is_one(flag, default):
+    """Fault: a default that --help leaves out, or that it makes up where the machine decides."""
+    whole = " ".join(CliRunner().invoke(cli, ["run", "--help"], prog_name="apcbatch").output.split())
+    own = whole.partition(f" {flag} ")[2].partition(" --")[0]
+    assert ("[default: " in own) == (default is not None) and (default is None or f"[default: {default}]" in own), own

@@ -217,3 +217,13 @@ def test_the_file_is_left_alone(capsys, tmp_path):
     before = {path: path.read_bytes() for path in Path(tmp_path).iterdir()}
     assert main(["show", "in.jsonl"]) == 0
     assert {path: path.read_bytes() for path in Path(tmp_path).iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [(["in.jsonl", "--line", "0"], "--line"), (["in.jsonl", "--turn", "0"], "--turn"), ([], "INPUT")],
+)
+def test_what_is_not_there_is_refused(words, sentence, capsys):
+    """Fault: line 0, which is the last one in Python; or a command without an input that shows nothing."""
+    assert main(["show", *words]) == 2
+    assert sentence in capsys.readouterr().err

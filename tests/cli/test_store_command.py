@@ -34,6 +34,7 @@ def test_stat_counts_by_model(folder, capsys):
     assert main(["store", "stat", str(folder)]) == 0
     head, *models = capsys.readouterr().out.splitlines()
     assert "5 snapshots" in head and "KiB" in head
+    assert any(line.startswith(f"  {'01' * 6}  ") for line in models)
     assert any("3 snapshots" in line and "up to 192 tokens" in line and line.endswith("mamba") for line in models)
     assert any("2 snapshots" in line and line.endswith("jamba") for line in models)
     assert main(["store", "stat", str(folder), "--json"]) == 0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
 import pytest
 
+from apcbatch.cli.streams import HANDLED, kept_signals
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.slow  # each starts a process
@@ -84,3 +86,11 @@ def test_an_interrupt_while_the_run_ends_changes_nothing(tmp_path, place, code):
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr and "KeyboardInterrupt" not in done.stderr
     assert code == 0 or done.stderr.splitlines()[-1].startswith("nothing is left to do: ")
+
+
+def test_a_command_leaves_the_signals_as_they_were():
+    """Fault: a program that calls `main` cannot be ended with Ctrl-C afterwards."""
+    with kept_signals():
+        for number in HANDLED:
+            signal.signal(number, signal.SIG_IGN)
+    assert all(signal.getsignal(number) is not signal.SIG_IGN for number in HANDLED)

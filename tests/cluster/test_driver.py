@@ -13,7 +13,7 @@ from apcbatch.cluster.ray_cluster import Machine
 from apcbatch.cluster.runtime import ClusterSettings, Hooks
 from apcbatch.cluster.scheduler import GroupScheduler, ReadyQueue
 from apcbatch.cluster.states import StateTable
-from apcbatch.cluster.tasks import Group, Item, State
+from apcbatch.cluster.tasks import LEAST_GROUP_S, Group, Item, Quantum, State, _extend_path
 from apcbatch.config import Config
 from apcbatch.types import Request, RequestPlan
 from tests.cluster.runs import Planned, check_answers, check_plan, lower_bound, num_sent, planned, repeated, run
@@ -351,3 +351,52 @@ def test_a_group_counts_each_reader_of_a_state_that_it_does_not_make() -> None:
     items[0].resume = items[1].resume = items[3].resume = foreign
     items[1].keeps, items[2].resume, own.maker = {1: own}, own, items[1]
     assert Group(items).external_states() == {foreign: 3}
+
+
+def test_only_what_a_lost_node_made_is_lost() -> None:
+    """Fault: states of another node go with a lost one, or a copy that was on it is still counted on."""
+    states = StateTable(9)
+    made = [state(0) for _ in range(3)]
+    for one, name in zip(made, ("a", "b", "c"), strict=True):
+        one.readers.add(Item(0, Request("r", [1])))
+        states.put(one, f"handle {name}", 1, name, 1 << 20)
+    made[2].nodes.add("b")
+    states.forget_node("b")
+    assert [one.handle for one in made] == ["handle a", None, "handle c"] and states.num_lost == 1
+    assert [one.nodes for one in made] == [{"a"}, set(), {"c"}]
+
+
+@pytest.mark.parametrize(("left_s", "expected"), [(64.0, 2.0), (8.0, LEAST_GROUP_S), (1.0, 0.5), (0.4, 0.2)])
+def test_a_group_takes_a_part_of_a_workers_share(left_s: float, expected: float) -> None:
+    """Fault: groups of four workers that are longer than a worker's share near the end, or as short as their messages
+    take before."""
+    assert LEAST_GROUP_S == 0.5
+    assert Quantum(4).of(left_s) == pytest.approx(expected)
+
+
+def test_the_path_through_a_state_is_its_makers_time_and_the_longest_readers() -> None:
+    """Fault: what must be begun first is chosen by the maker's own time alone, or by its last reader's."""
+    maker = Item(0, Request("maker", [1]))
+    maker.seconds = 2.0
+    reader = Item(1, Request("reader", [1]))
+    reader.resume = State(b"k", 1, 0, 0, maker, None)
+    for path_s, expected in ((3.0, 5.0), (1.0, 5.0)):
+        _extend_path(reader, path_s)
+        assert maker.critical_path_s == expected
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_the_answers_that_were_computed_count_as_computed(keeps: bool) -> None:
+    """Fault: tokens of an answer that no state holds are counted as computed, or those that one holds are not."""
+    requests = stem_and_branches(1, branch_tokens=10).requests
+    requests[0].plan, requests[0].keep_answer = None, keeps
+    outcome = run(requests, 1)
+    [result] = outcome.results
+    assert len(result.token_ids) > 1
+    assert outcome.engine.counters.unique_tokens == 610 + keeps * (len(result.token_ids) - 1)
+
+
+def test_a_worker_can_run_what_nobody_refuses() -> None:
+    """Fault: without a check of its own, a driver sends nothing."""
+    engine = ClusterEngine(SimRuntime(), ClusterSettings(1), Hooks(to_wire=lambda request: request))
+    assert engine.can_run(Request("a", [1]))

@@ -35,10 +35,18 @@ def test_workers_fill_the_machines(machines, workers, cpus, gpus, expected):
     assert (number, kind.cpus, kind.gpus) == expected
 
 
-@pytest.mark.parametrize(("machines", "cpus", "gpus"), [([HEAD], None, None), ([SMALL], 5, None), ([SMALL], None, 1)])
-def test_nothing_to_count_is_said(machines, cpus, gpus):
-    """Fault: a run on no workers, which would wait for ever."""
-    with pytest.raises(UsageError, match="give"):
+@pytest.mark.parametrize(
+    ("machines", "cpus", "gpus", "words"),
+    [
+        ([HEAD], None, None, "has a core for workers yet; give --workers and --worker-cpus"),
+        ([SMALL], 5, None, "has 5 cores; give fewer --worker-cpus, or --workers"),
+        ([SMALL], None, 1, "has a GPU yet; give"),
+        ([SMALL], None, 2, "has 2 GPUs yet; give"),
+    ],
+)
+def test_nothing_to_count_is_said(machines, cpus, gpus, words):
+    """Fault: a run on no workers, which would wait for ever; or a sentence that names another lack."""
+    with pytest.raises(UsageError, match=f"no machine of the cluster {words}"):
         workers_for(machines, None, cpus, gpus, None)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import json
 import os
 import re
@@ -16,8 +17,8 @@ import pytest
 from fsspec.registry import known_implementations
 
 from apcbatch.address import _PACKAGES, _named_package, open_filesystem
-from apcbatch.data.input import source
-from apcbatch.data.input.inputs import Inputs, find_inputs
+from apcbatch.data.input import files, source
+from apcbatch.data.input.inputs import Inputs, _as_address, find_inputs
 from apcbatch.data.input.records import BadLine, Conversation
 from apcbatch.data.input.source import open_source
 from apcbatch.errors import UsageError
@@ -300,3 +301,32 @@ def test_an_address_that_breaks_off_is_an_error_record(memory: Any, monkeypatch:
     [first, broken] = open_source("memory://bucket/a.jsonl")
     assert isinstance(first, Conversation) and isinstance(broken, BadLine)
     assert "memory://bucket/a.jsonl cannot be read further after line 1: connection lost" in broken.error.message
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "found", "expected"),
+    [
+        ("memory://b/*.json", "/b/*.json", "/b/a.json", "memory://b/a.json"),
+        ("s3://b/f/", "b/f", "b/f/1.jsonl", "s3://b/f/1.jsonl"),
+        ("s3://b/b/*", "b/b/*", "b/b/1", "s3://b/b/1"),
+        ("s3://key@host/x*", "other/x*", "other/x1", None),
+        ("s3://b/f/*", "b/f/*", "c/f/1", None),
+    ],
+)
+def test_a_file_behind_an_address_has_the_addresss_beginning(
+    name: str, path: str, found: str, expected: str | None
+) -> None:
+    """Catches a found file whose address lost the host or the options of the given one, or that is another file."""
+    assert _as_address(name, path, found) == expected
+
+
+def test_many_names_are_counted() -> None:
+    """Catches a sentence of a thousand names, and a count that is off by one."""
+    assert Inputs(("a", "b", "c"), ()).shown == "a, b, c"
+    assert Inputs(("a", "b", "c", "d"), ()).shown == "a and 3 more"
+
+
+def test_a_remote_file_is_read_by_its_read_alone() -> None:
+    """Catches a decompressor that reads past the method which hides secrets."""
+    remote = files._Remote(io.BytesIO(b"x"), "memory://b/x")
+    assert not hasattr(remote, "read1") and remote.read() == b"x" and remote.seekable()

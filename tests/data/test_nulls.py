@@ -13,7 +13,7 @@ import pytest
 from apcbatch.data.chat.render import Renderer
 from apcbatch.data.input.records import BadLine, Conversation
 from apcbatch.data.input.source import open_source
-from apcbatch.data.input.tables import _as_required, settle_line
+from apcbatch.data.input.tables import _allows_null, _as_required, _schemas, settle_line
 from apcbatch.model.locate import locate_model
 from tests.effort import tries
 
@@ -235,3 +235,36 @@ def test_real_conversations_come_back(
             if json.dumps(one.tools) == json.dumps(other.tools):
                 [sent], [read] = (renderer.render(record, "last").prompts for record in (one, other))
                 assert sent.token_ids.tolist() == read.token_ids.tolist()
+
+
+def test_calls_that_are_null_in_answers_alone_are_no_tables_work() -> None:
+    """Catches a line whose messages were made alike by hand, and that loses an argument: a table fills in the messages
+    of users too."""
+    messages = [{"role": "user", "content": "Go.", "tool_calls": []}, *call(1, "find", {"a": None})[:1]]
+    messages.append({"role": "assistant", "content": "Done.", "tool_calls": None})
+    line = {"messages": messages}
+    assert settle_line(line) is line
+    messages[0]["tool_calls"] = None
+    assert settle_line(line) is not line, "as a table does"
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({"type": "null"}, True), ({"type": ["string", "null"]}, True), ({"type": "string", "nullable": True}, True),
+        ({"anyOf": [STRING, {"type": "null"}]}, True), ({"oneOf": [{"anyOf": [{"type": "null"}]}]}, True),
+        ({}, False), (STRING, False), ({"type": ["string"]}, False), ({"nullable": "yes"}, False),
+        ({"anyOf": 5}, False), (None, False), ("null", False),
+    ],
+)  # fmt: skip
+def test_a_schema_allows_null_where_it_says_so(schema: object, expected: bool) -> None:
+    """Catches a null argument that is dropped although its schema allows it, or kept although it does not."""
+    assert _allows_null(schema) is expected
+
+
+def test_the_schemas_of_tools_are_found_by_name() -> None:
+    """Catches a tool of another shape that ends the line, and one without a name whose schema another gets."""
+    flat = {"name": "f", "input_schema": {"type": "object"}}
+    tools = [{"function": {}}, {"function": {"name": 5}}, {"function": 5}, 7, flat, {"function": {"name": "g"}}]
+    assert _schemas({"tools": tools[:4], "body": {"tools": tools[4:]}}) == {"f": {"type": "object"}, "g": {}}
+    assert _schemas({"tools": 5, "body": []}) == {}

@@ -282,3 +282,14 @@ def test_rows_that_cannot_even_begin_are_refused() -> None:
 
     with pytest.raises(UsageError, match="rows.parquet cannot be read further after row 0: the disk is away"):
         list(source._Reader(ANY_LINE, 1, print)._rows("rows.parquet", rows(), Sniffer("rows.parquet"), (OSError,)))
+
+
+def test_a_row_that_is_nested_too_deeply_is_one_error_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a row of a table that ends the run because parsing goes down with it."""
+
+    def deep(*_: object) -> None:
+        raise RecursionError
+
+    monkeypatch.setattr(source, "parse_record", deep)
+    found = source._read_row({"messages": [USER]}, 3, ANY_LINE)
+    assert isinstance(found, BadLine) and (found.line, found.error.message) == (3, "the row is nested too deeply")

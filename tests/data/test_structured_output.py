@@ -82,6 +82,10 @@ REFUSED = [
     ({"response_format": {"type": "xml"}}, 'response_format.type is "xml"; expected text, json_object or json_schema'),
     ({"response_format": {"type": "text", "schema": {}}}, 'response_format has the field "schema"'),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema is missing"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}, "schema": {}}},
+        'response_format has the field "schema"',
+    ),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "json_schema.schema is missing"),
     (
         {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "strict": "yes"}}},

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from apcbatch.data.chat.render import Renderer
-from apcbatch.data.chat.template import ChatTemplate, read_fallback
+from apcbatch.data.chat.template import ChatTemplate, before_mark, read_fallback, with_mark
 from apcbatch.data.tokenization.tokenizer import load_tokenizer
 from apcbatch.errors import ModelError, RequestError, UsageError
 from tests.data.conftest import STABLE_TEMPLATE, build_tokenizer, by_transformers, save_model
@@ -184,3 +184,18 @@ def test_a_fallback_that_is_no_text_is_told(tmp_path: Path) -> None:
     path.write_bytes(b"{{ messages }}\xff")
     with pytest.raises(UsageError, match=r"the chat template .*chat.jinja cannot be read: .* can't decode byte 0xff"):
         read_fallback(path)
+
+
+def test_an_empty_last_message_is_continued() -> None:
+    """A prompt that begins where the message does: its text before the mark is empty, which is no error."""
+    [message] = with_mark([{"role": "assistant", "content": ""}])
+    assert before_mark(message["content"]) == ""
+    assert before_mark(f"said: {message['content']}\n") == "said: "
+    assert isinstance(before_mark("another text"), RequestError)
+
+
+@pytest.mark.parametrize("source", ["{% set n = namespace(_x=1) %}", "{% set n = namespace() %}{% set n._x = 1 %}"])
+def test_names_that_begin_with_an_underscore_are_refused(model_dir: Callable[..., Path], source: str) -> None:
+    """A namespace must not be a way to attributes of Python's."""
+    with pytest.raises(RequestError, match="_x"):
+        template_of(model_dir("gpt2", source)).render([USER])

@@ -13,7 +13,7 @@ from tokenizers import AddedToken
 
 from apcbatch.data.chat.prompt_tokens import _parts
 from apcbatch.data.helper_child import REFUSED
-from apcbatch.data.tokenization.tokenizer import load_tokenizer
+from apcbatch.data.tokenization.tokenizer import load_tokenizer, read_json
 from apcbatch.data.tokenization.tokenizer_child import load
 from apcbatch.errors import ModelError
 from tests.data.conftest import KINDS, build_tokenizer, save_model
@@ -197,3 +197,18 @@ def test_code_in_a_model_folder_is_never_run(tmp_path: Path) -> None:
 def test_each_character_of_a_prompt_is_shown_once(text: str, offsets: list[tuple[int, int]], parts: list[str]) -> None:
     """Fault: a character of several tokens is shown twice or never, or text between tokens goes."""
     assert list(_parts(None, text, [*range(len(offsets))], offsets)) == parts and "".join(parts) == text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_continuation_is_the_whole_text(kind: str, model_dir: Callable[..., Path]) -> None:
+    """Catches a first word that is lost where it makes one token with what stands before it."""
+    tokenizer = load_tokenizer(model_dir(kind))
+    for text in ("nd b", "gent", "dd(1", "ssistant", " b", "\nand", "def"):
+        assert tokenizer.decode(tokenizer.encode_continuation(text)).lstrip(" ") == text.lstrip(" "), text
+
+
+def test_a_configuration_that_is_no_file_is_told(tmp_path: Path) -> None:
+    """Catches a folder in the place of a file that ends in a traceback."""
+    (tmp_path / "tokenizer_config.json").mkdir()
+    with pytest.raises(ModelError, match="tokenizer_config.json cannot be read: "):
+        read_json(tmp_path / "tokenizer_config.json")

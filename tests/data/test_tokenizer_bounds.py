@@ -292,3 +292,41 @@ def test_added_tokens_are_bounded() -> None:
     added[2] = tokenizers.AddedToken("y")
     with pytest.raises(ModelError, match="its added tokens have more than 1,048,576 characters"):
         Tokenizer(source, 3)
+
+
+STEADY = {
+    "normalizer": ("normalizers", ["StripAccents", "Nmt", "Strip", "Prepend"]),
+    "pre_tokenizer": ("pretokenizers", ["Whitespace", "WhitespaceSplit", "BertPreTokenizer", "Punctuation", "Digits",
+                                        "UnicodeScripts", "CharDelimiterSplit", "Split"]),
+    "post_processor": ("processors", ["ByteLevel", "TemplateProcessing", "RobertaProcessing", "BertProcessing"]),
+    "decoder": ("decoders", ["ByteLevel", "ByteFallback", "Fuse", "Metaspace", "CTC", "Strip"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("part", "kind"), [(part, kind) for part, (_, kinds) in STEADY.items() for kind in kinds])
+def test_a_part_that_does_not_grow_a_text_may_come_often(part: str, kind: str) -> None:
+    """Catches a part that is taken for one that grows a text, or that is unknown, which costs a process."""
+    document = {"model": {"vocab": {"a": 0}}}
+    assert growth(document | {part: {"type": "Sequence", STEADY[part][0]: [{"type": kind}] * 16}}) == 1
+
+
+@pytest.mark.parametrize(("kind", "factor"), [("NFC", 3), ("NFD", 4), ("NFKC", 12), ("NFKD", 12), ("Lowercase", 2),
+                                              ("BertNormalizer", 4), ("ByteLevel", 2)])  # fmt: skip
+def test_a_normalizer_grows_a_text_by_its_factor_at_most(kind: str, factor: int) -> None:
+    """Catches a bound below what the worst character does, of all of Unicode, or far above it."""
+    document = {"model": {"vocab": {"a": 0}}, "normalizer": {"type": kind}}
+    assert growth(document) == factor
+    apply = getattr(tokenizers.normalizers, kind)().normalize_str
+    texts = (chr(number) for number in range(1 << 16) if not 0xD800 <= number < 0xE000)
+    worst = max(len(apply(text).encode()) / len(text.encode()) for text in texts)
+    assert factor / 2 <= worst <= factor, worst
+
+
+def test_a_vocabulary_for_grammars_has_added_tokens_as_they_are(model_dir: Callable[..., Path]) -> None:
+    """Catches an added token that the grammar library looks for in a text which nothing normalises any more."""
+    data = (model_dir("chatml") / "tokenizer.json").read_bytes()
+    isolated: Any = IsolatedTokenizer.__new__(IsolatedTokenizer)
+    isolated._data = data
+    whole = json.loads(isolated.to_str())
+    assert len(whole["added_tokens"]) > 1 and not any(token["normalized"] for token in whole["added_tokens"])
+    assert whole["normalizer"] is whole["pre_tokenizer"] is None and whole["model"] == json.loads(data)["model"]

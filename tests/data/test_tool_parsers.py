@@ -218,7 +218,8 @@ def test_text_without_calls_is_the_content(text: str) -> None:
         ("o", "[1]", "[1]"),
         ("o", "{'a': 1}", "{'a': 1}"), ("l", '["a", 1]', ["a", 1]), ("l", "null", None), ("e", "2", 2),
         ("unknown", "5", "5"), ("n", "123456789012345678901234567890", 123456789012345678901234567890),
-        ("n", "1e400", "1e400"),
+        ("n", "1e400", "1e400"), ("n", "9007199254740991.0", 2**53 - 1),
+        ("n", "9007199254740992.0", "9007199254740992.0"),
     ],
 )  # fmt: skip
 def test_text_is_typed_by_the_schema(key: str, text: str, value: object) -> None:
@@ -424,3 +425,11 @@ def test_messages_of_an_answer_are_messages() -> None:
     [message] = check_messages([{"role": "assistant", "content": None, "tool_calls": [call]}])
     assert message["tool_calls"][0]["function"]["arguments"] == ARGUMENTS
     assert set(CALLS) == set(TEMPLATES)
+
+
+def test_the_schema_is_that_of_the_tool_that_is_called() -> None:
+    """Fault: arguments are typed by the first tool's schema, or a tool without a name breaks the answer."""
+    other = {"function": {"name": "put", "parameters": {"properties": {"n": {"type": "string"}}}}}
+    text = "<function=get><parameter=n>5</parameter></function>"
+    [call] = tool_parsers()["qwen-coder"].find(text, [{"function": 5}, {}, other, *TOOLS, other]).calls
+    assert call.arguments == {"n": 5}

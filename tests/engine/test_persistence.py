@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from apcbatch.config import Config
 from apcbatch.engine import persistence as persistence_module
 from apcbatch.engine.counters import Counters
 from apcbatch.engine.open import EngineOptions
-from apcbatch.engine.persistence import WRITE_THREADS, Persistence
+from apcbatch.engine.persistence import DEVICE_QUEUE_BYTES, WRITE_THREADS, Persistence
 from apcbatch.engine.pool import NO_PAGES, Snapshot
 from apcbatch.layout import CONV, SSM, StateLayout
 from apcbatch.model.arena import StateArena
@@ -244,3 +245,27 @@ def test_the_end_of_an_answer_outlives_the_engine(
     [again] = engine.run([Request("r", prompt + result.token_ids, max_tokens=1)])
     assert (again.cached_from, again.cached_tokens) == ("disk", 48)
     engine.close()
+
+
+@pytest.mark.parametrize(("pool_bytes", "queue_bytes"), [(40, 10), (1 << 50, DEVICE_QUEUE_BYTES)])
+def test_the_queue_of_a_device_takes_a_part_of_its_pool(
+    pool_bytes: int, queue_bytes: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Fault: snapshots that wait to be written fill a device's memory; or a store on the host is bounded by it."""
+    given: list[dict[str, Any]] = []
+    opened = SimpleNamespace(held=(0, 0), is_read_only=False)
+    monkeypatch.setattr(persistence_module.Store, "open", lambda folder, **options: given.append(options) or opened)
+    persistence_module.open_store(tmp_path, 1000, pool_bytes, False, print)
+    persistence_module.open_store(tmp_path, 1000, pool_bytes, True, print)
+    on_device, on_host = given
+    assert (on_device["queue_bytes"], on_device["write_threads"]) == (queue_bytes, WRITE_THREADS)
+    assert on_device["size_limit_bytes"] == on_host["size_limit_bytes"] == 1000 and "queue_bytes" not in on_host
+
+
+def test_closing_ends_what_reads_ahead_once() -> None:
+    """Fault: threads that go on reading from a store that is closed."""
+    kept, closed = persistence(SlowStore()), []
+    kept._prefetcher = SimpleNamespace(close=lambda: closed.append(True))  # type: ignore[assignment]
+    kept.close()
+    kept.close()
+    assert closed == [True]

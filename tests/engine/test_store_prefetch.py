@@ -6,11 +6,14 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from queue import Empty
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from apcbatch.engine.snapshot_arrays import ALIGNMENT, Staging, slot_in_memory, staged_bytes
+from apcbatch.engine.snapshots import Snapshots
 from apcbatch.engine.store_prefetch import StorePrefetcher
 from apcbatch.layout import CONV, KV, SSM, StateLayout
 from apcbatch.model.arena import StateArena, Tensors
@@ -174,3 +177,21 @@ def test_closing_ends_threads_that_read_or_wait_for_a_buffer() -> None:
     reader.gate.release(8)
     ahead.close()
     assert free(staging) == 1
+
+
+def test_what_waiting_sequences_resume_from_is_wanted_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: nothing is read ahead, what is in memory is, or the store is asked about a sequence twice."""
+    asked: list[bytes] = []
+    wanted: list[bytes] = []
+    persistence: Any = SimpleNamespace(prefetches=True, prefetch=wanted.extend)
+    snapshots = Snapshots.__new__(Snapshots)
+    snapshots._persistence, snapshots._pool = persistence, {b"held": None}  # type: ignore[assignment]
+    find = lambda self, sequence, _: asked.append(sequence.key) or sequence.key  # noqa: E731
+    monkeypatch.setattr(Snapshots, "_prefetch_key", find)
+    waiting: Any = [SimpleNamespace(prefetch_key=None, key=key) for key in (b"b", b"", b"held", b"a")]
+    for _ in range(2):
+        snapshots.prefetch(waiting)
+    assert wanted == [b"b", b"a"] * 2 and asked == [b"b", b"", b"held", b"a"]
+    persistence.prefetches = False
+    snapshots.prefetch(waiting)
+    assert len(wanted) == 4

@@ -283,12 +283,14 @@ class Broken(io.StringIO):
 @pytest.mark.parametrize("name", ["stdout", "stderr"])
 def test_a_stream_that_breaks_is_warned_of_once_unless_its_reader_left(monkeypatch, name, error):
     """Fault: `apcbatch run | head` ends with a warning, or a full disk behind stdout goes unsaid."""
-    monkeypatch.setattr(printer_module, "silence", lambda stream: None)
+    silenced = []
+    monkeypatch.setattr(printer_module, "silence", silenced.append)
     other = io.StringIO()
     monkeypatch.setattr(sys, "stdout", Broken(error) if name == "stdout" else other)
     monkeypatch.setattr(sys, "stderr", Broken(error) if name == "stderr" else other)
     printer = Printer(Config(), Totals(), False)
     assert printer._write(getattr(sys, name), "a line") is False
+    assert silenced == [getattr(sys, name)], "Python would complain of it again at its end"
     is_said = name == "stdout" and not isinstance(error, BrokenPipeError)
     assert ("standard output cannot be written: No space left on device" in other.getvalue()) == is_said
     assert bool(other.getvalue()) == is_said

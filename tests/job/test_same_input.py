@@ -6,14 +6,16 @@ import inspect
 import io
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
 from apcbatch.config import Config
+from apcbatch.data.input.inputs import Inputs
 from apcbatch.errors import UsageError
 from apcbatch.job import open
 from apcbatch.job.disk import Disk
-from apcbatch.job.runfile import RunFile
+from apcbatch.job.runfile import RunFile, input_identity
 from tests.chats import conversation, read_records, write_lines
 from tests.job.conftest import answers
 
@@ -291,3 +293,21 @@ def test_a_run_file_that_cannot_be_written_is_a_sentence(tmp_path):
     run_file = RunFile(tmp_path / "gone" / "out.jsonl", Config(), {"name": "in.jsonl"}, "", Disk())
     with pytest.raises(UsageError, match="out.jsonl.run.json cannot be written: No such file or directory; choose"):
         run_file.write()
+
+
+def test_the_identity_is_of_both_ends_of_each_file(tmp_path):
+    """Fault: another input goes on where this one stopped: files cut elsewhere, or another last line; or all of a
+    terabyte is read before the first answer."""
+
+    def identity(*contents):
+        names = tuple(str(tmp_path / f"{number}.jsonl") for number in range(len(contents)))
+        for name, data in zip(names, contents, strict=True):
+            Path(name).write_bytes(data)
+        return input_identity(Inputs(names, names))["xxh3_of_ends"]
+
+    assert identity(b"ab", b"c") != identity(b"a", b"bc")
+    middle, long = 3 << 19, bytes(3 << 20)
+    changed = {place: long[:place] + b"x" + long[place + 1 :] for place in (0, 700_000, middle, len(long) - 1)}
+    assert len({identity(data) for data in (long, *changed.values())}) == 4, "its middle is not read"
+    assert identity(changed[middle]) == identity(long)
+    assert identity(changed[700_000], b"y") == identity(long, b"y"), "of two files, half as much of each"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from apcbatch.config import Config
+from apcbatch.job.continuation import _flag
 from tests.chats import conversation, read_records, write_lines
 from tests.job.conftest import answers
 
@@ -116,3 +118,10 @@ def test_columns_are_a_warning_and_change_nothing(apcbatch, tmp_path, format):
     sentence = 'warning: these columns take no part in the answers: "reward", "prompt" (first on line 1)'
     assert rich.stderr.splitlines().count(sentence) == 1 and rich.stderr.count("columns") == 1
     assert answers(read_records(tmp_path / "a.jsonl")) == answers(read_records(tmp_path / "b.jsonl"))
+
+
+def test_an_option_that_is_not_set_is_not_repeated():
+    """Fault: the command that continues a run turns the store off because another option has no value."""
+    assert list(_flag("store", Config(store=None))) == ["--no-store"]
+    assert list(_flag("limit", Config(limit=None))) == []
+    assert list(_flag("store", Config(store="s"))) == ["--store", "s"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import random
 
@@ -156,3 +157,25 @@ def test_a_closed_standard_output_is_a_sentence(monkeypatch):
     monkeypatch.setattr("sys.stdout", None)
     with pytest.raises(UsageError, match="standard output is closed; give -o a file"):
         open_sink("-", ordered=False)
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "OUT cannot be written: No space left on device"),
+        (BrokenPipeError(), "the reader of the results is gone; nothing more is computed"),
+    ],
+)
+def test_a_stream_that_breaks_stops_the_run(error, sentence, monkeypatch):
+    """Fault: a run that goes on with nobody to read its results, and a second complaint as Python closes the stream."""
+    silenced = []
+    monkeypatch.setattr(sink_module, "silence", silenced.append)
+
+    class Broken(io.BytesIO):
+        def write(self, data):
+            raise error
+
+    stream = Broken()
+    with pytest.raises(StoppedError, match=sentence):
+        StreamSink(stream, "OUT", ordered=False).append(line(1))
+    assert silenced == [stream]

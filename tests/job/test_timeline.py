@@ -51,3 +51,12 @@ def test_failures_are_in_the_pass_that_they_came_with():
     timeline.add_failure()
     rows = timeline.columns()
     assert (rows.failures, rows.passes, rows.begin_s) == ([1, 1], [1, 1], [1.5, 3.5])
+
+
+def test_rows_hold_twice_as_many_passes_each_time_they_are_full():
+    """Fault: rows are put together again for each pass, so that the first minutes become one row."""
+    timeline = Timeline(max_rows=4)
+    for number in range(1, 10):
+        timeline.add(StepFacts(1.0, 0.5, 0.5, 0.0, 1, 1, 1, 0, 0, 0), float(number))
+        expected = {4: [1, 1, 1, 1], 5: [2, 2, 1], 6: [2, 2, 2], 8: [2, 2, 2, 2], 9: [4, 4, 1]}.get(number)
+        assert expected is None or timeline.columns().passes == expected, number

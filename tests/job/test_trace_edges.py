@@ -11,7 +11,7 @@ import pytest
 
 from apcbatch.engine.observer import KeptSnapshot
 from apcbatch.job.tracing.edge_rows import edge_columns
-from apcbatch.job.tracing.edges import TraceTree
+from apcbatch.job.tracing.edges import TraceTree, edges_below
 from apcbatch.job.tracing.segment import EdgeColumns
 from tests.plan.plan_oracle import random_dataset
 
@@ -61,6 +61,7 @@ def test_each_row_counts_the_tokens_of_its_requests():
         for prompt, cached, source in requests:
             tree.answered(array(prompt), cached, source)
         edges = edge_columns(tree.root, shown)
+        assert tree.num_edges == sum(edge.parent is not None for edge in edges_below(tree.root))
         expected = {name: Counter() for name in ("memory", "disk", "computed", "requests")}
         for prompt, cached, source in requests:
             for position in range(len(prompt)):

@@ -18,7 +18,7 @@ import pytest
 from apcbatch.errors import UsageError
 from apcbatch.job.disk import Disk
 from apcbatch.job.tracing import trace_file
-from apcbatch.job.tracing.segment import MAX_PASS_ROWS, EdgeColumns, End, PassColumns, Segment, line_of
+from apcbatch.job.tracing.segment import MAX_PASS_ROWS, EdgeColumns, End, PassColumns, Segment, _tree, line_of
 from apcbatch.job.tracing.trace_file import TraceError, TraceFile, read_trace, trace_path
 from tests.effort import tries
 
@@ -270,3 +270,18 @@ def test_a_number_that_no_clock_has_is_refused(out, seconds):
     opened(out).write(segment(random.Random(0), begin=seconds))
     with pytest.raises(TraceError, match="its begin or its machine is not what was expected"):
         read_trace(trace_path(str(out)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"parent": [-1, 1, 0]}, {"parent": [-1, 2, 0]}, {"parent": [-1, -1, 0]}, {"parent": [0, 0, 0]},
+     {"begin": [1, 0, 4]}, {"begin": [0, 1, 4]}, {"begin": [0, 0, 4], "end": [0, 5, 3]},
+     {"begin": [0, 0, 0], "end": [1, 5, 9]}],
+)  # fmt: skip
+def test_rows_that_are_no_tree_are_refused(changes, out):
+    """Fault: a row above itself, before its parent, or that begins elsewhere than its parent ends, is drawn."""
+    sound = {"parent": [-1, 0, 0], "begin": [0, 0, 0], "end": [0, 5, 9]}
+    edges = segment(random.Random(0), rows=3).edges
+    assert _tree(replace(edges, **sound)).end == [0, 5, 9]
+    with pytest.raises(ValueError, match=r"row \d of its stems has no place in the tree"):
+        _tree(replace(edges, **(sound | changes)))

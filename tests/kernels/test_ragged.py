@@ -48,6 +48,7 @@ GOOD = {
 }
 REFUSED = [
     ("cu_seqlens must go from 0 to 4; it goes from 1 to 4", {"cu_seqlens": [1, 3, 4]}),
+    ("cu_seqlens must go from 0 to 4; it goes from -1 to 4", {"cu_seqlens": [-1, 3, 4]}),
     ("cu_seqlens must grow by at least 1 a sequence; at sequence 1 it goes from 3 to 3", {"cu_seqlens": [0, 3, 3]}),
     ("cu_seqlens must grow by at least 1 a sequence; at sequence 0 it goes from 0 to -1", {"cu_seqlens": [0, -1, 4]}),
     ("cu_seqlens must have one entry more", {"cu_seqlens": []}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,10 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from apcbatch import Engine, Request
-from apcbatch.errors import ModelError
+from apcbatch.errors import ModelError, UsageError
+from apcbatch.layout import SSM, StateLayout
+from apcbatch.model.devices import make_arena
+from apcbatch.model.weights import Checkpoint
 from tests.effort import is_full
 from tests.model.folders import (
     REMOVED,
@@ -123,8 +127,10 @@ def test_a_missing_shard_is_named(tiny_checkpoint: Checkpoints, tmp_path: Path) 
     names = [f"model-0000{number}-of-00009.safetensors" for number in (2, 4, 5, 9)]
     (folder / names[0]).unlink()
     refused(folder, f"m lacks 1 of the 9 files of weights that model.*index.json names: {names[0]}; download the model")
-    for name in names[1:]:
+    for name in names[1:3]:
         (folder / name).unlink()
+    refused(folder, f"m lacks 3 of the 9 files of weights .* names: {', '.join(names[:3])}; download the model")
+    (folder / names[3]).unlink()
     refused(folder, f"m lacks 4 of the 9 files of weights .* names: {', '.join(names[:3])}, ..; download the model")
 
 
@@ -340,3 +346,25 @@ def test_a_scalar_is_no_vector(tiny_checkpoint: Checkpoints, tmp_path: Path) -> 
     tensors = weights_of(folder) | {"backbone.norm_f.weight": torch.tensor(1.0)}
     save_file(tensors, folder / SINGLE)
     refused(folder, r"tensor backbone.norm_f.weight has shape \[\]; expected \[36\]")
+
+
+def test_no_thread_reads_on_behind_a_checkpoint(tiny_checkpoint: Checkpoints) -> None:
+    """Fault: threads that read the rest of a checkpoint which was found to be another one's."""
+
+    def reading() -> int:
+        return sum(thread.name == "apcbatch-ahead" for thread in threading.enumerate())
+
+    before = reading()
+    folder = tiny_checkpoint("mamba")
+    with Checkpoint(folder, torch.device("cpu")) as checkpoint:
+        checkpoint.take(*next((name, tuple(one.shape)) for name, one in weights_of(folder).items()))
+        assert reading() > before
+    assert reading() == before
+
+
+def test_memory_that_the_system_does_not_give_is_counted() -> None:
+    """Fault: a pool of exabytes ends in a traceback, or in a sentence with another size."""
+    layout = StateLayout.of([SSM.part(0, (2, 3), "float32")])
+    size = f"{layout.slot_bytes * 2.0**30:.1f}"
+    with pytest.raises(UsageError, match=f"the {1 << 60} states .* need {size} GiB, which the system does not give"):
+        make_arena(layout, 1 << 60, 0, [torch.device("cpu")], [range(1)])

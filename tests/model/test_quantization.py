@@ -14,6 +14,7 @@ from apcbatch.cli.program import main
 from apcbatch.errors import ModelError
 from apcbatch.model.families import load_model_config
 from apcbatch.model.locate import DEMO_DIR
+from apcbatch.model.quantization import _named
 from tests.model.folders import SINGLE, sharded, weights_of, with_config, with_weights
 
 Checkpoints = Callable[..., Path]
@@ -57,6 +58,18 @@ def test_wherever_and_however_it_is_said(changes: dict[str, Any], tiny_checkpoin
     with pytest.raises(ModelError, match="says that the weights are quantised .*; quantised weights are not") as caught:
         load_model_config(folder)
     assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize(("config", "expected"), [
+    ({"load_in_8bit": True}, "quantised with 'bitsandbytes' (8-bit or 4-bit numbers of bitsandbytes)"),
+    ({"load_in_4bit": True}, "quantised with 'bitsandbytes' (8-bit or 4-bit numbers of bitsandbytes)"),
+    ({"load_in_4bit": True, "quant_method": "GPTQ"}, "quantised with 'GPTQ' (packed integers of GPTQ)"),
+    ({"load_in_4bit": False}, "quantised by a method that it does not name"),
+    ("fp8", "quantised by a method that it does not name"),
+])  # fmt: skip
+def test_the_method_is_named(config: object, expected: str) -> None:
+    """Fault: an older file of bitsandbytes, which names no method, is named after another one or after none."""
+    assert _named(config) == expected
 
 
 @pytest.mark.parametrize("nothing", [None, {}])

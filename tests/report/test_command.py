@@ -310,3 +310,11 @@ def test_a_bad_path_is_refused_before_any_work(apcbatch: Command, engines: list[
         assert done.code == 2 and sentence in done.stderr, (options, done.stderr)
     assert not engines and (tmp_path / "notes.txt").read_text() == "mine\n"
     assert not (tmp_path / "out.jsonl").exists() and not (tmp_path / "r.html").exists()
+
+
+def test_files_that_a_report_would_replace_are_told_apart(out: Path, apcbatch: Command, tmp_path: Path) -> None:
+    """Fault: which of two OUTs a sentence is about is not to be seen."""
+    (tmp_path / "b.jsonl").write_bytes(out.read_bytes())
+    for outs, name in ((["out.jsonl"], "OUT.run.json"), (["b.jsonl", "out.jsonl"], "OUT 2.run.json")):
+        done = apcbatch("report", *outs, "-o", "out.jsonl.run.json", "--overwrite")
+        assert done.code == 2 and name in done.stderr, done.stderr

@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
 import pytest
 
-from apcbatch.report.comparison import MOST_LISTED, first_difference
+from apcbatch.report.comparison import MOST_LISTED, _changed_options, _misses, first_difference
 from tests.chats import conversation, read_records, write_lines
 from tests.job.conftest import Outcome
 from tests.report.conftest import document_of
@@ -145,3 +146,34 @@ def test_the_first_difference_of_several_answers() -> None:
         if at < len(two[choice]) or at < len(one[choice]):
             assert first_difference(one, two) == first_difference(two, one) == (choice, at)
         assert first_difference(one, [*one, [1]]) == (len(one), 0)
+
+
+def test_what_was_run_is_compared_by_its_options_version_and_model() -> None:
+    """Fault: two runs of different versions or models are said to differ in nothing but their speed."""
+
+    def run(version: str | None, model: str, **options: Any) -> Any:
+        run_file = None if version is None else {"version": version, "model_fingerprint": model}
+        return SimpleNamespace(options=options, run_file=run_file)
+
+    base = run("1.0", "m", block_size=64, policy="all", gone=1)
+    assert _changed_options(base, run("1.0", "m", block_size=64, policy="all", new=2)) == []
+    assert _changed_options(base, run("1.1", "n", block_size=16, policy="all")) == [
+        {"name": "block_size", "base": 64, "other": 16},
+        {"name": "version", "base": "1.0", "other": "1.1"},
+        {"name": "model_fingerprint", "base": "m", "other": "n"},
+    ]
+    assert [row["other"] for row in _changed_options(base, run(None, ""))] == [None, None]
+
+
+def test_the_most_frequent_reasons_come_first() -> None:
+    """Fault: reasons in the order of one run alone, or equal ones in another order each time."""
+
+    def run(**counts: int) -> Any:
+        reasons = ["", *counts]
+        numbers = [0, 0, *(number for number, count in enumerate(counts.values(), 1) for _ in range(count))]
+        return SimpleNamespace(requests=SimpleNamespace(reasons=reasons, numbers={"reason": numbers}))
+
+    rows = _misses(run(cold=2, evicted=1, b=2), run(evicted=3, a=1, b=1))
+    assert [(row["reason"], row["base"], row["other"]) for row in rows] == [
+        ("evicted", 1, 3), ("b", 2, 1), ("cold", 2, 0), ("a", 0, 1),
+    ]  # fmt: skip

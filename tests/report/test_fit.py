@@ -22,7 +22,7 @@ from apcbatch.report.fit import (
     fit,
 )
 from apcbatch.report.page import page
-from apcbatch.report.texts import MOST_CHARACTERS, Texts, shortened, shortened_calls, shortened_middle
+from apcbatch.report.texts import MOST_CHARACTERS, Texts, cut_columns, shortened, shortened_calls, shortened_middle
 from tests.effort import tries
 from tests.report.documents import document
 from tests.report.runs import HOSTILE, text
@@ -171,3 +171,15 @@ def test_shortening_shows_itself() -> None:
         shortened_calls(calls, 1000) == calls and shortened_calls(calls, 0) == [] and shortened_calls(None, 0) is None
     )
     assert shortened_calls(calls, 10) == [{"name": "find", "arguments": "x" * 9 + "\u2026"}]
+
+
+def test_prompts_are_cut_as_answers_are() -> None:
+    """Fault: a page that stays large because of its prompts, or a request without one that gets another's."""
+    table = document(40, random.randrange(1 << 30), runs=1)["runs"][0]["requests"]
+    table["prompt_text"] = [None, "x" * 50, [["user", "y" * 50], ["tool", "z" * 50]]] + [None] * (len(table["id"]) - 3)
+    cut = cut_columns(table, 8)
+    none, text, messages, *_ = cut["prompt_text"]
+    assert none is None and len(text) == 8 and sum(len(said) for _, said in messages) <= 9
+    assert all(len(answer) <= 8 for answer in cut["answer"]) and cut["answer_characters"] == 8
+    assert cut_columns(table | {"prompt_text": None}, 8)["prompt_text"] is None
+    assert cut_columns(cut, 100)["answer_characters"] == 8

@@ -20,7 +20,7 @@ import pytest
 from apcbatch.report.out_file import find_out
 from apcbatch.report.run import read_run
 from apcbatch.report.tokens import turn_sums
-from apcbatch.report.verdict import verdict
+from apcbatch.report.verdict import _rate, verdict
 from tests.chats import conversation, read_records, write_lines
 from tests.conftest import SHARED_DATA
 from tests.job.conftest import Outcome
@@ -288,3 +288,23 @@ def test_what_a_summary_says_wrongly_is_not_known(apcbatch: Callable[..., Outcom
     told = verdict(found.requests, [replace(segment, end=end) for end in ends], True)
     assert told["prefill_tokens_per_s"] == 20.0 and told["decode_tokens_per_s"] is None
     assert told["warnings"] == ["a", "b"] and told["seconds"]["prefill"] == 10.5
+
+
+def test_a_rate_of_several_processes_is_of_all_their_tokens() -> None:
+    """Fault: the mean of the rates, in which a process of a second weighs as much as one of an hour."""
+
+    def summary(rate: float | None, seconds: float) -> dict[str, Any]:
+        return {"decode_tokens_per_s": rate, "seconds": {"decode": seconds}}
+
+    assert _rate([summary(10.0, 1.0), summary(40.0, 2.0)], "decode") == 30.0
+    assert _rate([summary(10.0, 0.0), summary(None, 3.0), summary(7.0, 2.0)], "decode") == 7.0
+    assert _rate([summary(10.0, 0.0), summary(None, 3.0)], "decode") is None
+
+
+def test_without_a_run_file_the_report_says_so(apcbatch: Callable[..., Outcome], tmp_path: Path) -> None:
+    """Fault: options and model of a run are left out without a word."""
+    write_lines(tmp_path / "in.jsonl", [conversation(1)])
+    apcbatch(*RUN)
+    (tmp_path / "out.jsonl.run.json").unlink()
+    [note] = [note for note in run_of(tmp_path / "out.jsonl")["notes"] if "run.json" in note]
+    assert note.endswith("out.jsonl.run.json is missing, so nothing says what the run was made with")

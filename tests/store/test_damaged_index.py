@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from apcbatch.errors import UsageError
-from apcbatch.store import Store
-from apcbatch.store.database import IndexDamaged
+from apcbatch.store import BadSnapshot, Store
+from apcbatch.store.database import _BOUNDARY, Database, IndexDamaged, IndexUnavailable
 from apcbatch.store.format import (
     INDEX_NAME,
     KEY_BYTES,
@@ -26,7 +26,7 @@ from apcbatch.store.format import (
     STORE_ID_NAME,
     SUSPECT_NAME,
 )
-from apcbatch.store.repair import _require_sound_side_tables
+from apcbatch.store.repair import _fill, _require_sound_side_tables, require_schema
 from tests.effort import tries
 from tests.store.conftest import (
     FINGERPRINT,
@@ -327,3 +327,72 @@ def test_the_bounds_of_models_and_reservations(table: str, row: tuple[object, ..
     database: Any = SimpleNamespace(rows=lambda sql, *given: [row] if f"FROM {table}" in sql else [])
     with nullcontext() if is_sound else pytest.raises(IndexDamaged):
         _require_sound_side_tables(database)
+
+
+def test_tables_of_another_program_are_no_index(folder: Path, warnings: list[str]) -> None:
+    """Fault: an index with a table, a column or a trigger that this version does not know is written to."""
+    with Store.open(folder, warn=warnings.append) as store:
+        put_chain(store, "a", 2)
+    for statement in ("CREATE TABLE more (x)", "DROP INDEX IF EXISTS more"):
+        execute(folder, statement)
+    database = Database(str(folder / INDEX_NAME), "rwc")
+    try:
+        with pytest.raises(IndexDamaged, match="its tables are not those of a snapshot store"):
+            require_schema(database)
+    finally:
+        database.close()
+
+
+def test_what_cannot_be_read_costs_its_own_row_alone() -> None:
+    """Fault: an index that is made again ends at the first file that the disk does not give."""
+    entered, removed, said = [], [], []
+    header = SimpleNamespace(fingerprint=FINGERPRINT)
+
+    def header_of(key: bytes) -> Any:
+        if key != good:
+            raise BadSnapshot("nonsense") if key == bad else OSError("the disk is away")
+        return header
+
+    away, bad, good = (key_of("a", number) for number in range(3))
+    snapshots: Any = SimpleNamespace(
+        all_keys=lambda: [away, bad, good, good], header=header_of, size=lambda key: 7, modified=lambda key: 1.0,
+        remove=removed.append,
+    )  # fmt: skip
+    index: Any = SimpleNamespace(model_id=lambda *_: 1, insert=lambda *row: entered.append(row))
+    status: Any = SimpleNamespace(once=lambda cause, sentence: said.append(sentence))
+    _fill(index, snapshots, "", status)
+    assert entered == [(header, 7, 1, 1.0)] and removed == [bad]
+    assert said == ["a new index was made from the snapshot files: 1 snapshots are in it, 2 could not be used"]
+
+
+@pytest.mark.parametrize(
+    ("error", "becomes", "words"),
+    [
+        (MemoryError(), IndexUnavailable, "^out of memory$"),
+        (UnicodeDecodeError("utf-8", b"x", 0, 1, "bad"), IndexDamaged, "^a text in it is no text$"),
+        (sqlite3.OperationalError("database is locked"), IndexUnavailable, "database is locked"),
+        (sqlite3.DatabaseError("file is not a database"), IndexDamaged, "file is not a database"),
+        (OverflowError("too large"), IndexDamaged, "too large"),
+    ],
+)
+def test_an_error_of_the_library_says_whether_the_index_is_damaged(
+    error: Exception, becomes: type[Exception], words: str
+) -> None:
+    """Fault: an index is made again because memory was short for a moment, or a damaged one is kept."""
+    with pytest.raises(becomes, match=words), _BOUNDARY:
+        raise error
+
+
+def test_a_connection_that_cannot_be_set_up_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: each try leaves a file open."""
+    closed: list[bool] = []
+
+    def fails(*_: object) -> None:
+        raise IndexUnavailable("away")
+
+    monkeypatch.setattr(Database, "run", fails)
+    close = Database.close
+    monkeypatch.setattr(Database, "close", lambda self: closed.append(True) or close(self))
+    with pytest.raises(IndexUnavailable, match="away"):
+        Database(str(tmp_path / "x"), "rwc")
+    assert closed == [True]

@@ -7,10 +7,12 @@ import sqlite3
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from apcbatch.store import Store
+from apcbatch.store import Store, eviction
 from apcbatch.store.environment import Buffer, Files
 from tests.effort import tries
 from tests.store.conftest import FINGERPRINT, arrays_of, assert_is, key_of, num_bytes_in, object_files, put_chain
@@ -254,3 +256,15 @@ def test_opening_with_a_smaller_limit_evicts_nothing_until_something_is_stored(
         store.flush()
         assert_is(store.get(key, FINGERPRINT), key)
         assert num_bytes_in(folder) <= 5_000
+
+
+def test_room_is_given_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: two snapshots of one batch that together exceed the limit, for which all others are evicted."""
+    evicted: list[int] = []
+    monkeypatch.setattr(eviction, "evict_one", lambda *_: evicted.append(1) or SimpleNamespace(num_bytes=30))
+    index: Any = SimpleNamespace(reserved_bytes=lambda: 20, totals=lambda: (3, 50))
+    capacity = eviction.Capacity(index, None, 100, set())  # type: ignore[arg-type]
+    assert capacity.take(30) and not evicted, "20 are reserved, and 50 used"
+    assert capacity.take(30) and (len(evicted), capacity.num_evicted) == (1, 1)
+    assert not capacity.take(21) and len(evicted) == 1, "of 80, 60 are given"
+    assert capacity.take(20)

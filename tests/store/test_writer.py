@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from apcbatch.store import Store, writer
+from apcbatch.store import BadSnapshot, Store, writer
 from tests.store.conftest import FINGERPRINT, LAYOUT, arrays_of, assert_is, key_of, object_files, path_of, put_chain
 
 
@@ -242,3 +242,30 @@ def test_what_is_given_up_is_never_fetched(folder: Path, warnings: list[str]) ->
     threading.Timer(0.05, release.set).start()
     store.close(drain=False)
     assert len(fetched) == writer.MAX_BATCH_OFFERS == sum(done) and len(done) == writer.MAX_BATCH_OFFERS + 20
+
+
+@pytest.mark.parametrize(
+    ("error", "is_settled", "calls"),
+    [
+        (None, True, []),
+        (FileNotFoundError(), True, ["delete"]),
+        (BadSnapshot("nonsense"), True, ["delete", "remove"]),
+        (OSError("the disk is away"), False, []),
+    ],
+)
+def test_a_suspect_is_removed_only_if_it_is_bad(
+    error: Exception | None, is_settled: bool, calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that fails for a moment must cost no snapshot, and a bad one must not stay in the index."""
+    done: list[str] = []
+
+    def read(key: bytes, fingerprint: bytes) -> SimpleNamespace:
+        if error is not None:
+            raise error
+        return SimpleNamespace(parent=None)
+
+    monkeypatch.setattr(writer, "token_names", lambda snapshot: ())
+    one = writer.Writer.__new__(writer.Writer)
+    one._folder = SimpleNamespace(read=read, remove=lambda key: done.append("remove"))  # type: ignore[assignment]
+    one._index = SimpleNamespace(delete=lambda key: done.append("delete"))  # type: ignore[assignment]
+    assert one._settle(b"k", FINGERPRINT) is is_settled and done == calls

@@ -17,6 +17,7 @@ from tools.mutants.touched import Touched
 from tools.mutants.warm import Run
 
 NOT_TO_LEARN = ("tests/browser/", "tests/ray/")  # they run the package in processes that record nothing
+SHARED = Path("shared")  # the real conversations, beside a checkout; without them, the tests marked `data` are skipped
 RUNS_OF_A_JOB = 4  # of those that learn: a job that has finished one takes the next
 MOST_TEST_SECONDS = 90.0  # of tests that are tried on a change, by what they take without one
 
@@ -53,6 +54,10 @@ class Bench:
             for path in [*self.files, *compiled]:
                 (tree / path).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(root / path, tree / path)
+        beside = work / SHARED
+        beside.unlink(missing_ok=True)
+        if (root.parent / SHARED).is_dir():
+            beside.symlink_to(root.parent / SHARED)
 
     def learn(self) -> Touched:
         """Which tests touch which line; from the last time, if nothing has changed since."""

@@ -109,10 +109,10 @@ class Tokenizer:
     def encode_continuation(self, text: str) -> list[int]:
         """Tokenise a text that follows another one, without the prefix that the tokenizer adds to a first word."""
         anchored = self.encode("a" + text)
-        index = anchored.char_to_token(0)
-        if index is None or anchored.token_to_chars(index) != (0, 1):
+        own = sum(begin < 1 for begin, _ in anchored.offsets)  # tokens of the `a`, and of a prefix before it
+        if any(end > 1 for _, end in anchored.offsets[:own]):
             return self.encode(text).ids
-        return anchored.ids[index + 1 :]
+        return anchored.ids[own:]
 
     def marker_id(self, marker: str) -> int | None:
         """Return the id of a text that matches `markers`."""
