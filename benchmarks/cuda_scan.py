@@ -24,7 +24,7 @@ from typing import Any
 import click
 import torch
 
-from apcbatch.kernels.cuda import scan as cuda
+from apcbatch.kernels.cuda.ops import CudaOps
 from apcbatch.kernels.ragged import Ragged
 
 Shape = tuple[int, int, int, int]  # sequences, d_inner, tokens, d_state
@@ -86,7 +86,9 @@ class Inputs:
 
     def scan(self, batch: Ragged, lanes: int = 0) -> torch.Tensor:
         d, n = self.dt.shape[1], self.A.shape[0]
-        return cuda.selective_scan(
+        ops = CudaOps()
+        ops.lanes = lanes
+        return ops.selective_scan(
             self.xz[:, :d],
             self.dt,
             self.A,
@@ -97,7 +99,6 @@ class Inputs:
             self.bias,
             self.state,
             batch,
-            lanes,
         )
 
     def channel_major(self, shape: Shape) -> tuple[Any, ...]:

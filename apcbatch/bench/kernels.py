@@ -13,13 +13,10 @@ import torch
 
 from apcbatch.bench.figures import Figure, Sizes, median_ratio, median_s, timed
 from apcbatch.bench.products import product_shapes
-from apcbatch.kernels.cpu.attention import paged_attention
-from apcbatch.kernels.cpu.linear import PackedLinear, linear, pack_linear
-from apcbatch.kernels.cpu.logits import softmax_topk
-from apcbatch.kernels.cpu.norm import add_rms_norm_
-from apcbatch.kernels.cpu.scan import causal_conv, selective_scan
+from apcbatch.kernels.arguments import PAGE_TOKENS
+from apcbatch.kernels.cpu.linear import PackedLinear, pack_linear
+from apcbatch.kernels.cpu.ops import ops
 from apcbatch.kernels.ragged import Ragged
-from apcbatch.kernels.row_arguments import PAGE_TOKENS
 from apcbatch.model.hf_config import ModelConfig
 
 GROUP = "kernels"
@@ -80,7 +77,7 @@ class Kernels:
         a, skip = -torch.rand(n, d) - 0.1, torch.randn(d)
         ragged = _one_sequence(tokens, every)
         state = torch.zeros(ragged.max_slot + 1, n, d)
-        return lambda: selective_scan(x, dt, a, b, c, skip, z, skip, state, ragged)
+        return lambda: ops.selective_scan(x, dt, a, b, c, skip, z, skip, state, ragged)
 
     def _convolution(self) -> Figure:
         config, tokens = self._config, self._sizes.kernel_tokens
@@ -89,7 +86,7 @@ class Kernels:
         weight, bias = torch.randn(d, width), torch.randn(d)
         state = torch.zeros(1, width - 1, d, dtype=self._dtype)
         ragged = _one_sequence(tokens)
-        seconds = median_s(lambda: causal_conv(xz[:, :d], weight, bias, state, ragged), self._sizes)
+        seconds = median_s(lambda: ops.causal_conv(xz[:, :d], weight, bias, state, ragged), self._sizes)
         operations, size = tokens * d * (width + SILU_OPS), 2 * _bytes(self._dtype) * tokens * d
         share = self._limit_s(2 * operations, size) / seconds
         value = 1e9 * seconds / (tokens * d)
@@ -122,15 +119,15 @@ class Kernels:
 
         def step() -> None:
             for layer in range(layers):
-                y = causal_conv(x, weight, skip, conv[:, layer], ragged)
-                selective_scan(y, dt, a, b, c, skip, z, skip, ssm[:, layer], ragged)
+                y = ops.causal_conv(x, weight, skip, conv[:, layer], ragged)
+                ops.selective_scan(y, dt, a, b, c, skip, z, skip, ssm[:, layer], ragged)
 
         return step
 
     def _norm(self) -> Figure:
         tokens, h = self._sizes.kernel_tokens, self._config.hidden_size
         residual, delta, weight = torch.randn(tokens, h), torch.zeros(tokens, h), torch.ones(h)
-        norm = partial(add_rms_norm_, residual, delta, weight, 1e-5, self._dtype)
+        norm = partial(ops.add_rms_norm_, residual, delta, weight, 1e-5, self._dtype)
         seconds, size = median_s(norm, self._sizes), tokens * h * (12 + _bytes(self._dtype))
         value = 1e9 * seconds / (tokens * h)
         share = self._limit_s(4 * tokens * h, size) / seconds
@@ -139,7 +136,7 @@ class Kernels:
     def _routing(self) -> Figure:
         tokens, experts = self._sizes.kernel_tokens, self._config.num_experts
         logits = torch.randn(tokens, experts)
-        route = partial(softmax_topk, logits, self._config.num_experts_per_tok)
+        route = partial(ops.softmax_topk, logits, self._config.num_experts_per_tok)
         seconds = median_s(route, self._sizes)
         return Figure(GROUP, "routing to experts", 1e9 * seconds / tokens, "ns a token", {})
 
@@ -150,7 +147,7 @@ class Kernels:
         cache = torch.randn(2, pages, PAGE_TOKENS, config.num_key_value_heads, size).to(self._dtype)
         table, ends = torch.arange(pages).unsqueeze(0), torch.tensor([0, tokens])
         context = torch.zeros(1, dtype=torch.int64)
-        attend = partial(paged_attention, q, cache[0], cache[1], table, ends, context, config.head_dim**-0.5)
+        attend = partial(ops.paged_attention, q, cache[0], cache[1], table, ends, context, config.head_dim**-0.5)
         seconds, flops = median_s(attend, self._sizes), 2 * heads * size * tokens**2
         share = self._limit_s(flops, 2 * q.nbytes + cache.nbytes) / seconds
         return self._figure(f"attention over {tokens} tokens", 1e-9 * flops / seconds, "GFLOP/s", share)
@@ -189,7 +186,7 @@ def _one_sequence(tokens: int, every: int = 0) -> Ragged:
 
 def _all_products(x: torch.Tensor, packed: list[PackedLinear]) -> None:
     for weights in packed:
-        linear(x, weights)
+        ops.linear(x, weights)
 
 
 def _with_threads(threads: int, run: Callable[[], float]) -> float:

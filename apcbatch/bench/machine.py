@@ -13,7 +13,8 @@ import torch
 
 from apcbatch.bench.figures import timed
 from apcbatch.job.tracing.recorder import processor
-from apcbatch.kernels.cpu.linear import linear, pack_linear
+from apcbatch.kernels.cpu.linear import pack_linear
+from apcbatch.kernels.cpu.ops import ops
 from apcbatch.kernels.isa import isa
 
 TRIES = 12
@@ -49,4 +50,4 @@ def limits(dtype: torch.dtype) -> dict[str, float]:
 
 def _product_rate(dtype: torch.dtype) -> float:
     x, packed = torch.randn(SIDE, SIDE).to(dtype), pack_linear(torch.randn(SIDE, SIDE).to(dtype))
-    return 2 * SIDE**3 / min(timed(lambda: linear(x, packed)) for _ in range(4 * TRIES))
+    return 2 * SIDE**3 / min(timed(lambda: ops.linear(x, packed)) for _ in range(4 * TRIES))

@@ -14,8 +14,9 @@ from typing import Any
 from apcbatch.engine.persistence import Persistence
 from apcbatch.engine.scheduler import Scheduler
 from apcbatch.engine.snapshots import Snapshots
+from apcbatch.kernels.backend import Backend
 from apcbatch.kernels.kernel_seconds import WAITING, recorded_parts
-from apcbatch.kernels.ops import OPS, Backend
+from apcbatch.kernels.ops import OPS
 
 PRODUCTS = "matrix products"
 REST = "python"

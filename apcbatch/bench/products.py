@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
-from apcbatch.kernels.cpu.linear import PackedLinear, linear
+from apcbatch.kernels.backend import Backend
+from apcbatch.kernels.cpu.linear import PackedLinear
+from apcbatch.kernels.cpu.ops import ops
 from apcbatch.kernels.cpu.sub_block import FusedSubBlock
 from apcbatch.kernels.layer import Residual
-from apcbatch.kernels.ops import Backend
 from apcbatch.kernels.ragged import Ragged
 from apcbatch.model.families import family_of
 from apcbatch.model.hf_config import ModelConfig
@@ -60,7 +61,7 @@ class Products:
 
     def again(self) -> None:
         for product in self._products:
-            linear(product.x, product.packed, product.out_dtype, product.bias)
+            ops.linear(product.x, product.packed, product.out_dtype, product.bias)
 
     def _note_linear(
         self,

@@ -29,8 +29,8 @@ from apcbatch.engine.step import Pass
 from apcbatch.engine.transfer import SnapshotTransfer
 from apcbatch.engine.validation import check_request
 from apcbatch.errors import RequestError
-from apcbatch.kernels.cpu.logits import token_logprob
-from apcbatch.kernels.ops import Backend
+from apcbatch.kernels.backend import Backend
+from apcbatch.kernels.cpu.ops import ops
 from apcbatch.model.causal_lm import CausalLM
 from apcbatch.plan.footprint import Footprint
 from apcbatch.prefix import as_token_array
@@ -358,7 +358,7 @@ def _sample(
         row = row.cpu()
         token = sequence.sampler.sample(row.numpy(), step)
         if token != likeliest:
-            logprob = float(token_logprob(row, token)) if request.logprobs else math.nan
+            logprob = ops.token_logprob(row, token) if request.logprobs else math.nan
         if request.top_logprobs:
             likely = top_logprobs(row.numpy(), request.top_logprobs)
             sequence.top_logprobs.append([(one, logprob if one == token else value) for one, value in likely])

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from apcbatch.errors import RequestError
-from apcbatch.kernels.ops import Backend
+from apcbatch.kernels.backend import Backend
 from apcbatch.model.host_copies import Fetch
 from apcbatch.prefix import TokenArray, as_token_array
 from apcbatch.types import Request

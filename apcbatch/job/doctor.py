@@ -111,7 +111,7 @@ def _kernels() -> str:
     import torch
 
     from apcbatch.kernels import reference
-    from apcbatch.kernels.cpu import scan
+    from apcbatch.kernels.cpu.ops import ops
 
     lengths = [5, 12]
     draw = torch.Generator().manual_seed(0)
@@ -121,7 +121,7 @@ def _kernels() -> str:
     A = -torch.rand(states, channels, generator=draw) - 0.5
     D, dt_bias = torch.randn(channels, generator=draw), torch.randn(channels, generator=draw)
     outputs = []
-    for kernels in (scan, reference):
+    for kernels in (ops, reference):
         state = torch.zeros(3, states, channels)
         y = kernels.selective_scan(x, dt, A, B, C, D, z, dt_bias, state, _ragged(lengths))
         outputs.append(torch.cat([y.flatten(), state.flatten()]))

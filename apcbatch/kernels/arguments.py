@@ -1,7 +1,7 @@
 """Check tensors for the kernels of every device, and convert a tensor to the (address, stride, dtype code) they take.
 
-A failed check raises ValueError with a sentence. row_arguments and recurrent_arguments build the arguments of each op
-from these functions.
+A failed check raises ValueError with a sentence. The ops (apcbatch.kernels.ops) and the fused sub-blocks build their
+arguments from these functions.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from apcbatch import _C
 FLOAT32 = 0  # csrc/params.h, DType
 DTYPE_CODES = {torch.float32: FLOAT32, torch.bfloat16: 1}
 CPU = torch.device("cpu")
+PAGE_TOKENS: int = _C.PAGE_TOKENS
 
 
 def dtype_code(tensor: torch.Tensor, name: str, codes: Mapping[torch.dtype, int] = DTYPE_CODES) -> int:
@@ -146,3 +147,94 @@ def require_on(tensor: torch.Tensor, name: str, device: torch.device) -> None:
 def where(device: torch.device) -> str:
     """Return the device for an error message, such as " on cuda:0"; "" for the CPU."""
     return "" if device.type == "cpu" else f" on {device}"
+
+
+def token_rows(x: torch.Tensor, num_tokens: int) -> tuple[int, int]:
+    """Return the shape (t, d) of x. Raises ValueError unless x has one row per token of the batch."""
+    shape = tuple(x.shape)
+    if len(shape) != 2 or shape[0] != num_tokens or shape[1] == 0:
+        raise ValueError(f"x must be ({num_tokens}, d_inner), a row for each token of cu_seqlens; it is {shape}")
+    return shape[0], shape[1]
+
+
+def token_stride(tensor: torch.Tensor, name: str, rows: int, columns: int, x: torch.Tensor) -> int:
+    """Return the token stride in elements. Raises ValueError unless the tensor is (rows, columns) with contiguous rows,
+    of x's dtype and on x's device."""
+    strides = tensor.stride()
+    if tensor.dtype == x.dtype and tensor.shape == (rows, columns) and (strides[1] == 1 or columns == 1):
+        require_beside(tensor, name, x)
+        return strides[0]
+    raise ValueError(
+        f"{name} must be {x.dtype}{where(x.device)} (like x) of shape ({rows}, {columns}) with a stride of 1 within "
+        f"a row; it is {tensor.dtype} of shape {tuple(tensor.shape)} with strides {strides}"
+    )
+
+
+def slot_stride(
+    state: torch.Tensor, slot_shape: tuple[int, int], dtype: torch.dtype, device: torch.device = CPU
+) -> int:
+    """Return the slot stride of a state in elements. Raises ValueError unless the state is on the device and its slots
+    have this shape and dtype, are contiguous and do not overlap."""
+    strides = state.stride()
+    shape = tuple(state.shape)
+    require_on(state, "state", device)
+    if state.dtype != dtype or shape[1:] != slot_shape or (state.numel() and strides[1:] != (slot_shape[1], 1)):
+        raise ValueError(
+            f"state must be {dtype}{where(device)} of shape (num_slots, {slot_shape[0]}, {slot_shape[1]}), each slot "
+            f"contiguous; it is {state.dtype} of shape {shape} with strides {strides}"
+        )
+    if shape[0] > 1 and strides[0] < slot_shape[0] * slot_shape[1]:
+        raise ValueError(
+            f"the state's slots must not overlap, as they are written; its strides are {strides} for the shape {shape}"
+        )
+    return strides[0]
+
+
+def require_slots(max_slot: int, num_slots: int) -> None:
+    """Raise ValueError unless the state has every slot that the batch names."""
+    if max_slot >= num_slots:
+        raise ValueError(f"state must have slot {max_slot}, which the batch names; it has {num_slots} slots")
+
+
+def cache_views(
+    k_cache: torch.Tensor, v_cache: torch.Tensor, codes: Mapping[torch.dtype, int] = DTYPE_CODES
+) -> tuple[_C.View, _C.View]:
+    """Return views of both caches, with stride 0. Raises ValueError unless both are contiguous (pages, PAGE_TOKENS,
+    kv_heads, head_dim), of one dtype."""
+    require_alike(v_cache, "v_cache", k_cache, "k_cache")
+    if k_cache.dim() != 4 or k_cache.shape[1] != PAGE_TOKENS:
+        raise ValueError(f"the cache must be (pages, {PAGE_TOKENS}, kv_heads, head_dim); it is {tuple(k_cache.shape)}")
+    if k_cache.shape[2] == 0 or k_cache.shape[3] == 0:
+        raise ValueError(
+            f"the cache must have at least one kv head of at least one column; it is {tuple(k_cache.shape)}"
+        )
+    require_one_dtype(k_cache, "k_cache", v_cache, "v_cache")
+    if not (k_cache.is_contiguous() and v_cache.is_contiguous()):
+        raise ValueError("k_cache and v_cache must be contiguous; allocate one pair a layer")
+    code = dtype_code(k_cache, "k_cache", codes)
+    return (k_cache.data_ptr(), 0, code), (v_cache.data_ptr(), 0, code)
+
+
+def require_sums(residual: torch.Tensor, delta: torch.Tensor) -> None:
+    """Raise ValueError unless delta can be added to the residual in place: both matrices of one shape, the residual
+    float32 with rows that do not overlap."""
+    require_matrix(residual, "residual")
+    require_alike(delta, "delta", residual, "residual")
+    if residual.dtype != torch.float32:
+        raise ValueError(f"residual must be float32, in which it is summed; it is {residual.dtype}")
+    if residual.shape[0] > 1 and residual.stride(0) < residual.shape[1]:
+        raise ValueError(
+            f"the residual's rows must not overlap, as they are written; its strides are {residual.stride()} for "
+            f"the shape {tuple(residual.shape)}"
+        )
+
+
+def require_logits(logits: torch.Tensor) -> tuple[int, int]:
+    """Return the shape (t, v) of logits. Raises ValueError unless they are a float32 matrix with columns."""
+    require_matrix(logits, "logits")
+    if logits.dtype != torch.float32:
+        raise ValueError(f"logits must be float32; they are {logits.dtype}")
+    t, v = logits.shape
+    if v == 0:
+        raise ValueError("logits must have at least one column; they have none")
+    return t, v

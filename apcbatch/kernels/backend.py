@@ -1,18 +1,174 @@
-"""Make the backend of a device."""
+"""Interface between a model and a device: the device's ops, and its fused sub-blocks over packed weights.
+
+The implementations are apcbatch.kernels.cpu.backend and apcbatch.kernels.cuda.backend. A model calls every op through
+its one backend, so `observed` sees all calls. Two engines of one process share no backend.
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
+
 import torch
 
-from apcbatch.kernels.cpu.backend import CpuBackend
-from apcbatch.kernels.cuda.backend import CudaBackend
-from apcbatch.kernels.ops import Backend
+from apcbatch.kernels.layer import LinearT, PreNorm, Residual
+from apcbatch.kernels.ops import OPS, Ops
+from apcbatch.kernels.ragged import Ragged
 
 
-def backend_for(device: torch.device, exact: bool = True) -> Backend:
-    """Return a new backend of the device, for one model.
+class FusedSubBlock(Protocol):
+    """Sub-block of a layer run by one call, bound to its weights and state. A call norms the residual and stores its
+    output as the residual's delta. most_captured: maximum tokens of a call that a CUDA graph can capture."""
 
-    exact: on a CUDA device, accumulate every product in one fixed order, so that a row's bits do not depend on the
-    rest of the batch. The CPU's products are always so.
+    @property
+    def most_captured(self) -> int: ...
+
+    def __call__(self, residual: Residual, ragged: Ragged, /) -> None: ...
+
+
+class KindOnDevice(NamedTuple):
+    """One device's implementation of one kind of sub-block.
+
+    make(norm, *weights_and_state): constructor of the fused form; None: the sub-block runs op by op. version: version
+    of its arithmetic, incremented by a change that alters bits of this kind's results only.
     """
-    return CudaBackend(device, exact) if device.type == "cuda" else CpuBackend()
+
+    make: Callable[..., Any] | None
+    version: int = 1
+
+
+NOT_FUSED = KindOnDevice(None)
+
+
+class StackEntry(NamedTuple):
+    """Sub-block in a stack. is_beside: it runs in parallel with the previous sub-block: both read the same normed
+    residual, and their outputs are added."""
+
+    part: Any
+    is_beside: bool
+
+
+class Pages(NamedTuple):
+    """Locations of a pass's keys and values in the paged KV cache. page_table: (b, pages) int64. context: (b,) int64,
+    tokens cached before this chunk. token_slots: (t,) int64, page x PAGE_TOKENS + offset of each token."""
+
+    page_table: torch.Tensor
+    context: torch.Tensor
+    token_slots: torch.Tensor
+
+
+class LayerStack(Protocol):
+    """All layers of a model in one call. The bits equal those of running the sub-blocks one by one."""
+
+    def __call__(self, residual: Residual, ragged: Ragged, /) -> bool:
+        """Run all layers and return True. Returns False, with nothing done, if the caller must run the sub-blocks one
+        by one for this batch."""
+
+
+class Passed(NamedTuple):
+    """Results of a pass. logits: (r, vocabulary) float32. hidden: normed hidden states (s, h) of the rows in
+    hidden_rows, None if not requested. likeliest: result of `argmax` for each row of logits. logprobs: the
+    log-probabilities of these tokens as `greedy` computes them, None if not requested."""
+
+    logits: torch.Tensor
+    hidden: torch.Tensor | None
+    likeliest: list[int]
+    logprobs: list[float] | None
+
+
+class PassStack(Protocol):
+    """A whole pass in one call: embedding, layers, final norm, head, argmax. The bits equal those of running the ops
+    one by one."""
+
+    def __call__(
+        self,
+        tokens: torch.Tensor,
+        ragged: Ragged,
+        pages: Pages,
+        logits_rows: torch.Tensor,
+        hidden_rows: torch.Tensor | None = None,
+        with_logprobs: bool = False,
+        on_layer: Callable[[], None] | None = None,
+        /,
+    ) -> Passed:
+        """Run a pass over the tokens. The next call overwrites the tensors returned. Raises ValueError.
+
+        tokens: (t,) int64 ids. logits_rows: (r,) int64, the tokens to compute logits for. hidden_rows: (s,) int64, the
+        tokens to return hidden states for. with_logprobs: also return log-probabilities of the likeliest tokens.
+        on_layer: called before each layer.
+        """
+
+
+Around: TypeAlias = Callable[..., Any]  # (name of an op, the op, its arguments ...) -> what the op returns
+
+
+class BackendOf(Ops[LinearT]):
+    """A device's ops, and the constructors that a model calls once. exact: a row's bits never depend on the rest of
+    the batch. kinds: kind of sub-block -> its implementation here. runs_whole: the model's pass is one call; set by
+    the model. apcbatch.kernels.kernel_seconds then measures the parts of that call."""
+
+    exact: bool
+    kinds: ClassVar[Mapping[str, KindOnDevice]]
+    runs_whole: bool = False
+
+    @abstractmethod
+    def arithmetic(self, dtype: torch.dtype) -> str:
+        """Name the arithmetic that all kinds share, for weights of this dtype: products, norms, sums."""
+
+    def numerics(self, dtype: torch.dtype, kinds: Iterable[str] = ()) -> str:
+        """Name the arithmetic of a model with these kinds of sub-blocks. Snapshots match only where the name is equal.
+
+        A kind's version appears in the name from 2 on: version 1 keeps the name that stores had before kinds had
+        versions. So a change to one kind leaves the snapshots of models without that kind valid.
+        """
+        versions = ((kind, self.kinds.get(kind, NOT_FUSED).version) for kind in sorted(set(kinds)))
+        return self.arithmetic(dtype) + "".join(f"-{kind}{version}" for kind, version in versions if version > 1)
+
+    @abstractmethod
+    def pack_linear(self, weight: torch.Tensor) -> LinearT:
+        """Prepare weights (out, in) float32 or bfloat16, of any row stride, for `linear`. Raises ValueError."""
+
+    def sub_block(self, kind: str, norm: PreNorm, *made_of: Any) -> Any:
+        """Make the fused form of a sub-block from its norm, weights and state. Returns None if the device has none."""
+        make = self.kinds.get(kind, NOT_FUSED).make
+        return None if make is None else make(norm, *made_of)
+
+    def layer_stack(self, layers: Sequence[Sequence[StackEntry]]) -> LayerStack | None:
+        """Make the call that runs all layers. Returns None if the device has none for them."""
+        return None
+
+    def pass_stack(
+        self,
+        layers: Sequence[Sequence[StackEntry]],
+        norm: PreNorm,
+        head: LinearT,
+        embedding: torch.Tensor | None,
+    ) -> PassStack | None:
+        """Make the call that runs a whole pass. Returns None if the device has none.
+
+        norm: the final norm. embedding: (vocabulary, h) in the head's dtype; None: tied, the head's rows.
+        """
+        return None
+
+    @property
+    def is_observed(self) -> bool:
+        """True if every op is observed. A pass then runs op by op."""
+        return all(map(vars(self).__contains__, OPS))
+
+    @contextmanager
+    def observed(self, around: Around, names: Collection[str] = OPS) -> Iterator[None]:
+        """Inside the `with` block, route each call of an op in `names` through around(name, op, *arguments). A pass
+        runs op by op only if `names` are all ops."""
+        for name in names:
+            setattr(self, name, partial(around, name, getattr(self, name)))
+        try:
+            yield
+        finally:
+            for name in names:
+                delattr(self, name)
+
+
+Backend: TypeAlias = BackendOf[Any]  # the type of its packed weights is known only at run time

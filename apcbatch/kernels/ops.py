@@ -1,122 +1,118 @@
-"""Interface between a model and a device: the device's ops, and its fused sub-blocks over packed weights.
+"""The ops that a pass is composed of: the signature, the checks and the results of each, the same on every device.
 
-The implementations are apcbatch.kernels.cpu.backend and apcbatch.kernels.cuda.backend. The docstrings of the CPU's ops
-define arguments and results. A model calls every op through its one backend, so `observed` sees all calls. Two engines
-of one process share no backend.
+A device launches an op by its name with checked arguments: sizes, addresses, and tensors as views. To do so it
+implements the methods at the end of `Ops` (apcbatch.kernels.cpu.ops, apcbatch.kernels.cuda.ops).
+apcbatch.kernels.reference computes each op in plain PyTorch. Invariant: a row of a result depends on that row of the
+arguments alone, and of a sequence's tokens on those before it.
+
+Dimension letters: t tokens or rows, h columns, d d_inner, n d_state, w convolution taps, v vocabulary. Every op raises
+ValueError for arguments that do not fit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, Generic, Protocol
 
 import torch
 
-from apcbatch.kernels.layer import Linear, LinearT, PreNorm, Residual
-from apcbatch.kernels.ragged import Ragged
+from apcbatch import _C
+from apcbatch.kernels.arguments import (
+    DTYPE_CODES,
+    FLOAT32,
+    address,
+    cache_views,
+    dtype_code,
+    float_vector,
+    require_alike,
+    require_logits,
+    require_matrix,
+    require_one_dtype,
+    require_parameter,
+    require_slots,
+    require_sums,
+    slot_stride,
+    token_rows,
+    token_stride,
+    view,
+    where,
+)
+from apcbatch.kernels.layer import LinearT, PreNorm, Residual
 
-UsedLinear = TypeVar("UsedLinear", bound=Linear, contravariant=True)
 
-
-class FusedSubBlock(Protocol):
-    """Sub-block of a layer run by one call, bound to its weights and state. A call norms the residual and stores its
-    output as the residual's delta. most_captured: maximum tokens of a call that a CUDA graph can capture."""
+class AnyBatch(Protocol):
+    """A batch of sequences: a Ragged, or its copy on a device. params: as the compiled module takes it."""
 
     @property
-    def most_captured(self) -> int: ...
+    def num_tokens(self) -> int: ...
 
-    def __call__(self, residual: Residual, ragged: Ragged, /) -> None: ...
+    @property
+    def max_slot(self) -> int: ...
 
-
-class KindOnDevice(NamedTuple):
-    """One device's implementation of one kind of sub-block.
-
-    make(norm, *weights_and_state): constructor of the fused form; None: the sub-block runs op by op. version: version
-    of its arithmetic, incremented by a change that alters bits of this kind's results only.
-    """
-
-    make: Callable[..., Any] | None
-    version: int = 1
+    @property
+    def params(self) -> Any: ...
 
 
-NOT_FUSED = KindOnDevice(None)
+class Ops(ABC, Generic[LinearT]):
+    """The ops of one device. Activations are float32 or bfloat16; on a CUDA device float16 too."""
 
-
-class StackEntry(NamedTuple):
-    """Sub-block in a stack. is_beside: it runs in parallel with the previous sub-block: both read the same normed
-    residual, and their outputs are added."""
-
-    part: Any
-    is_beside: bool
-
-
-class Pages(NamedTuple):
-    """Locations of a pass's keys and values in the paged KV cache. page_table: (b, pages) int64. context: (b,) int64,
-    tokens cached before this chunk. token_slots: (t,) int64, page x PAGE_TOKENS + offset of each token."""
-
-    page_table: torch.Tensor
-    context: torch.Tensor
-    token_slots: torch.Tensor
-
-
-class LayerStack(Protocol):
-    """All layers of a model in one call. The bits equal those of running the sub-blocks one by one."""
-
-    def __call__(self, residual: Residual, ragged: Ragged, /) -> bool:
-        """Run all layers and return True. Returns False, with nothing done, if the caller must run the sub-blocks one
-        by one for this batch."""
-
-
-class Passed(NamedTuple):
-    """Results of a pass. logits: (r, vocabulary) float32. hidden: normed hidden states (s, h) of the rows in
-    hidden_rows, None if not requested. likeliest: result of `argmax` for each row of logits. logprobs: the
-    log-probabilities of these tokens as `greedy` computes them, None if not requested."""
-
-    logits: torch.Tensor
-    hidden: torch.Tensor | None
-    likeliest: list[int]
-    logprobs: list[float] | None
-
-
-class PassStack(Protocol):
-    """A whole pass in one call: embedding, layers, final norm, head, argmax. The bits equal those of running the ops
-    one by one."""
-
-    def __call__(
-        self,
-        tokens: torch.Tensor,
-        ragged: Ragged,
-        pages: Pages,
-        logits_rows: torch.Tensor,
-        hidden_rows: torch.Tensor | None = None,
-        with_logprobs: bool = False,
-        on_layer: Callable[[], None] | None = None,
-        /,
-    ) -> Passed:
-        """Run a pass over the tokens. The next call overwrites the tensors returned. Raises ValueError.
-
-        tokens: (t,) int64 ids. logits_rows: (r,) int64, the tokens to compute logits for. hidden_rows: (s,) int64, the
-        tokens to return hidden states for. with_logprobs: also return log-probabilities of the likeliest tokens.
-        on_layer: called before each layer.
-        """
-
-
-class Ops(Protocol[UsedLinear]):
-    """The ops that a pass is composed of."""
+    _codes: ClassVar[Mapping[torch.dtype, int]] = DTYPE_CODES  # dtype of activations -> the kernels' code
+    _has_one_kv_dtype: ClassVar[bool] = False  # whether keys and values must have the cache's dtype
 
     def linear(
         self,
         x: torch.Tensor,
-        packed: UsedLinear,
+        packed: LinearT,
         out_dtype: torch.dtype | None = None,
         bias: torch.Tensor | None = None,
-    ) -> torch.Tensor: ...
+    ) -> torch.Tensor:
+        """Compute y = x W^T (+ bias), accumulated in float32.
+
+        x: (t, in), any row stride. packed: weights (out, in) of the backend's `pack_linear`. out_dtype: None for x's.
+        bias: (out,). Returns (t, out). On the CPU, bfloat16 weights round a float32 x to bfloat16 first; on a CUDA
+        device x must have the weights' dtype.
+        """
+        self._require_here(x, "x")
+        require_matrix(x, "x")
+        if x.shape[1] != packed.in_features:
+            raise ValueError(f"x must have {packed.in_features} columns, the weight's inputs; it is {tuple(x.shape)}")
+        return self._product(x, packed, out_dtype or x.dtype, bias)
 
     def causal_conv(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, state: torch.Tensor, ragged: Ragged
-    ) -> torch.Tensor: ...
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, state: torch.Tensor, ragged: AnyBatch
+    ) -> torch.Tensor:
+        """Compute the depthwise causal convolution, then SiLU.
+
+        x: (t, d), any token stride. weight: (d, w), w 1 to 8. bias: (d,) in the weight's dtype, or None. state:
+        (num_slots, w - 1, d) in x's dtype, any slot stride: the last w - 1 raw inputs, oldest first, zeros before the
+        first token. Returns (t, d) in x's dtype.
+        """
+        self._require_here(x, "x")
+        batch, device = self._batch(x, ragged), x.device
+        t, d = token_rows(x, batch.num_tokens)
+        width, code, most_taps = weight.shape[-1], dtype_code(x, "x", self._codes), self._most("taps")
+        x_stride = token_stride(x, "x", t, d, x)
+        require_parameter(weight, "weight", (d, width), None, device)
+        if not 1 <= width <= most_taps:
+            raise ValueError(f"weight must have 1 to {most_taps} columns, the taps; it has {width}")
+        if bias is not None:
+            require_parameter(bias, "bias", (d,), weight.dtype, device)
+        state_stride = slot_stride(state, (width - 1, d), x.dtype, device)
+        require_slots(batch.max_slot, state.shape[0])
+        out = torch.empty((t, d), dtype=x.dtype, device=device)
+        self._launch_over(
+            "causal_conv",
+            batch,
+            x=(x.data_ptr(), x_stride, code),
+            weight=(weight.data_ptr(), width, dtype_code(weight, "weight", self._codes)),
+            bias=address(bias),
+            state=(state.data_ptr(), state_stride, code),
+            out=(out.data_ptr(), d, code),
+            d_inner=d,
+            width=width,
+        )
+        return out
 
     def selective_scan(
         self,
@@ -129,12 +125,60 @@ class Ops(Protocol[UsedLinear]):
         z: torch.Tensor | None,
         dt_bias: torch.Tensor | None,
         state: torch.Tensor,
-        ragged: Ragged,
-    ) -> torch.Tensor: ...
+        ragged: AnyBatch,
+    ) -> torch.Tensor:
+        """Compute the selective state-space recurrence in float32: y_t = (D x_t + sum_n C_tn h_tn) silu(z_t), where
+        h_tn = exp(dt A_n) h_(t-1)n + dt x_t B_tn and dt = softplus(dt_t + dt_bias). Gu and Dao, arXiv 2312.00752,
+        section 3.2.
+
+        x, dt, z: (t, d), B, C: (t, n), all of one dtype, any token stride. A: (n, d) float32 contiguous, -exp(A_log)
+        transposed; n 1 to 256, on a CUDA device to 128. D, dt_bias: (d,) float32. D, z, dt_bias: None omits the term.
+        state: (num_slots, n, d) float32, any slot stride. Returns (t, d) in x's dtype. A sequence's tokens are
+        processed strictly in order, so cutting it anywhere gives the same bits; a decode step is this op on sequences
+        of one token. A snapshot is a copy of the carry itself; slots that the Ragged does not name stay untouched.
+        """
+        self._require_here(x, "x")
+        batch, device = self._batch(x, ragged), x.device
+        t, d = token_rows(x, batch.num_tokens)
+        n, code, most_states = A.shape[0], dtype_code(x, "x", self._codes), self._most("states")
+        if not 1 <= n <= most_states:
+            raise ValueError(f"A must have 1 to {most_states} rows{where(device)}, the states of a channel; it has {n}")
+        require_parameter(A, "A", (n, d), torch.float32, device)
+        for vector, name in ((D, "D"), (dt_bias, "dt_bias")):
+            if vector is not None:
+                require_parameter(vector, name, (d,), torch.float32, device)
+        state_stride = slot_stride(state, (n, d), torch.float32, device)
+        require_slots(batch.max_slot, state.shape[0])
+        out = torch.empty((t, d), dtype=x.dtype, device=device)
+        self._launch_over(
+            "selective_scan",
+            batch,
+            x=(x.data_ptr(), token_stride(x, "x", t, d, x), code),
+            dt=(dt.data_ptr(), token_stride(dt, "dt", t, d, x), code),
+            A=A.data_ptr(),
+            B=(B.data_ptr(), token_stride(B, "B", t, n, x), code),
+            C=(C.data_ptr(), token_stride(C, "C", t, n, x), code),
+            D=address(D),
+            z=None if z is None else (z.data_ptr(), token_stride(z, "z", t, d, x), code),
+            dt_bias=address(dt_bias),
+            state=(state.data_ptr(), state_stride, FLOAT32),
+            out=(out.data_ptr(), d, code),
+            d_inner=d,
+            d_state=n,
+        )
+        return out
 
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor | None, eps: float, out_dtype: torch.dtype
-    ) -> torch.Tensor: ...
+    ) -> torch.Tensor:
+        """Compute x / sqrt(mean(x^2) + eps) * weight in float32, rounded once. Zhang and Sennrich, arXiv 1910.07467,
+        equation 4.
+
+        x: (t, h), any row stride. weight: (h,); None: ones. Returns (t, h) in out_dtype.
+        """
+        self._require_here(x, "x")
+        require_matrix(x, "x")
+        return self._norm(x, None, weight, eps, out_dtype)
 
     def add_rms_norm_(
         self,
@@ -143,19 +187,98 @@ class Ops(Protocol[UsedLinear]):
         weight: torch.Tensor | None,
         eps: float,
         out_dtype: torch.dtype,
-    ) -> torch.Tensor: ...
+    ) -> torch.Tensor:
+        """Add delta to the residual in place, then compute its rms_norm.
 
-    def silu_mul(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor: ...
+        residual: (t, h) float32, any row stride. delta: (t, h), any row stride. weight, eps, out_dtype and the result:
+        as in rms_norm.
+        """
+        self._require_here(residual, "residual")
+        require_sums(residual, delta)
+        return self._norm(residual, delta, weight, eps, out_dtype)
 
-    def softmax_topk(self, logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]: ...
+    def silu_mul(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        """Compute silu(gate) * up in float32, rounded once. Shazeer, "GLU variants", arXiv 2002.05202.
 
-    def argmax(self, logits: torch.Tensor) -> torch.Tensor: ...
+        gate, up: (t, f), of one dtype, any row stride. Returns (t, f) in that dtype.
+        """
+        self._require_here(gate, "gate")
+        require_matrix(gate, "gate")
+        require_alike(up, "up", gate, "gate")
+        require_one_dtype(gate, "gate", up, "up")
+        y = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+        views = (view(one, name, self._codes) for one, name in ((gate, "gate"), (up, "up"), (y, "y")))
+        self._launch("silu_mul", gate, *gate.shape, *views)
+        return y
 
-    def greedy(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
+    def softmax_topk(self, logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the softmax weights over the whole row and the indices of each row's k largest logits.
 
-    def token_logprob(self, logits: torch.Tensor, token: int) -> float: ...
+        logits: (t, n) float32, any row stride; on a CUDA device n is at most 1,024. Returns weights (t, k) float32,
+        descending, not normalised again, and indices (t, k) int64, the lower index first on ties.
+        """
+        t, n = self._logits_shape(logits)
+        if not 1 <= k <= n:
+            raise ValueError(f"k must lie in 1 to {n}, the columns of logits; it is {k}")
+        if n > (most_columns := self._most("choices")):
+            raise ValueError(f"logits must have at most {most_columns} columns{where(logits.device)}; they have {n}")
+        weights = torch.empty((t, k), dtype=torch.float32, device=logits.device)
+        indices = torch.empty((t, k), dtype=torch.int64, device=logits.device)
+        results = weights.data_ptr(), indices.data_ptr()
+        self._launch("softmax_topk", logits, t, n, k, view(logits, "logits"), *results)
+        return weights, indices
 
-    def token_logprobs(self, logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor: ...
+    def argmax(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the index of each row's largest logit: the lowest on ties, -1 for a row with NaN or infinity.
+
+        logits: (t, v) float32, any row stride. Returns (t,) int64.
+        """
+        t, _ = self._logits_shape(logits)
+        tokens = torch.empty(t, dtype=torch.int64, device=logits.device)
+        self._logprob(logits, True, tokens, None)
+        return tokens
+
+    def greedy(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return each row's likeliest token, the lowest index on ties, and its log-probability. A row with NaN or
+        infinity gives -1 and NaN.
+
+        logits: (t, v) float32, any row stride. Returns tokens (t,) int64 and logprobs (t,) float32: logit - max -
+        log(sum of exp(logit - max)), with the sum in float64; on a CUDA device in float32.
+        """
+        t, _ = self._logits_shape(logits)
+        tokens = torch.empty(t, dtype=torch.int64, device=logits.device)
+        logprobs = torch.empty(t, dtype=torch.float32, device=logits.device)
+        self._logprob(logits, True, tokens, logprobs)
+        return tokens, logprobs
+
+    def token_logprob(self, logits: torch.Tensor, token: int) -> float:
+        """Return the log-probability of one token, with the same bits that `greedy` gives for the likeliest token.
+
+        logits: (v,) float32 contiguous. token: in [0, v).
+        """
+        if logits.dim() != 1:
+            raise ValueError(f"logits must be one row; its shape is {tuple(logits.shape)}")
+        self._logits_shape(logits.unsqueeze(0))
+        if not 0 <= token < logits.numel():
+            raise ValueError(f"token must lie in [0, {logits.numel()}); it is {token}")
+        tokens = torch.tensor([token], device=logits.device)
+        logprobs = torch.empty(1, dtype=torch.float32, device=logits.device)
+        self._logprob(logits.unsqueeze(0), False, tokens, logprobs)
+        return float(logprobs)
+
+    def token_logprobs(self, logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the log-probability of one token of each row, with the same bits as `token_logprob`.
+
+        logits: (t, v) float32, any row stride. tokens: (t,) int64 on the logits' device, each in [0, v). Returns (t,)
+        float32.
+        """
+        t, v = self._logits_shape(logits)
+        require_parameter(tokens, "tokens", (t,), torch.int64, logits.device)
+        if t and not 0 <= int(tokens.min()) <= int(tokens.max()) < v:
+            raise ValueError(f"tokens must lie in [0, {v}); they are {int(tokens.min())} to {int(tokens.max())}")
+        logprobs = torch.empty(t, dtype=torch.float32, device=logits.device)
+        self._logprob(logits, False, tokens, logprobs)
+        return logprobs
 
     def write_kv(
         self,
@@ -164,7 +287,29 @@ class Ops(Protocol[UsedLinear]):
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         token_slots: torch.Tensor,
-    ) -> None: ...
+    ) -> None:
+        """Write keys and values to the cache, rounded if its dtype is narrower.
+
+        k, v: (t, kv_heads, head_dim), any token stride. k_cache, v_cache: (pages, PAGE_TOKENS, kv_heads, head_dim)
+        contiguous. token_slots: (t,) int64, page x PAGE_TOKENS + offset of each token, all different; on a CUDA device
+        their values are not checked.
+        """
+        self._require_here(k_cache, "k_cache")
+        self._require_here(k, "k")
+        caches = cache_views(k_cache, v_cache, self._codes)
+        require_alike(v, "v", k, "k")
+        if k.shape[1:] != k_cache.shape[2:]:
+            raise ValueError(
+                f"k and v must be (tokens, {k_cache.shape[2]}, {k_cache.shape[3]}) like a page's rows; "
+                f"they are {tuple(k.shape)}"
+            )
+        require_one_dtype(k, "k", v, "v")
+        if self._has_one_kv_dtype:
+            require_one_dtype(k, "k", k_cache, "k_cache")
+        t, kv_heads, head_dim = k.shape
+        token_slots = self._token_slots(token_slots, t, k_cache.shape[0] * _C.PAGE_TOKENS)
+        rows = view(k, "k", self._codes), view(v, "v", self._codes)
+        self._launch("write_kv", k, t, kv_heads * head_dim, *rows, *caches, token_slots.data_ptr())
 
     def paged_attention(
         self,
@@ -175,80 +320,137 @@ class Ops(Protocol[UsedLinear]):
         cu_seqlens: torch.Tensor,
         context: torch.Tensor,
         scale: float,
-    ) -> torch.Tensor: ...
+    ) -> torch.Tensor:
+        """Compute causal attention of the new tokens of b sequences over all tokens of these sequences so far: Vaswani
+        et al., arXiv 1706.03762, equation 1, with the grouped heads of Ainslie et al., arXiv 2305.13245.
 
-    def residual(self, begin: torch.Tensor, present: torch.Tensor | None = None) -> Residual: ...
+        q: (t, heads, head_dim), any token stride; heads is a multiple of the cache's kv_heads. k_cache, v_cache:
+        (pages, PAGE_TOKENS, kv_heads, head_dim) contiguous, with the new tokens' rows already written. page_table:
+        (b, max_pages) int64; row i lists the pages of sequence i in order; entries past its last page are not read.
+        cu_seqlens: (b + 1,) int64, offsets of the sequences in t. context: (b,) int64, tokens cached before the new
+        ones. scale: factor of the scores q k^T. Returns (t, heads, head_dim) in q's dtype. A query's bits depend on its
+        absolute position and on the keys and values up to it, never on its chunk or batch. On a CUDA device the values
+        of page_table, cu_seqlens and context are not checked.
+        """
+        self._require_here(k_cache, "k_cache")
+        self._require_here(q, "q")
+        caches = cache_views(k_cache, v_cache, self._codes)
+        kv_heads, head_dim = k_cache.shape[2:]
+        if q.dim() != 3 or q.shape[2] != head_dim or q.shape[1] % kv_heads != 0 or q.shape[1] == 0:
+            raise ValueError(
+                f"q must be (tokens, a multiple of {kv_heads} heads, {head_dim}), as the cache has {kv_heads} "
+                f"kv heads of {head_dim}; it is {tuple(q.shape)}"
+            )
+        if self._has_one_kv_dtype:
+            require_one_dtype(q, "q", k_cache, "k_cache")
+        queries = view(q, "q", self._codes)
+        (sequences, *own), _alive = self._sequences(q, k_cache, page_table, cu_seqlens, context)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        result = out.data_ptr(), q.shape[1] * head_dim, queries[2]
+        sizes = q.shape[1], kv_heads, head_dim, scale
+        self._launch("paged_attention", q, queries, *caches, result, sequences, *sizes, *own)
+        return out
 
-    def normed(self, residual: Residual, norm: PreNorm, dtype: torch.dtype) -> torch.Tensor: ...
+    def normed(self, residual: Residual, norm: PreNorm, dtype: torch.dtype) -> torch.Tensor:
+        """Add the pending delta to the sum in place, and return the sum's norm, (t, h) in `dtype`."""
+        if residual.has_delta:
+            require_sums(residual.sum, residual.delta)
+            return self._norm(residual.sum, residual.delta, norm.weight, norm.eps, dtype)
+        return self._norm(residual.sum, None, norm.weight, norm.eps, dtype)
 
-    def run_sub_block(self, part: FusedSubBlock, residual: Residual, ragged: Ragged) -> None:
-        """Run a sub-block of this backend on the state slots that the batch names."""
+    @abstractmethod
+    def residual(self, begin: torch.Tensor, present: torch.Tensor | None = None) -> Residual:
+        """Make the residual stream of a pass. begin: (t, h) float32 contiguous, the embeddings, overwritten by the
+        pass. present: see Residual; None on the CPU."""
+
+    def run_sub_block(self, part: Any, residual: Residual, ragged: AnyBatch) -> None:
+        """Run a FusedSubBlock of this backend on the state slots that the batch names."""
         part(residual, ragged)
+
+    def _logits_shape(self, logits: torch.Tensor) -> tuple[int, int]:
+        self._require_here(logits, "logits")
+        return require_logits(logits)
+
+    def _logprob(self, logits: torch.Tensor, choose: bool, tokens: torch.Tensor, logprobs: torch.Tensor | None) -> None:
+        """choose: write each row's likeliest token to `tokens`; if false, read the token from there. logprobs: None if
+        they are not wanted."""
+        rows = view(logits, "logits")
+        self._launch("logprob", logits, *logits.shape, rows, choose, tokens.data_ptr(), address(logprobs))
+
+    def _norm(
+        self,
+        x: torch.Tensor,
+        delta: torch.Tensor | None,
+        weight: torch.Tensor | None,
+        eps: float,
+        out_dtype: torch.dtype,
+    ) -> torch.Tensor:
+        arguments, y, _alive = self._norm_arguments(x, delta, weight, eps, out_dtype)
+        self._launch("rms_norm", x, *arguments)
+        return y
+
+    def _norm_arguments(
+        self,
+        x: torch.Tensor,
+        delta: torch.Tensor | None,
+        weight: torch.Tensor | None,
+        eps: float,
+        out_dtype: torch.dtype,
+    ) -> tuple[tuple[Any, ...], torch.Tensor, torch.Tensor | None]:
+        """Return the kernel's arguments, the result y, and the weight as float32, which the caller keeps alive until
+        the kernel has been launched."""
+        t, h = x.shape
+        if weight is not None:
+            weight = float_vector(weight, "weight", h, x, "x")
+        y = torch.empty((t, h), dtype=out_dtype, device=x.device)
+        addend = None if delta is None else view(delta, "delta", self._codes)
+        result = view(y, "out_dtype", self._codes)
+        return (t, h, view(x, "x", self._codes), addend, address(weight), eps, result), y, weight
+
+    # What a device implements
+
+    @abstractmethod
+    def _launch(self, name: str, beside: torch.Tensor, *arguments: Any) -> None:
+        """Call the compiled module's function of this name, on the device of a tensor."""
+
+    @abstractmethod
+    def _launch_over(self, name: str, batch: Any, **arguments: Any) -> None:
+        """Call a recurrent function over the batch that `_batch` returned."""
+
+    @abstractmethod
+    def _most(self, what: str) -> int:
+        """Return a limit of the device: `taps` of causal_conv, `states` of selective_scan, `choices` (columns) of
+        softmax_topk."""
+
+    @abstractmethod
+    def _require_here(self, tensor: torch.Tensor, name: str) -> None:
+        """Raise ValueError unless the tensor is on a device of this kind."""
+
+    @abstractmethod
+    def _batch(self, x: torch.Tensor, ragged: Any) -> AnyBatch:
+        """Return the batch on the device of x."""
+
+    @abstractmethod
+    def _token_slots(self, token_slots: torch.Tensor, t: int, end: int) -> torch.Tensor:
+        """Check that there are t slots, in [0, end) where they can be read, and return them contiguous."""
+
+    @abstractmethod
+    def _sequences(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        page_table: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        context: torch.Tensor,
+    ) -> tuple[tuple[Any, ...], tuple[torch.Tensor | None, ...]]:
+        """Check the sequences of paged_attention. Return them as the compiled module takes them, followed by the
+        arguments that only this device's kernel has; and the tensors that must live until the launch."""
+
+    @abstractmethod
+    def _product(
+        self, x: torch.Tensor, packed: LinearT, out_dtype: torch.dtype, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """See linear; x has the columns of the weights."""
 
 
 OPS = tuple(name for name in vars(Ops) if not name.startswith("_"))
-Around: TypeAlias = Callable[..., Any]  # (name of an op, the op, its arguments ...) -> what the op returns
-
-
-class BackendOf(Ops[LinearT], Protocol[LinearT]):
-    """A device's ops, and the constructors that a model calls once. exact: a row's bits never depend on the rest of
-    the batch. kinds: kind of sub-block -> its implementation here. runs_whole: the model's pass is one call; set by
-    the model. apcbatch.kernels.kernel_seconds then measures the parts of that call."""
-
-    exact: bool
-    kinds: ClassVar[Mapping[str, KindOnDevice]]
-    runs_whole: bool = False
-
-    def arithmetic(self, dtype: torch.dtype) -> str:
-        """Name the arithmetic that all kinds share, for weights of this dtype: products, norms, sums."""
-
-    def numerics(self, dtype: torch.dtype, kinds: Iterable[str] = ()) -> str:
-        """Name the arithmetic of a model with these kinds of sub-blocks. Snapshots match only where the name is equal.
-
-        A kind's version appears in the name from 2 on: version 1 keeps the name that stores had before kinds had
-        versions. So a change to one kind leaves the snapshots of models without that kind valid.
-        """
-        versions = ((kind, self.kinds.get(kind, NOT_FUSED).version) for kind in sorted(set(kinds)))
-        return self.arithmetic(dtype) + "".join(f"-{kind}{version}" for kind, version in versions if version > 1)
-
-    def pack_linear(self, weight: torch.Tensor) -> LinearT: ...
-
-    def sub_block(self, kind: str, norm: PreNorm, *made_of: Any) -> Any:
-        """Make the fused form of a sub-block from its norm, weights and state. Returns None if the device has none."""
-        make = self.kinds.get(kind, NOT_FUSED).make
-        return None if make is None else make(norm, *made_of)
-
-    def layer_stack(self, layers: Sequence[Sequence[StackEntry]]) -> LayerStack | None:
-        """Make the call that runs all layers. Returns None if the device has none for them."""
-
-    def pass_stack(
-        self,
-        layers: Sequence[Sequence[StackEntry]],
-        norm: PreNorm,
-        head: LinearT,
-        embedding: torch.Tensor | None,
-    ) -> PassStack | None:
-        """Make the call that runs a whole pass. Returns None if the device has none.
-
-        norm: the final norm. embedding: (vocabulary, h) in the head's dtype; None: tied, the head's rows.
-        """
-
-    @property
-    def is_observed(self) -> bool:
-        """True if every op is observed. A pass then runs op by op."""
-        return all(map(vars(self).__contains__, OPS))
-
-    @contextmanager
-    def observed(self, around: Around, names: Collection[str] = OPS) -> Iterator[None]:
-        """Inside the `with` block, route each call of an op in `names` through around(name, op, *arguments). A pass
-        runs op by op only if `names` are all ops."""
-        for name in names:
-            setattr(self, name, partial(around, name, getattr(self, name)))
-        try:
-            yield
-        finally:
-            for name in names:
-                delattr(self, name)
-
-
-Backend: TypeAlias = BackendOf[Any]  # the type of its packed weights is known only at run time

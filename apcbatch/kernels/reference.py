@@ -17,7 +17,7 @@ from apcbatch.kernels.ragged import Ragged
 def causal_conv(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, state: torch.Tensor, ragged: Ragged
 ) -> torch.Tensor:
-    """Compute out_t = silu(bias + sum_k weight_k x_(t - w + 1 + k)); see apcbatch.kernels.cpu.scan."""
+    """Compute out_t = silu(bias + sum_k weight_k x_(t - w + 1 + k)); see apcbatch.kernels.ops."""
     compute = torch.promote_types(x.dtype, torch.float32)
     past = weight.shape[1] - 1
     taps = weight.to(compute).t()  # (d, w) -> (w, d)
@@ -91,7 +91,7 @@ def _run(ragged: Ragged, state: torch.Tensor, step: Callable[[int, torch.Tensor]
 
 
 def pack_linear(weight: torch.Tensor) -> torch.Tensor:
-    """Return a copy of the weights, not reordered; see apcbatch.kernels.cpu.linear."""
+    """Return a copy of the weights, not reordered; see apcbatch.kernels.ops."""
     return weight.clone()
 
 
@@ -109,7 +109,7 @@ def linear(
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float, out_dtype: torch.dtype) -> torch.Tensor:
-    """Compute x / sqrt(mean(x^2) + eps) * weight; see apcbatch.kernels.cpu.norm."""
+    """Compute x / sqrt(mean(x^2) + eps) * weight; see apcbatch.kernels.ops."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     y = wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt()
     return (y if weight is None else y * weight).to(out_dtype)
@@ -140,7 +140,7 @@ def write_kv(
     v_cache: torch.Tensor,
     token_slots: torch.Tensor,
 ) -> None:
-    """Write k and v to the cache rows token_slots; see apcbatch.kernels.cpu.attention."""
+    """Write k and v to the cache rows token_slots; see apcbatch.kernels.ops."""
     k_cache.flatten(0, 1)[token_slots] = k.to(k_cache.dtype)
     v_cache.flatten(0, 1)[token_slots] = v.to(v_cache.dtype)
 
@@ -154,7 +154,7 @@ def paged_attention(
     context: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    """Compute softmax(scale q k^T) v, causal, sequence by sequence; see apcbatch.kernels.cpu.attention."""
+    """Compute softmax(scale q k^T) v, causal, sequence by sequence; see apcbatch.kernels.ops."""
     compute = torch.promote_types(q.dtype, torch.float32)
     group, page_tokens = q.shape[1] // k_cache.shape[2], k_cache.shape[1]
     out = torch.empty_like(q, memory_format=torch.contiguous_format)

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from apcbatch.kernels.cuda.batch import uploaded
-from apcbatch.kernels.cuda.scan import batch_on
+from apcbatch.kernels.cuda.batch import batch_on, uploaded
 from apcbatch.kernels.ragged import Ragged
 
 

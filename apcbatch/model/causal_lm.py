@@ -16,8 +16,8 @@ import torch
 
 from apcbatch.errors import ModelError
 from apcbatch.fingerprint import model_fingerprint
+from apcbatch.kernels.backend import Backend, LayerStack, Pages, Passed, PassStack, StackEntry
 from apcbatch.kernels.layer import PreNorm, Residual
-from apcbatch.kernels.ops import Backend, LayerStack, Pages, Passed, PassStack, StackEntry
 from apcbatch.model.arena import StateArena
 from apcbatch.model.batch import Batch
 from apcbatch.model.families import family_of

@@ -11,8 +11,10 @@ from pathlib import Path
 import torch
 
 from apcbatch.errors import UsageError
-from apcbatch.kernels.backend import backend_for
+from apcbatch.kernels.backend import Backend
+from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.cuda import extension as cuda
+from apcbatch.kernels.cuda.backend import CudaBackend
 from apcbatch.layout import StateLayout
 from apcbatch.model.arena import StateArena
 from apcbatch.model.causal_lm import CausalLM
@@ -63,6 +65,15 @@ def ran_out_of_memory(error: Exception) -> bool:
     """Return whether an error means that the host or the device is out of memory; for the host's, torch has no
     exception type."""
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "DefaultCPUAllocator" in str(error)
+
+
+def backend_for(device: torch.device, exact: bool = True) -> Backend:
+    """Return a new backend of the device, for one model.
+
+    exact: on a CUDA device, accumulate every product in one fixed order, so that a row's bits do not depend on the
+    rest of the batch. The CPU's products are always so.
+    """
+    return CudaBackend(device, exact) if device.type == "cuda" else CpuBackend()
 
 
 def make_arena(

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from apcbatch.kernels.cuda.scan import batch_on
+from apcbatch.kernels.cuda.batch import batch_on
 from apcbatch.kernels.ragged import Ragged
 from apcbatch.model.batch import Batch
 from apcbatch.model.causal_lm import CausalLM

@@ -17,7 +17,7 @@ from typing import TypeAlias
 import torch
 
 from apcbatch.errors import UsageError
-from apcbatch.kernels.ops import Backend
+from apcbatch.kernels.backend import Backend
 from apcbatch.model.batch import Batch
 from apcbatch.model.causal_lm import CausalLM, Part
 from apcbatch.model.families import family_of

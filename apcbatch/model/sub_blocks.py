@@ -1,8 +1,8 @@
 """The sub-blocks that a model's layers are made of: each has a norm's name, its own name, and its kind.
 
 torch is imported only when a sub-block is loaded. A new kind is a module of its own in this package with a
-SubBlockKind, and a module and a row on each device (apcbatch.kernels.ops.KindOnDevice); a family says which sub-blocks
-its layers have.
+SubBlockKind, and a module and a row on each device (apcbatch.kernels.backend.KindOnDevice); a family says which
+sub-blocks its layers have.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from apcbatch.model.hf_config import ModelConfig
 if TYPE_CHECKING:
     import torch
 
+    from apcbatch.kernels.backend import Backend, FusedSubBlock
     from apcbatch.kernels.layer import PreNorm, Residual
-    from apcbatch.kernels.ops import Backend, FusedSubBlock
     from apcbatch.model.batch import Batch
     from apcbatch.model.tensor_source import TensorSource
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 class LoadedSubBlock(Protocol):
     """Sub-block with its weights. A call norms the residual, runs over the batch's states, and leaves the output to be
-    added. part: its fused form on the backend (apcbatch.kernels.ops.StackEntry); None if the backend has none, and then
-    the model's passes run op by op."""
+    added. part: its fused form on the backend (apcbatch.kernels.backend.StackEntry); None if the backend has none, and
+    then the model's passes run op by op."""
 
     @property
     def part(self) -> Any | None: ...

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from apcbatch.kernels.backend import Backend
 from apcbatch.kernels.layer import Linear
-from apcbatch.kernels.ops import Backend
 from apcbatch.model.weights import Checkpoint
 
 

@@ -45,7 +45,7 @@ void scan(const Batch& batch, const View& x, const View& dt, Address A, const Vi
 
 PYBIND11_MODULE(_CUDA, m) {
     using namespace py::literals;
-    m.doc() = "apcbatch CUDA kernels over addresses and a stream (private; see apcbatch.kernels.cuda.scan)";
+    m.doc() = "apcbatch CUDA kernels over addresses and a stream (private; see apcbatch.kernels.cuda.ops)";
     m.attr("MOST_STATES") = kMostStates;
     m.attr("MOST_TAPS") = kMostTaps;
     py::class_<Batch>(m, "Batch").def(py::init(&batch));

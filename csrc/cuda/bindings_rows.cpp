@@ -2,6 +2,8 @@
 // Python side checks shapes and keeps the memory alive until the kernels have run.
 #include <pybind11/stl.h>
 
+#include <tuple>
+
 #include "addresses.h"
 #include "rows.h"
 
@@ -9,20 +11,21 @@ namespace apcbatch {
 namespace cuda {
 namespace {
 
-NormParams norm(int64_t t, int64_t h, Address x, int64_t x_stride, int x_dtype, Address delta,
-                int64_t delta_stride, int delta_dtype, Address weight, float eps, Address y, int y_dtype) {
+// x: (t, h). delta: (t, h) or none. weight: (h) or none. y: (t, h) contiguous.
+NormParams norm(int64_t t, int64_t h, const View& x, const View& delta, Address weight, float eps,
+                const View& y) {
     return {t,
             h,
-            pointer(x),
-            x_stride,
-            DType(x_dtype),
-            pointer(delta),
-            delta_stride,
-            DType(delta_dtype),
-            floats(weight),
+            values(x, t * h),
+            x.stride,
+            x.dtype,
+            values(delta, kMaybe),
+            delta.stride,
+            delta.dtype,
+            apcbatch::floats(weight, kMaybe),
             eps,
-            pointer(y),
-            DType(y_dtype)};
+            values(y, t * h),
+            y.dtype};
 }
 
 void bound_rms_norms(const std::vector<NormParams>& norms, Address stream) {
@@ -30,58 +33,70 @@ void bound_rms_norms(const std::vector<NormParams>& norms, Address stream) {
     rms_norms(norms.data(), int(norms.size()), stream_of(stream));
 }
 
-void bound_silu_mul(int64_t t, int64_t f, Address gate, int64_t gate_stride, Address up, int64_t up_stride,
-                    Address y, int dtype, Address stream) {
-    silu_mul({t, f, pointer(gate), gate_stride, pointer(up), up_stride, pointer(y), f, DType(dtype)},
+void bound_rms_norm(int64_t t, int64_t h, const View& x, const View& delta, Address weight, float eps,
+                    const View& y, Address stream) {
+    rms_norm(norm(t, h, x, delta, weight, eps, y), stream_of(stream));
+}
+
+// gate, up, y: (t, f), of one type.
+void bound_silu_mul(int64_t t, int64_t f, const View& gate, const View& up, const View& y, Address stream) {
+    silu_mul({t, f, values(gate, t * f), gate.stride, values(up, gate.dtype, t * f), up.stride,
+              values(y, gate.dtype, t * f), y.stride, gate.dtype},
              stream_of(stream));
 }
 
-void bound_softmax_topk(int64_t t, int64_t n, int64_t k, Address logits, int64_t stride, Address weights,
-                        Address indices, Address stream) {
-    softmax_topk({t, n, k, floats(logits), stride, static_cast<float*>(pointer(weights)),
-                  static_cast<int64_t*>(pointer(indices))},
+// logits: (t, n) float32. weights, indices: (t, k) contiguous.
+void bound_softmax_topk(int64_t t, int64_t n, int64_t k, const View& logits, Address weights, Address indices,
+                        Address stream) {
+    softmax_topk({t, n, k, static_cast<float*>(values(logits, DType::float32, t)), logits.stride,
+                  apcbatch::floats(weights, t), apcbatch::integers(indices, t)},
                  stream_of(stream));
 }
 
-void bound_logprob(int64_t t, int64_t n, Address logits, int64_t stride, bool choose, Address tokens,
-                   Address logprobs, Address stream) {
-    logprob({t, n, floats(logits), stride, choose, static_cast<int64_t*>(pointer(tokens)),
-             static_cast<float*>(pointer(logprobs))},
+// logits: (t, n) float32. tokens: (t), written if `choose`, else read. logprobs: (t) or none.
+void bound_logprob(int64_t t, int64_t n, const View& logits, bool choose, Address tokens, Address logprobs,
+                   Address stream) {
+    logprob({t, n, static_cast<float*>(values(logits, DType::float32, t)), logits.stride, choose,
+             apcbatch::integers(tokens, t), apcbatch::floats(logprobs, kMaybe)},
             stream_of(stream));
 }
 
-void bound_paged_attention(int64_t num_sequences, int64_t heads, int64_t kv_heads, int64_t head_dim,
-                           float scale, Address q, int64_t q_stride, Address k_cache, Address v_cache,
-                           int dtype, Address page_table, int64_t page_table_stride, Address cu_seqlens,
-                           Address context, Address out, int64_t max_new, int64_t max_context, Address parts,
-                           Address stream) {
+// Sequences of a pass: b, address of page_table (b, columns), columns, addresses of cu_seqlens and context.
+using Sequences = std::tuple<int64_t, Address, int64_t, Address, Address>;
+
+// q, out: (t, heads, head_dim), out contiguous. k_cache, v_cache: contiguous. All of one type.
+void bound_paged_attention(const View& q, const View& k_cache, const View& v_cache, const View& out,
+                           const Sequences& sequences, int64_t heads, int64_t kv_heads, int64_t head_dim,
+                           float scale, int64_t max_new, int64_t max_context, Address parts, Address stream) {
     PagedAttention params{};
-    static_cast<AttentionParams&>(params) = {num_sequences,
+    static_cast<AttentionParams&>(params) = {std::get<0>(sequences),
                                              heads,
                                              kv_heads,
                                              head_dim,
                                              scale,
-                                             pointer(q),
-                                             q_stride,
-                                             DType(dtype),
-                                             pointer(k_cache),
-                                             pointer(v_cache),
-                                             DType(dtype),
-                                             integers(page_table),
-                                             page_table_stride,
-                                             integers(cu_seqlens),
-                                             integers(context),
-                                             pointer(out)};
+                                             values(q, kMaybe),
+                                             q.stride,
+                                             q.dtype,
+                                             values(k_cache, q.dtype, kMaybe),
+                                             values(v_cache, q.dtype, kMaybe),
+                                             q.dtype,
+                                             apcbatch::integers(std::get<1>(sequences), kMaybe),
+                                             std::get<2>(sequences),
+                                             apcbatch::integers(std::get<3>(sequences), kMaybe),
+                                             apcbatch::integers(std::get<4>(sequences), kMaybe),
+                                             values(out, q.dtype, kMaybe)};
     params.max_new = max_new;
     params.max_context = max_context;
-    params.parts = static_cast<float*>(pointer(parts));
+    params.parts = apcbatch::floats(parts, kMaybe);
     paged_attention(params, stream_of(stream));
 }
 
-void bound_write_kv(int64_t t, int64_t row, Address k, int64_t k_stride, Address v, int64_t v_stride,
-                    int dtype, Address k_cache, Address v_cache, Address token_slots, Address stream) {
-    write_kv({t, row, pointer(k), k_stride, pointer(v), v_stride, DType(dtype), pointer(k_cache),
-              pointer(v_cache), DType(dtype), integers(token_slots)},
+// k, v: (t, row). k_cache, v_cache: contiguous. All of one type. token_slots: (t).
+void bound_write_kv(int64_t t, int64_t row, const View& k, const View& v, const View& k_cache,
+                    const View& v_cache, Address token_slots, Address stream) {
+    write_kv({t, row, values(k, t), k.stride, values(v, k.dtype, t), v.stride, k.dtype,
+              values(k_cache, k.dtype, t), values(v_cache, k.dtype, t), k.dtype,
+              apcbatch::integers(token_slots, t)},
              stream_of(stream));
 }
 
@@ -94,6 +109,7 @@ void bind_rows(py::module_& m) {
     m.attr("MOST_SPLIT_HEADS") = kMostSplitHeads;
     py::class_<NormParams>(m, "Norm").def(py::init(&norm));
     m.def("rms_norms", &bound_rms_norms);
+    m.def("rms_norm", &bound_rms_norm, ReleaseGil());
     m.def("silu_mul", &bound_silu_mul, ReleaseGil());
     m.def("softmax_topk", &bound_softmax_topk, ReleaseGil());
     m.def("logprob", &bound_logprob, ReleaseGil());

@@ -61,7 +61,7 @@ def test_a_store_that_cannot_be_one_fails_with_the_fix(capsys, tmp_path):
 
 def test_a_scan_that_differs_from_the_reference_fails(capsys, monkeypatch):
     """Fault: a miscompiled extension passes."""
-    from apcbatch.kernels.cpu import scan
+    from apcbatch.kernels.cpu.ops import ops as scan
 
     exact = scan.selective_scan
     monkeypatch.setattr(scan, "selective_scan", lambda *arguments: exact(*arguments) * 1.001)

@@ -90,7 +90,8 @@ def test_an_interrupt_while_the_run_ends_changes_nothing(tmp_path, place, code):
 
 def test_a_command_leaves_the_signals_as_they_were():
     """Fault: a program that calls `main` cannot be ended with Ctrl-C afterwards."""
+    before = [signal.getsignal(number) for number in HANDLED]
     with kept_signals():
         for number in HANDLED:
-            signal.signal(number, signal.SIG_IGN)
-    assert all(signal.getsignal(number) is not signal.SIG_IGN for number in HANDLED)
+            signal.signal(number, lambda *_: None)
+    assert [signal.getsignal(number) for number in HANDLED] == before

@@ -12,7 +12,7 @@ from apcbatch.cluster.driver import ClusterEngine
 from apcbatch.cluster.ray_cluster import Machine
 from apcbatch.cluster.runtime import ClusterSettings, Hooks
 from apcbatch.cluster.scheduler import GroupScheduler, ReadyQueue
-from apcbatch.cluster.states import StateTable
+from apcbatch.cluster.states import StateTable, _value
 from apcbatch.cluster.tasks import LEAST_GROUP_S, Group, Item, Quantum, State, _extend_path
 from apcbatch.config import Config
 from apcbatch.types import Request, RequestPlan
@@ -400,3 +400,12 @@ def test_a_worker_can_run_what_nobody_refuses() -> None:
     """Fault: without a check of its own, a driver sends nothing."""
     engine = ClusterEngine(SimRuntime(), ClusterSettings(1), Hooks(to_wire=lambda request: request))
     assert engine.can_run(Request("a", [1]))
+
+
+def test_a_state_is_worth_the_tokens_above_the_nearest_one_that_is_held() -> None:
+    """Fault: what is evicted first is the state that the most tokens would have to be computed for."""
+    above, below = State(b"a", 4, 0, 0, None, None, handle="held"), State(b"b", 10, 1, 0, None, None)
+    below.readers, below.num_bytes = {Item(0, Request("r", [1])), Item(1, Request("s", [1]))}, 3
+    assert _value(below) == 10 * 2 / 3
+    below.parent = above
+    assert _value(below) == 6 * 2 / 3

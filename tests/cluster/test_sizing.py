@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from apcbatch.cluster.open import workers_for
+from apcbatch.cluster.open import _local_cpus, workers_for
 from apcbatch.cluster.ray_cluster import Machine
+from apcbatch.config import Config
 from apcbatch.errors import UsageError
 
 HEAD, SMALL, LARGE, GPUS = Machine(0), Machine(4), Machine(16), Machine(32, 4)
@@ -54,7 +55,6 @@ def test_a_worker_may_have_several_gpus():
     """Fault: `--gpus` that asks Ray for one GPU, or for none, and a worker that spreads its model over GPUs that it
     does not have."""
     from apcbatch.cluster.open import _gpus_of, _options_of
-    from apcbatch.config import Config
 
     for given, expected in (
         ({}, None),
@@ -70,3 +70,10 @@ def test_a_worker_may_have_several_gpus():
         _, kind = workers_for([GPUS, LARGE], None, None, gpus, None)
         options = _options_of(Config(gpus=2), None, kind)["config"]
         assert (options["device"], options["gpus"]) == (device, max(1, gpus))
+
+
+@pytest.mark.parametrize(("options", "cpus"), [({}, 2), ({"workers": 3, "worker_cpus": 2}, 6), ({"worker_cpus": 1}, 2)])
+def test_a_local_cluster_has_the_cores_that_its_workers_ask_for(options, cpus, monkeypatch):
+    """Fault: the cores of another process, or workers of `--ray local` that are never placed."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1} if process == 0 else set(range(64)))
+    assert _local_cpus(Config(**options)) == cpus

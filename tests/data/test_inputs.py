@@ -309,6 +309,7 @@ def test_an_address_that_breaks_off_is_an_error_record(memory: Any, monkeypatch:
         ("memory://b/*.json", "/b/*.json", "/b/a.json", "memory://b/a.json"),
         ("s3://b/f/", "b/f", "b/f/1.jsonl", "s3://b/f/1.jsonl"),
         ("s3://b/b/*", "b/b/*", "b/b/1", "s3://b/b/1"),
+        ("aa://a/x*", "a/x*", "a/x1", "aa://a/x1"),
         ("s3://key@host/x*", "other/x*", "other/x1", None),
         ("s3://b/f/*", "b/f/*", "c/f/1", None),
     ],

@@ -199,3 +199,13 @@ def test_names_that_begin_with_an_underscore_are_refused(model_dir: Callable[...
     """A namespace must not be a way to attributes of Python's."""
     with pytest.raises(RequestError, match="_x"):
         template_of(model_dir("gpt2", source)).render([USER])
+
+
+def test_a_template_that_becomes_no_text_fails_its_conversation(
+    model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library's method decides which of several templates is used, and may give anything."""
+    template = template_of(model_dir("chatml", STABLE_TEMPLATE))
+    monkeypatch.setattr(type(template._source), "get_chat_template", lambda self, has_tools: 5)
+    with pytest.raises(RequestError, match="it is a int; expected a text"):
+        template.render([USER])

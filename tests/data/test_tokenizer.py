@@ -15,7 +15,7 @@ from apcbatch.data.chat.prompt_tokens import _parts
 from apcbatch.data.helper_child import REFUSED
 from apcbatch.data.tokenization.tokenizer import load_tokenizer, read_json
 from apcbatch.data.tokenization.tokenizer_child import load
-from apcbatch.errors import ModelError
+from apcbatch.errors import ModelError, RequestError
 from tests.data.conftest import KINDS, build_tokenizer, save_model
 
 ROOT = Path(__file__).parents[2]
@@ -212,3 +212,17 @@ def test_a_configuration_that_is_no_file_is_told(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").mkdir()
     with pytest.raises(ModelError, match="tokenizer_config.json cannot be read: "):
         read_json(tmp_path / "tokenizer_config.json")
+
+
+def test_a_tokenizer_that_takes_no_text_at_all_is_told_at_once(
+    model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a run that begins although each of its prompts would fail."""
+    tokenizer = load_tokenizer(model_dir("chatml"))
+
+    def refuse(text: str) -> None:
+        raise RequestError("invalid_request", "no text")
+
+    monkeypatch.setattr(tokenizer, "encode_prompt", refuse)
+    with pytest.raises(ModelError, match="the tokenizer in .* cannot be used: no text"):
+        _ = tokenizer.begins_with_bos

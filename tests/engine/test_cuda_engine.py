@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from apcbatch import Engine
-from apcbatch.kernels.backend import backend_for
 from apcbatch.kernels.cuda.batch import DeviceBatch
 from apcbatch.kernels.cuda.few_rows import FewRows
 from apcbatch.kernels.ragged import Ragged
@@ -18,6 +17,7 @@ from apcbatch.model import graphs
 from apcbatch.model.arena import StateArena
 from apcbatch.model.batch import Batch
 from apcbatch.model.causal_lm import CausalLM
+from apcbatch.model.devices import backend_for
 from apcbatch.model.families import load_model_config, state_layout
 from tests.engine.test_sameness import Answers, agent_prompts, answers
 

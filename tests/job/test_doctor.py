@@ -15,7 +15,7 @@ from apcbatch.cores import Cores
 from apcbatch.engine.engine import Engine
 from apcbatch.errors import RequestError, UsageError
 from apcbatch.job import doctor
-from apcbatch.kernels.cpu import scan as cpu
+from apcbatch.kernels.cpu.ops import ops as cpu
 from apcbatch.kernels.cuda import extension as cuda
 from apcbatch.model.locate import DEMO_DIR
 from apcbatch.resolution import load

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from apcbatch.kernels import reference
-from apcbatch.kernels.backend import backend_for
 from apcbatch.kernels.ragged import Ragged
+from apcbatch.model.devices import backend_for
 
 DTYPES = [torch.float32, torch.bfloat16]
 # relative and absolute tolerance against float64

@@ -8,11 +8,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from apcbatch.kernels import arguments, recurrent_arguments, row_arguments
-from apcbatch.kernels.arguments import CPU, view
+from apcbatch.kernels import arguments
+from apcbatch.kernels.arguments import CPU, PAGE_TOKENS, view
 from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.layer import Residual
-from apcbatch.kernels.row_arguments import PAGE_TOKENS
 from apcbatch.kernels.threads import set_threads, threads
 
 OTHER = torch.device("meta")  # stands for a CUDA device: nothing is computed here
@@ -29,12 +28,10 @@ CHECKS: dict[str, Callable[[torch.device, torch.device], object]] = {
     "vector": lambda device, beside: arguments.float_vector(
         torch.empty(3, device=device), "weight", 3, torch.empty(2, 3, device=beside), "x"
     ),
-    "tokens": lambda device, beside: recurrent_arguments.token_stride(
+    "tokens": lambda device, beside: arguments.token_stride(
         torch.empty(2, 3, device=device), "dt", 2, 3, torch.empty(2, 3, device=beside)
     ),
-    "slots": lambda device, beside: recurrent_arguments.slot_stride(
-        torch.empty(4, 2, 3, device=device), (2, 3), F32, beside
-    ),
+    "slots": lambda device, beside: arguments.slot_stride(torch.empty(4, 2, 3, device=device), (2, 3), F32, beside),
 }
 
 
@@ -56,9 +53,9 @@ def test_a_refusal_names_the_device_where_that_is_not_the_cpu() -> None:
     with pytest.raises(ValueError, match=r"A must be contiguous of shape \(3,\) and torch.float32 on meta; it is"):
         arguments.require_parameter(wrong, "A", (3,), F32, OTHER)
     with pytest.raises(ValueError, match=r"dt must be torch.float32 on meta \(like x\) of shape \(2, 3\)"):
-        recurrent_arguments.token_stride(wrong, "dt", 2, 3, x)
+        arguments.token_stride(wrong, "dt", 2, 3, x)
     with pytest.raises(ValueError, match=r"state must be torch.float32 on meta of shape \(num_slots, 2, 3\)"):
-        recurrent_arguments.slot_stride(wrong, (2, 3), F32, OTHER)
+        arguments.slot_stride(wrong, (2, 3), F32, OTHER)
     with pytest.raises(ValueError, match=r"A must be contiguous of shape \(3,\) and torch.float32; it is"):
         arguments.require_parameter(torch.empty(4, 3), "A", (3,), F32)
 
@@ -101,14 +98,16 @@ def test_what_a_part_left_is_added_once() -> None:
 
 
 ops, zeros, strided = CpuBackend(), torch.zeros, torch.empty_strided
-indices, parameter, slots = arguments.require_indices, arguments.require_parameter, recurrent_arguments.slot_stride
-kv, attend, cached = row_arguments.kv_arguments, row_arguments.attention_arguments, row_arguments.cache_views
+indices, parameter, slots = arguments.require_indices, arguments.require_parameter, arguments.slot_stride
+cached = arguments.cache_views
+kv = lambda k, v: ops.write_kv(k, v, CACHE, CACHE, ALL[:5])  # noqa: E731
+attend = lambda q: ops.paged_attention(q, CACHE, CACHE, ALL.view(1, -1), ALL[:2], ALL[:1], 1.0)  # noqa: E731
 CACHE, META = zeros(2, PAGE_TOKENS, 2, 8), zeros(2, 3, device="meta")
 META_CACHE, ALL = CACHE.to("meta"), torch.arange(PAGE_TOKENS)
 OTHER_ORDER = CACHE.transpose(0, 1).contiguous().transpose(0, 1)  # the same values, not contiguous
 WORDS = {  # words of the sentence -> (a call, what it refuses, each for one fault)
     "x must be (4, d_inner)": (
-        lambda shape: recurrent_arguments.token_rows(zeros(shape), 4), [(4,), (3, 2), (5, 2), (4, 0), (4, 2, 3)]
+        lambda shape: arguments.token_rows(zeros(shape), 4), [(4,), (3, 2), (5, 2), (4, 0), (4, 2, 3)]
     ),
     "x must have two dimensions": (lambda x: arguments.require_matrix(x, "x"), [zeros(3), zeros(1, 2, 3)]),
     "have two dimensions": (
@@ -134,7 +133,7 @@ WORDS = {  # words of the sentence -> (a call, what it refuses, each for one fau
         lambda state: slots(state, (3, 4), F32),
         [zeros(3, 4), zeros(2, 3, 4).double(), strided((2, 3, 4), (40, 5, 1))],
     ),
-    "must have slot": (lambda slot: recurrent_arguments.require_slots(slot, 7), [7, 9]),
+    "must have slot": (lambda slot: arguments.require_slots(slot, 7), [7, 9]),
     "k must lie in 1 to 4": (lambda k: ops.softmax_topk(zeros(1, 4), k), [0, 5]),
     "token must lie in [0, 4)": (lambda token: ops.token_logprob(zeros(4), token), [-1, 4]),
     "logits must be float32": (
@@ -144,12 +143,12 @@ WORDS = {  # words of the sentence -> (a call, what it refuses, each for one fau
     ),
     "at least one row and one column": (ops.pack_linear, [zeros(3, 0), zeros(0, 3)]),
     "k and v must be (tokens, 2, 8)": (
-        lambda shape: kv(zeros(shape), zeros(shape), CACHE, CACHE), [(5, 16), (5, 3, 8), (5, 2, 9), (5, 2, 8, 1)]
+        lambda shape: kv(zeros(shape), zeros(shape)), [(5, 16), (5, 3, 8), (5, 2, 9), (5, 2, 8, 1)]
     ),
-    "v must have the shape of k": (lambda v: kv(zeros(5, 2, 8), v, CACHE, CACHE), [zeros(4, 2, 8)]),
-    "k and v must have one dtype": (lambda v: kv(zeros(5, 2, 8), v, CACHE, CACHE), [zeros(5, 2, 8).bfloat16()]),
+    "v must have the shape of k": (lambda v: kv(zeros(5, 2, 8), v), [zeros(4, 2, 8)]),
+    "k and v must have one dtype": (lambda v: kv(zeros(5, 2, 8), v), [zeros(5, 2, 8).bfloat16()]),
     "a multiple of 2 heads, 8)": (
-        lambda shape: attend(zeros(shape), CACHE, CACHE),
+        lambda shape: attend(zeros(shape)),
         [(5, 2), (5, 4, 7), (5, 4, 9), (5, 3, 8), (5, 0, 8), (5, 4, 8, 1)]
     ),
     "the cache must be (pages, ": (
@@ -185,10 +184,10 @@ def test_each_fault_is_refused_alone(words: str) -> None:
 
 def test_what_lies_at_a_bound_is_taken() -> None:
     """Fault: a bound that is one too narrow, and a stride that is refused though no step takes it."""
-    assert recurrent_arguments.slot_stride(torch.empty_strided((2, 3, 4), (12, 4, 1)), (3, 4), F32) == 12
-    assert recurrent_arguments.slot_stride(torch.empty_strided((1, 3, 4), (0, 4, 1)), (3, 4), F32) == 0
-    assert recurrent_arguments.token_stride(torch.empty_strided((4, 1), (5, 3)), "B", 4, 1, torch.zeros(4, 2)) == 5
-    recurrent_arguments.require_slots(6, 7)
+    assert arguments.slot_stride(torch.empty_strided((2, 3, 4), (12, 4, 1)), (3, 4), F32) == 12
+    assert arguments.slot_stride(torch.empty_strided((1, 3, 4), (0, 4, 1)), (3, 4), F32) == 0
+    assert arguments.token_stride(torch.empty_strided((4, 1), (5, 3)), "B", 4, 1, torch.zeros(4, 2)) == 5
+    arguments.require_slots(6, 7)
     ops.add_rms_norm_(torch.empty_strided((1, 4), (0, 1)).zero_(), torch.zeros(1, 4), None, 1e-5, torch.float32)
     assert arguments.require_indices(torch.tensor([1, 9, 0])[::2], "rows", (2,), 2).tolist() == [1, 0]
     logits = torch.tensor([0.0, 1.0, 2.0, 3.0])

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from apcbatch.kernels import reference
+from apcbatch.kernels.arguments import PAGE_TOKENS as PAGE
 from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.isa import set_isa
 from apcbatch.kernels.layer import AttentionWeights, PreNorm
-from apcbatch.kernels.row_arguments import PAGE_TOKENS as PAGE
 from tests.effort import tries
 
 ops = CpuBackend()

@@ -9,19 +9,11 @@ import pytest
 import torch
 
 from apcbatch import Engine, Request
-from apcbatch.kernels.backend import backend_for
 from apcbatch.kernels.cpu.backend import CpuBackend
-from apcbatch.kernels.cuda.backend import CudaBackend
-from apcbatch.kernels.ops import OPS, Ops
+from apcbatch.kernels.ops import OPS
+from apcbatch.model.devices import backend_for
 
 CUDA = torch.device("cuda", 0)
-DEFAULTS = {name for name in OPS if name.startswith("run_")}  # the same on every device
-
-
-@pytest.mark.parametrize("backend", [CpuBackend, CudaBackend])
-def test_a_device_has_every_op(backend: type) -> None:
-    """Fault: an op that a device lacks is the face's empty one, and gives None."""
-    assert [name for name in OPS if name not in DEFAULTS and getattr(backend, name) is getattr(Ops, name)] == []
 
 
 def test_backends_of_one_process_keep_their_own_exactness(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from apcbatch.kernels.cuda import scan as cuda
 from apcbatch.kernels.cuda.batch import DeviceBatch
+from apcbatch.kernels.cuda.ops import CudaOps
+from apcbatch.kernels.cuda.ops import ops as cuda
 from tests.kernels.recurrent import DTYPES, Conv, Scan, assert_close, ragged, same_bits
 
 pytestmark = pytest.mark.cuda
@@ -73,7 +74,9 @@ def test_lanes_change_nothing(dtype, d_state):
     results = []
     for lanes in (1, 2, 4, 8):
         arena = start.clone()
-        out = cuda.selective_scan(
+        fixed = CudaOps()
+        fixed.lanes = lanes
+        out = fixed.selective_scan(
             inputs.x,
             inputs.dt,
             inputs.A,
@@ -84,7 +87,6 @@ def test_lanes_change_nothing(dtype, d_state):
             inputs.dt_bias,
             arena,
             batch,
-            lanes,
         )
         results.append((out, arena))
     for out, arena in results[1:]:

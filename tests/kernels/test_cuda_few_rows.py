@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from apcbatch.kernels.cuda.backend import CudaBackend
+from apcbatch.kernels.cuda.batch import batch_on
 from apcbatch.kernels.cuda.few_rows import FewRows
 from apcbatch.kernels.cuda.linear import DeviceLinear
 from apcbatch.kernels.cuda.mamba import DeviceMamba
-from apcbatch.kernels.cuda.scan import batch_on
 from apcbatch.kernels.layer import MambaWeights, PreNorm
 from apcbatch.kernels.ragged import Ragged
 from tests.kernels.recurrent import poison, ragged, same_bits

@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from apcbatch.kernels import reference
+from apcbatch.kernels.arguments import PAGE_TOKENS
 from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.cuda.backend import CudaBackend
 from apcbatch.kernels.cuda.linear import FIXED_ORDER_ROWS
-from apcbatch.kernels.cuda.norm import rms_norms
-from apcbatch.kernels.row_arguments import PAGE_TOKENS
 
 EXACT, ops = (CudaBackend(torch.device("cuda", 0), exact) for exact in (True, False))
 
@@ -60,7 +59,7 @@ def test_norms_at_once(columns: tuple[int, ...], dtype: torch.dtype) -> None:
         parts.append(wide[:, first : first + width])
         first += width
     weights = [None if i == 1 else draw(width) for i, width in enumerate(columns)]
-    normed = rms_norms(parts, weights, 1e-5, dtype)
+    normed = ops.rms_norms(parts, weights, 1e-5, dtype)
     for found, part, weight in zip(normed, parts, weights, strict=True):
         assert torch.equal(found, ops.rms_norm(part, weight, 1e-5, dtype))
 

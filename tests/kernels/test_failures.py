@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from apcbatch import _C
+from apcbatch.kernels.arguments import PAGE_TOKENS
 from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.ragged import Ragged
-from apcbatch.kernels.row_arguments import PAGE_TOKENS
 from tests.kernels.recurrent import Conv, Scan, ragged, same_bits
 
 ops = CpuBackend()

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 
-from apcbatch.kernels.backend import backend_for
-from apcbatch.kernels.ops import Backend
+from apcbatch.kernels.backend import Backend
 from apcbatch.layout import PAGE_TOKENS
 from apcbatch.model.arena import StateArena
 from apcbatch.model.batch import Batch
 from apcbatch.model.causal_lm import CausalLM, Part
+from apcbatch.model.devices import backend_for
 from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.model.hf_config import ModelConfig
 from tests.kernels.recurrent import ragged, same_bits

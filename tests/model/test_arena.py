@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from apcbatch.kernels.row_arguments import PAGE_TOKENS as KERNEL_PAGE_TOKENS
+from apcbatch.kernels.arguments import PAGE_TOKENS as KERNEL_PAGE_TOKENS
 from apcbatch.layout import PAGE_TOKENS, Extent, Role, StateLayout
 from apcbatch.model.arena import StateArena
 from apcbatch.model.families import load_model_config, state_layout

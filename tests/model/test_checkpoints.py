@@ -368,3 +368,13 @@ def test_memory_that_the_system_does_not_give_is_counted() -> None:
     size = f"{layout.slot_bytes * 2.0**30:.1f}"
     with pytest.raises(UsageError, match=f"the {1 << 60} states .* need {size} GiB, which the system does not give"):
         make_arena(layout, 1 << 60, 0, [torch.device("cpu")], [range(1)])
+
+
+def test_tensors_are_read_ahead_by_their_bytes_in_the_order_of_use(tiny_checkpoint: Checkpoints) -> None:
+    """Fault: ten times as much memory is filled as was allowed, or the last layer comes first."""
+    folder = tiny_checkpoint("mamba")
+    with Checkpoint(folder, torch.device("cpu")) as checkpoint:
+        sizes = checkpoint.sizes()
+    assert sizes == {name: tensor.nbytes for name, tensor in weights_of(folder).items()}
+    layers = [int(found[1]) for name in sizes if (found := re.search(r"layers\.(\d+)\.", name))]
+    assert layers == sorted(layers) and "layers" not in list(sizes)[-1]

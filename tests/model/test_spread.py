@@ -7,6 +7,8 @@ import random
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ from apcbatch.model.devices import choose_devices
 from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.model.peer_transfer import Hop
 from apcbatch.model.pipeline import balanced, stage_layers
-from apcbatch.model.pipeline_arena import SpreadArena
+from apcbatch.model.pipeline_arena import Marks, SpreadArena
 from tests.model.folders import REMOVED, weights_of, with_weights
 
 CPU = torch.device("cpu")
@@ -158,3 +160,11 @@ def test_a_tied_head_that_is_stored_too_must_be_the_embedding(
     assert Engine(with_weights(folder, tmp_path / "same", {"lm_head.weight": embedding})).fingerprint
     with pytest.raises(ModelError, match="lm_head.weight differs from the embedding"):
         Engine(with_weights(folder, tmp_path / "other", {"lm_head.weight": embedding + 1}))
+
+
+def test_a_mark_of_several_devices_is_reached_by_all() -> None:
+    """Fault: snapshots of a stage are read before that stage has written them."""
+    reached: list[int] = []
+    marks: Any = [SimpleNamespace(wait=lambda number=number: reached.append(number)) for number in range(3)]
+    Marks(marks).wait()
+    assert reached == [0, 1, 2]

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from apcbatch.bench.products import Products, product_shapes
+from apcbatch.kernels.backend import NOT_FUSED, KindOnDevice
 from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.layer import Residual
-from apcbatch.kernels.ops import NOT_FUSED, KindOnDevice
 from apcbatch.model import families
 from apcbatch.model.attention import ATTENTION
 from apcbatch.model.batch import Batch

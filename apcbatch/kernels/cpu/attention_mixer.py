@@ -9,11 +9,10 @@ from __future__ import annotations
 import torch
 
 from apcbatch import _C
+from apcbatch.kernels.arguments import cache_views
 from apcbatch.kernels.cpu.linear import PackedLinear
-from apcbatch.kernels.cpu.residual import norm_plan
-from apcbatch.kernels.cpu.sub_block import StackSubBlock
+from apcbatch.kernels.cpu.sub_block import StackSubBlock, norm_plan
 from apcbatch.kernels.layer import AttentionWeights, PreNorm
-from apcbatch.kernels.row_arguments import cache_views
 
 
 class FusedAttention(StackSubBlock):

@@ -11,10 +11,9 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from apcbatch import _C
-from apcbatch.kernels.cpu.linear import PackedLinear, linear
-from apcbatch.kernels.cpu.logits import softmax_topk
-from apcbatch.kernels.cpu.residual import norm_plan, normed
-from apcbatch.kernels.cpu.sub_block import FusedSubBlock
+from apcbatch.kernels.cpu.linear import PackedLinear
+from apcbatch.kernels.cpu.ops import ops
+from apcbatch.kernels.cpu.sub_block import FusedSubBlock, norm_plan
 from apcbatch.kernels.layer import Expert, MatrixProduct, PreNorm, Residual
 from apcbatch.kernels.ragged import Ragged
 
@@ -76,8 +75,8 @@ class FusedMixture(FusedSubBlock):
         these rows."""
         router, t = self._router, residual.sum.shape[0]
         yield MatrixProduct(t, router, torch.float32)
-        x = normed(residual.rows(torch.arange(t)), self._norm, router.dtype)
-        _, chosen = softmax_topk(linear(x, router, torch.float32), self._experts_per_token)
+        x = ops.normed(residual.rows(torch.arange(t)), self._norm, router.dtype)
+        _, chosen = ops.softmax_topk(ops.linear(x, router, torch.float32), self._experts_per_token)
         for expert, rows in zip(self._experts, chosen.flatten().bincount(minlength=len(self._experts)), strict=True):
             if rows:
                 yield from _expert_products(expert, int(rows))

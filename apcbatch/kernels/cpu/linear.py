@@ -15,7 +15,6 @@ from apcbatch import _C
 from apcbatch.kernels.arguments import (
     address,
     dtype_code,
-    float_vector,
     num_threads,
     require_cpu,
     require_indices,
@@ -74,29 +73,3 @@ def projection(packed: PackedLinear, bias: torch.Tensor | None) -> _C.Projection
         dtype=dtype_code(packed.data, "weight"),
         bias=address(bias),
     )
-
-
-def linear(
-    x: torch.Tensor,
-    packed: PackedLinear,
-    out_dtype: torch.dtype | None = None,
-    bias: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Compute y = x W^T (+ bias), accumulated in float32. With bfloat16 weights, a float32 x is first rounded to
-    bfloat16.
-
-    x: (t, in) float32 or bfloat16, any row stride. out_dtype: float32 or bfloat16; None: x's. bias: (out,) float32 or
-    bfloat16. Returns (t, out). Raises ValueError.
-    """
-    require_cpu(x, "x")
-    require_matrix(x, "x")
-    t, in_features = x.shape
-    if in_features != packed.in_features:
-        raise ValueError(f"x must have {packed.in_features} columns, the weight's inputs; it is {tuple(x.shape)}")
-    plan = packed.plan
-    if bias is not None:
-        bias = float_vector(bias, "bias", packed.out_features, x, "y")
-        plan = projection(packed, bias)
-    y = torch.empty(t, packed.out_features, dtype=out_dtype or x.dtype)
-    _C.linear(t, view(x, "x"), plan, view(y, "out_dtype"), num_threads())
-    return y

@@ -16,14 +16,14 @@ from apcbatch.kernels.arguments import (
     FLOAT32,
     address,
     require_parameter,
+    require_slots,
+    slot_stride,
 )
 from apcbatch.kernels.cpu.linear import PackedLinear, projection
-from apcbatch.kernels.cpu.residual import norm_plan
-from apcbatch.kernels.cpu.scan import MAX_CONV_WIDTH, MAX_D_STATE
-from apcbatch.kernels.cpu.sub_block import FusedSubBlock
+from apcbatch.kernels.cpu.ops import MAX_CONV_WIDTH, MAX_D_STATE
+from apcbatch.kernels.cpu.sub_block import FusedSubBlock, norm_plan
 from apcbatch.kernels.layer import MambaWeights, MatrixProduct, PreNorm, Residual
 from apcbatch.kernels.ragged import Ragged
-from apcbatch.kernels.recurrent_arguments import require_slots, slot_stride
 
 
 class FusedMamba(FusedSubBlock):

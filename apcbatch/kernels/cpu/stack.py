@@ -13,19 +13,24 @@ from typing import NamedTuple, NoReturn, TypeAlias
 import torch
 
 from apcbatch import _C
-from apcbatch.kernels.arguments import address, num_threads, require_indices, require_parameter
-from apcbatch.kernels.cpu.attention import require_sequences
+from apcbatch.kernels.arguments import (
+    PAGE_TOKENS,
+    address,
+    num_threads,
+    require_indices,
+    require_parameter,
+    require_slots,
+)
+from apcbatch.kernels.backend import Pages, Passed, StackEntry
 from apcbatch.kernels.cpu.linear import PackedLinear
-from apcbatch.kernels.cpu.residual import norm_plan
+from apcbatch.kernels.cpu.ops import require_sequences
+from apcbatch.kernels.cpu.sub_block import norm_plan
 from apcbatch.kernels.layer import PreNorm
-from apcbatch.kernels.ops import Pages, Passed, StackEntry
 from apcbatch.kernels.ragged import Ragged
-from apcbatch.kernels.recurrent_arguments import require_slots
-from apcbatch.kernels.row_arguments import PAGE_TOKENS
 
 
 class FusedStack:
-    """See apcbatch.kernels.ops.PassStack. Raises ValueError if the shapes do not fit."""
+    """See apcbatch.kernels.backend.PassStack. Raises ValueError if the shapes do not fit."""
 
     def __init__(
         self, layers: Sequence[Sequence[StackEntry]], norm: PreNorm, head: PackedLinear, embedding: torch.Tensor | None

@@ -10,10 +10,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
+import torch
+
 from apcbatch import _C
-from apcbatch.kernels.arguments import num_threads
-from apcbatch.kernels.cpu.residual import addresses
-from apcbatch.kernels.layer import MatrixProduct, Residual
+from apcbatch.kernels.arguments import num_threads, require_parameter
+from apcbatch.kernels.layer import MatrixProduct, PreNorm, Residual
 from apcbatch.kernels.ragged import Ragged
 
 
@@ -35,7 +36,7 @@ class StackSubBlock:
 
 
 class FusedSubBlock(StackSubBlock, ABC):
-    """Sub-block that also runs alone, as one call (apcbatch.kernels.ops.FusedSubBlock)."""
+    """Sub-block that also runs alone, as one call (apcbatch.kernels.backend.FusedSubBlock)."""
 
     most_captured = 0  # no CUDA graph holds what runs on the CPU
 
@@ -47,3 +48,19 @@ class FusedSubBlock(StackSubBlock, ABC):
         """Run it alone; ragged: for a kind with slots. Raises ValueError."""
         t, places = residual.sum.shape[0], addresses(residual, self.hidden)
         self.plan.run(t, None if ragged is None else ragged.params, *places, num_threads())
+
+
+def norm_plan(norm: PreNorm, hidden: int) -> _C.PreNorm:
+    """Make the compiled module's handle of a norm of `hidden` columns. It holds an address only: the caller keeps the
+    norm alive. Raises ValueError."""
+    require_parameter(norm.weight, "norm", (hidden,), torch.float32)
+    return _C.PreNorm(norm.weight.data_ptr(), norm.eps)
+
+
+def addresses(residual: Residual, hidden: int) -> tuple[int, int, bool]:
+    """Return (address of sum, address of delta, has_delta) for a fused sub-block, and set has_delta, as the sub-block
+    overwrites delta with its output. Raises ValueError unless the residual has `hidden` columns."""
+    if residual.sum.shape[1] != hidden:
+        raise ValueError(f"the residual must have the part's {hidden} columns; it is {tuple(residual.sum.shape)}")
+    had_delta, residual.has_delta = residual.has_delta, True
+    return residual.sum.data_ptr(), residual.delta.data_ptr(), had_delta

@@ -65,3 +65,13 @@ def _lists(ragged: Ragged) -> tuple[list[torch.Tensor], list[int], int]:
         torch.tensor(order, dtype=torch.int64, device="cpu"),
     ]
     return lists, lengths, sum(length > 1 for length in lengths)
+
+
+def batch_on(device: torch.device, ragged: Ragged | DeviceBatch) -> DeviceBatch:
+    """Return the batch on this device. A Ragged is uploaded by the first op that uses it. Raises ValueError for a
+    DeviceBatch on another device."""
+    if isinstance(ragged, Ragged):
+        return ragged.on(device, DeviceBatch)
+    if ragged.device != device:
+        raise ValueError(f"the batch must be on {device}, like x; it is on {ragged.device}")
+    return ragged

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 
 import torch
 
-from apcbatch.kernels.arguments import address
+from apcbatch.kernels.arguments import address, slot_stride
 from apcbatch.kernels.cuda.batch import DeviceBatch
 from apcbatch.kernels.cuda.extension import ALIGNMENT, DTYPE_CODES, current_stream, extension
 from apcbatch.kernels.cuda.fixed_order import ProductShape
 from apcbatch.kernels.cuda.linear import DeviceLinear
 from apcbatch.kernels.layer import MambaWeights, PreNorm, Residual
-from apcbatch.kernels.recurrent_arguments import slot_stride
 
 
 @dataclass(frozen=True, eq=False)

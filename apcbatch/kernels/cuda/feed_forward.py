@@ -8,10 +8,8 @@ from collections.abc import Sequence
 import torch
 
 from apcbatch.kernels.cuda.experts import FewTokens
-from apcbatch.kernels.cuda.linear import DeviceLinear, linear
-from apcbatch.kernels.cuda.logits import softmax_topk
-from apcbatch.kernels.cuda.norm import silu_mul
-from apcbatch.kernels.cuda.residual import normed
+from apcbatch.kernels.cuda.linear import DeviceLinear
+from apcbatch.kernels.cuda.ops import ops
 from apcbatch.kernels.layer import Expert, PreNorm, Residual
 from apcbatch.kernels.ragged import Ragged
 
@@ -25,8 +23,8 @@ MOST_FILLED = 512  # rows of an expert, on average; exclusive
 def swiglu(expert: Expert[DeviceLinear], x: torch.Tensor) -> torch.Tensor:
     """Compute down(silu(gate x) * up x): (t, h) -> (t, h) float32."""
     f = expert.down.in_features
-    gate_up = linear(x, expert.gate_up)  # (t, h) -> (t, 2f)
-    return linear(silu_mul(gate_up[:, :f], gate_up[:, f:]), expert.down, out_dtype=torch.float32)
+    gate_up = ops.linear(x, expert.gate_up)  # (t, h) -> (t, 2f)
+    return ops.linear(ops.silu_mul(gate_up[:, :f], gate_up[:, f:]), expert.down, out_dtype=torch.float32)
 
 
 class DeviceMlp:
@@ -38,7 +36,7 @@ class DeviceMlp:
         self._norm, self._expert = norm, expert
 
     def __call__(self, residual: Residual, _: Ragged) -> None:
-        residual.leave(swiglu(self._expert, normed(residual, self._norm, self._expert.down.dtype)))
+        residual.leave(swiglu(self._expert, ops.normed(residual, self._norm, self._expert.down.dtype)))
 
 
 class DeviceMixture:
@@ -64,9 +62,9 @@ class DeviceMixture:
         self.most_captured = self._few.most_pairs // experts_per_token
 
     def __call__(self, residual: Residual, _: Ragged) -> None:
-        x = normed(residual, self._norm, self.router.dtype)
-        logits = linear(x, self.router, out_dtype=torch.float32)  # (t, h) -> (t, e)
-        weights, chosen = softmax_topk(logits, self.experts_per_token)  # (t, k) each
+        x = ops.normed(residual, self._norm, self.router.dtype)
+        logits = ops.linear(x, self.router, out_dtype=torch.float32)  # (t, h) -> (t, e)
+        weights, chosen = ops.softmax_topk(logits, self.experts_per_token)  # (t, k) each
         few = x.shape[0] <= self.most_captured
         make = self._few.mixture if few else self._one_by_one
         residual.leave(make(x, weights, chosen, residual.present))

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import torch
 
-from apcbatch.kernels.arguments import address
+from apcbatch.kernels.arguments import address, require_slots, slot_stride
 from apcbatch.kernels.cuda.batch import DeviceBatch
 from apcbatch.kernels.cuda.extension import DTYPE_CODES, current_stream, extension
 from apcbatch.kernels.cuda.linear import DeviceLinear
 from apcbatch.kernels.layer import MambaWeights
-from apcbatch.kernels.recurrent_arguments import require_slots, slot_stride
 
 MOST_TAPS = 4
 STATES = 16

@@ -1,4 +1,4 @@
-"""Matrix product on a CUDA device: y = x W^T (+ bias). Arguments: apcbatch.kernels.cpu.linear; float16 is also taken.
+"""Matrix product on a CUDA device: y = x W^T (+ bias).
 
 Invariant: with exact weights, a row of y depends on that row of x alone. With others this holds for fixed-order
 products of at most FIXED_ORDER_ROWS rows; beyond, cuBLAS picks its kernel by the number of rows.
@@ -64,20 +64,11 @@ def pack_linear(weight: torch.Tensor, exact: bool, products: FixedOrderProducts)
     return DeviceLinear(weight, exact, products, pieces_of(weight))
 
 
-def linear(
-    x: torch.Tensor,
-    packed: DeviceLinear,
-    out_dtype: torch.dtype | None = None,
-    bias: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Compute y = x W^T (+ bias), accumulated in float32: see apcbatch.kernels.cpu.linear. x must have the weights'
+def product(x: torch.Tensor, packed: DeviceLinear, out_dtype: torch.dtype, bias: torch.Tensor | None) -> torch.Tensor:
+    """Compute y = x W^T (+ bias), accumulated in float32: see Ops.linear. Raises ValueError unless x has the weights'
     dtype."""
-    if x.dtype != packed.dtype or x.dim() != 2 or x.shape[1] != packed.in_features:
-        raise ValueError(
-            f"x must be {packed.dtype} with {packed.in_features} columns, the weight's inputs; it is {x.dtype} of "
-            f"shape {tuple(x.shape)}"
-        )
-    out_dtype = out_dtype or x.dtype
+    if x.dtype != packed.dtype:
+        raise ValueError(f"x must be {packed.dtype}, as the weights are; it is {x.dtype}")
     products = packed.fixed_order_for(x.shape[0])
     if products is not None:
         y = products.product(x, packed.weight, out_dtype, packed.pieces)

@@ -1,0 +1,99 @@
+"""Ops on a CUDA device: how apcbatch.kernels.ops launches them, and what only this device checks.
+
+An op runs on the current stream and returns before the device has finished. The bits differ from the CPU kernels'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from apcbatch.kernels.arguments import PAGE_TOKENS, address
+from apcbatch.kernels.cuda.batch import DeviceBatch, batch_on
+from apcbatch.kernels.cuda.extension import DTYPE_CODES, current_stream, extension
+from apcbatch.kernels.cuda.linear import DeviceLinear, product
+from apcbatch.kernels.layer import Residual
+from apcbatch.kernels.ops import Ops
+from apcbatch.kernels.ragged import Ragged
+
+_LIMITS = {"taps": "MOST_TAPS", "states": "MOST_STATES", "choices": "MOST_CHOICES"}
+
+
+class CudaOps(Ops[DeviceLinear]):
+    """See apcbatch.kernels.ops. A batch may be a DeviceBatch, which is on the device already."""
+
+    _codes: ClassVar[Mapping[torch.dtype, int]] = DTYPE_CODES
+    _has_one_kv_dtype: ClassVar[bool] = True
+    lanes = 0  # threads that share a channel's states in a scan: 1, 2, 4 or 8; 0: the kernel chooses. Bits stay equal
+
+    def residual(self, begin: torch.Tensor, present: torch.Tensor | None = None) -> Residual:
+        """See Ops."""
+        return Residual(begin, begin, present)
+
+    def rms_norms(
+        self,
+        xs: Sequence[torch.Tensor],
+        weights: Sequence[torch.Tensor | None],
+        eps: float,
+        out_dtype: torch.dtype,
+    ) -> list[torch.Tensor]:
+        """Compute `rms_norm` of each x with its weight, in one launch if the kernel supports it."""
+        norms = [self._norm_arguments(x, None, weight, eps, out_dtype) for x, weight in zip(xs, weights, strict=True)]
+        self._launch("rms_norms", xs[0], [extension().Norm(*arguments) for arguments, _, _ in norms])
+        return [y for _, y, _ in norms]
+
+    def _launch(self, name: str, beside: torch.Tensor, *arguments: Any) -> None:
+        with torch.cuda.device(beside.device):
+            getattr(extension(), name)(*arguments, current_stream())
+
+    def _launch_over(self, name: str, batch: DeviceBatch, **arguments: Any) -> None:
+        if name == "selective_scan":
+            arguments["lanes"] = self.lanes
+        with torch.cuda.device(batch.device):
+            getattr(extension(), name)(batch=batch.params, stream=current_stream(), **arguments)
+
+    def _most(self, what: str) -> int:
+        limit: int = getattr(extension(), _LIMITS[what])
+        return limit
+
+    def _require_here(self, tensor: torch.Tensor, name: str) -> None:
+        if not tensor.is_cuda:
+            raise ValueError(f"{name} must be on a CUDA device, where this kernel runs; it is on {tensor.device}")
+
+    def _batch(self, x: torch.Tensor, ragged: Ragged | DeviceBatch) -> DeviceBatch:
+        return batch_on(x.device, ragged)
+
+    def _token_slots(self, token_slots: torch.Tensor, t: int, end: int) -> torch.Tensor:
+        if token_slots.shape != (t,):
+            raise ValueError(f"token_slots must be ({t},), a place for each token; it is {tuple(token_slots.shape)}")
+        return token_slots
+
+    def _sequences(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        page_table: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        context: torch.Tensor,
+    ) -> tuple[tuple[Any, ...], tuple[torch.Tensor | None, ...]]:
+        (t, heads, head_dim), kv_heads = q.shape, k_cache.shape[2]
+        b, columns = context.numel(), page_table.shape[1]
+        if head_dim > extension().MOST_HEAD_DIM:
+            raise ValueError(f"q must have heads of at most {extension().MOST_HEAD_DIM} columns; they have {head_dim}")
+        max_context = columns * PAGE_TOKENS
+        parts = None
+        if t == b and heads // kv_heads <= extension().MOST_SPLIT_HEADS:  # decode: one new token per sequence
+            splits = -(-max_context // extension().SPLIT_TOKENS)
+            parts = torch.empty((b, heads, splits, head_dim + 2), dtype=torch.float32, device=q.device)
+        lists = b, page_table.data_ptr(), columns, cu_seqlens.data_ptr(), context.data_ptr()
+        return (lists, t - b + 1, max_context, address(parts)), (parts,)
+
+    def _product(
+        self, x: torch.Tensor, packed: DeviceLinear, out_dtype: torch.dtype, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        return product(x, packed, out_dtype, bias)
+
+
+ops = CudaOps()  # for the fused sub-blocks: those of a model's backend may be observed
