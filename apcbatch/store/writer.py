@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -182,9 +182,10 @@ class Writer:
             self._is_closing = True
             dropped = [] if drain else self._drop_queue()
             self._change.notify_all()
-        for offer in dropped:
-            offer.report()
-        self._thread.join()
+        try:
+            _report(dropped)
+        finally:
+            self._thread.join()
 
     def _drop_queue(self) -> list[Offer]:
         """Empty the queue, and return the offers dropped."""
@@ -201,8 +202,7 @@ class Writer:
         try:
             while (batch := self._take()) is not None:
                 self._store(batch)
-                for offer in batch.offers:
-                    offer.report()
+                _report(batch.offers)
                 with self._change:
                     self._queued_keys.difference_update(offer.key for offer in batch.offers)
                     self._num_bytes -= batch.num_bytes
@@ -215,8 +215,7 @@ class Writer:
                 self._is_closing = True
                 dropped = self._drop_queue()
                 self._num_done = self._num_put
-            for offer in dropped:
-                offer.report()
+            _report(dropped)
 
     def _take(self) -> Batch | None:
         """Wait for the next batch, and take it from the queue. Return None when the queue is empty and closed."""
@@ -400,3 +399,15 @@ class Writer:
         except OSError as error:
             self._status.failure(error, "naming a snapshot")
             return False
+
+
+def _report(offers: Iterable[Offer]) -> None:
+    """Report every offer, then raise the first error of a callback: the others' owners must hear of theirs."""
+    errors: list[BaseException] = []
+    for offer in offers:
+        try:
+            offer.report()
+        except BaseException as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]

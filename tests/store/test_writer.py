@@ -142,12 +142,15 @@ def test_a_callback_that_fails_does_not_leave_anybody_waiting(folder: Path, warn
                 assert store.put(queued, 16, None, FINGERPRINT, arrays_of(queued), lambda *given: done.append(given))
                 raise ZeroDivisionError
 
-            store.put(key, 16, None, FINGERPRINT, arrays_of(key), fail)
+            beside = key_of("beside", 16)
+            with store._writer._change:  # both in one batch
+                store.put(key, 16, None, FINGERPRINT, arrays_of(key), fail)
+                store.put(beside, 16, None, FINGERPRINT, arrays_of(beside), lambda *given: done.append(given))
             store.flush()
             assert not store.put(key_of("b", 16), 16, None, FINGERPRINT, arrays_of(key))
     finally:
         threading.excepthook = hook
-    assert [one.exc_type for one in seen] == [ZeroDivisionError] and done == [(queued, False)]
+    assert [one.exc_type for one in seen] == [ZeroDivisionError] and done == [(beside, True), (queued, False)]
 
 
 @pytest.mark.parametrize(
