@@ -50,7 +50,8 @@ int usable_threads(std::int64_t wanted) {
 
 int useful_threads(double work, double too_little, std::int64_t wanted) {
     constexpr double kAwake = 1.0 / 16;
-    return work < (Crew::led() != nullptr ? too_little * kAwake : too_little) ? 1 : usable_threads(wanted);
+    return work < (ThreadPool::led() != nullptr ? too_little * kAwake : too_little) ? 1
+                                                                                    : usable_threads(wanted);
 }
 
 }  // namespace apcbatch

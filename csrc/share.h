@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <new>
 
-#include "crew.h"
 #include "dispatch.h"
+#include "thread_pool.h"
 
 namespace apcbatch {
 
@@ -31,8 +31,8 @@ void share_pieces(std::int64_t count, std::int64_t num_threads, std::int64_t scr
     const auto one = [](const void* of, std::int64_t i, char* scratch) {
         (*static_cast<const Piece*>(of))(i, scratch);
     };
-    Crew::lead(threads, [&] {
-        if (!Crew::share(count, threads, scratch_bytes, one, &piece)) throw std::bad_alloc();
+    ThreadPool::lead(threads, [&] {
+        if (!ThreadPool::share(count, threads, scratch_bytes, one, &piece)) throw std::bad_alloc();
     });
 }
 

@@ -4,11 +4,11 @@
 #include <cstring>
 
 #include "attention.h"
-#include "crew.h"
 #include "parts.h"
 #include "rowwise.h"
 #include "scratch.h"
 #include "share.h"
+#include "thread_pool.h"
 
 namespace apcbatch {
 namespace {
@@ -159,7 +159,7 @@ void run_stack(const StackParams& p, const PassParams& pass, const std::function
                int num_threads) {
     const std::int64_t t = pass.ragged.cu_seqlens[pass.ragged.num_sequences], h = p.head.in;
     const std::int64_t r = pass.for_logits.count, s = pass.for_hidden.count;
-    Crew::lead(usable_threads(num_threads), [&] {
+    ThreadPool::lead(usable_threads(num_threads), [&] {
         Stream stream(t, r > s ? r : s, h, has_beside(p));
         embed(p, t, pass.tokens, stream.residual.sum, num_threads);
         const SubBlockInputs inputs{t, pass.ragged, pass.sequences};

@@ -319,7 +319,7 @@ void launch_dtype(const PagedAttention& p, cudaStream_t stream) {
 }
 
 // Returns true if the addresses are aligned: rows of each head in the cache to 16 bytes, queries to 4 bytes.
-bool lies_well(const PagedAttention& p) {
+bool is_aligned(const PagedAttention& p) {
     const auto multiple = [](const void* address, std::uintptr_t of) {
         return reinterpret_cast<std::uintptr_t>(address) % of == 0;
     };
@@ -330,7 +330,7 @@ bool lies_well(const PagedAttention& p) {
 }  // namespace
 
 bool takes_tiles(const PagedAttention& p) {
-    if (p.q_dtype == DType::float32 || p.head_dim > 128 || !lies_well(p)) return false;
+    if (p.q_dtype == DType::float32 || p.head_dim > 128 || !is_aligned(p)) return false;
     return attribute_of_device(cudaDevAttrComputeCapabilityMajor) >= 8 &&
            attribute_of_device(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= Shape<128, kManyWarps>::kBytes;
 }

@@ -39,18 +39,22 @@ class PassColumns:
     """Activity of the engine over time, a row for each pass or for several successive ones."""
 
     begin_s: list[float] = field(metadata=_means("seconds since the segment's begin"))
-    seconds: list[float] = field(metadata=_means("in the row's passes; from then to the next row nothing ran"))
-    prefill_s: list[float] = field(metadata=_means("of these, over prompts"))
-    decode_s: list[float] = field(metadata=_means("of these, over answers"))
-    store_s: list[float] = field(metadata=_means("of these, waiting for the store, and scheduling"))
-    passes: list[int] = field(metadata=_means("how many the row stands for"))
-    prefill_tokens: list[int] = field(metadata=_means("tokens of prompts that were computed"))
-    decode_tokens: list[int] = field(metadata=_means("tokens of answers that were computed"))
-    running: list[int] = field(metadata=_means("sequences in a pass, the most of any"))
-    waiting: list[int] = field(metadata=_means("requests in the engine that had not begun, the most of any"))
-    pool_bytes: list[int] = field(metadata=_means("snapshots in memory at the row's end"))
-    store_bytes: list[int] = field(metadata=_means("written to the store up to the row's end"))
-    failures: list[int] = field(metadata=_means("error records, those of lines that never came to the engine too"))
+    seconds: list[float] = field(
+        metadata=_means("seconds in the row's passes; then the engine was idle until the next row")
+    )
+    prefill_s: list[float] = field(metadata=_means("of these, in prefill"))
+    decode_s: list[float] = field(metadata=_means("of these, in decode"))
+    store_s: list[float] = field(metadata=_means("of these, in scheduling and waiting for the store"))
+    passes: list[int] = field(metadata=_means("number of passes in the row"))
+    prefill_tokens: list[int] = field(metadata=_means("prompt tokens computed"))
+    decode_tokens: list[int] = field(metadata=_means("answer tokens computed"))
+    running: list[int] = field(metadata=_means("maximum number of sequences in a pass"))
+    waiting: list[int] = field(metadata=_means("maximum number of requests queued in the engine"))
+    pool_bytes: list[int] = field(metadata=_means("bytes of the snapshots in memory at the row's end"))
+    store_bytes: list[int] = field(metadata=_means("bytes written to the store up to the row's end"))
+    failures: list[int] = field(
+        metadata=_means("error records, including those of lines that never reached the engine")
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,29 +62,31 @@ class EdgeColumns:
     """Prefix tree of the answered prompts, a row for each edge. Restored and computed tokens, summed over all rows,
     equal the run's sums, even if edges were left out."""
 
-    parent: list[int] = field(metadata=_means("the parent's row; -1 for the first, which is the empty prefix"))
-    begin: list[int] = field(metadata=_means("the position at which the edge begins, in tokens: its parent's end"))
-    end: list[int] = field(metadata=_means("and at which it ends: prompts fork there, or one ends"))
-    requests: list[int] = field(metadata=_means("requests whose prompts go through it or end there"))
-    restored: list[int] = field(metadata=_means("its tokens that were restored, over these requests"))
-    computed: list[int] = field(metadata=_means("its tokens that were computed, over these requests"))
+    parent: list[int] = field(metadata=_means("row of the parent; -1 for the first row, the empty prefix"))
+    begin: list[int] = field(metadata=_means("position where the edge begins, in tokens: the parent's end"))
+    end: list[int] = field(metadata=_means("position where the edge ends: prompts fork there, or one ends"))
+    requests: list[int] = field(metadata=_means("requests whose prompts contain the edge"))
+    restored: list[int] = field(metadata=_means("tokens of the edge that were restored, over these requests"))
+    computed: list[int] = field(metadata=_means("tokens of the edge that were computed, over these requests"))
     memory: list[int] = field(metadata=_means("restored tokens whose snapshot was in memory"))
     disk: list[int] = field(metadata=_means("restored tokens whose snapshot was in the store"))
-    snapshots: list[int] = field(metadata=_means("snapshots that the run kept on it"))
-    snapshot_bytes: list[int] = field(metadata=_means("what they weighed"))
-    dropped: list[int] = field(metadata=_means("those that left the memory for want of room"))
+    snapshots: list[int] = field(metadata=_means("snapshots that the run kept on the edge"))
+    snapshot_bytes: list[int] = field(metadata=_means("bytes of these snapshots"))
+    dropped: list[int] = field(metadata=_means("snapshots evicted for lack of room"))
     dropped_s: list[float | None] = field(
-        metadata=_means("when the last of them did, since the segment's begin; or null")
+        metadata=_means("time of the last eviction, in seconds since the segment's begin; or null")
     )
-    text: list[str] = field(metadata=_means("its first words, at most 80 characters; empty if they are not known"))
-    hidden: list[int] = field(metadata=_means("requests of branches that are not shown, and are counted here"))
+    text: list[str] = field(
+        metadata=_means("first words of the edge, at most 80 characters; empty if they are not known")
+    )
+    hidden: list[int] = field(metadata=_means("requests of branches that were merged into this edge"))
 
 
 @dataclass(frozen=True, slots=True)
 class End:
     """End of a segment: its duration, exit status and summary."""
 
-    seconds: float = field(metadata=_means("from the start to the end"))
+    seconds: float = field(metadata=_means("seconds from the start to the end"))
     exit_code: int = field(metadata=_means("the exit status"))
     summary: dict[str, Any] = field(metadata=_means("the summary"))
 
@@ -89,16 +95,14 @@ class End:
 class Segment:
     """Work of one process on an OUT. end: None if the process was killed, or if OUT could not be written any more."""
 
-    version: str = field(metadata=_means("of apcbatch"))
+    version: str = field(metadata=_means("version of apcbatch"))
     begin: float = field(metadata=_means("when it began, in seconds since 1970 (UTC)"))
     worker: str = field(metadata=_means("`main`"))
-    program: list[str] = field(metadata=_means("the command, without what is secret"))
-    input: str = field(metadata=_means("INPUT as it was named"))
-    options: list[tuple[str, Any, str]] = field(
-        metadata=_means("of each option its name, its value and where that came from")
-    )
+    program: list[str] = field(metadata=_means("the command, without secrets"))
+    input: str = field(metadata=_means("INPUT as given"))
+    options: list[tuple[str, Any, str]] = field(metadata=_means("name, value and origin of each option"))
     model: str = field(metadata=_means("`--model`"))
-    fingerprint: str = field(metadata=_means("of the model, in hex"))
+    fingerprint: str = field(metadata=_means("fingerprint of the model, in hex"))
     dtype: str = field(metadata=_means("`--dtype`"))
     device: str = field(metadata=_means("`cpu` or `cuda`"))
     machine: dict[str, Any] = field(metadata=_means("null for what is not known"))
@@ -111,7 +115,7 @@ class Segment:
         )
     )
     continue_command: str | None = field(
-        metadata=_means("the command that goes on; null if nothing is left to do", "continue")
+        metadata=_means("the command that continues the run; null if nothing is left to do", "continue")
     )
     end: End | None = field(metadata=_means("null if the process was killed"))
 

@@ -13,14 +13,14 @@
 
 namespace apcbatch {
 
-class Crew {
+class ThreadPool {
   public:
     // Runs piece i of `pieces`. Must not throw.
     using Piece = void (*)(const void* pieces, std::int64_t i, char* scratch);
     using Work = void (*)(const void* work);
 
     // Returns the thread pool that the calling thread leads; null if it leads none.
-    static Crew* led();
+    static ThreadPool* led();
 
     // Runs `work` on this thread, which leads a pool of `threads` (fewer if the system has no more) until it
     // returns. Rethrows its exceptions. A nested call reuses the pool that this thread already leads.
@@ -54,7 +54,7 @@ class Crew {
 
     std::unique_ptr<Run[]> runs_;
     std::unique_ptr<Record[]> records_;
-    int room_ = 0;  // capacity of runs_ and records_, in threads
+    int capacity_ = 0;  // capacity of runs_ and records_, in threads
     int size_ = 1;
     std::uint32_t kernel_ = 0;
     std::int64_t expected_ = 0;  // blocks of all kernels so far, without those that the leader has finished
@@ -72,8 +72,8 @@ class Crew {
 
     void open(int threads);
     void close();
-    bool hand_out(std::int64_t count, std::int64_t threads, std::int64_t scratch_bytes, Piece piece,
-                  const void* pieces, char* scratch);
+    bool submit(std::int64_t count, std::int64_t threads, std::int64_t scratch_bytes, Piece piece,
+                const void* pieces, char* scratch);
     void serve(int member);
     std::int64_t take(int run, std::uint32_t kernel, char* scratch);
     double busy_s() const;

@@ -1,4 +1,4 @@
-#include "crew.h"
+#include "thread_pool.h"
 
 #include <exception>
 
@@ -24,7 +24,7 @@ constexpr std::uint64_t packed(std::uint32_t kernel, std::int64_t next, std::int
 
 // Waiting policy: spin first, so that a thread begins a new kernel in less than a microsecond; after kSpins
 // turns, yield the processor.
-class Patience {
+class SpinWait {
   public:
     void wait() {
         ++turns_;
@@ -39,57 +39,57 @@ class Patience {
 #endif
     }
     // True once per wait: when it has lasted long enough to steal pieces from other runs.
-    bool is_up() const { return turns_ == kBeforeTaking; }
+    bool has_lasted() const { return turns_ == kBeforeTaking; }
 
   private:
     static constexpr int kBeforeTaking = 200, kSpins = 4000;
     std::int64_t turns_ = 0;
 };
 
-thread_local Crew* leads = nullptr;
+thread_local ThreadPool* leads = nullptr;
 
 }  // namespace
 
-Crew* Crew::led() { return leads; }
+ThreadPool* ThreadPool::led() { return leads; }
 
-void Crew::lead(int threads, Work function, const void* work) {
+void ThreadPool::lead(int threads, Work function, const void* work) {
     if (leads != nullptr || threads <= 1) return function(work);
-    thread_local Crew own;
-    Crew& crew = own;  // inside the region, each thread's `own` is a different, thread-local object
-    crew.open(threads);
+    thread_local ThreadPool own;
+    ThreadPool& pool = own;  // inside the region, each thread's `own` is a different, thread-local object
+    pool.open(threads);
     std::exception_ptr error;  // an exception must not leave the region
 #pragma omp parallel num_threads(threads)
     {
 #if defined(_OPENMP)
         const int member = omp_get_thread_num();
-        if (member == 0) crew.size_ = omp_get_num_threads();
+        if (member == 0) pool.size_ = omp_get_num_threads();
 #else
         const int member = 0;
 #endif
         if (member == 0) {
-            leads = &crew;
+            leads = &pool;
             try {
                 function(work);
             } catch (...) {
                 error = std::current_exception();
             }
             leads = nullptr;
-            crew.close();
+            pool.close();
         } else {
-            crew.serve(member);
+            pool.serve(member);
         }
     }
     if (error) std::rethrow_exception(error);
 }
 
 // Resets the pool for a new region. No other thread is in the region yet, so relaxed stores suffice.
-void Crew::open(int threads) {
-    if (room_ < threads) {
+void ThreadPool::open(int threads) {
+    if (capacity_ < threads) {
         runs_ = std::make_unique<Run[]>(std::size_t(threads));
         records_ = std::make_unique<Record[]>(std::size_t(threads));
-        room_ = threads;
+        capacity_ = threads;
     }
-    for (int i = 0; i < room_; ++i) {
+    for (int i = 0; i < capacity_; ++i) {
         runs_[std::size_t(i)].left.store(0, std::memory_order_relaxed);
         records_[std::size_t(i)].blocks.store(0, std::memory_order_relaxed);
         records_[std::size_t(i)].busy_s.store(0.0, std::memory_order_relaxed);
@@ -100,12 +100,12 @@ void Crew::open(int threads) {
     expected_ = 0;
 }
 
-void Crew::close() {
+void ThreadPool::close() {
     for (int i = 1; i < size_; ++i)
         runs_[std::size_t(i)].left.store(packed(kEnd, 0, 0), std::memory_order_release);
 }
 
-void Crew::serve(int member) {
+void ThreadPool::serve(int member) {
     const std::atomic<std::uint64_t>& left = runs_[std::size_t(member)].left;
     Record& record = records_[std::size_t(member)];
     std::uint32_t kernel = 0;
@@ -121,7 +121,7 @@ void Crew::serve(int member) {
         record.blocks.store(record.blocks.load(std::memory_order_relaxed) + blocks,
                             std::memory_order_release);
     };
-    for (Patience patience;;) {
+    for (SpinWait spin;;) {
         const std::uint32_t now = std::uint32_t(left.load(std::memory_order_acquire) >> 32);
         if (now == kEnd) return;
         if (now != kernel) {
@@ -132,17 +132,17 @@ void Crew::serve(int member) {
             } else {
                 work(false);
             }
-            patience = Patience();
+            spin = SpinWait();
             continue;
         }
-        patience.wait();
-        if (patience.is_up() && scratch != nullptr) work(true);
+        spin.wait();
+        if (spin.has_lasted() && scratch != nullptr) work(true);
     }
 }
 
 // Claims and computes the remaining blocks of a thread's run, while it belongs to this kernel. Returns the
 // number of blocks computed.
-std::int64_t Crew::take(int run, std::uint32_t kernel, char* scratch) {
+std::int64_t ThreadPool::take(int run, std::uint32_t kernel, char* scratch) {
     std::atomic<std::uint64_t>& left = runs_[std::size_t(run)].left;
     std::int64_t taken = 0;
     std::uint64_t seen = left.load(std::memory_order_acquire);
@@ -160,32 +160,32 @@ std::int64_t Crew::take(int run, std::uint32_t kernel, char* scratch) {
 }
 
 // Busy seconds of all threads except the leader.
-double Crew::busy_s() const {
+double ThreadPool::busy_s() const {
     double sum = 0.0;
     for (int i = 1; i < size_; ++i) sum += records_[std::size_t(i)].busy_s.load(std::memory_order_relaxed);
     return sum;
 }
 
-std::int64_t Crew::take_others(int member, std::uint32_t kernel, char* scratch) {
+std::int64_t ThreadPool::take_others(int member, std::uint32_t kernel, char* scratch) {
     const int threads = at_.threads.load(std::memory_order_relaxed);
     std::int64_t taken = 0;
     for (int i = 1; i < threads; ++i) taken += take((member + i) % threads, kernel, scratch);
     return taken;
 }
 
-bool Crew::share(std::int64_t count, std::int64_t threads, std::int64_t scratch_bytes, Piece piece,
-                 const void* pieces) {
+bool ThreadPool::share(std::int64_t count, std::int64_t threads, std::int64_t scratch_bytes, Piece piece,
+                       const void* pieces) {
     const int size = leads == nullptr ? 1 : leads->size_;
     threads = threads < size ? threads : size;
     threads = threads < count ? threads : count;
     char* scratch = thread_scratch(scratch_bytes);
-    if (threads > 1) return leads->hand_out(count, threads, scratch_bytes, piece, pieces, scratch);
+    if (threads > 1) return leads->submit(count, threads, scratch_bytes, piece, pieces, scratch);
     for (std::int64_t i = 0; scratch != nullptr && i < count; ++i) piece(pieces, i, scratch);
     return scratch != nullptr || count <= 0;
 }
 
-bool Crew::hand_out(std::int64_t count, std::int64_t threads, std::int64_t scratch_bytes, Piece piece,
-                    const void* pieces, char* scratch) {
+bool ThreadPool::submit(std::int64_t count, std::int64_t threads, std::int64_t scratch_bytes, Piece piece,
+                        const void* pieces, char* scratch) {
     const bool timed = recording_parts();
     const double begin = timed ? clock_s() : 0.0, busy_before = timed ? busy_s() : 0.0;
     at_.timed.store(timed, std::memory_order_relaxed);
@@ -204,15 +204,15 @@ bool Crew::hand_out(std::int64_t count, std::int64_t threads, std::int64_t scrat
     }
     std::int64_t own = scratch == nullptr ? 0 : take(0, kernel_, scratch);
     double own_s = timed ? clock_s() - begin : 0.0;
-    Patience patience;
+    SpinWait spin;
     for (;;) {
         std::int64_t done = own, refusals = 0;
         for (int i = 1; i < size_; ++i)
             done += records_[std::size_t(i)].blocks.load(std::memory_order_acquire);
         if (done == expected_) break;
-        patience.wait();
+        spin.wait();
         if (scratch != nullptr) {
-            if (!patience.is_up()) continue;
+            if (!spin.has_lasted()) continue;
             const double again = timed ? clock_s() : 0.0;
             own += take_others(0, kernel_, scratch);
             if (timed) own_s += clock_s() - again;
