@@ -60,14 +60,6 @@ class Pages(NamedTuple):
     token_slots: torch.Tensor
 
 
-class LayerStack(Protocol):
-    """All layers of a model in one call. The bits equal those of running the sub-blocks one by one."""
-
-    def __call__(self, residual: Residual, ragged: Ragged, /) -> bool:
-        """Run all layers and return True. Returns False, with nothing done, if the caller must run the sub-blocks one
-        by one for this batch."""
-
-
 class Passed(NamedTuple):
     """Results of a pass. logits: (r, vocabulary) float32. hidden: normed hidden states (s, h) of the rows in
     hidden_rows, None if not requested. likeliest: result of `argmax` for each row of logits. logprobs: the
@@ -79,29 +71,8 @@ class Passed(NamedTuple):
     logprobs: list[float] | None
 
 
-class PassStack(Protocol):
-    """A whole pass in one call: embedding, layers, final norm, head, argmax. The bits equal those of running the ops
-    one by one."""
-
-    def __call__(
-        self,
-        tokens: torch.Tensor,
-        ragged: Ragged,
-        pages: Pages,
-        logits_rows: torch.Tensor,
-        hidden_rows: torch.Tensor | None = None,
-        with_logprobs: bool = False,
-        on_layer: Callable[[], None] | None = None,
-        /,
-    ) -> Passed:
-        """Run a pass over the tokens. The next call overwrites the tensors returned. Raises ValueError.
-
-        tokens: (t,) int64 ids. logits_rows: (r,) int64, the tokens to compute logits for. hidden_rows: (s,) int64, the
-        tokens to return hidden states for. with_logprobs: also return log-probabilities of the likeliest tokens.
-        on_layer: called before each layer.
-        """
-
-
+LayerStack: TypeAlias = Callable[[Residual, Ragged], bool]
+PassStack: TypeAlias = Callable[..., Passed]
 Around: TypeAlias = Callable[..., Any]  # (name of an op, the op, its arguments ...) -> what the op returns
 
 
@@ -137,7 +108,11 @@ class BackendOf(Ops[LinearT]):
         return None if make is None else make(norm, *made_of)
 
     def layer_stack(self, layers: Sequence[Sequence[StackEntry]]) -> LayerStack | None:
-        """Make the call that runs all layers. Returns None if the device has none for them."""
+        """Make the call that runs all layers. Returns None if the device has none for them.
+
+        The call takes a residual and a batch. It runs all layers and returns True; or it returns False, with nothing
+        done, if the caller must run the sub-blocks one by one for this batch. The bits are those of the sub-blocks.
+        """
         return None
 
     def pass_stack(
@@ -147,7 +122,7 @@ class BackendOf(Ops[LinearT]):
         head: LinearT,
         embedding: torch.Tensor | None,
     ) -> PassStack | None:
-        """Make the call that runs a whole pass. Returns None if the device has none.
+        """Make the call that runs a whole pass, as apcbatch.kernels.cpu.stack does. Returns None if the device has none.
 
         norm: the final norm. embedding: (vocabulary, h) in the head's dtype; None: tied, the head's rows.
         """

@@ -30,7 +30,8 @@ from apcbatch.kernels.ragged import Ragged
 
 
 class FusedStack:
-    """See apcbatch.kernels.backend.PassStack. Raises ValueError if the shapes do not fit."""
+    """A whole pass in one call: embedding, layers, final norm, head, argmax. The bits equal those of running the ops one
+    by one. Raises ValueError if the shapes do not fit."""
 
     def __init__(
         self, layers: Sequence[Sequence[StackEntry]], norm: PreNorm, head: PackedLinear, embedding: torch.Tensor | None
@@ -58,8 +59,13 @@ class FusedStack:
         with_logprobs: bool = False,
         on_layer: Callable[[], None] | None = None,
     ) -> Passed:
-        """See PassStack. A call with the same tensor objects as the last one skips the checks of shapes and dtypes; the
-        compiled module checks the values in every call."""
+        """Run a pass over the tokens. The next call overwrites the tensors returned. Raises ValueError.
+
+        tokens: (t,) int64 ids. logits_rows: (r,) int64, the tokens to compute logits for. hidden_rows: (s,) int64, the
+        tokens to return hidden states for. with_logprobs: also return log-probabilities of the likeliest tokens.
+        on_layer: called before each layer. A call with the same tensor objects as the last one skips the checks of
+        shapes and dtypes; the compiled module checks the values in every call.
+        """
         inputs = (tokens, ragged, *pages, logits_rows, hidden_rows, with_logprobs)
         checked = self._checked
         if checked is None or not all(map(is_, inputs, checked.inputs)):

@@ -75,7 +75,7 @@ class DeviceMamba:
 
 
 class DeviceMambaStack:
-    """All layers of a model with only Mamba mixers: see apcbatch.kernels.backend.LayerStack."""
+    """All layers of a model with only Mamba mixers: see BackendOf.layer_stack."""
 
     def __init__(self, mixers: Sequence[DeviceMamba]) -> None:
         self._few_rows = mixers[0].few_rows
