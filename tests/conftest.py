@@ -93,7 +93,7 @@ def _leave_pairs(config: pytest.Config, items: list[pytest.Item]) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """`isa`: the plainest instruction set and the best one of this processor; at full effort each that it has."""
     if "isa" in metafunc.fixturenames:
-        from apcbatch.kernels.isa import available_isas
+        from apcbatch.kernels.processor import available_isas
 
         names = available_isas()
         metafunc.parametrize("isa", names if is_full() else [*names[:1], *names[1:][-1:]], indirect=True)
@@ -102,7 +102,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture
 def every_isa() -> Iterator[list[str]]:
     """The names of all instruction sets of this processor; the one in use is set again after the test."""
-    from apcbatch.kernels.isa import available_isas, isa, set_isa
+    from apcbatch.kernels.processor import available_isas, isa, set_isa
 
     before = isa()
     yield available_isas()
@@ -112,7 +112,7 @@ def every_isa() -> Iterator[list[str]]:
 @pytest.fixture
 def isa(request: pytest.FixtureRequest, every_isa: list[str]) -> str:
     """An instruction set, in use during the test."""
-    from apcbatch.kernels.isa import set_isa
+    from apcbatch.kernels.processor import set_isa
 
     set_isa(request.param)
     return request.param

@@ -15,7 +15,7 @@ from apcbatch.bench.figures import timed
 from apcbatch.job.tracing.recorder import processor
 from apcbatch.kernels.cpu.linear import pack_linear
 from apcbatch.kernels.cpu.ops import ops
-from apcbatch.kernels.isa import isa
+from apcbatch.kernels.processor import isa
 
 TRIES = 12
 SIDE = 512

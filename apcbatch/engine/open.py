@@ -22,8 +22,7 @@ from apcbatch.engine.snapshots import Snapshots
 from apcbatch.engine.step import DecodeBatches, Pass
 from apcbatch.errors import UsageError
 from apcbatch.fingerprint import key_fingerprint
-from apcbatch.kernels.isa import set_isa
-from apcbatch.kernels.threads import set_threads, threads
+from apcbatch.kernels.processor import num_threads, set_isa, set_threads
 from apcbatch.layout import PAGE_TOKENS
 from apcbatch.model.causal_lm import check_sizes
 from apcbatch.model.devices import choose_devices, load_model, make_arena
@@ -224,7 +223,7 @@ def warm_up(model: Model, arena: Arena, max_batch_tokens: int, num_pages: int | 
 def use_processor(config: Config) -> None:
     """Set the instruction set and the threads of the CPU kernels. Default: a thread for each core that this process may
     use, up to torch's own setting. Raises UsageError."""
-    set_threads(config.threads or min(threads(), find_cores().threads))
+    set_threads(config.threads or min(num_threads(), find_cores().threads))
     if config.isa is None:
         return
     try:

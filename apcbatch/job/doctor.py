@@ -84,7 +84,7 @@ def _torch() -> str:
 def _extension(config: Config) -> str:
     try:
         from apcbatch.engine.open import use_processor
-        from apcbatch.kernels.isa import isa
+        from apcbatch.kernels.processor import isa
     except ImportError as error:
         raise CheckFailed(f"the compiled extension cannot be loaded ({error})", REINSTALL) from None
     use_processor(config)
@@ -93,9 +93,9 @@ def _extension(config: Config) -> str:
 
 def _threads() -> str:
     """Report the threads of the CPU kernels, as `_extension` has set them, and the cores of the machine."""
-    from apcbatch.kernels.threads import threads
+    from apcbatch.kernels.processor import num_threads
 
-    cores, count = find_cores(), threads()
+    cores, count = find_cores(), num_threads()
     quota = "" if cores.quota is None else f", a quota of {cores.quota:g}"
     nodes = f"{cores.nodes} NUMA node" + ("s" if cores.nodes > 1 else "")
     found = f"{count} on {cores.physical} cores ({cores.logical} processors{quota}, {nodes})"

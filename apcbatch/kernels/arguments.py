@@ -123,11 +123,6 @@ def address(tensor: torch.Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-def num_threads() -> int:
-    """Return the number of threads that a kernel may use: torch's setting."""
-    return torch.get_num_threads()
-
-
 def require_beside(tensor: torch.Tensor, name: str, other: torch.Tensor) -> None:
     """Raise ValueError unless both tensors are on the same device."""
     if other.is_cpu:

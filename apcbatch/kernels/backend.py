@@ -122,7 +122,7 @@ class BackendOf(Ops[LinearT]):
         head: LinearT,
         embedding: torch.Tensor | None,
     ) -> PassStack | None:
-        """Make the call that runs a whole pass, as apcbatch.kernels.cpu.stack does. Returns None if the device has none.
+        """Make the call that runs a whole pass (apcbatch.kernels.cpu.stack). Returns None if the device has none.
 
         norm: the final norm. embedding: (vocabulary, h) in the head's dtype; None: tied, the head's rows.
         """

@@ -72,7 +72,7 @@ def test_a_scan_that_differs_from_the_reference_fails(capsys, monkeypatch):
 
 def test_the_instruction_set_can_be_chosen(capsys, monkeypatch):
     """Fault: APCBATCH_ISA is ignored, or one that the processor lacks ends in an illegal instruction."""
-    from apcbatch.kernels.isa import isa, set_isa
+    from apcbatch.kernels.processor import isa, set_isa
 
     before = isa()
     try:

@@ -11,7 +11,7 @@ import torch
 from apcbatch.config import Config
 from apcbatch.cores import Cores
 from apcbatch.engine import open
-from apcbatch.kernels.threads import set_threads, threads
+from apcbatch.kernels.processor import num_threads, set_threads
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def restored() -> Iterator[None]:
 def test_a_number_is_taken_as_it_is() -> None:
     """Catches an option that nobody reads, and one that is cut to what is thought best."""
     open.use_processor(Config(threads=3))
-    assert threads() == torch.get_num_threads() == 3
+    assert num_threads() == torch.get_num_threads() == 3
 
 
 def test_the_default_is_no_more_than_there_are_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,11 +35,11 @@ def test_the_default_is_no_more_than_there_are_cores(monkeypatch: pytest.MonkeyP
     for torch_uses, expected in ((16, 4), (4, 4), (2, 2)):
         torch.set_num_threads(torch_uses)
         open.use_processor(Config())
-        assert threads() == expected
+        assert num_threads() == expected
     torch.set_num_threads(4)
     monkeypatch.setattr(open, "find_cores", lambda: replace(cores, quota=1.5))
     open.use_processor(Config())
-    assert threads() == 1
+    assert num_threads() == 1
 
 
 def test_no_threads_are_refused() -> None:

@@ -55,9 +55,9 @@ def test_threads_that_are_too_many_are_named(monkeypatch: pytest.MonkeyPatch) ->
     """Catches a run that is slow because of its threads while doctor finds nothing."""
     cores = Cores(logical=4, physical=2, quota=None, nodes=1, huge_pages="madvise")
     monkeypatch.setattr(doctor, "find_cores", lambda: cores)
-    monkeypatch.setattr("apcbatch.kernels.threads.threads", lambda: 2)
+    monkeypatch.setattr("apcbatch.kernels.processor.num_threads", lambda: 2)
     assert doctor._threads() == "2 on 2 cores (4 processors, 1 NUMA node), huge pages: madvise"
-    monkeypatch.setattr("apcbatch.kernels.threads.threads", lambda: 5)
+    monkeypatch.setattr("apcbatch.kernels.processor.num_threads", lambda: 5)
     with pytest.raises(doctor.CheckWarning, match="5 threads share 4 processors .* give --threads 2"):
         doctor._threads()
 

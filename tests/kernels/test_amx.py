@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from apcbatch.kernels.cpu.backend import CpuBackend
-from apcbatch.kernels.isa import available_isas, isa, set_isa
+from apcbatch.kernels.processor import available_isas, isa, set_isa
 
 ops = CpuBackend()
 
@@ -34,7 +34,7 @@ assert prctl(38, 1, None, 0, 0) == 0
 if prctl(22, 2, ctypes.addressof(filter), 0, 0) != 0:
     print("no filters here")
 else:
-    from apcbatch.kernels.isa import available_isas, isa
+    from apcbatch.kernels.processor import available_isas, isa
     print(*available_isas(), isa())
 """
 

@@ -12,7 +12,7 @@ from apcbatch.kernels import arguments
 from apcbatch.kernels.arguments import CPU, PAGE_TOKENS, view
 from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.layer import Residual
-from apcbatch.kernels.threads import set_threads, threads
+from apcbatch.kernels.processor import num_threads, set_threads
 
 OTHER = torch.device("meta")  # stands for a CUDA device: nothing is computed here
 F32 = torch.float32
@@ -196,9 +196,9 @@ def test_what_lies_at_a_bound_is_taken() -> None:
     torch.testing.assert_close(found, ends)
     assert [ops.token_logprob(logits, token) for token in (0, 3)] == found.tolist()
     assert ops.token_logprobs(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64)).shape == (0,)
-    before = threads()
+    before = num_threads()
     set_threads(1)
-    assert threads() == 1
+    assert num_threads() == 1
     set_threads(before)
 
 

@@ -12,8 +12,8 @@ import torch
 from apcbatch.kernels import reference
 from apcbatch.kernels.arguments import PAGE_TOKENS as PAGE
 from apcbatch.kernels.cpu.backend import CpuBackend
-from apcbatch.kernels.isa import set_isa
 from apcbatch.kernels.layer import AttentionWeights, PreNorm
+from apcbatch.kernels.processor import set_isa
 from tests.effort import tries
 
 ops = CpuBackend()

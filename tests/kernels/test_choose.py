@@ -7,7 +7,7 @@ import torch
 
 from apcbatch.kernels import reference
 from apcbatch.kernels.cpu.backend import CpuBackend
-from apcbatch.kernels.isa import set_isa
+from apcbatch.kernels.processor import set_isa
 
 ops = CpuBackend()
 

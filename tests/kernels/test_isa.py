@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from apcbatch.config import Config
-from apcbatch.kernels.isa import isa, set_isa
+from apcbatch.kernels.processor import isa, set_isa
 from csrc.build_flags import FOLDER, instruction_sets, isa_flags
 from tests.kernels.recurrent import DTYPES, Conv, Scan, ragged, same_bits
 from tests.kernels.test_vmath import EXP, EXP2, LOG1P_UNIT, SILU, SOFTPLUS, apply

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from apcbatch import Engine, Request
 from apcbatch.errors import ModelError
 from apcbatch.fingerprint import model_fingerprint
-from apcbatch.kernels.isa import numerics
+from apcbatch.kernels.processor import numerics
 from apcbatch.layout import TensorLayout
 from apcbatch.model import families
 from apcbatch.model.families import load_model_config, state_layout

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from apcbatch import _C
-from apcbatch.kernels.isa import set_isa
 from apcbatch.kernels.layer import Residual
+from apcbatch.kernels.processor import set_isa
 from apcbatch.kernels.ragged import Ragged
 from apcbatch.model.batch import Batch
 from tests.kernels.recurrent import ragged, same_bits

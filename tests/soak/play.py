@@ -22,8 +22,8 @@ import torch
 
 import apcbatch
 from apcbatch.cli.program import main
-from apcbatch.kernels.isa import available_isas, numerics, set_isa
-from apcbatch.kernels.isa import isa as isa_in_use
+from apcbatch.kernels.processor import available_isas, numerics, set_isa
+from apcbatch.kernels.processor import isa as isa_in_use
 from apcbatch.layout import PAGE_TOKENS
 from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.store.writer import Batch, Writer

@@ -164,7 +164,7 @@ def _plain(value: Any, most: int | None = MAX_CHARACTERS) -> Any:
 
 def describe_machine(device: str) -> dict[str, Any]:
     """Describe the machine for a segment, None for unknown values; torch is asked only if it is already imported."""
-    torch, isa = sys.modules.get("torch"), sys.modules.get("apcbatch.kernels.isa")
+    torch, isa = sys.modules.get("torch"), sys.modules.get("apcbatch.kernels.processor")
     return {
         "cpu": processor(),
         "cores": len(os.sched_getaffinity(0)),

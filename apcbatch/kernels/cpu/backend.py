@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from apcbatch.kernels import isa
+from apcbatch.kernels import processor
 from apcbatch.kernels.backend import BackendOf, KindOnDevice
 from apcbatch.kernels.cpu.attention_mixer import FusedAttention
 from apcbatch.kernels.cpu.feed_forward import FusedMixture, FusedMlp
@@ -20,7 +20,7 @@ class CpuBackend(CpuOps, BackendOf[PackedLinear]):
 
     exact = True
 
-    arithmetic = staticmethod(isa.numerics)
+    arithmetic = staticmethod(processor.numerics)
     pack_linear = staticmethod(pack_linear)
     kinds: ClassVar[Mapping[str, KindOnDevice]] = {
         "mamba": KindOnDevice(FusedMamba),

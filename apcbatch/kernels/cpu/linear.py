@@ -15,12 +15,12 @@ from apcbatch import _C
 from apcbatch.kernels.arguments import (
     address,
     dtype_code,
-    num_threads,
     require_cpu,
     require_indices,
     require_matrix,
     view,
 )
+from apcbatch.kernels.processor import num_threads
 
 
 @dataclass(frozen=True, eq=False)

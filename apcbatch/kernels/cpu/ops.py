@@ -9,7 +9,6 @@ import torch
 from apcbatch import _C
 from apcbatch.kernels.arguments import (
     float_vector,
-    num_threads,
     require_cpu,
     require_indices,
     require_matrix,
@@ -19,6 +18,7 @@ from apcbatch.kernels.arguments import (
 from apcbatch.kernels.cpu.linear import PackedLinear, projection
 from apcbatch.kernels.layer import Residual
 from apcbatch.kernels.ops import AnyBatch, Ops
+from apcbatch.kernels.processor import num_threads
 from apcbatch.kernels.ragged import Ragged
 
 MAX_CONV_WIDTH = 8

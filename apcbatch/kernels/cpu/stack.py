@@ -16,7 +16,6 @@ from apcbatch import _C
 from apcbatch.kernels.arguments import (
     PAGE_TOKENS,
     address,
-    num_threads,
     require_indices,
     require_parameter,
     require_slots,
@@ -26,12 +25,13 @@ from apcbatch.kernels.cpu.linear import PackedLinear
 from apcbatch.kernels.cpu.ops import require_sequences
 from apcbatch.kernels.cpu.sub_block import norm_plan
 from apcbatch.kernels.layer import PreNorm
+from apcbatch.kernels.processor import num_threads
 from apcbatch.kernels.ragged import Ragged
 
 
 class FusedStack:
-    """A whole pass in one call: embedding, layers, final norm, head, argmax. The bits equal those of running the ops one
-    by one. Raises ValueError if the shapes do not fit."""
+    """A whole pass in one call: embedding, layers, final norm, head, argmax. The bits equal those of the ops run one by
+    one. Raises ValueError if the shapes do not fit."""
 
     def __init__(
         self, layers: Sequence[Sequence[StackEntry]], norm: PreNorm, head: PackedLinear, embedding: torch.Tensor | None

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 import torch
 
 from apcbatch import _C
-from apcbatch.kernels.arguments import num_threads, require_parameter
+from apcbatch.kernels.arguments import require_parameter
 from apcbatch.kernels.layer import MatrixProduct, PreNorm, Residual
+from apcbatch.kernels.processor import num_threads
 from apcbatch.kernels.ragged import Ragged
 
 

@@ -1,4 +1,7 @@
-"""Select the CPU kernels' instruction set, and name the arithmetic that follows from it."""
+"""Set the CPU kernels' instruction set and number of threads, and name the arithmetic that follows from the former.
+
+The number of threads changes no bit of any result.
+"""
 
 from __future__ import annotations
 
@@ -42,3 +45,15 @@ def numerics(dtype: torch.dtype) -> str:
     if dtype != torch.bfloat16:
         raise ValueError(f"weights must be float32 or bfloat16; they are {dtype}")
     return f"bf16-{_C.isa_product()}-{NUMERICS_VERSION}"
+
+
+def num_threads() -> int:
+    """Return the number of threads that a kernel may use: torch's setting."""
+    return torch.get_num_threads()
+
+
+def set_threads(count: int) -> None:
+    """Set the number of threads of the whole process. Raises ValueError if it is less than 1."""
+    if count < 1:
+        raise ValueError(f"the kernels need at least one thread; asked for are {count}")
+    torch.set_num_threads(count)
