@@ -294,3 +294,11 @@ def test_a_stream_that_breaks_is_warned_of_once_unless_its_reader_left(monkeypat
     is_said = name == "stdout" and not isinstance(error, BrokenPipeError)
     assert ("standard output cannot be written: No space left on device" in other.getvalue()) == is_said
     assert bool(other.getvalue()) == is_said
+
+
+@pytest.mark.parametrize(
+    ("rate", "shown"), [(0.4, "0"), (812.0, "812"), (9999.0, "9999"), (10_000.0, "10k"), (12_345.0, "12k")]
+)
+def test_a_narrow_bar_has_short_rates(rate, shown):
+    """Fault: a rate is a thousand times as large, or too wide for 60 columns."""
+    assert printer_module._short(rate) == shown

@@ -16,7 +16,7 @@ from apcbatch.errors import UsageError
 from apcbatch.job.inspection import inspect
 from apcbatch.report.document import make_document
 from apcbatch.report.out_file import find_out
-from apcbatch.report.prompts import PromptReader
+from apcbatch.report.prompts import PromptReader, _said
 from apcbatch.report.run import read_run
 from apcbatch.report.texts import ELLIPSIS, shortened_prompt
 from apcbatch.resolution import resolve
@@ -156,3 +156,11 @@ def test_a_record_of_another_prompt_shows_none(apcbatch: Command, tmp_path: Path
     table = rows_with_prompts(tmp_path / "out.jsonl", tmp_path / "in.jsonl", warned=warned)
     assert [row for row, text in enumerate(table["prompt_text"]) if text is None] == [chosen]
     assert any("1 requests of" in sentence and "not shown" in sentence for sentence in warned)
+
+
+def test_a_message_is_its_thought_its_text_and_its_calls() -> None:
+    """Fault: a call that the prompt had is left out beside the answer."""
+    call = {"function": {"name": "f", "arguments": {"é": 1}}}
+    message = {"role": "assistant", "reasoning_content": "why", "content": "so", "tool_calls": [call, call]}
+    assert _said(message) == ["assistant", 'why\nso\nf {"é":1}\nf {"é":1}']
+    assert _said({"role": "tool", "content": None}) == ["tool", ""]

@@ -47,6 +47,8 @@ class Bench:
         listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         done = subprocess.run(listed, cwd=root, capture_output=True, text=True, check=True)
         self.files = sorted(path for path in done.stdout.split("\0") if (root / path).is_file())
+        code = [path for path in self.files if path.startswith("apcbatch/") and path.endswith(".py")]
+        self._sources = {path: (root / path).read_text(encoding="utf-8") for path in code}  # whatever is edited later
         self._trees = [work / f"tree{number}" for number in range(jobs)]
         compiled = [str(built.relative_to(root)) for built in root.glob("apcbatch/*.so")]
         for tree in self._trees:
@@ -74,19 +76,28 @@ class Bench:
 
         def begin(work: tuple[Mutant, int, list[str]], tree: Path) -> Run:
             mutant, _, tests = work
-            (tree / mutant.path).write_text(mutant.code(self._source(mutant)), encoding="utf-8")
+            (tree / mutant.path).write_text(mutant.code(self._sources[mutant.path]), encoding="utf-8")
             return Run(tree, tests, known.seconds)
 
-        queue: list[tuple[Mutant, int, list[str]]] = []
-        for mutant in mutants:
-            touching = known.of(mutant)
-            if tests := _within(MOST_TEST_SECONDS, touching, known.seconds):
-                queue.append((mutant, len(touching), tests))
-            else:
-                yield self._outcome(mutant, {"outcome": "passed", "test": ""}, 0, 0, 0.0)
-        for (mutant, count, tests), run, result in self._side_by_side(queue, begin):
-            shutil.copy2(self._root / mutant.path, run.tree / mutant.path)
+        untested: list[Mutant] = []  # each is told in its turn, so that the first outcomes are a fair sample too
+
+        def tested() -> Iterator[tuple[Mutant, int, list[str]]]:
+            for mutant in mutants:
+                touching = known.of(mutant)
+                if tests := _within(MOST_TEST_SECONDS, touching, known.seconds):
+                    yield mutant, len(touching), tests
+                else:
+                    untested.append(mutant)
+
+        def survived() -> Iterator[Outcome]:
+            while untested:
+                yield self._outcome(untested.pop(0), {"outcome": "passed", "test": ""}, 0, 0, 0.0)
+
+        for (mutant, count, tests), run, result in self._side_by_side(tested(), begin):
+            (run.tree / mutant.path).write_text(self._sources[mutant.path], encoding="utf-8")
             yield self._outcome(mutant, result, len(tests), count, time.monotonic() - run.began)
+            yield from survived()
+        yield from survived()
 
     def _run_the_suite(self) -> Touched:
         records = self._work / "records"
@@ -143,12 +154,9 @@ class Bench:
 
     def _outcome(self, mutant: Mutant, result: dict[str, str], tried: int, touching: int, seconds: float) -> Outcome:
         word = {"passed": "survived", "failed": "killed", "timeout": "timeout"}[result["outcome"]]
-        diff = mutant.diff(self._source(mutant))
+        diff = mutant.diff(self._sources[mutant.path])
         place = (mutant.path, mutant.line, mutant.operator)
         return Outcome(*place, diff, word, result["test"], tried, touching, round(seconds, 1))
-
-    def _source(self, mutant: Mutant) -> str:
-        return (self._root / mutant.path).read_text(encoding="utf-8")
 
 
 def _within(most: float, tests: list[str], seconds: dict[str, float]) -> list[str]:
