@@ -207,7 +207,7 @@ class Ops(ABC, Generic[LinearT]):
         require_alike(up, "up", gate, "gate")
         require_one_dtype(gate, "gate", up, "up")
         y = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
-        views = (view(one, name, self._codes) for one, name in ((gate, "gate"), (up, "up"), (y, "y")))
+        views = view(gate, "gate", self._codes), view(up, "up", self._codes), view(y, "y", self._codes)
         self._launch("silu_mul", gate, *gate.shape, *views)
         return y
 
