@@ -44,8 +44,8 @@ NOT_FUSED = KindOnDevice(None)
 
 
 class StackEntry(NamedTuple):
-    """Sub-block in a stack. is_beside: it runs in parallel with the previous sub-block: both read the same normed
-    residual, and their outputs are added."""
+    """Sub-block in a stack. is_beside: run it in parallel with the previous sub-block, on the same residual, and add
+    both outputs."""
 
     part: Any
     is_beside: bool
@@ -92,8 +92,8 @@ class BackendOf(Ops[LinearT]):
     def numerics(self, dtype: torch.dtype, kinds: Iterable[str] = ()) -> str:
         """Name the arithmetic of a model with these kinds of sub-blocks. Snapshots match only where the name is equal.
 
-        A kind's version appears in the name from 2 on: version 1 keeps the name that stores had before kinds had
-        versions. So a change to one kind leaves the snapshots of models without that kind valid.
+        The name contains the version of each kind above 1, so a change to one kind leaves the snapshots of models
+        without that kind valid, and version 1 leaves those of older stores valid.
         """
         versions = ((kind, self.kinds.get(kind, NOT_FUSED).version) for kind in sorted(set(kinds)))
         return self.arithmetic(dtype) + "".join(f"-{kind}{version}" for kind, version in versions if version > 1)

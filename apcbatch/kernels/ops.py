@@ -176,8 +176,6 @@ class Ops(ABC, Generic[LinearT]):
 
         x: (t, h), any row stride. weight: (h,); None: ones. Returns (t, h) in out_dtype.
         """
-        self._require_here(x, "x")
-        require_matrix(x, "x")
         return self._norm(x, None, weight, eps, out_dtype)
 
     def add_rms_norm_(
@@ -193,8 +191,6 @@ class Ops(ABC, Generic[LinearT]):
         residual: (t, h) float32, any row stride. delta: (t, h), any row stride. weight, eps, out_dtype and the result:
         as in rms_norm.
         """
-        self._require_here(residual, "residual")
-        require_sums(residual, delta)
         return self._norm(residual, delta, weight, eps, out_dtype)
 
     def silu_mul(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -353,10 +349,8 @@ class Ops(ABC, Generic[LinearT]):
 
     def normed(self, residual: Residual, norm: PreNorm, dtype: torch.dtype) -> torch.Tensor:
         """Add the pending delta to the sum in place, and return the sum's norm, (t, h) in `dtype`."""
-        if residual.has_delta:
-            require_sums(residual.sum, residual.delta)
-            return self._norm(residual.sum, residual.delta, norm.weight, norm.eps, dtype)
-        return self._norm(residual.sum, None, norm.weight, norm.eps, dtype)
+        delta = residual.delta if residual.has_delta else None
+        return self._norm(residual.sum, delta, norm.weight, norm.eps, dtype)
 
     @abstractmethod
     def residual(self, begin: torch.Tensor, present: torch.Tensor | None = None) -> Residual:
@@ -372,8 +366,8 @@ class Ops(ABC, Generic[LinearT]):
         return require_logits(logits)
 
     def _logprob(self, logits: torch.Tensor, choose: bool, tokens: torch.Tensor, logprobs: torch.Tensor | None) -> None:
-        """choose: write each row's likeliest token to `tokens`; if false, read the token from there. logprobs: None if
-        they are not wanted."""
+        """Compute the log-probabilities of tokens. choose: write each row's likeliest token to `tokens` first; if
+        false, read the tokens from there. logprobs: None to choose only."""
         rows = view(logits, "logits")
         self._launch("logprob", logits, *logits.shape, rows, choose, tokens.data_ptr(), address(logprobs))
 
@@ -397,8 +391,13 @@ class Ops(ABC, Generic[LinearT]):
         eps: float,
         out_dtype: torch.dtype,
     ) -> tuple[tuple[Any, ...], torch.Tensor, torch.Tensor | None]:
-        """Return the kernel's arguments, the result y, and the weight as float32, which the caller keeps alive until
-        the kernel has been launched."""
+        """Check the arguments of a norm. Return them for the kernel, the result y, and the float32 weight, which must
+        live until the launch."""
+        self._require_here(x, "x" if delta is None else "residual")
+        if delta is None:
+            require_matrix(x, "x")
+        else:
+            require_sums(x, delta)
         t, h = x.shape
         if weight is not None:
             weight = float_vector(weight, "weight", h, x, "x")
@@ -443,14 +442,14 @@ class Ops(ABC, Generic[LinearT]):
         cu_seqlens: torch.Tensor,
         context: torch.Tensor,
     ) -> tuple[tuple[Any, ...], tuple[torch.Tensor | None, ...]]:
-        """Check the sequences of paged_attention. Return them as the compiled module takes them, followed by the
-        arguments that only this device's kernel has; and the tensors that must live until the launch."""
+        """Check the sequences of paged_attention. Return (the kernel's arguments for them, then those of this device's
+        kernel alone) and the tensors that must live until the launch."""
 
     @abstractmethod
     def _product(
         self, x: torch.Tensor, packed: LinearT, out_dtype: torch.dtype, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """See linear; x has the columns of the weights."""
+        """Compute the product of `linear`, whose x has the weights' number of columns."""
 
 
 OPS = tuple(name for name in vars(Ops) if not name.startswith("_"))

@@ -46,7 +46,7 @@ class CudaBackend(CudaOps, BackendOf[DeviceLinear]):
         return pack_linear(weight, self.exact, self._products)
 
     def layer_stack(self, layers: Sequence[Sequence[StackEntry]]) -> DeviceMambaStack | None:
-        """See BackendOf. Takes models in which each layer is one Mamba mixer; returns None for others."""
+        """Make the call that runs all layers of a model with only Mamba mixers. Returns None for other models."""
         mixers = [entry.part for layer in layers for entry in layer]
         are_alone = all(len(layer) == 1 for layer in layers) and all(isinstance(one, DeviceMamba) for one in mixers)
         return DeviceMambaStack(mixers) if are_alone else None
