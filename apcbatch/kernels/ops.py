@@ -17,7 +17,6 @@ from typing import Any, ClassVar, Generic, Protocol
 
 import torch
 
-from apcbatch import _C
 from apcbatch.kernels.arguments import (
     DTYPE_CODES,
     FLOAT32,
@@ -58,7 +57,6 @@ class Ops(ABC, Generic[LinearT]):
     """The ops of one device. Activations are float32 or bfloat16; on a CUDA device float16 too."""
 
     _codes: ClassVar[Mapping[torch.dtype, int]] = DTYPE_CODES  # dtype of activations -> the kernels' code
-    _has_one_kv_dtype: ClassVar[bool] = False  # whether keys and values must have the cache's dtype
 
     def linear(
         self,
@@ -88,10 +86,8 @@ class Ops(ABC, Generic[LinearT]):
         (num_slots, w - 1, d) in x's dtype, any slot stride: the last w - 1 raw inputs, oldest first, zeros before the
         first token. Returns (t, d) in x's dtype.
         """
-        self._require_here(x, "x")
-        batch, device = self._batch(x, ragged), x.device
-        t, d = token_rows(x, batch.num_tokens)
-        width, code, most_taps = weight.shape[-1], dtype_code(x, "x", self._codes), self._most("taps")
+        batch, t, d, code = self._tokens(x, ragged)
+        device, width, most_taps = x.device, weight.shape[-1], self._most("taps")
         x_stride = token_stride(x, "x", t, d, x)
         require_parameter(weight, "weight", (d, width), None, device)
         if not 1 <= width <= most_taps:
@@ -137,10 +133,8 @@ class Ops(ABC, Generic[LinearT]):
         processed strictly in order, so cutting it anywhere gives the same bits; a decode step is this op on sequences
         of one token. A snapshot is a copy of the carry itself; slots that the Ragged does not name stay untouched.
         """
-        self._require_here(x, "x")
-        batch, device = self._batch(x, ragged), x.device
-        t, d = token_rows(x, batch.num_tokens)
-        n, code, most_states = A.shape[0], dtype_code(x, "x", self._codes), self._most("states")
+        batch, t, d, code = self._tokens(x, ragged)
+        device, n, most_states = x.device, A.shape[0], self._most("states")
         if not 1 <= n <= most_states:
             raise ValueError(f"A must have 1 to {most_states} rows{where(device)}, the states of a channel; it has {n}")
         require_parameter(A, "A", (n, d), torch.float32, device)
@@ -300,10 +294,8 @@ class Ops(ABC, Generic[LinearT]):
                 f"they are {tuple(k.shape)}"
             )
         require_one_dtype(k, "k", v, "v")
-        if self._has_one_kv_dtype:
-            require_one_dtype(k, "k", k_cache, "k_cache")
+        token_slots = self._token_slots(token_slots, k, k_cache)
         t, kv_heads, head_dim = k.shape
-        token_slots = self._token_slots(token_slots, t, k_cache.shape[0] * _C.PAGE_TOKENS)
         rows = view(k, "k", self._codes), view(v, "v", self._codes)
         self._launch("write_kv", k, t, kv_heads * head_dim, *rows, *caches, token_slots.data_ptr())
 
@@ -337,8 +329,6 @@ class Ops(ABC, Generic[LinearT]):
                 f"q must be (tokens, a multiple of {kv_heads} heads, {head_dim}), as the cache has {kv_heads} "
                 f"kv heads of {head_dim}; it is {tuple(q.shape)}"
             )
-        if self._has_one_kv_dtype:
-            require_one_dtype(q, "q", k_cache, "k_cache")
         queries = view(q, "q", self._codes)
         (sequences, *own), _alive = self._sequences(q, k_cache, page_table, cu_seqlens, context)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -360,6 +350,13 @@ class Ops(ABC, Generic[LinearT]):
     def run_sub_block(self, part: Any, residual: Residual, ragged: AnyBatch) -> None:
         """Run a FusedSubBlock of this backend on the state slots that the batch names."""
         part(residual, ragged)
+
+    def _tokens(self, x: torch.Tensor, ragged: AnyBatch) -> tuple[AnyBatch, int, int, int]:
+        """Check x, the tokens of a recurrent op. Return the batch on its device, its shape (t, d) and its dtype code."""
+        self._require_here(x, "x")
+        batch = self._batch(x, ragged)
+        t, d = token_rows(x, batch.num_tokens)
+        return batch, t, d, dtype_code(x, "x", self._codes)
 
     def _logits_shape(self, logits: torch.Tensor) -> tuple[int, int]:
         self._require_here(logits, "logits")
@@ -430,8 +427,9 @@ class Ops(ABC, Generic[LinearT]):
         """Return the batch on the device of x."""
 
     @abstractmethod
-    def _token_slots(self, token_slots: torch.Tensor, t: int, end: int) -> torch.Tensor:
-        """Check that there are t slots, in [0, end) where they can be read, and return them contiguous."""
+    def _token_slots(self, token_slots: torch.Tensor, k: torch.Tensor, k_cache: torch.Tensor) -> torch.Tensor:
+        """Check the slots of write_kv, one per row of k, and whether this device's kernel takes the two dtypes. Return
+        the slots, contiguous."""
 
     @abstractmethod
     def _sequences(
@@ -442,8 +440,9 @@ class Ops(ABC, Generic[LinearT]):
         cu_seqlens: torch.Tensor,
         context: torch.Tensor,
     ) -> tuple[tuple[Any, ...], tuple[torch.Tensor | None, ...]]:
-        """Check the sequences of paged_attention. Return (the kernel's arguments for them, then those of this device's
-        kernel alone) and the tensors that must live until the launch."""
+        """Check the sequences of paged_attention, and whether this device's kernel takes the dtypes of q and k_cache.
+        Return (the kernel's arguments for the sequences, then those of this device's kernel alone) and the tensors that
+        must live until the launch."""
 
     @abstractmethod
     def _product(

@@ -8,6 +8,7 @@ import torch
 
 from apcbatch import _C
 from apcbatch.kernels.arguments import (
+    PAGE_TOKENS,
     float_vector,
     require_cpu,
     require_indices,
@@ -52,8 +53,8 @@ class CpuOps(Ops[PackedLinear]):
     def _batch(self, _: torch.Tensor, ragged: Ragged) -> Ragged:
         return ragged
 
-    def _token_slots(self, token_slots: torch.Tensor, t: int, end: int) -> torch.Tensor:
-        return require_indices(token_slots, "token_slots", (t,), end)
+    def _token_slots(self, token_slots: torch.Tensor, k: torch.Tensor, k_cache: torch.Tensor) -> torch.Tensor:
+        return require_indices(token_slots, "token_slots", (k.shape[0],), k_cache.shape[0] * PAGE_TOKENS)
 
     def _sequences(
         self,

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from apcbatch.kernels.arguments import PAGE_TOKENS, address
+from apcbatch.kernels.arguments import PAGE_TOKENS, address, require_one_dtype
 from apcbatch.kernels.cuda.batch import DeviceBatch, batch_on
 from apcbatch.kernels.cuda.extension import DTYPE_CODES, current_stream, extension
 from apcbatch.kernels.cuda.linear import DeviceLinear, product
@@ -25,7 +25,6 @@ class CudaOps(Ops[DeviceLinear]):
     """See apcbatch.kernels.ops. A batch may be a DeviceBatch, which is on the device already."""
 
     _codes: ClassVar[Mapping[torch.dtype, int]] = DTYPE_CODES
-    _has_one_kv_dtype: ClassVar[bool] = True
     lanes = 0  # threads that share a channel's states in a scan: 1, 2, 4 or 8; 0: the kernel chooses. Bits stay equal
 
     def residual(self, begin: torch.Tensor, present: torch.Tensor | None = None) -> Residual:
@@ -65,9 +64,12 @@ class CudaOps(Ops[DeviceLinear]):
     def _batch(self, x: torch.Tensor, ragged: Ragged | DeviceBatch) -> DeviceBatch:
         return batch_on(x.device, ragged)
 
-    def _token_slots(self, token_slots: torch.Tensor, t: int, end: int) -> torch.Tensor:
-        if token_slots.shape != (t,):
-            raise ValueError(f"token_slots must be ({t},), a place for each token; it is {tuple(token_slots.shape)}")
+    def _token_slots(self, token_slots: torch.Tensor, k: torch.Tensor, k_cache: torch.Tensor) -> torch.Tensor:
+        require_one_dtype(k, "k", k_cache, "k_cache")
+        if token_slots.shape != k.shape[:1]:
+            raise ValueError(
+                f"token_slots must be ({k.shape[0]},), a slot for each token; it is {tuple(token_slots.shape)}"
+            )
         return token_slots
 
     def _sequences(
@@ -78,6 +80,7 @@ class CudaOps(Ops[DeviceLinear]):
         cu_seqlens: torch.Tensor,
         context: torch.Tensor,
     ) -> tuple[tuple[Any, ...], tuple[torch.Tensor | None, ...]]:
+        require_one_dtype(q, "q", k_cache, "k_cache")
         (t, heads, head_dim), kv_heads = q.shape, k_cache.shape[2]
         b, columns = context.numel(), page_table.shape[1]
         if head_dim > extension().MOST_HEAD_DIM:
