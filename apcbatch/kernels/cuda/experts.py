@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
+from apcbatch.kernels.arguments import address
 from apcbatch.kernels.cuda.extension import ALIGNMENT, current_stream, extension
 from apcbatch.kernels.cuda.linear import DeviceLinear
 
@@ -53,24 +54,13 @@ class FewTokens:
         t, k = chosen.shape
         self._require(x, t * k)
         groups = torch.empty(extension().GROUPS_BYTES, dtype=torch.uint8, device=x.device)
-        there = 0 if present is None else present.data_ptr()
+        y = torch.empty((t, self._hidden), dtype=torch.float32, device=x.device)
+        routing = chosen.data_ptr(), address(present)
         with torch.cuda.device(x.device):
-            extension().group(
-                t, k, len(self._kept_alive[0]), chosen.data_ptr(), there, groups.data_ptr(), current_stream()
-            )
+            extension().group(t, k, len(self._kept_alive[0]), *routing, groups.data_ptr(), current_stream())
             rows = self._products(x, t, k, groups.data_ptr())
-            y = torch.empty((t, self._hidden), dtype=torch.float32, device=x.device)
-            extension().expert_sum(
-                t,
-                k,
-                self._hidden,
-                chosen.data_ptr(),
-                there,
-                weights.data_ptr(),
-                rows.data_ptr(),
-                y.data_ptr(),
-                current_stream(),
-            )
+            operands = weights.data_ptr(), rows.data_ptr(), y.data_ptr()
+            extension().expert_sum(t, k, self._hidden, *routing, *operands, current_stream())
         return y
 
     def _products(self, x: torch.Tensor, t: int, k: int, groups: int) -> torch.Tensor:
@@ -79,30 +69,9 @@ class FewTokens:
         inner = torch.empty((t * k, self._inner), dtype=x.dtype, device=x.device)
         rows = torch.empty((t * k, self._hidden), dtype=torch.float32, device=x.device)
         gate_ups, downs = (maps.data_ptr() for maps in self._maps)
-        extension().expert_product(
-            groups,
-            t,
-            k,
-            self._hidden,
-            self._inner,
-            True,
-            gate_ups,
-            x.data_ptr(),
-            inner.data_ptr(),
-            current_stream(),
-        )
-        extension().expert_product(
-            groups,
-            t,
-            k,
-            self._inner,
-            self._hidden,
-            False,
-            downs,
-            inner.data_ptr(),
-            rows.data_ptr(),
-            current_stream(),
-        )
+        product, h, f, stream = extension().expert_product, self._hidden, self._inner, current_stream()
+        product(groups, t, k, h, f, True, gate_ups, x.data_ptr(), inner.data_ptr(), stream)
+        product(groups, t, k, f, h, False, downs, inner.data_ptr(), rows.data_ptr(), stream)
         return rows
 
     def _require(self, x: torch.Tensor, pairs: int) -> None:
