@@ -54,7 +54,7 @@ class Kernels:
             for dtype in dict.fromkeys((torch.float32, self._dtype)):
                 seconds = _with_threads(threads, partial(median_s, self._scan(tokens, dtype), self._sizes))
                 operations = tokens * d * (n * SCAN_STATE_OPS + SCAN_CHANNEL_OPS)
-                size = _bytes(dtype) * tokens * (4 * d + 2 * n)
+                size = dtype.itemsize * tokens * (4 * d + 2 * n)
                 share = threads / torch.get_num_threads()
                 yield self._figure(
                     f"scan, {threads} thread(s), {_name(dtype)}",
@@ -87,7 +87,7 @@ class Kernels:
         state = torch.zeros(1, width - 1, d, dtype=self._dtype)
         ragged = _one_sequence(tokens)
         seconds = median_s(lambda: ops.causal_conv(xz[:, :d], weight, bias, state, ragged), self._sizes)
-        operations, size = tokens * d * (width + SILU_OPS), 2 * _bytes(self._dtype) * tokens * d
+        operations, size = tokens * d * (width + SILU_OPS), 2 * self._dtype.itemsize * tokens * d
         share = self._limit_s(2 * operations, size) / seconds
         value = 1e9 * seconds / (tokens * d)
         return self._figure("convolution and SiLU", value, "ns a token and channel", share)
@@ -97,7 +97,7 @@ class Kernels:
         for running in self._sizes.decode_running:
             layers, seconds = self._config.num_mamba_layers, median_s(self._decode(running), self._sizes)
             d, n = self._config.d_inner, self._config.d_state
-            size = layers * running * d * (8 * n + 2 * _bytes(self._dtype) * self._config.d_conv)
+            size = layers * running * d * (8 * n + 2 * self._dtype.itemsize * self._config.d_conv)
             yield self._figure(
                 f"decode step without its products, {running} running",
                 1e6 * seconds / layers,
@@ -128,7 +128,7 @@ class Kernels:
         tokens, h = self._sizes.kernel_tokens, self._config.hidden_size
         residual, delta, weight = torch.randn(tokens, h), torch.zeros(tokens, h), torch.ones(h)
         norm = partial(ops.add_rms_norm_, residual, delta, weight, 1e-5, self._dtype)
-        seconds, size = median_s(norm, self._sizes), tokens * h * (12 + _bytes(self._dtype))
+        seconds, size = median_s(norm, self._sizes), tokens * h * (12 + self._dtype.itemsize)
         value = 1e9 * seconds / (tokens * h)
         share = self._limit_s(4 * tokens * h, size) / seconds
         return self._figure("residual and RMS norm", value, "ns a token and channel", share)
@@ -162,7 +162,7 @@ class Kernels:
                 x = torch.randn(count, inputs).to(self._dtype)
                 seconds = median_s(partial(_all_products, x, packed), self._sizes)
                 seconds, flops = seconds / copies, 2 * count * inputs * outputs
-                size = weight.nbytes + _bytes(self._dtype) * count * (inputs + outputs)
+                size = weight.nbytes + self._dtype.itemsize * count * (inputs + outputs)
                 limit = max(flops / self._limits["product_flops_per_s"], size / self._limits["read_bytes_per_s"])
                 label = f"{name} {count} x {inputs} x {outputs}"
                 yield self._figure(label, 1e-9 * flops / seconds, "GFLOP/s", limit / seconds)
@@ -196,10 +196,6 @@ def _with_threads(threads: int, run: Callable[[], float]) -> float:
         return run()
     finally:
         torch.set_num_threads(before)
-
-
-def _bytes(dtype: torch.dtype) -> int:
-    return dtype.itemsize
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,28 +16,18 @@ from apcbatch.kernels.backend import Backend
 from apcbatch.kernels.cpu.linear import PackedLinear
 from apcbatch.kernels.cpu.ops import ops
 from apcbatch.kernels.cpu.sub_block import FusedSubBlock
-from apcbatch.kernels.layer import Residual
+from apcbatch.kernels.layer import MatrixProduct, Residual
 from apcbatch.kernels.ragged import Ragged
 from apcbatch.model.families import family_of
 from apcbatch.model.hf_config import ModelConfig
-
-
-@dataclass(frozen=True, eq=False)
-class Product:
-    """One matrix product: x (t, in) times packed weights. out_dtype: dtype of the result. bias: None for none."""
-
-    x: torch.Tensor
-    packed: PackedLinear
-    out_dtype: torch.dtype | None
-    bias: torch.Tensor | None = None
 
 
 class Products:
     """Matrix products of a CPU backend: `recording` records them, and `again` repeats them in order."""
 
     def __init__(self) -> None:
-        self._products: list[Product] = []
-        self._stand_ins: dict[tuple[int, int, torch.dtype], torch.Tensor] = {}
+        self._products: list[tuple[torch.Tensor, MatrixProduct]] = []
+        self._operands: dict[tuple[int, int, torch.dtype], torch.Tensor] = {}  # random x, by shape and dtype
         self._notes: dict[str, Callable[..., None]] = {
             "linear": self._note_linear,
             "run_sub_block": self._note_sub_block,
@@ -60,8 +49,8 @@ class Products:
             yield
 
     def again(self) -> None:
-        for product in self._products:
-            ops.linear(product.x, product.packed, product.out_dtype, product.bias)
+        for x, (_, packed, out_dtype, bias) in self._products:
+            ops.linear(x, packed, out_dtype, bias)
 
     def _note_linear(
         self,
@@ -70,23 +59,18 @@ class Products:
         out_dtype: torch.dtype | None = None,
         bias: torch.Tensor | None = None,
     ) -> None:
-        self._note(x.shape[0], packed, out_dtype, bias)
+        self._note(MatrixProduct(x.shape[0], packed, out_dtype, bias))
 
     def _note_sub_block(self, part: FusedSubBlock, residual: Residual, _: Ragged) -> None:
         for product in part.products(residual):
-            self._note(*product)
+            self._note(product)
 
-    def _note(
-        self,
-        rows: int,
-        packed: PackedLinear,
-        out_dtype: torch.dtype | None,
-        bias: torch.Tensor | None = None,
-    ) -> None:
+    def _note(self, product: MatrixProduct) -> None:
+        rows, packed = product.rows, product.packed
         key = (rows, packed.in_features, packed.dtype)
-        if key not in self._stand_ins:
-            self._stand_ins[key] = torch.randn(rows, packed.in_features).to(packed.dtype)
-        self._products.append(Product(self._stand_ins[key], packed, out_dtype, bias))
+        if key not in self._operands:
+            self._operands[key] = torch.randn(rows, packed.in_features).to(packed.dtype)
+        self._products.append((self._operands[key], product))
 
 
 def product_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
