@@ -1,14 +1,17 @@
-"""Types of the private extension (csrc/bindings*.cpp). Addresses and dtype codes are integers; 0 is no address."""
+"""Types of the private extension (csrc/bindings*.cpp). Addresses and dtype codes are integers; 0 is no address.
+
+The ops that apcbatch.kernels.ops launches by name are not listed: it has their arguments.
+"""
 
 from collections.abc import Callable
 
-# A number of sequences, the address of their page table and its columns, the addresses of cu_seqlens and context.
+# (number of sequences, address of page_table, its columns, address of cu_seqlens, address of context)
 Sequences = tuple[int, int, int, int, int]
-View = tuple[int, int, int]  # a tensor: where it begins, elements from one row to the next, its dtype's code
+View = tuple[int, int, int]  # tensor: (address, stride of the first dimension in elements, dtype code)
 
 PAGE_TOKENS: int
 
-def refuse_scratch(count: int, /) -> None: ...  # for tests: the next `count` requests for scratch find no memory
+def refuse_scratch(count: int, /) -> None: ...  # for tests: the next `count` allocations of scratch fail
 def isa() -> str: ...
 def isa_product() -> str: ...
 def set_isa(name: str) -> bool: ...
@@ -17,30 +20,8 @@ def packed_bytes(out: int, in_: int, dtype: int, /) -> int: ...
 def pack_linear(weight: View, out: int, in_: int, packed: int, num_threads: int, /) -> None: ...
 def unpack_rows(weights: Projection, indices: int, count: int, rows: int, num_threads: int, /) -> None: ...
 def linear(t: int, x: View, weights: Projection, y: View, num_threads: int, /) -> None: ...
-def rms_norm(
-    t: int, h: int, x: View, delta: View | None, weight: int, eps: float, y: View, num_threads: int, /
-) -> None: ...
-def silu_mul(t: int, f: int, gate: View, up: View, y: View, num_threads: int, /) -> None: ...
-def softmax_topk(t: int, n: int, k: int, logits: View, weights: int, indices: int, num_threads: int, /) -> None: ...
-def logprob(t: int, n: int, logits: View, choose: bool, tokens: int, logprobs: int, num_threads: int, /) -> None: ...
 def span(values: int, count: int, /) -> tuple[int, int]: ...
 def check_sequences(sequences: Sequences, t: int, pages: int, /) -> int: ...
-def write_kv(
-    t: int, row: int, k: View, v: View, k_cache: View, v_cache: View, token_slots: int, num_threads: int, /
-) -> None: ...
-def paged_attention(
-    q: View,
-    k_cache: View,
-    v_cache: View,
-    out: View,
-    sequences: Sequences,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    scale: float,
-    num_threads: int,
-    /,
-) -> None: ...
 
 class RaggedParams:
     def __init__(
@@ -54,36 +35,6 @@ class RaggedParams:
         snapshot_slots: int,
         /,
     ) -> None: ...
-
-def causal_conv(
-    *,
-    ragged: RaggedParams,
-    x: View,
-    weight: View,
-    bias: int,
-    state: View,
-    out: View,
-    d_inner: int,
-    width: int,
-    num_threads: int,
-) -> None: ...
-def selective_scan(
-    *,
-    ragged: RaggedParams,
-    x: View,
-    dt: View,
-    A: int,
-    B: View,
-    C: View,
-    D: int,
-    z: View | None,
-    dt_bias: int,
-    state: View,
-    out: View,
-    d_inner: int,
-    d_state: int,
-    num_threads: int,
-) -> None: ...
 
 class Projection:
     def __init__(self, *, out_features: int, in_features: int, weights: int, dtype: int, bias: int) -> None: ...
@@ -145,9 +96,9 @@ class AttentionMixer(SubBlock):
         v_cache: View,
     ) -> None: ...
 
-# A page table's address and its columns, the addresses of context and of the tokens' places in the cache, the pages.
+# (address of page_table, its columns, address of context, address of token_slots, number of pages in the cache)
 Pages = tuple[int, int, int, int, int]
-# How many rows of the residual, the address of their numbers, and where what is wanted of them goes.
+# Rows of the residual to compute outputs for: (their number, address of their indices, address of the outputs)
 Wanted = tuple[int, int, int]
 
 class Pass:
@@ -158,7 +109,7 @@ class Pass:
 class Stack:
     def __init__(
         self,
-        layers: list[list[tuple[SubBlock, bool]]],  # whether it is beside the one before it
+        layers: list[list[tuple[SubBlock, bool]]],  # (sub-block, is_beside): see StackEntry
         norm: PreNorm,
         head: Projection,
         embedding: int,
