@@ -59,8 +59,8 @@ constexpr int64_t padded_dim(int64_t head_dim) { return (head_dim + 15) / 16 * 1
 constexpr int64_t kWeightRows = 16;  // upper bound of the rows of a tile on any instruction set
 
 // Returns the scratch bytes of a unit: keys, values and one tile's weights, and the queries, outputs, maxima
-// and sums of its rows. The second term is for attention_amx.h, which also needs a tile's scores and outputs,
-// and pads queries to whole tiles.
+// and sums of its rows. vectors: for attention_tile.h. matrices: for attention_amx.h, which also needs a
+// tile's scores and outputs, and pads queries to whole tiles.
 constexpr int64_t attention_scratch_bytes(int64_t head_dim, int64_t rows) {
     const int64_t dim = padded_dim(head_dim), inner = (head_dim + 31) / 32 * 32;
     const int64_t vectors = 4 * (kPageTokens * (head_dim + dim + kWeightRows) + rows * (2 * dim + 2));

@@ -3,8 +3,9 @@
 // Arithmetic: that of attention.h, with three differences. Sums over head_dim and over keys are those of
 // gemm_amx.h, in steps of 32 that begin at multiples of 32. Scores are scaled after their sum. Weights are
 // rounded to bfloat16 before they multiply the values. A register has 16 independent rows, each a query of
-// one head. Keys past a row's position have weight zero. So a page with values that are not finite is
-// multiplied row by row, with zeros in place of the values past the row's position.
+// one head. Keys past a row's position have weight zero, but zero times NaN or infinity is NaN. So a page
+// with values that are not finite is multiplied row by row, with zeros in place of the values past the row's
+// position.
 #pragma once
 
 #include "attention_page.h"

@@ -30,8 +30,9 @@ Function for_isa(const Function (&entries)[kNumIsas]) {
 #define APC_SHARED_KERNEL(function, name, kernels, ...) &kernels::function,
 #define APC_ATTENTION_KERNEL(function, name, kernels, attention, ...) &attention::function,
 #define APC_OWN_KERNEL(function, name, ...) &name::function,
-// Returns the function of a kernel for the instruction set in use: of most kernels, of attention, and of the
-// matrix product, which no two instruction sets share.
+// Return a kernel's function for the instruction set in use. APC_FOR_ISA_ATTENTION is for attention.
+// APC_FOR_OWN_ISA is for the matrix product, which no two instruction sets share. APC_FOR_ISA is for all
+// others.
 #define APC_FOR_ISA(function) for_isa({APC_ISAS(APC_SHARED_KERNEL, function)})
 #define APC_FOR_ISA_ATTENTION(function) for_isa({APC_ISAS(APC_ATTENTION_KERNEL, function)})
 #define APC_FOR_OWN_ISA(function) for_isa({APC_ISAS(APC_OWN_KERNEL, function)})

@@ -4,7 +4,7 @@
 // Arithmetic: tdpbf16ps takes kTileK inputs per step. For each element it adds the products of the even
 // inputs and those of the odd inputs in two chains of fused multiply-adds from +0. It then adds the two
 // chains, and their sum to the accumulator. Denormal numbers count as zero. An element depends on its own row
-// and column alone. So rows are padded to whole tiles with any data that the scratch holds.
+// and column alone. So a tile may be filled up with any rows that the scratch holds.
 #pragma once
 
 #include "gemm_tile.h"
@@ -186,7 +186,7 @@ __attribute__((noinline)) void vector_tile(const MatrixTile& t) {
 // Maximum rows that vectors multiply.
 constexpr int64_t kVectorRows = 2;
 
-// Returns how many of the remaining panels to multiply together; x stays in the L1 cache for all of them.
+// Returns the number of panels to multiply together, at most `left`. x stays in the L1 cache for all of them.
 template <>
 inline int64_t tile_panels<Mode::kMatrix>(int64_t rows, int64_t left) {
     int64_t panels = rows == 1 ? 8 : 4;

@@ -243,7 +243,8 @@ void run_rows(int64_t rows, const Tile& t) {
     }
 }
 
-// Returns how many of the remaining panels one tile takes: with few rows more, for enough independent sums.
+// Returns the number of panels of the next tile, at most `left`: more panels for fewer rows, so that there
+// are enough independent sums.
 template <Mode mode>
 int64_t tile_panels(int64_t rows, int64_t left) {
     int64_t panels = kTilePanels;

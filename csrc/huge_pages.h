@@ -9,8 +9,8 @@
 
 namespace apcbatch {
 
-// Requests huge pages for all that lie entirely within `bytes` at `memory`. Call it before the first write.
-// It has no effect on a system without them.
+// Requests huge pages for every aligned 2 MiB inside the `bytes` bytes at `memory`. Call it before the first
+// write. It has no effect on a system without huge pages.
 inline void want_huge_pages([[maybe_unused]] void* memory, [[maybe_unused]] std::int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
     constexpr std::uintptr_t kPage = std::uintptr_t(2) << 20;

@@ -14,8 +14,8 @@
 namespace apcbatch {
 
 // Layout of packed weights: blocks of kBlockK inputs; in a block, panels of kPanel outputs, one after the
-// other; in a panel, for each k kPanel float32 values, or for each two k kPanel (even k, odd k) pairs of
-// bfloat16. Outputs are padded with zeros, and bfloat16 inputs to a multiple of kTileK: AMX loads 16 by 16
+// other; in a float32 panel, kPanel values per input k; in a bfloat16 panel, kPanel pairs (even k, odd k) per
+// two inputs. Outputs are padded with zeros, and bfloat16 inputs to a multiple of kTileK: AMX loads 16 by 16
 // pairs as one tile. The kernel reads in this order, so weights stream from memory front to back.
 constexpr int64_t kPanel = 16;
 constexpr int64_t kBlockK = 256;

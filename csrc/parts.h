@@ -25,7 +25,7 @@ void add_part(Part part, double seconds);  // call only while recording is on
 double clock_s();
 const double* part_seconds();  // (kParts), since recording was last turned on
 
-// Adds its lifetime to a part. If recording is off, it costs one test.
+// Timer that adds the seconds of its lifetime to a part. If recording is off, it costs one branch.
 class PartTimer {
   public:
     explicit PartTimer(Part part);

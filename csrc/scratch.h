@@ -9,11 +9,12 @@ namespace apcbatch {
 // and is freed when the thread ends. Returns null if out of memory, as callers must not throw.
 char* thread_scratch(std::int64_t bytes) noexcept;
 
-// The same for intermediate results of a call of several kernels, each of which uses thread_scratch. Throws
-// std::bad_alloc.
+// Returns memory like thread_scratch, but separate from it: for the intermediate results of a call of several
+// kernels, each of which uses thread_scratch. Throws std::bad_alloc.
 char* thread_workspace(std::int64_t bytes);
 
-// The same for the intermediate results of a whole pass, whose sub-blocks use thread_workspace.
+// Returns memory separate from both: for the intermediate results of a whole pass, whose sub-blocks use
+// thread_workspace.
 char* thread_stream(std::int64_t bytes);
 
 // For tests: make the next `count` allocations fail.

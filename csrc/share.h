@@ -15,7 +15,7 @@ constexpr double kSerialElements = 1 << 16;
 // Returns the number of threads that this process may use, at most `wanted`. For forks see share.cpp.
 int usable_threads(std::int64_t wanted);
 
-// Like usable_threads, but returns 1 if `work` is below `too_little`. The limit is a sixteenth of it if this
+// Like usable_threads, but returns 1 if `work` is below `too_little`, or below a sixteenth of it if this
 // thread already leads a pool.
 int useful_threads(double work, double too_little, std::int64_t wanted);
 
