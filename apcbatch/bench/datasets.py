@@ -1,7 +1,7 @@
-"""Measure `run` over a slice of a dataset from end to end: cold, warm from disk, warm from RAM.
+"""Measure whole runs over the beginning of a dataset: cold, warm from disk, warm from RAM.
 
-The first three runs are separate processes: one under the default policy, then two that keep every boundary and share a
-store. Warm from RAM is one engine that answers the same requests twice.
+The first three runs are processes: one with the policy of the configuration, then two that keep every boundary and
+share a store. The last two are one engine that answers the same requests twice.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def requests_in(config: Config, input: str) -> list[Request]:
 
 
 def _figure(kind: str, seconds: float, summary: dict[str, Any]) -> Figure:
-    """Return the figure of one run: wall seconds without loading. in_steps: the share of them in prefill and decode."""
+    """Return the figure of one run: its seconds without loading. in_steps: share of prefill and decode in them."""
     spent = summary["seconds"]
     details = {name: summary[name] for name in ("requests", "prompt_tokens", "cached_tokens", "computed_tokens")}
     details["in_steps"] = (spent["prefill"] + spent["decode"]) / seconds

@@ -1,7 +1,7 @@
 """Measure each kernel at a model's own shapes and compare it with its roofline limit.
 
-`of_limit` is the time at the limit over the measured time, at best 1. The limit is the larger of two times: operations
-over the machine's rate, and bytes over its bandwidth. Data that stays in a cache may beat the second.
+`of_limit` is the time at the limit over the measured time; 1 is the limit. The time at the limit is the larger of two:
+operations over the machine's rate, and bytes over its memory bandwidth. Data that stays in a cache may exceed 1.
 """
 
 from __future__ import annotations

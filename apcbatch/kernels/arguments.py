@@ -1,4 +1,4 @@
-"""Check tensors for the kernels of every device, and convert a tensor to the (address, stride, dtype code) they take.
+"""Check tensors for the kernels of every device, and convert them to (address, stride, dtype code).
 
 A failed check raises ValueError with a sentence. The ops (apcbatch.kernels.ops) and the fused sub-blocks build their
 arguments from these functions.
@@ -68,12 +68,12 @@ def require_indices(tensor: torch.Tensor, name: str, shape: tuple[int, ...], end
     return tensor
 
 
-def float_vector(tensor: torch.Tensor, name: str, size: int, of: torch.Tensor, of_name: str) -> torch.Tensor:
+def float_vector(tensor: torch.Tensor, name: str, size: int, matrix: torch.Tensor, matrix_name: str) -> torch.Tensor:
     """Return the tensor as contiguous float32, converted if needed. Raises ValueError unless its shape is (size,) and
-    it is on the device of `of`. of_name: matrix whose columns it matches, for the error message."""
-    require_beside(tensor, name, of)
+    it is on the device of `matrix`, whose columns it matches. matrix_name: for the error message."""
+    require_beside(tensor, name, matrix)
     if tensor.shape != (size,):
-        raise ValueError(f"{name} must be ({size},), one value a column of {of_name}; it is {tuple(tensor.shape)}")
+        raise ValueError(f"{name} must be ({size},), one value a column of {matrix_name}; it is {tuple(tensor.shape)}")
     if tensor.dtype == torch.float32 and tensor.is_contiguous():
         return tensor
     return tensor.to(torch.float32).contiguous()

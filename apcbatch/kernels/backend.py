@@ -92,8 +92,8 @@ class BackendOf(Ops[LinearT]):
     def numerics(self, dtype: torch.dtype, kinds: Iterable[str] = ()) -> str:
         """Name the arithmetic of a model with these kinds of sub-blocks. Snapshots match only where the name is equal.
 
-        The name contains the version of each kind above 1, so a change to one kind leaves the snapshots of models
-        without that kind valid, and version 1 leaves those of older stores valid.
+        The name contains each kind's version if it is above 1. So a new version of one kind keeps the snapshots of
+        models without that kind valid, and stores older than these versions stay valid.
         """
         versions = ((kind, self.kinds.get(kind, NOT_FUSED).version) for kind in sorted(set(kinds)))
         return self.arithmetic(dtype) + "".join(f"-{kind}{version}" for kind, version in versions if version > 1)
@@ -102,10 +102,10 @@ class BackendOf(Ops[LinearT]):
     def pack_linear(self, weight: torch.Tensor) -> LinearT:
         """Prepare weights (out, in) float32 or bfloat16, of any row stride, for `linear`. Raises ValueError."""
 
-    def sub_block(self, kind: str, norm: PreNorm, *made_of: Any) -> Any:
+    def sub_block(self, kind: str, norm: PreNorm, *weights_and_state: Any) -> Any:
         """Make the fused form of a sub-block from its norm, weights and state. Returns None if the device has none."""
         make = self.kinds.get(kind, NOT_FUSED).make
-        return None if make is None else make(norm, *made_of)
+        return None if make is None else make(norm, *weights_and_state)
 
     def layer_stack(self, layers: Sequence[Sequence[StackEntry]]) -> LayerStack | None:
         """Make the call that runs all layers. Returns None if the device has none for them.

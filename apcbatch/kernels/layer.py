@@ -27,8 +27,8 @@ class Linear(Protocol):
     def dtype(self) -> torch.dtype: ...
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
-        """Return rows of the weights: indices (k,) int64 -> (k, in_features) in their dtype. A tied embedding reads
-        its rows so, and needs no copy of its own."""
+        """Return rows of the weights: indices (k,) int64 -> (k, in_features) in their dtype. With them a tied
+        embedding needs no copy of the weights."""
 
 
 LinearT = TypeVar("LinearT", bound=Linear)
@@ -48,7 +48,8 @@ class MambaWeights(Generic[LinearT]):
 
     in_proj: (2d, h). x_proj: (r + 2n, d). dt_proj: (d, r). out_proj: (h, d). in_bias: (2d,), out_bias: (h,),
     conv_bias: (d,), each optional. conv_weight: (d, w). A: (n, d), -exp(A_log) transposed. D, dt_bias: (d,).
-    norms: weights of the RMS norms of dt (r,), B (n,) and C (n,), a None among them meaning ones; None: no norms.
+    norms: weights of the RMS norms of dt (r,), B (n,) and C (n,), where None stands for ones; None: dt, B and C are
+    not normed.
     """
 
     in_proj: LinearT

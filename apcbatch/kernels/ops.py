@@ -2,8 +2,8 @@
 
 A device launches an op by its name with checked arguments: sizes, addresses, and tensors as views. To do so it
 implements the methods at the end of `Ops` (apcbatch.kernels.cpu.ops, apcbatch.kernels.cuda.ops).
-apcbatch.kernels.reference computes each op in plain PyTorch. Invariant: a row of a result depends on that row of the
-arguments alone, and of a sequence's tokens on those before it.
+apcbatch.kernels.reference computes each op in plain PyTorch. Invariant: a row of a result depends only on that row of
+the arguments; in an op over sequences, only on the tokens of its sequence up to that row.
 
 Dimension letters: t tokens or rows, h columns, d d_inner, n d_state, w convolution taps, v vocabulary. Every op raises
 ValueError for arguments that do not fit.
@@ -41,7 +41,7 @@ from apcbatch.kernels.layer import LinearT, PreNorm, Residual
 
 
 class AnyBatch(Protocol):
-    """A batch of sequences: a Ragged, or its copy on a device. params: as the compiled module takes it."""
+    """Batch of sequences: a Ragged, or its copy on a device. params: the compiled module's handle of it."""
 
     @property
     def num_tokens(self) -> int: ...
@@ -352,7 +352,7 @@ class Ops(ABC, Generic[LinearT]):
         part(residual, ragged)
 
     def _tokens(self, x: torch.Tensor, ragged: AnyBatch) -> tuple[AnyBatch, int, int, int]:
-        """Check x, the tokens of a recurrent op. Return the batch on its device, its shape (t, d) and its dtype code."""
+        """Check x of a recurrent op. Return the batch on x's device, the shape (t, d) of x and its dtype code."""
         self._require_here(x, "x")
         batch = self._batch(x, ragged)
         t, d = token_rows(x, batch.num_tokens)
@@ -407,11 +407,11 @@ class Ops(ABC, Generic[LinearT]):
 
     @abstractmethod
     def _launch(self, name: str, beside: torch.Tensor, *arguments: Any) -> None:
-        """Call the compiled module's function of this name, on the device of a tensor."""
+        """Call the compiled module's function `name` on the device of the tensor `beside`."""
 
     @abstractmethod
     def _launch_over(self, name: str, batch: Any, **arguments: Any) -> None:
-        """Call a recurrent function over the batch that `_batch` returned."""
+        """Call the compiled module's function `name`, of a recurrent op, over a batch returned by `_batch`."""
 
     @abstractmethod
     def _most(self, what: str) -> int:
@@ -441,8 +441,8 @@ class Ops(ABC, Generic[LinearT]):
         context: torch.Tensor,
     ) -> tuple[tuple[Any, ...], tuple[torch.Tensor | None, ...]]:
         """Check the sequences of paged_attention, and whether this device's kernel takes the dtypes of q and k_cache.
-        Return (the kernel's arguments for the sequences, then those of this device's kernel alone) and the tensors that
-        must live until the launch."""
+        Return the kernel's arguments (the sequences, then those that only this device's kernel has), and the tensors
+        that must live until the launch."""
 
     @abstractmethod
     def _product(

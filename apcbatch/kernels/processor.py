@@ -1,6 +1,6 @@
-"""Set the CPU kernels' instruction set and number of threads, and name the arithmetic that follows from the former.
+"""Set the instruction set and the number of threads of the CPU kernels, and name the arithmetic.
 
-The number of threads changes no bit of any result.
+The arithmetic depends on the instruction set. The number of threads changes no bit of any result.
 """
 
 from __future__ import annotations

@@ -85,19 +85,19 @@ class Ragged:
 
     def __post_init__(self) -> None:
         _check_tensors(self)
-        highest = _highest_of_decode(self)
+        highest = _highest_decode_slot(self)
         if highest is not None:
             b = self.final_slots.numel()
-            self._settle(b, b, highest)
+            self._set_derived(b, b, highest)
             return
         lengths = _check_offsets(self.cu_seqlens.tolist(), "cu_seqlens", self.cu_seqlens[-1].item(), 1)
         cuts = self.snapshot_cu.tolist()
         _check_offsets(cuts, "snapshot_cu", self.snapshot_positions.numel(), 0)
         _check_positions(self.snapshot_positions.tolist(), cuts, lengths)
         slots = _check_slots(self)
-        self._settle(len(lengths), sum(lengths), max(slots, default=-1))
+        self._set_derived(len(lengths), sum(lengths), max(slots, default=-1))
 
-    def _settle(self, num_sequences: int, num_tokens: int, max_slot: int) -> None:
+    def _set_derived(self, num_sequences: int, num_tokens: int, max_slot: int) -> None:
         assign = object.__setattr__
         assign(self, "num_sequences", num_sequences)
         assign(self, "num_tokens", num_tokens)
@@ -117,7 +117,7 @@ def _constants(b: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.
     return offsets, zeros, torch.empty(0, dtype=torch.int64, device="cpu"), offsets[:b]
 
 
-def _highest_of_decode(ragged: Ragged) -> int | None:
+def _highest_decode_slot(ragged: Ragged) -> int | None:
     """Return the highest slot of a valid decode pass. Returns None for any other batch, which needs the full checks.
 
     Valid: one token per sequence, no snapshots, distinct final slots, and each initial slot is the final slot or -1.

@@ -16,7 +16,7 @@ from apcbatch.kernels.layer import AttentionWeights, PreNorm
 
 
 class FusedAttention(StackSubBlock):
-    """Attention mixer over the pages of one layer, inside a stack. Alone, attention runs by its ops.
+    """Attention mixer of one layer over its KV pages, for a stack. Outside a stack, attention runs op by op.
 
     norm: (h). k_cache, v_cache: (pages, PAGE_TOKENS, kv_heads, head_dim) contiguous. Raises ValueError where a shape or
     a dtype does not fit.
@@ -33,8 +33,8 @@ class FusedAttention(StackSubBlock):
         found = ((qkv.out_features, qkv.in_features), (o.out_features, o.in_features), o.dtype)
         if expected != found or weights.heads % kv_heads:
             raise ValueError(
-                f"qkv_proj, o_proj and their dtype must be {expected} for {weights.heads} heads, a multiple of the "
-                f"cache's {kv_heads}, of {head_dim}; they are {found}"
+                f"qkv_proj, o_proj and their dtype must be {expected} for {weights.heads} heads of {head_dim} columns, "
+                f"and the heads a multiple of the cache's {kv_heads} kv heads; they are {found}"
             )
         self._kept_alive = norm, weights, k_cache, v_cache  # the plan holds their addresses
         self.plan = _C.AttentionMixer(

@@ -53,13 +53,13 @@ class FusedMixture(FusedSubBlock):
         shapes = {(e.gate_up.in_features, e.gate_up.dtype, e.down.in_features) for e in experts}
         if len(shapes) != 1 or {shape[:2] for shape in shapes} != {takes}:
             raise ValueError(
-                f"experts must be alike and take what the router takes, {takes}; theirs (columns, dtype, inner "
+                f"experts must have one shape, and the router's inputs and dtype {takes}; their (inputs, dtype, inner "
                 f"columns) are {sorted(map(str, shapes))}"
             )
         if router.out_features != len(experts) or not 1 <= experts_per_token <= len(experts):
             raise ValueError(
-                f"a mixture needs a row of the router for each of its {len(experts)} experts and 1 to that many "
-                f"of them a token; there are {router.out_features} rows and {experts_per_token} a token"
+                f"the router must have {len(experts)} rows, one for each expert, and experts_per_token must lie in 1 "
+                f"to {len(experts)}; there are {router.out_features} rows, and it is {experts_per_token}"
             )
         self._norm, self._router, self._experts = norm, router, list(experts)  # alive: the plan has their addresses
         self._experts_per_token, self.hidden = experts_per_token, router.in_features

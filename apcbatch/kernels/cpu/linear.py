@@ -38,10 +38,8 @@ class PackedLinear:
         object.__setattr__(self, "plan", projection(self, None))
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
-        """Return rows of the weights: indices (k,) int64 in [0, out_features) -> (k, in_features) in their dtype.
-
-        A tied embedding reads its rows so, and needs no copy of its own.
-        """
+        """Return rows of the weights: indices (k,) int64 in [0, out_features) -> (k, in_features) in their dtype. See
+        Linear."""
         indices = require_indices(indices, "indices", (indices.numel(),), self.out_features)
         rows = torch.empty(indices.numel(), self.in_features, dtype=self.dtype)
         _C.unpack_rows(self.plan, indices.data_ptr(), indices.numel(), rows.data_ptr(), num_threads())

@@ -33,7 +33,7 @@ class CpuOps(Ops[PackedLinear]):
     def residual(self, begin: torch.Tensor, present: torch.Tensor | None = None) -> Residual:
         """See Ops. present must be None: no row is padding on the CPU."""
         if present is not None:
-            raise ValueError("all rows of a pass on the CPU must be there; present must be None")
+            raise ValueError("present must be None on the CPU, where no row is padding")
         require_matrix(begin, "the residual")
         require_parameter(begin, "the residual", tuple(begin.shape), torch.float32)
         return Residual(begin, torch.empty_like(begin))
@@ -79,7 +79,7 @@ class CpuOps(Ops[PackedLinear]):
         return y
 
 
-ops = CpuOps()  # for the fused sub-blocks: those of a model's backend may be observed
+ops = CpuOps()  # used inside fused sub-blocks, so that an observer of a model's backend sees one call
 
 
 def require_sequences(

@@ -35,7 +35,7 @@ def compile_mamba(
     """Compile a mixer. ssm: (slots, n, d), conv: (slots, w - 1, d), its states. Returns None for weights that only the
     ops take, such as those without fixed-order products or with biases of the projections. Raises ValueError if the
     states do not fit."""
-    if not _is_plain(norm, weights):
+    if not _is_supported(norm, weights):
         return None
     w, (n, d), width = weights, weights.A.shape, weights.conv_weight.shape[1]
     dtype, device = w.in_proj.dtype, ssm.device
@@ -113,7 +113,7 @@ class CompiledMambaStack:
         )
 
 
-def _is_plain(norm: PreNorm, weights: MambaWeights[DeviceLinear]) -> bool:
+def _is_supported(norm: PreNorm, weights: MambaWeights[DeviceLinear]) -> bool:
     w, (n, d), r = weights, weights.A.shape, weights.dt_proj.in_features
     projections = w.in_proj, w.x_proj, w.dt_proj, w.out_proj
     parameters: list[tuple[torch.Tensor | None, tuple[int, ...]]] = [
@@ -142,8 +142,8 @@ def _is_plain(norm: PreNorm, weights: MambaWeights[DeviceLinear]) -> bool:
 def _is_parameter(tensor: torch.Tensor | None, shape: tuple[int, ...], device: torch.device) -> bool:
     if tensor is None:
         return True
-    lies = tensor.shape == shape and tensor.is_contiguous()
-    return lies and tensor.dtype == torch.float32 and tensor.device == device
+    is_laid_out = tensor.shape == shape and tensor.is_contiguous()
+    return is_laid_out and tensor.dtype == torch.float32 and tensor.device == device
 
 
 def _shape(packed: DeviceLinear, out_dtype: torch.dtype, is_packed: bool) -> ProductShape:

@@ -20,8 +20,8 @@ import torch
 
 from apcbatch.kernels.cuda.extension import ALIGNMENT, DTYPE_CODES, current_stream, extension
 
-MOST_TIMED_ROWS = 2048  # rows of x; products with more use the kernel that is fastest for this number
-# cuBLASLt kernels to try: the second number for bfloat16 with fewer than MOST_TIMED_ROWS rows, as each takes 2 ms to
+MOST_TIMED_ROWS = 2048  # rows of x in the largest timing; products with more rows use the kernel chosen for it
+# cuBLASLt kernels to try. FEW_CANDIDATES: for bfloat16 with fewer than MOST_TIMED_ROWS rows, as each takes 2 ms to
 # load.
 CANDIDATES, FEW_CANDIDATES = 8, 4
 TIMINGS = 5  # runs of each kernel; the shortest time counts
@@ -46,8 +46,8 @@ def pieces_of(weight: torch.Tensor) -> int:
 
 
 class ProductShape(NamedTuple):
-    """Key of a kernel choice, beside the number of rows. outputs, inputs: shape of the weights. pieces: of the inputs.
-    dtype: x's. out_dtype: y's. is_packed: x has no gap between its rows."""
+    """Product for which a kernel is chosen per number of rows. outputs, inputs: shape of the weights. pieces: number of
+    pieces of the inputs. dtype: of x. out_dtype: of y. is_packed: x has no gap between its rows."""
 
     outputs: int
     inputs: int
@@ -76,8 +76,8 @@ class FixedOrderProducts:
         return torch.cuda.get_device_capability(self._device)[0] >= 9
 
     def kernel(self, shape: ProductShape, rows: int) -> tuple[bytes, bool] | None:
-        """Return the kernel for this number of rows as (cuBLASLt kernel, see `_in_turn`), or (b"", False) for our own
-        kernel. Returns None if `product` has not chosen one yet."""
+        """Return the kernel for this number of rows: (cuBLASLt kernel, result of `_in_turn`), or (b"", False) for our
+        own kernel. Returns None if `product` has not chosen one yet."""
         if rows <= extension().MOST_FEW_ROWS and shape.dtype == torch.bfloat16:
             return b"", False
         bucket = _bucket(rows)
@@ -198,8 +198,8 @@ def _library(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, pieces: int
 def _in_pieces(
     x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, pieces: int, in_turn: bool
 ) -> tuple[object, torch.Tensor | None]:
-    """Return cuBLASLt's product and, if its pieces must then be added, the tensor (pieces, rows, out) float32 that it
-    writes them to."""
+    """Return the product for cuBLASLt. If its pieces must be added afterwards, also return the tensor (pieces, rows,
+    out) float32 that it writes them to, else None."""
     if pieces == 1 or in_turn:
         return _product(x, weight, y, pieces), None
     parts = torch.empty((pieces, *y.shape), dtype=torch.float32, device=y.device)

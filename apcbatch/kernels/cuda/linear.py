@@ -1,7 +1,7 @@
 """Matrix product on a CUDA device: y = x W^T (+ bias).
 
-Invariant: with exact weights, a row of y depends on that row of x alone. With others this holds for fixed-order
-products of at most FIXED_ORDER_ROWS rows; beyond, cuBLAS picks its kernel by the number of rows.
+Invariant: with exact weights, a row of y depends on that row of x alone. With inexact weights this holds for
+fixed-order products of up to FIXED_ORDER_ROWS rows. For more rows, cuBLAS picks its kernel by the number of rows.
 """
 
 from __future__ import annotations

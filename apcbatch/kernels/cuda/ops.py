@@ -99,4 +99,4 @@ class CudaOps(Ops[DeviceLinear]):
         return product(x, packed, out_dtype, bias)
 
 
-ops = CudaOps()  # for the fused sub-blocks: those of a model's backend may be observed
+ops = CudaOps()  # used inside fused sub-blocks, so that an observer of a model's backend sees one call
