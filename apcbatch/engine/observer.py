@@ -67,7 +67,7 @@ class Watcher(Protocol):
     """Callbacks before the fact, which name the culprit if a pass never returns. They must not raise."""
 
     def begins(self, request: Request) -> None:
-        """Receive a request that is about to run. It has ended when its result is returned."""
+        """Receive a request that is about to run. It runs until its result is returned."""
 
     def moves(self) -> None:
         """Receive that a layer of a pass is about to run. CPU only, where a layer may take seconds."""

@@ -42,7 +42,7 @@ class PagePool:
         return len(self._freed) + self.num_pages - self._num_used
 
     def allocate(self) -> int:
-        """Return a free page with one reference. Raises IndexError without one; callers ensure that there is."""
+        """Return a free page with one reference. Raises IndexError if none is free, which callers check first."""
         if self._freed:
             page = self._freed.pop()
         elif self._num_used < self.num_pages:

@@ -62,7 +62,7 @@ class Feeder:
         return self.num_requests - self.num_skipped if self.exhausted else None
 
     def pause(self) -> bool:
-        """Return False: reading a line is quick, so the engine has no need to start first."""
+        """See WorkSource. Always False: to read one line is quick, so the engine need not start before it."""
         return False
 
     def next(self) -> Work | None:
@@ -247,8 +247,8 @@ class Feeder:
         stopped: bool,
         stop_reason: int | str | None,
     ) -> RequestError | None:
-        """Make the prompt of the next turn by appending an answer, in the form that its record has, to the
-        conversation. Do nothing after the last turn. Return the error if the prompt cannot be made, else None."""
+        """Append an answer to the conversation, cut as in its record, and make the prompt of the next turn. Do nothing
+        after the last turn. Return the error if the prompt cannot be made, else None."""
         if rollout.remaining:
             # An answer that completes its grammar ends without a stop token: its last token is text.
             has_stop_token = stopped and stop_reason is None and token_ids[-1] in self._renderer.tokenizer.eos_token_ids

@@ -24,7 +24,7 @@ class Interrupted(BaseException):
 
 
 class Signals:
-    """Handler of both signals inside a `with`; after it they are ignored.
+    """Handler of SIGINT and SIGTERM inside a `with` block. After the block both are ignored.
 
     Until `drain_on_first` is called, the first signal raises Interrupted. exit_code: exit code of the first signal,
     None before it. final_line: returns the line that the second signal prints on stderr.

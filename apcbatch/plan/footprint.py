@@ -1,8 +1,8 @@
 """Bytes of live snapshots: states, and the KV pages that snapshots of one path share.
 
-An example with pages of 64 tokens: a request keeps 100 and 200, which weigh 2 states and 4 pages, for the first two
-pages are in both. Another request resumes from 100 and keeps 180: it shares the one full page and fills 2 more, so that
-together they weigh 3 states and 6 pages.
+Example with pages of 64 tokens: a request keeps snapshots at 100 and 200. They take 2 states and 4 pages, as the first
+2 pages belong to both. Another request resumes from 100 and keeps a snapshot at 180. It shares the 1 full page before
+100 and fills 2 pages of its own, so the three snapshots take 3 states and 6 pages.
 
 Invariant: a page is counted once, however many snapshots refer to it, as in the pool. A request shares the full pages
 of the snapshot that it resumed from and fills its own pages after them.

@@ -29,9 +29,9 @@ _CHOICES = ("anyOf", "oneOf")
 
 
 class Null(Enum):
-    """Placeholder of a null in a table's object, until it is kept as None or removed.
+    """Mark of a null in a row of a table, replaced by None or removed later.
 
-    SOME: the column has values of a type. ALL: the column's type is null, so every row has null.
+    SOME: null in a column with a type of its own. ALL: null in a column of type null, in which every row is null.
     """
 
     SOME = 0

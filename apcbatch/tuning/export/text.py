@@ -51,7 +51,7 @@ class Table:
         return self.row({column.head: column.head for column in self._columns})
 
     def row(self, values: Mapping[str, str]) -> str:
-        """Return one line, from head -> cell text."""
+        """Return one line. values: column's head -> text of its cell."""
         return GAP.join(f"{values[column.head]:{column.align}{column.cells}}" for column in self._columns)
 
     def note(self) -> list[str]:
