@@ -123,7 +123,8 @@ def _fastest(weight: torch.Tensor, out_dtype: torch.dtype, pieces: int, rows: in
     most = FEW_CANDIDATES if weight.dtype == torch.bfloat16 and rows < MOST_TIMED_ROWS else CANDIDATES
     candidates = extension().library_choices(_in_pieces(x, weight, y, pieces, in_turn)[0], in_turn, most)
     took = {candidate: math.inf for candidate in candidates if trial.passes(candidate)}
-    before = torch.empty(2 * _cache_bytes(weight.device), dtype=torch.uint8, device=weight.device)
+    cache_bytes = torch.cuda.get_device_properties(weight.device).L2_cache_size
+    before = torch.empty(2 * cache_bytes, dtype=torch.uint8, device=weight.device)
     timings = [  # the candidates alternate, as an idle device's clock rises during the first runs
         (candidate, _timed(partial(_library, x, weight, y, pieces, candidate, in_turn), before))
         for _ in range(TIMINGS)
@@ -133,10 +134,6 @@ def _fastest(weight: torch.Tensor, out_dtype: torch.dtype, pieces: int, rows: in
         end.synchronize()
         took[candidate] = min(took[candidate], begin.elapsed_time(end))
     return min(took, key=lambda candidate: took[candidate], default=None)
-
-
-def _cache_bytes(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).L2_cache_size
 
 
 class _Trial:
