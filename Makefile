@@ -72,7 +72,7 @@ test-light: $(BUILT)
 	rm -rf $(LIGHT)
 	$(PYTHON) -m venv $(LIGHT)
 	$(LIGHT)/bin/pip install --quiet pytest hypothesis jsonschema `$(BIN)/python -c '$(WITHOUT_TORCH)'`
-	$(LIGHT)/bin/python -m pytest -q tests/store tests/data tests/plan tests/test_prefix.py tests/test_layout.py tests/test_floors.py
+	$(LIGHT)/bin/python -m pytest -q tests/store tests/data tests/plan tests/drafts tests/test_prefix.py tests/test_layout.py tests/test_floors.py
 
 # The report in a real browser: the distribution's Chromium, which Playwright drives and never downloads.
 test-browser: $(TESTED)

@@ -21,6 +21,8 @@ FinishReason = Literal["stop", "length"]
 MissReason = Literal["cold", "diverged", "shorter_than_block", "evicted", "stranded", "disabled", "below_grid"]
 Policy = Literal["planned", "all", "last", "none"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
+DraftSource = Literal["recorded", "previous", "siblings", "history", "lookup"]  # order: csrc/acceptance.h
+DRAFT_SOURCES: tuple[DraftSource, ...] = get_args(DraftSource)
 
 
 @dataclass(frozen=True, slots=True)

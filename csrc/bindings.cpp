@@ -42,5 +42,6 @@ PYBIND11_MODULE(_C, m) {
     bind_recurrent(m);
     bind_layers(m);
     bind_stack(m);
+    bind_drafts(m);
     m.def("refuse_scratch", &apcbatch::refuse_scratch);  // for tests
 }

@@ -10,3 +10,4 @@ void bind_attention(py::module_& m);  // paged attention
 void bind_recurrent(py::module_& m);  // causal_conv, selective_scan
 void bind_layers(py::module_& m);     // fused sub-blocks
 void bind_stack(py::module_& m);      // a whole pass
+void bind_drafts(py::module_& m);     // drafts of exact speculation

@@ -1,0 +1,77 @@
+"""The draft index of one engine: what finished answers teach about running ones.
+
+The longest match of the last tokens is searched in each source, as in prompt lookup and in SuffixDecoding (arXiv
+2411.04975): of the occurrences of the longest match, most decide the next token, the newest among equals. Of the
+sources, the one with the most expected right tokens gives the draft; the probabilities are learnt while running, by
+source, length of the match and share of the occurrences that agree.
+
+A draft is a guess: a wrong one costs time and never changes an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from apcbatch import _C
+from apcbatch.drafts.drafter import DraftCount, Drafter
+from apcbatch.drafts.siblings import Siblings
+from apcbatch.prefix import TokenArray, as_token_array
+from apcbatch.types import DRAFT_SOURCES, DraftSource
+
+SIBLINGS_SHARE = 8  # part of max_bytes for siblings beside history
+
+
+class Drafts:
+    """Drafts for the answers of one engine; not thread-safe.
+
+    sources: those in use. max_bytes: limit on held_bytes: history (52 bytes a token of its capacity, which grows in
+    doubles) and siblings (4 bytes a token, 512 an answer and a prompt). Where both are in use, siblings have an eighth
+    of it. A running answer holds its own index besides (Drafter.held_bytes), until it is dropped.
+    """
+
+    def __init__(self, sources: Collection[DraftSource], max_bytes: int) -> None:
+        self._sources = frozenset(sources)
+        history, siblings = "history" in self._sources, "siblings" in self._sources
+        for_siblings = 0 if not siblings else max_bytes // SIBLINGS_SHARE if history else max_bytes
+        self._siblings = Siblings(for_siblings)
+        self._state = _C.DraftState(max_bytes - for_siblings if history else 0)
+        self._counts: dict[DraftSource, DraftCount] = {source: DraftCount() for source in DRAFT_SOURCES}
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of history and siblings, at most max_bytes."""
+        return self._state.bytes() + self._siblings.held_bytes
+
+    @property
+    def counts(self) -> dict[DraftSource, tuple[int, int]]:
+        """(drafted, accepted) tokens of the drafts that were settled, by source; sources in use only."""
+        return {
+            source: (count.drafted, count.accepted)
+            for source, count in self._counts.items()
+            if source in self._sources
+        }
+
+    def begin(self, prompt: TokenArray, references: Mapping[DraftSource, Sequence[TokenArray]]) -> Drafter:
+        """Begin an answer. prompt: (tokens,) int32. references: known answers to this request by source (recorded,
+        previous), each (tokens,) int32, the likeliest last; sources not in use are ignored."""
+        prompt = as_token_array(prompt)
+        core = _C.Drafter(self._state, "history" in self._sources, "lookup" in self._sources)
+        core.prompt(prompt.ctypes.data, len(prompt))
+        known = {source: list(answers) for source, answers in references.items() if source in self._sources}
+        if "siblings" in self._sources:
+            known["siblings"] = [*self._siblings.find(prompt), *known.get("siblings", [])]
+        for source, answers in known.items():
+            for answer in map(as_token_array, answers):
+                core.reference(DRAFT_SOURCES.index(source), answer.ctypes.data, len(answer))
+        return Drafter(core, self._counts)
+
+    def add(self, tokens: TokenArray, num_prompt: int, begin: int) -> None:
+        """Add a finished answer with its prompt. tokens: (tokens,) int32, prompt and answer.
+
+        num_prompt: tokens of the prompt; siblings keep those after it. begin: history indexes tokens[begin:]; what
+        comes before was indexed with an earlier request, and only gives context."""
+        tokens = as_token_array(tokens)
+        if "history" in self._sources:
+            self._state.add(tokens.ctypes.data, len(tokens), min(begin, len(tokens)))
+        if "siblings" in self._sources:
+            self._siblings.add(tokens[:num_prompt], tokens[num_prompt:])

@@ -1,0 +1,61 @@
+"""Finished answers by their prompt, the most recently used prompts, within a limit on bytes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict, deque
+
+import numpy as np
+
+from apcbatch.prefix import TokenArray
+
+MOST_ANSWERS = 8  # of one prompt, the newest
+ENTRY_BYTES = 512  # of one answer besides its tokens, with its share of the prompt's entry: Python's objects
+
+
+class Siblings:
+    """Answers to equal prompts. held_bytes: tokens, and ENTRY_BYTES for each answer and each prompt."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._answers: OrderedDict[bytes, deque[TokenArray]] = OrderedDict()
+        self.held_bytes = 0
+
+    def find(self, prompt: TokenArray) -> list[TokenArray]:
+        """Return the answers to a prompt, the oldest first; each (tokens,) int32."""
+        digest = _digest(prompt)
+        answers = self._answers.get(digest)
+        if answers is None:
+            return []
+        self._answers.move_to_end(digest)
+        return list(answers)
+
+    def add(self, prompt: TokenArray, answer: TokenArray) -> None:
+        """Add an answer to a prompt, and evict what was not used for longest while the limit is exceeded."""
+        if not len(answer) or 2 * ENTRY_BYTES + answer.nbytes > self._max_bytes:
+            return
+        digest = _digest(prompt)
+        if digest not in self._answers:
+            self._answers[digest] = deque()
+            self.held_bytes += ENTRY_BYTES
+        self._answers.move_to_end(digest)
+        answers = self._answers[digest]
+        if len(answers) == MOST_ANSWERS:
+            self._drop_oldest(answers)
+        self.held_bytes += ENTRY_BYTES + answer.nbytes
+        while self.held_bytes > self._max_bytes:
+            oldest = next(iter(self._answers))
+            if oldest == digest:  # alone: its own older answers leave
+                self._drop_oldest(answers)
+                continue
+            for one in self._answers.pop(oldest):
+                self.held_bytes -= ENTRY_BYTES + one.nbytes
+            self.held_bytes -= ENTRY_BYTES
+        answers.append(np.array(answer, dtype=np.int32))
+
+    def _drop_oldest(self, answers: deque[TokenArray]) -> None:
+        self.held_bytes -= ENTRY_BYTES + answers.popleft().nbytes
+
+
+def _digest(prompt: TokenArray) -> bytes:
+    return hashlib.sha256(prompt.data).digest()

@@ -1,0 +1,66 @@
+// Python bindings (pybind11) of the drafts. Token ids are int32, contiguous, by address and count; the Python
+// side checks them.
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <memory>
+#include <stdexcept>
+#include <vector>
+
+#include "bindings.h"
+#include "drafts.h"
+
+namespace apcbatch {
+namespace {
+
+const Token* tokens_at(Address address) { return reinterpret_cast<const Token*>(address); }
+
+// Indexes tokens [begin, count) of a finished answer and its prompt.
+void bound_add(DraftState& state, Address tokens, std::int64_t count, std::int64_t begin) {
+    TokenIndex& history = state.history;
+    history.begin_text();
+    for (std::int64_t i = std::max<std::int64_t>(0, begin - kLongestMatch); i < count; ++i) {
+        history.append(tokens_at(tokens)[i], i < begin);
+    }
+}
+
+void bound_append(Drafter& drafter, const std::vector<Token>& tokens) {
+    for (const Token token : tokens) {
+        if (token < 0) throw std::overflow_error("token ids must lie in 0 .. 2147483647");
+    }
+    for (const Token token : tokens) drafter.append(token);
+}
+
+// Returns (tokens, reach, source), or None.
+py::object bound_propose(Drafter& drafter, int most) {
+    const Guess* guess = drafter.propose(most);
+    if (guess == nullptr) return py::none();
+    std::size_t count = 0;
+    while (count < guess->reach.size() && guess->reach[count] >= kLeastReach) ++count;
+    py::list tokens(count), reach(count);
+    for (std::size_t i = 0; i < count; ++i) {
+        tokens[i] = guess->tokens[i];
+        reach[i] = guess->reach[i];
+    }
+    return py::make_tuple(std::move(tokens), std::move(reach), int(guess->source));
+}
+
+}  // namespace
+}  // namespace apcbatch
+
+void bind_drafts(py::module_& m) {
+    using namespace apcbatch;
+    py::class_<DraftState, std::shared_ptr<DraftState>>(m, "DraftState")
+        .def(py::init<std::int64_t>())
+        .def("add", &bound_add)
+        .def("bytes", [](const DraftState& state) { return state.history.bytes(); });
+    py::class_<Drafter>(m, "Drafter")
+        .def(py::init<std::shared_ptr<DraftState>, bool, bool>())
+        .def("prompt", [](Drafter& drafter, Address tokens,
+                          std::int64_t count) { drafter.prompt(tokens_at(tokens), count); })
+        .def("reference", [](Drafter& drafter, int source, Address tokens,
+                             std::int64_t count) { drafter.reference(Source(source), tokens_at(tokens), count); })
+        .def("append", &bound_append)
+        .def("propose", &bound_propose)
+        .def("bytes", &Drafter::bytes);
+}

@@ -1,0 +1,175 @@
+#include "drafts.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace apcbatch {
+namespace {
+
+// Chooses the token that most occurrences go on with, the newest first among equals. Keeps those occurrences
+// alone, each at its next token. Returns -1 if none goes on. total: occurrences that go on.
+Token narrow(const TokenIndex& index, Match& match, int& agreeing, int& total, int& length) {
+    Token tokens[kMostOccurrences];
+    total = 0;
+    for (int i = 0; i < match.count; ++i) {
+        const Token token = index.token(match.at[i].slot);
+        if (token < 0) continue;
+        match.at[total] = match.at[i];
+        tokens[total++] = token;
+    }
+    Token best = -1;
+    agreeing = 0;
+    for (int i = 0; i < total && agreeing < total - i; ++i) {
+        int count = 0;
+        for (int j = i; j < total; ++j) count += tokens[j] == tokens[i] ? 1 : 0;
+        if (count > agreeing) {
+            agreeing = count;
+            best = tokens[i];
+        }
+    }
+    match.count = 0;
+    length = 0;
+    for (int i = 0; i < total; ++i) {
+        if (tokens[i] != best) continue;
+        length = std::max(length, match.at[i].length);
+        match.at[match.count++] = {index.after(match.at[i].slot), match.at[i].length + 1};
+    }
+    return best;
+}
+
+}  // namespace
+
+void References::add(const Token* tokens, std::int64_t count) {
+    if (count == 0) return;
+    index_.begin_text();
+    index_.reserve(count + 1);
+    const std::uint32_t first = index_.append(tokens[0], false);
+    for (std::int64_t i = 1; i < count; ++i) index_.append(tokens[i], false);
+    aligned_.insert(aligned_.begin(), first);
+}
+
+void References::append(Token token) {
+    ++answered_;
+    std::size_t kept = 0;
+    for (const std::uint32_t slot : aligned_) {
+        if (index_.token(slot) == token) aligned_[kept++] = index_.after(slot);
+    }
+    aligned_.resize(kept);
+}
+
+bool References::find(const Tail& tail, const Token* end, int size, Match& match) const {
+    const int length = int(std::min<std::int64_t>(answered_, kLongestMatch));
+    match.count = 0;
+    for (const std::uint32_t slot : aligned_) {
+        if (match.count == kMostOccurrences) break;
+        if (index_.token(slot) >= 0) match.at[match.count++] = {slot, length};
+    }
+    if (match.count > 0) return true;
+    index_.find(tail, end, size, match);
+    return false;
+}
+
+Drafter::Drafter(std::shared_ptr<DraftState> state, bool use_history, bool use_lookup)
+    : state_(std::move(state)), use_history_(use_history) {
+    if (use_lookup) own_ = std::make_unique<TokenIndex>(std::int64_t(1) << 40);
+}
+
+void Drafter::prompt(const Token* tokens, std::int64_t count) {
+    if (own_) own_->reserve(count + count / 8 + 256);
+    if (own_) {
+        for (std::int64_t i = 0; i < count; ++i) own_->append(tokens[i], false);
+    }
+    for (std::int64_t i = std::max<std::int64_t>(0, count - kLongestMatch); i < count; ++i) push(tokens[i]);
+}
+
+void Drafter::reference(Source source, const Token* tokens, std::int64_t count) {
+    for (const auto& references : references_) {
+        if (references->source() == source) return references->add(tokens, count);
+    }
+    references_.push_back(std::make_unique<References>(source));
+    references_.back()->add(tokens, count);
+}
+
+void Drafter::push(Token token) {
+    if (recent_.size() == 4 * kLongestMatch) recent_.erase(recent_.begin(), recent_.end() - kLongestMatch);
+    recent_.push_back(token);
+    tail_.push(token);
+}
+
+void Drafter::append(Token token) {
+    for (Guess& guess : guesses_) {
+        if (!guess.is_open) continue;
+        const bool is_right = guess.tokens[guess.checked] == token;
+        state_->acceptance.learn(guess.cells[guess.checked], is_right);
+        ++guess.checked;
+        guess.is_open = is_right && guess.checked < guess.tokens.size();
+    }
+    for (const auto& references : references_) references->append(token);
+    if (own_) own_->append(token, false);
+    push(token);
+}
+
+void Drafter::guess(Guess& guess, const TokenIndex& index, bool aligned, Match& match, int most) const {
+    double reach = 1;
+    while (int(guess.tokens.size()) < most) {
+        int agreeing = 0, total = 0, length = 0;
+        const Token token = narrow(index, match, agreeing, total, length);
+        if (token < 0) break;
+        const int cell = Acceptance::cell(guess.source, aligned, length, agreeing, total);
+        reach *= state_->acceptance.estimate(cell);
+        const int count = int(guess.tokens.size());
+        const double least = count < kUsuallyDrafted ? kLeastReach : kFarReach;
+        if (reach < least && count > 0) break;  // the first is kept to learn from
+        guess.tokens.push_back(token);
+        guess.cells.push_back(cell);
+        guess.reach.push_back(reach);
+        guess.expected += reach;
+        if (reach < least) break;
+    }
+    guess.is_open = !guess.tokens.empty();
+}
+
+const Guess* Drafter::propose(int most) {
+    for (Guess& guess : guesses_) {
+        guess.tokens.clear();
+        guess.cells.clear();
+        guess.reach.clear();
+        guess.expected = 0;
+        guess.checked = 0;
+        guess.is_open = false;
+    }
+    most = std::min(most, kMostDrafted);
+    if (most <= 0) return nullptr;
+    const Token* end = recent_.data() + recent_.size();
+    const int size = int(recent_.size());
+    Match match;
+    for (const auto& references : references_) {
+        Guess& one = guesses_[int(references->source())];
+        one.source = references->source();
+        const bool aligned = references->find(tail_, end, size, match);
+        guess(one, references->index(), aligned, match, most);
+    }
+    const auto indexed = [&](Source source, const TokenIndex& index) {
+        Guess& one = guesses_[int(source)];
+        one.source = source;
+        index.find(tail_, end, size, match);
+        guess(one, index, false, match, most);
+    };
+    if (use_history_) indexed(Source::history, state_->history);
+    if (own_) indexed(Source::lookup, *own_);
+    const Guess* best = nullptr;
+    for (const Guess& guess : guesses_) {
+        if (guess.is_open && guess.reach[0] >= kLeastReach && (!best || guess.expected > best->expected)) {
+            best = &guess;
+        }
+    }
+    return best;
+}
+
+std::int64_t Drafter::bytes() const {
+    std::int64_t sum = own_ ? own_->bytes() : 0;
+    for (const auto& references : references_) sum += references->index().bytes();
+    return sum;
+}
+
+}  // namespace apcbatch

@@ -1,0 +1,109 @@
+// Index of token sequences by their n-grams: where did the last tokens occur before, and what came next?
+//
+// Tokens lie in a ring, so the oldest leave first. For each of kLevels gram lengths a token is linked to the
+// previous token behind the same gram (as in zlib: a table of heads, and a link at each token), so an append
+// takes kNumLevels writes, and nothing is done when a token leaves: a link to an older place than the ring
+// holds ends a chain. Hashes only choose a chain; every occurrence is compared token by token.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+
+namespace apcbatch {
+
+using Token = std::int32_t;  // a token id, 0 or more
+
+constexpr int kNumLevels = 6;
+constexpr int kLevels[kNumLevels] = {2, 3, 4, 6, 10, 16};  // gram lengths, ascending
+constexpr int kLongestGram = kLevels[kNumLevels - 1];
+constexpr int kLongestMatch = 64;     // tokens compared at most
+constexpr int kMostOccurrences = 32;  // visited for one match, the newest
+constexpr int kMostSteps = 128;       // of a chain, with those of other grams that share its head
+
+// Last tokens of a sequence that grows, with the hash of each suffix of up to kLongestGram tokens.
+class Tail {
+  public:
+    void push(Token token);
+    void clear() { size_ = 0; }
+
+    std::int64_t size() const { return size_; }
+    // The hash of the last `length` tokens; length: at most kLongestGram and size().
+    std::uint64_t hash(int length) const;
+
+  private:
+    static constexpr int kRing = 32;  // a power of two above kLongestGram
+    std::uint64_t prefix_[kRing] = {};
+    std::int64_t size_ = 0;
+};
+
+struct Occurrence {
+    std::uint32_t slot;  // of the token behind it
+    int length;          // tokens before it that match, at most kLongestMatch
+};
+
+// Occurrences of the longest gram that was found, newest first.
+struct Match {
+    int count = 0;
+    Occurrence at[kMostOccurrences];
+};
+
+class TokenIndex {
+  public:
+    // max_bytes: limit on bytes(). With less than a few thousand bytes nothing is held.
+    explicit TokenIndex(std::int64_t max_bytes);
+    ~TokenIndex();
+    TokenIndex(const TokenIndex&) = delete;
+    TokenIndex& operator=(const TokenIndex&) = delete;
+
+    // Bytes of a slot: its token, its links, and its share of the heads.
+    static constexpr std::int64_t kSlotBytes = 4 + 8 * kNumLevels;
+
+    // Makes capacity for `count` more tokens, as far as the limit allows.
+    void reserve(std::int64_t count);
+    // Ends the current text: no gram contains tokens of two texts.
+    void begin_text();
+    // Appends a token to the current text. context: only grams contain it; it is no continuation itself.
+    // Returns its slot.
+    std::uint32_t append(Token token, bool context);
+
+    // Finds the longest gram at the end of a sequence; tail: its hashes; end: behind its last token, with
+    // `size` tokens before it in memory.
+    void find(const Tail& tail, const Token* end, int size, Match& match) const;
+
+    // The token in a slot, or -1 at the end of its text.
+    Token token(std::uint32_t slot) const {
+        return size_ == 0 || slot == next_ ? Token(-1) : tokens_[slot];
+    }
+    std::uint32_t after(std::uint32_t slot) const { return slot + 1 == capacity_ ? 0 : slot + 1; }
+
+    std::int64_t bytes() const { return std::int64_t(capacity_) * kSlotBytes; }
+    std::int64_t size() const { return size_; }
+
+  private:
+    static constexpr Token kBorder = -1;
+    static constexpr std::uint32_t kContext = 0xffffffffu;  // first link of a token that is no continuation
+
+    void grow(std::int64_t wanted);
+    void put(Token token);
+    void link(std::uint32_t slot);
+    std::int64_t age(std::uint32_t slot) const {
+        return slot < next_ ? next_ - slot : std::int64_t(next_) + capacity_ - slot;
+    }
+    std::uint32_t& head(int level) const;
+    std::uint32_t& head(int level, std::uint64_t hash) const {
+        const std::uint64_t place = ((hash >> 32) * capacity_) >> 32;
+        return heads_[std::size_t(level) * capacity_ + place];
+    }
+    int matched(std::uint32_t slot, std::int64_t age, const Token* end, int size) const;
+
+    std::int64_t limit_;                 // slots
+    std::uint32_t capacity_ = 0;         // slots
+    std::uint32_t next_ = 0;             // slot to write
+    std::int64_t size_ = 0;              // slots written, at most capacity_
+    Token* tokens_ = nullptr;            // (capacity)
+    std::uint32_t* links_ = nullptr;     // (capacity, kNumLevels): slot + 1 of the previous token, 0: none
+    std::uint32_t* heads_ = nullptr;     // (kNumLevels, capacity): slot + 1 of the newest token, 0: none
+    Tail text_;                          // of the current text
+};
+
+}  // namespace apcbatch
