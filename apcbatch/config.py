@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from apcbatch.formats import FORMAT_CHOICES, REASONING_PARSERS, TOOL_PARSERS, TURNS, Turns
-from apcbatch.option_values import Kind, Spec, shown
+from apcbatch.option_values import Kind, Spec, nearest, shown
 from apcbatch.sampling import LONGEST_STOP_TEXT, MOST_STOP_TEXTS, MOST_TOKENS, SETTINGS
-from apcbatch.types import POLICIES, Policy
+from apcbatch.types import DRAFT_SOURCES, POLICIES, DraftSource, Policy
 
 ENV_PREFIX = "APCBATCH_"
 ENV_DEBUG = "APCBATCH_DEBUG"
@@ -275,6 +275,26 @@ class Config:
         maximum=MOST_BYTES,
     )
 
+    draft: str = option(
+        "auto",
+        "Drafts",
+        "Guess the next tokens of answers and verify several in one pass; answers are the same bits. auto is every "
+        "source that applies, and none with --fast; or a comma list of recorded (the answer in the dataset), previous "
+        "(--draft-from), siblings (other answers to the prompt), history (this run's texts), lookup (the own text).",
+        metavar="auto|none|SOURCE,...",
+    )
+    draft_from: str | None = option(
+        None,
+        "Drafts",
+        "Guess each answer from that of the same custom_id in OUT.jsonl, an earlier run's output (source previous).",
+        metavar="OUT.jsonl",
+        path="local",
+    )
+    draft_memory: int = option(
+        64 << 20, "Drafts", "Maximum size of the index of texts that guesses are found in.", "size", minimum=0,
+        maximum=MOST_BYTES,
+    )
+
     max_batch_tokens: int = option(2048, "Batch", "Maximum prefill tokens of a step.", minimum=1, maximum=MOST_TOKENS)
     max_running: int = option(
         32,
@@ -373,6 +393,24 @@ class Config:
 OPTIONS: Mapping[str, Spec] = {
     entry.name: entry.metadata["spec"] for entry in dataclasses.fields(Config) if "spec" in entry.metadata
 }
+
+
+def draft_sources(config: Config) -> tuple[DraftSource, ...]:
+    """Return the sources of --draft that apply to a run. Raises ValueError for an unknown one."""
+    given = [word.strip() for word in config.draft.split(",")]
+    if given == ["none"] or (given == ["auto"] and not config.exact):
+        return ()
+    applies = {"recorded": config.turns != "rollout", "previous": config.draft_from is not None}
+    if given == ["auto"]:
+        return tuple(source for source in DRAFT_SOURCES if applies.get(source, True))
+    for word in given:
+        if word not in DRAFT_SOURCES:
+            raise ValueError(
+                f"{config.origins.get('draft', 'draft')} has {word!r}; expected auto, none, or a comma list of "
+                f"{', '.join(DRAFT_SOURCES)}{nearest(word, ('auto', 'none', *DRAFT_SOURCES))}"
+            )
+    named = (*given, "previous") if config.draft_from is not None else given
+    return tuple(source for source in DRAFT_SOURCES if source in named)
 
 
 def flag_name(name: str) -> str:

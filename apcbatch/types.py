@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
 
 from apcbatch.errors import RequestError
 from apcbatch.sampling import default_of
@@ -15,6 +15,8 @@ from apcbatch.sampling import default_of
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+    from apcbatch.prefix import TokenArray
 
 CachedFrom = Literal["memory", "disk", "none"]
 FinishReason = Literal["stop", "length"]
@@ -87,6 +89,15 @@ class Constraint(Protocol):
         """
 
 
+@runtime_checkable
+class Forcing(Protocol):
+    """A Constraint that also knows which tokens must follow, so that the engine drafts them."""
+
+    def forced(self) -> Sequence[int]:
+        """Return the next tokens where the answer's text has no choice, in the tokenizer's usual form; empty for none.
+        It does not advance the constraint."""
+
+
 @dataclass(slots=True)
 class Request:
     """One generation to perform.
@@ -113,6 +124,9 @@ class Request:
     alone; greedy answers are computed once. score_from: first position of the prompt, from 1, whose token's
     log-probability is returned, with those of all later tokens; None for none, and the prompt's length for no token.
     score_top: number of likeliest tokens returned with each. max_tokens may be 0 if score_from is set.
+
+    draft: let passes verify guesses of the answer's next tokens; it changes no token and no log-probability.
+    references: known answers to this request, (tokens,) int32 each, by source; guesses are taken from them too.
     """
 
     id: str
@@ -142,6 +156,8 @@ class Request:
     score_from: int | None = None
     score_top: int = 0
     random_stream: str | None = None
+    draft: bool = True
+    references: Mapping[DraftSource, Sequence[TokenArray]] = field(default_factory=dict)
 
     @property
     def changes_logits(self) -> bool:
@@ -208,6 +224,7 @@ class Result:
 
     others: the answers from the second on, each with its own tokens, log-probabilities and end; their fields about the
     prompt are not valid. decode_ms: decode time of all answers. scores: scores of the prompt's tokens, if requested.
+    drafted_tokens: guesses of the answer's tokens that passes verified; accepted_tokens: those that were right.
     """
 
     id: str
@@ -230,6 +247,8 @@ class Result:
     stop_reason: int | str | None = None
     others: list[Result] = field(default_factory=list)
     scores: Scores | None = None
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     @property
     def answers(self) -> list[Result]:

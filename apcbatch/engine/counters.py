@@ -18,7 +18,8 @@ class Counters:
 
     snapshots_read: distinct snapshots that requests resumed from. store_skipped: snapshots that the store refused or
     could not write. prefill_tokens, decode_tokens: tokens computed in passes, including those of requests that failed
-    later. chunks: sequences in passes, summed over passes. seconds: wall seconds by phase."""
+    later; of drafted ones, those that were accepted. chunks: sequences in passes, summed over passes; decode_chunks:
+    those that decoded. drafts: source -> drafted tokens that passes verified, accepted ones. seconds: wall seconds by phase."""
 
     snapshots_written: int = 0
     snapshots_read: int = 0
@@ -33,6 +34,8 @@ class Counters:
     prefill_tokens: int = 0
     decode_tokens: int = 0
     chunks: int = 0
+    decode_chunks: int = 0
+    drafts: dict[str, tuple[int, int]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=lambda: {"prefill": 0.0, "decode": 0.0, "store": 0.0})
 
     def copy(self) -> Counters:
@@ -41,20 +44,21 @@ class Counters:
 
     def add_pass(self, chunks: Sequence[Chunk], seconds: float) -> None:
         """Count a pass of `seconds` over these chunks (at least one), and add each sequence's share of the seconds, in
-        proportion to its tokens. Call it before the positions of the sequences advance."""
-        num_tokens = sum([chunk.count for chunk in chunks])
-        per_token, prefill_tokens = seconds / num_tokens, 0
+        proportion to its rows, drafted ones included. Call it before the positions of the sequences advance."""
+        num_rows = sum([chunk.num_rows for chunk in chunks])
+        per_row, prefill_tokens = seconds / num_rows, 0
         for chunk in chunks:
             if chunk.sequence.in_prefill:
-                chunk.sequence.prefill_s += per_token * chunk.count
+                chunk.sequence.prefill_s += per_row * chunk.count
                 prefill_tokens += chunk.count
             else:
-                chunk.sequence.decode_s += per_token * chunk.count
+                chunk.sequence.decode_s += per_row * chunk.num_rows
+                self.decode_chunks += 1
+                self.decode_tokens += chunk.count + chunk.accepted
         self.chunks += len(chunks)
         self.prefill_tokens += prefill_tokens
-        self.decode_tokens += num_tokens - prefill_tokens
-        self.seconds["prefill"] += per_token * prefill_tokens
-        self.seconds["decode"] += per_token * (num_tokens - prefill_tokens)
+        self.seconds["prefill"] += per_row * prefill_tokens
+        self.seconds["decode"] += per_row * (num_rows - prefill_tokens)
 
 
 def facts_between(

@@ -25,7 +25,7 @@ from apcbatch.engine.pipeline import PassPipeline
 from apcbatch.engine.sampler import NOT_FINITE, Sampler, top_logprobs
 from apcbatch.engine.sequence import Chunk, Sequence, failed_result, fork_answers, make_sequence
 from apcbatch.engine.serving import LOOK_AHEAD, answered
-from apcbatch.engine.step import Pass
+from apcbatch.engine.step import Pass, Row
 from apcbatch.engine.transfer import SnapshotTransfer
 from apcbatch.engine.validation import check_request
 from apcbatch.errors import RequestError
@@ -70,6 +70,7 @@ class Engine:
         self._devices, self._model, self._arena = parts.devices, parts.model, parts.arena
         self._store, self._persistence = parts.store, parts.persistence
         self._pool, self._snapshots, self._scheduler = parts.pool, parts.snapshots, parts.scheduler
+        self._drafting = parts.drafting
         self._transfer = SnapshotTransfer(
             parts.arena, parts.pool, parts.pages, parts.page_tables, parts.model.fingerprint
         )
@@ -83,7 +84,7 @@ class Engine:
             num_devices=num_devices,
             runs_ahead=parts.runs_ahead,
         )
-        self._completion = Completion(parts.scheduler, parts.snapshots, self._pipeline)
+        self._completion = Completion(parts.scheduler, parts.snapshots, parts.drafting, self._pipeline)
         self._failed: deque[Result] = deque()
         self._observer: Observer | None = None
 
@@ -190,7 +191,11 @@ class Engine:
         for chunk in chunks:
             if chunk.keep:
                 self._snapshots.publish(chunk)
-        self._counters.add_pass(chunks, launching_s + time.perf_counter() - begin)
+        for chunk in chunks:
+            self._drafting.settle(chunk)
+        seconds = launching_s + time.perf_counter() - begin
+        self._counters.add_pass(chunks, seconds)
+        self._drafting.measure(chunks, seconds)
         for chunk in chunks:
             self._scheduler.advance(chunk)
         for sequence in [chunk.sequence for chunk in chunks]:
@@ -293,21 +298,39 @@ def extend_answers(current: Pass, eos_token_ids: Collection[int]) -> dict[Chunk,
     """
     failed: dict[Chunk, RequestError] = {}
     due = current.read()
-    for chunk, row, token, logprob in due:
-        if token == NOT_FINITE:
-            failed[chunk] = not_finite()
-            continue
-        try:
-            for sequence in fork_answers(chunk.sequence) if chunk.sequence.will_fork else (chunk.sequence,):
-                _extend(sequence, current.logits, row, token, logprob, eos_token_ids)
-        except Exception as error:  # the stop condition and the constraint belong to the request
-            failed[chunk] = failed_choice(error)
+    for chunk, rows in due:
+        error = _extend_chunk(current, chunk, rows, eos_token_ids)
+        if error is not None:
+            failed[chunk] = error
     if current.scores() or len(due) < len(current.chunks):
         failed |= dict.fromkeys(_score(current), not_finite())
     for chunk in current.not_finite():
         if chunk in current.chunks:
             failed.setdefault(chunk, not_finite())
     return failed
+
+
+def _extend_chunk(
+    current: Pass, chunk: Chunk, rows: list[Row], eos_token_ids: Collection[int]
+) -> RequestError | None:
+    """Append the next token of a chunk's answers and, as long as each one equals the draft's, those after it. Return
+    the error of a chunk that failed.
+
+    A row of the logits is looked at only once all drafted tokens before it are accepted, so a rejected draft has no
+    effect on the answer.
+    """
+    for row, drafted in zip(rows, [*chunk.draft, None], strict=True):
+        if row.likeliest == NOT_FINITE:
+            return not_finite()
+        try:
+            for sequence in fork_answers(chunk.sequence) if chunk.sequence.will_fork else (chunk.sequence,):
+                _extend(sequence, current.logits, row, eos_token_ids)
+        except Exception as error:  # the stop condition and the constraint belong to the request
+            return failed_choice(error)
+        if drafted is None or sequence.finish_reason or sequence.tokens[sequence.num_tokens - 1] != drafted:
+            return None
+        chunk.accepted += 1
+    return None
 
 
 def _score(current: Pass) -> list[Chunk]:
@@ -328,16 +351,14 @@ def _score(current: Pass) -> list[Chunk]:
     return broken
 
 
-def _extend(
-    sequence: Sequence, logits: torch.Tensor, row: int, token: int, logprob: float, eos_token_ids: Collection[int]
-) -> None:
-    """Append a sequence's next token. logits: (rows, vocabulary) float32; row: the sequence's; token, logprob: the
-    likeliest of that row and its log-probability."""
+def _extend(sequence: Sequence, logits: torch.Tensor, row: Row, eos_token_ids: Collection[int]) -> None:
+    """Append a sequence's next token. logits: (rows, vocabulary) float32; row: the sequence's."""
     if sequence.is_plain:
-        sequence.append(token, logprob)
+        token = row.likeliest
+        sequence.append(token, row.logprob)
         ends, reason = token in eos_token_ids and not sequence.request.ignore_eos, None
     else:
-        ends, reason = _sample(sequence, logits[row], token, logprob, eos_token_ids)
+        ends, reason = _sample(sequence, logits[row.index], row.likeliest, row.logprob, eos_token_ids)
     if ends:
         sequence.finish_reason, sequence.stop_reason = "stop", reason
     elif sequence.num_tokens == sequence.limit:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from apcbatch.engine.drafting import Drafting
 from apcbatch.engine.observer import Observer
 from apcbatch.engine.pipeline import PassPipeline
 from apcbatch.engine.scheduler import Scheduler
@@ -22,9 +23,11 @@ from apcbatch.types import Result
 class Completion:
     """Completion of one engine's sequences. observer: notified of each answered prompt."""
 
-    def __init__(self, scheduler: Scheduler, snapshots: Snapshots, pipeline: PassPipeline) -> None:
+    def __init__(
+        self, scheduler: Scheduler, snapshots: Snapshots, drafting: Drafting, pipeline: PassPipeline
+    ) -> None:
         self.observer: Observer | None = None
-        self._scheduler, self._snapshots, self._pipeline = scheduler, snapshots, pipeline
+        self._scheduler, self._snapshots, self._drafting, self._pipeline = scheduler, snapshots, drafting, pipeline
 
     def finish(self, sequence: Sequence) -> list[Result]:
         """End a sequence at its last token. Return its request's result if no other answer is outstanding."""
@@ -50,7 +53,7 @@ class Completion:
             chunk.keep = [keep for keep in broken if keep not in chunk.keep]
         for chunk in current.chunks:
             if chunk.sequence in failed:
-                self._snapshots.cancel(chunk)
+                self._cancel(chunk)
         firsts = {chunk.sequence.siblings[0]: failure for chunk, failure in failures.items()}
         for first in firsts:
             self._drop(first.siblings)
@@ -76,7 +79,12 @@ class Completion:
             return
         self._scheduler.finish(sequence)
         for chunk in self._pipeline.remove(sequence):
-            self._snapshots.cancel(chunk)
+            self._cancel(chunk)
+
+    def _cancel(self, chunk: Chunk) -> None:
+        """Free the slots reserved for a pass that failed or is not read."""
+        self._snapshots.cancel(chunk)
+        self._drafting.release(chunk)
 
     def _drop(self, siblings: list[Sequence]) -> None:
         """Free the slots, pages and snapshots of all answers of a request."""

@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from apcbatch.config import OPTIONS, Config
+from apcbatch.config import OPTIONS, Config, draft_sources
 from apcbatch.cores import find_cores
+from apcbatch.drafts.drafts import Drafts
 from apcbatch.engine.admission import COST_ON_DEVICE
+from apcbatch.engine.drafting import Drafting
 from apcbatch.engine.page_tables import PageTables
 from apcbatch.engine.persistence import Persistence, open_store
 from apcbatch.engine.policy import keeps_snapshots
@@ -33,10 +35,11 @@ from apcbatch.model.pipeline import Model, stage_layers
 from apcbatch.model.pipeline_arena import Arena
 from apcbatch.sampling import Bounds
 from apcbatch.store import Store
-from apcbatch.types import Policy, Request
+from apcbatch.types import DraftSource, Policy, Request
 
 MAX_SNAPSHOT_SLOTS = 1 << 20
 WARM_UP_TOKENS = 1024
+FEWEST_DRAFT_SLOTS = 16
 _WHOLE_NUMBERS = (
     "block_size",
     "max_batch_tokens",
@@ -61,7 +64,8 @@ class EngineOptions:
     of the on-disk cache, or None. cache_salt: secret text that separates engines which share a store: each finds the
     snapshots of its own salt only. pool_size_bytes: capacity for snapshots, in RAM or in the memory of all CUDA
     devices together. max_batch_tokens, max_running: tokens and sequences per pass. max_request_tokens: most tokens of a
-    prompt and its answer; a longer request fails.
+    prompt and its answer; a longer request fails. draft: sources of the guesses that passes verify beside their due
+    tokens; none for one token a pass. draft_memory_bytes: capacity of the index that they are found in.
     """
 
     dtype: str = Config.dtype
@@ -77,6 +81,8 @@ class EngineOptions:
     max_batch_tokens: int = Config.max_batch_tokens
     max_running: int = Config.max_running
     max_request_tokens: int = Config.max_request_tokens
+    draft: tuple[DraftSource, ...] = ("siblings", "history", "lookup")
+    draft_memory_bytes: int = Config.draft_memory
 
     def __post_init__(self) -> None:
         for name in ("dtype", "policy"):
@@ -106,6 +112,8 @@ class EngineOptions:
             max_batch_tokens=config.max_batch_tokens,
             max_running=config.max_running,
             max_request_tokens=config.max_request_tokens,
+            draft=draft_sources(config),
+            draft_memory_bytes=config.draft_memory,
         )
 
 
@@ -126,6 +134,7 @@ class EngineParts:
     pool: SnapshotPool
     page_tables: PageTables
     snapshots: Snapshots
+    drafting: Drafting
     scheduler: Scheduler
     runs_ahead: bool
 
@@ -145,7 +154,9 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
     num_pages = 2 * pool_bytes // layout.page_bytes if layout.page_bytes else 0
     num_live = num_live_slots(len(devices) * options.max_running)
     layers = stage_layers(folder, config, len(devices))
-    arena = make_arena(layout, num_live + num_snapshots, num_pages, devices, layers)
+    first_draft = num_live + num_snapshots
+    num_drafts = num_draft_slots(num_live, layout.slot_bytes, pool_bytes) if options.draft else 0
+    arena = make_arena(layout, first_draft + num_drafts, num_pages, devices, layers)
     # one pass being read, one in flight per device, and one prefill pass, so that no device waits for the host
     passes = len(devices) + 2
     loaded = load_model(
@@ -175,6 +186,10 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
         page_tables=page_tables,
         persistence=persistence,
     )
+    drafting = Drafting(
+        Drafts(options.draft, options.draft_memory_bytes) if options.draft else None,
+        range(first_draft, first_draft + num_drafts),
+    )
     runs_ahead = devices[0].type != "cpu" or len(devices) > 1
     scheduler = Scheduler(
         snapshots,
@@ -182,6 +197,7 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
         max_batch_tokens=options.max_batch_tokens,
         max_running=options.max_running,
         capacity_bytes=pool_bytes,
+        drafting=drafting,
         prompt_cost=COST_ON_DEVICE if runs_ahead else 0,
         groups=len(devices),
     )
@@ -200,9 +216,16 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
         pool,
         page_tables,
         snapshots,
+        drafting,
         scheduler,
         runs_ahead,
     )
+
+
+def num_draft_slots(num_live: int, slot_bytes: int, pool_bytes: int) -> int:
+    """Return the number of slots for the states that passes with drafts write: the most guesses of a pass."""
+    most = max(FEWEST_DRAFT_SLOTS, 2 * num_live)
+    return most if not slot_bytes else min(most, max(FEWEST_DRAFT_SLOTS, pool_bytes // 4 // slot_bytes))
 
 
 def warm_up(model: Model, arena: Arena, max_batch_tokens: int, num_pages: int | None) -> None:

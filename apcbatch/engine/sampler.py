@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from apcbatch.errors import RequestError
 from apcbatch.kernels.backend import Backend
 from apcbatch.model.host_copies import Fetch
 from apcbatch.prefix import TokenArray, as_token_array
-from apcbatch.types import Request
+from apcbatch.types import Forcing, Request
 
 NOT_FINITE = -1  # returned by the ops in place of a token
 # unequal float32 logits differ by at least 2**-149: at this temperature and below, only the largest has weight
@@ -193,6 +193,10 @@ class LogitsProcessors:
             self._answer.add(token)
         return self._constraint is not None and self._constraint.accept(token)
 
+    def forced(self) -> Sequence[int]:
+        """Return the tokens that the constraint alone lets follow, as far as it knows them."""
+        return self._constraint.forced() if isinstance(self._constraint, Forcing) else ()
+
     def _penalise_repetition(self, row: Logits, ids: npt.NDArray[np.int64]) -> None:
         penalty = np.float32(self._request.repetition_penalty)
         logits = row[ids]
@@ -231,6 +235,11 @@ class Sampler:
         if request.temperature == 0:
             return int(np.argmax(row))
         return draw(row, request.temperature, request.top_k, request.min_p, request.top_p, self._key, step)
+
+    def forced(self) -> Sequence[int]:
+        """Return the next tokens that the request's constraint leaves no choice of: a guess, since it may allow other
+        tokens for the same text."""
+        return self._processors.forced() if self._processors is not None else ()
 
     def ends_with(self, token: int, step: int) -> tuple[bool, int | str | None]:
         """Append the token after `step` tokens. Return whether the answer ends with it, and its stop_reason. Raises

@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
 
 from apcbatch.engine.admission import Admission, PassBudget, PrefillAdmission
+from apcbatch.engine.drafting import Drafting
 from apcbatch.engine.page_tables import PageTables
 from apcbatch.engine.pending import PendingSnapshots
 from apcbatch.engine.pending_handover import PendingHandover
@@ -50,6 +51,7 @@ class Scheduler:
         max_batch_tokens: int,
         max_running: int,
         capacity_bytes: int,
+        drafting: Drafting,
         prompt_cost: int = 0,
         groups: int = 1,
     ) -> None:
@@ -58,7 +60,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.forks: list[Forks] = []
-        self._snapshots, self._page_tables = snapshots, page_tables
+        self._snapshots, self._page_tables, self._drafting = snapshots, page_tables, drafting
         self._budget = PassBudget(max_batch_tokens, max_running, groups)
         self._max_running = groups * max_running
         self._free_slots = list(range(num_live_slots(self._max_running) - 1, -1, -1))
@@ -85,6 +87,9 @@ class Scheduler:
                 pass
         decodes = [sequence for sequence in self.running if not sequence.in_prefill and sequence not in begun]
         chunks = [self._chunk(sequence, 1) for sequence in decodes[: self._budget.decodes(len(self.running))]]
+        self._drafting.add_drafts(chunks)
+        for chunk in chunks:
+            self.owed_pages -= self._page_tables.extend(chunk.sequence, chunk.begin + chunk.num_rows)
         num_decodes = len(chunks)
         impossible: list[Sequence] = []
         left = self._prompts_left(begun) if len(decodes) < len(self.running) else 0
@@ -113,14 +118,15 @@ class Scheduler:
         its limit.
 
         Empty if the next pass depends on those tokens beyond the sequences that end: a prompt is unfinished, a sampler
-        needs logits, a waiting sequence might be admitted, a snapshot would be kept, or a sequence not in flight
-        (`chunks`, `begun`) might join."""
+        needs logits, a waiting sequence might be admitted, a snapshot would be kept, a sequence not in flight
+        (`chunks`, `begun`) might join, or drafts are likely to be right."""
         going = [chunk for chunk in chunks if chunk.end + 1 < chunk.sequence.limit]
         if (
             len(chunks) + len(begun) < len(self.running)
-            or any(chunk.sequence.in_prefill or chunk.sequence.needs_logits for chunk in chunks)
+            or any(chunk.sequence.in_prefill or chunk.sequence.needs_logits or chunk.draft for chunk in chunks)
             or (self._num_owed and (self._num_free or len(going) < len(chunks)))
             or any(chunk.sequence.retention.kept(chunk.end, chunk.end + 1) for chunk in going)
+            or self._drafting.is_promising([chunk.sequence for chunk in going])
         ):
             return []
         num_free = self._num_free + len(chunks) - len(going)
@@ -169,6 +175,7 @@ class Scheduler:
     def advance(self, chunk: Chunk) -> None:
         """Advance a sequence past a computed chunk whose snapshots are published; its state is now in its own slot."""
         sequence = chunk.sequence
+        self._drafting.keep_state(chunk)
         if sequence.start is not None:
             self._detach(sequence)
         if sequence.in_prefill:
@@ -180,6 +187,7 @@ class Scheduler:
     def finish(self, sequence: Sequence) -> None:
         """Remove a running sequence, and free its slot and pages."""
         self.handover.record(sequence)
+        self._drafting.learn(sequence)
         self._detach(sequence)
         self._stop(sequence)
         self._free_slots.append(sequence.slot)

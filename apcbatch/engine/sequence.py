@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from apcbatch.drafts.drafter import Draft, Drafter
 from apcbatch.engine.policy import Nothing, Retention
 from apcbatch.engine.pool import NO_PAGES, PageArray, Snapshot
 from apcbatch.engine.sampler import Sampler, request_key
@@ -31,6 +32,9 @@ class Sequence:
     prefetch_key: key of the stored snapshot that it will probably resume from; empty for none, None before the first
     lookup. is_plain, needs_logits: copied from its request. sampler: made with the first token, None for a plain
     request. forks: all answers of its request, this one included, from the prompt's end on; None with one answer.
+    num_covered: tokens of the longest prefix that prompts admitted before it share. drafter: made with the first draft;
+    it knows the first num_fed tokens. drafted, accepted: drafted tokens that passes verified, and those that the answer
+    has.
     """
 
     request: Request
@@ -67,6 +71,11 @@ class Sequence:
     miss_detail: str | None = None
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    num_covered: int = 0
+    drafter: Drafter | None = None
+    num_fed: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
     def __post_init__(self) -> None:
         self.is_plain, self.needs_logits = self.request.is_plain, self.request.needs_logits
@@ -150,6 +159,8 @@ class Sequence:
             decode_ms=1e3 * self.decode_s,
             tag=self.request.tag,
             scores=self.scores,
+            drafted_tokens=self.drafted,
+            accepted_tokens=self.accepted,
         )
 
 
@@ -186,17 +197,31 @@ class Keep:
 @dataclass(slots=True, eq=False)
 class Chunk:
     """Prefill or decode chunk: `count` tokens of a sequence from position `begin`, and the snapshots in it,
-    ascending."""
+    ascending.
+
+    draft: guesses of the tokens after them, which the pass verifies: the first of its proposal. draft_slots: slot of the state before each of
+    these tokens; the state after the last one is in the sequence's own slot. accepted: number of them that the answer
+    has, once the pass was read.
+    """
 
     sequence: Sequence
     begin: int
     count: int
     keep: list[Keep] = field(default_factory=list)
+    draft: list[int] = field(default_factory=list)
+    draft_slots: list[int] = field(default_factory=list)
+    proposal: Draft | None = None
+    accepted: int = 0
 
     @property
     def end(self) -> int:
-        """Position of the sequence after the pass."""
-        return self.begin + self.count
+        """Position of the sequence after the pass, without drafted tokens until they are accepted."""
+        return self.begin + self.count + self.accepted
+
+    @property
+    def num_rows(self) -> int:
+        """Number of tokens that the pass computes."""
+        return self.count + len(self.draft)
 
     @property
     def samples(self) -> bool:
@@ -232,7 +257,8 @@ class Forks:
     def result(self) -> Result:
         """Return all answers as one result."""
         first, *others = [sequence.own_result() for sequence in self.sequences]
-        return replace(first, others=others, decode_ms=sum(one.decode_ms for one in (first, *others)))
+        return replace(first, others=others, decode_ms=sum(one.decode_ms for one in (first, *others)),
+            drafted_tokens=first.drafted_tokens + sum(one.drafted_tokens for one in others), accepted_tokens=first.accepted_tokens + sum(one.accepted_tokens for one in others))
 
 
 def fork_answers(sequence: Sequence) -> list[Sequence]:

@@ -83,6 +83,7 @@ class Snapshots:
         prompts admitted before, computed or not."""
         prompt = sequence.tokens[: sequence.num_prompt]
         match = self.coverage.match(prompt)
+        sequence.num_covered = match.length
         self.coverage.insert(prompt)
         snapshot, source, stranded = self._find(sequence)
         if snapshot is not None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from operator import is_
 from struct import Struct
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -24,15 +24,25 @@ from apcbatch.model.pipeline import Model
 from apcbatch.model.pipeline_arena import Arena
 from apcbatch.types import Scores
 
+class Row(NamedTuple):
+    """Row of a pass's logits: its index, its likeliest token (NOT_FINITE if a logit is not), and that token's
+    log-probability (NaN if not requested)."""
+
+    index: int
+    likeliest: int
+    logprob: float
+
+
 Known: TypeAlias = tuple[list[int], list[float] | None]  # the result of GreedyTokens.read, already on the host
 
 
 class Pass:
     """Pass in flight over `chunks`.
 
-    before: earlier pass whose tokens, not read yet, are the input of these chunks; None otherwise. logits: (sampling
-    chunks, vocabulary) float32 once the pass was read; on the host if a request needs them, else valid until the next
-    pass begins. States, KV and snapshots are in the arena's slots.
+    before: earlier pass whose tokens, not read yet, are the input of these chunks; None otherwise. logits: (r,
+    vocabulary) float32 once the pass was read, a row for each sampling chunk and one more for each of its drafted
+    tokens; on the host if a request needs them, else valid until the next pass begins. States, KV and snapshots are in
+    the arena's slots.
     """
 
     def __init__(
@@ -40,7 +50,12 @@ class Pass:
     ) -> None:
         self.chunks = chunks
         self._arena = arena
-        self._due = list(enumerate([chunk for chunk in chunks if chunk.samples]))
+        self._due: list[tuple[int, Chunk]] = []  # first row of the logits, and its chunk
+        row = 0
+        for chunk in chunks:
+            if chunk.samples:
+                self._due.append((row, chunk))
+                row += 1 + len(chunk.draft)
         self._error: Exception | None = None
         try:
             self.logits, hidden, self._choice = run_pass(model, decodes, chunks, before)
@@ -68,16 +83,19 @@ class Pass:
         """Whether its launch raised; `read` raises that exception."""
         return self._error is not None
 
-    def read(self) -> list[tuple[Chunk, int, int, float]]:
-        """Wait for the pass. Return each sampling chunk with its row of the logits, the likeliest token and its
-        log-probability (NaN if not requested). Raises the pass's own exception."""
+    def read(self) -> list[tuple[Chunk, list[Row]]]:
+        """Wait for the pass. Return each sampling chunk with its rows, the drafted tokens' after the due one's. Raises
+        the pass's own exception."""
         if self._error is not None:
             raise self._error
         choice = self._choice
         tokens, logprobs = choice.read() if isinstance(choice, GreedyTokens) else choice
         if self._logits is not None:
             self.logits = self._logits.read()
-        return [(chunk, row, tokens[row], logprobs[row] if logprobs else math.nan) for row, chunk in self._due]
+        if logprobs is None:
+            logprobs = [math.nan] * len(tokens)
+        rows = list(map(Row, range(len(tokens)), tokens, logprobs))
+        return [(chunk, rows[row : row + 1 + len(chunk.draft)]) for row, chunk in self._due]
 
     def not_finite(self) -> list[Chunk]:
         """Return the chunks with a kept state that is not finite, after `read`. NaN propagates, so checking a chunk's
@@ -122,7 +140,7 @@ class Pass:
 def run_pass(
     model: Model, decodes: DecodeBatches, chunks: list[Chunk], before: Pass | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None, GreedyTokens | Known]:
-    """Run a pass. Return logits (sampling chunks, vocabulary) float32; normed hidden states (scored tokens, h), None if
+    """Run a pass. Return logits (r, vocabulary) float32, as in Pass; normed hidden states (scored tokens, h), None if
     no token is scored; the likeliest tokens. States, KV and snapshots are written to their slots."""
     batch = decodes.batch(chunks) if before is None and is_decode(chunks) else make_batch(chunks, before)
     if isinstance(model, CausalLM) and model.runs_whole:
@@ -138,7 +156,7 @@ def run_pass(
 
 def make_batch(chunks: list[Chunk], before: Pass | None = None) -> Batch:
     """Return the packed tensors of a pass; unread tokens are indices of rows of the earlier pass."""
-    counts = np.array([chunk.count for chunk in chunks], np.int64)
+    counts = np.array([chunk.num_rows for chunk in chunks], np.int64)
     begins = np.array([chunk.begin for chunk in chunks], np.int64)
     ends = np.cumsum(counts)
     chosen, tokens = _tokens(chunks, before)
@@ -147,15 +165,16 @@ def make_batch(chunks: list[Chunk], before: Pass | None = None) -> Batch:
     page_table = _page_table(chunks)
     slots = page_table[owner, positions // PAGE_TOKENS] * PAGE_TOKENS + positions % PAGE_TOKENS
     sampled = [i for i, chunk in enumerate(chunks) if chunk.samples]
+    logits_rows = [np.arange(ends[i] - 1 - len(chunks[i].draft), ends[i]) for i in sampled]
     scored = [
-        np.arange(len(chunk.scored)) + chunk.scored.start + end - chunk.end
+        np.arange(len(chunk.scored)) + chunk.scored.start + end - chunk.num_rows - chunk.begin
         for chunk, end in zip(chunks, ends, strict=True)
         if chunk.scored
     ]
     return Batch(
         token_ids=torch.from_numpy(tokens),
         ragged=_ragged(chunks, counts),
-        logits_rows=torch.from_numpy(ends[sampled] - 1),
+        logits_rows=torch.from_numpy(np.concatenate(logits_rows) if sampled else np.empty(0, np.int64)),
         page_table=torch.from_numpy(page_table),
         context=torch.from_numpy(begins),
         token_slots=torch.from_numpy(slots),
@@ -168,15 +187,20 @@ def make_batch(chunks: list[Chunk], before: Pass | None = None) -> Batch:
 def _tokens(chunks: list[Chunk], before: Pass | None) -> tuple[torch.Tensor | None, np.ndarray]:
     """Return the earlier pass's tokens if they are unread, else None; and the tokens as in Batch."""
     if before is None:
-        known = [chunk.sequence.tokens[chunk.begin : chunk.end] for chunk in chunks]
-        return None, np.concatenate(known).astype(np.int64)
+        parts: list[np.ndarray | list[int]] = []
+        for chunk in chunks:
+            parts.append(chunk.sequence.tokens[chunk.begin : chunk.begin + chunk.count])
+            if chunk.draft:
+                parts.append(chunk.draft)
+        return None, np.concatenate(parts).astype(np.int64)
     chosen, rows = before.unread
     return chosen, np.array([-1 - rows[chunk.sequence] for chunk in chunks], np.int64)
 
 
 def _page_table(chunks: list[Chunk]) -> np.ndarray:
     """Return (sequences, most pages of a sequence) int64; zeros for a model without attention."""
-    width = max((-(-chunk.end // PAGE_TOKENS) for chunk in chunks), default=0)
+    width = max((-(-(chunk.begin + chunk.num_rows) // PAGE_TOKENS) for chunk in chunks), default=0)
+    width = max([width, *(len(chunk.sequence.pages) for chunk in chunks)])  # more after a rejected draft
     table = np.zeros((len(chunks), width), np.int64)
     for row, chunk in enumerate(chunks):
         if len(chunk.sequence.pages):
@@ -186,15 +210,17 @@ def _page_table(chunks: list[Chunk]) -> np.ndarray:
 
 def _ragged(chunks: list[Chunk], counts: np.ndarray) -> Ragged:
     initial = [_initial_slot(chunk) for chunk in chunks]
-    keeps = [keep for chunk in chunks for keep in chunk.keep]
-    relative = [keep.position - chunk.begin for chunk in chunks for keep in chunk.keep]
+    kept = [[(keep.position - chunk.begin, keep.slot) for keep in chunk.keep] for chunk in chunks]
+    for chunk, own in zip(chunks, kept, strict=True):
+        own += enumerate(chunk.draft_slots, chunk.count)
+    relative, slots = [position for own in kept for position, _ in own], [slot for own in kept for _, slot in own]
     return Ragged.create(
         cu_seqlens=_offsets(counts),
         initial_slots=_int64(initial),
         final_slots=_int64([chunk.sequence.slot for chunk in chunks]),
-        snapshot_cu=_offsets(np.array([len(chunk.keep) for chunk in chunks], np.int64)),
+        snapshot_cu=_offsets(np.array([len(own) for own in kept], np.int64)),
         snapshot_positions=_int64(relative),
-        snapshot_slots=_int64([keep.slot for keep in keeps]),
+        snapshot_slots=_int64(slots),
     )
 
 
@@ -219,7 +245,7 @@ def is_decode(chunks: list[Chunk]) -> bool:
     """Return whether each chunk is a single sampled token and keeps no snapshot."""
     for chunk in chunks:
         sequence = chunk.sequence
-        if chunk.count != 1 or chunk.keep or not sequence.num_prompt <= chunk.begin >= sequence.num_tokens - 1:
+        if chunk.num_rows != 1 or chunk.keep or not sequence.num_prompt <= chunk.begin >= sequence.num_tokens - 1:
             return False
     return True
 

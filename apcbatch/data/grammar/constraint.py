@@ -149,6 +149,11 @@ class GrammarConstraint:
             raise unusable(self._structure, self._matcher.get_error())
         return self._matcher.is_stopped()
 
+    def forced(self) -> list[int]:
+        """Return the tokens of the text that must follow, as Forcing.forced says."""
+        found: list[int] = self._matcher.compute_ff_tokens()
+        return found
+
 
 def unusable(structure: StructuredOutput, reason: str, code: ErrorCode = "invalid_request") -> RequestError:
     """Make the error of structured output that cannot be used. reason: the library's words."""

@@ -1,0 +1,119 @@
+"""Answers with drafts are the bits of answers without: whatever is guessed, and wherever a guess goes wrong."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+
+from apcbatch import Engine, Request, Result
+from apcbatch.drafts.drafter import Draft
+from tests.effort import tries
+from tests.engine.runs import by_id, serve, told, tokens
+from tests.tiny import VOCAB
+
+
+class Oracle:
+    """Drafts from the known answers by prompt, wrong at random: `right` is the chance that a guess is kept right."""
+
+    def __init__(self, answers: Mapping[bytes, Sequence[Sequence[int]]], right: float) -> None:
+        self.answers, self.right, self.held_bytes = answers, right, 0
+
+    def begin(self, prompt, references):
+        return OracleDrafter(self.answers[np.asarray(prompt, np.int32).tobytes()], self.right)
+
+    def add(self, tokens, num_prompt, begin) -> None:
+        assert 0 <= begin <= len(tokens) > num_prompt
+
+
+class OracleDrafter:
+    def __init__(self, answers: Sequence[Sequence[int]], right: float) -> None:
+        self._answers, self._right, self._done = answers, right, []
+
+    def append(self, new) -> None:
+        self._done += np.asarray(new).tolist()
+
+    def propose(self, most: int) -> Draft | None:
+        known = [one for one in self._answers if list(one[: len(self._done)]) == self._done]
+        assert known, "the answer differs from that without drafts"
+        rest = random.choice(known)[len(self._done) :][: random.randint(1, most)]
+        guesses = [one if random.random() < self._right else random.randrange(VOCAB) for one in rest]
+        guesses += [random.randrange(VOCAB)] * random.randint(0, 2)  # past the end too
+        return Draft(guesses[:most], [0.99] * len(guesses[:most]), "lookup") if guesses[:most] else None
+
+    def settle(self, draft, drafted: int, accepted: int) -> None:
+        assert 0 <= accepted <= drafted <= len(draft.tokens)
+
+
+def with_oracle(engine: Engine, answers: Mapping[bytes, Sequence[Sequence[int]]], right: float) -> Engine:
+    engine._drafting._drafts = Oracle(answers, right)
+    engine._drafting._costs.of = lambda rows: 1.0  # each guess is worth its row
+    return engine
+
+
+def answers_by_prompt(requests: Sequence[Request], results: Mapping[str, Result]) -> dict[bytes, list[list[int]]]:
+    found: dict[bytes, list[list[int]]] = {}
+    for one in requests:
+        key = np.asarray(one.token_ids, np.int32).tobytes()
+        found.setdefault(key, []).extend(answer.token_ids for answer in results[one.id].answers)
+    return found
+
+
+def drawn_requests(count: int) -> list[Request]:
+    stem = tokens(random.randint(1, 90), random.getrandbits(30))
+    requests = []
+    for number in range(count):
+        options = random.choice(
+            [
+                {},
+                {"temperature": 0.8},
+                {"temperature": 1.5, "n": 3, "top_p": 0.9},
+                {"repetition_penalty": 1.3, "presence_penalty": 0.5},
+                {"top_logprobs": 3, "logprobs": True},
+                {"min_tokens": 5, "stop_token_ids": [random.randrange(VOCAB) for _ in range(8)]},
+                {"allowed_token_ids": tokens(5, number), "temperature": 1.0},
+                {"logit_bias": {3: 5.0}, "frequency_penalty": 0.3},
+                {"score_from": 1, "score_top": 2},
+                {"keep_answer": False},
+            ]
+        )
+        prompt = stem[: random.randint(1, len(stem))] + tokens(random.randint(1, 60), random.getrandbits(30))
+        base = {"logprobs": random.random() < 0.5, "ignore_eos": random.random() < 0.5}
+        requests.append(Request(str(number), prompt, max_tokens=random.randint(1, 40), **{**base, **options}))
+    return requests
+
+
+@pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "jamba"])
+def test_drafts_change_no_bit(family: str, tiny_checkpoint) -> None:
+    """Catches a draft that reaches the answer: a row computed otherwise, a state that runs ahead, a setting that sees
+    rejected tokens, a snapshot of a rejected position."""
+    folder = tiny_checkpoint(family)
+    for _ in range(tries(30)):
+        requests = drawn_requests(random.randint(1, 12))
+        options = dict(
+            block_size=random.choice([1, 3, 16, 64]),
+            policy=random.choice(["all", "last", "planned", "none"]),
+            max_running=random.choice([1, 2, 5, 32]),
+            max_batch_tokens=random.choice([1, 33, 2048]),
+            dtype=random.choice(["float32", "bfloat16"]),
+        )
+        plain = Engine(folder, draft=(), **options)
+        expected = by_id(plain.run(requests))
+        right = random.choice([0.0, 0.5, 0.9, 1.0])
+        engine = with_oracle(Engine(folder, **options), answers_by_prompt(requests, expected), right)
+        found = by_id(engine.run(requests))
+        for one in requests:
+            assert told(found[one.id]) == told(expected[one.id]), (one, options)
+            held = plain.boundaries([*one.token_ids, *expected[one.id].token_ids])
+            assert engine.boundaries([*one.token_ids, *expected[one.id].token_ids]) == held
+            for position in random.sample(held, min(3, len(held))):
+                prefix = [*one.token_ids, *expected[one.id].token_ids][:position]
+                ours, theirs = engine.snapshot(prefix), plain.snapshot(prefix)
+                assert all(ours[name].equal(theirs[name]) for name in theirs), (position, options)
+        assert not engine._drafting.counts or engine.counters.decode_chunks <= plain.counters.decode_chunks
+        if right == 1.0 and options["block_size"] == 64:
+            assert engine.counters.decode_chunks < plain.counters.decode_chunks or plain.counters.decode_chunks < 10
+        plain.close()
+        engine.close()
