@@ -106,7 +106,15 @@ Wanted = tuple[int, int, int]
 
 class Pass:
     def __init__(
-        self, tokens: int, ragged: RaggedParams, pages: Pages, logits: Wanted, hidden: Wanted, with_logprobs: bool, /
+        self,
+        tokens: int,
+        ragged: RaggedParams,
+        pages: Pages,
+        logits: Wanted,
+        hidden: Wanted,
+        with_logprobs: bool,
+        kept: tuple[int, int],  # number of rows, address of their numbers
+        /,
     ) -> None: ...
 
 class Stack:
@@ -121,6 +129,7 @@ class Stack:
     def run(
         self, pass_: Pass, on_layer: Callable[[], None] | None, num_threads: int, /
     ) -> tuple[list[int], list[float]] | None: ...
+    def replay(self, wanted: list[tuple[int, int, int]], num_threads: int, /) -> None: ...  # slot, first row, count
 
 class DraftState:
     def __init__(self, history_bytes: int, /) -> None: ...

@@ -44,8 +44,10 @@ struct BoundPass {
     std::vector<float> logprobs;  // empty if not requested
 };
 
+// kept: number of rows whose inputs are kept, and the address of their numbers.
 BoundPass bound_pass(Address tokens, const RaggedParams& ragged, const Pages& pages, const Wanted& logits,
-                     const Wanted& hidden, bool with_logprobs) {
+                     const Wanted& hidden, bool with_logprobs,
+                     const std::pair<std::int64_t, Address>& kept) {
     BoundPass pass;
     PassParams& p = pass.params;
     const std::int64_t b = ragged.num_sequences;
@@ -65,8 +67,14 @@ BoundPass bound_pass(Address tokens, const RaggedParams& ragged, const Pages& pa
     pass.logprobs.resize(with_logprobs ? std::size_t(r) : 0);
     p.for_hidden = {s, integers(std::get<1>(hidden), s)};
     p.hidden = checked(std::get<2>(hidden), s, 1);
+    p.kept = {kept.first, integers(kept.second, kept.first)};
     return pass;
 }
+
+struct BoundStack {
+    StackParams params;
+    KeptInputs kept;
+};
 
 template <class Number>
 py::list list_of(const std::vector<Number>& numbers) {
@@ -77,7 +85,7 @@ py::list list_of(const std::vector<Number>& numbers) {
 
 // Runs a pass. on_layer: callable or None. Returns lists of the likeliest tokens and, if requested, of their
 // log-probabilities. Returns None if a token id, row or page is out of range.
-py::object bound_run_stack(const StackParams& stack, BoundPass& pass, const py::object& on_layer,
+py::object bound_run_stack(BoundStack& stack, BoundPass& pass, const py::object& on_layer,
                            int num_threads) {
     PassParams& p = pass.params;
     p.likeliest = pass.likeliest.data();
@@ -89,12 +97,26 @@ py::object bound_run_stack(const StackParams& stack, BoundPass& pass, const py::
             on_layer();
         };
     }
-    if (!fits(stack, p)) return py::none();
+    if (!fits(stack.params, p)) return py::none();
     {
         const py::gil_scoped_release others;
-        run_stack(stack, p, tell, num_threads);
+        run_stack(stack.params, p, stack.kept, tell, num_threads);
     }
     return py::make_tuple(list_of(pass.likeliest), list_of(pass.logprobs));
+}
+
+// Replays: (slot, first kept row, count) each.
+void bound_replay(BoundStack& stack,
+                  const std::vector<std::tuple<std::int64_t, std::int64_t, std::int64_t>>& wanted,
+                  int num_threads) {
+    std::vector<Replay> replays;
+    for (const auto& [slot, first, count] : wanted) replays.push_back({slot, first, count});
+    bool is_kept = false;
+    {
+        const py::gil_scoped_release others;
+        is_kept = replay_stack(stack.params, replays, stack.kept, num_threads);
+    }
+    if (!is_kept) throw std::invalid_argument("only rows that the last pass kept can be replayed");
 }
 
 }  // namespace
@@ -103,5 +125,11 @@ py::object bound_run_stack(const StackParams& stack, BoundPass& pass, const py::
 void bind_stack(py::module_& m) {
     using namespace apcbatch;
     py::class_<BoundPass>(m, "Pass").def(py::init(&bound_pass));
-    py::class_<StackParams>(m, "Stack").def(py::init(&stack_params)).def("run", &bound_run_stack);
+    py::class_<BoundStack>(m, "Stack")
+        .def(py::init([](const py::list& layers, const PreNorm& norm, const Projection& head,
+                         Address embedding) {
+            return std::make_unique<BoundStack>(BoundStack{stack_params(layers, norm, head, embedding), {}});
+        }))
+        .def("run", &bound_run_stack)
+        .def("replay", &bound_replay);
 }

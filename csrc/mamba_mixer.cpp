@@ -1,8 +1,11 @@
 #include "mamba_mixer.h"
 
+#include <cstring>
+
 #include "parts.h"
 #include "rowwise.h"
 #include "scan.h"
+#include "share.h"
 
 namespace apcbatch {
 namespace {
@@ -122,7 +125,70 @@ void scan(const MambaMixer& p, const RaggedParams& ragged, const Rows& x, const 
     selective_scan(scan, num_threads);
 }
 
+// Copies the inputs of the recurrence of some rows to inputs.kept_inputs.
+void keep(const MambaMixer& p, const SubBlockInputs& inputs, const Rows& raw, const Rows& x,
+          const Selection& s, int num_threads) {
+    const std::int64_t size = bytes_of(p.dtype), d = p.dt_proj.out, row_bytes = p.kept_bytes();
+    share_rows(inputs.kept.count, 3 * d, num_threads, 0, [&](std::int64_t begin, std::int64_t end, char*) {
+        for (std::int64_t i = begin; i < end; ++i) {
+            char* to = inputs.kept_inputs + i * row_bytes;
+            const auto copy = [&](const Rows& from, std::int64_t columns) {
+                const char* row =
+                    static_cast<const char*>(from.data) + inputs.kept.rows[i] * from.stride * size;
+                std::memcpy(to, row, std::size_t(columns * size));
+                to += columns * size;
+            };
+            copy(raw, d);
+            copy(x, d);
+            copy(s.dt, d);
+            copy(s.B, p.d_state);
+        }
+    });
+}
+
+// Shifts `count` raw inputs, each row_bytes after the one before, into the convolution's state, oldest first.
+void shift_in(char* state, std::int64_t past, std::int64_t input_bytes, const char* rows,
+              std::int64_t row_bytes, std::int64_t count) {
+    const std::int64_t left = count < past ? past - count : 0;
+    std::memmove(state, state + (past - left) * input_bytes, std::size_t(left * input_bytes));
+    for (std::int64_t i = left; i < past; ++i) {
+        std::memcpy(state + i * input_bytes, rows + (count - past + i) * row_bytes, std::size_t(input_bytes));
+    }
+}
+
 }  // namespace
+
+std::int64_t MambaMixer::kept_bytes() const {
+    return ((3 * dt_proj.out + d_state) * bytes_of(dtype) + 63) / 64 * 64;
+}
+
+std::int64_t MambaMixer::replay_bytes(std::int64_t count) const {
+    const std::int64_t outputs = (count * dt_proj.out * bytes_of(dtype) + 63) / 64 * 64;
+    return outputs + scan_alone_bytes(dt_proj.out, d_state, count);
+}
+
+void MambaMixer::replay(std::int64_t slot, const char* rows, std::int64_t count, char* memory) const {
+    const std::int64_t size = bytes_of(dtype), d = dt_proj.out, row_bytes = kept_bytes();
+    shift_in(static_cast<char*>(conv) + slot * conv_stride * size, width - 1, d * size, rows, row_bytes,
+             count);
+    const std::int64_t cu_seqlens[] = {0, count}, slots[] = {slot}, snapshot_cu[] = {0, 0};
+    ScanParams scan;
+    scan.ragged = {1, cu_seqlens, slots, slots, snapshot_cu, nullptr, nullptr};
+    scan.dtype = dtype;
+    scan.d_inner = d;
+    scan.d_state = d_state;
+    scan.x = rows + d * size;
+    scan.dt = rows + 2 * d * size;
+    scan.B = scan.C = rows + 3 * d * size;  // the outputs, which C selects, are not used
+    scan.x_stride = scan.dt_stride = scan.B_stride = scan.C_stride = row_bytes / size;
+    scan.A = A;
+    scan.dt_bias = dt_bias;
+    scan.state = ssm;
+    scan.state_stride = ssm_stride;
+    scan.out = memory;
+    scan.out_stride = d;
+    selective_scan_alone(scan, memory + (count * d * size + 63) / 64 * 64);
+}
 
 std::int64_t MambaMixer::scratch_bytes(std::int64_t t) const { return Layout(*this, t).bytes(); }
 
@@ -142,6 +208,7 @@ void MambaMixer::run(const SubBlockInputs& inputs, const Residual& residual, cha
     const Rows dt = layout.dt(memory);
     project(p.dt_proj, s.dt, nullptr, dt, num_threads);  // (t, r) -> (t, d)
     s.dt = dt;
+    if (inputs.kept.count > 0) keep(p, inputs, xz, u, s, num_threads);
     scan(p, ragged, u, columns_from(xz, p.dt_proj.out), s, num_threads);
     project(p.out_proj, dt, nullptr, out, num_threads);  // (t, d) -> (t, h)
 }

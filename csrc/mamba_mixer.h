@@ -31,6 +31,10 @@ struct MambaMixer final : SubBlock {
     std::int64_t scratch_bytes(std::int64_t t) const override;
     void run(const SubBlockInputs& inputs, const Residual& residual, char* memory,
              int num_threads) const override;
+    // A kept row is the convolution's raw input (d), its output (d), dt before its bias (d), and B (n).
+    std::int64_t kept_bytes() const override;
+    std::int64_t replay_bytes(std::int64_t count) const override;
+    void replay(std::int64_t slot, const char* rows, std::int64_t count, char* memory) const override;
 };
 
 }  // namespace apcbatch

@@ -42,14 +42,18 @@ void run_units(const Params& params, const std::vector<Unit>& units, UnitFunctio
                  });
 }
 
-}  // namespace
-
 // Counts A, h, dt_bias, D and the largest A of every channel; the rows of a tile, with one cache line of
 // padding per vector; B and C.
-std::int64_t scan_scratch_floats(const ScanParams& params, std::int64_t channels) {
-    const std::int64_t tokens = std::min(longest_sequence(params.ragged), kTileTokens);
+std::int64_t scratch_floats(std::int64_t longest, std::int64_t d_state, std::int64_t channels) {
+    const std::int64_t tokens = std::min(longest, kTileTokens);
     const std::int64_t padded = (channels + kChannelGrain - 1) / kChannelGrain * kChannelGrain;
-    return 2 * params.d_state * (padded + tokens) + (3 * tokens + 2) * kTileChannels + 3 * padded;
+    return 2 * d_state * (padded + tokens) + (3 * tokens + 2) * kTileChannels + 3 * padded;
+}
+
+}  // namespace
+
+std::int64_t scan_scratch_floats(const ScanParams& params, std::int64_t channels) {
+    return scratch_floats(longest_sequence(params.ragged), params.d_state, channels);
 }
 
 // Counts the weights and bias of every channel, and the inputs before the first token.
@@ -77,6 +81,19 @@ void selective_scan(const ScanParams& params, int num_threads) {
     if (units.empty()) return;
     run_units(params, units, APC_FOR_ISA(selective_scan_unit), scan_scratch_floats(params, units[0].channels),
               num_threads);
+}
+
+void selective_scan_alone(const ScanParams& params, char* memory) {
+    const auto units =
+        partition(params.ragged, params.d_inner, line_of(params.dtype), widest_scan_range(params.d_state), 1);
+    for (const Unit& unit : units) {
+        APC_FOR_ISA(selective_scan_unit)(params, unit, reinterpret_cast<float*>(memory));
+    }
+}
+
+std::int64_t scan_alone_bytes(std::int64_t d_inner, std::int64_t d_state, std::int64_t tokens) {
+    const std::int64_t widest = std::min(d_inner, widest_scan_range(d_state));
+    return std::int64_t(sizeof(float)) * scratch_floats(tokens, d_state, widest);
 }
 
 void elementwise(Elementwise function, const float* from, float* to, std::int64_t count) {

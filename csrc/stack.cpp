@@ -86,10 +86,13 @@ std::int64_t scratch_bytes(const StackParams& p, std::int64_t t) {
     return most;
 }
 
-void run_layer(const Layer& layer, const SubBlockInputs& inputs, std::int64_t h, Stream& stream, char* memory,
-               int num_threads) {
+// number: of the layer's first sub-block in the stack; set to the number after its last one.
+void run_layer(const Layer& layer, SubBlockInputs& inputs, KeptInputs& kept, std::size_t& number,
+               std::int64_t h, Stream& stream, char* memory, int num_threads) {
     Residual& residual = stream.residual;
     for (const LayerEntry& entry : layer) {
+        if (inputs.kept.count > 0) inputs.kept_inputs = kept.of(number);
+        ++number;
         if (entry.is_beside) {  // the sum already contains the earlier delta, and is normed again unchanged
             const Residual own{residual.sum, stream.beside, false};
             entry.sub_block->run(inputs, own, memory, num_threads);
@@ -143,6 +146,7 @@ bool fits(const StackParams& p, const PassParams& pass) {
     if (!all_below(pass.tokens, t, p.head.out)) return false;
     if (!all_below(pass.for_logits.rows, pass.for_logits.count, t)) return false;
     if (!all_below(pass.for_hidden.rows, pass.for_hidden.count, t)) return false;
+    if (!all_below(pass.kept.rows, pass.kept.count, t)) return false;
     const PagedSequences& own = pass.sequences;
     if (own.token_slots == nullptr) return true;
     if (!all_below(own.token_slots, t, pass.num_pages * kPageTokens)) return false;
@@ -155,18 +159,68 @@ bool fits(const StackParams& p, const PassParams& pass) {
     return check_sequences(looked_at, t, pass.num_pages, own.page_table_stride) == SequenceFault::none;
 }
 
-void run_stack(const StackParams& p, const PassParams& pass, const std::function<void()>& on_layer,
-               int num_threads) {
+void KeptInputs::reserve(const StackParams& params, std::int64_t rows) {
+    if (offsets_.empty()) {
+        std::int64_t sum = 0;
+        for (const Layer& layer : params.layers) {
+            for (const LayerEntry& entry : layer) {
+                offsets_.push_back(sum);
+                sum += entry.sub_block->kept_bytes();
+            }
+        }
+        offsets_.push_back(sum);
+    }
+    if (rows > capacity_) {
+        memory_.reset();
+        capacity_ = rows_ = 0;
+        memory_.reset(new char[std::size_t(offsets_.back() * rows)]);
+        capacity_ = rows;
+    }
+    rows_ = rows;
+}
+
+bool replay_stack(const StackParams& p, const std::vector<Replay>& replays, KeptInputs& kept,
+                  int num_threads) {
+    std::vector<std::pair<const SubBlock*, const char*>> sub_blocks;  // those that keep inputs, and these
+    std::int64_t most = 0, scratch = 0;
+    for (const Replay& one : replays) {
+        if (one.first < 0 || one.count < 1 || one.first + one.count > kept.rows()) return false;
+        most = std::max(most, one.count);
+    }
+    std::size_t number = 0;
+    for (const Layer& layer : p.layers) {
+        for (const LayerEntry& entry : layer) {
+            const SubBlock* sub_block = entry.sub_block.get();
+            if (sub_block->kept_bytes() > 0) {
+                sub_blocks.emplace_back(sub_block, kept.of(number));
+                scratch = std::max(scratch, sub_block->replay_bytes(most));
+            }
+            ++number;
+        }
+    }
+    const std::int64_t count = std::int64_t(sub_blocks.size()), each = std::int64_t(replays.size());
+    share_pieces(count * each, num_threads, scratch, [&](std::int64_t i, char* memory) {
+        const auto& [sub_block, rows] = sub_blocks[std::size_t(i / each)];
+        const Replay& one = replays[std::size_t(i % each)];
+        sub_block->replay(one.slot, rows + one.first * sub_block->kept_bytes(), one.count, memory);
+    });
+    return true;
+}
+
+void run_stack(const StackParams& p, const PassParams& pass, KeptInputs& kept,
+               const std::function<void()>& on_layer, int num_threads) {
     const std::int64_t t = pass.ragged.cu_seqlens[pass.ragged.num_sequences], h = p.head.in;
     const std::int64_t r = pass.for_logits.count, s = pass.for_hidden.count;
     ThreadPool::lead(usable_threads(num_threads), [&] {
         Stream stream(t, r > s ? r : s, h, has_beside(p));
         embed(p, t, pass.tokens, stream.residual.sum, num_threads);
-        const SubBlockInputs inputs{t, pass.ragged, pass.sequences};
+        SubBlockInputs inputs{t, pass.ragged, pass.sequences, pass.kept, nullptr};
+        if (pass.kept.count > 0) kept.reserve(p, pass.kept.count);
         char* memory = thread_workspace(scratch_bytes(p, t));
+        std::size_t number = 0;
         for (const Layer& layer : p.layers) {
             if (on_layer) on_layer();
-            run_layer(layer, inputs, h, stream, memory, num_threads);
+            run_layer(layer, inputs, kept, number, h, stream, memory, num_threads);
         }
         norm_rows(p, stream, pass.for_hidden, pass.hidden, num_threads);
         norm_rows(p, stream, pass.for_logits, stream.normed, num_threads);

@@ -29,6 +29,22 @@ struct StackParams {
     const void* embedding = nullptr;  // (vocabulary, h) contiguous of the head's type; null: the head's rows
 };
 
+// Inputs that the last pass kept of its drafted rows, for each sub-block in order. A pass with kept rows
+// overwrites those of the pass before.
+class KeptInputs {
+  public:
+    // Makes room for `rows` rows of each sub-block. Throws std::bad_alloc.
+    void reserve(const StackParams& params, std::int64_t rows);
+    // The rows of sub-block number i of the stack.
+    char* of(std::size_t i) { return memory_.get() + offsets_[i] * capacity_; }
+    std::int64_t rows() const { return rows_; }
+
+  private:
+    std::unique_ptr<char[]> memory_;
+    std::vector<std::int64_t> offsets_;  // bytes of one row of all sub-blocks before
+    std::int64_t capacity_ = 0, rows_ = 0;
+};
+
 // Rows of the residual to compute outputs for.
 struct WantedRows {
     std::int64_t count = 0;
@@ -46,6 +62,7 @@ struct PassParams {
     float* logprobs = nullptr;          // (for_logits.count) or null
     WantedRows for_hidden;
     void* hidden = nullptr;  // (for_hidden.count, h) contiguous of the head's type: normed
+    KeptRows kept;
 };
 
 // Returns true if all token ids, row numbers and pages of a pass are in range. Run before each pass, as these
@@ -53,7 +70,12 @@ struct PassParams {
 bool fits(const StackParams& params, const PassParams& pass);
 
 // Runs a pass. on_layer: called on this thread before each layer; may throw.
-void run_stack(const StackParams& params, const PassParams& pass, const std::function<void()>& on_layer,
-               int num_threads);
+void run_stack(const StackParams& params, const PassParams& pass, KeptInputs& kept,
+               const std::function<void()>& on_layer, int num_threads);
+
+// Continues states by rows that the last pass kept. Slots are distinct. Returns false, with nothing done, if
+// a row was not kept.
+bool replay_stack(const StackParams& params, const std::vector<Replay>& replays, KeptInputs& kept,
+                  int num_threads);
 
 }  // namespace apcbatch

@@ -2,8 +2,8 @@
 //
 // To add a kind, derive a struct from SubBlock in files of its own, and bind its class in
 // bindings_layers.cpp. Slots and pages are checked when a sub-block is bound and when a pass is checked
-// (apcbatch/kernels/cpu/sub_block.py). Speculative decoding would extend this interface by two functions:
-// keep the inputs of tokens that may be rejected, and replay the accepted tokens from the state before them.
+// (apcbatch/kernels/cpu/sub_block.py). A kind with slots also keeps the inputs of its recurrence for drafted
+// tokens, whose states a pass does not write, and replays the accepted ones from the state before them.
 #pragma once
 
 #include "params.h"
@@ -21,11 +21,25 @@ struct PagedSequences {
     const std::int64_t* token_slots = nullptr;  // (t): page * kPageTokens + offset
 };
 
+// Tokens of a pass whose inputs are kept.
+struct KeptRows {
+    std::int64_t count = 0;
+    const std::int64_t* rows = nullptr;  // (count)
+};
+
 // Inputs of a pass of t tokens: state slots and KV pages of its sequences.
 struct SubBlockInputs {
     std::int64_t t = 0;
     RaggedParams ragged;       // null addresses if no sub-block has slots
     PagedSequences sequences;  // null addresses if no sub-block has pages
+    KeptRows kept;
+    char* kept_inputs = nullptr;  // this sub-block's: kept.count rows of kept_bytes() each
+};
+
+// Kept rows to continue the state in `slot` with.
+struct Replay {
+    std::int64_t slot = 0;
+    std::int64_t first = 0, count = 0;
 };
 
 // Sub-block bound to its weights and state. Filled once per layer, then read by all passes.
@@ -37,6 +51,14 @@ struct SubBlock {
     // bytes, aligned to 64.
     virtual void run(const SubBlockInputs& inputs, const Residual& residual, char* memory,
                      int num_threads) const = 0;
+    // Returns the bytes that `run` keeps of each of inputs.kept, a multiple of 64. 0: a kind without slots.
+    virtual std::int64_t kept_bytes() const { return 0; }
+    // Returns the bytes of working memory that `replay` needs for `count` rows.
+    virtual std::int64_t replay_bytes(std::int64_t) const { return 0; }
+    // Continues the state in a slot by kept rows, on this thread alone: the bits of a pass over these tokens.
+    // rows: the first kept row. memory: replay_bytes(count) bytes, aligned to 64.
+    virtual void replay(std::int64_t /*slot*/, const char* /*rows*/, std::int64_t /*count*/,
+                        char* /*memory*/) const {}
 };
 
 }  // namespace apcbatch

@@ -2,8 +2,9 @@
 which guesses are right and what a row of a pass costs.
 
 A pass over a due token and k guesses computes k + 1 rows of logits. The answer's tokens are drawn from these rows as
-ever; a guess is accepted if it equals the token drawn at its position (engine.py). The pass writes the state before
-each guess to a slot of its own, so the state after the accepted ones is there whatever their number.
+ever; a guess is accepted if it equals the token drawn at its position (engine.py). For the state after the accepted
+tokens there are two ways. On the CPU the pass leaves the state as it was and keeps the inputs of the recurrence, which
+are replayed for the accepted tokens. On a device the pass writes the state before each guess to a slot of its own.
 
 Invariant: drafts change no token, log-probability, snapshot or miss reason; they change time alone.
 """
@@ -13,7 +14,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence as Several
 
+from apcbatch.drafts import Draft, Drafts
 from apcbatch.engine.sequence import Chunk, Sequence
+from apcbatch.model.causal_lm import CausalLM
+from apcbatch.model.pipeline import Model
 
 from apcbatch.drafts.drafter import Draft
 from apcbatch.drafts.drafts import Drafts
@@ -83,25 +87,34 @@ UNKNOWN_SLOPE = 0.02  # of a pass's seconds, for each row beyond those measured:
 
 
 class Drafting:
-    """Drafting of one engine. drafts: None for none. slots: for the states that passes with drafts write; their number
-    bounds the guesses of a pass. counts: source -> [guesses verified, accepted]."""
+    """Drafting of one engine. drafts: None for none. slots: for the states that passes write; none where the model
+    replays. most: guesses of a pass. counts: source -> [guesses verified, accepted]."""
 
-    def __init__(self, drafts: Drafts | None, slots: Iterable[int]) -> None:
-        self._drafts = drafts
+    def __init__(self, drafts: Drafts | None, model: Model, slots: Iterable[int], most: int) -> None:
+        self._drafts, self._most_in_pass = drafts, most
+        self._model = model if isinstance(model, CausalLM) else None  # the only one that may replay
         self._slots = list(slots)
         self._costs = RowCosts()
         self._forced_reach = 0.9  # learnt: the next token is the one that a grammar forces, in its usual tokenisation
         self.counts: dict[str, list[int]] = {}
 
     @property
-    def is_on(self) -> bool:
-        """Whether any answer may be drafted."""
-        return self._drafts is not None
+    def _capacity(self) -> int:
+        """Most guesses of the next pass."""
+        if self._drafts is None:
+            return 0
+        return self._most_in_pass if self._replays else min(self._most_in_pass, len(self._slots))
+
+    @property
+    def _replays(self) -> bool:
+        """Whether passes keep inputs in place of states."""
+        return self._model is not None and self._model.replays
 
     def add_drafts(self, chunks: Several[Chunk]) -> None:
         """Set the drafts of the decode chunks of a pass, likeliest guesses first, until the next row costs more than
         it brings: as long as they raise the expected tokens per second."""
-        if not self._slots:
+        capacity = self._capacity
+        if not capacity:
             return
         proposals = []
         for chunk in chunks:
@@ -118,7 +131,7 @@ class Drafting:
         guesses.sort()
         expected, rows = float(len(chunks)), len(chunks)
         best, best_count = expected / self._costs.of(rows), 0
-        for count, (reach, _, _) in enumerate(guesses[: len(self._slots)], 1):
+        for count, (reach, _, _) in enumerate(guesses[:capacity], 1):
             expected -= reach
             rate = expected / self._costs.of(rows + count)
             if rate > best:
@@ -126,10 +139,15 @@ class Drafting:
         taken = [0] * len(proposals)
         for _, _, number in guesses[:best_count]:
             taken[number] += 1
+        replays, first_kept = self._replays, 0
         for count, (chunk, proposal) in zip(taken, proposals, strict=True):
-            if count:
-                chunk.draft = proposal.tokens[:count]
-                chunk.proposal = proposal
+            if not count:
+                continue
+            chunk.draft, chunk.proposal = proposal.tokens[:count], proposal
+            if replays:
+                chunk.first_kept = first_kept
+                first_kept += chunk.num_rows
+            else:
                 chunk.draft_slots = [self._slots.pop() for _ in range(count)]
 
     def settle(self, chunk: Chunk) -> None:
@@ -151,12 +169,19 @@ class Drafting:
         sequence.drafted += drafted
         sequence.accepted += accepted
 
-    def keep_state(self, chunk: Chunk) -> None:
-        """Give a sequence the slot with the state after its accepted tokens, and free the other slots."""
-        if chunk.accepted < len(chunk.draft):
+    def keep_states(self, chunks: Several[Chunk]) -> None:
+        """Bring the states of a read pass's drafted sequences to their accepted tokens. An ended one needs none."""
+        replays = []
+        for chunk in chunks:
             sequence, slots = chunk.sequence, chunk.draft_slots
-            sequence.slot, slots[chunk.accepted] = slots[chunk.accepted], sequence.slot
-        self.release(chunk)
+            if chunk.keeps_inputs and not sequence.finish_reason:
+                replays.append((sequence.slot, chunk.first_kept, chunk.count + chunk.accepted))
+            elif chunk.accepted < len(slots):
+                sequence.slot, slots[chunk.accepted] = slots[chunk.accepted], sequence.slot
+            self.release(chunk)
+        if replays:
+            assert self._model is not None
+            self._model.replay(replays)
 
     def release(self, chunk: Chunk) -> None:
         """Free the slots of a chunk's draft."""
@@ -178,7 +203,7 @@ class Drafting:
     def is_promising(self, sequences: Iterable[Sequence]) -> bool:
         """Return whether the host should read these answers' tokens before it begins their next pass, since guesses
         of what follows are likely to be right."""
-        if not self._slots:
+        if not self._capacity:
             return False
         proposals = [self._propose(sequence, MOST_DRAFTED) for sequence in sequences]
         expected = sum(sum(proposal.reach) for proposal in proposals if proposal is not None)
@@ -187,6 +212,8 @@ class Drafting:
     def _most(self, chunk: Chunk) -> int:
         """Return the most guesses after a chunk: its answer's last token is not computed, and the state at the next
         position to keep must be that of a token which is certain."""
+        if chunk.sequence.start is not None:  # its first pass reads one slot and writes another
+            return 0
         begin, limit = chunk.begin, chunk.sequence.limit
         most = min(MOST_DRAFTED, limit - 2 - begin)
         kept = chunk.sequence.retention.kept(begin, begin + 1 + most) if most > 0 else ()

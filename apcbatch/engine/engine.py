@@ -193,6 +193,7 @@ class Engine:
                 self._snapshots.publish(chunk)
         for chunk in chunks:
             self._drafting.settle(chunk)
+        self._drafting.keep_states(chunks)
         seconds = launching_s + time.perf_counter() - begin
         self._counters.add_pass(chunks, seconds)
         self._drafting.measure(chunks, seconds)

@@ -39,7 +39,7 @@ from apcbatch.types import DraftSource, Policy, Request
 
 MAX_SNAPSHOT_SLOTS = 1 << 20
 WARM_UP_TOKENS = 1024
-FEWEST_DRAFT_SLOTS = 16
+FEWEST_DRAFTED = 64  # of the most guesses of a pass
 _WHOLE_NUMBERS = (
     "block_size",
     "max_batch_tokens",
@@ -155,7 +155,10 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
     num_live = num_live_slots(len(devices) * options.max_running)
     layers = stage_layers(folder, config, len(devices))
     first_draft = num_live + num_snapshots
-    num_drafts = num_draft_slots(num_live, layout.slot_bytes, pool_bytes) if options.draft else 0
+    most_drafted = max(FEWEST_DRAFTED, 2 * num_live) if options.draft else 0
+    num_drafts = 0  # slots for their states; on the CPU a pass keeps inputs instead
+    if writes_draft_states(devices[0]):
+        num_drafts = min(most_drafted, max(FEWEST_DRAFTED, pool_bytes // 4 // max(1, layout.slot_bytes)))
     arena = make_arena(layout, first_draft + num_drafts, num_pages, devices, layers)
     # one pass being read, one in flight per device, and one prefill pass, so that no device waits for the host
     passes = len(devices) + 2
@@ -188,7 +191,9 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
     )
     drafting = Drafting(
         Drafts(options.draft, options.draft_memory_bytes) if options.draft else None,
+        loaded,
         range(first_draft, first_draft + num_drafts),
+        most_drafted,
     )
     runs_ahead = devices[0].type != "cpu" or len(devices) > 1
     scheduler = Scheduler(
@@ -222,10 +227,9 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
     )
 
 
-def num_draft_slots(num_live: int, slot_bytes: int, pool_bytes: int) -> int:
-    """Return the number of slots for the states that passes with drafts write: the most guesses of a pass."""
-    most = max(FEWEST_DRAFT_SLOTS, 2 * num_live)
-    return most if not slot_bytes else min(most, max(FEWEST_DRAFT_SLOTS, pool_bytes // 4 // slot_bytes))
+def writes_draft_states(device: torch.device) -> bool:
+    """Return whether passes write the states of drafted tokens to slots (drafting.py says when)."""
+    return device.type != "cpu"
 
 
 def warm_up(model: Model, arena: Arena, max_batch_tokens: int, num_pages: int | None) -> None:

@@ -175,7 +175,6 @@ class Scheduler:
     def advance(self, chunk: Chunk) -> None:
         """Advance a sequence past a computed chunk whose snapshots are published; its state is now in its own slot."""
         sequence = chunk.sequence
-        self._drafting.keep_state(chunk)
         if sequence.start is not None:
             self._detach(sequence)
         if sequence.in_prefill:

@@ -199,9 +199,10 @@ class Chunk:
     """Prefill or decode chunk: `count` tokens of a sequence from position `begin`, and the snapshots in it,
     ascending.
 
-    draft: guesses of the tokens after them, which the pass verifies: the first of its proposal. draft_slots: slot of the state before each of
-    these tokens; the state after the last one is in the sequence's own slot. accepted: number of them that the answer
-    has, once the pass was read.
+    draft: guesses of the tokens after them, which the pass verifies: the first of its proposal. draft_slots: slot of the
+    state before each of these tokens, and the state after the last one is in the sequence's own slot; empty if the pass
+    keeps the inputs of the chunk's rows instead, and leaves the state as it was: first_kept is the first of these rows
+    among the pass's kept ones. accepted: number of drafted tokens that the answer has, once the pass was read.
     """
 
     sequence: Sequence
@@ -210,6 +211,7 @@ class Chunk:
     keep: list[Keep] = field(default_factory=list)
     draft: list[int] = field(default_factory=list)
     draft_slots: list[int] = field(default_factory=list)
+    first_kept: int = 0
     proposal: Draft | None = None
     accepted: int = 0
 
@@ -217,6 +219,11 @@ class Chunk:
     def end(self) -> int:
         """Position of the sequence after the pass, without drafted tokens until they are accepted."""
         return self.begin + self.count + self.accepted
+
+    @property
+    def keeps_inputs(self) -> bool:
+        """Whether the pass keeps the inputs of its rows in place of states."""
+        return bool(self.draft) and not self.draft_slots
 
     @property
     def num_rows(self) -> int:

@@ -181,7 +181,16 @@ def make_batch(chunks: list[Chunk], before: Pass | None = None) -> Batch:
         chosen=chosen,
         scored_rows=torch.from_numpy(np.concatenate(scored)) if scored else None,
         with_logprobs=any(chunks[i].sequence.request.logprobs for i in sampled),
+        kept_rows=_kept_rows(chunks, ends),
     )
+
+
+def _kept_rows(chunks: list[Chunk], ends: np.ndarray) -> torch.Tensor | None:
+    """Return the rows of a pass whose inputs are kept, None for none. ends: offset behind each chunk's rows."""
+    kept = [
+        np.arange(end - chunk.num_rows, end) for chunk, end in zip(chunks, ends, strict=True) if chunk.keeps_inputs
+    ]
+    return torch.from_numpy(np.concatenate(kept)) if kept else None
 
 
 def _tokens(chunks: list[Chunk], before: Pass | None) -> tuple[torch.Tensor | None, np.ndarray]:
@@ -217,7 +226,7 @@ def _ragged(chunks: list[Chunk], counts: np.ndarray) -> Ragged:
     return Ragged.create(
         cu_seqlens=_offsets(counts),
         initial_slots=_int64(initial),
-        final_slots=_int64([chunk.sequence.slot for chunk in chunks]),
+        final_slots=_int64([-1 if chunk.keeps_inputs else chunk.sequence.slot for chunk in chunks]),
         snapshot_cu=_offsets(np.array([len(own) for own in kept], np.int64)),
         snapshot_positions=_int64(relative),
         snapshot_slots=_int64(slots),

@@ -71,8 +71,16 @@ class Passed(NamedTuple):
     logprobs: list[float] | None
 
 
+class PassStack(Protocol):
+    """A whole pass in one call, and the replay of the tokens whose states it did not write
+    (apcbatch.kernels.cpu.stack)."""
+
+    def __call__(self, *inputs: Any) -> Passed: ...
+
+    def replay(self, replays: Sequence[tuple[int, int, int]], /) -> None: ...
+
+
 LayerStack: TypeAlias = Callable[[Residual, Ragged], bool]
-PassStack: TypeAlias = Callable[..., Passed]
 Around: TypeAlias = Callable[..., Any]  # (name of an op, the op, its arguments ...) -> what the op returns
 
 

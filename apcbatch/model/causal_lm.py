@@ -6,7 +6,7 @@ Pre-norm residual layers; the residual stream is float32 whatever the weights' d
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -206,7 +206,19 @@ class CausalLM:
         assert self._stack is not None
         pages = Pages(batch.page_table, batch.context, batch.token_slots)
         rows = batch.logits_rows, batch.scored_rows
-        return self._stack(batch.tokens, batch.ragged, pages, *rows, batch.with_logprobs, self.on_layer)
+        rows = *rows, batch.with_logprobs, batch.kept_rows
+        return self._stack(batch.tokens, batch.ragged, pages, *rows, self.on_layer)
+
+    @property
+    def replays(self) -> bool:
+        """Whether a pass can keep the inputs of drafted tokens, for `replay`."""
+        return self.runs_whole
+
+    def replay(self, replays: Sequence[tuple[int, int, int]]) -> None:
+        """Continue states by accepted tokens of the last pass: (slot, first of its kept rows, number of tokens)
+        each."""
+        assert self._stack is not None
+        self._stack.replay(replays)
 
     @torch.inference_mode()
     def head(self, normed: torch.Tensor) -> torch.Tensor:

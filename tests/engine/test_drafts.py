@@ -10,6 +10,7 @@ import pytest
 
 from apcbatch import Engine, Request, Result
 from apcbatch.drafts.drafter import Draft
+from apcbatch.model.causal_lm import CausalLM
 from tests.effort import tries
 from tests.engine.runs import by_id, serve, told, tokens
 from tests.tiny import VOCAB
@@ -53,6 +54,15 @@ def with_oracle(engine: Engine, answers: Mapping[bytes, Sequence[Sequence[int]]]
     return engine
 
 
+@pytest.fixture(params=["replays", "writes states"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The two ways to the state after the accepted tokens: the CPU's, and that of a device."""
+    if request.param == "writes states":
+        monkeypatch.setattr(CausalLM, "replays", False)
+        monkeypatch.setattr("apcbatch.engine.open.writes_draft_states", lambda device: True)
+    return request.param
+
+
 def answers_by_prompt(requests: Sequence[Request], results: Mapping[str, Result]) -> dict[bytes, list[list[int]]]:
     found: dict[bytes, list[list[int]]] = {}
     for one in requests:
@@ -86,7 +96,7 @@ def drawn_requests(count: int) -> list[Request]:
 
 
 @pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "jamba"])
-def test_drafts_change_no_bit(family: str, tiny_checkpoint) -> None:
+def test_drafts_change_no_bit(family: str, way: str, tiny_checkpoint) -> None:
     """Catches a draft that reaches the answer: a row computed otherwise, a state that runs ahead, a setting that sees
     rejected tokens, a snapshot of a rejected position."""
     folder = tiny_checkpoint(family)

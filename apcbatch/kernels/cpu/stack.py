@@ -57,16 +57,18 @@ class FusedStack:
         logits_rows: torch.Tensor,
         hidden_rows: torch.Tensor | None = None,
         with_logprobs: bool = False,
+        kept_rows: torch.Tensor | None = None,
         on_layer: Callable[[], None] | None = None,
     ) -> Passed:
         """Run a pass over the tokens. The next call overwrites the tensors returned. Raises ValueError.
 
         tokens: (t,) int64 ids. logits_rows: (r,) int64, the tokens to compute logits for. hidden_rows: (s,) int64, the
         tokens to return hidden states for. with_logprobs: also return log-probabilities of the likeliest tokens.
+        kept_rows: (m,) int64, the tokens whose inputs are kept for `replay`, in place of those of the pass before.
         on_layer: called before each layer. A call with the same tensor objects as the last one skips the checks of
         shapes and dtypes; the compiled module checks the values in every call.
         """
-        inputs = (tokens, ragged, *pages, logits_rows, hidden_rows, with_logprobs)
+        inputs = (tokens, ragged, *pages, logits_rows, hidden_rows, with_logprobs, kept_rows)
         checked = self._checked
         if checked is None or not all(map(is_, inputs, checked.inputs)):
             checked = self._checked = self._check(inputs)
@@ -75,6 +77,12 @@ class FusedStack:
             self._refuse(inputs)
         return Passed(checked.logits, checked.hidden, chosen[0], chosen[1] if with_logprobs else None)
 
+    def replay(self, replays: Sequence[tuple[int, int, int]]) -> None:
+        """Continue states by tokens whose inputs the last pass kept: (slot, first of kept_rows, number of tokens) each.
+        The states have the bits of a pass over these tokens. Raises ValueError for rows that were not kept."""
+        require_slots(max((slot for slot, _, _ in replays), default=-1), self._num_slots)
+        self._plan.replay(list(replays), num_threads())
+
     def _refuse(self, inputs: _Inputs) -> NoReturn:
         """Raise the ValueError for a value that the compiled module refused: a token, row or page out of range."""
         self._check(inputs)
@@ -82,7 +90,7 @@ class FusedStack:
 
     def _check(self, inputs: _Inputs) -> _CheckedPass:
         """Check all tensors of a pass and allocate its results. Raises ValueError."""
-        tokens, ragged, page_table, context, token_slots, logits_rows, hidden_rows, with_logprobs = inputs
+        tokens, ragged, page_table, context, token_slots, logits_rows, hidden_rows, with_logprobs, kept_rows = inputs
         t, r = ragged.num_tokens, logits_rows.numel()
         tokens = require_indices(tokens, "tokens", (t,), self._vocabulary)
         logits_rows = require_indices(logits_rows, "logits_rows", (r,), t)
@@ -102,15 +110,27 @@ class FusedStack:
             hidden_rows = require_indices(hidden_rows, "hidden_rows", (hidden_rows.numel(),), t)
             hidden = torch.empty(hidden_rows.numel(), self._hidden, dtype=self._dtype)
             wanted = hidden_rows.numel(), hidden_rows.data_ptr(), hidden.data_ptr()
+        kept = (0, 0)
+        if kept_rows is not None:
+            kept_rows = require_indices(kept_rows, "kept_rows", (kept_rows.numel(),), t)
+            kept = kept_rows.numel(), kept_rows.data_ptr()
         for_logits = r, logits_rows.data_ptr(), logits.data_ptr()
-        plan = _C.Pass(tokens.data_ptr(), ragged.params, where, for_logits, wanted, with_logprobs)
+        plan = _C.Pass(tokens.data_ptr(), ragged.params, where, for_logits, wanted, with_logprobs, kept)
         # The contiguous tensors, not the caller's: one that was copied here must be copied and checked in each pass.
-        seen = (tokens, ragged, page_table, context, token_slots, logits_rows, hidden_rows, with_logprobs)
+        seen = (tokens, ragged, page_table, context, token_slots, logits_rows, hidden_rows, with_logprobs, kept_rows)
         return _CheckedPass(seen, plan, logits, hidden)
 
 
 _Inputs: TypeAlias = tuple[
-    torch.Tensor, Ragged, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, bool
+    torch.Tensor,
+    Ragged,
+    torch.Tensor,
+    torch.Tensor,
+    torch.Tensor,
+    torch.Tensor,
+    torch.Tensor | None,
+    bool,
+    torch.Tensor | None,
 ]
 
 

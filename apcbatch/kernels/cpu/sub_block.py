@@ -26,8 +26,8 @@ class StackSubBlock:
     object alive. num_slots, num_pages: capacity of the state that it reads and writes; None for a kind without slots or
     pages. hidden: columns of the residual.
 
-    A speculative pass would ask two things more, here and in csrc/sub_block.h: which inputs the kind keeps for tokens
-    that may be rejected, and how it replays the accepted ones from the state before.
+    Of drafted tokens, a kind with slots keeps the inputs of its recurrence, and replays the accepted ones from the
+    state before them: `kept_bytes` and `replay` of csrc/sub_block.h.
     """
 
     plan: _C.SubBlock
