@@ -14,7 +14,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence as Several
 
-from apcbatch.drafts import Draft, Drafts
 from apcbatch.engine.sequence import Chunk, Sequence
 from apcbatch.model.causal_lm import CausalLM
 from apcbatch.model.pipeline import Model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from apcbatch import Engine, Request, Result
 from apcbatch.drafts.drafter import Draft
 from apcbatch.model.causal_lm import CausalLM
 from tests.effort import tries
-from tests.engine.runs import by_id, serve, told, tokens
+from tests.engine.runs import by_id, told, tokens
+from tests.engine.test_cuda_engine import MODELS
 from tests.tiny import VOCAB
 
 
@@ -95,35 +97,51 @@ def drawn_requests(count: int) -> list[Request]:
     return requests
 
 
+def check_a_draw(folder: Path, **fixed: object) -> None:
+    """Compare a random run with drafts to one without: answers, snapshots, passes."""
+    requests = drawn_requests(random.randint(1, 12))
+    options = dict(
+        block_size=random.choice([1, 3, 16, 64]),
+        policy=random.choice(["all", "last", "planned", "none"]),
+        max_running=random.choice([1, 2, 5, 32]),
+        max_batch_tokens=random.choice([1, 33, 2048]),
+        dtype=random.choice(["float32", "bfloat16"]),
+        **fixed,
+    )
+    plain = Engine(folder, draft=(), **options)
+    expected = by_id(plain.run(requests))
+    right = random.choice([0.0, 0.5, 0.9, 1.0])
+    engine = with_oracle(Engine(folder, **options), answers_by_prompt(requests, expected), right)
+    found = by_id(engine.run(requests))
+    for one in requests:
+        assert told(found[one.id]) == told(expected[one.id]), (one, options)
+        whole = [*one.token_ids, *expected[one.id].token_ids]
+        held = plain.boundaries(whole)
+        assert engine.boundaries(whole) == held, (one, options)
+        for position in random.sample(held, min(3, len(held))):
+            ours, theirs = engine.snapshot(whole[:position]), plain.snapshot(whole[:position])
+            assert all(ours[name].equal(theirs[name]) for name in theirs), (position, options)
+    assert engine.counters.decode_tokens == plain.counters.decode_tokens
+    saved = plain.counters.decode_chunks - engine.counters.decode_chunks
+    assert saved == sum(accepted for _, accepted in engine._drafting.counts.values())
+    plain.close()
+    engine.close()
+
+
 @pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "jamba"])
 def test_drafts_change_no_bit(family: str, way: str, tiny_checkpoint) -> None:
     """Catches a draft that reaches the answer: a row computed otherwise, a state that runs ahead, a setting that sees
     rejected tokens, a snapshot of a rejected position."""
     folder = tiny_checkpoint(family)
     for _ in range(tries(30)):
-        requests = drawn_requests(random.randint(1, 12))
-        options = dict(
-            block_size=random.choice([1, 3, 16, 64]),
-            policy=random.choice(["all", "last", "planned", "none"]),
-            max_running=random.choice([1, 2, 5, 32]),
-            max_batch_tokens=random.choice([1, 33, 2048]),
-            dtype=random.choice(["float32", "bfloat16"]),
-        )
-        plain = Engine(folder, draft=(), **options)
-        expected = by_id(plain.run(requests))
-        right = random.choice([0.0, 0.5, 0.9, 1.0])
-        engine = with_oracle(Engine(folder, **options), answers_by_prompt(requests, expected), right)
-        found = by_id(engine.run(requests))
-        for one in requests:
-            assert told(found[one.id]) == told(expected[one.id]), (one, options)
-            held = plain.boundaries([*one.token_ids, *expected[one.id].token_ids])
-            assert engine.boundaries([*one.token_ids, *expected[one.id].token_ids]) == held
-            for position in random.sample(held, min(3, len(held))):
-                prefix = [*one.token_ids, *expected[one.id].token_ids][:position]
-                ours, theirs = engine.snapshot(prefix), plain.snapshot(prefix)
-                assert all(ours[name].equal(theirs[name]) for name in theirs), (position, options)
-        assert not engine._drafting.counts or engine.counters.decode_chunks <= plain.counters.decode_chunks
-        if right == 1.0 and options["block_size"] == 64:
-            assert engine.counters.decode_chunks < plain.counters.decode_chunks or plain.counters.decode_chunks < 10
-        plain.close()
-        engine.close()
+        check_a_draw(folder)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("model", MODELS)
+def test_drafts_change_no_bit_on_a_device(model: str, tiny_checkpoint) -> None:
+    """Catches the same on a device, where passes without drafts are graphs that run ahead of the host."""
+    family, sizes = MODELS[model]
+    folder = tiny_checkpoint(family, **sizes)
+    for _ in range(tries(30)):
+        check_a_draw(folder, device="cuda", pool_size_bytes=256 << 20)
