@@ -62,7 +62,10 @@ def replace_draws(answers: Mapping[str, TokenArray]) -> None:
         due = []
         for chunk, rows in read(self):
             sequence = chunk.sequence
-            answer = answers[sequence.request.id]
+            answer = answers.get(sequence.request.id)
+            if answer is None:  # the pass that warms up
+                due.append((chunk, rows))
+                continue
             first = sequence.num_tokens - sequence.num_prompt
             tokens = answer[first : first + len(rows)].tolist()
             due.append((chunk, [row._replace(likeliest=token) for row, token in zip(rows, tokens, strict=False)]))
