@@ -26,13 +26,15 @@ class Acceptance {
     static constexpr int kNumLengths = 12;
     static constexpr int kNumShares = 8;
     static constexpr float kMost = 512;          // counts are halved there
-    static constexpr float kWeight = 6;          // tokens that the estimate of all shares counts for
-    static constexpr float kPriorWeight = 4;     // tokens that the prior counts for
+    static constexpr float kWeight = 4;          // tokens that the estimate of all shares counts for
+    static constexpr float kPriorWeight = 2;     // tokens that the prior counts for
 
     struct Counts {
         float tried = 0, right = 0;
         void learn(bool is_right);
-        double drawn(double towards, double weight) const { return (right + weight * towards) / (tried + weight); }
+        double drawn(double towards, double weight) const {
+            return (right + weight * towards) / (tried + weight);
+        }
     };
 
     Counts cells_[kNumSources * 2 * kNumLengths * kNumShares];

@@ -24,6 +24,32 @@ void bound_add(DraftState& state, Address tokens, std::int64_t count, std::int64
     }
 }
 
+// Returns the draft by the longest match of the tokens in the history, without estimates, and the length of the
+// match and its occurrences; for tests.
+py::object bound_match(const DraftState& state, Address tokens, std::int64_t count, int most) {
+    const Token* const first = tokens_at(tokens);
+    Tail tail;
+    for (std::int64_t i = 0; i < count; ++i) tail.push(first[i]);
+    Match match;
+    state.history.find(tail, first + count, int(std::min<std::int64_t>(count, kLongestMatch)), match);
+    const int length = match.count > 0 ? match.at[0].length : 0, occurrences = match.count;
+    std::vector<Token> draft;
+    while (int(draft.size()) < most) {
+        const NextToken next = next_token(state.history, match);
+        if (next.token < 0) break;
+        draft.push_back(next.token);
+    }
+    return py::make_tuple(draft, length, occurrences);
+}
+
+void bound_prompt(Drafter& drafter, Address tokens, std::int64_t count) {
+    drafter.prompt(tokens_at(tokens), count);
+}
+
+void bound_reference(Drafter& drafter, int source, Address tokens, std::int64_t count) {
+    drafter.reference(Source(source), tokens_at(tokens), count);
+}
+
 void bound_append(Drafter& drafter, const std::vector<Token>& tokens) {
     for (const Token token : tokens) {
         if (token < 0) throw std::overflow_error("token ids must lie in 0 .. 2147483647");
@@ -53,13 +79,12 @@ void bind_drafts(py::module_& m) {
     py::class_<DraftState, std::shared_ptr<DraftState>>(m, "DraftState")
         .def(py::init<std::int64_t>())
         .def("add", &bound_add)
+        .def("match", &bound_match)
         .def("bytes", [](const DraftState& state) { return state.history.bytes(); });
     py::class_<Drafter>(m, "Drafter")
         .def(py::init<std::shared_ptr<DraftState>, bool, bool>())
-        .def("prompt", [](Drafter& drafter, Address tokens,
-                          std::int64_t count) { drafter.prompt(tokens_at(tokens), count); })
-        .def("reference", [](Drafter& drafter, int source, Address tokens,
-                             std::int64_t count) { drafter.reference(Source(source), tokens_at(tokens), count); })
+        .def("prompt", &bound_prompt)
+        .def("reference", &bound_reference)
         .def("append", &bound_append)
         .def("propose", &bound_propose)
         .def("bytes", &Drafter::bytes);

@@ -4,40 +4,32 @@
 #include <utility>
 
 namespace apcbatch {
-namespace {
 
-// Chooses the token that most occurrences go on with, the newest first among equals. Keeps those occurrences
-// alone, each at its next token. Returns -1 if none goes on. total: occurrences that go on.
-Token narrow(const TokenIndex& index, Match& match, int& agreeing, int& total, int& length) {
+NextToken next_token(const TokenIndex& index, Match& match) {
+    NextToken next;
     Token tokens[kMostOccurrences];
-    total = 0;
     for (int i = 0; i < match.count; ++i) {
         const Token token = index.token(match.at[i].slot);
         if (token < 0) continue;
-        match.at[total] = match.at[i];
-        tokens[total++] = token;
+        match.at[next.total] = match.at[i];
+        tokens[next.total++] = token;
     }
-    Token best = -1;
-    agreeing = 0;
-    for (int i = 0; i < total && agreeing < total - i; ++i) {
+    for (int i = 0; i < next.total && next.agreeing < next.total - i; ++i) {
         int count = 0;
-        for (int j = i; j < total; ++j) count += tokens[j] == tokens[i] ? 1 : 0;
-        if (count > agreeing) {
-            agreeing = count;
-            best = tokens[i];
+        for (int j = i; j < next.total; ++j) count += tokens[j] == tokens[i] ? 1 : 0;
+        if (count > next.agreeing) {
+            next.agreeing = count;
+            next.token = tokens[i];
         }
     }
     match.count = 0;
-    length = 0;
-    for (int i = 0; i < total; ++i) {
-        if (tokens[i] != best) continue;
-        length = std::max(length, match.at[i].length);
+    for (int i = 0; i < next.total; ++i) {
+        if (tokens[i] != next.token) continue;
+        next.length = std::max(next.length, match.at[i].length);
         match.at[match.count++] = {index.after(match.at[i].slot), match.at[i].length + 1};
     }
-    return best;
+    return next;
 }
-
-}  // namespace
 
 void References::add(const Token* tokens, std::int64_t count) {
     if (count == 0) return;
@@ -111,16 +103,14 @@ void Drafter::append(Token token) {
 
 void Drafter::guess(Guess& guess, const TokenIndex& index, bool aligned, Match& match, int most) const {
     double reach = 1;
-    while (int(guess.tokens.size()) < most) {
-        int agreeing = 0, total = 0, length = 0;
-        const Token token = narrow(index, match, agreeing, total, length);
-        if (token < 0) break;
-        const int cell = Acceptance::cell(guess.source, aligned, length, agreeing, total);
+    for (int count = 0; count < most; ++count) {
+        const NextToken next = next_token(index, match);
+        if (next.token < 0) break;
+        const int cell = Acceptance::cell(guess.source, aligned, next.length, next.agreeing, next.total);
         reach *= state_->acceptance.estimate(cell);
-        const int count = int(guess.tokens.size());
         const double least = count < kUsuallyDrafted ? kLeastReach : kFarReach;
         if (reach < least && count > 0) break;  // the first is kept to learn from
-        guess.tokens.push_back(token);
+        guess.tokens.push_back(next.token);
         guess.cells.push_back(cell);
         guess.reach.push_back(reach);
         guess.expected += reach;
@@ -159,7 +149,7 @@ const Guess* Drafter::propose(int most) {
     if (own_) indexed(Source::lookup, *own_);
     const Guess* best = nullptr;
     for (const Guess& guess : guesses_) {
-        if (guess.is_open && guess.reach[0] >= kLeastReach && (!best || guess.expected > best->expected)) {
+        if (guess.is_open && guess.reach[0] >= kLeastFirst && (!best || guess.expected > best->expected)) {
             best = &guess;
         }
     }

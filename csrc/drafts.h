@@ -11,9 +11,10 @@
 namespace apcbatch {
 
 constexpr int kMostDrafted = 64;
-constexpr int kUsuallyDrafted = 16;       // further tokens need a reach of kFarReach
+constexpr int kUsuallyDrafted = 16;  // further tokens need a reach of kFarReach
 constexpr double kFarReach = 0.5;
-constexpr double kLeastReach = 0.02;      // a draft ends before a token below it
+constexpr double kLeastReach = 0.02;  // a draft ends before a token below it
+constexpr double kLeastFirst = 0.1;   // reach of a draft's first token
 
 // What the answers of one engine share.
 struct DraftState {
@@ -21,6 +22,17 @@ struct DraftState {
     TokenIndex history;
     Acceptance acceptance;
 };
+
+// Next token of a draft. length: matching tokens before it. agreeing: of `total` occurrences that go on, those
+// that go on with it. token: -1 if none goes on.
+struct NextToken {
+    Token token = -1;
+    int length = 0, agreeing = 0, total = 0;
+};
+
+// Chooses the token that most occurrences go on with, the newest first among equals, and keeps those
+// occurrences alone, each at the place behind it.
+NextToken next_token(const TokenIndex& index, Match& match);
 
 // Guess of one source.
 struct Guess {
@@ -66,8 +78,8 @@ class Drafter {
     void reference(Source source, const Token* tokens, std::int64_t count);
     // Appends the answer's next token, and learns whether the last guesses were right.
     void append(Token token);
-    // Makes a guess from each source. Returns the one with the most expected tokens, null without any above
-    // kLeastReach; valid until the next call. most: tokens, at most kMostDrafted.
+    // Makes a guess from each source. Returns the one with the most expected tokens, null without any of
+    // kLeastFirst; valid until the next call. most: tokens, at most kMostDrafted.
     const Guess* propose(int most);
 
     std::int64_t bytes() const;  // of its own index and references

@@ -32,6 +32,15 @@ T* resized(T* old, std::int64_t count) {
     return made;
 }
 
+void keep_longest(Match& match) {
+    int longest = 0, kept = 0;
+    for (int i = 0; i < match.count; ++i) longest = std::max(longest, match.at[i].length);
+    for (int i = 0; i < match.count; ++i) {
+        if (match.at[i].length == longest) match.at[kept++] = match.at[i];
+    }
+    match.count = kept;
+}
+
 }  // namespace
 
 void Tail::push(Token token) {
@@ -83,7 +92,6 @@ void TokenIndex::grow(std::int64_t wanted) {
             append(token, links_[slot * kNumLevels] == kContext);
         }
     }
-    if (count > 0 && size_ < count) begin_text();  // a border was last
 }
 
 void TokenIndex::put(Token token) {
@@ -119,7 +127,7 @@ std::uint32_t TokenIndex::append(Token token, bool context) {
     return slot;
 }
 
-// Returns how many tokens before a slot equal those before `end`.
+// Returns how many tokens before a slot equal those before `end`; age: of the slot.
 int TokenIndex::matched(std::uint32_t slot, std::int64_t age, const Token* end, int size) const {
     const int most = int(std::min<std::int64_t>({size, kLongestMatch, size_ - age}));
     int count = 0;
@@ -151,6 +159,7 @@ void TokenIndex::find(const Tail& tail, const Token* end, int size, Match& match
             }
             link = links_[std::size_t(slot) * kNumLevels + std::size_t(level)];
         }
+        keep_longest(match);
     }
 }
 

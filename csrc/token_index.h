@@ -13,8 +13,8 @@ namespace apcbatch {
 
 using Token = std::int32_t;  // a token id, 0 or more
 
-constexpr int kNumLevels = 6;
-constexpr int kLevels[kNumLevels] = {2, 3, 4, 6, 10, 16};  // gram lengths, ascending
+constexpr int kNumLevels = 5;
+constexpr int kLevels[kNumLevels] = {1, 2, 4, 8, 16};  // gram lengths, ascending
 constexpr int kLongestGram = kLevels[kNumLevels - 1];
 constexpr int kLongestMatch = 64;     // tokens compared at most
 constexpr int kMostOccurrences = 32;  // visited for one match, the newest
@@ -41,7 +41,7 @@ struct Occurrence {
     int length;          // tokens before it that match, at most kLongestMatch
 };
 
-// Occurrences of the longest gram that was found, newest first.
+// Occurrences of the longest match, newest first.
 struct Match {
     int count = 0;
     Occurrence at[kMostOccurrences];
@@ -66,8 +66,9 @@ class TokenIndex {
     // Returns its slot.
     std::uint32_t append(Token token, bool context);
 
-    // Finds the longest gram at the end of a sequence; tail: its hashes; end: behind its last token, with
-    // `size` tokens before it in memory.
+    // Finds the longest match of the end of a sequence: the longest gram that occurs, and of its newest
+    // occurrences those with the most tokens before them that match. tail: the sequence's hashes; end: behind
+    // its last token, with `size` tokens before it in memory.
     void find(const Tail& tail, const Token* end, int size, Match& match) const;
 
     // The token in a slot, or -1 at the end of its text.
@@ -85,25 +86,23 @@ class TokenIndex {
 
     void grow(std::int64_t wanted);
     void put(Token token);
-    void link(std::uint32_t slot);
     std::int64_t age(std::uint32_t slot) const {
         return slot < next_ ? next_ - slot : std::int64_t(next_) + capacity_ - slot;
     }
-    std::uint32_t& head(int level) const;
     std::uint32_t& head(int level, std::uint64_t hash) const {
         const std::uint64_t place = ((hash >> 32) * capacity_) >> 32;
         return heads_[std::size_t(level) * capacity_ + place];
     }
     int matched(std::uint32_t slot, std::int64_t age, const Token* end, int size) const;
 
-    std::int64_t limit_;                 // slots
-    std::uint32_t capacity_ = 0;         // slots
-    std::uint32_t next_ = 0;             // slot to write
-    std::int64_t size_ = 0;              // slots written, at most capacity_
-    Token* tokens_ = nullptr;            // (capacity)
-    std::uint32_t* links_ = nullptr;     // (capacity, kNumLevels): slot + 1 of the previous token, 0: none
-    std::uint32_t* heads_ = nullptr;     // (kNumLevels, capacity): slot + 1 of the newest token, 0: none
-    Tail text_;                          // of the current text
+    std::int64_t limit_;              // slots
+    std::uint32_t capacity_ = 0;      // slots
+    std::uint32_t next_ = 0;          // slot to write
+    std::int64_t size_ = 0;           // slots written, at most capacity_
+    Token* tokens_ = nullptr;         // (capacity)
+    std::uint32_t* links_ = nullptr;  // (capacity, kNumLevels): slot + 1 of the previous token, 0: none
+    std::uint32_t* heads_ = nullptr;  // (kNumLevels, capacity): slot + 1 of the newest token, 0: none
+    Tail text_;                       // of the current text
 };
 
 }  // namespace apcbatch
