@@ -24,8 +24,8 @@ void bound_add(DraftState& state, Address tokens, std::int64_t count, std::int64
     }
 }
 
-// Returns the draft by the longest match of the tokens in the history, without estimates, and the length of the
-// match and its occurrences; for tests.
+// Returns the draft by the longest match of the tokens in the history, without estimates, the length of the
+// match, its occurrences, and whether all were visited; for tests.
 py::object bound_match(const DraftState& state, Address tokens, std::int64_t count, int most) {
     const Token* const first = tokens_at(tokens);
     Tail tail;
@@ -33,13 +33,14 @@ py::object bound_match(const DraftState& state, Address tokens, std::int64_t cou
     Match match;
     state.history.find(tail, first + count, int(std::min<std::int64_t>(count, kLongestMatch)), match);
     const int length = match.count > 0 ? match.at[0].length : 0, occurrences = match.count;
+    const bool is_cut = match.is_cut;
     std::vector<Token> draft;
     while (int(draft.size()) < most) {
         const NextToken next = next_token(state.history, match);
         if (next.token < 0) break;
         draft.push_back(next.token);
     }
-    return py::make_tuple(draft, length, occurrences);
+    return py::make_tuple(draft, length, occurrences, !is_cut);
 }
 
 void bound_prompt(Drafter& drafter, Address tokens, std::int64_t count) {

@@ -141,23 +141,29 @@ int TokenIndex::matched(std::uint32_t slot, std::int64_t age, const Token* end, 
 
 void TokenIndex::find(const Tail& tail, const Token* end, int size, Match& match) const {
     match.count = 0;
+    match.is_cut = false;
     if (size_ == 0) return;
     for (int level = kNumLevels - 1; level >= 0 && match.count == 0; --level) {
         const int length = kLevels[level];
         if (tail.size() < length || size < length) continue;
         std::int64_t before = 0;
         std::uint32_t link = head(level, tail.hash(length));
-        for (int step = 0; step < kMostSteps && link != 0 && link != kContext; ++step) {
+        for (int step = 0; link != 0; ++step) {
+            if (step == kMostSteps) {
+                match.is_cut = true;
+                break;
+            }
             const std::uint32_t slot = link - 1;
+            const std::uint32_t* links = links_ + std::size_t(slot) * kNumLevels;
             const std::int64_t age = this->age(slot);
-            if (age <= before || age > size_) break;  // overwritten by a newer token
+            if (age <= before || links[0] == kContext) break;  // overwritten by a newer token
             before = age;
             const int equal = matched(slot, age, end, size);
             if (equal >= length) {
                 match.at[match.count++] = {slot, equal};
                 if (match.count == kMostOccurrences) break;
             }
-            link = links_[std::size_t(slot) * kNumLevels + std::size_t(level)];
+            link = links[level];
         }
         keep_longest(match);
     }

@@ -41,9 +41,11 @@ struct Occurrence {
     int length;          // tokens before it that match, at most kLongestMatch
 };
 
-// Occurrences of the longest match, newest first.
+// Occurrences of the longest match, newest first. is_cut: a chain was left after kMostSteps, so that a longer
+// match or further occurrences may be behind.
 struct Match {
     int count = 0;
+    bool is_cut = false;
     Occurrence at[kMostOccurrences];
 };
 

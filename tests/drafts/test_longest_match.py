@@ -78,7 +78,8 @@ def text(vocabulary: int) -> list[int]:
     return tokens
 
 
-def matched(state: _C.DraftState, query: list[int], most: int) -> tuple[list[int], int, int]:
+def matched(state: _C.DraftState, query: list[int], most: int) -> tuple[list[int], int, int, bool]:
+    """Also returns whether all occurrences were visited."""
     tokens = np.array(query, dtype=np.int32)
     return state.match(tokens.ctypes.data, len(tokens), most)
 
@@ -90,6 +91,7 @@ def test_matches_are_those_of_the_definition() -> None:
         slots = random.choice([32, 100, 1000, 100_000])
         vocabulary = random.choice([2, 5, 40, 1 << 31])
         state, oracle = _C.DraftState(slots * SLOT_BYTES), Oracle(slots)
+        num_cut = 0
         texts: list[list[int]] = [[]]
         for _ in range(25):
             tokens = [*random.choice(texts)[: random.randrange(80)], *text(vocabulary)]
@@ -103,7 +105,10 @@ def test_matches_are_those_of_the_definition() -> None:
                 source = random.choice(texts)
                 end = random.randrange(len(source) + 1)
                 query = [*text(vocabulary)[:70], *source[max(0, end - random.choice([1, 3, 9, 30, 90])) : end]]
-                assert matched(state, query, 20) == oracle.match(query, 20)
+                *found, visited_all = matched(state, query, 20)
+                num_cut += not visited_all
+                assert not visited_all or tuple(found) == oracle.match(query, 20)
+        assert num_cut <= 10  # of 100: where a rare token shares its chain with a frequent one
 
 
 def test_what_left_is_never_drafted() -> None:
@@ -117,7 +122,7 @@ def test_what_left_is_never_drafted() -> None:
             array = np.array(tokens, dtype=np.int32)
             state.add(array.ctypes.data, len(array), 0)
             for earlier in range(max(0, number - 8), number):
-                draft, _, _ = matched(state, [1000 * earlier, 1000 * earlier + 1], 30)
+                draft, *_ = matched(state, [1000 * earlier, 1000 * earlier + 1], 30)
                 assert draft == list(range(1000 * earlier + 2, 1000 * earlier + 2 + len(draft)))
             assert not matched(state, [1000 * (number - slots), 1000 * (number - slots) + 1], 30)[0]
         gone = 1000 * (50 - slots // 2)
@@ -130,4 +135,4 @@ def test_no_memory_no_match() -> None:
     array = np.arange(1000, dtype=np.int32)
     state.add(array.ctypes.data, len(array), 0)
     assert state.bytes() == 0
-    assert matched(state, [1, 2, 3], 5) == ([], 0, 0)
+    assert matched(state, [1, 2, 3], 5) == ([], 0, 0, True)
