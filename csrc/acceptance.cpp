@@ -5,8 +5,8 @@
 namespace apcbatch {
 namespace {
 
-// Shortest match of each class of lengths, and its prior; of a reference that agrees from its start, the prior
-// is at least that of 16 tokens.
+// Shortest match of each class of lengths, and its prior. A reference that agrees from its start has at least
+// the prior of 16 tokens.
 constexpr int kLengths[] = {0, 2, 3, 4, 5, 6, 8, 11, 16, 24, 40, 64};
 constexpr double kPriors[] = {0.15, 0.2, 0.3, 0.4, 0.5, 0.55, 0.6, 0.7, 0.8, 0.85, 0.9, 0.9};
 constexpr int kLongPrior = 8;

@@ -15,7 +15,7 @@ constexpr int kNumSources = 5;
 
 class Acceptance {
   public:
-    // aligned: the answer agrees with a reference from its start. length: matching tokens before the next one.
+    // aligned: the answer agrees with a reference from its start. length: matching tokens before this one.
     // agreeing: of `total` occurrences, those that go on with this token.
     static int cell(Source source, bool aligned, int length, int agreeing, int total);
 

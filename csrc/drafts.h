@@ -23,8 +23,8 @@ struct DraftState {
     Acceptance acceptance;
 };
 
-// Next token of a draft. length: matching tokens before it. agreeing: of `total` occurrences that go on, those
-// that go on with it. token: -1 if none goes on.
+// Next token of a draft. length: matching tokens before it. agreeing: of the `total` occurrences that go on,
+// those that go on with it. token: -1 if none goes on.
 struct NextToken {
     Token token = -1;
     int length = 0, agreeing = 0, total = 0;

@@ -77,7 +77,8 @@ void TokenIndex::grow(std::int64_t wanted) {
     heads_ = nullptr;
     tokens_ = resized(tokens_, wanted);
     links_ = resized(links_, wanted * kNumLevels);
-    heads_ = static_cast<std::uint32_t*>(std::calloc(std::size_t(wanted) * kNumLevels, sizeof(std::uint32_t)));
+    const std::size_t num_heads = std::size_t(wanted) * kNumLevels;
+    heads_ = static_cast<std::uint32_t*>(std::calloc(num_heads, sizeof(std::uint32_t)));
     if (heads_ == nullptr) throw std::bad_alloc();
     capacity_ = std::uint32_t(wanted);
     const std::int64_t count = size_;

@@ -24,9 +24,10 @@ SIBLINGS_SHARE = 8  # part of max_bytes for siblings beside history
 class Drafts:
     """Drafts for the answers of one engine; not thread-safe.
 
-    sources: those in use. max_bytes: limit on held_bytes: history (44 bytes a token of its capacity, which
-    doubles as needed) and siblings (4 bytes a token, 512 an answer and a prompt). Where both are in use, siblings have an eighth
-    of it. A running answer holds its own index besides (Drafter.held_bytes), until it is dropped.
+    sources: those in use. max_bytes: limit on held_bytes: history (44 bytes a token of its capacity, which doubles as
+    needed; the oldest tokens leave) and siblings (4 bytes a token, 512 an answer and a prompt). Where both are in use,
+    siblings have an eighth of it. A running answer holds its own index besides (Drafter.held_bytes), until it is
+    dropped.
     """
 
     def __init__(self, sources: Collection[DraftSource], max_bytes: int) -> None:
