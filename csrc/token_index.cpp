@@ -105,7 +105,9 @@ void TokenIndex::begin_text() {
     if (text_.size() == 0) return;
     if (size_ == std::int64_t(capacity_) && size_ < limit_) reserve(size_);
     text_.clear();
-    if (capacity_ > 0) put(kBorder);
+    if (capacity_ == 0) return;
+    links_[std::size_t(next_) * kNumLevels] = kContext;
+    put(kBorder);
 }
 
 std::uint32_t TokenIndex::append(Token token, bool context) {

@@ -84,7 +84,7 @@ class TokenIndex {
 
   private:
     static constexpr Token kBorder = -1;
-    static constexpr std::uint32_t kContext = 0xffffffffu;  // first link of a token that is no continuation
+    static constexpr std::uint32_t kContext = 0xffffffffu;  // first link of what is no continuation
 
     void grow(std::int64_t wanted);
     void put(Token token);
