@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from apcbatch.formats import FORMAT_CHOICES, REASONING_PARSERS, TOOL_PARSERS, TURNS, Turns
-from apcbatch.option_values import Kind, Spec, nearest, shown
+from apcbatch.option_values import Kind, Spec, shown
 from apcbatch.sampling import LONGEST_STOP_TEXT, MOST_STOP_TEXTS, MOST_TOKENS, SETTINGS
-from apcbatch.types import DRAFT_SOURCES, POLICIES, DraftSource, Policy
+from apcbatch.types import POLICIES, Policy
 
 ENV_PREFIX = "APCBATCH_"
 ENV_DEBUG = "APCBATCH_DEBUG"
@@ -277,21 +277,27 @@ class Config:
 
     draft: str = option(
         "auto",
-        "Drafts",
-        "Guess the next tokens of answers and verify several in one pass; answers are the same bits. auto is every "
-        "source that applies, and none with --fast; or a comma list of recorded (the answer in the dataset), previous "
-        "(--draft-from), siblings (other answers to the prompt), history (this run's texts), lookup (the own text).",
+        "Draft",
+        "Guess the next tokens of answers and verify several in one pass; no answer changes by a bit. auto is every "
+        "source that applies, or none with --fast. Or several, with commas between: recorded, the answers in INPUT; "
+        "previous, those of --draft-from; siblings, the other answers to a prompt; history, earlier prompts and "
+        "answers of the run; lookup, the request itself.",
         metavar="auto|none|SOURCE,...",
+        maximum=MOST_NAME,
     )
     draft_from: str | None = option(
         None,
-        "Drafts",
-        "Guess each answer from that of the same custom_id in OUT.jsonl, an earlier run's output (source previous).",
-        metavar="OUT.jsonl",
+        "Draft",
+        "Guess answers from those with the same custom_id in FILE, the OUT of an earlier run (source previous).",
+        metavar="FILE",
         path="local",
     )
     draft_memory: int = option(
-        64 << 20, "Drafts", "Maximum size of the index of texts that guesses are found in.", "size", minimum=0,
+        64 << 20,
+        "Draft",
+        "Maximum size of the index of prompts and answers in which guesses are found.",
+        "size",
+        minimum=0,
         maximum=MOST_BYTES,
     )
 
@@ -393,24 +399,6 @@ class Config:
 OPTIONS: Mapping[str, Spec] = {
     entry.name: entry.metadata["spec"] for entry in dataclasses.fields(Config) if "spec" in entry.metadata
 }
-
-
-def draft_sources(config: Config) -> tuple[DraftSource, ...]:
-    """Return the sources of --draft that apply to a run. Raises ValueError for an unknown one."""
-    given = [word.strip() for word in config.draft.split(",")]
-    if given == ["none"] or (given == ["auto"] and not config.exact):
-        return ()
-    applies = {"recorded": config.turns != "rollout", "previous": config.draft_from is not None}
-    if given == ["auto"]:
-        return tuple(source for source in DRAFT_SOURCES if applies.get(source, True))
-    for word in given:
-        if word not in DRAFT_SOURCES:
-            raise ValueError(
-                f"{config.origins.get('draft', 'draft')} has {word!r}; expected auto, none, or a comma list of "
-                f"{', '.join(DRAFT_SOURCES)}{nearest(word, ('auto', 'none', *DRAFT_SOURCES))}"
-            )
-    named = (*given, "previous") if config.draft_from is not None else given
-    return tuple(source for source in DRAFT_SOURCES if source in named)
 
 
 def flag_name(name: str) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 from apcbatch.config import ENV_CONFIG, ENV_DEBUG, ENV_PREFIX, OPTIONS, Config, env_name, flag_name
 from apcbatch.config_file import read_config_file
+from apcbatch.draft_sources import draft_sources
 from apcbatch.errors import UsageError
 from apcbatch.option_values import SHOWN_CHARACTERS, nearest, parse_path, parse_switch, parse_value
 
@@ -53,7 +54,9 @@ def resolve(flags: Mapping[str, Any], environ: Mapping[str, str], file: Mapping[
         origins |= {name: origin for name, (_, origin) in layer.items()}
     if values.get("retry_errors"):
         values["resume"], origins["resume"] = True, origins["retry_errors"]
-    return Config(**values, origins=origins)
+    config = Config(**values, origins=origins)
+    draft_sources(config)  # refuses sources that cannot be used
+    return config
 
 
 def _layer(raw: Mapping[str, Any], where: Callable[[str], str]) -> dict[str, tuple[Any, str]]:

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from apcbatch import config, option_values, resolution
+from apcbatch.draft_sources import draft_sources
 from apcbatch.errors import UsageError
 
 
@@ -90,6 +91,35 @@ def test_null_in_the_file_is_a_value_where_an_option_may_be_unset():
             r"--retry-errors and --overwrite exclude each other",
         ),
         (({"store": "d", "no_store": True}, {}, {}), r"--store and --no-store exclude each other"),
+        (
+            ({"draft": "lookup,histroy"}, {}, {}),
+            r"--draft has 'histroy'; expected auto, none, or of recorded, previous, siblings, history, lookup those "
+            r"wanted, with commas between; did you mean history\?",
+        ),
+        (({}, {}, {"draft": "nome"}), r"c.yaml: draft has 'nome'; .*; did you mean none\?"),
+        (({}, {"APCBATCH_DRAFT": "lookup,"}, {}), r"APCBATCH_DRAFT has ''; expected auto"),
+        (({"draft": "none,lookup"}, {}, {}), r"--draft has none beside another word; give none alone, or sources"),
+        (({"draft": "lookup,auto"}, {}, {}), r"--draft has auto beside another word"),
+        (
+            ({"draft": "none", "draft_from": "o"}, {}, {}),
+            r"--draft-from is a source of guesses, and --draft none takes none; leave one of them out",
+        ),
+        (
+            ({"draft_from": "o", "exact": False}, {}, {}),
+            r"--draft-from is a source .* --draft auto takes none with --fast; give --draft previous too",
+        ),
+        (({"draft": "previous"}, {}, {}), r"--draft has previous, and no earlier .*; give --draft-from FILE too"),
+        (
+            ({"draft": "recorded,lookup", "turns": "rollout"}, {}, {}),
+            r"--draft has recorded, and --turns rollout puts generated answers .*; leave recorded out, or give --turns",
+        ),
+        (
+            ({"draft": "lookup", "score": True}, {}, {}),
+            r"--score generates nothing, so that --draft has nothing to guess; leave it out",
+        ),
+        (({"draft_from": "o", "score": True}, {}, {}), r"--score generates .* --draft-from has nothing to guess"),
+        (({"draft_from": "s3://b/out.jsonl"}, {}, {}), r"--draft-from is s3://b/out.jsonl; expected a file on this"),
+        (({"draft_memory": "64 MiBs"}, {}, {}), r"--draft-memory is '64 MiBs'; expected a size"),
     ],
 )
 def test_what_cannot_be_used_is_refused_with_a_sentence(sources, sentence):
@@ -176,3 +206,26 @@ def test_an_option_may_come_several_times():
     ):
         with pytest.raises(ValueError, match=re.escape(sentence)):
             option_values.parse_value(spec, raw, "--stop")
+
+
+@pytest.mark.parametrize(
+    ("flags", "sources"),
+    [
+        ({}, "recorded siblings history lookup"),
+        ({"draft_from": "file:///o.jsonl"}, "recorded previous siblings history lookup"),
+        ({"turns": "last", "draft": "auto"}, "recorded siblings history lookup"),
+        ({"turns": "rollout"}, "siblings history lookup"),
+        ({"turns": "rollout", "draft_from": "o"}, "previous siblings history lookup"),
+        ({"draft": "none"}, ""),
+        ({"draft": "none", "score": True}, ""),
+        ({"score": True}, ""),
+        ({"exact": False}, ""),
+        ({"exact": False, "draft": "lookup"}, "lookup"),
+        ({"exact": False, "draft": "previous", "draft_from": "o"}, "previous"),
+        ({"draft": " lookup , siblings,lookup"}, "siblings lookup"),
+        ({"draft": "lookup", "draft_from": "o"}, "previous lookup"),
+    ],
+)
+def test_the_sources_of_drafts_are_those_that_apply(flags, sources):
+    """Fault: auto leaves out a source, or has one that no request of the run has; or --draft-from is not read."""
+    assert " ".join(draft_sources(resolve(flags))) == sources

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from apcbatch.config import OPTIONS, Config, draft_sources
+from apcbatch.config import OPTIONS, Config
 from apcbatch.cores import find_cores
+from apcbatch.draft_sources import draft_sources
 from apcbatch.drafts.drafts import Drafts
 from apcbatch.engine.admission import COST_ON_DEVICE
 from apcbatch.engine.drafting import Drafting
@@ -35,7 +36,7 @@ from apcbatch.model.pipeline import Model, stage_layers
 from apcbatch.model.pipeline_arena import Arena
 from apcbatch.sampling import Bounds
 from apcbatch.store import Store
-from apcbatch.types import DraftSource, Policy, Request
+from apcbatch.types import DRAFT_SOURCES, DraftSource, Policy, Request
 
 MAX_SNAPSHOT_SLOTS = 1 << 20
 WARM_UP_TOKENS = 1024
@@ -47,6 +48,7 @@ _WHOLE_NUMBERS = (
     "max_request_tokens",
     "pool_size_bytes",
     "store_size_bytes",
+    "draft_memory_bytes",
     "gpus",
 )
 
@@ -94,6 +96,8 @@ class EngineOptions:
             bounds = Bounds(int, option.minimum, option.maximum)
             if not isinstance(value, int) or value not in bounds:
                 raise UsageError(f"{name} is {value!r}; expected {bounds}")
+        if not isinstance(self.draft, tuple) or not set(self.draft) <= set(DRAFT_SOURCES):
+            raise UsageError(f"draft is {self.draft!r}; expected a tuple with any of {', '.join(DRAFT_SOURCES)}")
 
     @classmethod
     def of(cls, config: Config, cache_salt: str | None) -> EngineOptions:

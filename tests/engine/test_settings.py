@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from apcbatch.engine.open import EngineOptions
 from apcbatch.engine.sequence import make_sequence
 from apcbatch.engine.validation import MAX_REQUEST_TOKENS, room_for_answer
-from apcbatch.errors import RequestError
+from apcbatch.errors import RequestError, UsageError
 from apcbatch.types import Request
 from tests.engine.runs import by_id
 from tests.tiny import VOCAB
@@ -131,3 +132,16 @@ def test_one_request_never_stops_the_others(tiny_checkpoint, open_engine) -> Non
     codes = {id: result.error and result.error.code for id, result in results.items()}
     assert codes == {"a": None, "b": "context_length_exceeded", "c": "context_length_exceeded", "d": None}
     assert len(results["a"].token_ids) <= 4
+
+
+@pytest.mark.parametrize(("options", "sentence"), [
+    ({"draft": "lookup"}, "draft is 'lookup'; expected a tuple with any of recorded, previous, siblings, history"),
+    ({"draft": ("lookup", "auto")}, "draft is ('lookup', 'auto'); expected a tuple"),
+    ({"draft_memory_bytes": -1}, "draft_memory_bytes is -1; expected an integer from 0"),
+    ({"draft_memory_bytes": 1.5}, "draft_memory_bytes is 1.5; expected an integer from 0"),
+])  # fmt: skip
+def test_drafts_of_an_engine_are_checked(options: dict[str, Any], sentence: str) -> None:
+    """Fault: a source of drafts that is not there is ignored, or a text is taken for its letters."""
+    with pytest.raises(UsageError) as caught:
+        EngineOptions(**options)
+    assert sentence in str(caught.value)

@@ -1,0 +1,62 @@
+"""Choose the sources of drafts for a run from --draft and --draft-from; refuse what does not go together."""
+
+from __future__ import annotations
+
+from apcbatch.config import Config
+from apcbatch.errors import UsageError
+from apcbatch.option_values import brief, nearest
+from apcbatch.types import DRAFT_SOURCES, DraftSource
+
+AUTO, NONE = "auto", "none"
+
+
+def draft_sources(config: Config) -> tuple[DraftSource, ...]:
+    """Return the sources that apply to a run, in the order of DRAFT_SOURCES; none for one token a pass. UsageError for
+    an unknown source, and for options that exclude each other."""
+    draft, draft_from, score, turns = (
+        config.origins.get(name, name) for name in ("draft", "draft_from", "score", "turns")
+    )
+    words = [word.strip() for word in config.draft.split(",")]
+    _check_words(words, draft)
+    has_file = config.draft_from is not None
+    if words == [NONE]:
+        if has_file:
+            raise UsageError(f"{draft_from} is a source of guesses, and {draft} none takes none; leave one of them out")
+        return ()
+    if config.score:
+        if has_file or words != [AUTO]:
+            given = draft_from if has_file else draft
+            raise UsageError(f"{score} generates nothing, so that {given} has nothing to guess; leave it out")
+        return ()
+    if words == [AUTO]:
+        if config.exact:
+            applies = {"recorded": config.turns != "rollout", "previous": has_file}
+            return tuple(source for source in DRAFT_SOURCES if applies.get(source, True))
+        if has_file:
+            raise UsageError(
+                f"{draft_from} is a source of guesses, and --draft auto takes none with --fast; give --draft previous "
+                "too, or leave one of them out"
+            )
+        return ()
+    if "previous" in words and not has_file:
+        raise UsageError(f"{draft} has previous, and no earlier answers are named; give --draft-from FILE too")
+    if "recorded" in words and config.turns == "rollout":
+        raise UsageError(
+            f"{draft} has recorded, and {turns} rollout puts generated answers in the place of the recorded ones; "
+            "leave recorded out, or give --turns each or last"
+        )
+    named = {*words, "previous"} if has_file else set(words)
+    return tuple(source for source in DRAFT_SOURCES if source in named)
+
+
+def _check_words(words: list[str], where: str) -> None:
+    """Refuse an unknown word, and `auto` or `none` beside another one. where: name of the option."""
+    for word in words:
+        if word not in (AUTO, NONE, *DRAFT_SOURCES):
+            raise UsageError(
+                f"{where} has {brief(word)}; expected auto, none, or of {', '.join(DRAFT_SOURCES)} those wanted, with "
+                f"commas between{nearest(word, (AUTO, NONE, *DRAFT_SOURCES))}"
+            )
+    alone = [word for word in words if word in (AUTO, NONE)]
+    if alone and len(words) > 1:
+        raise UsageError(f"{where} has {alone[0]} beside another word; give {alone[0]} alone, or sources alone")
