@@ -119,6 +119,9 @@ class ClusterEngine:
             self._look_again = 0.0
         self._num_unfinished += 1
 
+    def learn_answer(self, token_ids: list[int]) -> None:
+        """Do nothing: each worker finds drafts in its own answers alone."""
+
     def step(self) -> list[Result]:
         """Assign units to free workers, wait shortly for messages, and return the results of finished requests."""
         self._cut()
@@ -324,8 +327,6 @@ class ClusterEngine:
         rates = self._workers.rates
         rates.add_unit(message.seconds, message.prefill_tokens, message.decode_tokens)
         rates.add_transfer(message.counters.get("import_bytes", 0), message.counters.get("import_s", 0))
-        self._counters.prefill_tokens += message.prefill_tokens
-        self._counters.decode_tokens += message.decode_tokens
         self._counters.add(message.counters)
         self._retry([unfinished(assignment.items.values())], None, "the unit ended without it")
         self._look_again = 0.0

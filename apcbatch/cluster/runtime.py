@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 from apcbatch.cluster.tasks import LEAST_GROUP_S
-from apcbatch.cluster.wire import Handle, Key, Message, Unit
+from apcbatch.cluster.wire import ACCEPTED, DRAFTED, Handle, Key, Message, Unit
 from apcbatch.engine.counters import Counters
 from apcbatch.plan.footprint import Footprint
 from apcbatch.types import Request
@@ -185,9 +185,17 @@ class ClusterCounters(Counters):
                 setattr(self, name, max(getattr(self, name), int(value)))
             elif name in _NUMBERS:
                 setattr(self, name, getattr(self, name) + int(value))
+            elif name.startswith(DRAFTED):
+                self._add_drafts(name.removeprefix(DRAFTED), int(value), 0)
+            elif name.startswith(ACCEPTED):
+                self._add_drafts(name.removeprefix(ACCEPTED), 0, int(value))
             elif name.removesuffix("_s") in self.seconds:
                 self.seconds[name.removesuffix("_s")] += value
 
+    def _add_drafts(self, source: str, drafted: int, accepted: int) -> None:
+        before = self.drafts.get(source, (0, 0))
+        self.drafts[source] = before[0] + drafted, before[1] + accepted
 
-_OWN = {"workers", "seconds", "prefill_tokens", "decode_tokens", "unique_tokens"}
+
+_OWN = {"workers", "seconds", "drafts", "unique_tokens"}
 _NUMBERS = {one.name for one in fields(ClusterCounters)} - _OWN

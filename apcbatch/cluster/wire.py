@@ -8,7 +8,7 @@ tag is dropped.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any
@@ -24,9 +24,9 @@ from apcbatch.data.output.stop_texts import StopTextsFactory
 from apcbatch.errors import RequestError
 from apcbatch.model.locate import locate_model
 from apcbatch.prefix import TokenArray, as_token_array
-from apcbatch.types import Request, RequestPlan, Result
+from apcbatch.types import DraftSource, Request, RequestPlan, Result
 
-_APART = ("id", "token_ids", "plan", "tag", "ending", "constraint")
+_APART = ("id", "token_ids", "plan", "tag", "ending", "constraint", "references")
 _DEFAULTS: Mapping[str, Any] = {
     name: value for name, value in dataclasses.asdict(Request("", ())).items() if name not in _APART
 }
@@ -37,7 +37,8 @@ class WireRequest:
     """A request without its plan and tag, as plain data.
 
     token_ids: the prompt, little-endian int32. settings: fields of Request that differ from their defaults. stop: stop
-    texts. structure: grammar of the answer. thinking: reasoning that may precede it.
+    texts. structure: grammar of the answer. thinking: reasoning that may precede it. references: known answers by
+    source, little-endian int32 each.
     """
 
     id: str
@@ -46,6 +47,7 @@ class WireRequest:
     stop: tuple[str, ...] = ()
     structure: StructuredOutput | None = None
     thinking: Thinking | None = None
+    references: Mapping[DraftSource, tuple[bytes, ...]] = field(default_factory=dict)
 
     @property
     def tokens(self) -> TokenArray:
@@ -65,12 +67,17 @@ def encode_request(request: Request) -> WireRequest:
     settings = {name: getattr(request, name) for name in _DEFAULTS}
     return WireRequest(
         request.id,
-        np.ascontiguousarray(as_token_array(request.token_ids), "<i4").tobytes(),
+        _to_bytes(request.token_ids),
         {name: _plain(value) for name, value in settings.items() if not _is_default(name, value)},
         ending.texts if ending is not None else (),
         constraint.structure if constraint is not None else None,
         constraint.thinking if constraint is not None else None,
+        {source: tuple(map(_to_bytes, answers)) for source, answers in request.references.items()},
     )
+
+
+def _to_bytes(token_ids: Sequence[int] | TokenArray) -> bytes:
+    return np.ascontiguousarray(as_token_array(token_ids), "<i4").tobytes()
 
 
 def _is_default(name: str, value: Any) -> bool:
@@ -104,7 +111,10 @@ class RequestDecoder:
 
     def decode(self, wire: WireRequest, plan: RequestPlan | None) -> Request:
         """Decode a request and attach a plan to it."""
-        request = Request(wire.id, wire.tokens, **wire.settings, plan=plan)
+        references = {
+            source: [np.frombuffer(answer, "<i4") for answer in answers] for source, answers in wire.references.items()
+        }
+        request = Request(wire.id, wire.tokens, **wire.settings, plan=plan, references=references)
         if wire.stop or wire.structure is not None:
             renderer = self._renderer = self._renderer or self._open_renderer()
             request.ending = StopTextsFactory(renderer.tokenizer, wire.stop) if wire.stop else None
@@ -204,8 +214,8 @@ class Done:
     """Message: the unit has ended; its last message.
 
     seconds: run time. prefill_tokens, decode_tokens: tokens computed for its answers. counters: increments of the
-    engine's counters since the last Done, under their names, with `seconds` as `prefill_s`, `decode_s` and `store_s`.
-    Counters that begin with `peak_` are maxima so far instead. `import_bytes` and `import_s` are the size of the states
+    engine's counters since the last Done, under their names, with `seconds` as `prefill_s`, `decode_s` and `store_s`,
+    and `drafts` as DRAFTED and ACCEPTED before each source. Counters that begin with `peak_` are maxima so far instead. `import_bytes` and `import_s` are the size of the states
     fetched from other nodes and the seconds to fetch them.
     """
 
@@ -216,4 +226,5 @@ class Done:
     counters: Mapping[str, float] = field(default_factory=dict)
 
 
+DRAFTED, ACCEPTED = "drafted_tokens_", "accepted_tokens_"  # counters of Done, with a source of drafts behind it
 Message = Exported | Answer | ImportFailed | Alive | Done

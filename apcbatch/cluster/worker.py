@@ -22,6 +22,8 @@ from apcbatch.cluster.plan_view import without_import
 from apcbatch.cluster.recovery import InFlightFile
 from apcbatch.cluster.runtime import WorkerFacts
 from apcbatch.cluster.wire import (
+    ACCEPTED,
+    DRAFTED,
     Alive,
     Answer,
     Done,
@@ -231,7 +233,8 @@ class Worker:
         del self._units[running.unit.number]
         now = self._counters()
         added = {
-            name: value if name.startswith("peak_") else value - self._counted[name] for name, value in now.items()
+            name: value if name.startswith("peak_") else value - self._counted.get(name, 0)
+            for name, value in now.items()
         }
         self._counted = now
         running.messages.append(
@@ -241,5 +244,7 @@ class Worker:
     def _counters(self) -> dict[str, float]:
         """Return the engine's counters as plain numbers."""
         counters = asdict(self._engine.counters)
-        seconds = counters.pop("seconds")
+        seconds, drafts = counters.pop("seconds"), counters.pop("drafts")
+        for source, (drafted, accepted) in drafts.items():
+            counters |= {DRAFTED + source: drafted, ACCEPTED + source: accepted}
         return counters | {f"{phase}_s": value for phase, value in seconds.items()}

@@ -112,6 +112,11 @@ FIELDS: tuple[Field, ...] = (
         f"0 to {MOST_TOP_LOGPROBS} likeliest tokens beside the chosen one",
         shapes=("completions",),
     ),
+    Field(
+        "draft",
+        "honoured",
+        "false: no token of the answer is guessed (`--draft`); the answer is the same, to the bit",
+    ),
     Field("best_of", "honoured", "as many as `n`: no answer is chosen, all are given"),
     Field("response_format", "honoured", "`text`, `json_object` or `json_schema`"),
     Field("structured_outputs", "honoured", "one of `json`, `json_object`, `regex`, `choice` and `grammar`"),

@@ -33,13 +33,14 @@ class Settings:
     """Checked settings of a body or a line.
 
     model: the model's name, or None. params: name -> value of the given settings of apcbatch/sampling.py. one_call:
-    parallel_tool_calls is false.
+    parallel_tool_calls is false. draft: whether tokens of the answer may be guessed.
     """
 
     model: str | None
     params: dict[str, Any]
     template_options: TemplateOptions = field(default_factory=TemplateOptions)
     one_call: bool = False
+    draft: bool = True
 
 
 def check_settings(record: Mapping[str, Any], where: str = "", *, counts_logprobs: bool = False) -> Settings:
@@ -63,7 +64,8 @@ def check_settings(record: Mapping[str, Any], where: str = "", *, counts_logprob
     given = {key: value for key, value in params.items() if value is not None}
     parallel = optional_flag(record, "parallel_tool_calls", f"{where}parallel_tool_calls")
     model = optional_string(record, "model", f"{where}model")
-    return Settings(model, given, check_template_options(record, where), parallel is False)
+    draft = optional_flag(record, "draft", f"{where}draft")
+    return Settings(model, given, check_template_options(record, where), parallel is False, draft is not False)
 
 
 def shown_tools(record: Mapping[str, Any], tools: list[Tool] | None) -> list[Tool] | None:

@@ -19,7 +19,8 @@ class Counters:
     snapshots_read: distinct snapshots that requests resumed from. store_skipped: snapshots that the store refused or
     could not write. prefill_tokens, decode_tokens: tokens computed in passes, including those of requests that failed
     later; of drafted ones, those that were accepted. chunks: sequences in passes, summed over passes; decode_chunks:
-    those that decoded. drafts: source -> drafted tokens that passes verified, accepted ones. seconds: wall seconds by phase."""
+    those that decoded. drafts: source -> (drafted tokens that passes verified, accepted ones). peak_draft_bytes: the most
+    bytes of the index of drafts. seconds: wall seconds by phase."""
 
     snapshots_written: int = 0
     snapshots_read: int = 0
@@ -36,6 +37,7 @@ class Counters:
     chunks: int = 0
     decode_chunks: int = 0
     drafts: dict[str, tuple[int, int]] = field(default_factory=dict)
+    peak_draft_bytes: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: {"prefill": 0.0, "decode": 0.0, "store": 0.0})
 
     def copy(self) -> Counters:

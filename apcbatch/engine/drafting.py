@@ -20,6 +20,7 @@ from apcbatch.model.pipeline import Model
 
 from apcbatch.drafts.drafter import Draft
 from apcbatch.drafts.drafts import Drafts
+from apcbatch.prefix import TokenArray
 
 MOST_DRAFTED = 64  # tokens of one draft
 WORTH_WAITING = 0.1  # expected tokens per answer for which the host reads a pass before it begins the next one
@@ -108,6 +109,16 @@ class Drafting:
     def _replays(self) -> bool:
         """Whether passes keep inputs in place of states."""
         return self._model is not None and self._model.replays
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the index that drafts are found in."""
+        return 0 if self._drafts is None else self._drafts.held_bytes
+
+    def add_text(self, tokens: TokenArray) -> None:
+        """Add the tokens of a text to what later drafts are made from."""
+        if self._drafts is not None:
+            self._drafts.add(tokens, 0, 0)
 
     def add_drafts(self, chunks: Several[Chunk]) -> None:
         """Set the drafts of the decode chunks of a pass, likeliest guesses first, until the next row costs more than

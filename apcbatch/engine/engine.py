@@ -130,6 +130,10 @@ class Engine:
         if not num_waiting & (num_waiting - 1):  # at powers of two, since a check walks all of them
             self._snapshots.prefetch(self._scheduler.waiting)
 
+    def learn_answer(self, token_ids: list[int]) -> None:
+        """Add an answer of an earlier run to the texts in which drafts are found."""
+        self._drafting.add_text(as_token_array(token_ids))
+
     def _hand_over(self, request: Request) -> None:
         """Hand the snapshots that an invalid planned request was to publish over to their readers."""
         try:
@@ -261,6 +265,9 @@ class Engine:
         counters.snapshots_written, counters.snapshots_read = snapshots.num_written, snapshots.num_read
         counters.snapshots_for_later, counters.unique_tokens = snapshots.num_for_later, snapshots.coverage.unique_tokens
         counters.snapshots_evicted, counters.peak_live_snapshots = pool.evicted, pool.peak_held
+        drafting = self._drafting
+        counters.drafts = {source: (drafted, accepted) for source, (drafted, accepted) in drafting.counts.items()}
+        counters.peak_draft_bytes = max(counters.peak_draft_bytes, drafting.held_bytes)
         if self.device == "cuda":
             counters.peak_device_bytes = sum(torch.cuda.max_memory_allocated(device) for device in self._devices)
         if self._store:

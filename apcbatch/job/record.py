@@ -109,6 +109,8 @@ def result_line(
         "stop_reason": answers[0].stop_reason,
         "prefill_ms": round(result.prefill_ms, 3),
         "decode_ms": round(result.decode_ms, 3),
+        "drafted_tokens": result.drafted_tokens,
+        "accepted_tokens": result.accepted_tokens,
         "warnings": warnings,
         "completion_token_ids": result.token_ids,
     }

@@ -67,6 +67,7 @@ def make_request(
         keep_answer=keep_answer,
         tag=Tag(ticket, rollout, output_parser),
         random_stream=ticket.random_stream,
+        draft=conversation.draft,
     )
 
 

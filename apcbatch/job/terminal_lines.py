@@ -58,6 +58,8 @@ def summary_lines(summary: dict[str, Any], output: str, width: int, paint: Paint
     if summary["prompt_tokens"]:
         rows += [("prompt", _prompt(summary)), ("computed", _rate(summary, "computed", "prefill"))]
         rows.append(("answers", _rate(summary, "completion", "decode")))
+    if drafts := summary["drafts"]:
+        rows.append(("drafts", _drafts(drafts, summary["tokens_per_pass"])))
     rows.append(("seconds", ", ".join(f"{name} {seconds[name]:.1f}" for name in seconds if name != "total")))
     if summary["store_skipped"]:
         rows.append(("store", f"{summary['store_skipped']:,} snapshots not stored; later runs compute them again"))
@@ -81,6 +83,14 @@ def _prompt(summary: dict[str, Any]) -> str:
     restored = f"{summary['prompt_tokens']:,} tokens, {100 * summary['hit_rate']:.1f} % restored"
     restored += f" ({', '.join(by_source)})" if by_source else ""
     return restored + (f"; ideal {100 * ideal:.1f} %" if ideal is not None else "")
+
+
+def _drafts(drafts: dict[str, dict[str, int]], tokens_per_pass: float | None) -> str:
+    """Format the guesses that were right, by source, and the tokens of a pass."""
+    drafted, accepted = (sum(one[name] for one in drafts.values()) for name in ("drafted", "accepted"))
+    by_source = [f"{one['accepted']:,} from {source}" for source, one in drafts.items() if one["accepted"]]
+    text = f"{accepted:,} of {drafted:,} guessed tokens right" + (f" ({', '.join(by_source)})" if by_source else "")
+    return text + (f"; {tokens_per_pass:.2f} tokens a pass" if tokens_per_pass is not None else "")
 
 
 def _workers(workers: list[dict[str, Any]]) -> str:

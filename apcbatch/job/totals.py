@@ -162,6 +162,11 @@ class Totals:
             "cached_by_source": dict(self.cached_by_source),
             "miss_reasons": dict(self.miss_reasons),
             **{name: getattr(counters, name) for name in ENGINE_COUNTS},
+            "drafts": {
+                source: {"drafted": drafted, "accepted": accepted}
+                for source, (drafted, accepted) in sorted(counters.drafts.items())
+            },
+            "tokens_per_pass": _rate(counters.decode_tokens, counters.decode_chunks),
             "workers": getattr(counters, "workers", None),  # only a cluster has them
             "score": self.scores.summary() if config.score else None,
             "seconds": {
@@ -174,6 +179,7 @@ class Totals:
             "decode_tokens_per_s": _rate(self._decoded_tokens, spent["decode"]),
             "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             "peak_device_bytes": counters.peak_device_bytes,
+            "peak_draft_bytes": counters.peak_draft_bytes,
             "warnings": list(self.warnings),
             "block_size": config.block_size,
             "policy": config.policy,
@@ -185,5 +191,5 @@ class Totals:
         }
 
 
-def _rate(tokens: int, seconds: float) -> float | None:
-    return tokens / seconds if seconds > 0 else None
+def _rate(tokens: int, over: float) -> float | None:
+    return tokens / over if over > 0 else None

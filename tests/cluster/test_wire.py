@@ -27,7 +27,7 @@ EVERYTHING: dict[str, Any] = {
     "keep_answer": False, "top_k": 5, "min_p": 0.1, "presence_penalty": 0.5, "frequency_penalty": -0.5,
     "repetition_penalty": 1.5, "logit_bias": {3: -float("inf"), 4: 2.0}, "allowed_token_ids": (3, 4, 5),
     "min_tokens": 2, "stop_token_ids": (9, 8), "top_logprobs": 3, "n": 2, "score_from": 1, "score_top": 4,
-    "random_stream": "[1]",
+    "random_stream": "[1]", "draft": False,
 }  # fmt: skip
 
 
@@ -37,13 +37,18 @@ def nowhere() -> Renderer:
 
 def test_every_setting_arrives() -> None:
     """Catches a field of Request that is forgotten on the way, a new one too."""
-    request = Request("id", np.array([5, 6, 7], np.int64), **EVERYTHING)
+    known = {"recorded": [np.array([7, 8], np.int32)], "previous": [np.array([9], np.int32), np.array([], np.int32)]}
+    request = Request("id", np.array([5, 6, 7], np.int64), **EVERYTHING, references=known)
     plan = RequestPlan(resume_at=2, forked=True)
     fields = set(Request.__dataclass_fields__)
-    assert set(EVERYTHING) | {"id", "token_ids", "plan", "tag", "ending", "constraint"} == fields
+    assert set(EVERYTHING) | {"id", "token_ids", "plan", "tag", "ending", "constraint", "references"} == fields
     wire = pickle.loads(pickle.dumps(encode_request(request)))
     arrived = RequestDecoder(nowhere).decode(wire, plan)
     assert np.array_equal(arrived.token_ids, request.token_ids) and (arrived.id, arrived.plan) == ("id", plan)
+    assert {source: [one.tolist() for one in answers] for source, answers in arrived.references.items()} == {
+        "recorded": [[7, 8]],
+        "previous": [[9], []],
+    }
     assert {name: getattr(arrived, name) for name in EVERYTHING} == EVERYTHING
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from apcbatch import Engine, Request, Result
 from apcbatch.cluster.recovery import read_in_flight
+from apcbatch.cluster.runtime import ClusterCounters
 from apcbatch.cluster.wire import (
     Alive,
     Answer,
@@ -28,6 +29,7 @@ from apcbatch.cluster.wire import (
     encode_request,
 )
 from apcbatch.cluster.worker import Worker
+from apcbatch.drafts import Draft
 from apcbatch.plan.planner import Plan, Planner
 from apcbatch.types import RequestPlan
 from tests.cluster.cutting import cut
@@ -86,6 +88,27 @@ def alone(folder: str, requests: list[Request], plan: Plan) -> dict[int, tuple[A
     return results
 
 
+class Repeating:
+    """Drafts that guess the last token again, from an index of 7 bytes."""
+
+    held_bytes = 7
+
+    def begin(self, prompt, references):
+        return self
+
+    def add(self, tokens, num_prompt: int, begin: int) -> None:
+        pass
+
+    def append(self, new) -> None:
+        self.last = int(new[-1])
+
+    def propose(self, most: int) -> Draft | None:
+        return Draft([self.last] * most, [0.9] * most, "lookup")
+
+    def settle(self, draft: Draft, drafted: int, accepted: int) -> None:
+        pass
+
+
 class Run:
     """What workers said about units, done one by one or two at a time."""
 
@@ -94,6 +117,7 @@ class Run:
         self.states: dict[Key, bytes] = {}
         self.without: list[Key] = []
         self.done: list[Done] = []
+        self.drafted = self.accepted = 0
 
     def take(self, unit: Unit, message: Message) -> None:
         """Note a message of a unit that is not done."""
@@ -101,6 +125,8 @@ class Run:
         if isinstance(message, Answer):
             assert message.number not in self.records and message.number in {piece.number for piece in unit.pieces}
             self.records[message.number] = record(message.result)
+            self.drafted += message.result.drafted_tokens
+            self.accepted += message.result.accepted_tokens
         elif isinstance(message, Exported):
             assert message.key in unit.exports and message.key not in self.states
             assert message.num_bytes == len(message.state)
@@ -321,12 +347,23 @@ def test_counters_add_up_to_the_engine_s(folder: str, open_worker: Callable[...,
         Unit(number, (Piece(number, encode_request(Request(str(number), [1, 2, 3 + number], max_tokens=4)), None),))
         for number in range(3)
     ]
+    worker._engine._drafting._drafts = Repeating()
+    worker._engine._drafting._costs.of = lambda rows: 1.0  # each guess is worth its row
     run = Run()
     run.do(worker, *units)
-    total = {name: sum(done.counters[name] for done in run.done) for name in run.done[0].counters}
+    names = {name for done in run.done for name in done.counters}
+    total = {name: sum(done.counters.get(name, 0) for done in run.done) for name in names}
     counters = worker._engine.counters
     assert total["prefill_tokens"] == counters.prefill_tokens == sum(done.prefill_tokens for done in run.done) == 9
     assert total["decode_tokens"] == counters.decode_tokens == sum(done.decode_tokens for done in run.done)
     assert total["prefill_s"] == pytest.approx(counters.seconds["prefill"])
     assert total["snapshots_written"] == counters.snapshots_written
+    assert total["decode_chunks"] == counters.decode_chunks
+    summed = ClusterCounters()
+    for done in run.done:
+        summed.add(done.counters)
+    assert summed.drafts == counters.drafts and summed.drafts["lookup"][0] > 0
+    assert (summed.decode_tokens, summed.decode_chunks) == (counters.decode_tokens, counters.decode_chunks)
+    assert summed.drafts == {"lookup": (run.drafted, run.accepted)}
+    assert summed.peak_draft_bytes == 7
     assert max(done.counters["peak_live_snapshots"] for done in run.done) == counters.peak_live_snapshots

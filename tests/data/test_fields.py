@@ -107,6 +107,10 @@ def test_a_setting_means_the_same_in_a_body_and_on_a_line(shape: str) -> None:
     assert (record.model, record.columns) == ("org/m", ())
     assert good(request(shape, max_tokens=5, max_completion_tokens=7)).params == {"max_tokens": 7}
     assert good(request(shape, temperature=None)).params == {}
+    for given, kept in ((False, False), (True, True), (None, True)):
+        record = good(request(shape, draft=given))
+        assert (record.draft, record.params, record.columns) == (kept, {}, ())
+    assert fault(request(shape, draft="no")) == f'{WHERE.get(shape, "")}draft is "no"; expected true or false'
     assert good(request(shape, stop="x", top_k=-1)).params == {"stop": ("x",), "top_k": 0}
     assert good(request(shape, stop="")).params == good(request(shape, stop=[])).params == {"stop": ()}
 

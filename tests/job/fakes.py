@@ -48,7 +48,10 @@ class FakeEngine:
         counts = """snapshots_written snapshots_read snapshots_for_later snapshots_evicted peak_live_snapshots
         store_bytes_written store_bytes_read store_skipped"""
         self.counters = SimpleNamespace(**dict.fromkeys(counts.split(), 0))
-        self.counters.peak_device_bytes = self.counters.unique_tokens = 0
+        self.counters.peak_device_bytes = self.counters.unique_tokens = self.counters.peak_draft_bytes = 0
+        self.counters.decode_tokens = self.counters.decode_chunks = 0
+        self.counters.drafts = {}
+        self.learnt, self.submitted = [], []
         self.counters.seconds = {"prefill": 0.0, "decode": 0.0, "store": 0.0}
 
     @property
@@ -61,7 +64,11 @@ class FakeEngine:
 
     def submit(self, request: Request) -> None:
         self.waiting.append((request, []))
+        self.submitted.append(request)
         self.most_waiting = max(self.most_waiting, len(self.waiting))
+
+    def learn_answer(self, token_ids) -> None:
+        self.learnt.append(list(token_ids))
 
     def observe(self, observer) -> None:
         self.observer = observer

@@ -130,6 +130,8 @@ SUMMARY = {
     "hit_rate": 0.972, "ideal_hit_rate": 0.975, "cached_by_source": {"memory": 100000, "disk": 20000},
     "seconds": {"load": 1.0, "plan": 0.1, "prefill": 2.0, "decode": 3.0, "store": 0.2, "total": 6.5},
     "prefill_tokens_per_s": 1728.0, "decode_tokens_per_s": None, "store_skipped": 7,
+    "drafts": {"history": {"drafted": 900, "accepted": 0}, "lookup": {"drafted": 1800, "accepted": 1234}},
+    "tokens_per_pass": 1.786,
     "workers": [
         {"id": id, "node": node, "prefill_tokens": prefill, "decode_tokens": 100, "busy_s": busy_s,
          "tokens_per_s": rate, "ending": ending}
@@ -161,6 +163,7 @@ def test_a_terminal_is_not_overrun(monkeypatch, columns, colour):
                  "9 requests (2 more were answered before) in 6.5 s: 5 ok, 4 errors",
                  "errors 1 duplicate_id, 3 invalid_request", "123,456 tokens, 97.2 % restored", "ideal 97.5 %",
                  "100,000 from memory, 20,000 from disk", "3,456 tokens, 1,728 a second", "answers 900 tokens",
+                 "drafts 1,234 of 2,700 guessed tokens right (1,234 from lookup); 1.79 tokens a pass",
                  "load 1.0, plan 0.1, prefill 2.0, decode 3.0, store 0.2", "results out.jsonl",
                  "store 7 snapshots not stored; later runs compute them again",
                  "workers 4 (1 lost, 1 let go): 4,200 tokens in 5.0 s of work; the slowest 100 a second (3 on a), "

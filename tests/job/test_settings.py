@@ -40,6 +40,28 @@ def test_a_setting_of_a_line_wins_over_the_option(apcbatch, tmp_path):
     assert found == {"c-1#1": (2, True), "c-1#2": (2, True), "s#1": (3, False), "b": (4, False), "c-4#1": (5, False)}
 
 
+def test_a_line_without_drafts_has_the_same_answers(apcbatch, engines, tmp_path):
+    """Fault: `draft: false` is dropped on the way, or moves the draws of a line without an id, or makes the request
+    another one for --resume."""
+    lines = [
+        {"messages": MESSAGES},
+        {"conversations": SHAREGPT},
+        batch_line("b"),
+        {"custom_id": "p", "method": "POST", "url": "/v1/completions", "body": {"prompt": "Hi"}},
+    ]
+    runs = []
+    for draft in ({}, {"draft": True}, {"draft": False}):
+        given = [line | {"body": line["body"] | draft} if "body" in line else line | draft for line in lines]
+        write_lines(tmp_path / "in.jsonl", given)
+        done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--temperature", 1, "--max-tokens", 4, "--overwrite")
+        assert done.code == 0, done.stderr
+        assert [request.draft for request in engines[-1].submitted] == [draft.get("draft", True)] * len(lines)
+        records = read_records(tmp_path / "out.jsonl")
+        runs.append((answers(records), [record["apcbatch"]["request_digest"] for record in records]))
+        assert all(record["apcbatch"]["drafted_tokens"] == 0 for record in records)
+    assert runs[0] == runs[1] == runs[2]
+
+
 def test_a_refused_field_is_one_error_record_with_its_line(apcbatch, tmp_path):
     """Fault: `n` and `response_format` beside `messages` do nothing, or one such line ends the job."""
     lines = [

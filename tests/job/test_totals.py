@@ -19,6 +19,10 @@ ENGINE: Any = SimpleNamespace(
         seconds={"prefill": 2.0, "decode": 0.5, "store": 0.25},
         unique_tokens=77,
         peak_device_bytes=5,
+        peak_draft_bytes=6,
+        drafts={"lookup": (8, 5), "history": (4, 0)},
+        decode_tokens=27,
+        decode_chunks=18,
         **{name: 100 + number for number, name in enumerate(ENGINE_COUNTS)},
     ),
     dtype="bfloat16",
@@ -65,10 +69,12 @@ def test_the_summary_adds_up(clock: list[float], monkeypatch: pytest.MonkeyPatch
         "completion_tokens": 13, "hit_rate": 136 / 250, "ideal_hit_rate": 150 / 250,
         "cached_by_source": {"memory": 96, "disk": 40}, "miss_reasons": {"below_grid": 2, "cold": 1},
         **{name: 100 + number for number, name in enumerate(ENGINE_COUNTS)},
+        "drafts": {"history": {"drafted": 4, "accepted": 0}, "lookup": {"drafted": 8, "accepted": 5}},
+        "tokens_per_pass": 1.5,
         "score": None,
         "seconds": {"load": 4.0, "plan": 1.5, "prefill": 2.0, "decode": 0.5, "store": 0.25, "total": 12.0},
         "prefill_tokens_per_s": 57.0, "decode_tokens_per_s": 18.0,
-        "peak_rss_bytes": 3000 * 1024, "peak_device_bytes": 5, "warnings": ["w", "v"],
+        "peak_rss_bytes": 3000 * 1024, "peak_device_bytes": 5, "peak_draft_bytes": 6, "warnings": ["w", "v"],
         "block_size": 32, "policy": "all", "model": "m", "dtype": "bfloat16", "device": "cpu",
         "gpus": 1, "version": VERSION,
     }  # fmt: skip
@@ -84,10 +90,12 @@ def test_nothing_adds_up_to_nothing(clock: list[float]) -> None:
     idle: Any = SimpleNamespace(**vars(ENGINE))
     idle.counters = SimpleNamespace(**vars(ENGINE.counters))
     idle.counters.seconds = {"prefill": 0.0, "decode": 0.0, "store": 0.0}
+    idle.counters.drafts, idle.counters.decode_tokens, idle.counters.decode_chunks = {}, 0, 0
     summary = totals.summary(Config(), idle)
     assert (summary["requests"], summary["hit_rate"], summary["ideal_hit_rate"]) == (0, 0.0, 0.0)
     assert summary["prefill_tokens_per_s"] is None and summary["decode_tokens_per_s"] is None
     assert summary["cached_by_source"] == {"memory": 0, "disk": 0}
+    assert summary["tokens_per_pass"] is None and summary["drafts"] == {}
     assert totals.sentence("-") == (
         "0 requests in 0.0 s: 0 ok, 0 errors; 0.0 % of 0 prompt tokens restored; results in standard output"
     )
