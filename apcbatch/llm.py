@@ -34,6 +34,7 @@ from apcbatch.job.open import check_stop_tokens, make_engine
 from apcbatch.job.planning import work_source
 from apcbatch.job.previous_answers import PreviousAnswers
 from apcbatch.job.record import error_line, result_line
+from apcbatch.job.references import EarlierAnswers, References
 from apcbatch.job.work import Failure, JobEngine, Work, WorkSource
 from apcbatch.model.locate import locate_model
 from apcbatch.resolution import resolve
@@ -91,6 +92,7 @@ class LLM:
         self._config = with_model_defaults(config, folder)
         check_stop_tokens(self._config, folder)
         self._renderer = Renderer.load(folder, warn=warn, options=ChatOptions.of(self._config))
+        self._earlier = EarlierAnswers.of(self._config, folder, warn)
         self._engine: JobEngine | None = make_engine(self._config, warn)
 
     def __enter__(self) -> LLM:
@@ -134,6 +136,8 @@ class LLM:
             self._engine.abort()
             self._engine.close()
             self._engine = None
+            if self._earlier is not None:
+                self._earlier.warn_if_unused(self._warn)
 
     def _one(self, url: str, body: Mapping[str, Any]) -> Answer:
         """Return the answer to one request in OpenAI's form. Raises RequestError if the request fails."""
@@ -156,6 +160,7 @@ class LLM:
             self._renderer,
             PreviousAnswers(),
             keeps_answers=True,
+            references=References.of(config, self._renderer, self._earlier),
         )
         source = work_source(config, feeder, engine)
         self._is_running = True

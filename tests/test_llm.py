@@ -39,7 +39,7 @@ def lasting(record: dict[str, Any]) -> dict[str, Any]:
     """A record without times and without what depends on what ran before it."""
     kept = json.loads(json.dumps(record))
     for name in ("cached_from", "cached_tokens", "computed_tokens", "ideal_cached_tokens", "boundary", "miss_reason",
-                 "prefill_ms", "decode_ms"):  # fmt: skip
+                 "prefill_ms", "decode_ms", "drafted_tokens", "accepted_tokens"):  # fmt: skip
         kept["apcbatch"].pop(name, None)
     if kept["response"]:
         del kept["response"]["body"]["created"], kept["response"]["body"]["usage"]["prompt_tokens_details"]
@@ -203,6 +203,8 @@ def test_only_one_run_at_a_time(llm: LLM) -> None:
     ({"blocksize": 4}, "LLM: blocksize is not an option; did you mean block_size"),
     ({"block_size": 0}, "LLM: block_size is 0; expected"),
     ({"policy": "some"}, "LLM: policy is 'some'; expected one of"),
+    ({"draft": "lookup,histroy"}, "LLM: draft has 'histroy'; .*; did you mean history"),
+    ({"draft": "none", "draft_from": "old.jsonl"}, "LLM: draft_from is a source of guesses, and LLM: draft none takes"),
     ({"overwrite": True}, "LLM: overwrite is no option of an LLM: it is of the command line alone; leave it out"),
     ({"format": "batch"}, "LLM: format is no option of an LLM: each conversation says by its keys what it is"),
     ({"turns": "each"}, "LLM: turns is no option of an LLM: give it to `run`"),

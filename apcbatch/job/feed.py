@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TypeVar
 
 from apcbatch.config import Config
+from apcbatch.data.chat.known_answers import KnownAnswers
 from apcbatch.data.chat.recorded_answers import answered_turns, render_answers
 from apcbatch.data.chat.render import Prompt, Rendered, Renderer
 from apcbatch.data.chat.rollout import Rollout
@@ -24,9 +25,11 @@ from apcbatch.errors import RequestError
 from apcbatch.job.keys import EqualLines, UsedIds
 from apcbatch.job.previous_answers import PreviousAnswers
 from apcbatch.job.record import Ticket, is_stopped
+from apcbatch.job.references import References
 from apcbatch.job.request import make_request
 from apcbatch.job.work import Failure, OpenRollout, Work
-from apcbatch.types import Result
+from apcbatch.prefix import TokenArray
+from apcbatch.types import DraftSource, Result
 
 T = TypeVar("T")
 
@@ -34,7 +37,8 @@ T = TypeVar("T")
 class Feeder:
     """Work source that reads the input only as far as the next request needs.
 
-    keeps_answers: keep snapshots of all answers, since later requests may build on them. num_requests: requests
+    keeps_answers: keep snapshots of all answers, since later requests may build on them. references: source of known
+    answers for drafts, or None. num_requests: requests
     numbered so far. num_skipped: how many of them OUT answers already. last_line: number of the last line read.
     """
 
@@ -47,11 +51,12 @@ class Feeder:
         renderer: Renderer,
         answers: PreviousAnswers,
         keeps_answers: bool = False,
+        references: References | None = None,
     ) -> None:
         self.num_requests = self.num_skipped = self.num_open_rollouts = 0
         self.exhausted = False
         self._config, self._renderer, self._answers = config, renderer, answers
-        self._keeps_answers = keeps_answers
+        self._keeps_answers, self._references = keeps_answers, references
         self._used_ids, self._equal_lines = UsedIds(), EqualLines()
         self.last_line = 0
         self._work = self._all_work(islice(records, config.limit))
@@ -155,25 +160,37 @@ class Feeder:
         """Yield the requests of turns whose history is the recorded one. errors: turn -> error, for turns refused
         before rendering."""
         prompts: dict[int | None, Prompt] = {}
+        known = self._references.begin(conversation) if self._references is not None else None
         try:
-            rendered = _guarded(lambda: self._render(conversation))
+            rendered = _guarded(lambda: self._render(conversation, known))
             prompts = {prompt.turn: prompt for prompt in rendered.prompts}
             failed: dict[int | None, RequestError] = {one.turn: one.error for one in rendered.failures}
         except RequestError as error:
             failed = dict.fromkeys((ticket.turn for ticket in tickets), error)
         errors = failed | errors
+        open_tickets = [one for one in tickets if one.turn not in errors and one not in self._answers]
+        references = self._find_references(known, conversation, [prompts[ticket.turn] for ticket in open_tickets])
         for ticket in tickets:
             if ticket.turn in errors:
                 yield self._unless_answered(Failure(ticket, errors[ticket.turn]))
             else:
-                request = self._request(ticket, conversation, prompts[ticket.turn], None)
+                prompt = prompts[ticket.turn]
+                request = self._request(ticket, conversation, prompt, None, references.get(prompt.turn))
                 yield self._unless_answered(request)
 
-    def _render(self, conversation: Conversation) -> Rendered:
+    def _find_references(
+        self, known: KnownAnswers | None, conversation: Conversation, prompts: Sequence[Prompt]
+    ) -> Mapping[int, Mapping[DraftSource, Sequence[TokenArray]]]:
+        """Return turn -> the known answers to its prompt, by source. known: None if none is wanted."""
+        if known is None or self._references is None:
+            return {}
+        return self._references.find(known, conversation, prompts)
+
+    def _render(self, conversation: Conversation, known: KnownAnswers | None) -> Rendered:
         """Render the prompts of a conversation; with --score, each with its recorded answer."""
         turns = self._config.turns
         if not self._config.score:
-            return self._renderer.render(conversation, turns)
+            return self._renderer.render(conversation, turns, None if known is None else known.note)
         if conversation.params:
             names = ", ".join(sorted(conversation.params))
             self._renderer.warn_once(
@@ -215,7 +232,11 @@ class Feeder:
         conversation on the way."""
         while rollout.remaining:
             ticket = rollout.remaining.popleft()
-            request = self._request(ticket, rollout.conversation, rollout.rollout.prompt, rollout)
+            prompt, references = rollout.rollout.prompt, None
+            if ticket not in self._answers and self._references is not None:
+                known = self._references.begin(rollout.conversation)
+                references = self._find_references(known, rollout.conversation, [prompt]).get(prompt.turn)
+            request = self._request(ticket, rollout.conversation, prompt, rollout, references)
             if ticket not in self._answers:
                 work = _with_constraint(request)
                 yield work
@@ -269,14 +290,24 @@ class Feeder:
         for ticket in tickets:
             yield self._unless_answered(Failure(ticket, error))
 
-    def _request(self, ticket: Ticket, conversation: Conversation, prompt: Prompt, rollout: OpenRollout | None) -> Work:
+    def _request(
+        self,
+        ticket: Ticket,
+        conversation: Conversation,
+        prompt: Prompt,
+        rollout: OpenRollout | None,
+        references: Mapping[DraftSource, Sequence[TokenArray]] | None,
+    ) -> Work:
         keep_answer = self._keeps_answers or rollout is not None  # a rollout builds on the answer
         try:
-            return make_request(
+            request = make_request(
                 self._config, self._renderer, ticket, conversation, prompt, rollout, keep_answer=keep_answer
             )
         except RequestError as error:
             return Failure(ticket, RequestError(error.code, error.message, ticket.line))
+        if references is not None:
+            request.references = references
+        return request
 
     def _draw_key(self, conversation: Conversation) -> list[str | int] | None:
         """Return the parts of a line's draw key besides turn and seed; None for greedy decoding.

@@ -24,11 +24,13 @@ from apcbatch.data.input.records import BadLine, Conversation
 from apcbatch.data.input.source import open_source
 from apcbatch.data.model_files import model_files_digest
 from apcbatch.data.tokenization.no_tokenizer import check_first
+from apcbatch.draft_sources import draft_sources
 from apcbatch.errors import UsageError
 from apcbatch.job.feed import Feeder
 from apcbatch.job.output import Output
 from apcbatch.job.output_paths import STDOUT, check_outputs, check_summary
-from apcbatch.job.previous_answers import PreviousAnswers, drop_unusable, read_answers
+from apcbatch.job.previous_answers import PreviousAnswers, drop_unusable, last_answers, read_answers
+from apcbatch.job.references import EarlierAnswers, References, open_earlier
 from apcbatch.job.request import read_salt
 from apcbatch.job.runfile import RunFile, input_identity, run_file_path
 from apcbatch.job.sink import FileSink, Sink
@@ -46,7 +48,8 @@ CLUSTER_OPTIONS = ("workers", "worker_cpus", "worker_gpus", "worker_memory", "wo
 
 @dataclass
 class OpenRun:
-    """Open parts of a run. config: includes the model's defaults, if they are wanted. trace: None with --no-trace, or
+    """Open parts of a run. config: includes the model's defaults, if they are wanted. references: None if no known answer is
+    wanted. trace: None with --no-trace, or
     if OUT is a stream."""
 
     config: Config
@@ -54,6 +57,7 @@ class OpenRun:
     renderer: Renderer
     engine: JobEngine
     answers: PreviousAnswers
+    references: References | None = None
     trace: TraceFile | None = None
 
 
@@ -81,7 +85,13 @@ def check_paths(config: Config, inputs: Inputs, output: Output, config_file: str
     if output.is_remote:
         outputs["the address of OUT"] = output.name
         outputs["the address of OUT.run.json"] = output.name + RUN_FILE_SUFFIX
-    check_outputs(config, inputs.files, {"--config": config_path(config_file)}, outputs)
+    earlier, flag = config.draft_from, config.origins.get("draft_from", "")
+    read = {"--config": config_path(config_file), flag: earlier}
+    if earlier is not None:
+        read[f"the run file of {flag}"] = run_file_path(earlier)
+    check_outputs(config, inputs.files, read, outputs)
+    if earlier is not None:
+        open_earlier(earlier, flag).close()
     if not is_file and config.resume:
         raise UsageError("--resume needs an OUT that can be read back; give -o a file")
     if is_file and not (config.resume or config.overwrite) and output.exists():
@@ -126,10 +136,13 @@ def open_run(
         records = check_first(records, folder)
         if config.stop:
             raise UsageError(f"{config.origins['stop']} needs a tokenizer, and {folder} has none; leave it out")
+    if config.draft_from is not None:
+        stage("reading the earlier answers")
+    references = References.of(config, renderer, EarlierAnswers.of(config, folder, warn))
     if not isinstance(sink, FileSink):
         stage(f"loading {config.model}")
         engine = _open_engine(config, warn, note, most_workers)
-        return OpenRun(config, records, renderer, engine, PreviousAnswers())
+        return OpenRun(config, records, renderer, engine, PreviousAnswers(), references)
     target = Path(os.path.realpath(output.target))
     if len(inputs.files) >= MANY_FILES:
         note(f"{len(inputs.files):,} files: both ends of each are read first, for --resume to compare")
@@ -161,6 +174,9 @@ def open_run(
         if answers is not None:
             run_file.check()
             answers = drop_unusable(sink, answers, config.retry_errors)
+            if draft_sources(config) and config.ray is None:  # a worker finds drafts in its own answers alone
+                for token_ids in last_answers(sink, config.draft_memory, engine.vocab_size):
+                    engine.learn_answer(token_ids)
             if config.trace:
                 trace.keep_earlier(warn)
         else:
@@ -174,7 +190,7 @@ def open_run(
             output.upload(str(run_file.path), RUN_FILE_SUFFIX)  # fails now if the address cannot be written
         stack.pop_all()
     kept = trace if config.trace else None
-    return OpenRun(config, records, renderer, engine, answers or PreviousAnswers(), kept)
+    return OpenRun(config, records, renderer, engine, answers or PreviousAnswers(), references, kept)
 
 
 def confirm_input(config: Config, inputs: Inputs, renderer: Renderer, answers: PreviousAnswers) -> None:

@@ -6,12 +6,12 @@ same line or prompt. Memory: 25 to 32 bytes per finished request.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from apcbatch.errors import UsageError
 from apcbatch.job.keys import KeyTable, turn_key
-from apcbatch.job.record import Ticket, read_record
+from apcbatch.job.record import Ticket, answers_of, read_record
 from apcbatch.job.sink import FileSink
 
 NUL = b"\0"  # not in JSON; a power cut leaves NULs in place of lost data
@@ -169,6 +169,17 @@ def read_answers(sink: FileSink) -> PreviousAnswers:
                 f"output {sink.path}, line {number}, {reason}; take it out, or choose another -o, or --overwrite"
             )
     return answers
+
+
+def last_answers(sink: FileSink, most_bytes: int, vocab_size: int) -> Iterator[list[int]]:
+    """Yield the token ids of the answers in the last `most_bytes` of OUT, in its order, but for ids that the model does
+    not have."""
+    for _, line in sink.lines(most_bytes):
+        record = read_record(line)
+        if record is not None and record["error"] is None:
+            for token_ids in answers_of(record):
+                if token_ids and max(token_ids) < vocab_size:
+                    yield token_ids
 
 
 def drop_unusable(sink: FileSink, answers: PreviousAnswers, retry_errors: bool) -> PreviousAnswers:

@@ -169,6 +169,13 @@ def read_record(line: bytes) -> dict[str, Any] | None:
     return record if named and placed and answered else None
 
 
+def answers_of(record: dict[str, Any]) -> list[list[int]]:
+    """Return the token ids of each answer. record: of a request that succeeded, one that `read_record` accepted."""
+    ours = record["apcbatch"]
+    several: list[Any] = [one["completion_token_ids"] for one in ours.get("choices", ())]
+    return several or [ours["completion_token_ids"]]
+
+
 def is_stopped(record: dict[str, Any]) -> bool:
     """Return whether the last token of an answer is a stop token. record: one that `read_record` accepted.
 
@@ -199,8 +206,14 @@ def _is_answer(record: dict[str, Any]) -> bool:
         return False
     own_reason, stop_reason = record["apcbatch"].get("finish_reason", reason), record["apcbatch"].get("stop_reason")
     reasons = isinstance(reason, str) and isinstance(own_reason, str) and isinstance(stop_reason, int | str | None)
-    known = reasons and isinstance(token_ids, list)
-    return known and all(type(token_id) is int and 0 <= token_id < 1 << 31 for token_id in token_ids)
+    choices = record["apcbatch"].get("choices", [])
+    if not reasons or not isinstance(choices, list) or not all(isinstance(one, dict) for one in choices):
+        return False
+    return all(map(_are_token_ids, (token_ids, *(one.get("completion_token_ids") for one in choices))))
+
+
+def _are_token_ids(value: object) -> bool:
+    return isinstance(value, list) and all(type(one) is int and 0 <= one < 1 << 31 for one in value)
 
 
 def _choice(

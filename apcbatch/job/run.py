@@ -136,7 +136,7 @@ class Job:
     def _answer(self, opened: OpenRun, sink: Sink) -> int:
         """Answer every request, then end the run; return the exit code."""
         engine, answers = opened.engine, opened.answers
-        feeder = Feeder(self._config, opened.records, opened.renderer, answers)
+        feeder = Feeder(self._config, opened.records, opened.renderer, answers, references=opened.references)
         source = work_source(self._config, feeder, engine)
         self._begin(opened)
         for results in serve(engine, lambda: self._next_request(engine, source, sink), lambda: self._strict_stop):
@@ -151,6 +151,8 @@ class Job:
                 self._trace.write_if_due()
         is_complete = source.exhausted and source.total == self._totals.requests
         exit_code = self._exit_code(answers.num_errors, is_complete)
+        if opened.references is not None and source.exhausted:
+            opened.references.warn_if_unused(self._printer.warn)
         self._totals.plan_s = source.plan_s
         exit_code = self._end(engine, sink, exit_code)
         if feeder.exhausted and not answers.confirmed:

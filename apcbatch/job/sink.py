@@ -170,10 +170,15 @@ class FileSink:
                 self._size = end
         return size - end
 
-    def lines(self) -> Iterator[tuple[int, bytes]]:
-        """Yield (byte offset, line) of each line, from the start."""
+    def lines(self, last_bytes: int | None = None) -> Iterator[tuple[int, bytes]]:
+        """Yield (byte offset, line) of each line, from the start; with last_bytes, of those that lie whole in so many
+        bytes at the end."""
         offset = 0
         with open(self.path, "rb") as file:
+            if last_bytes is not None and (size := os.fstat(file.fileno()).st_size) > last_bytes:
+                file.seek(size - last_bytes - 1)
+                file.readline()
+                offset = file.tell()
             for line in file:
                 yield offset, line
                 offset += len(line)

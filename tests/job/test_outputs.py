@@ -77,6 +77,15 @@ def model_beside(folder):
         (("-o", "c.yaml", "--overwrite"), "--config and OUT are the same file"),
         (("--summary", "c.yaml"), "--config and --summary are the same file"),
         (("--summary", "in.jsonl"), "INPUT and --summary are the same file"),
+        (("-o", "old.jsonl", "--overwrite"), "--draft-from and OUT are the same file"),
+        (("-o", "old.jsonl", "--resume"), "--draft-from and OUT are the same file"),
+        (("--summary", "old.jsonl"), "--draft-from and --summary are the same file"),
+        (("--summary", "old.jsonl.run.json"), "the run file of --draft-from and --summary are the same file"),
+        (("--draft-from", "out.jsonl"), "--draft-from and OUT are the same file"),
+        (("--draft-from", "out.jsonl.trace.jsonl"), "--draft-from and OUT.trace.jsonl are the same file"),
+        (("--draft-from", "gone.jsonl"), "gone.jsonl cannot be read: no such file or directory; give the OUT of an"),
+        (("--draft-from", "sub"), "sub cannot be read: it is a folder; expected a regular file; give the OUT of an"),
+        (("--draft-from", "a\0b"), "NUL"),
         (("--summary", "out.jsonl"), "OUT and --summary are the same file"),
         (("--summary", "out.jsonl.run.json"), "--summary and OUT.run.json are the same file"),
         (("--summary", "states/s.json"), "lies in the store"),
@@ -103,10 +112,11 @@ def test_what_belongs_to_something_else_is_not_written_over(apcbatch, tmp_path, 
     also where either of the two is the address of a local file."""
     model_beside(tmp_path)
     (tmp_path / "sub").mkdir()
+    (tmp_path / "old.jsonl").write_text("precious")
     (tmp_path / "loop").symlink_to("loop")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     flags = dict(zip(options[::2], options[1::2], strict=False))
-    base = {"-o": "out.jsonl", "--config": "c.yaml", "--model": "model"}
+    base = {"-o": "out.jsonl", "--config": "c.yaml", "--model": "model", "--draft-from": "old.jsonl"}
     if flags.get("--store") is None:
         base["--store"] = "states"
     sentence = sentence.replace(" sub is", f" {tmp_path}/sub is")
@@ -155,7 +165,8 @@ def test_no_command_writes_over_what_it_reads(apcbatch, tmp_path, monkeypatch, c
     model_beside(tmp_path)
     for folder in ("states/objects", "other"):
         (tmp_path / folder).mkdir(parents=True)
-    for name in ("states/index.sqlite", "states/objects/a", "salt.txt", "curve.json", "precious.txt"):
+    for name in ("states/index.sqlite", "states/objects/a", "salt.txt", "curve.json", "precious.txt",
+                 "earlier.jsonl", "earlier.jsonl.run.json"):  # fmt: skip
         (tmp_path / name).write_text("precious")
     names = ["in.jsonl", "model/config.json", "model/model.safetensors"]
     if command[0] == "report":
@@ -166,8 +177,8 @@ def test_no_command_writes_over_what_it_reads(apcbatch, tmp_path, monkeypatch, c
         names.append("c.yaml")
         options = ("--model", "model", "--config", "c.yaml")
     if command[0] == "run":
-        names += ["salt.txt", "states/index.sqlite", "states/objects/a"]
-        options += ("--store", "states", "--cache-salt", "@file:salt.txt")
+        names += ["salt.txt", "states/index.sqlite", "states/objects/a", "earlier.jsonl", "earlier.jsonl.run.json"]
+        options += ("--store", "states", "--cache-salt", "@file:salt.txt", "--draft-from", "file:earlier.jsonl")
         if command[-1] != "-o":
             names += ["precious.txt", "old.jsonl" if "x.jsonl" in command else "old.jsonl.run.json"]
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}

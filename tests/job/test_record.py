@@ -25,6 +25,7 @@ RENDERER: Any = SimpleNamespace(
 RESULT = Result(
     "r", 40, [1, 2, 3, 4], [-0.1, -0.2, -0.3, -0.4], "stop", cached_tokens=30, computed_tokens=10, cached_from="disk",
     ideal_cached_tokens=35, boundary=30, miss_reason="below_grid", prefill_ms=1.23456, decode_ms=6.54321,
+    drafted_tokens=7, accepted_tokens=3,
 )  # fmt: skip
 
 
@@ -58,6 +59,7 @@ def test_each_number_of_a_chat_record_is_its_own() -> None:
     assert (reuse["cached_tokens"], reuse["computed_tokens"], reuse["ideal_cached_tokens"]) == (30, 10, 35)
     assert (reuse["cached_from"], reuse["boundary"], reuse["miss_reason"]) == ("disk", 30, "below_grid")
     assert (reuse["prefill_ms"], reuse["decode_ms"], reuse["conversation"]) == (1.235, 6.543, "c-9")
+    assert (reuse["drafted_tokens"], reuse["accepted_tokens"]) == (7, 3)
     assert reuse["completion_token_ids"] == [1, 2, 3, 4] and record["error"] is None
     assert reuse["finish_reason"] == "stop"
 

@@ -105,7 +105,7 @@ def without_times(path) -> list[dict]:
     """The records, without what differs from run to run."""
     records = read_records(path)
     for record in records:
-        for name in ("prefill_ms", "decode_ms"):
+        for name in ("prefill_ms", "decode_ms", "drafted_tokens", "accepted_tokens"):
             if record["error"] is None:
                 del record["apcbatch"][name]
         if record["response"]:

@@ -21,7 +21,7 @@ from apcbatch.model.locate import DEMO_DIR
 from tests.ray.conftest import ROOT, add_node
 
 PATIENCE_S = 120.0
-TIMES = ("created", "prefill_ms", "decode_ms")
+TIMES = ("created", "prefill_ms", "decode_ms", "drafted_tokens", "accepted_tokens")
 
 pytestmark = [pytest.mark.ray, pytest.mark.ray_runs]
 

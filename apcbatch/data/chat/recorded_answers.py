@@ -49,7 +49,7 @@ def render_answers(renderer: Renderer, conversation: Conversation, turns: Turns)
         nonlocal base
         history, answered = _texts(renderer, conversation, turn.num_messages)
         base = base or BaseText(renderer.tokenizer, answered)
-        token_ids, begin = _tokenise(renderer, base, history, answered)
+        token_ids, begin = tokenise_answer(renderer, base, history, answered)
         token_ids = renderer.check_tokens(token_ids)
         return Prompt(turn.number, token_ids, custom_id, turn.num_messages, answer_begin=begin)
 
@@ -71,7 +71,7 @@ def _texts(renderer: Renderer, conversation: Conversation, num_messages: int) ->
     return texts[0], texts[1]
 
 
-def _tokenise(renderer: Renderer, base: BaseText, history: str, answered: str) -> tuple[TokenArray, int]:
+def tokenise_answer(renderer: Renderer, base: BaseText, history: str, answered: str) -> tuple[TokenArray, int]:
     """Tokenise history and answer; return the tokens of both, (tokens,) int32, and the number of history tokens."""
     if not answered.startswith(history):
         raise RequestError(
@@ -85,13 +85,13 @@ def _tokenise(renderer: Renderer, base: BaseText, history: str, answered: str) -
     if not np.array_equal(whole[:begin], prompt):
         answer = renderer.tokenizer.encode_continuation(answered[len(history) :])
         whole = np.concatenate((prompt, as_token_array(answer)))
-    end = _end(whole, begin, renderer.tokenizer.eos_token_ids)
+    end = answer_end(whole, begin, renderer.tokenizer.eos_token_ids)
     if end == begin:
         raise RequestError("invalid_request", "the recorded answer has no tokens; there is nothing to score")
     return whole[:end], begin
 
 
-def _end(tokens: TokenArray, begin: int, eos_token_ids: tuple[int, ...]) -> int:
+def answer_end(tokens: TokenArray, begin: int, eos_token_ids: tuple[int, ...]) -> int:
     """Return the position after the last stop token of the answer, or the number of tokens if it has none."""
     stops = np.flatnonzero(np.isin(tokens[begin:], eos_token_ids))
     return begin + int(stops[-1]) + 1 if len(stops) else len(tokens)

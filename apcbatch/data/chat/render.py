@@ -169,8 +169,15 @@ class Renderer:
         unread = [name for name in given if not self.template.reads(name)]
         return (f"the chat template does not read {', '.join(map(shown, unread))}",) if unread else ()
 
-    def render(self, conversation: Conversation, turns: Turns = "each") -> Rendered:
+    def render(
+        self,
+        conversation: Conversation,
+        turns: Turns = "each",
+        note: Callable[[Turn, str, BaseText], None] | None = None,
+    ) -> Rendered:
         """Render and tokenise the prompts of a conversation. For `rollout`, they have the recorded history.
+
+        note: called with the text of each rendered prompt, and the base that its tokens are taken from.
 
         data/chat/rollout.py makes the prompts of a rollout that have generated answers. RequestError, with the line, if
         no prompt can be made; if only some cannot, these turns are in `failures`.
@@ -183,7 +190,7 @@ class Renderer:
             if conversation.prompt is not None:
                 token_ids = self._completion_ids(conversation.prompt)
                 return Rendered([Prompt(1, token_ids, conversation.request_id(1))])
-            rendered = self._render_turns(conversation, conversation.requests(turns))
+            rendered = self._render_turns(conversation, conversation.requests(turns), note)
             if not rendered.prompts:
                 raise rendered.failures[0].error
         except RequestError as error:
@@ -230,7 +237,9 @@ class Renderer:
                 raise RequestError("invalid_request", message)
         return self.check_tokens(as_token_array(prompt))
 
-    def _render_turns(self, conversation: Conversation, chosen: list[Turn]) -> Rendered:
+    def _render_turns(
+        self, conversation: Conversation, chosen: list[Turn], note: Callable[[Turn, str, BaseText], None] | None
+    ) -> Rendered:
         base: BaseText | None = None
         is_stable = True
         counts = [turn.num_messages for turn in reversed(chosen)]
@@ -251,6 +260,8 @@ class Renderer:
                     f"at {snippets(text, base.text, common)}; what follows is computed again each turn",
                 )
             token_ids = self.check_tokens(base.tokenise(text, common))
+            if note is not None:
+                note(turn, text, base)
             return Prompt(turn.number, token_ids, custom_id, turn.num_messages)
 
         rendered = render_backwards(conversation, chosen, make_prompt)

@@ -1,0 +1,99 @@
+"""Tokenise known answers to the prompts of a conversation: the recorded ones, and messages of an earlier run. The engine
+guesses tokens from them.
+
+Invariants: an answer that cannot be rendered or tokenised has no tokens, and is no error; each answer is rendered once,
+and its prompt only where the renderer did not (a rollout). A recorded answer has the tokens that it is scored with
+(data/chat/recorded_answers.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from apcbatch.data.chat.common_prefix import BaseText, common_length
+from apcbatch.data.chat.recorded_answers import answer_end, tokenise_answer
+from apcbatch.data.chat.render import Prompt, Renderer
+from apcbatch.data.chat.turns import Turn
+from apcbatch.data.input.messages import Message
+from apcbatch.data.input.records import Conversation
+from apcbatch.errors import RequestError
+from apcbatch.prefix import TokenArray, as_token_array
+
+
+class KnownAnswers:
+    """Known answers to the turns of one conversation. The renderer calls `note` for each prompt that it makes."""
+
+    def __init__(self, renderer: Renderer, conversation: Conversation) -> None:
+        self._renderer, self._conversation = renderer, conversation
+        self._borders: dict[int, tuple[int, int]] = {}  # turn -> characters of its prompt, and their hash
+        self._base: BaseText | None = None
+        self._options = replace(
+            conversation.template_options, add_generation_prompt=False, continue_final_message=False
+        )
+
+    def note(self, turn: Turn, text: str, base: BaseText) -> None:
+        """Note the text of a turn's prompt. base: the text whose tokens the conversation's prompts share."""
+        self._borders[turn.number] = len(text), hash(text)
+        self._base = base
+
+    def recorded(self, prompts: Sequence[Prompt]) -> dict[int, TokenArray]:
+        """Return turn -> tokens of the recorded answer, of those of these prompts that have one."""
+        conversation, messages = self._conversation, self._conversation.messages
+        answered = [
+            prompt
+            for prompt in prompts
+            if prompt.turn in self._borders
+            and prompt.num_messages < len(messages)
+            and messages[prompt.num_messages]["role"] == "assistant"
+        ]
+        if not answered:
+            return {}
+        counts = [prompt.num_messages + 1 for prompt in answered]
+        found: dict[int, TokenArray] = {}
+        texts = self._renderer.template.texts(messages, conversation.tools, counts, self._options)
+        for prompt, text in zip(answered, texts, strict=True):
+            tokens = None if isinstance(text, RequestError) else self._behind(prompt, text)
+            if tokens is not None:
+                found[prompt.turn] = tokens
+        return found
+
+    def of_message(self, prompt: Prompt, message: Message) -> TokenArray | None:
+        """Return the tokens of a message as the answer to a prompt, in the form of data/input/messages.py."""
+        history = self._conversation.messages[: prompt.num_messages]
+        try:
+            text = self._renderer.template.render([*history, message], self._conversation.tools, self._options)
+            if prompt.turn in self._borders:
+                return self._behind(prompt, text)
+            before = self._renderer.render_text(self._conversation, history)
+            tokens, begin = tokenise_answer(self._renderer, BaseText(self._renderer.tokenizer, text), before, text)
+        except RequestError:
+            return None
+        return self.of_tokens(tokens[begin:])
+
+    def of_text(self, text: str) -> TokenArray | None:
+        """Return the tokens of a text that follows a prompt."""
+        try:
+            tokens = as_token_array(self._renderer.tokenizer.encode_continuation(text))
+        except RequestError:
+            return None
+        return self.of_tokens(tokens[: answer_end(tokens, 0, self._renderer.tokenizer.eos_token_ids)])
+
+    def of_tokens(self, tokens: TokenArray) -> TokenArray | None:
+        """Return a copy of an answer's tokens; None without any, and if one is outside the vocabulary."""
+        return tokens.copy() if len(tokens) and int(tokens.max()) < self._renderer.vocab_size else None
+
+    def _behind(self, prompt: Prompt, answered: str) -> TokenArray | None:
+        """Return the tokens of a rendered answer behind its prompt. answered: the text of both."""
+        assert self._base is not None
+        length, digest = self._borders[prompt.turn]
+        begin = len(prompt.token_ids)
+        try:
+            whole = self._base.tokenise(answered, common_length(answered, self._base.text))
+        except RequestError:
+            return None
+        if not np.array_equal(whole[:begin], prompt.token_ids):  # a token spans the border, or the text is another one
+            return self.of_text(answered[length:]) if hash(answered[:length]) == digest else None
+        return self.of_tokens(whole[begin : answer_end(whole, begin, self._renderer.tokenizer.eos_token_ids)])

@@ -1,0 +1,207 @@
+"""Find known answers to the requests of a run, for the engine to guess from: the recorded ones, and those of
+--draft-from.
+
+Invariants: a known answer changes no answer. None is a missing guess, never an error record.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from apcbatch.config import Config
+from apcbatch.data.chat.known_answers import KnownAnswers
+from apcbatch.data.chat.render import Prompt, Renderer
+from apcbatch.data.input.files import BROKEN, COMPRESSED, Stream, reason
+from apcbatch.data.input.lines import DEFAULT_MAX_LINE_BYTES
+from apcbatch.data.input.messages import check_messages
+from apcbatch.data.input.records import Conversation
+from apcbatch.data.model_files import model_files_digest
+from apcbatch.draft_sources import draft_sources
+from apcbatch.errors import RequestError, UsageError
+from apcbatch.job.keys import KeyTable, id_key
+from apcbatch.job.record import answers_of, read_record
+from apcbatch.job.runfile import read_run_file, run_file_path
+from apcbatch.prefix import TokenArray, as_token_array
+from apcbatch.regular_files import open_regular_file
+from apcbatch.types import DraftSource
+
+LONGEST_MAGIC = max(map(len, COMPRESSED))
+
+
+class EarlierAnswers:
+    """Index of the answers in the OUT of an earlier run, by custom_id; of two with one custom_id the later counts.
+
+    Memory: 25 to 32 bytes an answer, and the line that is read. A compressed OUT is decompressed to a temporary file
+    without a name, since its lines are read in the order of the requests. has_same_tokens: that run had the same
+    tokenizer, as its run file says. num_wanted, num_found: requests that were looked up, and those that have an answer.
+    """
+
+    def __init__(self, path: str, flag: str, model_folder: Path, warn: Callable[[str], None]) -> None:
+        self._path, self._flag = path, flag
+        self._file = self._open(warn)
+        weakref.finalize(self, self._file.close)
+        facts, _ = read_run_file(run_file_path(path))
+        self.has_same_tokens = facts is not None and facts.get("model_files") == model_files_digest(model_folder)
+        self._offsets = KeyTable()
+        self.num_wanted = self.num_found = 0
+        for offset, line in _lines(self._file):
+            record = _answered(line)
+            if record is not None:
+                key = id_key(record["custom_id"])
+                if not self._offsets.add(key, offset):
+                    self._offsets.set(key, offset)
+
+    @classmethod
+    def of(cls, config: Config, model_folder: Path, warn: Callable[[str], None]) -> EarlierAnswers | None:
+        """Index the file of --draft-from; None without the option. UsageError for a file that cannot be read."""
+        if config.draft_from is None:
+            return None
+        return cls(config.draft_from, config.origins.get("draft_from", "draft_from"), model_folder, warn)
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def find(self, custom_id: str) -> dict[str, Any] | None:
+        """Return the record of a request that succeeded; None without one."""
+        self.num_wanted += 1
+        offset = self._offsets.get(id_key(custom_id))
+        if offset is None:
+            return None
+        self._file.seek(offset)
+        record = _answered(self._file.readline(DEFAULT_MAX_LINE_BYTES))
+        if record is None or record["custom_id"] != custom_id:  # another program writes to the file
+            return None
+        self.num_found += 1
+        return record
+
+    def warn_if_unused(self, warn: Callable[[str], None]) -> None:
+        """Warn if requests were looked up and none was found."""
+        if self.num_wanted and not self.num_found:
+            warn(
+                f"{self._flag} {self._path}: none of its {len(self):,} answers has the custom_id of a request of this "
+                "run, so that nothing was guessed from them"
+            )
+
+    def _open(self, warn: Callable[[str], None]) -> BinaryIO:
+        """Open the file, decompressed. A compressed one that breaks off ends there, with a warning."""
+        file = open_earlier(self._path, self._flag)
+        head = file.read(LONGEST_MAGIC)
+        file.seek(0)
+        if not head.startswith(tuple(COMPRESSED)):
+            return file
+        unpacked = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115
+        with file:
+            try:
+                for chunk in Stream(file).chunks():
+                    unpacked.write(chunk)
+            except BROKEN as error:
+                warn(f"{self._flag} {self._path} cannot be read to its end: {reason(error)}; answers before are used")
+        unpacked.seek(0)
+        return unpacked
+
+
+def open_earlier(path: str, flag: str) -> BinaryIO:
+    """Open the OUT of an earlier run. flag: the option that names it. UsageError if it is not a readable file."""
+    try:
+        return open_regular_file(path)
+    except OSError as error:
+        raise UsageError(f"{flag} {path} cannot be read: {reason(error)}; give the OUT of an earlier run") from None
+
+
+class References:
+    """Known answers to the requests of a run. recorded: look for the recorded ones. earlier: those of an earlier run, or
+    None."""
+
+    def __init__(self, renderer: Renderer, recorded: bool, earlier: EarlierAnswers | None) -> None:
+        self._renderer, self._recorded, self._earlier = renderer, recorded, earlier
+
+    @classmethod
+    def of(cls, config: Config, renderer: Renderer, earlier: EarlierAnswers | None) -> References | None:
+        """Make those of a run; None if its drafts need no known answer."""
+        recorded = "recorded" in draft_sources(config)
+        return cls(renderer, recorded, earlier) if recorded or earlier is not None else None
+
+    def begin(self, conversation: Conversation) -> KnownAnswers | None:
+        """Return what notes the prompts of a conversation; None if its tokens are not guessed."""
+        return KnownAnswers(self._renderer, conversation) if conversation.draft else None
+
+    def find(
+        self, known: KnownAnswers, conversation: Conversation, prompts: Sequence[Prompt]
+    ) -> Mapping[int, Mapping[DraftSource, Sequence[TokenArray]]]:
+        """Return turn -> the known answers to its prompt, by source."""
+        found: dict[int, dict[DraftSource, Sequence[TokenArray]]] = {}
+        try:
+            if self._recorded:
+                for turn, tokens in known.recorded(prompts).items():
+                    found.setdefault(turn, {})["recorded"] = [tokens]
+            if self._earlier is not None:
+                for prompt in prompts:
+                    answers = list(self._earlier_answers(self._earlier, known, conversation, prompt))
+                    if answers:
+                        found.setdefault(prompt.turn, {})["previous"] = answers
+        except Exception:  # around requests that are answered as well without a guess
+            return found
+        return found
+
+    def warn_if_unused(self, warn: Callable[[str], None]) -> None:
+        """Warn if no request has an answer in the file of --draft-from."""
+        if self._earlier is not None:
+            self._earlier.warn_if_unused(warn)
+
+    def _earlier_answers(
+        self, earlier: EarlierAnswers, known: KnownAnswers, conversation: Conversation, prompt: Prompt
+    ) -> Iterator[TokenArray]:
+        """Yield the tokens of each answer that the earlier run gave to a prompt: its own token ids if it had the same
+        tokenizer, else those of its text."""
+        record = earlier.find(prompt.custom_id)
+        if record is None:
+            return
+        if earlier.has_same_tokens:
+            found = [known.of_tokens(as_token_array(token_ids)) for token_ids in answers_of(record)]
+        else:
+            choices = record["response"]["body"]["choices"]
+            found = [_of_choice(known, conversation, prompt, choice) for choice in choices]
+        yield from (tokens for tokens in found if tokens is not None)
+
+
+def _of_choice(
+    known: KnownAnswers, conversation: Conversation, prompt: Prompt, choice: Mapping[str, Any]
+) -> TokenArray | None:
+    """Return the tokens of a choice of a record's body: a chat's message, rendered, or a completion's text. None for a
+    choice without either."""
+    try:
+        [message] = check_messages([choice.get("message")]) if conversation.prompt is None else [None]
+    except RequestError:
+        return None
+    if message is not None and not conversation.template_options.continue_final_message:
+        return known.of_message(prompt, message)
+    text = choice.get("text") if message is None else message["content"]
+    if not isinstance(text, str):
+        return None
+    if conversation.params.get("echo") and isinstance(conversation.prompt, str):
+        text = text.removeprefix(conversation.prompt)
+    return known.of_text(text)
+
+
+def _answered(line: bytes) -> dict[str, Any] | None:
+    """Return the record of a request that succeeded and has a custom_id; None for any other line."""
+    record = read_record(line)
+    return record if record is not None and record["error"] is None and record["custom_id"] is not None else None
+
+
+def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Yield (byte offset, line) of each line, but for those over DEFAULT_MAX_LINE_BYTES."""
+    offset = 0
+    while line := file.readline(DEFAULT_MAX_LINE_BYTES):
+        begin, offset = offset, offset + len(line)
+        is_whole = line.endswith(b"\n") or len(line) < DEFAULT_MAX_LINE_BYTES
+        while not is_whole and (rest := file.readline(DEFAULT_MAX_LINE_BYTES)):
+            offset += len(rest)
+            if rest.endswith(b"\n"):
+                break
+        if is_whole:
+            yield begin, line
