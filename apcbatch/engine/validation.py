@@ -12,7 +12,7 @@ from apcbatch.config import Config
 from apcbatch.errors import RequestError
 from apcbatch.prefix import TokenArray, as_token_array
 from apcbatch.sampling import LARGEST_PENALTY, SETTINGS, Bounds
-from apcbatch.types import Request
+from apcbatch.types import DRAFT_SOURCES, Request
 
 _BOUNDS = {
     name: bounds
@@ -66,6 +66,23 @@ def check_settings(request: Request, vocab_size: int) -> None:
     if request.score_top and first is None:
         raise invalid(f"score_top is {request.score_top} without score_from; set score_from too")
     _check_tokens(request, vocab_size)
+    _check_drafts(request, vocab_size)
+
+
+def _check_drafts(request: Request, vocab_size: int) -> None:
+    """Check what guesses are taken from: a token outside the vocabulary would end the pass that verifies it."""
+    if not isinstance(request.draft, bool):
+        raise invalid(f"draft is {_shown(request.draft)}; expected True or False")
+    if not isinstance(request.references, Mapping) or not request.references.keys() <= set(DRAFT_SOURCES):
+        sources = ", ".join(DRAFT_SOURCES)
+        raise invalid(f"references is {_shown(request.references)}; expected lists of answers by source, out of {sources}")
+    for source, answers in request.references.items():
+        try:
+            highest = max((int(ids.max()) for ids in map(as_token_array, answers) if len(ids)), default=0)
+        except (OverflowError, ValueError, TypeError):
+            raise invalid(f"references[{source!r}] holds something else than lists of token ids") from None
+        if highest >= vocab_size:
+            raise invalid(f"references[{source!r}] has the token id {highest}; expected less than {vocab_size}")
 
 
 def _check_tokens(request: Request, vocab_size: int) -> None:

@@ -211,8 +211,9 @@ def test_without_a_store_only_what_happened_is_counted(tiny_checkpoint: Callable
     assert not any(value for name, value in asdict(engine.counters).items() if name != "seconds")
     assert not any(engine.counters.seconds.values())
     list(engine.run([Request("r", [1, 2, 3], max_tokens=2, ignore_eos=True)]))
-    seconds = engine.counters.seconds
-    counted = Counters(unique_tokens=4, prefill_tokens=3, decode_tokens=1, chunks=2, seconds=seconds)
+    found = engine.counters
+    measured = {"seconds": found.seconds, "peak_draft_bytes": found.peak_draft_bytes}
+    counted = Counters(unique_tokens=4, prefill_tokens=3, decode_tokens=1, chunks=2, decode_chunks=1, **measured)
     assert asdict(engine.counters) == asdict(counted)
     assert min(seconds["prefill"], seconds["decode"]) > 0
     engine.close()

@@ -177,9 +177,9 @@ def test_an_answered_conversation_is_not_rendered_again(apcbatch, tmp_path, monk
     apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--limit", 3)
     rendered, render = [], Renderer.render
 
-    def watched(self, conversation, turns="each"):
+    def watched(self, conversation, *options):
         rendered.append(conversation.id)
-        return render(self, conversation, turns)
+        return render(self, conversation, *options)
 
     monkeypatch.setattr(Renderer, "render", watched)
     assert apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--resume").summary["requests"] == 2
