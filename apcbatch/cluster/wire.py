@@ -215,8 +215,8 @@ class Done:
 
     seconds: run time. prefill_tokens, decode_tokens: tokens computed for its answers. counters: increments of the
     engine's counters since the last Done, under their names, with `seconds` as `prefill_s`, `decode_s` and `store_s`,
-    and `drafts` as DRAFTED and ACCEPTED before each source. Counters that begin with `peak_` are maxima so far instead. `import_bytes` and `import_s` are the size of the states
-    fetched from other nodes and the seconds to fetch them.
+    and `drafts` as DRAFTED and ACCEPTED before each source. Counters that begin with `peak_` are maxima so far instead.
+    `import_bytes` and `import_s` are the size of the states fetched from other nodes and the seconds to fetch them.
     """
 
     unit: int

@@ -19,8 +19,8 @@ class Counters:
     snapshots_read: distinct snapshots that requests resumed from. store_skipped: snapshots that the store refused or
     could not write. prefill_tokens, decode_tokens: tokens computed in passes, including those of requests that failed
     later; of drafted ones, those that were accepted. chunks: sequences in passes, summed over passes; decode_chunks:
-    those that decoded. drafts: source -> (drafted tokens that passes verified, accepted ones). peak_draft_bytes: the most
-    bytes of the index of drafts. seconds: wall seconds by phase."""
+    those that decoded. drafts: source -> (drafted tokens that passes verified, accepted ones). peak_draft_bytes: the
+    most bytes of the index of drafts. seconds: wall seconds by phase."""
 
     snapshots_written: int = 0
     snapshots_read: int = 0

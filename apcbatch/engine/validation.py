@@ -75,7 +75,7 @@ def _check_drafts(request: Request, vocab_size: int) -> None:
         raise invalid(f"draft is {_shown(request.draft)}; expected True or False")
     if not isinstance(request.references, Mapping) or not request.references.keys() <= set(DRAFT_SOURCES):
         sources = ", ".join(DRAFT_SOURCES)
-        raise invalid(f"references is {_shown(request.references)}; expected lists of answers by source, out of {sources}")
+        raise invalid(f"references is {_shown(request.references)}; expected lists of answers by source: {sources}")
     for source, answers in request.references.items():
         try:
             highest = max((int(ids.max()) for ids in map(as_token_array, answers) if len(ids)), default=0)

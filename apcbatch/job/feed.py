@@ -232,11 +232,11 @@ class Feeder:
         conversation on the way."""
         while rollout.remaining:
             ticket = rollout.remaining.popleft()
-            prompt, references = rollout.rollout.prompt, None
+            prompt, known = rollout.rollout.prompt, None
             if ticket not in self._answers and self._references is not None:
                 known = self._references.begin(rollout.conversation)
-                references = self._find_references(known, rollout.conversation, [prompt]).get(prompt.turn)
-            request = self._request(ticket, rollout.conversation, prompt, rollout, references)
+            references = self._find_references(known, rollout.conversation, [prompt])
+            request = self._request(ticket, rollout.conversation, prompt, rollout, references.get(prompt.turn))
             if ticket not in self._answers:
                 work = _with_constraint(request)
                 yield work

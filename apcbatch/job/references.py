@@ -113,8 +113,8 @@ def open_earlier(path: str, flag: str) -> BinaryIO:
 
 
 class References:
-    """Known answers to the requests of a run. recorded: look for the recorded ones. earlier: those of an earlier run, or
-    None."""
+    """Known answers to the requests of a run. recorded: whether the recorded ones are looked for. earlier: those of an
+    earlier run, or None."""
 
     def __init__(self, renderer: Renderer, recorded: bool, earlier: EarlierAnswers | None) -> None:
         self._renderer, self._recorded, self._earlier = renderer, recorded, earlier

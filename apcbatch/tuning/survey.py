@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from apcbatch.config import Config
-from apcbatch.data.chat.render import Rendered, Renderer
+from apcbatch.data.chat.render import NotePrompt, Rendered, Renderer
 from apcbatch.data.chat.template_options import ChatOptions
 from apcbatch.data.generation_config import with_model_defaults
 from apcbatch.data.input.inputs import Inputs
@@ -56,8 +56,8 @@ class _WatchedRenderer(Renderer):
 
     num_unstable = 0
 
-    def render(self, conversation: Conversation, turns: Turns = "each") -> Rendered:
-        rendered = super().render(conversation, turns)
+    def render(self, conversation: Conversation, turns: Turns = "each", note: NotePrompt | None = None) -> Rendered:
+        rendered = super().render(conversation, turns, note)
         self.num_unstable += not rendered.prefix_stable
         return rendered
 

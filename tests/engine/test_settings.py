@@ -84,7 +84,7 @@ def test_a_number_that_cannot_be_used_is_an_error_record(field: str, value: obje
     ({"score_from": 1, "score_top": 21}, "score_top is 21; expected an integer from 0 to 20"),
     ({"score_top": 2}, "score_top is 2 without score_from"),
     ({"draft": 1}, "draft is 1; expected True or False"),
-    ({"references": {"recorder": []}}, "references is {'recorder': []}; expected lists of answers by source, out of"),
+    ({"references": {"recorder": []}}, "references is {'recorder': []}; expected lists of answers by source: recorded"),
     ({"references": []}, "references is []; expected lists of answers by source"),
     ({"references": {"previous": [[1], [VOCAB]]}}, f"references['previous'] has the token id {VOCAB}; expected less"),
     ({"references": {"previous": [[1], [-1]]}}, "references['previous'] holds something else than lists of token ids"),

@@ -124,10 +124,10 @@ def test_an_unexpected_failure_of_one_conversation_is_an_internal_error_record(a
 
     render = Renderer.render
 
-    def fragile(self, conversation, turns="each"):
+    def fragile(self, conversation, *options):
         if conversation.id == "c-1":
             raise ZeroDivisionError("by accident")
-        return render(self, conversation, turns)
+        return render(self, conversation, *options)
 
     monkeypatch.setattr(Renderer, "render", fragile)
     write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(3)])

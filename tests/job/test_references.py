@@ -147,7 +147,9 @@ def test_an_answer_that_cannot_be_rendered_is_no_error(
 def test_a_plan_looks_for_no_answer(apcbatch: Any, lines: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault: `plan` and `show` render each answer for guesses that they never make."""
     monkeypatch.setattr(references.References, "__init__", lambda *_: pytest.fail("answers are looked for"))
-    assert apcbatch("plan", "in.jsonl").code == 0 and apcbatch("show", "in.jsonl").code == 0
+    planned = apcbatch("plan", "in.jsonl")
+    assert planned.code == 0 and "11 requests" in planned.stdout, planned.stdout
+    assert apcbatch("show", "in.jsonl").code == 0
 
 
 @pytest.mark.parametrize("turns", ["each", "rollout"])
@@ -172,7 +174,9 @@ def test_earlier_answers_are_found_by_their_names(
     assert known(engines[-1].submitted, "previous") == expected
 
 
-def test_an_overlong_line_is_passed_over(tmp_path: Path, apcbatch: Any, engines: Any, lines: Any, monkeypatch: Any) -> None:
+def test_an_overlong_line_is_passed_over(
+    apcbatch: Any, engines: Any, lines: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Fault: a line over the limit is held in memory, or the lines behind it are lost."""
     assert apcbatch(*RUN, "-o", "old.jsonl").code == 0
     own = (tmp_path / "old.jsonl").read_bytes().splitlines(keepends=True)
@@ -280,8 +284,8 @@ def test_a_compressed_file_that_breaks_off_is_read_so_far(
 
 
 def test_drafts_may_change_on_the_way(apcbatch: Any, engines: Any, lines: Any, tmp_path: Path) -> None:
-    """Fault: --resume refuses another --draft; the run file or the command that continues loses it; answers that OUT has
-    are looked for again, or nothing is guessed from them."""
+    """Fault: --resume refuses another --draft; the run file or the command that continues loses it; answers that OUT
+    has are looked for again, or nothing is guessed from them."""
     assert apcbatch(*RUN, "-o", "old.jsonl").code == 0
     write_lines(tmp_path / "in.jsonl", [*lines[:5], "{", *lines[5:]])
     drafts = ("--draft", "lookup,previous", "--draft-from", "old.jsonl", "--draft-memory", "1MiB", "--max-running", "1")

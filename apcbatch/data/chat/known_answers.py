@@ -1,5 +1,5 @@
-"""Tokenise known answers to the prompts of a conversation: the recorded ones, and messages of an earlier run. The engine
-guesses tokens from them.
+"""Tokenise known answers to the prompts of a conversation, recorded ones and messages of an earlier run, for the engine
+to guess from.
 
 Invariants: an answer that cannot be rendered or tokenised has no tokens, and is no error; each answer is rendered once,
 and its prompt only where the renderer did not (a rollout). A recorded answer has the tokens that it is scored with

@@ -34,6 +34,7 @@ from apcbatch.prefix import TokenArray, as_token_array
 _SNIPPET_CHARACTERS = 24
 _LAST_TOKENS = 32  # number of last prompt tokens searched for the marker that begins reasoning
 _DEFAULT_OPTIONS = ChatOptions()
+NotePrompt = Callable[[Turn, str, BaseText], None]  # is given a turn, the text of its prompt, the base of its tokens
 
 
 @dataclass(slots=True)
@@ -169,15 +170,10 @@ class Renderer:
         unread = [name for name in given if not self.template.reads(name)]
         return (f"the chat template does not read {', '.join(map(shown, unread))}",) if unread else ()
 
-    def render(
-        self,
-        conversation: Conversation,
-        turns: Turns = "each",
-        note: Callable[[Turn, str, BaseText], None] | None = None,
-    ) -> Rendered:
+    def render(self, conversation: Conversation, turns: Turns = "each", note: NotePrompt | None = None) -> Rendered:
         """Render and tokenise the prompts of a conversation. For `rollout`, they have the recorded history.
 
-        note: called with the text of each rendered prompt, and the base that its tokens are taken from.
+        note: called for each rendered prompt.
 
         data/chat/rollout.py makes the prompts of a rollout that have generated answers. RequestError, with the line, if
         no prompt can be made; if only some cannot, these turns are in `failures`.
@@ -237,9 +233,7 @@ class Renderer:
                 raise RequestError("invalid_request", message)
         return self.check_tokens(as_token_array(prompt))
 
-    def _render_turns(
-        self, conversation: Conversation, chosen: list[Turn], note: Callable[[Turn, str, BaseText], None] | None
-    ) -> Rendered:
+    def _render_turns(self, conversation: Conversation, chosen: list[Turn], note: NotePrompt | None) -> Rendered:
         base: BaseText | None = None
         is_stable = True
         counts = [turn.num_messages for turn in reversed(chosen)]
