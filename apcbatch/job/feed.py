@@ -38,8 +38,8 @@ class Feeder:
     """Work source that reads the input only as far as the next request needs.
 
     keeps_answers: keep snapshots of all answers, since later requests may build on them. references: source of known
-    answers for drafts, or None. num_requests: requests
-    numbered so far. num_skipped: how many of them OUT answers already. last_line: number of the last line read.
+    answers for drafts, or None. num_requests: requests numbered so far. num_skipped: how many of them OUT answers
+    already. last_line: number of the last line read.
     """
 
     plan_s = 0.0
@@ -232,9 +232,9 @@ class Feeder:
         conversation on the way."""
         while rollout.remaining:
             ticket = rollout.remaining.popleft()
-            prompt, known = rollout.rollout.prompt, None
-            if ticket not in self._answers and self._references is not None:
-                known = self._references.begin(rollout.conversation)
+            prompt = rollout.rollout.prompt
+            source = self._references if ticket not in self._answers else None
+            known = source.begin(rollout.conversation) if source is not None else None
             references = self._find_references(known, rollout.conversation, [prompt])
             request = self._request(ticket, rollout.conversation, prompt, rollout, references.get(prompt.turn))
             if ticket not in self._answers:

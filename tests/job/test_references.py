@@ -164,7 +164,8 @@ def test_earlier_answers_are_found_by_their_names(
     assert len(expected) == 11 and len(expected["two"]) == 2
     own = (tmp_path / "old.jsonl").read_bytes().splitlines(keepends=True)
     random.shuffle(own)
-    failed = json.loads(own[0]) | {"response": None, "error": {"code": "internal", "message": "no", "retryable": True}}
+    error = {"code": "internal", "message": "no", "retryable": True}
+    failed = json.loads(own[0]) | {"response": None, "error": error, "apcbatch": {}}
     torn = [own[1][:70] + b"\n", b"\0" * 90 + b"\n", b"\n", b"[]\n", json.dumps(failed).encode() + b"\n"]
     mixed = [line for pair in zip(own, torn * 3, strict=False) for line in pair] + [own[2][:-9]]
     data = b"".join(mixed)
