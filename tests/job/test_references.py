@@ -188,6 +188,27 @@ def test_an_overlong_line_is_passed_over(
     assert len(known(engines[-1].submitted, "previous")) == len(own)
 
 
+def test_a_file_that_changes_meanwhile_gives_no_other_answer(apcbatch: Any, lines: Any, tmp_path: Path) -> None:
+    """Fault: the answer of another request, which stands now where the wanted one stood, or a traceback; and of two
+    answers with one name the older one."""
+    begin(apcbatch, tmp_path)
+    path = tmp_path / "old.jsonl"
+    first, second = json.loads(path.read_bytes().splitlines()[0]), path.read_bytes().splitlines()[1]
+    newer = json.loads(json.dumps(first))
+    newer["apcbatch"]["completion_token_ids"] = [7]
+    write_lines(path, [first, second.decode(), newer])
+    earlier = references.EarlierAnswers(str(path), "--draft-from", DEMO_DIR, pytest.fail)
+    found = earlier.find(first["custom_id"])
+    assert found is not None and found["apcbatch"]["completion_token_ids"] == [7]
+    size = path.stat().st_size
+    for content in (second + b"\n", b"x"):
+        with path.open("r+b") as file:
+            file.seek(size - len(json.dumps(newer)) - 1)
+            file.write(content + b" " * 99)
+        assert earlier.find(first["custom_id"]) is None
+    assert (len(earlier), earlier.num_wanted, earlier.num_found) == (2, 3, 1)
+
+
 @pytest.mark.parametrize("turns", ["each", "rollout"])
 def test_answers_of_another_tokenizer_are_their_text(
     apcbatch: Any, engines: Any, lines: Any, tmp_path: Path, renderer: Renderer, turns: str
