@@ -17,7 +17,7 @@ from apcbatch.cli.program import main
 from apcbatch.data.chat.prompt_tokens import PromptToken
 from apcbatch.data.chat.render import Renderer
 from apcbatch.display import cells
-from apcbatch.job.inspection import Inspection
+from apcbatch.job.inspection import Inspection, Setting
 from apcbatch.model.locate import locate_model
 from tests.conftest import ROOT, SHARED_DATA
 from tests.terminal import in_terminal
@@ -184,6 +184,13 @@ def test_what_is_kept_is_said_up_to_eight(kept, said):
     marked = found_of(*"abcde", boundaries=[4], kept={4: "read by 2"}, resume_at=4)
     assert "── 4, kept: read by 2, the request begins here ──" in inspection_lines(marked, None, mark)
     assert any(line.endswith(f"policy all {said}" if said.startswith("keeps") else said) for line in lines)
+
+
+def test_settings_stand_in_columns_in_their_own_letters():
+    """Fault: a stop text is shown in escapes, or the values are not below each other."""
+    found = found_of("a", settings=[Setting("stop", ["\u00e9\u6771"], "line"), Setting("top_p", 1.0, "default")])
+    lines = list(inspection_lines(found, None, mark))
+    assert lines[-4:-2] == ['  stop   ["\u00e9\u6771"]  (line)', "  top_p  1.0  (default)"]
 
 
 @pytest.mark.slow

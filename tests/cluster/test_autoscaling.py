@@ -107,7 +107,8 @@ class Fleet:
         numbers = count(1)
         runtime: Any = SimpleNamespace(clock=lambda: self.now, spawn=lambda: next(numbers), kill=self.killed.append)
         self.table, self.scheduler = WorkerTable(runtime, 4, 9, self.lines.append), GroupScheduler()
-        self.scaler = Autoscaler(self.table, self.scheduler, UnplannedQueue(lambda request: None), 20.0)
+        self.unplanned = UnplannedQueue(lambda request: None)
+        self.scaler = Autoscaler(self.table, self.scheduler, self.unplanned, 20.0)
         self.scale(0.0)
         for number, self.now in ((1, 10.0), (2, 5.0)):
             self.table.add_ready(next(one for one in self.table if one.id == number), FACTS)
@@ -146,6 +147,16 @@ def test_who_is_asked_for_again(seconds: list[float], workers: int) -> None:
     fleet.add_work(*seconds)
     assert fleet.scale(30.0) == [] and len(fleet.table) == workers
     assert sum("is asked for" in line for line in fleet.lines) == workers - 1
+
+
+@pytest.mark.parametrize(("requests", "workers"), [(1, 1), (32, 1), (33, 2), (64, 2), (65, 3)])
+def test_requests_without_a_plan_ask_for_workers_by_the_unit(requests: int, workers: int) -> None:
+    """Catches a worker for each request, where 32 go together, or none for the requests of a unit that is not full."""
+    fleet = Fleet()
+    assert fleet.scale(30.0) == [3, 4, 2]
+    for number in range(requests):
+        fleet.unplanned.add(Item(number, Request("r", [1])))
+    assert fleet.scale(100.0) == [] and len(fleet.table) == workers
 
 
 def test_who_is_silent_for_too_long() -> None:

@@ -235,6 +235,14 @@ def test_what_the_library_cannot_do_is_a_sentence(constraints, structure, words)
         assert words in caught.value.message and "\n" not in caught.value.message and len(caught.value.message) < 400
 
 
+def test_a_grammar_that_the_library_refuses_only_here_is_a_sentence(demo, monkeypatch):
+    """Fault: a grammar that its trial in the helper process let pass constrains an answer to nothing."""
+    made = GrammarCompiler(demo)
+    monkeypatch.setattr(made._helper, "ask", lambda *given: (constraint_module.DONE, b"start: nope"))
+    with pytest.raises(RequestError, match="^the regular expression cannot be used: .*unknown name"):
+        made.constraint(StructuredOutput("regex", "a"))
+
+
 def numeric_schema(source: random.Random) -> dict[str, object]:
     """A schema with numbers of any size where they count."""
 

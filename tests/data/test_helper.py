@@ -136,6 +136,11 @@ def test_a_helper_that_cannot_be_started_is_an_error_of_the_request(monkeypatch:
     assert caught.value.retryable
 
 
+def test_an_answer_is_waited_for_ten_times_as_long_as_it_may_take() -> None:
+    """Catches a busy machine on which a helper is taken for lost, and a helper that is waited for without end."""
+    assert helper._wall_seconds(2.5) == 35.0
+
+
 @pytest.mark.parametrize(
     ("status", "failures", "code", "sentence"),
     [

@@ -10,6 +10,7 @@ import os
 import random
 import sys
 import tracemalloc
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -105,6 +106,22 @@ def test_a_long_line_is_not_held(tmp_path: Path, suffix: str) -> None:
         tracemalloc.stop()
     assert lines == [(1, LongLine(50_000_002)), (2, b"1")]
     assert peak < 40 * 2**20
+
+
+@pytest.mark.parametrize(("dictionary", "fits"), [(31, True), (32, False)])
+def test_an_xz_file_takes_up_to_256_mib(tmp_path: Path, dictionary: int, fits: bool) -> None:
+    """Fault: a file packed with `xz -9e` or more is refused, or one that asks for all memory is not."""
+    data = bytearray(lzma.compress(b"1\n"))
+    data[16] = dictionary  # 192 or 256 MiB, in the header of the block, which ends with its checksum
+    end = 12 + 4 * data[12]
+    data[end : end + 4] = zlib.crc32(data[12:end]).to_bytes(4, "little")
+    path = tmp_path / "a.xz"
+    path.write_bytes(data)
+    if fits:
+        assert list(read_lines(str(path))) == [(1, b"1")]
+    else:
+        with pytest.raises(UsageError, match="memory usage limit exceeded"):
+            list(read_lines(str(path)))
 
 
 def test_several_frames_and_members_are_one_stream(tmp_path: Path) -> None:

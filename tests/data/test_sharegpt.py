@@ -17,7 +17,8 @@ def test_sharegpt_speakers_become_roles() -> None:
         ("user", "d"),
         ("function_call", "not JSON"),
         ("tool", "e"),
-        ("assistant", "f"),
+        ("assistant", '{"name": "f", "arguments": {}}'),
+        ("user", '{"name": "f", "arguments": {}}'),
     ]
     record = good(
         {
@@ -37,7 +38,8 @@ def test_sharegpt_speakers_become_roles() -> None:
         {"role": "user", "content": "d"},
         {"role": "assistant", "content": "not JSON"},
         {"role": "tool", "content": "e"},
-        {"role": "assistant", "content": "f"},
+        {"role": "assistant", "content": '{"name": "f", "arguments": {}}'},
+        {"role": "user", "content": '{"name": "f", "arguments": {}}'},
     ]
     assert (record.tools, record.source_format, record.id) == ([{"name": "f"}], "sharegpt", "9")
     assert good({"conversations": [{"from": "human", "value": "a"}], "tools": " "}).tools is None

@@ -207,6 +207,16 @@ def test_a_continuation_is_the_whole_text(kind: str, model_dir: Callable[..., Pa
         assert tokenizer.decode(tokenizer.encode_continuation(text)).lstrip(" ") == text.lstrip(" "), text
 
 
+def test_the_schema_of_the_answers_is_searchable_text(tmp_path: Path) -> None:
+    """Catches a marker that is not found in the schema since it is written in escapes, and a schema where none is."""
+    folder = save_model(tmp_path, build_tokenizer("chatml"))
+    assert load_tokenizer(folder).answer_schema == ""
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config |= {"response_schema": {"x": "<\uff5ctool\u2581calls\uff5c>\\s*"}, "response_template": None}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    assert load_tokenizer(folder).answer_schema == '[{"x": "<\uff5ctool\u2581calls\uff5c>s*"}]'
+
+
 def test_a_configuration_that_is_no_file_is_told(tmp_path: Path) -> None:
     """Catches a folder in the place of a file that ends in a traceback."""
     (tmp_path / "tokenizer_config.json").mkdir()

@@ -12,8 +12,10 @@ import pytest
 from apcbatch.data.output.parser import OutputParser
 from apcbatch.data.output.tool_parsers import tool_parsers
 from apcbatch.errors import RequestError
+from apcbatch.job.logprobs import PromptFields
 from apcbatch.job.record import Ticket, error_line, read_record, result_line
-from apcbatch.types import Result
+from apcbatch.prefix import as_token_array
+from apcbatch.types import Result, Scores
 
 TEXTS = {1: "Hi", 2: " \u00e9", 3: "\ufffd", 4: "!", 9: "\ufffd"}
 
@@ -95,6 +97,17 @@ def test_the_likeliest_tokens_come_with_each_one() -> None:
         {"Hi": -0.1, "!": -2.0}, {"!": -0.15, " \u00e9": -0.2}, {"\ufffd": -0.2, "token_id:3": -0.3},
         {"Hi": -0.01, "!": -0.4},
     ]  # fmt: skip
+
+
+def test_an_echoed_prompt_has_log_probabilities_where_it_was_scored() -> None:
+    """Catches a prompt that was scored and not asked for, and one that is asked for without its scores."""
+    scored = replace(RESULT, scores=Scores(1, [-1.5], [1]))
+    for echo, result, expected in ((False, scored, []), (True, RESULT, []), (True, scored, [None, -1.5])):
+        prompt = PromptFields(as_token_array([4, 1]), text="!Hi", echo=echo)
+        ticket = Ticket(0, 1, None, "t", None, completion=True, prompt=prompt)
+        [choice] = read(result_line(ticket, result, RENDERER, "m", 0))["response"]["body"]["choices"]
+        assert choice["logprobs"]["token_logprobs"] == expected + RESULT.logprobs
+        assert choice["text"] == "!Hi" * echo + "Hi \u00e9\ufffd!"
 
 
 @pytest.mark.parametrize(("reason", "keeps", "text", "count"), [

@@ -15,6 +15,7 @@ from apcbatch.data.input.inputs import Inputs
 from apcbatch.errors import UsageError
 from apcbatch.job import open
 from apcbatch.job.disk import Disk
+from apcbatch.job.previous_answers import PreviousAnswers
 from apcbatch.job.runfile import RunFile, input_identity
 from tests.chats import conversation, read_records, write_lines
 from tests.job.conftest import answers
@@ -134,11 +135,15 @@ def test_whatever_makes_another_request_is_refused(apcbatch, piped, tmp_path, mo
             return piped(*options)
         return apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, *options)
 
+    def of_line_1():
+        return [record for record in read_records(tmp_path / "out.jsonl") if record["line"] == 1]
+
     run(then)
-    before = (tmp_path / "out.jsonl").read_bytes()
+    before, answered = (tmp_path / "out.jsonl").read_bytes(), of_line_1()
     done = run(now, "--resume")
     assert done.code == 2 and "line 1 " in done.stderr, done.stderr
     assert source == "-" or (tmp_path / "out.jsonl").read_bytes() == before
+    assert of_line_1() == answered, "refused before it is answered again"
     assert run(then, "--resume").code in (0, 3), "what was there can still be resumed"
 
 
@@ -246,6 +251,15 @@ def test_a_long_rollout_is_resumed(apcbatch, tmp_path):
     finally:
         sys.setrecursionlimit(bound)
     assert done.summary["already_done"] == answered - 1 and done.summary["ok"] == 1, done.stderr
+
+
+def test_a_whole_line_and_its_turns_are_requests_of_their_own():
+    """Fault: an answer to a line as a whole stands for its first turn; half of the digests count as both."""
+    answers_of_out = PreviousAnswers()
+    digests = ({}, {"line_digest": "a"}, {"request_digest": "b"}, {"line_digest": "a", "request_digest": "b"})
+    for offset, (turn, origin) in enumerate(zip((None, 1, 2, 3), digests, strict=True)):
+        assert answers_of_out.add(offset, {"line": 1, "turn": turn, "error": None, "apcbatch": origin})
+    assert (len(answers_of_out), answers_of_out.num_without_digests) == (4, 3)
 
 
 def test_an_out_without_digests_is_taken_with_a_warning(apcbatch, tmp_path):

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
-from apcbatch.report.comparison import MOST_LISTED, _changed_options, _misses, first_difference
+from apcbatch.report.comparison import MEASURES, MOST_LISTED, _changed_options, _measures, _misses, first_difference
 from tests.chats import conversation, read_records, write_lines
 from tests.job.conftest import Outcome
 from tests.report.conftest import document_of
@@ -146,6 +146,18 @@ def test_the_first_difference_of_several_answers() -> None:
         if at < len(two[choice]) or at < len(one[choice]):
             assert first_difference(one, two) == first_difference(two, one) == (choice, at)
         assert first_difference(one, [*one, [1]]) == (len(one), 0)
+
+
+def test_a_measure_of_one_run_alone_is_shown() -> None:
+    """Fault: a number is left out because the other run has none, or a row has no number at all."""
+    bare: dict[str, Any] = {key: None for _, _, key in MEASURES} | {"seconds": None}
+    full = bare | {"hit_rate": 0.5, "seconds": {"load": 0.0}}
+    rows = [
+        {"name": "restored share", "unit": "share", "base": None, "other": 0.5},
+        {"name": "load seconds", "unit": "s", "base": None, "other": 0.0},
+    ]
+    assert list(_measures(bare, full)) == rows and list(_measures(bare, bare)) == []
+    assert list(_measures(full, bare)) == [row | {"base": row["other"], "other": None} for row in rows]
 
 
 def test_what_was_run_is_compared_by_its_options_version_and_model() -> None:
