@@ -80,6 +80,13 @@ def test_beyond_json_is_an_error(text: bytes, reason: str) -> None:
         read_json(text)
 
 
+def test_an_integer_with_too_many_digits_is_pointed_at() -> None:
+    """Fault: the error names the beginning of the line, or an integer that has as many digits as may be."""
+    with pytest.raises(json.JSONDecodeError) as caught:
+        read_json(b"[" + b"1" * 4300 + b", " + b"9" * 4301 + b"]")
+    assert caught.value.pos == 4303
+
+
 @pytest.mark.parametrize(
     "value", [[float("inf")], {"a": [None, float("nan")]}, [2**70, float("inf")], ["\ud800"], [2**70, "\ud800"]]
 )

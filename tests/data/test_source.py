@@ -155,8 +155,8 @@ def test_damaged_rows_are_a_usage_error(tmp_path: Path) -> None:
     """Library tracebacks are not sentences."""
     path, told = tmp_path / "bad.parquet", list[str]()
     path.write_bytes(b"PAR1 this is no parquet file PAR1")
-    with pytest.raises(UsageError, match=r"bad\.parquet"):
-        list(open_source(str(path)))
+    with pytest.raises(UsageError, match=r"^cannot read .*bad\.parquet as parquet: "):
+        open_source(str(path))
     whole = Path(write_rows(tmp_path / "torn.arrow", ROWS * 500, 600)).read_bytes()
     (tmp_path / "torn.arrow").write_bytes(whole[: len(whole) // 2])
     *records, last = open_source(str(tmp_path / "torn.arrow"), warn=told.append)

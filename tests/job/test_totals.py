@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import resource
 import time
 from types import SimpleNamespace
@@ -10,10 +11,11 @@ from typing import Any
 import pytest
 
 from apcbatch.config import Config
-from apcbatch.job.totals import ENGINE_COUNTS, Totals
-from apcbatch.types import Result
+from apcbatch.job.totals import ENGINE_COUNTS, ScoreTotals, Totals
+from apcbatch.types import Result, Scores
 from apcbatch.version import VERSION
 
+SCORE_MEANS = ("mean_logprob", "perplexity", "greedy_match_share", "exact_match_share")
 ENGINE: Any = SimpleNamespace(
     counters=SimpleNamespace(
         seconds={"prefill": 2.0, "decode": 0.5, "store": 0.25},
@@ -99,6 +101,20 @@ def test_nothing_adds_up_to_nothing(clock: list[float]) -> None:
     assert totals.sentence("-") == (
         "0 requests in 0.0 s: 0 ok, 0 errors; 0.0 % of 0 prompt tokens restored; results in standard output"
     )
+
+
+def test_scores_add_up_exactly() -> None:
+    """Catches a mean that is off by a rounding, and a share of other answers or tokens."""
+    totals = ScoreTotals()
+    nothing = {"answers": 0, "tokens": 0} | dict.fromkeys(SCORE_MEANS)
+    assert totals.summary() == nothing
+    totals.add(Scores(1, [0.0, -0.0], [1, 1]))
+    assert totals.summary() == {"answers": 1, "tokens": 2} | dict(zip(SCORE_MEANS, (0.0, 1.0, 1.0, 1.0), strict=True))
+    totals.add(Scores(1, [-1.5, -(2.0**-149)], [1, 2]))
+    means = (-0.375, math.exp(0.375), 0.75, 0.5)
+    assert totals.summary() == {"answers": 2, "tokens": 4} | dict(zip(SCORE_MEANS, means, strict=True))
+    totals.add(Scores(1, [-1e5], [7]))
+    assert totals.summary()["perplexity"] is None
 
 
 def test_an_ideal_that_is_not_known_for_one_is_not_known_for_all() -> None:

@@ -93,6 +93,7 @@ def test_killed_and_resumed(start, apcbatch, tmp_path, trace):
     written = len((tmp_path / "out.jsonl").read_bytes().splitlines())
     assert killed.end is None and 0 < killed.edges.requests[0] <= written
     assert {"run", "in.jsonl", "out.jsonl", "--resume"} <= set(shlex.split(killed.continue_command))
+    assert "--retry-errors" not in killed.continue_command, "there is no error yet"
     last = start(*RUN, "--resume").end()
     assert last.code == 0, last.stderr
     found = read_trace(trace).segments
