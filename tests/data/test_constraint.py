@@ -16,6 +16,7 @@ import pytest
 
 from apcbatch.data.grammar import constraint as constraint_module
 from apcbatch.data.grammar.constraint import GrammarCompiler, GrammarConstraint
+from apcbatch.data.grammar.grammar_child import _Bytes
 from apcbatch.data.grammar.llguidance import Thinking
 from apcbatch.data.grammar.structured_output import StructuredOutput, check_structured_output
 from apcbatch.data.output.tool_parser import CallSyntax
@@ -241,6 +242,22 @@ def test_a_grammar_that_the_library_refuses_only_here_is_a_sentence(demo, monkey
     monkeypatch.setattr(made._helper, "ask", lambda *given: (constraint_module.DONE, b"start: nope"))
     with pytest.raises(RequestError, match="^the regular expression cannot be used: .*unknown name"):
         made.constraint(StructuredOutput("regex", "a"))
+
+
+def test_the_words_of_the_library_are_short():
+    """Fault: an error record of a megabyte, or a sentence that is cut for no need."""
+    structure = StructuredOutput("grammar", "")
+    for reason, shown in ((f" {'x' * 299}\n y.", f"{'x' * 299} ..."), ("x" * 300 + " .", "x" * 300)):
+        assert constraint_module.unusable(structure, reason).message == f"the grammar cannot be used: {shown}"
+
+
+@pytest.mark.parametrize("special", [{}, {5: "<a>", 299: "<b>", 300: "<c>"}])
+def test_a_grammar_is_tried_with_every_byte(special):
+    """Fault: a form that needs a certain byte is refused, since the tokens of the trial lack it."""
+    made = _Bytes(300, special)
+    assert sorted(token for token in made.tokens if len(token) == 1) == [bytes([byte]) for byte in range(256)]
+    assert len(made.tokens) == 300
+    assert made.special_token_ids == (sorted(set(special) - {300}) or [0])
 
 
 def numeric_schema(source: random.Random) -> dict[str, object]:

@@ -235,6 +235,7 @@ def test_the_columns_of_a_dataset_are_no_slips(shape: str) -> None:
         ("log_probs", "logprobs"), ("logit_biases", "logit_bias"), ("presence_penality", "presence_penalty"),
         ("responseformat", "response_format"), ("ignore_eso", "ignore_eos"), ("stops", "stop"), ("x" * 10_000, None),
         ("step", None), ("mode", None), ("", None),
+        ("temperature" + "_" * 29, "temperature"), ("temperature" + "_" * 30, None),
     ],
 )  # fmt: skip
 def test_a_name_that_is_nearly_a_setting(name: str, setting: str | None) -> None:

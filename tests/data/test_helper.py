@@ -6,10 +6,12 @@ import io
 import os
 import resource
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -139,6 +141,33 @@ def test_a_helper_that_cannot_be_started_is_an_error_of_the_request(monkeypatch:
 def test_an_answer_is_waited_for_ten_times_as_long_as_it_may_take() -> None:
     """Catches a busy machine on which a helper is taken for lost, and a helper that is waited for without end."""
     assert helper._wall_seconds(2.5) == 35.0
+
+
+def test_an_answer_has_at_most_256_mib(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a child that makes the run take all memory by the length that it writes, and a bound that is off."""
+    child, size = object.__new__(helper._Child), 256 << 20
+    head = helper_child.ANSWER_HEAD
+    monkeypatch.setattr(child, "_read", lambda count, deadline: head.pack(b"d", size) if count == head.size else b"x")
+    assert child.receive(1.0) == (b"d", b"x")
+    size += 1
+    with pytest.raises(helper._ChildFailed, match="gave an answer of 268,435,457 bytes"):
+        child.receive(1.0)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_child_that_does_not_end_with_its_pipes_is_killed(ends: bool) -> None:
+    """Catches a process at work that outlives its helper, and one that is killed before it could end."""
+    calls: list[object] = []
+
+    def wait(timeout: float | None = None) -> None:
+        calls.append(timeout)
+        if timeout is not None and not ends:
+            raise subprocess.TimeoutExpired("child", timeout)
+
+    pipe = SimpleNamespace(close=lambda: calls.append("close"))
+    process: Any = SimpleNamespace(stdin=pipe, stdout=pipe, wait=wait, kill=lambda: calls.append("kill"))
+    helper._end(process)
+    assert calls == ["close", "close", 1, *([] if ends else ["kill", None])]
 
 
 @pytest.mark.parametrize(

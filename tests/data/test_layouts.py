@@ -226,3 +226,16 @@ def test_columns_exclude_other_formats() -> None:
 
     with pytest.raises(UsageError, match="tools_column is for lines of the format messages"):
         LineOptions.of(resolve({}, {}, {"tools_column": "t", "format": "batch"}, "LLM"))
+
+
+def test_the_file_of_a_system_prompt_has_at_most_a_mib(tmp_path: Path) -> None:
+    """Fault: a file of any size goes before each conversation, or one is refused at the bound."""
+    from apcbatch.resolution import resolve
+
+    path = tmp_path / "prompt"
+    given = resolve({}, {}, {"system_prompt": f"@{path}"}, "LLM")
+    path.write_bytes(b"x" * (1 << 20))
+    assert LineOptions.of(given).system_prompt == "x" * (1 << 20)
+    path.write_bytes(b"x" * (1 << 20) + b"\n")
+    with pytest.raises(UsageError, match="it holds more than 1,048,576 bytes"):
+        LineOptions.of(given)

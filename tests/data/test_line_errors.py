@@ -70,7 +70,7 @@ def test_no_line_at_all_is_one_sentence(record: object) -> None:
 def test_thousands_of_fields_take_no_thousands_of_checks() -> None:
     """Fault: a line with many fields that are wrong keeps the terminal waiting."""
     record = {**LINE, **{f"temperature_{number}": 1 for number in range(900)}, "top_p": 9, "temperatur": 1}
-    assert 1 < len(find_errors(record, 1)) <= 100
+    assert len(find_errors(record, 1)) == 100
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from apcbatch.data.chat import render
-from apcbatch.data.chat.render import Renderer
+from apcbatch.data.chat.render import Prompt, Renderer, snippets
 from apcbatch.data.helper_child import MAX_CHARACTERS
 from apcbatch.data.input.records import Conversation, parse_record
 from apcbatch.data.input.source import open_source
 from apcbatch.errors import RequestError
+from apcbatch.prefix import as_token_array
 from tests.data.conftest import (
     KINDS,
     STABLE_TEMPLATE,
@@ -254,3 +256,13 @@ def test_real_conversations_have_the_tokens_they_have_alone(shared_data: Path, n
         for prompt, end in list(zip(rendered.prompts, ends, strict=False))[:: max(1, len(ends) // 3)]:
             assert prompt.token_ids.tolist() == alone(renderer, record, end)
     assert warnings == []
+
+
+def test_the_end_of_a_prompt_is_searched_for_a_thought(make_renderer: Callable[..., Renderer]) -> None:
+    """Catches a whole prompt that is decoded for its last marker, or a marker near its end that is not seen."""
+    renderer, seen = make_renderer("chatml", STABLE_TEMPLATE), list[Any]()
+    renderer.reasoning_parser = SimpleNamespace(ends_open=seen.append)
+    renderer.decode = list
+    renderer._is_open(conversation("user: hi"), Prompt(1, as_token_array(list(range(100))), "c"))
+    assert seen == [[*range(68, 100)]]
+    assert snippets("x" * 30, "y" * 30, 2) == f"character 2 ({'x' * 24!r}, {'y' * 24!r})"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -122,6 +124,13 @@ def test_special_tokens_are_no_text(model_dir: Callable[..., Path]) -> None:
     ids = [*tokenizer.encode("ab").ids, *marker, *tokenizer.encode("cd").ids]
     assert ending(tokenizer, ids, ["im_start", "|>"]) is None
     assert ending(tokenizer, ids, ["bc"]) is not None
+
+
+def test_a_character_is_waited_for_so_long() -> None:
+    """Fault: bytes that never become a character are held for ever, or ones that do are given up."""
+    source: Any = SimpleNamespace(is_dropped=lambda token: False, decode=lambda ids: NOT_A_CHARACTER * len(ids))
+    stream = TextStream(source)
+    assert [stream.add(1) for _ in range(33)] == [""] * 32 + [NOT_A_CHARACTER * 33]
 
 
 def test_a_token_is_decoded_with_few_others(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tokenizers import AddedToken
 
 from apcbatch.data.chat.prompt_tokens import _parts
 from apcbatch.data.helper_child import REFUSED
-from apcbatch.data.tokenization.tokenizer import load_tokenizer, read_json
+from apcbatch.data.model_files import model_files
+from apcbatch.data.tokenization.tokenizer import (
+    Tokenizer,
+    load_tokenizer,
+    read_eos_token_ids,
+    read_json,
+    read_vocab_size,
+)
 from apcbatch.data.tokenization.tokenizer_child import load
 from apcbatch.errors import ModelError, RequestError
 from tests.data.conftest import KINDS, build_tokenizer, save_model
@@ -215,6 +225,50 @@ def test_the_schema_of_the_answers_is_searchable_text(tmp_path: Path) -> None:
     config |= {"response_schema": {"x": "<\uff5ctool\u2581calls\uff5c>\\s*"}, "response_template": None}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     assert load_tokenizer(folder).answer_schema == '[{"x": "<\uff5ctool\u2581calls\uff5c>s*"}]'
+
+
+@pytest.mark.parametrize(
+    ("size", "is_read"), [(1, True), (2**31, True), (0, False), (-1, False), (2**31 + 1, False), (True, False)]
+)
+def test_how_many_ids_a_model_may_have(tmp_path: Path, size: object, is_read: bool) -> None:
+    """Catches a vocabulary of no or of too many ids, for which memory is taken, and one that is refused at its end."""
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": size}))
+    assert read_vocab_size(tmp_path) == (size if is_read else None)
+
+
+@pytest.mark.parametrize("number", [0, 2**31 - 1, 2**31, -1, True])
+def test_which_ids_may_end_an_answer(tmp_path: Path, number: object) -> None:
+    """Catches a stop token that no model can have, and the last one that it can."""
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": [5, number]}))
+    if type(number) is int and 0 <= number < 2**31:
+        assert read_eos_token_ids(tmp_path, 7) == [5, number]
+    else:
+        with pytest.raises(ModelError, match="expected a token id or a list of them"):
+            read_eos_token_ids(tmp_path, 7)
+
+
+def test_added_tokens_have_at_most_a_million_characters() -> None:
+    """Catches a model folder that makes each search for its tokens slow, and one that is refused at the bound."""
+
+    def made(*texts: str) -> Tokenizer:
+        added = {number: AddedToken(text) for number, text in enumerate(texts)}
+        source: Any = SimpleNamespace(backend_tokenizer=SimpleNamespace(get_added_tokens_decoder=lambda: added))
+        return Tokenizer(source, 10)
+
+    assert made("x" * (1 << 20)).markers is None
+    with pytest.raises(ModelError, match="more than 1,048,576 characters"):
+        made("x" * (1 << 20), "y")
+
+
+@pytest.mark.parametrize(("name", "most"), [("chat_template.jinja", 4 << 20), ("tokenizer.json", 64 << 20)])
+def test_a_file_of_a_model_has_so_many_bytes_and_no_more(tmp_path: Path, name: str, most: int) -> None:
+    """Catches a file that fills memory, and one that is refused at its bound."""
+    (tmp_path / name).touch()
+    os.truncate(tmp_path / name, most)
+    assert model_files(tmp_path) == {name: tmp_path / name}
+    os.truncate(tmp_path / name, most + 1)
+    with pytest.raises(ModelError, match=f"holds {most + 1:,} bytes; at most {most:,} are read"):
+        model_files(tmp_path)
 
 
 def test_a_configuration_that_is_no_file_is_told(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, processors
 
+from apcbatch.data.tokenization import tokenizer_json
 from apcbatch.data.tokenization.tokenizer import load_tokenizer
 from apcbatch.data.tokenization.tokenizer_json import read_tokenizer_json
 from apcbatch.model.locate import locate_model
@@ -194,3 +196,23 @@ def test_the_demo_needs_no_transformers() -> None:
         "sys.exit(bool({'transformers', 'torch'} & set(sys.modules)))"
     )
     subprocess.run([sys.executable, "-c", code, str(folder)], check=True, cwd=ROOT)
+
+
+@pytest.mark.parametrize(("num_tokens", "is_read"), [(100_000, True), (100_001, False)])
+def test_a_large_vocabulary_is_left_to_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_tokens: int, is_read: bool
+) -> None:
+    """Fault: a vocabulary whose splitting `transformers` corrects is read as it stands."""
+    backend = build_tokenizer("chatml")
+    made = SimpleNamespace(get_added_tokens_decoder=backend.get_added_tokens_decoder, get_vocab_size=lambda: num_tokens)
+    monkeypatch.setattr(tokenizer_json, "load_backend", lambda *given: made)
+    assert (read_tokenizer_json(save_model(tmp_path, backend)) is not None) == is_read
+
+
+def test_a_tokenizer_of_16_mib_is_read_here(tmp_path: Path) -> None:
+    """Fault: a file whose parsing takes much memory is parsed in this process, or a large one needs another process."""
+    folder = save_model(tmp_path, build_tokenizer("chatml"))
+    data = (folder / "tokenizer.json").read_bytes()
+    for size in (16 << 20, (16 << 20) + 1):
+        (folder / "tokenizer.json").write_bytes(data.ljust(size))
+        assert (read_tokenizer_json(folder) is not None) == (size == 16 << 20)
