@@ -14,7 +14,7 @@ from apcbatch.cluster.plan_view import Assignment
 from apcbatch.cluster.runtime import ClusterSettings, Hooks, WorkerFacts
 from apcbatch.cluster.scheduler import GroupScheduler, UnplannedQueue
 from apcbatch.cluster.tasks import Group, Item
-from apcbatch.cluster.workers import Autoscaler, WorkerTable
+from apcbatch.cluster.workers import Autoscaler, Worker, WorkerCounts, WorkerTable
 from apcbatch.plan.footprint import Footprint
 from apcbatch.types import Request
 from tests.cluster.runs import Planned, audit, check_answers, check_plan, num_lost, planned, repeated, run
@@ -184,3 +184,51 @@ def test_a_state_outlives_the_worker_that_is_let_go() -> None:
     check_plan(outcome, chosen.requests)
     assert outcome.runtime.computed_tokens == chosen.computed_tokens
     assert "let_go" in endings(outcome) and outcome.engine._states.num_lost == 0
+
+
+def assignment(num_requests: int, expected_s: float = 10.0, import_bytes: int = 0, is_alone: bool = False) -> Assignment:
+    items = {number: Item(number, Request("r", [1])) for number in range(num_requests)}
+    return Assignment(1, Group([*items.values()], is_alone=is_alone), items, {}, {}, expected_s, import_bytes)
+
+
+def free_after(*assignments: Assignment, max_running: int = 2) -> float:
+    """When a worker, with a pool of 1000 bytes, may get one more unit, after it got these at 100 s."""
+    worker = Worker(1, 0.0, WorkerCounts(1), replace(FACTS, max_running=max_running, pool_bytes=1000))
+    for one in assignments:
+        worker.begin(one, 100.0)
+    return worker.free
+
+
+@pytest.mark.parametrize(
+    ("assignments", "free"),
+    [
+        ([assignment(9)], 100.0),
+        ([assignment(10)], 109.0),
+        ([assignment(10, 1.0)], 100.8),
+        ([assignment(10, 4.0)], 103.6),
+        ([assignment(5), assignment(4)], 100.0),
+        ([assignment(5), assignment(5)], float("inf")),
+        ([assignment(1, import_bytes=499)], 100.0),
+        ([assignment(1, import_bytes=500)], 109.0),
+        ([assignment(1, import_bytes=250), assignment(1, import_bytes=250)], float("inf")),
+        ([assignment(1, is_alone=True)], float("inf")),
+        ([assignment(0)] * 15, 100.0),
+        ([assignment(0)] * 16, float("inf")),
+    ],
+)
+def test_when_a_worker_gets_one_more_unit(assignments: list[Assignment], free: float) -> None:
+    """Catches a worker that waits for its next unit, or holds more than it can begin while others have nothing."""
+    assert free_after(*assignments) == pytest.approx(free)
+
+
+def test_a_unit_that_ends_makes_the_next_one_the_first() -> None:
+    """Catches an end that is expected by the time at which a unit was sent, not begun."""
+    worker = Worker(1, 0.0, WorkerCounts(1), replace(FACTS, max_running=1))
+    first, second = assignment(5), assignment(6)
+    worker.begin(first, 100.0)
+    worker.begin(second, 101.0)
+    worker.end(first, 120.0)
+    assert (second.begun, worker.free, worker.heard) == (120.0, 129.0, 101.0)
+    worker.answered(second, 125.0)
+    worker.answered(second, 126.0)
+    assert (worker.load, worker.free) == (4, 126.0)

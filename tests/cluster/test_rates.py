@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
-from apcbatch.cluster.tasks import PRIOR_BYTES_PER_S, PRIOR_PREFILL_TOKENS_PER_S, Rates
+from apcbatch.cluster.tasks import PRIOR_BYTES_PER_S, PRIOR_PREFILL_TOKENS_PER_S, Quantum, Rates
 from tests.effort import seeds
 
 
@@ -91,3 +92,53 @@ def test_units_of_one_mixture_scale_both_rates_exactly() -> None:
     rates.add_unit(8.0, 4000, 400)
     factor = 8.0 / (4000 * prefill_s + 400 * decode_s)
     assert (rates.prefill_s, rates.decode_s) == pytest.approx((factor * prefill_s, factor * decode_s))
+
+
+def fitted(units: list[tuple[float, int, int]]) -> list[float]:
+    """The rates by an outside least-squares solver: the prior as two rows, and older rows with less weight."""
+    rows, seconds, weights = [[256.0, 0.0], [0.0, 256.0]], [256 / 1000, 256 / 200], [1.0, 1.0]
+    for unit in units:
+        weights = [weight * 0.98 for weight in weights] + [1.0]
+        seconds.append(unit[0])
+        rows.append([float(unit[1]), float(unit[2])])
+    scale = np.sqrt(weights)
+    return np.linalg.lstsq(np.array(rows) * scale[:, None], np.array(seconds) * scale, rcond=None)[0].tolist()
+
+
+def test_the_rates_are_the_weighted_least_squares_fit() -> None:
+    """Catches a prior of another speed or weight, and units that fade faster or slower."""
+    rates, seen = Rates(), list[tuple[float, int, int]]()
+    assert (rates.prefill_s, rates.decode_s) == (1e-3, 5e-3)
+    for unit in ((2.0, 1000, 100), (3.5, 400, 700), (0.5, 90, 60)):
+        seen.append(unit)
+        rates.add_unit(*unit)
+        assert [rates.prefill_s, rates.decode_s] == pytest.approx(fitted(seen), rel=1e-9)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_rate_stays_above_nothing(swapped: bool) -> None:
+    """Catches a rate of nothing or less, by which the work that is left would take no time."""
+    rates = Rates()
+    for unit in ((1.0, 10_000, 10_000), (2.0, 0, 10_000)) * 50:
+        rates.add_unit(unit[0], unit[2] if swapped else unit[1], unit[1] if swapped else unit[2])
+    least, other = (rates.decode_s, rates.prefill_s) if swapped else (rates.prefill_s, rates.decode_s)
+    assert least == 1e-9 and other > 1e-4
+
+
+def test_a_transfer_is_weighed_against_the_prior() -> None:
+    """Catches a prior of another bandwidth, latency or weight."""
+    rates = Rates()
+    assert rates.transfer_s(0) == 2e-3 and rates.transfer_s(10**9) == 1.002
+    rates.add_transfer(10e6, 1.0)
+    assert rates.bytes_per_s == pytest.approx((0.98e6 + 10e6) / (0.98e-3 + 1.0))
+    rates.add_transfer(1e6, 1.0)
+    assert rates.bytes_per_s == pytest.approx((0.98 * 10.98e6 + 1e6) / (0.98 * 1.00098 + 1.0))
+
+
+@pytest.mark.parametrize(
+    ("least_s", "left_s", "most_s"), [(0.5, 160.0, 5.0), (0.5, 8.0, 0.5), (0.5, 0.4, 0.2), (6.0, 160.0, 6.0)]
+)
+def test_how_long_a_group_may_run(least_s: float, left_s: float, most_s: float) -> None:
+    """Catches groups that leave workers idle at the end, and ones that are smaller than pays."""
+    assert Quantum(4, least_s).of(left_s) == pytest.approx(most_s)
+    assert Quantum(4).least_s == 0.5

@@ -33,6 +33,7 @@ HEAD, SMALL, LARGE, GPUS = Machine(0), Machine(4), Machine(16), Machine(32, 4)
 def test_workers_fill_the_machines(machines, workers, cpus, gpus, expected):
     """Fault: workers that can never be placed, or cores and GPUs that stay idle."""
     number, kind = workers_for(machines, workers, cpus, gpus, None)
+    assert kind.memory_bytes == 0 and workers_for(machines, workers, cpus, gpus, 7)[1].memory_bytes == 7
     assert (number, kind.cpus, kind.gpus) == expected
 
 

@@ -1,0 +1,68 @@
+"""Which group a worker gets next, and how many states fit on a node."""
+
+from __future__ import annotations
+
+from apcbatch.cluster.scheduler import ReadyQueue
+from apcbatch.cluster.states import StateTable
+from apcbatch.cluster.tasks import Group, Item, State
+from apcbatch.types import Request
+
+NEAR, FAR, WHOLE = "near", "far", float("inf")
+
+
+def group_of(number: int, priority: float, num_bytes: int = 0, num_made: int = 0, is_alone: bool = False) -> Group:
+    """A group that needs a state of this size, which the node `near` holds."""
+    state = State(b"", 1, 0, 1, None, None, num_bytes=num_bytes, nodes={NEAR})
+    one = Group([Item(number, Request("r", [1]))], needs={state: 1}, num_made=num_made, is_alone=is_alone)
+    one.priority = priority
+    return one
+
+
+def test_which_group_is_next() -> None:
+    """Fault: a long path waits for one whose states are at hand, or each state is sent although as good a group needs
+    none that is elsewhere."""
+    queue = ReadyQueue()
+    for number, (priority, num_bytes) in enumerate([(10.0, 5), (8.0, 7), (7.9, 9), (9.0, 6)]):
+        queue.push(group_of(number, priority, num_bytes))
+    assert [queue.pop(NEAR).number for _ in range(4)] == [1, 3, 0, 2]
+    for number in range(10):
+        queue.push(group_of(number, 1.0, number))
+    assert [queue.pop(NEAR).number for _ in range(3)] == [7, 8, 9], "eight are looked at"
+    assert [queue.pop(FAR).number for _ in range(7)] == [*range(7)] and queue.pop(FAR) is None
+
+
+def test_a_group_that_runs_alone_waits_for_an_idle_worker() -> None:
+    """Fault: a unit that fills a worker by itself is given to one that is at work, or keeps the others from it."""
+    queue = ReadyQueue()
+    for number in range(7):
+        queue.push(group_of(number, 2.0, is_alone=True))
+    queue.push(group_of(7, 1.0))
+    assert queue.pop(NEAR, is_idle=False).number == 7 and queue.pop(NEAR, is_idle=False) is None
+    assert len(queue) == 7 and queue.pop(NEAR).number == 0
+
+
+def test_what_makes_states_waits_for_room() -> None:
+    """Fault: a node that is nearly full gets more states than fit, or a group that frees some is left."""
+    queue = ReadyQueue()
+    for number, made in enumerate((0, 3, 2)):
+        queue.push(group_of(number, 5.0 + number, num_made=made))
+    assert queue.pop(NEAR, 1.0).number == 0
+    assert queue.pop(NEAR, 1.9) is None and len(queue) == 2
+    assert queue.pop(NEAR, 2.0).number == 2
+    assert queue.pop(NEAR, -1.0) is None and queue.pop(NEAR, WHOLE).number == 1
+
+
+def test_how_many_states_fit_beside_those_that_are_coming() -> None:
+    """Fault: a node takes states beyond its bytes, or is spared although it is not nearly full."""
+    table = StateTable(10)
+    assert table.room(NEAR, 0) == WHOLE
+    table.reserve(NEAR, 80)
+    assert table.room(NEAR, 100) == WHOLE and table.room(FAR, 0) == WHOLE
+    table.reserve(NEAR, 1)
+    assert table.room(NEAR, 100) == 19 * 2 / 81
+    table.unreserve(NEAR, 1)
+    for _ in range(7):
+        table.reserve(FAR, 1)
+    assert table.room(NEAR, 100) == WHOLE, "8 of 10 are taken"
+    table.reserve(FAR, 1)
+    assert (table.room(NEAR, 100), table.room(FAR, 100), table.room("new", 100)) == (20 / 80, 1, 1)
