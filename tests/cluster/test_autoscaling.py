@@ -186,7 +186,7 @@ def test_a_state_outlives_the_worker_that_is_let_go() -> None:
     assert "let_go" in endings(outcome) and outcome.engine._states.num_lost == 0
 
 
-def assignment(num_requests: int, expected_s: float = 10.0, import_bytes: int = 0, is_alone: bool = False) -> Assignment:
+def assignment(num_requests: int, expected_s: float = 10.0, import_bytes: int = 0, is_alone: bool = False) -> Any:
     items = {number: Item(number, Request("r", [1])) for number in range(num_requests)}
     return Assignment(1, Group([*items.values()], is_alone=is_alone), items, {}, {}, expected_s, import_bytes)
 
@@ -232,3 +232,18 @@ def test_a_unit_that_ends_makes_the_next_one_the_first() -> None:
     worker.answered(second, 125.0)
     worker.answered(second, 126.0)
     assert (worker.load, worker.free) == (4, 126.0)
+
+
+def test_a_lost_worker_that_was_not_replaced_may_come_again() -> None:
+    """Catches a run that stays smaller although the machines start workers again."""
+    numbers, lines = count(1), list[str]()
+    runtime: Any = SimpleNamespace(clock=lambda: 0.0, spawn=lambda: next(numbers), kill=lambda worker: None)
+    table = WorkerTable(runtime, 2, 1, lines.append)
+    for worker in list(table):
+        table.lose(worker, "it went")
+    assert [worker.id for worker in table] == [3]
+    table.refill(9)
+    assert len(table) == 1, "one was asked for in a row already, and none was ready"
+    table.add_ready(next(iter(table)), FACTS)
+    table.refill(9)
+    assert [worker.id for worker in table] == [3, 4]

@@ -13,7 +13,7 @@ from apcbatch.cluster.ray_cluster import Machine
 from apcbatch.cluster.runtime import ClusterSettings, Hooks
 from apcbatch.cluster.scheduler import GroupScheduler, ReadyQueue
 from apcbatch.cluster.states import StateTable, _value
-from apcbatch.cluster.tasks import LEAST_GROUP_S, Group, Item, Quantum, State, _extend_path
+from apcbatch.cluster.tasks import LEAST_GROUP_S, Cutter, Group, Item, Quantum, State, _extend_path
 from apcbatch.config import Config
 from apcbatch.types import Request, RequestPlan
 from tests.cluster.runs import Planned, check_answers, check_plan, lower_bound, num_sent, planned, repeated, run
@@ -280,7 +280,13 @@ def test_groups_that_wait_for_each_other_go_on() -> None:
     for group in groups:
         scheduler.add(group)
     assert len(scheduler.queue) == 0 and scheduler.take("node", float("inf")) is None
-    scheduler.break_deadlock()
+    engine = ClusterEngine(SimRuntime(), ClusterSettings(1), Hooks(to_wire=lambda request: request))
+    engine._scheduler = scheduler
+    engine._num_assignments = 1
+    engine._break_deadlock()
+    assert scheduler.num_deadlocks == 0, "a unit is at work that may make a state"
+    engine._num_assignments = 0
+    engine._break_deadlock()
     assert scheduler.num_deadlocks == 1 and scheduler.take("node", float("inf")) is groups[0]
     assert items[0].resume is None and items[0].remakes is states[1] and list(scheduler.waiting) == [groups[1]]
     states[0].handle = "there"
@@ -409,3 +415,16 @@ def test_a_state_is_worth_the_tokens_above_the_nearest_one_that_is_held() -> Non
     assert _value(below) == 10 * 2 / 3
     below.parent = above
     assert _value(below) == 6 * 2 / 3
+
+
+def test_a_group_waits_as_a_whole_for_what_it_reads() -> None:
+    """Fault: the request that makes a state counts the longest of its readers alone, where their group runs at once."""
+    maker, *readers = (Item(number, Request("r", [1])) for number in range(3))
+    state = State(b"k", 1, 0, 0, maker, None)
+    for item, seconds in ((maker, 10.0), *((reader, 3.0) for reader in readers)):
+        item.seconds = item.critical_path_s = seconds
+    for reader in readers:
+        reader.resume = state
+        state.readers.add(reader)
+    groups = Cutter([maker, *readers], Quantum(1, least_s=7.0)).cut()
+    assert [group.items for group in groups] == [[maker], readers] and groups[0].priority == 16.0

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from apcbatch.cluster.tasks import PRIOR_BYTES_PER_S, PRIOR_PREFILL_TOKENS_PER_S, Quantum, Rates
+from apcbatch.cluster.tasks import PRIOR_BYTES_PER_S, PRIOR_PREFILL_TOKENS_PER_S, Rates
 from tests.effort import seeds
 
 
@@ -133,12 +133,3 @@ def test_a_transfer_is_weighed_against_the_prior() -> None:
     assert rates.bytes_per_s == pytest.approx((0.98e6 + 10e6) / (0.98e-3 + 1.0))
     rates.add_transfer(1e6, 1.0)
     assert rates.bytes_per_s == pytest.approx((0.98 * 10.98e6 + 1e6) / (0.98 * 1.00098 + 1.0))
-
-
-@pytest.mark.parametrize(
-    ("least_s", "left_s", "most_s"), [(0.5, 160.0, 5.0), (0.5, 8.0, 0.5), (0.5, 0.4, 0.2), (6.0, 160.0, 6.0)]
-)
-def test_how_long_a_group_may_run(least_s: float, left_s: float, most_s: float) -> None:
-    """Catches groups that leave workers idle at the end, and ones that are smaller than pays."""
-    assert Quantum(4, least_s).of(left_s) == pytest.approx(most_s)
-    assert Quantum(4).least_s == 0.5

@@ -1,9 +1,8 @@
-"""Which group a worker gets next, and how many states fit on a node."""
+"""Which group a worker gets next."""
 
 from __future__ import annotations
 
 from apcbatch.cluster.scheduler import ReadyQueue
-from apcbatch.cluster.states import StateTable
 from apcbatch.cluster.tasks import Group, Item, State
 from apcbatch.types import Request
 
@@ -52,17 +51,11 @@ def test_what_makes_states_waits_for_room() -> None:
     assert queue.pop(NEAR, -1.0) is None and queue.pop(NEAR, WHOLE).number == 1
 
 
-def test_how_many_states_fit_beside_those_that_are_coming() -> None:
-    """Fault: a node takes states beyond its bytes, or is spared although it is not nearly full."""
-    table = StateTable(10)
-    assert table.room(NEAR, 0) == WHOLE
-    table.reserve(NEAR, 80)
-    assert table.room(NEAR, 100) == WHOLE and table.room(FAR, 0) == WHOLE
-    table.reserve(NEAR, 1)
-    assert table.room(NEAR, 100) == 19 * 2 / 81
-    table.unreserve(NEAR, 1)
-    for _ in range(7):
-        table.reserve(FAR, 1)
-    assert table.room(NEAR, 100) == WHOLE, "8 of 10 are taken"
-    table.reserve(FAR, 1)
-    assert (table.room(NEAR, 100), table.room(FAR, 100), table.room("new", 100)) == (20 / 80, 1, 1)
+def test_what_a_group_adds_to_the_states_that_are_held() -> None:
+    """Fault: a state that others read later counts as freed, or one that nobody else reads does not."""
+    needs = {}
+    for num_readers, future_readers, here in ((1, 0, 1), (1, 1, 1), (3, 0, 2), (2, 0, 2)):
+        state = State(b"", 1, 0, future_readers, None, None)
+        state.readers = {Item(number, Request("r", [1])) for number in range(num_readers)}
+        needs[state] = here
+    assert Group([], needs=needs, num_made=5).growth == 5 - 2

@@ -92,3 +92,16 @@ def test_without_an_import_the_first_reader_makes_it() -> None:
     single: list[RequestPlan | None] = [RequestPlan(4, keep=(8,), reads=(3,))]
     without_import(single, Import(4, (0,)))
     assert single == [RequestPlan(0, keep=(8,), reads=(3,))]
+
+
+@pytest.mark.parametrize(("num_bytes", "node", "is_sent"), [
+    (101_999_999, "other", True), (102_000_100, "other", False), (1 << 40, "node", True),
+])  # fmt: skip
+def test_a_state_is_sent_if_that_takes_little_longer_than_computing_it(
+    num_bytes: int, node: str, is_sent: bool
+) -> None:
+    """Catches a state that takes seconds to send and milliseconds to compute, and one that is at hand and not read."""
+    far = state(4)
+    far.num_bytes, far.nodes = num_bytes, {node}
+    unit = unit_of(item(100, RequestPlan(4), far))
+    assert bool(unit.imports) == is_sent

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from apcbatch.cluster.wire import Piece, Unit
+from apcbatch.cluster.worker import RunningUnit
 from apcbatch.cluster.workers import WorkerCounts
 from apcbatch.errors import RequestError
 from apcbatch.types import Result
@@ -45,3 +47,14 @@ def test_workers_add_up_to_the_run(tau: Planned, poison: int) -> None:
     not_ended = outcome.engine._num_units - sum(one["units"] for one in workers)
     assert 2 * poison <= not_ended <= 4 * poison
     assert all(one["node"] and one["device"] == "cpu" for one in workers)
+
+
+def test_a_unit_counts_its_answers() -> None:
+    """Catches a unit whose time or tokens are others than its answers took, from which the rates are learnt."""
+    running = RunningUnit(Unit(1, (Piece(0, None, None), Piece(1, None, None)), {}, {}))
+    some = {"computed_tokens": 4, "prefill_ms": 250.0, "decode_ms": 750.0}
+    other = Result("other", 10, [1, 2])
+    running.add(0, Result("one", 10, [1, 2, 3], **some, others=[other]))
+    running.add(1, Result("two", 10, **some, error=RequestError("invalid_request", "no")))
+    assert (running.seconds, running.prefill_tokens, running.decode_tokens, running.num_left) == (1.0, 4, 3, 0)
+    assert [message.number for message in running.messages] == [0, 1]

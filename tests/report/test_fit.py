@@ -183,3 +183,21 @@ def test_prompts_are_cut_as_answers_are() -> None:
     assert all(len(answer) <= 8 for answer in cut["answer"]) and cut["answer_characters"] == 8
     assert cut_columns(table | {"prompt_text": None}, 8)["prompt_text"] is None
     assert cut_columns(cut, 100)["answer_characters"] == 8
+
+
+@pytest.mark.parametrize(
+    ("limit", "end", "middle"),
+    [(10, "abcdefghij", "abcdefghij"), (9, "abcdefgh\u2026", "ab\u2026efghij"), (4, "abc\u2026", "a\u2026ij"),
+     (2, "a\u2026", "\u2026j"), (1, "\u2026", "\u2026"), (0, "", "")],
+)  # fmt: skip
+def test_a_cut_text_has_the_length_that_was_asked_for(limit: int, end: str, middle: str) -> None:
+    """Fault: a text is a character too long, has no ellipsis, or loses the end by which prompts differ."""
+    assert (shortened("abcdefghij", limit), shortened_middle("abcdefghij", limit)) == (end, middle)
+
+
+def test_calls_are_cut_from_the_last_one_on() -> None:
+    """Fault: a call is left out that has room, or one too many is kept."""
+    calls = [{"name": "f", "arguments": "abc"}] * 3
+    for limit, kept in ((41, 3), (40, 2), (21, 2), (20, 1), (1, 1), (0, 0)):
+        assert len(shortened_calls(calls, limit) or ()) == kept, limit
+    assert shortened_calls(calls, 22) == [calls[0], {"name": "f", "arguments": "a\u2026"}]

@@ -18,9 +18,10 @@ import orjson
 import pytest
 
 from apcbatch.report.out_file import find_out
+from apcbatch.report.requests import Requests
 from apcbatch.report.run import read_run
 from apcbatch.report.tokens import turn_sums
-from apcbatch.report.verdict import _rate, verdict
+from apcbatch.report.verdict import _percentiles, _rate, verdict
 from tests.chats import conversation, read_records, write_lines
 from tests.conftest import SHARED_DATA
 from tests.job.conftest import Outcome
@@ -308,3 +309,53 @@ def test_without_a_run_file_the_report_says_so(apcbatch: Callable[..., Outcome],
     (tmp_path / "out.jsonl.run.json").unlink()
     [note] = [note for note in run_of(tmp_path / "out.jsonl")["notes"] if "run.json" in note]
     assert note.endswith("out.jsonl.run.json is missing, so nothing says what the run was made with")
+
+
+def test_percentiles_are_those_of_the_nearest_rank() -> None:
+    """Fault: a percentile of another share, of errors too, or in another unit."""
+    columns = ("prefill_ms", "decode_ms", "prompt", "computed", "out", "error")
+    numbers = {name: [*range(100, 0, -1), 10**6] for name in columns} | {"error": [0] * 100 + [1]}
+    requests: Any = SimpleNamespace(numbers=numbers)
+    found = {row.pop("name"): row for row in _percentiles(requests) or []}
+    assert found["prompt"] == found["computed"] == found["out"] == {"p50": 50, "p95": 95, "p99": 99}
+    assert found["prefill_s"] == found["decode_s"] == {"p50": 0.005, "p95": 0.0095, "p99": 0.0099}
+    assert found["seconds"] == {"p50": 0.01, "p95": 0.019, "p99": 0.0198}
+
+
+def answered(**own: Any) -> dict[str, Any]:
+    """A record of an answer, with these values of its `apcbatch` object."""
+    choice = {"finish_reason": "stop", "text": "x"}
+    body = {"choices": [choice], "usage": {"prompt_tokens": 10, "completion_tokens": own.pop("out", 2)}}
+    known = {"cached_tokens": 4, "computed_tokens": 6, "ideal_cached_tokens": 5, "cached_from": "disk",
+             "miss_reason": "cold", "prefill_ms": 1.26, "decode_ms": 0, "completion_token_ids": [1, 2]}  # fmt: skip
+    record = {"id": "apc-000000", "custom_id": own.pop("custom_id", "c"), "line": 1, "turn": None, "error": None}
+    return record | {"response": {"body": body}, "apcbatch": known | own}
+
+
+@pytest.mark.parametrize(
+    ("own", "is_taken"),
+    [
+        ({}, True), ({"ideal_cached_tokens": None}, True), ({"miss_reason": None}, True), ({"out": 2**52 - 1}, True),
+        ({"out": 2**52}, False), ({"out": -2}, False), ({"out": None}, False), ({"out": 2.0}, False),
+        ({"cached_tokens": 5}, False), ({"cached_from": "tape"}, False), ({"miss_reason": 5}, False),
+        ({"prefill_ms": -0.1}, False), ({"prefill_ms": None}, False), ({"decode_ms": 1e300}, False),
+    ],
+)  # fmt: skip
+def test_a_record_is_a_row_if_its_numbers_can_be(own: dict[str, Any], is_taken: bool) -> None:
+    """Fault: a damaged number is shown and summed up, or an answer at its bounds is left out."""
+    requests = Requests()
+    assert requests.add(answered(**own)) == is_taken == len(requests)
+    if is_taken:
+        row = {name: column[0] for name, column in requests.numbers.items()}
+        assert (row["prefill_ms"], row["decode_ms"], row["from"], row["line"], row["turn"]) == (13, 0, 2, 1, 0)
+        assert row["ideal"] == (5 if "ideal_cached_tokens" not in own else -1)
+        assert requests.reasons[row["reason"]] == ("" if "miss_reason" in own else "cold")
+
+
+@pytest.mark.parametrize("digest", ["0f" * 16, "0f" * 15, "zz" * 16, 5, None])
+def test_a_prompt_without_its_digest_is_equal_to_none(digest: object) -> None:
+    """Fault: a digest that another program wrote ends the report, or makes two prompts equal."""
+    requests = Requests()
+    requests.add(answered(request_digest=digest, custom_id="x" * 513))
+    assert requests.prompt_digest(0) == (b"\x0f" if digest == "0f" * 16 else b"\0") * 16
+    assert requests.ids == ["x" * 512]
