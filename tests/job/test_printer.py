@@ -14,6 +14,7 @@ from apcbatch.display import cells
 from apcbatch.errors import RequestError
 from apcbatch.job import printer as printer_module
 from apcbatch.job.printer import Printer
+from apcbatch.job.terminal_lines import result_lines
 from apcbatch.job.totals import Totals
 from apcbatch.types import Result
 from tests.chats import conversation, write_lines
@@ -87,7 +88,7 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize("columns", [40, 60, 80, 120])
+@pytest.mark.parametrize("columns", [40, 60, 80, 99, 100, 120])
 @pytest.mark.parametrize(("progress", "shown"), [("auto", True), ("bar", True), ("plain", False), ("none", False)])
 def test_a_terminal_gets_one_bar(monkeypatch, progress, shown, columns):
     """Fault: no bar on a terminal, or one where it was turned off; or the bar stays on the screen."""
@@ -111,6 +112,42 @@ def test_a_terminal_gets_one_bar(monkeypatch, progress, shown, columns):
     assert ("loading a model" in text) == shown
     assert text.endswith("\r") == shown and "\n" not in text
     assert all(cells(part) < columns for part in text.split("\r") if "loading" in part)
+
+
+def test_the_bar_is_drawn_five_times_a_second(monkeypatch):
+    """Fault: drawing takes the run's time, or a bar stands still."""
+    terminal, now, totals = Terminal(), [1000.0], Totals()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(printer_module.time, "monotonic", lambda: now[0])
+    drawn = []
+    with Printer(Config(progress="bar"), totals, False) as printer:
+        printer.begin_progress()
+        totals.begin_running(0)
+        for now[0] in (1000.0, 1000.15, 1000.25, 1000.4, 1000.5):
+            totals.add(result(100, 80, "memory", 5))
+            before = len(terminal.getvalue())
+            printer.tick(9)
+            drawn.append(len(terminal.getvalue()) > before)
+    assert drawn == [False, False, True, False, True]
+    assert "3/9" in terminal.getvalue() and "5/9" in terminal.getvalue() and "4/9" not in terminal.getvalue()
+
+
+@pytest.mark.parametrize(("rate", "shown"), [(0.4, "0"), (9_999.4, "9999"), (10_000, "10k"), (12_600, "13k")])
+def test_a_rate_has_few_digits(rate, shown):
+    """Fault: a rate runs over the narrow bar, or is a thousand times another."""
+    assert printer_module._short(rate) == shown
+
+
+@pytest.mark.parametrize(("width", "lines"), [
+    (58, ["a ok " + "x" * 40 + "   miss: cold"]), (57, ["a ok " + "x" * 40, "         miss: cold"]),
+    (45, ["a ok " + "x" * 40, "         miss: cold"]),
+    (44, ["a ok  prompt 100, 80.0 % from memory, out 5", "         miss: cold"]),
+])  # fmt: skip
+def test_a_line_is_folded_where_it_has_no_room(width, lines):
+    """Fault: a line that fits is folded, or one that does not is cut in the middle of a column."""
+    parts = ("a ", "ok " + "x" * 40, "   miss: cold")
+    found = result_lines(*parts, result(100, 80, "memory", 5), width, lambda text, *styles: text)
+    assert list(found) == lines
 
 
 def terminal_of(monkeypatch, columns, **environment):

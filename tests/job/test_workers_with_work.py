@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from apcbatch.cluster import open as cluster_opening
+from apcbatch.data.input.records import BadLine
+from apcbatch.errors import RequestError
+from apcbatch.job import open
 from tests.chats import conversation, read_records, write_lines
 from tests.job.fakes import FakeEngine
 
@@ -38,3 +41,11 @@ def test_no_more_workers_than_requests(apcbatch, monkeypatch, tmp_path, lines, o
     assert sorted(one["line"] for one in read_records(tmp_path / "out.jsonl")) == [
         *range(1, 1 + min(limit, len(lines)))
     ]
+
+
+@pytest.mark.parametrize(("lines", "most"), [(0, 1), (255, 255), (256, None), (300, None)])
+def test_a_few_lines_are_read_ahead(lines, most):
+    """Faults: an input that ends behind the lines that are read ahead is taken for a long one, or a line is lost."""
+    records = [BadLine(number, RequestError("invalid_json", "no")) for number in range(lines)]
+    found, number = open._bound_workers(iter(records), None)
+    assert number == most and list(found) == records

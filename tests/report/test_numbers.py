@@ -18,7 +18,7 @@ import orjson
 import pytest
 
 from apcbatch.report.out_file import find_out
-from apcbatch.report.requests import Requests
+from apcbatch.report.requests import Requests, answer_of
 from apcbatch.report.run import read_run
 from apcbatch.report.tokens import turn_sums
 from apcbatch.report.verdict import _percentiles, _rate, verdict
@@ -359,3 +359,20 @@ def test_a_prompt_without_its_digest_is_equal_to_none(digest: object) -> None:
     requests.add(answered(request_digest=digest, custom_id="x" * 513))
     assert requests.prompt_digest(0) == (b"\x0f" if digest == "0f" * 16 else b"\0") * 16
     assert requests.ids == ["x" * 512]
+
+
+def test_the_text_of_an_answer_is_all_that_was_said() -> None:
+    """Fault: a thought, a choice or a call is missing in the table, or a part of a damaged record ends the report."""
+    call = {"function": {"name": "f", "arguments": "{}"}}
+    damaged = [None, {"function": None}, {"function": {"name": "g"}}, {"function": {"name": 5, "arguments": "{}"}}]
+    message = {"content": "ho", "reasoning_content": "hm", "tool_calls": [call, *damaged]}
+    whole = ("[reasoning]\nhm\n[answer]\nho", [{"name": "f", "arguments": "{}"}])
+    for choices, expected in (
+        ([{"text": "x"}], ("x", None)),
+        ([{"message": message}], whole),
+        ([{"message": {"content": None}}], ("", None)),
+        ([{"message": None, "text": 5}], ("", None)),
+        ([{"text": "x"}, {"message": message}], (f"[answer 1 of 2]\nx\n[answer 2 of 2]\n{whole[0]}", whole[1])),
+        ([5, {"text": "y"}], ("[answer 1 of 2]\n[answer 2 of 2]\ny", None)),
+    ):
+        assert answer_of({"response": {"body": {"choices": choices}}}) == expected
