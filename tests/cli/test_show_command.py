@@ -186,6 +186,17 @@ def test_what_is_kept_is_said_up_to_eight(kept, said):
     assert any(line.endswith(f"policy all {said}" if said.startswith("keeps") else said) for line in lines)
 
 
+@pytest.mark.parametrize(("width", "cells_of_rule"), [(None, 20), (30, 30), (16, 16), (6, 7)])
+def test_a_rule_marks_each_boundary(width, cells_of_rule):
+    """Fault: a boundary stands at another token, or its rule runs over the edge or is none."""
+    lines = list(inspection_lines(found_of(*"abcde", boundaries=[2, 5]), width, mark))
+    rules = [at for at, line in enumerate(lines) if re.fullmatch("── [25] ─+", line)]
+    assert [lines[at].split()[1] for at in rules] == ["2", "5"]
+    assert [cells(lines[at]) for at in rules] == [cells_of_rule] * 2
+    if width is None or width >= 16:
+        assert lines[rules[0] - 1].endswith('"b"') and lines[rules[1] - 1].endswith('"e"')
+
+
 def test_settings_stand_in_columns_in_their_own_letters():
     """Fault: a stop text is shown in escapes, or the values are not below each other."""
     found = found_of("a", settings=[Setting("stop", ["\u00e9\u6771"], "line"), Setting("top_p", 1.0, "default")])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from apcbatch.cli.program import main
+from apcbatch.cli.store import _parse_age
 from apcbatch.store import Store
 
 MODELS = {"mamba": b"\x01" * 32, "jamba": b"\x02" * 32}
@@ -168,3 +169,12 @@ def test_a_folder_whose_name_is_no_text(folder, capsys):
     assert json.loads(capsys.readouterr().out)["entries"] == 5
     for command in (["stat"], ["check"], ["prune", "--size", "0"]):
         assert main(["store", command[0], str(odd), *command[1:]]) == 0
+
+
+@pytest.mark.parametrize(
+    ("age", "seconds"),
+    [("90s", 90), ("90m", 5_400), ("12h", 43_200), ("30d", 2_592_000), ("8w", 4_838_400), (" 1.5H ", 5_400)],
+)
+def test_an_age_is_in_its_unit(age, seconds):
+    """Fault: snapshots are dropped that are younger than was said."""
+    assert _parse_age(age) == seconds

@@ -165,6 +165,8 @@ def test_zero_is_not_false_and_one_is_not_true(shape: str) -> None:
             "temperature 0 is greedy, above 0 draws. If it is data, rename it or put it into metadata",
         ),
         (request("chat", zzz=5), 'body has the unknown field "zzz"; leave it out'),
+        (request("chat", nucleus=5), 'body has the unknown field "nucleus"; leave it out'),
+        (request("chat", max_length=5), 'body has the unknown field "max_length"; did you mean max_tokens?'),
         (
             request("chat", prompt="x"),
             f"body.prompt is a field of {COMPLETIONS_URL} alone; leave it out, or give that url",

@@ -170,6 +170,14 @@ def test_only_a_whole_answer_is_read_back(keys: list[Any], value: Any, is_read: 
     assert read_record(json.dumps(record).encode()) == (record if is_read else None)
 
 
+@pytest.mark.parametrize("missing", ["id", "custom_id", "line", "turn", "response", "error", "apcbatch"])
+def test_a_record_without_one_of_its_keys_is_none(missing: str) -> None:
+    """Fault: a line that another program wrote ends --resume in a KeyError."""
+    record = read(result_line(Ticket(1, 1, None, "c", None), RESULT, RENDERER, "m", 0))
+    del record[missing]
+    assert read_record(json.dumps(record).encode()) is None
+
+
 @pytest.mark.parametrize(
     ("keys", "value"),
     [(["response"], {}), (["error"], 5), (["error", "code"], 5), (["error", "message"], None),

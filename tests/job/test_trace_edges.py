@@ -118,6 +118,17 @@ def test_nothing_is_folded_at_the_bounds(bounds, rows):
     assert (len(edges.parent), sum(edges.computed)) == (rows, 6)
 
 
+@pytest.mark.parametrize("bounds", [(40, 99), (99, 40)])
+def test_a_tenth_is_free_after_folding(bounds):
+    """Fault: every request folds an edge, or most of the picture goes at once; or what goes is not the oldest."""
+    tree = TraceTree(*bounds)
+    for number in range(41):
+        assert tree.num_edges == tree.num_tokens == number
+        tree.answered(array([number]), 0, "none")
+    assert tree.num_edges == tree.num_tokens == 36
+    assert [edge.tokens for edge in edges_below(tree.root)[1:]] == [array([one]).tobytes() for one in range(5, 41)]
+
+
 def test_the_branch_that_saves_most_stays():
     """Fault: the rows that are folded are those that the picture is about."""
     tree = TraceTree(max_edges=40)
