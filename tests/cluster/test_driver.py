@@ -428,3 +428,16 @@ def test_a_group_waits_as_a_whole_for_what_it_reads() -> None:
         state.readers.add(reader)
     groups = Cutter([maker, *readers], Quantum(1, least_s=7.0)).cut()
     assert [group.items for group in groups] == [[maker], readers] and groups[0].priority == 16.0
+
+
+def test_the_conversations_of_a_lost_worker_go_to_others() -> None:
+    """Fault: the next turns of a conversation wait for ever for the worker that had its states."""
+    hooks = Hooks(to_wire=lambda request: request, conversation_of=lambda request: "talk")
+    engine = ClusterEngine(SimRuntime(), ClusterSettings(2), hooks)
+    lost, other = engine._workers
+    for number, taken in enumerate(([0], [])):
+        engine._unplanned.add(Item(number, Request("r", [1])))
+        worker = other if number else lost
+        assert [item.number for item in engine._unplanned.take(worker.id, 2)] == taken
+    engine._forget(lost)
+    assert [item.number for item in engine._unplanned.take(other.id, 2)] == [1]

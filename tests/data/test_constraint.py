@@ -202,6 +202,15 @@ def test_markers_come_as_their_tokens(demo, constraints):
     assert allowed(demo, constraint).tolist() == [demo.marker_id("<tool_call>")]
 
 
+def test_a_name_is_written_in_its_own_letters(demo, constraints):
+    """Fault: a tool's name comes in escapes, which the model was not trained on and which its template does not
+    write."""
+    parameters = {"type": "object", "properties": {}, "additionalProperties": False}
+    structure = StructuredOutput("calls", json.dumps([["caf\u00e9", parameters]]), one_call=True)
+    text, is_whole = walk(demo, constraints.constraint(structure), random.Random(1))
+    assert is_whole and '"name": "caf\u00e9"' in text
+
+
 @pytest.mark.parametrize("syntax", [None, CallSyntax("", "<function=", ">", "</function>", "", "", arguments="xml")])
 def test_calls_that_cannot_be_forced_are_refused(demo, syntax):
     """Fault: a model whose calls are not written in JSON is forced into something that no parser reads."""

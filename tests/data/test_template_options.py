@@ -165,6 +165,10 @@ CALLING = {"role": "assistant", "content": "a", "tool_calls": [{"function": {"na
             {"chat_template_kwargs": {"enable_thinking": True}, "enable_thinking": False},
             "enable_thinking is false, and true in chat_template_kwargs; give one of them",
         ),
+        (
+            {"chat_template_kwargs": {"enable_thinking": False}, "enable_thinking": True},
+            "enable_thinking is true, and false in chat_template_kwargs; give one of them",
+        ),
         ({"enable_thinking": "no"}, 'enable_thinking is "no"; expected true or false'),
         ({"thinking": {"type": "enabled"}}, "thinking is an object; expected true or false"),
         ({"reasoning_effort": 3}, "reasoning_effort is 3; expected a string"),

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken
 
-from apcbatch.data.chat.prompt_tokens import _parts
+from apcbatch.data.chat.prompt_tokens import _parts, prompt_tokens
 from apcbatch.data.helper_child import REFUSED
 from apcbatch.data.model_files import model_files
 from apcbatch.data.tokenization.tokenizer import (
@@ -207,6 +207,20 @@ def test_code_in_a_model_folder_is_never_run(tmp_path: Path) -> None:
 def test_each_character_of_a_prompt_is_shown_once(text: str, offsets: list[tuple[int, int]], parts: list[str]) -> None:
     """Fault: a character of several tokens is shown twice or never, or text between tokens goes."""
     assert list(_parts(None, text, [*range(len(offsets))], offsets)) == parts and "".join(parts) == text
+
+
+def test_a_prompt_is_shown_in_its_own_text(tmp_path: Path) -> None:
+    """Fault: a character of several tokens is shown in pieces, or what follows an added token is left out."""
+    tokenizer = load_tokenizer(save_model(tmp_path, build_tokenizer("gpt2")))
+    text = "a \U0001f994 b"
+    ids = tokenizer.encode(text).ids
+    shown = prompt_tokens(tokenizer, ids, text, adds_special=False)
+    assert "".join(token.text for token in shown) == text and [token.id for token in shown] == ids
+    assert "\ufffd" in "".join(token.text for token in prompt_tokens(tokenizer, ids, None, adds_special=False))
+    other = prompt_tokens(tokenizer, ids, "another", adds_special=False)
+    assert other == prompt_tokens(tokenizer, ids, None, adds_special=False), "the ids are not those of the text"
+    source: Any = SimpleNamespace(decode_all=lambda ids: f"<{ids[0]}>")
+    assert list(_parts(source, "ab", [7, 8, 9], [(0, 0), (0, 1), (1, 2)])) == ["<7>", "a", "b"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
