@@ -222,6 +222,9 @@ def test_wrong_inputs_are_told_at_once(tmp_path: Path) -> None:
     for spec in ("absent.jsonl", "absent.parquet", str(tmp_path)):
         with pytest.raises(UsageError, match="cannot read|holds no input"):
             open_source(spec)
+    (tmp_path / "a.jsonl").symlink_to("absent")
+    with pytest.raises(UsageError, match="cannot read .*a.jsonl: no such file"):
+        open_source(str(tmp_path / "*.jsonl"))
 
 
 @pytest.mark.slow
