@@ -29,7 +29,7 @@ from apcbatch.cluster.wire import (
     encode_request,
 )
 from apcbatch.cluster.worker import Worker
-from apcbatch.drafts import Draft
+from apcbatch.drafts.drafter import Draft
 from apcbatch.plan.planner import Plan, Planner
 from apcbatch.types import RequestPlan
 from tests.cluster.cutting import cut

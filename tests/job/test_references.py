@@ -17,7 +17,7 @@ from apcbatch import llm
 from apcbatch.cli.program import main
 from apcbatch.data.chat import known_answers
 from apcbatch.data.chat.render import Renderer
-from apcbatch.drafts import Draft
+from apcbatch.drafts.drafter import Draft
 from apcbatch.engine import open as engine_open
 from apcbatch.engine.drafting import RowCosts
 from apcbatch.errors import UsageError
