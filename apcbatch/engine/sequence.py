@@ -111,11 +111,6 @@ class Sequence:
         return self.request.keep_answer and (self.forks is None or self.forks.sequences[0] is self)
 
     @property
-    def score_begin(self) -> int:
-        """First position whose logits score the next token; the prompt's last position if no token is scored."""
-        return self.num_prompt - 1 if self.request.score_from is None else self.request.score_from - 1
-
-    @property
     def remaining(self) -> int:
         """Number of known tokens not yet computed."""
         return self.num_tokens - self.computed
@@ -238,10 +233,10 @@ class Chunk:
     @property
     def scored(self) -> range:
         """Positions of the chunk whose next token is a scored prompt token."""
-        sequence = self.sequence
-        if sequence.scores is None:
+        scores = self.sequence.scores
+        if scores is None:
             return range(0)
-        return range(max(self.begin, sequence.score_begin), min(self.end, sequence.num_prompt - 1))
+        return range(max(self.begin, scores.begin - 1), min(self.end, self.sequence.num_prompt - 1))
 
 
 @dataclass(slots=True, eq=False)
