@@ -4,6 +4,7 @@ answer."""
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -52,6 +53,16 @@ def test_no_more_is_lost_than_a_pass_with_prompts_costs(between: int) -> None:
     assert num_free == NUM_PLACES // 4 or lost + num_free >= 3 * NUM_PLACES
     gate.close()
     assert not gate.opens(1)
+
+
+def test_prompts_cost_decode_passes_only_where_passes_run_ahead(stages: Callable[[int], None]) -> None:
+    """Catches a CPU that leaves places empty, and a device whose decode passes wait for each prompt."""
+    for count, cost in ((1, 0), (2, 3)):
+        stages(count)
+        engine = Engine(DEMO_DIR, max_running=16)
+        gate = engine._scheduler._prefill_admission
+        assert gate._most_idle == cost * 16 * count
+        engine.close()
 
 
 class _Watched:

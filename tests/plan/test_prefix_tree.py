@@ -62,12 +62,15 @@ def test_arrays_are_let_go_of() -> None:
 
 
 def test_views_of_one_array_make_a_chain() -> None:
-    """Catches a walk from the root for every turn, or one that recurses: ten thousand turns are one long
-    chain."""
+    """Catches a walk from the root for every turn, or one that recurses: ten thousand turns are one long chain. Catches
+    a buffer that is copied for every turn, too."""
     tokens = np.random.default_rng(0).integers(0, 50, 30_000).astype(np.int32)
     tree = PrefixTree()
+    sizes = set()
     for turn in range(1, 10_001):
         tree.add(tokens[: 3 * turn], 0)
+        sizes.add(len(tree._tokens))
+    assert sizes == {4096, 8192, 16_384, 32_768}
     shape = TreeShape(tree)
     assert (tree.unique_tokens, tree.num_nodes) == (30_000, 10_001)
     assert shape.order("auto") == list(range(10_000))

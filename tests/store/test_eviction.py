@@ -6,6 +6,7 @@ import random
 import sqlite3
 import threading
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -256,6 +257,28 @@ def test_opening_with_a_smaller_limit_evicts_nothing_until_something_is_stored(
         store.flush()
         assert_is(store.get(key, FINGERPRINT), key)
         assert num_bytes_in(folder) <= 5_000
+
+
+def test_no_more_is_dropped_than_there_was_at_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: `prune` goes on for as long as another process adds snapshots."""
+    dropped: list[int] = []
+    monkeypatch.setattr(eviction, "drop", lambda entry, *_: dropped.append(entry))
+    monkeypatch.setattr(eviction, "evict_one", lambda *_: dropped.append(0))
+    monkeypatch.setattr(eviction, "ROWS_PER_TRANSACTION", 4)
+    for count in (0, 1, 4, 9):
+        entered: list[int] = []
+        index: Any = SimpleNamespace(
+            totals=lambda count=count: (count, 100),
+            leaves=lambda model, since, limit: [1] * limit,
+            transaction=lambda entered=entered: nullcontext(entered.append(1)),
+            deepest=lambda: 1,
+        )
+        eviction._drop_unused(index, None, None, None)  # type: ignore[arg-type]
+        assert len(entered) == -(-count // 4) and len(dropped) == 4 * len(entered)
+        dropped.clear()
+        eviction._evict_down_to(index, None, 99)  # type: ignore[arg-type]
+        assert len(entered) == 2 * -(-count // 4) and len(dropped) == 2 * count, "each one protected, and then dropped"
+        dropped.clear()
 
 
 def test_room_is_given_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,17 @@ import numpy as np
 import pytest
 
 from apcbatch.store import BadSnapshot, Store, writer
-from tests.store.conftest import FINGERPRINT, LAYOUT, arrays_of, assert_is, key_of, object_files, path_of, put_chain
+from tests.store.conftest import (
+    FINGERPRINT,
+    LAYOUT,
+    arrays_of,
+    assert_is,
+    key_of,
+    num_bytes_in,
+    object_files,
+    path_of,
+    put_chain,
+)
 
 
 def test_close_drains_the_queue(folder: Path, warnings: list[str]) -> None:
@@ -218,6 +228,7 @@ def test_arrays_are_fetched_when_they_are_written(write_threads: int, folder: Pa
         for key in set(keys) - {keys[7]}:
             assert_is(store.get(key, FINGERPRINT), key, chained=False)
         assert (store.counters.written, store.counters.failed, store.counters.duplicates) == (39, 2, 39)
+        assert store.counters.bytes_written == num_bytes_in(folder)
     assert sorted(key for key, _ in fetched) == sorted([*keys, keys[7]])
     assert all(name.startswith("apcbatch-store") for _, name in fetched)
     assert len(warnings) == 1 and "the device has failed" in warnings[0]

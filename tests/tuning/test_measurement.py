@@ -130,6 +130,8 @@ def test_each_kind_is_done_as_often_and_with_prompts_of_its_own(monkeypatch: pyt
     assert all(request.plan.ideal == request.plan.resume_at for request in requests)
     assert all(len(request.plan.reads) == len(request.plan.keep) for request in requests)
     assert sum(request.plan.keep_for_later == (1, 2, 3, 4) for request in requests) == 32, "one pass fills the pool"
+    stored = [request for request in requests if len(request.plan.keep_for_later) == 1]
+    assert [(len(one.token_ids), one.plan.keep_for_later) for one in stored] == [(512, (512,))] * 8
 
 
 def test_a_device_has_seen_the_size_of_a_pass_that_restores(monkeypatch: pytest.MonkeyPatch) -> None:
