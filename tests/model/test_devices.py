@@ -1,0 +1,225 @@
+"""Which device a model gets, what is said where there is too little memory, and in which order a device copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from apcbatch.errors import UsageError
+from apcbatch.layout import SSM, StateLayout
+from apcbatch.model import devices, host_copies
+from apcbatch.model.arena import StateArena
+from apcbatch.model.families import load_model_config, state_layout
+from apcbatch.model.host_copies import Copies, Fetch, Point, finite_rows, largest
+from apcbatch.model.pipeline_arena import SpreadArena
+
+CPU = torch.device("cpu")
+LAYOUT = StateLayout.of([SSM.part(0, (2, 3), "float32"), SSM.part(1, (2, 3), "float32")])
+
+
+@pytest.mark.parametrize(
+    ("name", "is_there", "is_built", "chosen"),
+    [
+        ("cpu", True, True, "cpu"),
+        ("cpu", False, False, "cpu"),
+        ("auto", True, True, "cuda:1"),
+        ("auto", False, True, "cpu"),
+        ("auto", True, False, "cpu"),
+        ("cuda", True, True, "cuda:1"),
+        ("cuda", False, True, "--device cuda: torch finds no CUDA device; give --device cpu"),
+        ("cuda", True, False, "--device cuda: not built"),
+        ("tpu", True, True, "device is 'tpu'; expected auto, cpu or cuda"),
+    ],
+)
+def test_the_device_is_the_one_that_was_asked_for(
+    name: str, is_there: bool, is_built: bool, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a GPU that stays idle, one that is taken without kernels for it, and a run on the CPU where a GPU was
+    asked for."""
+
+    def extension() -> None:
+        if not is_built:
+            raise RuntimeError("not built")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: is_there)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(devices.cuda, "extension", extension)
+    if len(chosen) > 6:
+        with pytest.raises(UsageError, match=chosen):
+            devices.choose_device(name)
+    else:
+        assert str(devices.choose_device(name)) == chosen
+
+
+@pytest.mark.parametrize(
+    ("error", "is_memory"),
+    [
+        (MemoryError(), True),
+        (torch.OutOfMemoryError("CUDA out of memory"), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate"), True),
+        (RuntimeError("a size does not match"), False),
+    ],
+)
+def test_weights_that_find_no_memory_are_told_from_other_errors(
+    error: Exception, is_memory: bool, tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a fault of the loader that is put down to the memory, memory that ends in a traceback, and a remedy for
+    another device."""
+
+    def fails(*_: object) -> None:
+        raise error
+
+    folder = tiny_checkpoint("mamba", num_hidden_layers=2)
+    config = load_model_config(folder)
+    layout = state_layout(config, "float32")
+    monkeypatch.setattr(devices, "CausalLM", fails)
+    monkeypatch.setattr(devices, "load_stages", fails)
+    whole = devices.make_arena(layout, 2, 0, [CPU], [range(2)])
+    spread = devices.make_arena(layout, 2, 0, [CPU, CPU], [range(1), range(1, 2)])
+    assert isinstance(whole, StateArena) and isinstance(spread, SpreadArena)
+    for arena, remedy in ((whole, "or run where there is more memory"), (spread, "more --gpus or --device cpu")):
+        with pytest.raises(UsageError if is_memory else RuntimeError) as raised:
+            devices.load_model(folder, config, torch.float32, arena, [range(2)], exact=True, passes=3)
+        if is_memory:
+            expected = "the model's weights do not fit the memory beside the states; give a smaller --pool-size, "
+            assert str(raised.value) == expected + remedy
+        else:
+            assert raised.value is error
+
+
+@pytest.mark.parametrize(
+    ("count", "where"), [(1, "the device and 1.5 GiB are"), (2, "2 devices and 1.5 GiB and 2.5 GiB are")]
+)
+def test_memory_that_a_device_does_not_give_is_counted(count: int, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a sentence with another size than the one that was asked for, or with one device's free bytes for all."""
+
+    def fails(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    free = {"cuda:0": 3 << 29, "cuda:1": 5 << 29}
+    monkeypatch.setattr(devices, "StateArena", fails)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[str(device)], 1 << 40))
+    layers = [range(2)] if count == 1 else [range(1), range(1, 2)]
+    gpus = [torch.device("cuda", number) for number in range(count)]
+    num_slots = (7 << 30) // LAYOUT.slot_bytes
+    with pytest.raises(UsageError) as raised:
+        devices.make_arena(LAYOUT, num_slots, 0, gpus, layers)
+    assert str(raised.value) == (
+        f"the {num_slots} states and snapshots and 0 pages of KV need 7.0 GiB on {where} free; give a smaller "
+        "--pool-size or --max-running"
+    )
+
+
+class FakeCuda:
+    """What torch.cuda is asked to do, as lines: each on the stream that is current then."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.current = SimpleNamespace(name="passes")
+        self.made = iter(("out", "in"))
+
+    def Stream(self, device: object) -> Any:
+        name = next(self.made)
+        return SimpleNamespace(
+            name=name,
+            wait_stream=lambda other: self.lines.append(f"{name} waits for {other.name}"),
+            wait_event=lambda event: self.lines.append(f"{name} waits for {event}"),
+        )
+
+    def Event(self, blocking: bool = False) -> Any:
+        def record(stream: Any = None) -> None:
+            self.lines.append(f"event on {(stream or self.current).name}")
+
+        return SimpleNamespace(record=record, synchronize=lambda: self.lines.append("the host waits"), block=blocking)
+
+    def current_stream(self, device: object) -> Any:
+        return self.current
+
+    @contextmanager
+    def stream(self, stream: Any) -> Iterator[None]:
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+    def tensor(self, name: str) -> Any:
+        def copy(source: Any, non_blocking: bool = False) -> None:
+            self.lines.append(f"{source.name} to {name} on {self.current.name}" + " async" * non_blocking)
+
+        return SimpleNamespace(name=name, copy_=copy)
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    fake = FakeCuda()
+    monkeypatch.setattr(host_copies.torch, "cuda", fake)
+    fake.current.wait_event = lambda event: fake.lines.append("passes wait for an event")
+    return fake
+
+
+def test_a_copy_to_a_device_is_ordered_among_its_passes(cuda: FakeCuda) -> None:
+    """Catches a slot that is overwritten while an earlier pass reads it, and one that a later pass reads before it is
+    there: without a device there is nothing to race with."""
+    copies = Copies(torch.device("cuda", 0))
+    done = copies.into([(cuda.tensor("slot"), cuda.tensor("host"))])
+    expected = ["in waits for passes", "host to slot on in async", "event on in", "passes wait for an event"]
+    assert cuda.lines == expected and cuda.current.name == "passes"
+    done.wait()
+    assert cuda.lines[4:] == ["the host waits"] and done._event.block, "without spinning"
+
+
+def test_a_copy_from_a_device_begins_at_its_mark_and_ends_with_the_call(cuda: FakeCuda) -> None:
+    """Catches bytes that are read on the host before they are there, or copied before the pass has written them."""
+    copies = Copies(torch.device("cuda", 0))
+    after = copies.mark()
+    after._event = "the mark"
+    copies.out([(cuda.tensor("host"), cuda.tensor("slot"))], after)
+    expected = ["event on passes", "out waits for the mark", "slot to host on out async"]
+    assert cuda.lines[:3] == expected and cuda.lines[-1] == "the host waits"
+    cuda.lines.clear()
+    with copies.beside(None):
+        assert cuda.current.name == "passes"
+    assert not cuda.lines
+
+
+def test_the_host_copies_at_once_and_only_what_lies_elsewhere() -> None:
+    """Catches a snapshot of the CPU that is not copied, or copied onto itself."""
+    copies = Copies(CPU)
+    source, target = torch.arange(4.0), torch.zeros(4)
+    copies.into([(target, source), (source, source)]).wait()
+    assert torch.equal(target, source)
+    copies.out([(target, source + 1)], copies.mark())
+    assert torch.equal(target, source + 1)
+    Point().wait()
+    assert Fetch(source).read() is source
+
+
+def test_a_fetched_tensor_is_read_once_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches tokens that are read on the host before the device has copied them."""
+    lines: list[str] = []
+    event = SimpleNamespace(record=lambda: lines.append("event"), synchronize=lambda: lines.append("wait"))
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextmanager(lambda: iter([None]))())
+
+    def to(device: str, non_blocking: bool) -> str:
+        lines.append(f"to {device}" + " async" * non_blocking)
+        return "the copy"
+
+    tensor: Any = SimpleNamespace(is_cuda=True, device="cuda:0", to=to)
+    fetch = Fetch(tensor)
+    assert lines == ["to cpu async", "event"]
+    assert fetch.read() == "the copy" and lines[2:] == ["wait"]  # type: ignore[comparison-overlap]
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_each_number_that_is_not_finite_is_seen(bad: float) -> None:
+    """Catches a row that is called finite for its largest or its smallest number alone."""
+    rows = torch.randn(3, 5)
+    assert finite_rows(rows).tolist() == [True] * 3 and largest(rows) == rows.abs().max()
+    rows[1, 3] = bad
+    assert finite_rows(rows).tolist() == [True, False, True] and not largest(rows).isfinite()
