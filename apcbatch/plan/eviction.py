@@ -155,7 +155,6 @@ class EvictionSimulation:
             ranks = self._passing_after(node, position, -1)
             if ranks:
                 live = _LiveSnapshot((node, position), self._serving[ranks[0]])
-                self._live_at.setdefault(node, {})[position] = live
                 for rank in ranks:
                     self._serving[rank] = live
 
