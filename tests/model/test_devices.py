@@ -116,6 +116,23 @@ def test_memory_that_a_device_does_not_give_is_counted(count: int, where: str, m
     )
 
 
+def test_each_gpu_has_its_backend_and_its_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a model of a GPU that runs the CPU's kernels, or other products than it was asked for, and a stage
+    without graphs or with buffers for fewer passes than are in flight."""
+    monkeypatch.setattr(devices, "CudaBackend", lambda device, exact: (str(device), exact))
+    monkeypatch.setattr(devices, "CpuBackend", lambda: "cpu")
+    monkeypatch.setattr(devices, "GraphedLM", lambda stage, device, passes: (stage, str(device), passes))
+    monkeypatch.setattr(devices, "SpreadLM", lambda stages, used: (stages, [str(device) for device in used]))
+    monkeypatch.setattr(devices, "load_stages", lambda *arguments: arguments[-1])
+    gpus = [torch.device("cuda", number) for number in range(2)]
+    assert devices.backend_for(gpus[1]) == ("cuda:1", True) and devices.backend_for(CPU) == "cpu"
+    arena: Any = SimpleNamespace(stages=[SimpleNamespace(device=device) for device in (*gpus, CPU)])
+    config: Any = None
+    stages, used = devices.load_model(Path(), config, torch.float32, arena, [], exact=False, passes=4)  # type: ignore
+    assert stages == [(("cuda:0", False), "cuda:0", 4), (("cuda:1", False), "cuda:1", 4), "cpu"]
+    assert used == ["cuda:0", "cuda:1", "cpu"]
+
+
 class FakeCuda:
     """What torch.cuda is asked to do, as lines: each on the stream that is current then."""
 

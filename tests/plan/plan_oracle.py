@@ -185,8 +185,13 @@ class Replay:
 
 def replay(data: Dataset, plan: Plan, footprint: Footprint, held: set[Prompt] = frozenset()) -> Replay:
     """Play a plan through with real page lists; AssertionError where it asks for what is not there, leaves
-    something behind, or passes by a longer snapshot."""
+    something behind, passes by a longer snapshot, or says that another number of bytes is live or added."""
     live: dict[Prompt, list] = {}  # prefix -> [reads left, its pages, whether it was restored, its owner]
+
+    def weight() -> int:
+        in_use = {page for _, used, _, _ in live.values() for page in used} if footprint.kv_token_bytes else set()
+        return len(live) * footprint.state_bytes + len(in_use) * footprint.page_bytes
+
     result, next_page, held_read = Replay(), 0, set()
     for index in plan.order:
         prompt, todo, where = data.prompts[index], plan.requests[index], (data.where, index)
@@ -199,6 +204,7 @@ def replay(data: Dataset, plan: Plan, footprint: Footprint, held: set[Prompt] = 
         assert (plan.leaders[index] is None) == (entry is None) and (entry is None or entry[3] == plan.leaders[index])
         if entry is None and start:
             held_read.add(start)
+        assert todo.live_bytes == weight(), where
         pages = list(entry[1][: todo.resume_at // footprint.page_tokens]) if entry else []
         while len(pages) * footprint.page_tokens < len(prompt):
             pages.append(next_page)
@@ -208,10 +214,10 @@ def replay(data: Dataset, plan: Plan, footprint: Footprint, held: set[Prompt] = 
             assert prompt[:position] not in live, where
             live[prompt[:position]] = [reads, pages[: -(-position // footprint.page_tokens)], False, index]
             result.num_written += 1
-        in_use = {page for _, used, _, _ in live.values() for page in used} if footprint.kv_token_bytes else set()
-        weight = len(live) * footprint.state_bytes + len(in_use) * footprint.page_bytes
+        restored_bytes = 0 if entry is not None or not start else footprint.pool_bytes(len(start))
+        assert todo.keep_bytes == weight() - todo.live_bytes + restored_bytes, where
         result.peak_snapshots = max(result.peak_snapshots, len(live))
-        result.peak_bytes = max(result.peak_bytes, weight)
+        result.peak_bytes = max(result.peak_bytes, weight())
         if entry is not None:
             result.num_restored += not entry[2]
             entry[0], entry[2] = entry[0] - 1, True
