@@ -10,7 +10,9 @@ import pytest
 
 from apcbatch.errors import UsageError
 from apcbatch.store import Store
-from apcbatch.store.format import INDEX_NAME
+from apcbatch.store import index as index_module
+from apcbatch.store.database import is_count
+from apcbatch.store.format import INDEX_NAME, make_header
 from apcbatch.store.index import Index
 from apcbatch.store.snapshot_file import BadSnapshot, SnapshotFolder
 from tests.store.conftest import (
@@ -148,6 +150,21 @@ def test_a_fingerprint_is_known_by_four_digits(folder: Path) -> None:
         ids = [index.model_id(bytes([0xAB, number]) * 16, name) for number, name in ((1, "one"), (2, "ab0"))]
         assert [index.model_ids(name) for name in ("AB01", "ab0", "ab", "ab0201", "")] == [ids[:1], ids[1:], [], [], []]
         assert index.model_ids("ab02ab02") == ids[1:]
+
+
+def test_the_index_is_looked_up_in_parts_and_synced_at_checkpoints(folder: Path) -> None:
+    """Fault: a key that is asked for in two parts of a long list is not found. Or each transaction waits for the
+    disk."""
+    with closing(_index(folder)) as index:
+        assert index.database.row("PRAGMA synchronous", (), is_count) == (1,)
+        model = index.model_id(FINGERPRINT, None)
+        keys = [key_of("a", number) for number in range(3)]
+        for key in keys[:2]:
+            index.insert(make_header(key, FINGERPRINT, 16, None, arrays_of(key)), 10, model, 1.0)
+        for count in (1, 2, 3, 4):
+            assert index.sharing(count * index_module._KEYS_A_QUERY * [keys[0]] + keys[1:]) == set(keys[:2])
+        assert index.present([keys[0][:8] + bytes(24)]) == set()
+        assert index.sharing([keys[0][:8] + bytes(24)]) == {keys[0]}
 
 
 def test_reservations_are_listed_by_session_and_key(folder: Path) -> None:

@@ -1,0 +1,200 @@
+"""Which tokens go into which pass: the scheduler with sequences of made-up tokens, without a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from apcbatch.engine.admission import PassBudget
+from apcbatch.engine.scheduler import Scheduler, num_live_slots
+from apcbatch.engine.sequence import Chunk, Sequence, make_sequence
+from apcbatch.types import Policy, Request
+from tests.engine.test_snapshots import snapshots_of
+
+
+def scheduler_of(policy: Policy = "none", **options: Any) -> Scheduler:
+    snapshots = snapshots_of(None, policy)
+    defaults = {"max_batch_tokens": 64, "max_running": 4, "capacity_bytes": 800}
+    return Scheduler(snapshots, snapshots._page_tables, **defaults | options)
+
+
+def submit(scheduler: Scheduler, *lengths: int, max_tokens: int = 8, **settings: Any) -> list[Sequence]:
+    """Queue prompts of these lengths, which share no token."""
+    made = []
+    for length in lengths:
+        first = 1 + scheduler._num_submitted
+        request = Request(f"{first}", [first] * length, max_tokens=max_tokens, **settings)
+        made.append(make_sequence(request, 1000, None))
+        scheduler._snapshots.prepare(made[-1])
+        scheduler.submit(made[-1])
+    return made
+
+
+def compute(scheduler: Scheduler, chunks: list[Chunk]) -> None:
+    """Do what a pass does to the sequences of its chunks: each that it completes gets a token, or ends."""
+    for chunk in chunks:
+        scheduler._snapshots.publish(chunk)
+        scheduler.advance(chunk)
+        sequence = chunk.sequence
+        if chunk.samples:
+            sequence.append(7, 0.0)
+            if sequence.num_tokens == sequence.limit:
+                sequence.finish_reason = "length"
+                scheduler.finish(sequence)
+
+
+def shown(chunks: list[Chunk]) -> list[tuple[int, int, int]]:
+    """The number of each chunk's sequence, where it begins and how many tokens it has."""
+    return [(chunk.sequence.number, chunk.begin, chunk.count) for chunk in chunks]
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "groups", "decodes", "wanted", "prompts"),
+    [
+        # of running sequences; (decodes, left) -> prompt tokens wanted, and those that a pass takes
+        (4096, 1, {0: 0, 5: 5, 9: 8}, {(8, 100): 3988, (5000, 0): 1}, {(8, 100): 1024, (8, 5000): 4088, (5000, 9): 1}),
+        (4096, 2, {1: 1, 5: 3, 99: 8}, {(8, 100): 3980, (3000, 1): 1}, {(8, 3001): 1501, (8, 5000): 2040, (8, 0): 1024}),
+        (2000, 4, {4: 1, 5: 2}, {(0, 0): 4096, (24, 7): 3993}, {(0, 99): 1024, (24, 8000): 1000}),
+        (100, 4, {8: 2}, {(0, 0): 400, (98, 2): 6, (100, 0): 4}, {(0, 50): 100, (99, 50): 1, (100, 50): 1}),
+        (1, 1, {3: 3}, {(0, 0): 1}, {(0, 9): 1}),
+    ],
+)  # fmt: skip
+def test_a_pass_is_filled_up_to_its_limit(
+    max_tokens: int, groups: int, decodes: dict[int, int], wanted: dict[tuple[int, int], int],
+    prompts: dict[tuple[int, int], int],
+) -> None:  # fmt: skip
+    """Catches a pass that is larger than was allowed, one without a prompt token while prompts wait, and groups of
+    which one takes the others' prompts."""
+    budget = PassBudget(max_tokens, 8, groups)
+    assert {running: budget.decodes(running) for running in decodes} == decodes
+    assert {pair: budget.wanted(*pair) for pair in wanted} == wanted
+    assert {pair: budget.prompt_tokens(*pair) for pair in prompts} == prompts
+
+
+def test_prompts_fill_what_decodes_leave() -> None:
+    """Catches a prompt that is begun twice or out of order, tokens beyond the limit of a pass, and a decode that waits
+    for a prompt."""
+    scheduler = scheduler_of()
+    submit(scheduler, 30, 30, 30, max_tokens=3)
+    passes = []
+    while scheduler.waiting or scheduler.running:
+        chunks, impossible = scheduler.schedule()
+        assert not impossible and len(chunks) == len({chunk.sequence for chunk in chunks})
+        passes.append(shown(chunks))
+        compute(scheduler, chunks)
+    assert passes == [
+        [(0, 0, 30), (1, 0, 30), (2, 0, 4)],
+        [(0, 30, 1), (1, 30, 1), (2, 4, 26)],
+        [(0, 31, 1), (1, 31, 1), (2, 30, 1)],
+        [(2, 31, 1)],
+    ]
+    assert sorted(scheduler._free_slots) == [0, 1, 2, 3] and scheduler.num_begun == 0
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "lengths", "first_pass"),
+    [
+        (30, [29, 5], [(0, 0, 29), (1, 0, 1)]),
+        (30, [30, 5], [(0, 0, 30)]),
+        (30, [31, 5], [(0, 0, 30)]),
+        (1, [3, 5], [(0, 0, 1)]),
+    ],
+)
+def test_prompts_are_admitted_until_a_pass_is_full(
+    max_tokens: int, lengths: list[int], first_pass: list[tuple[int, int, int]]
+) -> None:
+    """Catches a token of room that is left empty, and a prompt that takes a slot long before it is begun."""
+    scheduler = scheduler_of(max_batch_tokens=max_tokens)
+    submit(scheduler, *lengths)
+    assert shown(scheduler.schedule()[0]) == first_pass
+    assert len(scheduler.running) == len(first_pass)
+
+
+def test_what_is_in_flight_is_not_scheduled_again() -> None:
+    """Catches a token that is computed by two passes, and a prompt whose rest is left for later than it need be."""
+    scheduler = scheduler_of(max_batch_tokens=20)
+    first, second = submit(scheduler, 10, 40)
+    chunks, _ = scheduler.schedule()
+    assert shown(chunks) == [(0, 0, 10), (1, 0, 10)]
+    begun = {chunk.sequence: chunk.end for chunk in chunks}
+    assert scheduler.has_prompts(begun) and scheduler._prompts_left(begun) == 30
+    ahead, _ = scheduler.schedule(begun)
+    assert shown(ahead) == [(1, 10, 20)]
+    begun[second] = 30
+    ahead, _ = scheduler.schedule(begun)
+    assert shown(ahead) == [(1, 30, 10)]
+    begun[second] = 39
+    assert scheduler.has_prompts(begun)
+    begun[second] = 40
+    assert not scheduler.has_prompts(begun)
+    assert scheduler.schedule(begun) == ([], [])
+    compute(scheduler, chunks)
+    del begun[first]
+    assert shown(scheduler.schedule(begun)[0]) == [(0, 10, 1)]
+
+
+def test_no_more_run_than_may() -> None:
+    """Catches a slot that two sequences have, one that stays free while others wait, and one that is lost."""
+    assert [num_live_slots(count) for count in (1, 2, 3)] == [2, 2, 3]
+    for max_running in (1, 2):
+        scheduler = scheduler_of(max_running=max_running)
+        submit(scheduler, 2, 2, 2, 2, 2, max_tokens=2)
+        most = 0
+        for _ in range(20):
+            chunks, _ = scheduler.schedule()
+            most = max(most, len(scheduler.running))
+            assert scheduler.num_begun == len(scheduler.running) == len({one.slot for one in scheduler.running})
+            assert scheduler.has_prompts({}) == any(chunk.sequence.in_prefill for chunk in chunks)
+            compute(scheduler, chunks)
+            if not scheduler.running and not scheduler.waiting:
+                break
+        assert most == max_running and len(scheduler._free_slots) == 2 and not scheduler.waiting
+
+
+@pytest.mark.parametrize(
+    ("policy", "lengths", "settings", "waiting", "options", "ends"),
+    [
+        ("none", [5, 9], {}, [], {}, [6, 10]),
+        ("none", [5, 9], {"max_tokens": 2}, [], {}, []),  # with the token that is being read, all have ended
+        ("none", [5, 9], {"max_tokens": 3}, [], {}, [6, 10]),
+        ("none", [5, 9], {"temperature": 1.0}, [], {}, []),  # the host draws
+        ("all", [5, 13], {}, [], {}, [6, 14]),
+        ("all", [5, 14], {}, [], {}, []),  # the foreseen token ends at a boundary
+        ("all", [5, 15], {}, [], {}, [6, 16]),
+        ("none", [5, 9], {}, [3], {}, []),  # one that waits may join
+        ("none", [2] * 13, {}, [3], {"max_running": 16, "prompt_cost": 9}, [3] * 13),  # it has to wait longer
+        ("none", [2] * 13, {"max_tokens": 2}, [3], {"max_running": 16, "prompt_cost": 9}, []),
+        ("none", [2] * 12, {}, [3], {"max_running": 16, "prompt_cost": 9}, []),
+        ("none", [5, 9, 3, 2], {}, [3], {}, [6, 10, 4, 3]),  # no slot is free for it
+    ],
+)
+def test_a_pass_is_foreseen_only_if_no_token_can_change_it(
+    policy: Policy, lengths: list[int], settings: dict[str, Any], waiting: list[int], options: dict[str, int],
+    ends: list[int],
+) -> None:  # fmt: skip
+    """Catches a pass that is begun although the tokens before it decide what is in it, and one that is not although
+    they do not."""
+    scheduler = scheduler_of(policy, **options)
+    submit(scheduler, *lengths, **settings)
+    chunks, _ = scheduler.schedule()
+    assert scheduler.foresee(chunks) == [], "prompts are unfinished"
+    compute(scheduler, chunks)
+    chunks, _ = scheduler.schedule()
+    assert [chunk.end for chunk in chunks] == [length + 1 for length in lengths]
+    submit(scheduler, *waiting)
+    assert scheduler.foresee(chunks[:-1]) == [], "another sequence might join"
+    if ends and not waiting:
+        others = scheduler.foresee(chunks[:-1], [chunks[-1].sequence])
+        assert [chunk.begin for chunk in others] == ends[:-1]
+    assert [chunk.begin for chunk in scheduler.foresee(chunks)] == ends
+
+
+def test_slots_are_left_for_the_answers_of_an_admitted_prompt() -> None:
+    """Catches a prompt with several answers that is admitted beside another one whose answers then find no slot."""
+    scheduler = scheduler_of(max_running=2)
+    (prompt,) = submit(scheduler, 4, n=3, temperature=1.0)
+    (other,) = submit(scheduler, 5, n=2, temperature=1.0)
+    chunks, _ = scheduler.schedule()
+    assert shown(chunks) == [(0, 0, 4)] and (scheduler._num_owed, list(scheduler.waiting)) == (2, [other])
+    assert (prompt.num_answers, prompt.will_fork, prompt.siblings) == (3, True, [prompt])
