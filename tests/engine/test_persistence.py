@@ -210,6 +210,9 @@ def test_without_a_store_only_what_happened_is_counted(tiny_checkpoint: Callable
     engine = Engine(tiny_checkpoint("mamba"), policy="none", pool_size_bytes=1 << 20, draft=())
     assert not any(value for name, value in asdict(engine.counters).items() if name != "seconds")
     assert not any(engine.counters.seconds.values())
+    engine._counters.seconds["store"] = 5.0
+    engine.step()
+    assert 5.0 <= engine.counters.seconds["store"] < 60.0, "a step adds to what was counted before"
     list(engine.run([Request("r", [1, 2, 3], max_tokens=2, ignore_eos=True)]))
     seconds = engine.counters.seconds
     counts = {"unique_tokens": 4, "prefill_tokens": 3, "decode_tokens": 1, "chunks": 2, "decode_chunks": 1}

@@ -14,7 +14,7 @@ from apcbatch.cli.program import main
 from apcbatch.errors import ModelError
 from apcbatch.model.families import load_model_config
 from apcbatch.model.locate import DEMO_DIR
-from apcbatch.model.quantization import _named
+from apcbatch.model.quantization import FLOATING, _named, check_floating
 from tests.model.folders import SINGLE, sharded, weights_of, with_config, with_weights
 
 Checkpoints = Callable[..., Path]
@@ -70,6 +70,25 @@ def test_wherever_and_however_it_is_said(changes: dict[str, Any], tiny_checkpoin
 def test_the_method_is_named(config: object, expected: str) -> None:
     """Fault: an older file of bitsandbytes, which names no method, is named after another one or after none."""
     assert _named(config) == expected
+
+
+@pytest.mark.parametrize(("dtype", "meant"), [
+    ("F8_E8M0", "8-bit floating point"), ("I8", "int8"), ("F4", "packed floating point"),
+    ("F6_E2M3", "packed floating point"), ("I64", None), ("BOOL", None), *((name, "") for name in FLOATING),
+])  # fmt: skip
+def test_a_dtype_is_named_by_what_it_usually_stands_for(dtype: str, meant: str | None) -> None:
+    """Fault: a checkpoint of integers is called quantised, or a dtype that torch does not have yet passes."""
+    assert FLOATING == {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+    if meant == "":
+        check_floating(Path("w"), "t", dtype)
+        return
+    with pytest.raises(ModelError) as raised:
+        check_floating(Path("w"), "t" * 200, dtype)
+    start = f"w: tensor {'t' * 120} has dtype {dtype}; expected one of F64, F32, F16, BF16"
+    assert str(raised.value).startswith(start)
+    assert str(raised.value)[len(start) :].partition(":")[0] == (
+        f", as {meant} weights have it" if meant is not None else ""
+    )
 
 
 @pytest.mark.parametrize("nothing", [None, {}])

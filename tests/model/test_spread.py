@@ -6,6 +6,7 @@ import itertools
 import random
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from apcbatch.model.arena import StateArena, Tensors
 from apcbatch.model.devices import choose_devices
 from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.model.peer_transfer import Hop
-from apcbatch.model.pipeline import balanced, stage_layers
+from apcbatch.model.pipeline import SpreadLM, balanced, load_stages, stage_layers
 from apcbatch.model.pipeline_arena import Marks, SpreadArena
 from tests.model.folders import REMOVED, weights_of, with_weights
 
@@ -53,6 +54,26 @@ def test_stages_weigh_about_the_same(family: str, tiny_checkpoint: Callable[...,
     assert [list(part) for part in stage_layers(folder, config, 8)] == [[layer] for layer in range(8)]
     with pytest.raises(UsageError, match="--gpus 9: the model has 8 layers"):
         stage_layers(folder, config, 9)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_embedding_weighs_on_the_first_stage_and_the_head_on_the_last(
+    tied: bool, tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a head that weighs nothing where it is the embedding, which the last device then has besides."""
+    folder, taken = tiny_checkpoint("mamba", tie_word_embeddings=tied), list[list[int]]()
+    monkeypatch.setattr("apcbatch.model.pipeline.balanced", lambda weights, count: taken.append(list(weights)))
+    config = load_model_config(folder)
+    stage_layers(folder, config, 2)
+    sizes = {name: tensor.nbytes for name, tensor in weights_of(folder).items()}
+    expected = [
+        sum(size for name, size in sizes.items() if f".layers.{layer}." in name) for layer in range(config.num_layers)
+    ]
+    embedding = sizes["backbone.embeddings.weight"]
+    assert ("lm_head.weight" in sizes) is not tied
+    expected[0] += embedding
+    expected[-1] += sizes["backbone.norm_f.weight"] + sizes.get("lm_head.weight", embedding)
+    assert taken == [expected]
 
 
 @pytest.fixture
@@ -111,6 +132,49 @@ def test_each_stage_tells_whether_its_part_is_finite(arenas: tuple[StateArena, S
         spread.stages[stage].slots["ssm"][stage, -1].view(-1)[-1] = torch.inf
     flags = [part.tolist() for part in spread.finite(range(4))]
     assert [all(slot) for slot in zip(*flags, strict=True)] == [False, True, False, True]
+
+
+@dataclass
+class Entering:
+    """As much of a batch as a model in stages looks at."""
+
+    chosen: torch.Tensor | None
+
+
+def test_stages_run_one_after_the_other() -> None:
+    """Catches a stage that is left out or begins with another one's numbers, tokens that a later stage looks up again,
+    and the head, or the name of the arithmetic, of the wrong stage."""
+    ran: list[tuple[int, bool, float | None]] = []
+
+    def stage(number: int) -> Any:
+        def forward(batch: Entering, entering: torch.Tensor | None) -> torch.Tensor:
+            assert torch.is_inference_mode_enabled()
+            ran.append((number, batch.chosen is not None, None if entering is None else entering.item()))
+            return torch.tensor(10.0 + number)
+
+        named = {name: f"{name} {number}" for name in ("fingerprint", "backend", "numerics", "weights_digest")}
+        scored = lambda *given: (forward(*given), number)  # noqa: E731
+        return SimpleNamespace(forward=forward, forward_scored=scored, head=lambda normed: normed + number, **named)
+
+    for count in (2, 3):
+        model = SpreadLM([stage(number) for number in range(count)], [CPU] * count)
+        last, batch = count - 1, Entering(torch.zeros(1))
+        assert (model.fingerprint, model.numerics) == ("fingerprint 0", "numerics 0")
+        assert (model.backend, model.weights_digest) == (f"backend {last}", "weights_digest 0")
+        assert model.forward(batch).item() == 10 + last  # type: ignore[arg-type]
+        assert model.forward_scored(batch)[1] == last  # type: ignore[arg-type]
+        passes = [(number, not number, 9.0 + number if number else None) for number in range(count)]
+        assert ran == 2 * passes
+        assert model.head(torch.ones(1)).item() == 1 + last
+        ran.clear()
+
+
+def test_gpus_that_compute_differently_are_refused(tiny_checkpoint: Callable[..., Path], arenas: Any) -> None:
+    """Catches stages whose snapshots another run's GPUs would compute with other bits."""
+    folder = tiny_checkpoint("mamba")
+    backends: Any = [SimpleNamespace(numerics=lambda *_, name=name: name) for name in ("sm90", "sm80")]
+    with pytest.raises(UsageError, match=r"--gpus 2: the GPUs compute differently \(sm80, sm90\)"):
+        load_stages(folder, load_model_config(folder), torch.float32, arenas[1], [range(1), range(1, 2)], backends)
 
 
 def test_a_tensor_that_is_there_stays_there() -> None:

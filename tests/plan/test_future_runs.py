@@ -124,3 +124,10 @@ def test_for_later_what_nobody_computes_is_not_promised() -> None:
     plan = make_plan(data, Planner(2, later_budget_bytes=None), {prompt[:18] for prompt in data.prompts})
     assert [todo.resume_at for todo in plan.requests] == [18, 18]
     assert (kept_for_later(data, plan), plan.snapshots_for_later, plan.later_bytes) == ({}, 0, 0)
+
+
+def test_for_later_a_first_prompt_that_others_continue_is_a_stem() -> None:
+    """Catches a branch at the end of the very first request that is passed over."""
+    data = dataset([1, 2], [1, 2, 3, 3], [1, 2, 4, 4])
+    plan = make_plan(data, Planner(1, later_budget_bytes=None, footprint=STATE_ONLY))
+    assert set(kept_for_later(data, plan)) == {(1,), (1, 2), (1, 2, 3), (1, 2, 4)}
