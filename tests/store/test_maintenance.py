@@ -167,6 +167,21 @@ def test_the_index_is_looked_up_in_parts_and_synced_at_checkpoints(folder: Path)
         assert index.sharing([keys[0][:8] + bytes(24)]) == {keys[0]}
 
 
+def test_a_recount_is_made_from_the_rows(folder: Path) -> None:
+    """Fault: after a check an ancestor counts as without children and goes first, or a wrong total stays."""
+    parent, child = (key_of("a", position) for position in (16, 32))
+    with closing(_index(folder)) as index:
+        model = index.model_id(FINGERPRINT, None)
+        for key, position, above in ((parent, 16, None), (child, 32, (parent, 16))):
+            header = make_header(key, FINGERPRINT, position, above, arrays_of(key))
+            index.insert(header, 10, model, 1.0)
+        index.database.run("UPDATE snapshots SET children = 7")
+        index.database.run("UPDATE totals SET entries = 9, bytes = 9")
+        index.recount()
+        counted = index.database.rows("SELECT children FROM snapshots ORDER BY position", (), is_count)
+        assert counted == [(1,), (0,)] and index.totals() == (2, 20)
+
+
 def test_reservations_are_listed_by_session_and_key(folder: Path) -> None:
     """Fault: the files of a killed process are looked for under other keys, or its bytes stay reserved."""
     with closing(_index(folder)) as index:

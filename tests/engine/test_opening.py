@@ -1,0 +1,71 @@
+"""What an engine's options become: slots, pages and groups, and the first pass of a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from apcbatch import Engine
+from apcbatch.config import Config
+from apcbatch.engine import open
+from apcbatch.errors import UsageError
+
+
+@pytest.mark.parametrize(("family", "policy"), [("mamba", "all"), ("jamba", "planned"), ("jamba", "none")])
+def test_memory_is_parted_into_slots_and_pages(
+    family: str, policy: Any, tiny_checkpoint: Callable[..., Path], open_engine: Callable[..., Engine]
+) -> None:
+    """Catches a pool that holds less than it was given, slots of snapshots that sequences write to, and pages for one
+    of both where live sequences and snapshots need them."""
+    pool_bytes = 3 << 20
+    engine = open_engine(tiny_checkpoint(family), policy=policy, max_running=5, pool_size_bytes=pool_bytes)
+    layout, pool, pages = engine._arena.layout, engine._pool, engine._snapshots._pages
+    slots = sorted(pool._free_slots)
+    assert slots == list(range(5, 5 + (pool_bytes // layout.slot_bytes if policy != "none" else 0)))
+    assert sorted(engine._scheduler._free_slots) == list(range(5))
+    assert pages.num_pages == (2 * pool_bytes // layout.page_bytes if family == "jamba" else 0)
+    assert pool.capacity_bytes == pool_bytes
+
+
+def test_an_instruction_set_that_is_not_here_is_refused_where_it_was_asked_for() -> None:
+    """Catches a traceback, or a sentence that does not say which option to change."""
+    with pytest.raises(UsageError, match="^--isa: .*z80"):
+        open.use_processor(Config(threads=1, isa="z80", origins={"isa": "--isa"}))
+    with pytest.raises(UsageError, match="^isa: "):
+        open.use_processor(Config(threads=1, isa="z80"))
+
+
+@pytest.mark.parametrize(
+    ("max_batch_tokens", "num_pages", "count", "pages"),
+    [(5000, None, 1024, 0), (100, None, 100, 0), (5000, 3, 192, 3), (65, 3, 65, 2), (64, 3, 64, 1), (9, 0, None, 0)],
+)
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_first_pass_of_a_device_fits_its_memory(
+    max_batch_tokens: int, num_pages: int | None, count: int | None, pages: int, fails: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Catches a warm-up beyond the pages or the pass that there is room for, one that is not waited for, and a failed
+    one that ends the opening."""
+    made: list[Any] = []
+    read: list[int] = []
+
+    def begin(model: object, arena: object, decodes: object, chunks: list[Any]) -> Any:
+        made.extend(chunks)
+        return SimpleNamespace(failed=fails, read=lambda: read.append(1))
+
+    monkeypatch.setattr(open, "Pass", begin)
+    nothing: Any = None
+    open.warm_up(nothing, nothing, max_batch_tokens, num_pages)
+    if count is None:
+        assert not made
+        return
+    [chunk] = made
+    sequence = chunk.sequence
+    assert (chunk.begin, chunk.count, chunk.samples, sequence.slot) == (0, count, True, 0)
+    assert np.array_equal(sequence.pages, np.arange(pages)) and len(sequence.tokens) == count
+    assert read == [1] * (not fails)
