@@ -103,6 +103,18 @@ def test_the_least_recently_extended_go_first_and_no_more_than_needed() -> None:
         check_counts(tree)
 
 
+def test_what_grows_again_is_inexact_down_to_its_leaves() -> None:
+    """Catches an ideal called exact on a branch, or on a fork of it, that begins like one that was dropped."""
+    tree = CoverageTree()
+    tree._root.dropped.add(5)
+    for prompt in ((5, 1), (6, 1), (5, 2, 3), (6, 2)):
+        tree.insert(array(prompt))
+    asked = [(5, 1, 9), (5, 2, 9), (5, 9), (5, 2, 3, 9), (6, 1, 9), (6, 9), (7,)]
+    assert [tree.match(array(prompt)).exact for prompt in asked] == [False, False, False, False, True, True, True]
+    assert tree._num_nodes == 6
+    check_counts(tree)
+
+
 def test_what_goes_on_is_one_node() -> None:
     """Catches a growing conversation that takes a node for each turn, so that the bound on nodes comes too soon, and
     one whose growth does not keep it alive."""

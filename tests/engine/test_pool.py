@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from apcbatch.engine import pool as pool_module
+from apcbatch.engine.page_tables import PageTables
 from apcbatch.engine.pool import NO_PAGES, PagePool, Snapshot, SnapshotPool
 
 SLOT, PAGE = 100, 10
@@ -193,6 +194,21 @@ def test_only_so_many_dropped_keys_are_remembered(monkeypatch: pytest.MonkeyPatc
     for name in "abcdef":
         shelf.put(name)
     assert [shelf.pool.was_dropped(name.encode()) for name in "abcdef"] == [False, False, True, True, True, False]
+
+
+def test_snapshots_go_until_enough_pages_are_free() -> None:
+    """Catches a snapshot dropped for pages that are there, or where no drop could help, and an awaited one dropped for
+    a sequence that could wait."""
+    shelf, arena = Shelf(slots=3, pages=8), None
+    pages = np.array([shelf.pages.allocate() for _ in range(6)])
+    shelf.put("a", pages[:3].tolist())
+    shelf.put("b", pages[3:].tolist(), reads=1)
+    shelf.pages.release(pages)
+    tables = PageTables(shelf.pages, shelf.pool, arena, has_kv=True)  # type: ignore[arg-type]
+    assert not tables.free(21, awaited=True) and tables.free(14, awaited=True) and shelf.names == "ab"
+    assert tables.free(15, awaited=False) and shelf.names == "b"
+    assert not tables.free(18, awaited=False) and shelf.names == "b"
+    assert tables.free(18, awaited=True) and shelf.names == "" and shelf.pages.num_free == 20
 
 
 def test_pages_are_handed_out_once() -> None:

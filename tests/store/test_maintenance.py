@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from apcbatch.errors import UsageError
 from apcbatch.store import Store
 from apcbatch.store import index as index_module
-from apcbatch.store.database import is_count
-from apcbatch.store.format import INDEX_NAME, make_header
+from apcbatch.store.database import Entry, IndexDamaged, entry_of, is_count, row_id
+from apcbatch.store.format import INDEX_NAME, MAX_FILE_BYTES, make_header
 from apcbatch.store.index import Index
 from apcbatch.store.snapshot_file import BadSnapshot, SnapshotFolder
 from tests.store.conftest import (
@@ -165,6 +166,35 @@ def test_the_index_is_looked_up_in_parts_and_synced_at_checkpoints(folder: Path)
             assert index.sharing(count * index_module._KEYS_A_QUERY * [keys[0]] + keys[1:]) == set(keys[:2])
         assert index.present([keys[0][:8] + bytes(24)]) == set()
         assert index.sharing([keys[0][:8] + bytes(24)]) == {keys[0]}
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_sound"),
+    [
+        ({}, True),
+        ({1: 33}, True),
+        ({1: 32}, False),
+        ({1: 31}, False),
+        ({2: 0}, False),
+        ({2: 1}, True),
+        ({2: MAX_FILE_BYTES}, True),
+        ({2: MAX_FILE_BYTES + 1}, False),
+        ({0: b"other key"}, False),
+    ],
+)
+def test_a_row_is_checked_when_it_is_read(changed: dict[int, Any], is_sound: bool) -> None:
+    """Fault: a snapshot of no token, or of no byte, whose value is then beyond all others or divided by zero."""
+    key = key_of("a", 48)
+    key_position_bytes = [key, 48, 10]
+    for column, value in changed.items():
+        key_position_bytes[column] = value
+    found, position, num_bytes = key_position_bytes
+    row = (row_id(key), found, position, 7, 32, num_bytes, 1, 2.0, 3.0)
+    if is_sound:
+        assert entry_of(row) == Entry(*row[1:])
+    else:
+        with pytest.raises(IndexDamaged):
+            entry_of(row)
 
 
 def test_a_recount_is_made_from_the_rows(folder: Path) -> None:
