@@ -5,8 +5,8 @@
 
 A model of random weights agrees with nobody, so its draws are replaced by the recorded answer: all compute is real,
 acceptance is that of the data. The index begins with the conversations before the sample, as in a run that has done
-these. Only the last PROMPT tokens of a prompt are prefilled: decoding costs the same, and the drafts know all of it. With
---own the drafts come from the answers themselves (--draft-from its own OUT), with --random from nothing: random tokens.
+these. Only the last PROMPT tokens of a prompt are prefilled: decoding costs the same, and the drafts know all of it.
+With --own the drafts come from the answers themselves (--draft-from its own OUT); with --random all tokens are random.
 Both sides run in turns; the ratio is the median over the pairs.
 """
 

@@ -47,9 +47,7 @@ class Drafts:
     def counts(self) -> dict[DraftSource, tuple[int, int]]:
         """(drafted, accepted) tokens of the drafts that were settled, by source; sources in use only."""
         return {
-            source: (count.drafted, count.accepted)
-            for source, count in self._counts.items()
-            if source in self._sources
+            source: (count.drafted, count.accepted) for source, count in self._counts.items() if source in self._sources
         }
 
     def begin(self, prompt: TokenArray, references: Mapping[DraftSource, Sequence[TokenArray]]) -> Drafter:

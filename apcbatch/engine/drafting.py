@@ -12,14 +12,15 @@ Invariant: drafts change no token, log-probability, snapshot or miss reason; the
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence as Several
-
-from apcbatch.engine.sequence import Chunk, Sequence
-from apcbatch.model.causal_lm import CausalLM
-from apcbatch.model.pipeline import Model
+from collections import deque
+from collections.abc import Iterable
+from statistics import median
 
 from apcbatch.drafts.drafter import Draft
 from apcbatch.drafts.drafts import Drafts
+from apcbatch.engine.sequence import Chunk, Sequence
+from apcbatch.model.causal_lm import CausalLM
+from apcbatch.model.pipeline import Model
 from apcbatch.prefix import TokenArray
 
 MOST_DRAFTED = 64  # tokens of one draft
@@ -29,61 +30,69 @@ WORTH_WAITING = 0.1  # expected tokens per answer for which the host reads a pas
 class RowCosts:
     """Seconds of a pass by its rows, measured while running.
 
-    Measurements of the same number of rows are averaged, older ones with less weight; the averages are made
-    non-decreasing in the number of rows (isotonic regression by pool-adjacent-violators: Barlow et al. 1972,
-    Statistical Inference under Order Restrictions, section 1.2) and interpolated.
+    The last SAMPLES passes of a number of rows count with their median, those of nearby numbers together; the medians
+    are made non-decreasing in the number of rows (isotonic regression by pool-adjacent-violators: Barlow et al. 1972,
+    Statistical Inference under Order Restrictions, section 1.2) and interpolated. A number of rows that no pass had for
+    EXPIRES passes is forgotten, so that one that once seemed too dear is tried again.
     """
 
     def __init__(self) -> None:
-        self._seen: dict[int, list[float]] = {}  # rows -> [weight, mean seconds]
+        self._seen: dict[int, deque[float]] = {}  # rows -> seconds
+        self._last: dict[int, int] = {}  # rows -> number of the pass that had them last
+        self._num_passes = 0
         self._rows: list[int] = []
         self._seconds: list[float] = []
 
     def add(self, rows: int, seconds: float) -> None:
-        """Add the seconds of one pass. A pass that took over twice what is expected counts as twice."""
-        if self._rows:
-            seconds = min(seconds, 2 * self.of(rows))
-        for one in self._seen.values():
-            one[0] *= FORGETTING
-        weight, mean = self._seen.get(rows, (0.0, seconds))
-        self._seen[rows] = [weight + 1, mean + (seconds - mean) / (weight + 1)]
-        self._seen = {count: one for count, one in self._seen.items() if one[0] > LEAST_WEIGHT}
+        """Add the seconds of one pass."""
+        self._num_passes += 1
+        rows = _rounded(rows)
+        self._seen.setdefault(rows, deque(maxlen=SAMPLES)).append(seconds)
+        self._last[rows] = self._num_passes
+        for count in [count for count, last in self._last.items() if last < self._num_passes - EXPIRES]:
+            del self._seen[count], self._last[count]
         self._fit()
 
     def _fit(self) -> None:
-        """Pool neighbours whose means fall, so that the seconds do not decrease."""
-        pools: list[list[float]] = []  # [weight, mean, number of row counts]
-        for _, (weight, mean) in sorted(self._seen.items()):
-            pools.append([weight, mean, 1])
-            while len(pools) > 1 and pools[-2][1] >= pools[-1][1]:
-                weight, mean, count = pools.pop()
-                last = pools[-1]
-                last[1] = (last[0] * last[1] + weight * mean) / (last[0] + weight)
-                last[0] += weight
-                last[2] += count
+        """Pool neighbours whose medians fall, so that the seconds do not decrease."""
         self._rows = sorted(self._seen)
-        self._seconds = [mean for _, mean, count in pools for _ in range(int(count))]
+        pools: list[tuple[float, int, int]] = []  # mean of medians, samples, numbers of rows
+        for rows in self._rows:
+            samples = self._seen[rows]
+            mean, weight, count = median(samples), len(samples), 1
+            while pools and pools[-1][0] >= mean:
+                other, its_weight, its_count = pools.pop()
+                mean = (other * its_weight + mean * weight) / (its_weight + weight)
+                weight, count = weight + its_weight, count + its_count
+            pools.append((mean, weight, count))
+        self._seconds = [mean for mean, _, count in pools for _ in range(count)]
 
     def of(self, rows: int) -> float:
-        """Return the expected seconds of a pass; 1 plus UNKNOWN_SLOPE a row while nothing was measured."""
+        """Return the expected seconds of a pass. Beyond the rows that were measured a row adds UNKNOWN_SLOPE of the
+        seconds of the nearest measured pass; so does it to one second before the first pass."""
         known, seconds = self._rows, self._seconds
         if not known:
             return 1 + UNKNOWN_SLOPE * rows
+        rows = max(rows, 1)
         at = bisect_left(known, rows)
-        if at < len(known) and known[at] == rows:
-            return seconds[at]
-        if at == 0:  # fewer rows than were ever seen
-            return seconds[0] / (1 + UNKNOWN_SLOPE * (known[0] - rows))
         if at == len(known):
             return seconds[-1] * (1 + UNKNOWN_SLOPE * (rows - known[-1]))
+        if at == 0:
+            return seconds[0] / (1 + UNKNOWN_SLOPE * (known[0] - rows))
         share = (rows - known[at - 1]) / (known[at] - known[at - 1])
         return seconds[at - 1] + share * (seconds[at] - seconds[at - 1])
 
 
-LEARNING = 0.02
-FORGETTING = 0.99  # of a weight, for each later pass
-LEAST_WEIGHT = 0.02
-UNKNOWN_SLOPE = 0.02  # of a pass's seconds, for each row beyond those measured: little, so that they are measured
+def _rounded(rows: int) -> int:
+    """Return the number of rows that measurements of about so many count for: steps of at most an eighth."""
+    step = 1 << max(0, rows.bit_length() - 4)
+    return -(-rows // step) * step
+
+
+SAMPLES = 7  # of one number of rows
+EXPIRES = 512  # passes
+UNKNOWN_SLOPE = 0.02  # little, so that what is not known is measured
+LEARNING = 0.02  # weight of one draft in the learnt chance of a forced token
 
 
 class Drafting:
@@ -120,7 +129,7 @@ class Drafting:
         if self._drafts is not None:
             self._drafts.add(tokens, 0, 0)
 
-    def add_drafts(self, chunks: Several[Chunk]) -> None:
+    def add_drafts(self, chunks: list[Chunk]) -> None:
         """Set the drafts of the decode chunks of a pass, likeliest guesses first, until the next row costs more than
         it brings: as long as they raise the expected tokens per second."""
         capacity = self._capacity
@@ -179,7 +188,7 @@ class Drafting:
         sequence.drafted += drafted
         sequence.accepted += accepted
 
-    def keep_states(self, chunks: Several[Chunk]) -> None:
+    def keep_states(self, chunks: list[Chunk]) -> None:
         """Bring the states of a read pass's drafted sequences to their accepted tokens. An ended one needs none."""
         replays = []
         for chunk in chunks:
@@ -198,7 +207,7 @@ class Drafting:
         self._slots += chunk.draft_slots
         chunk.draft_slots = []
 
-    def measure(self, chunks: Several[Chunk], seconds: float) -> None:
+    def measure(self, chunks: list[Chunk], seconds: float) -> None:
         """Note the seconds of a pass without prompts."""
         if self._drafts is not None and not any(chunk.sequence.in_prefill for chunk in chunks):
             self._costs.add(sum(chunk.num_rows for chunk in chunks), seconds)

@@ -318,9 +318,7 @@ def extend_answers(current: Pass, eos_token_ids: Collection[int]) -> dict[Chunk,
     return failed
 
 
-def _extend_chunk(
-    current: Pass, chunk: Chunk, rows: list[Row], eos_token_ids: Collection[int]
-) -> RequestError | None:
+def _extend_chunk(current: Pass, chunk: Chunk, rows: list[Row], eos_token_ids: Collection[int]) -> RequestError | None:
     """Append the next token of a chunk's answers and, as long as each one equals the draft's, those after it. Return
     the error of a chunk that failed.
 

@@ -13,7 +13,7 @@ from apcbatch import Engine, Request, Result
 from apcbatch.drafts.drafter import Draft
 from apcbatch.model.causal_lm import CausalLM
 from tests.effort import tries
-from tests.engine.runs import by_id, told, tokens
+from tests.engine.runs import by_id, tokens, told
 from tests.engine.test_cuda_engine import MODELS
 from tests.tiny import VOCAB
 
