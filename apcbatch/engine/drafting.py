@@ -177,11 +177,8 @@ class Drafting:
         sequence, accepted = chunk.sequence, chunk.accepted
         # the token behind the last accepted guess was drawn too, unless the answer ended before
         verified = accepted if sequence.finish_reason else min(drafted, accepted + 1)
-        if proposal.source == "grammar":
-            self._forced_reach += (accepted / max(1, verified) - self._forced_reach) * LEARNING
-        else:
-            assert sequence.drafter is not None
-            sequence.drafter.settle(proposal, verified, accepted)
+        if proposal.source == "grammar" and verified:
+            self._forced_reach += (accepted / verified - self._forced_reach) * LEARNING
         count = self.counts.setdefault(proposal.source, [0, 0])
         count[0] += drafted
         count[1] += accepted

@@ -364,7 +364,7 @@ def _extend(sequence: Sequence, logits: torch.Tensor, row: Row, eos_token_ids: C
         sequence.append(token, row.logprob)
         ends, reason = token in eos_token_ids and not sequence.request.ignore_eos, None
     else:
-        ends, reason = _sample(sequence, logits[row.index], row.likeliest, row.logprob, eos_token_ids)
+        ends, reason = _sample(sequence, logits[row.number], row.likeliest, row.logprob, eos_token_ids)
     if ends:
         sequence.finish_reason, sequence.stop_reason = "stop", reason
     elif sequence.num_tokens == sequence.limit:

@@ -197,7 +197,7 @@ class Chunk:
     draft: guesses of the tokens after them, which the pass verifies: the first of its proposal. draft_slots: the slot
     of the state before each of these tokens; the state after the last one is in the sequence's own slot. Empty if the
     pass keeps the inputs of the chunk's rows instead, and leaves the state as it was; first_kept is then the first of
-    these rows among the pass's kept ones. accepted: number of drafted tokens that the answer has, once the pass was read.
+    these rows among the pass's kept ones. accepted: number of drafted tokens in the answer, once the pass was read.
     """
 
     sequence: Sequence

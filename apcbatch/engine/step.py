@@ -26,10 +26,10 @@ from apcbatch.types import Scores
 
 
 class Row(NamedTuple):
-    """Row of a pass's logits: its index, its likeliest token (NOT_FINITE if a logit is not), and that token's
+    """Row of a pass's logits: its number, its likeliest token (NOT_FINITE if a logit is not), and that token's
     log-probability (NaN if not requested)."""
 
-    index: int
+    number: int
     likeliest: int
     logprob: float
 

@@ -46,9 +46,6 @@ class OracleDrafter:
         guesses += [random.randrange(VOCAB)] * random.randint(0, 2)  # past the end too
         return Draft(guesses[:most], [0.99] * len(guesses[:most]), "lookup") if guesses[:most] else None
 
-    def settle(self, draft, drafted: int, accepted: int) -> None:
-        assert 0 <= accepted <= drafted <= len(draft.tokens)
-
 
 def with_oracle(engine: Engine, answers: Mapping[bytes, Sequence[Sequence[int]]], right: float) -> Engine:
     engine._drafting._drafts = Oracle(answers, right)
