@@ -17,7 +17,8 @@ from apcbatch.types import DRAFT_SOURCES, DraftSource
 class Draft:
     """Guessed next tokens of an answer.
 
-    source: where it was found; grammar: the text has no choice. reach: for each token, the estimated probability that it and all tokens before it are right; it never rises.
+    source: where it was found; grammar: the text has no choice. reach: for each token, the estimated probability that
+    it and all tokens before it are right; it never rises.
     """
 
     tokens: list[int]
