@@ -217,7 +217,12 @@ class _DraftLists(_Lists):
         self.present, self.token_ids, self.token_slots, self.context, self._ragged, pages = parts
         self.page_table = pages.view(size, columns)
         self._parts = torch.split(self._ragged, list(self._ragged_sizes))
-        self._parts[-1].copy_(torch.arange(size))  # the order of the sequences
+        cu_seqlens, initial, final, _, _, _, order = self._parts  # of padding alone, until they are filled
+        cu_seqlens[:size].copy_(torch.arange(size))
+        cu_seqlens[size] = rows
+        order.copy_(torch.arange(size))
+        for part in (self.token_slots, self.context, initial, final):
+            part.fill_(-1)
 
     def fill(self, batch: Batch) -> None:
         """Copy a batch's lists, on the host; padding sequences get no state, no context and no page."""

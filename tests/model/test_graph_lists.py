@@ -61,6 +61,9 @@ def draft_batch(lengths: list[int], pages: int) -> Batch:
 def test_a_smaller_draft_leaves_nothing_of_the_larger_one() -> None:
     """Catches a captured pass with drafts whose padding reads or writes a state, a page or a snapshot of others."""
     lists = _DraftLists(16, 4, 16)
+    empty = [part.tolist() for part in lists._parts]
+    assert empty[:4] == [[0, 1, 2, 3, 16], [-1] * 4, [-1] * 4, [0] * 5], "a pass before the first batch is padding"
+    assert set(lists.token_slots.tolist()) == {-1}
     lists.fill(draft_batch([5, 6, 1], 9))
     lists.fill(draft_batch([3, 1], 2))
     cu_seqlens, initial, final, snapshot_cu, positions, slots, order = (part.tolist() for part in lists._parts)
