@@ -89,7 +89,8 @@ def sample_of(path: Path, conversations: int, requests: int) -> tuple[Sample, Sa
 def run(
     engine: Engine, sample: Sample, index: Sample, references: bool, tag: str, drafts: bool
 ) -> tuple[float, int, int]:
-    """Run the sample once, with drafts or without. Return its decode seconds, the tokens after each first one, and the passes per sequence."""
+    """Run the sample once, with drafts or without. Return its decode seconds, the tokens after each first one, and the
+    passes summed over sequences."""
     drafting = engine._drafting
     whole, requests, answers = {}, [], {}
     for number, (prompt, answer) in enumerate(sample):

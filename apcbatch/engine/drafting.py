@@ -11,6 +11,7 @@ Invariant: drafts change no token, log-probability, snapshot or miss reason; the
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable
@@ -24,7 +25,10 @@ from apcbatch.model.pipeline import Model
 from apcbatch.prefix import TokenArray
 
 MOST_DRAFTED = 64  # tokens of one draft
-WORTH_WAITING = 0.1  # expected tokens per answer for which the host reads a pass before it begins the next one
+SAMPLES = 7  # seconds that are kept of one number of rows
+EXPIRES = 512  # passes
+UNKNOWN_SLOPE = 0.02  # little, so that what is not known is measured
+LEARNING = 0.02  # weight of one draft in the learnt chance of a forced token
 
 
 class RowCosts:
@@ -32,11 +36,12 @@ class RowCosts:
 
     The last SAMPLES passes of a number of rows count with their median, those of nearby numbers together; the medians
     are made non-decreasing in the number of rows (isotonic regression by pool-adjacent-violators: Barlow et al. 1972,
-    Statistical Inference under Order Restrictions, section 1.2) and interpolated. A number of rows that no pass had for
-    EXPIRES passes is forgotten, so that one that once seemed too dear is tried again.
+    Statistical Inference under Order Restrictions, section 1.2) and interpolated. expires: a number of rows that no
+    pass had for so many passes is forgotten, so that one that once seemed too dear is tried again; None: never.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, expires: int | None = EXPIRES) -> None:
+        self._expires = expires
         self._seen: dict[int, deque[float]] = {}  # rows -> seconds
         self._last: dict[int, int] = {}  # rows -> number of the pass that had them last
         self._num_passes = 0
@@ -45,13 +50,22 @@ class RowCosts:
 
     def add(self, rows: int, seconds: float) -> None:
         """Add the seconds of one pass."""
-        self._num_passes += 1
         rows = _rounded(rows)
         self._seen.setdefault(rows, deque(maxlen=SAMPLES)).append(seconds)
         self._last[rows] = self._num_passes
-        for count in [count for count, last in self._last.items() if last < self._num_passes - EXPIRES]:
-            del self._seen[count], self._last[count]
         self._fit()
+        self.age()
+
+    def age(self) -> None:
+        """Count one pass, and forget what no pass has shown for long."""
+        self._num_passes += 1
+        if self._expires is None:
+            return
+        old = [rows for rows, last in self._last.items() if last < self._num_passes - self._expires]
+        for rows in old:
+            del self._seen[rows], self._last[rows]
+        if old:
+            self._fit()
 
     def _fit(self) -> None:
         """Pool neighbours whose medians fall, so that the seconds do not decrease."""
@@ -66,6 +80,9 @@ class RowCosts:
                 weight, count = weight + its_weight, count + its_count
             pools.append((mean, weight, count))
         self._seconds = [mean for mean, _, count in pools for _ in range(count)]
+
+    def __bool__(self) -> bool:
+        return bool(self._rows)
 
     def of(self, rows: int) -> float:
         """Return the expected seconds of a pass. Beyond the rows that were measured a row adds UNKNOWN_SLOPE of the
@@ -89,12 +106,6 @@ def _rounded(rows: int) -> int:
     return -(-rows // step) * step
 
 
-SAMPLES = 7  # of one number of rows
-EXPIRES = 512  # passes
-UNKNOWN_SLOPE = 0.02  # little, so that what is not known is measured
-LEARNING = 0.02  # weight of one draft in the learnt chance of a forced token
-
-
 class Drafting:
     """Drafting of one engine. drafts: None for none. slots: for the states that passes write; none where the model
     replays. most: guesses of a pass. counts: source -> [guesses verified, accepted]."""
@@ -103,7 +114,8 @@ class Drafting:
         self._drafts, self._most_in_pass = drafts, most
         self._model = model if isinstance(model, CausalLM) else None  # the only one that may replay
         self._slots = list(slots)
-        self._costs = RowCosts()
+        self._costs, self._ahead_costs = RowCosts(), RowCosts(expires=None)
+        self._learning_s = 0.0
         self._forced_reach = 0.9  # learnt: the next token is the one that a grammar forces, in its usual tokenisation
         self.counts: dict[str, list[int]] = {}
 
@@ -130,37 +142,13 @@ class Drafting:
             self._drafts.add(tokens, 0, 0)
 
     def add_drafts(self, chunks: list[Chunk]) -> None:
-        """Set the drafts of the decode chunks of a pass, likeliest guesses first, until the next row costs more than
-        it brings: as long as they raise the expected tokens per second."""
-        capacity = self._capacity
-        if not capacity:
+        """Set the drafts of the decode chunks of a pass."""
+        if not self._capacity:
             return
-        proposals = []
-        for chunk in chunks:
-            proposal = self._propose(chunk.sequence, self._most(chunk))
-            if proposal is not None:
-                proposals.append((chunk, proposal))
-        if not proposals:
-            return
-        guesses = [
-            (-reach, place, number)
-            for number, (_, proposal) in enumerate(proposals)
-            for place, reach in enumerate(proposal.reach)
-        ]
-        guesses.sort()
-        expected, rows = float(len(chunks)), len(chunks)
-        best, best_count = expected / self._costs.of(rows), 0
-        for count, (reach, _, _) in enumerate(guesses[:capacity], 1):
-            expected -= reach
-            rate = expected / self._costs.of(rows + count)
-            if rate > best:
-                best, best_count = rate, count
-        taken = [0] * len(proposals)
-        for _, _, number in guesses[:best_count]:
-            taken[number] += 1
+        proposals = [self._propose(chunk.sequence, self._most(chunk)) for chunk in chunks]
         replays, first_kept = self._replays, 0
-        for count, (chunk, proposal) in zip(taken, proposals, strict=True):
-            if not count:
+        for count, chunk, proposal in zip(self._choose(proposals), chunks, proposals, strict=True):
+            if proposal is None or not count:
                 continue
             chunk.draft, chunk.proposal = proposal.tokens[:count], proposal
             if replays:
@@ -168,6 +156,32 @@ class Drafting:
                 first_kept += chunk.num_rows
             else:
                 chunk.draft_slots = [self._slots.pop() for _ in range(count)]
+
+    def _choose(self, proposals: list[Draft | None]) -> list[int]:
+        """Return how many guesses to verify of the proposal of each decode of a pass: the likeliest, as long as a row
+        raises the expected tokens per second; none unless that beats a pass without guesses."""
+        taken = [0] * len(proposals)
+        guesses = [
+            (-reach, place, number)
+            for number, proposal in enumerate(proposals)
+            if proposal is not None
+            for place, reach in enumerate(proposal.reach)
+        ]
+        if not guesses:
+            return taken
+        guesses.sort()
+        expected = rows = float(len(proposals))
+        costs = self._costs or self._ahead_costs
+        best, best_count = expected / (self._ahead_costs or costs).of(len(proposals)), 0
+        for reach, _, _ in guesses[: self._capacity]:
+            expected -= reach
+            rows += 1
+            rate = expected / costs.of(int(rows))
+            if rate > best:
+                best, best_count = rate, int(rows) - len(proposals)
+        for _, _, number in guesses[:best_count]:
+            taken[number] += 1
+        return taken
 
     def settle(self, chunk: Chunk) -> None:
         """Count a read chunk's drafted tokens, and learn from those that were verified."""
@@ -204,26 +218,35 @@ class Drafting:
         self._slots += chunk.draft_slots
         chunk.draft_slots = []
 
-    def measure(self, chunks: list[Chunk], seconds: float) -> None:
-        """Note the seconds of a pass without prompts."""
-        if self._drafts is not None and not any(chunk.sequence.in_prefill for chunk in chunks):
-            self._costs.add(sum(chunk.num_rows for chunk in chunks), seconds)
+    def measure(self, chunks: list[Chunk], seconds: float, is_ahead: bool) -> None:
+        """Note the seconds from the end of the pass before to that of this one, if it has no prompts. is_ahead: it was
+        begun before that one was read."""
+        if self._drafts is None or any(chunk.sequence.in_prefill for chunk in chunks):
+            return
+        self._costs.age()
+        (self._ahead_costs if is_ahead else self._costs).add(sum(chunk.num_rows for chunk in chunks), seconds)
 
     def learn(self, sequence: Sequence) -> None:
         """Add an ended answer and its prompt to what later drafts are made from."""
-        if self._drafts is not None and sequence.finish_reason:
-            is_first = sequence.forks is None or sequence.forks.sequences[0] is sequence
-            begin = sequence.num_covered if is_first else sequence.num_prompt
-            self._drafts.add(sequence.tokens[: sequence.num_tokens], sequence.num_prompt, begin)
+        if self._drafts is None or not sequence.finish_reason:
+            return
+        begin = time.perf_counter()
+        is_first = sequence.forks is None or sequence.forks.sequences[0] is sequence
+        known = sequence.num_covered if is_first else sequence.num_prompt
+        self._drafts.add(sequence.tokens[: sequence.num_tokens], sequence.num_prompt, known)
+        self._learning_s += time.perf_counter() - begin
 
-    def is_promising(self, sequences: Iterable[Sequence]) -> bool:
-        """Return whether the host should read these answers' tokens before it begins their next pass, since guesses
-        of what follows are likely to be right."""
+    def learning_s(self) -> float:
+        """Return the seconds spent in `learn` since the last call."""
+        seconds, self._learning_s = self._learning_s, 0.0
+        return seconds
+
+    def is_promising(self, sequences: list[Sequence]) -> bool:
+        """Return whether the host should read these answers' tokens before it begins their next pass, since guesses of
+        what follows are worth more than a device that never waits."""
         if not self._capacity:
             return False
-        proposals = [self._propose(sequence, MOST_DRAFTED) for sequence in sequences]
-        expected = sum(sum(proposal.reach) for proposal in proposals if proposal is not None)
-        return expected > WORTH_WAITING * len(proposals)
+        return any(self._choose([self._propose(sequence, MOST_DRAFTED) for sequence in sequences]))
 
     def _most(self, chunk: Chunk) -> int:
         """Return the most guesses after a chunk: its answer's last token is not computed, and the state at the next

@@ -1,8 +1,8 @@
 """A model on a CUDA device: decode passes are replayed as CUDA graphs, others are launched op by op.
 
 One graph is captured per batch size and page-table width, on first use, and one more per number of rows for passes that
-verify drafts of few sequences. All are powers of two; a smaller batch is padded with sequences that read and write no
-state and no page.
+verify drafts of few sequences. The sizes are rounded up; a smaller batch is padded with sequences that read and write
+no state and no page.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from apcbatch.model.peer_transfer import Sent
 
 LARGEST_GRAPH = 256  # sequences, and rows of the previous pass's sampled tokens
 NARROWEST_TABLE = 16  # pages per sequence, for models with attention
-LARGEST_DRAFT_GRAPH = 8, 64  # sequences and rows: in a larger pass the device is busy longer than the host launches
+LARGEST_DRAFT_GRAPH = 40, 96  # sequences and rows: in a larger pass the device is busy longer than the host launches
 FEWEST_DRAFT_ROWS = 4
 LARGEST_TABLE = 1 << 16  # pages of all sequences: attention's workspace grows with it
 
@@ -82,9 +82,9 @@ class GraphedLM:
         size = rows = _power_of_two(batch.ragged.num_sequences)
         if _verifies_drafts(batch) and self._model.is_first and self._model.is_last:
             most_size, most_rows = LARGEST_DRAFT_GRAPH
-            draft_size = _power_of_two(batch.ragged.num_sequences + 1)  # one at least is padding
+            draft_size = _rounded(batch.ragged.num_sequences + 1, 8)  # one at least is padding
             fewest = batch.ragged.num_tokens + draft_size - batch.ragged.num_sequences
-            draft_rows = max(FEWEST_DRAFT_ROWS, 2 * draft_size, _power_of_two(fewest))
+            draft_rows = max(FEWEST_DRAFT_ROWS, _rounded(fewest, 16))
             fits = batch.ragged.snapshot_slots.numel() <= draft_rows - draft_size
             if draft_size <= most_size and draft_rows <= most_rows and fits:
                 size, rows = draft_size, draft_rows
@@ -286,6 +286,11 @@ def _is_decode(batch: Batch) -> bool:
     ragged = batch.ragged
     b = ragged.num_sequences
     return ragged.num_tokens == b == batch.logits_rows.numel() and not ragged.snapshot_slots.numel()
+
+
+def _rounded(count: int, step: int) -> int:
+    """Return the smallest power of two up to `step`, or else multiple of `step`, that is at least `count`."""
+    return _power_of_two(count) if count <= step else -(-count // step) * step
 
 
 def _power_of_two(count: int) -> int:
