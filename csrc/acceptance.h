@@ -25,9 +25,9 @@ class Acceptance {
   private:
     static constexpr int kNumLengths = 12;
     static constexpr int kNumShares = 8;
-    static constexpr float kMost = 512;          // counts are halved there
-    static constexpr float kWeight = 4;          // tokens that the estimate of all shares counts for
-    static constexpr float kPriorWeight = 2;     // tokens that the prior counts for
+    static constexpr float kMost = 512;       // counts are halved there
+    static constexpr float kWeight = 4;       // tokens that the estimate of all shares counts for
+    static constexpr float kPriorWeight = 2;  // tokens that the prior counts for
 
     struct Counts {
         float tried = 0, right = 0;

@@ -46,8 +46,7 @@ struct BoundPass {
 
 // kept: number of rows whose inputs are kept, and the address of their numbers.
 BoundPass bound_pass(Address tokens, const RaggedParams& ragged, const Pages& pages, const Wanted& logits,
-                     const Wanted& hidden, bool with_logprobs,
-                     const std::pair<std::int64_t, Address>& kept) {
+                     const Wanted& hidden, bool with_logprobs, const std::pair<std::int64_t, Address>& kept) {
     BoundPass pass;
     PassParams& p = pass.params;
     const std::int64_t b = ragged.num_sequences;
@@ -85,8 +84,7 @@ py::list list_of(const std::vector<Number>& numbers) {
 
 // Runs a pass. on_layer: callable or None. Returns lists of the likeliest tokens and, if requested, of their
 // log-probabilities. Returns None if a token id, row or page is out of range.
-py::object bound_run_stack(BoundStack& stack, BoundPass& pass, const py::object& on_layer,
-                           int num_threads) {
+py::object bound_run_stack(BoundStack& stack, BoundPass& pass, const py::object& on_layer, int num_threads) {
     PassParams& p = pass.params;
     p.likeliest = pass.likeliest.data();
     p.logprobs = pass.logprobs.empty() ? nullptr : pass.logprobs.data();

@@ -1,6 +1,7 @@
 #include "mamba_mixer.h"
 
 #include <cstring>
+#include <vector>
 
 #include "parts.h"
 #include "rowwise.h"
@@ -163,31 +164,40 @@ std::int64_t MambaMixer::kept_bytes() const {
 }
 
 std::int64_t MambaMixer::replay_bytes(std::int64_t count) const {
-    const std::int64_t outputs = (count * dt_proj.out * bytes_of(dtype) + 63) / 64 * 64;
-    return outputs + scan_alone_bytes(dt_proj.out, d_state, count);
+    const std::int64_t output = (dt_proj.out * bytes_of(dtype) + 63) / 64 * 64;
+    return output + scan_alone_bytes(dt_proj.out, d_state, count);
 }
 
-void MambaMixer::replay(std::int64_t slot, const char* rows, std::int64_t count, char* memory) const {
+void MambaMixer::replay(const Replay* replays, std::int64_t num_replays, const char* kept,
+                        char* memory) const {
     const std::int64_t size = bytes_of(dtype), d = dt_proj.out, row_bytes = kept_bytes();
-    shift_in(static_cast<char*>(conv) + slot * conv_stride * size, width - 1, d * size, rows, row_bytes,
-             count);
-    const std::int64_t cu_seqlens[] = {0, count}, slots[] = {slot}, snapshot_cu[] = {0, 0};
+    // The rows of a replay are a sequence, and so are those between it and the next one.
+    const std::size_t sequences = 2 * std::size_t(num_replays);
+    std::vector<std::int64_t> cu_seqlens(sequences + 1), slots(sequences), snapshot_cu(sequences + 1);
+    for (std::int64_t i = 0; i < num_replays; ++i) {
+        const Replay& one = replays[i];
+        shift_in(static_cast<char*>(conv) + one.slot * conv_stride * size, width - 1, d * size,
+                 kept + one.first * row_bytes, row_bytes, one.count);
+        cu_seqlens[2 * std::size_t(i)] = one.first;
+        cu_seqlens[2 * std::size_t(i) + 1] = cu_seqlens[2 * std::size_t(i) + 2] = one.first + one.count;
+        slots[2 * std::size_t(i)] = one.slot;
+    }
     ScanParams scan;
-    scan.ragged = {1, cu_seqlens, slots, slots, snapshot_cu, nullptr, nullptr};
+    scan.ragged = {std::int64_t(sequences), cu_seqlens.data(), slots.data(), slots.data(),
+                   snapshot_cu.data(),      nullptr,           nullptr};
     scan.dtype = dtype;
     scan.d_inner = d;
     scan.d_state = d_state;
-    scan.x = rows + d * size;
-    scan.dt = rows + 2 * d * size;
-    scan.B = scan.C = rows + 3 * d * size;  // the outputs, which C selects, are not used
+    scan.x = kept + d * size;
+    scan.dt = kept + 2 * d * size;
+    scan.B = scan.C = kept + 3 * d * size;  // the outputs, which C selects, are not used
     scan.x_stride = scan.dt_stride = scan.B_stride = scan.C_stride = row_bytes / size;
     scan.A = A;
     scan.dt_bias = dt_bias;
     scan.state = ssm;
     scan.state_stride = ssm_stride;
-    scan.out = memory;
-    scan.out_stride = d;
-    selective_scan_alone(scan, memory + (count * d * size + 63) / 64 * 64);
+    scan.out = memory;  // of every row
+    selective_scan_alone(scan, memory + (d * size + 63) / 64 * 64);
 }
 
 std::int64_t MambaMixer::scratch_bytes(std::int64_t t) const { return Layout(*this, t).bytes(); }

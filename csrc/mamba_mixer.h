@@ -34,7 +34,8 @@ struct MambaMixer final : SubBlock {
     // A kept row is the convolution's raw input (d), its output (d), dt before its bias (d), and B (n).
     std::int64_t kept_bytes() const override;
     std::int64_t replay_bytes(std::int64_t count) const override;
-    void replay(std::int64_t slot, const char* rows, std::int64_t count, char* memory) const override;
+    void replay(const Replay* replays, std::int64_t num_replays, const char* kept,
+                char* memory) const override;
 };
 
 }  // namespace apcbatch

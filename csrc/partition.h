@@ -16,11 +16,12 @@ constexpr std::int64_t kChannelGrain = 16;
 constexpr std::int64_t kTokenGrain = 16;
 
 // Unit of work. It covers the tokens [token_begin, token_end) of each of its sequences: all tokens, except in
-// units of cut_tokens.
+// units of cut_tokens. Its sequences are all of the run, except in a replay, which leaves out the gaps.
 struct Unit {
     std::int64_t sequence_begin, sequence_end;
     std::int64_t channel_begin, channels;
     std::int64_t token_begin = 0, token_end = INT64_MAX;
+    std::int64_t sequence_step = 1;
 };
 
 // Splits the batch so that each (sequence, channel) is in exactly one unit, with at most `widest` channels

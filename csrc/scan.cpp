@@ -84,9 +84,10 @@ void selective_scan(const ScanParams& params, int num_threads) {
 }
 
 void selective_scan_alone(const ScanParams& params, char* memory) {
-    const auto units =
-        partition(params.ragged, params.d_inner, line_of(params.dtype), widest_scan_range(params.d_state), 1);
-    for (const Unit& unit : units) {
+    const std::int64_t widest = widest_scan_range(params.d_state);
+    for (std::int64_t c = 0; c < params.d_inner; c += widest) {
+        Unit unit{0, params.ragged.num_sequences, c, std::min(widest, params.d_inner - c)};
+        unit.sequence_step = 2;
         APC_FOR_ISA(selective_scan_unit)(params, unit, reinterpret_cast<float*>(memory));
     }
 }

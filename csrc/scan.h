@@ -15,7 +15,8 @@ enum class Elementwise : int { exp = 0, exp2 = 1, exp2_bounded = 2, log1p_unit =
 
 void causal_conv(const ConvParams& params, int num_threads);
 void selective_scan(const ScanParams& params, int num_threads);
-// Runs the scan on this thread alone. memory: scan_alone_bytes for its sizes, at most `tokens` a sequence.
+// Runs the scan of every second sequence, from the first, on this thread alone. memory: scan_alone_bytes for
+// its sizes, at most `tokens` a sequence.
 void selective_scan_alone(const ScanParams& params, char* memory);
 std::int64_t scan_alone_bytes(std::int64_t d_inner, std::int64_t d_state, std::int64_t tokens);
 void elementwise(Elementwise function, const float* from, float* to, std::int64_t count);

@@ -33,7 +33,7 @@ class UnitScan {
         : p(params), c0(unit.channel_begin), channels(unit.channels), n(params.d_state) {
         vectors = (channels + kLanes - 1) / kLanes;
         tile_tokens = 1;
-        for (int64_t s = unit.sequence_begin; s < unit.sequence_end; ++s) {
+        for (int64_t s = unit.sequence_begin; s < unit.sequence_end; s += unit.sequence_step) {
             const int64_t length = p.ragged.cu_seqlens[s + 1] - p.ragged.cu_seqlens[s];
             if (length > tile_tokens) tile_tokens = smaller(length, kTileTokens);
         }
@@ -341,8 +341,9 @@ class UnitScan {
 template <class T>
 void run_unit(const ScanParams& params, const Unit& unit, float* scratch) {
     UnitScan<T> scan(params, unit, scratch);
-    for (int64_t s = unit.sequence_begin; s < unit.sequence_end; ++s) {
-        scan.run(s, s + 1 < unit.sequence_end ? params.ragged.initial_slots[s + 1] : -1);
+    for (int64_t s = unit.sequence_begin; s < unit.sequence_end; s += unit.sequence_step) {
+        const int64_t next = s + unit.sequence_step;
+        scan.run(s, next < unit.sequence_end ? params.ragged.initial_slots[next] : -1);
     }
 }
 

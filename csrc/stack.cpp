@@ -179,12 +179,16 @@ void KeptInputs::reserve(const StackParams& params, std::int64_t rows) {
     rows_ = rows;
 }
 
+constexpr std::int64_t kPiecesEach = 4;  // pieces for each thread, so that all end at about the same time
+
 bool replay_stack(const StackParams& p, const std::vector<Replay>& replays, KeptInputs& kept,
                   int num_threads) {
     std::vector<std::pair<const SubBlock*, const char*>> sub_blocks;  // those that keep inputs, and these
     std::int64_t most = 0, scratch = 0;
+    std::int64_t end = 0;
     for (const Replay& one : replays) {
-        if (one.first < 0 || one.count < 1 || one.first + one.count > kept.rows()) return false;
+        if (one.first < end || one.count < 1 || one.first + one.count > kept.rows()) return false;
+        end = one.first + one.count;
         most = std::max(most, one.count);
     }
     std::size_t number = 0;
@@ -198,11 +202,15 @@ bool replay_stack(const StackParams& p, const std::vector<Replay>& replays, Kept
             ++number;
         }
     }
-    const std::int64_t count = std::int64_t(sub_blocks.size()), each = std::int64_t(replays.size());
-    share_pieces(count * each, num_threads, scratch, [&](std::int64_t i, char* memory) {
-        const auto& [sub_block, rows] = sub_blocks[std::size_t(i / each)];
-        const Replay& one = replays[std::size_t(i % each)];
-        sub_block->replay(one.slot, rows + one.first * sub_block->kept_bytes(), one.count, memory);
+    // A piece is a part of the replays in one sub-block, whose weights it then prepares once.
+    const std::int64_t count = std::int64_t(sub_blocks.size()), num_replays = std::int64_t(replays.size());
+    if (count == 0 || num_replays == 0) return true;
+    const std::int64_t parts = std::min(num_replays, (kPiecesEach * num_threads + count - 1) / count);
+    share_pieces(count * parts, num_threads, scratch, [&](std::int64_t i, char* memory) {
+        const auto& [sub_block, rows] = sub_blocks[std::size_t(i / parts)];
+        const std::int64_t begin = num_replays * (i % parts) / parts;
+        const std::int64_t end = num_replays * (i % parts + 1) / parts;
+        sub_block->replay(replays.data() + begin, end - begin, rows, memory);
     });
     return true;
 }

@@ -73,8 +73,8 @@ bool fits(const StackParams& params, const PassParams& pass);
 void run_stack(const StackParams& params, const PassParams& pass, KeptInputs& kept,
                const std::function<void()>& on_layer, int num_threads);
 
-// Continues states by rows that the last pass kept. Slots are distinct. Returns false, with nothing done, if
-// a row was not kept.
+// Continues states by rows that the last pass kept. Slots are distinct, rows ascend. Returns false, with
+// nothing done, if a row was not kept.
 bool replay_stack(const StackParams& params, const std::vector<Replay>& replays, KeptInputs& kept,
                   int num_threads);
 

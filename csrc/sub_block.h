@@ -53,11 +53,11 @@ struct SubBlock {
                      int num_threads) const = 0;
     // Returns the bytes that `run` keeps of each of inputs.kept, a multiple of 64. 0: a kind without slots.
     virtual std::int64_t kept_bytes() const { return 0; }
-    // Returns the bytes of working memory that `replay` needs for `count` rows.
+    // Returns the bytes of working memory of a `replay` of at most `count` rows each.
     virtual std::int64_t replay_bytes(std::int64_t) const { return 0; }
-    // Continues the state in a slot by kept rows, on this thread alone: the bits of a pass over these tokens.
-    // rows: the first kept row. memory: replay_bytes(count) bytes, aligned to 64.
-    virtual void replay(std::int64_t /*slot*/, const char* /*rows*/, std::int64_t /*count*/,
+    // Continues states by kept rows, on this thread alone: the bits of a pass over these tokens. replays: in
+    // the order of their rows. kept: all kept rows. memory: replay_bytes, aligned to 64.
+    virtual void replay(const Replay* /*replays*/, std::int64_t /*num_replays*/, const char* /*kept*/,
                         char* /*memory*/) const {}
 };
 

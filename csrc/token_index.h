@@ -74,9 +74,7 @@ class TokenIndex {
     void find(const Tail& tail, const Token* end, int size, Match& match) const;
 
     // The token in a slot, or -1 at the end of its text.
-    Token token(std::uint32_t slot) const {
-        return size_ == 0 || slot == next_ ? Token(-1) : tokens_[slot];
-    }
+    Token token(std::uint32_t slot) const { return size_ == 0 || slot == next_ ? Token(-1) : tokens_[slot]; }
     std::uint32_t after(std::uint32_t slot) const { return slot + 1 == capacity_ ? 0 : slot + 1; }
 
     std::int64_t bytes() const { return std::int64_t(capacity_) * kSlotBytes; }
