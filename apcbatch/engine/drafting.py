@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence as Several
 
+from apcbatch.engine.saved_seconds import SavedSeconds
 from apcbatch.engine.sequence import Chunk, Sequence
 from apcbatch.model.causal_lm import CausalLM
 from apcbatch.model.pipeline import Model
@@ -97,6 +98,7 @@ class Drafting:
         self._costs = RowCosts()
         self._forced_reach = 0.9  # learnt: the next token is the one that a grammar forces, in its usual tokenisation
         self.counts: dict[str, list[int]] = {}
+        self.saved = SavedSeconds()
 
     @property
     def _capacity(self) -> int:
@@ -200,8 +202,14 @@ class Drafting:
 
     def measure(self, chunks: Several[Chunk], seconds: float) -> None:
         """Note the seconds of a pass without prompts."""
-        if self._drafts is not None and not any(chunk.sequence.in_prefill for chunk in chunks):
-            self._costs.add(sum(chunk.num_rows for chunk in chunks), seconds)
+        if self._drafts is None or any(chunk.sequence.in_prefill for chunk in chunks):
+            return
+        rows = sum(chunk.num_rows for chunk in chunks)
+        self._costs.add(rows, seconds)
+        if rows == len(chunks):
+            self.saved.add_plain(rows, seconds)
+        else:
+            self.saved.add_drafted(len(chunks), sum(chunk.count + chunk.accepted for chunk in chunks), seconds)
 
     def learn(self, sequence: Sequence) -> None:
         """Add an ended answer and its prompt to what later drafts are made from."""

@@ -267,6 +267,7 @@ class Engine:
         counters.snapshots_evicted, counters.peak_live_snapshots = pool.evicted, pool.peak_held
         drafting = self._drafting
         counters.drafts = {source: (drafted, accepted) for source, (drafted, accepted) in drafting.counts.items()}
+        counters.drafts_saved_s = drafting.saved.estimate
         counters.peak_draft_bytes = max(counters.peak_draft_bytes, drafting.held_bytes)
         if self.device == "cuda":
             counters.peak_device_bytes = sum(torch.cuda.max_memory_allocated(device) for device in self._devices)

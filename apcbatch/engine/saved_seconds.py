@@ -1,0 +1,50 @@
+"""Estimate the decode seconds that drafts saved, from the passes of one run.
+
+A pass with drafts that brings `tokens` to `sequences` answers stands for tokens / sequences passes without drafts, each
+of the mean seconds that passes without drafts of as many sequences took. Between two numbers of sequences that were
+measured the seconds are interpolated; beyond them nothing is assumed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+LEAST_KNOWN = 0.9  # share of the seconds with drafts whose seconds without are known, for an estimate
+OUTLIER = 3  # a pass counts as at most this many mean ones
+
+
+class SavedSeconds:
+    """Passes of an engine by their number of sequences, with and without drafts. Passes with prompts are left out."""
+
+    def __init__(self) -> None:
+        self._plain: dict[int, list[float]] = {}  # sequences -> [passes, seconds]
+        self._drafted: dict[int, list[float]] = {}  # sequences -> [tokens, seconds]
+
+    def add_plain(self, sequences: int, seconds: float) -> None:
+        """Add a pass without drafts."""
+        one = self._plain.setdefault(sequences, [0.0, 0.0])
+        if one[0]:
+            seconds = min(seconds, OUTLIER * one[1] / one[0])
+        one[0] += 1
+        one[1] += seconds
+
+    def add_drafted(self, sequences: int, tokens: int, seconds: float) -> None:
+        """Add a pass with drafts. tokens: new tokens of all its answers."""
+        one = self._drafted.setdefault(sequences, [0.0, 0.0])
+        one[0] += tokens
+        one[1] += seconds
+
+    @property
+    def estimate(self) -> float | None:
+        """Seconds saved, below 0 if drafts cost more than they brought. None without drafts, and if more than a tenth
+        of the drafted passes' seconds has nothing to be compared with."""
+        if not self._plain or not self._drafted:
+            return None
+        counts = sorted(self._plain)
+        means = [self._plain[count][1] / self._plain[count][0] for count in counts]
+        saved = known = 0.0
+        for sequences, (tokens, seconds) in self._drafted.items():
+            if counts[0] <= sequences <= counts[-1]:
+                saved += tokens / sequences * float(np.interp(sequences, counts, means)) - seconds
+                known += seconds
+        return saved if known >= LEAST_KNOWN * sum(seconds for _, seconds in self._drafted.values()) else None
