@@ -198,7 +198,6 @@ def answer(drafter: Drafter, tokens: list[int], most: int, threshold: float, tal
             wanted = tokens[at : at + drafted]
             while accepted < len(wanted) and draft.tokens[accepted] == wanted[accepted]:
                 accepted += 1
-            drafter.settle(draft, drafted, accepted)
         new = tokens[at : at + accepted + 1]
         tally.add_pass(drafted, accepted, len(new))
 

@@ -5,8 +5,8 @@
 
 A model of random weights agrees with nobody, so its draws are replaced by the recorded answer: all compute is real,
 acceptance is that of the data. The index begins with the conversations before the sample, as in a run that has done
-these. Only the last PROMPT tokens of a prompt are prefilled: decoding costs the same, and the drafts know all of it. With
---own the drafts come from the answers themselves (--draft-from its own OUT), with --random from nothing: random tokens.
+these. Only the last PROMPT tokens of a prompt are prefilled: decoding costs the same, and the drafts know all of it.
+With --own the drafts come from the answers themselves (--draft-from its own OUT); with --random all tokens are random.
 Both sides run in turns; the ratio is the median over the pairs.
 """
 
@@ -86,8 +86,11 @@ def sample_of(path: Path, conversations: int, requests: int) -> tuple[Sample, Sa
     return every[:-requests], every[-requests:]
 
 
-def run(engine: Engine, sample: Sample, index: Sample, references: bool, tag: str) -> tuple[float, int, int]:
-    """Run the sample once. Return its decode seconds, the tokens after each first one, and the passes per sequence."""
+def run(
+    engine: Engine, sample: Sample, index: Sample, references: bool, tag: str, drafts: bool
+) -> tuple[float, int, int]:
+    """Run the sample once, with drafts or without. Return its decode seconds, the tokens after each first one, and the
+    passes summed over sequences."""
     drafting = engine._drafting
     whole, requests, answers = {}, [], {}
     for number, (prompt, answer) in enumerate(sample):
@@ -100,7 +103,8 @@ def run(engine: Engine, sample: Sample, index: Sample, references: bool, tag: st
         answers[request.id] = answer
     replace_draws.answers.clear()  # type: ignore[attr-defined]
     replace_draws.answers.update(answers)  # type: ignore[attr-defined]
-    if drafting._drafts is not None:
+    drafting._drafts = None
+    if drafts:
         fresh = Drafts(("previous",) if references else ("history", "lookup"), 64 << 20)
         for prompt, answer in () if references else index:
             fresh.add(np.concatenate([prompt, answer]), len(prompt), max(0, len(prompt) - 256))
@@ -151,16 +155,13 @@ def main(
         if device == "cuda":
             options["pool_size_bytes"] = 8 << 30
         ratios, rates = [], []
-        plain, drafted = Engine(model, draft=(), **options), None
-        engines = {"plain": plain}
         drafted = Engine(model, draft=("previous",) if own else ("history", "lookup"), **options)
-        engines["drafts"] = drafted
-        for name, engine in engines.items():
-            run(engine, sample[: max(2, count // 4)], index, own, f"warm{name}")
+        for drafts in (False, True):
+            run(drafted, sample[: max(2, count)], index, own, f"warm{drafts}", drafts)
         for pair in range(pairs):
             found = {}
             for name in ("plain", "drafts") if pair % 2 else ("drafts", "plain"):
-                found[name] = run(engines[name], sample, index, own, f"{name}{pair}#")
+                found[name] = run(drafted, sample, index, own, f"{name}{pair}#", name == "drafts")
             ratios.append(found["plain"][0] / found["drafts"][0])
             rates.append((found["plain"], found["drafts"]))
         counts = drafted.counters.drafts or {k: tuple(v) for k, v in drafted._drafting.counts.items()}
@@ -174,8 +175,7 @@ def main(
         }  # fmt: skip
         figures.append(figure)
         click.echo(json.dumps(figure))
-        for engine in engines.values():
-            engine.close()
+        drafted.close()
     if out:
         out.write_text(json.dumps(figures, indent=1))
 

@@ -45,9 +45,6 @@ class FixedDrafts:
     def append(self, tokens: Sequence[int]) -> None:
         """Look at nothing."""
 
-    def settle(self, draft: Draft, num_drafted: int, num_accepted: int) -> None:
-        """Learn nothing."""
-
     def propose(self, most: int) -> Draft | None:
         count = min(most, self.count)
         if not count:
@@ -60,6 +57,9 @@ class NoCosts(RowCosts):
 
     def add(self, rows: int, seconds: float) -> None:
         """Measure nothing."""
+
+    def __bool__(self) -> bool:
+        return True
 
     def of(self, rows: int) -> float:
         return 1.0
@@ -83,7 +83,7 @@ def figures(config: Config, sizes: Sizes) -> Iterator[Figure]:
 def install(drafting: Drafting, drafts: FixedDrafts) -> None:
     """Draft from these alone, whatever it costs."""
     drafting._drafts = drafts  # type: ignore[assignment]
-    drafting._costs = NoCosts()
+    drafting._costs = drafting._ahead_costs = NoCosts()
 
 
 def _figure(server: Server, running: int, rows: int, sizes: Sizes) -> Figure | None:

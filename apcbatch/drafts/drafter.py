@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,29 +17,22 @@ from apcbatch.types import DRAFT_SOURCES, DraftSource
 class Draft:
     """Guessed next tokens of an answer.
 
-    reach: for each token, the estimated probability that it and all tokens before it are right; it never rises.
+    source: where it was found; grammar: the text has no choice. reach: for each token, the estimated probability that
+    it and all tokens before it are right; it never rises.
     """
 
     tokens: list[int]
     reach: list[float]
-    source: DraftSource
-
-
-@dataclass(slots=True)
-class DraftCount:
-    """Tokens that one source drafted and that were verified, and those of them that were right."""
-
-    drafted: int = 0
-    accepted: int = 0
+    source: DraftSource | Literal["grammar"]
 
 
 class Drafter:
     """Drafts of one running answer. Made by `Drafts.begin`; not thread-safe."""
 
-    __slots__ = ("_core", "_counts")
+    __slots__ = ("_core",)
 
-    def __init__(self, core: _C.Drafter, counts: dict[DraftSource, DraftCount]) -> None:
-        self._core, self._counts = core, counts
+    def __init__(self, core: _C.Drafter) -> None:
+        self._core = core
 
     @property
     def held_bytes(self) -> int:
@@ -56,10 +50,3 @@ class Drafter:
         Beyond 16 tokens a draft is only as long as its reach is at least a half."""
         found = self._core.propose(most)
         return None if found is None else Draft(found[0], found[1], DRAFT_SOURCES[found[2]])
-
-    def settle(self, draft: Draft, num_drafted: int, num_accepted: int) -> None:
-        """Count a verified draft: of its first num_drafted tokens the first num_accepted were right. Call it before
-        `append` of the tokens."""
-        count = self._counts[draft.source]
-        count.drafted += num_drafted
-        count.accepted += num_accepted

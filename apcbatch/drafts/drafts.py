@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from apcbatch import _C
-from apcbatch.drafts.drafter import DraftCount, Drafter
+from apcbatch.drafts.drafter import Drafter
 from apcbatch.drafts.siblings import Siblings
 from apcbatch.prefix import TokenArray, as_token_array
 from apcbatch.types import DRAFT_SOURCES, DraftSource
@@ -36,21 +36,11 @@ class Drafts:
         for_siblings = 0 if not siblings else max_bytes // SIBLINGS_SHARE if history else max_bytes
         self._siblings = Siblings(for_siblings)
         self._state = _C.DraftState(max_bytes - for_siblings if history else 0)
-        self._counts: dict[DraftSource, DraftCount] = {source: DraftCount() for source in DRAFT_SOURCES}
 
     @property
     def held_bytes(self) -> int:
         """Bytes of history and siblings, at most max_bytes."""
         return self._state.bytes() + self._siblings.held_bytes
-
-    @property
-    def counts(self) -> dict[DraftSource, tuple[int, int]]:
-        """(drafted, accepted) tokens of the drafts that were settled, by source; sources in use only."""
-        return {
-            source: (count.drafted, count.accepted)
-            for source, count in self._counts.items()
-            if source in self._sources
-        }
 
     def begin(self, prompt: TokenArray, references: Mapping[DraftSource, Sequence[TokenArray]]) -> Drafter:
         """Begin an answer. prompt: (tokens,) int32. references: known answers to this request by source (recorded,
@@ -64,7 +54,7 @@ class Drafts:
         for source, answers in known.items():
             for answer in map(as_token_array, answers):
                 core.reference(DRAFT_SOURCES.index(source), answer.ctypes.data, len(answer))
-        return Drafter(core, self._counts)
+        return Drafter(core)
 
     def add(self, tokens: TokenArray, num_prompt: int, begin: int) -> None:
         """Add a finished answer with its prompt. tokens: (tokens,) int32, prompt and answer.

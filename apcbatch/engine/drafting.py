@@ -11,80 +11,100 @@ Invariant: drafts change no token, log-probability, snapshot or miss reason; the
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence as Several
+from collections import deque
+from collections.abc import Iterable
+from statistics import median
 
+from apcbatch.drafts.drafter import Draft
+from apcbatch.drafts.drafts import Drafts
 from apcbatch.engine.saved_seconds import SavedSeconds
 from apcbatch.engine.sequence import Chunk, Sequence
 from apcbatch.model.causal_lm import CausalLM
 from apcbatch.model.pipeline import Model
-
-from apcbatch.drafts.drafter import Draft
-from apcbatch.drafts.drafts import Drafts
 from apcbatch.prefix import TokenArray
 
 MOST_DRAFTED = 64  # tokens of one draft
-WORTH_WAITING = 0.1  # expected tokens per answer for which the host reads a pass before it begins the next one
+SAMPLES = 7  # seconds that are kept of one number of rows
+EXPIRES = 512  # passes
+UNKNOWN_SLOPE = 0.02  # little, so that what is not known is measured
+LEARNING = 0.02  # weight of one draft in the learnt chance of a forced token
 
 
 class RowCosts:
     """Seconds of a pass by its rows, measured while running.
 
-    Measurements of the same number of rows are averaged, older ones with less weight; the averages are made
-    non-decreasing in the number of rows (isotonic regression by pool-adjacent-violators: Barlow et al. 1972,
-    Statistical Inference under Order Restrictions, section 1.2) and interpolated.
+    The last SAMPLES passes of a number of rows count with their median, those of nearby numbers together; the medians
+    are made non-decreasing in the number of rows (isotonic regression by pool-adjacent-violators: Barlow et al. 1972,
+    Statistical Inference under Order Restrictions, section 1.2) and interpolated. expires: a number of rows that no
+    pass had for so many passes is forgotten, so that one that once seemed too dear is tried again; None: never.
     """
 
-    def __init__(self) -> None:
-        self._seen: dict[int, list[float]] = {}  # rows -> [weight, mean seconds]
+    def __init__(self, expires: int | None = EXPIRES) -> None:
+        self._expires = expires
+        self._seen: dict[int, deque[float]] = {}  # rows -> seconds
+        self._last: dict[int, int] = {}  # rows -> number of the pass that had them last
+        self._num_passes = 0
         self._rows: list[int] = []
         self._seconds: list[float] = []
 
     def add(self, rows: int, seconds: float) -> None:
-        """Add the seconds of one pass. A pass that took over twice what is expected counts as twice."""
-        if self._rows:
-            seconds = min(seconds, 2 * self.of(rows))
-        for one in self._seen.values():
-            one[0] *= FORGETTING
-        weight, mean = self._seen.get(rows, (0.0, seconds))
-        self._seen[rows] = [weight + 1, mean + (seconds - mean) / (weight + 1)]
-        self._seen = {count: one for count, one in self._seen.items() if one[0] > LEAST_WEIGHT}
+        """Add the seconds of one pass."""
+        rows = _rounded(rows)
+        self._seen.setdefault(rows, deque(maxlen=SAMPLES)).append(seconds)
+        self._last[rows] = self._num_passes
         self._fit()
+        self.age()
+
+    def age(self) -> None:
+        """Count one pass, and forget what no pass has shown for long."""
+        self._num_passes += 1
+        if self._expires is None:
+            return
+        old = [rows for rows, last in self._last.items() if last < self._num_passes - self._expires]
+        for rows in old:
+            del self._seen[rows], self._last[rows]
+        if old:
+            self._fit()
 
     def _fit(self) -> None:
-        """Pool neighbours whose means fall, so that the seconds do not decrease."""
-        pools: list[list[float]] = []  # [weight, mean, number of row counts]
-        for _, (weight, mean) in sorted(self._seen.items()):
-            pools.append([weight, mean, 1])
-            while len(pools) > 1 and pools[-2][1] >= pools[-1][1]:
-                weight, mean, count = pools.pop()
-                last = pools[-1]
-                last[1] = (last[0] * last[1] + weight * mean) / (last[0] + weight)
-                last[0] += weight
-                last[2] += count
+        """Pool neighbours whose medians fall, so that the seconds do not decrease."""
         self._rows = sorted(self._seen)
-        self._seconds = [mean for _, mean, count in pools for _ in range(int(count))]
+        pools: list[tuple[float, int, int]] = []  # mean of medians, samples, numbers of rows
+        for rows in self._rows:
+            samples = self._seen[rows]
+            mean, weight, count = median(samples), len(samples), 1
+            while pools and pools[-1][0] >= mean:
+                other, its_weight, its_count = pools.pop()
+                mean = (other * its_weight + mean * weight) / (its_weight + weight)
+                weight, count = weight + its_weight, count + its_count
+            pools.append((mean, weight, count))
+        self._seconds = [mean for mean, _, count in pools for _ in range(count)]
+
+    def __bool__(self) -> bool:
+        return bool(self._rows)
 
     def of(self, rows: int) -> float:
-        """Return the expected seconds of a pass; 1 plus UNKNOWN_SLOPE a row while nothing was measured."""
+        """Return the expected seconds of a pass. Beyond the rows that were measured a row adds UNKNOWN_SLOPE of the
+        seconds of the nearest measured pass; so does it to one second before the first pass."""
         known, seconds = self._rows, self._seconds
         if not known:
             return 1 + UNKNOWN_SLOPE * rows
+        rows = max(rows, 1)
         at = bisect_left(known, rows)
-        if at < len(known) and known[at] == rows:
-            return seconds[at]
-        if at == 0:  # fewer rows than were ever seen
-            return seconds[0] / (1 + UNKNOWN_SLOPE * (known[0] - rows))
         if at == len(known):
             return seconds[-1] * (1 + UNKNOWN_SLOPE * (rows - known[-1]))
+        if at == 0:
+            return seconds[0] / (1 + UNKNOWN_SLOPE * (known[0] - rows))
         share = (rows - known[at - 1]) / (known[at] - known[at - 1])
         return seconds[at - 1] + share * (seconds[at] - seconds[at - 1])
 
 
-LEARNING = 0.02
-FORGETTING = 0.99  # of a weight, for each later pass
-LEAST_WEIGHT = 0.02
-UNKNOWN_SLOPE = 0.02  # of a pass's seconds, for each row beyond those measured: little, so that they are measured
+def _rounded(rows: int) -> int:
+    """Return the number of rows that measurements of about so many count for: steps of at most an eighth."""
+    step = 1 << max(0, rows.bit_length() - 4)
+    return -(-rows // step) * step
 
 
 class Drafting:
@@ -95,7 +115,8 @@ class Drafting:
         self._drafts, self._most_in_pass = drafts, most
         self._model = model if isinstance(model, CausalLM) else None  # the only one that may replay
         self._slots = list(slots)
-        self._costs = RowCosts()
+        self._costs, self._ahead_costs = RowCosts(), RowCosts(expires=None)
+        self._learning_s = 0.0
         self._forced_reach = 0.9  # learnt: the next token is the one that a grammar forces, in its usual tokenisation
         self.counts: dict[str, list[int]] = {}
         self.saved = SavedSeconds()
@@ -122,38 +143,14 @@ class Drafting:
         if self._drafts is not None:
             self._drafts.add(tokens, 0, 0)
 
-    def add_drafts(self, chunks: Several[Chunk]) -> None:
-        """Set the drafts of the decode chunks of a pass, likeliest guesses first, until the next row costs more than
-        it brings: as long as they raise the expected tokens per second."""
-        capacity = self._capacity
-        if not capacity:
+    def add_drafts(self, chunks: list[Chunk]) -> None:
+        """Set the drafts of the decode chunks of a pass."""
+        if not self._capacity:
             return
-        proposals = []
-        for chunk in chunks:
-            proposal = self._propose(chunk.sequence, self._most(chunk))
-            if proposal is not None:
-                proposals.append((chunk, proposal))
-        if not proposals:
-            return
-        guesses = [
-            (-reach, place, number)
-            for number, (_, proposal) in enumerate(proposals)
-            for place, reach in enumerate(proposal.reach)
-        ]
-        guesses.sort()
-        expected, rows = float(len(chunks)), len(chunks)
-        best, best_count = expected / self._costs.of(rows), 0
-        for count, (reach, _, _) in enumerate(guesses[:capacity], 1):
-            expected -= reach
-            rate = expected / self._costs.of(rows + count)
-            if rate > best:
-                best, best_count = rate, count
-        taken = [0] * len(proposals)
-        for _, _, number in guesses[:best_count]:
-            taken[number] += 1
+        proposals = [self._propose(chunk.sequence, self._most(chunk)) for chunk in chunks]
         replays, first_kept = self._replays, 0
-        for count, (chunk, proposal) in zip(taken, proposals, strict=True):
-            if not count:
+        for count, chunk, proposal in zip(self._choose(proposals), chunks, proposals, strict=True):
+            if proposal is None or not count:
                 continue
             chunk.draft, chunk.proposal = proposal.tokens[:count], proposal
             if replays:
@@ -161,6 +158,32 @@ class Drafting:
                 first_kept += chunk.num_rows
             else:
                 chunk.draft_slots = [self._slots.pop() for _ in range(count)]
+
+    def _choose(self, proposals: list[Draft | None]) -> list[int]:
+        """Return how many guesses to verify of the proposal of each decode of a pass: the likeliest, as long as a row
+        raises the expected tokens per second; none unless that beats a pass without guesses."""
+        taken = [0] * len(proposals)
+        guesses = [
+            (-reach, place, number)
+            for number, proposal in enumerate(proposals)
+            if proposal is not None
+            for place, reach in enumerate(proposal.reach)
+        ]
+        if not guesses:
+            return taken
+        guesses.sort()
+        expected = rows = float(len(proposals))
+        costs = self._costs or self._ahead_costs
+        best, best_count = expected / (self._ahead_costs or costs).of(len(proposals)), 0
+        for reach, _, _ in guesses[: self._capacity]:
+            expected -= reach
+            rows += 1
+            rate = expected / costs.of(int(rows))
+            if rate > best:
+                best, best_count = rate, int(rows) - len(proposals)
+        for _, _, number in guesses[:best_count]:
+            taken[number] += 1
+        return taken
 
     def settle(self, chunk: Chunk) -> None:
         """Count a read chunk's drafted tokens, and learn from those that were verified."""
@@ -170,18 +193,15 @@ class Drafting:
         sequence, accepted = chunk.sequence, chunk.accepted
         # the token behind the last accepted guess was drawn too, unless the answer ended before
         verified = accepted if sequence.finish_reason else min(drafted, accepted + 1)
-        if proposal.source == "grammar":
-            self._forced_reach += (accepted / max(1, verified) - self._forced_reach) * LEARNING
-        else:
-            assert sequence.drafter is not None
-            sequence.drafter.settle(proposal, verified, accepted)
+        if proposal.source == "grammar" and verified:
+            self._forced_reach += (accepted / verified - self._forced_reach) * LEARNING
         count = self.counts.setdefault(proposal.source, [0, 0])
         count[0] += drafted
         count[1] += accepted
         sequence.drafted += drafted
         sequence.accepted += accepted
 
-    def keep_states(self, chunks: Several[Chunk]) -> None:
+    def keep_states(self, chunks: list[Chunk]) -> None:
         """Bring the states of a read pass's drafted sequences to their accepted tokens. An ended one needs none."""
         replays = []
         for chunk in chunks:
@@ -200,32 +220,40 @@ class Drafting:
         self._slots += chunk.draft_slots
         chunk.draft_slots = []
 
-    def measure(self, chunks: Several[Chunk], seconds: float) -> None:
-        """Note the seconds of a pass without prompts."""
+    def measure(self, chunks: list[Chunk], seconds: float, is_ahead: bool) -> None:
+        """Note the seconds from the end of the pass before to that of this one, if it has no prompts. is_ahead: it was
+        begun before that one was read."""
         if self._drafts is None or any(chunk.sequence.in_prefill for chunk in chunks):
             return
         rows = sum(chunk.num_rows for chunk in chunks)
-        self._costs.add(rows, seconds)
+        self._costs.age()
+        (self._ahead_costs if is_ahead else self._costs).add(rows, seconds)
         if rows == len(chunks):
-            self.saved.add_plain(rows, seconds)
+            self.saved.add_plain(rows, seconds, is_ahead)
         else:
             self.saved.add_drafted(len(chunks), sum(chunk.count + chunk.accepted for chunk in chunks), seconds)
 
     def learn(self, sequence: Sequence) -> None:
         """Add an ended answer and its prompt to what later drafts are made from."""
-        if self._drafts is not None and sequence.finish_reason:
-            is_first = sequence.forks is None or sequence.forks.sequences[0] is sequence
-            begin = sequence.num_covered if is_first else sequence.num_prompt
-            self._drafts.add(sequence.tokens[: sequence.num_tokens], sequence.num_prompt, begin)
+        if self._drafts is None or not sequence.finish_reason:
+            return
+        begin = time.perf_counter()
+        is_first = sequence.forks is None or sequence.forks.sequences[0] is sequence
+        known = sequence.num_covered if is_first else sequence.num_prompt
+        self._drafts.add(sequence.tokens[: sequence.num_tokens], sequence.num_prompt, known)
+        self._learning_s += time.perf_counter() - begin
 
-    def is_promising(self, sequences: Iterable[Sequence]) -> bool:
-        """Return whether the host should read these answers' tokens before it begins their next pass, since guesses
-        of what follows are likely to be right."""
+    def learning_s(self) -> float:
+        """Return the seconds spent in `learn` since the last call."""
+        seconds, self._learning_s = self._learning_s, 0.0
+        return seconds
+
+    def is_promising(self, sequences: list[Sequence]) -> bool:
+        """Return whether the host should read these answers' tokens before it begins their next pass, since guesses of
+        what follows are worth more than a device that never waits."""
         if not self._capacity:
             return False
-        proposals = [self._propose(sequence, MOST_DRAFTED) for sequence in sequences]
-        expected = sum(sum(proposal.reach) for proposal in proposals if proposal is not None)
-        return expected > WORTH_WAITING * len(proposals)
+        return any(self._choose([self._propose(sequence, MOST_DRAFTED) for sequence in sequences]))
 
     def _most(self, chunk: Chunk) -> int:
         """Return the most guesses after a chunk: its answer's last token is not computed, and the state at the next

@@ -87,6 +87,7 @@ class Engine:
         self._completion = Completion(parts.scheduler, parts.snapshots, parts.drafting, self._pipeline)
         self._failed: deque[Result] = deque()
         self._observer: Observer | None = None
+        self._last_read_s: float | None = None  # when the last pass was read, unless nothing ran since
 
     def run(self, requests: Iterable[Request]) -> Iterator[Result]:
         """Pull requests lazily and yield each result as its request finishes, failures included."""
@@ -178,11 +179,13 @@ class Engine:
         never, launching_s = self._pipeline.begin_passes()
         results += [failed_result(sequence.request, no_room(sequence)) for sequence in never]
         if not self._pipeline:
+            self._last_read_s = None
             return results
         begin = time.perf_counter()
         current = self._pipeline.next()
         try:
             broken = extend_answers(current, self.eos_token_ids)
+            self._drafting.keep_states([chunk for chunk in current.chunks if chunk not in broken])
         except Exception as error:
             return results + self._completion.fail(current, dict.fromkeys(current.chunks, failed_pass(error)))
         chunks = current.chunks
@@ -197,16 +200,18 @@ class Engine:
                 self._snapshots.publish(chunk)
         for chunk in chunks:
             self._drafting.settle(chunk)
-        self._drafting.keep_states(chunks)
-        seconds = launching_s + time.perf_counter() - begin
-        self._counters.add_pass(chunks, seconds)
-        self._drafting.measure(chunks, seconds)
+        now = time.perf_counter()
+        self._counters.add_pass(chunks, launching_s + now - begin)
+        if self._last_read_s is not None:
+            self._drafting.measure(chunks, now - self._last_read_s, current.is_ahead)
+        self._last_read_s = now
         for chunk in chunks:
             self._scheduler.advance(chunk)
         for sequence in [chunk.sequence for chunk in chunks]:
             if sequence.finish_reason or sequence.forks is not None:
                 self._snapshots.cover(sequence)
                 results += self._completion.finish(sequence)
+        self._counters.seconds["decode"] += self._drafting.learning_s()
         return results
 
     def drop_waiting(self) -> None:
@@ -319,9 +324,7 @@ def extend_answers(current: Pass, eos_token_ids: Collection[int]) -> dict[Chunk,
     return failed
 
 
-def _extend_chunk(
-    current: Pass, chunk: Chunk, rows: list[Row], eos_token_ids: Collection[int]
-) -> RequestError | None:
+def _extend_chunk(current: Pass, chunk: Chunk, rows: list[Row], eos_token_ids: Collection[int]) -> RequestError | None:
     """Append the next token of a chunk's answers and, as long as each one equals the draft's, those after it. Return
     the error of a chunk that failed.
 
@@ -367,7 +370,7 @@ def _extend(sequence: Sequence, logits: torch.Tensor, row: Row, eos_token_ids: C
         sequence.append(token, row.logprob)
         ends, reason = token in eos_token_ids and not sequence.request.ignore_eos, None
     else:
-        ends, reason = _sample(sequence, logits[row.index], row.likeliest, row.logprob, eos_token_ids)
+        ends, reason = _sample(sequence, logits[row.number], row.likeliest, row.logprob, eos_token_ids)
     if ends:
         sequence.finish_reason, sequence.stop_reason = "stop", reason
     elif sequence.num_tokens == sequence.limit:

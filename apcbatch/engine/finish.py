@@ -23,9 +23,7 @@ from apcbatch.types import Result
 class Completion:
     """Completion of one engine's sequences. observer: notified of each answered prompt."""
 
-    def __init__(
-        self, scheduler: Scheduler, snapshots: Snapshots, drafting: Drafting, pipeline: PassPipeline
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, snapshots: Snapshots, drafting: Drafting, pipeline: PassPipeline) -> None:
         self.observer: Observer | None = None
         self._scheduler, self._snapshots, self._drafting, self._pipeline = scheduler, snapshots, drafting, pipeline
 

@@ -40,6 +40,7 @@ from apcbatch.types import DRAFT_SOURCES, DraftSource, Policy, Request
 
 MAX_SNAPSHOT_SLOTS = 1 << 20
 WARM_UP_TOKENS = 1024
+WARM_UP_DRAFTS = (16, 64, 128, 256)  # rows
 FEWEST_DRAFTED = 64  # of the most guesses of a pass
 _WHOLE_NUMBERS = (
     "block_size",
@@ -211,7 +212,8 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
         groups=len(devices),
     )
     if devices[0].type != "cpu":
-        warm_up(loaded, arena, options.max_batch_tokens, num_pages if layout.has_tokens else None)
+        most_rows = options.max_running + num_drafts if num_drafts else 0
+        warm_up(loaded, arena, options.max_batch_tokens, num_pages if layout.has_tokens else None, most_rows)
     return EngineParts(
         name,
         config,
@@ -236,17 +238,28 @@ def writes_draft_states(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
-def warm_up(model: Model, arena: Arena, max_batch_tokens: int, num_pages: int | None) -> None:
-    """Run a first pass in slot 0 and the first pages, before any request uses them. num_pages: None for a model without
-    attention. Exceptions are ignored: later passes raise them again."""
-    count = min(max_batch_tokens, WARM_UP_TOKENS, WARM_UP_TOKENS if num_pages is None else num_pages * PAGE_TOKENS)
+def warm_up(model: Model, arena: Arena, max_batch_tokens: int, num_pages: int | None, most_rows: int) -> None:
+    """Run first passes in slot 0 and the first pages, before any request uses them: a prompt, and drafts of as many
+    rows as a pass may have. num_pages: None for a model without attention. Exceptions are ignored: later passes raise
+    them again."""
+    most = WARM_UP_TOKENS if num_pages is None else min(WARM_UP_TOKENS, num_pages * PAGE_TOKENS)
+    count = min(max_batch_tokens, most)
     if count < 1:
         return
-    request = Request("", [0] * count, max_tokens=1)
-    sequence = Sequence(request, np.zeros(count, np.int32), count, count, count + 1, slot=0)
+    _run_first(model, arena, count, [0] * count, 0, num_pages)
+    for rows in WARM_UP_DRAFTS:  # of each, the device's products choose their kernels
+        if rows // 2 < most_rows and rows <= most:
+            _run_first(model, arena, rows, [0], rows - 1, num_pages)
+
+
+def _run_first(
+    model: Model, arena: Arena, rows: int, prompt: list[int], num_drafted: int, num_pages: int | None
+) -> None:
+    request = Request("", prompt, max_tokens=rows)
+    sequence = Sequence(request, np.zeros(len(prompt), np.int32), len(prompt), len(prompt), len(prompt) + rows, slot=0)
     if num_pages is not None:
-        sequence.pages = np.arange(-(-count // PAGE_TOKENS))
-    current = Pass(model, arena, DecodeBatches(), [Chunk(sequence, 0, count)])
+        sequence.pages = np.arange(-(-rows // PAGE_TOKENS))
+    current = Pass(model, arena, DecodeBatches(), [Chunk(sequence, 0, len(prompt), draft=[0] * num_drafted)])
     if not current.failed:
         current.read()
 

@@ -56,6 +56,7 @@ class PassPipeline:
             self._counters.seconds["store"] += scheduled - begin
             if not chunks:
                 break
+            self._scheduler.add_drafts(chunks)
             self._passes.append(Pass(self._model, self._arena, self._decodes, chunks))
             self._pool.passes_begun()
             launching_s += time.perf_counter() - scheduled

@@ -1,8 +1,8 @@
 """Estimate the decode seconds that drafts saved, from the passes of one run.
 
 A pass with drafts that brings `tokens` to `sequences` answers stands for tokens / sequences passes without drafts, each
-of the mean seconds that passes without drafts of as many sequences took. Between two numbers of sequences that were
-measured the seconds are interpolated; beyond them nothing is assumed.
+of the mean seconds that passes without drafts of as many sequences took: on a device those that ran ahead of the host.
+Between two numbers of sequences that were measured the seconds are interpolated; beyond them nothing is assumed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ class SavedSeconds:
     """Passes of an engine by their number of sequences, with and without drafts. Passes with prompts are left out."""
 
     def __init__(self) -> None:
-        self._plain: dict[int, list[float]] = {}  # sequences -> [passes, seconds]
+        self._waiting: dict[int, list[float]] = {}  # sequences -> [passes, seconds]
+        self._ahead: dict[int, list[float]] = {}
         self._drafted: dict[int, list[float]] = {}  # sequences -> [tokens, seconds]
 
-    def add_plain(self, sequences: int, seconds: float) -> None:
-        """Add a pass without drafts."""
-        one = self._plain.setdefault(sequences, [0.0, 0.0])
+    def add_plain(self, sequences: int, seconds: float, is_ahead: bool = False) -> None:
+        """Add a pass without drafts. is_ahead: it was begun before the one before it was read, as all are without
+        drafts on a device."""
+        one = (self._ahead if is_ahead else self._waiting).setdefault(sequences, [0.0, 0.0])
         if one[0]:
             seconds = min(seconds, OUTLIER * one[1] / one[0])
         one[0] += 1
@@ -38,10 +40,11 @@ class SavedSeconds:
     def estimate(self) -> float | None:
         """Seconds saved, below 0 if drafts cost more than they brought. None without drafts, and if more than a tenth
         of the drafted passes' seconds has nothing to be compared with."""
-        if not self._plain or not self._drafted:
+        plain = self._ahead or self._waiting
+        if not plain or not self._drafted:
             return None
-        counts = sorted(self._plain)
-        means = [self._plain[count][1] / self._plain[count][0] for count in counts]
+        counts = sorted(plain)
+        means = [plain[count][1] / plain[count][0] for count in counts]
         saved = known = 0.0
         for sequences, (tokens, seconds) in self._drafted.items():
             if counts[0] <= sequences <= counts[-1]:

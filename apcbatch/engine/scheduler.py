@@ -87,9 +87,6 @@ class Scheduler:
                 pass
         decodes = [sequence for sequence in self.running if not sequence.in_prefill and sequence not in begun]
         chunks = [self._chunk(sequence, 1) for sequence in decodes[: self._budget.decodes(len(self.running))]]
-        self._drafting.add_drafts(chunks)
-        for chunk in chunks:
-            self.owed_pages -= self._page_tables.extend(chunk.sequence, chunk.begin + chunk.num_rows)
         num_decodes = len(chunks)
         impossible: list[Sequence] = []
         left = self._prompts_left(begun) if len(decodes) < len(self.running) else 0
@@ -108,6 +105,14 @@ class Scheduler:
             if positions:
                 self._reserve(chunk, positions)
         return chunks, impossible
+
+    def add_drafts(self, chunks: list[Chunk]) -> None:
+        """Add drafts to the decodes of a scheduled pass, and pages for them."""
+        decodes = [chunk for chunk in chunks if not chunk.sequence.in_prefill]
+        self._drafting.add_drafts(decodes)
+        for chunk in decodes:
+            if chunk.draft:
+                self.owed_pages -= self._page_tables.extend(chunk.sequence, chunk.begin + chunk.num_rows)
 
     def has_prompts(self, begun: Mapping[Sequence, int]) -> bool:
         """Return whether there are prompt tokens for a pass besides those in flight. begun: as in `schedule`."""

@@ -194,10 +194,10 @@ class Chunk:
     """Prefill or decode chunk: `count` tokens of a sequence from position `begin`, and the snapshots in it,
     ascending.
 
-    draft: guesses of the tokens after them, which the pass verifies: the first of its proposal. draft_slots: slot of the
-    state before each of these tokens, and the state after the last one is in the sequence's own slot; empty if the pass
-    keeps the inputs of the chunk's rows instead, and leaves the state as it was: first_kept is the first of these rows
-    among the pass's kept ones. accepted: number of drafted tokens that the answer has, once the pass was read.
+    draft: guesses of the tokens after them, which the pass verifies: the first of its proposal. draft_slots: the slot
+    of the state before each of these tokens; the state after the last one is in the sequence's own slot. Empty if the
+    pass keeps the inputs of the chunk's rows instead, and leaves the state as it was; first_kept is then the first of
+    these rows among the pass's kept ones. accepted: number of drafted tokens in the answer, once the pass was read.
     """
 
     sequence: Sequence
@@ -239,6 +239,9 @@ class Chunk:
         return range(max(self.begin, scores.begin - 1), min(self.end, self.sequence.num_prompt - 1))
 
 
+SUMS = ("decode_ms", "drafted_tokens", "accepted_tokens")  # of a Result: over all answers
+
+
 @dataclass(slots=True, eq=False)
 class Forks:
     """Several answers to one prompt. sequences: the answers; the first has computed the prompt. held: state at the
@@ -259,8 +262,8 @@ class Forks:
     def result(self) -> Result:
         """Return all answers as one result."""
         first, *others = [sequence.own_result() for sequence in self.sequences]
-        return replace(first, others=others, decode_ms=sum(one.decode_ms for one in (first, *others)),
-            drafted_tokens=first.drafted_tokens + sum(one.drafted_tokens for one in others), accepted_tokens=first.accepted_tokens + sum(one.accepted_tokens for one in others))
+        sums = {name: sum(getattr(one, name) for one in (first, *others)) for name in SUMS}
+        return replace(first, others=others, **sums)
 
 
 def fork_answers(sequence: Sequence) -> list[Sequence]:

@@ -24,11 +24,12 @@ from apcbatch.model.pipeline import Model
 from apcbatch.model.pipeline_arena import Arena
 from apcbatch.types import Scores
 
+
 class Row(NamedTuple):
-    """Row of a pass's logits: its index, its likeliest token (NOT_FINITE if a logit is not), and that token's
+    """Row of a pass's logits: its number, its likeliest token (NOT_FINITE if a logit is not), and that token's
     log-probability (NaN if not requested)."""
 
-    index: int
+    number: int
     likeliest: int
     logprob: float
 
@@ -48,7 +49,7 @@ class Pass:
     def __init__(
         self, model: Model, arena: Arena, decodes: DecodeBatches, chunks: list[Chunk], before: Pass | None = None
     ) -> None:
-        self.chunks = chunks
+        self.chunks, self.is_ahead = chunks, before is not None
         self._arena = arena
         self._due: list[tuple[int, Chunk]] = []  # first row of the logits, and its chunk
         row = 0
@@ -187,9 +188,7 @@ def make_batch(chunks: list[Chunk], before: Pass | None = None) -> Batch:
 
 def _kept_rows(chunks: list[Chunk], ends: np.ndarray) -> torch.Tensor | None:
     """Return the rows of a pass whose inputs are kept, None for none. ends: offset behind each chunk's rows."""
-    kept = [
-        np.arange(end - chunk.num_rows, end) for chunk, end in zip(chunks, ends, strict=True) if chunk.keeps_inputs
-    ]
+    kept = [np.arange(end - chunk.num_rows, end) for chunk, end in zip(chunks, ends, strict=True) if chunk.keeps_inputs]
     return torch.from_numpy(np.concatenate(kept)) if kept else None
 
 

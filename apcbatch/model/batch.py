@@ -19,9 +19,9 @@ class Batch:
     logits are computed. For attention layers: page_table (b, pages) int64, context (b,) int64 tokens cached before this
     piece, token_slots (t,) int64 = page x page_tokens + offset of each token, or -1 to write none. scored_rows (s,)
     int64: the tokens whose normed hidden states are returned, or None. with_logprobs: whether the log-probabilities of
-    the likeliest tokens are computed too. kept_rows (m,) int64: the tokens whose inputs are kept for CausalLM.replay, or
-    None. present: (1,) int64, the number of real tokens, which come first; the others
-    are padding. None: all are real.
+    the likeliest tokens are computed too. kept_rows (m,) int64: the tokens whose inputs are kept for CausalLM.replay,
+    or None. present: (1,) int64, the number of real tokens, which come first; the others are padding. None: all are
+    real.
     """
 
     token_ids: torch.Tensor

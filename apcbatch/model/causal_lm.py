@@ -205,8 +205,7 @@ class CausalLM:
         them."""
         assert self._stack is not None
         pages = Pages(batch.page_table, batch.context, batch.token_slots)
-        rows = batch.logits_rows, batch.scored_rows
-        rows = *rows, batch.with_logprobs, batch.kept_rows
+        rows = batch.logits_rows, batch.scored_rows, batch.with_logprobs, batch.kept_rows
         return self._stack(batch.tokens, batch.ragged, pages, *rows, self.on_layer)
 
     @property

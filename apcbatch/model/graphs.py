@@ -1,17 +1,20 @@
 """A model on a CUDA device: decode passes are replayed as CUDA graphs, others are launched op by op.
 
-One graph is captured per batch size and page-table width, on first use. Both are powers of two; a smaller batch is
-padded with sequences that read and write no state and no page.
+One graph is captured per batch size and page-table width, on first use, and one more per number of rows for passes that
+verify drafts of few sequences. The sizes are rounded up; a smaller batch is padded with sequences that read and write
+no state and no page.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-from apcbatch.kernels.cuda.batch import batch_on
+from apcbatch.kernels.cuda.batch import DeviceBatch, batch_on
 from apcbatch.kernels.ragged import Ragged
 from apcbatch.model.batch import Batch
 from apcbatch.model.causal_lm import CausalLM
@@ -19,6 +22,8 @@ from apcbatch.model.peer_transfer import Sent
 
 LARGEST_GRAPH = 256  # sequences, and rows of the previous pass's sampled tokens
 NARROWEST_TABLE = 16  # pages per sequence, for models with attention
+LARGEST_DRAFT_GRAPH = 40, 96  # sequences and rows: in a larger pass the device is busy longer than the host launches
+FEWEST_DRAFT_ROWS = 4
 LARGEST_TABLE = 1 << 16  # pages of all sequences: attention's workspace grows with it
 
 
@@ -32,24 +37,25 @@ class GraphedLM:
         self.numerics, self.weights_digest = model.numerics, model.weights_digest
         self._model, self._device, self._passes = model, device, passes
         self._has_pages = model.has_pages
-        self._graphs: dict[tuple[int, int], _DecodeGraph] = {}
+        self._graphs: dict[tuple[int, int, int], _Graph] = {}  # by rows, sequences, pages of each sequence
         self._memory: Any = None  # shared by all graphs: only one runs at a time
 
     @torch.inference_mode()
     def forward(self, batch: Batch, entering: torch.Tensor | None = None) -> torch.Tensor:
         """Return logits (rows, vocabulary) float32 on the device; for a stage other than the last, the residual stream.
         entering: on the device; see CausalLM."""
-        size, columns = self._graph_of(batch)
+        rows, size, columns = key = self._graph_of(batch)
         chosen = 0 if batch.chosen is None else batch.chosen.numel()
+        is_draft = rows > size
         if (
-            not _is_decode(batch) or size > self._most_captured or size * columns > LARGEST_TABLE
+            not (is_draft or _is_decode(batch)) or rows > self._most_captured or size * columns > LARGEST_TABLE
             or chosen > LARGEST_GRAPH
         ):  # fmt: skip
             return self._model.forward(batch.on(self._device), entering)
-        graph = self._graphs.get((size, columns))
+        graph = self._graphs.get(key)
         if graph is None:
-            graph = _DecodeGraph(self._model, size, columns, self._device, self._memory, self._passes)
-            self._graphs[size, columns] = graph
+            make = partial(_DraftLists, rows, size, columns) if is_draft else partial(_Lists, size, columns)
+            graph = self._graphs[key] = _Graph(self._model, make, self._device, self._memory, self._passes)
             self._memory = graph.memory
         made = graph.replay(batch, entering)
         return made if self._model.is_last else made.clone()  # it is still read while the next replay runs
@@ -70,27 +76,36 @@ class GraphedLM:
     def _most_captured(self) -> int:
         return min(LARGEST_GRAPH, self._model.most_captured)
 
-    def _graph_of(self, batch: Batch) -> tuple[int, int]:
-        """Return the key of the graph for this decode pass: (sequences, pages of each sequence)."""
-        size = _power_of_two(batch.ragged.num_sequences)
+    def _graph_of(self, batch: Batch) -> tuple[int, int, int]:
+        """Return the key of the graph for this pass: (rows, sequences, pages of each sequence); as many rows as
+        sequences in one without drafts."""
+        size = rows = _power_of_two(batch.ragged.num_sequences)
+        if _verifies_drafts(batch) and self._model.is_first and self._model.is_last:
+            most_size, most_rows = LARGEST_DRAFT_GRAPH
+            draft_size = _rounded(batch.ragged.num_sequences + 1, 8)  # one at least is padding
+            fewest = batch.ragged.num_tokens + draft_size - batch.ragged.num_sequences
+            draft_rows = max(FEWEST_DRAFT_ROWS, _rounded(fewest, 16))
+            fits = batch.ragged.snapshot_slots.numel() <= draft_rows - draft_size
+            if draft_size <= most_size and draft_rows <= most_rows and fits:
+                size, rows = draft_size, draft_rows
         if not self._has_pages:
-            return size, 0
-        return size, max(NARROWEST_TABLE, _power_of_two(batch.page_table.shape[1]))
+            return rows, size, 0
+        return rows, size, max(NARROWEST_TABLE, _power_of_two(batch.page_table.shape[1]))
 
 
-class _DecodeGraph:
-    """One token of each of `size` sequences of at most `columns` pages. Tokens, slots and pages are staged in pinned
-    memory; up to `passes` replays may be queued before the host waits for the first."""
+class _Graph:
+    """Captured pass over `make_lists(device=...)`, which each replay fills by way of pinned memory. Up to `passes`
+    replays may be queued before the host waits for the first."""
 
     def __init__(
-        self, model: CausalLM, size: int, columns: int, device: torch.device, memory: Any, passes: int
+        self, model: CausalLM, make_lists: Callable[..., _Lists], device: torch.device, memory: Any, passes: int
     ) -> None:
-        self._staged = deque(_Staged(size, columns) for _ in range(passes))
-        self._lists = _Lists(size, columns, device=device)
+        self._staged = deque(_Staged(make_lists(pin_memory=True)) for _ in range(passes))
+        self._lists = make_lists(device=device)
         self._chosen = torch.zeros(LARGEST_GRAPH, dtype=torch.int64, device=device)
         self._batch, self._device = self._lists.batch(device, self._chosen), device
-        hidden = model.config.hidden_size
-        self._entering = None if model.is_first else torch.zeros((size, hidden), device=device)
+        rows, hidden = self._lists.token_ids.numel(), model.config.hidden_size
+        self._entering = None if model.is_first else torch.zeros((rows, hidden), device=device)
         self._model = model
         side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(device))
@@ -104,7 +119,7 @@ class _DecodeGraph:
         self.memory = self._graph.pool()
 
     def _pass(self) -> torch.Tensor:
-        batch_on(self._device, self._batch.ragged).slots.copy_(self._lists.slots)
+        self._lists.copy_to(batch_on(self._device, self._batch.ragged))
         entering = None if self._entering is None else self._entering.clone()  # the pass changes it in place
         return self._model.forward(self._batch, entering)
 
@@ -121,14 +136,14 @@ class _DecodeGraph:
         if batch.chosen is not None:
             self._chosen[: batch.chosen.numel()].copy_(batch.chosen)
         self._graph.replay()
-        return self._made[: batch.ragged.num_sequences]
+        return self._made[: batch.ragged.num_tokens]
 
 
 class _Staged:
     """Pinned memory for the lists of one replay. fetched: event, recorded once the device has copied them."""
 
-    def __init__(self, size: int, columns: int) -> None:
-        self.lists = _Lists(size, columns, pin_memory=True)
+    def __init__(self, lists: _Lists) -> None:
+        self.lists = lists
         self.fetched = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
 
@@ -161,6 +176,10 @@ class _Lists:
             each[3:, b:] = -1
             table[:b, : batch.page_table.shape[1]] = batch.page_table.numpy()
 
+    def copy_to(self, batch: DeviceBatch) -> None:
+        """Copy what changes in a batch on the device."""
+        batch.slots.copy_(self.slots)
+
     def batch(self, device: torch.device, chosen: torch.Tensor) -> Batch:
         """Return the decode pass over these lists on the device. chosen: the tokens sampled by the previous pass."""
         size = self.token_ids.numel()
@@ -184,11 +203,94 @@ class _Lists:
         )
 
 
+class _DraftLists(_Lists):
+    """The same of a pass that verifies drafts: `rows` tokens of `size` sequences of any length, and up to rows - size
+    snapshots. The last sequence at least is padding, and has the rows that are left over."""
+
+    def __init__(
+        self, rows: int, size: int, columns: int, device: torch.device | None = None, *, pin_memory: bool = False
+    ) -> None:
+        self._ragged_sizes = (size + 1, size, size, size + 1, rows - size, rows - size, size)  # as DeviceBatch.lists
+        sizes = (1, rows, rows, size, sum(self._ragged_sizes), size * columns)
+        self.memory = torch.zeros(sum(sizes), dtype=torch.int64, device=device, pin_memory=pin_memory)
+        parts = torch.split(self.memory, list(sizes))
+        self.present, self.token_ids, self.token_slots, self.context, self._ragged, pages = parts
+        self.page_table = pages.view(size, columns)
+        self._parts = torch.split(self._ragged, list(self._ragged_sizes))
+        cu_seqlens, initial, final, _, _, _, order = self._parts  # of padding alone, until they are filled
+        cu_seqlens[:size].copy_(torch.arange(size))
+        cu_seqlens[size] = rows
+        order.copy_(torch.arange(size))
+        for part in (self.token_slots, self.context, initial, final):
+            part.fill_(-1)
+
+    def fill(self, batch: Batch) -> None:
+        """Copy a batch's lists, on the host; padding sequences get no state, no context and no page."""
+        ragged = batch.ragged
+        b, t, k = ragged.num_sequences, ragged.num_tokens, ragged.snapshot_slots.numel()
+        rows, size = self.token_ids.numel(), self.context.numel()
+        self.present.numpy()[0] = t
+        for own, given, rest in (
+            (self.token_ids, batch.token_ids, 0),
+            (self.token_slots, batch.token_slots, -1),
+            (self.context, batch.context, -1),
+        ):
+            own.numpy()[: given.numel()] = given.numpy()
+            own.numpy()[given.numel() :] = rest
+        cu_seqlens, initial, final, snapshot_cu, positions, slots, _ = (part.numpy() for part in self._parts)
+        cu_seqlens[: b + 1] = ragged.cu_seqlens.numpy()
+        cu_seqlens[b:] = range(t, t + size - b + 1)  # a row each
+        cu_seqlens[size] = rows
+        initial[:b], final[:b] = ragged.initial_slots.numpy(), ragged.final_slots.numpy()
+        initial[b:] = final[b:] = -1
+        snapshot_cu[: b + 1], snapshot_cu[b + 1 :] = ragged.snapshot_cu.numpy(), k
+        positions[:k], slots[:k] = ragged.snapshot_positions.numpy(), ragged.snapshot_slots.numpy()
+        table = self.page_table.numpy()
+        if table.shape[1]:
+            table[:b, : batch.page_table.shape[1]] = batch.page_table.numpy()
+
+    def copy_to(self, batch: DeviceBatch) -> None:
+        """Copy what changes in a batch on the device."""
+        batch.lists.copy_(self._ragged)
+
+    def batch(self, device: torch.device, chosen: torch.Tensor) -> Batch:
+        """Return the pass over these lists on the device. chosen: not used, as drafts follow known tokens."""
+        rows, size = self.token_ids.numel(), self.context.numel()
+        longest = rows - size + 1
+        ragged = Ragged.create(
+            torch.cat([torch.zeros(1, dtype=torch.int64), torch.arange(size) + longest]),
+            snapshot_cu=torch.cat([torch.zeros(1, dtype=torch.int64), torch.full((size,), rows - size)]),
+            snapshot_positions=torch.arange(rows - size) + 1,
+            snapshot_slots=torch.arange(rows - size),
+        )
+        ragged.on(device, partial(DeviceBatch, any_lengths=True))
+        return Batch(
+            token_ids=self.token_ids,
+            ragged=ragged,
+            logits_rows=torch.arange(rows, device=device),
+            page_table=self.page_table,
+            context=self.context,
+            token_slots=self.token_slots,
+            present=self.present,
+        )
+
+
+def _verifies_drafts(batch: Batch) -> bool:
+    """Return whether every token wants its logits, and some sequence has several."""
+    tokens = batch.ragged.num_tokens
+    return batch.ragged.num_sequences < tokens == batch.logits_rows.numel() and batch.chosen is None
+
+
 def _is_decode(batch: Batch) -> bool:
     """Return whether every sequence has one token, wants its logits and keeps no snapshot."""
     ragged = batch.ragged
     b = ragged.num_sequences
     return ragged.num_tokens == b == batch.logits_rows.numel() and not ragged.snapshot_slots.numel()
+
+
+def _rounded(count: int, step: int) -> int:
+    """Return the smallest power of two up to `step`, or else multiple of `step`, that is at least `count`."""
+    return _power_of_two(count) if count <= step else -(-count // step) * step
 
 
 def _power_of_two(count: int) -> int:

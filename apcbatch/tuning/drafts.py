@@ -142,7 +142,6 @@ def _answer(drafter: Drafter, answer: Sequence[int], estimate: Estimate) -> None
             wanted = answer[at : at + drafted]
             while accepted < len(wanted) and draft.tokens[accepted] == wanted[accepted]:
                 accepted += 1
-            drafter.settle(draft, drafted, accepted)
         new = answer[at : at + accepted + 1]
         at += len(new)
         estimate.tokens += len(new)

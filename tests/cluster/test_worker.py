@@ -105,9 +105,6 @@ class Repeating:
     def propose(self, most: int) -> Draft | None:
         return Draft([self.last] * most, [0.9] * most, "lookup")
 
-    def settle(self, draft: Draft, drafted: int, accepted: int) -> None:
-        pass
-
 
 class Run:
     """What workers said about units, done one by one or two at a time."""

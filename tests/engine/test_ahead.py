@@ -35,7 +35,7 @@ def draws(seed: int) -> list[Request]:
 
 def serve(folder: Path, requests: list[Request], ahead: bool, **options: object) -> tuple[dict[str, Result], Engine]:
     """The results by id, and the engine, closed."""
-    engine = Engine(folder, **{"pool_size_bytes": 8 << 20, "block_size": 16, **options})
+    engine = Engine(folder, **{"pool_size_bytes": 8 << 20, "block_size": 16, "draft": (), **options})
     engine._pipeline.runs_ahead = ahead
     return runs.serve(engine, requests), engine
 

@@ -43,7 +43,7 @@ def checkpoint(tiny_checkpoint) -> Callable[[str], Path]:
 
 
 def serve(folder: Path, seed: int, **options: object) -> Answers:
-    options = {"device": "cuda", "pool_size_bytes": 256 << 20, **options}
+    options = {"device": "cuda", "pool_size_bytes": 256 << 20, "draft": (), **options}
     return answers(Engine(folder, **options), agent_prompts(seed))
 
 
@@ -103,14 +103,14 @@ def test_jamba_decodes_in_graphs(exact: bool, checkpoint, monkeypatch: pytest.Mo
     """Catches a decode pass of Jamba that goes op by op, and one whose answers are others in a graph: alone, where both
     ways have the same products, bit for bit."""
     options = {"dtype": "bfloat16", "exact": exact}
-    replays, replay = [], graphs._DecodeGraph.replay
+    replays, replay = [], graphs._Graph.replay
 
-    def noted(graph: graphs._DecodeGraph, batch: Batch, entering: torch.Tensor | None = None) -> torch.Tensor:
+    def noted(graph: graphs._Graph, batch: Batch, entering: torch.Tensor | None = None) -> torch.Tensor:
         replays.append(batch.ragged.num_sequences)
         return replay(graph, batch, entering)
 
     folder, seed = checkpoint("jamba whole"), random.randrange(1 << 30)
-    monkeypatch.setattr(graphs._DecodeGraph, "replay", noted)
+    monkeypatch.setattr(graphs._Graph, "replay", noted)
     replayed = serve(folder, seed, **options, **COLD)
     assert len(replays) >= sum(len(answer[0]) - 1 for answer in replayed.values())
     monkeypatch.setattr(graphs, "LARGEST_GRAPH", 0)

@@ -81,13 +81,13 @@ def test_snapshots_have_the_same_bytes(folder: Path) -> None:
 
 def test_both_devices_replay_graphs(tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches decode passes that one of the devices takes op by op, and graphs that answer otherwise than that."""
-    replays, replay = [], graphs._DecodeGraph.replay
+    replays, replay = [], graphs._Graph.replay
 
-    def noted(graph: graphs._DecodeGraph, batch: Batch, entering: torch.Tensor | None = None) -> torch.Tensor:
+    def noted(graph: graphs._Graph, batch: Batch, entering: torch.Tensor | None = None) -> torch.Tensor:
         replays.append(graph._device)
         return replay(graph, batch, entering)
 
-    monkeypatch.setattr(graphs._DecodeGraph, "replay", noted)
+    monkeypatch.setattr(graphs._Graph, "replay", noted)
     folder = tiny_checkpoint("jamba", **MODELS["jamba whole"][1])
     source = random.Random(1)
     requests = [

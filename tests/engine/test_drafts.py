@@ -13,7 +13,7 @@ from apcbatch import Engine, Request, Result
 from apcbatch.drafts.drafter import Draft
 from apcbatch.model.causal_lm import CausalLM
 from tests.effort import tries
-from tests.engine.runs import by_id, told, tokens
+from tests.engine.runs import by_id, tokens, told
 from tests.engine.test_cuda_engine import MODELS
 from tests.tiny import VOCAB
 
@@ -45,9 +45,6 @@ class OracleDrafter:
         guesses = [one if random.random() < self._right else random.randrange(VOCAB) for one in rest]
         guesses += [random.randrange(VOCAB)] * random.randint(0, 2)  # past the end too
         return Draft(guesses[:most], [0.99] * len(guesses[:most]), "lookup") if guesses[:most] else None
-
-    def settle(self, draft, drafted: int, accepted: int) -> None:
-        assert 0 <= accepted <= drafted <= len(draft.tokens)
 
 
 def with_oracle(engine: Engine, answers: Mapping[bytes, Sequence[Sequence[int]]], right: float) -> Engine:

@@ -37,6 +37,7 @@ def pipeline_of(monkeypatch: pytest.MonkeyPatch, num_devices: int, runs_ahead: b
         return (scheduler.coming.pop(0), ["never"]) if scheduler.coming else ([], [])
 
     scheduler.schedule = schedule
+    scheduler.add_drafts = lambda chunks: None
     scheduler.has_prompts = lambda ends: scheduler.prompts
     scheduler.foresee = lambda chunks, ends: scheduler.foreseen
     counters = SimpleNamespace(seconds={"store": 0.0})

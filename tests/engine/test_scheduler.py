@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from apcbatch.engine.admission import PassBudget
+from apcbatch.engine.drafting import Drafting
 from apcbatch.engine.scheduler import Scheduler, num_live_slots
 from apcbatch.engine.sequence import Chunk, Sequence, make_sequence
 from apcbatch.types import Policy, Request
@@ -16,7 +17,8 @@ from tests.engine.test_snapshots import snapshots_of
 def scheduler_of(policy: Policy = "none", **options: Any) -> Scheduler:
     snapshots = snapshots_of(None, policy)
     defaults = {"max_batch_tokens": 64, "max_running": 4, "capacity_bytes": 800}
-    return Scheduler(snapshots, snapshots._page_tables, **defaults | options)
+    drafting: Any = Drafting(None, None, (), 0)  # type: ignore[arg-type]
+    return Scheduler(snapshots, snapshots._page_tables, drafting=drafting, **defaults | options)
 
 
 def submit(scheduler: Scheduler, *lengths: int, max_tokens: int = 8, **settings: Any) -> list[Sequence]:

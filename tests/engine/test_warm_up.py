@@ -27,7 +27,7 @@ def test_no_answer_changes(
             begun = []
             monkeypatch.setattr(engine._model, "on_layer", lambda begun=begun: begun.append(None))
             pages = engine._arena.layout.has_tokens
-            warm_up(engine._model, engine._arena, max_batch_tokens, 2 if pages else None)
+            warm_up(engine._model, engine._arena, max_batch_tokens, 2 if pages else None, most_rows=200)
             assert begun
             monkeypatch.undo()
         answers += [(result.token_ids, result.logprobs) for result in engine.run(requests)]

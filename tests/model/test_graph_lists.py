@@ -6,7 +6,7 @@ import torch
 
 from apcbatch.kernels.ragged import Ragged
 from apcbatch.model.batch import Batch
-from apcbatch.model.graphs import _Lists
+from apcbatch.model.graphs import _DraftLists, _Lists
 
 
 def batch(b: int, pages: int) -> Batch:
@@ -40,3 +40,40 @@ def test_a_model_without_attention_has_no_pages() -> None:
     lists.fill(batch(4, 3))
     assert lists.memory.numel() == 1 + 5 * 4
     assert lists.slots.tolist() == [[5, 6, 7, 8]] * 2
+
+
+def draft_batch(lengths: list[int], pages: int) -> Batch:
+    """Sequences of a due token and drafted ones, with a snapshot before each of these."""
+    b, t = len(lengths), sum(lengths)
+    cu = torch.tensor([0, *lengths]).cumsum(0)
+    ragged = Ragged.create(
+        cu,
+        initial_slots=torch.arange(b) + 5,
+        final_slots=torch.arange(b) + 5,
+        snapshot_cu=cu - torch.arange(b + 1),
+        snapshot_positions=torch.tensor([place for length in lengths for place in range(1, length)]),
+        snapshot_slots=torch.arange(t - b) + 100,
+    )
+    tables = torch.arange(b * pages).view(b, pages)
+    return Batch(torch.arange(t) + 1, ragged, torch.arange(t), tables, torch.arange(b) + 9, torch.arange(t) + 50)
+
+
+def test_a_smaller_draft_leaves_nothing_of_the_larger_one() -> None:
+    """Catches a captured pass with drafts whose padding reads or writes a state, a page or a snapshot of others."""
+    lists = _DraftLists(16, 4, 16)
+    empty = [part.tolist() for part in lists._parts]
+    assert empty[:4] == [[0, 1, 2, 3, 16], [-1] * 4, [-1] * 4, [0] * 5], "a pass before the first batch is padding"
+    assert set(lists.token_slots.tolist()) == {-1}
+    lists.fill(draft_batch([5, 6, 1], 9))
+    lists.fill(draft_batch([3, 1], 2))
+    cu_seqlens, initial, final, snapshot_cu, positions, slots, order = (part.tolist() for part in lists._parts)
+    assert lists.present.tolist() == [4]
+    assert cu_seqlens == [0, 3, 4, 5, 16]
+    assert initial == final == [5, 6, -1, -1]
+    assert snapshot_cu == [0, 2, 2, 2, 2]
+    assert positions[:2] == [1, 2] and slots[:2] == [100, 101]
+    assert order == [0, 1, 2, 3]
+    assert lists.token_ids.tolist() == [1, 2, 3, 4] + [0] * 12
+    assert lists.token_slots.tolist() == [50, 51, 52, 53] + [-1] * 12
+    assert lists.context.tolist() == [9, 10, -1, -1]
+    assert lists.page_table[:2, :2].tolist() == [[0, 1], [2, 3]]

@@ -12,16 +12,22 @@ from apcbatch.kernels.ragged import Ragged
 
 
 class DeviceBatch:
-    """Copy of one Ragged on the device. params: the batch as the compiled module takes it."""
+    """Copy of one Ragged on the device. params: the batch as the compiled module takes it.
 
-    def __init__(self, ragged: Ragged, device: torch.device) -> None:
+    any_lengths: the kernels take every sequence for one of several tokens, so that `lists` may be overwritten by those
+    of another batch with as many sequences, tokens and snapshots, and no longer sequence.
+    """
+
+    def __init__(self, ragged: Ragged, device: torch.device, any_lengths: bool = False) -> None:
         lists, lengths, num_longer = _lists(ragged)
+        if any_lengths:
+            num_longer = ragged.num_sequences
         self.num_sequences = ragged.num_sequences
         self.num_tokens = ragged.num_tokens
         self.max_slot = ragged.max_slot
         self.device = device
-        self._lists = uploaded(torch.cat(lists), device)
-        starts = [self._lists.data_ptr()]
+        self.lists = uploaded(torch.cat(lists), device)
+        starts = [self.lists.data_ptr()]
         for part in lists:
             starts.append(starts[-1] + part.numel() * part.element_size())
         self.params = extension().Batch(
@@ -31,14 +37,14 @@ class DeviceBatch:
     @property
     def cu_seqlens(self) -> torch.Tensor:
         """Token offsets, (sequences + 1,) int64 on the device."""
-        return self._lists[: self.num_sequences + 1]
+        return self.lists[: self.num_sequences + 1]
 
     @property
     def slots(self) -> torch.Tensor:
         """Initial and final slots, (2, sequences) int64 on the device. New slots may be written here, but are not
         checked: they must satisfy a Ragged's invariants and exist in the states."""
         b = self.num_sequences
-        return self._lists[b + 1 : 3 * b + 1].view(2, b)
+        return self.lists[b + 1 : 3 * b + 1].view(2, b)
 
 
 def uploaded(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
