@@ -225,13 +225,18 @@ class Drafting:
         begun before that one was read."""
         if self._drafts is None or any(chunk.sequence.in_prefill for chunk in chunks):
             return
-        rows = sum(chunk.num_rows for chunk in chunks)
         self._costs.age()
-        (self._ahead_costs if is_ahead else self._costs).add(rows, seconds)
-        if rows == len(chunks):
-            self.saved.add_plain(rows, seconds, is_ahead)
-        else:
+        (self._ahead_costs if is_ahead else self._costs).add(sum(chunk.num_rows for chunk in chunks), seconds)
+
+    def compare(self, chunks: list[Chunk], seconds: float, is_ahead: bool) -> None:
+        """Add a pass and its seconds in the counters to what drafts saved, if it has no prompts. is_ahead: as in
+        `measure`."""
+        if self._drafts is None or any(chunk.sequence.in_prefill for chunk in chunks):
+            return
+        if any(chunk.draft for chunk in chunks):
             self.saved.add_drafted(len(chunks), sum(chunk.count + chunk.accepted for chunk in chunks), seconds)
+        else:
+            self.saved.add_plain(len(chunks), seconds, is_ahead)
 
     def learn(self, sequence: Sequence) -> None:
         """Add an ended answer and its prompt to what later drafts are made from."""

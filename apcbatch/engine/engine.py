@@ -201,7 +201,9 @@ class Engine:
         for chunk in chunks:
             self._drafting.settle(chunk)
         now = time.perf_counter()
-        self._counters.add_pass(chunks, launching_s + now - begin)
+        seconds = launching_s + now - begin
+        self._counters.add_pass(chunks, seconds)
+        self._drafting.compare(chunks, seconds, current.is_ahead)
         if self._last_read_s is not None:
             self._drafting.measure(chunks, now - self._last_read_s, current.is_ahead)
         self._last_read_s = now
