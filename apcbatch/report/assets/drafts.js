@@ -24,8 +24,8 @@ function showDrafts(section, run) {
       drafts.saved_s === null ? null : savedFact(drafts),
     ]),
     drafts.sources.length ? draftTable(drafts.sources) : null,
-    drafts.saved_s === null ? null : element("p", { class: "quiet" }, "The time without drafts is an estimate: the new "
-      + "tokens of each pass with drafts, at the median time of this run's passes without drafts for as many answers."));
+    drafts.saved_s === null ? null : element("p", { class: "quiet" }, "The time without drafts is an estimate: the "
+      + "new tokens of each pass with drafts, at the median time of passes without drafts for as many answers."));
 }
 
 function savedFact({ saved_s: saved, decode_s: spent }) {
