@@ -257,13 +257,8 @@ class _DraftLists(_Lists):
         """Return the pass over these lists on the device. chosen: not used, as drafts follow known tokens."""
         rows, size = self.token_ids.numel(), self.context.numel()
         longest = rows - size + 1
-        ragged = Ragged.create(
-            torch.cat([torch.zeros(1, dtype=torch.int64), torch.arange(size) + longest]),
-            snapshot_cu=torch.cat([torch.zeros(1, dtype=torch.int64), torch.full((size,), rows - size)]),
-            snapshot_positions=torch.arange(rows - size) + 1,
-            snapshot_slots=torch.arange(rows - size),
-        )
-        ragged.on(device, partial(DeviceBatch, any_lengths=True))
+        ragged = Ragged.create(torch.cat([torch.zeros(1, dtype=torch.int64), torch.arange(size) + longest]))
+        ragged.on(device, partial(DeviceBatch, most_snapshots=rows - size))
         return Batch(
             token_ids=self.token_ids,
             ragged=ragged,

@@ -14,14 +14,16 @@ from apcbatch.kernels.ragged import Ragged
 class DeviceBatch:
     """Copy of one Ragged on the device. params: the batch as the compiled module takes it.
 
-    any_lengths: the kernels take every sequence for one of several tokens, so that `lists` may be overwritten by those
-    of another batch with as many sequences, tokens and snapshots, and no longer sequence.
+    most_snapshots: if given, `lists` has room for so many, and the kernels take every sequence for one of several
+    tokens. So it may be overwritten by the lists of any batch with as many sequences and tokens, at most as many
+    snapshots, and no longer sequence.
     """
 
-    def __init__(self, ragged: Ragged, device: torch.device, any_lengths: bool = False) -> None:
+    def __init__(self, ragged: Ragged, device: torch.device, most_snapshots: int | None = None) -> None:
         lists, lengths, num_longer = _lists(ragged)
-        if any_lengths:
+        if most_snapshots is not None:
             num_longer = ragged.num_sequences
+            lists[4] = lists[5] = torch.zeros(most_snapshots, dtype=torch.int64, device="cpu")
         self.num_sequences = ragged.num_sequences
         self.num_tokens = ragged.num_tokens
         self.max_slot = ragged.max_slot
