@@ -166,7 +166,9 @@ def throughput(folder: Path, options: argparse.Namespace) -> Iterator[dict[str, 
         "one, as many at once": {"max_running": options.gpus * MAX_RUNNING},
         "several": {"max_running": MAX_RUNNING, "gpus": options.gpus},
     }
-    common = {"device": "cuda", "dtype": "bfloat16", "policy": "planned", "pool_size_bytes": POOL_BYTES}
+    common = {
+        "device": "cuda", "dtype": "bfloat16", "policy": "planned", "pool_size_bytes": POOL_BYTES, "draft": (),
+    }  # fmt: skip
     engines = {
         name: Engine(folder, max_batch_tokens=MAX_BATCH_TOKENS, **common, **kind) for name, kind in kinds.items()
     }
@@ -211,7 +213,7 @@ def whole(gpus: int, options: argparse.Namespace) -> tuple[dict[str, Any], list[
         begin = time.perf_counter()
         engine = Engine(
             folder, device="cuda", gpus=gpus, dtype="bfloat16", policy="all", max_running=32 * options.gpus // gpus,
-            max_batch_tokens=MAX_BATCH_TOKENS, pool_size_bytes=JAMBA_POOL_BYTES,
+            max_batch_tokens=MAX_BATCH_TOKENS, pool_size_bytes=JAMBA_POOL_BYTES, draft=(),
         )  # fmt: skip
         loading = time.perf_counter() - begin
         random.seed(5)

@@ -183,7 +183,8 @@ def decode(engines: Mapping[str, Engine], prompts: Prompts, running: int) -> dic
 def open_timed(folder: Path, **options: Any) -> tuple[Engine, float]:
     """An engine, and the seconds until it was there."""
     begin = time.perf_counter()
-    engine = Engine(folder, max_batch_tokens=MAX_BATCH_TOKENS, max_running=max(DECODE), device="cuda", **options)
+    options = {"draft": (), "max_batch_tokens": MAX_BATCH_TOKENS, "max_running": max(DECODE), **options}
+    engine = Engine(folder, device="cuda", **options)
     return engine, time.perf_counter() - begin
 
 

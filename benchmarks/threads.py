@@ -90,7 +90,12 @@ def main() -> None:
     for shape in SHAPES:
         for dtype in DTYPES:
             engine = Engine(
-                str(options.shapes / shape), dtype=dtype, policy="none", max_running=128, max_batch_tokens=PROMPT
+                str(options.shapes / shape),
+                dtype=dtype,
+                policy="none",
+                max_running=128,
+                max_batch_tokens=PROMPT,
+                draft=(),
             )
             servers[shape, dtype] = Server(engine)
     document: dict[str, Any] = {"machine": describe(), "rates": [], "read_bytes_per_s": {}}

@@ -179,6 +179,11 @@ SUMMARY: tuple[Key, ...] = (
         "number or null",
         "new tokens, without the first of each answer, over the passes in which their answers decoded",
     ),
+    Key(
+        "drafts_saved_s",
+        "number or null",
+        "seconds of decoding that guesses saved, [estimated](../speculation.md#seconds-saved); null if not known",
+    ),
     Key("workers", "list or null", "of a run with `--ray`: each worker that was there or was lost; else null"),
     Key("workers[].id", "integer", "its number, as lines name it"),
     Key("workers[].node", "string", "its machine; empty if it was never ready"),

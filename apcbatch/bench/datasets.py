@@ -1,7 +1,8 @@
 """Measure whole runs over the beginning of a dataset: cold, warm from disk, warm from RAM.
 
 The first three runs are processes: one with the policy of the configuration, then two that keep every boundary and
-share a store. The last two are one engine that answers the same requests twice.
+share a store. The last two are one engine that answers the same requests twice. None drafts: the second engine run
+would guess from the answers of the first.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def figures(config: Config, input: str) -> Iterator[Figure]:
 def _run(config: Config, input: str, folder: Path) -> dict[str, Any]:
     """Run `apcbatch run` once and return its summary; each policy has its own store in the folder."""
     command = [sys.executable, "-m", "apcbatch", "run", input, "-o", str(folder / "out.jsonl"), "--overwrite"]
-    command += ["--store", str(folder / config.policy), "--quiet", "--progress", "none"]
+    command += ["--store", str(folder / config.policy), "--quiet", "--progress", "none", "--draft", "none"]
     for name in ("model", "dtype", "policy", "limit", "max_tokens"):
         value = getattr(config, name)
         if value is not None:
@@ -61,7 +62,9 @@ def _run(config: Config, input: str, folder: Path) -> dict[str, Any]:
 
 def _in_memory(config: Config, input: str) -> Iterator[Figure]:
     """Answer the same requests twice with one engine, and yield a figure for each time."""
-    engine = make_engine(replace(config, policy="all", store=None), lambda sentence: None)
+    engine = make_engine(
+        replace(config, policy="all", store=None, draft="none", draft_from=None), lambda sentence: None
+    )
     requests = requests_in(config, input)
     try:
         for kind in ("cold, every boundary to RAM", "warm from RAM"):

@@ -18,8 +18,9 @@ REPEATS = 5
 class Sizes:
     """Sizes of the measurements; a test takes smaller ones.
 
-    prefill_tokens: lengths of single prompts. decode_running: numbers of sequences that decode together. new_tokens:
-    tokens that each of them generates. kernel_tokens: rows of a kernel's prefill figure. product_rows: rows of the
+    prefill_tokens: lengths of single prompts. decode_running: numbers of sequences that decode together.
+    draft_running, draft_rows: sequences, and rows with their guesses, of the passes that verify guesses. new_tokens:
+    tokens that each sequence generates. kernel_tokens: rows of a kernel's prefill figure. product_rows: rows of the
     products. long_tokens: length of the prompt of the ratios and of the breakdown. suffixes, suffix_tokens,
     prefix_tokens: number and length of short suffixes, packed into one pass, and length of the restored prefix before
     them. snapshot_every: tokens between two snapshots. restored_tokens: length of a restored prefix. repeats:
@@ -29,6 +30,8 @@ class Sizes:
 
     prefill_tokens: tuple[int, ...] = (128, 512, 2048, 8192)
     decode_running: tuple[int, ...] = (1, 8, 16, 32, 128)
+    draft_running: tuple[int, ...] = (1, 8, 32)
+    draft_rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128)
     new_tokens: int = 16
     kernel_tokens: int = 2048
     product_rows: tuple[int, ...] = (1, 16, 32, 128, 512)

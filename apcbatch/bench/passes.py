@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Iterator
 from functools import partial
 
+from apcbatch.bench import drafted_passes
 from apcbatch.bench.figures import Figure, Sizes, median_ratio, median_s, timed
 from apcbatch.bench.parts import PRODUCTS, Parts
 from apcbatch.bench.products import Products
@@ -35,6 +36,7 @@ def figures(config: Config, sizes: Sizes) -> Iterator[Figure]:
             yield _decode(server, running, sizes)
         for running in (r for r in DECODE_PARTS if r in sizes.decode_running):
             yield _decode_parts(server, running, sizes)
+    yield from drafted_passes.figures(config, sizes)
 
 
 def _prefill(server: Server, tokens: int) -> None:

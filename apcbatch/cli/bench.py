@@ -35,8 +35,8 @@ def bench(ctx: click.Context, /, input: str | None, only: tuple[str, ...], **opt
     """Measure the kernels, prefill, decode, snapshots and restores of a model on this machine.
 
     Kernels are compared with the machine's own limits; a pass is broken down by part; with --input, whole runs
-    are measured cold, warm from disk and warm from RAM. Figures are medians; the last line is one JSON document
-    with all of them. Run it on an idle machine.
+    are measured cold, warm from disk and warm from RAM. Nothing is drafted but in the figures of decode passes by
+    their rows. Figures are medians; the last line is one JSON document with all of them. Run it on an idle machine.
     """
     resolved = resolution.load(given_flags(ctx), None)
     import orjson

@@ -22,12 +22,13 @@ from apcbatch.cli.options import (
 )
 from apcbatch.cli.terminal import echo, json_document, survey_with_bar, terminal_width, warn, write_output
 from apcbatch.config import COLUMN_OPTIONS
+from apcbatch.draft_sources import draft_sources
 from apcbatch.types import POLICIES
 
 OPTION_NAMES = (
     "model", "dtype", "format", *COLUMN_OPTIONS, "turns", "limit", "window", "window_tokens", "order",
     "max_tokens", "max_request_tokens", "system_prompt", "template_kwargs", "block_size", "min_gain_tokens",
-    "store_size", "pool_size",
+    "store_size", "pool_size", "draft", "draft_memory",
 )  # fmt: skip
 TABLES = sorted(set(POLICIES) - {"none"})
 
@@ -63,6 +64,9 @@ def plan(ctx: click.Context, /, inputs: tuple[str, ...], **options: Any) -> None
     earlier request and not found), the snapshots kept in the run, those of them that are read, those kept for
     future runs alone, what a store would hold afterwards, and the most snapshots live at once with one
     request after the other. A store that holds something already is not looked at: a run with it restores more.
+
+    Below stand the tokens that a pass would give with drafts, if the model answered as the first 200 recorded
+    answers do; --draft none leaves them out.
     """
     resolved = resolution.load(given_flags(ctx), options["config_file"])
     given = options["block_sizes"]
@@ -73,15 +77,18 @@ def plan(ctx: click.Context, /, inputs: tuple[str, ...], **options: Any) -> None
     found = find_inputs(inputs, warn)
     read = {"--config": resolution.config_path(options["config_file"])}
     check_outputs(resolved, found.files, read, {"--json": options["json_path"]})
+    from apcbatch.tuning.drafts import AnsweredSample, forecast_drafts
     from apcbatch.tuning.export.documents import forecast_document
     from apcbatch.tuning.export.text import forecast_lines
     from apcbatch.tuning.prediction import forecast_policies
 
-    surveyed = survey_with_bar(resolved, found)
+    sample = AnsweredSample() if draft_sources(resolved) else None
+    surveyed = survey_with_bar(resolved, found, sample)
+    drafts = None if sample is None else forecast_drafts(resolved, sample)
     forecast = forecast_policies(resolved, surveyed, {*sizes, resolved.block_size})
     if options["json_path"] != "-":
-        for line in forecast_lines(forecast, surveyed, resolved, terminal_width(sys.stdout)):
+        for line in forecast_lines(forecast, surveyed, resolved, terminal_width(sys.stdout), drafts):
             echo(line)
     if options["json_path"] is not None:
-        document = forecast_document(forecast, options["table"], resolved)
+        document = forecast_document(forecast, options["table"], resolved, drafts)
         write_output("--json", options["json_path"], json_document(document))

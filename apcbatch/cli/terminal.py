@@ -18,6 +18,7 @@ from apcbatch.resolution import colour_wanted
 if TYPE_CHECKING:
     from apcbatch.config import Config
     from apcbatch.data.input.inputs import Inputs
+    from apcbatch.tuning.drafts import AnsweredSample
     from apcbatch.tuning.survey import Survey
 
 VERDICT_STYLES = {"ok": "green", "WARN": "yellow", "FAIL": "red"}
@@ -56,8 +57,8 @@ def echo_row(text: str, indent: int, verdict: str = "") -> None:
         click.echo(line, color=True)
 
 
-def survey_with_bar(config: Config, inputs: Inputs) -> Survey:
-    """Survey INPUT, with a progress bar on standard error."""
+def survey_with_bar(config: Config, inputs: Inputs, sample: AnsweredSample | None = None) -> Survey:
+    """Survey INPUT, with a progress bar on standard error. sample: see survey()."""
     from tqdm import tqdm
 
     from apcbatch.tuning.survey import survey
@@ -67,7 +68,7 @@ def survey_with_bar(config: Config, inputs: Inputs) -> Survey:
         def advance() -> None:
             bar.update()
 
-        return survey(config, inputs, warn, advance)
+        return survey(config, inputs, warn, advance, sample)
 
 
 def json_document(document: dict[str, Any]) -> bytes:

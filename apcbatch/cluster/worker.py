@@ -245,6 +245,7 @@ class Worker:
         """Return the engine's counters as plain numbers."""
         counters = asdict(self._engine.counters)
         seconds, drafts = counters.pop("seconds"), counters.pop("drafts")
+        del counters["drafts_saved_s"]  # an estimate, which has no sum
         for source, (drafted, accepted) in drafts.items():
             counters |= {DRAFTED + source: drafted, ACCEPTED + source: accepted}
         return counters | {f"{phase}_s": value for phase, value in seconds.items()}

@@ -19,8 +19,9 @@ class Counters:
     snapshots_read: distinct snapshots that requests resumed from. store_skipped: snapshots that the store refused or
     could not write. prefill_tokens, decode_tokens: tokens computed in passes, including those of requests that failed
     later; of drafted ones, those that were accepted. chunks: sequences in passes, summed over passes; decode_chunks:
-    those that decoded. drafts: source -> (drafted tokens that passes verified, accepted ones). peak_draft_bytes: the
-    most bytes of the index of drafts. seconds: wall seconds by phase."""
+    those that decoded. drafts: source -> (drafted tokens that passes verified, accepted ones). drafts_saved_s: estimate
+    of the seconds that they saved (apcbatch/engine/saved_seconds.py); None if not known. peak_draft_bytes: the most
+    bytes of the index of drafts. seconds: wall seconds by phase."""
 
     snapshots_written: int = 0
     snapshots_read: int = 0
@@ -37,6 +38,7 @@ class Counters:
     chunks: int = 0
     decode_chunks: int = 0
     drafts: dict[str, tuple[int, int]] = field(default_factory=dict)
+    drafts_saved_s: float | None = None
     peak_draft_bytes: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: {"prefill": 0.0, "decode": 0.0, "store": 0.0})
 

@@ -19,6 +19,7 @@ from statistics import median
 
 from apcbatch.drafts.drafter import Draft
 from apcbatch.drafts.drafts import Drafts
+from apcbatch.engine.saved_seconds import SavedSeconds
 from apcbatch.engine.sequence import Chunk, Sequence
 from apcbatch.model.causal_lm import CausalLM
 from apcbatch.model.pipeline import Model
@@ -118,6 +119,7 @@ class Drafting:
         self._learning_s = 0.0
         self._forced_reach = 0.9  # learnt: the next token is the one that a grammar forces, in its usual tokenisation
         self.counts: dict[str, list[int]] = {}
+        self.saved = SavedSeconds()
 
     @property
     def _capacity(self) -> int:
@@ -225,6 +227,16 @@ class Drafting:
             return
         self._costs.age()
         (self._ahead_costs if is_ahead else self._costs).add(sum(chunk.num_rows for chunk in chunks), seconds)
+
+    def compare(self, chunks: list[Chunk], seconds: float, is_ahead: bool) -> None:
+        """Add a pass and its seconds in the counters to what drafts saved, if it has no prompts. is_ahead: as in
+        `measure`."""
+        if self._drafts is None or any(chunk.sequence.in_prefill for chunk in chunks):
+            return
+        if any(chunk.draft for chunk in chunks):
+            self.saved.add_drafted(len(chunks), sum(chunk.count + chunk.accepted for chunk in chunks), seconds)
+        else:
+            self.saved.add_plain(len(chunks), seconds, is_ahead)
 
     def learn(self, sequence: Sequence) -> None:
         """Add an ended answer and its prompt to what later drafts are made from."""

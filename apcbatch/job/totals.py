@@ -167,6 +167,7 @@ class Totals:
                 for source, (drafted, accepted) in sorted(counters.drafts.items())
             },
             "tokens_per_pass": _rate(counters.decode_tokens, counters.decode_chunks),
+            "drafts_saved_s": counters.drafts_saved_s,
             "workers": getattr(counters, "workers", None),  # only a cluster has them
             "score": self.scores.summary() if config.score else None,
             "seconds": {

@@ -32,6 +32,7 @@ MEASURES = (
     ("tokens generated", "tokens", "completion_tokens"),
     ("prefill rate", "tokens/s", "prefill_tokens_per_s"),
     ("decode rate", "tokens/s", "decode_tokens_per_s"),
+    ("tokens per pass", "tokens/pass", "tokens_per_pass"),
     ("peak memory", "bytes", "peak_rss_bytes"),
     ("peak GPU memory", "bytes", "peak_device_bytes"),
 )

@@ -23,7 +23,8 @@ UNKNOWN = -1
 MOST_MS = 1 << 52  # exact as a JSON number, which many parsers read as float64
 MOST_ID_CHARACTERS = 512
 NUMBERS = ("line", "turn", "prompt", "cached", "ideal", "computed", "out", "from", "reason", "prefill_ms", "decode_ms",
-           "finish", "error")  # fmt: skip
+           "finish", "error", "drafted", "accepted")  # fmt: skip
+DRAFT_NUMBERS = ("drafted", "accepted")
 DIGEST_BYTES = 16
 
 
@@ -31,8 +32,9 @@ class Requests:
     """Requests of one OUT, as columns with one row per request.
 
     numbers: columns of integers by name. Counts are in tokens, times in 0.1 ms. `turn` is 0 for a line answered as a
-    whole, and `ideal` is -1 if unknown. `from` is an index into SOURCES. `reason`, `finish` and `error` are indices
-    into reasons, finishes and texts.errors. Index 0 is an empty reason, the finish of a failed request, or no error.
+    whole, and `ideal` is -1 if unknown. drafted, accepted: guesses of the answer's tokens; 0 in records without them.
+    `from` is an index into SOURCES. `reason`, `finish` and `error` are indices into reasons, finishes and texts.errors.
+    Index 0 is an empty reason, the finish of a failed request, or no error.
 
     ids: shortened for display. record_ids: as in the records. answers: a digest of the answers per row. prompts: a
     digest of prompt and settings per row, all zeros if the record has none. codes: number of error records by code.
@@ -78,11 +80,12 @@ class Requests:
         return True
 
     def rows(self) -> dict[str, Any]:
-        """Return the columns as a JSON object of the document."""
+        """Return the columns as a JSON object of the document. drafted, accepted: None if nothing was drafted."""
         texts = self.texts
         return {
             "id": self.ids,
             **{name: column.tolist() for name, column in self.numbers.items()},
+            **({} if any(self.numbers["drafted"]) else dict.fromkeys(DRAFT_NUMBERS)),
             "reasons": self.reasons,
             "finishes": self.finishes,
             "errors": texts.errors,
@@ -214,6 +217,7 @@ def _answered(record: dict[str, Any]) -> tuple[dict[str, int], str, str] | None:
         "prefill_ms": _tenths(own.get("prefill_ms")),
         "decode_ms": _tenths(own.get("decode_ms")),
         "from": SOURCES.index(own["cached_from"]) if own.get("cached_from") in SOURCES else None,
+        **{name: own.get(f"{name}_tokens", 0) for name in DRAFT_NUMBERS},
     }
     known = all(type(value) is int and UNKNOWN <= value < 1 << 52 for value in numbers.values())
     if not known or not isinstance(reason, str | None) or numbers["prompt"] != numbers["cached"] + numbers["computed"]:

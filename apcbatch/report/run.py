@@ -10,6 +10,7 @@ from typing import Any
 from apcbatch.job.runfile import read_run_file, run_file_path
 from apcbatch.job.tracing.segment import Segment
 from apcbatch.job.tracing.trace_file import TraceError, read_trace, trace_path
+from apcbatch.report.drafts import draft_sums
 from apcbatch.report.out_file import OutFile
 from apcbatch.report.requests import Requests, read_requests
 from apcbatch.report.tokens import token_sums, turn_sums
@@ -124,6 +125,7 @@ PANELS = (
     Panel("tree", "Prefix tree", "Tree", lambda run: merge_edges(run.segments)),
     Panel("timeline", "Timeline", "", lambda run: [_timeline(segment) for segment in run.segments], "timelines"),
     Panel("turns", "Prompt tokens by turn", "Turns", lambda run: turn_sums(run.requests)),
+    Panel("drafts", "Drafts", data=lambda run: draft_sums(run.requests, run.segments)),
     Panel("curve", "Block sizes"),
     Panel("requests", "Requests", data=lambda run: run.requests.rows()),
     Panel("comparison", "Comparison"),

@@ -28,7 +28,7 @@ def verdict(requests: Requests, segments: Sequence[Segment], knows_end: bool) ->
     errors = requests.codes.total()
     prompt, cached = sum(numbers["prompt"]), sum(numbers["cached"])
     ideal = ideal_tokens(requests)
-    summaries = [segment.end.summary for segment in segments if segment.end is not None]
+    summaries = summaries_of(segments)
     last = segments[-1] if knows_end else None
     end = None if last is None else last.end
     return {
@@ -48,6 +48,7 @@ def verdict(requests: Requests, segments: Sequence[Segment], knows_end: bool) ->
         "ideal_hit_rate": None if ideal is None else ideal / prompt if prompt else 0.0,
         "prefill_tokens_per_s": _rate(summaries, "prefill"),
         "decode_tokens_per_s": _rate(summaries, "decode"),
+        "tokens_per_pass": tokens_per_pass(summaries),
         "seconds": _seconds(summaries),
         "peak_rss_bytes": _most(summaries, "peak_rss_bytes"),
         "peak_device_bytes": _most(summaries, "peak_device_bytes"),
@@ -56,6 +57,22 @@ def verdict(requests: Requests, segments: Sequence[Segment], knows_end: bool) ->
         "segments": len(segments),
         "percentiles": _percentiles(requests),
     }
+
+
+def summaries_of(segments: Sequence[Segment]) -> list[dict[str, Any]]:
+    """Return the summaries of the processes that ran to their end."""
+    return [segment.end.summary for segment in segments if segment.end is not None]
+
+
+def tokens_per_pass(summaries: Sequence[dict[str, Any]]) -> float | None:
+    """Return the tokens that a pass gave an answer, over all processes; the tokens of one are its rate times its
+    seconds. None if no process has it, as those of versions without drafts."""
+    known = [(value, one) for one in summaries if (value := number(one.get("tokens_per_pass")))]
+    if len(known) == 1:
+        return known[0][0]
+    tokens = [(number(one.get("decode_tokens_per_s")) or 0.0) * _stage(one, "decode") for _, one in known]
+    passes = sum(count / value for count, (value, _) in zip(tokens, known, strict=True))
+    return sum(tokens) / passes if passes else None
 
 
 def _percentiles(requests: Requests) -> list[dict[str, Any]] | None:
@@ -87,7 +104,7 @@ def _seconds(summaries: Sequence[dict[str, Any]]) -> dict[str, float] | None:
 
 def _rate(summaries: Sequence[dict[str, Any]], stage: str) -> float | None:
     """Return the tokens per second of a stage over all processes. The tokens of one are its rate times its seconds."""
-    parts = [(_number(one.get(f"{stage}_tokens_per_s")), _stage(one, stage)) for one in summaries]
+    parts = [(number(one.get(f"{stage}_tokens_per_s")), _stage(one, stage)) for one in summaries]
     timed = [(rate, seconds) for rate, seconds in parts if rate is not None and seconds > 0]
     if len(timed) == 1:
         return timed[0][0]
@@ -115,8 +132,9 @@ def _warnings(summaries: Sequence[dict[str, Any]]) -> list[str]:
 
 def _stage(summary: dict[str, Any], stage: str) -> float:
     seconds = summary.get("seconds")
-    return _number(seconds.get(stage)) or 0.0 if isinstance(seconds, dict) else 0.0
+    return number(seconds.get(stage)) or 0.0 if isinstance(seconds, dict) else 0.0
 
 
-def _number(value: object) -> float | None:
+def number(value: object) -> float | None:
+    """Return a number of a summary; None if it is none, or out of range."""
     return value if type(value) in (int, float) and 0 <= value <= MOST else None  # type: ignore[operator, return-value]

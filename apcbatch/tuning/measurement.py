@@ -98,14 +98,14 @@ def measure(config: Config, footprint: Footprint, warn: Callable[[str], None]) -
 
 @contextmanager
 def temporary_engine(config: Config, warn: Callable[[str], None], *, has_store: bool) -> Iterator[JobEngine]:
-    """Open an engine of this configuration, with a temporary store (beside the configured one, if any) or none; loads
-    the weights."""
+    """Open an engine of this configuration, with a temporary store (beside the configured one, if any) or none, that
+    drafts nothing; loads the weights."""
     from apcbatch.job.open import make_engine
 
     parent = Path(config.store).absolute().parent if config.store else None
     with tempfile.TemporaryDirectory(dir=parent if parent and parent.is_dir() else None) as folder:
         store = str(Path(folder) / "store") if has_store else None
-        engine = make_engine(replace(config, store=store), warn)
+        engine = make_engine(replace(config, store=store, draft="none", draft_from=None), warn)
         try:
             yield engine
         finally:

@@ -31,6 +31,7 @@ from apcbatch.model.locate import locate_model
 from apcbatch.plan.footprint import Footprint
 from apcbatch.plan.prefix_tree import PrefixTree
 from apcbatch.prefix import as_token_array
+from apcbatch.tuning.drafts import AnsweredSample, SampleReferences
 
 
 @dataclass
@@ -67,9 +68,10 @@ def survey(
     inputs: Inputs,
     warn: Callable[[str], None],
     advance: Callable[[], None] = lambda: None,
+    sample: AnsweredSample | None = None,
 ) -> Survey:
-    """Read the whole input into a Survey. advance: called once for each line with a request. UsageError (ModelError) if
-    input or model cannot be used."""
+    """Read the whole input into a Survey. advance: called once for each line with a request. sample: filled with the
+    first requests that have a recorded answer. UsageError (ModelError) if input or model cannot be used."""
     if config.turns == "rollout":
         raise UsageError(
             f"{config.origins['turns']} rollout: its prompts are built on answers that are not known yet; plan with "
@@ -84,7 +86,9 @@ def survey(
         records = check_first(records, folder)
     footprint = Footprint.of(state_layout(model, config.dtype))
     found = Survey(PrefixTree(), footprint)
-    feeder, line, window = Feeder(config, records, renderer, PreviousAnswers()), 0, Window(config)
+    references = None if sample is None else SampleReferences(renderer, sample)
+    feeder = Feeder(config, records, renderer, PreviousAnswers(), references=references)
+    line, window = 0, Window(config)
     while not feeder.exhausted:
         work = feeder.next()
         if isinstance(work, Failure):
@@ -101,6 +105,8 @@ def survey(
                 continue
             ticket = work.tag.ticket
             found.tree.add(as_token_array(work.token_ids), ticket.line, work.resumable)
+            if sample is not None:
+                sample.add(work)
             if ticket.line != line:
                 line = ticket.line
                 found.num_lines += 1

@@ -13,11 +13,14 @@ import torch
 from apcbatch import _C, Engine, Request
 from apcbatch.bench import GROUPS
 from apcbatch.bench.document import measure
+from apcbatch.bench.drafted_passes import PASSES, WARM_UP, FixedDrafts, _passes, install
 from apcbatch.bench.figures import Sizes, median_ratio
 from apcbatch.bench.parts import OP_PARTS, REST, Parts
 from apcbatch.bench.products import Products
+from apcbatch.bench.server import serving
 from apcbatch.cli.program import main
 from apcbatch.config import Config
+from apcbatch.engine.drafting import MOST_DRAFTED
 from apcbatch.errors import UsageError
 from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.ops import OPS
@@ -25,6 +28,8 @@ from apcbatch.kernels.ops import OPS
 TINY = Sizes(
     prefill_tokens=(8, 24),
     decode_running=(1, 3),
+    draft_running=(1, 3),
+    draft_rows=(1, 3, 6),
     new_tokens=2,
     kernel_tokens=64,
     product_rows=(1, 3),
@@ -52,6 +57,8 @@ def test_document(tiny_checkpoint, family: str, dtype: str) -> None:
     assert len(set(names)) == len(names)
     assert {"prefill of 24", "decode, 3 running", "restore of 8 tokens from the page cache"} <= set(names)
     assert ("routing to experts" in names) == (family == "jamba")
+    passes = {(f["running"], f["rows"]) for f in document["figures"] if f["group"] == "rows"}
+    assert passes == {(1, 1), (1, 3), (1, 6), (3, 3), (3, 6)}
     [prefill] = [f for f in document["figures"] if f["name"] == "parts of a prefill of 24"]
     expected = {"matrix products", "scan", "convolution", "norms", REST}
     assert expected <= set(prefill["parts"])
@@ -60,6 +67,32 @@ def test_document(tiny_checkpoint, family: str, dtype: str) -> None:
     assert share["products"] >= (2 * 4 + 1 if family == "mamba" else 3 * 4 + 2 + 4 * 2 + 1)  # 2 and 4 layers
     [restore] = [f for f in document["figures"] if "page cache" in f["name"]]
     assert restore["snapshots_read"] == 4  # every stored prompt was restored, none computed again
+
+
+def test_nothing_is_drafted_but_what_is_measured(tiny_checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Faults: a rate of decode in which random models repeat themselves and guesses come true; a pass that verifies
+    other rows than its figure says, or whose figure has a prefill in it."""
+    opened: list[Any] = []
+    monkeypatch.setattr(
+        "apcbatch.bench.server.Engine", lambda *given, **named: opened.append(named) or Engine(*given, **named)
+    )
+    config = Config(model=str(tiny_checkpoint("mamba")))
+    with serving(config, "none", max_running=4) as plain:
+        assert plain.serve(plain.prompts(2, 4), 8)["wall"] > 0
+        assert plain.engine.counters.drafts == {} and opened[-1]["draft"] == ()
+    with serving(config, "none", max_running=4, draft=("lookup",)) as server:
+        drafts = FixedDrafts(server.engine.vocab_size)
+        install(server.engine._drafting, drafts)
+        for running, rows in ((1, 1), (1, 5), (3, 3), (3, 12), (4, 4 * MOST_DRAFTED)):
+            drafts.count = rows // running - 1
+            before = server.engine.counters.copy()
+            seconds, verified = _passes(server, running, rows)
+            done = server.engine.counters
+            assert len(seconds) == PASSES and all(one > 0 for one in seconds)
+            capacity = 64  # of the guesses of a pass
+            assert verified == min(rows - running, capacity)
+            assert done.decode_chunks - before.decode_chunks == (WARM_UP + PASSES) * running
+            assert server.engine.num_unfinished == 0
 
 
 def test_every_op_has_a_part() -> None:

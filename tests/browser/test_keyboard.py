@@ -40,7 +40,7 @@ def test_every_control_is_reached_in_the_order_of_the_page(open_document: Callab
     assert [one["name"] for one in walked if not one["ring"]] == []
     assert [one["name"] for one in walked if not one["seen"]] == []
     sections = list(dict.fromkeys(one["section"] for one in walked if one["section"]))
-    order = ["verdict", "tokens", "tree", "timeline", "turns", "curve", "requests", "comparison", "ran"]
+    order = ["verdict", "tokens", "tree", "timeline", "turns", "drafts", "curve", "requests", "comparison", "ran"]
     assert sections == [name for name in order if name in sections]
     assert {"tree", "timeline", "turns", "requests", "comparison"} <= set(sections)
 

@@ -77,7 +77,7 @@ def test_on_paper_everything_unfolds(open_document: Callable[..., Opened]) -> No
     made = document(120)
     page = open_document(made, color_scheme="dark")
     page.page.emulate_media(media="print")
-    for name in ("verdict", "tokens", "tree", "timeline", "turns", "curve", "requests", "comparison", "ran"):
+    for name in ("verdict", "tokens", "tree", "timeline", "turns", "drafts", "curve", "requests", "comparison", "ran"):
         expect(page.page.locator(f"#{name}")).to_be_visible()
     expect(page.page.locator("#requests-filter")).to_be_hidden()
     assert page.page.locator("details:not([open])").count() == 0

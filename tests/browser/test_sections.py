@@ -10,7 +10,7 @@ import pytest
 from tests.browser.opened import Opened, expect
 from tests.report.documents import document
 
-SECTIONS = ("verdict", "tokens", "tree", "timeline", "turns", "curve", "requests", "comparison", "ran")
+SECTIONS = ("verdict", "tokens", "tree", "timeline", "turns", "drafts", "curve", "requests", "comparison", "ran")
 
 
 def visible(page: Opened) -> list[str]:

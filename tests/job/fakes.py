@@ -50,7 +50,7 @@ class FakeEngine:
         self.counters = SimpleNamespace(**dict.fromkeys(counts.split(), 0))
         self.counters.peak_device_bytes = self.counters.unique_tokens = self.counters.peak_draft_bytes = 0
         self.counters.decode_tokens = self.counters.decode_chunks = 0
-        self.counters.drafts = {}
+        self.counters.drafts, self.counters.drafts_saved_s = {}, None
         self.learnt, self.submitted = [], []
         self.counters.seconds = {"prefill": 0.0, "decode": 0.0, "store": 0.0}
 

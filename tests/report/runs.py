@@ -48,7 +48,7 @@ EDGE_COLUMNS = (
 )  # fmt: skip
 REQUEST_COLUMNS = (
     "id", "line", "turn", "prompt", "cached", "ideal", "computed", "out", "from", "reason", "prefill_ms", "decode_ms",
-    "finish", "error", "answer", "calls",
+    "finish", "error", "drafted", "accepted", "answer", "calls",
 )  # fmt: skip
 MOST_EDGES = 4096
 MOST_TURNS = 100
@@ -144,11 +144,14 @@ class Run:
             "reason": reason, "prefill_ms": 0 if failed else self.times.randint(10, 3000),
             "decode_ms": 0 if failed else self.times.randint(10, 9000),
             "finish": 0 if failed else 3 if calls else draw.choice((1, 2)),
-            "error": draw.randint(1, len(ERRORS)) if failed else 0,
+            "error": draw.randint(1, len(ERRORS)) if failed else 0, "drafted": 0, "accepted": 0,
             "answer": "" if failed else text(draw, words, self.hostile and not self.is_long), "calls": calls,
         }  # fmt: skip
         if not failed and not self.is_long and draw.random() < 0.01:
             row["answer"] = "x" * 1_000_000 if self.requests <= 200 and line % 7 == 0 else "one-word" * 500
+        if not failed and self.number < 2 and self.times.random() < 0.7:
+            row["accepted"] = self.times.randint(0, row["out"])
+            row["drafted"] = row["accepted"] + self.times.randint(0, 60)
         for column, value in row.items():
             rows[column].append(value)
         if not failed:
@@ -248,10 +251,19 @@ class Run:
             "ideal_hit_rate": total["ideal"] / max(1, total["prompt"]), "cached_by_source": sources,
             "miss_reasons": {REASONS[r]: n for r, n in Counter(rows["reason"]).items() if r},
             "prefill_tokens_per_s": 2301.5, "decode_tokens_per_s": 801.25,
+            "tokens_per_pass": 1.75 if any(rows["drafted"]) else 1.0, "drafts": self._drafts(),
+            "drafts_saved_s": (3.5, -0.25)[self.number] if any(rows["drafted"]) else None,
             "seconds": {"load": 2.5, "plan": 0.25, "prefill": 4.5, "decode": 6.25, "store": 0.75, "total": 14.5},
             "peak_rss_bytes": 812_000_000, "peak_device_bytes": None, "store_skipped": self.number % 3,
             "warnings": [f"the bundled model is tiny {HOSTILE[0] if self.hostile else ''}".strip()],
         }  # fmt: skip
+
+    def _drafts(self) -> dict[str, dict[str, int]]:
+        """The drafts by source: of the first two runs alone, in two sources."""
+        drafted, accepted = (sum(self.rows[name]) for name in ("drafted", "accepted"))
+        first = {"drafted": drafted - drafted // 3, "accepted": accepted - accepted // 3}
+        second = {"drafted": drafted // 3, "accepted": accepted // 3}
+        return {"history": first, "lookup": second} if drafted > 3 else {}
 
     def _prompt(self, row: int) -> str | list[list[str]]:
         """A prompt: of a chat its messages, of every fifth request a completion's text."""
@@ -263,8 +275,8 @@ class Run:
         summary, rows, done = self.summary(), self.rows, not self.unfinished
         ideal = sum(max(0, value) for value in rows["ideal"])
         timed = (
-            "prefill_tokens_per_s", "decode_tokens_per_s", "seconds", "peak_rss_bytes", "peak_device_bytes",
-            "store_skipped",
+            "prefill_tokens_per_s", "decode_tokens_per_s", "tokens_per_pass", "seconds", "peak_rss_bytes",
+            "peak_device_bytes", "store_skipped",
         )  # fmt: skip
         copied = (
             "requests", "ok", "errors", "errors_by_code", "prompt_tokens", "cached_tokens", "computed_tokens",
@@ -287,6 +299,19 @@ class Run:
             "errors": ["", *ERRORS],
             "prompt_text": [self._prompt(row) for row in range(len(rows["id"]))] if self.prompts else None,
             "answer_characters": 20 if self.is_long else None,
+        }
+        has_drafts = any(rows["drafted"])
+        if not has_drafts:
+            table |= {"drafted": None, "accepted": None}
+        timed_drafts = self.trace and done
+        drafts = {
+            "drafted": sum(rows["drafted"]),
+            "accepted": sum(rows["accepted"]),
+            "completion_tokens": summary["completion_tokens"],
+            "tokens_per_pass": summary["tokens_per_pass"] if timed_drafts else None,
+            "decode_s": summary["seconds"]["decode"] if timed_drafts else None,
+            "saved_s": summary["drafts_saved_s"] if timed_drafts else None,
+            "sources": [{"source": name, **counts} for name, counts in summary["drafts"].items()] if self.trace else [],
         }
         count = self.segments_count if self.trace else 0
         return {
@@ -318,6 +343,7 @@ class Run:
                 for n in range(count)
             ],
             "turns": self._turns(),
+            "drafts": drafts if has_drafts else None,
             "requests": table,
             "ran": {"segments": [self.ran(n) for n in range(count)], "run_file": {"version": "0.9.0"}},
         }

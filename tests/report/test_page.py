@@ -20,7 +20,7 @@ from tests.report.documents import document
 from tests.report.runs import HOSTILE
 
 ASSETS = files("apcbatch.report") / "assets"
-SECTIONS = ["verdict", "tokens", "tree", "timeline", "turns", "curve", "requests", "comparison", "ran"]
+SECTIONS = ["verdict", "tokens", "tree", "timeline", "turns", "drafts", "curve", "requests", "comparison", "ran"]
 MOST_OWN_BYTES = 100_000
 
 

@@ -48,7 +48,7 @@ def report(path: Path, **flags: object) -> tuple[list[str], dict]:
 def test_the_document_has_its_shape(chats: Path) -> None:
     """Fault: a key is missing, renamed or added, or the candidates do not ascend."""
     _, document = report(chats, block_size="64")
-    assert list(document) == ["dataset", "policy", "model", "candidates"]
+    assert list(document) == ["dataset", "policy", "model", "candidates", "drafts"]
     assert list(document["dataset"]) == ["requests", "prompt_tokens", "unique_tokens", "ideal_hit_rate"]
     assert [list(candidate) for candidate in document["candidates"]] == [KEYS] * 2
     assert [candidate["block_size"] for candidate in document["candidates"]] == [16, 64]

@@ -207,7 +207,7 @@ def test_the_engine_is_one_of_its_own(
     else:
         measurement.measure(config, engine.footprint, pytest.fail)
     [own] = made
-    assert own.max_request_tokens == MAX_REQUEST_TOKENS
+    assert own.max_request_tokens == MAX_REQUEST_TOKENS and (own.draft, own.draft_from) == ("none", None)
     assert (own.policy, own.block_size, own.max_running, own.model) == ("planned", 1, 32, config.model)
     kept_bytes = (2048 // 16 + 1 + 32) * 100 + 4 * 2048 * engine.footprint.kv_token_bytes
     assert own.store_size > own.pool_size >= kept_bytes

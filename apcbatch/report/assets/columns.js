@@ -25,7 +25,8 @@ const HEADS = [
  *  function of a row that returns all its text in lower case. */
 function columnsOf(requests) {
   const tenths = (values) => values.map((value) => value / 10);
-  const counts = ["line", "turn", "prompt", "cached", "ideal", "computed", "out"];
+  const drafts = requests.drafted ? ["drafted", "accepted"] : [];
+  const counts = ["line", "turn", "prompt", "cached", "ideal", "computed", "out", ...drafts];
   const calls = (row) => (requests.calls[row] ?? []).map((call) => `${call.name} ${compact(call.arguments)}`).join(" ");
   const columns = {
     size: requests.id.length,

@@ -1,7 +1,9 @@
 // Filter: a small query language over requests, and the rows that match. Every term must match:
 // `reason:diverged turn:>3 -error: "two words"`.
 
-const NUMBER_KEYS = ["line", "turn", "prompt", "cached", "ideal", "computed", "out", "prefill_ms", "decode_ms"];
+const NUMBER_KEYS = [
+  "line", "turn", "prompt", "cached", "ideal", "computed", "out", "drafted", "accepted", "prefill_ms", "decode_ms",
+];
 const TEXT_KEYS = ["id", "reason", "error", "from", "finish", "answer", "calls"];
 
 /** Parse a filter into [{key, text, not}]. A term without a known key is searched for in all texts. */
@@ -43,7 +45,7 @@ function testOf(columns, { key, text, not }) {
   else if (NUMBER_KEYS.includes(key)) {
     const within = rangeOf(text);
     const values = columns.numbers[key];
-    test = (row) => within(values[row]);
+    test = (row) => within(values?.[row] ?? 0);
   } else {
     const textAt = columns.texts[key];
     test = text === "" ? (row) => textAt(row) !== "" : (row) => textAt(row).toLowerCase().includes(text);

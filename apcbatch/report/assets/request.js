@@ -33,6 +33,8 @@ function showRequest(place, columns, row, close) {
     texts.reason(row) === "" ? null
       : ["Less than the ideal", filterLink(`reason:${quotedTerm(texts.reason(row))}`, visible(texts.reason(row)))],
     ["Answer", tokens("out", "out"), `, ended by ${visible(texts.finish(row))}`],
+    numbers.drafted === undefined ? null
+      : ["Drafts", tokens("drafted", "drafted"), ", ", quantity("accepted", numbers.accepted[row]), " accepted"],
     ["Time", "prefill ", quantity("prefill_ms", numbers.prefill_ms[row], IN_UNITS.ms),
       ", decode ", quantity("decode_ms", numbers.decode_ms[row], IN_UNITS.ms)],
   ];

@@ -7,17 +7,21 @@ from typing import Any
 from apcbatch.config import Config
 from apcbatch.plan.forecast import Forecast, PolicyForecast
 from apcbatch.tuning.choice import Candidate, Tuning
+from apcbatch.tuning.drafts import DraftForecast
 from apcbatch.types import Policy
 
 
-def forecast_document(forecast: Forecast, policy: Policy, config: Config) -> dict[str, Any]:
-    """Make the document of `plan`, for one policy."""
+def forecast_document(
+    forecast: Forecast, policy: Policy, config: Config, drafts: DraftForecast | None = None
+) -> dict[str, Any]:
+    """Make the document of `plan`, for one policy. drafts: None if nothing is drafted, or no answer is recorded."""
     ideal = next(grid[policy].ideal_hit_rate for grid in forecast.grids.values())
     return {
         "dataset": _dataset(forecast) | {"ideal_hit_rate": ideal},
         "policy": policy,
         "model": config.model,
         "candidates": [_reuse(block_size, grid[policy], config) for block_size, grid in forecast.grids.items()],
+        "drafts": None if drafts is None else drafts.as_dict(),
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from apcbatch.config import Config
 from apcbatch.display import wrap
@@ -12,6 +13,7 @@ from apcbatch.job.planning import windows_note
 from apcbatch.option_values import rounded_size
 from apcbatch.plan.forecast import Forecast, PolicyForecast
 from apcbatch.tuning.choice import Candidate, Tuning
+from apcbatch.tuning.drafts import DraftForecast
 from apcbatch.tuning.measurement import Measurement
 from apcbatch.tuning.survey import Survey
 
@@ -88,10 +90,16 @@ TUNING_COLUMNS = (
 MARK = "  <- recommended"
 
 
-def forecast_lines(forecast: Forecast, surveyed: Survey, config: Config, width: int | None = None) -> Iterator[str]:
+def forecast_lines(
+    forecast: Forecast,
+    surveyed: Survey,
+    config: Config,
+    width: int | None = None,
+    drafts: DraftForecast | None = None,
+) -> Iterator[str]:
     """Yield the report of `plan`. width: the terminal's columns, None for a pipe."""
     table = Table(FORECAST_COLUMNS, width)
-    for line in _forecast_lines(forecast, surveyed, config, table):
+    for line in chain(_forecast_lines(forecast, surveyed, config, table), _draft_lines(drafts)):
         yield from _wrapped(line, width)
 
 
@@ -118,6 +126,18 @@ def _forecast_lines(forecast: Forecast, surveyed: Survey, config: Config, table:
     note = windows_note(surveyed.num_windows, config)
     if note is not None:
         yield f"  the window: {note}"
+
+
+def _draft_lines(drafts: DraftForecast | None) -> Iterator[str]:
+    if drafts is None:
+        return
+    yield ""
+    yield f"Drafts, if the model answered as {_count(drafts.requests, 'recorded answer')} of the first requests:"
+    for one in drafts.estimates:
+        share = f", {_percent(one.accepted / one.drafted)} of {one.drafted:,} guesses right" if one.drafted else ""
+        yield f"  {', '.join(one.sources)}: {one.tokens_per_pass:.2f} tokens a pass{share}"
+    if drafts.has_recorded:
+        yield "  recorded: not known without the model, which says how far it agrees with the recorded answers"
 
 
 def _forecast_row(block_size: str, forecast: PolicyForecast) -> dict[str, str]:

@@ -1,0 +1,129 @@
+"""Measure decode passes by their rows: seconds of a pass that verifies guesses beside the due tokens.
+
+The guesses are random tokens and as many for each answer as the figure says; the engine's own choice (drafting.py) is
+left out. Random guesses are wrong but for one in the size of the vocabulary, so that a pass replays the state of one
+token; an accepted guess adds its replay.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from apcbatch.bench.figures import Figure, Sizes
+from apcbatch.bench.server import Server, serving
+from apcbatch.config import Config
+from apcbatch.drafts.drafter import Draft
+from apcbatch.engine.drafting import MOST_DRAFTED, Drafting, RowCosts
+from apcbatch.prefix import TokenArray
+from apcbatch.types import Request
+
+GROUP = "rows"
+PROMPT = 16
+WARM_UP = 2  # passes
+PASSES = 4  # of one repeat
+
+
+class FixedDrafts:
+    """Drafts of `count` random tokens for every answer, in the place of an engine's index."""
+
+    held_bytes = 0
+
+    def __init__(self, vocab_size: int) -> None:
+        self.count = 0
+        self._vocab_size, self._random = vocab_size, random.Random(0)
+
+    def begin(self, prompt: TokenArray, references: Mapping[str, Sequence[TokenArray]]) -> FixedDrafts:
+        return self
+
+    def add(self, tokens: TokenArray, num_prompt: int, begin: int) -> None:
+        """Learn nothing."""
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Look at nothing."""
+
+    def propose(self, most: int) -> Draft | None:
+        count = min(most, self.count)
+        if not count:
+            return None
+        return Draft([self._random.randrange(self._vocab_size) for _ in range(count)], [1.0] * count, "lookup")
+
+
+class NoCosts(RowCosts):
+    """Rows that cost nothing, so that every guess is verified."""
+
+    def add(self, rows: int, seconds: float) -> None:
+        """Measure nothing."""
+
+    def __bool__(self) -> bool:
+        return True
+
+    def of(self, rows: int) -> float:
+        return 1.0
+
+
+def figures(config: Config, sizes: Sizes) -> Iterator[Figure]:
+    """Measure a decode pass of each number of sequences and of rows that goes with it."""
+    most = max(sizes.draft_running)  # a pass of twice as many slots may verify four guesses for each
+    with serving(config, "none", max_running=2 * most, draft=("lookup",)) as server:
+        drafts = FixedDrafts(server.engine.vocab_size)
+        install(server.engine._drafting, drafts)
+        for running in sizes.draft_running:
+            for rows in sizes.draft_rows:
+                if rows % running == 0 and rows // running <= MOST_DRAFTED:
+                    drafts.count = rows // running - 1
+                    figure = _figure(server, running, rows, sizes)
+                    if figure is not None:
+                        yield figure
+
+
+def install(drafting: Drafting, drafts: FixedDrafts) -> None:
+    """Draft from these alone, whatever it costs."""
+    drafting._drafts = drafts  # type: ignore[assignment]
+    drafting._costs = drafting._ahead_costs = NoCosts()
+
+
+def _figure(server: Server, running: int, rows: int, sizes: Sizes) -> Figure | None:
+    """Measure passes of one size; None if the device has no slots for so many guesses."""
+    taken: list[float] = []
+    begin = time.perf_counter()
+    for repeat in range(sizes.repeats):
+        if repeat >= 3 and time.perf_counter() - begin > sizes.budget_s:
+            break
+        seconds, verified = _passes(server, running, rows)
+        if verified != rows - running:
+            return None
+        taken += seconds
+    seconds_of_one = statistics.median(taken)
+    details = {"running": running, "rows": rows, "seconds": seconds_of_one}
+    return Figure(
+        GROUP, f"decode pass, {running} running, {rows} row{'s' * (rows != 1)}", 1e3 * seconds_of_one, "ms", details
+    )
+
+
+def _passes(server: Server, running: int, rows: int) -> tuple[list[float], int]:
+    """Run some passes with all sequences. Return the seconds of each, and the most guesses that one verified."""
+    engine = server.engine
+    most_tokens = (WARM_UP + PASSES + 1) * (rows // running) + 4  # no answer ends, even if all guesses were right
+    for number, prompt in enumerate(server.prompts(running, PROMPT)):
+        engine.submit(Request(f"rows-{number}", prompt, max_tokens=most_tokens, ignore_eos=True))
+    num_prefilled = engine.counters.prefill_tokens + running * PROMPT
+    while engine.counters.prefill_tokens < num_prefilled:
+        engine.step()
+    seconds, verified = [], 0
+    for number in range(WARM_UP + PASSES):
+        before = engine.counters.copy()
+        engine.step()
+        after = engine.counters
+        if number >= WARM_UP:
+            seconds.append(after.seconds["decode"] - before.seconds["decode"])
+            verified = max(verified, _guesses(after.drafts) - _guesses(before.drafts))
+    engine.abort()
+    return seconds, verified
+
+
+def _guesses(drafts: Mapping[str, Any]) -> int:
+    return sum(drafted for drafted, _ in drafts.values())
