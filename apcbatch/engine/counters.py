@@ -20,7 +20,7 @@ class Counters:
     could not write. prefill_tokens, decode_tokens: tokens computed in passes, including those of requests that failed
     later; of drafted ones, those that were accepted. chunks: sequences in passes, summed over passes; decode_chunks:
     those that decoded. drafts: source -> (drafted tokens that passes verified, accepted ones). drafts_saved_s: estimate
-    of the seconds that they saved (apcbatch/engine/saved_seconds.py); None if not known. peak_draft_bytes: the most
+    of the seconds that they saved (apcbatch/engine/drafting.py); None if not known. peak_draft_bytes: the most
     bytes of the index of drafts. seconds: wall seconds by phase."""
 
     snapshots_written: int = 0

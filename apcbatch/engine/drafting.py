@@ -12,114 +12,36 @@ Invariant: drafts change no token, log-probability, snapshot or miss reason; the
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
-from collections import deque
 from collections.abc import Iterable
-from statistics import median
 
 from apcbatch.drafts.drafter import Draft
 from apcbatch.drafts.drafts import Drafts
-from apcbatch.engine.saved_seconds import SavedSeconds
+from apcbatch.engine.row_costs import RowCosts
 from apcbatch.engine.sequence import Chunk, Sequence
 from apcbatch.model.causal_lm import CausalLM
 from apcbatch.model.pipeline import Model
 from apcbatch.prefix import TokenArray
 
 MOST_DRAFTED = 64  # tokens of one draft
-SAMPLES = 7  # seconds that are kept of one number of rows
-EXPIRES = 512  # passes
-UNKNOWN_SLOPE = 0.02  # little, so that what is not known is measured
+MARGIN = 1.03  # of the rate without guesses, as seconds are measured
 LEARNING = 0.02  # weight of one draft in the learnt chance of a forced token
-
-
-class RowCosts:
-    """Seconds of a pass by its rows, measured while running.
-
-    The last SAMPLES passes of a number of rows count with their median, those of nearby numbers together; the medians
-    are made non-decreasing in the number of rows (isotonic regression by pool-adjacent-violators: Barlow et al. 1972,
-    Statistical Inference under Order Restrictions, section 1.2) and interpolated. expires: a number of rows that no
-    pass had for so many passes is forgotten, so that one that once seemed too dear is tried again; None: never.
-    """
-
-    def __init__(self, expires: int | None = EXPIRES) -> None:
-        self._expires = expires
-        self._seen: dict[int, deque[float]] = {}  # rows -> seconds
-        self._last: dict[int, int] = {}  # rows -> number of the pass that had them last
-        self._num_passes = 0
-        self._rows: list[int] = []
-        self._seconds: list[float] = []
-
-    def add(self, rows: int, seconds: float) -> None:
-        """Add the seconds of one pass."""
-        rows = _rounded(rows)
-        self._seen.setdefault(rows, deque(maxlen=SAMPLES)).append(seconds)
-        self._last[rows] = self._num_passes
-        self._fit()
-        self.age()
-
-    def age(self) -> None:
-        """Count one pass, and forget what no pass has shown for long."""
-        self._num_passes += 1
-        if self._expires is None:
-            return
-        old = [rows for rows, last in self._last.items() if last < self._num_passes - self._expires]
-        for rows in old:
-            del self._seen[rows], self._last[rows]
-        if old:
-            self._fit()
-
-    def _fit(self) -> None:
-        """Pool neighbours whose medians fall, so that the seconds do not decrease."""
-        self._rows = sorted(self._seen)
-        pools: list[tuple[float, int, int]] = []  # mean of medians, samples, numbers of rows
-        for rows in self._rows:
-            samples = self._seen[rows]
-            mean, weight, count = median(samples), len(samples), 1
-            while pools and pools[-1][0] >= mean:
-                other, its_weight, its_count = pools.pop()
-                mean = (other * its_weight + mean * weight) / (its_weight + weight)
-                weight, count = weight + its_weight, count + its_count
-            pools.append((mean, weight, count))
-        self._seconds = [mean for mean, _, count in pools for _ in range(count)]
-
-    def __bool__(self) -> bool:
-        return bool(self._rows)
-
-    def of(self, rows: int) -> float:
-        """Return the expected seconds of a pass. Beyond the rows that were measured a row adds UNKNOWN_SLOPE of the
-        seconds of the nearest measured pass; so does it to one second before the first pass."""
-        known, seconds = self._rows, self._seconds
-        if not known:
-            return 1 + UNKNOWN_SLOPE * rows
-        rows = max(rows, 1)
-        at = bisect_left(known, rows)
-        if at == len(known):
-            return seconds[-1] * (1 + UNKNOWN_SLOPE * (rows - known[-1]))
-        if at == 0:
-            return seconds[0] / (1 + UNKNOWN_SLOPE * (known[0] - rows))
-        share = (rows - known[at - 1]) / (known[at] - known[at - 1])
-        return seconds[at - 1] + share * (seconds[at] - seconds[at - 1])
-
-
-def _rounded(rows: int) -> int:
-    """Return the number of rows that measurements of about so many count for: steps of at most an eighth."""
-    step = 1 << max(0, rows.bit_length() - 4)
-    return -(-rows // step) * step
 
 
 class Drafting:
     """Drafting of one engine. drafts: None for none. slots: for the states that passes write; none where the model
-    replays. most: guesses of a pass. counts: source -> [guesses verified, accepted]."""
+    replays. most: guesses of a pass. counts: source -> [guesses verified, accepted]. saved_s: estimate of the seconds
+    that guesses saved, from passes without them of as many answers; None before the first guess."""
 
     def __init__(self, drafts: Drafts | None, model: Model, slots: Iterable[int], most: int) -> None:
         self._drafts, self._most_in_pass = drafts, most
         self._model = model if isinstance(model, CausalLM) else None  # the only one that may replay
         self._slots = list(slots)
-        self._costs, self._ahead_costs = RowCosts(), RowCosts(expires=None)
+        self._costs, self._plain_costs = RowCosts(), RowCosts()
+        self._waited = False  # whether the next pass was not begun before the last was read, for guesses
+        self.saved_s: float | None = None
         self._learning_s = 0.0
         self._forced_reach = 0.9  # learnt: the next token is the one that a grammar forces, in its usual tokenisation
         self.counts: dict[str, list[int]] = {}
-        self.saved = SavedSeconds()
 
     @property
     def _capacity(self) -> int:
@@ -161,26 +83,27 @@ class Drafting:
 
     def _choose(self, proposals: list[Draft | None]) -> list[int]:
         """Return how many guesses to verify of the proposal of each decode of a pass: the likeliest, as long as a row
-        raises the expected tokens per second; none unless that beats a pass without guesses."""
+        raises the expected tokens per second; none unless that beats a pass without guesses. Now and then a pass has
+        none, so that its seconds are known."""
         taken = [0] * len(proposals)
+        if not any(proposals) or not self._plain_costs.knows(len(proposals)):
+            return taken
         guesses = [
             (-reach, place, number)
             for number, proposal in enumerate(proposals)
             if proposal is not None
             for place, reach in enumerate(proposal.reach)
         ]
-        if not guesses:
-            return taken
         guesses.sort()
-        expected = rows = float(len(proposals))
-        costs = self._costs or self._ahead_costs
-        best, best_count = expected / (self._ahead_costs or costs).of(len(proposals)), 0
+        expected = rows = len(proposals)
+        costs = self._costs or self._plain_costs
+        best, best_count = MARGIN * expected / self._plain_costs.of(rows), 0
         for reach, _, _ in guesses[: self._capacity]:
             expected -= reach
             rows += 1
-            rate = expected / costs.of(int(rows))
+            rate = expected / costs.of(rows)
             if rate > best:
-                best, best_count = rate, int(rows) - len(proposals)
+                best, best_count = rate, rows - len(proposals)
         for _, _, number in guesses[:best_count]:
             taken[number] += 1
         return taken
@@ -220,23 +143,18 @@ class Drafting:
         self._slots += chunk.draft_slots
         chunk.draft_slots = []
 
-    def measure(self, chunks: list[Chunk], seconds: float, is_ahead: bool) -> None:
-        """Note the seconds from the end of the pass before to that of this one, if it has no prompts. is_ahead: it was
-        begun before that one was read."""
+    def measure(self, chunks: list[Chunk], seconds: float) -> None:
+        """Note the seconds from the end of the pass before to that of this one, if it has no prompts."""
+        waited, self._waited = self._waited, False
         if self._drafts is None or any(chunk.sequence.in_prefill for chunk in chunks):
             return
-        self._costs.age()
-        (self._ahead_costs if is_ahead else self._costs).add(sum(chunk.num_rows for chunk in chunks), seconds)
-
-    def compare(self, chunks: list[Chunk], seconds: float, is_ahead: bool) -> None:
-        """Add a pass and its seconds in the counters to what drafts saved, if it has no prompts. is_ahead: as in
-        `measure`."""
-        if self._drafts is None or any(chunk.sequence.in_prefill for chunk in chunks):
-            return
-        if any(chunk.draft for chunk in chunks):
-            self.saved.add_drafted(len(chunks), sum(chunk.count + chunk.accepted for chunk in chunks), seconds)
-        else:
-            self.saved.add_plain(len(chunks), seconds, is_ahead)
+        number, rows = len(chunks), sum(chunk.num_rows for chunk in chunks)
+        is_plain = rows == number and not waited
+        (self._plain_costs if is_plain else self._costs).add(rows, seconds)
+        (self._costs if is_plain else self._plain_costs).age()
+        if rows > number and self._plain_costs.knows(number):
+            brought = sum(chunk.count + chunk.accepted for chunk in chunks) / number  # passes without guesses
+            self.saved_s = (self.saved_s or 0.0) + brought * self._plain_costs.of(number) - seconds
 
     def learn(self, sequence: Sequence) -> None:
         """Add an ended answer and its prompt to what later drafts are made from."""
@@ -258,7 +176,8 @@ class Drafting:
         what follows are worth more than a device that never waits."""
         if not self._capacity:
             return False
-        return any(self._choose([self._propose(sequence, MOST_DRAFTED) for sequence in sequences]))
+        self._waited = any(self._choose([self._propose(sequence, MOST_DRAFTED) for sequence in sequences]))
+        return self._waited
 
     def _most(self, chunk: Chunk) -> int:
         """Return the most guesses after a chunk: its answer's last token is not computed, and the state at the next

@@ -203,9 +203,8 @@ class Engine:
         now = time.perf_counter()
         seconds = launching_s + now - begin
         self._counters.add_pass(chunks, seconds)
-        self._drafting.compare(chunks, seconds, current.is_ahead)
         if self._last_read_s is not None:
-            self._drafting.measure(chunks, now - self._last_read_s, current.is_ahead)
+            self._drafting.measure(chunks, now - self._last_read_s)
         self._last_read_s = now
         for chunk in chunks:
             self._scheduler.advance(chunk)
@@ -274,7 +273,7 @@ class Engine:
         counters.snapshots_evicted, counters.peak_live_snapshots = pool.evicted, pool.peak_held
         drafting = self._drafting
         counters.drafts = {source: (drafted, accepted) for source, (drafted, accepted) in drafting.counts.items()}
-        counters.drafts_saved_s = drafting.saved.estimate
+        counters.drafts_saved_s = drafting.saved_s
         counters.peak_draft_bytes = max(counters.peak_draft_bytes, drafting.held_bytes)
         if self.device == "cuda":
             counters.peak_device_bytes = sum(torch.cuda.max_memory_allocated(device) for device in self._devices)

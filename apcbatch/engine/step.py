@@ -49,7 +49,7 @@ class Pass:
     def __init__(
         self, model: Model, arena: Arena, decodes: DecodeBatches, chunks: list[Chunk], before: Pass | None = None
     ) -> None:
-        self.chunks, self.is_ahead = chunks, before is not None
+        self.chunks = chunks
         self._arena = arena
         self._due: list[tuple[int, Chunk]] = []  # first row of the logits, and its chunk
         row = 0

@@ -20,7 +20,7 @@ def draft_sums(requests: Requests, segments: Sequence[Segment]) -> dict[str, Any
     """Return the sums of a run; None if nothing was drafted.
 
     sources: most accepted first. decode_s, saved_s: over the processes whose seconds saved are known; None if there is
-    none. The seconds without drafts are an estimate (apcbatch/engine/saved_seconds.py).
+    none. The seconds without drafts are an estimate (apcbatch/engine/drafting.py).
     """
     drafted, accepted = (sum(requests.numbers[name]) for name in ("drafted", "accepted"))
     summaries = summaries_of(segments)

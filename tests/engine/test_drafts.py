@@ -49,7 +49,8 @@ class OracleDrafter:
 
 def with_oracle(engine: Engine, answers: Mapping[bytes, Sequence[Sequence[int]]], right: float) -> Engine:
     engine._drafting._drafts = Oracle(answers, right)
-    engine._drafting._costs.of = lambda rows: 1.0  # each guess is worth its row
+    for costs in (engine._drafting._costs, engine._drafting._plain_costs):
+        costs.knows, costs.of = (lambda rows: True), (lambda rows: 1.0)  # each guess is worth its row
     return engine
 
 

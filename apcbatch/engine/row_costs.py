@@ -1,0 +1,89 @@
+"""Seconds of a pass by its number of rows, measured while running."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from statistics import median
+
+SAMPLES = 7  # seconds that are kept of one number of rows
+KNOWN = 3  # of them, enough to go by
+EXPIRES = 512  # passes
+UNKNOWN_SLOPE = 0.02  # little, so that what is not known is measured
+
+
+class RowCosts:
+    """Measured seconds by rows.
+
+    The last SAMPLES passes of a number of rows count with their median, those of nearby numbers together; the medians
+    are made non-decreasing in the number of rows (isotonic regression by pool-adjacent-violators: Barlow et al. 1972,
+    Statistical Inference under Order Restrictions, section 1.2) and interpolated. A number of rows that no
+    pass had for EXPIRES passes is forgotten, so that one that once seemed too dear is tried again.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[int, deque[float]] = {}  # rows -> seconds
+        self._last: dict[int, int] = {}  # rows -> number of the pass that had them last
+        self._num_passes = 0
+        self._rows: list[int] = []
+        self._seconds: list[float] = []
+
+    def add(self, rows: int, seconds: float) -> None:
+        """Add the seconds of one pass."""
+        rows = _rounded(rows)
+        self._seen.setdefault(rows, deque(maxlen=SAMPLES)).append(seconds)
+        self._last[rows] = self._num_passes
+        self._fit()
+        self.age()
+
+    def age(self) -> None:
+        """Count one pass, and forget what no pass has shown for long."""
+        self._num_passes += 1
+        old = [rows for rows, last in self._last.items() if last < self._num_passes - EXPIRES]
+        for rows in old:
+            del self._seen[rows], self._last[rows]
+        if old:
+            self._fit()
+
+    def _fit(self) -> None:
+        """Pool neighbours whose medians fall, so that the seconds do not decrease."""
+        self._rows = sorted(self._seen)
+        pools: list[tuple[float, int, int]] = []  # mean of medians, samples, numbers of rows
+        for rows in self._rows:
+            samples = self._seen[rows]
+            mean, weight, count = median(samples), len(samples), 1
+            while pools and pools[-1][0] >= mean:
+                other, its_weight, its_count = pools.pop()
+                mean = (other * its_weight + mean * weight) / (its_weight + weight)
+                weight, count = weight + its_weight, count + its_count
+            pools.append((mean, weight, count))
+        self._seconds = [mean for mean, _, count in pools for _ in range(count)]
+
+    def __bool__(self) -> bool:
+        return bool(self._rows)
+
+    def knows(self, rows: int) -> bool:
+        """Return whether the seconds of about so many rows were measured, KNOWN times at least."""
+        near = (len(seen) for count, seen in self._seen.items() if abs(count - rows) <= max(1, rows // 4))
+        return max(near, default=0) >= KNOWN
+
+    def of(self, rows: int) -> float:
+        """Return the expected seconds of a pass. Beyond the rows that were measured a row adds UNKNOWN_SLOPE of the
+        seconds of the nearest measured pass; so does it to one second before the first pass."""
+        known, seconds = self._rows, self._seconds
+        if not known:
+            return 1 + UNKNOWN_SLOPE * rows
+        rows = max(rows, 1)
+        at = bisect_left(known, rows)
+        if at == len(known):
+            return seconds[-1] * (1 + UNKNOWN_SLOPE * (rows - known[-1]))
+        if at == 0:
+            return seconds[0] / (1 + UNKNOWN_SLOPE * (known[0] - rows))
+        share = (rows - known[at - 1]) / (known[at] - known[at - 1])
+        return seconds[at - 1] + share * (seconds[at] - seconds[at - 1])
+
+
+def _rounded(rows: int) -> int:
+    """Return the number of rows that measurements of about so many count for: steps of at most an eighth."""
+    step = 1 << max(0, rows.bit_length() - 4)
+    return -(-rows // step) * step
