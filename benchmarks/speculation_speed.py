@@ -77,11 +77,12 @@ def replace_draws(answers: Mapping[str, TokenArray]) -> None:
 def sample_of(path: Path, conversations: int, requests: int) -> tuple[Sample, Sample]:
     """Return (prompt, answer) of the requests before the sample, and of the sample: whole conversations."""
     config = load({"score": True, "limit": conversations}, None)
-    every = []
+    every, seen = [], set()
     for one in requests_in(config, str(path)):
         tokens = np.asarray(one.token_ids, np.int32)
         begin = one.score_from or len(tokens)
-        if len(tokens) - begin > 1:
+        if len(tokens) - begin > 1 and tokens[:begin].tobytes() not in seen:  # a prompt that recurs would be known
+            seen.add(tokens[:begin].tobytes())
             every.append((tokens[:begin], tokens[begin:]))
     return every[:-requests], every[-requests:]
 
