@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
+from typing import Any
 
 import pytest
 
-from tests.effort import tries
+from apcbatch.sampling import SETTINGS
+from tests.effort import is_full, tries
 from tests.soak.__main__ import repeat_command
 from tests.soak.compare import Difference
 from tests.soak.play import Player, Tally
@@ -41,6 +44,27 @@ def test_random_runs_answer_as_a_cold_run_does(player: Player) -> None:
     """Fault: any option, order, store, pool, thread or torn output that changes a bit, loses or doubles a request."""
     tally = play(player, fresh_seeds(NUM_DRAWS), kill=False)
     assert tally.cached_tokens > 0, "nothing was restored in any run: nothing was tested"
+    if is_full():
+        assert 0 < tally.accepted_tokens < tally.drafted_tokens, "no guess was right, or none wrong"
+
+
+def test_every_setting_is_drawn_at_some_time() -> None:
+    """Fault: a setting that no random run has, so that a bit may depend on it unnoticed."""
+    draws = [make_draw(seed, kill=False) for seed in fresh_seeds(60)]
+    bodies = [line.get("body", line) for draw in draws for line in map(read, draw.lines)]
+    drawn = {name for body in bodies for name in body} | {name for draw in draws for name in draw.generation}
+    drawn |= {"structure"} if any("guided_json" in body for body in bodies) else set()
+    assert {setting.line or setting.name for setting in SETTINGS.values()} <= drawn
+    ways = [part.options for draw in draws for way in draw.ways for part in way.parts]
+    assert {"draft", "draft_from", "draft_memory"} <= {name for options in ways for name in options}
+
+
+def read(line: str) -> dict[str, Any]:
+    """A line's object; empty for a torn one."""
+    try:
+        return json.loads(line)
+    except ValueError:
+        return {}
 
 
 def test_killed_runs_answer_as_a_cold_run_does(player: Player) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 import orjson
 
+REUSE = ("cached_tokens", "cached_from", "computed_tokens", "boundary", "miss_reason")
+
 
 class Difference(AssertionError):
     """A way whose answers are not the cold run's."""
@@ -36,6 +38,20 @@ def compare(cold: list[dict[str, Any]], records: list[dict[str, Any]]) -> None:
             reuse["cached_tokens"] + reuse["computed_tokens"] == num_prompt(record) > reuse["cached_tokens"]
         ):
             raise Difference(f"{record['custom_id']}: {num_prompt(record)} prompt tokens, but {reuse}")
+
+
+def compare_reuse(plain: list[dict[str, Any]], records: list[dict[str, Any]]) -> None:
+    """The same hits and misses in two runs whose pool holds the plan."""
+    expected = {record["id"]: _reuse(record) for record in plain}
+    for record in records:
+        if _reuse(record) != expected[record["id"]]:
+            raise Difference(
+                f"{record['custom_id']}: reuse with drafts {_reuse(record)}; without {expected[record['id']]}"
+            )
+
+
+def _reuse(record: dict[str, Any]) -> list[Any]:
+    return [(record["apcbatch"] or {}).get(name) for name in REUSE]
 
 
 def _answer(record: dict[str, Any]) -> bytes:
@@ -67,8 +83,9 @@ def _describe(cold: dict[str, Any], record: dict[str, Any]) -> str:
 
 
 def _logprobs(record: dict[str, Any]) -> list[float]:
-    logprobs = record["response"]["body"]["choices"][0]["logprobs"]
-    return logprobs.get("token_logprobs") or [entry["logprob"] for entry in logprobs["content"]]
+    """Log-probabilities of the first choice; empty if it has none."""
+    logprobs = record["response"]["body"]["choices"][0]["logprobs"] or {"content": []}
+    return logprobs.get("token_logprobs") or [entry["logprob"] for entry in logprobs.get("content") or []]
 
 
 def num_prompt(record: dict[str, Any]) -> int:

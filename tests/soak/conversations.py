@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.soak.settings import line_settings
+
 WORDS = [
     "the", "a", "run", "file", "error", "test", "agent", "state", "token", "open", "read", "list", "data", "plan", "0",
     "17", "3.14", "naïve", "Größe", "東京", "データ", "привет", "мир", "שלום", "مرحبا", "👍", "👩\u200d💻", "e\u0301",
@@ -124,16 +126,18 @@ class Dataset:
     def _named(self, chat: dict[str, Any], number: int) -> dict[str, Any]:
         """A line in one of the formats that can hold it."""
         chat = dict(chat)
+        settings = line_settings(self._draw, "completions" if "prompt" in chat else "chat")
         if chat.pop("batch", False) or "prompt" in chat or self._chance(0.2):
-            if self._chance(0.5):
+            chat |= settings
+            if self._chance(0.2):
                 chat["max_tokens"] = int(self._draw.integers(1, 12))
             url = "/v1/completions" if "prompt" in chat else "/v1/chat/completions"
             return {"custom_id": f"b-{number}", "method": "POST", "url": url, "body": chat}
         if "tools" not in chat and self._chance(0.2):
             speakers = {"system": "system", "user": "human", "assistant": "gpt"}
             said = [{"from": speakers[m["role"]], "value": m["content"]} for m in chat["messages"]]
-            return {"id": f"s-{number}", "conversations": said}
-        return {"id": f"c-{number}", **chat}
+            return {"id": f"s-{number}", "conversations": said, **settings}
+        return {"id": f"c-{number}", **chat, **(settings if self._chance(0.7) else {})}
 
     def _kept(self, chat: Chat) -> Chat:
         self._chats.append(chat)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import json
 import os
@@ -13,8 +14,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -27,8 +29,9 @@ from apcbatch.kernels.processor import isa as isa_in_use
 from apcbatch.layout import PAGE_TOKENS
 from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.store.writer import Batch, Writer
-from tests.soak.compare import Difference, compare, num_prompt, read_records
-from tests.soak.ways import Draw, Kill, Part, Way
+from tests.soak.compare import Difference, compare, compare_reuse, num_prompt, read_records
+from tests.soak.settings import FIRST_ID, LAST_ID, MOST_NEW
+from tests.soak.ways import COLD, WRONG_GUESSES, Draw, Kill, Part, Way, out_of
 from tests.tiny import save_tiny
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,18 +42,31 @@ AMPLE_BYTES, SMALL_BYTES = 64 << 20, 60_000
 
 @dataclass
 class Tally:
-    """How much was compared, and how much of the prompts was restored meanwhile."""
+    """How much was compared, how much of the prompts was restored meanwhile, and how many of the answers' tokens were
+    guessed, and rightly."""
 
     draws: int = 0
     answers: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    new_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     def add(self, other: Tally) -> None:
-        self.draws += other.draws
-        self.answers += other.answers
-        self.prompt_tokens += other.prompt_tokens
-        self.cached_tokens += other.cached_tokens
+        for one in fields(Tally):
+            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
+
+    def add_records(self, records: list[dict[str, Any]]) -> None:
+        """Add the answers of a way."""
+        self.answers += len(records)
+        for record in records:
+            told = record["apcbatch"] or {}
+            self.prompt_tokens += num_prompt(record)
+            self.cached_tokens += told.get("cached_tokens", 0)
+            self.new_tokens += record["response"]["body"]["usage"]["completion_tokens"] if record["response"] else 0
+            self.drafted_tokens += told.get("drafted_tokens", 0)
+            self.accepted_tokens += told.get("accepted_tokens", 0)
 
 
 class Player:
@@ -73,13 +89,12 @@ class Player:
         try:
             cold = table.cold()
             for number, way in enumerate(draw.ways):
-                records = table.run(way, f"way-{number}.jsonl")
+                records = table.run(way, out_of(number))
                 compare(cold, records)
                 table.check_exit_code()
-                tally.answers += len(records)
-                for record in records:
-                    tally.prompt_tokens += num_prompt(record)
-                    tally.cached_tokens += (record["apcbatch"] or {}).get("cached_tokens", 0)
+                tally.add_records(records)
+                if way.holds_plan:
+                    compare_reuse(table.without_drafts(way, f"plain-{number}.jsonl"), records)
         except Difference as difference:
             raise Difference(f"{difference}\nin {table.folder}:\n" + "\n".join(table.commands)) from None
         return tally
@@ -108,20 +123,32 @@ class _Table:
 
     def cold(self) -> list[dict[str, Any]]:
         """The records of the run without any cache, one request after the other."""
-        options = {"policy": "none", "max_running": "1", "max_batch_tokens": "8192", "order": "file"}
+        options = {"policy": "none", "max_running": "1", "max_batch_tokens": "8192", "order": "file", "draft": "none"}
         options["pool_size"] = str(AMPLE_BYTES)
-        self._cold_code = self._call(options, 1, self._cold_isa, "cold.jsonl")
-        records = read_records(self.folder / "cold.jsonl")
+        self._cold_code = self._call(options, 1, self._cold_isa, COLD)
+        records = read_records(self.folder / COLD)
         failed = [record["error"] for record in records if record["error"] and record["error"]["retryable"]]
         if failed:
             raise Difference(f"the cold run could not answer: {failed[0]}")
         longest = max((num_prompt(record) for record in records), default=0)
-        most_new = max(12, int(self._draw.generation["max_tokens"]))
-        # Live sequences may fill twice the pool's size with KV; a request may need a page more than it fills itself.
-        pages = 1 - -(longest + most_new) // PAGE_TOKENS
+        # Live sequences may fill twice the pool's size with KV; a request may need copies of the last page of a
+        # snapshot and, for several answers, of its prompt.
+        pages = 2 - -(longest + MOST_NEW) // PAGE_TOKENS
         self._least_pool = -(-pages * self._page_bytes // 2)
         self._num_records = len(records)
+        self._write_wrong_guesses(records)
         return records
+
+    def _write_wrong_guesses(self, records: list[dict[str, Any]]) -> None:
+        """Write the OUT of a run whose answers leave the cold run's at one token in eight."""
+        draw = Random(self._draw.seed)
+        changed = copy.deepcopy([record for record in records if record["error"] is None])
+        for record in changed:
+            ids = record["apcbatch"]["completion_token_ids"]
+            for answer in ids if ids and isinstance(ids[0], list) else [ids]:
+                answer[:] = [draw.randrange(FIRST_ID, LAST_ID) if draw.random() < 1 / 8 else one for one in answer]
+        (self.folder / WRONG_GUESSES).write_text("".join(json.dumps(record) + "\n" for record in changed))
+        shutil.copy(self.folder / f"{COLD}.run.json", self.folder / f"{WRONG_GUESSES}.run.json")
 
     def run(self, way: Way, out: str) -> list[dict[str, Any]]:
         """The records of a way."""
@@ -141,6 +168,13 @@ class _Table:
         if "ordered" in last.options and [r["id"] for r in records] != sorted(r["id"] for r in records):
             raise Difference("--ordered: the lines are not in the order of the input")
         return records
+
+    def without_drafts(self, way: Way, out: str) -> list[dict[str, Any]]:
+        """The records of a way's last part, run again from the beginning without drafts."""
+        part = way.parts[-1]
+        kept = {name: value for name, value in part.options.items() if not name.startswith("draft")}
+        self._part(replace(part, options={**kept, "draft": "none"}), out)
+        return read_records(self.folder / out)
 
     def check_exit_code(self) -> None:
         """The latest way must have ended as the cold run did."""

@@ -5,18 +5,23 @@ Everything comes from the seed, but for which instruction sets this processor ha
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 
+from apcbatch.types import DRAFT_SOURCES
 from tests.soak.conversations import Dataset
+from tests.soak.settings import run_settings
 
 BLOCK_SIZES = (1, 7, 16, 48, 64, 100, 544)
 BUDGETS = (7, 33, 100, 512, 2048, 8192)
 STORE_SIZES = ("0", "30KiB", "400KiB", "20GiB")
 WRITE_DELAYS = (0.0, 0.0, 0.01, 0.1)
 POOLS = ("least", "small", "ample")
+DRAFT_MEMORIES = ("0", "1", "1500", "9KiB", "100KiB", "")  # the last is the default
+COLD = "cold.jsonl"
+WRONG_GUESSES = "wrong-guesses.jsonl"  # the cold run's OUT with some tokens of its answers changed
 Ending = Literal["whole", "torn", "killed"]
 
 
@@ -43,13 +48,15 @@ class Kill:
 @dataclass(frozen=True)
 class Way:
     """A run. torn: OUT is cut at `cut` of its bytes and resumed. killed: a process is killed at each of `kills`, and
-    each time the next part goes on. damage: a file of the store is spoilt before."""
+    each time the next part goes on. damage: a file of the store is spoilt before. holds_plan: pool and order hold the
+    plan, so that the same run without drafts has the same hits and misses."""
 
     parts: list[Part]
     ending: Ending = "whole"
     kills: list[Kill] = field(default_factory=list)
     cut: float = 1.0
     damage: bool = False
+    holds_plan: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,55 +80,91 @@ def make_draw(seed: int, kill: bool) -> Draw:
     weights_seed, isa_rank = int(draw.integers(3)), float(draw.random())
     generation = {
         "turns": _one(draw, "each", "each", "last", "rollout"),
-        "max_tokens": _one(draw, 1, 2, 9, 24),
+        "max_tokens": _one(draw, 1, 2, 9, 24, 60),
         "temperature": _one(draw, 0, 0, 0.8, 2),
         "top_p": _one(draw, 1, 0.9),
         "seed": str(draw.integers(1000)),
+        **(run_settings(draw) if draw.random() < 0.5 else {}),
     }
     lines = Dataset(draw).lines()
-    ways = [_killed(draw)] if kill else []
+    make = _Maker(draw, is_rollout=generation["turns"] == "rollout")
+    ways = [make.killed()] if kill else []
     for _ in range(int(draw.integers(2, 5))):
-        ways.append(_torn(draw) if draw.random() < 0.25 else _whole(draw))
+        make.num_earlier = len(ways)
+        ways.append(make.torn() if draw.random() < 0.25 else make.whole())
     return Draw(seed, family, weights_seed, dtype, isa_rank, lines, generation, ways)
 
 
-def _whole(draw: np.random.Generator) -> Way:
-    return Way([_part(draw)], damage=bool(draw.random() < 0.2))
+def out_of(number: int) -> str:
+    """Name of the OUT of a way."""
+    return f"way-{number}.jsonl"
 
 
-def _torn(draw: np.random.Generator) -> Way:
-    return Way([_part(draw), _part(draw)], "torn", cut=float(draw.random()))
+class _Maker:
+    """Maker of a draw's ways. num_earlier: ways whose OUT there is, for --draft-from."""
 
+    def __init__(self, draw: np.random.Generator, is_rollout: bool) -> None:
+        self._draw, self._is_rollout = draw, is_rollout
+        self.num_earlier = 0
 
-def _killed(draw: np.random.Generator) -> Way:
-    """Each part has options of its own, but all share a store, so that each finds what the killed one left."""
-    kills = [Kill(float(draw.random()), float(draw.random()) * 0.02) for _ in range(int(draw.integers(1, 3)))]
-    parts = [_part(draw, store="states-0") for _ in range(len(kills) + 1)]
-    return Way(parts, "killed", kills)
+    def whole(self) -> Way:
+        if not self._is_rollout and self._draw.random() < 0.2:
+            part = self._part(store="")
+            planned = {"policy": "planned", "window": "512"}
+            return Way([replace(part, options={**part.options, **planned}, pool="ample")], holds_plan=True)
+        return Way([self._part()], damage=bool(self._draw.random() < 0.2))
 
+    def torn(self) -> Way:
+        return Way([self._part(), self._part()], "torn", cut=float(self._draw.random()))
 
-def _part(draw: np.random.Generator, store: str | None = None) -> Part:
-    options: dict[str, Any] = {
-        "policy": str(draw.choice(["planned", "all", "last", "none"], p=[0.45, 0.35, 0.15, 0.05])),
-        "block_size": _one(draw, *BLOCK_SIZES),
-        "min_gain_tokens": _one(draw, 1, 16, 64),
-        "max_batch_tokens": _one(draw, *BUDGETS),
-        "max_running": _one(draw, 1, 2, 3, 8, 32),
-        "order": _one(draw, "auto", "file"),
-        "window": _one(draw, 1, 2, 5, 512),
-    }
-    store = store or _one(draw, "", "states-0", "states-0", "states-1")
-    if store:
-        options |= {"store": store, "store_size": str(draw.choice(STORE_SIZES, p=[0.1, 0.15, 0.15, 0.6]))}
-    if draw.random() < 0.3:
-        options["ordered"] = ""
-    return Part(
-        {name: str(value) for name, value in options.items()},
-        str(draw.choice(POOLS, p=[0.25, 0.25, 0.5])),
-        int(draw.integers(1, 3)),
-        float(draw.random()),
-        float(draw.choice(WRITE_DELAYS)),
-    )
+    def killed(self) -> Way:
+        """Each part has options of its own, but all share a store, so that each finds what the killed one left."""
+        draw = self._draw
+        kills = [Kill(float(draw.random()), float(draw.random()) * 0.02) for _ in range(int(draw.integers(1, 3)))]
+        parts = [self._part(store="states-0") for _ in range(len(kills) + 1)]
+        return Way(parts, "killed", kills)
+
+    def _part(self, store: str | None = None) -> Part:
+        draw = self._draw
+        options: dict[str, Any] = {
+            "policy": str(draw.choice(["planned", "all", "last", "none"], p=[0.45, 0.35, 0.15, 0.05])),
+            "block_size": _one(draw, *BLOCK_SIZES),
+            "min_gain_tokens": _one(draw, 1, 16, 64),
+            "max_batch_tokens": _one(draw, *BUDGETS),
+            "max_running": _one(draw, 1, 2, 3, 8, 32),
+            "order": _one(draw, "auto", "file"),
+            "window": _one(draw, 1, 2, 5, 512),
+        }
+        store = _one(draw, "", "states-0", "states-0", "states-1") if store is None else store
+        if store:
+            options |= {"store": store, "store_size": str(draw.choice(STORE_SIZES, p=[0.1, 0.15, 0.15, 0.6]))}
+        if draw.random() < 0.3:
+            options["ordered"] = ""
+        return Part(
+            {name: str(value) for name, value in (options | self._drafts()).items()},
+            str(draw.choice(POOLS, p=[0.25, 0.25, 0.5])),
+            int(draw.integers(1, 3)),
+            float(draw.random()),
+            float(draw.choice(WRITE_DELAYS)),
+        )
+
+    def _drafts(self) -> dict[str, str]:
+        """Options of the drafts: none, auto or some sources, with the OUT of the cold run, as it is or with
+        wrong tokens, or of an earlier way."""
+        draw, options = self._draw, {}
+        if draw.random() < 0.1:
+            return {"draft": "none"}
+        if draw.random() < 0.5:
+            options["draft_from"] = _one(
+                draw, COLD, WRONG_GUESSES, WRONG_GUESSES, *map(out_of, range(self.num_earlier))
+            )
+        if draw.random() < 0.5:
+            applies = {"previous": "draft_from" in options, "recorded": not self._is_rollout}
+            known = [source for source in DRAFT_SOURCES if applies.get(source, True)]
+            count = int(draw.integers(1, len(known) + 1))
+            options["draft"] = ",".join(known[int(place)] for place in draw.permutation(len(known))[:count])
+        memory = _one(draw, *DRAFT_MEMORIES)
+        return options | ({"draft_memory": memory} if memory else {})
 
 
 def _one(draw: np.random.Generator, *choices: Any) -> str:
