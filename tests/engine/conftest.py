@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from apcbatch import Engine
+from apcbatch.model.causal_lm import CausalLM
 
 
 @pytest.fixture(autouse=True)
@@ -34,3 +35,12 @@ def open_engine() -> Iterator[Callable[..., Engine]]:
     yield make
     for engine in opened:
         engine.close()
+
+
+@pytest.fixture(params=["replays", "writes states"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The two ways to the state after the accepted tokens: the CPU's, and that of a device."""
+    if request.param == "writes states":
+        monkeypatch.setattr(CausalLM, "replays", False)
+        monkeypatch.setattr("apcbatch.engine.open.writes_draft_states", lambda device: True)
+    return request.param

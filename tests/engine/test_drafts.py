@@ -11,7 +11,6 @@ import pytest
 
 from apcbatch import Engine, Request, Result
 from apcbatch.drafts.drafter import Draft
-from apcbatch.model.causal_lm import CausalLM
 from tests.effort import tries
 from tests.engine.runs import by_id, tokens, told
 from tests.engine.test_cuda_engine import MODELS
@@ -52,15 +51,6 @@ def with_oracle(engine: Engine, answers: Mapping[bytes, Sequence[Sequence[int]]]
     for costs in (engine._drafting._costs, engine._drafting._plain_costs):
         costs.knows, costs.of = (lambda rows: True), (lambda rows: 1.0)  # each guess is worth its row
     return engine
-
-
-@pytest.fixture(params=["replays", "writes states"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The two ways to the state after the accepted tokens: the CPU's, and that of a device."""
-    if request.param == "writes states":
-        monkeypatch.setattr(CausalLM, "replays", False)
-        monkeypatch.setattr("apcbatch.engine.open.writes_draft_states", lambda device: True)
-    return request.param
 
 
 def answers_by_prompt(requests: Sequence[Request], results: Mapping[str, Result]) -> dict[bytes, list[list[int]]]:

@@ -26,10 +26,12 @@ class Books:
         self.engine = engine
         self.pool, self.pages, self.scheduler = engine._pool, engine._snapshots._pages, engine._scheduler
         self.slots, self.lanes, self.free_pages = self._free()
+        self.num_drafted = len(engine._drafting._slots)
 
     def _free(self) -> tuple[list[int], list[int], list[int]]:
         pages = [*self.pages._freed, *range(self.pages._num_used, self.pages.num_pages)]
-        return sorted(self.pool._free_slots), sorted(self.scheduler._free_slots), sorted(pages)
+        lanes = [*self.scheduler._free_slots, *self.engine._drafting._slots]  # accepted drafts exchange them
+        return sorted(self.pool._free_slots), sorted(lanes), sorted(pages)
 
     def balance(self) -> None:
         """All that is not free is a snapshot's, no snapshot is pinned, nobody waits or is waited for."""
@@ -43,7 +45,7 @@ class Books:
         assert sorted(free_pages + list(set(holders))) == self.free_pages
         assert all(self.pages._refs[page] == holders.count(page) for page in self.free_pages)
         assert (len(self.scheduler._pending), self.scheduler.owed_pages, lanes) == (0, 0, self.lanes)
-        assert self.engine.num_unfinished == 0
+        assert self.engine.num_unfinished == 0 and len(self.engine._drafting._slots) == self.num_drafted
 
 
 @pytest.fixture(params=["mamba", "jamba", "jamba, a pass ahead", "mamba, two stages", "jamba, three stages"])
