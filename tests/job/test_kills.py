@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shlex
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from apcbatch.cli.program import main
 from apcbatch.job.tracing.trace_file import read_trace
 from tests.chats import conversation, read_records, write_lines
 from tests.job.conftest import ROOT, answers
@@ -47,6 +51,31 @@ def test_killed_three_times_each_request_is_there_once(undisturbed, start, tmp_p
     last = start(*RUN, "--resume").end()
     assert last.code == 0, last.stderr
     assert 0 < last.summary["already_done"] < 40
+    assert answers(read_records(out)) == undisturbed
+
+
+def test_killed_with_guesses_in_a_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: what a killed run had guessed, or other drafts after --resume, changes or loses an answer. With the real
+    engine, which verifies drafts from the whole answers when it is killed."""
+    monkeypatch.chdir(tmp_path)
+    write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(10)])
+    run = ["run", "in.jsonl", "-q", "--max-tokens", "60", "--ignore-eos", "--temperature", "0.7", "--progress", "none"]
+    assert main([*run, "-o", "whole.jsonl", "--draft", "none"]) == 0
+    undisturbed, out = answers(read_records(Path("whole.jsonl"))), Path("out.jsonl")
+    run += ["-o", "out.jsonl", "--max-running", "2", "--resume"]
+    given_up = 0
+    for lines, drafts in ((1, "previous"), (5, "previous,history,lookup"), (11, "recorded,previous")):
+        words = [*run, "--draft", drafts, "--draft-from", "whole.jsonl"]
+        process = subprocess.Popen([sys.executable, "-m", "apcbatch", *words], stdout=subprocess.DEVNULL,
+                                   env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})  # fmt: skip
+        while process.poll() is None and not (out.exists() and out.read_bytes().count(b"\n") >= lines):
+            time.sleep(0.001)
+        process.send_signal(signal.SIGKILL)
+        given_up += process.wait() == -signal.SIGKILL
+    assert given_up
+    accepted = sum(json.loads(line)["apcbatch"]["accepted_tokens"] for line in out.read_bytes().splitlines()[:5])
+    assert accepted > 100
+    assert main([*run, "--draft", "history,lookup", "--draft-memory", "9KiB"]) == 0
     assert answers(read_records(out)) == undisturbed
 
 
