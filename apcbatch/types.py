@@ -95,7 +95,8 @@ class Forcing(Protocol):
 
     def forced(self) -> Sequence[int]:
         """Return the next tokens where the answer's text has no choice, in the tokenizer's usual form; empty for none.
-        It does not advance the constraint."""
+        It does not advance the constraint or change what it allows. Called at any time between `accept` and the next
+        `fill`, once, several times or never; what it raises means none."""
 
 
 @dataclass(slots=True)

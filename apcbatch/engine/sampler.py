@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Collection, Sequence
+from itertools import takewhile
 
 import numpy as np
 import numpy.typing as npt
@@ -156,6 +157,8 @@ class LogitsProcessors:
         if request.allowed_token_ids is not None:
             self._allowed = as_token_array(request.allowed_token_ids).astype(np.int64)
         self._constraint = request.constraint() if request.constraint else None
+        self._forcing = self._constraint if isinstance(self._constraint, Forcing) else None
+        self._vocab_size = vocab_size
         self._mask = np.zeros(-(-vocab_size // 32) if self._constraint else 0, np.int32)
 
     def apply(self, row: Logits, step: int) -> None:
@@ -194,8 +197,15 @@ class LogitsProcessors:
         return self._constraint is not None and self._constraint.accept(token)
 
     def forced(self) -> Sequence[int]:
-        """Return the tokens that the constraint alone lets follow, as far as it knows them."""
-        return self._constraint.forced() if isinstance(self._constraint, Forcing) else ()
+        """Return the tokens that the constraint alone lets follow, as far as it knows them and they are in the
+        vocabulary. None if it raises: the answer is the same without a guess."""
+        if self._forcing is None:
+            return ()
+        try:
+            tokens = [int(token) for token in self._forcing.forced()]
+        except Exception:  # the constraint belongs to the request
+            return ()
+        return list(takewhile(lambda token: 0 <= token < self._vocab_size, tokens))
 
     def _penalise_repetition(self, row: Logits, ids: npt.NDArray[np.int64]) -> None:
         penalty = np.float32(self._request.repetition_penalty)
