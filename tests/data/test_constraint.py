@@ -82,6 +82,48 @@ def test_random_answers_to_random_schemas_are_valid(demo, constraints):
     assert ended > 40, f"seed {seed}"
 
 
+def test_forced_tokens_are_allowed_and_asking_changes_nothing(demo, constraints):
+    """Fault: a mask, or an end, that depends on whether the forced tokens were asked for; or one that is not allowed
+    itself, so that each guess of it costs a row for nothing."""
+    seed = random.randrange(1 << 30)
+    source, num_forced = random.Random(seed), 0
+    for number in range(60):
+        json_form = {"json": random_schema(source), "disable_any_whitespace": number % 2 == 0}
+        forms = (json_form, json_form, {"regex": "(yes, of course|no){1,9}"}, {"choice": ["it is late", "it is lost"]})
+        structure = check_structured_output({"structured_outputs": source.choice(forms)}, None)
+        asked, plain = constraints.constraint(structure), constraints.constraint(structure)
+        for _ in range(200):
+            forced = [asked.forced() for _ in range(source.randrange(3))]
+            may_come = allowed(demo, plain)
+            assert np.array_equal(allowed(demo, asked), may_come), f"seed {seed}"
+            asked.forced()
+            token = int(source.choice(may_come))
+            if forced and forced[0]:
+                num_forced += 1
+                token = forced[0][0]
+                assert token in may_come and forced[0] == forced[-1], f"seed {seed}"
+            complete = plain.accept(token)
+            assert asked.accept(token) == complete, f"seed {seed}"
+            if complete or token in demo.eos_token_ids:
+                break
+    assert num_forced > 100, f"seed {seed}"
+
+
+def test_nothing_is_forced_at_the_end_or_after_an_error(demo, constraints):
+    """Fault: guesses behind the last token; an exception of the library where the pass, and not one request, ends."""
+    ids = demo.source.backend_tokenizer.encode("it", add_special_tokens=False).ids
+    complete = constraints.constraint(StructuredOutput("choice", '["it"]'))
+    assert [complete.accept(token) for token in ids] == [False] * (len(ids) - 1) + [True]
+    assert complete.forced() == []
+    may_end = constraints.constraint(StructuredOutput("choice", '["it", "it is late"]'))
+    assert not any(may_end.accept(token) for token in ids)
+    assert may_end.forced() == []
+    broken = constraints.constraint(StructuredOutput("choice", '["it"]'))
+    with pytest.raises(RequestError):
+        broken.accept(demo.vocab_size - 1)
+    assert broken.forced() == []
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokenizers_of_every_kind(kind: str, model_dir: Callable[..., Path]):
     """Fault: a kind of tokenizer whose tokens are taken for other texts, so that the answer is not of the form; or one
