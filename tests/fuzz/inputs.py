@@ -8,6 +8,7 @@ import gzip
 import io
 import json
 import lzma
+import shutil
 from random import Random
 from typing import Any
 
@@ -17,7 +18,7 @@ import pyarrow.parquet as pq
 import yaml
 import zstandard
 
-from tests.fuzz.case import Case
+from tests.fuzz.case import Case, answers
 from tests.fuzz.child import Fault
 from tests.fuzz.mutate import NUMBERS, TEXTS, dump_json, interesting, mutate_bytes, mutate_value, number_text
 
@@ -353,3 +354,43 @@ def fuzz_resume(case: Case) -> None:
         edited = mutate_bytes(draw, edited, draw.randint(1, 2))
     case.write(name, edited)
     case.run(*arguments, draw.choice(("--resume", "--resume", "--retry-errors")), expect=(0, 1, 2, 3))
+
+
+def fuzz_drafts(case: Case) -> None:
+    """Earlier answers that somebody damaged, with --draft-from: each request is answered as without them. A field
+    `draft` that is neither true nor false is an error of its own line."""
+    draw = case.draw
+    lines, wrong = some_lines(draw, 2), set()
+    for number, line in enumerate(lines, start=1):
+        if draw.randrange(2):
+            line.get("body", line)["draft"] = value = draw.choice((True, False, interesting(draw), interesting(draw)))
+            if value is not None and not isinstance(value, bool):
+                wrong.add(number)
+    case.write("in.jsonl", b"".join(dump_json(line) + b"\n" for line in lines))
+    arguments = ("run", *RUN[3:], "in.jsonl", "--no-store", "--max-tokens", "9", "--turns", "each")
+    case.run(*arguments, "-o", "old.jsonl", "--draft", "none", expect=(0, 3))
+    expected = answers(case.records("old.jsonl"))
+    name = draw.choice(("old.jsonl", "old.jsonl", "old.jsonl", "old.jsonl.run.json"))
+    damaged = (case.folder / name).read_bytes()
+    if draw.randrange(2):
+        parts = [json.loads(part) for part in (damaged.splitlines() if name == "old.jsonl" else [damaged])]
+        damaged = b"\n".join(dump_json(mutate_value(draw, part, draw.randrange(4))) for part in parts) + b"\n"
+    else:
+        damaged = mutate_bytes(draw, damaged, draw.randint(1, 4))
+    case.write(name, damaged)
+    earlier = "old.jsonl"
+    if not draw.randrange(4):
+        pack = draw.choice((gzip.compress, zstandard.compress, bz2.compress, lzma.compress))
+        packed = pack((case.folder / earlier).read_bytes())
+        case.write("old.gz", mutate_bytes(draw, packed, 1) if draw.randrange(2) else packed)
+        shutil.copyfile(case.folder / "old.jsonl.run.json", case.folder / "old.gz.run.json")
+        earlier = "old.gz"
+    sources = draw.choice((("--draft", "previous"), ("--draft", "lookup,history"), ()))
+    memory = draw.choice((("--draft-memory", "0"), ("--draft-memory", "2KiB"), ()))
+    drafts = ("--draft-from", earlier, *sources, *memory)
+    case.run(*arguments, "-o", "out.jsonl", *drafts, expect=(0, 3))
+    records = case.records()
+    if answers(records) != expected:
+        raise Fault("the answers are not those of the run without drafts")
+    if not wrong <= {record["line"] for record in records if record["error"] is not None}:
+        raise Fault(f"a `draft` of another type was taken in one of the lines {sorted(wrong)}")
