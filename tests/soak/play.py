@@ -24,13 +24,14 @@ import torch
 
 import apcbatch
 from apcbatch.cli.program import main
+from apcbatch.data.tokenization.tokenizer import load_tokenizer
 from apcbatch.kernels.processor import available_isas, numerics, set_isa
 from apcbatch.kernels.processor import isa as isa_in_use
 from apcbatch.layout import PAGE_TOKENS
 from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.store.writer import Batch, Writer
 from tests.soak.compare import Difference, compare, compare_reuse, num_prompt, read_records
-from tests.soak.settings import FIRST_ID, LAST_ID, MOST_NEW
+from tests.soak.settings import FIRST_ID, LAST_ID, MOST_NEW, STRUCTURES
 from tests.soak.ways import COLD, WRONG_GUESSES, Draw, Kill, Part, Way, out_of
 from tests.tiny import save_tiny
 
@@ -38,6 +39,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DEMO = Path(apcbatch.__file__).parent / "demo"
 BEST_ISA_SHARE = 0.8
 AMPLE_BYTES, SMALL_BYTES = 64 << 20, 60_000
+UNSEEN_TOKENS = 500  # of a template and generated turns, which are not in a line
 
 
 @dataclass
@@ -130,7 +132,7 @@ class _Table:
         failed = [record["error"] for record in records if record["error"] and record["error"]["retryable"]]
         if failed:
             raise Difference(f"the cold run could not answer: {failed[0]}")
-        longest = max((num_prompt(record) for record in records), default=0)
+        longest = max((self._most_prompt(record) for record in records), default=0)
         # Live sequences may fill twice the pool's size with KV; a request may need copies of the last page of a
         # snapshot and, for several answers, of its prompt.
         pages = 2 - -(longest + MOST_NEW) // PAGE_TOKENS
@@ -138,6 +140,12 @@ class _Table:
         self._num_records = len(records)
         self._write_wrong_guesses(records)
         return records
+
+    def _most_prompt(self, record: dict[str, Any]) -> int:
+        """Prompt tokens of a request; for one that failed, perhaps after its prompt, more than it can have."""
+        if record["error"] and record["custom_id"] is not None:
+            return len(self._draw.lines[record["line"] - 1]) + UNSEEN_TOKENS
+        return num_prompt(record)
 
     def _write_wrong_guesses(self, records: list[dict[str, Any]]) -> None:
         """Write the OUT of a run whose answers leave the cold run's at one token in eight."""
@@ -262,11 +270,15 @@ def _num_lines(path: Path) -> int:
 
 
 def _checkpoint(folder: Path, family: str, seed: int) -> Path:
-    """A tiny checkpoint with the bundled model's tokenizer and template; some of its tokens end an answer."""
+    """A tiny checkpoint with the bundled model's tokenizer and template; its answers end with some words, of those that
+    no form of an answer needs."""
     made = folder / f"{family}-{seed}"
     if not made.is_dir():
         vocab_size = json.loads((DEMO / "config.json").read_text())["vocab_size"]
-        save_tiny(made, family, seed, {"vocab_size": vocab_size, "eos_token_id": [2, *range(10, 4000, 37)]})
+        decode, forms = load_tokenizer(DEMO).decode, json.dumps(STRUCTURES)
+        words = {number: decode([number]).strip() for number in range(10, LAST_ID, 31)}
+        ending = [number for number, word in words.items() if len(word) > 1 and word.islower() and word not in forms]
+        save_tiny(made, family, seed, {"vocab_size": vocab_size, "eos_token_id": [2, *ending]})
         for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
             shutil.copy(DEMO / name, made / name)
     return made

@@ -38,7 +38,7 @@ _VALUES: dict[str, tuple[Any, ...]] = {
 }
 _OF_CHATS: dict[str, tuple[Any, ...]] = {"logprobs": (True, False), "top_logprobs": (0, 1, 5)}
 _OF_COMPLETIONS: dict[str, tuple[Any, ...]] = {"logprobs": (0, 3), "echo": (True,)}
-_STRUCTURES: tuple[dict[str, Any], ...] = (
+STRUCTURES: tuple[dict[str, Any], ...] = (
     {"guided_json": SCHEMA},
     {"guided_json": SCHEMA, "guided_whitespace_pattern": ""},
     {"guided_regex": "(yes|no, not at all){2,9}"},
@@ -72,7 +72,7 @@ def line_settings(draw: np.random.Generator, shape: Shape) -> dict[str, Any]:
     if "top_logprobs" in found:
         found["logprobs"] = True
     if draw.random() < 0.1:
-        found |= _STRUCTURES[int(draw.integers(len(_STRUCTURES)))] | {"max_tokens": MOST_NEW}
+        found |= STRUCTURES[int(draw.integers(len(STRUCTURES)))] | {"max_tokens": MOST_NEW}
     elif shape == "chat" and draw.random() < 0.03:
         found |= {"tools": [CALLED], "tool_choice": "required", "max_tokens": MOST_NEW}
     return found
