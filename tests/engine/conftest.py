@@ -23,6 +23,12 @@ def folder(request: pytest.FixtureRequest, tiny_checkpoint: Callable[..., Path])
     return tiny_checkpoint(request.param)
 
 
+@pytest.fixture(params=["mamba", "jamba"])
+def untied_folder(request: pytest.FixtureRequest, tiny_checkpoint: Callable[..., Path]) -> Path:
+    """A checkpoint of a one-state and of a hybrid model. With tied embeddings the first repeats one token for ever."""
+    return tiny_checkpoint(request.param, tie_word_embeddings=False)
+
+
 @pytest.fixture
 def open_engine() -> Iterator[Callable[..., Engine]]:
     """open_engine(folder, **options) -> an engine with blocks of 16 tokens and 16 MiB of memory."""

@@ -15,7 +15,7 @@ from apcbatch.data.grammar.constraint import ConstraintFactory, GrammarCompiler
 from apcbatch.data.grammar.structured_output import check_structured_output
 from apcbatch.data.tokenization.tokenizer import Tokenizer, load_tokenizer
 from tests.engine.runs import by_id, serve, told
-from tests.engine.test_exact_drafts import drafting
+from tests.engine.scripted_drafts import drafting
 from tests.tiny import VOCAB
 
 DEMO = Path(apcbatch.__file__).parent / "demo"
