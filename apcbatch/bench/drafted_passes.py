@@ -61,6 +61,10 @@ class NoCosts(RowCosts):
     def __bool__(self) -> bool:
         return True
 
+    def knows(self, rows: int) -> bool:
+        """See RowCosts."""
+        return True
+
     def of(self, rows: int) -> float:
         return 1.0
 
@@ -83,7 +87,7 @@ def figures(config: Config, sizes: Sizes) -> Iterator[Figure]:
 def install(drafting: Drafting, drafts: FixedDrafts) -> None:
     """Draft from these alone, whatever it costs."""
     drafting._drafts = drafts  # type: ignore[assignment]
-    drafting._costs = drafting._ahead_costs = NoCosts()
+    drafting._costs = drafting._plain_costs = NoCosts()
 
 
 def _figure(server: Server, running: int, rows: int, sizes: Sizes) -> Figure | None:

@@ -24,6 +24,7 @@ from apcbatch.prefix import TokenArray
 
 MOST_DRAFTED = 64  # tokens of one draft
 MARGIN = 1.03  # of the rate without guesses, as seconds are measured
+PLAIN_EVERY = 4  # passes, of which one has no guesses while the seconds without them are not known
 LEARNING = 0.02  # weight of one draft in the learnt chance of a forced token
 
 
@@ -37,6 +38,7 @@ class Drafting:
         self._model = model if isinstance(model, CausalLM) else None  # the only one that may replay
         self._slots = list(slots)
         self._costs, self._plain_costs = RowCosts(), RowCosts()
+        self._num_unknown = 0
         self._waited = False  # whether the next pass was not begun before the last was read, for guesses
         self.saved_s: float | None = None
         self._learning_s = 0.0
@@ -86,8 +88,12 @@ class Drafting:
         raises the expected tokens per second; none unless that beats a pass without guesses. Now and then a pass has
         none, so that its seconds are known."""
         taken = [0] * len(proposals)
-        if not any(proposals) or not self._plain_costs.knows(len(proposals)):
+        if not any(proposals):
             return taken
+        if not self._plain_costs.knows(len(proposals)):
+            self._num_unknown += 1
+            if self._num_unknown % PLAIN_EVERY == 0:
+                return taken
         guesses = [
             (-reach, place, number)
             for number, proposal in enumerate(proposals)
@@ -96,8 +102,8 @@ class Drafting:
         ]
         guesses.sort()
         expected = rows = len(proposals)
-        costs = self._costs or self._plain_costs
-        best, best_count = MARGIN * expected / self._plain_costs.of(rows), 0
+        costs, plain_costs = self._costs or self._plain_costs, self._plain_costs or self._costs
+        best, best_count = MARGIN * expected / plain_costs.of(rows), 0
         for reach, _, _ in guesses[: self._capacity]:
             expected -= reach
             rows += 1

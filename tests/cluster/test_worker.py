@@ -34,6 +34,7 @@ from apcbatch.plan.planner import Plan, Planner
 from apcbatch.types import RequestPlan
 from tests.cluster.cutting import cut
 from tests.effort import seeds
+from tests.engine.scripted_drafts import make_rows_free
 from tests.plan.plan_oracle import Dataset, make_plan, random_dataset, within_vocabulary
 from tests.tiny import VOCAB
 
@@ -345,7 +346,7 @@ def test_counters_add_up_to_the_engine_s(folder: str, open_worker: Callable[...,
         for number in range(3)
     ]
     worker._engine._drafting._drafts = Repeating()
-    worker._engine._drafting._costs.of = lambda rows: 1.0  # each guess is worth its row
+    make_rows_free(worker._engine._drafting)
     run = Run()
     run.do(worker, *units)
     names = {name for done in run.done for name in done.counters}

@@ -37,7 +37,7 @@ def test_it_says_what_the_long_way_says(
         return one
 
     monkeypatch.setattr(step.DecodeBatches, "batch", both)
-    engine = Engine(tiny_checkpoint(family), block_size=16, max_running=4, max_batch_tokens=64)
+    engine = Engine(tiny_checkpoint(family), block_size=16, max_running=4, max_batch_tokens=64, draft=())
     requests = [Request(f"{n}", [1 + n] * (3 + 29 * n), max_tokens=200 - 40 * n, ignore_eos=True) for n in range(5)]
     requests.append(Request("several", [7, 8, 9], n=3, temperature=0.7, max_tokens=20, ignore_eos=True))
     requests.append(Request("logprobs", [7, 8], max_tokens=30, logprobs=True, ignore_eos=True))

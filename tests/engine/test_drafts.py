@@ -14,6 +14,7 @@ from apcbatch.drafts.drafter import Draft
 from apcbatch.model.causal_lm import CausalLM
 from tests.effort import tries
 from tests.engine.runs import by_id, tokens, told
+from tests.engine.scripted_drafts import make_rows_free
 from tests.engine.test_cuda_engine import MODELS
 from tests.tiny import VOCAB
 
@@ -49,8 +50,7 @@ class OracleDrafter:
 
 def with_oracle(engine: Engine, answers: Mapping[bytes, Sequence[Sequence[int]]], right: float) -> Engine:
     engine._drafting._drafts = Oracle(answers, right)
-    for costs in (engine._drafting._costs, engine._drafting._plain_costs):
-        costs.knows, costs.of = (lambda rows: True), (lambda rows: 1.0)  # each guess is worth its row
+    make_rows_free(engine._drafting)
     return engine
 
 

@@ -60,7 +60,7 @@ def test_the_first_pass_of_a_device_fits_its_memory(
 
     monkeypatch.setattr(open, "Pass", begin)
     nothing: Any = None
-    open.warm_up(nothing, nothing, max_batch_tokens, num_pages)
+    open.warm_up(nothing, nothing, max_batch_tokens, num_pages, most_rows=0)
     if count is None:
         assert not made
         return

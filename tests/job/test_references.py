@@ -144,10 +144,10 @@ def test_an_answer_that_cannot_be_rendered_is_no_error(
     assert answers(read_records(tmp_path / "out.jsonl")) == answers(read_records(tmp_path / "whole.jsonl"))
 
 
-def test_a_plan_looks_for_no_answer(apcbatch: Any, lines: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_without_drafts_looks_for_no_answer(apcbatch: Any, lines: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault: `plan` and `show` render each answer for guesses that they never make."""
     monkeypatch.setattr(references.References, "__init__", lambda *_: pytest.fail("answers are looked for"))
-    planned = apcbatch("plan", "in.jsonl")
+    planned = apcbatch("plan", "in.jsonl", "--draft", "none")
     assert planned.code == 0 and "11 requests" in planned.stdout, planned.stdout
     assert apcbatch("show", "in.jsonl").code == 0
 
