@@ -17,7 +17,8 @@ from apcbatch.bench.figures import Figure, Sizes
 from apcbatch.bench.server import Server, serving
 from apcbatch.config import Config
 from apcbatch.drafts.drafter import Draft
-from apcbatch.engine.drafting import MOST_DRAFTED, Drafting, RowCosts
+from apcbatch.engine.drafting import MOST_DRAFTED, Drafting
+from apcbatch.engine.row_costs import RowCosts
 from apcbatch.prefix import TokenArray
 from apcbatch.types import Request
 

@@ -101,7 +101,8 @@ class Drafting:
             for place, reach in enumerate(proposal.reach)
         ]
         guesses.sort()
-        expected = rows = len(proposals)
+        rows = len(proposals)
+        expected = float(rows)
         costs, plain_costs = self._costs or self._plain_costs, self._plain_costs or self._costs
         best, best_count = MARGIN * expected / plain_costs.of(rows), 0
         for reach, _, _ in guesses[: self._capacity]:

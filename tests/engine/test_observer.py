@@ -139,7 +139,7 @@ def test_dropped_snapshots_are_those_that_were_evicted(tiny_checkpoint):
 def test_nobody_who_looks_changes_anything(policy, tiny_checkpoint):
     """Fault: an answer, or what is reused, depends on whether somebody observes."""
     seed = random.randrange(10**6)
-    options = {"policy": policy, "pool_size_bytes": 1 << 17, "max_running": 3}
+    options = {"policy": policy, "pool_size_bytes": 1 << 17, "max_running": 3, "draft": ()}
     found = []
     for observed in (True, False):
         _, results, listener, _ = serve(tiny_checkpoint("mamba"), seed, observed, **options)
