@@ -18,6 +18,7 @@ from apcbatch.drafts.siblings import Siblings
 from apcbatch.prefix import TokenArray, as_token_array
 from apcbatch.types import DRAFT_SOURCES, DraftSource
 
+MOST_LOOKUP = 1 << 16  # tokens of a prompt, the last ones, that lookup searches
 SIBLINGS_SHARE = 8  # part of max_bytes for siblings beside history
 
 
@@ -47,7 +48,8 @@ class Drafts:
         previous), each (tokens,) int32, the likeliest last; sources not in use are ignored."""
         prompt = as_token_array(prompt)
         core = _C.Drafter(self._state, "history" in self._sources, "lookup" in self._sources)
-        core.prompt(prompt.ctypes.data, len(prompt))
+        searched = prompt[-MOST_LOOKUP:]
+        core.prompt(searched.ctypes.data, len(searched))
         known = {source: list(answers) for source, answers in references.items() if source in self._sources}
         if "siblings" in self._sources:
             known["siblings"] = [*self._siblings.find(prompt), *known.get("siblings", [])]

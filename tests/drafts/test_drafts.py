@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 
+from apcbatch.drafts import drafts as drafts_module
 from apcbatch.drafts.drafter import Drafter
 from apcbatch.drafts.drafts import Drafts
 from apcbatch.prefix import TokenArray
@@ -168,3 +169,13 @@ def test_token_ids_are_checked() -> None:
     with pytest.raises(TypeError):
         drafter.append([2**31])
     assert drafter.propose(1) == draft
+
+
+def test_a_long_prompt_takes_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: each running answer indexes its whole prompt, however long, outside the limit on memory."""
+    monkeypatch.setattr(drafts_module, "MOST_LOOKUP", 100)
+    sizes = [Drafts(["lookup"], PLENTY).begin(array(drawn(length)), {}).held_bytes for length in (100, 101, 5000)]
+    assert len(set(sizes)) == 1
+    tail = drawn(90)
+    draft = Drafts(["lookup"], PLENTY).begin(array(drawn(3000) + tail + [7, 8] + tail), {}).propose(4)
+    assert draft is not None and draft.tokens[:2] == [7, 8]
