@@ -184,8 +184,8 @@ def test_conversations_are_pulled_as_they_are_wanted(llm: LLM) -> None:
                 pulled.append(one)
                 yield one
 
-        answers = list(itertools.islice(llm.run(endless()), 5))
-        assert [answer.line for answer in answers] == [1, 2, 3, 4, 5] and len(pulled) < 1000
+        lines = [answer.line for answer in itertools.islice(llm.run(endless()), 5)]
+        assert len(set(lines)) == 5 and 1 <= min(lines) <= max(lines) <= len(pulled) < 1000
     assert llm.chat([USER]).error is None, "what was left is dropped"
 
 
