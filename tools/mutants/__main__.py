@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "mutants"
 CORES = min(16, len(os.sched_getaffinity(0)))
 FOLDERS = (
-    *("engine", "plan", "store", "job", "tuning", "data", "model", "kernels", "cluster", "report", "cli"),
+    *("engine", "plan", "store", "job", "tuning", "data", "drafts", "model", "kernels", "cluster", "report", "cli"),
     *("llm.py", "prefix.py"),
 )
 NOT_HERE = {  # why
