@@ -18,7 +18,7 @@ function showDrafts(section, run) {
     factList([
       ["Drafted", quantity("drafts.drafted", drafts.drafted, (value) => counted(value, "token")), ", ",
         quantity("drafts.accepted", drafts.accepted), " accepted"],
-      share === null ? null : ["Of the tokens generated", quantity("accepted_share", share, percent), " were drafted"],
+      share === null ? null : ["Of the tokens generated", quantity("accepted_share", share, percent), " are accepted drafts"],
       drafts.tokens_per_pass === null ? null : ["Tokens a pass",
         quantity("tokens_per_pass", drafts.tokens_per_pass, (value) => trimmed(value, 2))],
       drafts.saved_s === null ? null : savedFact(drafts),
