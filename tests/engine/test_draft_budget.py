@@ -146,3 +146,21 @@ def test_costs_follow_what_changes() -> None:
             costs.add(3, seconds)
             costs.add(9, 2 * seconds)
         assert costs.of(3) == pytest.approx(seconds, rel=0.1) and costs.of(9) == pytest.approx(2 * seconds, rel=0.1)
+
+
+def test_the_seconds_saved_are_those_beyond_passes_without_guesses() -> None:
+    """Fault: what guesses cost is told as saved, a pass with prompts counts, or tokens of one answer count for all."""
+    drafting = Drafting(object(), None, range(9), 9)  # type: ignore[arg-type]
+    one, other, prompt = decoding([]), decoding([]), decoding([])
+    for chunk in (one, other):
+        chunk.sequence.computed = chunk.sequence.num_prompt
+    for _ in range(3):
+        drafting.measure([one, other], 2.0)
+        drafting.measure([one, prompt], 50.0)
+    assert drafting.saved_s is None, "no guess yet"
+    one.draft, one.accepted = [1, 2, 3], 2
+    drafting.measure([one, other], 3.0)  # four tokens of two answers: two passes of 2 s
+    assert drafting.saved_s == pytest.approx(1.0)
+    one.accepted = 0
+    drafting.measure([one, other], 3.0)
+    assert drafting.saved_s == pytest.approx(0.0)

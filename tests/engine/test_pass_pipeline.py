@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -85,3 +86,14 @@ def test_the_next_pass_is_begun_before_the_last_is_read(monkeypatch: pytest.Monk
         current = made.next()
         assert [chunk.end for chunk in current.chunks] == [1] and len(made) == begun
         assert not begun or made.next().before is current
+
+
+def test_launching_is_told_apart_from_scheduling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches seconds of a launch, the search for drafts among them, that count for nothing or for the store."""
+    clock = itertools.count()
+    monkeypatch.setattr(pipeline.time, "perf_counter", lambda: float(next(clock)))
+    made, scheduler = pipeline_of(monkeypatch, 1)
+    scheduler.coming = [[chunk("a", 1)]]
+    scheduler.add_drafts = lambda chunks: next(clock)
+    assert made.begin_passes() == (["never"], 2.0)
+    assert made._counters.seconds == {"store": 1.0}
