@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 import random
 
@@ -179,3 +180,19 @@ def test_a_stream_that_breaks_stops_the_run(error, sentence, monkeypatch):
     with pytest.raises(StoppedError, match=sentence):
         StreamSink(stream, "OUT", ordered=False).append(line(1))
     assert silenced == [stream]
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_terminal_gets_no_control_characters(is_terminal: bool) -> None:
+    """Fault: an answer moves the cursor of the terminal that shows it, or a pipe gets other bytes than a file."""
+
+    class Stream(io.BytesIO):
+        def isatty(self) -> bool:
+            return is_terminal
+
+    stream = Stream()
+    given = '{"text":"\u009b2J é"}\n'.encode()
+    StreamSink(stream, "OUT", ordered=False).append(given)
+    shown = stream.getvalue()
+    assert (shown == given) is not is_terminal and json.loads(shown) == json.loads(given)
+    assert (b"\xc2\x9b" in shown) is not is_terminal
