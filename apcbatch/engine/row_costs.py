@@ -37,7 +37,7 @@ class RowCosts:
         self.age()
 
     def age(self) -> None:
-        """Count one pass, and forget what no pass has shown for long."""
+        """Count a pass, and drop the row counts that had no sample in the last EXPIRES passes."""
         self._num_passes += 1
         old = [rows for rows, last in self._last.items() if last < self._num_passes - EXPIRES]
         for rows in old:

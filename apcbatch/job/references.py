@@ -171,8 +171,8 @@ class References:
 def _of_choice(
     known: KnownAnswers, conversation: Conversation, prompt: Prompt, choice: Mapping[str, Any]
 ) -> TokenArray | None:
-    """Return the tokens of a choice of a record's body: a chat's message, rendered, or a completion's text. None for a
-    choice without either."""
+    """Tokenise one choice of an earlier record: a chat message by the template, a completion as text. None for a choice
+    without either."""
     try:
         [message] = check_messages([choice.get("message")]) if conversation.prompt is None else [None]
     except RequestError:

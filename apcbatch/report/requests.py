@@ -80,7 +80,7 @@ class Requests:
         return True
 
     def rows(self) -> dict[str, Any]:
-        """Return the columns as a JSON object of the document. drafted, accepted: None if nothing was drafted."""
+        """Return the columns as a JSON object for the page. drafted, accepted: None if no request had drafts."""
         texts = self.texts
         return {
             "id": self.ids,

@@ -98,8 +98,8 @@ def measure(config: Config, footprint: Footprint, warn: Callable[[str], None]) -
 
 @contextmanager
 def temporary_engine(config: Config, warn: Callable[[str], None], *, has_store: bool) -> Iterator[JobEngine]:
-    """Open an engine of this configuration, with a temporary store (beside the configured one, if any) or none, that
-    drafts nothing; loads the weights."""
+    """Load an engine of this configuration without drafts. has_store: with a store that is deleted at the end, on the
+    disk of the configured one."""
     from apcbatch.job.open import make_engine
 
     parent = Path(config.store).absolute().parent if config.store else None
