@@ -1,4 +1,4 @@
-"""Choose the sources of drafts for a run from --draft and --draft-from; refuse what does not go together."""
+"""Resolve --draft and --draft-from to the sources of drafts of a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ AUTO, NONE = "auto", "none"
 
 
 def draft_sources(config: Config) -> tuple[DraftSource, ...]:
-    """Return the sources that apply to a run, in the order of DRAFT_SOURCES; none for one token a pass. UsageError for
+    """Return the sources that apply to a run, in the order of DRAFT_SOURCES; empty if drafts are off. UsageError for
     an unknown source, and for options that exclude each other."""
     draft, draft_from, score, turns = (
         config.origins.get(name, name) for name in ("draft", "draft_from", "score", "turns")

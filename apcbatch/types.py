@@ -91,7 +91,7 @@ class Constraint(Protocol):
 
 @runtime_checkable
 class Forcing(Protocol):
-    """A Constraint that also knows which tokens must follow, so that the engine drafts them."""
+    """A Constraint that can also name the tokens that must come next, so that the engine drafts them."""
 
     def forced(self) -> Sequence[int]:
         """Return the next tokens where the answer's text has no choice, in the tokenizer's usual form; empty for none.
@@ -126,8 +126,8 @@ class Request:
     log-probability is returned, with those of all later tokens; None for none, and the prompt's length for no token.
     score_top: number of likeliest tokens returned with each. max_tokens may be 0 if score_from is set.
 
-    draft: let passes verify guesses of the answer's next tokens; it changes no token and no log-probability.
-    references: known answers to this request, (tokens,) int32 each, by source; guesses are taken from them too.
+    draft: verify several drafted tokens of the answer in one pass; it changes no token and no log-probability.
+    references: known answers to this request, (tokens,) int32 each, by source, to draft from.
     """
 
     id: str
@@ -225,7 +225,7 @@ class Result:
 
     others: the answers from the second on, each with its own tokens, log-probabilities and end; their fields about the
     prompt are not valid. decode_ms: decode time of all answers. scores: scores of the prompt's tokens, if requested.
-    drafted_tokens: guesses of the answer's tokens that passes verified; accepted_tokens: those that were right.
+    drafted_tokens: drafted tokens that passes verified. accepted_tokens: those of them in the answer.
     """
 
     id: str

@@ -1,4 +1,4 @@
-// Drafts of a running answer: guesses of its next tokens, by the longest match of its last tokens.
+// Drafts of a running answer: its likely next tokens, by the longest match of its last tokens.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ struct NextToken {
 // occurrences alone, each at the place behind it.
 NextToken next_token(const TokenIndex& index, Match& match);
 
-// Guess of one source.
+// Draft of one source.
 struct Guess {
     Source source = Source::lookup;
     std::vector<Token> tokens;

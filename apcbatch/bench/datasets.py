@@ -1,8 +1,8 @@
 """Measure whole runs over the beginning of a dataset: cold, warm from disk, warm from RAM.
 
 The first three runs are processes: one with the policy of the configuration, then two that keep every boundary and
-share a store. The last two are one engine that answers the same requests twice. None drafts: the second engine run
-would guess from the answers of the first.
+share a store. The last two are one engine that answers the same requests twice. Drafts are off: the second
+run of that engine would find all answers of the first.
 """
 
 from __future__ import annotations

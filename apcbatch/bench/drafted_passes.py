@@ -1,8 +1,8 @@
-"""Measure decode passes by their rows: seconds of a pass that verifies guesses beside the due tokens.
+"""Measure the seconds of a decode pass by its number of rows, due and drafted tokens together.
 
-The guesses are random tokens and as many for each answer as the figure says; the engine's own choice (drafting.py) is
-left out. Random guesses are wrong but for one in the size of the vocabulary, so that a pass replays the state of one
-token; an accepted guess adds its replay.
+The drafted tokens are random, the same number for each sequence; the engine's draft budget (drafting.py) is switched
+off. Nearly all of them are rejected, so a pass replays one token per sequence; each accepted token would add its
+replay.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PASSES = 4  # of one repeat
 
 
 class FixedDrafts:
-    """Drafts of `count` random tokens for every answer, in the place of an engine's index."""
+    """Stand-in for a draft index: `count` random tokens for every answer."""
 
     held_bytes = 0
 
@@ -44,7 +44,7 @@ class FixedDrafts:
         """Learn nothing."""
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Look at nothing."""
+        """Ignore the answer."""
 
     def propose(self, most: int) -> Draft | None:
         count = min(most, self.count)
@@ -54,7 +54,7 @@ class FixedDrafts:
 
 
 class NoCosts(RowCosts):
-    """Rows that cost nothing, so that every guess is verified."""
+    """Costs of free rows, so that every drafted token is verified."""
 
     def add(self, rows: int, seconds: float) -> None:
         """Measure nothing."""
@@ -71,8 +71,8 @@ class NoCosts(RowCosts):
 
 
 def figures(config: Config, sizes: Sizes) -> Iterator[Figure]:
-    """Measure a decode pass of each number of sequences and of rows that goes with it."""
-    most = max(sizes.draft_running)  # a pass of twice as many slots may verify four guesses for each
+    """Measure a decode pass for each number of sequences and each multiple of it in draft_rows."""
+    most = max(sizes.draft_running)  # twice as many slots allow four drafted tokens for each
     with serving(config, "none", max_running=2 * most, draft=("lookup",)) as server:
         drafts = FixedDrafts(server.engine.vocab_size)
         install(server.engine._drafting, drafts)
@@ -86,13 +86,13 @@ def figures(config: Config, sizes: Sizes) -> Iterator[Figure]:
 
 
 def install(drafting: Drafting, drafts: FixedDrafts) -> None:
-    """Draft from these alone, whatever it costs."""
+    """Replace an engine's draft index, and switch its draft budget off."""
     drafting._drafts = drafts  # type: ignore[assignment]
     drafting._costs = drafting._plain_costs = NoCosts()
 
 
 def _figure(server: Server, running: int, rows: int, sizes: Sizes) -> Figure | None:
-    """Measure passes of one size; None if the device has no slots for so many guesses."""
+    """Measure passes of one size; None if the device lacks slots for the drafted tokens."""
     taken: list[float] = []
     begin = time.perf_counter()
     for repeat in range(sizes.repeats):
@@ -110,9 +110,9 @@ def _figure(server: Server, running: int, rows: int, sizes: Sizes) -> Figure | N
 
 
 def _passes(server: Server, running: int, rows: int) -> tuple[list[float], int]:
-    """Run some passes with all sequences. Return the seconds of each, and the most guesses that one verified."""
+    """Run some passes with all sequences. Return the seconds of each, and the most drafted tokens of one pass."""
     engine = server.engine
-    most_tokens = (WARM_UP + PASSES + 1) * (rows // running) + 4  # no answer ends, even if all guesses were right
+    most_tokens = (WARM_UP + PASSES + 1) * (rows // running) + 4  # no answer ends, even if all are accepted
     for number, prompt in enumerate(server.prompts(running, PROMPT)):
         engine.submit(Request(f"rows-{number}", prompt, max_tokens=most_tokens, ignore_eos=True))
     num_prefilled = engine.counters.prefill_tokens + running * PROMPT
@@ -125,10 +125,10 @@ def _passes(server: Server, running: int, rows: int) -> tuple[list[float], int]:
         after = engine.counters
         if number >= WARM_UP:
             seconds.append(after.seconds["decode"] - before.seconds["decode"])
-            verified = max(verified, _guesses(after.drafts) - _guesses(before.drafts))
+            verified = max(verified, _drafted(after.drafts) - _drafted(before.drafts))
     engine.abort()
     return seconds, verified
 
 
-def _guesses(drafts: Mapping[str, Any]) -> int:
+def _drafted(drafts: Mapping[str, Any]) -> int:
     return sum(drafted for drafted, _ in drafts.values())

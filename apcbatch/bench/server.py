@@ -55,7 +55,7 @@ class Server:
 @contextmanager
 def serving(config: Config, policy: Policy, **options: Any) -> Iterator[Server]:
     """Open a server for the configuration's model and dtype, closed at the end of the block. options: options of
-    Engine. Without `draft` nothing is drafted: a model of random weights repeats itself, which would be guessed."""
+    Engine. Drafts are off by default, since a model of random weights repeats itself."""
     engine = Engine(config.model, dtype=config.dtype, policy=policy, **{"draft": (), **options})
     try:
         yield Server(engine)

@@ -120,7 +120,7 @@ class ClusterEngine:
         self._num_unfinished += 1
 
     def learn_answer(self, token_ids: list[int]) -> None:
-        """Do nothing: each worker finds drafts in its own answers alone."""
+        """Do nothing: each worker drafts from its own answers only."""
 
     def step(self) -> list[Result]:
         """Assign units to free workers, wait shortly for messages, and return the results of finished requests."""

@@ -33,7 +33,7 @@ class Settings:
     """Checked settings of a body or a line.
 
     model: the model's name, or None. params: name -> value of the given settings of apcbatch/sampling.py. one_call:
-    parallel_tool_calls is false. draft: whether tokens of the answer may be guessed.
+    parallel_tool_calls is false. draft: False turns drafts off.
     """
 
     model: str | None

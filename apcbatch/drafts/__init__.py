@@ -1,1 +1,1 @@
-"""Drafts for exact speculation: guesses of a running answer's next tokens, from known text."""
+"""Drafts for exact speculation: the likely next tokens of a running answer, found in known text."""

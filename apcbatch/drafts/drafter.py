@@ -15,10 +15,10 @@ from apcbatch.types import DRAFT_SOURCES, DraftSource
 
 @dataclass(slots=True)
 class Draft:
-    """Guessed next tokens of an answer.
+    """Likely next tokens of an answer.
 
-    source: where it was found; grammar: the text has no choice. reach: for each token, the estimated probability that
-    it and all tokens before it are right; it never rises.
+    source: where it was found; `grammar`: forced by the request's constraint. reach: for each token, the estimated
+    probability that it and all tokens before it are accepted; it never rises.
     """
 
     tokens: list[int]
@@ -40,13 +40,13 @@ class Drafter:
         return self._core.bytes()
 
     def append(self, tokens: Sequence[int] | npt.NDArray[np.integer]) -> None:
-        """Append the answer's next tokens, in order. The last guesses of all sources are compared with them, proposed
-        or not, so that a source whose drafts are not verified can prove itself again."""
+        """Append the answer's next tokens, in order. They update the acceptance estimates of all sources, also of
+        those whose drafts were not proposed."""
         self._core.append(tokens)
 
     def propose(self, most: int) -> Draft | None:
-        """Return a draft of at most `most` tokens, 64 at most; None if there is no token worth a row.
+        """Return a draft of at most `most` tokens, 64 at most; None if no token is likely enough.
 
-        Beyond 16 tokens a draft is only as long as its reach is at least a half."""
+        From the 17th token on, only tokens with a reach of at least 0.5 are drafted."""
         found = self._core.propose(most)
         return None if found is None else Draft(found[0], found[1], DRAFT_SOURCES[found[2]])

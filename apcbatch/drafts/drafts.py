@@ -1,11 +1,9 @@
-"""The draft index of one engine: what finished answers teach about running ones.
+"""The draft index of one engine: texts in which the next tokens of running answers are looked up.
 
-The longest match of the last tokens is searched in each source, as in prompt lookup and in SuffixDecoding (arXiv
-2411.04975): of the occurrences of the longest match, most decide the next token, the newest among equals. Of the
-sources, the one with the most expected right tokens gives the draft; the probabilities are learnt while running, by
-source, length of the match and share of the occurrences that agree.
-
-A draft is a guess: a wrong one costs time and never changes an answer.
+Each source is searched for the longest match of an answer's last tokens, as in prompt lookup decoding and in
+SuffixDecoding (arXiv 2411.04975). The most frequent next token among the occurrences of that match is drafted, the
+newest one on ties. The source with the largest expected number of accepted tokens provides the draft. Acceptance is
+estimated while running, by source, match length and share of the occurrences that agree.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class Siblings:
         return list(answers)
 
     def add(self, prompt: TokenArray, answer: TokenArray) -> None:
-        """Add an answer to a prompt, and evict what was not used for longest while the limit is exceeded."""
+        """Add an answer to a prompt, and evict the least recently used prompts beyond the limit."""
         if not len(answer) or 2 * ENTRY_BYTES + answer.nbytes > self._max_bytes:
             return
         digest = _digest(prompt)

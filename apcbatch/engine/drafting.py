@@ -1,10 +1,11 @@
-"""Draft the next tokens of running answers: choose the guesses that a pass verifies beside its due tokens, and learn
-which guesses are right and what a row of a pass costs.
+"""Speculative decoding of one engine: choose the drafted tokens that a pass verifies, and roll states back to the
+accepted ones.
 
-A pass over a due token and k guesses computes k + 1 rows of logits. The answer's tokens are drawn from these rows as
-ever; a guess is accepted if it equals the token drawn at its position (engine.py). For the state after the accepted
-tokens there are two ways. On the CPU the pass leaves the state as it was and keeps the inputs of the recurrence, which
-are replayed for the accepted tokens. On a device the pass writes the state before each guess to a slot of its own.
+A pass over a sequence's due token and k drafted ones computes k + 1 rows of logits. Each token of the answer is sampled
+from its row as without drafts; a drafted token is accepted if it equals the one sampled at its position (engine.py).
+States are rolled back in one of two ways. On the CPU a pass does not write the state, and keeps the inputs of the
+recurrence; those of the accepted tokens are replayed. On a device a pass writes the state before each drafted token to
+its own slot.
 
 Invariant: drafts change no token, log-probability, snapshot or miss reason; they change time alone.
 """
@@ -23,15 +24,18 @@ from apcbatch.model.pipeline import Model
 from apcbatch.prefix import TokenArray
 
 MOST_DRAFTED = 64  # tokens of one draft
-MARGIN = 1.03  # of the rate without guesses, as seconds are measured
-PLAIN_EVERY = 4  # passes, of which one has no guesses while the seconds without them are not known
-LEARNING = 0.02  # weight of one draft in the learnt chance of a forced token
+MARGIN = 1.03  # least gain in tokens per second over a pass without drafts, since seconds are measured
+PLAIN_EVERY = 4  # while the seconds of a pass without drafts are unknown, every fourth pass has none
+LEARNING = 0.02  # weight of one draft in the estimated acceptance of forced tokens
 
 
 class Drafting:
-    """Drafting of one engine. drafts: None for none. slots: for the states that passes write; none where the model
-    replays. most: guesses of a pass. counts: source -> [guesses verified, accepted]. saved_s: estimate of the seconds
-    that guesses saved, from passes without them of as many answers; None before the first guess."""
+    """Speculative decoding of one engine.
+
+    drafts: the draft index; None to draft nothing. slots: state slots for drafted tokens; empty if the model replays.
+    most: maximum drafted tokens of a pass. counts: source -> [drafted, accepted] tokens. saved_s: estimated seconds
+    saved by drafts, compared with passes of as many sequences without drafts; None before the first draft.
+    """
 
     def __init__(self, drafts: Drafts | None, model: Model, slots: Iterable[int], most: int) -> None:
         self._drafts, self._most_in_pass = drafts, most
@@ -39,15 +43,15 @@ class Drafting:
         self._slots = list(slots)
         self._costs, self._plain_costs = RowCosts(), RowCosts()
         self._num_unknown = 0
-        self._waited = False  # whether the next pass was not begun before the last was read, for guesses
+        self._waited = False  # whether the host reads the last pass before it begins the next, to draft
         self.saved_s: float | None = None
         self._learning_s = 0.0
-        self._forced_reach = 0.9  # learnt: the next token is the one that a grammar forces, in its usual tokenisation
+        self._forced_reach = 0.9  # estimated acceptance of a token that a grammar forces
         self.counts: dict[str, list[int]] = {}
 
     @property
     def _capacity(self) -> int:
-        """Most guesses of the next pass."""
+        """Maximum drafted tokens of the next pass."""
         if self._drafts is None:
             return 0
         return self._most_in_pass if self._replays else min(self._most_in_pass, len(self._slots))
@@ -59,16 +63,16 @@ class Drafting:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the index that drafts are found in."""
+        """Bytes of the draft index."""
         return 0 if self._drafts is None else self._drafts.held_bytes
 
     def add_text(self, tokens: TokenArray) -> None:
-        """Add the tokens of a text to what later drafts are made from."""
+        """Add a text to the draft index."""
         if self._drafts is not None:
             self._drafts.add(tokens, 0, 0)
 
     def add_drafts(self, chunks: list[Chunk]) -> None:
-        """Set the drafts of the decode chunks of a pass."""
+        """Draft for the decode chunks of a pass, as far as it pays."""
         if not self._capacity:
             return
         proposals = [self._propose(chunk.sequence, self._most(chunk)) for chunk in chunks]
@@ -84,9 +88,10 @@ class Drafting:
                 chunk.draft_slots = [self._slots.pop() for _ in range(count)]
 
     def _choose(self, proposals: list[Draft | None]) -> list[int]:
-        """Return how many guesses to verify of the proposal of each decode of a pass: the likeliest, as long as a row
-        raises the expected tokens per second; none unless that beats a pass without guesses. Now and then a pass has
-        none, so that its seconds are known."""
+        """Return the number of tokens to verify of each sequence's proposal.
+
+        Take the tokens with the largest reach until a further row lowers the expected tokens per second. Take none if
+        the rate is below MARGIN times that of a pass without drafts, or to measure such a pass (PLAIN_EVERY)."""
         taken = [0] * len(proposals)
         if not any(proposals):
             return taken
@@ -94,34 +99,34 @@ class Drafting:
             self._num_unknown += 1
             if self._num_unknown % PLAIN_EVERY == 0:
                 return taken
-        guesses = [
+        candidates = [
             (-reach, place, number)
             for number, proposal in enumerate(proposals)
             if proposal is not None
             for place, reach in enumerate(proposal.reach)
         ]
-        guesses.sort()
+        candidates.sort()
         rows = len(proposals)
         expected = float(rows)
         costs, plain_costs = self._costs or self._plain_costs, self._plain_costs or self._costs
         best, best_count = MARGIN * expected / plain_costs.of(rows), 0
-        for reach, _, _ in guesses[: self._capacity]:
+        for reach, _, _ in candidates[: self._capacity]:
             expected -= reach
             rows += 1
             rate = expected / costs.of(rows)
             if rate > best:
                 best, best_count = rate, rows - len(proposals)
-        for _, _, number in guesses[:best_count]:
+        for _, _, number in candidates[:best_count]:
             taken[number] += 1
         return taken
 
     def settle(self, chunk: Chunk) -> None:
-        """Count a read chunk's drafted tokens, and learn from those that were verified."""
+        """Count the drafted and accepted tokens of a chunk that was read."""
         proposal, drafted = chunk.proposal, len(chunk.draft)
         if proposal is None:
             return
         sequence, accepted = chunk.sequence, chunk.accepted
-        # the token behind the last accepted guess was drawn too, unless the answer ended before
+        # the token after the last accepted one was sampled too, unless the answer ended
         verified = accepted if sequence.finish_reason else min(drafted, accepted + 1)
         if proposal.source == "grammar" and verified:
             self._forced_reach += (accepted / verified - self._forced_reach) * LEARNING
@@ -132,7 +137,7 @@ class Drafting:
         sequence.accepted += accepted
 
     def keep_states(self, chunks: list[Chunk]) -> None:
-        """Bring the states of a read pass's drafted sequences to their accepted tokens. An ended one needs none."""
+        """Roll the states of a pass's sequences back to their accepted tokens. An ended sequence needs no state."""
         replays = []
         for chunk in chunks:
             sequence, slots = chunk.sequence, chunk.draft_slots
@@ -151,7 +156,7 @@ class Drafting:
         chunk.draft_slots = []
 
     def measure(self, chunks: list[Chunk], seconds: float) -> None:
-        """Note the seconds from the end of the pass before to that of this one, if it has no prompts."""
+        """Add the seconds of a pass without prompts, counted from the end of the previous pass."""
         waited, self._waited = self._waited, False
         if self._drafts is None or any(chunk.sequence.in_prefill for chunk in chunks):
             return
@@ -160,11 +165,11 @@ class Drafting:
         (self._plain_costs if is_plain else self._costs).add(rows, seconds)
         (self._costs if is_plain else self._plain_costs).age()
         if rows > number and self._plain_costs.knows(number):
-            brought = sum(chunk.count + chunk.accepted for chunk in chunks) / number  # passes without guesses
+            brought = sum(chunk.count + chunk.accepted for chunk in chunks) / number  # as many passes without drafts
             self.saved_s = (self.saved_s or 0.0) + brought * self._plain_costs.of(number) - seconds
 
     def learn(self, sequence: Sequence) -> None:
-        """Add an ended answer and its prompt to what later drafts are made from."""
+        """Add an ended answer and its prompt to the draft index."""
         if self._drafts is None or not sequence.finish_reason:
             return
         begin = time.perf_counter()
@@ -173,23 +178,25 @@ class Drafting:
         self._drafts.add(sequence.tokens[: sequence.num_tokens], sequence.num_prompt, known)
         self._learning_s += time.perf_counter() - begin
 
-    def learning_s(self) -> float:
-        """Return the seconds spent in `learn` since the last call."""
+    def take_learning_s(self) -> float:
+        """Return the seconds spent in `learn` since the last call, and reset them."""
         seconds, self._learning_s = self._learning_s, 0.0
         return seconds
 
     def is_promising(self, sequences: list[Sequence]) -> bool:
-        """Return whether the host should read these answers' tokens before it begins their next pass, since guesses of
-        what follows are worth more than a device that never waits."""
+        """Return whether drafting for these sequences gains more than running ahead: the host must read the last pass
+        before it can draft."""
         if not self._capacity:
             return False
         self._waited = any(self._choose([self._propose(sequence, MOST_DRAFTED) for sequence in sequences]))
         return self._waited
 
     def _most(self, chunk: Chunk) -> int:
-        """Return the most guesses after a chunk: its answer's last token is not computed, and the state at the next
-        position to keep must be that of a token which is certain."""
-        if chunk.sequence.start is not None:  # its first pass reads one slot and writes another
+        """Return the maximum drafted tokens of a chunk.
+
+        The last token of an answer is never computed. A draft ends before the next snapshot's position, since the state
+        there must not depend on a token that may be rejected."""
+        if chunk.sequence.start is not None:  # the first pass of a fork reads one slot and writes another
             return 0
         begin, limit = chunk.begin, chunk.sequence.limit
         most = min(MOST_DRAFTED, limit - 2 - begin)
@@ -197,7 +204,7 @@ class Drafting:
         return min(most, kept[0] - begin - 2) if kept else most
 
     def _propose(self, sequence: Sequence, most: int) -> Draft | None:
-        """Return a draft of up to `most` tokens that follow a sequence's known ones, or None."""
+        """Return a draft of at most `most` tokens after a sequence's last one, or None."""
         if self._drafts is None or most <= 0 or not sequence.request.draft:
             return None
         forced = list(sequence.sampler.forced())[:most] if sequence.sampler is not None else []

@@ -132,7 +132,7 @@ class Engine:
             self._snapshots.prefetch(self._scheduler.waiting)
 
     def learn_answer(self, token_ids: list[int]) -> None:
-        """Add an answer of an earlier run to the texts in which drafts are found."""
+        """Add an answer of an earlier run to the draft index."""
         self._drafting.add_text(as_token_array(token_ids))
 
     def _hand_over(self, request: Request) -> None:
@@ -212,7 +212,7 @@ class Engine:
             if sequence.finish_reason or sequence.forks is not None:
                 self._snapshots.cover(sequence)
                 results += self._completion.finish(sequence)
-        self._counters.seconds["decode"] += self._drafting.learning_s()
+        self._counters.seconds["decode"] += self._drafting.take_learning_s()
         return results
 
     def drop_waiting(self) -> None:
@@ -326,11 +326,10 @@ def extend_answers(current: Pass, eos_token_ids: Collection[int]) -> dict[Chunk,
 
 
 def _extend_chunk(current: Pass, chunk: Chunk, rows: list[Row], eos_token_ids: Collection[int]) -> RequestError | None:
-    """Append the next token of a chunk's answers and, as long as each one equals the draft's, those after it. Return
-    the error of a chunk that failed.
+    """Append the next token of a chunk's answers, and one more after each accepted draft token. Return the error of a
+    chunk that failed.
 
-    A row of the logits is looked at only once all drafted tokens before it are accepted, so a rejected draft has no
-    effect on the answer.
+    A row of logits is read only after all drafted tokens before it are accepted, so rejected tokens have no effect.
     """
     for row, drafted in zip(rows, [*chunk.draft, None], strict=True):
         if row.likeliest == NOT_FINITE:

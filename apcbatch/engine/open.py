@@ -234,7 +234,7 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
 
 
 def writes_draft_states(device: torch.device) -> bool:
-    """Return whether passes write the states of drafted tokens to slots (drafting.py says when)."""
+    """Return whether passes on this device write the states of drafted tokens to slots; otherwise they replay."""
     return device.type != "cpu"
 
 

@@ -6,19 +6,19 @@ from bisect import bisect_left
 from collections import deque
 from statistics import median
 
-SAMPLES = 7  # seconds that are kept of one number of rows
-KNOWN = 3  # of them, enough to go by
+SAMPLES = 7  # passes kept per row count
+KNOWN = 3  # samples that suffice for an estimate
 EXPIRES = 512  # passes
-UNKNOWN_SLOPE = 0.02  # little, so that what is not known is measured
+UNKNOWN_SLOPE = 0.02  # small, so that unmeasured row counts are tried
 
 
 class RowCosts:
-    """Measured seconds by rows.
+    """Estimate of a pass's seconds from its number of rows.
 
-    The last SAMPLES passes of a number of rows count with their median, those of nearby numbers together; the medians
-    are made non-decreasing in the number of rows (isotonic regression by pool-adjacent-violators: Barlow et al. 1972,
-    Statistical Inference under Order Restrictions, section 1.2) and interpolated. A number of rows that no
-    pass had for EXPIRES passes is forgotten, so that one that once seemed too dear is tried again.
+    Each row count has the median of its last SAMPLES passes; neighbouring counts share one (`_rounded`). The medians
+    are made non-decreasing by isotonic regression (pool-adjacent-violators: Barlow et al. 1972, Statistical Inference
+    under Order Restrictions, section 1.2) and interpolated. A row count without a sample in EXPIRES passes is dropped,
+    so that one which seemed too slow is tried again.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class RowCosts:
         self._seconds: list[float] = []
 
     def add(self, rows: int, seconds: float) -> None:
-        """Add the seconds of one pass."""
+        """Add the sample of one pass."""
         rows = _rounded(rows)
         self._seen.setdefault(rows, deque(maxlen=SAMPLES)).append(seconds)
         self._last[rows] = self._num_passes
@@ -46,7 +46,7 @@ class RowCosts:
             self._fit()
 
     def _fit(self) -> None:
-        """Pool neighbours whose medians fall, so that the seconds do not decrease."""
+        """Fit non-decreasing seconds: pool neighbouring row counts whose medians fall."""
         self._rows = sorted(self._seen)
         pools: list[tuple[float, int, int]] = []  # mean of medians, samples, numbers of rows
         for rows in self._rows:
@@ -63,13 +63,15 @@ class RowCosts:
         return bool(self._rows)
 
     def knows(self, rows: int) -> bool:
-        """Return whether the seconds of about so many rows were measured, KNOWN times at least."""
+        """Return whether a row count within a quarter of this one has at least KNOWN samples."""
         near = (len(seen) for count, seen in self._seen.items() if abs(count - rows) <= max(1, rows // 4))
         return max(near, default=0) >= KNOWN
 
     def of(self, rows: int) -> float:
-        """Return the expected seconds of a pass. Beyond the rows that were measured a row adds UNKNOWN_SLOPE of the
-        seconds of the nearest measured pass; so does it to one second before the first pass."""
+        """Return the estimated seconds of a pass.
+
+        Beyond the largest measured row count, each row adds UNKNOWN_SLOPE times its seconds; below the smallest one the
+        same holds. Without samples the base is 1 second."""
         known, seconds = self._rows, self._seconds
         if not known:
             return 1 + UNKNOWN_SLOPE * rows
@@ -84,6 +86,6 @@ class RowCosts:
 
 
 def _rounded(rows: int) -> int:
-    """Return the number of rows that measurements of about so many count for: steps of at most an eighth."""
+    """Round a row count up to the next multiple of a step of at most an eighth of it."""
     step = 1 << max(0, rows.bit_length() - 4)
     return -(-rows // step) * step

@@ -197,8 +197,8 @@ class LogitsProcessors:
         return self._constraint is not None and self._constraint.accept(token)
 
     def forced(self) -> Sequence[int]:
-        """Return the tokens that the constraint alone lets follow, as far as it knows them and they are in the
-        vocabulary. None if it raises: the answer is the same without a guess."""
+        """Return the tokens that the constraint forces next, up to the first one outside the vocabulary. Empty if
+        the constraint raises, since a draft is optional."""
         if self._forcing is None:
             return ()
         try:
@@ -247,8 +247,8 @@ class Sampler:
         return draw(row, request.temperature, request.top_k, request.min_p, request.top_p, self._key, step)
 
     def forced(self) -> Sequence[int]:
-        """Return the next tokens that the request's constraint leaves no choice of: a guess, since it may allow other
-        tokens for the same text."""
+        """Return the tokens that the request's constraint forces next. They are a draft, since the same text may have
+        another tokenisation."""
         return self._processors.forced() if self._processors is not None else ()
 
     def ends_with(self, token: int, step: int) -> tuple[bool, int | str | None]:

@@ -194,7 +194,7 @@ class Chunk:
     """Prefill or decode chunk: `count` tokens of a sequence from position `begin`, and the snapshots in it,
     ascending.
 
-    draft: guesses of the tokens after them, which the pass verifies: the first of its proposal. draft_slots: the slot
+    draft: tokens after them that the pass verifies: the first of its proposal. draft_slots: the slot
     of the state before each of these tokens; the state after the last one is in the sequence's own slot. Empty if the
     pass keeps the inputs of the chunk's rows instead, and leaves the state as it was; first_kept is then the first of
     these rows among the pass's kept ones. accepted: number of drafted tokens in the answer, once the pass was read.
@@ -212,7 +212,7 @@ class Chunk:
 
     @property
     def end(self) -> int:
-        """Position of the sequence after the pass, without drafted tokens until they are accepted."""
+        """Position of the sequence after the pass; drafted tokens count once accepted."""
         return self.begin + self.count + self.accepted
 
     @property

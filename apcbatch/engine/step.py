@@ -85,8 +85,8 @@ class Pass:
         return self._error is not None
 
     def read(self) -> list[tuple[Chunk, list[Row]]]:
-        """Wait for the pass. Return each sampling chunk with its rows, the drafted tokens' after the due one's. Raises
-        the pass's own exception."""
+        """Wait for the pass. Return each sampling chunk with its rows: of the due token, then of each drafted one.
+        Raises the pass's own exception."""
         if self._error is not None:
             raise self._error
         choice = self._choice
@@ -187,7 +187,7 @@ def make_batch(chunks: list[Chunk], before: Pass | None = None) -> Batch:
 
 
 def _kept_rows(chunks: list[Chunk], ends: np.ndarray) -> torch.Tensor | None:
-    """Return the rows of a pass whose inputs are kept, None for none. ends: offset behind each chunk's rows."""
+    """Return the rows whose inputs are kept for a replay; None for none. ends: end offset of each chunk's rows."""
     kept = [np.arange(end - chunk.num_rows, end) for chunk, end in zip(chunks, ends, strict=True) if chunk.keeps_inputs]
     return torch.from_numpy(np.concatenate(kept)) if kept else None
 

@@ -70,7 +70,7 @@ def check_settings(request: Request, vocab_size: int) -> None:
 
 
 def _check_drafts(request: Request, vocab_size: int) -> None:
-    """Check what guesses are taken from: a token outside the vocabulary would end the pass that verifies it."""
+    """Check `draft` and `references`. A token outside the vocabulary would fail the pass that verifies it."""
     if not isinstance(request.draft, bool):
         raise invalid(f"draft is {_shown(request.draft)}; expected True or False")
     if not isinstance(request.references, Mapping) or not request.references.keys() <= set(DRAFT_SOURCES):

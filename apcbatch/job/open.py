@@ -48,8 +48,8 @@ CLUSTER_OPTIONS = ("workers", "worker_cpus", "worker_gpus", "worker_memory", "wo
 
 @dataclass
 class OpenRun:
-    """Open parts of a run. config: includes the model's defaults, if they are wanted. references: None if nothing is
-    guessed from known answers. trace: None with --no-trace, or if OUT is a stream."""
+    """Open parts of a run. config: includes the model's defaults, if they are wanted. references: None if no drafts
+    come from known answers. trace: None with --no-trace, or if OUT is a stream."""
 
     config: Config
     records: Iterator[Conversation | BadLine]

@@ -172,8 +172,8 @@ def read_answers(sink: FileSink) -> PreviousAnswers:
 
 
 def last_answers(sink: FileSink, most_bytes: int, vocab_size: int) -> Iterator[list[int]]:
-    """Yield the token ids of the answers in the last `most_bytes` of OUT, in its order, but for ids that the model does
-    not have."""
+    """Yield the token ids of each answer in the last `most_bytes` of OUT, in its order. Answers with ids outside the
+    vocabulary are left out."""
     for _, line in sink.lines(most_bytes):
         record = read_record(line)
         if record is not None and record["error"] is None:

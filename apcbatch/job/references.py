@@ -1,7 +1,6 @@
-"""Find known answers to the requests of a run, for the engine to guess from: the recorded ones, and those of
---draft-from.
+"""Find known answers to the requests of a run, for drafts: the recorded ones, and those of --draft-from.
 
-Invariants: a known answer changes no answer. None is a missing guess, never an error record.
+Invariant: a known answer that cannot be used is left out; it never changes an answer or makes an error record.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ LONGEST_MAGIC = max(map(len, COMPRESSED))
 
 
 class EarlierAnswers:
-    """Index of the answers in the OUT of an earlier run, by custom_id; of two with one custom_id the later counts.
+    """Index of the answers in the OUT of an earlier run, by custom_id. The last of several equal ids counts.
 
     Memory: 25 to 32 bytes an answer, and the line that is read. A compressed OUT is decompressed to a temporary file
     without a name, since its lines are read in the order of the requests. has_same_tokens: that run had the same
@@ -87,7 +86,7 @@ class EarlierAnswers:
             )
 
     def _open(self, warn: Callable[[str], None]) -> BinaryIO:
-        """Open the file, decompressed. A compressed one that breaks off ends there, with a warning."""
+        """Open the file, decompressed. Warn if compressed data breaks off, and use the part before."""
         file = open_earlier(self._path, self._flag)
         head = file.read(LONGEST_MAGIC)
         file.seek(0)
@@ -121,12 +120,12 @@ class References:
 
     @classmethod
     def of(cls, config: Config, renderer: Renderer, earlier: EarlierAnswers | None) -> References | None:
-        """Make those of a run; None if its drafts need no known answer."""
+        """Return the known answers of a run; None if no source of its drafts needs them."""
         recorded = "recorded" in draft_sources(config)
         return cls(renderer, recorded, earlier) if recorded or earlier is not None else None
 
     def begin(self, conversation: Conversation) -> KnownAnswers | None:
-        """Return what notes the prompts of a conversation; None if its tokens are not guessed."""
+        """Begin a conversation; None if it turns drafts off."""
         return KnownAnswers(self._renderer, conversation) if conversation.draft else None
 
     def find(
@@ -143,7 +142,7 @@ class References:
                     answers = list(self._earlier_answers(self._earlier, known, conversation, prompt))
                     if answers:
                         found.setdefault(prompt.turn, {})["previous"] = answers
-        except Exception:  # around requests that are answered as well without a guess
+        except Exception:  # around one conversation: its requests are answered the same without drafts
             return found
         return found
 

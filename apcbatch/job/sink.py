@@ -171,8 +171,8 @@ class FileSink:
         return size - end
 
     def lines(self, last_bytes: int | None = None) -> Iterator[tuple[int, bytes]]:
-        """Yield (byte offset, line) of each line, from the start; with last_bytes, of those that lie whole in so many
-        bytes at the end."""
+        """Yield (byte offset, line) of each line, from the start. last_bytes: only lines that lie whole in the
+        file's last bytes, this many."""
         offset = 0
         with open(self.path, "rb") as file:
             if last_bytes is not None and (size := os.fstat(file.fileno()).st_size) > last_bytes:

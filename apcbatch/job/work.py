@@ -53,7 +53,7 @@ class JobEngine(Steppable, Protocol):
         """Return the subset of the prefix keys whose snapshot is in memory or in the store."""
 
     def learn_answer(self, token_ids: list[int]) -> None:
-        """Add an answer of an earlier run to the texts in which drafts are found."""
+        """Add an answer of an earlier run to the draft index."""
 
     def drop_waiting(self) -> None:
         """Drop the requests that have not begun."""

@@ -22,7 +22,10 @@ from apcbatch.model.peer_transfer import Sent
 
 LARGEST_GRAPH = 256  # sequences, and rows of the previous pass's sampled tokens
 NARROWEST_TABLE = 16  # pages per sequence, for models with attention
-LARGEST_DRAFT_GRAPH = 40, 96  # sequences and rows: in a larger pass the device is busy longer than the host launches
+LARGEST_DRAFT_GRAPH = (
+    40,
+    96,
+)  # sequences, rows; larger passes take the device longer than the host
 FEWEST_DRAFT_ROWS = 4
 LARGEST_TABLE = 1 << 16  # pages of all sequences: attention's workspace grows with it
 
@@ -77,8 +80,8 @@ class GraphedLM:
         return min(LARGEST_GRAPH, self._model.most_captured)
 
     def _graph_of(self, batch: Batch) -> tuple[int, int, int]:
-        """Return the key of the graph for this pass: (rows, sequences, pages of each sequence); as many rows as
-        sequences in one without drafts."""
+        """Return the key of the graph for this pass: (rows, sequences, pages of each sequence). Rows and sequences are
+        equal in a pass without drafts."""
         size = rows = _power_of_two(batch.ragged.num_sequences)
         if _verifies_drafts(batch) and self._model.is_first and self._model.is_last:
             most_size, most_rows = LARGEST_DRAFT_GRAPH
@@ -94,8 +97,8 @@ class GraphedLM:
 
 
 class _Graph:
-    """Captured pass over `make_lists(device=...)`, which each replay fills by way of pinned memory. Up to `passes`
-    replays may be queued before the host waits for the first."""
+    """CUDA graph of a pass whose inputs are the lists of `make_lists`. A replay stages its batch in pinned memory and
+    copies it to these lists; up to `passes` replays may be queued before the host waits for the first."""
 
     def __init__(
         self, model: CausalLM, make_lists: Callable[..., _Lists], device: torch.device, memory: Any, passes: int
@@ -177,7 +180,7 @@ class _Lists:
             table[:b, : batch.page_table.shape[1]] = batch.page_table.numpy()
 
     def copy_to(self, batch: DeviceBatch) -> None:
-        """Copy what changes in a batch on the device."""
+        """Copy the lists into a batch on the device."""
         batch.slots.copy_(self.slots)
 
     def batch(self, device: torch.device, chosen: torch.Tensor) -> Batch:
@@ -204,8 +207,8 @@ class _Lists:
 
 
 class _DraftLists(_Lists):
-    """The same of a pass that verifies drafts: `rows` tokens of `size` sequences of any length, and up to rows - size
-    snapshots. The last sequence at least is padding, and has the rows that are left over."""
+    """Inputs of a pass that verifies drafts: `rows` tokens of `size` sequences of any length, and at most rows - size
+    snapshots. At least the last sequence is padding; it has all left-over rows."""
 
     def __init__(
         self, rows: int, size: int, columns: int, device: torch.device | None = None, *, pin_memory: bool = False
@@ -250,7 +253,7 @@ class _DraftLists(_Lists):
             table[:b, : batch.page_table.shape[1]] = batch.page_table.numpy()
 
     def copy_to(self, batch: DeviceBatch) -> None:
-        """Copy what changes in a batch on the device."""
+        """Copy the lists into a batch on the device."""
         batch.lists.copy_(self._ragged)
 
     def batch(self, device: torch.device, chosen: torch.Tensor) -> Batch:
@@ -271,7 +274,7 @@ class _DraftLists(_Lists):
 
 
 def _verifies_drafts(batch: Batch) -> bool:
-    """Return whether every token wants its logits, and some sequence has several."""
+    """Return whether a batch needs the logits of all its tokens, and has a sequence of several."""
     tokens = batch.ragged.num_tokens
     return batch.ragged.num_sequences < tokens == batch.logits_rows.numel() and batch.chosen is None
 

@@ -32,7 +32,7 @@ class Requests:
     """Requests of one OUT, as columns with one row per request.
 
     numbers: columns of integers by name. Counts are in tokens, times in 0.1 ms. `turn` is 0 for a line answered as a
-    whole, and `ideal` is -1 if unknown. drafted, accepted: guesses of the answer's tokens; 0 in records without them.
+    whole, and `ideal` is -1 if unknown. drafted, accepted: drafted and accepted tokens; 0 in records without them.
     `from` is an index into SOURCES. `reason`, `finish` and `error` are indices into reasons, finishes and texts.errors.
     Index 0 is an empty reason, the finish of a failed request, or no error.
 

@@ -1,8 +1,8 @@
-"""Estimate the tokens a pass that drafts bring, for `plan`: recorded answers stand in for the model's.
+"""Estimate the tokens per pass with drafts, for `plan`, by simulating decode passes over recorded answers.
 
-A sample of requests is answered in order, one after the other, each with its recorded answer; the index begins empty
-and holds earlier requests of the sample alone. No weights are needed. How far the model agrees with the recorded
-answers (source `recorded`) cannot be known without it.
+The answers of a sample of requests are decoded one after the other, each as recorded, without the model. The draft
+index begins empty and holds earlier requests of the sample only. Acceptance of the source `recorded` depends on how far
+the model agrees with the recorded answers, so it is not estimated.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from apcbatch.types import DraftSource, Request
 MOST_REQUESTS = 200
 MOST_ANSWER_TOKENS = 1 << 15
 MOST_PROMPT_TOKENS = 1 << 21
-MOST_IN_PASS = 16  # guesses that a pass verifies
-LEAST_REACH = 0.3  # of a guess that is verified
+MOST_IN_PASS = 16  # drafted tokens that a pass verifies
+LEAST_REACH = 0.3  # of a drafted token that is verified
 
 
 @dataclass
@@ -49,7 +49,7 @@ class AnsweredSample:
         )
 
     def add(self, request: Request) -> None:
-        """Add a request if it has a recorded answer, as far as the request's max_tokens lets it go."""
+        """Add a request if it has a recorded answer, cut to the request's max_tokens."""
         recorded = request.references.get("recorded")
         if not recorded or self.is_full:
             return
@@ -108,7 +108,7 @@ class DraftForecast:
 
 
 def forecast_drafts(config: Config, sample: AnsweredSample) -> DraftForecast | None:
-    """Estimate `lookup` alone and with `history`, as far as the run has them; None without drafts or answers."""
+    """Estimate the sources `lookup` and `history`, as far as the run has them; None without drafts or answers."""
     sources = draft_sources(config)
     if not sources or not sample.answers:
         return None
@@ -119,7 +119,7 @@ def forecast_drafts(config: Config, sample: AnsweredSample) -> DraftForecast | N
 
 
 def simulate(sample: AnsweredSample, sources: tuple[DraftSource, ...], memory_bytes: int) -> Estimate:
-    """Answer the sample's requests with their recorded answers, drafting from these sources."""
+    """Simulate decoding the sample's recorded answers with drafts from these sources."""
     drafts, estimate = Drafts(sources, memory_bytes), Estimate(sources)
     before = np.zeros(0, dtype=np.int32)
     for prompt, answer in sample.answers:
@@ -131,7 +131,7 @@ def simulate(sample: AnsweredSample, sources: tuple[DraftSource, ...], memory_by
 
 
 def _answer(drafter: Drafter, answer: Sequence[int], estimate: Estimate) -> None:
-    """Decode one answer with drafts, as a run with one running sequence does."""
+    """Simulate decoding one answer with drafts, alone in its passes."""
     at, new = 1, answer[:1]
     while at < len(answer):
         drafter.append(new)

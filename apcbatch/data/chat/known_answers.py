@@ -1,8 +1,7 @@
-"""Tokenise known answers to the prompts of a conversation, recorded ones and messages of an earlier run, for the engine
-to guess from.
+"""Tokenise known answers to the prompts of a conversation, for drafts: recorded ones, and messages of an earlier run.
 
-Invariants: an answer that cannot be rendered or tokenised has no tokens, and is no error; each answer is rendered once,
-and its prompt only where the renderer did not (a rollout). A recorded answer has the tokens that it is scored with
+Invariants: an answer that cannot be rendered or tokenised is left out, without an error. Each answer is rendered once;
+its prompt is rendered again only in a rollout. A recorded answer has the tokens that it is scored with
 (data/chat/recorded_answers.py).
 """
 
@@ -40,7 +39,7 @@ class KnownAnswers:
         self._base = base
 
     def recorded(self, prompts: Sequence[Prompt]) -> dict[int, TokenArray]:
-        """Return turn -> tokens of the recorded answer, of those of these prompts that have one."""
+        """Return turn -> tokens of the recorded answer, for the prompts that have one."""
         conversation, messages = self._conversation, self._conversation.messages
         answered = [
             prompt
@@ -61,7 +60,7 @@ class KnownAnswers:
         return found
 
     def of_message(self, prompt: Prompt, message: Message) -> TokenArray | None:
-        """Return the tokens of a message as the answer to a prompt, in the form of data/input/messages.py."""
+        """Tokenise a message (data/input/messages.py) as the answer to a prompt."""
         history = self._conversation.messages[: prompt.num_messages]
         try:
             text = self._renderer.template.render([*history, message], self._conversation.tools, self._options)
@@ -74,7 +73,7 @@ class KnownAnswers:
         return self.of_tokens(tokens[begin:])
 
     def of_text(self, text: str) -> TokenArray | None:
-        """Return the tokens of a text that follows a prompt."""
+        """Tokenise a text as the answer to a prompt."""
         try:
             tokens = as_token_array(self._renderer.tokenizer.encode_continuation(text))
         except RequestError:
@@ -82,11 +81,11 @@ class KnownAnswers:
         return self.of_tokens(tokens[: answer_end(tokens, 0, self._renderer.tokenizer.eos_token_ids)])
 
     def of_tokens(self, tokens: TokenArray) -> TokenArray | None:
-        """Return a copy of an answer's tokens; None without any, and if one is outside the vocabulary."""
+        """Return a copy of an answer's tokens; None if there are none, or one is outside the vocabulary."""
         return tokens.copy() if len(tokens) and int(tokens.max()) < self._renderer.vocab_size else None
 
     def _behind(self, prompt: Prompt, answered: str) -> TokenArray | None:
-        """Return the tokens of a rendered answer behind its prompt. answered: the text of both."""
+        """Tokenise the answer at the end of a rendered text. answered: the text of prompt and answer."""
         assert self._base is not None
         length, digest = self._borders[prompt.turn]
         begin = len(prompt.token_ids)

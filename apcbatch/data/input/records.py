@@ -35,7 +35,7 @@ class Conversation:
     data/input/messages.py; empty for a completion, which has a prompt instead. custom_id: of a `batch` line, which
     makes exactly one request. prompt: text or token ids of a completion. params: settings given by the line, see
     Settings. model: model name given by the line, or None. template_options: options for the chat template. one_call:
-    parallel_tool_calls is false. draft: whether tokens of its answers may be guessed. warnings: sentences about parts
+    parallel_tool_calls is false. draft: False turns drafts off for its answers. warnings: sentences about parts
     of the messages that are not read. columns: keys that take no part in the answers. digest: xxh3-128, in hex, of the
     line as it was read. file_line: (file, line in that file) if the input has several files. unnamed: the parsed line,
     without `draft`, if it has no id; its content then seeds its draws. reading: clause that names the columns read, if
@@ -227,7 +227,7 @@ def _check_record(record: dict[str, Any], line: int, source_format: Format) -> C
 
 
 def _without_draft(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a record without the field that must not change its draws."""
+    """Return a record without `draft`, which must not change its draws."""
     return {name: value for name, value in record.items() if name != "draft"} if "draft" in record else record
 
 
