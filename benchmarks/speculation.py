@@ -1,216 +1,216 @@
 """What exact speculation brings, measured on recorded conversations.
 
-    python benchmarks/speculation.py acceptance ../shared/data/*.jsonl --json acceptance.json
+    python benchmarks/speculation.py acceptance tau_bench.jsonl toolbench_dfs.jsonl --distinct
+    python benchmarks/make_shapes.py shapes --shape mamba-130m
+    python benchmarks/speculation.py speed shapes/mamba-130m --input tau_bench.jsonl --running 1 --running 8
 
-`acceptance`: tokens a pass, with the recorded answers in the place of the model's. Every recorded turn is a request, in
-the file's order, one after the other. A pass verifies the due token and the draft. The index begins empty for each file
-and holds the earlier requests' prompts and answers alone. No model runs: drafts, their verification and what is learnt
-are those of a run with one running sequence whose model answers as recorded.
+`acceptance`: tokens per pass, by the simulation that `apcbatch plan` makes on a sample, over all recorded turns of a
+file. No model runs.
+
+`speed`: decode seconds without drafts over those with. A model of random weights agrees with nobody, so its draws are
+replaced by the recorded answer: all compute is real, acceptance is that of the data. The index begins with the
+requests before the sample, as in a run that has done these. Only the last PROMPT tokens of a prompt are prefilled:
+decoding costs the same, and the drafts know all of it. With --own the drafts come from the answers themselves
+(--draft-from its own OUT); with --random all tokens are random. Both sides run in turns; the ratio is the median over
+the pairs.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
+import statistics
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 
-from apcbatch.config import Config
-from apcbatch.data.chat.recorded_answers import render_answers
-from apcbatch.data.chat.render import Renderer
-from apcbatch.data.chat.template_options import ChatOptions
-from apcbatch.data.input.layouts import LineOptions
-from apcbatch.data.input.records import Conversation
-from apcbatch.data.input.source import open_source
+from apcbatch import Engine, Request
+from apcbatch.bench.datasets import requests_in
 from apcbatch.drafts.drafter import Drafter
 from apcbatch.drafts.drafts import Drafts
-from apcbatch.errors import RequestError
-from apcbatch.model.locate import locate_model
-from apcbatch.prefix import TokenArray, common_length
+from apcbatch.engine.step import Pass
+from apcbatch.prefix import TokenArray
+from apcbatch.resolution import load
+from apcbatch.tuning.drafts import AnsweredSample, simulate
 from apcbatch.types import DraftSource
 
-SOURCE_SETS: tuple[tuple[DraftSource, ...], ...] = (
-    ("lookup",),
-    ("history", "lookup"),
-    ("siblings", "history", "lookup"),
-)
+PROMPT = 24  # tokens that are prefilled
+MEMORY_BYTES = 256 << 20
+SOURCE_SETS: tuple[tuple[DraftSource, ...], ...] = (("lookup",), ("history", "lookup"))
+Answered = list[tuple[TokenArray, TokenArray]]  # prompt, recorded answer
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """A recorded turn. tokens: (tokens,) int32, prompt and answer. num_prompt: tokens of the prompt."""
-
-    tokens: TokenArray
-    num_prompt: int
-
-
-@dataclass(slots=True)
-class Tally:
-    """Sums over the answers of a file. tokens, passes: without each answer's first token. seconds: of each method of
-    the drafts."""
-
-    answers: int = 0
-    tokens: int = 0
-    passes: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    prompt_tokens: int = 0
-    indexed_tokens: int = 0
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("begin", "add", "propose", "append"), 0.0))
-
-    def add_pass(self, drafted: int, accepted: int, tokens: int) -> None:
-        self.passes += 1
-        self.drafted += drafted
-        self.accepted += accepted
-        self.tokens += tokens
-
-    def figures(self) -> dict[str, Any]:
-        """The figures of the document. Microseconds include the calls from Python and those of the clock."""
-        passes, seconds = max(self.passes, 1), self.seconds
-        return {
-            "answers": self.answers,
-            "tokens": self.tokens,
-            "passes": self.passes,
-            "tokens_per_pass": self.tokens / passes,
-            "drafted_per_pass": self.drafted / passes,
-            "acceptance": self.accepted / max(self.drafted, 1),
-            "propose_us": 1e6 * seconds["propose"] / passes,
-            "append_us": 1e6 * seconds["append"] / (passes + self.answers),
-            "begin_us_per_1000_tokens": 1e9 * seconds["begin"] / max(self.prompt_tokens, 1),
-            "add_us_per_1000_tokens": 1e9 * seconds["add"] / max(self.indexed_tokens, 1),
-        }
+def recorded_answers(path: Path, conversations: int | None, distinct: bool) -> Answered:
+    """Return the recorded turns of a file, rendered and tokenised as `run` does it. distinct: leave out recurring
+    prompts, whose answers would be known."""
+    found: dict[bytes, tuple[TokenArray, TokenArray]] = {}
+    for number, request in enumerate(requests_in(load({"score": True, "limit": conversations}, None), str(path))):
+        tokens = np.asarray(request.token_ids, np.int32)
+        prompt, answer = np.split(tokens, [request.score_from or len(tokens)])
+        if len(answer):
+            found.setdefault(prompt.tobytes() if distinct else bytes(number), (prompt, answer))
+    return list(found.values())
 
 
-@click.group()
+@click.group(help=__doc__)
 def cli() -> None:
-    """Measure exact speculation."""
+    pass
 
 
 @cli.command()
 @click.argument("files", type=click.Path(exists=True, dir_okay=False, path_type=Path), nargs=-1, required=True)
-@click.option("--model", default="demo", show_default=True, help="Its tokenizer and chat template are used.")
-@click.option("--half", type=click.Choice(["even", "odd"]), help="Only conversations of these numbers, from 0.")
 @click.option("--distinct", is_flag=True, help="Leave out requests whose prompt came before, as branches repeat them.")
-@click.option("--most", default=16, show_default=True, help="Drafted tokens of a pass at most.")
-@click.option("--threshold", default=0.3, show_default=True, help="Least reach of a drafted token that is verified.")
-@click.option("--draft-memory", default=256, show_default=True, help="MiB for history and siblings.")
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write a document here.")
-def acceptance(
-    files: Sequence[Path],
-    model: str,
-    half: str | None,
-    distinct: bool,
-    most: int,
-    threshold: float,
-    draft_memory: int,
-    json_path: Path | None,
-) -> None:
-    """Simulate tokens a pass on recorded answers."""
-    given = {"model": model, "half": half, "distinct": distinct, "most": most, "threshold": threshold}
-    document: dict[str, Any] = {**given, "files": {}}
+def acceptance(files: Sequence[Path], distinct: bool) -> None:
+    """Simulate tokens per pass on recorded answers."""
     for path in files:
-        turns = recorded_turns(path, model, half)
-        once = without_recurring(turns)
-        recurring = len(turns) - len(once)
-        click.echo(f"{path.name}: {len(turns)} answers, {recurring} to a prompt that came before")
-        if distinct:
-            turns, recurring = once, 0
-        rows = document["files"][path.name] = []
+        sample = AnsweredSample(recorded_answers(path, None, distinct))
+        click.echo(f"{path.name}: {len(sample.answers)} answers")
         for sources in SOURCE_SETS:
-            if "siblings" in sources and not recurring:
-                continue
-            tally = simulate(turns, Drafts(sources, draft_memory << 20), most, threshold)
-            rows.append({"sources": sources, **tally.figures()})
-            click.echo(line_of(rows[-1]))
-    if json_path is not None:
-        json_path.write_text(json.dumps(document, indent=1) + "\n")
+            begin = time.perf_counter()
+            found = simulate(sample, sources, MEMORY_BYTES)
+            us_a_pass = 1e6 * (time.perf_counter() - begin) / found.passes
+            click.echo(
+                f"  {', '.join(sources):16} {found.tokens_per_pass:5.2f} tokens per pass, "
+                f"{found.drafted / found.passes:5.2f} drafted, {found.accepted / max(found.drafted, 1):6.1%} accepted; "
+                f"{us_a_pass:.0f} us a pass with all that is indexed"
+            )
 
 
-def recorded_turns(path: Path, model: str, half: str | None) -> list[Turn]:
-    """Render and tokenise every recorded turn of a file, as `run --turns each` does."""
-    config = Config(model=model, turns="each")
-    renderer = Renderer.load(locate_model(model), options=ChatOptions.of(config))
-    turns: list[Turn] = []
-    for number, record in enumerate(open_source(str(path), LineOptions.of(config))):
-        if half is not None and number % 2 != ("even", "odd").index(half):
-            continue
-        try:
-            if not isinstance(record, Conversation):
-                raise record.error
-            prompts = render_answers(renderer, record, "each").prompts
-        except RequestError as error:
-            click.echo(f"{path.name}: left out: {error}", err=True)
-            continue
-        turns += [Turn(prompt.token_ids, prompt.answer_begin) for prompt in prompts if prompt.answer_begin is not None]
-    return turns
+class KnownPrompts:
+    """Drafts that are made with the whole prompt, of which an engine's request has the end."""
+
+    def __init__(self, drafts: Drafts, whole: Mapping[bytes, TokenArray]) -> None:
+        self._drafts, self._whole = drafts, whole
+
+    @property
+    def held_bytes(self) -> int:
+        return self._drafts.held_bytes
+
+    def begin(self, prompt: TokenArray, references: Any) -> Drafter:
+        return self._drafts.begin(self._whole[prompt.tobytes()], references)
+
+    def add(self, tokens: TokenArray, num_prompt: int, begin: int) -> None:
+        whole = self._whole[tokens[:num_prompt].tobytes()]
+        joined = np.concatenate([whole, tokens[num_prompt:]])
+        self._drafts.add(joined, len(whole), max(0, len(whole) - 256))
 
 
-def without_recurring(turns: Sequence[Turn]) -> list[Turn]:
-    """Return the turns whose prompt did not come before."""
-    first: dict[bytes, Turn] = {}
-    for turn in turns:
-        first.setdefault(turn.tokens[: turn.num_prompt].tobytes(), turn)
-    return list(first.values())
+def replace_draws(answers: Mapping[str, TokenArray]) -> None:
+    """Replace the draws of all passes by the recorded answers, by request id."""
+    read = Pass.read
+
+    def recorded(self: Pass) -> Any:
+        due = []
+        for chunk, rows in read(self):
+            sequence = chunk.sequence
+            answer = answers.get(sequence.request.id)
+            if answer is not None:  # a pass that warms up has none
+                first = sequence.num_tokens - sequence.num_prompt
+                tokens = answer[first : first + len(rows)].tolist()
+                rows = [row._replace(likeliest=token) for row, token in zip(rows, tokens, strict=False)]
+            due.append((chunk, rows))
+        return due
+
+    Pass.read = recorded  # type: ignore[method-assign]
 
 
-def simulate(turns: Sequence[Turn], drafts: Drafts, most: int, threshold: float) -> Tally:
-    """Answer the turns in order with their recorded answers."""
-    tally, clock = Tally(), time.perf_counter
-    before = np.zeros(0, dtype=np.int32)
-    for turn in turns:
-        begun = clock()
-        drafter = drafts.begin(turn.tokens[: turn.num_prompt], {})
-        tally.seconds["begin"] += clock() - begun
-        answer(drafter, turn.tokens[turn.num_prompt :].tolist(), most, threshold, tally)
-        begin = common_length(before, turn.tokens)
-        begun = clock()
-        drafts.add(turn.tokens, turn.num_prompt, begin)
-        tally.seconds["add"] += clock() - begun
-        before = turn.tokens
-        tally.answers += 1
-        tally.prompt_tokens += turn.num_prompt
-        tally.indexed_tokens += len(turn.tokens) - begin
-    return tally
+class Bench:
+    """One engine that decodes a sample with drafts and without. index: texts that the draft index begins with. own: the
+    drafts come from the answers themselves. answers: those that replace_draws takes, by request id."""
+
+    def __init__(
+        self, engine: Engine, sample: Answered, index: Answered, own: bool, answers: dict[str, TokenArray]
+    ) -> None:
+        self._engine, self._sample, self._index, self._own = engine, sample, index, own
+        self._answers = answers
+
+    def run(self, drafts: bool, count: int | None = None) -> tuple[float, int, int]:
+        """Run the sample, or its first requests, once. Return decode seconds, tokens after each first one, and passes
+        summed over sequences."""
+        whole, requests = {}, []
+        for number, (prompt, answer) in enumerate(self._sample[:count]):
+            tail = prompt[-PROMPT:].copy()
+            tail[0] = 3 + number  # so that no two are alike
+            whole[tail.tobytes()] = prompt
+            known = {"previous": [answer]} if self._own else {}
+            name = str(len(self._answers))
+            requests.append(Request(name, tail, len(answer), ignore_eos=True, references=known))
+            self._answers[name] = answer
+        self._engine._drafting._drafts = self._drafts(whole) if drafts else None  # type: ignore[assignment]
+        before = self._engine.counters.copy()
+        for result in self._engine.run(requests):
+            assert result.error is None, result.error
+            assert result.token_ids == self._answers[result.id].tolist()
+        after = self._engine.counters
+        return (
+            after.seconds["decode"] - before.seconds["decode"],
+            after.decode_tokens - before.decode_tokens,
+            after.decode_chunks - before.decode_chunks,
+        )
+
+    def _drafts(self, whole: Mapping[bytes, TokenArray]) -> KnownPrompts:
+        fresh = Drafts(("previous",) if self._own else ("history", "lookup"), MEMORY_BYTES)
+        for prompt, answer in () if self._own else self._index:
+            fresh.add(np.concatenate([prompt, answer]), len(prompt), max(0, len(prompt) - 256))
+        return KnownPrompts(fresh, whole)
 
 
-def answer(drafter: Drafter, tokens: list[int], most: int, threshold: float, tally: Tally) -> None:
-    """Decode one answer; the prefill gives its first token."""
-    clock, seconds = time.perf_counter, tally.seconds
-    at, new = 0, tokens[:1]
-    while True:
-        begun = clock()
-        drafter.append(new)
-        proposed = clock()
-        seconds["append"] += proposed - begun
-        at += len(new)
-        if at == len(tokens):
-            return
-        draft = drafter.propose(most)
-        seconds["propose"] += clock() - proposed
-        drafted = accepted = 0
-        if draft is not None:
-            drafted = sum(reach >= threshold for reach in draft.reach)  # reach never rises
-            wanted = tokens[at : at + drafted]
-            while accepted < len(wanted) and draft.tokens[accepted] == wanted[accepted]:
-                accepted += 1
-        new = tokens[at : at + accepted + 1]
-        tally.add_pass(drafted, accepted, len(new))
+def random_sample(size: int) -> Answered:
+    """Return requests of random tokens."""
+    draw = np.random.default_rng(random.Random(1).randrange(1 << 30))
+    return [(draw.integers(3, 4000, 500, np.int32), draw.integers(3, 4000, 100, np.int32)) for _ in range(size)]
 
 
-def line_of(row: dict[str, Any]) -> str:
-    """One line of the table."""
-    return (
-        f"  {', '.join(row['sources']):26}  {row['tokens_per_pass']:5.2f} tokens a pass, "
-        f"{row['drafted_per_pass']:5.2f} drafted, {row['acceptance']:6.1%} accepted; "
-        f"propose {row['propose_us']:.1f} us, append {row['append_us']:.1f} us, "
-        f"begin {row['begin_us_per_1000_tokens']:.0f} and add {row['add_us_per_1000_tokens']:.0f} us "
-        "for 1,000 tokens"
-    )
+@cli.command()
+@click.argument("model", type=click.Path(exists=True))
+@click.option("--input", "inputs", type=click.Path(exists=True, path_type=Path), multiple=True)
+@click.option("--running", multiple=True, type=int, default=(1,))
+@click.option("--dtype", default="float32")
+@click.option("--device", default="cpu")
+@click.option("--conversations", default=60, show_default=True, help="The last requests of so many are the sample.")
+@click.option("--requests", default=16, show_default=True, help="Of the sample; twice the running ones at least.")
+@click.option("--pairs", default=5, show_default=True)
+@click.option("--own", is_flag=True)
+@click.option("--random", "is_random", is_flag=True)
+@click.option("--out", type=click.Path(path_type=Path))
+def speed(
+    model: str, inputs: Sequence[Path], running: Sequence[int], dtype: str, device: str, conversations: int,
+    requests: int, pairs: int, own: bool, is_random: bool, out: Path | None,
+) -> None:  # fmt: skip
+    """Measure decode seconds with drafts and without."""
+    answers: dict[str, TokenArray] = {}
+    replace_draws(answers)
+    figures = []
+    for path, count in itertools.product([None] if is_random else inputs, running):
+        size = max(requests, 2 * count)
+        every = random_sample(size) if path is None else recorded_answers(path, conversations, distinct=True)
+        options: dict[str, Any] = {"dtype": dtype, "device": device, "max_running": count, "policy": "none"}
+        if device == "cuda":
+            options["pool_size_bytes"] = 8 << 30
+        engine = Engine(model, draft=("previous",) if own else ("history", "lookup"), **options)
+        bench = Bench(engine, every[-size:], every[:-size], own, answers)
+        for drafts in (False, True):
+            bench.run(drafts, max(2, count))
+        ratios = []
+        for pair in range(pairs):
+            runs = {drafts: bench.run(drafts) for drafts in ((False, True) if pair % 2 else (True, False))}
+            ratios.append(runs[False][0] / runs[True][0])
+        (plain_s, tokens, _), (drafted_s, _, passes) = runs[False], runs[True]
+        figures.append({
+            "model": Path(model).name, "dtype": dtype, "device": device, "input": path and path.stem, "running": count,
+            "ratio": statistics.median(ratios), "ratios": ratios, "tokens_per_pass": tokens / passes,
+            "plain_ms_a_token": 1e3 * plain_s / tokens, "drafts_ms_a_token": 1e3 * drafted_s / tokens,
+            "drafts": engine.counters.drafts, "tokens": tokens, "own": own, "random": is_random,
+        })  # fmt: skip
+        click.echo(json.dumps(figures[-1]))
+        engine.close()
+    if out:
+        out.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":

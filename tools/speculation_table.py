@@ -1,6 +1,6 @@
 """Prints the table of decode speeds of docs/speculation.md, which goes between its marks.
 
-    python benchmarks/speculation_speed.py shapes/mamba-130m --input tau_bench.jsonl --running 1 --out speed.json
+    python benchmarks/speculation.py speed shapes/mamba-130m --input tau_bench.jsonl --running 1 --out speed.json
     python tools/speculation_table.py [speed.json ...]
 
 Without a file the figures are those of benchmarks/results/speculation.json, a list as the benchmark writes it.
