@@ -38,15 +38,27 @@ class Raises:
         return False
 
 
+def four_requests(max_tokens: int) -> list[Request]:
+    """Prompts of four lengths that share no token."""
+    return [
+        Request(str(number), tokens(20 + number, number), max_tokens=max_tokens, ignore_eos=True, logprobs=True)
+        for number in range(4)
+    ]
+
+
+def spread(num_stages: int, stages: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run engines as these pipeline stages, which write the states of drafted tokens."""
+    if num_stages > 1:
+        stages(num_stages)
+        monkeypatch.setattr("apcbatch.engine.open.writes_draft_states", lambda device: True)
+
+
 @pytest.mark.parametrize("where", ["fill", "accept"])
 @pytest.mark.parametrize("error", [RequestError("invalid_request", "no"), ValueError("broken")], ids=["told", "broken"])
 def test_a_request_that_fails_at_a_guess(error: Exception, where: str, untied_folder: Path, way: str) -> None:
     """Fault: an error at a drafted position that ends other requests too, changes their answers, or loses what the
     request held."""
-    requests = [
-        Request(str(number), tokens(20 + number, number), max_tokens=30, ignore_eos=True, logprobs=True)
-        for number in range(4)
-    ]
+    requests = four_requests(30)
     expected = without_drafts(untied_folder, requests)
     bad = replace(requests[1], constraint=lambda: Raises(6, where, error))
     engine = drafting(Engine(untied_folder, policy="all", max_running=4, **STEADY), right(known(requests, expected), 4))
@@ -67,13 +79,8 @@ def test_a_run_given_up_with_drafts(
 ) -> None:
     """Fault: slots of drafts that are lost when a run is given up with passes in flight, or an engine that answers
     otherwise after that."""
-    if num_stages > 1:
-        stages(num_stages)
-        monkeypatch.setattr("apcbatch.engine.open.writes_draft_states", lambda device: True)
-    requests = [
-        Request(str(number), tokens(20 + number, number), max_tokens=60, ignore_eos=True, logprobs=True)
-        for number in range(4)
-    ]
+    spread(num_stages, stages, monkeypatch)
+    requests = four_requests(60)
     expected = without_drafts(untied_folder, requests)
     engine = drafting(Engine(untied_folder, policy="all", max_running=4, **STEADY), right(known(requests, expected), 4))
     books = Books(engine)
@@ -133,13 +140,8 @@ def test_a_pass_with_drafts_that_fails(
     requests."""
     from apcbatch.engine import step
 
-    if num_stages > 1:
-        stages(num_stages)
-        monkeypatch.setattr("apcbatch.engine.open.writes_draft_states", lambda device: True)
-    requests = [
-        Request(str(number), tokens(20 + number, number), max_tokens=60, ignore_eos=True, logprobs=True)
-        for number in range(4)
-    ]
+    spread(num_stages, stages, monkeypatch)
+    requests = four_requests(60)
     expected = without_drafts(untied_folder, requests)
     run_pass, failed = step.run_pass, []
 
