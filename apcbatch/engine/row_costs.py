@@ -23,31 +23,31 @@ class RowCosts:
 
     def __init__(self) -> None:
         self._seen: dict[int, deque[float]] = {}  # rows -> seconds
-        self._last: dict[int, int] = {}  # rows -> number of the pass that had them last
+        self._last: dict[int, int] = {}  # rows -> number of the pass that had them last, the oldest first
         self._num_passes = 0
-        self._rows: list[int] = []
+        self._rows: list[int] = []  # fitted, like the next
         self._seconds: list[float] = []
+        self._is_fitted = True
 
     def add(self, rows: int, seconds: float) -> None:
         """Add the sample of one pass."""
         rows = _rounded(rows)
         self._seen.setdefault(rows, deque(maxlen=SAMPLES)).append(seconds)
+        self._last.pop(rows, None)
         self._last[rows] = self._num_passes
-        self._fit()
+        self._is_fitted = False
         self.age()
 
     def age(self) -> None:
         """Count a pass, and drop the row counts that had no sample in the last EXPIRES passes."""
         self._num_passes += 1
-        old = [rows for rows, last in self._last.items() if last < self._num_passes - EXPIRES]
-        for rows in old:
-            del self._seen[rows], self._last[rows]
-        if old:
-            self._fit()
+        while self._last and (oldest := next(iter(self._last.items())))[1] < self._num_passes - EXPIRES:
+            del self._seen[oldest[0]], self._last[oldest[0]]
+            self._is_fitted = False
 
     def _fit(self) -> None:
         """Fit non-decreasing seconds: pool neighbouring row counts whose medians fall."""
-        self._rows = sorted(self._seen)
+        self._rows, self._is_fitted = sorted(self._seen), True
         pools: list[tuple[float, int, int]] = []  # mean of medians, samples, numbers of rows
         for rows in self._rows:
             samples = self._seen[rows]
@@ -60,7 +60,7 @@ class RowCosts:
         self._seconds = [mean for mean, _, count in pools for _ in range(count)]
 
     def __bool__(self) -> bool:
-        return bool(self._rows)
+        return bool(self._seen)
 
     def knows(self, rows: int) -> bool:
         """Return whether a row count within a quarter of this one has at least KNOWN samples."""
@@ -72,6 +72,8 @@ class RowCosts:
 
         Beyond the largest measured row count, each row adds UNKNOWN_SLOPE times its seconds; below the smallest one the
         same holds. Without samples the base is 1 second."""
+        if not self._is_fitted:  # not in `add`, as most passes without drafts need no estimate
+            self._fit()
         known, seconds = self._rows, self._seconds
         if not known:
             return 1 + UNKNOWN_SLOPE * rows
