@@ -80,7 +80,7 @@ class Drafting:
         for count, chunk, proposal in zip(self._choose(proposals), chunks, proposals, strict=True):
             if proposal is None or not count:
                 continue
-            chunk.draft, chunk.proposal = proposal.tokens[:count], proposal
+            chunk.draft, chunk.draft_source = proposal.tokens[:count], proposal.source
             if replays:
                 chunk.first_kept = first_kept
                 first_kept += chunk.num_rows
@@ -122,15 +122,14 @@ class Drafting:
 
     def settle(self, chunk: Chunk) -> None:
         """Count the drafted and accepted tokens of a chunk that was read."""
-        proposal, drafted = chunk.proposal, len(chunk.draft)
-        if proposal is None:
+        if not chunk.draft:
             return
-        sequence, accepted = chunk.sequence, chunk.accepted
+        sequence, drafted, accepted = chunk.sequence, len(chunk.draft), chunk.accepted
         # the token after the last accepted one was sampled too, unless the answer ended
         verified = accepted if sequence.finish_reason else min(drafted, accepted + 1)
-        if proposal.source == "grammar" and verified:
+        if chunk.draft_source == "grammar" and verified:
             self._forced_reach += (accepted / verified - self._forced_reach) * LEARNING
-        count = self.counts.setdefault(proposal.source, [0, 0])
+        count = self.counts.setdefault(chunk.draft_source, [0, 0])
         count[0] += drafted
         count[1] += accepted
         sequence.drafted += drafted

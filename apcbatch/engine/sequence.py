@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from apcbatch.drafts.drafter import Draft, Drafter
+from apcbatch.drafts.drafter import Drafter
 from apcbatch.engine.policy import Nothing, Retention
 from apcbatch.engine.pool import NO_PAGES, PageArray, Snapshot
 from apcbatch.engine.sampler import Sampler, request_key
@@ -194,7 +194,7 @@ class Chunk:
     """Prefill or decode chunk: `count` tokens of a sequence from position `begin`, and the snapshots in it,
     ascending.
 
-    draft: tokens after them that the pass verifies: the first of its proposal. draft_slots: the slot
+    draft: tokens after them that the pass verifies, from draft_source. draft_slots: the slot
     of the state before each of these tokens; the state after the last one is in the sequence's own slot. Empty if the
     pass keeps the inputs of the chunk's rows instead, and leaves the state as it was; first_kept is then the first of
     these rows among the pass's kept ones. accepted: number of drafted tokens in the answer, once the pass was read.
@@ -207,7 +207,7 @@ class Chunk:
     draft: list[int] = field(default_factory=list)
     draft_slots: list[int] = field(default_factory=list)
     first_kept: int = 0
-    proposal: Draft | None = None
+    draft_source: str = ""
     accepted: int = 0
 
     @property
