@@ -1,4 +1,4 @@
-// Drafts: tokens that were guessed and verified several in a pass: where they came from, and what they saved.
+// Drafts: tokens verified several in a pass: where they came from, and what they saved.
 
 const DRAFT_SOURCES = {
   recorded: "the answer that the input has for this turn",
@@ -18,7 +18,8 @@ function showDrafts(section, run) {
     factList([
       ["Drafted", quantity("drafts.drafted", drafts.drafted, (value) => counted(value, "token")), ", ",
         quantity("drafts.accepted", drafts.accepted), " accepted"],
-      share === null ? null : ["Of the tokens generated", quantity("accepted_share", share, percent), " are accepted drafts"],
+      share === null ? null : ["Of the tokens generated",
+        quantity("accepted_share", share, percent), " are accepted drafts"],
       drafts.tokens_per_pass === null ? null : ["Tokens a pass",
         quantity("tokens_per_pass", drafts.tokens_per_pass, (value) => trimmed(value, 2))],
       drafts.saved_s === null ? null : savedFact(drafts),
