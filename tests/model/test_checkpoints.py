@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from apcbatch import Engine, Request
 from apcbatch.errors import ModelError, UsageError
 from apcbatch.layout import SSM, StateLayout
+from apcbatch.model import weights
 from apcbatch.model.devices import make_arena
 from apcbatch.model.weights import Checkpoint
 from tests.effort import is_full
@@ -348,8 +349,11 @@ def test_a_scalar_is_no_vector(tiny_checkpoint: Checkpoints, tmp_path: Path) -> 
     refused(folder, r"tensor backbone.norm_f.weight has shape \[\]; expected \[36\]")
 
 
-def test_no_thread_reads_on_behind_a_checkpoint(tiny_checkpoint: Checkpoints) -> None:
+def test_no_thread_reads_on_behind_a_checkpoint(
+    tiny_checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Fault: threads that read the rest of a checkpoint which was found to be another one's."""
+    monkeypatch.setattr(weights, "AHEAD_BYTES", 1)  # so that a thread waits for a take, with tensors left to read
 
     def reading() -> int:
         return sum(thread.name == "apcbatch-ahead" for thread in threading.enumerate())
