@@ -278,7 +278,7 @@ class Config:
     draft: str = option(
         "auto",
         "Draft",
-        "Guess the next tokens of answers and verify several in one pass; no answer changes by a bit. auto is every "
+        "Draft the next tokens of answers and verify several in one pass; no answer changes by a bit. auto is every "
         "source that applies, or none with --fast. Or several, with commas between: recorded, the answers in INPUT; "
         "previous, those of --draft-from; siblings, the other answers to a prompt; history, earlier prompts and "
         "answers of the run; lookup, the request itself.",
@@ -288,14 +288,14 @@ class Config:
     draft_from: str | None = option(
         None,
         "Draft",
-        "Guess answers from those with the same custom_id in FILE, the OUT of an earlier run (source previous).",
+        "Draft answers from those with the same custom_id in FILE, the OUT of an earlier run (source previous).",
         metavar="FILE",
         path="local",
     )
     draft_memory: int = option(
         64 << 20,
         "Draft",
-        "Maximum size of the index of prompts and answers in which guesses are found.",
+        "Maximum size of the index of prompts and answers in which drafts are found.",
         "size",
         minimum=0,
         maximum=MOST_BYTES,

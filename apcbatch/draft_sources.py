@@ -21,12 +21,12 @@ def draft_sources(config: Config) -> tuple[DraftSource, ...]:
     has_file = config.draft_from is not None
     if words == [NONE]:
         if has_file:
-            raise UsageError(f"{draft_from} is a source of guesses, and {draft} none takes none; leave one of them out")
+            raise UsageError(f"{draft_from} is a source of drafts, and {draft} none takes none; leave one of them out")
         return ()
     if config.score:
         if has_file or words != [AUTO]:
             given = draft_from if has_file else draft
-            raise UsageError(f"{score} generates nothing, so that {given} has nothing to guess; leave it out")
+            raise UsageError(f"{score} generates nothing, so that {given} has nothing to draft; leave it out")
         return ()
     if words == [AUTO]:
         if config.exact:
@@ -34,7 +34,7 @@ def draft_sources(config: Config) -> tuple[DraftSource, ...]:
             return tuple(source for source in DRAFT_SOURCES if applies.get(source, True))
         if has_file:
             raise UsageError(
-                f"{draft_from} is a source of guesses, and --draft auto takes none with --fast; give --draft previous "
+                f"{draft_from} is a source of drafts, and --draft auto takes none with --fast; give --draft previous "
                 "too, or leave one of them out"
             )
         return ()

@@ -60,16 +60,16 @@ void bound_append(Drafter& drafter, const std::vector<Token>& tokens) {
 
 // Returns (tokens, reach, source), or None.
 py::object bound_propose(Drafter& drafter, int most) {
-    const Guess* guess = drafter.propose(most);
-    if (guess == nullptr) return py::none();
+    const Proposal* proposal = drafter.propose(most);
+    if (proposal == nullptr) return py::none();
     std::size_t count = 0;
-    while (count < guess->reach.size() && guess->reach[count] >= kLeastReach) ++count;
+    while (count < proposal->reach.size() && proposal->reach[count] >= kLeastReach) ++count;
     py::list tokens(count), reach(count);
     for (std::size_t i = 0; i < count; ++i) {
-        tokens[i] = guess->tokens[i];
-        reach[i] = guess->reach[i];
+        tokens[i] = proposal->tokens[i];
+        reach[i] = proposal->reach[i];
     }
-    return py::make_tuple(std::move(tokens), std::move(reach), int(guess->source));
+    return py::make_tuple(std::move(tokens), std::move(reach), int(proposal->source));
 }
 
 }  // namespace

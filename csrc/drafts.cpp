@@ -89,44 +89,45 @@ void Drafter::push(Token token) {
 }
 
 void Drafter::append(Token token) {
-    for (Guess& guess : guesses_) {
-        if (!guess.is_open) continue;
-        const bool is_right = guess.tokens[guess.checked] == token;
-        state_->acceptance.learn(guess.cells[guess.checked], is_right);
-        ++guess.checked;
-        guess.is_open = is_right && guess.checked < guess.tokens.size();
+    for (Proposal& proposal : proposals_) {
+        if (!proposal.is_open) continue;
+        const bool is_right = proposal.tokens[proposal.checked] == token;
+        state_->acceptance.learn(proposal.cells[proposal.checked], is_right);
+        ++proposal.checked;
+        proposal.is_open = is_right && proposal.checked < proposal.tokens.size();
     }
     for (const auto& references : references_) references->append(token);
     if (own_) own_->append(token, false);
     push(token);
 }
 
-void Drafter::guess(Guess& guess, const TokenIndex& index, bool aligned, Match& match, int most) const {
+void Drafter::extend(Proposal& proposal, const TokenIndex& index, bool aligned, Match& match,
+                     int most) const {
     double reach = 1;
     for (int count = 0; count < most; ++count) {
         const NextToken next = next_token(index, match);
         if (next.token < 0) break;
-        const int cell = Acceptance::cell(guess.source, aligned, next.length, next.agreeing, next.total);
+        const int cell = Acceptance::cell(proposal.source, aligned, next.length, next.agreeing, next.total);
         reach *= state_->acceptance.estimate(cell);
         const double least = count < kUsuallyDrafted ? kLeastReach : kFarReach;
         if (reach < least && count > 0) break;  // the first is kept to learn from
-        guess.tokens.push_back(next.token);
-        guess.cells.push_back(cell);
-        guess.reach.push_back(reach);
-        guess.expected += reach;
+        proposal.tokens.push_back(next.token);
+        proposal.cells.push_back(cell);
+        proposal.reach.push_back(reach);
+        proposal.expected += reach;
         if (reach < least) break;
     }
-    guess.is_open = !guess.tokens.empty();
+    proposal.is_open = !proposal.tokens.empty();
 }
 
-const Guess* Drafter::propose(int most) {
-    for (Guess& guess : guesses_) {
-        guess.tokens.clear();
-        guess.cells.clear();
-        guess.reach.clear();
-        guess.expected = 0;
-        guess.checked = 0;
-        guess.is_open = false;
+const Proposal* Drafter::propose(int most) {
+    for (Proposal& proposal : proposals_) {
+        proposal.tokens.clear();
+        proposal.cells.clear();
+        proposal.reach.clear();
+        proposal.expected = 0;
+        proposal.checked = 0;
+        proposal.is_open = false;
     }
     most = std::min(most, kMostDrafted);
     if (most <= 0) return nullptr;
@@ -134,23 +135,24 @@ const Guess* Drafter::propose(int most) {
     const int size = int(recent_.size());
     Match match;
     for (const auto& references : references_) {
-        Guess& one = guesses_[int(references->source())];
+        Proposal& one = proposals_[int(references->source())];
         one.source = references->source();
         const bool aligned = references->find(tail_, end, size, match);
-        guess(one, references->index(), aligned, match, most);
+        extend(one, references->index(), aligned, match, most);
     }
     const auto indexed = [&](Source source, const TokenIndex& index) {
-        Guess& one = guesses_[int(source)];
+        Proposal& one = proposals_[int(source)];
         one.source = source;
         index.find(tail_, end, size, match);
-        guess(one, index, false, match, most);
+        extend(one, index, false, match, most);
     };
     if (use_history_) indexed(Source::history, state_->history);
     if (own_) indexed(Source::lookup, *own_);
-    const Guess* best = nullptr;
-    for (const Guess& guess : guesses_) {
-        if (guess.is_open && guess.reach[0] >= kLeastFirst && (!best || guess.expected > best->expected)) {
-            best = &guess;
+    const Proposal* best = nullptr;
+    for (const Proposal& proposal : proposals_) {
+        if (proposal.is_open && proposal.reach[0] >= kLeastFirst &&
+            (!best || proposal.expected > best->expected)) {
+            best = &proposal;
         }
     }
     return best;

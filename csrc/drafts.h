@@ -35,7 +35,7 @@ struct NextToken {
 NextToken next_token(const TokenIndex& index, Match& match);
 
 // Draft of one source.
-struct Guess {
+struct Proposal {
     Source source = Source::lookup;
     std::vector<Token> tokens;
     std::vector<double> reach;  // probability that this token and those before it are right
@@ -76,17 +76,17 @@ class Drafter {
     void prompt(const Token* tokens, std::int64_t count);
     // Adds a known answer, the oldest first; before the first token of the answer.
     void reference(Source source, const Token* tokens, std::int64_t count);
-    // Appends the answer's next token, and learns whether the last guesses were right.
+    // Appends the answer's next token, and learns whether the last proposals were right.
     void append(Token token);
-    // Makes a guess from each source. Returns the one with the most expected tokens, null without any of
+    // Makes a proposal from each source. Returns the one with the most expected tokens, null without any of
     // kLeastFirst; valid until the next call. most: tokens, at most kMostDrafted.
-    const Guess* propose(int most);
+    const Proposal* propose(int most);
 
     std::int64_t bytes() const;  // of its own index and references
 
   private:
     void push(Token token);
-    void guess(Guess& guess, const TokenIndex& index, bool aligned, Match& match, int most) const;
+    void extend(Proposal& proposal, const TokenIndex& index, bool aligned, Match& match, int most) const;
 
     std::shared_ptr<DraftState> state_;
     bool use_history_;
@@ -94,7 +94,7 @@ class Drafter {
     std::vector<std::unique_ptr<References>> references_;
     Tail tail_;
     std::vector<Token> recent_;  // the last kLongestMatch tokens at least, as far as there are so many
-    Guess guesses_[kNumSources];
+    Proposal proposals_[kNumSources];
 };
 
 }  // namespace apcbatch

@@ -102,7 +102,7 @@ def test_null_in_the_file_is_a_value_where_an_option_may_be_unset():
         (({"draft": "lookup,auto"}, {}, {}), r"--draft has auto beside another word"),
         (
             ({"draft": "none", "draft_from": "o"}, {}, {}),
-            r"--draft-from is a source of guesses, and --draft none takes none; leave one of them out",
+            r"--draft-from is a source of drafts, and --draft none takes none; leave one of them out",
         ),
         (
             ({"draft_from": "o", "exact": False}, {}, {}),
@@ -115,9 +115,9 @@ def test_null_in_the_file_is_a_value_where_an_option_may_be_unset():
         ),
         (
             ({"draft": "lookup", "score": True}, {}, {}),
-            r"--score generates nothing, so that --draft has nothing to guess; leave it out",
+            r"--score generates nothing, so that --draft has nothing to draft; leave it out",
         ),
-        (({"draft_from": "o", "score": True}, {}, {}), r"--score generates .* --draft-from has nothing to guess"),
+        (({"draft_from": "o", "score": True}, {}, {}), r"--score generates .* --draft-from has nothing to draft"),
         (({"draft_from": "s3://b/out.jsonl"}, {}, {}), r"--draft-from is s3://b/out.jsonl; expected a file on this"),
         (({"draft_memory": "64 MiBs"}, {}, {}), r"--draft-memory is '64 MiBs'; expected a size"),
     ],

@@ -107,9 +107,12 @@ def test_a_conversation_goes_on_from_its_answer(llm: LLM) -> None:
     """Fault: the state that an answer left is not kept, or is resumed beyond where the tokens are the same; or what is
     resumed from it is not what a cold run gives."""
     reached, seed = 0, random.randrange(1 << 32)
-    questions = random.Random(seed).sample([one for one in EXAMPLES if not one["id"].startswith("support")], 8)
+    questions = [one for one in EXAMPLES if not one["id"].startswith("support")]
+    random.Random(seed).shuffle(questions)
     with LLM("demo", device="cpu", policy="none") as cold:
         for number, one in enumerate(questions):
+            if number >= 8 and reached:
+                break
             messages = one["messages"][:2]
             first = llm.chat(messages, one["tools"], max_tokens=100)
             messages = [*messages, first.message, {"role": "user", "content": f"And the others? ({number})"}]
@@ -124,7 +127,7 @@ def test_a_conversation_goes_on_from_its_answer(llm: LLM) -> None:
             again = cold.chat(messages, one["tools"], max_tokens=4, logprobs=True)
             assert (again.token_ids, again.logprobs) == (second.token_ids, second.logprobs)
             assert (again.cached_tokens, again.cached_from) == (0, "none")
-    assert reached, f"seed {seed}: in none of eight conversations a state in the answer was resumed from"
+    assert reached, f"seed {seed}: in no conversation a state in the answer was resumed from"
 
 
 def prompt_of(llm: LLM, line: dict[str, Any], count: int) -> list[int]:
@@ -204,7 +207,7 @@ def test_only_one_run_at_a_time(llm: LLM) -> None:
     ({"block_size": 0}, "LLM: block_size is 0; expected"),
     ({"policy": "some"}, "LLM: policy is 'some'; expected one of"),
     ({"draft": "lookup,histroy"}, "LLM: draft has 'histroy'; .*; did you mean history"),
-    ({"draft": "none", "draft_from": "old.jsonl"}, "LLM: draft_from is a source of guesses, and LLM: draft none takes"),
+    ({"draft": "none", "draft_from": "old.jsonl"}, "LLM: draft_from is a source of drafts, and LLM: draft none takes"),
     ({"overwrite": True}, "LLM: overwrite is no option of an LLM: it is of the command line alone; leave it out"),
     ({"format": "batch"}, "LLM: format is no option of an LLM: each conversation says by its keys what it is"),
     ({"turns": "each"}, "LLM: turns is no option of an LLM: give it to `run`"),

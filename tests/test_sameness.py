@@ -45,7 +45,7 @@ def test_random_runs_answer_as_a_cold_run_does(player: Player) -> None:
     tally = play(player, fresh_seeds(NUM_DRAWS), kill=False)
     assert tally.cached_tokens > 0, "nothing was restored in any run: nothing was tested"
     if is_full():
-        assert 0 < tally.accepted_tokens < tally.drafted_tokens, "no guess was right, or none wrong"
+        assert 0 < tally.accepted_tokens < tally.drafted_tokens, "no drafted token was accepted, or none rejected"
 
 
 def test_every_setting_is_drawn_at_some_time() -> None:

@@ -23,7 +23,7 @@ def test_a_figure_has_its_own_cell(tmp_path: Path) -> None:
     path.write_text(json.dumps([figure(), figure(running=8, ratio=1.5), figure(own=True, ratio=8.0)]))
     more = [figure(dtype="bfloat16", running=8), figure(random=True, input=None, ratio=0.98, tokens_per_pass=1.0)]
     assert lines([*figures([path]), *more]) == [
-        "| model | dtype | device | guessed from | 1 running | 8 running |",
+        "| model | dtype | device | drafts from | 1 running | 8 running |",
         "|---|---|---|---|--:|--:|",
         "| m | float32 | cpu | tau-bench | 1.96 (2.30) | 1.50 (2.30) |",
         "| m | float32 | cpu | tau-bench, its own `OUT` | 8.00 (2.30) |  |",

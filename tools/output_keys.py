@@ -119,7 +119,7 @@ RECORD: tuple[Key, ...] = (
     ),
     Key("apcbatch.prefill_ms", "number", "the request's share of the passes over its prompt"),
     Key("apcbatch.decode_ms", "number", "and of those over its answer"),
-    Key("apcbatch.drafted_tokens", "integer", "guesses of new tokens that passes verified, of all answers"),
+    Key("apcbatch.drafted_tokens", "integer", "drafted tokens that passes verified, of all answers"),
     Key("apcbatch.accepted_tokens", "integer", "those of them that were right"),
     Key("apcbatch.warnings", "list of strings", "what was honoured only in part"),
     Key("apcbatch.completion_token_ids", "list of integers", "the new tokens, the stop token included"),
@@ -173,7 +173,11 @@ SUMMARY: tuple[Key, ...] = (
     Key("snapshots_for_later", "integer", "kept for future runs alone; not among `snapshots_written`"),
     Key("snapshots_evicted", "integer", "dropped for want of room"),
     Key("peak_live_snapshots", "integer", "the most in memory at once"),
-    Key("drafts", "object of objects", "guesses by [source](cli.md#apcbatch-run): those `drafted`, those `accepted`"),
+    Key(
+        "drafts",
+        "object of objects",
+        "tokens by [source](cli.md#apcbatch-run): `drafted` and verified, and of these `accepted`",
+    ),
     Key(
         "tokens_per_pass",
         "number or null",
@@ -182,7 +186,7 @@ SUMMARY: tuple[Key, ...] = (
     Key(
         "drafts_saved_s",
         "number or null",
-        "seconds of decoding that guesses saved, [estimated](../speculation.md#seconds-saved); null if not known",
+        "seconds of decoding that drafts saved, [estimated](../speculation.md#seconds-saved); null if not known",
     ),
     Key("workers", "list or null", "of a run with `--ray`: each worker that was there or was lost; else null"),
     Key("workers[].id", "integer", "its number, as lines name it"),

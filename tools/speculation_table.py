@@ -33,7 +33,7 @@ def lines(found: Sequence[Figure]) -> list[str]:
         row = (one["model"], one["dtype"], one["device"], _data(one))
         cells.setdefault(row, {})[one["running"]] = f"{one['ratio']:.2f} ({one['tokens_per_pass']:.2f})"
     return [
-        "| model | dtype | device | guessed from | " + " | ".join(f"{count} running" for count in counts) + " |",
+        "| model | dtype | device | drafts from | " + " | ".join(f"{count} running" for count in counts) + " |",
         "|---|---|---|---|" + "--:|" * len(counts),
         *(
             "| " + " | ".join([*row, *(values.get(count, "") for count in counts)]) + " |"

@@ -115,7 +115,7 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "draft",
         "honoured",
-        "false: no token of the answer is guessed (`--draft`); the answer is the same, to the bit",
+        "false: no token of the answer is drafted (`--draft`); the answer is the same, to the bit",
     ),
     Field("best_of", "honoured", "as many as `n`: no answer is chosen, all are given"),
     Field("response_format", "honoured", "`text`, `json_object` or `json_schema`"),

@@ -41,7 +41,7 @@ from apcbatch.types import DRAFT_SOURCES, DraftSource, Policy, Request
 MAX_SNAPSHOT_SLOTS = 1 << 20
 WARM_UP_TOKENS = 1024
 WARM_UP_DRAFTS = (16, 64, 128, 256)  # rows
-FEWEST_DRAFTED = 64  # of the most guesses of a pass
+FEWEST_DRAFTED = 64  # of the most drafted tokens of a pass
 _WHOLE_NUMBERS = (
     "block_size",
     "max_batch_tokens",
@@ -67,7 +67,7 @@ class EngineOptions:
     of the on-disk cache, or None. cache_salt: secret text that separates engines which share a store: each finds the
     snapshots of its own salt only. pool_size_bytes: capacity for snapshots, in RAM or in the memory of all CUDA
     devices together. max_batch_tokens, max_running: tokens and sequences per pass. max_request_tokens: most tokens of a
-    prompt and its answer; a longer request fails. draft: sources of the guesses that passes verify beside their due
+    prompt and its answer; a longer request fails. draft: sources of the drafts that passes verify beside their due
     tokens; none for one token a pass. draft_memory_bytes: capacity of the index that they are found in.
     """
 

@@ -82,7 +82,7 @@ class EarlierAnswers:
         if self.num_wanted and not self.num_found:
             warn(
                 f"{self._flag} {self._path}: none of its {len(self):,} answers has the custom_id of a request of this "
-                "run, so that nothing was guessed from them"
+                "run, so that no draft was made from them"
             )
 
     def _open(self, warn: Callable[[str], None]) -> BinaryIO:

@@ -89,7 +89,7 @@ def _drafts(drafts: dict[str, dict[str, int]], tokens_per_pass: float | None) ->
     """Format accepted and drafted tokens, the accepted ones by source too, and the tokens per pass."""
     drafted, accepted = (sum(one[name] for one in drafts.values()) for name in ("drafted", "accepted"))
     by_source = [f"{one['accepted']:,} from {source}" for source, one in drafts.items() if one["accepted"]]
-    text = f"{accepted:,} of {drafted:,} guessed tokens right" + (f" ({', '.join(by_source)})" if by_source else "")
+    text = f"{accepted:,} of {drafted:,} tokens accepted" + (f" ({', '.join(by_source)})" if by_source else "")
     return text + (f"; {tokens_per_pass:.2f} tokens a pass" if tokens_per_pass is not None else "")
 
 

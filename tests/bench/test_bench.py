@@ -70,7 +70,7 @@ def test_document(tiny_checkpoint, family: str, dtype: str) -> None:
 
 
 def test_nothing_is_drafted_but_what_is_measured(tiny_checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Faults: a rate of decode in which random models repeat themselves and guesses come true; a pass that verifies
+    """Faults: a rate of decode in which random models repeat themselves and drafts come true; a pass that verifies
     other rows than its figure says, or whose figure has a prefill in it."""
     opened: list[Any] = []
     monkeypatch.setattr(
@@ -89,7 +89,7 @@ def test_nothing_is_drafted_but_what_is_measured(tiny_checkpoint, monkeypatch: p
             seconds, verified = _passes(server, running, rows)
             done = server.engine.counters
             assert len(seconds) == PASSES and all(one > 0 for one in seconds)
-            capacity = 64  # of the guesses of a pass
+            capacity = 64  # of the drafts of a pass
             assert verified == min(rows - running, capacity)
             assert done.decode_chunks - before.decode_chunks == (WARM_UP + PASSES) * running
             assert server.engine.num_unfinished == 0

@@ -90,7 +90,7 @@ def alone(folder: str, requests: list[Request], plan: Plan) -> dict[int, tuple[A
 
 
 class Repeating:
-    """Drafts that guess the last token again, from an index of 7 bytes."""
+    """Drafts that repeat the last token, from an index of 7 bytes."""
 
     held_bytes = 7
 

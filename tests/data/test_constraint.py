@@ -84,7 +84,7 @@ def test_random_answers_to_random_schemas_are_valid(demo, constraints):
 
 def test_forced_tokens_are_allowed_and_asking_changes_nothing(demo, constraints):
     """Fault: a mask, or an end, that depends on whether the forced tokens were asked for; or one that is not allowed
-    itself, so that each guess of it costs a row for nothing."""
+    itself, so that drafting it costs a row for nothing."""
     seed = random.randrange(1 << 30)
     source, num_forced, number = random.Random(seed), 0, 0
     while num_forced <= 100:
@@ -111,7 +111,7 @@ def test_forced_tokens_are_allowed_and_asking_changes_nothing(demo, constraints)
 
 
 def test_nothing_is_forced_at_the_end_or_after_an_error(demo, constraints):
-    """Fault: guesses behind the last token; an exception of the library where the pass, and not one request, ends."""
+    """Fault: forced tokens behind the last one; an exception of the library that ends the pass, not one request."""
     ids = demo.source.backend_tokenizer.encode("it", add_special_tokens=False).ids
     complete = constraints.constraint(StructuredOutput("choice", '["it"]'))
     assert [complete.accept(token) for token in ids] == [False] * (len(ids) - 1) + [True]

@@ -45,7 +45,7 @@ def texts_rendered(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> list[
 def test_a_recorded_answer_has_the_tokens_that_it_is_scored_with(
     make_renderer: Callable[..., Renderer], monkeypatch: Any, kind: str, template: str, turns: Turns
 ) -> None:
-    """Catches a guess that begins or ends elsewhere than the answer would, and a second rendering of a prompt."""
+    """Catches a draft that begins or ends elsewhere than the answer would, and a second rendering of a prompt."""
     renderer = make_renderer(kind, template)
     scored = {
         prompt.turn: prompt.token_ids[prompt.answer_begin :].tolist()
@@ -87,7 +87,7 @@ def test_what_cannot_be_had_is_no_answer(
 
 
 def test_an_answer_that_the_template_writes_elsewhere_is_none(make_renderer: Callable[..., Renderer]) -> None:
-    """Catches the middle of an answer as the guess of its beginning."""
+    """Catches the middle of an answer as the draft of its beginning."""
     known, prompts = known_of(make_renderer("chatml", THINKING), AGENT)
     assert known.recorded(prompts) == {}
     assert known.of_message(prompts[0], {"role": "assistant", "content": "so"}) is None
@@ -119,7 +119,7 @@ def test_tokens_outside_the_vocabulary_are_no_answer(make_renderer: Callable[...
 
 
 def test_a_tokenizer_that_refuses_gives_no_answer(make_renderer: Callable[..., Renderer], monkeypatch: Any) -> None:
-    """Catches an error record for a request that needs no guess."""
+    """Catches an error record for a request that needs no draft."""
     renderer = make_renderer("chatml", STABLE_TEMPLATE)
     known, prompts = known_of(renderer, AGENT)
 

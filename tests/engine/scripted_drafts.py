@@ -14,7 +14,7 @@ from apcbatch.engine.drafting import Drafting
 from tests.engine.runs import serve, tokens
 from tests.tiny import VOCAB
 
-Guess = Callable[[list[int], list[int]], Sequence[int]]  # (prompt, answer so far) -> guesses of what follows
+Script = Callable[[list[int], list[int]], Sequence[int]]  # (prompt, answer so far) -> drafted tokens
 PROMPT = tokens(20, 1)  # with blocks of 16 the next snapshot is after 32 tokens
 STEADY: dict[str, Any] = {"block_size": 16, "pool_size_bytes": 16 << 20}
 
@@ -22,37 +22,37 @@ STEADY: dict[str, Any] = {"block_size": 16, "pool_size_bytes": 16 << 20}
 class Scripted:
     """Drafts that a test writes down."""
 
-    def __init__(self, guess: Guess) -> None:
-        self.guess, self.held_bytes = guess, 0
+    def __init__(self, script: Script) -> None:
+        self.script, self.held_bytes = script, 0
 
     def begin(self, prompt: np.ndarray, references: object) -> ScriptedDrafter:
-        return ScriptedDrafter(prompt.tolist(), self.guess)
+        return ScriptedDrafter(prompt.tolist(), self.script)
 
     def add(self, tokens: np.ndarray, num_prompt: int, begin: int) -> None:
         pass
 
 
 class ScriptedDrafter:
-    def __init__(self, prompt: list[int], guess: Guess) -> None:
-        self._prompt, self._guess, self._done = prompt, guess, []
+    def __init__(self, prompt: list[int], script: Script) -> None:
+        self._prompt, self._script, self._done = prompt, script, []
 
     def append(self, new: np.ndarray) -> None:
         self._done += np.asarray(new).tolist()
 
     def propose(self, most: int) -> Draft | None:
-        guesses = list(self._guess(self._prompt, self._done))[:most]
-        return Draft(guesses, [0.99] * len(guesses), "lookup") if guesses else None
+        drafted = list(self._script(self._prompt, self._done))[:most]
+        return Draft(drafted, [0.99] * len(drafted), "lookup") if drafted else None
 
 
 def make_rows_free(drafting: Drafting, seconds: Callable[[int], float] = lambda rows: 1.0) -> None:
-    """Let passes take a second whatever their rows, so that each guess is worth its row, or these seconds by rows."""
+    """Let passes take these seconds by rows: one second whatever they are makes each drafted token worth its row."""
     for costs in (drafting._costs, drafting._plain_costs):
         costs.knows, costs.of = (lambda rows: True), seconds  # type: ignore[method-assign]
 
 
-def drafting(engine: Engine, guess: Guess) -> Engine:
-    """An engine that verifies each guess of a script."""
-    engine._drafting._drafts = Scripted(guess)
+def drafting(engine: Engine, script: Script) -> Engine:
+    """An engine that verifies each draft of a script."""
+    engine._drafting._drafts = Scripted(script)
     make_rows_free(engine._drafting)
     return engine
 
@@ -61,14 +61,14 @@ def without_drafts(folder: Path, requests: Sequence[Request], **options: Any) ->
     return serve(Engine(folder, draft=(), **STEADY | options), requests)
 
 
-def right(answers: dict[tuple[int, ...], Sequence[Sequence[int]]], most: int) -> Guess:
+def right(answers: dict[tuple[int, ...], Sequence[Sequence[int]]], most: int) -> Script:
     """The next `most` tokens of the known answer to the prompt that begins as the answer so far."""
 
-    def guess(prompt: list[int], done: list[int]) -> Sequence[int]:
+    def draft(prompt: list[int], done: list[int]) -> Sequence[int]:
         known = [one for one in answers[tuple(prompt)] if list(one[: len(done)]) == done]
         return known[0][len(done) : len(done) + most] if known else ()
 
-    return guess
+    return draft
 
 
 def known(requests: Sequence[Request], results: dict[str, Result]) -> dict[tuple[int, ...], list[list[int]]]:

@@ -1,4 +1,4 @@
-"""What a row of a pass is taken to cost, and which guesses get rows."""
+"""What a row of a pass is taken to cost, and which drafted tokens get rows."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from tests.effort import seeds
 from tests.engine.scripted_drafts import make_rows_free
 from tests.tiny import VOCAB
 
-GUESSES = list(range(1, VOCAB))
+DRAFTED = list(range(1, VOCAB))
 
 
 class Fixed:
-    """A drafter whose guesses are reached with these probabilities."""
+    """A drafter whose drafted tokens are reached with these probabilities."""
 
     def __init__(self, reach: Sequence[float]) -> None:
         self._reach = list(reach)
 
     def propose(self, most: int) -> Draft | None:
         reach = self._reach[:most]
-        return Draft(GUESSES[: len(reach)], reach, "lookup") if reach else None
+        return Draft(DRAFTED[: len(reach)], reach, "lookup") if reach else None
 
 
 def decoding(reach: Sequence[float]) -> Chunk:
@@ -52,7 +52,7 @@ def drafted(
     slots = [slot for chunk in chunks for slot in chunk.draft_slots]
     assert len(set(slots)) == len(slots) == num_slots - len(drafting._slots)
     for chunk in chunks:
-        assert chunk.draft == GUESSES[: len(chunk.draft)] and len(chunk.draft_slots) == len(chunk.draft)
+        assert chunk.draft == DRAFTED[: len(chunk.draft)] and len(chunk.draft_slots) == len(chunk.draft)
     return [len(chunk.draft) for chunk in chunks]
 
 
@@ -60,26 +60,26 @@ def free(rows: int) -> float:
     return 1.0
 
 
-def test_all_guesses_where_rows_are_free() -> None:
-    """Fault: a guess left out that costs nothing."""
+def test_all_drafts_where_rows_are_free() -> None:
+    """Fault: a drafted token left out that costs nothing."""
     assert drafted([[0.5, 0.1], [0.01], []], free) == [2, 1, 0]
 
 
-def test_no_guess_where_a_row_costs_as_much_as_it_brings() -> None:
+def test_no_drafted_token_where_a_row_costs_as_much_as_it_brings() -> None:
     """Fault: a run that is slower with drafts than without."""
     assert drafted([[0.99, 0.9], [0.99]], lambda rows: rows) == [0, 0]
 
 
-def test_the_likeliest_guesses_come_first() -> None:
-    """Fault: rows given to the first sequence, or to each one alike, and not to the guesses likeliest to be reached."""
+def test_the_likeliest_drafts_come_first() -> None:
+    """Fault: rows for the first sequence, or for each one alike, in place of the tokens likeliest to be reached."""
     limited: Callable[[int], float] = lambda rows: 1.0 if rows <= 7 else 100.0  # noqa: E731
     assert drafted([[0.5, 0.4, 0.1], [0.9, 0.8, 0.7], [0.3]], limited) == [1, 3, 0]
     assert drafted([[0.9] * 9, [0.8] * 9, [0.7]], limited) == [4, 0, 0]
 
 
 @pytest.mark.parametrize(("most", "num_slots"), [(3, 1000), (1000, 3), (0, 1000), (1000, 0)])
-def test_no_more_guesses_than_a_pass_holds(most: int, num_slots: int) -> None:
-    """Fault: more guesses than the pass keeps inputs of, or than there are slots for their states."""
+def test_no_more_drafts_than_a_pass_holds(most: int, num_slots: int) -> None:
+    """Fault: more drafted tokens than the pass keeps inputs of, or than there are slots for their states."""
     expected = [2, 1] if most and num_slots else [0, 0]
     assert drafted([[0.9, 0.5, 0.4], [0.8, 0.3]], free, most, num_slots) == expected
 
@@ -148,8 +148,8 @@ def test_costs_follow_what_changes() -> None:
         assert costs.of(3) == pytest.approx(seconds, rel=0.1) and costs.of(9) == pytest.approx(2 * seconds, rel=0.1)
 
 
-def test_the_seconds_saved_are_those_beyond_passes_without_guesses() -> None:
-    """Fault: what guesses cost is told as saved, a pass with prompts counts, or tokens of one answer count for all."""
+def test_the_seconds_saved_are_those_beyond_passes_without_drafts() -> None:
+    """Fault: what drafts cost is told as saved, a pass with prompts counts, or tokens of one answer count for all."""
     drafting = Drafting(object(), None, range(9), 9)  # type: ignore[arg-type]
     one, other, prompt = decoding([]), decoding([]), decoding([])
     for chunk in (one, other):
@@ -157,7 +157,7 @@ def test_the_seconds_saved_are_those_beyond_passes_without_guesses() -> None:
     for _ in range(3):
         drafting.measure([one, other], 2.0)
         drafting.measure([one, prompt], 50.0)
-    assert drafting.saved_s is None, "no guess yet"
+    assert drafting.saved_s is None, "no draft yet"
     one.draft, one.accepted = [1, 2, 3], 2
     drafting.measure([one, other], 3.0)  # four tokens of two answers: two passes of 2 s
     assert drafting.saved_s == pytest.approx(1.0)

@@ -1,4 +1,4 @@
-"""Answers with drafts are the bits of answers without: whatever is guessed, and wherever a guess goes wrong."""
+"""Answers with drafts are the bits of answers without: whatever is drafted, and wherever a draft goes wrong."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.tiny import VOCAB
 
 
 class Oracle:
-    """Drafts from the known answers by prompt, wrong at random: `right` is the chance that a guess is kept right."""
+    """Drafts from the known answers by prompt, wrong at random: `right` is the chance that a token is left right."""
 
     def __init__(self, answers: Mapping[bytes, Sequence[Sequence[int]]], right: float) -> None:
         self.answers, self.right, self.held_bytes = answers, right, 0
@@ -43,9 +43,9 @@ class OracleDrafter:
         known = [one for one in self._answers if list(one[: len(self._done)]) == self._done]
         assert known, "the answer differs from that without drafts"
         rest = random.choice(known)[len(self._done) :][: random.randint(1, most)]
-        guesses = [one if random.random() < self._right else random.randrange(VOCAB) for one in rest]
-        guesses += [random.randrange(VOCAB)] * random.randint(0, 2)  # past the end too
-        return Draft(guesses[:most], [0.99] * len(guesses[:most]), "lookup") if guesses[:most] else None
+        drafted = [one if random.random() < self._right else random.randrange(VOCAB) for one in rest]
+        drafted += [random.randrange(VOCAB)] * random.randint(0, 2)  # past the end too
+        return Draft(drafted[:most], [0.99] * len(drafted[:most]), "lookup") if drafted[:most] else None
 
 
 def with_oracle(engine: Engine, answers: Mapping[bytes, Sequence[Sequence[int]]], right: float) -> Engine:

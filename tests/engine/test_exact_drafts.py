@@ -1,4 +1,4 @@
-"""Why drafts change answers elsewhere, case by case: each test writes down the guesses and says where they go wrong."""
+"""Why drafts change answers elsewhere, case by case: each test writes its drafts down and says where they go wrong."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_one_row_and_five_have_the_same_bits(dtype: str, untied_folder: Path, wa
 
 
 def test_a_sampled_token_is_drawn_and_not_the_likeliest_one(untied_folder: Path, way: str) -> None:
-    """Fault: a guess that is kept since it is the likeliest token, or by a draw of its own, where the answer's draw
+    """Fault: a drafted token that is kept since it is the likeliest, or by a draw of its own, where the answer's draw
     gives another."""
     request = Request("a", PROMPT, max_tokens=40, temperature=0.7, seed=5, ignore_eos=True, logprobs=True)
     expected = without_drafts(untied_folder, [request])["a"]
@@ -82,13 +82,13 @@ def test_roll_back_at_every_length(num_right: int, then: str, untied_folder: Pat
     (expected,) = plain.run([request])
     answer = expected.token_ids
 
-    def guess(prompt: list[int], done: list[int]) -> Sequence[int]:
+    def draft(prompt: list[int], done: list[int]) -> Sequence[int]:
         at = len(done)
         if at == 1:
             return answer[at : at + num_right] + [wrong(one) for one in answer[at + num_right : at + 5]]
         return [answer[at], wrong(answer[at + 1])] if then == "another draft" and at < 28 else ()
 
-    engine = drafting(Engine(untied_folder, policy="all", **STEADY), guess)
+    engine = drafting(Engine(untied_folder, policy="all", **STEADY), draft)
     (found,) = engine.run([request])
     assert told(found) == told(expected)
     if then == "plain":
@@ -155,7 +155,7 @@ def test_an_end_inside_a_draft(what: str, most: int, untied_folder: Path, way: s
 
 
 def test_a_draft_ends_before_a_snapshot(untied_folder: Path, way: str, launched: list[Chunk]) -> None:
-    """Fault: a snapshot whose state has tokens that were guessed, or which is left out where a draft goes past it."""
+    """Fault: a snapshot whose state has tokens that were drafted, or which is left out where a draft goes past it."""
     request = Request("a", PROMPT, max_tokens=60, ignore_eos=True, logprobs=True)
     plain = Engine(untied_folder, policy="all", draft=(), **STEADY)
     (expected,) = plain.run([request])
@@ -182,13 +182,13 @@ def test_answers_fork_and_are_drafted(max_running: int, untied_folder: Path, way
     requests = [Request(str(number), tokens(20 + number, number), max_tokens=30, temperature=1.2, n=4, logprobs=True)
                 for number in range(2)]  # fmt: skip
     expected = without_drafts(untied_folder, requests)
-    guess = right(known(requests, expected), 6)
+    draft = right(known(requests, expected), 6)
 
     def spoilt(prompt: list[int], done: list[int]) -> Sequence[int]:
-        guesses = list(guess(prompt, done))
-        return guesses[:3] + [wrong(one) for one in guesses[3:4]] + guesses[4:]
+        drafted = list(draft(prompt, done))
+        return drafted[:3] + [wrong(one) for one in drafted[3:4]] + drafted[4:]
 
-    for script in (guess, spoilt):
+    for script in (draft, spoilt):
         engine = drafting(Engine(untied_folder, policy="all", max_running=max_running, **STEADY), script)
         books = Books(engine)
         found = by_id(engine.run(requests))

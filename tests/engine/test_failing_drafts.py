@@ -55,7 +55,7 @@ def spread(num_stages: int, stages: Callable[[int], None], monkeypatch: pytest.M
 
 @pytest.mark.parametrize("where", ["fill", "accept"])
 @pytest.mark.parametrize("error", [RequestError("invalid_request", "no"), ValueError("broken")], ids=["told", "broken"])
-def test_a_request_that_fails_at_a_guess(error: Exception, where: str, untied_folder: Path, way: str) -> None:
+def test_a_request_that_fails_at_a_drafted_token(error: Exception, where: str, untied_folder: Path, way: str) -> None:
     """Fault: an error at a drafted position that ends other requests too, changes their answers, or loses what the
     request held."""
     requests = four_requests(30)
@@ -98,7 +98,7 @@ def test_a_run_given_up_with_drafts(
     engine.close()
 
 
-@pytest.mark.parametrize("is_wrong", [True, False], ids=["behind a wrong guess", "of an accepted guess"])
+@pytest.mark.parametrize("is_wrong", [True, False], ids=["behind a rejected token", "of an accepted token"])
 def test_logits_that_are_not_finite(
     is_wrong: bool, untied_folder: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,11 +106,11 @@ def test_logits_that_are_not_finite(
     not."""
     requests = [Request(str(number), tokens(20, number), max_tokens=30, ignore_eos=True) for number in range(2)]
     expected = without_drafts(untied_folder, requests)
-    guess = right(known(requests, expected), 4)
+    draft = right(known(requests, expected), 4)
 
     def spoilt(prompt: list[int], done: list[int]) -> Sequence[int]:
-        guesses = list(guess(prompt, done))
-        return [*guesses[:2], *map(wrong, guesses[2:])] if is_wrong else guesses
+        drafted = list(draft(prompt, done))
+        return [*drafted[:2], *map(wrong, drafted[2:])] if is_wrong else drafted
 
     read = Pass.read
 

@@ -71,7 +71,7 @@ def test_forced_tokens_take_fewer_passes(
     plain.close()
 
 
-def test_no_forced_token_is_guessed_without_drafts(demo: Tokenizer, compiler: GrammarCompiler) -> None:
+def test_no_forced_token_is_drafted_without_drafts(demo: Tokenizer, compiler: GrammarCompiler) -> None:
     """Fault: `--draft none`, or `draft: false`, that verifies forced tokens."""
     structure = check_structured_output({"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}}, None)
     request = Request("a", [5, 6, 7], max_tokens=100, constraint=ConstraintFactory(compiler, structure), draft=False)
@@ -118,7 +118,7 @@ FORCED: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("name", FORCED)
 def test_what_a_constraint_of_the_user_forces(name: str, folder: Path, way: str) -> None:
-    """Fault: a constraint without `forced` that is refused; one whose guesses are wrong, no tokens or an exception, and
+    """Fault: a constraint without `forced` that is refused; one that forces wrong tokens, no ids or an exception, and
     which changes its answer, ends the pass of other requests, or reads memory outside the embedding."""
     requests = [
         Request("a", list(range(1, 20)), max_tokens=20, temperature=1.0, logprobs=True, constraint=FORCED[name]),
@@ -129,6 +129,6 @@ def test_what_a_constraint_of_the_user_forces(name: str, folder: Path, way: str)
     engine = drafting(Engine(folder, pool_size_bytes=16 << 20), nothing)
     found = by_id(engine.run(requests))
     assert all(told(found[one.id]) == told(expected[one.id]) for one in requests)
-    guesses = name in ("wrong", "right for once", "outside the vocabulary")
-    assert ("grammar" in engine.counters.drafts) == guesses
+    drafted = name in ("wrong", "right for once", "outside the vocabulary")
+    assert ("grammar" in engine.counters.drafts) == drafted
     engine.close()

@@ -54,8 +54,8 @@ def test_killed_three_times_each_request_is_there_once(undisturbed, start, tmp_p
     assert answers(read_records(out)) == undisturbed
 
 
-def test_killed_with_guesses_in_a_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault: what a killed run had guessed, or other drafts after --resume, changes or loses an answer. With the real
+def test_killed_with_drafts_in_a_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: what a killed run had drafted, or other drafts after --resume, changes or loses an answer. With the real
     engine, which verifies drafts from the whole answers when it is killed."""
     monkeypatch.chdir(tmp_path)
     write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(10)])

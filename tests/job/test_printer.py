@@ -200,7 +200,7 @@ def test_a_terminal_is_not_overrun(monkeypatch, columns, colour):
                  "9 requests (2 more were answered before) in 6.5 s: 5 ok, 4 errors",
                  "errors 1 duplicate_id, 3 invalid_request", "123,456 tokens, 97.2 % restored", "ideal 97.5 %",
                  "100,000 from memory, 20,000 from disk", "3,456 tokens, 1,728 a second", "answers 900 tokens",
-                 "drafts 1,234 of 2,700 guessed tokens right (1,234 from lookup); 1.79 tokens a pass",
+                 "drafts 1,234 of 2,700 tokens accepted (1,234 from lookup); 1.79 tokens a pass",
                  "load 1.0, plan 0.1, prefill 2.0, decode 3.0, store 0.2", "results out.jsonl",
                  "store 7 snapshots not stored; later runs compute them again",
                  "workers 4 (1 lost, 1 let go): 4,200 tokens in 5.0 s of work; the slowest 100 a second (3 on a), "

@@ -1,4 +1,4 @@
-"""Known answers that requests are guessed from: the recorded ones, those of --draft-from, and those that OUT has."""
+"""Known answers that requests are drafted from: the recorded ones, those of --draft-from, and those that OUT has."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def token_ids(path: Path) -> dict[str, list[list[int]]]:
 def test_a_recorded_answer_is_known_where_it_is_a_source(
     apcbatch: Any, engines: Any, lines: Any, renderer: Renderer, options: tuple[str, ...], found: set[str]
 ) -> None:
-    """Fault: the answer of another turn is guessed, or answers are rendered that nothing guesses from."""
+    """Fault: the answer of another turn is drafted, or answers are rendered that nothing drafts from."""
     apcbatch(*RUN, "-o", "out.jsonl", *options)
     recorded = known(engines[-1].submitted, "recorded")
     assert set(recorded) == found
@@ -132,7 +132,7 @@ def test_a_line_may_turn_it_off(apcbatch: Any, engines: Any, lines: Any, tmp_pat
 def test_an_answer_that_cannot_be_rendered_is_no_error(
     apcbatch: Any, lines: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fault: a request that needs no guess is an error record, whatever goes wrong with the guess."""
+    """Fault: a request that needs no draft is an error record, whatever goes wrong with the draft."""
 
     def fail(*_: object) -> Any:
         raise random.choice([ValueError, MemoryError, KeyError])("no")
@@ -145,7 +145,7 @@ def test_an_answer_that_cannot_be_rendered_is_no_error(
 
 
 def test_a_plan_without_drafts_looks_for_no_answer(apcbatch: Any, lines: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault: `plan` and `show` render each answer for guesses that they never make."""
+    """Fault: `plan` and `show` render each answer for drafts that they never make."""
     monkeypatch.setattr(references.References, "__init__", lambda *_: pytest.fail("answers are looked for"))
     planned = apcbatch("plan", "in.jsonl", "--draft", "none")
     assert planned.code == 0 and "11 requests" in planned.stdout, planned.stdout
@@ -213,8 +213,8 @@ def test_a_file_that_changes_meanwhile_gives_no_other_answer(apcbatch: Any, line
 def test_answers_of_another_tokenizer_are_their_text(
     apcbatch: Any, engines: Any, lines: Any, tmp_path: Path, renderer: Renderer, turns: str
 ) -> None:
-    """Fault: token ids of one vocabulary are guesses in another; reasoning, calls or the prompt's echo are lost or put
-    into the guess."""
+    """Fault: token ids of one vocabulary are drafts in another; reasoning, calls or the prompt's echo are lost or put
+    into the draft."""
     records = begin(apcbatch, tmp_path, "--turns", turns)
     for record in records:
         record["apcbatch"]["completion_token_ids"] = [3]
@@ -241,7 +241,7 @@ def test_answers_of_another_tokenizer_are_their_text(
 def test_calls_of_another_tokenizer_are_rendered(
     apcbatch: Any, engines: Any, tmp_path: Path, renderer: Renderer
 ) -> None:
-    """Fault: the guess of an answer with calls is its content alone."""
+    """Fault: the draft of an answer with calls is its content alone."""
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     messages = [{"role": "user", "content": "Hi"}, CALL]
     write_lines(tmp_path / "in.jsonl", [{"id": "t", "messages": messages, "tools": tools}])
@@ -285,7 +285,7 @@ def test_no_answer_that_fits_is_a_warning(
     number = 0 if content is not None else 2
     assert done.code == 0 and done.summary["warnings"] == [
         f"--draft-from old.jsonl: none of its {number} answers has the custom_id of a request of this run, so that "
-        "nothing was guessed from them"
+        "no draft was made from them"
     ]
     write_lines(tmp_path / "in.jsonl", [{"messages": []}])
     done = apcbatch(*RUN, "-o", "out.jsonl", "--draft-from", "old.jsonl", "--overwrite")
@@ -307,7 +307,7 @@ def test_a_compressed_file_that_breaks_off_is_read_so_far(
 
 def test_drafts_may_change_on_the_way(apcbatch: Any, engines: Any, lines: Any, tmp_path: Path) -> None:
     """Fault: --resume refuses another --draft; the run file or the command that continues loses it; answers that OUT
-    has are looked for again, or nothing is guessed from them."""
+    has are looked for again, or nothing is drafted from them."""
     assert apcbatch(*RUN, "-o", "old.jsonl").code == 0
     write_lines(tmp_path / "in.jsonl", [*lines[:5], "{", *lines[5:]])
     drafts = ("--draft", "lookup,previous", "--draft-from", "old.jsonl", "--draft-memory", "1MiB", "--max-running", "1")
@@ -374,17 +374,17 @@ class FromReferences:
 
 @pytest.fixture
 def known_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines that guess from known answers, whatever it costs."""
+    """Engines that draft from known answers, whatever it costs."""
     monkeypatch.setattr(engine_open, "Drafts", FromReferences)
     monkeypatch.setattr(RowCosts, "of", lambda self, rows: 1.0)
 
 
 @pytest.mark.usefixtures("one_thread", "known_drafts")
 @pytest.mark.parametrize("turns", ["each", "rollout"])
-def test_a_run_guesses_from_its_own_answers(
+def test_a_run_drafts_from_its_own_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: Any, turns: str
 ) -> None:
-    """Fault: on the way from OUT to the engine a guess is lost, or it changes an answer; or what was guessed is not in
+    """Fault: on the way from OUT to the engine a draft is lost, or it changes an answer; or what was drafted is not in
     the records and the summary."""
     monkeypatch.chdir(tmp_path)
     options = [*map(str, RUN), "--turns", turns, "--device", "cpu", "--max-tokens", "20", "--ignore-eos"]
@@ -411,9 +411,9 @@ def test_an_llm_takes_the_options_of_a_run(tmp_path: Path, apcbatch: Any, lines:
         write_lines(tmp_path / "old.jsonl", [plain.record])
     told: list[str] = []
     with llm.LLM("demo", device="cpu", max_tokens=8, draft_from=str(tmp_path / "old.jsonl"), warn=told.append) as one:
-        guessed, silent = one.chat(messages), one.chat(messages, draft=False)
-    assert guessed.token_ids == silent.token_ids == plain.token_ids and told == []
-    numbers = [answer.record["apcbatch"]["accepted_tokens"] for answer in (plain, guessed, silent)]
+        drafted, silent = one.chat(messages), one.chat(messages, draft=False)
+    assert drafted.token_ids == silent.token_ids == plain.token_ids and told == []
+    numbers = [answer.record["apcbatch"]["accepted_tokens"] for answer in (plain, drafted, silent)]
     assert numbers[0] == numbers[2] == 0 < numbers[1]
     with pytest.raises(UsageError, match="draft_from .* cannot be read: no such file"):
         llm.LLM("demo", draft_from=str(tmp_path / "gone.jsonl"))

@@ -349,9 +349,7 @@ def test_a_scalar_is_no_vector(tiny_checkpoint: Checkpoints, tmp_path: Path) -> 
     refused(folder, r"tensor backbone.norm_f.weight has shape \[\]; expected \[36\]")
 
 
-def test_no_thread_reads_on_behind_a_checkpoint(
-    tiny_checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_thread_reads_on_behind_a_checkpoint(tiny_checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault: threads that read the rest of a checkpoint which was found to be another one's."""
     monkeypatch.setattr(weights, "AHEAD_BYTES", 1)  # so that a thread waits for a take, with tensors left to read
 

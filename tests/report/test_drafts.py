@@ -24,7 +24,7 @@ SUMMARY = {"drafts": {"lookup": {"drafted": 8, "accepted": 6}}, "tokens_per_pass
 
 
 def sums_of(*summaries: dict[str, Any], records: int = 1, drafted: int = 8, accepted: int = 6) -> Any:
-    """The panel of a run of some processes, whose records have these guesses each."""
+    """The panel of a run of some processes, whose records have these drafts each."""
     requests = Requests()
     for _ in range(records):
         assert requests.add(answered(drafted_tokens=drafted, accepted_tokens=accepted, out=20))
@@ -121,6 +121,6 @@ def test_seconds_that_cannot_be_are_not_known(value: Any) -> None:
     [({"drafted_tokens": 5, "accepted_tokens": 5}, True), ({"drafted_tokens": -2}, False),
      ({"accepted_tokens": 1.0}, False), ({"drafted_tokens": None}, False)],
 )  # fmt: skip
-def test_a_record_with_guesses_that_cannot_be_is_none(own: dict[str, Any], is_taken: bool) -> None:
+def test_a_record_with_drafts_that_cannot_be_is_none(own: dict[str, Any], is_taken: bool) -> None:
     """Fault: a damaged count is shown and summed up."""
     assert Requests().add(answered(**own)) == is_taken

@@ -45,7 +45,7 @@ def _soak(player: Player, seconds: float) -> bool:
     click.echo(
         f"{tally.draws} draws, {tally.answers} answers compared with the cold run's, "
         f"{tally.cached_tokens} of {tally.prompt_tokens} prompt tokens restored, "
-        f"{tally.accepted_tokens} of {tally.drafted_tokens} guessed tokens right, of {tally.new_tokens} new ones, "
+        f"{tally.accepted_tokens} of {tally.drafted_tokens} drafted tokens accepted, of {tally.new_tokens} new ones, "
         f"{'none differed' if same else 'the last one differs'}"
     )
     return same
@@ -63,7 +63,7 @@ def _played(player: Player, draw: Draw, kill: bool, tally: Tally) -> bool:
     click.echo(
         f"{draw.seed:>10} {draw.family:<12} {draw.dtype:<8} {draw.generation['turns']:<7} {len(draw.lines):>3} lines "
         f"{len(draw.ways)} ways {played.answers:>4} answers {played.cached_tokens:>6} restored "
-        f"{played.accepted_tokens:>5} of {played.drafted_tokens:>5} guesses right "
+        f"{played.accepted_tokens:>5} of {played.drafted_tokens:>5} drafted tokens accepted "
         f"{time.monotonic() - begin:5.1f} s{' kill' if kill else ''}  {what}"
     )
     return what == "same"

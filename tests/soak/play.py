@@ -32,7 +32,7 @@ from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.store.writer import Batch, Writer
 from tests.soak.compare import Difference, compare, compare_reuse, num_prompt, read_records
 from tests.soak.settings import FIRST_ID, LAST_ID, MOST_NEW, STRUCTURES
-from tests.soak.ways import COLD, WRONG_GUESSES, Draw, Kill, Part, Way, out_of
+from tests.soak.ways import COLD, WRONG_ANSWERS, Draw, Kill, Part, Way, out_of
 from tests.tiny import save_tiny
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,7 +45,7 @@ UNSEEN_TOKENS = 500  # of a template and generated turns, which are not in a lin
 @dataclass
 class Tally:
     """How much was compared, how much of the prompts was restored meanwhile, and how many of the answers' tokens were
-    guessed, and rightly."""
+    drafted, and accepted."""
 
     draws: int = 0
     answers: int = 0
@@ -138,7 +138,7 @@ class _Table:
         pages = 2 - -(longest + MOST_NEW) // PAGE_TOKENS
         self._least_pool = -(-pages * self._page_bytes // 2)
         self._num_records = len(records)
-        self._write_wrong_guesses(records)
+        self._write_wrong_answers(records)
         return records
 
     def _most_prompt(self, record: dict[str, Any]) -> int:
@@ -147,7 +147,7 @@ class _Table:
             return len(self._draw.lines[record["line"] - 1]) + UNSEEN_TOKENS
         return num_prompt(record)
 
-    def _write_wrong_guesses(self, records: list[dict[str, Any]]) -> None:
+    def _write_wrong_answers(self, records: list[dict[str, Any]]) -> None:
         """Write the OUT of a run whose answers leave the cold run's at one token in eight."""
         draw = Random(self._draw.seed)
         changed = copy.deepcopy([record for record in records if record["error"] is None])
@@ -155,8 +155,8 @@ class _Table:
             ids = record["apcbatch"]["completion_token_ids"]
             for answer in ids if ids and isinstance(ids[0], list) else [ids]:
                 answer[:] = [draw.randrange(FIRST_ID, LAST_ID) if draw.random() < 1 / 8 else one for one in answer]
-        (self.folder / WRONG_GUESSES).write_text("".join(json.dumps(record) + "\n" for record in changed))
-        shutil.copy(self.folder / f"{COLD}.run.json", self.folder / f"{WRONG_GUESSES}.run.json")
+        (self.folder / WRONG_ANSWERS).write_text("".join(json.dumps(record) + "\n" for record in changed))
+        shutil.copy(self.folder / f"{COLD}.run.json", self.folder / f"{WRONG_ANSWERS}.run.json")
 
     def run(self, way: Way, out: str) -> list[dict[str, Any]]:
         """The records of a way."""

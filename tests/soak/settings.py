@@ -1,5 +1,5 @@
 """Random settings of a request: each one of apcbatch/sampling.py is drawn at some time, and those that make tiny models
-repeat themselves, so that guesses are accepted."""
+repeat themselves, so that drafts are accepted."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ WRITE_DELAYS = (0.0, 0.0, 0.01, 0.1)
 POOLS = ("least", "small", "ample")
 DRAFT_MEMORIES = ("0", "1", "1500", "9KiB", "100KiB", "")  # the last is the default
 COLD = "cold.jsonl"
-WRONG_GUESSES = "wrong-guesses.jsonl"  # the cold run's OUT with some tokens of its answers changed
+WRONG_ANSWERS = "wrong-answers.jsonl"  # the cold run's OUT with some tokens of its answers changed
 Ending = Literal["whole", "torn", "killed"]
 
 
@@ -156,7 +156,7 @@ class _Maker:
             return {"draft": "none"}
         if draw.random() < 0.5:
             options["draft_from"] = _one(
-                draw, COLD, WRONG_GUESSES, WRONG_GUESSES, *map(out_of, range(self.num_earlier))
+                draw, COLD, WRONG_ANSWERS, WRONG_ANSWERS, *map(out_of, range(self.num_earlier))
             )
         if draw.random() < 0.5:
             applies = {"previous": "draft_from" in options, "recorded": not self._is_rollout}

@@ -134,7 +134,11 @@ def _draft_lines(drafts: DraftForecast | None) -> Iterator[str]:
     yield ""
     yield f"Drafts, if the model answered as {_count(drafts.requests, 'recorded answer')} of the first requests:"
     for one in drafts.estimates:
-        share = f", {_percent(one.accepted / one.drafted)} of {one.drafted:,} guesses right" if one.drafted else ""
+        share = (
+            f", {_percent(one.accepted / one.drafted)} of {one.drafted:,} drafted tokens accepted"
+            if one.drafted
+            else ""
+        )
         yield f"  {', '.join(one.sources)}: {one.tokens_per_pass:.2f} tokens a pass{share}"
     if drafts.has_recorded:
         yield "  recorded: not known without the model, which says how far it agrees with the recorded answers"
