@@ -4,9 +4,9 @@ Each place (a site) is an operator of cosmic-ray, or the removal of a statement,
 Several replacements may be possible at a site (`<` by `<=`, `==`, ...); it counts once, and its hash picks one.
 Which sites are in the sample depends on the text of their lines alone: a change elsewhere in a file leaves the rest of
 the sample as it was.
-Left out: annotations and code under `if TYPE_CHECKING`, which nothing executes; `strict`, `frozen` and `slots`, which
-guard against faults of the code itself; replacements across kinds (`+` by `<<`, `==` by `is`), which any test notices
-or which change nothing.
+Left out: annotations, protocols and code under `if TYPE_CHECKING`, which nothing executes; `strict`, `frozen`, `slots`
+and `abstractmethod`, which guard against faults of the code itself; replacements across kinds (`+` by `<<`, `==` by
+`is`), which any test notices or which change nothing.
 """
 
 from __future__ import annotations
@@ -114,10 +114,17 @@ def _is_idle(node: Any) -> bool:
         or (above.type == "argument" and above.children[0].get_code().strip() in GUARDS)
         or (above.type == "annassign" and above.children[1] is below)
         or (above.type == "funcdef" and above.annotation is below)
+        or (below.type == "decorator" and below.children[1].get_code().strip() == "abstractmethod")
+        or (above.type == "classdef" and _is_protocol(above))
         or _is_for_types(below)
         or _is_for_types(above)
         for below, above in _upward(node)
     )
+
+
+def _is_protocol(node: Any) -> bool:
+    bases = node.get_super_arglist()
+    return bases is not None and "Protocol" in bases.get_code()
 
 
 def _is_for_types(node: Any) -> bool:
