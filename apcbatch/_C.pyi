@@ -75,6 +75,51 @@ class MambaMixer(SubBlock):
         conv: View,
     ) -> None: ...
 
+class DeltaMixer(SubBlock):
+    def __init__(
+        self,
+        *,
+        norm: PreNorm,
+        in_proj: Projection,
+        out_proj: Projection,
+        key_heads: int,
+        value_heads: int,
+        key_dim: int,
+        value_dim: int,
+        lanes: int,
+        width: int,
+        conv_weight: int,
+        A: int,
+        dt_bias: int,
+        head_norm: int,
+        head_norm_eps: float,
+        delta: View,
+        conv: View,
+    ) -> None: ...
+
+def delta_rule(
+    *,
+    ragged: RaggedParams,
+    q: View,
+    k: View,
+    v: View,
+    b: View,
+    a: View,
+    A: int,
+    dt_bias: int,
+    state: View,
+    out: View,
+    key_heads: int,
+    value_heads: int,
+    key_dim: int,
+    value_dim: int,
+    lanes: int,
+    num_threads: int,
+) -> None: ...
+def gated_norm(
+    t: int, heads: int, d: int, x: View, gate: View, weight: int, eps: float, y: View, num_threads: int, /
+) -> None: ...
+
 class Expert:
     def __init__(self, gate_up: Projection, down: Projection, /) -> None: ...
 

@@ -89,8 +89,25 @@ def holds_tokens(name: str) -> bool:
 
 SSM = Role("ssm", Extent.AT, ("d_state", "d_inner"), ("d_inner", "d_state"), "float32")
 CONV = Role("conv", Extent.TAIL, ("d_conv-1", "d_inner"), ("d_inner", "d_conv-1"))
+DELTA = Role(
+    "delta",
+    Extent.AT,
+    ("v_head", "v_block", "d_key", "lane"),
+    ("v_head", "d_key", "v_block", "lane"),
+    "float32",
+)
+"""State S (d_key, d_value) of each value head, its columns in blocks of `lane` each (`value_lanes`)."""
 KV = Role("kv", Extent.TOKENS, ("2", TOKEN_AXIS, "kv_head", "head_dim"))
 """Keys, then values."""
+
+
+MOST_LANES = 64
+
+
+def value_lanes(d_value: int) -> int:
+    """Return the columns of a block of a delta state: the largest divisor of d_value that is at most 64. A block of
+    64 x 128 float32 is 32 KiB and stays in the L1 cache."""
+    return next(lanes for lanes in range(min(d_value, MOST_LANES), 0, -1) if d_value % lanes == 0)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@
 
 #include "attention_mixer.h"
 #include "bindings.h"
+#include "delta_mixer.h"
 #include "feed_forward.h"
 #include "mamba_mixer.h"
 #include "parts.h"
@@ -38,6 +39,34 @@ MambaMixer mamba_mixer(const PreNorm& norm, const Projection& in_proj, const Pro
     p.norm_eps = norm_eps;
     p.ssm = static_cast<float*>(values(ssm, DType::float32, kMaybe));
     p.ssm_stride = ssm.stride;
+    p.conv = values(conv, p.dtype, kMaybe);
+    p.conv_stride = conv.stride;
+    return p;
+}
+
+DeltaMixer delta_mixer(const PreNorm& norm, const Projection& in_proj, const Projection& out_proj,
+                       std::int64_t key_heads, std::int64_t value_heads, std::int64_t key_dim,
+                       std::int64_t value_dim, std::int64_t lanes, std::int64_t width, Address conv_weight,
+                       Address A, Address dt_bias, Address head_norm, float head_norm_eps, const View& delta,
+                       const View& conv) {
+    DeltaMixer p;
+    p.norm = norm;
+    p.dtype = in_proj.dtype;
+    p.in_proj = in_proj;
+    p.out_proj = out_proj;
+    p.key_heads = key_heads;
+    p.value_heads = value_heads;
+    p.key_dim = key_dim;
+    p.value_dim = value_dim;
+    p.lanes = lanes;
+    p.width = width;
+    p.conv_weight = floats(conv_weight, width);
+    p.A = floats(A, value_heads);
+    p.dt_bias = floats(dt_bias, value_heads);
+    p.head_norm = floats(head_norm, value_dim);
+    p.head_norm_eps = head_norm_eps;
+    p.delta = static_cast<float*>(values(delta, DType::float32, kMaybe));
+    p.delta_stride = delta.stride;
     p.conv = values(conv, p.dtype, kMaybe);
     p.conv_stride = conv.stride;
     return p;
@@ -116,6 +145,11 @@ void bind_layers(py::module_& m) {
         .def(py::init(&mamba_mixer), py::kw_only(), "norm"_a, "in_proj"_a, "x_proj"_a, "dt_proj"_a,
              "out_proj"_a, "d_state"_a, "width"_a, "conv_weight"_a, "conv_bias"_a, "A"_a, "D"_a, "dt_bias"_a,
              "has_norms"_a, "dt_norm"_a, "B_norm"_a, "C_norm"_a, "norm_eps"_a, "ssm"_a, "conv"_a)
+        .def("run", &run_sub_block, ReleaseGil());
+    py::class_<DeltaMixer, SubBlock, std::shared_ptr<DeltaMixer>>(m, "DeltaMixer")
+        .def(py::init(&delta_mixer), py::kw_only(), "norm"_a, "in_proj"_a, "out_proj"_a, "key_heads"_a,
+             "value_heads"_a, "key_dim"_a, "value_dim"_a, "lanes"_a, "width"_a, "conv_weight"_a, "A"_a,
+             "dt_bias"_a, "head_norm"_a, "head_norm_eps"_a, "delta"_a, "conv"_a)
         .def("run", &run_sub_block, ReleaseGil());
     py::class_<AttentionMixer, SubBlock, std::shared_ptr<AttentionMixer>>(m, "AttentionMixer")
         .def(py::init(&attention_mixer), py::kw_only(), "norm"_a, "qkv_proj"_a, "o_proj"_a, "heads"_a,

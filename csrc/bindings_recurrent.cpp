@@ -1,6 +1,8 @@
 // Python bindings (pybind11) of the recurrent kernels.
 #include "bindings.h"
+#include "delta_rule.h"
 #include "scan.h"
+#include "scratch.h"
 
 namespace apcbatch {
 namespace {
@@ -31,8 +33,43 @@ void bound_selective_scan(const RaggedParams& ragged, const View& x, const View&
                    num_threads);
 }
 
+// q, k: (t, key_heads, key_dim). v, out: (t, value_heads, value_dim). b, a: (t, value_heads). A, dt_bias:
+// (value_heads). state: (slots, value_heads, value_dim / lanes, key_dim, lanes).
+void bound_delta_rule(const RaggedParams& ragged, const View& q, const View& k, const View& v, const View& b,
+                      const View& a, Address A, Address dt_bias, const View& state, const View& out,
+                      std::int64_t key_heads, std::int64_t value_heads, std::int64_t key_dim,
+                      std::int64_t value_dim, std::int64_t lanes, int num_threads) {
+    const std::int64_t sequences = ragged.num_sequences;
+    DeltaParams p;
+    p.ragged = ragged;
+    p.dtype = q.dtype;
+    p.key_heads = key_heads;
+    p.value_heads = value_heads;
+    p.key_dim = key_dim;
+    p.value_dim = value_dim;
+    p.lanes = lanes;
+    p.q = values(q, sequences);
+    p.q_stride = q.stride;
+    p.k = values(k, q.dtype, sequences);
+    p.k_stride = k.stride;
+    p.v = values(v, q.dtype, sequences);
+    p.v_stride = v.stride;
+    p.b = values(b, q.dtype, sequences);
+    p.b_stride = b.stride;
+    p.a = values(a, q.dtype, sequences);
+    p.a_stride = a.stride;
+    p.A = floats(A, value_heads);
+    p.dt_bias = floats(dt_bias, value_heads);
+    p.state = static_cast<float*>(values(state, DType::float32, kMaybe));
+    p.state_stride = state.stride;
+    p.out = static_cast<float*>(values(out, DType::float32, sequences));
+    p.out_stride = out.stride;
+    const std::int64_t tokens = ragged.cu_seqlens[sequences];
+    delta_rule(p, reinterpret_cast<float*>(thread_workspace(4 * delta_floats(p, tokens))), num_threads);
+}
+
 void bound_elementwise(int function, Address from, Address to, std::int64_t count) {
-    if (function < 0 || function > int(Elementwise::silu)) {
+    if (function < 0 || function > int(Elementwise::sigmoid)) {
         throw std::invalid_argument("there is no elementwise function " + std::to_string(function));
     }
     elementwise(Elementwise(function), floats(from, count), floats(to, count), count);
@@ -50,5 +87,8 @@ void bind_recurrent(py::module_& m) {
     m.def("selective_scan", &apcbatch::bound_selective_scan, ReleaseGil(), py::kw_only(), "ragged"_a, "x"_a,
           "dt"_a, "A"_a, "B"_a, "C"_a, "D"_a, "z"_a, "dt_bias"_a, "state"_a, "out"_a, "d_inner"_a,
           "d_state"_a, "num_threads"_a);
+    m.def("delta_rule", &apcbatch::bound_delta_rule, ReleaseGil(), py::kw_only(), "ragged"_a, "q"_a, "k"_a,
+          "v"_a, "b"_a, "a"_a, "A"_a, "dt_bias"_a, "state"_a, "out"_a, "key_heads"_a, "value_heads"_a,
+          "key_dim"_a, "value_dim"_a, "lanes"_a, "num_threads"_a);
     m.def("elementwise", &apcbatch::bound_elementwise, ReleaseGil());
 }

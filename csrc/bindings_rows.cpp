@@ -24,6 +24,24 @@ void bound_rms_norm(std::int64_t t, std::int64_t h, const View& x, const View& d
     rms_norm(p, num_threads);
 }
 
+// x: (t, heads, d) float32. gate: (t, heads, d). weight: (d). y: (t, heads, d) contiguous, of gate's type.
+void bound_gated_norm(std::int64_t t, std::int64_t heads, std::int64_t d, const View& x, const View& gate,
+                      Address weight, float eps, const View& y, int num_threads) {
+    GatedNormParams p;
+    p.t = t;
+    p.heads = heads;
+    p.d = d;
+    p.x = static_cast<float*>(values(x, DType::float32, t));
+    p.x_stride = x.stride;
+    p.gate = values(gate, t);
+    p.gate_stride = gate.stride;
+    p.weight = floats(weight, d);
+    p.eps = eps;
+    p.y = values(y, gate.dtype, t);
+    p.dtype = gate.dtype;
+    gated_norm(p, num_threads);
+}
+
 // gate, up, y: (t, f), of one type.
 void bound_silu_mul(std::int64_t t, std::int64_t f, const View& gate, const View& up, const View& y,
                     int num_threads) {
@@ -73,6 +91,7 @@ void bound_logprob(std::int64_t t, std::int64_t n, const View& logits, bool choo
 
 void bind_rows(py::module_& m) {
     m.def("rms_norm", &apcbatch::bound_rms_norm, ReleaseGil());
+    m.def("gated_norm", &apcbatch::bound_gated_norm, ReleaseGil());
     m.def("silu_mul", &apcbatch::bound_silu_mul, ReleaseGil());
     m.def("softmax_topk", &apcbatch::bound_softmax_topk, ReleaseGil());
     m.def("logprob", &apcbatch::bound_logprob, ReleaseGil());

@@ -30,6 +30,8 @@ void elementwise(Elementwise function, const float* from, float* to, int64_t cou
             return map(from, to, count, [](Vec v) { return softplus(v); });
         case Elementwise::silu:
             return map(from, to, count, [](Vec v) { return silu(v); });
+        case Elementwise::sigmoid:
+            return map(from, to, count, [](Vec v) { return sigmoid(v); });
     }
 }
 

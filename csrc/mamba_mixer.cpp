@@ -147,16 +147,6 @@ void keep(const MambaMixer& p, const SubBlockInputs& inputs, const Rows& raw, co
     });
 }
 
-// Shifts `count` raw inputs, each row_bytes after the one before, into the convolution's state, oldest first.
-void shift_in(char* state, std::int64_t past, std::int64_t input_bytes, const char* rows,
-              std::int64_t row_bytes, std::int64_t count) {
-    const std::int64_t left = count < past ? past - count : 0;
-    std::memmove(state, state + (past - left) * input_bytes, std::size_t(left * input_bytes));
-    for (std::int64_t i = left; i < past; ++i) {
-        std::memcpy(state + i * input_bytes, rows + (count - past + i) * row_bytes, std::size_t(input_bytes));
-    }
-}
-
 }  // namespace
 
 std::int64_t MambaMixer::kept_bytes() const {

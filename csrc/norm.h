@@ -1,48 +1,24 @@
-// RMS norm (Zhang and Sennrich 2019, equation 4), alone or after the residual addition, and silu(gate) * up.
-//
-// Invariant: the square of element i of a row is added to lane i mod 32. The 32 lanes are then added in a
-// fixed tree, for any vector width.
+// RMS norm (Zhang and Sennrich 2019, equation 4), alone, after the residual addition or gated by silu(gate);
+// and silu(gate) * up. square_sum.h has the order of the norm's sum.
 #pragma once
 
-#include "lanes.h"
 #include "rowwise.h"
+#include "square_sum.h"
 #include "vmath.h"
 
 namespace apcbatch {
 namespace APC_ISA {
 namespace {
 
-constexpr int64_t kSumLanes = 32;
-constexpr int kSumVecs = int(kSumLanes) / kLanes;
-
-APC_INLINE float sum_lanes(const Vec (&sums)[kSumVecs]) {
-    float lane[kSumLanes];
-    for (int v = 0; v < kSumVecs; ++v) sums[v].store(lane + v * kLanes);
-    for (int64_t half = kSumLanes / 2; half > 0; half /= 2) {
-        for (int64_t i = 0; i < half; ++i) lane[i] += lane[i + half];
-    }
-    return lane[0];
-}
-
 // Returns the sum of squares of a row. With a delta, first adds it to the row in place.
 template <class X, class Delta>
-APC_INLINE float square_sum(X* x, const Delta* delta, int64_t h) {
-    Vec sums[kSumVecs];
-    for (Vec& sum : sums) sum = Vec::zero();
-    for (int64_t block = 0; block < h; block += kSumLanes) {
-#pragma GCC unroll 4
-        for (int v = 0; v < kSumVecs; ++v) {
-            const int64_t at = block + v * kLanes;
-            if (at >= h) break;
-            Vec value = load_first(x + at, h - at);
-            if (delta) {
-                value = value + load_first(delta + at, h - at);
-                store_first(value, x + at, h - at);
-            }
-            sums[v] = fma(value, value, sums[v]);
-        }
-    }
-    return sum_lanes(sums);
+APC_INLINE float summed_squares(X* x, const Delta* delta, int64_t h) {
+    if (!delta) return square_sum(x, h);
+    return square_sum_of(h, [&](int64_t at) __attribute__((always_inline)) {
+        const Vec value = load_first(x + at, h - at) + load_first(delta + at, h - at);
+        store_first(value, x + at, h - at);
+        return value;
+    });
 }
 
 template <class X, class Y>
@@ -60,7 +36,7 @@ void rms_norm_typed(const NormParams& p, int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
         X* x = static_cast<X*>(p.x) + r * p.x_stride;
         const Delta* delta = p.delta ? static_cast<const Delta*>(p.delta) + r * p.delta_stride : nullptr;
-        const float mean = square_sum(x, delta, p.h) / float(p.h);
+        const float mean = summed_squares(x, delta, p.h) / float(p.h);
         normalise(x, p.weight, 1.0f / __builtin_sqrtf(mean + p.eps), static_cast<Y*>(p.y) + r * p.h, p.h);
     }
 }
@@ -78,6 +54,24 @@ void silu_mul_typed(const SiluMulParams& p, int64_t begin, int64_t end) {
     }
 }
 
+template <class T>
+void gated_norm_typed(const GatedNormParams& p, int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+        for (int64_t head = 0; head < p.heads; ++head) {
+            const float* x = p.x + r * p.x_stride + head * p.d;
+            const T* gate = static_cast<const T*>(p.gate) + r * p.gate_stride + head * p.d;
+            T* y = static_cast<T*>(p.y) + (r * p.heads + head) * p.d;
+            const float mean = square_sum(x, p.d) / float(p.d);
+            const Vec scale = Vec::broadcast(1.0f / __builtin_sqrtf(mean + p.eps));
+            for (int64_t at = 0; at < p.d; at += kLanes) {
+                const int64_t left = p.d - at;
+                const Vec normed = load_first(x + at, left) * scale * load_first(p.weight + at, left);
+                store_first(normed * silu(load_first(gate + at, left)), y + at, left);
+            }
+        }
+    }
+}
+
 }  // namespace
 
 void rms_norm_rows(const NormParams& p, int64_t begin, int64_t end) {
@@ -89,6 +83,10 @@ void rms_norm_rows(const NormParams& p, int64_t begin, int64_t end) {
             });
         });
     });
+}
+
+void gated_norm_rows(const GatedNormParams& p, int64_t begin, int64_t end) {
+    with_type(p.dtype, [&](auto gate) { gated_norm_typed<TypeOf<decltype(gate)>>(p, begin, end); });
 }
 
 void silu_mul_rows(const SiluMulParams& p, int64_t begin, int64_t end) {

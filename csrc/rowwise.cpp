@@ -11,6 +11,12 @@ void rms_norm(const NormParams& params, int num_threads) {
                [&](int64_t begin, int64_t end, char*) { run(params, begin, end); });
 }
 
+void gated_norm(const GatedNormParams& params, int num_threads) {
+    const auto run = APC_FOR_ISA(gated_norm_rows);
+    share_rows(params.t, params.heads * params.d, num_threads, 0,
+               [&](int64_t begin, int64_t end, char*) { run(params, begin, end); });
+}
+
 void silu_mul(const SiluMulParams& params, int num_threads) {
     const auto run = APC_FOR_ISA(silu_mul_rows);
     share_rows(params.t, params.f, num_threads, 0,

@@ -1,5 +1,5 @@
-// Row-wise ops: RMS norm, the SwiGLU product, and top-k, argmax and log-probabilities of logits. Arguments
-// and entry points; norm.h and choose.h have the arithmetic.
+// Row-wise ops: RMS norm, gated RMS norm, the SwiGLU product, and top-k, argmax and log-probabilities of
+// logits. Arguments and entry points; norm.h and choose.h have the arithmetic.
 #pragma once
 
 #include <stdint.h>
@@ -23,6 +23,19 @@ struct NormParams {
     float eps = 0.0f;
     void* y = nullptr;  // (t, h) contiguous
     DType y_dtype = DType::float32;
+};
+
+// Gated RMS norm of each head: y = x / sqrt(mean(x^2) + eps) * weight * silu(gate).
+struct GatedNormParams {
+    int64_t t = 0, heads = 0, d = 0;
+    const float* x = nullptr;  // (t, heads, d), row stride x_stride
+    int64_t x_stride = 0;
+    const void* gate = nullptr;  // (t, heads, d), row stride gate_stride
+    int64_t gate_stride = 0;
+    const float* weight = nullptr;  // (d)
+    float eps = 0.0f;
+    void* y = nullptr;             // (t, heads, d) contiguous
+    DType dtype = DType::float32;  // of gate and y
 };
 
 // SwiGLU product: y = silu(gate) * up. y may be the same memory as gate.
@@ -60,6 +73,7 @@ struct LogprobParams {
 };
 
 void rms_norm(const NormParams& params, int num_threads);
+void gated_norm(const GatedNormParams& params, int num_threads);
 void silu_mul(const SiluMulParams& params, int num_threads);
 void softmax_topk(const TopkParams& params, int num_threads);
 void logprob(const LogprobParams& params, int num_threads);
@@ -70,6 +84,7 @@ constexpr int64_t topk_scratch_bytes(int64_t n) { return 4 * (n + 16); }
 #define APC_DECLARE(argument, name, ...)                                                         \
     namespace name {                                                                             \
     void rms_norm_rows(const NormParams& params, int64_t begin, int64_t end);                    \
+    void gated_norm_rows(const GatedNormParams& params, int64_t begin, int64_t end);             \
     void silu_mul_rows(const SiluMulParams& params, int64_t begin, int64_t end);                 \
     void softmax_topk_rows(const TopkParams& params, int64_t begin, int64_t end, char* scratch); \
     void logprob_rows(const LogprobParams& params, int64_t begin, int64_t end);                  \

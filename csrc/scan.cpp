@@ -1,6 +1,7 @@
 #include "scan.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "share.h"
 
@@ -95,6 +96,15 @@ void selective_scan_alone(const ScanParams& params, char* memory) {
 std::int64_t scan_alone_bytes(std::int64_t d_inner, std::int64_t d_state, std::int64_t tokens) {
     const std::int64_t widest = std::min(d_inner, widest_scan_range(d_state));
     return std::int64_t(sizeof(float)) * scratch_floats(tokens, d_state, widest);
+}
+
+void shift_in(char* state, std::int64_t past, std::int64_t input_bytes, const char* rows,
+              std::int64_t row_bytes, std::int64_t count) {
+    const std::int64_t left = count < past ? past - count : 0;
+    std::memmove(state, state + (past - left) * input_bytes, std::size_t(left * input_bytes));
+    for (std::int64_t i = left; i < past; ++i) {
+        std::memcpy(state + i * input_bytes, rows + (count - past + i) * row_bytes, std::size_t(input_bytes));
+    }
 }
 
 void elementwise(Elementwise function, const float* from, float* to, std::int64_t count) {

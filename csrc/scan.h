@@ -11,7 +11,15 @@
 namespace apcbatch {
 
 // Elementwise functions of vmath.h, for tests.
-enum class Elementwise : int { exp = 0, exp2 = 1, exp2_bounded = 2, log1p_unit = 3, softplus = 4, silu = 5 };
+enum class Elementwise : int {
+    exp = 0,
+    exp2 = 1,
+    exp2_bounded = 2,
+    log1p_unit = 3,
+    softplus = 4,
+    silu = 5,
+    sigmoid = 6
+};
 
 void causal_conv(const ConvParams& params, int num_threads);
 void selective_scan(const ScanParams& params, int num_threads);
@@ -19,6 +27,10 @@ void selective_scan(const ScanParams& params, int num_threads);
 // its sizes, at most `tokens` a sequence.
 void selective_scan_alone(const ScanParams& params, char* memory);
 std::int64_t scan_alone_bytes(std::int64_t d_inner, std::int64_t d_state, std::int64_t tokens);
+// Shifts `count` raw inputs, each row_bytes after the one before, into a convolution's state of `past`
+// inputs, oldest first.
+void shift_in(char* state, std::int64_t past, std::int64_t input_bytes, const char* rows,
+              std::int64_t row_bytes, std::int64_t count);
 void elementwise(Elementwise function, const float* from, float* to, std::int64_t count);
 
 // Return the scratch of one unit of `channels` channels, in floats, for selective_scan_unit and

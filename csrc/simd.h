@@ -365,6 +365,18 @@ APC_INLINE VecI shift_right(VecI a) {  // arithmetic: keeps the sign
 
 constexpr int kLanes = Vec::lanes;
 
+// sum = fma(a, b, sum) in the sum's own register. From fma alone GCC makes loops that copy accumulators, one
+// move for two or three products, and the moves take the ports of the products.
+APC_INLINE void accumulate(Vec& sum, Vec a, Vec b) {
+#if defined(__AVX512F__)
+    __asm__("vfmadd231ps %2, %1, %0" : "+v"(sum.v) : "v"(a.v), "vm"(b.v));
+#elif defined(__AVX2__)
+    __asm__("vfmadd231ps %2, %1, %0" : "+x"(sum.v) : "x"(a.v), "xm"(b.v));
+#else
+    sum = fma(a, b, sum);
+#endif
+}
+
 // Loads the first `count` lanes (1 to all), with zeros in the others. Never reads memory past them.
 template <class T>
 APC_INLINE Vec load_partial(const T* p, int64_t count) {

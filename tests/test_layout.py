@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from apcbatch.layout import CONV, KV, PAGE_TOKENS, SSM, Extent, Role, StateLayout, StatePart, TensorLayout
+from apcbatch.layout import CONV, DELTA, KV, PAGE_TOKENS, SSM, Extent, Role, StateLayout, StatePart, TensorLayout
 from apcbatch.plan.footprint import Footprint
 
 # Roles of families that are not here yet, each with the sizes of a tiny model.
 MAMBA2 = Role("ssm", Extent.AT, ("head", "d_state", "head_dim"), ("head", "head_dim", "d_state"), "float32")
-DELTA = Role("delta", Extent.AT, ("v_head", "k_dim", "v_dim"), dtype="float32")
 MIXED_CONV = Role("conv", Extent.TAIL, ("d_conv-1", "channel"), ("channel", "d_conv-1"))
 DILATED = Role("conv_dilated", Extent.TAIL, ("reach", "channel"))
 SHORT_CONV = Role("conv_short", Extent.TAIL, ("d_conv-1", "hidden"))
@@ -27,9 +26,9 @@ LAYOUTS = {
                SSM.part(2, (2, 4), "bfloat16"), CONV.part(2, (3, 4), "bfloat16")], 2 * (32 + 24), 40),
     # 2 heads of 3 x 4 float32 = 96 bytes; inputs of x, B and C: 2 x 3 + 2 x 1 x 4 = 14 channels x 3 bfloat16 = 84.
     "mamba-2": ([MAMBA2.part(0, (2, 4, 3), "bfloat16"), MIXED_CONV.part(0, (3, 14), "bfloat16")], 96 + 84, 0),
-    # 2 value heads of 4 x 5 float32 = 160; inputs 2 x 4 + 2 x 5 = 18 channels x 3 float32 = 216; attention beside it:
-    # keys and values of 1 head of 8 float32 = 64 for each token.
-    "gated delta net": ([DELTA.part(0, (2, 4, 5), "float32"), MIXED_CONV.part(0, (3, 18), "float32"),
+    # 2 value heads of one block of 4 x 5 float32 = 160; inputs 2 x 4 + 2 x 5 = 18 channels x 3 float32 = 216; attention
+    # beside it: keys and values of 1 head of 8 float32 = 64 for each token.
+    "gated delta net": ([DELTA.part(0, (2, 1, 4, 5), "float32"), MIXED_CONV.part(0, (3, 18), "float32"),
                          KV.part(3, (2, None, 1, 8), "float32")], 160 + 216, 64),
     # Two convolutions of one layer: 3 x 6 and 9 x 6 bfloat16 = 36 + 108; the last 3 token ids = 12 bytes; a latent of 8
     # and a key of 2 bfloat16 for each token = 20.

@@ -6,6 +6,7 @@ arguments from these functions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -166,19 +167,20 @@ def token_stride(tensor: torch.Tensor, name: str, rows: int, columns: int, x: to
 
 
 def slot_stride(
-    state: torch.Tensor, slot_shape: tuple[int, int], dtype: torch.dtype, device: torch.device = CPU
+    state: torch.Tensor, slot_shape: tuple[int, ...], dtype: torch.dtype, device: torch.device = CPU
 ) -> int:
     """Return the slot stride of a state in elements. Raises ValueError unless the state is on the device and its slots
     have this shape and dtype, are contiguous and do not overlap."""
     strides = state.stride()
     shape = tuple(state.shape)
     require_on(state, "state", device)
-    if state.dtype != dtype or shape[1:] != slot_shape or (state.numel() and strides[1:] != (slot_shape[1], 1)):
+    contiguous = tuple(math.prod(slot_shape[axis + 1 :]) for axis in range(len(slot_shape)))
+    if state.dtype != dtype or shape[1:] != slot_shape or (state.numel() and strides[1:] != contiguous):
         raise ValueError(
-            f"state must be {dtype}{where(device)} of shape (num_slots, {slot_shape[0]}, {slot_shape[1]}), each slot "
+            f"state must be {dtype}{where(device)} of shape (num_slots, {', '.join(map(str, slot_shape))}), each slot "
             f"contiguous; it is {state.dtype} of shape {shape} with strides {strides}"
         )
-    if shape[0] > 1 and strides[0] < slot_shape[0] * slot_shape[1]:
+    if shape[0] > 1 and strides[0] < math.prod(slot_shape):
         raise ValueError(
             f"the state's slots must not overlap, as they are written; its strides are {strides} for the shape {shape}"
         )

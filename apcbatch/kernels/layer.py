@@ -68,6 +68,25 @@ class MambaWeights(Generic[LinearT]):
 
 
 @dataclass(frozen=True, eq=False)
+class DeltaNetWeights(Generic[LinearT]):
+    """Weights of a gated delta net mixer: Hk key heads of K columns, Hv value heads of V columns, c = 2 Hk K + Hv V.
+    The projections are packed and of one dtype; the rest is float32, contiguous.
+
+    in_proj: (c + Hv V + 2 Hv, h), rows of q, k, v, z, b, a. out_proj: (h, Hv V). key_heads: Hk, a divisor of Hv.
+    conv_weight: (c, w). A: (Hv,), -exp(A_log). dt_bias: (Hv,). norm: (V,), weight of the gated RMS norm of each head.
+    """
+
+    in_proj: LinearT
+    out_proj: LinearT
+    key_heads: int
+    conv_weight: torch.Tensor
+    A: torch.Tensor
+    dt_bias: torch.Tensor
+    norm: torch.Tensor
+    norm_eps: float
+
+
+@dataclass(frozen=True, eq=False)
 class AttentionWeights(Generic[LinearT]):
     """Weights of a causal grouped-query attention mixer without position embeddings, packed, of one dtype.
 

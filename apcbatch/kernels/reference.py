@@ -70,6 +70,54 @@ def selective_scan(
     return y.to(x.dtype)
 
 
+def delta_rule(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    b: torch.Tensor,
+    a: torch.Tensor,
+    A: torch.Tensor,
+    dt_bias: torch.Tensor,
+    state: torch.Tensor,
+    ragged: Ragged,
+) -> torch.Tensor:
+    """Compute the gated delta rule; see apcbatch.kernels.cpu.delta_rule. With q and k normed to length 1, q also
+    divided by sqrt(K), beta = sigmoid(b) and d = exp(A softplus(a + dt_bias)), for each value head:
+
+    S = d S + k (beta (v - S^T (d k)))^T, o = S^T q.
+
+    Yang, Kautz and Hatamizadeh, "Gated Delta Networks", arXiv 2412.06464, equation 10.
+    """
+    compute = torch.promote_types(q.dtype, torch.float32)
+    group, blocks = v.shape[1] // q.shape[1], state.shape[2]
+    q_, k_ = (_unit_rows(x.to(compute)).repeat_interleave(group, 1) for x in (q, k))  # (t, Hv, K)
+    q_ = q_ / q.shape[2] ** 0.5
+    v_ = v.to(compute).view(*v.shape[:2], blocks, -1)  # (t, Hv, V) -> (t, Hv, blocks, lanes)
+    beta = torch.sigmoid(b.to(compute))[:, :, None, None]
+    decay = torch.exp(A.to(compute) * F.softplus(a.to(compute) + dt_bias.to(compute)))[:, :, None]  # (t, Hv, 1)
+    out = torch.empty_like(v_)
+
+    def step(token: int, S: torch.Tensor) -> torch.Tensor:  # (Hv, blocks, K, lanes)
+        read = torch.einsum("hi,hcil->hcl", decay[token] * k_[token], S)
+        u = beta[token] * (v_[token] - read)
+        S = decay[token, :, :, None, None] * S + torch.einsum("hi,hcl->hcil", k_[token], u)
+        out[token] = torch.einsum("hi,hcil->hcl", q_[token], S)
+        return S
+
+    _run(ragged, state, step)
+    return out.flatten(2)
+
+
+def _unit_rows(x: torch.Tensor) -> torch.Tensor:
+    return x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+
+
+def gated_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Compute x / sqrt(mean(x^2) + eps) * weight * silu(gate) for each head; see apcbatch.kernels.cpu.delta_rule."""
+    compute = torch.promote_types(gate.dtype, torch.float32)
+    return (rms_norm(x.to(compute), weight, eps, compute) * F.silu(gate.to(compute))).to(gate.dtype)
+
+
 def _run(ragged: Ragged, state: torch.Tensor, step: Callable[[int, torch.Tensor], torch.Tensor]) -> None:
     """Run carry = step(token, carry) over the tokens of each sequence. Reads the initial slots, and writes the snapshot
     and final slots."""

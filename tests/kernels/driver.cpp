@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "delta_rule.h"
 #include "dispatch.h"
 #include "linear.h"
 #include "partition.h"
@@ -284,6 +285,82 @@ void try_scan() {
     check("the states of selective_scan", state, after, 2e-2, false, run);
 }
 
+void try_delta_rule() {
+    const Batch batch(80);
+    const int64_t t = batch.cu.back(), key_heads = pick(1, 2), group = pick(1, 3), K = pick(1, 40);
+    const int64_t lanes = pick(1, 70), blocks = pick(1, 2), heads = key_heads * group, V = lanes * blocks;
+    const int64_t keys = key_heads * K, values = heads * V, block = K * lanes;
+    const DType type = any_dtype();
+    Array q(type, t * keys), k(type, t * keys), v(type, t * values), b(type, t * heads), a(type, t * heads);
+    Array A(DType::float32, heads), bias(DType::float32, heads), out(DType::float32, t * values);
+    Array state(DType::float32, batch.num_slots * heads * blocks * block);
+    for (int64_t i = 0; i < heads; ++i) A.set(i, -std::fabs(float(A.at(i))));
+    const std::string begin(state.memory.get(), size_t(state.bytes()));
+    std::vector<double> expected(size_t(t * values)), after = worth(state), S(static_cast<size_t>(K));
+    const auto norm = [&](const Array& x, int64_t first) {
+        double sum = 1e-6;
+        for (int64_t i = 0; i < K; ++i) sum += x.at(first + i) * x.at(first + i);
+        return 1.0 / std::sqrt(sum);
+    };
+    for (int64_t s = 0; s < batch.sequences(); ++s) {
+        for (int64_t c = 0; c < values; ++c) {
+            const int64_t slot = batch.initial[size_t(s)], head = c / V;
+            const int64_t first = (head * blocks + c % V / lanes) * block + c % V % lanes;
+            const auto place = [&](int64_t of, int64_t i) {
+                return of * heads * blocks * block + first + i * lanes;
+            };
+            for (int64_t i = 0; i < K; ++i) S[size_t(i)] = slot < 0 ? 0.0 : state.at(place(slot, i));
+            for (int64_t n = batch.cu[size_t(s)]; n < batch.cu[size_t(s) + 1]; ++n) {
+                const int64_t key = n * keys + head / group * K;
+                const double raw = a.at(n * heads + head) + bias.at(head);
+                const double step = std::fmax(raw, 0.0) + std::log1p(std::exp(-std::fabs(raw)));
+                const double decay = std::exp(A.at(head) * step), unit_k = norm(k, key);
+                double read = 0.0, y = 0.0;
+                for (int64_t i = 0; i < K; ++i) read += decay * k.at(key + i) * unit_k * S[size_t(i)];
+                const double u = (v.at(n * values + c) - read) / (1.0 + std::exp(-b.at(n * heads + head)));
+                for (int64_t i = 0; i < K; ++i) {
+                    S[size_t(i)] = decay * S[size_t(i)] + k.at(key + i) * unit_k * u;
+                    y += q.at(key + i) * S[size_t(i)];
+                }
+                expected[size_t(n * values + c)] = y * norm(q, key) / std::sqrt(double(K));
+                batch.kept(s, n, [&](int64_t to) {
+                    for (int64_t i = 0; i < K; ++i) after[size_t(place(to, i))] = S[size_t(i)];
+                });
+            }
+        }
+    }
+    DeltaParams p{batch.params(),
+                  type,
+                  key_heads,
+                  heads,
+                  K,
+                  V,
+                  lanes,
+                  q.data(),
+                  keys,
+                  k.data(),
+                  keys,
+                  v.data(),
+                  values,
+                  b.data(),
+                  heads,
+                  a.data(),
+                  heads,
+                  A.floats(),
+                  bias.floats(),
+                  state.floats(),
+                  heads * blocks * block,
+                  out.floats(),
+                  values};
+    Array memory(DType::float32, delta_floats(p, t));
+    const auto run = [&](int threads) {
+        std::memcpy(state.data(), begin.data(), begin.size());
+        delta_rule(p, memory.floats(), threads);
+    };
+    check("delta_rule", out, expected, 1e-3, false, run);
+    check("the states of delta_rule", state, after, 1e-3, false, run);
+}
+
 void try_attention() {
     const int64_t b = pick(0, 4), kv_heads = pick(1, 3), group = pick(1, 4), heads = kv_heads * group;
     const int64_t dim = pick(1, 70), columns = 3, pages = b * columns, row = kv_heads * dim;
@@ -362,6 +439,7 @@ int main(int count, char** arguments) {
         try_rows();
         try_conv();
         try_scan();
+        try_delta_rule();
         try_attention();
     } while (std::chrono::steady_clock::now() - begin < limit);
     std::printf("%lld comparisons\n", static_cast<long long>(comparisons));

@@ -13,7 +13,7 @@ from apcbatch.config import Config
 from apcbatch.kernels.processor import isa, set_isa
 from csrc.build_flags import FOLDER, instruction_sets, isa_flags
 from tests.kernels.recurrent import DTYPES, Conv, Scan, ragged, same_bits
-from tests.kernels.test_vmath import EXP, EXP2, LOG1P_UNIT, SILU, SOFTPLUS, apply
+from tests.kernels.test_vmath import EXP, EXP2, LOG1P_UNIT, SIGMOID, SILU, SOFTPLUS, apply
 
 
 @pytest.mark.parametrize("op, size", [(Scan, 1), (Scan, 8), (Scan, 16), (Scan, 23), (Conv, 4)])
@@ -35,7 +35,7 @@ def test_bits_of_the_recurrent_ops(every_isa, dtype, op, size):
         assert same_bits(arena, results[0][2]), f"states of {name}"
 
 
-@pytest.mark.parametrize("function", [EXP, EXP2, LOG1P_UNIT, SOFTPLUS, SILU])
+@pytest.mark.parametrize("function", [EXP, EXP2, LOG1P_UNIT, SOFTPLUS, SILU, SIGMOID])
 def test_function_bits(every_isa, function):
     """The same for each elementwise function, over all bit patterns; NaN may differ in its payload."""
     generator = np.random.default_rng(random.getrandbits(31))

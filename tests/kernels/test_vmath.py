@@ -10,7 +10,7 @@ import torch
 
 from apcbatch import _C
 
-EXP, EXP2, EXP2_BOUNDED, LOG1P_UNIT, SOFTPLUS, SILU = range(6)  # csrc/scan.h, Elementwise
+EXP, EXP2, EXP2_BOUNDED, LOG1P_UNIT, SOFTPLUS, SILU, SIGMOID = range(7)  # csrc/scan.h, Elementwise
 INF, NAN = float("inf"), float("nan")
 
 
@@ -45,8 +45,9 @@ def spread(low: float, high: float, count: int = 400_001) -> np.ndarray:
         (LOG1P_UNIT, 0, 1, np.log1p, 2.0),
         (SOFTPLUS, -87, 200, lambda x: np.logaddexp(0, x), 2.5),
         (SILU, -88, 200, lambda x: x / (1 + np.exp(-x)), 3.2),
+        (SIGMOID, -87, 200, lambda x: 1 / (1 + np.exp(-x)), 3.0),
     ],
-    ids=["exp", "exp2", "exp2_bounded", "log1p_unit", "softplus", "silu"],
+    ids=["exp", "exp2", "exp2_bounded", "log1p_unit", "softplus", "silu", "sigmoid"],
 )
 def test_error_bound(isa, function, low, high, exact, bound):
     """A mistyped coefficient, a wrong reduction, a lost denormal: an error above what vmath.h states."""
@@ -68,8 +69,9 @@ def test_error_bound(isa, function, low, high, exact, bound):
         (EXP2_BOUNDED, [0, 1, -125, 125], [1, 2, 2.0**-125, 2.0**125]),
         (SOFTPLUS, [20.5, 1e30, INF], [20.5, 1e30, INF]),
         (SILU, [0, 100, 1e30, INF], [0, 100, 1e30, INF]),
+        (SIGMOID, [0, 100, INF, -200, -INF], [0.5, 1, 1, 0, 0]),
     ],
-    ids=["exp", "exp2", "exp2_bounded", "softplus", "silu"],
+    ids=["exp", "exp2", "exp2_bounded", "softplus", "silu", "sigmoid"],
 )
 def test_exact_values(isa, function, values, expected):
     """An overflow that is not infinity, an underflow that is not zero, a power of two that is not exact."""
@@ -84,7 +86,7 @@ def test_far_below_zero(isa):
     assert (gates <= 0).all() and (gates > -1e-36).all()
 
 
-@pytest.mark.parametrize("function", [EXP, EXP2, SOFTPLUS, SILU])
+@pytest.mark.parametrize("function", [EXP, EXP2, SOFTPLUS, SILU, SIGMOID])
 def test_nan_stays_nan(isa, function):
     """A NaN, quiet or signalling, of either sign, that turns into a number."""
     bits = np.array([0x7FC00000, 0x7FC00001, 0x7F800001, 0xFFC00000, 0xFFFFFFFF, 0x7FD55555], np.uint32)

@@ -16,7 +16,6 @@ from apcbatch.kernels.arguments import (
     FLOAT32,
     address,
     require_parameter,
-    require_slots,
     slot_stride,
 )
 from apcbatch.kernels.cpu.linear import PackedLinear, projection
@@ -43,7 +42,7 @@ class FusedMamba(FusedSubBlock):
         self.hidden, dtype = weights.in_proj.in_features, weights.in_proj.dtype
         n, d = weights.A.shape
         width = weights.conv_weight.shape[1]
-        self._slots = self.num_slots = min(ssm.shape[0], conv.shape[0])
+        self.num_slots = min(ssm.shape[0], conv.shape[0])
         dt_norm, b_norm, c_norm = weights.norms or (None, None, None)
         self.plan = _C.MambaMixer(
             norm=norm_plan(norm, self.hidden),
@@ -68,15 +67,8 @@ class FusedMamba(FusedSubBlock):
         )
 
     def __call__(self, residual: Residual, ragged: Ragged) -> None:
-        """Run the mixer. Raises ValueError unless the residual has one row per token of the batch, and the state has
-        the batch's slots."""
-        if residual.sum.shape[0] != ragged.num_tokens:
-            raise ValueError(
-                f"the residual must have a row for each of the batch's {ragged.num_tokens} tokens; it is "
-                f"{tuple(residual.sum.shape)}"
-            )
-        require_slots(ragged.max_slot, self._slots)
-        self.run(residual, ragged)
+        """Run the mixer; see run_over."""
+        self.run_over(residual, ragged)
 
     def products(self, residual: Residual) -> Iterator[MatrixProduct]:
         """See FusedSubBlock."""

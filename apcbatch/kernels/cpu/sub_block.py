@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 
 from apcbatch import _C
-from apcbatch.kernels.arguments import require_parameter
+from apcbatch.kernels.arguments import require_parameter, require_slots
 from apcbatch.kernels.layer import MatrixProduct, PreNorm, Residual
 from apcbatch.kernels.processor import num_threads
 from apcbatch.kernels.ragged import Ragged
@@ -44,6 +44,17 @@ class FusedSubBlock(StackSubBlock, ABC):
     @abstractmethod
     def products(self, residual: Residual) -> Iterator[MatrixProduct]:
         """Yield the matrix products of a call with this residual, in order. For benchmarks."""
+
+    def run_over(self, residual: Residual, ragged: Ragged) -> None:
+        """Run it alone on the state slots that the batch names. Raises ValueError unless the residual has one row per
+        token of the batch, and the state has the batch's slots."""
+        if residual.sum.shape[0] != ragged.num_tokens:
+            raise ValueError(
+                f"the residual must have a row for each of the batch's {ragged.num_tokens} tokens; it is "
+                f"{tuple(residual.sum.shape)}"
+            )
+        require_slots(ragged.max_slot, self.num_slots or 0)
+        self.run(residual, ragged)
 
     def run(self, residual: Residual, ragged: Ragged | None = None) -> None:
         """Run it alone; ragged: for a kind with slots. Raises ValueError."""

@@ -1,0 +1,91 @@
+// Gated delta rule over ragged sequences (Yang, Kautz and Hatamizadeh, "Gated Delta Networks", arXiv
+// 2412.06464, equation 10): arguments, entry points, and the computation per instruction set.
+//
+// For each value head h, with key head h / (value_heads / key_heads), and each token, in float32:
+//   q = q / sqrt(sum q^2 + 1e-6) / sqrt(K);  k = k / sqrt(sum k^2 + 1e-6)
+//   decay = exp(A softplus(a + dt_bias));    beta = sigmoid(b)
+//   m = sum_i (decay k_i) S_i;  u = beta (v - m);  S_i = fma(k_i, u, decay S_i);  o = sum_i q_i S_i
+// S_i is the row of key i, one element per column of v. Both sums are chains of fma from 0, i ascending.
+#pragma once
+
+#include "instruction_sets.h"
+#include "params.h"
+
+namespace apcbatch {
+
+struct DeltaParams {
+    RaggedParams ragged;
+    DType dtype = DType::float32;                 // of q, k, v, b and a
+    std::int64_t key_heads = 0, value_heads = 0;  // value_heads: a multiple of key_heads
+    std::int64_t key_dim = 0, value_dim = 0;      // columns of a head: K, V
+    std::int64_t lanes = 0;                       // columns of v in a block of the state, a divisor of V
+    const void* q = nullptr;                      // (t, key_heads, K)
+    std::int64_t q_stride = 0;
+    const void* k = nullptr;  // (t, key_heads, K)
+    std::int64_t k_stride = 0;
+    const void* v = nullptr;  // (t, value_heads, V)
+    std::int64_t v_stride = 0;
+    const void* b = nullptr;  // (t, value_heads), before the sigmoid
+    std::int64_t b_stride = 0;
+    const void* a = nullptr;  // (t, value_heads), before the bias and softplus
+    std::int64_t a_stride = 0;
+    const float* A = nullptr;        // (value_heads), -exp(A_log)
+    const float* dt_bias = nullptr;  // (value_heads)
+    float* state = nullptr;  // (num_slots, value_heads, V / lanes, K, lanes), slot stride state_stride
+    std::int64_t state_stride = 0;
+    float* out = nullptr;  // (t, value_heads, V), row stride out_stride
+    std::int64_t out_stride = 0;
+};
+
+// Blocks [block, block + blocks) of a value head of one sequence.
+struct DeltaUnit {
+    std::int64_t sequence, head, block, blocks;
+};
+
+// Runs the rule. memory: delta_floats(params, tokens of the batch) floats.
+void delta_rule(const DeltaParams& params, float* memory, int num_threads);
+// Runs the rule on this thread alone: the same bits. memory: delta_alone_floats for at least the batch's
+// tokens, aligned to 64 bytes.
+void delta_rule_alone(const DeltaParams& params, float* memory);
+std::int64_t delta_floats(const DeltaParams& params, std::int64_t tokens);
+std::int64_t delta_alone_floats(const DeltaParams& params, std::int64_t tokens);
+
+// Layout of the prepared inputs of a batch: a row per token of each key head, the normed q then the normed k,
+// each padded to whole vectors with zeros; then decay and beta of each token of each value head. So a unit
+// reads them front to back, while the rows of q and k of one head are far apart.
+struct DeltaInputs {
+    std::int64_t tokens;   // of the batch
+    std::int64_t columns;  // K, padded
+    float *keys, *gates;
+    DeltaInputs(const DeltaParams& p, float* memory)
+        : tokens(p.ragged.cu_seqlens[p.ragged.num_sequences]), columns((p.key_dim + 15) / 16 * 16) {
+        keys = memory;
+        gates = memory + p.key_heads * tokens * 2 * columns;
+    }
+    float* q(std::int64_t key_head, std::int64_t token) const {
+        return keys + (key_head * tokens + token) * 2 * columns;
+    }
+    float* gates_of(std::int64_t head, std::int64_t token) const {
+        return gates + (head * tokens + token) * 2;
+    }
+};
+
+// Maximum tokens of a tile: between two tiles a block of the state returns to the L1 cache, and its m is read
+// once more. The inputs of a tile stay in the L2 cache for the other blocks of the unit.
+constexpr std::int64_t kDeltaTile = 256;
+constexpr std::int64_t kDeltaRows = 4;  // tokens whose decay k are prepared at a time
+
+// Returns the scratch of a unit of `blocks` blocks, in floats.
+std::int64_t delta_scratch_floats(const DeltaParams& params, std::int64_t blocks);
+
+#define APC_DECLARE(argument, name, ...)                                                              \
+    namespace name {                                                                                  \
+    void delta_prepare(const DeltaParams& params, const DeltaInputs& inputs, std::int64_t begin,      \
+                       std::int64_t end);                                                             \
+    void delta_rule_unit(const DeltaParams& params, const DeltaInputs& inputs, const DeltaUnit& unit, \
+                         float* scratch);                                                             \
+    }
+APC_ISAS(APC_DECLARE, )
+#undef APC_DECLARE
+
+}  // namespace apcbatch

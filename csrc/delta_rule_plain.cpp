@@ -1,0 +1,1 @@
+#include "delta_rule_unit.h"

@@ -1,0 +1,273 @@
+// Gated delta rule of one unit: some blocks of a value head of one sequence. delta_rule.h has the equations,
+// delta_rule_update.h the inner loops.
+//
+// Tokens are processed in tiles, which end at snapshots. Each group of vectors of a block runs over the tile:
+// it reads m of the first token, and each update reads m of the next. The first update reads the state where
+// it lies, and the last one writes it where it is kept; between them it lies in scratch. decay k of a token
+// is prepared two tokens ahead, in a ring that stays in the L1 cache beside the block.
+// Blocks whose lanes are not whole vectors stay in scratch, padded, and are copied.
+#pragma once
+
+#include "delta_rule.h"
+#include "delta_rule_update.h"
+#include "square_sum.h"
+#include "vmath.h"
+
+namespace apcbatch {
+namespace APC_ISA {
+namespace delta {
+
+constexpr int64_t kFetched = 2;  // tokens from an update to the one whose rows it prefetches
+
+APC_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+APC_INLINE int64_t padded(int64_t count) { return (count + 15) / 16 * 16; }
+
+// Computes decay and beta of all value heads of a token.
+template <class T>
+void prepare_gates(const DeltaParams& p, const DeltaInputs& inputs, int64_t token) {
+    const T* a = static_cast<const T*>(p.a) + token * p.a_stride;
+    const T* b = static_cast<const T*>(p.b) + token * p.b_stride;
+    float decay[kLanes], beta[kLanes];
+    for (int64_t h = 0; h < p.value_heads; h += kLanes) {
+        const int64_t left = p.value_heads - h;
+        const Vec step = softplus(load_first(a + h, left) + load_first(p.dt_bias + h, left));
+        exp(load_first(p.A + h, left) * step).store(decay);
+        sigmoid(load_first(b + h, left)).store(beta);
+        for (int64_t i = 0; i < smaller(left, kLanes); ++i) {
+            float* to = inputs.gates_of(h + i, token);
+            to[0] = decay[i];
+            to[1] = beta[i];
+        }
+    }
+}
+
+// Divides a row by its length, and multiplies it by `scale`.
+template <class T>
+APC_INLINE void prepare_row(const T* x, int64_t count, int64_t columns, float scale, float* to) {
+    const Vec factor = Vec::broadcast(1.0f / __builtin_sqrtf(square_sum(x, count) + 1e-6f) * scale);
+    for (int64_t i = 0; i < columns; i += kLanes) {
+        (i < count ? load_first(x + i, count - i) * factor : Vec::zero()).store(to + i);
+    }
+}
+
+template <class T>
+void prepare_tokens(const DeltaParams& p, const DeltaInputs& inputs, int64_t begin, int64_t end) {
+    const float scale = 1.0f / __builtin_sqrtf(float(p.key_dim));
+    for (int64_t t = begin; t < end; ++t) {
+        const T* q = static_cast<const T*>(p.q) + t * p.q_stride;
+        const T* k = static_cast<const T*>(p.k) + t * p.k_stride;
+        for (int64_t head = 0; head < p.key_heads; ++head) {
+            float* to = inputs.q(head, t);
+            prepare_row(q + head * p.key_dim, p.key_dim, inputs.columns, scale, to);
+            prepare_row(k + head * p.key_dim, p.key_dim, inputs.columns, 1.0f, to + inputs.columns);
+        }
+        prepare_gates<T>(p, inputs, t);
+    }
+}
+
+// Tokens [token, token + tokens) of the packed batch. from, to: slots that hold the state before and after
+// them; -1: scratch. more: tokens of the sequence after them.
+struct Tile {
+    int64_t token, tokens;
+    int64_t from, to;
+    int64_t more;
+};
+
+// Computation of one unit. T: type of v. Scratch, delta_scratch_floats floats:
+//   rows (ring of kDeltaRows tokens, decay k) | states (block, key, lane)
+template <class T>
+class UnitRule {
+  public:
+    UnitRule(const DeltaParams& params, const DeltaInputs& inputs_, const DeltaUnit& unit_, float* scratch)
+        : p(params), inputs(inputs_), unit(unit_), columns(inputs_.columns) {
+        is_whole = p.lanes % kLanes == 0;
+        stride = is_whole ? p.lanes : padded(p.lanes);
+        rows = scratch;
+        states = scratch + kDeltaRows * columns;
+        key_head = unit.head / (p.value_heads / p.key_heads);
+    }
+
+    void run() {
+        const RaggedParams& ragged = p.ragged;
+        const int64_t s = unit.sequence, begin = ragged.cu_seqlens[s],
+                      length = ragged.cu_seqlens[s + 1] - begin;
+        const int64_t initial = ragged.initial_slots[s], final = ragged.final_slots[s];
+        int64_t snapshot = ragged.snapshot_cu[s], at = begin_sequence(initial);
+        const int64_t snapshots_end = ragged.snapshot_cu[s + 1];
+        for (int64_t done = 0; done < length;) {
+            int64_t end = smaller(done + kDeltaTile, length), to = end == length ? final : -1;
+            if (snapshot < snapshots_end && ragged.snapshot_positions[snapshot] <= end) {
+                end = ragged.snapshot_positions[snapshot];
+                to = ragged.snapshot_slots[snapshot++];
+            }
+            at = run_tile({begin + done, end - done, at, to, length - end});
+            done = end;
+        }
+        if (final >= 0 && at != final) copy_states(at, final);
+    }
+
+  private:
+    const DeltaParams& p;
+    const DeltaInputs& inputs;
+    const DeltaUnit unit;
+    const int64_t columns;  // floats of a row of keys
+    bool is_whole;          // the lanes of a block are whole vectors
+    int64_t stride;         // floats of a row of lanes in scratch
+    float *rows, *states;
+    int64_t key_head;
+
+    float* slot(int64_t index, int64_t block) const {
+        const int64_t number = unit.head * (p.value_dim / p.lanes) + unit.block + block;
+        return p.state + index * p.state_stride + number * p.key_dim * p.lanes;
+    }
+    float* state(int64_t index, int64_t block) const {
+        return index >= 0 && is_whole ? slot(index, block) : states + block * p.key_dim * stride;
+    }
+
+    // Returns the place of the state before the first token: a slot, or -1 for scratch.
+    int64_t begin_sequence(int64_t initial) {
+        if (initial >= 0 && is_whole) return initial;
+        memset(states, 0, sizeof(float) * size_t(unit.blocks * p.key_dim * stride));
+        if (initial >= 0) copy_rows(initial, false);
+        return -1;
+    }
+
+    // Copies padded blocks between scratch and a slot.
+    void copy_rows(int64_t index, bool out) const {
+        for (int64_t block = 0; block < unit.blocks; ++block) {
+            for (int64_t i = 0; i < p.key_dim; ++i) {
+                float* inside = states + (block * p.key_dim + i) * stride;
+                float* outside = slot(index, block) + i * p.lanes;
+                memcpy(out ? outside : inside, out ? inside : outside, sizeof(float) * size_t(p.lanes));
+            }
+        }
+    }
+
+    void copy_states(int64_t from, int64_t to) const {
+        if (!is_whole) return copy_rows(to, true);
+        for (int64_t block = 0; block < unit.blocks; ++block) {
+            memcpy(slot(to, block), state(from, block), sizeof(float) * size_t(p.key_dim * p.lanes));
+        }
+    }
+
+    // Returns the place of the state after the tile.
+    int64_t run_tile(const Tile& tile) {
+        for (int64_t block = 0; block < unit.blocks; ++block) {
+            const int64_t vectors = (p.lanes + kLanes - 1) / kLanes;
+            for (int64_t v = 0; v < vectors; v += kGroup) {
+                switch (smaller(vectors - v, kGroup)) {
+                    case 1:
+                        run_columns<1>(tile, block, v * kLanes);
+                        break;
+                    case 2:
+                        run_columns<2>(tile, block, v * kLanes);
+                        break;
+                    case 3:
+                        run_columns<3>(tile, block, v * kLanes);
+                        break;
+                    default:
+                        run_columns<4>(tile, block, v * kLanes);
+                }
+            }
+        }
+        if (is_whole) return tile.to;
+        if (tile.to >= 0) copy_rows(tile.to, true);
+        return -1;
+    }
+
+    float* decay_k(int64_t t) const { return rows + t % kDeltaRows * columns; }
+
+    // Prepares decay k of token t of the tile.
+    void prepare(const Tile& tile, int64_t t) const {
+        const Vec decay = Vec::broadcast(*inputs.gates_of(unit.head, tile.token + t));
+        const float* k = inputs.q(key_head, tile.token + t) + columns;
+        float* to = decay_k(t);
+        for (int64_t i = 0; i < columns; i += kLanes) (decay * Vec::load(k + i)).store(to + i);
+    }
+
+    template <int kVecs>
+    void run_columns(const Tile& tile, int64_t block, int64_t column) const {
+        if (stride == kBlock) {
+            run_group<kVecs, int(kBlock)>(tile, block, column);
+        } else {
+            run_group<kVecs, 0>(tile, block, column);
+        }
+    }
+
+    // Runs kVecs vectors from `column` of a block over the tile.
+    template <int kVecs, int kStride>
+    void run_group(const Tile& tile, int64_t block, int64_t column) const {
+        const float* from = state(tile.from, block) + column;
+        float *work = states + block * p.key_dim * stride + column, *to = state(tile.to, block) + column;
+        const int64_t value = unit.head * p.value_dim + (unit.block + block) * p.lanes + column;
+        const T* values = static_cast<const T*>(p.v) + tile.token * p.v_stride + value;
+        float* out = p.out + tile.token * p.out_stride + value;
+        Vec u[kVecs], o[kVecs], m[kVecs];
+        prepare(tile, 0);
+        if (tile.tokens > 1) prepare(tile, 1);
+        read_block<kVecs, kStride>(decay_k(0), p.key_dim, {from, work, stride}, m);
+        for (int64_t t = 0; t < tile.tokens; ++t) {
+            // Two tokens ahead, so that it runs while the sums of the update before are still added.
+            if (t + 2 < tile.tokens) prepare(tile, t + 2);
+            if (t + kFetched < tile.tokens + tile.more) fetch(tile, t + kFetched, values, out);
+            const float* gate = inputs.gates_of(unit.head, tile.token + t);
+            const Vec beta = Vec::broadcast(gate[1]);
+            for (int v = 0; v < kVecs; ++v) {
+                const int64_t left = p.lanes - column - v * kLanes;
+                u[v] = beta * (load_first(values + t * p.v_stride + v * kLanes, left) - m[v]);
+            }
+            const float* q = inputs.q(key_head, tile.token + t);
+            if (t + 1 < tile.tokens) {
+                const Keys token = {q, q + columns, decay_k(t + 1), p.key_dim};
+                update_block<kVecs, kStride, true>(token, {from, work, stride}, gate[0], u, 0, o, m);
+                from = work;
+            } else {
+                const Keys token = {q, q + columns, q, p.key_dim};
+                update_block<kVecs, kStride, false>(token, {from, to, stride}, gate[0], u,
+                                                    after(tile, block, column), o, m);
+            }
+            for (int v = 0; v < kVecs; ++v) {
+                const int64_t left = p.lanes - column - v * kLanes;
+                store_first(o[v], out + t * p.out_stride + v * kLanes, left);
+            }
+        }
+    }
+
+    // Returns the address of the memory that the last update of a tile prefetches: the next block of the slot
+    // that the sequence began with, for sequences of one token; else rows in the cache.
+    uintptr_t after(const Tile& tile, int64_t block, int64_t column) const {
+        const bool is_last =
+            unit.head + 1 == p.value_heads && unit.block + block + 1 == p.value_dim / p.lanes;
+        if (tile.more > 0 || tile.from < 0 || is_last || !is_whole) return uintptr_t(states);
+        return uintptr_t(slot(tile.from, block + 1) + column);
+    }
+
+    // Prefetches the rows of token t, counted from the tile's first. The outputs too: a store that waits for
+    // its line holds up all stores after it.
+    void fetch(const Tile& tile, int64_t t, const T* values, const float* out) const {
+        fetch_row(inputs.q(key_head, tile.token + t), 2 * columns);
+        fetch_row(values + t * p.v_stride, smaller(p.lanes, kGroup * kLanes));
+        fetch_row(out + t * p.out_stride, smaller(p.lanes, kGroup * kLanes));
+    }
+
+    template <class Value>
+    static void fetch_row(const Value* row, int64_t count) {
+        for (int64_t i = 0; i < count; i += 64 / int64_t(sizeof(Value))) __builtin_prefetch(row + i);
+    }
+};
+
+}  // namespace delta
+
+void delta_prepare(const DeltaParams& params, const DeltaInputs& inputs, int64_t begin, int64_t end) {
+    with_type(params.dtype,
+              [&](auto x) { delta::prepare_tokens<TypeOf<decltype(x)>>(params, inputs, begin, end); });
+}
+
+void delta_rule_unit(const DeltaParams& params, const DeltaInputs& inputs, const DeltaUnit& unit,
+                     float* scratch) {
+    with_type(params.dtype,
+              [&](auto x) { delta::UnitRule<TypeOf<decltype(x)>>(params, inputs, unit, scratch).run(); });
+}
+
+}  // namespace APC_ISA
+}  // namespace apcbatch

@@ -1,0 +1,106 @@
+// The inner loops of the gated delta rule over the vectors of simd.h: read a block of the state by a key, and
+// update it by a token.
+//
+// Lanes run over the columns of v, keys ascend, and nothing is added across lanes. So every vector width
+// gives the same bits. Each chain begins at 0 and takes one fma per key, whether m is read by `read_block` at
+// the beginning of a tile or by `update_block` in the update before. So no bit depends on where a sequence is
+// cut.
+#pragma once
+
+#include "simd.h"
+
+namespace apcbatch {
+namespace APC_ISA {
+namespace delta {
+
+constexpr int kGroup = 4;       // vectors of a group: their o, m and u stay in registers
+constexpr int kUnrolled = 4;    // keys per iteration
+constexpr int64_t kBlock = 64;  // lanes of a whole block: its row stride is a constant of the loop
+
+// Rows of a group of vectors in a block of the state, `stride` floats apart.
+template <int kStride>
+struct Columns {
+    const float* from;
+    float* to;
+    int64_t stride;
+    APC_INLINE int64_t at(int64_t key) const { return key * (kStride > 0 ? kStride : stride); }
+};
+
+// Values of one token, one per key. next: decay k of the token after it.
+struct Keys {
+    const float *q, *k, *next;
+    int64_t count;
+};
+
+// m = sum_i key_i S_i.
+template <int kVecs, int kStride>
+APC_INLINE void read_block(const float* key, int64_t keys, const Columns<kStride>& s, Vec* m) {
+    for (int v = 0; v < kVecs; ++v) m[v] = Vec::zero();
+    for (int64_t i = 0; i < keys; ++i) {
+        const Vec one = Vec::broadcast(key[i]);
+#pragma GCC unroll 4
+        for (int v = 0; v < kVecs; ++v) m[v] = fma(one, Vec::load(s.from + s.at(i) + v * kLanes), m[v]);
+    }
+}
+
+template <int kVecs, int kStride, bool kNext>
+APC_INLINE void update_row(const Keys& keys, int64_t i, const Columns<kStride>& s, int64_t at, Vec decay,
+                           const Vec* u, Vec* o, Vec* m) {
+    const Vec k = Vec::broadcast(keys.k[i]), q = Vec::broadcast(keys.q[i]);
+    Vec next = Vec::zero();
+    if (kNext) next = Vec::broadcast(keys.next[i]);
+#pragma GCC unroll 4
+    for (int v = 0; v < kVecs; ++v) {
+        Vec value = decay * Vec::load(s.from + at + v * kLanes);
+        accumulate(value, k, u[v]);
+        value.store(s.to + at + v * kLanes);
+        accumulate(o[v], q, value);
+        if (kNext) accumulate(m[v], next, value);
+    }
+}
+
+// S_i = fma(k_i, u, decay S_i), o = sum_i q_i S_i and, with kNext, m = sum_i next_i S_i: four vector
+// operations an element. Without kNext it prefetches the memory from `ahead` on, as large as the block.
+template <int kVecs, int kStride, bool kNext>
+APC_INLINE void update_block(const Keys& keys, const Columns<kStride>& columns, float decay_, const Vec* u_,
+                             uintptr_t ahead, Vec* o_, Vec* m_) {
+    const Vec decay = Vec::broadcast(decay_);
+    Vec u[kVecs], o[kVecs], m[kVecs];
+    for (int v = 0; v < kVecs; ++v) {
+        u[v] = u_[v];
+        o[v] = m[v] = Vec::zero();
+    }
+    Columns<kStride> s = columns;
+    Keys row = keys;
+    int64_t left = keys.count;
+    for (; left >= kUnrolled; left -= kUnrolled) {
+#pragma GCC unroll 4
+        for (int j = 0; j < kUnrolled; ++j) {
+            update_row<kVecs, kStride, kNext>(row, j, s, s.at(j), decay, u, o, m);
+            if (!kNext) {
+                for (int v = 0; v < kVecs * kLanes; v += 16) {
+                    __builtin_prefetch(reinterpret_cast<const void*>(ahead + 4 * uintptr_t(s.at(j) + v)), 0,
+                                       2);
+                }
+            }
+        }
+        const int64_t step = s.at(kUnrolled);
+        s.from += step;
+        s.to += step;
+        ahead += 4 * uintptr_t(step);
+        row.q += kUnrolled;
+        row.k += kUnrolled;
+        row.next += kUnrolled;
+    }
+    for (int64_t j = 0; j < left; ++j) {
+        update_row<kVecs, kStride, kNext>(row, j, s, s.at(j), decay, u, o, m);
+    }
+    for (int v = 0; v < kVecs; ++v) {
+        o_[v] = o[v];
+        m_[v] = m[v];
+    }
+}
+
+}  // namespace delta
+}  // namespace APC_ISA
+}  // namespace apcbatch

@@ -1,0 +1,184 @@
+"""The delta net mixer in one call: the bits of its kernels one by one, close to float64, cut-invariant."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from apcbatch.kernels import reference
+from apcbatch.kernels.cpu import delta_rule
+from apcbatch.kernels.cpu.backend import CpuBackend
+from apcbatch.kernels.cpu.delta_net import FusedDeltaNet
+from apcbatch.kernels.kernel_seconds import recorded_parts
+from apcbatch.kernels.layer import DeltaNetWeights, PreNorm
+from apcbatch.layout import value_lanes
+from tests.kernels.recurrent import DTYPES, one_thread, poison, ragged, same_bits
+
+ops = CpuBackend()
+
+pytestmark = pytest.mark.pairwise
+
+SIZES = [(36, 2, 4, 8, 24, 4), (33, 1, 1, 5, 8, 2), (48, 2, 6, 12, 96, 4), (17, 1, 3, 16, 40, 1)]  # h, Hk, Hv, K, V, w
+
+
+class Mixer:
+    """Random weights of one mixer, plain and packed, and an arena of random states."""
+
+    def __init__(self, size: tuple[int, ...], dtype: torch.dtype) -> None:
+        h, hk, hv, k, v, w = size
+        self.size, self.dtype, self.channels = size, dtype, 2 * hk * k + hv * v
+        shapes = {"in_proj": (self.channels + hv * v + 2 * hv, h), "out_proj": (h, hv * v)}
+        self.plain = {name: (torch.randn(shape) * shape[1] ** -0.5).to(dtype) for name, shape in shapes.items()}
+        self.norm = PreNorm(1 + 0.2 * torch.randn(h), 1e-6)
+        self.weights = DeltaNetWeights(
+            **{name: ops.pack_linear(weight) for name, weight in self.plain.items()},
+            key_heads=hk,
+            conv_weight=torch.randn(self.channels, w),
+            A=-torch.rand(hv) - 0.01,
+            dt_bias=torch.randn(hv),
+            norm=1 + 0.2 * torch.randn(v),
+            norm_eps=1e-6,
+        )
+
+    def arena(self, slots: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Every second layer's states, as a model's arena has them."""
+        _, _, hv, k, v, w = self.size
+        lanes = value_lanes(v)
+        delta = torch.randn(slots, 2, hv, v // lanes, k, lanes)
+        return delta[:, 1], torch.randn(slots, 2, w - 1, self.channels).to(self.dtype)[:, 1]
+
+    def fused(self, delta: torch.Tensor, conv: torch.Tensor) -> FusedDeltaNet:
+        return ops.sub_block("delta", self.norm, self.weights, delta, conv)
+
+    def one_by_one(self, sums, pending, delta, conv, batch, k=ops, rules=delta_rule, packed=None):
+        """The kernels in turn: the definition. sums changes. k, rules: the kernels, or the reference with the plain
+        weights."""
+        x = k.add_rms_norm_(sums, pending, self.norm.weight.to(sums.dtype), self.norm.eps, self.dtype)
+        p = packed or {name: getattr(self.weights, name) for name in self.plain}
+        w, (_, hk, hv, keys, values, _) = self.weights, self.size
+        rows = k.linear(x, p["in_proj"])
+        qkv, z, b, a = rows.split([self.channels, hv * values, hv, hv], 1)
+        qkv = k.causal_conv(qkv, w.conv_weight, None, conv, batch)
+        parts = qkv.split([hk * keys, hk * keys, hv * values], 1)
+        q, k_, v = (part.unflatten(1, (heads, -1)) for part, heads in zip(parts, (hk, hk, hv), strict=True))
+        o = rules.delta_rule(q, k_, v, b, a, w.A, w.dt_bias, delta, batch)
+        y = rules.gated_norm(o, z.unflatten(1, (hv, -1)), w.norm, w.norm_eps)
+        return k.linear(y.flatten(1), p["out_proj"], out_dtype=torch.promote_types(x.dtype, torch.float32))
+
+
+def run(mixer, sums, pending, batch):
+    """What a fused mixer leaves to be added to sums, which changes."""
+    poison((batch.num_tokens, 4096), torch.float32)
+    residual = ops.residual(sums)
+    if pending is not None:
+        residual.leave(pending.clone())
+    mixer(residual, batch)
+    assert residual.has_delta
+    return residual.delta
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_equals_its_kernels_one_by_one(size, dtype, isa, threads):
+    """A stride, an address, a rounding or an order that is another than the single kernels': the outputs, the final
+    states and the snapshots of a ragged batch differ in a bit, or a slot that nobody named is touched."""
+    mixer = Mixer(size, dtype)
+    for lengths in ([1], [1, 1, 1, 1, 1], [3, 1, 70, 2, 129, 64]):
+        b = len(lengths)
+        initial = [i if i % 2 else -1 for i in range(b)]
+        batch = ragged(lengths, initial, list(range(b)), [[(1, b + i)] for i in range(b)])
+        begin, pending = torch.randn(2, sum(lengths), size[0])
+        delta, conv = mixer.arena(2 * b + 1)
+        delta_, conv_, begin_ = delta.clone(), conv.clone(), begin.clone()
+        expected = mixer.one_by_one(begin_, pending, delta_, conv_, batch)
+        y = run(mixer.fused(delta, conv), begin, pending, batch)
+        assert same_bits(y, expected)
+        assert same_bits(begin, begin_)
+        assert same_bits(delta, delta_)
+        assert same_bits(conv, conv_)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_close_to_float64(size):
+    """A fused step that is wrong in the same way as the single kernel that it calls."""
+    mixer = Mixer(size, torch.float32)
+    batch = ragged([40, 1], [-1, 1], [0, 1])
+    (sums, pending), (delta, conv) = torch.randn(2, 41, size[0]), mixer.arena(2)
+    plain = {name: weight.double() for name, weight in mixer.plain.items()}
+    wide = Mixer.__new__(Mixer)
+    wide.__dict__.update(vars(mixer), plain=plain, dtype=torch.float64)
+    names = ("conv_weight", "A", "dt_bias", "norm")
+    wide.weights = replace(mixer.weights, **{name: getattr(mixer.weights, name).double() for name in names})
+    states = sums.double(), pending.double(), delta.double(), conv.double()
+    with one_thread():
+        expected = wide.one_by_one(*states, batch, reference, reference, plain)
+    y = run(mixer.fused(delta, conv), sums, pending, batch)
+    torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_cuts_and_batch_mates_change_no_bit(dtype, threads):
+    """A workspace that is shared between sequences, or read beyond a pass: a sequence cut into passes, beside others,
+    gives other bits than in one pass alone."""
+    mixer = Mixer(SIZES[2], dtype)
+    delta, conv = mixer.arena(6)
+    fused, x, mates = mixer.fused(delta, conv), torch.randn(200, 48), torch.randn(90, 48)
+    whole = run(fused, x.clone(), None, ragged([200], [-1], [0], [[(64, 1)]]))
+    pieces, begin = [], 0
+    for end in (1, 64, 65, 150, 199, 200):
+        rows = torch.cat([mates[:17], x[begin:end], mates[17:30]])
+        batch = ragged(
+            [17, end - begin, 13],
+            [-1, 2 if begin else -1, -1],
+            [4, 2, 5],
+            [[], [(end - begin, 3)] if end == 64 else [], []],
+        )
+        pieces.append(run(fused, rows, None, batch)[17 : 17 + end - begin])
+        begin = end
+    assert same_bits(torch.cat(pieces), whole)
+    for state in (delta, conv):
+        assert same_bits(state[2], state[0])
+        assert same_bits(state[3], state[1])
+
+
+def test_refuses_what_does_not_fit():
+    """Addresses handed to the kernels for tensors of another shape, dtype or number of slots."""
+    mixer = Mixer(SIZES[0], torch.float32)
+    delta, conv = mixer.arena(2)
+    fused = mixer.fused(delta, conv)
+    with pytest.raises(ValueError, match="a row for each of the batch's 3 tokens"):
+        fused(ops.residual(torch.randn(2, 36)), ragged([3]))
+    for states in ((delta, mixer.arena(3)[1]), (mixer.arena(3)[0], conv)):
+        with pytest.raises(ValueError, match="it has 2 slots"):
+            mixer.fused(*states)(ops.residual(torch.randn(3, 36)), ragged([3], [-1], [2]))
+    with pytest.raises(ValueError, match="must have the part's 36 columns"):
+        fused(ops.residual(torch.randn(3, 35)), ragged([3]))
+    for change, sentence in (
+        ({"in_proj": ops.pack_linear(torch.zeros(231, 36))}, "in_proj must be"),
+        ({"out_proj": ops.pack_linear(torch.zeros(36, 95))}, "out_proj must be"),
+        ({"out_proj": ops.pack_linear(torch.zeros(36, 96).bfloat16())}, "out_proj must be"),
+        ({"conv_weight": torch.zeros(128, 9)}, "a mixer has 1 to 8 taps"),
+        ({"conv_weight": torch.zeros(129, 4)}, "the convolution must have the channels of q and k"),
+        ({"key_heads": 3}, "the convolution must have the channels of q and k"),
+        ({"A": torch.zeros(4).double()}, "A must be contiguous of shape"),
+        ({"dt_bias": torch.zeros(3)}, "dt_bias must be contiguous of shape"),
+        ({"norm": torch.ones(48)[::2]}, "norm must be contiguous of shape"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            ops.sub_block("delta", mixer.norm, replace(mixer.weights, **change), delta, conv)
+    for states in ((delta[:, :, :, :7], conv), (delta[..., :23], conv), (delta, conv[:, :2]), (delta, conv.bfloat16())):
+        with pytest.raises(ValueError, match="state must"):
+            mixer.fused(*states)
+    with pytest.raises(ValueError, match="norm must be contiguous of shape"):
+        ops.sub_block("delta", PreNorm(torch.ones(35), 1e-5), mixer.weights, delta, conv)
+
+
+def test_parts_are_recorded():
+    """A part of the mixer's time that is never counted, or counted as another."""
+    mixer = Mixer(SIZES[0], torch.float32)
+    with recorded_parts() as seconds:
+        run(mixer.fused(*mixer.arena(1)), torch.randn(200, 36), None, ragged([200]))
+    assert all(seconds[part] > 0 for part in ("matrix products", "convolution", "scan", "norms"))
+    assert seconds["experts"] == seconds["gated product"] == seconds["attention"] == 0

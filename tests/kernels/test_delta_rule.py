@@ -1,0 +1,227 @@
+"""The gated delta rule and the gated norm: right against float64, and what their bits may not depend on."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from apcbatch.kernels import reference
+from apcbatch.kernels.cpu.delta_rule import gated_norm
+from apcbatch.kernels.processor import set_isa
+from apcbatch.layout import value_lanes
+from tests.effort import tries
+from tests.kernels.delta import SIZES, Rule
+from tests.kernels.recurrent import DTYPES, in_pieces, one_shot, poison, ragged, same_bits
+
+LENGTHS = [1, 2, 3, 63, 64, 65, 129, 151]
+
+pytestmark = pytest.mark.pairwise
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_matches_float64(dtype, size, isa):
+    """A wrong term, a token lost at a tile's edge, a head that uses another's key, or a state that begins or ends in
+    the wrong slot, block or lane."""
+    lengths = LENGTHS if isa != "plain" else [1, 3, 65, 70]
+    rule, b = Rule.random(sum(lengths), size, dtype), len(lengths)
+    initial = [s if s % 3 else -1 for s in range(b)]
+    batch = ragged(lengths, initial, range(b), [[((n + 1) // 2, b + s)] for s, n in enumerate(lengths)])
+    arena = rule.arena(2 * b)
+    wide = arena.double()
+    torch.testing.assert_close(rule.run(arena, batch).double(), rule.expect(wide, batch), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(arena.double(), wide, rtol=1e-4, atol=1e-4)
+
+
+def test_the_reference_is_the_equation():
+    """A reference that is wrong in the kernel's way: S_t = S_(t-1) d (I - beta k k^T) + beta v k^T, o = S q, with S
+    (V, K) as in equation 10 of the paper."""
+    hk, hv, k_dim, v_dim = size = 2, 4, 5, 24
+    rule = Rule.random(9, size, torch.float64)
+    state = rule.arena(2).double()
+    S = state[0].permute(0, 1, 3, 2).reshape(hv, v_dim, k_dim).clone()  # (Hv, blocks, K, lanes) -> (Hv, V, K)
+    expected = torch.empty(9, hv, v_dim, dtype=torch.float64)
+    for head in range(hv):
+        for t in range(9):
+            q, k = (x[t, head * hk // hv] for x in (rule.q, rule.k))
+            q, k = (x / (x @ x + 1e-6).sqrt() for x in (q, k))
+            d = (rule.A[head].double() * torch.log1p((rule.a[t, head] + rule.dt_bias[head].double()).exp())).exp()
+            beta = 1 / (1 + (-rule.b[t, head]).exp())
+            S[head] = d * S[head] @ (torch.eye(k_dim) - beta * torch.outer(k, k))
+            S[head] += beta * torch.outer(rule.v[t, head], k)
+            expected[t, head] = S[head] @ q / k_dim**0.5
+    actual = rule.expect(state, ragged([9], [0], [1]))
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(state[1].permute(0, 1, 3, 2).reshape(S.shape), S, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_instruction_set_gives_the_same_bits(every_isa, dtype, size):
+    """An operation that one instruction set contracts or reorders, or a sum across lanes."""
+    rule = Rule.random(72, size, dtype)
+    start, batch = rule.arena(4), ragged([65, 6, 1], [0, -1, 2], [0, 1, 2], [[(7, 3)], [], []])
+    results = []
+    for name in every_isa:
+        set_isa(name)
+        arena = start.clone()
+        results.append((name, rule.run(arena, batch), arena))
+    for name, outputs, arena in results:
+        assert same_bits(outputs, results[0][1]), f"outputs of {name}"
+        assert same_bits(arena, results[0][2]), f"states of {name}"
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_cuts_change_no_bit(dtype, size, isa):
+    """A read at the beginning of a pass or a tile that is another sum than the read in the update before it; a
+    snapshot that is not the carry at its token."""
+    length = 40 if isa == "plain" else 200
+    rule, kept = Rule.random(length, size, dtype), range(1, length + 1)
+    outputs, truth = one_shot(rule, length, kept)
+    for _ in range(tries(20)):
+        ends = sorted({*random.sample(kept, random.choice([1, 2, 7, length // 2])), length})
+        arena = rule.arena(length + 1)
+        wanted = {p for p in kept if random.random() < random.choice([0.02, 0.5, 1])}
+        pieces = in_pieces(rule, ends, arena, length, lambda p, wanted=wanted: p - 1 if p in wanted else None)
+        assert same_bits(pieces, outputs), ends
+        assert same_bits(arena[length], truth[length])
+        assert all(same_bits(arena[p - 1], truth[p - 1]) for p in wanted)
+    plain = rule.arena(1)
+    assert same_bits(rule.run(plain, ragged([length], [-1], [0])), outputs), "without snapshots"
+    assert same_bits(plain[0], truth[length])
+
+
+def test_a_snapshot_may_take_the_slot_that_the_sequence_began_with():
+    """A state that is overwritten before all of its blocks were read."""
+    for size in SIZES:
+        rule = Rule.random(70, size)
+        start = rule.arena(3)
+        apart, one = start.clone(), start.clone()
+        expected = rule.run(apart, ragged([70], [0], [1], [[(5, 2)]]))
+        assert same_bits(rule.run(one, ragged([70], [0], [1], [[(5, 0)]])), expected)
+        assert same_bits(one[0], apart[2]) and same_bits(one[1], apart[1])
+
+
+@pytest.mark.parametrize("b", [1, 2, 17])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_batch_of_ragged_sequences(b, dtype, size):
+    """A sequence that changes with its batch mates, or a slot changed that no sequence names."""
+    lengths = [random.choice(LENGTHS) for _ in range(b)]
+    rule = Rule.random(sum(lengths), size, dtype)
+    initial = [random.choice([-1, s]) for s in range(b)]
+    final = [random.choice([-1, s, b + s]) for s in range(b)]
+    kept = [[(random.randint(1, n), 2 * b + s)] if n > 2 else [] for s, n in enumerate(lengths)]
+    arena = rule.arena(4 * b)
+    arena[3 * b :] = float("nan")
+    before, alone = arena.clone(), arena.clone()
+    outputs = rule.run(arena, ragged(lengths, initial, final, kept))
+    assert outputs.isfinite().all()
+    begin = 0
+    for s, length in enumerate(lengths):
+        one = rule.tokens(begin, begin + length)
+        single = one.run(alone, ragged([length], initial[s : s + 1], final[s : s + 1], kept[s : s + 1]))
+        assert same_bits(single, outputs[begin : begin + length]), f"sequence {s}"
+        begin += length
+    assert same_bits(arena, alone)
+    named = {*final, *(slot for pairs in kept for _, slot in pairs)}
+    for slot in set(range(4 * b)) - named:
+        assert same_bits(arena[slot], before[slot]), f"slot {slot} was written"
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_threads_change_nothing(size):
+    """A result that depends on how heads and blocks are split over threads."""
+    lengths = [1, 90, 3, 200, 7]
+    rule = Rule.random(sum(lengths), size)
+    start = rule.arena(8)
+    batch = ragged(lengths, [0, 1, -1, 3, 4], range(5), [[], [(64, 5)], [], [(1, 6), (200, 7)], []])
+    results, before = [], torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3, 16):
+            torch.set_num_threads(threads)
+            arena = start.clone()
+            results.append((rule.run(arena, batch), arena))
+    finally:
+        torch.set_num_threads(before)
+    for outputs, arena in results[1:]:
+        assert same_bits(outputs, results[0][0])
+        assert same_bits(arena, results[0][1])
+
+
+def test_gates_at_their_edges():
+    """A decay of 0 or 1, a beta of 0 or 1, a key of zeros, and NaN, which must not be lost."""
+    rule = Rule.random(8, (1, 2, 8, 24))
+    rule.a[1], rule.a[2], rule.b[3], rule.b[4], rule.k[5] = 1e4, -1e4, 1e4, -1e4, 0.0
+    state = rule.arena(2)
+    wide, batch = state.double(), ragged([8], [0], [1])
+    torch.testing.assert_close(rule.run(state, batch).double(), rule.expect(wide, batch), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(state.double(), wide, rtol=1e-4, atol=1e-4)
+    for name in ("q", "k", "v", "b", "a"):
+        broken = replace(rule, **{name: getattr(rule, name).clone()})
+        getattr(broken, name)[6] = float("nan")
+        state = rule.arena(2)
+        outputs = broken.run(state, batch)
+        assert outputs[:6].isfinite().all() and outputs[6].isnan().all(), name
+        assert name == "q" or not state[1].isfinite().all(), name
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gated_norm(every_isa, dtype, size):
+    """A head's mean over other columns, a gate that is not this column's; bits that depend on the instruction set or
+    the rows around."""
+    _, heads, _, columns = size
+    x, gate = torch.randn(23, heads, columns), torch.randn(23, heads, 2 * columns).to(dtype)[..., columns:].clone()
+    weight = torch.randn(columns)
+    expected = reference.gated_norm(x.double(), gate.double(), weight.double(), 1e-6)
+    results = []
+    for name in every_isa:
+        set_isa(name)
+        poison(x.shape, dtype)
+        results.append(gated_norm(x, gate, weight, 1e-6))
+        tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+        torch.testing.assert_close(results[-1].double(), expected, rtol=tolerance, atol=tolerance)
+        assert same_bits(results[-1], results[0]), name
+        assert same_bits(gated_norm(x[7:9], gate[7:9], weight, 1e-6), results[0][7:9])
+
+
+def test_lanes_of_a_block():
+    """A block that is larger than the L1 cache, or columns that no block has."""
+    lanes = {v: value_lanes(v) for v in (1, 8, 24, 40, 64, 67, 96, 128, 256)}
+    assert lanes == {1: 1, 8: 8, 24: 24, 40: 40, 64: 64, 67: 1, 96: 48, 128: 64, 256: 64}
+
+
+def test_refuses_what_does_not_fit():
+    """Addresses handed to the kernel for tensors of another shape, dtype or number of slots."""
+    rule = Rule.random(5, (2, 4, 6, 24))
+    batch, state = ragged([5], [-1], [0]), rule.arena(1)
+    for change, sentence in (
+        ({"q": rule.q[:4]}, r"q, k and v must be \(5, heads, columns\)"),
+        ({"q": rule.q[:, :1]}, "q and k must have one shape"),
+        ({"v": rule.v[:, :3]}, "a multiple of their heads"),
+        ({"v": rule.v.bfloat16()}, "q and v must have one dtype"),
+        ({"b": rule.b[:, :3]}, r"b must be \(5, 4\)"),
+        ({"a": rule.a[:, :3]}, r"a must be \(5, 4\)"),
+        ({"A": torch.zeros(3)}, "A must be contiguous of shape"),
+        ({"dt_bias": torch.zeros(4).double()}, "dt_bias must be contiguous of shape"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            replace(rule, **change).run(state, batch)
+    with pytest.raises(ValueError, match="must have slot 1, which the batch names"):
+        rule.run(state, ragged([5], [-1], [1]))
+    for wrong in (state[..., :23], state[..., :12], state.transpose(3, 4), state[:, :3]):
+        with pytest.raises(ValueError, match="state must"):
+            rule.run(wrong, batch)
+    x = torch.randn(5, 4, 24)
+    for arguments, sentence in (
+        ((x, x[:, :3], torch.ones(24)), "like gate"),
+        ((x.bfloat16(), x, torch.ones(24)), "x must be float32"),
+        ((x, x, torch.ones(23)), "weight must be contiguous of shape"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            gated_norm(*arguments, 1e-6)
