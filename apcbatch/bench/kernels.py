@@ -14,9 +14,12 @@ import torch
 from apcbatch.bench.figures import Figure, Sizes, median_ratio, median_s, timed
 from apcbatch.bench.products import product_shapes
 from apcbatch.kernels.arguments import PAGE_TOKENS
+from apcbatch.kernels.cpu.delta_rule import delta_rule
 from apcbatch.kernels.cpu.linear import PackedLinear, pack_linear
 from apcbatch.kernels.cpu.ops import ops
 from apcbatch.kernels.ragged import Ragged
+from apcbatch.layout import value_lanes
+from apcbatch.model.delta_net import DeltaNetSizes
 from apcbatch.model.hf_config import ModelConfig
 
 GROUP = "kernels"
@@ -24,6 +27,7 @@ GROUP = "kernels"
 SCAN_STATE_OPS = 13  # dt A split 3, a polynomial 5, its power of two 2, dt x B, h, y
 SCAN_CHANNEL_OPS = 53  # softplus 29, SiLU of z 20, dt x, D x, the gate
 SILU_OPS = 20
+DELTA_OPS = 4  # of an element of a delta state: decay S, k u, q S, and decay k S of the next token
 COLD_BYTES = 64 << 20  # a small product cycles through this much weight memory, so that no cache holds it
 MOST_COPIES = 24
 
@@ -40,6 +44,8 @@ class Kernels:
             yield from self._scans()
             yield self._convolution()
             yield from self._decode_steps()
+        if "delta" in self._config.mixers:
+            yield from self._delta_rules()
         yield self._norm()
         if "moe" in self._config.feed_forwards:
             yield self._routing()
@@ -123,6 +129,28 @@ class Kernels:
                 ops.selective_scan(y, dt, a, b, c, skip, z, skip, ssm[:, layer], ragged)
 
         return step
+
+    def _delta_rules(self) -> Iterator[Figure]:
+        """Measure the gated delta rule of one long sequence, and of one new token per sequence."""
+        sizes, size = DeltaNetSizes.of(self._config), self._dtype.itemsize
+        state_bytes, lanes = 4 * sizes.values * sizes.key_dim, value_lanes(sizes.value_dim)
+        for tokens, running in ((self._sizes.kernel_tokens, 1), *((1, b) for b in self._sizes.decode_running)):
+            count = tokens * running
+            qkv = torch.randn(count, sizes.channels).to(self._dtype)
+            parts = torch.tensor_split(qkv, (sizes.keys, 2 * sizes.keys), 1)
+            heads = sizes.key_heads, sizes.key_heads, sizes.value_heads
+            q, k, v = (part.view(count, n, -1) for part, n in zip(parts, heads, strict=True))
+            gates = torch.randn(count, sizes.value_heads).to(self._dtype)
+            vector = -torch.rand(sizes.value_heads)
+            state = torch.zeros(running, sizes.value_heads, sizes.value_dim // lanes, sizes.key_dim, lanes)
+            slots = torch.arange(running)
+            batch = Ragged.create(torch.arange(running + 1) * tokens, slots, slots)
+            seconds = median_s(partial(delta_rule, q, k, v, gates, gates, vector, vector, state, batch), self._sizes)
+            operations = DELTA_OPS * count * sizes.values * sizes.key_dim
+            moved = 2 * running * state_bytes + count * (size * sizes.channels + 4 * sizes.values)
+            name = f"delta rule of {tokens} tokens" if tokens > 1 else f"delta rule of one token, {running} running"
+            value, share = 1e9 * seconds / (count * sizes.value_heads), self._limit_s(2 * operations, moved) / seconds
+            yield self._figure(name, value, "ns a token and head", share)
 
     def _norm(self) -> Figure:
         tokens, h = self._sizes.kernel_tokens, self._config.hidden_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
@@ -17,18 +18,19 @@ from apcbatch.model import families
 from apcbatch.model.attention import ATTENTION
 from apcbatch.model.batch import Batch
 from apcbatch.model.causal_lm import Part
+from apcbatch.model.delta_net import DELTA_NET
 from apcbatch.model.family import Family
 from apcbatch.model.feed_forward import MIXTURE, MLP
 from apcbatch.model.hf_config import ModelConfig
 from apcbatch.model.mamba import MAMBA
 from apcbatch.model.sub_blocks import SubBlock, SubBlockKind
-from tests.kernels.recurrent import same_bits
+from tests.kernels.recurrent import ragged, same_bits
 from tests.model.passes import PASSES, Loaded
 from tests.tiny import VOCAB
 
 pytestmark = pytest.mark.pairwise
 
-KINDS = {"M": MAMBA, "*": ATTENTION, "-": MLP, "E": MIXTURE}
+KINDS = {"M": MAMBA, "D": DELTA_NET, "*": ATTENTION, "-": MLP, "E": MIXTURE}
 ONE = {name: (SubBlock("norm", "mixer", kind),) for name, kind in KINDS.items()}
 BOTH = (SubBlock("input_layernorm", "mamba", MAMBA), SubBlock("input_layernorm", "self_attn", ATTENTION))
 MIXED = (SubBlock("norm_2", "block_sparse_moe", MIXTURE), SubBlock("norm_2", "shared_mlp", MLP))
@@ -40,8 +42,23 @@ ARRANGEMENTS = {
         (SubBlock("norm_1", "mamba", MAMBA), *MIXED),
         (SubBlock("norm_1", "self_attn", ATTENTION), *reversed(MIXED)),
     ],
+    "qwen3_5": [
+        (SubBlock("norm_1", "linear_attn", DELTA_NET), SubBlock("norm_2", "mlp", MLP)),
+        (SubBlock("norm_1", "self_attn", ATTENTION), SubBlock("norm_2", "mlp", MLP)),
+    ],
     "three_beside": [(*BOTH, SubBlock("input_layernorm", "feed_forward", MLP))],
 }
+
+
+@dataclass(frozen=True)
+class Config(ModelConfig):
+    """With the sizes of the delta net, as a family that has it."""
+
+    linear_num_key_heads: int = 2
+    linear_num_value_heads: int = 4
+    linear_key_head_dim: int = 8
+    linear_value_head_dim: int = 24
+    linear_conv_kernel_dim: int = 4
 
 
 class RandomTensors:
@@ -77,7 +94,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Load:
             final_norm="norm_f",
             layer=lambda config, i: layers[i],
         )
-        config = ModelConfig(
+        config = Config(
             family="arranged", vocab_size=VOCAB, hidden_size=40, mixers=("other",) * len(layers),
             feed_forwards=("none",) * len(layers), d_inner=80, d_state=8, d_conv=4, dt_rank=3, conv_bias=True,
             proj_bias=False, norm_eps=1e-6, mixer_norm="weighted", mixer_norm_eps=1e-6, tie_word_embeddings=True,
@@ -152,6 +169,28 @@ def test_a_kind_without_a_fused_form_runs_by_its_ops(kind: str, load: Load) -> N
     assert same_bits(loaded.model.forward(batch), fused.model.forward(batch))
 
 
+@pytest.mark.parametrize("arrangement", ["falcon_h1", "qwen3_5"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_replay_has_the_bits_of_a_pass(arrangement: str, dtype: torch.dtype, threads: int, load: Load) -> None:
+    """Catches an input of a recurrence that is not kept for drafted tokens, kept after it was overwritten, or replayed
+    from another row, and a tail of inputs that is not shifted: accepted tokens would leave another state."""
+    loaded = load(ARRANGEMENTS[arrangement], dtype)
+    begin = {role: part.clone() for role, part in loaded.states.items()}
+    for accepted in ([1, 3], [5, 2]):
+        # Chunks of 6 and 9 tokens, the last 5 of which are drafted: the states before these are in slots 2 and 3.
+        batch = loaded.batch([3, 70], [6, 9])
+        drafted = torch.tensor([*range(1, 6), *range(10, 15)])
+        chunks = ragged([6, 9], [0, 1], [-1, -1], [[(1, 2)], [(4, 3)]])
+        loaded.model.passed(replace(batch, ragged=chunks, kept_rows=drafted))
+        loaded.model.replay([(2, 0, accepted[0]), (3, 5, accepted[1])])
+        replayed = {role: part[2:4].clone() for role, part in loaded.arena.slots.items()}
+        loaded.restore(begin)
+        kept = [[(1 + accepted[0], 2)], [(4 + accepted[1], 3)]]
+        loaded.model.forward(replace(batch, ragged=ragged([6, 9], [0, 1], [-1, -1], kept)))
+        assert all(same_bits(part[2:4], replayed[role]) for role, part in loaded.arena.slots.items())
+        loaded.restore(begin)
+
+
 def test_names_are_the_sub_blocks(load: Load) -> None:
     """Catches a norm that two sub-blocks share and that is read twice, and a tensor under a fixed name."""
     taken = load(ARRANGEMENTS["granite"]).taken
@@ -170,6 +209,12 @@ def test_products_of_every_sub_block_are_noted(load: Load) -> None:
     assert len(products) == 4 + 2 + 2 + (4 + 2) + 1
     products.again()
     names = "in_proj x_proj dt_proj out_proj qkv_proj o_proj gate_up_proj down_proj lm_head"
+    assert list(product_shapes(loaded.config)) == names.split()
+    loaded, products = load(ARRANGEMENTS["qwen3_5"]), Products()
+    with products.recording(loaded.model.backend):
+        loaded.model.forward(loaded.batch([0], [5]))
+    assert len(products) == 2 + 2 + (2 + 2) + 1
+    names = "in_proj out_proj gate_up_proj down_proj qkv_proj o_proj lm_head"
     assert list(product_shapes(loaded.config)) == names.split()
 
 

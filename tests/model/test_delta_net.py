@@ -1,0 +1,112 @@
+"""The delta net mixer against transformers, and drafts over its states."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import Qwen3_5TextConfig
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
+
+from apcbatch.kernels.layer import PreNorm
+from apcbatch.kernels.ragged import Ragged
+from apcbatch.layout import StateLayout
+from apcbatch.model.arena import StateArena
+from apcbatch.model.delta_net import DELTA_NET
+from apcbatch.model.devices import backend_for
+from apcbatch.model.tensor_source import TensorSource
+from tests.effort import tries
+from tests.kernels.recurrent import ragged, same_bits
+
+CPU = torch.device("cpu")
+HIDDEN = 40
+SIZES = [(2, 4, 8, 12), (1, 1, 16, 24), (2, 6, 12, 96), (1, 2, 128, 128)]  # Hk, Hv, K, V
+
+
+class StateDict:
+    """A checkpoint of a module's tensors, which names all that it was asked for."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._tensors = {f"mixer.{name}": value for name, value in module.state_dict().items()}
+        self.taken: set[str] = set()
+
+    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        assert self._tensors[name].shape == shape
+        self.taken.add(name)
+        return self._tensors[name]
+
+    def finish(self) -> None:
+        assert self.taken == set(self._tensors), "a tensor of the checkpoint that the mixer does not use"
+
+
+class Mixers:
+    """A mixer of random weights in transformers and here, and its states."""
+
+    def __init__(self, sizes: tuple[int, int, int, int], slots: int) -> None:
+        config = Qwen3_5TextConfig(
+            hidden_size=HIDDEN, linear_num_key_heads=sizes[0], linear_num_value_heads=sizes[1],
+            linear_key_head_dim=sizes[2], linear_value_head_dim=sizes[3], num_hidden_layers=1,
+            layer_types=["linear_attention"], num_attention_heads=4,
+        )  # fmt: skip
+        self.theirs = Qwen3_5GatedDeltaNet(config, 0).float().eval()
+        with torch.no_grad():
+            for name, parameter in self.theirs.named_parameters():
+                scale = parameter.shape[-1] ** -0.5 if parameter.dim() == 2 else 0.5
+                parameter.copy_(torch.randn_like(parameter) * scale + (1 if name == "norm.weight" else 0))
+        names = [name for name in vars(config) if name.startswith("linear_")]
+        fields = SimpleNamespace(
+            **{name: getattr(config, name) for name in names}, hidden_size=HIDDEN, norm_eps=config.rms_norm_eps
+        )
+        layout = StateLayout.of(DELTA_NET.state(fields, 0, "float32"))
+        self.arena, tensors = StateArena(layout, slots, 0, CPU), StateDict(self.theirs)
+        for part in self.arena.slots.values():
+            part.fill_(float("nan"))
+        self.backend = backend_for(CPU)
+        self.norm = PreNorm(1 + 0.2 * torch.randn(HIDDEN), 1e-6)
+        source = TensorSource(tensors, "mixer", torch.float32, self.backend)
+        self.block = DELTA_NET.load(fields, source, self.norm, self.arena.layer(0))
+        tensors.finish()
+        self.products = DELTA_NET.products(fields)
+
+    def ours(self, x: torch.Tensor, batch: Ragged) -> torch.Tensor:
+        residual = self.backend.residual(x.clone())
+        self.block(residual, SimpleNamespace(ragged=batch))
+        return residual.delta
+
+    def expected(self, x: torch.Tensor) -> torch.Tensor:
+        """What transformers' mixer gives for one sequence, normed by torch."""
+        normed = torch.nn.functional.rms_norm(x, (HIDDEN,), self.norm.weight, self.norm.eps)
+        with torch.no_grad():
+            return self.theirs(normed.unsqueeze(0))[0]
+
+
+def relative(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((actual - expected).abs().max() / expected.abs().max())
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_equals_transformers(sizes, threads) -> None:
+    """Catches tensors packed in another order, a head that uses another's key, gate or decay, a norm of other columns,
+    and a cut of the prompt that changes a bit."""
+    for _ in range(tries(20)):
+        mixers, length = Mixers(sizes, 2), random.choice([1, 2, 3, 4, 63, 64, 65, random.randint(1, 300)])
+        x = torch.randn(length, HIDDEN)
+        whole = mixers.ours(x, ragged([length], [-1], [0]))
+        assert relative(whole, mixers.expected(x)) < 1e-5
+        ends = sorted({*(random.randint(1, length) for _ in range(random.choice([0, 1, 5, 300]))), length})
+        pieces = [
+            mixers.ours(x[begin:end], ragged([end - begin], [1 if begin else -1], [1]))
+            for begin, end in zip([0, *ends], ends, strict=False)
+        ]
+        assert same_bits(torch.cat(pieces), whole), ends
+        assert all(same_bits(part[0], part[1]) for part in mixers.arena.slots.values())
+
+
+def test_products_are_those_of_the_mixer() -> None:
+    """Catches a benchmark that measures a product of another shape than the mixer's."""
+    mixers = Mixers(SIZES[0], 1)
+    found = [(one.packed.in_features, one.packed.out_features) for one in mixers.block.part.products(
+        mixers.backend.residual(torch.randn(3, HIDDEN)))]  # fmt: skip
+    assert found == list(mixers.products.values()) == [(40, 32 + 48 + 48 + 8), (48, 40)]
