@@ -31,8 +31,10 @@ import torch
 from growing import growing
 
 from apcbatch import Engine, Request, __version__
-from apcbatch.model.families import load_model_config, state_layout
+from apcbatch.model.attention import ATTENTION
+from apcbatch.model.families import family_of, load_model_config, state_layout
 from apcbatch.model.hf_config import ModelConfig
+from apcbatch.model.mamba import MAMBA
 from apcbatch.plan.footprint import Footprint
 from apcbatch.resolution import load
 from apcbatch.tuning.measurement import measure
@@ -120,11 +122,12 @@ def snapshot_costs(folder: Path, dtype: str) -> dict[str, Any]:
 def products(config: ModelConfig, tokens: int) -> Iterator[tuple[int, int, int, int]]:
     """(how many, rows, inputs, outputs) of the products of all layers; experts share their tokens evenly."""
     h, d, n, r = config.hidden_size, config.d_inner, config.d_state, config.dt_rank
+    blocks = family_of(config).num_blocks(config)
     for inputs, outputs in ((h, 2 * d), (d, r + 2 * n), (r, d), (d, h)):
-        yield config.num_mamba_layers, tokens, inputs, outputs
+        yield blocks[MAMBA], tokens, inputs, outputs
     heads, kv = (count * config.head_dim for count in (config.num_attention_heads, config.num_key_value_heads))
     for inputs, outputs in ((h, heads), (h, kv), (h, kv), (heads, h)):
-        yield config.num_attention_layers, tokens, inputs, outputs
+        yield blocks[ATTENTION], tokens, inputs, outputs
     experts = max(1, config.num_experts)
     shared = -(-tokens * config.num_experts_per_tok // experts)
     for name, count, rows in (("mlp", 1, tokens), ("moe", experts, shared)):

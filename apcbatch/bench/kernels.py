@@ -18,9 +18,12 @@ from apcbatch.kernels.cpu.delta_rule import delta_rule
 from apcbatch.kernels.cpu.linear import PackedLinear, pack_linear
 from apcbatch.kernels.cpu.ops import ops
 from apcbatch.kernels.ragged import Ragged
-from apcbatch.layout import value_lanes
-from apcbatch.model.delta_net import DeltaNetSizes
+from apcbatch.layout import KV, value_lanes
+from apcbatch.model.delta_net import DELTA_NET, DeltaNetSizes
+from apcbatch.model.families import family_of, state_layout
+from apcbatch.model.feed_forward import MIXTURE
 from apcbatch.model.hf_config import ModelConfig
+from apcbatch.model.mamba import MAMBA
 
 GROUP = "kernels"
 # Vector operations per element (csrc/vmath.h, csrc/scan_states.h). Each takes the slot of an fma: 2 flops at peak.
@@ -37,19 +40,20 @@ class Kernels:
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, limits: dict[str, float], sizes: Sizes) -> None:
         self._config, self._dtype, self._limits, self._sizes = config, dtype, limits, sizes
+        self._blocks = family_of(config).num_blocks(config)
 
     def figures(self) -> Iterator[Figure]:
         """Measure all kernels, one after the other, and yield their figures."""
-        if self._config.num_mamba_layers:
+        if MAMBA in self._blocks:
             yield from self._scans()
             yield self._convolution()
             yield from self._decode_steps()
-        if "delta" in self._config.mixers:
+        if DELTA_NET in self._blocks:
             yield from self._delta_rules()
         yield self._norm()
-        if "moe" in self._config.feed_forwards:
+        if MIXTURE in self._blocks:
             yield self._routing()
-        if self._config.num_attention_layers:
+        if any(part.role == KV for part in state_layout(self._config, "float32").parts):
             yield self._attention()
         yield from self._products()
 
@@ -101,7 +105,7 @@ class Kernels:
     def _decode_steps(self) -> Iterator[Figure]:
         """Measure convolution and scan of one new token per sequence, with every layer's own states."""
         for running in self._sizes.decode_running:
-            layers, seconds = self._config.num_mamba_layers, median_s(self._decode(running), self._sizes)
+            layers, seconds = self._blocks[MAMBA], median_s(self._decode(running), self._sizes)
             d, n = self._config.d_inner, self._config.d_state
             size = layers * running * d * (8 * n + 2 * self._dtype.itemsize * self._config.d_conv)
             yield self._figure(
@@ -113,7 +117,7 @@ class Kernels:
 
     def _decode(self, running: int) -> Callable[[], None]:
         config, dtype = self._config, self._dtype
-        layers, d, n, width = config.num_mamba_layers, config.d_inner, config.d_state, config.d_conv
+        layers, d, n, width = self._blocks[MAMBA], config.d_inner, config.d_state, config.d_conv
         x, dt, z = (torch.randn(running, d).to(dtype) for _ in range(3))
         b, c = torch.randn(running, n).to(dtype), torch.randn(running, n).to(dtype)
         a, skip = -torch.rand(n, d) - 0.1, torch.randn(d)

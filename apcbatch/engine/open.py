@@ -28,7 +28,7 @@ from apcbatch.fingerprint import key_fingerprint
 from apcbatch.kernels.processor import num_threads, set_isa, set_threads
 from apcbatch.layout import PAGE_TOKENS
 from apcbatch.model.causal_lm import check_sizes
-from apcbatch.model.devices import choose_devices, load_model, make_arena
+from apcbatch.model.devices import check_kinds, choose_devices, load_model, make_arena
 from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.model.hf_config import ModelConfig
 from apcbatch.model.locate import locate_model, name_of
@@ -151,6 +151,7 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
         warn("a CUDA device is here and this build has no kernels for it, so the CPU is used; see apcbatch doctor")
     folder, name = locate_model(str(model)), name_of(str(model))
     config = load_model_config(folder)
+    check_kinds(config, devices[0])
     check_sizes(folder, config)
     layout = state_layout(config, options.dtype)
     keeps, pool_bytes = keeps_snapshots(options.policy), options.pool_size_bytes

@@ -180,6 +180,7 @@ def _cuda(device: str, gpus: int) -> str:
 def _model(config: Config) -> str:
     """Load every tensor and generate one token."""
     from apcbatch.engine.engine import Engine
+    from apcbatch.model.causal_lm import ignored_tensors
     from apcbatch.types import Request
 
     engine = Engine(
@@ -192,7 +193,8 @@ def _model(config: Config) -> str:
     finally:
         engine.close()
     found = f"{config.model} is complete, {config.dtype}, fingerprint {engine.fingerprint[:12]}"
-    return "; ".join(filter(None, [found, note_of(config.model)]))
+    ignored = ignored_tensors(locate_model(config.model), engine.config)
+    return "; ".join(filter(None, [found, ignored, note_of(config.model)]))
 
 
 def _template(config: Config) -> str:

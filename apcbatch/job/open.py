@@ -281,14 +281,26 @@ def check_cluster(config: Config) -> None:
 def _open_engine(
     config: Config, warn: Callable[[str], None], note: Callable[[str], None], most_workers: int | None
 ) -> JobEngine:
-    """Open the engine of a run, in this process or on a cluster. note: called when a worker comes or goes.
+    """Open the engine of a run, in this process or on a cluster. note: called with what of the checkpoint is ignored,
+    and when a worker comes or goes.
     most_workers: largest number that can have work, None for no bound."""
     if config.ray is None:
+        _note_ignored(config, note)
         return make_engine(config, warn)
     from apcbatch.cluster.open import open_cluster
 
     salt = read_salt(config)
     return open_cluster(config, config.ray, salt, warn, note, lambda request: request.tag.ticket.line, most_workers)
+
+
+def _note_ignored(config: Config, note: Callable[[str], None]) -> None:
+    """Say how many tensors of the checkpoint are not used, if any."""
+    from apcbatch.model.causal_lm import ignored_tensors
+
+    folder = locate_model(config.model)
+    sentence = ignored_tensors(folder, load_model_config(folder))
+    if sentence is not None:
+        note(sentence)
 
 
 def make_engine(config: Config, warn: Callable[[str], None]) -> JobEngine:

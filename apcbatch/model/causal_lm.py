@@ -32,7 +32,7 @@ def check_sizes(model_dir: Path, config: ModelConfig) -> None:
     """Check the sizes in config.json that determine states and logits against the weights' headers, before memory is
     allocated for them. Raises ModelError if they differ, or if a dtype is quantised."""
     family, h = family_of(config), config.hidden_size
-    with Checkpoint(model_dir, torch.device("cpu"), former_names=family.former_names) as checkpoint:
+    with Checkpoint(model_dir, torch.device("cpu"), family=family) as checkpoint:
         checkpoint.check_dtypes()
         checkpoint.require(f"{family.embedding}.weight", (config.vocab_size, h))
         last = config.num_layers - 1
@@ -40,6 +40,16 @@ def check_sizes(model_dir: Path, config: ModelConfig) -> None:
         for kind, prefix in family.kinds(config).items():
             for tensor, shape in kind.sizes(config).items():
                 checkpoint.require(f"{prefix}.{tensor}", shape)
+
+
+def ignored_tensors(model_dir: Path, config: ModelConfig) -> str | None:
+    """Return a sentence about the tensors of a checkpoint that are not used; None if all are. Raises ModelError."""
+    with Checkpoint(model_dir, torch.device("cpu"), family=family_of(config)) as checkpoint:
+        parts = [f"{count} of {prefix}*" for prefix, count in checkpoint.ignored.items()]
+        total = sum(checkpoint.ignored.values())
+    return (
+        f"{model_dir}: {total} tensors are ignored, of parts that are not run ({', '.join(parts)})" if total else None
+    )
 
 
 class _Entry(NamedTuple):
@@ -90,9 +100,7 @@ class CausalLM:
         layers = range(config.num_layers) if part is None else part.layers
         self.is_first, self.is_last = layers.start == 0, layers.stop == config.num_layers
         with (
-            Checkpoint(model_dir, arena.device, former_names=family.former_names)
-            if part is None
-            else nullcontext(part.checkpoint)
+            Checkpoint(model_dir, arena.device, family=family) if part is None else nullcontext(part.checkpoint)
         ) as checkpoint:
             embedding = None if part is None else part.embedding
             if embedding is None:
@@ -132,7 +140,8 @@ class CausalLM:
 
     def _norm(self, checkpoint: Checkpoint, name: str) -> PreNorm:
         weight = checkpoint.take(name, (self.config.hidden_size,)).float()
-        return PreNorm(weight, self.config.norm_eps)
+        offset = self._family.norm_offset
+        return PreNorm(weight + offset if offset else weight, self.config.norm_eps)
 
     def _load_head(self, checkpoint: Checkpoint, embedding: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
         head = f"{self._family.head}.weight"

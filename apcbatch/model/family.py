@@ -5,6 +5,7 @@ Each module of `families/` defines one. Importing it does not load torch.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -14,23 +15,29 @@ from apcbatch.model.sub_blocks import SubBlock, SubBlockKind
 
 @dataclass(frozen=True)
 class Family:
-    """Family of models. model_type, architecture: its names in config.json. read(reader, family): the ModelConfig of a
-    config.json; family: the family's own name.
+    """Family of models. model_type: its name. architectures, model_types: its names in config.json, besides
+    model_type. read(reader, family): the ModelConfig of a config.json; family: the family's own name.
 
     embedding, layers, final_norm, head: tensor names, without `.weight`. layer(config, i): the sub-blocks of layer i,
-    in order. former_names: older tensor name of some checkpoints -> name here. rank: position in lists of families;
-    ties are sorted by name.
+    in order. former_names: older tensor name of some checkpoints -> name here. prefixes: beginning of tensor names of
+    some checkpoints, as of multimodal ones -> the beginning here. ignored: beginnings of the names of tensors that are
+    not used, in the file's words. norm_offset: added to the weights of the norms of the layers and of the final norm;
+    1 for a family whose norms multiply by 1 + w. rank: position in lists of families; ties are sorted by name.
     """
 
     model_type: str
-    architecture: str
+    architectures: tuple[str, ...]
     read: Callable[[ConfigReader, str], ModelConfig]
     embedding: str
     layers: str
     final_norm: str
     layer: Callable[[ModelConfig, int], tuple[SubBlock, ...]]
     head: str = "lm_head"
+    model_types: tuple[str, ...] = ()
     former_names: Mapping[str, str] = field(default_factory=dict)
+    prefixes: Mapping[str, str] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+    norm_offset: float = 0.0
     rank: int = 100
 
     def kinds(self, config: ModelConfig) -> dict[SubBlockKind, str]:
@@ -41,3 +48,7 @@ class Family:
             for block in self.layer(config, i):
                 found.setdefault(block.kind, f"{self.layers}.{i}.{block.name}")
         return found
+
+    def num_blocks(self, config: ModelConfig) -> Counter[SubBlockKind]:
+        """Count the sub-blocks of each kind in a model."""
+        return Counter(block.kind for i in range(config.num_layers) for block in self.layer(config, i))

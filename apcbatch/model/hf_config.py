@@ -22,6 +22,7 @@ MixerNorm = Literal["none", "weightless", "weighted"]
 LARGEST_SIZE = (1 << 31) - 1
 MOST_LAYERS = 1 << 14
 MOST_JSON_BYTES = 16 << 20
+_TAGGED = ("Infinity", "-Infinity", "NaN")
 
 
 @dataclass(frozen=True)
@@ -62,16 +63,6 @@ class ModelConfig:
     def num_layers(self) -> int:
         return len(self.mixers)
 
-    @property
-    def num_mamba_layers(self) -> int:
-        """Layers with a recurrent state."""
-        return self.mixers.count("mamba")
-
-    @property
-    def num_attention_layers(self) -> int:
-        """Layers with a KV cache."""
-        return self.mixers.count("attention")
-
     def architecture(self) -> dict[str, Any]:
         """Return every value that determines the computation, besides the weights, as plain values (a part of the
         fingerprint)."""
@@ -81,15 +72,37 @@ class ModelConfig:
 
 
 class ConfigReader:
-    """config.json with errors that name the key, the value and the file."""
+    """config.json, or an object inside it, with errors that name the key, the value and the file.
 
-    def __init__(self, path: Path, values: dict[str, Any]) -> None:
+    prefix: keys of the object, each with a dot: `text_config.`; empty for the file itself.
+    """
+
+    def __init__(self, path: Path, values: dict[str, Any], prefix: str = "") -> None:
         self.path = path
         self.values = values
+        self.prefix = prefix
 
     def wrong(self, key: str, value: Any, expected: str) -> ModelError:
         """Return the error for a bad value, which is abbreviated in the message."""
-        return ModelError(f"{self.path}: {key} is {reprlib.repr(value)}; expected {expected}")
+        return ModelError(f"{self.path}: {self.prefix}{key} is {reprlib.repr(value)}; expected {expected}")
+
+    def below(self, key: str) -> ConfigReader:
+        """Return the reader of the object under a key; without the key, of an empty object."""
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, dict):
+            raise self.wrong(key, value, "an object")
+        return ConfigReader(self.path, value or {}, f"{self.prefix}{key}.")
+
+    def text_model(self) -> ConfigReader:
+        """Return the reader of the text model: of `text_config`, which multimodal checkpoints have, or this one."""
+        return self if self.values.get("text_config") is None else self.below("text_config")
+
+    def require(self, key: str, default: object, *allowed: object) -> None:
+        """Raise ModelError if a value is none of those implemented, the first of which is named. default: the value
+        that a missing key stands for."""
+        value = self.values.get(key, default)
+        if not any(type(value) is type(one) and value == one for one in allowed):
+            raise self.wrong(key, value, f"{json.dumps(allowed[0])}, the only one supported")
 
     def integer(self, key: str, default: int, minimum: int = 1, maximum: int = LARGEST_SIZE) -> int:
         value = self.values.get(key, default)
@@ -98,7 +111,7 @@ class ConfigReader:
         return value
 
     def number(self, key: str, default: float) -> float:
-        value = self.values.get(key, default)
+        value = _untagged(self.values.get(key, default))
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self.wrong(key, value, "a number")
         if not abs(value) <= sys.float_info.max:  # NaN, infinity, or an integer that no float holds
@@ -134,6 +147,14 @@ class ConfigReader:
         if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
             raise self.wrong("eos_token_id", value, "an integer or a list of integers")
         return tuple(ids)
+
+
+def _untagged(value: object) -> object:
+    """Return a number that transformers 5 has written as an object, as it writes those that JSON lacks:
+    {"__float__": "Infinity"}."""
+    if isinstance(value, dict) and value.keys() == {"__float__"} and value["__float__"] in _TAGGED:
+        return float(value["__float__"])
+    return value
 
 
 def load_json(path: Path) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def stage_layers(folder: Path, config: ModelConfig, count: int) -> list[range]:
         raise UsageError(f"--gpus {count}: the model has {layers} layers; give as many GPUs at most")
     if count == 1:
         return [range(layers)]
-    with Checkpoint(folder, torch.device("cpu"), former_names=family.former_names) as checkpoint:
+    with Checkpoint(folder, torch.device("cpu"), family=family) as checkpoint:
         sizes = checkpoint.sizes()
     weights = [0] * layers
     for name, size in sizes.items():
@@ -97,7 +97,7 @@ def load_stages(
         return next((device for device in found if device is not None), devices[-1])
 
     stages: list[CausalLM] = []
-    with Checkpoint(folder, devices[0], device_of, family.former_names) as checkpoint:
+    with Checkpoint(folder, devices[0], device_of, family) as checkpoint:
         for states, part, backend in zip(arena.stages, layers, backends, strict=True):
             embedding = stages[-1].taken_embedding if stages else None
             stages.append(CausalLM(folder, config, dtype, states, backend, Part(checkpoint, part, embedding)))

@@ -11,7 +11,7 @@ import math
 import os
 import re
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,6 +21,7 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 
 from apcbatch.errors import ModelError
+from apcbatch.model.family import Family
 from apcbatch.model.hf_config import load_json
 from apcbatch.model.host_copies import finite_rows
 from apcbatch.model.locate import what_it_is
@@ -38,8 +39,9 @@ AHEAD_BYTES = 1 << 30
 class Checkpoint:
     """Named tensors of one model folder, each taken to one device, and the digest of all tensors taken.
 
-    device_of: tensor name -> device, for a model on several devices. former_names: older name in files -> name here;
-    the digest is the same under either.
+    device_of: tensor name -> device, for a model on several devices. family: its other names of tensors, under which
+    the digest is the same, and what of the checkpoint it ignores. Errors name a tensor as the files do. ignored: the
+    beginnings of ignored names that the files have -> number of their tensors.
     """
 
     def __init__(
@@ -47,17 +49,18 @@ class Checkpoint:
         model_dir: Path,
         device: torch.device,
         device_of: Callable[[str], torch.device] | None = None,
-        former_names: Mapping[str, str] | None = None,
+        family: Family | None = None,
     ) -> None:
         self._device, self._device_of = device, device_of or (lambda name: device)
         self.model_dir = model_dir
         self._files: dict[Path, Any] = {}  # safe_open has no types
         self._where = self._locate()
-        self._stored_names: dict[str, str] = {}  # current name -> older name in the file
-        for former, name in (former_names or {}).items():
-            if former in self._where and name not in self._where:
-                self._where[name] = self._where.pop(former)
-                self._stored_names[name] = former
+        self._stored_names: dict[str, str] = {}  # name here -> name in the file
+        self._prefix = ("", "")  # beginning of names here, and in the files
+        self.ignored: dict[str, int] = {}
+        if family is not None:
+            self._ignore(family)
+            self._rename(family)
         self._digests: dict[str, bytes] = {}
         self._ahead: Ahead[tuple[torch.Tensor, bytes]] | None = None  # made when the first tensor is taken
 
@@ -76,19 +79,21 @@ class Checkpoint:
         """Return the file of the tensor `name`, whose header must give exactly `shape` and a floating-point dtype."""
         path = self._where.get(name)
         if path is None:
-            raise ModelError(f"{self.model_dir}: tensor {name} is missing; expected one of shape {list(shape)}")
+            raise ModelError(
+                f"{self.model_dir}: tensor {self._shown(name)} is missing; expected one of shape {list(shape)}"
+            )
         found = self._header(name)
-        check_floating(path, name, found.get_dtype())  # packed weights have another shape too
+        check_floating(path, self._shown(name), found.get_dtype())  # packed weights have another shape too
         if tuple(found.get_shape()) != shape:
             raise ModelError(
-                f"{path}: tensor {name} has shape {found.get_shape()}; expected {list(shape)} by config.json"
+                f"{path}: tensor {self._shown(name)} has shape {found.get_shape()}; expected {list(shape)} by config.json"
             )
         return path
 
     def check_dtypes(self) -> None:
         """Raise ModelError for the first tensor, by name, with a quantised or unknown dtype. Reads headers only."""
         for name in sorted(self._where):
-            check_floating(self._where[name], name, self._header(name).get_dtype())
+            check_floating(self._where[name], self._shown(name), self._header(name).get_dtype())
 
     def sizes(self) -> dict[str, int]:
         """Return the bytes of every floating-point tensor, by name: those of the layers by layer, then the others."""
@@ -108,7 +113,9 @@ class Checkpoint:
         try:
             tensor, self._digests[name] = self._ahead.take(name)
         except SafetensorError as error:
-            raise ModelError(f"{path}: tensor {name} cannot be read ({error}); copy the checkpoint again") from None
+            raise ModelError(
+                f"{path}: tensor {self._shown(name)} cannot be read ({error}); copy the checkpoint again"
+            ) from None
         return tensor
 
     def _read_ahead(self) -> Ahead[tuple[torch.Tensor, bytes]]:
@@ -133,13 +140,43 @@ class Checkpoint:
         if surplus:
             more = f" (and {len(surplus) - 1} more)" if len(surplus) > 1 else ""
             raise ModelError(
-                f"{self._where[surplus[0]]}: tensor {surplus[0]!r:.120}{more} is not part of this architecture; "
+                f"{self._where[surplus[0]]}: tensor {self._shown(surplus[0])!r:.120}{more} is not part of this architecture; "
                 "check architectures and the layer sizes in config.json"
             )
         digest = xxhash.xxh3_128()
         for name in sorted(self._digests):
             digest.update(self._digests[name])
         return digest.digest()
+
+    def _ignore(self, family: Family) -> None:
+        """Leave out the tensors that the family ignores."""
+        for prefix in family.ignored:
+            names = [name for name in self._where if name.startswith(prefix)]
+            for name in names:
+                del self._where[name]
+            if names:
+                self.ignored[prefix] = len(names)
+
+    def _rename(self, family: Family) -> None:
+        """Give the tensors the family's names, where the files have older names or another prefix."""
+        renamed = {theirs: ours for theirs, ours in family.former_names.items() if theirs in self._where}
+        for theirs, ours in family.prefixes.items():
+            embedding = f"{family.embedding}.weight"
+            if embedding not in self._where and theirs + embedding.removeprefix(ours) in self._where:
+                self._prefix = ours, theirs
+                names = [name for name in self._where if name.startswith(theirs)]
+                renamed.update((name, ours + name.removeprefix(theirs)) for name in names)
+        for theirs, ours in renamed.items():
+            if ours not in self._where:
+                self._where[ours] = self._where.pop(theirs)
+                self._stored_names[ours] = theirs
+
+    def _shown(self, name: str) -> str:
+        """Return a tensor's name as the files have it, or would have it if it were there."""
+        if name in self._where:
+            return self._stored_names.get(name, name)
+        ours, theirs = self._prefix
+        return theirs + name.removeprefix(ours) if name.startswith(ours) else name
 
     def _header(self, name: str) -> Any:
         """Return the safetensors header entry (dtype and shape) of a tensor, without its data."""

@@ -38,7 +38,7 @@ def load_model_config(model_dir: Path) -> ModelConfig:
     reader = ConfigReader(path, load_json(path))
     architectures = reader.values.get("architectures") or []
     name = architectures[0] if isinstance(architectures, list) and architectures else reader.values.get("model_type")
-    family = next((one for one in families() if name in (one.architecture, one.model_type)), None)
+    family = next((one for one in families() if name in _names(one)), None)
     if family is None:
         raise ModelError(f"{path} {_why_not(name, reader)}; expected {_listed()}")
     check_not_quantised(path, reader.values)
@@ -61,8 +61,12 @@ def _why_not(name: object, reader: ConfigReader) -> str:
     return "is of the mamba_ssm package and names no architecture: give the checkpoint converted for transformers (-hf)"
 
 
+def _names(family: Family) -> tuple[str, ...]:
+    return *family.architectures, family.model_type, *family.model_types
+
+
 def _listed() -> str:
-    return f"one of {', '.join(one.architecture for one in families())}"
+    return f"one of {', '.join(name for one in families() for name in one.architectures)}"
 
 
 def state_layout(config: ModelConfig, dtype: str) -> StateLayout:

@@ -16,7 +16,7 @@ def read(reader: ConfigReader, family: str) -> ModelConfig:
 FAMILY = replace(
     mamba.FAMILY,
     model_type="falcon_mamba",
-    architecture="FalconMambaForCausalLM",
+    architectures=("FalconMambaForCausalLM",),
     read=read,
     rank=1,
 )

@@ -82,7 +82,7 @@ _FEED_FORWARDS = {
 
 FAMILY = Family(
     model_type="jamba",
-    architecture="JambaForCausalLM",
+    architectures=("JambaForCausalLM",),
     read=read,
     embedding="model.embed_tokens",
     layers="model.layers",

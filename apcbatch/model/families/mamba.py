@@ -34,7 +34,7 @@ def read(reader: ConfigReader, family: str, mixer_norm: MixerNorm = "none") -> M
 
 FAMILY = Family(
     model_type="mamba",
-    architecture="MambaForCausalLM",
+    architectures=("MambaForCausalLM",),
     read=read,
     embedding="backbone.embeddings",
     layers="backbone.layers",

@@ -1,0 +1,51 @@
+"""Read a model's rotary position embedding from its config.json, under the names of transformers 5 and older ones.
+
+Su et al., "RoFormer", arXiv 2104.09864. Invariant: only the plain embedding is accepted; any other is refused by name.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from apcbatch.model.hf_config import ConfigReader
+
+# With multimodal sections all positions of a text are equal, which makes them the plain embedding.
+_PLAIN = ("default", "mrope")
+_KEYS = ("rope_theta", "partial_rotary_factor", "rope_type", "type", "mrope_section", "mrope_interleaved")
+_DEFAULT_THETA = 10_000.0
+
+
+class Rotary(NamedTuple):
+    """A rotary embedding. dim: rotated columns of a head, the first. theta: base of the wavelengths."""
+
+    dim: int
+    theta: float
+
+
+def read_rotary(reader: ConfigReader, head_dim: int, default_factor: float) -> Rotary:
+    """Return the rotary embedding of config.json. default_factor: part of a head's columns that is rotated, where the
+    file does not say. Raises ModelError."""
+    has_new_name = reader.values.get("rope_parameters") is not None
+    table = reader.below("rope_parameters" if has_new_name else "rope_scaling")
+    kind = "rope_type" if "rope_type" in table.values else "type"
+    table.require(kind, "default", *_PLAIN)
+    for key, value in table.values.items():
+        if key not in _KEYS:
+            raise table.wrong(key, value, f"no key besides {', '.join(_KEYS)}: only the default embedding is supported")
+
+    def number(key: str, default: float) -> tuple[ConfigReader, float]:
+        holder = table if key in table.values else reader
+        return holder, holder.number(key, default)
+
+    holder, theta = number("rope_theta", _DEFAULT_THETA)
+    if theta <= 0:
+        raise holder.wrong("rope_theta", theta, "a number above 0")
+    holder, factor = number("partial_rotary_factor", default_factor)
+    dim = int(head_dim * factor) if 0 < factor <= 1 else 0
+    if dim < 2 or dim % 2:
+        raise holder.wrong("partial_rotary_factor", factor, _expected(head_dim))
+    return Rotary(dim, theta)
+
+
+def _expected(head_dim: int) -> str:
+    return f"a factor up to 1 that makes an even number of the {head_dim} columns of a head"
