@@ -117,7 +117,17 @@ def delta_rule(
     num_threads: int,
 ) -> None: ...
 def gated_norm(
-    t: int, heads: int, d: int, x: View, gate: View, weight: int, eps: float, y: View, num_threads: int, /
+    t: int,
+    heads: int,
+    d: int,
+    x: View,
+    x_head_stride: int,
+    gate: View,
+    weight: int,
+    eps: float,
+    y: View,
+    num_threads: int,
+    /,
 ) -> None: ...
 
 class Expert:
