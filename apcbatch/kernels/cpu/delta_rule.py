@@ -96,14 +96,15 @@ def gated_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: f
     """Compute x / sqrt(mean(x^2) + eps) * weight * silu(gate) for each head in float32, rounded once. Yang, Kautz and
     Hatamizadeh, arXiv 2412.06464, section 3.4.
 
-    x: (t, Hv, V) float32, any stride of tokens and heads. gate: (t, Hv, V), any token stride. weight: (V,) float32. Returns (t, Hv, V) in gate's dtype.
+    x: (t, Hv, V) float32, any stride of tokens and heads. gate: (t, Hv, V), any token stride. weight: (V,) float32.
+    Returns (t, Hv, V) in gate's dtype.
     """
     require_cpu(x, "x")
     require_cpu(gate, "gate")
     if x.dim() != 3 or x.shape != gate.shape or x.dtype != torch.float32 or x.stride(2) != 1:
         raise ValueError(
-            f"x must be float32 (t, heads, columns) like gate, heads contiguous; they are {x.dtype} {tuple(x.shape)} and "
-            f"{tuple(gate.shape)}"
+            f"x must be float32 (t, heads, columns) like gate, with contiguous columns; they are {x.dtype} "
+            f"{tuple(x.shape)} and {tuple(gate.shape)}"
         )
     require_parameter(weight, "weight", (x.shape[2],), torch.float32)
     y = torch.empty(gate.shape, dtype=gate.dtype)
