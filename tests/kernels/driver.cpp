@@ -351,7 +351,8 @@ void try_delta_rule() {
                   state.floats(),
                   heads * blocks * block,
                   out.floats(),
-                  values};
+                  values,
+                  V};
     Array memory(DType::float32, delta_floats(p, t));
     const auto run = [&](int threads) {
         std::memcpy(state.data(), begin.data(), begin.size());
