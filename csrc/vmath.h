@@ -1,5 +1,5 @@
-// exp, the decay 2^t, log1p, softplus and SiLU over vectors. They use only fma, + - * / and bit operations,
-// so that every instruction set gives the same bits.
+// exp, the decay 2^t, log1p, softplus, SiLU and the sigmoid over vectors. They use only fma, + - * / and bit
+// operations, so that every instruction set gives the same bits.
 //
 // Polynomials: minimax fits by Lawson's iteration on 4001 Chebyshev nodes in float64. The leading
 // coefficients are fixed; the others are rounded to float32 one by one, lowest first, and the rest is fitted
@@ -120,6 +120,9 @@ APC_INLINE Vec silu(Vec x) {
     x = max(Vec::broadcast(-88.0f), x);
     return x / (Vec::broadcast(1.0f) + exp_normal(max(Vec::broadcast(-87.0f), negate(x))));
 }
+
+// 1 / (1 + e^-x): 0 below -88.72, NaN for NaN.
+APC_INLINE Vec sigmoid(Vec x) { return Vec::broadcast(1.0f) / (Vec::broadcast(1.0f) + exp(negate(x))); }
 
 }  // namespace APC_ISA
 }  // namespace apcbatch
