@@ -95,6 +95,12 @@ class AttentionMixer(SubBlock):
         kv_heads: int,
         head_dim: int,
         scale: float,
+        q_norm: int,
+        k_norm: int,
+        norm_eps: float,
+        steps: int,
+        pairs: int,
+        is_gated: bool,
         k_cache: View,
         v_cache: View,
     ) -> None: ...

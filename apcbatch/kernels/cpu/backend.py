@@ -25,6 +25,7 @@ class CpuBackend(CpuOps, BackendOf[PackedLinear]):
     kinds: ClassVar[Mapping[str, KindOnDevice]] = {
         "mamba": KindOnDevice(FusedMamba),
         "attention": KindOnDevice(FusedAttention),
+        "gated_attention": KindOnDevice(FusedAttention),
         "mlp": KindOnDevice(FusedMlp),
         "mixture": KindOnDevice(FusedMixture),
     }
