@@ -117,7 +117,17 @@ def delta_rule(
     num_threads: int,
 ) -> None: ...
 def gated_norm(
-    t: int, heads: int, d: int, x: View, gate: View, weight: int, eps: float, y: View, num_threads: int, /
+    t: int,
+    heads: int,
+    d: int,
+    x: View,
+    x_head_stride: int,
+    gate: View,
+    weight: int,
+    eps: float,
+    y: View,
+    num_threads: int,
+    /,
 ) -> None: ...
 
 class Expert:
@@ -140,6 +150,12 @@ class AttentionMixer(SubBlock):
         kv_heads: int,
         head_dim: int,
         scale: float,
+        q_norm: int,
+        k_norm: int,
+        norm_eps: float,
+        steps: int,
+        pairs: int,
+        is_gated: bool,
         k_cache: View,
         v_cache: View,
     ) -> None: ...

@@ -1,9 +1,53 @@
 #include "attention_mixer.h"
 
+#include "head_rows.h"
 #include "parts.h"
 
 namespace apcbatch {
 namespace {
+
+// Returns the bytes of t positions, in whole cache lines.
+std::int64_t position_bytes(std::int64_t t) { return (8 * t + 63) / 64 * 64; }
+
+// Writes the absolute position of each token of the pass.
+void write_positions(const PagedSequences& sequences, std::int64_t* positions) {
+    for (std::int64_t s = 0; s < sequences.num_sequences; ++s) {
+        const std::int64_t begin = sequences.cu_seqlens[s], end = sequences.cu_seqlens[s + 1];
+        for (std::int64_t i = begin; i < end; ++i) positions[i] = sequences.context[s] + i - begin;
+    }
+}
+
+// Norms and rotates `heads` heads from column `column` on, in place.
+void norm_heads(const AttentionMixer& p, const Rows& qkv, std::int64_t column, std::int64_t heads,
+                const float* weight, const std::int64_t* positions, int num_threads) {
+    NormRopeParams rows;
+    rows.t = qkv.t;
+    rows.heads = heads;
+    rows.head_dim = p.head_dim;
+    rows.y = static_cast<char*>(qkv.data) + column * bytes_of(p.dtype);
+    rows.x = rows.y;
+    rows.x_stride = rows.y_stride = qkv.stride;
+    rows.weight = weight;
+    rows.eps = p.norms.eps;
+    rows.steps = p.norms.steps;
+    rows.pairs = p.norms.pairs;
+    rows.positions = positions;
+    rows.dtype = p.dtype;
+    norm_rope(rows, num_threads);
+}
+
+// Multiplies the output of attention by the sigmoids of the gates, in place.
+void gate(const AttentionMixer& p, const Rows& qkv, const Rows& y, int num_threads) {
+    SigmoidMulParams rows;
+    rows.t = y.t;
+    rows.h = rows.x_stride = rows.y_stride = y.stride;
+    rows.x = rows.y = y.data;
+    rows.gate =
+        static_cast<const char*>(qkv.data) + (p.heads + 2 * p.kv_heads) * p.head_dim * bytes_of(p.dtype);
+    rows.gate_stride = qkv.stride;
+    rows.dtype = p.dtype;
+    sigmoid_mul(rows, num_threads);
+}
 
 void write(const AttentionMixer& p, const PagedSequences& sequences, const Rows& qkv, int num_threads) {
     const std::int64_t row = p.kv_heads * p.head_dim, value_bytes = bytes_of(p.dtype);
@@ -46,24 +90,37 @@ void attend(const AttentionMixer& p, const PagedSequences& sequences, const Rows
 }  // namespace
 
 std::int64_t AttentionMixer::scratch_bytes(std::int64_t t) const {
-    return t * (2 * o_proj.in + qkv_proj.out) * bytes_of(dtype);
+    const std::int64_t positions = norms.q == nullptr ? 0 : position_bytes(t);
+    return positions + t * (qkv_proj.in + o_proj.in + qkv_proj.out) * bytes_of(dtype);
 }
 
 void AttentionMixer::run(const SubBlockInputs& inputs, const Residual& residual, char* memory,
                          int num_threads) const {
     const AttentionMixer& p = *this;
     const PagedSequences& sequences = inputs.sequences;
-    const std::int64_t t = inputs.t, h = p.o_proj.in, hidden = t * h * bytes_of(p.dtype);
-    const Rows normed{t, memory, h, p.dtype}, y{t, memory + hidden, h, p.dtype};
-    const Rows qkv{t, memory + 2 * hidden, p.qkv_proj.out, p.dtype};
+    const std::int64_t t = inputs.t, h = p.qkv_proj.in, d = p.o_proj.in, value_bytes = bytes_of(p.dtype);
+    std::int64_t* positions = nullptr;
+    if (p.norms.q != nullptr) {
+        positions = reinterpret_cast<std::int64_t*>(memory);
+        memory += position_bytes(t);
+    }
+    const Rows normed{t, memory, h, p.dtype}, y{t, memory + t * h * value_bytes, d, p.dtype};
+    const Rows qkv{t, memory + t * (h + d) * value_bytes, p.qkv_proj.out, p.dtype};
     pre_norm(p.norm, t, h, residual, normed.data, p.dtype, num_threads);
-    project(p.qkv_proj, normed, nullptr, qkv, num_threads);  // (t, h) -> (t, (heads + 2 kv_heads) head_dim)
+    project(p.qkv_proj, normed, nullptr, qkv,
+            num_threads);  // (t, h) -> (t, (heads + 2 kv_heads [+ heads]) head_dim)
     {
         const PartTimer timer(Part::attention);
+        if (positions != nullptr) {
+            write_positions(sequences, positions);
+            norm_heads(p, qkv, 0, p.heads, p.norms.q, positions, num_threads);
+            norm_heads(p, qkv, d, p.kv_heads, p.norms.k, positions, num_threads);
+        }
         write(p, sequences, qkv, num_threads);
         attend(p, sequences, qkv, y, num_threads);
+        if (p.is_gated) gate(p, qkv, y, num_threads);
     }
-    project(p.o_proj, y, nullptr, {t, residual.delta, h, DType::float32}, num_threads);  // (t, h) -> (t, h)
+    project(p.o_proj, y, nullptr, {t, residual.delta, h, DType::float32}, num_threads);  // (t, d) -> (t, h)
 }
 
 }  // namespace apcbatch

@@ -9,14 +9,26 @@
 
 namespace apcbatch {
 
-// Attention mixer, filled once per layer. h: hidden, heads * head_dim. Each pass writes its keys and values
-// to the cache before it reads them.
+// RMS norms of queries and keys, and their rotary position embedding: see NormRopeParams.
+struct QueryKeyNorms {
+    const float* q = nullptr;  // (head_dim); null: neither norms nor rotation
+    const float* k = nullptr;  // (head_dim)
+    float eps = 0.0f;
+    const std::int64_t* steps = nullptr;  // (pairs)
+    std::int64_t pairs = 0;
+};
+
+// Attention mixer, filled once per layer. h: hidden; d: heads * head_dim. Each pass writes its keys and
+// values to the cache before it reads them.
 struct AttentionMixer final : SubBlock {
     PreNorm norm;
     DType dtype = DType::float32;  // of the activations
-    Projection qkv_proj, o_proj;   // (h + 2 * kv_heads * head_dim, h): queries, keys, values; (h, h)
+    Projection qkv_proj, o_proj;   // (d + 2 * kv_heads * head_dim [+ d], h): queries, keys, values[, gates];
+                                   // (h, d)
     std::int64_t heads = 0, kv_heads = 0, head_dim = 0;
     float scale = 0.0f;
+    QueryKeyNorms norms;
+    bool is_gated = false;    // multiplies the output of attention by sigmoid(gates)
     void* k_cache = nullptr;  // (pages, kPageTokens, kv_heads, head_dim) contiguous
     void* v_cache = nullptr;
     DType cache_dtype = DType::float32;

@@ -1,9 +1,11 @@
-// Python bindings (pybind11) of paged attention, and of the checks of its indices.
+// Python bindings (pybind11) of paged attention, of the ops on heads around it, and of the checks of its
+// indices.
 #include "attention.h"
 
 #include <tuple>
 
 #include "bindings.h"
+#include "head_rows.h"
 
 namespace apcbatch {
 namespace {
@@ -58,6 +60,43 @@ void bound_paged_attention(const View& q, const View& k_cache, const View& v_cac
     paged_attention(p, num_threads);
 }
 
+// x, y: (t, heads, head_dim), of one type. weight: (head_dim). steps: (pairs). positions: (t).
+void bound_norm_rope(std::int64_t t, std::int64_t heads, std::int64_t head_dim, const View& x, Address weight,
+                     float eps, Address steps, std::int64_t pairs, Address positions, const View& y,
+                     int num_threads) {
+    NormRopeParams p;
+    p.t = t;
+    p.heads = heads;
+    p.head_dim = head_dim;
+    p.x = values(x, t * heads * head_dim);
+    p.x_stride = x.stride;
+    p.weight = floats(weight, head_dim);
+    p.eps = eps;
+    p.steps = integers(steps, pairs);
+    p.pairs = pairs;
+    p.positions = integers(positions, t);
+    p.y = values(y, x.dtype, t * heads * head_dim);
+    p.y_stride = y.stride;
+    p.dtype = x.dtype;
+    norm_rope(p, num_threads);
+}
+
+// x, gate, y: (t, h), of one type.
+void bound_sigmoid_mul(std::int64_t t, std::int64_t h, const View& x, const View& gate, const View& y,
+                       int num_threads) {
+    SigmoidMulParams p;
+    p.t = t;
+    p.h = h;
+    p.x = values(x, t * h);
+    p.x_stride = x.stride;
+    p.gate = values(gate, x.dtype, t * h);
+    p.gate_stride = gate.stride;
+    p.y = values(y, x.dtype, t * h);
+    p.y_stride = y.stride;
+    p.dtype = x.dtype;
+    sigmoid_mul(p, num_threads);
+}
+
 int bound_check_sequences(const Sequences& sequences, std::int64_t t, std::int64_t pages) {
     AttentionParams p;
     set_sequences(sequences, p);
@@ -83,6 +122,8 @@ void bind_attention(py::module_& m) {
     m.attr("PAGE_TOKENS") = apcbatch::kPageTokens;
     m.def("span", &apcbatch::span);
     m.def("check_sequences", &apcbatch::bound_check_sequences);
+    m.def("norm_rope", &apcbatch::bound_norm_rope, ReleaseGil());
+    m.def("sigmoid_mul", &apcbatch::bound_sigmoid_mul, ReleaseGil());
     m.def("write_kv", &apcbatch::bound_write_kv, ReleaseGil());
     m.def("paged_attention", &apcbatch::bound_paged_attention, ReleaseGil());
 }

@@ -88,7 +88,8 @@ void run_sub_block(const SubBlock& sub_block, std::int64_t t, const RaggedParams
 
 AttentionMixer attention_mixer(const PreNorm& norm, const Projection& qkv_proj, const Projection& o_proj,
                                std::int64_t heads, std::int64_t kv_heads, std::int64_t head_dim, float scale,
-                               const View& k_cache, const View& v_cache) {
+                               Address q_norm, Address k_norm, float norm_eps, Address steps,
+                               std::int64_t pairs, bool is_gated, const View& k_cache, const View& v_cache) {
     AttentionMixer p;
     p.norm = norm;
     p.dtype = qkv_proj.dtype;
@@ -98,6 +99,8 @@ AttentionMixer attention_mixer(const PreNorm& norm, const Projection& qkv_proj, 
     p.kv_heads = kv_heads;
     p.head_dim = head_dim;
     p.scale = scale;
+    p.norms = {floats(q_norm, kMaybe), floats(k_norm, kMaybe), norm_eps, integers(steps, pairs), pairs};
+    p.is_gated = is_gated;
     p.k_cache = values(k_cache, kMaybe);
     p.v_cache = values(v_cache, k_cache.dtype, kMaybe);
     p.cache_dtype = k_cache.dtype;
@@ -153,7 +156,8 @@ void bind_layers(py::module_& m) {
         .def("run", &run_sub_block, ReleaseGil());
     py::class_<AttentionMixer, SubBlock, std::shared_ptr<AttentionMixer>>(m, "AttentionMixer")
         .def(py::init(&attention_mixer), py::kw_only(), "norm"_a, "qkv_proj"_a, "o_proj"_a, "heads"_a,
-             "kv_heads"_a, "head_dim"_a, "scale"_a, "k_cache"_a, "v_cache"_a);
+             "kv_heads"_a, "head_dim"_a, "scale"_a, "q_norm"_a, "k_norm"_a, "norm_eps"_a, "steps"_a,
+             "pairs"_a, "is_gated"_a, "k_cache"_a, "v_cache"_a);
     py::class_<ExpertParams>(m, "Expert").def(py::init(&expert));
     py::class_<Mlp, SubBlock, std::shared_ptr<Mlp>>(m, "Mlp")
         .def(py::init(&mlp))

@@ -33,8 +33,8 @@ void bound_selective_scan(const RaggedParams& ragged, const View& x, const View&
                    num_threads);
 }
 
-// q, k: (t, key_heads, key_dim). v, out: (t, value_heads, value_dim). b, a: (t, value_heads). A, dt_bias:
-// (value_heads). state: (slots, value_heads, value_dim / lanes, key_dim, lanes).
+// q, k: (t, key_heads, key_dim). v: (t, value_heads, value_dim). out: (value_heads, t, value_dim). b, a: (t,
+// value_heads). A, dt_bias: (value_heads). state: (slots, value_heads, value_dim / lanes, key_dim, lanes).
 void bound_delta_rule(const RaggedParams& ragged, const View& q, const View& k, const View& v, const View& b,
                       const View& a, Address A, Address dt_bias, const View& state, const View& out,
                       std::int64_t key_heads, std::int64_t value_heads, std::int64_t key_dim,
@@ -63,7 +63,8 @@ void bound_delta_rule(const RaggedParams& ragged, const View& q, const View& k, 
     p.state = static_cast<float*>(values(state, DType::float32, kMaybe));
     p.state_stride = state.stride;
     p.out = static_cast<float*>(values(out, DType::float32, sequences));
-    p.out_stride = out.stride;
+    p.out_stride = value_dim;
+    p.out_head_stride = out.stride;
     const std::int64_t tokens = ragged.cu_seqlens[sequences];
     delta_rule(p, reinterpret_cast<float*>(thread_workspace(4 * delta_floats(p, tokens))), num_threads);
 }

@@ -24,15 +24,18 @@ void bound_rms_norm(std::int64_t t, std::int64_t h, const View& x, const View& d
     rms_norm(p, num_threads);
 }
 
-// x: (t, heads, d) float32. gate: (t, heads, d). weight: (d). y: (t, heads, d) contiguous, of gate's type.
-void bound_gated_norm(std::int64_t t, std::int64_t heads, std::int64_t d, const View& x, const View& gate,
-                      Address weight, float eps, const View& y, int num_threads) {
+// x: (t, heads, d) float32, heads x_head_stride apart. gate: (t, heads, d). weight: (d). y: (t, heads, d)
+// contiguous, of gate's type.
+void bound_gated_norm(std::int64_t t, std::int64_t heads, std::int64_t d, const View& x,
+                      std::int64_t x_head_stride, const View& gate, Address weight, float eps, const View& y,
+                      int num_threads) {
     GatedNormParams p;
     p.t = t;
     p.heads = heads;
     p.d = d;
     p.x = static_cast<float*>(values(x, DType::float32, t));
     p.x_stride = x.stride;
+    p.x_head_stride = x_head_stride;
     p.gate = values(gate, t);
     p.gate_stride = gate.stride;
     p.weight = floats(weight, d);

@@ -17,7 +17,7 @@ struct Buffers {
     Rows normed;     // (t, h)
     Rows projected;  // (t, c + Hv V + 2 Hv): q, k, v, z, b, a
     Rows convolved;  // (t, c): q, k, v; after the rule (t, Hv V), the normed outputs
-    float* out;      // (t, Hv V), the rule's
+    float* out;      // (Hv, t, V), the rule's
     float* gates;    // delta_floats
     std::int64_t bytes = 0;
 
@@ -91,7 +91,8 @@ void run_rule(const DeltaMixer& p, const RaggedParams& ragged, const Buffers& bu
     rule.a = column(projected, p.channels() + values + p.value_heads);
     rule.b_stride = rule.a_stride = projected.stride;
     rule.out = buffers.out;
-    rule.out_stride = values;
+    rule.out_stride = p.value_dim;
+    rule.out_head_stride = x.t * p.value_dim;
     delta_rule(rule, buffers.gates, num_threads);
 }
 
@@ -103,7 +104,8 @@ Rows norm_heads(const DeltaMixer& p, const Buffers& buffers, int num_threads) {
     norm.heads = p.value_heads;
     norm.d = p.value_dim;
     norm.x = buffers.out;
-    norm.x_stride = p.value_heads * p.value_dim;
+    norm.x_stride = p.value_dim;
+    norm.x_head_stride = norm.t * p.value_dim;
     norm.gate = column(buffers.projected, p.channels());
     norm.gate_stride = buffers.projected.stride;
     norm.weight = p.head_norm;
@@ -111,7 +113,7 @@ Rows norm_heads(const DeltaMixer& p, const Buffers& buffers, int num_threads) {
     norm.y = buffers.convolved.data;
     norm.dtype = p.dtype;
     gated_norm(norm, num_threads);
-    return {norm.t, norm.y, norm.x_stride, p.dtype};
+    return {norm.t, norm.y, p.value_heads * p.value_dim, p.dtype};
 }
 
 // Copies the inputs of the recurrence of some rows to inputs.kept_inputs.
@@ -154,6 +156,7 @@ void DeltaMixer::replay(const Replay* replays, std::int64_t num_replays, const c
     DeltaParams rule = rule_of(*this);
     rule.q_stride = rule.k_stride = rule.v_stride = rule.b_stride = rule.a_stride = row_bytes / size;
     rule.out = reinterpret_cast<float*>(memory);  // of every row
+    rule.out_head_stride = value_dim;
     for (const Replay* one = replays; one < replays + num_replays; ++one) {
         const char* rows = kept + one->first * row_bytes;
         shift_in(static_cast<char*>(conv) + one->slot * conv_stride * size, width - 1, channels() * size,

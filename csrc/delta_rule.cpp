@@ -17,7 +17,7 @@ std::int64_t padded(std::int64_t count) {
 }  // namespace
 
 std::int64_t delta_floats(const DeltaParams& p, std::int64_t tokens) {
-    return padded(tokens * 2 * (p.key_heads * padded(p.key_dim) + p.value_heads));
+    return padded(tokens * (2 * p.key_heads * padded(p.key_dim) + p.value_heads * (p.value_dim + 2)));
 }
 
 std::int64_t delta_scratch_floats(const DeltaParams& p, std::int64_t blocks) {
@@ -30,7 +30,7 @@ std::int64_t delta_alone_floats(const DeltaParams& p, std::int64_t tokens) {
 
 void delta_rule(const DeltaParams& p, float* memory, int num_threads) {
     const DeltaInputs inputs(p, memory);
-    const std::int64_t columns = 2 * p.key_heads * p.key_dim + 2 * p.value_heads;
+    const std::int64_t columns = 2 * p.key_heads * p.key_dim + p.value_heads * p.value_dim;
     const auto prepare = APC_FOR_ISA(delta_prepare);
     share_rows(inputs.tokens, columns, num_threads, 0,
                [&](std::int64_t begin, std::int64_t end, char*) { prepare(p, inputs, begin, end); });

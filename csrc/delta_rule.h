@@ -33,8 +33,8 @@ struct DeltaParams {
     const float* dt_bias = nullptr;  // (value_heads)
     float* state = nullptr;  // (num_slots, value_heads, V / lanes, K, lanes), slot stride state_stride
     std::int64_t state_stride = 0;
-    float* out = nullptr;  // (t, value_heads, V), row stride out_stride
-    std::int64_t out_stride = 0;
+    float* out = nullptr;  // (t, value_heads, V), with a stride for tokens and one for heads
+    std::int64_t out_stride = 0, out_head_stride = 0;
 };
 
 // Blocks [block, block + blocks) of a value head of one sequence.
@@ -51,19 +51,26 @@ std::int64_t delta_floats(const DeltaParams& params, std::int64_t tokens);
 std::int64_t delta_alone_floats(const DeltaParams& params, std::int64_t tokens);
 
 // Layout of the prepared inputs of a batch: a row per token of each key head, the normed q then the normed k,
-// each padded to whole vectors with zeros; then decay and beta of each token of each value head. So a unit
-// reads them front to back, while the rows of q and k of one head are far apart.
+// each padded to whole vectors with zeros; then of each value head a row of v per token; then decay and beta.
+// So a unit reads them front to back, while in the packed batch the rows of one head are pages apart.
 struct DeltaInputs {
     std::int64_t tokens;   // of the batch
     std::int64_t columns;  // K, padded
-    float *keys, *gates;
+    std::int64_t value_dim;
+    float *keys, *values, *gates;
     DeltaInputs(const DeltaParams& p, float* memory)
-        : tokens(p.ragged.cu_seqlens[p.ragged.num_sequences]), columns((p.key_dim + 15) / 16 * 16) {
+        : tokens(p.ragged.cu_seqlens[p.ragged.num_sequences]),
+          columns((p.key_dim + 15) / 16 * 16),
+          value_dim(p.value_dim) {
         keys = memory;
-        gates = memory + p.key_heads * tokens * 2 * columns;
+        values = keys + p.key_heads * tokens * 2 * columns;
+        gates = values + p.value_heads * tokens * value_dim;
     }
     float* q(std::int64_t key_head, std::int64_t token) const {
         return keys + (key_head * tokens + token) * 2 * columns;
+    }
+    float* v(std::int64_t head, std::int64_t token) const {
+        return values + (head * tokens + token) * value_dim;
     }
     float* gates_of(std::int64_t head, std::int64_t token) const {
         return gates + (head * tokens + token) * 2;

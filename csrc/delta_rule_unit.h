@@ -17,8 +17,6 @@ namespace apcbatch {
 namespace APC_ISA {
 namespace delta {
 
-constexpr int64_t kFetched = 2;  // tokens from an update to the one whose rows it prefetches
-
 APC_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 APC_INLINE int64_t padded(int64_t count) { return (count + 15) / 16 * 16; }
 
@@ -61,6 +59,13 @@ void prepare_tokens(const DeltaParams& p, const DeltaInputs& inputs, int64_t beg
             prepare_row(q + head * p.key_dim, p.key_dim, inputs.columns, scale, to);
             prepare_row(k + head * p.key_dim, p.key_dim, inputs.columns, 1.0f, to + inputs.columns);
         }
+        const T* v = static_cast<const T*>(p.v) + t * p.v_stride;
+        for (int64_t head = 0; head < p.value_heads; ++head, v += p.value_dim) {
+            float* to = inputs.v(head, t);
+            for (int64_t i = 0; i < p.value_dim; i += kLanes) {
+                store_first(load_first(v + i, p.value_dim - i), to + i, p.value_dim - i);
+            }
+        }
         prepare_gates<T>(p, inputs, t);
     }
 }
@@ -73,9 +78,8 @@ struct Tile {
     int64_t more;
 };
 
-// Computation of one unit. T: type of v. Scratch, delta_scratch_floats floats:
+// Computation of one unit. Scratch, delta_scratch_floats floats:
 //   rows (ring of kDeltaRows tokens, decay k) | states (block, key, lane)
-template <class T>
 class UnitRule {
   public:
     UnitRule(const DeltaParams& params, const DeltaInputs& inputs_, const DeltaUnit& unit_, float* scratch)
@@ -199,9 +203,9 @@ class UnitRule {
     void run_group(const Tile& tile, int64_t block, int64_t column) const {
         const float* from = state(tile.from, block) + column;
         float *work = states + block * p.key_dim * stride + column, *to = state(tile.to, block) + column;
-        const int64_t value = unit.head * p.value_dim + (unit.block + block) * p.lanes + column;
-        const T* values = static_cast<const T*>(p.v) + tile.token * p.v_stride + value;
-        float* out = p.out + tile.token * p.out_stride + value;
+        const int64_t value = (unit.block + block) * p.lanes + column;
+        const float* values = inputs.v(unit.head, tile.token) + value;
+        float* out = p.out + unit.head * p.out_head_stride + tile.token * p.out_stride + value;
         Vec u[kVecs], o[kVecs], m[kVecs];
         prepare(tile, 0);
         if (tile.tokens > 1) prepare(tile, 1);
@@ -209,12 +213,11 @@ class UnitRule {
         for (int64_t t = 0; t < tile.tokens; ++t) {
             // Two tokens ahead, so that it runs while the sums of the update before are still added.
             if (t + 2 < tile.tokens) prepare(tile, t + 2);
-            if (t + kFetched < tile.tokens + tile.more) fetch(tile, t + kFetched, values, out);
             const float* gate = inputs.gates_of(unit.head, tile.token + t);
             const Vec beta = Vec::broadcast(gate[1]);
             for (int v = 0; v < kVecs; ++v) {
                 const int64_t left = p.lanes - column - v * kLanes;
-                u[v] = beta * (load_first(values + t * p.v_stride + v * kLanes, left) - m[v]);
+                u[v] = beta * (load_first(values + t * p.value_dim + v * kLanes, left) - m[v]);
             }
             const float* q = inputs.q(key_head, tile.token + t);
             if (t + 1 < tile.tokens) {
@@ -241,19 +244,6 @@ class UnitRule {
         if (tile.more > 0 || tile.from < 0 || is_last || !is_whole) return uintptr_t(states);
         return uintptr_t(slot(tile.from, block + 1) + column);
     }
-
-    // Prefetches the rows of token t, counted from the tile's first. The outputs too: a store that waits for
-    // its line holds up all stores after it.
-    void fetch(const Tile& tile, int64_t t, const T* values, const float* out) const {
-        fetch_row(inputs.q(key_head, tile.token + t), 2 * columns);
-        fetch_row(values + t * p.v_stride, smaller(p.lanes, kGroup * kLanes));
-        fetch_row(out + t * p.out_stride, smaller(p.lanes, kGroup * kLanes));
-    }
-
-    template <class Value>
-    static void fetch_row(const Value* row, int64_t count) {
-        for (int64_t i = 0; i < count; i += 64 / int64_t(sizeof(Value))) __builtin_prefetch(row + i);
-    }
 };
 
 }  // namespace delta
@@ -265,8 +255,7 @@ void delta_prepare(const DeltaParams& params, const DeltaInputs& inputs, int64_t
 
 void delta_rule_unit(const DeltaParams& params, const DeltaInputs& inputs, const DeltaUnit& unit,
                      float* scratch) {
-    with_type(params.dtype,
-              [&](auto x) { delta::UnitRule<TypeOf<decltype(x)>>(params, inputs, unit, scratch).run(); });
+    delta::UnitRule(params, inputs, unit, scratch).run();
 }
 
 }  // namespace APC_ISA

@@ -49,34 +49,46 @@ APC_INLINE void update_row(const Keys& keys, int64_t i, const Columns<kStride>& 
     const Vec k = Vec::broadcast(keys.k[i]), q = Vec::broadcast(keys.q[i]);
     Vec next = Vec::zero();
     if (kNext) next = Vec::broadcast(keys.next[i]);
+    Vec value[kVecs];
 #pragma GCC unroll 4
     for (int v = 0; v < kVecs; ++v) {
-        Vec value = decay * Vec::load(s.from + at + v * kLanes);
-        accumulate(value, k, u[v]);
-        value.store(s.to + at + v * kLanes);
-        accumulate(o[v], q, value);
-        if (kNext) accumulate(m[v], next, value);
+        value[v] = decay * Vec::load(s.from + at + v * kLanes);
+        accumulate(value[v], k, u[v]);
+    }
+#pragma GCC unroll 4
+    for (int v = 0; v < kVecs; ++v) {
+        value[v].store(s.to + at + v * kLanes);
+        accumulate(o[v], q, value[v]);
+    }
+#pragma GCC unroll 4
+    for (int v = 0; kNext && v < kVecs; ++v) accumulate(m[v], next, value[v]);
+}
+
+// Updates the last keys, fewer than kUnrolled, with o and m in memory. It is a call, so that the registers of
+// the loop before it need no copies.
+template <int kVecs, int kStride, bool kNext>
+__attribute__((noinline)) void update_rest(const Keys& keys, const Columns<kStride>& s, float decay,
+                                           const Vec* u, Vec* o, Vec* m) {
+    for (int64_t i = 0; i < keys.count; ++i) {
+        update_row<kVecs, kStride, kNext>(keys, i, s, s.at(i), Vec::broadcast(decay), u, o, m);
     }
 }
 
 // S_i = fma(k_i, u, decay S_i), o = sum_i q_i S_i and, with kNext, m = sum_i next_i S_i: four vector
 // operations an element. Without kNext it prefetches the memory from `ahead` on, as large as the block.
 template <int kVecs, int kStride, bool kNext>
-APC_INLINE void update_block(const Keys& keys, const Columns<kStride>& columns, float decay_, const Vec* u_,
-                             uintptr_t ahead, Vec* o_, Vec* m_) {
+APC_INLINE void update_block(Keys keys, Columns<kStride> s, float decay_, const Vec* u_, uintptr_t ahead,
+                             Vec* o_, Vec* m_) {
     const Vec decay = Vec::broadcast(decay_);
     Vec u[kVecs], o[kVecs], m[kVecs];
     for (int v = 0; v < kVecs; ++v) {
         u[v] = u_[v];
         o[v] = m[v] = Vec::zero();
     }
-    Columns<kStride> s = columns;
-    Keys row = keys;
-    int64_t left = keys.count;
-    for (; left >= kUnrolled; left -= kUnrolled) {
+    for (; keys.count >= kUnrolled; keys.count -= kUnrolled) {
 #pragma GCC unroll 4
         for (int j = 0; j < kUnrolled; ++j) {
-            update_row<kVecs, kStride, kNext>(row, j, s, s.at(j), decay, u, o, m);
+            update_row<kVecs, kStride, kNext>(keys, j, s, s.at(j), decay, u, o, m);
             if (!kNext) {
                 for (int v = 0; v < kVecs * kLanes; v += 16) {
                     __builtin_prefetch(reinterpret_cast<const void*>(ahead + 4 * uintptr_t(s.at(j) + v)), 0,
@@ -84,21 +96,18 @@ APC_INLINE void update_block(const Keys& keys, const Columns<kStride>& columns, 
                 }
             }
         }
-        const int64_t step = s.at(kUnrolled);
-        s.from += step;
-        s.to += step;
-        ahead += 4 * uintptr_t(step);
-        row.q += kUnrolled;
-        row.k += kUnrolled;
-        row.next += kUnrolled;
-    }
-    for (int64_t j = 0; j < left; ++j) {
-        update_row<kVecs, kStride, kNext>(row, j, s, s.at(j), decay, u, o, m);
+        s.from += s.at(kUnrolled);
+        s.to += s.at(kUnrolled);
+        ahead += 4 * uintptr_t(s.at(kUnrolled));
+        keys.q += kUnrolled;
+        keys.k += kUnrolled;
+        keys.next += kUnrolled;
     }
     for (int v = 0; v < kVecs; ++v) {
         o_[v] = o[v];
         m_[v] = m[v];
     }
+    if (keys.count > 0) update_rest<kVecs, kStride, kNext>(keys, s, decay_, u_, o_, m_);
 }
 
 }  // namespace delta

@@ -58,7 +58,7 @@ template <class T>
 void gated_norm_typed(const GatedNormParams& p, int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
         for (int64_t head = 0; head < p.heads; ++head) {
-            const float* x = p.x + r * p.x_stride + head * p.d;
+            const float* x = p.x + r * p.x_stride + head * p.x_head_stride;
             const T* gate = static_cast<const T*>(p.gate) + r * p.gate_stride + head * p.d;
             T* y = static_cast<T*>(p.y) + (r * p.heads + head) * p.d;
             const float mean = square_sum(x, p.d) / float(p.d);

@@ -28,8 +28,8 @@ struct NormParams {
 // Gated RMS norm of each head: y = x / sqrt(mean(x^2) + eps) * weight * silu(gate).
 struct GatedNormParams {
     int64_t t = 0, heads = 0, d = 0;
-    const float* x = nullptr;  // (t, heads, d), row stride x_stride
-    int64_t x_stride = 0;
+    const float* x = nullptr;  // (t, heads, d), with a stride for rows and one for heads
+    int64_t x_stride = 0, x_head_stride = 0;
     const void* gate = nullptr;  // (t, heads, d), row stride gate_stride
     int64_t gate_stride = 0;
     const float* weight = nullptr;  // (d)

@@ -366,7 +366,7 @@ APC_INLINE VecI shift_right(VecI a) {  // arithmetic: keeps the sign
 constexpr int kLanes = Vec::lanes;
 
 // sum = fma(a, b, sum) in the sum's own register. From fma alone GCC makes loops that copy accumulators, one
-// move for two or three products, and the moves take the ports of the products.
+// move for every five products.
 APC_INLINE void accumulate(Vec& sum, Vec a, Vec b) {
 #if defined(__AVX512F__)
     __asm__("vfmadd231ps %2, %1, %0" : "+v"(sum.v) : "v"(a.v), "vm"(b.v));

@@ -87,17 +87,33 @@ class DeltaNetWeights(Generic[LinearT]):
 
 
 @dataclass(frozen=True, eq=False)
-class AttentionWeights(Generic[LinearT]):
-    """Weights of a causal grouped-query attention mixer without position embeddings, packed, of one dtype.
+class QueryKeyNorms:
+    """RMS norms of queries and keys, and the rotary position embedding that follows: arguments of `norm_rope`.
 
-    qkv_proj: (h + 2 kv_heads head_dim, h), rows of the queries, keys, values. o_proj: (h, h). heads: number of query
-    heads. scale: factor of the scores q k^T.
+    q, k: weights (head_dim,) float32. eps: of both norms. steps: (rotary_dim / 2,) int64 (apcbatch.kernels.rotary).
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    eps: float
+    steps: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionWeights(Generic[LinearT]):
+    """Weights of a causal grouped-query attention mixer, packed, of one dtype. d: heads head_dim.
+
+    qkv_proj: (d + 2 kv_heads head_dim, h), rows of the queries, keys, values; with gates d more rows. o_proj: (h, d).
+    heads: number of query heads. scale: factor of the scores q k^T. norms: None for neither norms nor position
+    embeddings. is_gated: whether the output of attention is multiplied by sigmoid(gates) before o_proj.
     """
 
     qkv_proj: LinearT
     o_proj: LinearT
     heads: int
     scale: float
+    norms: QueryKeyNorms | None = None
+    is_gated: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -201,6 +201,48 @@ class Ops(ABC, Generic[LinearT]):
         self._launch("silu_mul", gate, *gate.shape, *views)
         return y
 
+    def sigmoid_mul(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """Compute x * sigmoid(gate) in float32, rounded once.
+
+        x, gate: (t, h), of one dtype, any row stride. Returns (t, h) in that dtype.
+        """
+        self._require_here(x, "x")
+        require_matrix(x, "x")
+        require_alike(gate, "gate", x, "x")
+        require_one_dtype(x, "x", gate, "gate")
+        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        views = view(x, "x", self._codes), view(gate, "gate", self._codes), view(y, "y", self._codes)
+        self._launch("sigmoid_mul", x, *x.shape, *views)
+        return y
+
+    def norm_rope(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, steps: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """Compute the rms_norm of each head, then its rotary position embedding, in float32, rounded once. Su et al.,
+        arXiv 2104.09864, section 3.2, on halves: y_i = x_i cos - x_(p + i) sin, y_(p + i) = x_(p + i) cos + x_i sin
+        for i < p, by the angle position * steps_i. Other columns are normed alone.
+
+        x: (t, heads, head_dim), any token stride. weight: (head_dim,). steps: (p,) int64 contiguous, in 2^-64 turns
+        (apcbatch.kernels.rotary), 2p at most head_dim. positions: (t,) int64 contiguous, absolute. Returns
+        (t, heads, head_dim) in x's dtype. cos and sin are rounded once, from an error of less than 1e-15 beside the
+        rounding of a step.
+        """
+        self._require_here(x, "x")
+        if x.dim() != 3:
+            raise ValueError(f"x must be (tokens, heads, head_dim); its shape is {tuple(x.shape)}")
+        t, heads, head_dim = x.shape
+        pairs = steps.numel()
+        if 2 * pairs > head_dim:
+            raise ValueError(f"steps must be at most half of the {head_dim} columns of a head; they are {pairs}")
+        require_parameter(steps, "steps", (pairs,), torch.int64, x.device)
+        require_parameter(positions, "positions", (t,), torch.int64, x.device)
+        weight = float_vector(weight, "weight", head_dim, x, "x")
+        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        rows, result = view(x, "x", self._codes), view(y, "y", self._codes)
+        angles = steps.data_ptr(), pairs, positions.data_ptr()
+        self._launch("norm_rope", x, t, heads, head_dim, rows, weight.data_ptr(), eps, *angles, result)
+        return y
+
     def softmax_topk(self, logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the softmax weights over the whole row and the indices of each row's k largest logits.
 

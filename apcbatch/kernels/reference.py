@@ -6,12 +6,14 @@ activations; tests derive their tolerances from the float64 results.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 
 from apcbatch.kernels.ragged import Ragged
+from apcbatch.kernels.rotary import TURN_BITS
 
 
 def causal_conv(
@@ -179,6 +181,26 @@ def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """Compute silu(gate) * up."""
     compute = torch.promote_types(gate.dtype, torch.float32)
     return (F.silu(gate.to(compute)) * up.to(compute)).to(gate.dtype)
+
+
+def sigmoid_mul(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """Compute x * sigmoid(gate)."""
+    compute = torch.promote_types(x.dtype, torch.float32)
+    return (x.to(compute) * gate.to(compute).sigmoid()).to(x.dtype)
+
+
+def norm_rope(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, steps: torch.Tensor, positions: torch.Tensor
+) -> torch.Tensor:
+    """Compute the rms_norm of each head, then rotate its first columns; see apcbatch.kernels.ops. Angles, cosines and
+    sines are float64."""
+    compute = torch.promote_types(x.dtype, torch.float32)
+    y, pairs = rms_norm(x, weight, eps, compute), steps.numel()
+    radians = steps.double() * (2 * math.pi / 2**TURN_BITS)
+    angles = (positions.double().unsqueeze(1) * radians).unsqueeze(1)  # (t, 1, pairs): the same for all heads
+    cos, sin = angles.cos().to(compute), angles.sin().to(compute)
+    first, second, rest = y[..., :pairs], y[..., pairs : 2 * pairs], y[..., 2 * pairs :]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], -1).to(x.dtype)
 
 
 def write_kv(

@@ -1,57 +1,90 @@
-"""Jamba's attention mixer: grouped queries over a paged KV cache, without position embeddings.
+"""Attention mixers: grouped queries over a paged KV cache, plain as in Jamba, or gated as in Qwen3.5.
 
-Lieber et al., "Jamba", arXiv 2403.19887, section 3. torch is imported only when a mixer is loaded.
+Plain: Lieber et al., "Jamba", arXiv 2403.19887, section 3, without position embeddings. Gated: RMS norms of queries and
+keys, rotary position embedding of the first columns of a head (Su et al., arXiv 2104.09864), and an output gate (Qiu et
+al., "Gated Attention for Large Language Models", arXiv 2505.06708). torch is imported only when a mixer is loaded.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, cast
 
 from apcbatch.layout import KV, StatePart
 from apcbatch.model.hf_config import ModelConfig
 from apcbatch.model.sub_blocks import SubBlockKind
 
 if TYPE_CHECKING:
-    from apcbatch.kernels.layer import PreNorm, Residual
+    import torch
+
+    from apcbatch.kernels.layer import PreNorm, QueryKeyNorms, Residual
     from apcbatch.model.batch import Batch
     from apcbatch.model.sub_blocks import StateTensors
     from apcbatch.model.tensor_source import TensorSource
+
+
+@dataclass(frozen=True)
+class AttentionForm:
+    """What an attention mixer has beside its products. has_norms: RMS norms of queries and keys with weights 1 + w,
+    then rotary position embedding, of a RotaryConfig. is_gated: an output gate, whose rows follow each head's queries
+    in q_proj."""
+
+    has_norms: bool = False
+    is_gated: bool = False
+
+
+class RotaryConfig(Protocol):
+    """Fields of a ModelConfig with rotary position embedding. rotary_dim: columns of a head that are rotated."""
+
+    @property
+    def rotary_dim(self) -> int: ...
+    @property
+    def rope_theta(self) -> float: ...
 
 
 class AttentionMixer:
     """Attention mixer of one layer. A call norms the residual (t, h), writes the batch's KV, attends, and leaves the
     output (t, h) to be added; it runs op by op. part: its fused form inside a stack, None if the backend has none."""
 
-    def __init__(self, config: ModelConfig, source: TensorSource, norm: PreNorm, state: StateTensors) -> None:
-        import torch
-
+    def __init__(
+        self,
+        kind: str,
+        form: AttentionForm,
+        config: ModelConfig,
+        source: TensorSource,
+        norm: PreNorm,
+        state: StateTensors,
+    ) -> None:
         from apcbatch.kernels.layer import AttentionWeights
 
-        h = config.hidden_size
         self._backend, self.norm, self.dtype = source.backend, norm, source.dtype
         self.heads, self.kv_heads, self.head_dim = (
             config.num_attention_heads,
             config.num_key_value_heads,
             config.head_dim,
         )
-        kv = self.kv_heads * self.head_dim
-        q_weight = source.take("q_proj.weight", (h, h))
-        k_weight = source.take("k_proj.weight", (kv, h))
-        v_weight = source.take("v_proj.weight", (kv, h))
-        self.qkv_proj = source.pack(torch.cat([q_weight, k_weight, v_weight]))
-        self.o_proj = source.packed("o_proj", h, h)
+        self.qkv_proj = source.pack(_qkv(form, config, source))
+        self.o_proj = source.packed("o_proj", config.hidden_size, self.heads * self.head_dim)
         self.k_cache, self.v_cache = state[KV.name]  # (pages, page_tokens, kv heads, head_dim)
         self.scale = self.head_dim**-0.5
-        weights = AttentionWeights(self.qkv_proj, self.o_proj, self.heads, self.scale)
-        self.part = source.backend.sub_block(ATTENTION.name, norm, weights, self.k_cache, self.v_cache)
+        self.norms = _norms(config, source) if form.has_norms else None
+        self.is_gated = form.is_gated
+        weights = AttentionWeights(self.qkv_proj, self.o_proj, self.heads, self.scale, self.norms, self.is_gated)
+        self.part = source.backend.sub_block(kind, norm, weights, self.k_cache, self.v_cache)
 
     def __call__(self, residual: Residual, batch: Batch) -> None:
         ops = self._backend
         normed = ops.normed(residual, self.norm, self.dtype)
         t = normed.shape[0]
         heads, kv_heads = self.heads, self.kv_heads
-        qkv = ops.linear(normed, self.qkv_proj).view(t, -1, self.head_dim)  # (t, heads + 2 kv heads, head_dim)
-        q, k, v = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
+        qkv = ops.linear(normed, self.qkv_proj)  # (t, (heads + 2 kv heads, gated heads more) head_dim)
+        rows = qkv.view(t, -1, self.head_dim)
+        q, k, v = rows[:, :heads], rows[:, heads : heads + kv_heads], rows[:, heads + kv_heads : heads + 2 * kv_heads]
+        if (norms := self.norms) is not None:
+            positions = batch.positions
+            q = ops.norm_rope(q, norms.q, norms.eps, norms.steps, positions)
+            k = ops.norm_rope(k, norms.k, norms.eps, norms.steps, positions)
         ops.write_kv(k, v, self.k_cache, self.v_cache, batch.token_slots)
         y = ops.paged_attention(
             q,
@@ -61,14 +94,43 @@ class AttentionMixer:
             batch.cu_seqlens,
             batch.context,
             self.scale,
-        )
-        left = ops.linear(y.view(t, -1), self.o_proj, out_dtype=residual.sum.dtype)  # (t, heads * head_dim) -> (t, h)
+        ).view(t, -1)  # (t, heads, head_dim) -> (t, heads * head_dim)
+        if self.is_gated:
+            y = ops.sigmoid_mul(y, qkv[:, (heads + 2 * kv_heads) * self.head_dim :])
+        left = ops.linear(y, self.o_proj, out_dtype=residual.sum.dtype)  # (t, heads * head_dim) -> (t, h)
         residual.leave(left)
 
 
-def _products(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    h, kv = config.hidden_size, config.num_key_value_heads * config.head_dim
-    return {"qkv_proj": (h, h + 2 * kv), "o_proj": (h, h)}
+def _qkv(form: AttentionForm, config: ModelConfig, source: TensorSource) -> torch.Tensor:
+    """Return the rows of all queries, keys and values, and of all gates if the form has them."""
+    import torch
+
+    h, heads, head_dim = config.hidden_size, config.num_attention_heads, config.head_dim
+    kv = config.num_key_value_heads * head_dim
+    gates = []
+    if form.is_gated:
+        both = source.take("q_proj.weight", (2 * heads * head_dim, h)).view(heads, 2, head_dim, h)
+        q_weight, gate_weight = both[:, 0].reshape(-1, h), both[:, 1].reshape(-1, h)  # (heads * head_dim, h) each
+        gates = [gate_weight]
+    else:
+        q_weight = source.take("q_proj.weight", (heads * head_dim, h))
+    k_weight, v_weight = source.take("k_proj.weight", (kv, h)), source.take("v_proj.weight", (kv, h))
+    return torch.cat([q_weight, k_weight, v_weight, *gates])
+
+
+def _norms(config: ModelConfig, source: TensorSource) -> QueryKeyNorms:
+    from apcbatch.kernels.layer import QueryKeyNorms
+    from apcbatch.kernels.rotary import rotary_steps
+
+    rotary = cast(RotaryConfig, config)
+    q, k = (1 + source.vector(f"{name}_norm.weight", config.head_dim) for name in "qk")
+    return QueryKeyNorms(q, k, config.norm_eps, rotary_steps(rotary.rotary_dim, rotary.rope_theta))
+
+
+def _products(form: AttentionForm, config: ModelConfig) -> dict[str, tuple[int, int]]:
+    h, d = config.hidden_size, config.num_attention_heads * config.head_dim
+    kv = config.num_key_value_heads * config.head_dim
+    return {"qkv_proj": (h, d + 2 * kv + (d if form.is_gated else 0)), "o_proj": (d, h)}
 
 
 def _state(config: ModelConfig, layer: int, dtype: str) -> tuple[StatePart, ...]:
@@ -79,4 +141,10 @@ def _sizes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return {"k_proj.weight": (config.num_key_value_heads * config.head_dim, config.hidden_size)}
 
 
-ATTENTION = SubBlockKind("attention", AttentionMixer, _products, _state, _sizes)
+def attention(name: str, form: AttentionForm) -> SubBlockKind:
+    """Return the kind of attention mixers of one form, by the backends' name for it."""
+    return SubBlockKind(name, partial(AttentionMixer, name, form), partial(_products, form), _state, _sizes)
+
+
+ATTENTION = attention("attention", AttentionForm())
+GATED_ATTENTION = attention("gated_attention", AttentionForm(has_norms=True, is_gated=True))

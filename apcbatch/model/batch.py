@@ -50,6 +50,13 @@ class Batch:
         device = self.token_ids.device
         return self.ragged.cu_seqlens if device.type == "cpu" else batch_on(device, self.ragged).cu_seqlens
 
+    @property
+    def positions(self) -> torch.Tensor:
+        """Absolute position of each token, (t,) int64."""
+        offsets, t = self.cu_seqlens, self.token_ids.numel()
+        first = (self.context - offsets[:-1]).repeat_interleave(offsets.diff(), output_size=t)
+        return first + torch.arange(t, device=first.device)
+
     def on(self, device: torch.device) -> Batch:
         """Return a copy on a CUDA device. The ragged stays on the host, and caches its copy on the device."""
         names = ["token_ids", "logits_rows", "page_table", "context", "token_slots"]

@@ -16,6 +16,7 @@
 #include "attention.h"
 #include "delta_rule.h"
 #include "dispatch.h"
+#include "head_rows.h"
 #include "linear.h"
 #include "partition.h"
 #include "rowwise.h"
@@ -175,6 +176,47 @@ void try_rows() {
         logprob({t, h, logits.floats(), h, true, tokens.data(), chances.floats()}, threads);
     });
     if (tokens != best) fail("the likeliest token is not the first of the likeliest");
+}
+
+void try_head_rows() {
+    const int64_t t = pick(0, 9), heads = pick(1, 4), dim = pick(1, 150), pairs = pick(0, dim / 2);
+    const int64_t row = heads * dim, gap = pick(0, 3), stride = row + gap;
+    const DType type = any_dtype();
+    Array x(type, t * stride), weight(DType::float32, dim), y(type, t * row), gate(type, t * row),
+        gated(type, t * row);
+    Integers steps, positions;
+    for (int64_t i = 0; i < pairs; ++i) steps.push_back(pick(0, int64_t(1) << 62));
+    for (int64_t r = 0; r < t; ++r) positions.push_back(coin() ? pick(0, 9) : pick(0, 1 << 20));
+    std::vector<double> turned(size_t(t * row)), product;
+    for (int64_t r = 0; r < t; ++r) {
+        for (int64_t head = 0; head < heads; ++head) {
+            double* to = turned.data() + r * row + head * dim;
+            double squares = 0.0;
+            for (int64_t i = 0; i < dim; ++i) {
+                to[i] = x.at(r * stride + head * dim + i);
+                squares += to[i] * to[i];
+            }
+            for (int64_t i = 0; i < dim; ++i)
+                to[i] = to[i] / std::sqrt(squares / double(dim) + 1e-5) * weight.at(i);
+            for (int64_t i = 0; i < pairs; ++i) {
+                const uint64_t part = uint64_t(positions[size_t(r)]) * uint64_t(steps[size_t(i)]);
+                const double angle = std::ldexp(double(part), -64) * 2.0 * std::acos(-1.0);
+                const double a = to[i], b = to[pairs + i];
+                to[i] = a * std::cos(angle) - b * std::sin(angle);
+                to[pairs + i] = b * std::cos(angle) + a * std::sin(angle);
+            }
+        }
+        for (int64_t i = 0; i < row; ++i)
+            product.push_back(x.at(r * stride + i) / (1.0 + std::exp(-gate.at(r * row + i))));
+    }
+    check("norm_rope", y, turned, 1e-5, false, [&](int threads) {
+        norm_rope({t, heads, dim, x.data(), stride, weight.floats(), 1e-5f, steps.data(), pairs,
+                   positions.data(), y.data(), row, type},
+                  threads);
+    });
+    check("sigmoid_mul", gated, product, 1e-5, false, [&](int threads) {
+        sigmoid_mul({t, row, x.data(), stride, gate.data(), row, gated.data(), row, type}, threads);
+    });
 }
 
 // A batch in which each sequence begins with zeros or its own slot, keeps a state midway, and its last.
@@ -351,7 +393,8 @@ void try_delta_rule() {
                   state.floats(),
                   heads * blocks * block,
                   out.floats(),
-                  values};
+                  values,
+                  V};
     Array memory(DType::float32, delta_floats(p, t));
     const auto run = [&](int threads) {
         std::memcpy(state.data(), begin.data(), begin.size());
@@ -437,6 +480,7 @@ int main(int count, char** arguments) {
     do {
         try_linear();
         try_rows();
+        try_head_rows();
         try_conv();
         try_scan();
         try_delta_rule();

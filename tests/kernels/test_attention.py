@@ -93,7 +93,7 @@ def make_case(
 
 
 @pytest.mark.parametrize(
-    "heads, kv_heads, head_dim", [(1, 1, 5), (4, 2, 16), (3, 3, 24), (7, 1, 33), (8, 2, 64), (4, 1, 128)]
+    "heads, kv_heads, head_dim", [(1, 1, 5), (4, 2, 16), (3, 3, 24), (7, 1, 33), (8, 2, 64), (4, 1, 128), (6, 2, 256)]
 )
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_matches_float64(heads, kv_heads, head_dim, dtype, isa):
@@ -106,7 +106,7 @@ def test_matches_float64(heads, kv_heads, head_dim, dtype, isa):
     assert float(((y.double() - expected).abs() / expected.abs().clamp(min=1)).max()) < tolerance
 
 
-@pytest.mark.parametrize("heads, kv_heads, head_dim", [(6, 2, 16), (4, 4, 64), (10, 1, 20)])
+@pytest.mark.parametrize("heads, kv_heads, head_dim", [(6, 2, 16), (4, 4, 64), (10, 1, 20), (4, 2, 256)])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_cuts_change_nothing(heads, kv_heads, head_dim, dtype, isa):
     """Cached == cold: a query's bits must not depend on where its prefill was cut, or on being decoded

@@ -87,7 +87,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Load:
     ) -> Loaded:
         family = Family(
             model_type="arranged",
-            architecture="ArrangedForCausalLM",
+            architectures=("ArrangedForCausalLM",),
             read=lambda reader, name: config,
             embedding="embeddings",
             layers="layers",

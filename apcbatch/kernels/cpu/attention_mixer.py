@@ -1,7 +1,7 @@
 """Attention mixer of one layer inside the CPU's stack.
 
-Invariant: the bits equal those of the ops that define it, run in this order: normed, linear, write_kv, paged_attention,
-linear.
+Invariant: the bits equal those of the ops that define it, run in this order: normed, linear, with norms norm_rope of
+queries and of keys, write_kv, paged_attention, with gates sigmoid_mul, linear.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 
 from apcbatch import _C
-from apcbatch.kernels.arguments import cache_views
+from apcbatch.kernels.arguments import cache_views, require_parameter
 from apcbatch.kernels.cpu.linear import PackedLinear
 from apcbatch.kernels.cpu.sub_block import StackSubBlock, norm_plan
-from apcbatch.kernels.layer import AttentionWeights, PreNorm
+from apcbatch.kernels.layer import AttentionWeights, PreNorm, QueryKeyNorms
 
 
 class FusedAttention(StackSubBlock):
@@ -28,14 +28,18 @@ class FusedAttention(StackSubBlock):
         keys, values = cache_views(k_cache, v_cache)
         self.num_pages, _, kv_heads, head_dim = k_cache.shape
         qkv, o = weights.qkv_proj, weights.o_proj
-        h = self.hidden = weights.heads * head_dim
-        expected = ((h + 2 * kv_heads * head_dim, h), (h, h), qkv.dtype)
+        h, d = qkv.in_features, weights.heads * head_dim
+        self.hidden = h
+        rows = d + 2 * kv_heads * head_dim + (d if weights.is_gated else 0)
+        expected = ((rows, h), (h, d), qkv.dtype)
         found = ((qkv.out_features, qkv.in_features), (o.out_features, o.in_features), o.dtype)
         if expected != found or weights.heads % kv_heads:
             raise ValueError(
-                f"qkv_proj, o_proj and their dtype must be {expected} for {weights.heads} heads of {head_dim} columns, "
-                f"and the heads a multiple of the cache's {kv_heads} kv heads; they are {found}"
+                f"qkv_proj, o_proj and their dtype must be {expected} for {weights.heads} heads of {head_dim} columns"
+                f"{' with gates' if weights.is_gated else ''}, and the heads a multiple of the cache's {kv_heads} kv "
+                f"heads; they are {found}"
             )
+        q_norm, k_norm, norm_eps, steps, pairs = _norms(weights.norms, head_dim)
         self._kept_alive = norm, weights, k_cache, v_cache  # the plan holds their addresses
         self.plan = _C.AttentionMixer(
             norm=norm_plan(norm, h),
@@ -45,6 +49,26 @@ class FusedAttention(StackSubBlock):
             kv_heads=kv_heads,
             head_dim=head_dim,
             scale=weights.scale,
+            q_norm=q_norm,
+            k_norm=k_norm,
+            norm_eps=norm_eps,
+            steps=steps,
+            pairs=pairs,
+            is_gated=weights.is_gated,
             k_cache=keys,
             v_cache=values,
         )
+
+
+def _norms(norms: QueryKeyNorms | None, head_dim: int) -> tuple[int, int, float, int, int]:
+    """Return the addresses of both weights, eps, the address of the steps and their number; zeros for None. Raises
+    ValueError."""
+    if norms is None:
+        return 0, 0, 0.0, 0, 0
+    pairs = norms.steps.numel()
+    require_parameter(norms.q, "the norm of queries", (head_dim,), torch.float32)
+    require_parameter(norms.k, "the norm of keys", (head_dim,), torch.float32)
+    require_parameter(norms.steps, "steps", (pairs,), torch.int64)
+    if 2 * pairs > head_dim:
+        raise ValueError(f"steps must be at most half of the {head_dim} columns of a head; they are {pairs}")
+    return norms.q.data_ptr(), norms.k.data_ptr(), norms.eps, norms.steps.data_ptr(), pairs

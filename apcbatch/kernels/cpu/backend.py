@@ -27,6 +27,7 @@ class CpuBackend(CpuOps, BackendOf[PackedLinear]):
         "mamba": KindOnDevice(FusedMamba),
         "delta": KindOnDevice(FusedDeltaNet),
         "attention": KindOnDevice(FusedAttention),
+        "gated_attention": KindOnDevice(FusedAttention),
         "mlp": KindOnDevice(FusedMlp),
         "mixture": KindOnDevice(FusedMixture),
     }

@@ -42,7 +42,8 @@ def delta_rule(
 
     q, k: (t, Hk, K). v: (t, Hv, V); value head h uses key head h // (Hv / Hk). b, a: (t, Hv). All five of one dtype,
     float32 or bfloat16, with any token stride. A: (Hv,) float32, -exp(A_log). dt_bias: (Hv,) float32. state:
-    (num_slots, Hv, V / lanes, K, lanes) float32, any slot stride. Returns (t, Hv, V) float32.
+    (num_slots, Hv, V / lanes, K, lanes) float32, any slot stride. Returns (t, Hv, V) float32, in memory the heads
+    first.
     """
     _check_heads(q, k, v, ragged)
     (t, value_heads, value_dim), (key_heads, key_dim) = v.shape, q.shape[1:]
@@ -59,7 +60,7 @@ def delta_rule(
         raise ValueError(f"state must have blocks that divide V {value_dim}; it is {tuple(state.shape)}")
     stride = slot_stride(state, (value_heads, value_dim // lanes, key_dim, lanes), torch.float32)
     require_slots(ragged.max_slot, state.shape[0])
-    out = torch.empty(t, value_heads, value_dim, dtype=torch.float32)
+    out = torch.empty(value_heads, t, value_dim, dtype=torch.float32)
     _C.delta_rule(
         ragged=ragged.params,
         q=view(q, "q"),
@@ -78,7 +79,7 @@ def delta_rule(
         lanes=lanes,
         num_threads=num_threads(),
     )
-    return out
+    return out.transpose(0, 1)
 
 
 def _check_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ragged: Ragged) -> None:
@@ -95,18 +96,19 @@ def gated_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: f
     """Compute x / sqrt(mean(x^2) + eps) * weight * silu(gate) for each head in float32, rounded once. Yang, Kautz and
     Hatamizadeh, arXiv 2412.06464, section 3.4.
 
-    x: (t, Hv, V) float32, gate: (t, Hv, V), any token stride. weight: (V,) float32. Returns (t, Hv, V) in gate's dtype.
+    x: (t, Hv, V) float32, any stride of tokens and heads. gate: (t, Hv, V), any token stride. weight: (V,) float32.
+    Returns (t, Hv, V) in gate's dtype.
     """
     require_cpu(x, "x")
     require_cpu(gate, "gate")
-    if x.dim() != 3 or x.shape != gate.shape or x.dtype != torch.float32:
+    if x.dim() != 3 or x.shape != gate.shape or x.dtype != torch.float32 or x.stride(2) != 1:
         raise ValueError(
-            f"x must be float32 (t, heads, columns) like gate; they are {x.dtype} {tuple(x.shape)} and "
-            f"{tuple(gate.shape)}"
+            f"x must be float32 (t, heads, columns) like gate, with contiguous columns; they are {x.dtype} "
+            f"{tuple(x.shape)} and {tuple(gate.shape)}"
         )
     require_parameter(weight, "weight", (x.shape[2],), torch.float32)
     y = torch.empty(gate.shape, dtype=gate.dtype)
     t, heads, columns = x.shape
-    rows = view(x, "x"), view(gate, "gate"), weight.data_ptr()
+    rows = (x.data_ptr(), x.stride(0), FLOAT32), x.stride(1), view(gate, "gate"), weight.data_ptr()
     _C.gated_norm(t, heads, columns, *rows, eps, view(y, "y"), num_threads())
     return y

@@ -1,0 +1,1 @@
+#include "head_rows_kernel.h"
