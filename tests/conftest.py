@@ -181,7 +181,7 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory):
     def make(name: str, seed: int = 0, **overrides: object) -> Path:
         key = (name, seed, *sorted(overrides.items()))
         if key not in made:
-            made[key] = tmp_path_factory.mktemp(name)
+            made[key] = tmp_path_factory.mktemp(f"{name}-")
             save_tiny(made[key], name, seed, overrides)
         return made[key]
 

@@ -12,6 +12,8 @@ from transformers import (
     JambaForCausalLM,
     MambaConfig,
     MambaForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
 )
 
 VOCAB = 97
@@ -44,10 +46,27 @@ _JAMBA = {
     "bos_token_id": 1,
     "pad_token_id": 0,
 }
+_QWEN = {
+    "vocab_size": VOCAB,
+    "hidden_size": 36,
+    "intermediate_size": 44,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "full_attention_interval": 4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+    "eos_token_id": 0,
+}
 FAMILIES = {
     "mamba": (MambaConfig, MambaForCausalLM, _MAMBA),
     "falcon_mamba": (FalconMambaConfig, FalconMambaForCausalLM, {**_MAMBA, "tie_word_embeddings": False}),
     "jamba": (JambaConfig, JambaForCausalLM, _JAMBA),
+    "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM, _QWEN),
 }
 
 
@@ -60,6 +79,8 @@ def make_tiny(name: str, seed: int, overrides: dict):
         for key, parameter in model.named_parameters():
             if "A_log" in key:
                 parameter.add_(torch.randn_like(parameter) * 0.3)
+            elif "norm" in key and _is_offset(name, key):
+                parameter.copy_(torch.randn_like(parameter) * 0.2)
             elif "norm" in key or key.endswith("D"):
                 parameter.copy_(1 + torch.randn_like(parameter) * 0.2)
             elif "bias" in key:
@@ -69,6 +90,11 @@ def make_tiny(name: str, seed: int, overrides: dict):
     if getattr(model.config, "tie_word_embeddings", False):
         model.tie_weights()
     return model
+
+
+def _is_offset(name: str, key: str) -> bool:
+    """Whether a norm multiplies by 1 + its weights."""
+    return name == "qwen3_5" and "linear_attn" not in key
 
 
 def save_tiny(folder: Path, name: str, seed: int, overrides: dict) -> None:

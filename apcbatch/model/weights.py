@@ -86,7 +86,8 @@ class Checkpoint:
         check_floating(path, self._shown(name), found.get_dtype())  # packed weights have another shape too
         if tuple(found.get_shape()) != shape:
             raise ModelError(
-                f"{path}: tensor {self._shown(name)} has shape {found.get_shape()}; expected {list(shape)} by config.json"
+                f"{path}: tensor {self._shown(name)} has shape {found.get_shape()}; expected {list(shape)} by "
+                "config.json"
             )
         return path
 
@@ -140,8 +141,8 @@ class Checkpoint:
         if surplus:
             more = f" (and {len(surplus) - 1} more)" if len(surplus) > 1 else ""
             raise ModelError(
-                f"{self._where[surplus[0]]}: tensor {self._shown(surplus[0])!r:.120}{more} is not part of this architecture; "
-                "check architectures and the layer sizes in config.json"
+                f"{self._where[surplus[0]]}: tensor {self._shown(surplus[0])!r:.120}{more} is not part of this "
+                "architecture; check architectures and the layer sizes in config.json"
             )
         digest = xxhash.xxh3_128()
         for name in sorted(self._digests):

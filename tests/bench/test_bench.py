@@ -43,8 +43,12 @@ TINY = Sizes(
 )
 
 
+# At least, of a pass of 2 and of 4 layers.
+PRODUCTS = {"mamba": 2 * 4 + 1, "jamba": 3 * 4 + 2 + 4 * 2 + 1, "qwen3_5": 3 * 2 + 2 + 4 * 2 + 1}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "dtype"), [("mamba", "float32"), ("jamba", "bfloat16")])
+@pytest.mark.parametrize(("family", "dtype"), [("mamba", "float32"), ("jamba", "bfloat16"), ("qwen3_5", "float32")])
 def test_document(tiny_checkpoint, family: str, dtype: str) -> None:
     """Faults: a group that falls over on a family or dtype; a figure without its keys; a part of a pass lost."""
     noted: list[str] = []
@@ -64,7 +68,7 @@ def test_document(tiny_checkpoint, family: str, dtype: str) -> None:
     assert expected <= set(prefill["parts"])
     assert sum(prefill["parts"].values()) == pytest.approx(1.0)
     [share] = [f for f in document["figures"] if f["name"].startswith("matrix products alone")]
-    assert share["products"] >= (2 * 4 + 1 if family == "mamba" else 3 * 4 + 2 + 4 * 2 + 1)  # 2 and 4 layers
+    assert share["products"] >= PRODUCTS[family]
     [restore] = [f for f in document["figures"] if "page cache" in f["name"]]
     assert restore["snapshots_read"] == 4  # every stored prompt was restored, none computed again
 
@@ -100,11 +104,17 @@ def test_every_op_has_a_part() -> None:
     assert set(OP_PARTS) == set(OPS)
 
 
+ATTENTION_OPS = {"paged_attention", "write_kv"}
+KERNELS = {
+    "mamba": {"MambaMixer"},
+    "jamba": {"MambaMixer", "Mlp", "Mixture", *ATTENTION_OPS},
+    "qwen3_5": {"DeltaMixer", "Mlp", *ATTENTION_OPS},
+}
 # Of the compiled module, what a pass may call outside of any op: the tied embedding, the lists of a batch.
 BESIDE_THE_OPS = {"unpack_rows", "span", "check_sequences", "record_parts", "part_seconds"}
 
 
-@pytest.mark.parametrize("family", ["mamba", "jamba"])
+@pytest.mark.parametrize("family", ["mamba", "jamba", "qwen3_5"])
 def test_no_kernel_runs_beside_the_ops(family: str, tiny_checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault: a kernel that a pass calls by another way than its backend's ops, whose time is then the interpreter's."""
     engine = Engine(tiny_checkpoint(family), pool_size_bytes=1 << 20)
@@ -128,18 +138,14 @@ def test_no_kernel_runs_beside_the_ops(family: str, tiny_checkpoint, monkeypatch
     for name, kernel in vars(_C).items():
         if callable(kernel) and not isinstance(kernel, type) and not name.startswith("_"):
             monkeypatch.setattr(_C, name, noted(name, kernel))
-    for kind in (_C.MambaMixer, _C.Mlp, _C.Mixture):
+    for kind in (_C.MambaMixer, _C.DeltaMixer, _C.Mlp, _C.Mixture):
         monkeypatch.setattr(kind, "run", noted(kind.__name__, kind.run))
     request = Request("a", [1, 2, 3, 4, 5], max_tokens=3, ignore_eos=True, logprobs=True)
     with engine.backend.observed(around):
         [result] = engine.run([request])
     assert result.error is None
     assert set(beside) <= BESIDE_THE_OPS
-    expected = (
-        {"MambaMixer", "linear", "rms_norm", "logprob"}
-        if family == "mamba"
-        else {"MambaMixer", "Mlp", "Mixture", "linear", "rms_norm", "paged_attention", "write_kv", "logprob"}
-    )
+    expected = {"linear", "rms_norm", "logprob", *KERNELS[family]}
     assert expected <= set(within)
 
 

@@ -44,7 +44,7 @@ POOL_BYTES = 16 << 20
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture(params=["mamba", "jamba"])
+@pytest.fixture(params=["mamba", "jamba", "qwen3_5"])
 def folder(request: pytest.FixtureRequest, tiny_checkpoint: Callable[..., Path]) -> str:
     return str(tiny_checkpoint(request.param))
 

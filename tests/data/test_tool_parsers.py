@@ -88,6 +88,18 @@ def test_the_template_tells_the_parser(name: str) -> None:
     assert first is not None and first.name == "nemotron", "what the checkpoint says of its answers comes first"
 
 
+def test_a_template_after_that_of_qwen3_5_tells_the_parser() -> None:
+    """Fault: the tools as JSON, the example of a call and the thoughts in one template make another parser claim it."""
+    head = """{%- if tools %}{{- '<|start|>system\\n# Tools\\n\\n<tools>' }}
+{%- for tool in tools %}{{- '\\n' + tool | tojson }}{%- endfor %}{{- '\\n</tools>\\n\\nReply in this format:\\n\\n' }}
+{{- '<tool_call>\\n<function=example_function_name>\\n<parameter=example_parameter_1>\\nvalue_1\\n</parameter>\\n' }}
+{{- '</function>\\n</tool_call>\\n\\n<IMPORTANT>\\nAn inner <function=...></function> block is needed\\n</IMPORTANT>' }}
+{{- '<|stop|>\\n' }}{%- endif %}"""
+    ends = "{%- if add_generation_prompt %}{{- '<think>\\n' }}{%- endif %}"
+    template = head + TEMPLATES["qwen-coder"] + ends
+    assert [parser.name for parser in PARSERS if parser.detects(template)] == ["qwen-coder"]
+
+
 def test_a_name_and_none_win_over_the_template() -> None:
     """Fault: an option that does nothing."""
     assert choose_tool_parser("none", TEMPLATES["jamba"]) is None

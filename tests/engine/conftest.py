@@ -17,13 +17,13 @@ def _on_one_thread(one_thread: None) -> None:
     pass
 
 
-@pytest.fixture(params=["mamba", "jamba"])
+@pytest.fixture(params=["mamba", "jamba", "qwen3_5"])
 def folder(request: pytest.FixtureRequest, tiny_checkpoint: Callable[..., Path]) -> Path:
     """A checkpoint of a one-state and of a hybrid model."""
     return tiny_checkpoint(request.param)
 
 
-@pytest.fixture(params=["mamba", "jamba"])
+@pytest.fixture(params=["mamba", "jamba", "qwen3_5"])
 def untied_folder(request: pytest.FixtureRequest, tiny_checkpoint: Callable[..., Path]) -> Path:
     """A checkpoint of a one-state and of a hybrid model. With tied embeddings the first repeats one token for ever."""
     return tiny_checkpoint(request.param, tie_word_embeddings=False)

@@ -119,7 +119,7 @@ def check_a_draw(folder: Path, runs_ahead: bool = False, **fixed: object) -> Non
     engine.close()
 
 
-@pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "jamba"])
+@pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "jamba", "qwen3_5"])
 def test_drafts_change_no_bit(family: str, way: str, tiny_checkpoint) -> None:
     """Catches a draft that reaches the answer: a row computed otherwise, a state that runs ahead, a setting that sees
     rejected tokens, a snapshot of a rejected position."""
@@ -128,7 +128,9 @@ def test_drafts_change_no_bit(family: str, way: str, tiny_checkpoint) -> None:
         check_a_draw(folder)
 
 
-@pytest.mark.parametrize(("family", "num_stages"), [("mamba", 1), ("mamba", 2), ("jamba", 1), ("jamba", 3)])
+@pytest.mark.parametrize(
+    ("family", "num_stages"), [("mamba", 1), ("mamba", 2), ("jamba", 1), ("jamba", 3), ("qwen3_5", 1)]
+)
 def test_drafts_change_no_bit_with_passes_in_flight(
     family: str, num_stages: int, tiny_checkpoint, stages, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -193,6 +193,6 @@ def test_answers_fork_and_are_drafted(max_running: int, untied_folder: Path, way
         books = Books(engine)
         found = by_id(engine.run(requests))
         assert all(told(found[one.id]) == told(expected[one.id]) for one in requests)
-        assert 0 < accepted(engine) < drafted(engine)
+        assert 0 < accepted(engine) <= drafted(engine) - (script is spoilt)  # right ones may all be accepted
         books.balance()
         engine.close()

@@ -184,6 +184,10 @@ def test_boundaries_and_snapshots_are_those_of_the_prefix(engine_of) -> None:
     assert engine.boundaries(prompt) == [16, 32]
     assert engine.snapshot(prompt) is None
     snapshot = engine.snapshot(prompt[:32])
+    if "delta" in snapshot:
+        assert snapshot["delta"].shape == (3, 4, 8, 1, 12)
+        assert snapshot["conv"].shape == (3, 80, 3) and snapshot["kv"].shape == (1, 2, 32, 2, 16)
+        return
     mamba_layers, d_inner, d_state = snapshot["ssm"].shape
     assert (d_state, snapshot["ssm"].dtype) == (8, snapshot["ssm"].float().dtype)
     assert snapshot["conv"].shape == (mamba_layers, d_inner, 3)

@@ -121,7 +121,13 @@ def test_stored_tensors_stay(tmp_path: Path) -> None:
 def test_every_module_of_the_folder_is_a_family() -> None:
     """Catches a family that is not found, one under another's name, and lists in another order."""
     names = [name for family in families.families() for name in family.architectures]
-    assert names == ["MambaForCausalLM", "FalconMambaForCausalLM", "JambaForCausalLM"]
+    assert names == [
+        "MambaForCausalLM",
+        "FalconMambaForCausalLM",
+        "JambaForCausalLM",
+        "Qwen3_5ForConditionalGeneration",
+        "Qwen3_5ForCausalLM",
+    ]
     files = {path.stem for path in Path(families.__file__).parent.glob("*.py")} - {"__init__"}
     assert {family.model_type for family in families.families()} == files
 
@@ -167,7 +173,8 @@ def test_the_sentence_about_an_unknown_architecture_lists_all(
     folder = with_config(tiny_checkpoint("mamba"), tmp_path / "model", architectures=["Llama"])
     with pytest.raises(
         ModelError,
-        match="one of MambaForCausalLM, FalconMambaForCausalLM, JambaForCausalLM, PretendForCausalLM$",
+        match="one of MambaForCausalLM, FalconMambaForCausalLM, JambaForCausalLM, Qwen3_5ForConditionalGeneration, "
+        "Qwen3_5ForCausalLM, PretendForCausalLM$",
     ):
         load_model_config(folder)
 

@@ -1,0 +1,140 @@
+"""Qwen3.5, and its dense successors: gated delta nets with a gated attention layer among each few, an MLP after each.
+
+Yang, Kautz and Hatamizadeh, "Gated Delta Networks", arXiv 2412.06464; Qiu et al., "Gated Attention for Large Language
+Models", arXiv 2505.06708. Of a multimodal checkpoint the text model is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from apcbatch.errors import ModelError
+from apcbatch.model.attention import GATED_ATTENTION
+from apcbatch.model.delta_net import DELTA_NET
+from apcbatch.model.family import Family
+from apcbatch.model.feed_forward import MLP
+from apcbatch.model.hf_config import MOST_LAYERS, ConfigReader, ModelConfig
+from apcbatch.model.rotary import read_rotary
+from apcbatch.model.sub_blocks import SubBlock
+
+_MIXER_OF_TYPE = {
+    "linear_attention": "delta",
+    "full_attention": "attention",
+    "attention": "attention",  # the name before transformers 5
+}
+
+
+@dataclass(frozen=True)
+class Qwen35Config(ModelConfig):
+    """ModelConfig with the sizes of the delta nets, the rotated columns of an attention head, and the base of their
+    wavelengths."""
+
+    linear_num_key_heads: int = 0
+    linear_num_value_heads: int = 0
+    linear_key_head_dim: int = 0
+    linear_value_head_dim: int = 0
+    linear_conv_kernel_dim: int = 0
+    rotary_dim: int = 0
+    rope_theta: float = 0.0
+
+
+def read(whole: ConfigReader, family: str) -> Qwen35Config:
+    """Return the ModelConfig of config.json."""
+    reader = whole.text_model()
+    _check_choices(reader)
+    heads, kv_heads = reader.integer("num_attention_heads", 16), reader.integer("num_key_value_heads", 4)
+    key_heads, value_heads = reader.integer("linear_num_key_heads", 16), reader.integer("linear_num_value_heads", 32)
+    _check_multiple(reader, "num_attention_heads", heads, "num_key_value_heads", kv_heads)
+    _check_multiple(reader, "linear_num_value_heads", value_heads, "linear_num_key_heads", key_heads)
+    mixers = _mixers(reader)
+    head_dim = reader.integer("head_dim", 256)
+    rotary = read_rotary(reader, head_dim, default_factor=0.25)
+    ties = whole if "tie_word_embeddings" in whole.values else reader
+    ends = reader.eos_token_ids() if "eos_token_id" in reader.values else whole.eos_token_ids()
+    return Qwen35Config(
+        family=family,
+        vocab_size=reader.integer("vocab_size", 248320),
+        hidden_size=reader.integer("hidden_size", 4096),
+        mixers=mixers,
+        feed_forwards=("mlp",) * len(mixers),
+        d_inner=0,
+        d_state=0,
+        d_conv=0,
+        dt_rank=0,
+        conv_bias=False,
+        proj_bias=False,
+        norm_eps=reader.number("rms_norm_eps", 1e-6),
+        mixer_norm="none",
+        mixer_norm_eps=0.0,
+        tie_word_embeddings=ties.flag("tie_word_embeddings", False),
+        intermediate_size=reader.integer("intermediate_size", 12288),
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        context_length=reader.integer("max_position_embeddings", 32768),
+        eos_token_ids=ends,
+        linear_num_key_heads=key_heads,
+        linear_num_value_heads=value_heads,
+        linear_key_head_dim=reader.integer("linear_key_head_dim", 128),
+        linear_value_head_dim=reader.integer("linear_value_head_dim", 128),
+        linear_conv_kernel_dim=reader.integer("linear_conv_kernel_dim", 4, minimum=2),
+        rotary_dim=rotary.dim,
+        rope_theta=rotary.theta,
+    )
+
+
+def _check_choices(reader: ConfigReader) -> None:
+    """Raise ModelError for a choice that is not implemented."""
+    reader.activation()
+    reader.require("attention_bias", False, False)
+    reader.require("attn_output_gate", True, True)
+    reader.require("mamba_ssm_dtype", "float32", "float32")
+    reader.require("mlp_only_layers", [], [])
+
+
+def _check_multiple(reader: ConfigReader, key: str, value: int, divisor_key: str, divisor: int) -> None:
+    if value % divisor:
+        raise reader.wrong(key, value, f"a multiple of {divisor_key}, {divisor}")
+
+
+def _mixers(reader: ConfigReader) -> tuple[str, ...]:
+    """Return the kind of each layer's mixer, from layer_types or else full_attention_interval."""
+    layers = reader.integer("num_hidden_layers", 32, maximum=MOST_LAYERS)
+    types = reader.values.get("layer_types")
+    if types is None:
+        interval = reader.integer("full_attention_interval", 4)
+        mixers = tuple("delta" if (i + 1) % interval else "attention" for i in range(layers))
+    else:
+        if not isinstance(types, list) or len(types) != layers:
+            raise reader.wrong("layer_types", types, f"a list with the type of each of the {layers} layers")
+        for number, name in enumerate(types):
+            if not isinstance(name, str) or name not in _MIXER_OF_TYPE:
+                raise reader.wrong(f"layer_types[{number}]", name, " or ".join(list(_MIXER_OF_TYPE)[:2]))
+        mixers = tuple(_MIXER_OF_TYPE[name] for name in types)
+    if "delta" not in mixers:
+        raise ModelError(
+            f"{reader.path}: all of {layers} layers are attention; expected a linear_attention layer, whose state can "
+            "be kept"
+        )
+    return mixers
+
+
+_MIXERS = {
+    "delta": SubBlock("input_layernorm", "linear_attn", DELTA_NET),
+    "attention": SubBlock("input_layernorm", "self_attn", GATED_ATTENTION),
+}
+
+FAMILY = Family(
+    model_type="qwen3_5",
+    architectures=("Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM"),
+    model_types=("qwen3_5_text",),
+    read=read,
+    embedding="model.embed_tokens",
+    layers="model.layers",
+    final_norm="model.norm",
+    layer=lambda config, i: (_MIXERS[config.mixers[i]], SubBlock("post_attention_layernorm", "mlp", MLP)),
+    prefixes={"model.language_model.": "model."},
+    ignored=("mtp.", "model.visual."),
+    norm_offset=1.0,
+    rank=3,
+)

@@ -1,0 +1,275 @@
+"""Qwen3.5 against `transformers`, its multimodal folders, and what of its config.json is refused."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+
+from apcbatch import Engine, Request
+from apcbatch.errors import ModelError, UsageError
+from apcbatch.model.causal_lm import ignored_tensors
+from apcbatch.model.devices import check_kinds
+from apcbatch.model.families import load_model_config
+from tests.model.folders import REMOVED, sharded, weights_of, with_config, with_weights
+from tests.tiny import VOCAB, save_tiny
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+Checkpoints = Callable[..., Path]
+# At the start of a prompt a head's output can be near zero; its norm enlarges the rounding errors there, of both sides,
+# up to eps^-0.5 times. With the eps of real models neither is within 1e-5 of float64.
+WIDE_EPS = {"rms_norm_eps": 1e-3}
+CASES: dict[str, dict[str, Any]] = {
+    "real eps": {},
+    "odd sizes": WIDE_EPS,
+    "tied, one key head": {
+        **WIDE_EPS,
+        "tie_word_embeddings": True, "linear_num_key_heads": 1, "linear_conv_kernel_dim": 3, "head_dim": 20,
+        "num_key_value_heads": 4,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 1.0},
+    },
+    "no attention": {
+        **WIDE_EPS, "layer_types": ["linear_attention"] * 2, "num_hidden_layers": 2, "linear_num_value_heads": 2,
+    },
+}  # fmt: skip
+SWITCHES = {"attn_output_gate": True, "mamba_ssm_dtype": "float32", "full_attention_interval": 4}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, float]:
+    """(a checkpoint, the model that transformers makes of it in float64, the tolerance)"""
+    folder, overrides = tmp_path_factory.mktemp("qwen"), CASES[request.param]
+    save_tiny(folder, "qwen3_5", 1, overrides)
+    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().double()
+    rotary = oracle.model.rotary_emb
+    table = oracle.config.rope_parameters
+    columns = int(oracle.config.head_dim * table["partial_rotary_factor"])
+    rotary.inv_freq = table["rope_theta"] ** (-torch.arange(0, columns, 2).double() / columns)
+    return folder, oracle, 1e-5 if "rms_norm_eps" in overrides else 2e-4
+
+
+def watched(engine: Engine) -> list[torch.Tensor]:
+    """The logits of each pass from now on."""
+    seen: list[torch.Tensor] = []
+    model = engine._model
+
+    def kept(run: Callable[..., Any], *arguments: Any) -> Any:
+        found = run(*arguments)
+        seen.append((found if isinstance(found, torch.Tensor) else found.logits).clone())
+        return found
+
+    for name in ("passed", "_forward"):
+        run = getattr(model, name)
+        setattr(model, name, lambda *arguments, run=run: kept(run, *arguments))
+    return seen
+
+
+def in_float64(oracle: Any, token_ids: list[int], monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
+    """The oracle's logits, with float64 wherever its code asks for float32: there its own rounding errors reach 1.5e-5
+    of the largest logit."""
+    with monkeypatch.context() as patch, torch.no_grad():
+        patch.setattr(torch.Tensor, "float", torch.Tensor.double)
+        patch.setattr(torch, "float32", torch.float64)
+        patch.setattr(torch, "float", torch.float64)
+        logits: torch.Tensor = oracle(torch.tensor([token_ids]), use_cache=False).logits[0]
+    assert logits.dtype == torch.float64
+    return logits
+
+
+@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 300])
+def test_logits_equal_transformers(length: int, case: tuple[Path, Any, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches any departure from the architecture: logits of a prompt that is cut anywhere and of 50 tokens after it
+    are within 1e-5 of the outside oracle, and each token is its likeliest."""
+    folder, oracle, tolerance = case
+    prompt = torch.randint(1, VOCAB, (length,), generator=torch.Generator().manual_seed(length)).tolist()
+    budget = random.randint(1, max(2, length))
+    engine = Engine(folder, pool_size_bytes=16 << 20, max_batch_tokens=budget, block_size=5, draft=())
+    logits = watched(engine)
+    (result,) = engine.run([Request("r", prompt, max_tokens=50, ignore_eos=True)])
+    engine.close()
+    assert result.error is None
+    expected = in_float64(oracle, prompt + result.token_ids[:-1], monkeypatch)[length - 1 :]
+    found = torch.cat(logits)[-50:]
+    error = (found - expected).abs().max() / expected.abs().max()
+    assert error <= tolerance, f"relative error {error:.2e}"
+    assert result.token_ids == expected.argmax(1).tolist()
+
+
+def multimodal(folder: Path, target: Path, **top: object) -> Path:
+    """The same text model as a multimodal checkpoint: nested, under another prefix, with a vision tower and heads that
+    predict further tokens."""
+    text = json.loads((folder / "config.json").read_text())
+    text["tie_word_embeddings"], tied = REMOVED, text.get("tie_word_embeddings", False)
+    nested = {key: value for key, value in text.items() if value is not REMOVED and key != "architectures"}
+    nested |= {**SWITCHES, "mtp_num_hidden_layers": 1}
+    values = {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "text_config": nested,
+              "vision_config": {"depth": 2}, "image_token_id": 90, "tie_word_embeddings": tied, **top}  # fmt: skip
+    target.mkdir(parents=True)
+    (target / "config.json").write_text(json.dumps(values))
+    tensors = {
+        name.replace("model.", "model.language_model.", 1): tensor for name, tensor in weights_of(folder).items()
+    }
+    tensors |= {
+        "model.visual.patch_embed.proj.weight": torch.ones(2, 2, dtype=torch.int32),
+        "mtp.fc.weight": torch.ones(3),
+    }
+    tensors["mtp.norm.weight"] = torch.ones(1)
+    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    return target
+
+
+def answers(folder: Path, **options: Any) -> tuple[str, list[Any]]:
+    engine = Engine(folder, pool_size_bytes=1 << 20, block_size=4, **options)
+    prompt = list(range(1, 30))
+    results = [one for _ in range(2) for one in engine.run([Request("r", prompt, max_tokens=6, logprobs=True)])]
+    engine.close()
+    return engine.fingerprint, [(one.token_ids, one.logprobs, one.cached_tokens) for one in results]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_text_of_a_multimodal_checkpoint_is_read(
+    dtype: str, tied: bool, tiny_checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    """Catches a nested value, a prefix or a part beside the text model that changes the answers: the checkpoint has the
+    name and the bits of its text model alone, in one file or in several."""
+    text = tiny_checkpoint("qwen3_5", tie_word_embeddings=tied)
+    tensors = {name: tensor.to(getattr(torch, dtype)) for name, tensor in weights_of(text).items()}
+    text = with_weights(text, tmp_path / "text", tensors)
+    folder = multimodal(text, tmp_path / "whole")
+    expected = answers(text, dtype=dtype)
+    assert answers(folder, dtype=dtype) == expected and expected[1][1][2] > 0
+    assert answers(sharded(folder, tmp_path / "sharded"), dtype=dtype) == expected
+    assert ignored_tensors(text, load_model_config(text)) is None
+    said = ignored_tensors(folder, load_model_config(folder))
+    assert said == f"{folder}: 3 tensors are ignored, of parts that are not run (2 of mtp.*, 1 of model.visual.*)"
+
+
+def test_errors_name_tensors_as_the_files_do(tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
+    """Catches a sentence about a tensor under a name that no file has."""
+    folder = multimodal(tiny_checkpoint("qwen3_5"), tmp_path / "m")
+    name = "model.language_model.layers.0.linear_attn.in_proj_z.weight"
+    for number, (tensor, expected) in enumerate([(REMOVED, "is missing; expected one of shape"),
+                                                 (torch.zeros(3, 3), r"has shape \[3, 3\]; expected")]):  # fmt: skip
+        with pytest.raises(ModelError, match=f"tensor {name} {expected}"):
+            answers(with_weights(folder, tmp_path / str(number), {name: tensor}))
+    surplus = with_weights(folder, tmp_path / "surplus", {"model.language_model.extra": torch.zeros(3)})
+    with pytest.raises(ModelError, match=r"tensor 'model\.language_model\.extra' is not part of this architecture"):
+        answers(surplus)
+
+
+ROPE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}
+OLD_ROPE = {"rope_parameters": REMOVED, "rope_theta": 1e4, "partial_rotary_factor": 0.25}
+
+
+@pytest.mark.parametrize("changes", [
+    {"layer_types": [*["linear_attention"] * 3, "attention"]},
+    OLD_ROPE,
+    {**OLD_ROPE, "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 0]}},
+    {"rope_parameters": {**ROPE, "mrope_interleaved": True, "mrope_section": [1, 1, 0]}},
+    {"rope_parameters": {"rope_theta": 1e4}},
+    {"model_type": "qwen3_5", "architectures": REMOVED},
+    {"architectures": REMOVED},
+    {**SWITCHES, "attention_bias": False, "mlp_only_layers": []},
+])  # fmt: skip
+def test_what_means_the_same_is_the_same_model(
+    changes: dict[str, object], tiny_checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    """Catches a key of an older file, or a name before transformers 5, that is not read."""
+    folder = tiny_checkpoint("qwen3_5")
+    assert load_model_config(with_config(folder, tmp_path / "m", **changes)) == load_model_config(folder)
+
+
+def test_the_interval_of_attention_layers_is_read(tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
+    """Catches a file without layer_types whose attention layers are others than those of transformers."""
+
+    def mixers(number: int, **changes: object) -> tuple[str, ...]:
+        path = tmp_path / str(number)
+        return load_model_config(with_config(folder, path, layer_types=REMOVED, **changes)).mixers
+
+    folder = tiny_checkpoint("qwen3_5")
+    assert mixers(0) == ("delta", "delta", "delta", "attention")
+    assert mixers(1, full_attention_interval=2) == ("delta", "attention") * 2
+
+
+@pytest.mark.parametrize("changes, sentence", [
+    ({"attention_bias": True}, "text_config.attention_bias is True; expected false, the only one supported"),
+    ({"attn_output_gate": False}, "text_config.attn_output_gate is False; expected true, the only one supported"),
+    ({"mamba_ssm_dtype": "bfloat16"}, "text_config.mamba_ssm_dtype is 'bfloat16'; expected \"float32\", the only one"),
+    ({"mlp_only_layers": [1]}, r"text_config.mlp_only_layers is \[1\]; expected \[\], the only one supported"),
+    ({"hidden_act": "gelu"}, "text_config.hidden_act is 'gelu'; expected 'silu'"),
+    ({"layer_types": ["sliding_attention"] * 4}, r"text_config.layer_types\[0\] is 'sliding_attention'; expected lin"),
+    ({"layer_types": ["full_attention"] * 4}, "all of 4 layers are attention; expected a linear_attention layer"),
+    ({"layer_types": ["full_attention"]}, "text_config.layer_types is .*; expected a list with the type of each of t"),
+    ({"layer_types": [3] * 4}, r"text_config.layer_types\[0\] is 3; expected linear_attention or full_attention"),
+    ({"full_attention_interval": 0, "layer_types": None}, "text_config.full_attention_interval is 0; expected an int"),
+    ({"rope_parameters": {**ROPE, "rope_type": "yarn", "factor": 4.0}}, "rope_parameters.rope_type is 'yarn'; expecte"),
+    ({"rope_parameters": {**ROPE, "factor": 4.0}}, "text_config.rope_parameters.factor is 4.0; expected no key besid"),
+    ({"rope_parameters": None, "rope_scaling": {"type": "linear"}}, "text_config.rope_scaling.type is 'linear'; exp"),
+    ({"rope_parameters": "yarn"}, "text_config.rope_parameters is 'yarn'; expected an object"),
+    ({"rope_parameters": {**ROPE, "partial_rotary_factor": 0.2}}, "partial_rotary_factor is 0.2; expected a factor up"),
+    ({"rope_parameters": {**ROPE, "partial_rotary_factor": 2}}, "partial_rotary_factor is 2.0; expected a factor up"),
+    ({"rope_parameters": {**ROPE, "rope_theta": 0}}, "rope_parameters.rope_theta is 0.0; expected a number above 0"),
+    ({"rope_parameters": {**ROPE, "rope_theta": {"__float__": "Infinity"}}}, "rope_theta is inf; expected a finite"),
+    ({"rms_norm_eps": {"__float__": "Infinity"}}, "text_config.rms_norm_eps is inf; expected a finite number"),
+    ({"rms_norm_eps": {"__float__": "big"}}, "text_config.rms_norm_eps is .*; expected a number"),
+    ({"num_key_value_heads": 3}, "text_config.num_attention_heads is 4; expected a multiple of num_key_value_heads, 3"),
+    ({"linear_num_key_heads": 3}, "text_config.linear_num_value_heads is 4; expected a multiple of linear_num_key_he"),
+    ({"linear_key_head_dim": 0}, "text_config.linear_key_head_dim is 0; expected an integer from 1"),
+    ({"linear_conv_kernel_dim": 1}, "text_config.linear_conv_kernel_dim is 1; expected an integer from 2"),
+    ({"quantization_config": {"quant_method": "fp8"}}, "text_config.quantization_config says that the weights are qu"),
+])  # fmt: skip
+def test_what_is_not_implemented_is_refused_by_name(
+    changes: dict[str, object], sentence: str, tiny_checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    """Catches a switch, a rope type or a size that is passed over in silence, and a name without `text_config.`."""
+    whole = multimodal(tiny_checkpoint("qwen3_5"), tmp_path / "m")
+    text = json.loads((whole / "config.json").read_text())["text_config"]
+    with_config(whole, tmp_path / "changed", text_config={**text, **changes})
+    with pytest.raises(ModelError, match=f"config.json: .*{sentence}"):
+        load_model_config(tmp_path / "changed")
+
+
+@pytest.mark.parametrize("text", [3, [], "x"])
+def test_a_nested_text_config_is_an_object(text: object, tmp_path: Path) -> None:
+    """Catches a traceback, and the defaults in the place of what is written."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_5", "text_config": text}))
+    with pytest.raises(ModelError, match="text_config is .*; expected an object"):
+        load_model_config(tmp_path)
+
+
+def test_stop_tokens_and_tying_are_found_on_either_level(tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
+    """Catches an answer that never ends, and a head that is missing, because a value is on the other level."""
+    whole = multimodal(tiny_checkpoint("qwen3_5"), tmp_path / "m")
+    text = json.loads((whole / "config.json").read_text())["text_config"]
+    (whole / "generation_config.json").unlink(missing_ok=True)
+    text["eos_token_id"] = [5, 6]
+    nested = with_config(whole, tmp_path / "nested", tie_word_embeddings=REMOVED,
+                         text_config={**text, "tie_word_embeddings": True}, eos_token_id=7)  # fmt: skip
+    found = load_model_config(nested)
+    assert found.tie_word_embeddings and found.eos_token_ids == (5, 6)
+    del text["eos_token_id"]
+    top = load_model_config(with_config(whole, tmp_path / "top", eos_token_id=7, text_config=text))
+    assert not top.tie_word_embeddings and top.eos_token_ids == (7,)
+
+
+def test_a_device_without_its_kernels_refuses_it(
+    tiny_checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches weights that are loaded before the device is found to lack a kind of sub-block."""
+    folder = with_weights(tiny_checkpoint("qwen3_5"), tmp_path / "m", {"model.norm.weight": REMOVED})
+    monkeypatch.setattr("apcbatch.engine.open.choose_devices", lambda device, gpus: [torch.device("cuda", 0)])
+    sentence = (
+        "--device cuda: models of the family qwen3_5 have no kernels there .delta, gated_attention.; give --devic"
+    )
+    with pytest.raises(UsageError, match=sentence):
+        Engine(folder, pool_size_bytes=1 << 20, device="cuda")
+    check_kinds(load_model_config(tiny_checkpoint("jamba")), torch.device("cuda", 0))
