@@ -38,8 +38,8 @@ class Feeder:
     """Work source that reads the input only as far as the next request needs.
 
     keeps_answers: keep snapshots of all answers, since later requests may build on them. references: source of known
-    answers for drafts, or None. num_requests: requests numbered so far. num_skipped: how many of them OUT answers
-    already. last_line: number of the last line read.
+    answers for drafts, or None. num_requests: requests numbered so far. num_skipped: those that were skipped, since OUT
+    has their answers. last_line: number of the last line read.
     """
 
     plan_s = 0.0
@@ -67,7 +67,7 @@ class Feeder:
         return self.num_requests - self.num_skipped if self.exhausted else None
 
     def pause(self) -> bool:
-        """See WorkSource. Always False: to read one line is quick, so the engine need not start before it."""
+        """See WorkSource. Always False: reading one line is quick, so the engine need not start before it."""
         return False
 
     def next(self) -> Work | None:
@@ -181,7 +181,8 @@ class Feeder:
     def _find_references(
         self, known: KnownAnswers | None, conversation: Conversation, prompts: Sequence[Prompt]
     ) -> Mapping[int, Mapping[DraftSource, Sequence[TokenArray]]]:
-        """Return turn -> the known answers to its prompt, by source. known: None if none is wanted."""
+        """Return turn -> source -> the known answers to that turn's prompt. known: those of the conversation; None if
+        it is run without drafts from known answers, and the result is then empty."""
         if known is None or self._references is None:
             return {}
         return self._references.find(known, conversation, prompts)
@@ -228,8 +229,7 @@ class Feeder:
             yield from self._fail(tickets[end + 1 :], _no_history(refused, reason))
 
     def _next_turn(self, rollout: OpenRollout) -> Iterator[Work | None]:
-        """Yield the request of the next turn that OUT does not answer. The answers that OUT has are appended to the
-        conversation on the way."""
+        """Append the answers that OUT has to the conversation, then yield the request of the next turn without one."""
         while rollout.remaining:
             ticket = rollout.remaining.popleft()
             prompt = rollout.rollout.prompt
@@ -310,10 +310,10 @@ class Feeder:
         return request
 
     def _draw_key(self, conversation: Conversation) -> list[str | int] | None:
-        """Return the parts of a line's draw key besides turn and seed; None for greedy decoding.
+        """Return the values that name a line's random stream, besides turn and seed; None for greedy decoding.
 
-        There are none if the line sets a seed. Else it is the line's id; without an id, the digest of its content and
-        the number of equal lines before it. The position of the line does not count.
+        The list is empty if the line sets a seed. Otherwise it holds the line's id or, without an id, the digest of its
+        content and the number of equal lines before it. The line's number has no effect.
         """
         temperature = conversation.params.get("temperature", self._config.temperature)
         if temperature == 0 or self._config.score:

@@ -102,7 +102,8 @@ class Totals:
         return time.monotonic() - self._begin
 
     def begin_running(self, already_done: int) -> None:
-        """Start the clock of the answers, when loading ends. already_done: requests that OUT answers already."""
+        """Mark the end of loading: `running_s` counts from here. already_done: number of requests whose answers OUT
+        has from earlier."""
         self._loaded = time.monotonic()
         self.already_done = already_done
 

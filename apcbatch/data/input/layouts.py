@@ -270,7 +270,8 @@ MOST_NAMES = 32  # number of unused columns that warnings name
 
 
 class UnusedColumns:
-    """Warnings about unused columns: each new one up to MOST_NAMES, then once that there are more."""
+    """Warnings about unused columns. Each column is named once, up to MOST_NAMES columns; then one warning says that
+    there are more."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn = warn
