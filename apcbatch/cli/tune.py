@@ -138,7 +138,7 @@ def _say_what_is_next(
     }
     _say(f"wrote {written} ({', '.join(f'{name} {value}' for name, value in choice.items())}); to run with the choice:")
     flags = [word for name, value in choice.items() for word in (config.flag_name(name), str(value))] if earlier else []
-    origins = {**resolved.origins, **dict.fromkeys((*choice, "limit"), "default")}  # leaves them out of the command
+    origins = {**resolved.origins, **dict.fromkeys((*choice, "limit"), "default")}  # command_words leaves these out
     try:
         output = default_output(inputs)
     except UsageError:

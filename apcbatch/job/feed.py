@@ -1,7 +1,7 @@
 """Turn the input into requests, in input order, without those that OUT answers already.
 
-Invariants: a request's number is its position among all requests of the input, answered or not; every request comes out
-once, as a Request or a Failure.
+Invariants: a request's number is its position among all requests of the input, answered or not; each request that OUT
+does not answer is returned exactly once, as a Request or a Failure.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class Feeder:
         return False
 
     def next(self) -> Work | None:
-        """Return the next request or failure; None at the end of the input, or if OUT already answers the line read."""
+        """Return the next request or failure; None at the end of the input, or in place of work that OUT already
+        answers: a request, or all requests of a line."""
         try:
             return next(self._work)
         except StopIteration:
@@ -157,8 +158,8 @@ class Feeder:
     def _recorded_turns(
         self, conversation: Conversation, tickets: list[Ticket], errors: dict[int | None, RequestError]
     ) -> Iterator[Work | None]:
-        """Yield the requests of turns whose history is the recorded one. errors: turn -> error, for turns refused
-        before rendering."""
+        """Yield the requests and failures of turns that continue the recorded history. errors: turn -> error, for turns
+        refused before rendering."""
         prompts: dict[int | None, Prompt] = {}
         known = self._references.begin(conversation) if self._references is not None else None
         try:
@@ -202,7 +203,7 @@ class Feeder:
         return render_answers(self._renderer, conversation, turns)
 
     def _unless_answered(self, work: Work) -> Work | None:
-        """Return the work, or None if OUT has its answer."""
+        """Return None if OUT has the answer; otherwise the work, as a Failure if its grammar cannot be compiled."""
         ticket = work.ticket if isinstance(work, Failure) else work.tag.ticket
         if ticket not in self._answers:
             return _with_constraint(work)
@@ -394,5 +395,5 @@ def _guarded(make: Callable[[], T]) -> T:
         return make()
     except RequestError:
         raise
-    except Exception as error:  # the one place around a request, before the engine
+    except Exception as error:  # whatever it is, only this conversation fails
         raise RequestError("internal", f"the prompt could not be made: {error!r}") from error

@@ -18,9 +18,10 @@ from apcbatch.types import Result, Scores
 class PromptFields:
     """Data of a prompt that its record shows.
 
-    text: the prompt as it was given, None if it came as token ids. echo: put the prompt before the answer; with
-    log-probabilities, each of its tokens lists the num_top likeliest. prompt_logprobs: number of likeliest tokens
-    listed for each prompt token, None for no list. answer_begin: position of the recorded answer to score, or None.
+    token_ids: the prompt; for scoring, followed by the recorded answer. text: the prompt as it was given; None for
+    token ids and chats. echo: put the prompt before the answer; with log-probabilities, list the num_top likeliest
+    tokens at each of its positions. prompt_logprobs: number of likeliest tokens listed at each prompt position; None
+    for no list. answer_begin: position of the recorded answer to score, or None.
     """
 
     token_ids: TokenArray

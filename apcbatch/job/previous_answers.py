@@ -1,7 +1,7 @@
 """Index the answers that OUT has already: read once when a run resumes, and looked up for every request.
 
 Invariants: reading changes nothing in OUT; a record answers a request only if its digest says that it was made from the
-same line or prompt. Memory: 25 to 32 bytes per finished request.
+same line or prompt (records of versions without digests are trusted). Memory: 25 to 32 bytes per finished request.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class PreviousAnswers:
     """Index of the requests that have a line in OUT; empty for a fresh run.
 
     num_seen: how many of them were found in the input so far. confirmed: all of them were compared with the input.
-    num_torn: lines that a power cut left unreadable. num_without_digests: lines of an old version that wrote no
-    digests. trusts_lines: this same version wrote OUT, so an equal line gives an equal prompt. same_draw_rule: the run
-    that began OUT seeded its random draws as this version does.
+    num_torn: lines that a kill or a power cut left incomplete. num_without_digests: lines of an old version that wrote
+    no digests. trusts_lines: this same version wrote OUT, so an equal line gives an equal prompt. same_draw_rule: the
+    run that began OUT seeded its random draws as this version does.
     """
 
     def __init__(self, sink: FileSink | None = None) -> None:
@@ -56,8 +56,8 @@ class PreviousAnswers:
         return record
 
     def confirm_lines(self, tickets: Sequence[Ticket]) -> bool:
-        """Return whether OUT answers all of these requests, made from the same line. If so, the line need not be
-        rendered."""
+        """Return whether OUT answers all these requests of one line, made from the same line. If so, mark them as seen;
+        the line need not be rendered."""
         keys = [_key(ticket.line, ticket.turn) for ticket in tickets]
         if not all(key in self._offsets for key in keys):
             return False
@@ -72,10 +72,9 @@ class PreviousAnswers:
         return True
 
     def check_shape(self, line: int, turn: int | None) -> None:
-        """Refuse a line whose turns are requests if OUT answers it as a whole, and the reverse, before it is answered
-        again.
+        """Raise UsageError if OUT answers a line as a whole but its turns are now requests, or the reverse.
 
-        turn: the line's first turn, None for the line as a whole.
+        turn: first turn of the line that is a request; None if the line fails as a whole.
         """
         other = 1 if turn is None else None
         if _key(line, other) in self._offsets:
@@ -183,8 +182,8 @@ def last_answers(sink: FileSink, most_bytes: int, vocab_size: int) -> Iterator[l
 
 
 def drop_unusable(sink: FileSink, answers: PreviousAnswers, retry_errors: bool) -> PreviousAnswers:
-    """Remove torn lines from OUT and, with retry_errors, errors to run again; return the index of the remaining
-    answers."""
+    """Remove torn lines from OUT and, with retry_errors, the error records that may be retried; return the index of the
+    remaining records."""
     sink.cut_torn_line()
     if not answers.num_torn and not (retry_errors and answers.num_retryable):
         return answers

@@ -39,9 +39,9 @@ STDOUT_NAMES = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 
 
 class Job:
-    """One `apcbatch run`. inputs: as the user named them. output: None for a name made from INPUT's. program,
-    config_file: how the command was called, for the command that continues it. UsageError for an unusable OUT or one
-    without a name."""
+    """One `apcbatch run`. inputs: as the user named them. output: None for a name made from INPUT's. program: shell
+    words that start this program again. config_file: the file of --config, or None. UsageError if OUT's name cannot be
+    used, or if none can be made from INPUT's."""
 
     def __init__(
         self,
@@ -92,7 +92,8 @@ class Job:
         return self._output.target
 
     def continue_command(self) -> str:
-        """Return the shell command that continues this run."""
+        """Return the shell command that continues this run, or that repeats it: before OUT is open, or if OUT is a
+        stream."""
         config = self._config
         if self._out_is_ours:
             added = ["--resume"] + ["--retry-errors"] * (self._retryable_errors > 0)
@@ -106,8 +107,8 @@ class Job:
         return command_words(self._program, self._inputs, output, config_file, self._config, added)
 
     def last_line(self, exit_code: int) -> str:
-        """Return the last line on stderr: how to continue, or that nothing is left to do, if every error would come
-        again."""
+        """Return the last line for stderr: the command that continues the run, or a sentence that nothing is left to
+        do, if every error would recur."""
         if exit_code == EXIT_REQUEST_ERRORS and not self._retryable_errors:
             return nothing_left(self._output.shown, self._totals.errors_by_code)
         return self.continue_command()
@@ -241,7 +242,7 @@ class Job:
 
     def _end(self, engine: JobEngine, sink: Sink, exit_code: int) -> int:
         """Make everything durable, then print the summary. Return the exit code; EXIT_STOPPED if OUT could not be
-        made."""
+        compressed or uploaded."""
         self._printer.end_progress()
         sink.finish(self._config.ordered)
         engine.flush()
@@ -277,7 +278,7 @@ class Job:
                 system.pipe_file(path, document)
             else:
                 write_file(name, [document], Disk())
-        except Exception as error:  # an address's package may raise anything; the answers are safe
+        except Exception as error:  # the package of an address may raise anything; the answers are safe
             self._printer.warn(f"--summary {shown_address(name)} was not written: {reason_of(error, name)}")
 
 

@@ -2,8 +2,8 @@
 
 Invariants: each line of OUT is complete, except possibly a torn last one; one process at a time writes an OUT; a file
 is replaced only by a complete one; a background thread syncs the lines every SYNC_EVERY_S seconds, after a check that
-OUT is still where it was opened. --ordered sorts the file at the end, by a table of each line's request number and
-offset (16 bytes a line). So no line is held back in memory, and a run that is killed has lost none.
+OUT is still where it was opened. No line is held back in memory, so a killed run loses none: --ordered sorts the file
+only when the run ends, by a table of each line's request number and offset (16 bytes a line).
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class StreamSink:
 class FileSink:
     """Sink for a regular file, locked for this process. Opening it leaves the content unchanged.
 
-    remove_if_unused: `close` removes the file if nothing was written to it. True at first for a file that did not
-    exist; the caller sets it to False before the first line.
+    remove_if_unused: `close` removes the file if it is empty, or has only what `fill` wrote. True at first for a file
+    that did not exist; the caller sets it to False before the first line.
     """
 
     def __init__(self, path: Path, disk: Disk | None = None) -> None:
@@ -171,8 +171,8 @@ class FileSink:
         return size - end
 
     def lines(self, last_bytes: int | None = None) -> Iterator[tuple[int, bytes]]:
-        """Yield (byte offset, line) of each line, from the start. last_bytes: only lines that lie whole in the
-        file's last bytes, this many."""
+        """Yield (byte offset, line) of each line, from the start. last_bytes: yield only lines that lie entirely within
+        that many bytes at the file's end."""
         offset = 0
         with open(self.path, "rb") as file:
             if last_bytes is not None and (size := os.fstat(file.fileno()).st_size) > last_bytes:
@@ -192,7 +192,8 @@ class FileSink:
         return b"".join(pieces).partition(b"\n")[0]
 
     def fill(self, chunks: Iterator[bytes]) -> None:
-        """Replace the content by the lines of a compressed OUT. The file must have no complete line of its own."""
+        """Replace the content by that of a compressed OUT. chunks: its decompressed content. The file must have no
+        complete line of its own."""
         self._replace(chunks)
         self._is_filled = True
 
@@ -238,8 +239,8 @@ class FileSink:
         self._check_size()
 
     def _check_size(self) -> None:
-        """Raise StoppedError if another program wrote to OUT. Called before each line, so that none follows a partial
-        one."""
+        """Raise StoppedError if another program wrote to OUT. Called before each line, so that none is appended to a
+        partial line of that program."""
         size = os.fstat(self._fd).st_size
         if size != self._size:
             raise StoppedError(

@@ -32,7 +32,7 @@ ENGINE_COUNTS = (
 
 
 class ScoreTotals:
-    """Sums over the recorded answers that were scored. Integer sums, so that they do not depend on the order."""
+    """Sums over the recorded answers that were scored. All are integers, so that they do not depend on the order."""
 
     def __init__(self) -> None:
         self.answers = self.tokens = self.greedy_matches = self.exact_matches = 0
@@ -73,7 +73,7 @@ class Totals:
         self.cached_by_source: Counter[str] = Counter(memory=0, disk=0)
         self.miss_reasons: Counter[str] = Counter()
         self.scores = ScoreTotals()
-        self._decoded_tokens = 0  # equal answers count once; the prefill makes the first token of each
+        self._decoded_tokens = 0  # answers that share a list of tokens count once; each first token comes from prefill
         self._ideal_tokens: int | None = 0
         self.warnings: list[str] = []
 

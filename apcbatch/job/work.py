@@ -78,8 +78,8 @@ class Failure:
 
 @dataclass(slots=True)
 class OpenRollout:
-    """Conversation in rollout that has begun. remaining: tickets of its unanswered turns, each built on the answer to
-    the previous turn."""
+    """Rollout in progress. remaining: tickets of its turns that are still to be submitted; each turn needs the answer
+    to the previous one."""
 
     conversation: Conversation
     rollout: Rollout

@@ -1,7 +1,7 @@
-"""Sum up the drafts of a run: by source, tokens a pass, seconds saved.
+"""Sum up the drafts of a run: drafted and accepted tokens by source, tokens per pass, seconds saved.
 
-Counts of requests come from OUT's records; sources, passes and seconds from the summaries in its trace. Records and
-traces of versions without drafts have none.
+Totals of tokens come from OUT's records; sources, tokens per pass and seconds from the summaries in its trace. Records
+and traces of versions without drafts have none.
 """
 
 from __future__ import annotations

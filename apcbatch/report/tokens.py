@@ -58,8 +58,8 @@ MOST_TURNS = 100
 
 
 def turn_sums(requests: Requests) -> dict[str, list[int]]:
-    """Return columns with a row per answered turn: requests, cached and computed tokens. Turns from the hundredth on
-    share one row; requests without a turn are left out."""
+    """Return columns with a row per turn number: answered requests, their cached and computed tokens. Turns from the
+    hundredth on share one row; requests without a turn are left out."""
     sums: dict[int, list[int]] = {}
     columns = (requests.numbers[name] for name in ("turn", "cached", "computed", "error"))
     for turn, cached, computed, error in zip(*columns, strict=True):

@@ -136,5 +136,5 @@ def _stage(summary: dict[str, Any], stage: str) -> float:
 
 
 def number(value: object) -> float | None:
-    """Return a number of a summary; None if it is none, or out of range."""
+    """Return a value of a summary if it is a number from 0 to MOST; otherwise None."""
     return value if type(value) in (int, float) and 0 <= value <= MOST else None  # type: ignore[operator, return-value]

@@ -1,7 +1,7 @@
 """Read rows of parquet, arrow and Hugging Face datasets as records, and remove the nulls that a table filled in.
 
-All objects of a table's column have the same keys: the table fills the absent ones with null. docs/files.md has the
-three rules by which such nulls are removed. Invariants: at most ROWS_AT_ONCE rows are in memory, for arrow one record
+All objects of a table's column have the same keys: the table fills the absent ones with null. docs/files.md,
+"What a table does to nulls", has the three rules by which such nulls are removed. Invariants: at most ROWS_AT_ONCE rows are in memory, for arrow one record
 batch. Data is validated before it is read.
 """
 
@@ -89,7 +89,7 @@ def open_hub(spec: str) -> Iterator[RecordBatch]:
 
 
 def rows_in(batches: Iterable[RecordBatch]) -> Iterator[dict[str, Any]]:
-    """Yield each row as the record of a JSON line, without its null columns and with JSON text parsed."""
+    """Yield each row as the record of a JSON line, without its null columns. JSON text in _JSON_COLUMNS is parsed."""
     for batch in batches:
         batch.validate(full=True)
         converters = {field.name: _converter(field.type) for field in batch.schema}
@@ -149,7 +149,7 @@ def _settle_row(row: Record) -> Record:
 
 
 def settle_line(record: Record) -> Record:
-    """Remove the nulls that a table filled in from a record of JSON lines; return the same object if it has none."""
+    """Remove from a record of JSON lines the nulls that a table filled in; return the same object if there are none."""
     try:
         marked, body = _marked(record), record.get("body")
         if isinstance(body, dict) and (marked_body := _marked(body)) is not body:
@@ -245,7 +245,8 @@ def _settled_arguments(value: Any, schema: Any) -> Any:
 
 
 def _as_required(properties: Record, required: list[Any]) -> Record:
-    """Put the required ones among the properties in the order of `required`; the others keep their places."""
+    """Return the properties with the required ones, in the order of `required`, in the places that required ones had. The
+    others keep their places."""
     names = [name for name in required if isinstance(name, str) and name in properties]
     if len(set(names)) < len(names):
         return properties

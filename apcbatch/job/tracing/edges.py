@@ -34,7 +34,8 @@ _RECENT_DIVISOR = 4  # edges used in the latest MAX_EDGES / 4 operations are fol
 @dataclass(slots=True, eq=False)
 class SnapshotCounts:
     """Counts of the snapshots kept at one position. dropped: snapshots evicted for lack of room. dropped_s: time of the
-    last eviction. merged_into: counts that replace these after their edge was folded."""
+    last eviction, in seconds since the run began. merged_into: counts that replace these after their edge was
+    folded."""
 
     count: int = 0
     size_bytes: int = 0
@@ -139,7 +140,7 @@ class TraceTree:
         self._fold_to_bounds()
 
     def kept(self, tokens: TokenArray, snapshots: Sequence[KeptSnapshot], at_s: float) -> None:
-        """Count the snapshots kept along these tokens, in ascending positions. at_s: time in seconds."""
+        """Count the snapshots kept along these tokens, in ascending positions. at_s: seconds since the run began."""
         edge = self._insert(tokens)
         for snapshot in reversed(snapshots):
             edge = _edge_above(edge, snapshot.position)
@@ -152,7 +153,8 @@ class TraceTree:
         self._fold_to_bounds()
 
     def removed(self, key: bytes, evicted: bool, at_s: float) -> None:
-        """Count a snapshot that has left the memory, if it was evicted for lack of room. at_s: time in seconds."""
+        """Forget a snapshot that has left the memory, and count it as dropped if it was evicted for lack of room. at_s:
+        seconds since the run began."""
         counts = self._in_memory.pop(key, None)
         if counts is None or not evicted:
             return
@@ -180,7 +182,7 @@ class TraceTree:
         return edge
 
     def _append(self, edge: Edge, tokens: bytes) -> Edge:
-        """Add tokens below an edge, to the edge itself if it can grow, else as a child; return their edge."""
+        """Append tokens to an edge if it can grow, otherwise add them as a child; return the edge that holds them."""
         count = len(tokens) // _ID_BYTES
         self.num_tokens += count
         if edge.can_grow:
@@ -193,8 +195,8 @@ class TraceTree:
         return child
 
     def _split_at(self, edge: Edge, position: int) -> Edge:
-        """Return the edge that ends at a position of a path, at least 1; split an edge if needed. edge: an edge of the
-        path that ends there or later."""
+        """Return the edge of a path that ends at `position`, after splitting an edge if needed. edge: an edge of the
+        path that ends there or later. position: at least 1."""
         edge = _edge_above(edge, position)
         return edge if edge.end == position else self._split(edge, position - edge.begin)
 
@@ -223,8 +225,9 @@ class TraceTree:
         return counts
 
     def _fold_to_bounds(self) -> None:
-        """Fold leaves if a bound is exceeded, until a tenth of both bounds is free. Leaves that saved the fewest tokens
-        go first; ties go to the least recently used. Recently used leaves go last, since they may still save some."""
+        """If a bound is exceeded, fold leaves until a tenth of both bounds is free: first those that saved the fewest
+        tokens, on ties the least recently used. Recently used leaves are folded last, since they may still save
+        tokens."""
         if self.num_tokens <= self._max_tokens and self.num_edges <= self._max_edges:
             return
         recent = self._clock - self._max_edges // _RECENT_DIVISOR
@@ -271,8 +274,8 @@ def edges_below(root: Edge) -> list[Edge]:
 
 
 def _edge_above(edge: Edge, position: int) -> Edge:
-    """Return the edge of a path that holds a position, at least 1. edge: an edge of the path that ends there or
-    later."""
+    """Return the edge of a path with begin < position <= end. edge: an edge of the path that ends there or later.
+    position: at least 1."""
     while edge.begin >= position:
         assert edge.parent is not None
         edge = edge.parent
@@ -280,6 +283,7 @@ def _edge_above(edge: Edge, position: int) -> Edge:
 
 
 def _fold_order(leaf: Edge, recent: int) -> tuple[bool, int, int]:
-    """Return the sort key of a leaf for folding: whether used since `recent`, tokens that it saved, its last use."""
+    """Return the sort key of a leaf for folding: whether it was used after operation `recent`, tokens that it saved,
+    its last use."""
     saved = leaf.length * (leaf.memory + leaf.disk) + leaf.folded.restored
     return leaf.last_use > recent, saved, leaf.last_use
