@@ -242,8 +242,8 @@ _BY_LETTERS: Mapping[str, str] = {
 
 
 def check_body(body: Mapping[str, Any], shape: Shape) -> None:
-    """Raise RequestError for a field of a batch line's body that is unknown, is only for the other url, or has a forbidden
-    value."""
+    """Raise RequestError for a field of a batch line's body that is unknown, is only for the other url, or has a
+    forbidden value."""
     known = BY_SHAPE[shape]
     for name, value in body.items():
         if value is None:

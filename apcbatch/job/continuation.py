@@ -1,4 +1,4 @@
-"""Make the last line on stderr: the command that continues a run, or that nothing is left to do.
+"""Make the last line on stderr: the command that continues a run, or the sentence that nothing is left to do.
 
 Invariant: run in the same folder and environment, the command gives the same configuration, plus --resume. Secrets are
 left out, for the user to put back.

@@ -1,7 +1,8 @@
-"""Turn the input into requests, in input order, without those that OUT answers already.
+"""Turn the input lines into requests, in input order, except those that OUT already answers.
 
-Invariants: a request's number is its position among all requests of the input, answered or not; each request that OUT
-does not answer is returned exactly once, as a Request or a Failure.
+Invariants: a request's number is its position, from 0, among all requests of the input, answered or not; a line that is
+refused as a whole counts as one request. Each request that OUT does not answer is returned once, as a Request or a
+Failure.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class Feeder:
     """Work source that reads the input only as far as the next request needs.
 
     keeps_answers: keep snapshots of all answers, since later requests may build on them. references: source of known
-    answers for drafts, or None. num_requests: requests numbered so far. num_skipped: those that were skipped, since OUT
-    has their answers. last_line: number of the last line read.
+    answers for drafts, or None. num_requests: requests numbered so far. num_skipped: requests skipped so far, because
+    OUT answers them. last_line: number of the last line read; 0 before the first.
     """
 
     plan_s = 0.0
@@ -67,12 +68,12 @@ class Feeder:
         return self.num_requests - self.num_skipped if self.exhausted else None
 
     def pause(self) -> bool:
-        """See WorkSource. Always False: reading one line is quick, so the engine need not start before it."""
+        """Always False (see WorkSource.pause): reading one line is quick, so the engine need not run first."""
         return False
 
     def next(self) -> Work | None:
-        """Return the next request or failure; None at the end of the input, or in place of work that OUT already
-        answers: a request, or all requests of a line."""
+        """Return the next request or failure; None at the end of the input, and for a request or line that OUT already
+        answers."""
         try:
             return next(self._work)
         except StopIteration:
@@ -126,7 +127,8 @@ class Feeder:
             yield from self._recorded_turns(conversation, tickets, duplicates)
 
     def _duplicate_ids(self, conversation: Conversation, tickets: list[Ticket]) -> dict[int | None, RequestError]:
-        """Return the error of each turn whose id an earlier line used. The caller has checked the first turn's id."""
+        """Register the ids of the turns, and return turn -> error for those that an earlier line used. The id of turn 1
+        is already registered by the caller."""
         found: dict[int | None, RequestError] = {}
         first_id = conversation.request_id(1)
         for ticket in tickets:
@@ -137,8 +139,8 @@ class Feeder:
         return found
 
     def _check_model(self, conversation: Conversation) -> None:
-        """Warn once if a line names another model than the loaded one; refuse the line with --strict-model. Only the
-        last component of a name is compared."""
+        """Warn once if a line names a model other than the loaded one; with --strict-model, refuse the line instead.
+        Only the last components of the names are compared."""
         given, loaded = conversation.model, self._config.model
         if given is None or _last_part(given) == _last_part(os.path.abspath(loaded)):
             return
@@ -158,8 +160,8 @@ class Feeder:
     def _recorded_turns(
         self, conversation: Conversation, tickets: list[Ticket], errors: dict[int | None, RequestError]
     ) -> Iterator[Work | None]:
-        """Yield the requests and failures of turns that continue the recorded history. errors: turn -> error, for turns
-        refused before rendering."""
+        """Yield the requests and failures of a conversation whose prompts contain the recorded answers, not generated
+        ones; None for each turn that OUT answers. errors: turn -> error, for turns refused before rendering."""
         prompts: dict[int | None, Prompt] = {}
         known = self._references.begin(conversation) if self._references is not None else None
         try:
@@ -182,8 +184,8 @@ class Feeder:
     def _find_references(
         self, known: KnownAnswers | None, conversation: Conversation, prompts: Sequence[Prompt]
     ) -> Mapping[int, Mapping[DraftSource, Sequence[TokenArray]]]:
-        """Return turn -> source -> the known answers to that turn's prompt. known: those of the conversation; None if
-        it is run without drafts from known answers, and the result is then empty."""
+        """Return turn -> source -> the known answers to that turn's prompt. known: the known answers of the
+        conversation; None if it is run without drafts from known answers, and then the result is empty."""
         if known is None or self._references is None:
             return {}
         return self._references.find(known, conversation, prompts)
@@ -203,7 +205,8 @@ class Feeder:
         return render_answers(self._renderer, conversation, turns)
 
     def _unless_answered(self, work: Work) -> Work | None:
-        """Return None if OUT has the answer; otherwise the work, as a Failure if its grammar cannot be compiled."""
+        """Return the work, with the grammar of a request compiled (see _with_constraint). If OUT has its answer, count
+        it as skipped and return None."""
         ticket = work.ticket if isinstance(work, Failure) else work.tag.ticket
         if ticket not in self._answers:
             return _with_constraint(work)
@@ -214,8 +217,8 @@ class Feeder:
     def _begin_rollout(
         self, conversation: Conversation, tickets: list[Ticket], duplicates: dict[int | None, RequestError]
     ) -> Iterator[Work | None]:
-        """Yield the first request of a rollout. The first turn whose id was refused ends the rollout; it and all later
-        turns fail."""
+        """Yield the request of the first turn that OUT does not answer, and the failures of a rollout. duplicates: turn
+        -> error. The first turn with a duplicate id ends the rollout: it and all later turns fail."""
         try:
             rollout = _guarded(lambda: Rollout(self._renderer, conversation))
         except RequestError as error:
@@ -230,7 +233,8 @@ class Feeder:
             yield from self._fail(tickets[end + 1 :], _no_history(refused, reason))
 
     def _next_turn(self, rollout: OpenRollout) -> Iterator[Work | None]:
-        """Append the answers that OUT has to the conversation, then yield the request of the next turn without one."""
+        """Append the answers that OUT has to the conversation, up to the first turn without one, and yield the request
+        of that turn. If a turn has no answer to append, because it failed, yield the failures of all later turns."""
         while rollout.remaining:
             ticket = rollout.remaining.popleft()
             prompt = rollout.rollout.prompt
@@ -270,7 +274,8 @@ class Feeder:
         stop_reason: int | str | None,
     ) -> RequestError | None:
         """Append an answer to the conversation, cut as in its record, and make the prompt of the next turn. Do nothing
-        after the last turn. Return the error if the prompt cannot be made, else None."""
+        after the last turn. Return the error if the prompt cannot be made, else None. stopped: the finish reason is
+        `stop`. stop_reason: as in Result."""
         if rollout.remaining:
             # An answer that completes its grammar ends without a stop token: its last token is text.
             has_stop_token = stopped and stop_reason is None and token_ids[-1] in self._renderer.tokenizer.eos_token_ids
@@ -311,7 +316,8 @@ class Feeder:
         return request
 
     def _draw_key(self, conversation: Conversation) -> list[str | int] | None:
-        """Return the values that name a line's random stream, besides turn and seed; None for greedy decoding.
+        """Return the values that name a line's random stream, besides turn and seed; None if nothing is sampled (greedy
+        decoding, --score).
 
         The list is empty if the line sets a seed. Otherwise it holds the line's id or, without an id, the digest of its
         content and the number of equal lines before it. The line's number has no effect.
@@ -366,8 +372,8 @@ class Feeder:
 
 
 def _with_constraint(work: Work) -> Work:
-    """Compile the grammar of a request, so that a bad one fails before its prompt is computed. Return the work, or a
-    Failure if the grammar cannot be compiled."""
+    """Compile the grammar of a request, so that a request with a bad grammar fails before its prompt is computed.
+    Return the work, or a Failure if the grammar cannot be compiled."""
     if isinstance(work, Failure) or work.constraint is None:
         return work
     ticket = work.tag.ticket
@@ -395,5 +401,5 @@ def _guarded(make: Callable[[], T]) -> T:
         return make()
     except RequestError:
         raise
-    except Exception as error:  # whatever it is, only this conversation fails
+    except Exception as error:  # only this conversation fails, even from a fault of this program
         raise RequestError("internal", f"the prompt could not be made: {error!r}") from error

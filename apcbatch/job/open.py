@@ -61,7 +61,7 @@ class OpenRun:
 
 
 def check_paths(config: Config, inputs: Inputs, output: Output, config_file: str | None) -> None:
-    """Refuse options that exclude each other, and an OUT that would destroy another file; UsageError says what to give
+    """Refuse options that exclude each other, and outputs that would destroy another file; UsageError says what to give
     instead."""
     check_cluster(config)
     is_file = output.target != STDOUT and (os.path.isfile(output.target) or not os.path.exists(output.target))
@@ -196,8 +196,8 @@ def open_run(
 def confirm_input(config: Config, inputs: Inputs, renderer: Renderer, answers: PreviousAnswers) -> None:
     """Compare the answers in OUT with INPUT before anything is changed.
 
-    Streams and addresses are compared while the run reads them: a stream cannot be read twice, and an address costs
-    time and money.
+    Streams and addresses are compared while the run reads them: a stream cannot be read twice, and reading an address
+    again costs time and money.
     """
     if not inputs.are_files:
         return
@@ -215,8 +215,8 @@ def confirm_input(config: Config, inputs: Inputs, renderer: Renderer, answers: P
 def _check_template_early(
     records: Iterator[Conversation | BadLine], renderer: Renderer
 ) -> Iterator[Conversation | BadLine]:
-    """Return the same records. Warn before the weights are read if the first one is a conversation and the model has no
-    chat template; for later ones the renderer warns."""
+    """Return the same records. If the first one needs a chat template and the model has none, warn before the weights
+    are loaded; for later records the renderer warns."""
     first = next(records, None)
     if isinstance(first, Conversation) and first.prompt is None and first.text is None:
         renderer.template.warn_if_fallback()

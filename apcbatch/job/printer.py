@@ -58,7 +58,7 @@ class Printer:
         self.end_progress()
 
     def stage(self, what: str) -> None:
-        """Show a step of loading in the place of the bar; print nothing without a bar."""
+        """Show the name of a step of loading in place of the bar; print nothing without a bar."""
         if self._mode == "bar":
             self._show_bar(f"{what} ...", "{desc}")
 

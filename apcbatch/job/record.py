@@ -35,7 +35,7 @@ class Ticket:
     it was read. request_digest: see the function of that name; None until the prompt is made. keeps_stop: the answer
     includes the stop text, or the token of stop_token_ids, that ended it. prompt: the prompt fields that the record
     shows, or None. file_line: the file and the line in it, if the input has several files. random_stream: key of the
-    request's random draws; None for greedy decoding.
+    request's random draws; None if nothing is sampled.
     """
 
     number: int

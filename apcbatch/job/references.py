@@ -32,11 +32,12 @@ LONGEST_MAGIC = max(map(len, COMPRESSED))
 
 
 class EarlierAnswers:
-    """Index of the answers in the OUT of an earlier run, by custom_id. The last of several equal ids counts.
+    """Index of the answers in the OUT of an earlier run, by custom_id. Of records with equal ids, the last counts.
 
     Memory: 25 to 32 bytes an answer, and the line that is read. A compressed OUT is decompressed to a temporary file
-    without a name, since its lines are read in the order of the requests. has_same_tokens: that run had the same
-    tokenizer, as its run file says. num_wanted, num_found: requests that were looked up, and those that have an answer.
+    without a name, since its lines are read in the order of the requests. has_same_tokens: whether that run had the
+    same tokenizer, by the digest of the model's files in its run file. num_wanted, num_found: number of requests that
+    were looked up, and of those that had an answer.
     """
 
     def __init__(self, path: str, flag: str, model_folder: Path, warn: Callable[[str], None]) -> None:
@@ -65,7 +66,7 @@ class EarlierAnswers:
         return len(self._offsets)
 
     def find(self, custom_id: str) -> dict[str, Any] | None:
-        """Return the record of a request that succeeded; None without one."""
+        """Return the record of the request with this id, if it succeeded; None otherwise."""
         self.num_wanted += 1
         offset = self._offsets.get(id_key(custom_id))
         if offset is None:
@@ -112,7 +113,7 @@ def open_earlier(path: str, flag: str) -> BinaryIO:
 
 
 class References:
-    """Known answers to the requests of a run. recorded: whether the recorded ones are looked for. earlier: those of an
+    """Known answers to the requests of a run. recorded: whether recorded answers are used. earlier: the answers of an
     earlier run, or None."""
 
     def __init__(self, renderer: Renderer, recorded: bool, earlier: EarlierAnswers | None) -> None:
@@ -142,7 +143,7 @@ class References:
                     answers = list(self._earlier_answers(self._earlier, known, conversation, prompt))
                     if answers:
                         found.setdefault(prompt.turn, {})["previous"] = answers
-        except Exception:  # whatever it is: without drafts the requests are answered the same
+        except Exception:  # the answers are the same without drafts
             return found
         return found
 

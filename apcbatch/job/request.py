@@ -125,7 +125,8 @@ def settings_of(config: Config, params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _further_settings(conversation: Conversation) -> dict[str, Any]:
-    """Return the template options and the one-call rule of a line, if it sets them, for its digest."""
+    """Return the settings of a line that only its digest needs by name: its template options, and `one_call` (at most
+    one tool call); each only if the line sets it."""
     given = conversation.template_options.given()
     return ({"switches": given} if given else {}) | ({"one_call": True} if conversation.one_call else {})
 
@@ -134,8 +135,8 @@ MAX_BYTES = 4096
 
 
 def read_salt(config: Config) -> str | None:
-    """Return the salt of a run, without the line end of its file; None for none. UsageError if the file holds no
-    salt."""
+    """Return the cache salt of a run, read from its file if --cache-salt names one; None without the option. The line
+    end of the file is removed. UsageError if the file holds no salt."""
     given = config.cache_salt
     if given is None or not given.startswith(FILE_MARK):
         return given

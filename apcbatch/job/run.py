@@ -1,7 +1,7 @@
 """Run the loop of a job: read conversations, write one line per request.
 
-Invariants: a line is written when its request finishes; the input is read only as fast as the engine asks for it, so
-memory does not grow with it.
+Invariants: a line is written when its request finishes; the input is read only as fast as the engine asks for requests,
+so prompts and answers do not pile up in memory.
 """
 
 from __future__ import annotations
@@ -175,8 +175,8 @@ class Job:
         self._printer.begin_progress()
 
     def _next_request(self, engine: JobEngine, source: WorkSource, sink: Sink) -> Request | None:
-        """Return the next request for the engine, after writing the failures before it. None if there is none now, or
-        if the job is to end."""
+        """Return the next request for the engine, after writing the failures before it to OUT. None if no request is
+        available now, or if the job must stop."""
         while not self._should_stop(engine) and not source.exhausted:
             if source.num_open_rollouts >= self._config.max_running:
                 return None  # the next turns of open rollouts go before new conversations
@@ -233,7 +233,8 @@ class Job:
         return self._strict_stop or self._signals.exit_code is not None
 
     def _exit_code(self, earlier_errors: int, is_complete: bool) -> int:
-        """Return the exit code. is_complete: every request is answered, so a signal has stopped nothing."""
+        """Return the exit code. earlier_errors: error records that OUT had before. is_complete: every request is
+        answered, so a signal has stopped nothing."""
         if self._signals.exit_code is not None and not is_complete:
             return self._signals.exit_code
         if self._strict_stop:

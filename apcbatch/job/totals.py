@@ -1,6 +1,6 @@
 """Sum up the results of a run, for the progress line and the summary.
 
-The sums cover this process; requests answered before a --resume are in `already_done`.
+The sums cover this process alone. `already_done` is the number of requests that were answered before a --resume.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ class Totals:
         return time.monotonic() - self._begin
 
     def begin_running(self, already_done: int) -> None:
-        """Mark the end of loading: `running_s` counts from here. already_done: number of requests whose answers OUT
-        has from earlier."""
+        """Mark the end of loading: `running_s` counts from here. already_done: number of requests that OUT already
+        answers."""
         self._loaded = time.monotonic()
         self.already_done = already_done
 

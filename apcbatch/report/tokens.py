@@ -12,8 +12,8 @@ from apcbatch.types import MissReason
 
 
 def token_sums(requests: Requests, policy: object) -> dict[str, Any]:
-    """Return the parts of the bar in tokens, and the misses in descending order of lost tokens. lost, ideal: None if a
-    record lacks its ideal."""
+    """Return the tokens of each part of the page's bar, and the misses in descending order of lost tokens. lost, ideal:
+    None if a record lacks its ideal."""
     ideal = ideal_tokens(requests)
     numbers = requests.numbers
     sources = dict.fromkeys(SOURCES, 0)

@@ -147,7 +147,7 @@ class Renderer:
         parser = self.tool_parser if tools else None
         return OutputParser(
             parser,
-            tools if parser is not None and parser.reads_tools else (),  # unread tools would only take memory until the answer is parsed
+            tools if parser is not None and parser.reads_tools else (),  # not kept if unread, to save memory
             self.reasoning_parser,
             self._is_open(conversation, prompt),
             conversation.place(prompt.num_messages),

@@ -48,8 +48,8 @@ def separator_of(line: bytes, options: LineOptions) -> str | None:
 def read_separated(chunks: Iterator[bytes], separator: str, limit: int) -> Iterator[dict[str, Any] | RequestError]:
     """Yield each row below the header as a record: without empty cells, and with settings parsed as JSON.
 
-    Yield a RequestError for a row with another number of values than the header, or one that is not UTF-8. limit: most
-    bytes of a row. Raises one of ERRORS for a longer row, and for one whose quotes do not close.
+    Yield a RequestError for a row with another number of values than the header, or one that is not UTF-8. limit:
+    maximum bytes of a row. Raises one of ERRORS for a longer row, and for one whose quotes do not close.
     """
     csv.field_size_limit(limit)
     taken = 0

@@ -115,7 +115,7 @@ def remedy(record: Mapping[str, Any]) -> str:
 
 
 def has_layout(record: Mapping[str, Any], options: LineOptions = ANY_LINE) -> bool:
-    """Return whether a line, or a row of a table, has a key of a known layout, or the column of messages or of the prompt
+    """Return whether a line, or a row of a table, has a key of a known layout, or a column of messages or of a prompt
     that the options name."""
     names = (options.messages, options.prompt, *_LAYOUTS)
     return detect_format(record) is not None or any(record.get(name) is not None for name in names if name is not None)
@@ -212,7 +212,7 @@ def _of_prompt(record: Record, name: str, value: Any) -> LaidOut | None:
 
 
 def _of_sample(record: Record, name: str, value: Any) -> LaidOut | None:
-    """Convert a sample of Inspect, which has an input (a text or messages) and a target; return None without a target."""
+    """Convert a sample of Inspect, which has an input (a text or messages) and a target; None without a target."""
     return _of_prompt(record, name, value) if "target" in record else None
 
 

@@ -42,8 +42,8 @@ def read_lines(
 ) -> Iterator[tuple[int, Line]]:
     """Yield (number, line without line feed) for every line: b"" for a blank one, LongLine for one over max_line_bytes.
 
-    name: name of the input, for error sentences. For a JSON document, such as an array, yield its records instead of lines.
-    After a read error, yield a BrokenEnd after the last complete line; UsageError if there is no complete line.
+    name: name of the input, for error sentences. For a JSON document, such as an array, yield its records instead of
+    lines. After a read error, yield a BrokenEnd after the last complete line; UsageError if there is no complete line.
     """
     number, unit = 0, "line"
     try:
@@ -293,7 +293,9 @@ def _is_json(data: bytes) -> bool:
 
 
 def _all_chunks(seen: list[bytes], chunks: Iterator[bytes], failure: Exception | None) -> Iterator[bytes]:
-    """Yield the inspected chunks, each freed when it is taken, then the others. failure: error to raise after `seen`, or None."""
+    """Yield the inspected chunks, each freed when it is taken, then the others.
+
+    failure: error to raise after `seen`, or None."""
     while seen:
         yield seen.pop(0)
     if failure is not None:

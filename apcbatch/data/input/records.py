@@ -32,15 +32,15 @@ class Conversation:
     """One checked input line.
 
     id: the line's own id, or `line-<n>`. line: number of the line from 1, over all files. messages: in the form of
-    data/input/messages.py; empty for a completion, which has a prompt instead. custom_id: of a `batch` line, which
-    makes exactly one request. prompt: text or token ids of a completion. params: settings given by the line, see
-    Settings. model: model name given by the line, or None. template_options: options for the chat template. one_call:
-    parallel_tool_calls is false. draft: False turns drafts off for its answers. warnings: sentences about parts
-    of the messages that are not read. columns: keys that take no part in the answers. digest: xxh3-128, in hex, of the
-    line as it was read. file_line: (file, line in that file) if the input has several files. unnamed: the parsed line,
-    without `draft`, if it has no id; its content then seeds its draws. reading: clause that names the columns read, if
-    the layout is another tool's. text: the only user message, if the line gives it as a text; models without a chat
-    template continue it.
+    data/input/messages.py; empty for a completion, which has a prompt instead. custom_id: that of a `batch` line, which
+    makes exactly one request; otherwise None. prompt: text or token ids of a completion. params: settings given by the
+    line, see Settings. model: model name given by the line, or None. template_options: options for the chat template.
+    one_call: parallel_tool_calls is false. draft: False turns drafts off for its answers. warnings: sentences about the
+    messages and tools, such as keys that are not read. columns: keys that take no part in the answers. digest:
+    xxh3-128, in hex, of the line's bytes, or of the Python text of a table's row. file_line: (file, line in that file)
+    if the input has several files. unnamed: the parsed line, without `draft`, if it has no id; its content then seeds
+    its draws. reading: clause that names the columns read, if the layout is another tool's. text: the only user
+    message, if the line gives it as a text; models without a chat template continue it.
     """
 
     id: str
@@ -74,7 +74,7 @@ class Conversation:
         return self.source_format == "batch" or self.prompt is not None or self.template_options.continue_final_message
 
     def requests(self, turns: Turns) -> list[Turn]:
-        """Return the turns to answer, in order; RequestError if there is none. The turn of a batch line is 1."""
+        """Return the turns to answer, in order; RequestError if there is none. A batch line has only turn 1."""
         if not self.is_single:
             return choose_turns(self.messages, turns)
         number = 1 if self.source_format == "batch" else self.place(len(self.messages))
@@ -132,7 +132,7 @@ def parse_record(
     try:
         if not isinstance(record, dict):
             raise wrong("the line", record, "an object")
-        if options.columns:  # a named column may be missing
+        if options.columns:  # lay_out raises if a named column is missing; the error then has these
             custom_id = _first_request_id({"id": record.get(options.id or "id")}, line, "messages")
             source_format = "messages" if has_layout(record, options) else None
         laid_out = lay_out(record, options)
@@ -227,7 +227,7 @@ def _check_record(record: dict[str, Any], line: int, source_format: Format) -> C
 
 
 def _without_draft(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a record without `draft`, which must not change its draws."""
+    """Return a record without `draft`, so that drafts do not change the seed made of the record."""
     return {name: value for name, value in record.items() if name != "draft"} if "draft" in record else record
 
 

@@ -1,8 +1,8 @@
 """Read rows of parquet, arrow and Hugging Face datasets as records, and remove the nulls that a table filled in.
 
 All objects of a table's column have the same keys: the table fills the absent ones with null. docs/files.md,
-"What a table does to nulls", has the three rules by which such nulls are removed. Invariants: at most ROWS_AT_ONCE rows are in memory, for arrow one record
-batch. Data is validated before it is read.
+"What a table does to nulls", has the three rules by which such nulls are removed. Invariants: at most ROWS_AT_ONCE rows
+are in memory, for arrow one record batch. Data is validated before it is read.
 """
 
 from __future__ import annotations
@@ -245,8 +245,8 @@ def _settled_arguments(value: Any, schema: Any) -> Any:
 
 
 def _as_required(properties: Record, required: list[Any]) -> Record:
-    """Return the properties with the required ones, in the order of `required`, in the places that required ones had. The
-    others keep their places."""
+    """Sort the required properties by their order in `required`, within the places that they had; the others keep their
+    places."""
     names = [name for name in required if isinstance(name, str) and name in properties]
     if len(set(names)) < len(names):
         return properties

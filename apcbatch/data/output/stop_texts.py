@@ -90,8 +90,8 @@ def _cut_at_text(decode: Decode, token_ids: Sequence[int], stop: str, keeps_stop
     return CutAnswer(text, num_tokens, decode(token_ids[:num_tokens]) == text)
 
 
-NOT_A_CHARACTER = "\ufffd"  # what incomplete UTF-8 is decoded to
-_MOST_PENDING = 32  # most tokens to wait for an incomplete character, which has at most four bytes
+NOT_A_CHARACTER = "\ufffd"  # replacement character: incomplete UTF-8 decodes to it
+_MOST_PENDING = 32  # maximum tokens to wait for the end of a character, which has at most four bytes
 
 
 class TextStream:

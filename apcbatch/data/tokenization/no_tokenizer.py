@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class NoTokenizer(Tokenizer):
     """Placeholder of an absent tokenizer.
 
-    `encode` and its like raise RequestError. An answer is decoded to an empty text, and by decode_all the token 17 to
-    `token_id:17`.
+    The `encode` methods raise RequestError. `decode` returns an empty text; `decode_all` returns `token_id:17` for the
+    token 17.
     """
 
     reads_text = False

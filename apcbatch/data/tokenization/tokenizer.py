@@ -3,7 +3,7 @@
 A tokenizer.json is read directly if no other file changes it (data/tokenization/tokenizer_json.py); other folders are
 read by `transformers` in a helper process. Invariants: tokenising takes bounded time and memory. A text is tokenised in
 this process only if it is short and the tokenizer's parts are known (data/tokenization/bounds.py), else in a helper
-process. An error of the library, panics included, becomes a RequestError.
+process. A panic of the library becomes a RequestError.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def _guarded(folder: Path, load: Callable[[], T]) -> T:
     lost."""
     try:
         return load()
-    except BaseException as error:  # the parser's panics are no Exceptions
+    except BaseException as error:  # a panic of the library, written in Rust, is no Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         if isinstance(error, RequestError) and error.code == "worker_lost":

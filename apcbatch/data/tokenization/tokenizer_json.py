@@ -139,10 +139,11 @@ def read_tokenizer_json(folder: Path) -> TokenizerSource | None:
 def load_backend(
     data: bytes, grows: int | None, names: Sequence[str], split_special: bool = False
 ) -> tokenizers.Tokenizer | IsolatedTokenizer:
-    """Load a tokenizer.json without truncation and padding: in this process if its growth is known, else isolated.
+    """Load a tokenizer.json without truncation and padding: in this process if its growth is known, otherwise in a
+    helper process.
 
-    grows: its growth, or None. names: tokens that an isolated one must know. split_special: special tokens in a text
-    are split like other text."""
+    grows: its growth (data/tokenization/bounds.py); None if unknown. names: tokens whose ids an isolated one must know.
+    split_special: tokenise special tokens in a text like any other text."""
     if grows is None:
         from apcbatch.data.tokenization.isolated import IsolatedTokenizer
 

@@ -80,8 +80,8 @@ def _fields(row: _Row, decode: Decode) -> tuple[Any, ...]:
 
 
 def _rows(root: Edge) -> list[_Row]:
-    """Return a row for each edge, or chain of edges, that requests pass. The counts of other edges are added to the row
-    above."""
+    """Return a row for each edge, or chain of edges, that requests pass. The counts of edges that no request passes are
+    added to the row above."""
     edges = edges_below(root)
     passed = {edge: [edge.ends + edge.folded.requests, edge.memory, edge.disk] for edge in edges}
     forks = dict.fromkeys(edges, 0)  # number of children that requests pass
@@ -143,7 +143,7 @@ def _fold(rows: list[_Row], max_rows: int) -> None:
 
 
 def _text(row: _Row, decode: Decode) -> str:
-    """Return the first words of a row, without the rest of a character that begins in the row above."""
+    """Return the first words of a row, without a partial character at its begin, which starts in the row above."""
     known = row.first.text
     if known is None or known[0] != row.head:
         token_ids = np.frombuffer(row.head, np.int32).tolist()

@@ -1,7 +1,7 @@
 """Radix tree of the answered prompts, with the restored and computed tokens of each edge.
 
-An edge over token ids is split where prompts fork, where one ends and where one resumes. So each request restores or
-computes an edge as a whole, and counts at the edge's end are enough:
+An edge over token ids is split where prompts fork, where a prompt ends and where a request resumed. So each request
+restores or computes an edge as a whole, and counts at the edge's end are enough:
 
     a prompt of 300 tokens, then one of 500 that resumes at 256 and shares all 300:
     0 .. 256    2 requests, restored once, computed once
@@ -9,7 +9,7 @@ computes an edge as a whole, and counts at the edge's end are enough:
     300 .. 500  1 request, computed once
 
 The tree is bounded: beyond its bounds, leaves are folded into their parents, which keep their counts. Invariant:
-restored and computed tokens, summed over all edges, equal the sums over all requests added, even after folding.
+restored and computed tokens, summed over all edges, equal the sums over all counted requests, even after folding.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class Edge:
 
     tokens: tokens on the edge, as bytes of int32. end: number of tokens from the root to its end. ends: requests whose
     prompts end there. memory, disk: requests that resumed there or in a folded branch, by the snapshot's source.
-    folded: requests of folded branches, and their tokens beyond this edge. last_use: operation that last used the edge.
-    text: its first tokens and their text, once decoded.
+    folded: requests of folded branches, and their tokens beyond this edge. last_use: number of the last operation that
+    used the edge. text: its first tokens and their text, once decoded.
     """
 
     tokens: bytes
@@ -140,7 +140,8 @@ class TraceTree:
         self._fold_to_bounds()
 
     def kept(self, tokens: TokenArray, snapshots: Sequence[KeptSnapshot], at_s: float) -> None:
-        """Count the snapshots kept along these tokens, in ascending positions. at_s: seconds since the run began."""
+        """Count the snapshots kept along these tokens. One that is no longer in memory also counts as dropped.
+        snapshots: in ascending positions. at_s: seconds since the run began."""
         edge = self._insert(tokens)
         for snapshot in reversed(snapshots):
             edge = _edge_above(edge, snapshot.position)
@@ -164,7 +165,7 @@ class TraceTree:
         counts.dropped_s = at_s
 
     def _insert(self, tokens: TokenArray) -> Edge:
-        """Return the edge in which a path ends, after adding the missing part of the path."""
+        """Add the missing part of a path, and return the edge in which the path ends."""
         self._clock += 1
         data, edge = tokens.tobytes(), self.root
         while edge.end < len(tokens):
@@ -214,8 +215,8 @@ class TraceTree:
         return upper
 
     def _counts_at(self, edge: Edge, position: int) -> SnapshotCounts:
-        """Return the snapshot counts of an edge at a position. Beyond the bound of positions, the edge's last counts
-        are shared."""
+        """Return the snapshot counts of an edge at a position. If the tree has max_positions positions, return the
+        edge's last counts for a new one, unless the edge has none."""
         counts = edge.snapshots.get(position)
         if counts is None and edge.snapshots and self._num_positions >= self._max_positions:
             return next(reversed(edge.snapshots.values()))

@@ -1,7 +1,7 @@
 """Record a run from the events of its engine, and keep the trace beside OUT up to date.
 
 Invariants: the trace changes no answer; a trace that cannot be written causes a warning and never ends the run; its
-memory is bounded; writing takes at most a small share of the time.
+memory is bounded; writing it takes a bounded share of the processor time (TIMES_ITS_COST).
 """
 
 from __future__ import annotations
