@@ -125,8 +125,8 @@ def settings_of(config: Config, params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _further_settings(conversation: Conversation) -> dict[str, Any]:
-    """Return the settings of a line that only its digest needs by name: its template options, and `one_call` (at most
-    one tool call); each only if the line sets it."""
+    """Return the settings that a line's digest covers in addition, each only if the line sets it: its template options
+    (`switches`), and `one_call` (at most one tool call)."""
     given = conversation.template_options.given()
     return ({"switches": given} if given else {}) | ({"one_call": True} if conversation.one_call else {})
 
