@@ -1,8 +1,8 @@
 """Table of all fields of a request, with the kind of each, and the checks of a line against it.
 
-docs/reference/formats.md is made from this table (tools/make_formats_docs.py). Invariant: no field is ignored
-silently: each one is content, honoured, refused with a sentence, harmless, or an unused column, which causes a warning.
-A field that is null counts as absent.
+docs/reference/formats.md is made from this table (tools/make_formats_docs.py). Invariant: only a harmless field
+is ignored silently. Any other is content, honoured, refused with a sentence, or an unused column, which causes a
+warning. A field that is null counts as absent.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _NEAR_IN_BODY = 0.5  # lower than _NEAR, since a body has no columns: each of it
 class Field:
     """One key of the objects of a request.
 
-    kind: `content`, a part of the conversation; `honoured`, a setting that overrides the run's option; `refused`, since
-    it would change the answer; `harmless`, since it changes no answer. note: meaning of the key, for the formats page.
-    accepted: allowed values; an empty tuple allows none; None if the reader of the field checks them. In a refused
-    field, an accepted value means the same as an absent field. hint: remedy, for the error and the formats page.
-    shapes: kinds of objects that have the key: a body (`chat`, `completions`), a line (`messages`, `sharegpt`,
-    `batch`), a message (`message`; `spoken` in a sharegpt line), or an object in a message (`part` of the content,
-    tool `call`, `function` of a call).
+    kind: `content`, a part of the conversation; `honoured`, which has its effect on the request, as a setting that
+    overrides the run's option; `refused`, since it would change the answer; `harmless`, since it changes no answer.
+    note: meaning of the key, for the formats page. accepted: allowed values; an empty tuple allows none; None if the
+    reader of the field checks them. In a refused field, an accepted value means the same as an absent field. hint:
+    remedy, for the error and the formats page. shapes: kinds of objects that have the key: a body (`chat`,
+    `completions`), a line (`messages`, `sharegpt`, `batch`), a message (`message`; `spoken` in a sharegpt line), or an
+    object in a message (`part` of the content, tool `call`, `function` of a call).
     """
 
     name: str

@@ -25,7 +25,7 @@ Markers = tuple[re.Pattern[str] | None, Callable[[str], int | None]]
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """Markers of the reasoning before the structured output: it stands between one of `begins` and one of `ends`.
+    """Markers of the reasoning before structured output: one of `begins` opens the reasoning, one of `ends` ends it.
 
     is_open: whether the prompt ends within reasoning. If so, the answer must end it; if not, the answer may begin with
     reasoning or have none.

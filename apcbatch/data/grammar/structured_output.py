@@ -147,7 +147,7 @@ def _structured_outputs(value: object, where: str) -> list[tuple[str, Structured
         whitespace = ""
     found: list[tuple[str, StructuredOutput]] = []
     for kind in _GUIDED.values():
-        if not (given.get(kind) is None or given[kind] in ("", [])):  # {} is a schema: anything
+        if not (given.get(kind) is None or given[kind] in ("", [])):  # {} is a schema that allows anything
             found.append(
                 (f"{where}.{kind}", StructuredOutput(kind, _text(kind, given[kind], f"{where}.{kind}"), whitespace))
             )

@@ -22,9 +22,10 @@ _PARSED = {"body", *(field.name for field in BY_SHAPE["messages"].values() if fi
 
 
 def header_of(line: bytes) -> tuple[str, list[str]] | None:
-    """Parse the first line of a table as (separator, columns); None if it is empty, like JSON, not UTF-8 or not CSV.
+    """Parse the first line of a table as (separator, columns).
 
-    A line with a tab is separated by tabs, any other line by commas: `a b` is one column."""
+    Return None if it is empty, begins like JSON, or is not UTF-8 or CSV. A line with a tab is separated by tabs, any
+    other line by commas: `a b` is one column."""
     try:
         text = line.removeprefix(BOM).decode().rstrip("\r\n")
     except ValueError:

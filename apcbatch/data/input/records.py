@@ -31,7 +31,7 @@ from apcbatch.formats import Format, Turns, detect_format
 class Conversation:
     """One checked input line.
 
-    id: the line's own id, or `line-<n>`. line: number of the line from 1, over all files. messages: in the form of
+    id: the line's own id or custom_id, or `line-<n>`. line: number of the line from 1, over all files. messages: as in
     data/input/messages.py; empty for a completion, which has a prompt instead. custom_id: that of a `batch` line, which
     makes exactly one request; otherwise None. prompt: text or token ids of a completion. params: settings given by the
     line, see Settings. model: model name given by the line, or None. template_options: options for the chat template.
@@ -39,8 +39,8 @@ class Conversation:
     messages and tools, such as keys that are not read. columns: keys that take no part in the answers. digest:
     xxh3-128, in hex, of the line's bytes, or of the Python text of a table's row. file_line: (file, line in that file)
     if the input has several files. unnamed: the parsed line, without `draft`, if it has no id; its content then seeds
-    its draws. reading: clause that names the columns read, if the layout is another tool's. text: the only user
-    message, if the line gives it as a text; models without a chat template continue it.
+    the random draws of its answers. reading: clause that names the columns read, if the layout is another tool's. text:
+    the only user message, if the line gives it as a text; models without a chat template continue it.
     """
 
     id: str
@@ -88,7 +88,8 @@ class Conversation:
         return True
 
     def place(self, num_messages: int) -> int:
-        """Return the number, from 1, of the assistant message that an answer after `num_messages` is or continues."""
+        """Return the number, from 1, of the assistant message that an answer after `num_messages` messages makes or
+        continues."""
         made = sum(1 for message in self.messages[:num_messages] if message["role"] == "assistant")
         return made if self.template_options.continue_final_message else made + 1
 
@@ -97,8 +98,8 @@ class Conversation:
 class BadLine:
     """One input line that cannot be answered.
 
-    custom_id: id of its first request, if the line has one. digest, file_line: as in Conversation. record: the parsed
-    line, if it is JSON.
+    custom_id: id of its first request; None if that is unknown. digest, file_line: as in Conversation. record: the
+    parsed line, if it is JSON.
     """
 
     line: int
@@ -126,7 +127,8 @@ def parse_record(
     options: LineOptions = ANY_LINE,
     settle: Callable[[dict[str, Any]], dict[str, Any]] = lambda record: record,
 ) -> Conversation | BadLine:
-    """Check one parsed record. settle: removes the nulls that a table filled in, after the layout is converted."""
+    """Check one parsed record. settle: function that removes from the converted record the nulls that
+    a table filled in."""
     custom_id: str | None = None
     source_format: Format | None = None
     try:

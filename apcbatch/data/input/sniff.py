@@ -125,7 +125,8 @@ class Sniffer:
 
 
 def _kind(error: RequestError) -> tuple[str, str]:
-    """Return the code of an error, and its message without numbers and quoted words. Alike errors have equal kinds."""
+    """Return the code of an error, and its message without numbers and quoted words. Errors of equal kinds
+    are alike."""
     return (error.code, _VARYING.sub("", error.message))
 
 

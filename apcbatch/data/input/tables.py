@@ -155,7 +155,7 @@ def settle_line(record: Record) -> Record:
         if isinstance(body, dict) and (marked_body := _marked(body)) is not body:
             marked = marked | {"body": marked_body}
         return record if marked is record else _settle_row(marked)
-    except RecursionError:  # no table nests as deeply as JSON may
+    except RecursionError:  # nested more deeply than any table, so no table filled it in
         return record
 
 
@@ -206,7 +206,8 @@ def _with_marks(value: Any) -> Any:
 
 
 def _settled(value: Any, schemas: Mapping[str, Record]) -> Any:
-    """Remove the Nulls from a value; in the arguments of calls, replace some by None (_settled_arguments).
+    """Remove the Nulls from a value; in the arguments of calls, replace some by None (_settled_arguments). Put the
+    properties of a schema in order (_as_required).
 
     schemas: tool name -> schema of the tool's parameters."""
     if isinstance(value, dict):

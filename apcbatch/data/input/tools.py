@@ -1,7 +1,8 @@
 """Check tools and convert them to the form that chat templates read: `{"type": "function", "function": {...}}`.
 
 Two forms are converted: functions with `type` beside `name` (OpenAI's Responses), and schemas under `input_schema`
-(Anthropic) or `inputSchema` (MCP). A bare function without `type` stays unchanged, since many templates read it too.
+(Anthropic) or `inputSchema` (MCP). A bare function without `type` stays unchanged unless its
+schema is under such a key, since many templates read it too.
 """
 
 from __future__ import annotations

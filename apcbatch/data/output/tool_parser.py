@@ -63,9 +63,9 @@ class ToolParser:
 
     markers: texts that enclose calls; decoding keeps them even if they are special tokens. syntax: how the family
     writes calls. detects: text of a chat template -> whether it writes calls in this way. find: (text of an answer,
-    tools of the request) -> the calls in it. id_format: ids of calls that the family's templates accept; `nine` is nine
-    letters and digits. reads_tools: whether find converts arguments by the schemas of the tools; if not, it ignores the
-    tools.
+    tools of the request) -> the calls in it. id_format: ids that the family's templates accept: `plain`, any printable
+    text; `nine`, nine letters and digits. reads_tools: whether find converts arguments by the schemas of the tools; if
+    not, it ignores the tools.
     """
 
     name: str

@@ -77,7 +77,7 @@ def load_any_tokenizer(folder: Path, warn: Callable[[str], None]) -> Tokenizer:
 
 
 def check_first(records: Iterator[Conversation | BadLine], folder: Path) -> Iterator[Conversation | BadLine]:
-    """Return the records unchanged; ModelError if the first one is a conversation or a text.
+    """Return the records unchanged; ModelError if the first one is a conversation or a prompt of text.
 
     Call it for a model without a tokenizer, so that such an input fails before the run."""
     first = next(records, None)
