@@ -322,7 +322,8 @@ class WorkerCounts:
 class Autoscaler:
     """Ends workers that are idle for idle_s, and replaces released or lost workers when there is work for them again.
 
-    At most one worker is spawned per ready unit, and per idle_s seconds of queued work.
+    It spawns workers until there are min(a, b) idle ones, with a = ready units and b = units of unplanned requests plus
+    the groups' expected run time over idle_s.
     """
 
     def __init__(

@@ -28,7 +28,7 @@ class Admission:
         self._capacity_bytes = capacity_bytes
         # number -> bytes kept by each admitted sequence, from the first unfinished prefill on
         self._begun: dict[int, int] = {}
-        # numbers of these that the walk has not reached, in descending order
+        # (number, bytes) of those that the walk has not reached, by descending number
         self._beyond: list[tuple[int, int]] = []
         self._beyond_bytes = 0
         self._needed_bytes = 0
@@ -63,7 +63,7 @@ class Admission:
 # decode passes; measured on an H200 while the host needed 22 to 30 ms for a pass with prompts and 6 ms for a decode
 COST_ON_DEVICE = 3
 AT_ONCE = 4  # prefill admission opens if a fourth of the slots is free
-FEWEST_TOKENS = 1024  # fewest prompt tokens in a pass while more are waiting
+FEWEST_TOKENS = 1024  # lower bound of a group's share of a pass's tokens
 
 
 class PrefillAdmission:
@@ -87,7 +87,7 @@ class PrefillAdmission:
         return self.is_open
 
     def close(self) -> None:
-        """Close until enough slots are free again."""
+        """Close the gate, and count the idle slots from 0 again."""
         self.is_open, self._idle = False, 0
 
 

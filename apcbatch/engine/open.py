@@ -41,7 +41,7 @@ from apcbatch.types import DRAFT_SOURCES, DraftSource, Policy, Request
 MAX_SNAPSHOT_SLOTS = 1 << 20
 WARM_UP_TOKENS = 1024
 WARM_UP_DRAFTS = (16, 64, 128, 256)  # rows
-FEWEST_DRAFTED = 64  # of the most drafted tokens of a pass
+FEWEST_DRAFTED = 64  # lower bound of the maximum drafted tokens of a pass
 _WHOLE_NUMBERS = (
     "block_size",
     "max_batch_tokens",
@@ -162,7 +162,7 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
     layers = stage_layers(folder, config, len(devices))
     first_draft = num_live + num_snapshots
     most_drafted = max(FEWEST_DRAFTED, 2 * num_live) if options.draft else 0
-    num_drafts = 0  # slots for their states; on the CPU a pass keeps inputs instead
+    num_drafts = 0  # slots for the states of drafted tokens; on the CPU a pass keeps inputs instead
     if writes_draft_states(devices[0]):
         num_drafts = min(most_drafted, max(FEWEST_DRAFTED, pool_bytes // 4 // max(1, layout.slot_bytes)))
     arena = make_arena(layout, first_draft + num_drafts, num_pages, devices, layers)
@@ -250,7 +250,7 @@ def warm_up(model: Model, arena: Arena, max_batch_tokens: int, num_pages: int | 
     if count < 1:
         return
     _run_first(model, arena, count, [0] * count, 0, num_pages)
-    for rows in WARM_UP_DRAFTS:  # of each, the device's products choose their kernels
+    for rows in WARM_UP_DRAFTS:  # the device's matrix products choose a kernel by the number of rows
         if rows // 2 < most_rows and rows <= most:
             _run_first(model, arena, rows, [0], rows - 1, num_pages)
 

@@ -8,9 +8,9 @@ being written.
     Insert G, not awaited: wait for the write of B, then evict B.
     Insert H, awaited: evict G. The next awaited snapshot would evict C, the least recently read.
 
-Invariants: a pinned snapshot (being restored or written) is never dropped. An awaited one is evicted only for another
-awaited one, when no other is left. The bytes held never exceed the capacity. A dropped key is remembered for a while,
-so that a later miss can say `evicted`.
+Invariants: a pinned snapshot (being restored or written) is never dropped. An awaited one is evicted only when no other
+is left, and only for another awaited one or, if nothing runs, for the KV pages of a sequence. The bytes held never
+exceed the capacity. An evicted key is remembered for a while, so that a later miss can say `evicted`.
 """
 
 from __future__ import annotations

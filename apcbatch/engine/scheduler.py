@@ -1,7 +1,8 @@
 """Schedule passes: choose the sequences of the next pass and their tokens, and admit waiting sequences.
 
 Invariants:
-- Each running decode gets its token in each step.
+- Decodes go before prompts: a pass has one token of each running decode that is not in flight, up to a group's share of
+  the running sequences.
 - A sequence that would compute a pending prefix waits until it is published.
 - A sequence is admitted only if all KV pages that it needs until its end can be allocated, so that no running sequence
   runs out of pages, and if the snapshots that it keeps fit (admission.py). If nothing runs, the snapshots need not fit.
@@ -374,7 +375,7 @@ class Scheduler:
             self.forks.remove(forks)
 
     def _add_pending(self, sequence: Sequence, positions: Iterable[int]) -> None:
-        """Let others wait for these positions of a sequence's prompt."""
+        """Mark snapshots that a sequence will publish as pending, so that others wait. positions: of its prompt."""
         self._pending.add(sequence.number, [(position, sequence.keys[position]) for position in positions])
 
     def _chunk(self, sequence: Sequence, count: int, begin: int | None = None) -> Chunk:

@@ -252,7 +252,7 @@ def _int64(values: list[int]) -> torch.Tensor:
 
 
 def is_decode(chunks: list[Chunk]) -> bool:
-    """Return whether each chunk is a single sampled token and keeps no snapshot."""
+    """Return whether each chunk decodes a single token, without drafts, and keeps no snapshot."""
     for chunk in chunks:
         sequence = chunk.sequence
         if chunk.num_rows != 1 or chunk.keep or not sequence.num_prompt <= chunk.begin >= sequence.num_tokens - 1:

@@ -5,8 +5,9 @@ path, where it would resume. A snapshot's value is the tokens that it saves over
 divided by the number of requests until its next use. The value is 0 while deeper snapshots serve all requests that pass
 this one. So a prefix that all requests fall back to is dropped last.
 
-An example without KV and a budget of two snapshots: the one at 40, on the path of all requests, serves the request 2
-ahead; 64, below it, the request 4 ahead; a request has just computed 100, below 64, for the request 3 ahead.
+An example without KV and a budget of two snapshots. The snapshot at 40 is on the path of all requests and serves the
+request 2 steps ahead; 64 is below it and serves the request 4 steps ahead. A request has just computed 100, below 64,
+which serves the request 3 steps ahead.
     40 saves 40 tokens, next used in 2: 40 / 2 = 20
     64 saves 24 over 40, next used in 4: 24 / 4 = 6
     100 saves 36 over 64, next used in 3: 36 / 3 = 12
