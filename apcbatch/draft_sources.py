@@ -11,8 +11,8 @@ AUTO, NONE = "auto", "none"
 
 
 def draft_sources(config: Config) -> tuple[DraftSource, ...]:
-    """Return the sources that apply to a run, in the order of DRAFT_SOURCES; empty if drafts are off. UsageError for
-    an unknown source, and for options that exclude each other."""
+    """Return the sources that apply to a run, in the order of DRAFT_SOURCES; empty if drafts are off. Raises
+    UsageError for an unknown source, and for options that exclude each other."""
     draft, draft_from, score, turns = (
         config.origins.get(name, name) for name in ("draft", "draft_from", "score", "turns")
     )

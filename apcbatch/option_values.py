@@ -36,10 +36,10 @@ class Spec:
     optional: null is accepted. most: if given, the value is a tuple of at most `most` values, each of which meets the
     rest of the Spec.
 
-    flag: short form of the flag; '' for none, None if the option has no flag at all. secret: a text that is never
-    printed; `@FILE`, the name of a file with the text, may be. opposite: flag that turns off a switch whose default is
-    on; --no-NAME unless given. path: the text names a file or a folder, `local` or at `any` address; the address of a
-    local one is replaced by its path. meant: wrong choice -> choice to suggest.
+    flag: short form of the flag; '' for none, None if the option has no flag at all. secret: the value is never
+    printed, except in the form `@FILE`, which names a file with the secret. opposite: flag that turns off a switch
+    whose default is on; --no-NAME unless given. path: the text names a file or a folder, `local` or at `any` address;
+    the address of a local one is replaced by its path. meant: wrong choice -> choice to suggest.
     """
 
     kind: Kind
@@ -65,10 +65,10 @@ class Spec:
 
 
 def shown(spec: Spec, value: Any) -> Any:
-    """Return a printable form of a value.
+    """Return a parsed value in a form that shows no secret and can be written as JSON or YAML.
 
-    Several values become a list. A secret becomes `@FILE`, or null if it was given directly. An address loses its
-    secrets.
+    A tuple is returned as a list, an address without the secrets in it. A secret given as `@FILE` is returned so; a
+    secret given as text is replaced by None.
     """
     if spec.most is not None:
         return list(value)
@@ -111,7 +111,7 @@ def parse_value(spec: Spec, raw: Any, where: str) -> Any:
 
 
 def brief(raw: object) -> str:
-    """Shorten a value from text or YAML for an error message. Of a list or mapping only the kind is given."""
+    """Shorten a value from text or YAML for an error message. A list or mapping becomes `a list` or `a mapping`."""
     if isinstance(raw, (dict, list, tuple, set)):
         return "a mapping" if isinstance(raw, dict) else "a list"
     if isinstance(raw, int) and raw.bit_length() > SHOWN_BITS:

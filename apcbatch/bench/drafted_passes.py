@@ -25,7 +25,7 @@ from apcbatch.types import Request
 GROUP = "rows"
 PROMPT = 16
 WARM_UP = 2  # passes
-PASSES = 4  # of one repeat
+PASSES = 4  # per repeat
 
 
 class FixedDrafts:

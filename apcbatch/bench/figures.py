@@ -19,8 +19,8 @@ class Sizes:
     """Sizes of the measurements; a test takes smaller ones.
 
     prefill_tokens: lengths of single prompts. decode_running: numbers of sequences that decode together.
-    draft_running, draft_rows: sequences, and rows, of the passes that verify drafts. new_tokens:
-    tokens that each sequence generates. kernel_tokens: rows of a kernel's prefill figure. product_rows: rows of the
+    draft_running, draft_rows: numbers of sequences and of rows of the passes that verify drafts. new_tokens: tokens
+    that each sequence generates. kernel_tokens: rows of a kernel's prefill figure. product_rows: rows of the
     products. long_tokens: length of the prompt of the ratios and of the breakdown. suffixes, suffix_tokens,
     prefix_tokens: number and length of short suffixes, packed into one pass, and length of the restored prefix before
     them. snapshot_every: tokens between two snapshots. restored_tokens: length of a restored prefix. repeats:

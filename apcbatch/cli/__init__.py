@@ -1,4 +1,4 @@
-"""Command line. `main` imports the rest when it is called, so importing this package costs nothing."""
+"""Command line. `main` imports the rest only when it is called, so importing this package is fast."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import signal
 
 
 def main() -> int:
-    """Run the command line of this process and return its exit code. Afterwards, signals are ignored."""
+    """Run the command line of this process and return its exit code. Afterwards, SIGINT is ignored."""
     code = 130
     try:
         from apcbatch.cli.program import main as run_command_line

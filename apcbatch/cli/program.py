@@ -92,7 +92,7 @@ def _run(arguments: Sequence[str] | None, invocation: Invocation) -> int:
     except OSError as error:
         say(f"apcbatch: {error.filename or 'an output'} cannot be used: {error.strerror or error}")
         return EXIT_STOPPED
-    except Exception as error:  # the one place around main
+    except Exception as error:  # a fault of this program: one sentence instead of a traceback
         if resolution.debug_wanted():
             traceback.print_exc()
         say(f"apcbatch: internal error: {error!r}; set {config.ENV_DEBUG}=1 to see where")

@@ -1,6 +1,6 @@
 """`apcbatch run`: answer the requests of INPUT in OUT, and write a report with --report.
 
-Invariant: the exit code never depends on the report.
+Invariant: once the run has begun, its exit code does not depend on the report.
 """
 
 from __future__ import annotations
@@ -111,9 +111,9 @@ def run(ctx: click.Context, /, inputs: tuple[str, ...], output: str | None, **op
 
 
 def _run_with_report(job: Job, path: str, flag: str) -> int:
-    """Run the job, then write its report; return the job's exit code. A file that no report may replace is a UsageError
-    before the run begins. A job that ends before its first request gets no report. A second signal ends the process at
-    once."""
+    """Run the job, then write its report; return the job's exit code. Raises UsageError before the run begins if the
+    report may not replace the file. There is no report if the job raises any error but StoppedError, or after a second
+    signal."""
     from apcbatch.report.report_file import check_report
 
     check_report(flag, path)

@@ -20,7 +20,7 @@ from apcbatch.cli.terminal import echo_json, json_document, terminal_width, warn
 from apcbatch.config import OPTIONS
 from apcbatch.errors import EXIT_OK, EXIT_REQUEST_ERRORS
 
-# The options that affect a request or its reuse.
+# OPTION_NAMES: the options that affect a request or its reuse.
 NOT_OF_ONE_REQUEST = {"device", "gpus", "exact", "window", "window_tokens", "score", "cache_salt"}
 OPTION_NAMES = [
     name

@@ -84,8 +84,8 @@ def program_words() -> list[str]:
 @dataclass
 class Invocation:
     """How this process was started, and its last line. program: the shell words that start this program again.
-    last_line: from the exit code to the command that continues this job, or a sentence that nothing is left to do; None
-    if no job was begun."""
+    last_line: takes the exit code, and returns the command that continues the job or a sentence that nothing is left to
+    do; None without a job."""
 
     program: list[str] = field(default_factory=program_words)
     last_line: Callable[[int], str] | None = None

@@ -116,8 +116,12 @@ def tune_block_size(ctx: click.Context, /, inputs: tuple[str, ...], **options: A
 def _say_what_is_next(
     program: list[str], inputs: tuple[str, ...], options: dict[str, Any], tuning: Tuning, resolved: config.Config
 ) -> None:
-    """Print on stderr the names of the written files and, with --write, the command that runs INPUT with the choice. A
-    run takes one configuration file, so a given --config is kept and the choice becomes flags."""
+    """Print the names of the written files on stderr; with --write, also print the command that runs INPUT with the
+    chosen settings.
+
+    `run` takes only one configuration file. If --config was given, the command uses that file and passes the chosen
+    settings as flags; otherwise it uses the file of --write.
+    """
     from apcbatch.job.continuation import command_line, command_words
     from apcbatch.job.output_paths import default_output
 
@@ -134,7 +138,7 @@ def _say_what_is_next(
     }
     _say(f"wrote {written} ({', '.join(f'{name} {value}' for name, value in choice.items())}); to run with the choice:")
     flags = [word for name, value in choice.items() for word in (config.flag_name(name), str(value))] if earlier else []
-    origins = {**resolved.origins, **dict.fromkeys((*choice, "limit"), "default")}  # leaves them out of the command
+    origins = {**resolved.origins, **dict.fromkeys((*choice, "limit"), "default")}  # command_words leaves these out
     try:
         output = default_output(inputs)
     except UsageError:
@@ -144,7 +148,8 @@ def _say_what_is_next(
 
 
 def _find(resolved: config.Config, inputs: Inputs, sizes: set[int], num_real_runs: int) -> Tuning:
-    """Survey, forecast, measure, predict, run and choose, with progress on stderr."""
+    """Survey INPUT, forecast the reuse, measure this machine, predict the run times of the candidates, and choose.
+    num_real_runs: number of best candidates to run for real before the choice. Progress goes to stderr."""
     from apcbatch.tuning.choice import conclude
     from apcbatch.tuning.prediction import forecast_run, predict
 

@@ -169,7 +169,7 @@ class ClusterEngine:
         return self._workers.ready[0].known
 
     def _cut(self) -> None:
-        """Cut the submitted requests into groups if fewer groups than workers are ready."""
+        """Cut the submitted requests into groups if a worker is ready and there are fewer ready groups than workers."""
         scheduler, workers = self._scheduler, self._workers
         if not self._submitted.buffered or not workers.ready or len(scheduler.queue) >= len(workers):
             return
@@ -198,7 +198,7 @@ class ClusterEngine:
         self._look_again = workers.next_free()
 
     def _may_have_more(self, worker: Worker) -> bool:
-        """Return whether a worker has at most its fair share of all unfinished requests."""
+        """Return whether a worker has no unit, or at most its fair share of all unfinished requests."""
         return not worker.assignments or worker.load * len(self._workers) <= self._num_unfinished
 
     def _assign(self, worker: Worker) -> bool:

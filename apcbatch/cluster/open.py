@@ -106,7 +106,7 @@ def workers_for(
     """Return the number of workers to request and their resources, choosing those that are None.
 
     If num_workers and cpus are None: one worker per GPU; without GPUs one worker per machine with all its cores, if all
-    machines are alike. If only cpus is None: as many cores per worker as let all workers run at once.
+    machines are alike. If only cpus is None: the largest number of cores per worker at which all workers run at once.
 
     Raises UsageError if num_workers is None and no machine fits.
     """

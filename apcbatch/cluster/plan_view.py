@@ -81,7 +81,7 @@ def pack(
 
 @dataclass(slots=True)
 class _PieceDraft:
-    """A request's plan within the unit, before the snapshots are counted.
+    """A request's plan within the unit, before exports are counted as readers.
 
     source: state that the request resumes from. keeps: states that it makes, by position. reads: position -> number of
     requests of the unit that resume there.
@@ -173,7 +173,7 @@ class _UnitPlanner:
         return self.exports.get(state.key) is state and self._made[state] == index
 
     def _resume(self, index: int, item: Item) -> _PieceDraft:
-        """Decide where a request resumes: at a state of this unit, at an import, or at an ancestor that it extends."""
+        """Decide where a request resumes: at a state of this unit, at an import, or before a state that it computes."""
         state = item.resume
         if state is None:
             if item.remakes is None:

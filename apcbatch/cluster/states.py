@@ -107,12 +107,12 @@ class StateTable:
         return orphaned
 
     def release_unwanted(self, state: State) -> None:
-        """Release a state without future readers."""
+        """Release a held state if it has no unfinished or future reader."""
         if state.handle is not None and not state.is_wanted:
             self._forget(state)
 
     def release_all_unwanted(self) -> None:
-        """Release every state without future readers."""
+        """Release every state without unfinished or future readers."""
         for state in list(self):
             self.release_unwanted(state)
 

@@ -69,9 +69,9 @@ class Item:
     """A request from its submission to its result.
 
     resume: state that it resumes from; None if it starts at token 0 or from a snapshot in the workers' stores. remakes:
-    lost state that it computes again, from the nearest ancestor that is held. keeps: states that it makes, by position.
-    seconds: estimated run time. critical_path_s: run time of the longest path that begins with it. deaths: number of
-    workers that ended while they computed it.
+    state that it was to resume from and now computes itself, from a held ancestor or token 0. keeps: states that it
+    makes, by position. seconds: estimated run time. critical_path_s: run time of the longest path that begins with it.
+    deaths: number of workers that ended while they computed it.
     """
 
     number: int
@@ -166,7 +166,8 @@ class Group:
         return any(reader.group is not self for reader in state.readers)
 
     def external_states(self) -> dict[State, int]:
-        """Return the states that it reads but does not make first, each with its number of readers in the group."""
+        """Return the states that its requests resume from and no earlier request of it makes, with their number of
+        readers in the group."""
         made, found = set[State](), dict[State, int]()
         for item in self.items:
             state = item.resume
@@ -341,7 +342,7 @@ class Cutter:
 
 
 def _extend_path(item: Item, critical_path_s: float) -> None:
-    """Raise the critical path of the request that makes the state this one resumes from."""
+    """Extend the critical path of the maker of the state that `item` resumes from by critical_path_s, if longer."""
     maker = item.resume.maker if item.resume is not None else None
     if maker is not None:
         maker.critical_path_s = max(maker.critical_path_s, maker.seconds + critical_path_s)

@@ -175,7 +175,7 @@ class Worker:
         self._in_flight.begin(request.tag[1])
 
     def moves(self) -> None:
-        """Send Alive if the last one was sent ALIVE_EVERY_S ago. The engine calls this as it makes progress."""
+        """Send Alive if the last one was sent at least ALIVE_EVERY_S ago. The engine calls this as it progresses."""
         now = time.monotonic()
         if self._units and now - self._reported >= ALIVE_EVERY_S:
             self._reported = now

@@ -1,5 +1,7 @@
 """WorkerTable: the workers of a run, their assignments, and which are free. Autoscaler: the number of workers.
 
+A unit is a group of requests that is assigned to a worker as a whole.
+
 Invariants:
 - A worker has enough units to fill its batch, and at most MOST_UNITS.
 - Nothing is submitted to a worker that is known to have ended.
@@ -39,8 +41,8 @@ class Worker:
     """A worker, as the driver sees it.
 
     asked: time of its spawn. facts: None until it is ready. heard: time of its last message or assignment. assignments:
-    its units, in the order they began. free: time at which to assign another unit. entry: number of its valid entry in
-    the table's heaps.
+    its units, in the order they began. free: time from which another unit may be assigned. entry: number of its valid
+    entry in the table's heaps. All times are those of Runtime.clock, in seconds.
     """
 
     id: WorkerId
@@ -75,7 +77,7 @@ class Worker:
         self._when_free(now)
 
     def end(self, assignment: Assignment, now: float) -> None:
-        """Remove a unit. The next one becomes the first."""
+        """Remove a unit. If it was the first, the run time of the next one counts from now."""
         was_first = self.assignments[0] is assignment
         self.assignments.remove(assignment)
         if was_first and self.assignments:
@@ -83,8 +85,8 @@ class Worker:
         self._when_free(now)
 
     def _when_free(self, now: float) -> None:
-        """Set `free`: now if its batch has room, shortly before the expected end of an only unit, otherwise
-        infinity."""
+        """Set `free`: now while the batch has room; with a single unit, shortly before its expected end; otherwise, and
+        with a group that must run alone, infinity."""
         num_units, self.free = len(self.assignments), now
         most_bytes = MOST_IMPORTED * self.known.pool_bytes
         has_room = (
@@ -205,7 +207,8 @@ class WorkerTable:
                 self._queue(entry[2])
 
     def _queue(self, worker: Worker) -> None:
-        """Push a worker to the heap that fits its `free` time. Its earlier entries become invalid."""
+        """Push a worker onto the heap of free workers, or onto that of later ones if `free` is a finite time ahead. Its
+        earlier entries become invalid."""
         self._num_entries += 1
         worker.entry = self._num_entries
         if worker.free <= self._runtime.clock():
@@ -229,11 +232,8 @@ class WorkerTable:
                 yield worker, f"it said nothing for {worker_s:g} s while it had work"
 
     def lose(self, worker: Worker, reason: str, is_replaced: bool = True) -> None:
-        """Remove a worker that has ended, and spawn a replacement.
-
-        No replacement is spawned after most_replaced in a row of which none became ready. is_replaced: False to spawn
-        none.
-        """
+        """Remove a worker that has ended, and spawn a replacement unless most_replaced replacements in a row did not
+        become ready. is_replaced: False to spawn none."""
         del self._all[worker.id]
         worker.counts.ending = LOST
         self.last_reason = reason
@@ -284,9 +284,9 @@ class WorkerCounts:
     """Work of one worker.
 
     node, device: empty until it is ready. units: completed units. requests: answered requests, errors included.
-    prefill_tokens, decode_tokens: tokens computed for answers. cached_tokens: tokens restored. busy_s: the engine's
-    time for the answers. states_received: imports from another node. states_missing: imports that failed.
-    requests_unfinished: requests unanswered when it was lost. ending: LOST, LET_GO, or None.
+    prefill_tokens, decode_tokens: tokens computed for answers. cached_tokens: tokens restored. busy_s: sum of the
+    answers' prefill and decode time. states_received: imports from another node. states_missing: imports that failed.
+    requests_unfinished: requests unanswered when it was lost. ending: LOST, LET_GO (released when idle), or None.
     """
 
     id: int
@@ -322,7 +322,8 @@ class WorkerCounts:
 class Autoscaler:
     """Ends workers that are idle for idle_s, and replaces released or lost workers when there is work for them again.
 
-    At most one worker is spawned per ready unit, and per idle_s seconds of queued work.
+    It spawns workers until there are min(a, b) idle ones, with a = ready units and b = units of unplanned requests plus
+    the groups' expected run time over idle_s.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Table of all fields of a request, with the kind of each, and the checks of a line against it.
 
-docs/reference/formats.md is made from this table (tools/make_formats_docs.py). Invariant: no field is ignored
-silently. It is content, honoured, refused with a sentence, harmless, or an unused column that a warning names once. A
-null sets nothing.
+docs/reference/formats.md is made from this table (tools/make_formats_docs.py). Invariant: only a harmless field
+is ignored silently. Any other is content, honoured, refused with a sentence, or an unused column, which causes a
+warning. A field that is null counts as absent.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ _NEAR_IN_BODY = 0.5  # lower than _NEAR, since a body has no columns: each of it
 class Field:
     """One key of the objects of a request.
 
-    kind: `content`, a part of the conversation; `honoured`, a setting that overrides the run's option; `refused`, since
-    it would change the answer; `harmless`, since it changes no answer. note: meaning of the key, for the page.
-    accepted: allowed values, or None if the reader of the field checks them. In a refused field, an accepted value
-    means the same as an absent field. hint: remedy, for the error and the page. shapes: kinds of objects that have the
-    key. These are bodies (chat, completions), lines (messages, sharegpt, batch), messages (message; spoken in sharegpt
-    lines), and the objects in messages (part of the content, tool call, function of a call).
+    kind: `content`, a part of the conversation; `honoured`, which has its effect on the request, as a setting that
+    overrides the run's option; `refused`, since it would change the answer; `harmless`, since it changes no answer.
+    note: meaning of the key, for the formats page. accepted: allowed values; an empty tuple allows none; None if the
+    reader of the field checks them. In a refused field, an accepted value means the same as an absent field. hint:
+    remedy, for the error and the formats page. shapes: kinds of objects that have the key: a body (`chat`,
+    `completions`), a line (`messages`, `sharegpt`, `batch`), a message (`message`; `spoken` in a sharegpt line), or an
+    object in a message (`part` of the content, tool `call`, `function` of a call).
     """
 
     name: str
@@ -241,7 +242,8 @@ _BY_LETTERS: Mapping[str, str] = {
 
 
 def check_body(body: Mapping[str, Any], shape: Shape) -> None:
-    """Refuse a field in a batch line's body that is unknown, belongs to the other url, or has a forbidden value."""
+    """Raise RequestError for a field of a batch line's body that is unknown, is only for the other url, or has a
+    forbidden value."""
     known = BY_SHAPE[shape]
     for name, value in body.items():
         if value is None:
@@ -253,10 +255,10 @@ def check_body(body: Mapping[str, Any], shape: Shape) -> None:
 
 
 def check_line(record: Mapping[str, Any], source_format: Format) -> tuple[str, ...]:
-    """Check the fields of a line; return the names of its unused columns, which are no known fields.
+    """Check the fields of a line; return the names of its unknown fields, the unused columns.
 
-    RequestError for a forbidden value, and for an unknown name that is similar to a setting's: it is more likely a
-    typing error than a column."""
+    RequestError for a forbidden value, for more than MOST_COLUMNS unknown fields, and for an unknown name that is
+    similar to a setting's, since it is more likely a typing error than a column."""
     known = BY_SHAPE[source_format]
     columns: list[str] = []
     for name, value in record.items():
@@ -282,7 +284,7 @@ def check_line(record: Mapping[str, Any], source_format: Format) -> tuple[str, .
 
 
 def unread_keys(record: Mapping[str, Any], shape: Shape) -> list[str]:
-    """Return the keys of a message, or of an object in it, that are neither read nor known to be harmless."""
+    """Return the unknown keys of a message, or of an object in it. Keys with an empty value are left out."""
     known = BY_SHAPE[shape]
     return [str(name) for name, value in record.items() if name not in known and not _is_empty(value)]
 
@@ -295,7 +297,8 @@ def _is_empty(value: object) -> bool:
 def near_setting(name: str) -> str | None:
     """Return the setting that a name probably means, or None.
 
-    It is equal apart from case and punctuation or, for names of at least five letters, similar."""
+    A setting matches if it is equal to the name apart from case and punctuation. For a name of at least _SHORTEST_NEAR
+    letters, the most similar setting matches too. A name of more than _LONGEST_NEAR characters has no match."""
     if len(name) > _LONGEST_NEAR:
         return None
     own = letters(name)
@@ -333,7 +336,7 @@ def _unknown_in_body(name: str, shape: Shape) -> RequestError:
 
 
 def _near(field: Field) -> str:
-    """Advise about an unknown name: `field` is the most similar known field."""
+    """Return advice about an unknown name. field: known field with the most similar name."""
     if field.kind != "refused":
         return f"did you mean {field.name}?"
     hint = f": {field.hint}" if field.hint else ""

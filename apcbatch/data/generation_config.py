@@ -52,7 +52,8 @@ def with_model_defaults(config: Config, folder: Path) -> Config:
 
 
 def notice(config: Config, folder: Path) -> str | None:
-    """Tell the user the file's values and whether this run uses them; None if they would change nothing.
+    """Return a sentence about the file's values: those that this run uses or, without --generation-config auto, those
+    that auto would change. None if there are none.
 
     config: the result of with_model_defaults."""
     if config.generation_config == "auto":

@@ -66,8 +66,8 @@ class Helper:
         values: sent once, for all items. more_seconds: additional processor time per answer. The child works on later
         items while the caller uses the earlier answers. A child is replaced if it dies, or if the caller stops before
         the last answer. An item that exceeds a limit gets LimitExceeded. An item at which two children die for another
-        reason gets worker_lost, the error code of failures that the request did not cause. ValueError for values that
-        cannot be sent or are nested too deeply.
+        reason gets worker_lost, the error code of failures that the request did not cause. An item for which no child
+        can be started gets out_of_memory. ValueError for values that cannot be sent or are nested too deeply.
         """
         seconds = self._seconds + more_seconds
         done = failures = 0
@@ -188,7 +188,7 @@ def _no_memory() -> LimitExceeded:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Close the child's pipes, and kill it if it is still at work after a second."""
+    """Close the child's pipes, and kill it if it still runs after a second."""
     assert process.stdin is not None and process.stdout is not None
     process.stdin.close()
     process.stdout.close()

@@ -41,8 +41,9 @@ def serve(start: Callable[..., Callable[..., Reply]]) -> None:
     """Limit this process, then answer requests from standard input until it ends.
 
     start: called with the values of the first request; returns the function that answers one item of a later request.
-    An exception of either becomes the answer. The system kills this process if one answer takes more than its processor
-    time or stack. Memory beyond the limit raises MemoryError.
+    An exception of `start` becomes the answer to each item; an exception of that function becomes the answer to its
+    item. The system kills this process if one answer takes more than its processor time or stack. Memory beyond the
+    limit raises MemoryError.
     """
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     for kind, most in (("AS", MEMORY_BYTES), ("STACK", STACK_BYTES), ("CORE", 0), ("FSIZE", 0)):

@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 
 import orjson
 
-# Maps every digit to 0 and other bytes to spaces, so that a plain search finds long numbers. It takes half the time of
-# orjson.
+# Maps every digit to 0 and other bytes to spaces, so that a plain search finds long numbers. This takes half as long as
+# parsing with orjson.
 _ZEROS = bytes(ord("0") if chr(byte) in "0123456789" else ord(" ") for byte in range(256))
 _WIDE = b"0" * 19  # an integer of fewer digits fits into 64 bits
 _TOO_LARGE, _TOO_WIDE = "number is infinity", "Integer exceeds 64-bit range"  # messages of orjson

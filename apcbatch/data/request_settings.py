@@ -1,6 +1,7 @@
 """Read the settings that a body or a line gives beside its messages. Each one overrides the option of the run.
 
-apcbatch/sampling.py has the bounds of numbers and flags; the other settings have a reader here.
+apcbatch/sampling.py lists the settings, with the bounds of numbers. Those that are neither numbers nor flags have a
+reader here.
 """
 
 from __future__ import annotations
@@ -44,10 +45,11 @@ class Settings:
 
 
 def check_settings(record: Mapping[str, Any], where: str = "", *, counts_logprobs: bool = False) -> Settings:
-    """Check the settings in a body (where: `body.`) or a line. Null sets nothing. RequestError for an invalid value.
+    """Check the settings in a body (where: `body.`) or a line. A null counts as absent. RequestError for an invalid
+    value.
 
-    counts_logprobs: the settings are those of a completion: logprobs asks for log-probabilities and is the number of
-    likeliest tokens, and echo is allowed.
+    counts_logprobs: whether the settings are those of a completion. In a completion, `logprobs` is the number of
+    likeliest tokens to return for each token, and `echo` is allowed.
     """
     others = "chats" if counts_logprobs else "completions"
     rows = [row for row in SETTINGS.values() if row.note and row.shapes != others and row.name != "max_tokens"]
@@ -74,14 +76,14 @@ def shown_tools(record: Mapping[str, Any], tools: list[Tool] | None) -> list[Too
 
 
 def _check_best_of(record: Mapping[str, Any], n: int | None, where: str) -> None:
-    """Refuse a best_of other than n: all answers are returned, and none is chosen as the best."""
+    """Raise RequestError for a best_of other than n: all answers are returned, and none is chosen as the best."""
     best_of = record.get("best_of")
     if best_of is not None and (not is_integer(best_of) or best_of != (1 if n is None else n)):
         raise wrong(f"{where}best_of", best_of, "the number of answers, n: all of them are given, and none is chosen")
 
 
 def _read(record: Mapping[str, Any], name: str, where: str, bounds: Bounds | None) -> Any:
-    """Read one setting; None if it is absent or null. RequestError for an invalid value.
+    """Read one setting; return None if it is absent or null. RequestError for an invalid value.
 
     bounds: allowed numbers; None for flags and the settings in _READERS."""
     value, at = record.get(name), where + name

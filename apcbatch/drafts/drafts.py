@@ -16,17 +16,17 @@ from apcbatch.drafts.siblings import Siblings
 from apcbatch.prefix import TokenArray, as_token_array
 from apcbatch.types import DRAFT_SOURCES, DraftSource
 
-MOST_LOOKUP = 1 << 16  # tokens of a prompt, the last ones, that lookup searches
-SIBLINGS_SHARE = 8  # part of max_bytes for siblings beside history
+MOST_LOOKUP = 1 << 16  # last tokens of a prompt that lookup searches
+SIBLINGS_SHARE = 8  # siblings get max_bytes / SIBLINGS_SHARE if history is used too
 
 
 class Drafts:
     """Drafts for the answers of one engine; not thread-safe.
 
-    sources: those in use. max_bytes: limit on held_bytes: history (44 bytes a token of its capacity, which doubles as
-    needed; the oldest tokens leave) and siblings (4 bytes a token, 512 an answer and a prompt). Where both are in use,
-    siblings have an eighth of it. A running answer holds its own index besides (Drafter.held_bytes), until it is
-    dropped.
+    sources: those in use. max_bytes: limit on held_bytes. History takes 44 bytes per token of its capacity, which
+    doubles as needed; the oldest tokens are dropped. Siblings take 4 bytes per token and 512 for each answer and each
+    prompt; if both are in use, siblings get an eighth of max_bytes. The index of a running answer (Drafter.held_bytes)
+    is not counted.
     """
 
     def __init__(self, sources: Collection[DraftSource], max_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""Finished answers by their prompt, the most recently used prompts, within a limit on bytes."""
+"""Finished answers by prompt, for the most recently used prompts, within a limit on bytes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 
 from apcbatch.prefix import TokenArray
 
-MOST_ANSWERS = 8  # of one prompt, the newest
-ENTRY_BYTES = 512  # of one answer besides its tokens, with its share of the prompt's entry: Python's objects
+MOST_ANSWERS = 8  # answers kept for one prompt, the newest
+ENTRY_BYTES = 512  # Python objects of one answer besides its tokens; also those of one prompt's entry
 
 
 class Siblings:
@@ -45,7 +45,7 @@ class Siblings:
         self.held_bytes += ENTRY_BYTES + answer.nbytes
         while self.held_bytes > self._max_bytes:
             oldest = next(iter(self._answers))
-            if oldest == digest:  # alone: its own older answers leave
+            if oldest == digest:  # the only prompt left: drop its own oldest answer
                 self._drop_oldest(answers)
                 continue
             for one in self._answers.pop(oldest):

@@ -3,9 +3,9 @@ accepted ones.
 
 A pass over a sequence's due token and k drafted ones computes k + 1 rows of logits. Each token of the answer is sampled
 from its row as without drafts; a drafted token is accepted if it equals the one sampled at its position (engine.py).
-States are rolled back in one of two ways. On the CPU a pass does not write the state, and keeps the inputs of the
-recurrence; those of the accepted tokens are replayed. On a device a pass writes the state before each drafted token to
-its own slot.
+States are rolled back in one of two ways. On the CPU a pass leaves the state of a drafting sequence unchanged and keeps
+the inputs of the recurrence; those of the accepted tokens are replayed. On a device a pass writes the state before each
+drafted token to its own slot.
 
 Invariant: drafts change no token, log-probability, snapshot or miss reason; they change time alone.
 """
@@ -24,7 +24,7 @@ from apcbatch.model.pipeline import Model
 from apcbatch.prefix import TokenArray
 
 MOST_DRAFTED = 64  # tokens of one draft
-MARGIN = 1.03  # least gain in tokens per second over a pass without drafts, since seconds are measured
+MARGIN = 1.03  # minimum ratio of tokens per second to a pass without drafts; above 1, as measured seconds vary
 PLAIN_EVERY = 4  # while the seconds of a pass without drafts are unknown, every fourth pass has none
 LEARNING = 0.02  # weight of one draft in the estimated acceptance of forced tokens
 
@@ -34,7 +34,7 @@ class Drafting:
 
     drafts: the draft index; None to draft nothing. slots: state slots for drafted tokens; empty if the model replays.
     most: maximum drafted tokens of a pass. counts: source -> [drafted, accepted] tokens. saved_s: estimated seconds
-    saved by drafts, compared with passes of as many sequences without drafts; None before the first draft.
+    saved by drafts, compared with passes of as many sequences without drafts; None before the first such estimate.
     """
 
     def __init__(self, drafts: Drafts | None, model: Model, slots: Iterable[int], most: int) -> None:
@@ -164,7 +164,7 @@ class Drafting:
         (self._plain_costs if is_plain else self._costs).add(rows, seconds)
         (self._costs if is_plain else self._plain_costs).age()
         if rows > number and self._plain_costs.knows(number):
-            brought = sum(chunk.count + chunk.accepted for chunk in chunks) / number  # as many passes without drafts
+            brought = sum(chunk.count + chunk.accepted for chunk in chunks) / number  # plain passes for as many tokens
             self.saved_s = (self.saved_s or 0.0) + brought * self._plain_costs.of(number) - seconds
 
     def learn(self, sequence: Sequence) -> None:

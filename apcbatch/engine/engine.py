@@ -87,7 +87,7 @@ class Engine:
         self._completion = Completion(parts.scheduler, parts.snapshots, parts.drafting, self._pipeline)
         self._failed: deque[Result] = deque()
         self._observer: Observer | None = None
-        self._last_read_s: float | None = None  # when the last pass was read, unless nothing ran since
+        self._last_read_s: float | None = None  # time of the last read; None if no pass was in flight since
 
     def run(self, requests: Iterable[Request]) -> Iterator[Result]:
         """Pull requests lazily and yield each result as its request finishes, failures included."""
@@ -308,8 +308,8 @@ def extend_answers(current: Pass, eos_token_ids: Collection[int]) -> dict[Chunk,
     """Read a pass: append the next token to each answer that computed one, and scores to each scored sequence. Return
     the failed chunks with their errors.
 
-    A chunk fails if its logits or a state that it keeps are not finite, or if its settings allow no token. Raises the
-    pass's own exception.
+    A chunk fails if its logits or a state that it keeps are not finite, if its settings allow no token, or if its stop
+    condition or constraint raises. Raises the pass's own exception.
     """
     failed: dict[Chunk, RequestError] = {}
     due = current.read()
@@ -364,7 +364,7 @@ def _score(current: Pass) -> list[Chunk]:
 
 
 def _extend(sequence: Sequence, logits: torch.Tensor, row: Row, eos_token_ids: Collection[int]) -> None:
-    """Append a sequence's next token. logits: (rows, vocabulary) float32; row: the sequence's."""
+    """Append a sequence's next token. logits: (rows, vocabulary) float32 of the pass; row: the one of this token."""
     if sequence.is_plain:
         token = row.likeliest
         sequence.append(token, row.logprob)

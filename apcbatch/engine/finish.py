@@ -1,6 +1,6 @@
-"""End sequences, with their last token, a failure or dropped, and end a request with its last sequence.
+"""End sequences (at their last token, by a failure, or dropped), and end a request with its last sequence.
 
-Invariants: a sequence that ends, in whichever way, frees all that it held. A request has one result.
+Invariants: a sequence that ends frees all that it held. A request has one result.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class KeptSnapshot:
 
 
 class Observer(Protocol):
-    """Callbacks after the fact. They must not raise."""
+    """Callbacks for what the engine has done. They must not raise."""
 
     def stepped(self, facts: StepFacts) -> None:
         """Receive the facts of a step, after its other callbacks."""
@@ -64,10 +64,11 @@ class Observer(Protocol):
 
 
 class Watcher(Protocol):
-    """Callbacks before the fact, which name the culprit if a pass never returns. They must not raise."""
+    """Callbacks for what the engine is about to do: if a pass never returns, they tell where it hangs. They must not
+    raise."""
 
     def begins(self, request: Request) -> None:
         """Receive a request that is about to run. It runs until its result is returned."""
 
     def moves(self) -> None:
-        """Receive that a layer of a pass is about to run. CPU only, where a layer may take seconds."""
+        """Called before each layer of a pass. Only on the CPU, where a layer may take seconds."""

@@ -41,7 +41,7 @@ from apcbatch.types import DRAFT_SOURCES, DraftSource, Policy, Request
 MAX_SNAPSHOT_SLOTS = 1 << 20
 WARM_UP_TOKENS = 1024
 WARM_UP_DRAFTS = (16, 64, 128, 256)  # rows
-FEWEST_DRAFTED = 64  # of the most drafted tokens of a pass
+FEWEST_DRAFTED = 64  # lower bound of the maximum drafted tokens of a pass
 _WHOLE_NUMBERS = (
     "block_size",
     "max_batch_tokens",
@@ -58,17 +58,18 @@ _WHOLE_NUMBERS = (
 class EngineOptions:
     """Options of an engine. Raises UsageError for an invalid value.
 
-    device: `cpu`, `cuda`, or `auto` for CUDA where there is one. gpus: number of CUDA devices for the layers (pipeline
-    parallelism, with the answers of one device); as many groups of max_running sequences run concurrently. exact: on
-    CUDA, matrix products with a fixed order of sums, so that a cached answer equals a cold one bit for bit, as on the
-    CPU; False: the libraries' products. block_size: tokens between positions that may be kept. policy: `all` keeps
-    every boundary; `last` the last one of each prompt and answer; `planned` the positions of each request's plan
-    (without a plan like `last`, and where prompts were seen to fork); `none` no snapshot; see policy.py. store: folder
-    of the on-disk cache, or None. cache_salt: secret text that separates engines which share a store: each finds the
-    snapshots of its own salt only. pool_size_bytes: capacity for snapshots, in RAM or in the memory of all CUDA
-    devices together. max_batch_tokens, max_running: tokens and sequences per pass. max_request_tokens: most tokens of a
-    prompt and its answer; a longer request fails. draft: sources of the drafts that passes verify beside their due
-    tokens; none for one token a pass. draft_memory_bytes: capacity of the index that they are found in.
+    device: `cpu`, `cuda`, or `auto` for CUDA where there is one. gpus: number of CUDA devices that the layers are
+    spread over (pipeline parallelism, with the answers of one device); that many groups of max_running sequences run
+    concurrently. exact: on CUDA, matrix products with a fixed order of sums, so that a cached answer equals a cold one
+    bit for bit, as on the CPU; False: the libraries' products. block_size: tokens between positions that may be kept.
+    policy: `all` keeps every boundary; `last` the last one of each prompt and answer; `planned` the positions of each
+    request's plan, or for a request without a plan those of `last` and the boundary before a fork from an earlier
+    prompt; `none` no snapshot; see policy.py. store: folder of the on-disk cache, or None. store_size_bytes: limit of
+    its snapshot files. cache_salt: secret text that separates engines which share a store: each finds the snapshots of
+    its own salt only. pool_size_bytes: capacity for snapshots, in RAM or in the memory of all CUDA devices together.
+    max_batch_tokens, max_running: tokens and sequences per pass. max_request_tokens: most tokens of a prompt and its
+    answer; a longer request fails. draft: sources of draft tokens; an empty tuple turns drafts off, so that a pass
+    computes one token of each answer. draft_memory_bytes: capacity of the index that drafts are found in.
     """
 
     dtype: str = Config.dtype
@@ -145,7 +146,7 @@ class EngineParts:
 
 
 def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], None]) -> EngineParts:
-    """Load a model and make the parts of its engine. Raises UsageError (ModelError)."""
+    """Load a model and make the parts of its engine. Raises UsageError, for a bad model its subclass ModelError."""
     devices = choose_devices(options.device, options.gpus)
     if options.device == "auto" and devices[0].type == "cpu" and torch.cuda.is_available():
         warn("a CUDA device is here and this build has no kernels for it, so the CPU is used; see apcbatch doctor")
@@ -162,7 +163,7 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
     layers = stage_layers(folder, config, len(devices))
     first_draft = num_live + num_snapshots
     most_drafted = max(FEWEST_DRAFTED, 2 * num_live) if options.draft else 0
-    num_drafts = 0  # slots for their states; on the CPU a pass keeps inputs instead
+    num_drafts = 0  # slots for the states of drafted tokens; on the CPU a pass keeps inputs instead
     if writes_draft_states(devices[0]):
         num_drafts = min(most_drafted, max(FEWEST_DRAFTED, pool_bytes // 4 // max(1, layout.slot_bytes)))
     arena = make_arena(layout, first_draft + num_drafts, num_pages, devices, layers)
@@ -235,20 +236,22 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
 
 
 def writes_draft_states(device: torch.device) -> bool:
-    """Return whether passes on this device write the states of drafted tokens to slots; otherwise they replay."""
+    """Return whether a pass on this device writes the state after each drafted token to a slot. If not, the accepted
+    tokens are replayed from the inputs that the pass kept (CausalLM.replay)."""
     return device.type != "cpu"
 
 
 def warm_up(model: Model, arena: Arena, max_batch_tokens: int, num_pages: int | None, most_rows: int) -> None:
-    """Run first passes in slot 0 and the first pages, before any request uses them: a prompt, and drafts of as many
-    rows as a pass may have. num_pages: None for a model without attention. Exceptions are ignored: later passes raise
-    them again."""
+    """Run dummy passes in slot 0 and the first pages, before any request uses them: a prompt, then drafts of each size
+    of WARM_UP_DRAFTS below 2 * most_rows. num_pages: KV pages of the arena; None for a model without attention.
+    most_rows: maximum rows of a pass with drafts; 0 without drafts. Exceptions are ignored: later passes raise them
+    again."""
     most = WARM_UP_TOKENS if num_pages is None else min(WARM_UP_TOKENS, num_pages * PAGE_TOKENS)
     count = min(max_batch_tokens, most)
     if count < 1:
         return
     _run_first(model, arena, count, [0] * count, 0, num_pages)
-    for rows in WARM_UP_DRAFTS:  # of each, the device's products choose their kernels
+    for rows in WARM_UP_DRAFTS:  # the device's matrix products choose a kernel by the number of rows
         if rows // 2 < most_rows and rows <= most:
             _run_first(model, arena, rows, [0], rows - 1, num_pages)
 

@@ -76,5 +76,5 @@ class PageTables:
         holder.pages = NO_PAGES
 
     def needed(self, tokens: int) -> int:
-        """Return pages for a number of tokens."""
+        """Return the number of pages for a number of tokens."""
         return -(-tokens // PAGE_TOKENS) if self._has_kv else 0

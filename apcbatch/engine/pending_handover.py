@@ -1,8 +1,8 @@
-"""Hand the pending snapshots of failed planned requests over: the first reader of each computes and publishes it.
+"""Hand over the pending snapshots of failed planned requests: the first reader of each computes and publishes it.
 
-An example: request 0 fails before it publishes 512, which 2 and 3 read, and 1,024, which 1 reads. If 1 is admitted
-next, it resumes where 0 would have resumed, and publishes 512 for 2 and 3. If 2 is admitted before 1, it publishes 512
-for 3 and for 1, which resumes there.
+An example: request 0 fails before it publishes its snapshots at 512 tokens, for the readers 2 and 3, and at 1,024, for
+the reader 1. If 1 is admitted next, it resumes where 0 would have resumed, and publishes 512 for 2 and 3. If 2 is
+admitted before 1, it publishes 512 for 3 and for 1, which resumes there.
 
 Invariants: a snapshot that a failed request did not publish is computed once, by one of its readers, and held for the
 others as the plan says. The snapshot that the failed request resumed from is held for that reader. A snapshot without
@@ -23,9 +23,9 @@ from apcbatch.engine.snapshots import Snapshots
 @dataclass(slots=True)
 class FailedRequest:
     """Pending snapshots of one failed planned request. keys: position -> key, ascending. reads: pending position ->
-    number of planned requests that resume from it. source: position that the failed request was to resume from, 0 if
-    that read was counted; leader: number of the sequence that publishes it. later: positions kept for future
-    runs. ideal: tokens of its prompt that other requests covered."""
+    number of planned requests that resume from it. source: position that the failed request was to resume from; 0 for
+    none, or if it was already counted as a reader. leader: number of the sequence that publishes the snapshot at
+    `source`. later: positions kept for future runs. ideal: tokens of its prompt that other requests covered."""
 
     keys: dict[int, bytes]
     reads: dict[int, int]
@@ -35,8 +35,9 @@ class FailedRequest:
     ideal: int
 
     def split(self, end: int, publisher: int) -> FailedRequest:
-        """Split off the positions up to `end`, for the reader of `end` that now publishes them and reads none. The
-        positions after `end` then count as one reader of `end`. publisher: its number."""
+        """Split off the positions up to `end`, for a reader of `end` that publishes them in place of the failed
+        request. It is no reader of `end` any more. The remaining positions, after `end`, count as one reader of `end`:
+        the sequence that computes them will resume there. publisher: number of the sequence that publishes."""
         rest = {p: reads for p, reads in self.reads.items() if p > end}
         taken = {p: reads - (p == end) for p, reads in self.reads.items() if p <= end}
         keys = {p: key for p, key in self.keys.items() if p <= end}
@@ -55,7 +56,8 @@ class PendingHandover:
         self._failed: list[FailedRequest] = []
 
     def record(self, sequence: Sequence) -> None:
-        """Record the unpublished snapshots of a sequence that ends, for their first reader."""
+        """Record the snapshots that a planned sequence has not published when it ends, so that the first reader of each
+        can take over."""
         pending, retention = self._pending.remove(sequence.number), sequence.retention
         if not pending or not isinstance(retention, ByPlan):
             return
@@ -80,9 +82,9 @@ class PendingHandover:
         return False
 
     def take_over(self, sequence: Sequence) -> None:
-        """If the publisher of the snapshot that a sequence resumes from has failed, let this sequence publish it.
-        Called as the sequence is admitted, or fails before. It then resumes where the failed one would have; if that
-        snapshot was a failed request's too, this repeats."""
+        """Let a sequence publish the snapshot that it was to resume from, if that snapshot's publisher has failed. The
+        sequence then resumes where the publisher would have. If the publisher of that snapshot has failed too, take it
+        over as well, and so on. Call this when the sequence is admitted, or fails before."""
         retention, pending = sequence.retention, list[tuple[int, bytes]]()
         end = retention.plan.resume_at
         while (failed := self._find(sequence.keys, end)) is not None and isinstance(retention, ByPlan):
@@ -100,7 +102,8 @@ class PendingHandover:
         self._drop_unread()
 
     def drop_reader(self, key: bytes, leader: int = -1) -> None:
-        """Drop one pending reader of a snapshot, held or still to be published."""
+        """Drop one pending reader of a snapshot, held or still to be published. leader: number of the sequence that was
+        to publish it for this reader; -1 if unknown."""
         publishers = self._pending.publishers(key)
         if self._snapshots.holds(key):
             self._snapshots.drop_reader(key)
@@ -123,7 +126,8 @@ class PendingHandover:
         self._drop_unread()
 
     def _find(self, keys: Mapping[int, bytes], end: int) -> FailedRequest | None:
-        """Return the failed request whose pending snapshot at a position has readers; None if there is none."""
+        """Return the failed request whose pending snapshot at `end` has readers and the key of `keys` there; None if
+        there is none. keys: position -> key."""
         found = (one for one in self._failed if one.reads.get(end) and one.keys[end] == keys.get(end))
         return next(found, None)
 

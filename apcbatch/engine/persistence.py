@@ -101,7 +101,7 @@ class Persistence:
         return self._prefetcher is not None
 
     def prefetch(self, keys: Sequence[bytes]) -> None:
-        """Prefetch the snapshots of these keys, the soonest needed first, in place of earlier wishes."""
+        """Prefetch the snapshots of these keys, the soonest needed first, in place of the keys of earlier calls."""
         if self._prefetcher is not None:
             self._prefetcher.prefetch(keys)
 

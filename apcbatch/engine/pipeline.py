@@ -44,8 +44,8 @@ class PassPipeline:
         return {chunk.sequence: chunk.end for one in self._passes for chunk in one.chunks}
 
     def begin_passes(self) -> tuple[list[Sequence], float]:
-        """Keep one pass in flight per device, plus one prefill pass. Return the sequences that need more
-        memory than there is, and the seconds spent launching."""
+        """Keep one pass in flight per device, plus one prefill pass if there are several devices. Return the sequences
+        that need more memory than there is, and the seconds spent launching."""
         never: list[Sequence] = []
         launching_s = 0.0
         while self._has_room():

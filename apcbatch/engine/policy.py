@@ -65,7 +65,7 @@ class Retention(ABC):
         return 0
 
     def is_for_this_run(self, position: int) -> bool:
-        """Return whether a kept snapshot counts as one of this run."""
+        """Return whether a kept snapshot counts as written for this run, and not for future runs alone."""
         return True
 
     def is_for_later(self, position: int) -> bool:
@@ -86,7 +86,7 @@ class Retention(ABC):
 
     def ideal(self, match: Match) -> Match:
         """Return the longest prefix that other requests cover, without the prompt's last token. match: the match with
-        the prompts admitted before. A plan does not use it, so its ideal is independent of order and worker."""
+        the prompts admitted before. With a plan, return the plan's ideal, which depends on neither order nor worker."""
         if self.plan is NO_PLAN:
             return replace(match, length=min(match.length, self._num_prompt - 1))
         return Match(self.plan.ideal, self.plan.forked, True)

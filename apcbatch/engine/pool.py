@@ -8,9 +8,9 @@ being written.
     Insert G, not awaited: wait for the write of B, then evict B.
     Insert H, awaited: evict G. The next awaited snapshot would evict C, the least recently read.
 
-Invariants: a pinned snapshot (being restored or written) is never dropped. An awaited one is evicted only for another
-awaited one, when no other is left. The bytes held never exceed the capacity. A dropped key is remembered for a while,
-so that a later miss can say `evicted`.
+Invariants: a pinned snapshot (being restored or written) is never dropped. An awaited one is evicted only when no other
+is left, and only for another awaited one or, if nothing runs, for the KV pages of a sequence. The bytes held never
+exceed the capacity. An evicted key is remembered for a while, so that a later miss can say `evicted`.
 """
 
 from __future__ import annotations
@@ -84,8 +84,9 @@ class Snapshot:
 
 
 class SnapshotPool:
-    """Snapshots by key, least recently consumed first. finish_writes: waits for the writes under way, which unpins
-    their snapshots; returns False if there are none."""
+    """Snapshots by key, least recently consumed first: a snapshot is consumed when it is inserted, and whenever a
+    sequence resumes from it. finish_writes: waits for the writes in progress, which unpins their snapshots; returns
+    False if there are none."""
 
     def __init__(
         self,
@@ -133,16 +134,18 @@ class SnapshotPool:
         return self._held.get(snapshot.key) is snapshot
 
     def consume(self, snapshot: Snapshot) -> None:
-        """Mark a snapshot as consumed: it is now the last to be evicted."""
+        """Record that a sequence resumes from a snapshot. It becomes the most recently consumed one, evicted last."""
         snapshot.was_read = True
         self._held.move_to_end(snapshot.key)
 
     def was_dropped(self, key: bytes) -> bool:
-        """Return whether a snapshot of this key was held, or refused for lack of capacity, earlier in this run."""
+        """Return whether a snapshot of this key was evicted, or refused for lack of capacity, earlier in this run. The
+        last FORGOTTEN_KEYS such keys are known."""
         return key in self._forgotten
 
     def count_read(self, key: bytes) -> None:
-        """Drop one pending reader of a snapshot, and with the last one the snapshot."""
+        """Drop one pending reader of a snapshot. With the last one, drop the snapshot too, unless it is pinned or kept
+        for future runs."""
         snapshot = self._held.get(key)
         if snapshot is not None and snapshot.reads_left:
             snapshot.reads_left -= 1
@@ -152,8 +155,9 @@ class SnapshotPool:
     def reserve(self, key: bytes, awaited: bool) -> int | None:
         """Reserve a slot for a snapshot about to be written. Return None if nothing may be evicted for it.
 
-        awaited: a request of this run will read it. It may then take the slot of an unawaited snapshot that a pass in
-        flight writes (its own pass writes there later), or else of another awaited one.
+        awaited: whether a request of this run will read the snapshot. If so, it may also take the slot of an unawaited
+        snapshot that a pass in flight writes (the pass that computes the awaited one overwrites the slot later), or
+        else that of another awaited snapshot.
         """
         while not self._free_slots or self.held_bytes + self._slot_bytes > self.capacity_bytes:
             if self.drop_one(awaited=False):
@@ -170,11 +174,11 @@ class SnapshotPool:
         return slot
 
     def passes_begun(self) -> None:
-        """Mark all reserved slots as written by passes in flight."""
+        """Mark all slots reserved for unawaited snapshots as being written by passes in flight."""
         self._being_written = set(self._idle_slots)
 
     def _take_over(self) -> int:
-        """Take over a reserved slot, whose snapshot is then not published."""
+        """Take over a slot that a pass in flight writes an unawaited snapshot to. That snapshot is not published."""
         slot = self._being_written.pop()
         key = self._idle_slots.pop(slot)
         self._taken.add((key, slot))
@@ -232,10 +236,11 @@ class SnapshotPool:
         self._being_written.discard(slot)
 
     def drop_one(self, awaited: bool) -> bool:
-        """Evict one snapshot and return True, or False if none may go.
+        """Evict one snapshot and return True; return False if none may be evicted.
 
-        First the least recently consumed one that is neither awaited nor pinned; else one that the writes under way
-        unpin; else, only if `awaited`, an awaited one."""
+        Choose the least recently consumed one that is neither awaited nor pinned. If there is none, wait for the writes
+        in progress, which unpins their snapshots, and choose again. If there is still none and `awaited` is true,
+        choose the least recently consumed awaited one that is not pinned."""
         victim = self._idle()
         if victim is None and self._finish_writes():
             victim = self._idle()
@@ -251,7 +256,7 @@ class SnapshotPool:
         return self._slot_bytes + pages * self._page_bytes
 
     def drop(self, snapshot: Snapshot, evicted: bool = False) -> None:
-        """Drop one snapshot. evicted: for lack of capacity."""
+        """Drop one snapshot. evicted: whether it is dropped for lack of capacity."""
         if self.on_drop is not None:
             self.on_drop(snapshot.key, evicted)
         del self._held[snapshot.key]

@@ -63,7 +63,7 @@ class RowCosts:
         return bool(self._seen)
 
     def knows(self, rows: int) -> bool:
-        """Return whether a row count within a quarter of this one has at least KNOWN samples."""
+        """Return whether a row count within a quarter of this one, or 1 away, has at least KNOWN samples."""
         near = (len(seen) for count, seen in self._seen.items() if abs(count - rows) <= max(1, rows // 4))
         return max(near, default=0) >= KNOWN
 
@@ -88,6 +88,6 @@ class RowCosts:
 
 
 def _rounded(rows: int) -> int:
-    """Round a row count up to the next multiple of a step of at most an eighth of it."""
+    """Round a row count up to a multiple of the largest power of two within an eighth of it; below 16, keep it."""
     step = 1 << max(0, rows.bit_length() - 4)
     return -(-rows // step) * step

@@ -37,14 +37,14 @@ def request_key(request: Request, answer: int = 0) -> int:
 
 class GreedyTokens:
     """Likeliest tokens of rows of logits. tokens: (r,) int64 on the logits' device; logprobs: (r,) float32 or None. On
-    a CUDA device they, and their copies to the host, may still be in progress."""
+    a CUDA device the computation and the copies to the host may still be in progress."""
 
     def __init__(self, tokens: torch.Tensor, logprobs: torch.Tensor | None) -> None:
         self.tokens = tokens
         self._copies = [None if part is None else Fetch(part) for part in (tokens, logprobs)]
 
     def read(self) -> tuple[list[int], list[float] | None]:
-        """Wait for the host's copies and return them."""
+        """Wait for the copies to the host. Return (tokens, logprobs)."""
         tokens, logprobs = (None if part is None else part.read().tolist() for part in self._copies)
         assert tokens is not None
         return tokens, logprobs
@@ -63,12 +63,14 @@ def draw(
 ) -> int:
     """Draw one token from a row of logits (vocabulary,) float32. A logit of -infinity is never drawn.
 
-    The draw is the inverse of the cumulative distribution over descending probability at one Philox number keyed by the
-    request and the step. The distribution is restricted in turn to: the top_k largest logits, the lowest ids on ties (0
-    or -1: all); of these, tokens with at least min_p times the largest probability (Nguyen et al., arXiv 2407.01082,
-    equation 2); of these, the fewest tokens whose probabilities sum to top_p (Holtzman et al., "nucleus sampling",
-    arXiv 1904.09751, section 3.1). The temperature is any number above 0: a very low one draws among the largest logits
-    only, a very high one uniformly.
+    The draw is inverse transform sampling over the tokens in descending order of probability, with one uniform number
+    from Philox. key: key of the Philox generator, see request_key. step: its counter.
+
+    The distribution is restricted in turn to: the top_k largest logits, the lowest ids on ties (0 or -1: all); of
+    these, tokens with at least min_p times the largest probability (Nguyen et al., arXiv 2407.01082, equation 2); of
+    these, the fewest tokens whose probabilities sum to top_p (Holtzman et al., "nucleus sampling", arXiv 1904.09751,
+    section 3.1). The temperature is any number above 0: a very low one draws among the largest logits only, a very high
+    one uniformly.
     """
     ids = _largest(row, top_k) if 0 < top_k < len(row) else None
     scaled = (row if ids is None else row[ids]).astype(np.float64) / max(temperature, _COLDEST)
@@ -88,7 +90,8 @@ def draw(
 
 
 def _largest(row: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.intp]:
-    """Return the ids of the `count` largest logits of a row, ascending; of equal ones those with the lowest ids."""
+    """Return the ids of the `count` largest logits of a row, in ascending order of id. Among equal logits, those with
+    the lowest ids are taken."""
     least = np.partition(row, len(row) - count)[len(row) - count]
     above = np.flatnonzero(row > least)
     equal = np.flatnonzero(row == least)[: count - len(above)]
@@ -96,8 +99,8 @@ def _largest(row: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.intp]:
 
 
 def top_logprobs(row: npt.NDArray[np.float32], count: int) -> list[tuple[int, float]]:
-    """Return the likeliest tokens of a row of logits (vocabulary,) float32, the lowest id first on ties, and their
-    float32 log-probabilities; all of them if there are no more than count."""
+    """Return (token id, float32 log-probability) of the `count` likeliest tokens of a row of logits (vocabulary,)
+    float32, the likeliest first and on ties the lowest id first. Return all tokens if the vocabulary is smaller."""
     ids = _largest(row, min(count, len(row)))
     ids = ids[np.argsort(-row[ids], kind="stable")]
     shifted = row.astype(np.float64) - float(row[ids[0]])
@@ -110,8 +113,11 @@ _LARGEST = np.finfo(np.float32).max
 
 
 class TokenCounts:
-    """Distinct tokens and their counts: ids (n,) int64 and counts (n,) float32, in order of first occurrence. Adding
-    one is amortised O(1)."""
+    """Distinct tokens and their counts: ids (n,) int64 and counts (n,) float32. Adding a token is amortised O(1).
+
+    token_ids: initial tokens; each distinct one counts once. They come first, in ascending order; added tokens follow
+    in order of first occurrence.
+    """
 
     def __init__(self, token_ids: TokenArray | None = None) -> None:
         first = np.empty(0, np.int64) if token_ids is None else np.unique(token_ids).astype(np.int64)
@@ -236,8 +242,9 @@ class Sampler:
         self._processors = LogitsProcessors(request, prompt, vocab_size, ending_ids) if request.changes_logits else None
 
     def sample(self, row: Logits, step: int) -> int:
-        """Return the answer's next token, after `step` tokens, from a row of logits (vocabulary,) float32, which is not
-        changed. Greedy: the largest logit, the lowest id on ties. Raises RequestError if no token is allowed."""
+        """Return the answer's next token. row: logits (vocabulary,) float32, not changed. step: number of tokens that
+        the answer has. At temperature 0, return the largest logit's id, the lowest id on ties. Raises RequestError if
+        no token is allowed."""
         request = self._request
         if self._processors is not None:
             row = row.copy()
@@ -247,13 +254,13 @@ class Sampler:
         return draw(row, request.temperature, request.top_k, request.min_p, request.top_p, self._key, step)
 
     def forced(self) -> Sequence[int]:
-        """Return the tokens that the request's constraint forces next. They are a draft, since the same text may have
-        another tokenisation."""
+        """Return the tokens of the text that the request's constraint forces next; empty for none. Use them as a draft
+        only: the model may tokenise the same text in another way."""
         return self._processors.forced() if self._processors is not None else ()
 
     def ends_with(self, token: int, step: int) -> tuple[bool, int | str | None]:
-        """Append the token after `step` tokens. Return whether the answer ends with it, and its stop_reason. Raises
-        RequestError."""
+        """Record the sampled token. step: number of tokens before it in the answer. Return whether the answer ends with
+        this token, and its stop_reason. Raises RequestError."""
         complete = self._processors is not None and self._processors.accept(token)
         if token in self._eos_ids:
             return True, None

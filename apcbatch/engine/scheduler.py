@@ -1,10 +1,11 @@
 """Schedule passes: choose the sequences of the next pass and their tokens, and admit waiting sequences.
 
 Invariants:
-- Each running decode gets its token in each step.
+- Decodes go before prompts: a pass has one token of each running decode that is not in flight, up to a group's share of
+  the running sequences.
 - A sequence that would compute a pending prefix waits until it is published.
-- A sequence is admitted only if the KV pages until its end can be allocated, so that no running one starves, and if the
-  snapshots that it keeps fit (admission.py). If nothing runs, the next one is admitted in any case.
+- A sequence is admitted only if all KV pages that it needs until its end can be allocated, so that no running sequence
+  runs out of pages, and if the snapshots that it keeps fit (admission.py). If nothing runs, the snapshots need not fit.
 - Answers that start from the state at their prompt's end (Forks) go before waiting sequences. One answer can always
   begin while no other of its request runs: its pages are reserved, and a prompt with more answers than slots is
   admitted only when no other such prompt waits for slots.
@@ -32,14 +33,14 @@ NONE_IN_FLIGHT: Mapping[Sequence, int] = MappingProxyType({})
 
 
 def num_live_slots(max_running: int) -> int:
-    """Return the number of slots of live states: max_running, but at least two, so that the state at the end of a
-    prompt with several answers has one too."""
+    """Return the number of slots of live states: max_running, but at least two. A prompt with several answers needs
+    two: one holds the state at its end, while an answer runs in the other."""
     return max(max_running, 2)
 
 
 class Scheduler:
-    """Waiting and running sequences, in order of submission. forks: answers of requests with several, from the end of
-    the prompt until the last has ended. handover: pending snapshots of failed requests. on_begin: called with each
+    """Waiting and running sequences, in order of submission. forks: requests with several answers, from the end of the
+    prompt until their last answer ends. handover: pending snapshots of failed requests. on_begin: called with each
     sequence about to be admitted. owed_pages: pages that running sequences, and one answer of each held prompt state,
     may still allocate."""
 
@@ -55,8 +56,8 @@ class Scheduler:
         prompt_cost: int = 0,
         groups: int = 1,
     ) -> None:
-        """max_running: sequences in a pass. prompt_cost: cost of a pass with prompts, in decode passes beyond one.
-        groups: number of concurrent micro-batches (one per GPU stage)."""
+        """max_running: sequences in a pass. prompt_cost: extra time of a pass with prompts over a decode pass, in
+        decode passes. groups: number of concurrent micro-batches (one per GPU stage)."""
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.forks: list[Forks] = []
@@ -119,12 +120,12 @@ class Scheduler:
         return self._prompts_left(begun) > 0 or bool(self.waiting and self._num_free) and self._may_prefill
 
     def foresee(self, chunks: list[Chunk], begun: Collection[Sequence] = ()) -> list[Chunk]:
-        """Return the pass after `chunks` before the tokens of that one are read: one more token of each sequence below
-        its limit.
+        """Return the chunks of the pass that follows `chunks`, before the tokens of `chunks` are read: one more token
+        of each sequence below its limit. A sequence that proves to have ended is removed later (Pass.remove).
 
-        Empty if the next pass depends on those tokens beyond the sequences that end: a prompt is unfinished, a sampler
-        needs logits, a waiting sequence might be admitted, a snapshot would be kept, a sequence not in flight
-        (`chunks`, `begun`) might join, or drafts are likely to be right."""
+        Return no chunks if the tokens must be read first: a prompt is unfinished, a sampler needs logits, a waiting
+        sequence might be admitted, a snapshot would be kept, a running sequence that is neither in `chunks` nor in
+        `begun` might join, or drafts are likely to be accepted. begun: other sequences in flight."""
         going = [chunk for chunk in chunks if chunk.end + 1 < chunk.sequence.limit]
         if (
             len(chunks) + len(begun) < len(self.running)
@@ -217,7 +218,7 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def hand_over(self, sequence: Sequence) -> None:
-        """Hand the pending snapshots of a sequence that cannot run over to their readers."""
+        """Number a sequence that cannot run, and hand over its pending snapshots to their readers."""
         self._enter(sequence)
         self._drop_waiting(sequence)
 
@@ -255,8 +256,9 @@ class Scheduler:
         return self._page_tables.free(needed, awaited=not self.running)
 
     def _overtakes(self, sequence: Sequence, awaited: set[bytes | None]) -> bool:
-        """Return whether an unplanned sequence would publish a key before the earlier sequence that is due to. awaited:
-        keys that earlier sequences wait for. Only a scored sequence does not wait for them itself."""
+        """Return whether a sequence, if admitted now, would publish a key ahead of the earlier sequence that is to
+        publish it. awaited: keys that passed-over sequences wait for. Only an unplanned scored sequence can do so: any
+        other one waits itself."""
         request = sequence.request
         return (
             request.score_from is not None and request.plan is None and not awaited.isdisjoint(sequence.keys.values())
@@ -321,7 +323,8 @@ class Scheduler:
             self._release_held(sequence.forks)
 
     def _fork(self, prompt: Sequence) -> None:
-        """Hold the state at the end of a prompt for its answers. Some may have ended with their first token."""
+        """Keep the state at the end of a prompt for its answers, and queue the answers. An answer that ended with its
+        first token is not queued."""
         forks = prompt.forks
         assert forks is not None
         self._stop(prompt)
@@ -336,9 +339,9 @@ class Scheduler:
         self._release_held(forks)
 
     def _begin_answer(self, forks: Forks) -> bool:
-        """Allocate a slot and pages for the next answer of a request, or return False. Pages for one answer stay
-        reserved while none runs. The last answer takes the slot of the prompt's state, unless others read it in this
-        pass."""
+        """Start the next answer of a request: allocate its slot and pages. Return False if they are not free. Pages for
+        one answer stay reserved while none runs. The last answer takes the slot of the prompt's state, unless other
+        answers still read that state."""
         held, sequence = forks.held, forks.waiting[0]
         assert held is not None
         takes_over = len(forks.waiting) == 1 and not held.pins
@@ -372,12 +375,12 @@ class Scheduler:
             self.forks.remove(forks)
 
     def _add_pending(self, sequence: Sequence, positions: Iterable[int]) -> None:
-        """Let others wait for these positions of a sequence's prompt."""
+        """Mark snapshots that a sequence will publish as pending, so that others wait. positions: of its prompt."""
         self._pending.add(sequence.number, [(position, sequence.keys[position]) for position in positions])
 
     def _chunk(self, sequence: Sequence, count: int, begin: int | None = None) -> Chunk:
-        """Return the next `count` tokens as a chunk, with pages, and slots for the snapshots that are kept at once.
-        begin: position after the pass in flight; None: the sequence's position."""
+        """Return the next `count` tokens of a sequence as a chunk. Allocate its pages, and reserve the slots of its
+        snapshots in `kept_at_once`. begin: position after the pass in flight; None: the sequence's position."""
         chunk = Chunk(sequence, sequence.computed if begin is None else begin, count)
         self.owed_pages -= self._page_tables.extend(sequence, chunk.end)
         positions = sequence.retention.kept_at_once(chunk.begin, chunk.end)

@@ -1,8 +1,8 @@
 """Score given tokens: their log-probabilities, ranks, and the likeliest tokens at their positions.
 
-Invariants: a token's score depends on its own row alone, not on prefill cuts or other rows. A log-probability has the
-same bits as when the token is generated. Memory: logits of SLICE_BYTES at a time, at least one row, and a fourth of
-that for temporaries.
+Invariants: a token's score depends on its own row alone, not on other rows or on where the prefill is cut. A
+log-probability has the same bits as when the token is generated. Memory: logits of SLICE_BYTES at a time, at least one
+row, and a fourth of that for temporaries.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def score_rows(model: Model, hidden: torch.Tensor, targets: TokenArray, begin: i
 def _likeliest(
     logits: torch.Tensor, targets: Sequence[int], logprobs: Sequence[float], count: int
 ) -> list[list[tuple[int, float]]]:
-    """Return the `count` likeliest tokens of each row with their log-probabilities; a row's own token keeps its given
-    one."""
+    """Return the `count` likeliest tokens of each row with their log-probabilities. If the row's target is among
+    them, its log-probability is the one in `logprobs`."""
     found = []
     for row, target, logprob in zip(logits.cpu().numpy(), targets, logprobs, strict=True):
         likely = top_logprobs(row, count)

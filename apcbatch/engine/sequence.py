@@ -32,9 +32,9 @@ class Sequence:
     prefetch_key: key of the stored snapshot that it will probably resume from; empty for none, None before the first
     lookup. is_plain, needs_logits: copied from its request. sampler: made with the first token, None for a plain
     request. forks: all answers of its request, this one included, from the prompt's end on; None with one answer.
-    num_covered: tokens of the longest prefix that prompts admitted before it share. drafter: made with the first draft;
-    it knows the first num_fed tokens. drafted, accepted: drafted tokens that passes verified, and those that the answer
-    has.
+    num_covered: tokens of the longest prefix that it shares with prompts admitted before. drafter: made with the first
+    draft; it knows the first num_fed tokens. drafted, accepted: drafted tokens that passes verified, and how many of
+    them were accepted.
     """
 
     request: Request
@@ -194,10 +194,11 @@ class Chunk:
     """Prefill or decode chunk: `count` tokens of a sequence from position `begin`, and the snapshots in it,
     ascending.
 
-    draft: tokens after them that the pass verifies, from draft_source. draft_slots: the slot
-    of the state before each of these tokens; the state after the last one is in the sequence's own slot. Empty if the
-    pass keeps the inputs of the chunk's rows instead, and leaves the state as it was; first_kept is then the first of
-    these rows among the pass's kept ones. accepted: number of drafted tokens in the answer, once the pass was read.
+    draft: drafted tokens after the chunk's own, which the pass verifies. draft_source: the source that predicted them.
+    draft_slots: the slot of the state before each drafted token; the state after the last one is in the sequence's own
+    slot. Empty if the pass instead keeps the inputs of the chunk's rows and leaves the state unchanged; first_kept is
+    then the first of these rows among the pass's kept ones. accepted: number of accepted tokens of the draft, once the
+    pass was read.
     """
 
     sequence: Sequence
@@ -239,7 +240,7 @@ class Chunk:
         return range(max(self.begin, scores.begin - 1), min(self.end, self.sequence.num_prompt - 1))
 
 
-SUMS = ("decode_ms", "drafted_tokens", "accepted_tokens")  # of a Result: over all answers
+SUMS = ("decode_ms", "drafted_tokens", "accepted_tokens")  # fields of a Result that are summed over all answers
 
 
 @dataclass(slots=True, eq=False)

@@ -122,7 +122,7 @@ def slot_in_memory(layout: StateLayout, memory: torch.Tensor | None = None) -> T
 
 
 def staged_bytes(layout: StateLayout) -> int:
-    """Return bytes that a slot takes on the host, each part at a multiple of ALIGNMENT."""
+    """Return the bytes that a slot takes on the host, each part at a multiple of ALIGNMENT."""
     return sum(_aligned(math.prod(_shape(stack)) * getattr(torch, stack.dtype).itemsize) for stack in _stacks(layout))
 
 

@@ -26,8 +26,8 @@ from apcbatch.types import Scores
 
 
 class Row(NamedTuple):
-    """Row of a pass's logits: its number, its likeliest token (NOT_FINITE if a logit is not), and that token's
-    log-probability (NaN if not requested)."""
+    """Row of a pass's logits: its number, its likeliest token (NOT_FINITE if a logit of the row is NaN or infinite),
+    and that token's log-probability (NaN if not requested)."""
 
     number: int
     likeliest: int
@@ -40,8 +40,8 @@ Known: TypeAlias = tuple[list[int], list[float] | None]  # the result of GreedyT
 class Pass:
     """Pass in flight over `chunks`.
 
-    before: earlier pass whose tokens, not read yet, are the input of these chunks; None otherwise. logits: (r,
-    vocabulary) float32 once the pass was read, a row for each sampling chunk and one more for each of its drafted
+    before: pass in flight whose sampled tokens are the input of these chunks; None if the host knows the input. logits:
+    (r, vocabulary) float32 once the pass was read, a row for each sampling chunk and one more for each of its drafted
     tokens; on the host if a request needs them, else valid until the next pass begins. States, KV and snapshots are in
     the arena's slots.
     """
@@ -74,19 +74,19 @@ class Pass:
 
     @property
     def unread(self) -> tuple[torch.Tensor, dict[Sequence, int]]:
-        """Tokens (rows,) int64 on the first layer's device, and the row of each sequence."""
+        """Likeliest tokens (rows,) int64 on the first layer's device, and the first row of each sampling sequence."""
         choice = self._choice
         tokens = self._sent.receive() if isinstance(choice, GreedyTokens) else torch.tensor(choice[0])
         return tokens, {chunk.sequence: row for row, chunk in self._due}
 
     @property
     def failed(self) -> bool:
-        """Whether its launch raised; `read` raises that exception."""
+        """Whether the launch of this pass raised an exception; `read` raises it."""
         return self._error is not None
 
     def read(self) -> list[tuple[Chunk, list[Row]]]:
-        """Wait for the pass. Return each sampling chunk with its rows: of the due token, then of each drafted one.
-        Raises the pass's own exception."""
+        """Wait for the pass. Return each sampling chunk with its rows of logits: the row after its last known token,
+        then the row after each drafted one. Raises the exception of a failed pass."""
         if self._error is not None:
             raise self._error
         choice = self._choice
@@ -99,8 +99,8 @@ class Pass:
         return [(chunk, rows[row : row + 1 + len(chunk.draft)]) for row, chunk in self._due]
 
     def not_finite(self) -> list[Chunk]:
-        """Return the chunks with a kept state that is not finite, after `read`. NaN propagates, so checking a chunk's
-        last state is enough."""
+        """Return the chunks that kept a snapshot with NaN or infinity. Call it after `read`. NaN propagates, so
+        checking a chunk's last snapshot is enough."""
         if not self._keeping:
             return []
         flags = [part.read().tolist() for part in self._finite]
@@ -108,13 +108,14 @@ class Pass:
         return [chunk for chunk, is_wrong in zip(self._keeping, wrong, strict=bool(flags)) if is_wrong]
 
     def finite_keeps(self, chunk: Chunk) -> list[Keep]:
-        """Return the snapshots of a chunk's prompt whose states are finite, after `read`."""
+        """Return the snapshots that a chunk kept within its prompt and whose states are finite. Call it after
+        `read`."""
         keeps = [keep for keep in chunk.keep if keep.position <= chunk.sequence.num_prompt]
         flags = [part.tolist() for part in self._arena.finite([keep.slot for keep in keeps])]
         return [keep for keep, *parts in zip(keeps, *flags, strict=True) if all(parts)]
 
     def scores(self) -> list[tuple[Chunk, Scores | None]]:
-        """Return each chunk that has scored tokens with their scores, None if these are not finite."""
+        """Return (chunk, scores) of each chunk that has scored tokens. Scores are None if one is not finite."""
         return self._scores
 
     def _score(self, model: Model, hidden: torch.Tensor | None) -> list[tuple[Chunk, Scores | None]]:
@@ -156,7 +157,7 @@ def run_pass(
 
 
 def make_batch(chunks: list[Chunk], before: Pass | None = None) -> Batch:
-    """Return the packed tensors of a pass; unread tokens are indices of rows of the earlier pass."""
+    """Return the packed tensors of a pass. before: as in Pass; the batch then refers to rows of its tokens."""
     counts = np.array([chunk.num_rows for chunk in chunks], np.int64)
     begins = np.array([chunk.begin for chunk in chunks], np.int64)
     ends = np.cumsum(counts)
@@ -193,7 +194,7 @@ def _kept_rows(chunks: list[Chunk], ends: np.ndarray) -> torch.Tensor | None:
 
 
 def _tokens(chunks: list[Chunk], before: Pass | None) -> tuple[torch.Tensor | None, np.ndarray]:
-    """Return the earlier pass's tokens if they are unread, else None; and the tokens as in Batch."""
+    """Return (chosen, token_ids) as in Batch. chosen: the unread tokens of the earlier pass; None without one."""
     if before is None:
         parts: list[np.ndarray | list[int]] = []
         for chunk in chunks:
@@ -206,7 +207,8 @@ def _tokens(chunks: list[Chunk], before: Pass | None) -> tuple[torch.Tensor | No
 
 
 def _page_table(chunks: list[Chunk]) -> np.ndarray:
-    """Return (sequences, most pages of a sequence) int64; zeros for a model without attention."""
+    """Return the page numbers of each sequence, padded with 0: (sequences, maximum pages) int64. All are 0 for a model
+    without attention."""
     width = max((-(-(chunk.begin + chunk.num_rows) // PAGE_TOKENS) for chunk in chunks), default=0)
     width = max([width, *(len(chunk.sequence.pages) for chunk in chunks)])  # more after a rejected draft
     table = np.zeros((len(chunks), width), np.int64)
@@ -233,8 +235,8 @@ def _ragged(chunks: list[Chunk], counts: np.ndarray) -> Ragged:
 
 
 def _initial_slot(chunk: Chunk) -> int:
-    """Return the slot of a chunk's initial state: that of the snapshot its sequence resumes from; its own slot once a
-    pass is in flight; -1 for zeros."""
+    """Return the slot of a chunk's initial state: for the first chunk after a restore, the snapshot's slot; otherwise
+    the sequence's own slot; -1 (a state of zeros) at position 0."""
     sequence = chunk.sequence
     if sequence.start is not None and chunk.begin == sequence.computed:
         return sequence.start.slot
@@ -250,7 +252,7 @@ def _int64(values: list[int]) -> torch.Tensor:
 
 
 def is_decode(chunks: list[Chunk]) -> bool:
-    """Return whether each chunk is a single sampled token and keeps no snapshot."""
+    """Return whether each chunk decodes a single token, without drafts, and keeps no snapshot."""
     for chunk in chunks:
         sequence = chunk.sequence
         if chunk.num_rows != 1 or chunk.keep or not sequence.num_prompt <= chunk.begin >= sequence.num_tokens - 1:
@@ -259,8 +261,8 @@ def is_decode(chunks: list[Chunk]) -> bool:
 
 
 class DecodeBatches:
-    """Maker of decode batches. While the sequences keep their slots and pages, it reuses the tensors of the last batch,
-    so a batch is valid until the next one."""
+    """Builder of decode batches. While the sequences keep their slots and pages, it reuses the tensors of the last
+    batch, so a batch is valid until the next one is built."""
 
     def __init__(self) -> None:
         self._slots: tuple[list[int], list[int]] = [], []
@@ -268,7 +270,8 @@ class DecodeBatches:
         self._batch: Batch | None = None
 
     def batch(self, chunks: list[Chunk]) -> Batch:
-        """Return the batch of chunks (at least one) that `is_decode` accepts and whose tokens were read."""
+        """Return the batch of chunks that `is_decode` accepts, at least one. Their input tokens must be on the
+        host."""
         sequences = [chunk.sequence for chunk in chunks]
         begins = [chunk.begin for chunk in chunks]
         slots = [one.start.slot if one.start else one.slot for one in sequences], [one.slot for one in sequences]

@@ -1,6 +1,7 @@
-"""Make the last line on stderr: the command that continues a run, or that nothing is left to do.
+"""Make the last line on stderr: the command that continues a run, or the sentence that nothing is left to do.
 
-Invariant: run in the same folder, the command gives the same configuration, plus --resume.
+Invariant: run in the same folder and environment, the command gives the same configuration, plus --resume. Secrets are
+left out, for the user to put back.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from apcbatch.address import shown_address
 from apcbatch.config import ENV_PREFIX, OPTIONS, Config, flag_name, opposite_flag
 from apcbatch.option_values import FILE_MARK, format_size, shown
 
-ERROR_MARK = '"error":{'  # found in error records alone: quotes inside texts are escaped
+ERROR_MARK = '"error":{'  # found only in error records: quotes inside texts are escaped
 REPLACED = ("resume", "overwrite", "retry_errors")
 
 

@@ -1,7 +1,7 @@
 """Write OUT and the files beside it: file calls, replacement of a whole file, calls in a background thread.
 
-Tests replace Disk with one that drops everything that was not synced. Invariants: a temporary name is always a new
-file; a name holds either its old content or all of its new content, even after a power cut.
+Tests use a Disk that drops everything that was not synced. Invariants: a temporary file is always new; a replaced file
+has either all of its old or all of its new content, even after a power cut.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Run the checks of `apcbatch doctor`. Each returns its finding, or raises CheckFailed with the fix."""
+"""Run the checks of `apcbatch doctor`. Each returns its result as a text, or raises CheckFailed or CheckWarning."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class CheckFailed(Exception):
 
 
 class CheckWarning(Exception):
-    """Passed check with advice, for a state that makes most runs slower or worse."""
+    """Raised by a check that passes, with advice on a state that makes most runs slower or worse."""
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,8 @@ def _kernels() -> str:
 
 
 def _ragged(lengths: list[int]) -> Any:
-    """Return a batch of two sequences that start from zeros and end in slots 0 and 1. The state after 7 tokens of the
-    second goes to slot 2."""
+    """Return a batch of two sequences. Both start from a state of zeros, and their final states go to slots 0 and 1.
+    The state after 7 tokens of the second goes to slot 2."""
     import torch
 
     from apcbatch.kernels.ragged import Ragged

@@ -1,7 +1,8 @@
-"""Turn the input into requests, in input order, without those that OUT answers already.
+"""Turn the input lines into requests, in input order, except those that OUT already answers.
 
-Invariants: a request's number is its position among all requests of the input, answered or not; every request comes out
-once, as a Request or a Failure.
+Invariants: a request's number is its position, from 0, among all requests of the input, answered or not; a line that is
+refused as a whole counts as one request. Each request that OUT does not answer is returned once, as a Request or a
+Failure.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class Feeder:
     """Work source that reads the input only as far as the next request needs.
 
     keeps_answers: keep snapshots of all answers, since later requests may build on them. references: source of known
-    answers for drafts, or None. num_requests: requests numbered so far. num_skipped: how many of them OUT answers
-    already. last_line: number of the last line read.
+    answers for drafts, or None. num_requests: requests numbered so far. num_skipped: requests skipped so far, because
+    OUT answers them. last_line: number of the last line read; 0 before the first.
     """
 
     plan_s = 0.0
@@ -67,11 +68,12 @@ class Feeder:
         return self.num_requests - self.num_skipped if self.exhausted else None
 
     def pause(self) -> bool:
-        """See WorkSource. Always False: to read one line is quick, so the engine need not start before it."""
+        """Always False (see WorkSource.pause): reading one line is quick, so the engine need not run first."""
         return False
 
     def next(self) -> Work | None:
-        """Return the next request or failure; None at the end of the input, or if OUT already answers the line read."""
+        """Return the next request or failure; None at the end of the input, and for a request or line that OUT already
+        answers."""
         try:
             return next(self._work)
         except StopIteration:
@@ -125,7 +127,8 @@ class Feeder:
             yield from self._recorded_turns(conversation, tickets, duplicates)
 
     def _duplicate_ids(self, conversation: Conversation, tickets: list[Ticket]) -> dict[int | None, RequestError]:
-        """Return the error of each turn whose id an earlier line used. The caller has checked the first turn's id."""
+        """Register the ids of the turns, and return turn -> error for those that an earlier line used. The id of turn 1
+        is already registered by the caller."""
         found: dict[int | None, RequestError] = {}
         first_id = conversation.request_id(1)
         for ticket in tickets:
@@ -136,8 +139,8 @@ class Feeder:
         return found
 
     def _check_model(self, conversation: Conversation) -> None:
-        """Warn once if a line names another model than the loaded one; refuse the line with --strict-model. Only the
-        last component of a name is compared."""
+        """Warn once if a line names a model other than the loaded one; with --strict-model, refuse the line instead.
+        Only the last components of the names are compared."""
         given, loaded = conversation.model, self._config.model
         if given is None or _last_part(given) == _last_part(os.path.abspath(loaded)):
             return
@@ -157,8 +160,8 @@ class Feeder:
     def _recorded_turns(
         self, conversation: Conversation, tickets: list[Ticket], errors: dict[int | None, RequestError]
     ) -> Iterator[Work | None]:
-        """Yield the requests of turns whose history is the recorded one. errors: turn -> error, for turns refused
-        before rendering."""
+        """Yield the requests and failures of a conversation whose prompts contain the recorded answers, not generated
+        ones; None for each turn that OUT answers. errors: turn -> error, for turns refused before rendering."""
         prompts: dict[int | None, Prompt] = {}
         known = self._references.begin(conversation) if self._references is not None else None
         try:
@@ -181,7 +184,8 @@ class Feeder:
     def _find_references(
         self, known: KnownAnswers | None, conversation: Conversation, prompts: Sequence[Prompt]
     ) -> Mapping[int, Mapping[DraftSource, Sequence[TokenArray]]]:
-        """Return turn -> the known answers to its prompt, by source. known: None if none is wanted."""
+        """Return turn -> source -> the known answers to that turn's prompt. known: the known answers of the
+        conversation; None if it is run without drafts from known answers, and then the result is empty."""
         if known is None or self._references is None:
             return {}
         return self._references.find(known, conversation, prompts)
@@ -201,7 +205,8 @@ class Feeder:
         return render_answers(self._renderer, conversation, turns)
 
     def _unless_answered(self, work: Work) -> Work | None:
-        """Return the work, or None if OUT has its answer."""
+        """Return the work, with the grammar of a request compiled (see _with_constraint). If OUT has its answer, count
+        it as skipped and return None."""
         ticket = work.ticket if isinstance(work, Failure) else work.tag.ticket
         if ticket not in self._answers:
             return _with_constraint(work)
@@ -212,8 +217,8 @@ class Feeder:
     def _begin_rollout(
         self, conversation: Conversation, tickets: list[Ticket], duplicates: dict[int | None, RequestError]
     ) -> Iterator[Work | None]:
-        """Yield the first request of a rollout. The first turn whose id was refused ends the rollout; it and all later
-        turns fail."""
+        """Yield the request of the first turn that OUT does not answer, and the failures of a rollout. duplicates: turn
+        -> error. The first turn with a duplicate id ends the rollout: it and all later turns fail."""
         try:
             rollout = _guarded(lambda: Rollout(self._renderer, conversation))
         except RequestError as error:
@@ -228,8 +233,8 @@ class Feeder:
             yield from self._fail(tickets[end + 1 :], _no_history(refused, reason))
 
     def _next_turn(self, rollout: OpenRollout) -> Iterator[Work | None]:
-        """Yield the request of the next turn that OUT does not answer. The answers that OUT has are appended to the
-        conversation on the way."""
+        """Append the answers that OUT has to the conversation, up to the first turn without one, and yield the request
+        of that turn. If a turn has no answer to append, because it failed, yield the failures of all later turns."""
         while rollout.remaining:
             ticket = rollout.remaining.popleft()
             prompt = rollout.rollout.prompt
@@ -269,7 +274,8 @@ class Feeder:
         stop_reason: int | str | None,
     ) -> RequestError | None:
         """Append an answer to the conversation, cut as in its record, and make the prompt of the next turn. Do nothing
-        after the last turn. Return the error if the prompt cannot be made, else None."""
+        after the last turn. Return the error if the prompt cannot be made, else None. stopped: the finish reason is
+        `stop`. stop_reason: as in Result."""
         if rollout.remaining:
             # An answer that completes its grammar ends without a stop token: its last token is text.
             has_stop_token = stopped and stop_reason is None and token_ids[-1] in self._renderer.tokenizer.eos_token_ids
@@ -310,10 +316,11 @@ class Feeder:
         return request
 
     def _draw_key(self, conversation: Conversation) -> list[str | int] | None:
-        """Return the parts of a line's draw key besides turn and seed; None for greedy decoding.
+        """Return the values that name a line's random stream, besides turn and seed; None if nothing is sampled (greedy
+        decoding, --score).
 
-        There are none if the line sets a seed. Else it is the line's id; without an id, the digest of its content and
-        the number of equal lines before it. The position of the line does not count.
+        The list is empty if the line sets a seed. Otherwise it holds the line's id or, without an id, the digest of its
+        content and the number of equal lines before it. The line's number has no effect.
         """
         temperature = conversation.params.get("temperature", self._config.temperature)
         if temperature == 0 or self._config.score:
@@ -365,8 +372,8 @@ class Feeder:
 
 
 def _with_constraint(work: Work) -> Work:
-    """Compile the grammar of a request, so that a bad one fails before its prompt is computed. Return the work, or a
-    Failure if the grammar cannot be compiled."""
+    """Compile the grammar of a request, so that a request with a bad grammar fails before its prompt is computed.
+    Return the work, or a Failure if the grammar cannot be compiled."""
     if isinstance(work, Failure) or work.constraint is None:
         return work
     ticket = work.tag.ticket
@@ -394,5 +401,5 @@ def _guarded(make: Callable[[], T]) -> T:
         return make()
     except RequestError:
         raise
-    except Exception as error:  # the one place around a request, before the engine
+    except Exception as error:  # only this conversation fails, even from a fault of this program
         raise RequestError("internal", f"the prompt could not be made: {error!r}") from error

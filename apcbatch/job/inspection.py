@@ -65,8 +65,8 @@ class Inspection:
 
     reading: how the line's fields were read, if its layout is another tool's. turn: None if the line is refused as a
     whole. turns: turns of the line that are requests. text: the prompt; None if it came as token ids, or there is none.
-    boundaries: positions of the grid in the prompt. kept: boundaries whose snapshot the policy keeps, with the reason.
-    resume_at: position where the plan resumes the request; None without a plan. shared: prefixes shared with earlier
+    boundaries: multiples of block_size in the prompt. kept: boundary -> why the policy keeps its snapshot. resume_at:
+    position where the plan resumes the request; None without a plan. shared: prefixes shared with earlier
     requests, the shortest first. error_code: code of the error record; None if the request would be answered. refused:
     one sentence for each reason to refuse it.
     """
@@ -100,10 +100,11 @@ class Inspection:
 def inspect(
     config: Config, inputs: Inputs, line: int | None, turn: int | None, warn: Callable[[str], None]
 ) -> Inspection:
-    """Inspect a request of the input. line: counted from 1, None for the first one. turn: None for the line's last.
+    """Inspect a request of the input. line: from 1; None for the first line that is not blank. turn: None for the
+    line's last.
 
-    With --score, the recorded answer is left out of the prompt. UsageError (ModelError) if input or model cannot be
-    used, or if the line or the turn does not exist.
+    With --score, the recorded answer is left out of the prompt. Raises UsageError if the input cannot be used, or if
+    the line or the turn does not exist; for a bad model, its subclass ModelError.
     """
     if config.turns == "rollout":
         raise UsageError(
@@ -140,7 +141,7 @@ def inspect(
 
 
 class _Records:
-    """Records of an input up to `line`, or the first record alone if it is None. last: latest record yielded."""
+    """Records of an input up to `line`; only the first record if `line` is None. last: latest record yielded."""
 
     def __init__(self, records: Iterable[Conversation | BadLine], line: int | None) -> None:
         self.last: Conversation | BadLine | None = None
@@ -165,7 +166,8 @@ class _Records:
 
 class _RequestsRead:
     """Requests read so far. tree: prefix tree of those that would run. tickets: by request index in the tree. latest:
-    requests of the latest line by turn. index: turn -> request index in the tree, for the latest line."""
+    turn -> (ticket, request, error), for the latest line. The request is None if it could not be made, the error is
+    None if the request would run. index: turn -> request index in the tree, for the latest line."""
 
     def __init__(self, config: Config, context_length: int | None) -> None:
         self._config, self._context_length = config, context_length
@@ -208,7 +210,8 @@ def _choose_turn(read: _RequestsRead, wanted: int | None) -> tuple[int | None, l
 
 
 def _refused(error: RequestError, record: Conversation | BadLine) -> list[str]:
-    """Return the error message of the run, then a sentence for each further fault of the line."""
+    """Return the message of the error record that a run would write, then a sentence for each further fault of the
+    line."""
     sentences = [error.message]
     if isinstance(record, BadLine) and record.source_format is not None:
         sentences += find_errors(record.record, record.line, LineOptions(record.source_format))
@@ -242,7 +245,8 @@ def _add_prompt(
 
 
 def _add_reuse(found: Inspection, read: _RequestsRead, config: Config, footprint: Footprint) -> None:
-    """Add the shared prefixes, and the snapshots that the policy keeps if the input ends with this line."""
+    """Add the shared prefixes, and what the policy would keep and where the plan would resume the request if the input
+    ended with this line."""
     index, length = read.index[found.turn], len(found.tokens)
     for tokens, other in common_prefixes(read.tree, index):
         ticket = read.tickets[other]

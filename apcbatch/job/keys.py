@@ -24,7 +24,7 @@ KEY_BITS = 96
 
 
 def id_key(text: str) -> int:
-    """Return the key of a custom_id; never 0."""
+    """Return the key of a text, such as a custom_id; never 0."""
     return _key(text.encode("utf-8", "surrogatepass"))
 
 
@@ -55,7 +55,8 @@ class KeyTable:
         return sum(len(part) * part.itemsize for part in (self._high, self._low, self._values))
 
     def add(self, key: int, value: int) -> bool:
-        """Insert a key, which is not 0. If it is there already, change nothing and return False."""
+        """Insert a key (not 0) with its value, and return True. If the key is there already, change nothing and return
+        False."""
         slot = self._slot_of(key)
         if self._occupied(slot):
             return False

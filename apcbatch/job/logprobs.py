@@ -1,6 +1,6 @@
 """Put log-probabilities into a record: answers in OpenAI's format, `prompt_logprobs` in vLLM's, `score` in our own.
 
-An answer has an entry for each token up to the end of its text; the model's own stop token is one of them.
+An answer has an entry for each token up to the end of its text, and for the model's own stop token.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from apcbatch.types import Result, Scores
 class PromptFields:
     """Data of a prompt that its record shows.
 
-    text: the prompt as it was given, None if it came as token ids. echo: put the prompt before the answer; with
-    log-probabilities, each of its tokens lists the num_top likeliest. prompt_logprobs: number of likeliest tokens
-    listed for each prompt token, None for no list. answer_begin: position of the recorded answer to score, or None.
+    token_ids: the prompt; for scoring, followed by the recorded answer. text: the prompt as it was given; None for
+    token ids and chats. echo: put the prompt before the answer; with log-probabilities, list the num_top likeliest
+    tokens at each of its positions. prompt_logprobs: number of likeliest tokens listed at each prompt position; None
+    for no list. answer_begin: position of the recorded answer to score, or None.
     """
 
     token_ids: TokenArray
@@ -56,8 +57,8 @@ class PromptFields:
         return found
 
     def _prompt_logprobs(self, scores: Scores, count: int, renderer: Renderer) -> list[dict[str, Any] | None]:
-        """Return, for each prompt token, an object keyed by token id with the token itself and the `count` likeliest.
-        None for the first token."""
+        """Return an entry for each prompt token. It maps token ids (as text) to log-probability, rank and text, for the
+        token itself and the `count` likeliest. The first token's entry is None."""
         entries: list[dict[str, Any] | None] = [None]
         tops = scores.top or [[]] * len(scores.logprobs)
         for token, logprob, rank, top in zip(
@@ -105,7 +106,7 @@ def completion_logprobs(
     prompt, whose tokens come first. Its first token has no log-probability, because nothing precedes it.
 
     top_logprobs: for each token, an object from text to log-probability of the likeliest tokens and the token itself.
-    Of two with the same text, the less likely one is called `token_id:<id>`.
+    Of two tokens with the same text, the less likely one is called `token_id:<id>`.
     """
     if result.logprobs is None:
         return None

@@ -48,8 +48,8 @@ CLUSTER_OPTIONS = ("workers", "worker_cpus", "worker_gpus", "worker_memory", "wo
 
 @dataclass
 class OpenRun:
-    """Open parts of a run. config: includes the model's defaults, if they are wanted. references: None if no drafts
-    come from known answers. trace: None with --no-trace, or if OUT is a stream."""
+    """Open parts of a run. config: with --generation-config auto, it includes the model's defaults. references: None if
+    no drafts come from known answers. trace: None with --no-trace, or if OUT is a stream."""
 
     config: Config
     records: Iterator[Conversation | BadLine]
@@ -61,7 +61,7 @@ class OpenRun:
 
 
 def check_paths(config: Config, inputs: Inputs, output: Output, config_file: str | None) -> None:
-    """Refuse options that exclude each other, and an OUT that would destroy another file; UsageError says what to give
+    """Refuse options that exclude each other, and outputs that would destroy another file; UsageError says what to give
     instead."""
     check_cluster(config)
     is_file = output.target != STDOUT and (os.path.isfile(output.target) or not os.path.exists(output.target))
@@ -114,8 +114,9 @@ def open_run(
     note: Callable[[str], None],
     stage: Callable[[str], None],
 ) -> OpenRun:
-    """Open what a run needs, cheap parts first; UsageError (ModelError) for a part that cannot be used. note: called
-    with sentences that the user may want to know. stage: called with the name of each step when it begins."""
+    """Open what a run needs, cheap parts first. Raises UsageError for a part that cannot be used; for a bad model, its
+    subclass ModelError. note: called with sentences that the user may want to know. stage: called with the name of each
+    step when it begins."""
     stage("reading the tokenizer")
     lines = LineOptions.of(config)
     records = open_source(inputs, lines, warn=warn)
@@ -173,7 +174,7 @@ def open_run(
         if answers is not None:
             run_file.check()
             answers = drop_unusable(sink, answers, config.retry_errors)
-            if draft_sources(config) and config.ray is None:  # a worker finds drafts in its own answers alone
+            if draft_sources(config) and config.ray is None:  # a worker makes drafts only from its own answers
                 for token_ids in last_answers(sink, config.draft_memory, engine.vocab_size):
                     engine.learn_answer(token_ids)
             if config.trace:
@@ -195,8 +196,8 @@ def open_run(
 def confirm_input(config: Config, inputs: Inputs, renderer: Renderer, answers: PreviousAnswers) -> None:
     """Compare the answers in OUT with INPUT before anything is changed.
 
-    Streams and addresses are compared while the run reads them: a stream cannot be read twice, and an address costs
-    time and money.
+    Streams and addresses are compared while the run reads them: a stream cannot be read twice, and reading an address
+    again costs time and money.
     """
     if not inputs.are_files:
         return
@@ -214,8 +215,8 @@ def confirm_input(config: Config, inputs: Inputs, renderer: Renderer, answers: P
 def _check_template_early(
     records: Iterator[Conversation | BadLine], renderer: Renderer
 ) -> Iterator[Conversation | BadLine]:
-    """Return the same records. Warn before the weights are read if the first one is a conversation and the model has no
-    chat template; for later ones the renderer warns."""
+    """Return the same records. If the first one needs a chat template and the model has none, warn before the weights
+    are loaded; for later records the renderer warns."""
     first = next(records, None)
     if isinstance(first, Conversation) and first.prompt is None and first.text is None:
         renderer.template.warn_if_fallback()
@@ -225,8 +226,8 @@ def _check_template_early(
 def _bound_workers(
     records: Iterator[Conversation | BadLine], limit: int | None
 ) -> tuple[Iterator[Conversation | BadLine], int | None]:
-    """Return the same records, and the largest number of workers that can have work; None from MOST_COUNTED lines on. A
-    message makes at most one request."""
+    """Return the same records, and the largest number of workers that can have work; None if there are MOST_COUNTED
+    lines or more. A line has at most one request per message."""
     most = MOST_COUNTED if limit is None else min(limit, MOST_COUNTED)
     first = list(islice(records, most))
     number = sum(max(1, len(one.messages)) if isinstance(one, Conversation) else 1 for one in first)
@@ -281,9 +282,9 @@ def check_cluster(config: Config) -> None:
 def _open_engine(
     config: Config, warn: Callable[[str], None], note: Callable[[str], None], most_workers: int | None
 ) -> JobEngine:
-    """Open the engine of a run, in this process or on a cluster. note: called with what of the checkpoint is ignored,
-    and when a worker comes or goes.
-    most_workers: largest number that can have work, None for no bound."""
+    """Open the engine of a run, in this process or on a cluster. note: called with the sentence about tensors that are
+    ignored, and when a worker comes or goes. most_workers: largest number of workers that can have work; None for no
+    bound."""
     if config.ray is None:
         _note_ignored(config, note)
         return make_engine(config, warn)
@@ -304,7 +305,7 @@ def _note_ignored(config: Config, note: Callable[[str], None]) -> None:
 
 
 def make_engine(config: Config, warn: Callable[[str], None]) -> JobEngine:
-    """Open the engine and load the model's weights; torch is imported here."""
+    """Import torch, open the engine and load the model's weights."""
     from apcbatch.engine.engine import open_engine
 
     return open_engine(config, read_salt(config), warn)

@@ -2,7 +2,7 @@
 
 A run appends plain lines to a local file, which is OUT itself in most cases. An OUT that ends in `.gz` or `.zst` is
 compressed from `OUT.part` when the run ends; an OUT with an address is uploaded then. So a kill, a power cut or a
-refused upload leaves a file of plain lines, from which --resume continues.
+refused upload leaves a local file, from which --resume continues.
 
 Invariants: the plain lines are removed only after the compressed file is safe; the local file of an uploaded OUT stays;
 a file that appears under OUT's name during the run is not replaced.
@@ -119,17 +119,17 @@ class Output:
             ) from None
 
     def upload(self, local: str, suffix: str = "") -> None:
-        """Copy a local file to OUT's address with the suffix appended; StoppedError if that is refused."""
+        """Copy a local file to OUT's address with the suffix appended; StoppedError if that fails."""
         system, path = open_filesystem(self.name)
         try:
             system.put_file(local, path + suffix)
-        except Exception as error:  # the address's package may raise anything
+        except Exception as error:  # the package of the address may raise anything
             sentence = f"{self.shown}{suffix} cannot be written: {reason_of(error, self.name)}"
             raise StoppedError(sentence) from None
 
     def finish(self, sink: FileSink) -> None:
-        """Compress and upload OUT from its complete, synced lines. StoppedError if that fails; no answer is lost
-        then."""
+        """Compress and upload OUT, as its name requires, from complete, synced lines. StoppedError if that fails; the
+        answers then stay in a local file."""
         if self.packing and identity(self.target) != self._before:
             raise StoppedError(
                 f"output {self.target} appeared or was changed while this run went on, and is not replaced; the "

@@ -62,7 +62,7 @@ def without_suffixes(name: str) -> str:
 
 
 def check_outputs(config: Config, inputs: Iterable[str], read: Names, outputs: Names) -> None:
-    """Refuse an output that is another file of the command, lies in a folder that the command reads, or cannot be
+    """Refuse an output that is another file of the command, lies in the store or beside the model's files, or cannot be
     written.
 
     inputs: files of INPUT. read, outputs: path or address by the name of its option; None and `-` are skipped.
@@ -104,7 +104,7 @@ def odd_names(output: str, flag: str, report: str | None) -> Iterator[str]:
 
 
 def same_file(one: str, other: str) -> bool:
-    """Return whether two names lead to the same regular file, which need not exist yet, or to the same one at an
+    """Return whether two names lead to the same regular file, which need not exist yet, or to the same file at an
     address."""
     return bool(_regular_places(one) & _regular_places(other))
 
@@ -126,8 +126,9 @@ def _check_writable(name: str, path: str) -> None:
 
 
 def _check_place(name: str, path: str, config: Config) -> None:
-    """Refuse a path in the store, and one beside the files of the model, since a resumed run compares their digest.
-    Hard links to files of either folder, and files that links in the model's folder lead to, are refused too."""
+    """Refuse a path in the store, and one beside the files of the model, since a resumed run compares the digest of
+    those files. Also refuse hard links to files of either folder, and files that links in the model's folder lead
+    to."""
     if config.store is not None:
         store = os.path.realpath(config.store)
         if os.path.commonpath([store, os.path.realpath(path)]) == store or _is_linked_below(store, path):

@@ -1,7 +1,7 @@
 """Plan the input: read a window of conversations ahead, plan it, return its requests in the plan's order.
 
-Invariants: the window bounds the read-ahead; each request or failure of the feeder comes out once; failures come out
-first.
+Invariants: the window bounds the read-ahead; each request or failure of the feeder is returned once, the failures of a
+window before its requests.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ class PlannedFeeder:
         return self._feeder.total
 
     def pause(self) -> bool:
-        """Return whether the engine should start on its requests before more input is read. True once at the end of
-        each window: reading and planning the next window takes seconds, during which a cluster's workers compute this
-        one."""
+        """Return whether the engine should run its requests before more input is read: True once at the end of each
+        window. Reading and planning the next one takes seconds, during which a cluster's workers compute the requests
+        that they have."""
         if self._ready or self._has_paused or not self._engine.num_unfinished:
             return False
         self._has_paused = True
@@ -118,8 +118,8 @@ class PlannedFeeder:
         self.plan_s += time.perf_counter() - begin
 
     def _planned(self, requests: list[Request]) -> list[Request]:
-        """Return the requests in the plan's order, each with its plan. Requests that the engine will refuse come
-        first."""
+        """Return the requests in the plan's order, each with its plan. Requests that the engine will refuse come first,
+        without a plan."""
         engine, config = self._engine, self._config
         usable: list[Request] = []
         refused: list[Request] = []
@@ -137,7 +137,7 @@ class PlannedFeeder:
         return refused + [replace(usable[index], plan=plan.requests[index]) for index in plan.order]
 
 
-REQUEST_TOKENS = 256  # counted per request besides its tokens: it takes about 1 KiB, a token 4 bytes
+REQUEST_TOKENS = 256  # counted per request besides its tokens: a Request takes about 1 KiB, a token 4 bytes
 
 
 class Window:

@@ -1,7 +1,7 @@
-"""Index the answers that OUT has already: read once when a run resumes, and looked up for every request.
+"""Index of the answers that OUT already has, read once when a run resumes and looked up for every request.
 
 Invariants: reading changes nothing in OUT; a record answers a request only if its digest says that it was made from the
-same line or prompt. Memory: 25 to 32 bytes per finished request.
+same line or prompt (records of versions without digests are trusted). Memory: 25 to 32 bytes per finished request.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ NUL = b"\0"  # not in JSON; a power cut leaves NULs in place of lost data
 class PreviousAnswers:
     """Index of the requests that have a line in OUT; empty for a fresh run.
 
-    num_seen: how many of them were found in the input so far. confirmed: all of them were compared with the input.
-    num_torn: lines that a power cut left unreadable. num_without_digests: lines of an old version that wrote no
-    digests. trusts_lines: this same version wrote OUT, so an equal line gives an equal prompt. same_draw_rule: the run
-    that began OUT seeded its random draws as this version does.
+    num_errors, num_retryable: error records, and those that --retry-errors runs again. num_torn: lines that a kill or a
+    power cut left incomplete. num_without_digests: records of old versions, which wrote no digests. num_seen: indexed
+    requests that were found in the input so far. confirmed: whether all of them were compared with the input.
+    trusts_lines: whether this same version wrote OUT, so that an equal line gives an equal prompt. same_draw_rule:
+    whether the run that began OUT seeded its random draws as this version does; also True once confirmed.
     """
 
     def __init__(self, sink: FileSink | None = None) -> None:
@@ -43,21 +44,21 @@ class PreviousAnswers:
         """Return the record of a request that OUT answers, and mark it as seen; UsageError if it was made from another
         request.
 
-        by_prompt: compare the prompt. The prompt of a rollout includes earlier answers, so the line alone does not
-        determine it.
+        by_prompt: compare the prompt in place of the line. The prompt of a rollout includes earlier answers, so the
+        line alone does not determine it.
         """
         key = _key(ticket.line, ticket.turn)
         record = self._record_at(self._offset(key))
         self._check_draws(record, ticket)
         if not self._is_made_from(record, ticket, by_prompt):
-            self.check_all_seen(ticket.line - 1, whole=False)  # an earlier gap shifts the numbers: report it first
+            self.check_all_seen(ticket.line - 1, whole=False)  # a missing earlier line shifts the numbers: report that
             raise UsageError(f"line {_line_and_turn(ticket.line, ticket.turn)} {self._mismatch}")
         self._mark_seen(key)
         return record
 
     def confirm_lines(self, tickets: Sequence[Ticket]) -> bool:
-        """Return whether OUT answers all of these requests, made from the same line. If so, the line need not be
-        rendered."""
+        """Return whether OUT answers all these requests of one line, with records made from the same line. If so, mark
+        them as seen; the line need not be rendered."""
         keys = [_key(ticket.line, ticket.turn) for ticket in tickets]
         if not all(key in self._offsets for key in keys):
             return False
@@ -72,18 +73,17 @@ class PreviousAnswers:
         return True
 
     def check_shape(self, line: int, turn: int | None) -> None:
-        """Refuse a line whose turns are requests if OUT answers it as a whole, and the reverse, before it is answered
-        again.
+        """Raise UsageError if OUT answers a line as a whole but its turns are now requests, or the reverse.
 
-        turn: the line's first turn, None for the line as a whole.
+        turn: first turn of the line that is a request; None if the line fails as a whole.
         """
         other = 1 if turn is None else None
         if _key(line, other) in self._offsets:
             raise UsageError(f"line {_line_and_turn(line, other)} {self._mismatch}")
 
     def count_unchecked(self, ticket: Ticket) -> None:
-        """Mark a request as seen without comparing its prompt, which is not known before the previous turn is
-        answered."""
+        """Mark a request, if OUT answers it, as seen without comparing its prompt, which is not known before the
+        previous turn is answered."""
         if ticket in self:
             key = _key(ticket.line, ticket.turn)
             self._check_draws(self._record_at(self._offset(key)), ticket)
@@ -172,7 +172,7 @@ def read_answers(sink: FileSink) -> PreviousAnswers:
 
 
 def last_answers(sink: FileSink, most_bytes: int, vocab_size: int) -> Iterator[list[int]]:
-    """Yield the token ids of each answer in the last `most_bytes` of OUT, in its order. Answers with ids outside the
+    """Yield the token ids of each answer in the last `most_bytes` of OUT, in OUT's order. Answers with ids outside the
     vocabulary are left out."""
     for _, line in sink.lines(most_bytes):
         record = read_record(line)
@@ -183,8 +183,8 @@ def last_answers(sink: FileSink, most_bytes: int, vocab_size: int) -> Iterator[l
 
 
 def drop_unusable(sink: FileSink, answers: PreviousAnswers, retry_errors: bool) -> PreviousAnswers:
-    """Remove torn lines from OUT and, with retry_errors, errors to run again; return the index of the remaining
-    answers."""
+    """Remove torn lines from OUT and, with retry_errors, the error records that may be retried; return the index of the
+    remaining records."""
     sink.cut_torn_line()
     if not answers.num_torn and not (retry_errors and answers.num_retryable):
         return answers

@@ -1,10 +1,10 @@
 """Print a run: a line for each request, stages, the progress bar or plain progress lines, warnings, the summary.
 
-All of a run's output goes through here, except the last line after a second signal. A pipe gets stable columns and a
-summary in JSON. A terminal gets colours, lines folded at its width, and a summary for people.
+All that a job prints goes through here, except results on standard output (sink.py) and the last line on stderr. A pipe
+gets stable columns and a summary in JSON. A terminal gets colours, lines folded at its width, and a summary for people.
 
-With `-o -`, standard output has the results alone, and everything else goes to stderr. If a reader closes its pipe,
-printing ends, and the job continues.
+With `-o -`, standard output has only the results, and everything else goes to stderr. If the reader of a pipe closes
+it, printing to it ends, and the job continues.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FIRST_ID_WIDTH = 8
 BAR_FORMAT = "{desc}{n_fmt}{postfix}"
 BAR_FORMAT_WITH_TOTAL = "{desc}{percentage:3.0f} % |{bar}| {n_fmt}/{total_fmt}{postfix}, eta {remaining}"
 NARROW_BAR_FORMAT_WITH_TOTAL = "|{bar}| {n_fmt}/{total_fmt}{postfix}, eta {remaining}"
-NARROW = 100  # columns of a terminal; on a narrower one the bar is shorter
+NARROW = 100  # columns; on a narrower terminal the progress bar has a shorter text
 
 
 class Printer:
@@ -58,7 +58,7 @@ class Printer:
         self.end_progress()
 
     def stage(self, what: str) -> None:
-        """Show a step of loading in the place of the bar; print nothing without a bar."""
+        """Show the name of a step of loading in place of the bar; print nothing without a bar."""
         if self._mode == "bar":
             self._show_bar(f"{what} ...", "{desc}")
 
@@ -144,13 +144,13 @@ class Printer:
             self._say(sentence)
 
     def detail(self, sentence: str) -> None:
-        """Print a sentence with --verbose alone."""
+        """Print a sentence only with --verbose."""
         if self._verbose:
             self._say(sentence)
 
     def summary(self, summary: dict[str, Any], output: str) -> None:
-        """Print the summary. A terminal gets some lines. A pipe gets one line of JSON, after all request lines, and
-        stderr gets one sentence. output: where the results are."""
+        """Print the summary: several lines on a terminal; in a pipe, one line of JSON after all request lines. stderr
+        gets one sentence too, unless request lines and stderr both go to a terminal. output: where the results are."""
         self.end_progress()
         width = self._width
         if width is None or not sys.stderr.isatty():
@@ -194,7 +194,7 @@ class Printer:
         self._write(sys.stderr, visible(line, "\n"))
 
     def _write(self, stream: TextIO, line: str) -> bool:
-        """Write a line at once, above the bar; return False if the stream is closed."""
+        """Write a line, after clearing the bar, and flush; return False if the stream cannot be written."""
         try:
             if self._bar is not None and stream.isatty():
                 self._bar.clear()
@@ -209,7 +209,8 @@ class Printer:
 
 
 def format_result(result: Result) -> str:
-    """Format the columns after the id: tokens of prompt, cached, new and out, and the source of the cached ones."""
+    """Format the columns after the id: prompt tokens, the cached ones with their source, the computed ones (`new`), and
+    answer tokens (`out`)."""
     share = min(99.9, 100 * result.cached_tokens / result.prompt_tokens)
     num_new = sum(len(answer.token_ids) for answer in result.answers)
     source = "-" if result.cached_from == "none" else result.cached_from
@@ -220,14 +221,14 @@ def format_result(result: Result) -> str:
 
 
 def format_miss(result: Result) -> str:
-    """Format the reason why less was cached than possible; empty without one. `below_grid` is not shown, because the
-    grid alone explains it; OUT has the reason."""
+    """Format the reason why less was cached than possible; empty without one. `below_grid` is left out, because the
+    block size alone explains it; OUT has the reason."""
     miss = None if result.miss_reason == "below_grid" else result.miss_detail or result.miss_reason
     return f"   miss: {miss}" if miss else ""
 
 
 def _short(rate: float) -> str:
-    """Format a rate: `812`, `12.3k`."""
+    """Format a rate: `812`, `12k`."""
     return f"{rate:.0f}" if rate < 10_000 else f"{rate / 1000:.0f}k"
 
 

@@ -1,7 +1,7 @@
 """Make the output record of a request as a JSON line: OpenAI's response body and the cache reuse. Read records back.
 
 Invariants: `error` is null if and only if the request succeeded; a body is a ChatCompletion or Completion of the
-`openai` package, with `reasoning_content` as its only further key, where there is reasoning; a record that
+`openai` package, except that a message with reasoning has the further key `reasoning_content`; a record that
 `read_record` accepts has every field that a resumed run uses, with the right type.
 """
 
@@ -31,11 +31,11 @@ class Ticket:
     """Identity of one request in the job: its position in the input, its names and its digests.
 
     number: position among all requests of the input, from 0. line: input line, from 1. turn: None if the record answers
-    the line as a whole. completion: the request came from /v1/completions. line_digest: digest of the line as it was
-    read. request_digest: see the function of that name; None without a prompt. keeps_stop: the answer includes the stop
-    text, or the token of stop_token_ids, that ended it. prompt: the prompt fields that the record shows, or None.
-    file_line: the file and the line in it, if the input has several files. random_stream: key of the request's random
-    draws; None for greedy decoding.
+    the line as a whole. completion: the prompt is a text or token ids, not messages. line_digest: digest of the line as
+    it was read. request_digest: see the function of that name; None until the prompt is made. keeps_stop: the answer
+    includes the stop text, or the token of stop_token_ids, that ended it. prompt: the prompt fields that the record
+    shows, or None. file_line: the file and the line in it, if the input has several files. random_stream: key of the
+    request's random draws; None if nothing is sampled.
     """
 
     number: int
@@ -170,14 +170,15 @@ def read_record(line: bytes) -> dict[str, Any] | None:
 
 
 def answers_of(record: dict[str, Any]) -> list[list[int]]:
-    """Return the token ids of each answer. record: of a request that succeeded, one that `read_record` accepted."""
+    """Return the token ids of each answer. record: one that `read_record` accepted, of a request that succeeded."""
     ours = record["apcbatch"]
     several: list[Any] = [one["completion_token_ids"] for one in ours.get("choices", ())]
     return several or [ours["completion_token_ids"]]
 
 
 def is_stopped(record: dict[str, Any]) -> bool:
-    """Return whether the last token of an answer is a stop token. record: one that `read_record` accepted.
+    """Return whether a stop token, a stop text or a completed grammar ended the first answer, rather than a limit of
+    tokens. record: one that `read_record` accepted, of a request that succeeded.
 
     The body's finish_reason is `tool_calls` for every answer with calls, so the one in the `apcbatch` object decides.
     Older records have only the body's.

@@ -1,6 +1,6 @@
 """Find known answers to the requests of a run, for drafts: the recorded ones, and those of --draft-from.
 
-Invariant: a known answer that cannot be used is left out; it never changes an answer or makes an error record.
+Invariant: known answers never change an answer or cause an error record; one that cannot be used is left out.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ LONGEST_MAGIC = max(map(len, COMPRESSED))
 
 
 class EarlierAnswers:
-    """Index of the answers in the OUT of an earlier run, by custom_id. The last of several equal ids counts.
+    """Index of the answers in the OUT of an earlier run, by custom_id. Of records with equal ids, the last counts.
 
     Memory: 25 to 32 bytes an answer, and the line that is read. A compressed OUT is decompressed to a temporary file
-    without a name, since its lines are read in the order of the requests. has_same_tokens: that run had the same
-    tokenizer, as its run file says. num_wanted, num_found: requests that were looked up, and those that have an answer.
+    without a name, since its lines are read in the order of the requests. has_same_tokens: whether that run had the
+    same tokenizer, by the digest of the model's files in its run file. num_wanted, num_found: number of requests that
+    were looked up, and of those that had an answer.
     """
 
     def __init__(self, path: str, flag: str, model_folder: Path, warn: Callable[[str], None]) -> None:
@@ -65,7 +66,7 @@ class EarlierAnswers:
         return len(self._offsets)
 
     def find(self, custom_id: str) -> dict[str, Any] | None:
-        """Return the record of a request that succeeded; None without one."""
+        """Return the record of the request with this id, if it succeeded; None otherwise."""
         self.num_wanted += 1
         offset = self._offsets.get(id_key(custom_id))
         if offset is None:
@@ -86,7 +87,7 @@ class EarlierAnswers:
             )
 
     def _open(self, warn: Callable[[str], None]) -> BinaryIO:
-        """Open the file, decompressed. Warn if compressed data breaks off, and use the part before."""
+        """Open the file, decompressed. If the compressed data is damaged or cut off, warn and use the part before."""
         file = open_earlier(self._path, self._flag)
         head = file.read(LONGEST_MAGIC)
         file.seek(0)
@@ -112,7 +113,7 @@ def open_earlier(path: str, flag: str) -> BinaryIO:
 
 
 class References:
-    """Known answers to the requests of a run. recorded: whether the recorded ones are looked for. earlier: those of an
+    """Known answers to the requests of a run. recorded: whether recorded answers are used. earlier: the answers of an
     earlier run, or None."""
 
     def __init__(self, renderer: Renderer, recorded: bool, earlier: EarlierAnswers | None) -> None:
@@ -120,18 +121,18 @@ class References:
 
     @classmethod
     def of(cls, config: Config, renderer: Renderer, earlier: EarlierAnswers | None) -> References | None:
-        """Return the known answers of a run; None if no source of its drafts needs them."""
+        """Return the known answers of a run; None if no draft source uses them."""
         recorded = "recorded" in draft_sources(config)
         return cls(renderer, recorded, earlier) if recorded or earlier is not None else None
 
     def begin(self, conversation: Conversation) -> KnownAnswers | None:
-        """Begin a conversation; None if it turns drafts off."""
+        """Return the KnownAnswers of a conversation, for its rendering and for `find`; None if it turns drafts off."""
         return KnownAnswers(self._renderer, conversation) if conversation.draft else None
 
     def find(
         self, known: KnownAnswers, conversation: Conversation, prompts: Sequence[Prompt]
     ) -> Mapping[int, Mapping[DraftSource, Sequence[TokenArray]]]:
-        """Return turn -> the known answers to its prompt, by source."""
+        """Return turn -> source -> the known answers to that turn's prompt."""
         found: dict[int, dict[DraftSource, Sequence[TokenArray]]] = {}
         try:
             if self._recorded:
@@ -142,7 +143,7 @@ class References:
                     answers = list(self._earlier_answers(self._earlier, known, conversation, prompt))
                     if answers:
                         found.setdefault(prompt.turn, {})["previous"] = answers
-        except Exception:  # around one conversation: its requests are answered the same without drafts
+        except Exception:  # the answers are the same without drafts
             return found
         return found
 
@@ -154,8 +155,8 @@ class References:
     def _earlier_answers(
         self, earlier: EarlierAnswers, known: KnownAnswers, conversation: Conversation, prompt: Prompt
     ) -> Iterator[TokenArray]:
-        """Yield the tokens of each answer that the earlier run gave to a prompt: its own token ids if it had the same
-        tokenizer, else those of its text."""
+        """Yield the tokens of each answer that the earlier run gave to the request with the prompt's custom_id: the
+        recorded token ids if that run had the same tokenizer, otherwise the answer's text, tokenised."""
         record = earlier.find(prompt.custom_id)
         if record is None:
             return
@@ -170,8 +171,8 @@ class References:
 def _of_choice(
     known: KnownAnswers, conversation: Conversation, prompt: Prompt, choice: Mapping[str, Any]
 ) -> TokenArray | None:
-    """Tokenise one choice of an earlier record: a chat message by the template, a completion as text. None for a choice
-    without either."""
+    """Tokenise one choice of an earlier record: a chat message by the template, or as text if it continues the final
+    message; a completion as text. None if the choice has no valid message or text."""
     try:
         [message] = check_messages([choice.get("message")]) if conversation.prompt is None else [None]
     except RequestError:
@@ -193,7 +194,7 @@ def _answered(line: bytes) -> dict[str, Any] | None:
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Yield (byte offset, line) of each line, but for those over DEFAULT_MAX_LINE_BYTES."""
+    """Yield (byte offset, line) of each line, except lines over DEFAULT_MAX_LINE_BYTES."""
     offset = 0
     while line := file.readline(DEFAULT_MAX_LINE_BYTES):
         begin, offset = offset, offset + len(line)

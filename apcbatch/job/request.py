@@ -1,7 +1,7 @@
 """Make the engine's request for one prompt: the run's options, overridden by the line's settings.
 
 Invariant: the request digest covers every setting that can change the answer. It leaves out a setting that is newer
-than the digest and has its default, so that answers of earlier versions stay answers to the same request.
+than the digest and has its default, so that the digests of earlier versions stay valid.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from apcbatch.option_values import FILE_MARK
 from apcbatch.sampling import SETTINGS
 from apcbatch.types import Request
 
-# Settings that every digest covers, and settings newer than the digest with their defaults.
+# FIRST: settings that every digest covers. LATER: settings newer than the digest, with their defaults.
 FIRST = [name for name, setting in SETTINGS.items() if setting.in_every_digest]
 LATER = {name: setting.default for name, setting in SETTINGS.items() if not setting.in_every_digest}
 MOST_PROMPT_LOGPROBS = 262_144  # per request; each takes about 700 bytes of memory and 75 of the record
@@ -92,8 +92,9 @@ def _scoring(
 def _scored_prompt(
     num_prompt: int, echo: bool, prompt_logprobs: int | None, settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return score_from and score_top of the request; empty if an answer is generated and only the prompt's text is
-    wanted. RequestError for more log-probabilities than one record can hold."""
+    """Return score_from and score_top of a request whose record shows the prompt; empty if it needs neither, since it
+    generates an answer and no log-probabilities of the prompt are requested. RequestError for more log-probabilities
+    than one record can hold."""
     top = settings.get("top_logprobs", 0) if echo and settings["logprobs"] else 0
     if prompt_logprobs is not None or (echo and settings["logprobs"]):
         top = max(prompt_logprobs or 0, top)
@@ -109,8 +110,8 @@ def _scored_prompt(
 
 
 def settings_of(config: Config, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a request by the names of Request's fields, with stop, keeps_stop and structure. Settings
-    newer than the digest are included only if they do not have their defaults.
+    """Return the settings of a request by name: fields of Request, and stop, keeps_stop, structure, echo and
+    prompt_logprobs. Settings newer than the digest are included only if they do not have their defaults.
 
     --top-logprobs turns on log-probabilities for lines that do not set `logprobs`. It has no effect on lines that turn
     them off.
@@ -124,7 +125,8 @@ def settings_of(config: Config, params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _further_settings(conversation: Conversation) -> dict[str, Any]:
-    """Return the template options and the one-call rule of a line, if it sets them, for its digest."""
+    """Return the settings that a line's digest covers in addition, each only if the line sets it: its template options
+    (`switches`), and `one_call` (at most one tool call)."""
     given = conversation.template_options.given()
     return ({"switches": given} if given else {}) | ({"one_call": True} if conversation.one_call else {})
 
@@ -133,8 +135,8 @@ MAX_BYTES = 4096
 
 
 def read_salt(config: Config) -> str | None:
-    """Return the salt of a run, without the line end of its file; None for none. UsageError if the file holds no
-    salt."""
+    """Return the cache salt of a run, read from its file if --cache-salt names one; None without the option. The line
+    end of the file is removed. UsageError if the file holds no salt."""
     given = config.cache_salt
     if given is None or not given.startswith(FILE_MARK):
         return given

@@ -1,7 +1,7 @@
 """Run the loop of a job: read conversations, write one line per request.
 
-Invariants: a line is written when its request finishes; the input is read only as fast as the engine asks for it, so
-memory does not grow with it.
+Invariants: a line is written when its request finishes; the input is read only as fast as the engine asks for requests,
+so prompts and answers do not pile up in memory.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ STDOUT_NAMES = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 
 
 class Job:
-    """One `apcbatch run`. inputs: as the user named them. output: None for a name made from INPUT's. program,
-    config_file: how the command was called, for the command that continues it. UsageError for an unusable OUT or one
-    without a name."""
+    """One `apcbatch run`. inputs: as the user named them. output: None for a name made from INPUT's. program: shell
+    words that start this program again. config_file: the file of --config, or None. UsageError if OUT's name cannot be
+    used, or if none can be made from INPUT's."""
 
     def __init__(
         self,
@@ -92,7 +92,8 @@ class Job:
         return self._output.target
 
     def continue_command(self) -> str:
-        """Return the shell command that continues this run."""
+        """Return the shell command that continues this run, or that repeats it: before OUT is open, or if OUT is a
+        stream."""
         config = self._config
         if self._out_is_ours:
             added = ["--resume"] + ["--retry-errors"] * (self._retryable_errors > 0)
@@ -106,8 +107,8 @@ class Job:
         return command_words(self._program, self._inputs, output, config_file, self._config, added)
 
     def last_line(self, exit_code: int) -> str:
-        """Return the last line on stderr: how to continue, or that nothing is left to do, if every error would come
-        again."""
+        """Return the last line for stderr: the command that continues the run, or a sentence that nothing is left to
+        do, if every error would recur."""
         if exit_code == EXIT_REQUEST_ERRORS and not self._retryable_errors:
             return nothing_left(self._output.shown, self._totals.errors_by_code)
         return self.continue_command()
@@ -174,8 +175,8 @@ class Job:
         self._printer.begin_progress()
 
     def _next_request(self, engine: JobEngine, source: WorkSource, sink: Sink) -> Request | None:
-        """Return the next request for the engine, after writing the failures before it. None if there is none now, or
-        if the job is to end."""
+        """Return the next request for the engine, after writing the failures before it to OUT. None if no request is
+        available now, or if the job must stop."""
         while not self._should_stop(engine) and not source.exhausted:
             if source.num_open_rollouts >= self._config.max_running:
                 return None  # the next turns of open rollouts go before new conversations
@@ -232,7 +233,8 @@ class Job:
         return self._strict_stop or self._signals.exit_code is not None
 
     def _exit_code(self, earlier_errors: int, is_complete: bool) -> int:
-        """Return the exit code. is_complete: every request is answered, so a signal has stopped nothing."""
+        """Return the exit code. earlier_errors: error records that OUT had before. is_complete: every request is
+        answered, so a signal has stopped nothing."""
         if self._signals.exit_code is not None and not is_complete:
             return self._signals.exit_code
         if self._strict_stop:
@@ -241,7 +243,7 @@ class Job:
 
     def _end(self, engine: JobEngine, sink: Sink, exit_code: int) -> int:
         """Make everything durable, then print the summary. Return the exit code; EXIT_STOPPED if OUT could not be
-        made."""
+        compressed or uploaded."""
         self._printer.end_progress()
         sink.finish(self._config.ordered)
         engine.flush()
@@ -277,7 +279,7 @@ class Job:
                 system.pipe_file(path, document)
             else:
                 write_file(name, [document], Disk())
-        except Exception as error:  # an address's package may raise anything; the answers are safe
+        except Exception as error:  # the package of an address may raise anything; the answers are safe
             self._printer.warn(f"--summary {shown_address(name)} was not written: {reason_of(error, name)}")
 
 

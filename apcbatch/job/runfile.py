@@ -39,8 +39,8 @@ CHANGES_ANSWERS = (
     "tool_parser",
     "reasoning_parser",
 )
-# Key of random draws: the line's own seed, or --seed and the line's id or content. Older files have no `draws`: their
-# key is the request's number.
+# Names the rule by which this version seeds random draws: the line's own seed, or --seed and the line's id or content.
+# Older run files have no `draws`: those runs seeded draws by the request's number.
 DRAWS = "seed, id or content"
 END_BYTES = 1 << 20  # read at each end of the input; divided among several files
 LEAST_END_BYTES = 1 << 12
@@ -50,8 +50,8 @@ MISSING = "is missing"
 
 
 def input_identity(inputs: Inputs) -> dict[str, Any]:
-    """Return the identity of INPUT. For files, it is their size and the xxh3-128 of both ends of each; of a single
-    file, these are its first and last MiB. Otherwise it is the names alone."""
+    """Return the identity of INPUT. For files, it is their total size and one xxh3-128 over the beginning and the end
+    of each: 1 MiB each of a single file, less of several. Otherwise it is the names alone."""
     if not inputs.are_files:
         names = ", ".join(map(shown_address, inputs.files))
         return {"name": names[:MOST_CHARACTERS], "size_bytes": None, "xxh3_of_ends": _digest_of_names(inputs)}
@@ -222,6 +222,6 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tu
     if now["model_fingerprint"] is not None:
         fingerprints = then.get("model_fingerprint"), now["model_fingerprint"]
         pairs.append(("model_fingerprint", *fingerprints))
-        if fingerprints[0] != fingerprints[1]:  # matters on a GPU; on a CPU products are always exact
+        if fingerprints[0] != fingerprints[1]:  # on a GPU, another --exact changes the fingerprint
             pairs.append(("exact", earlier.get("exact"), now["config"]["exact"]))
     yield from (pair for pair in pairs if pair[1] != pair[2])

@@ -1,9 +1,10 @@
 """Write OUT: one JSON line per request, handed to the operating system as soon as it is complete.
 
-Invariants: each line of OUT is complete, except possibly a torn last one; one process at a time writes an OUT; a file
-is replaced only by a complete one; a background thread syncs the lines every SYNC_EVERY_S seconds, after a check that
-OUT is still where it was opened. --ordered sorts the file at the end, by a table of each line's request number and
-offset (16 bytes a line). So no line is held back in memory, and a run that is killed has lost none.
+Invariants for a file: each of its lines is complete, except that a crash may leave the last one torn; only one process
+at a time writes it; it is replaced only by a complete file. A background thread syncs the lines every SYNC_EVERY_S
+seconds, after a check that OUT is still where it was opened. No line is held back in memory, so a killed run loses
+none: --ordered sorts the file only when the run ends, by a table of each line's request number and offset (16 bytes a
+line).
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class Sink(Protocol):
         """Write one line, including its newline, to the operating system; StoppedError if the system refuses it."""
 
     def sync_if_due(self) -> None:
-        """Make the lines durable if SYNC_EVERY_S seconds have passed since the last time; StoppedError if that
-        fails."""
+        """Begin to make the lines durable if SYNC_EVERY_S seconds have passed since the last time; StoppedError if that
+        or the previous sync fails."""
 
     def finish(self, ordered: bool) -> None:
         """Make the lines durable and, if `ordered`, sort them into input order."""
@@ -54,7 +55,7 @@ class Sink(Protocol):
 
 class StreamSink:
     """Sink for standard output, a device or a pipe. It cannot be resumed. With --ordered, lines wait in a temporary
-    file."""
+    file until the run ends."""
 
     def __init__(self, stream: IO[bytes], name: str, ordered: bool) -> None:
         self._stream, self._name = stream, name
@@ -90,7 +91,7 @@ class StreamSink:
 
     @contextmanager
     def _stop_on_error(self) -> Iterator[None]:
-        """Turn an OSError into a StoppedError, because a stream cannot be resumed."""
+        """Turn an OSError into a StoppedError, and redirect the broken stream to /dev/null."""
         try:
             yield
         except BrokenPipeError:
@@ -104,8 +105,8 @@ class StreamSink:
 class FileSink:
     """Sink for a regular file, locked for this process. Opening it leaves the content unchanged.
 
-    remove_if_unused: `close` removes the file if nothing was written to it. True at first for a file that did not
-    exist; the caller sets it to False before the first line.
+    remove_if_unused: `close` removes the file if it is empty, or has only what `fill` wrote. True at first for a file
+    that did not exist; the caller sets it to False before the first line.
     """
 
     def __init__(self, path: Path, disk: Disk | None = None) -> None:
@@ -171,8 +172,8 @@ class FileSink:
         return size - end
 
     def lines(self, last_bytes: int | None = None) -> Iterator[tuple[int, bytes]]:
-        """Yield (byte offset, line) of each line, from the start. last_bytes: only lines that lie whole in the
-        file's last bytes, this many."""
+        """Yield (byte offset, line) of each line, from the start. last_bytes: yield only lines that lie entirely within
+        that many bytes at the file's end."""
         offset = 0
         with open(self.path, "rb") as file:
             if last_bytes is not None and (size := os.fstat(file.fileno()).st_size) > last_bytes:
@@ -192,7 +193,8 @@ class FileSink:
         return b"".join(pieces).partition(b"\n")[0]
 
     def fill(self, chunks: Iterator[bytes]) -> None:
-        """Replace the content by the lines of a compressed OUT. The file must have no complete line of its own."""
+        """Replace the content by that of a compressed OUT. chunks: its decompressed content. The file must have no
+        complete line of its own."""
         self._replace(chunks)
         self._is_filled = True
 
@@ -238,8 +240,8 @@ class FileSink:
         self._check_size()
 
     def _check_size(self) -> None:
-        """Raise StoppedError if another program wrote to OUT. Called before each line, so that none follows a partial
-        one."""
+        """Raise StoppedError if another program wrote to OUT. Called before each line, so that none is appended to a
+        partial line of that program."""
         size = os.fstat(self._fd).st_size
         if size != self._size:
             raise StoppedError(
@@ -269,7 +271,7 @@ class FileSink:
 
     @contextmanager
     def _stop_on_error(self, done: str) -> Iterator[None]:
-        """Turn an OSError into a StoppedError. done: past participle of the refused action."""
+        """Turn an OSError into a StoppedError. done: what was refused, as a participle: `written`."""
         try:
             yield
         except OSError as error:

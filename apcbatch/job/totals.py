@@ -1,6 +1,6 @@
 """Sum up the results of a run, for the progress line and the summary.
 
-The sums cover this process; requests answered before a --resume are in `already_done`.
+The sums cover this process alone. `already_done` is the number of requests that were answered before a --resume.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ENGINE_COUNTS = (
 
 
 class ScoreTotals:
-    """Sums over the recorded answers that were scored. Integer sums, so that they do not depend on the order."""
+    """Sums over the recorded answers that were scored. All are integers, so that they do not depend on the order."""
 
     def __init__(self) -> None:
         self.answers = self.tokens = self.greedy_matches = self.exact_matches = 0
@@ -73,7 +73,7 @@ class Totals:
         self.cached_by_source: Counter[str] = Counter(memory=0, disk=0)
         self.miss_reasons: Counter[str] = Counter()
         self.scores = ScoreTotals()
-        self._decoded_tokens = 0  # equal answers count once; the prefill makes the first token of each
+        self._decoded_tokens = 0  # answers that share a list of tokens count once; each first token comes from prefill
         self._ideal_tokens: int | None = 0
         self.warnings: list[str] = []
 
@@ -102,7 +102,8 @@ class Totals:
         return time.monotonic() - self._begin
 
     def begin_running(self, already_done: int) -> None:
-        """Start the clock of the answers, when loading ends. already_done: requests that OUT answers already."""
+        """Mark the end of loading: `running_s` counts from here. already_done: number of requests that OUT already
+        answers."""
         self._loaded = time.monotonic()
         self.already_done = already_done
 

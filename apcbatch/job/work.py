@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class JobEngine(Steppable, Protocol):
-    """Engine interface that run, tune-block-size and bench use."""
+    """Engine interface that `run`, `LLM`, tune-block-size and bench use."""
 
     dtype: str
     device: str
@@ -78,8 +78,8 @@ class Failure:
 
 @dataclass(slots=True)
 class OpenRollout:
-    """Conversation in rollout that has begun. remaining: tickets of its unanswered turns, each built on the answer to
-    the previous turn."""
+    """Rollout in progress. remaining: tickets of its turns that are still to be submitted; each turn needs the answer
+    to the previous one."""
 
     conversation: Conversation
     rollout: Rollout
@@ -88,7 +88,8 @@ class OpenRollout:
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """Data of the job that a request carries until its result. rollout: None for a recorded turn."""
+    """Data that the job attaches to a request, and gets back with its result. rollout: None if the prompt contains the
+    recorded answers, not generated ones."""
 
     ticket: Ticket
     rollout: OpenRollout | None
@@ -116,8 +117,8 @@ class WorkSource(Protocol):
         """Requests to answer in this run; None until the whole input is read."""
 
     def pause(self) -> bool:
-        """Return whether the engine should start on its requests before more input is read. True once at the end of
-        each window."""
+        """Return whether the engine should run its requests before more input is read: True once at the end of each
+        planning window."""
 
     def next(self) -> Work | None:
         """Return the next request or failure; None if there is none at the moment (see exhausted)."""

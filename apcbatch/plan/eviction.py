@@ -1,12 +1,13 @@
 """Eviction under a memory budget: simulate the order and drop the least valuable snapshot while they exceed the budget.
 
-As in Belady's algorithm, the uses to come are known. Each later request is served by the deepest live snapshot on its
+As in Belady's algorithm, all future uses are known. Each later request is served by the deepest live snapshot on its
 path, where it would resume. A snapshot's value is the tokens that it saves over the nearest live ancestor, per byte,
-divided by the number of requests until its next use. It is 0 while deeper snapshots serve all requests that pass. So a
-prefix that all requests fall back to is dropped last.
+divided by the number of requests until its next use. The value is 0 while deeper snapshots serve all requests that pass
+this one. So a prefix that all requests fall back to is dropped last.
 
-An example without KV and a budget of two snapshots: the one at 40, on the path of all requests, serves the request 2
-ahead; 64, below it, the request 4 ahead; a request has just computed 100, below 64, for the request 3 ahead.
+An example without KV and a budget of two snapshots. The snapshot at 40 is on the path of all requests and serves the
+request 2 steps ahead; 64 is below it and serves the request 4 steps ahead. A request has just computed 100, below 64,
+which serves the request 3 steps ahead.
     40 saves 40 tokens, next used in 2: 40 / 2 = 20
     64 saves 24 over 40, next used in 4: 24 / 4 = 6
     100 saves 36 over 64, next used in 3: 36 / 3 = 12
@@ -72,7 +73,8 @@ class _Values:
         self._live[live.row] = live
 
     def set(self, live: _LiveSnapshot, gain: float, next_use: float) -> None:
-        """gain: tokens saved per byte. next_use: a rank."""
+        """Set the value of a live snapshot. gain: tokens saved per byte. next_use: rank of the next request that the
+        snapshot serves; NEVER for none."""
         self._gain[live.row], self._next_use[live.row] = gain, next_use
 
     def remove(self, live: _LiveSnapshot) -> None:
@@ -82,7 +84,8 @@ class _Values:
         live.row = -1
 
     def least(self, now: int, pinned: _LiveSnapshot) -> _LiveSnapshot | None:
-        """Return the least valuable snapshot except the pinned one; None if there is no other."""
+        """Return the least valuable snapshot except the pinned one; None if there is no other. now: rank of the request
+        that runs."""
         value = self._gain / (self._next_use - now)
         if pinned.row >= 0:
             value[pinned.row] = NEVER
@@ -140,7 +143,8 @@ class EvictionSimulation:
         return SnapshotPlan(self._kept, source, from_kept)
 
     def _prepare(self, wanted: Sequence[TreePoint]) -> None:
-        """Find the requests that pass each candidate, and let the snapshots held before the plan serve theirs."""
+        """Find the requests that pass each candidate. Assign each request to the deepest snapshot held before the plan
+        from which it can resume."""
         shape = self._shape
         for node, position in sorted(set(wanted) - {NOWHERE}):
             if position not in self._held.get(node, ()):

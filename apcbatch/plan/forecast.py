@@ -23,10 +23,10 @@ class PolicyForecast:
     """One policy at one block size.
 
     resume_at: by request, its cached tokens. snapshots_written: kept in this run. snapshots_read: distinct ones that
-    are resumed from. snapshots_for_later: kept for future runs alone (`planned`). written_bytes: of the written ones,
-    with the KV of a token once for each path. store_bytes: of a store after the run. floor_tokens: tokens that an
-    earlier request covers and that are not cached, because no snapshot is kept at the right position. peak_live_*: the
-    most that is live at a time; `all` and `last` evict nothing.
+    are resumed from. snapshots_for_later: kept for future runs alone (`planned`). written_bytes: bytes of the written
+    ones, each with the KV since the nearest kept ancestor. store_bytes: bytes of a store after the run. floor_tokens:
+    tokens that an earlier request covers and that are not cached, because no snapshot is kept at the right position.
+    peak_live_*: maximum live at a time; `all` and `last` evict nothing.
     """
 
     policy: Policy
@@ -56,7 +56,7 @@ class PolicyForecast:
 
     @property
     def ideal_hit_rate(self) -> float:
-        """The share that an earlier request covers in the order of this policy."""
+        """Share of all prompt tokens that an earlier request covers, in the order of this policy."""
         return _share(self.cached_tokens + self.floor_tokens, self.prompt_tokens)
 
 

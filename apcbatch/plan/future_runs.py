@@ -1,6 +1,6 @@
 """Choose the snapshots to keep for future runs: the ends of conversations, and the prefixes that they share.
 
-An example without KV, with block size 4: three conversations share 20 tokens, then they have 60, 62 and 80. Candidates
+An example without KV, with block size 4: three conversations of 60, 62 and 80 tokens share their first 20. Candidates
 are 20, which saves 20 tokens for each of the three, and 56, 60 and 76, which serve one each and save 36, 40 and 56
 over it. A budget for three snapshots drops 56, which saves the fewest tokens for its bytes; a budget for one keeps 20,
 which saves 60 tokens, and drops 76, which saves 56.
@@ -36,7 +36,7 @@ class _Candidate:
 
     @property
     def gain(self) -> int:
-        """Tokens that it saves over its nearest candidate ancestor."""
+        """Tokens that it saves each conversation over its nearest candidate ancestor."""
         return self.point[1] - (self.above.point[1] if self.above is not None else 0)
 
     def value(self, footprint: Footprint) -> float:
@@ -63,8 +63,8 @@ class KeptForLater:
 
 @dataclass(frozen=True)
 class FutureRuns:
-    """Limits of the snapshots kept for future runs. min_gain_tokens: what each saves at least over its nearest kept
-    ancestor. budget_bytes: what they take on disk together (None: no limit)."""
+    """Limits of the snapshots kept for future runs. min_gain_tokens: minimum tokens that each saves over its nearest
+    kept ancestor. budget_bytes: maximum bytes of all on disk (None: no limit)."""
 
     block_size: int
     min_gain_tokens: int

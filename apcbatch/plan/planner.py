@@ -36,8 +36,8 @@ class Plan:
     order: request indexes. requests: by index. leaders: by index, the request that computes the snapshot it resumes
     from; None if it resumes from nothing, or from a snapshot held before. snapshots_written: kept for this run, each
     read at least once. snapshots_read: these, and the held ones that are read. snapshots_for_later: kept for future
-    runs alone. later_bytes: of all snapshots kept for future runs. peak_live_*: the most that is live at a time if
-    requests run one after the other.
+    runs alone. later_bytes: bytes of all snapshots kept for future runs. peak_live_*: maximum live at a time
+    if requests run one after the other.
     """
 
     order: list[int]
@@ -64,8 +64,8 @@ class Planner:
     """Plans for one block size.
 
     capacity_bytes: budget for this run's live snapshots, without those held before; None for no limit. For future
-    runs: min_gain_tokens, what a snapshot must save over its nearest kept ancestor; later_budget_bytes, what they may
-    take on disk (None: no limit, 0: none are kept).
+    runs: min_gain_tokens, minimum tokens that a snapshot saves over its nearest kept ancestor; later_budget_bytes,
+    maximum bytes of these snapshots on disk (None: no limit, 0: none are kept).
     """
 
     block_size: int

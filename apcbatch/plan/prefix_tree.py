@@ -41,7 +41,7 @@ class PrefixTree:
 
     @property
     def num_nodes(self) -> int:
-        """The root included."""
+        """Number of nodes, the root included."""
         return len(self.parent)
 
     def begin(self, node: int) -> int:

@@ -57,10 +57,10 @@ class Owners:
     def __init__(self, shape: TreeShape) -> None:
         self._shape = shape
         self._begin = list(shape.end)
-        self._runs: dict[int, list[tuple[int, int]]] = {}  # by node: (begin, request), as they came
+        self._runs: dict[int, list[tuple[int, int]]] = {}  # by node: (begin, request), in order of `record`
 
     def computed_from(self, node: int) -> int:
-        """Return the position of a node's edge from which on it has been computed; the edge's end if it has not."""
+        """Return the position after which a node's edge has been computed; the edge's end if none of it has."""
         return self._begin[node]
 
     def record(self, index: int, resume_at: int) -> None:
@@ -72,7 +72,7 @@ class Owners:
                 self._begin[node] = begin
                 self._runs.setdefault(node, []).append((begin, index))
             elif begin == shape.begin[node]:
-                return  # the request that computed this edge had all before it computed, or held
+                return  # every token before this edge is computed or held
             node = shape.parent[node]
 
     def owner(self, point: TreePoint) -> int | None:

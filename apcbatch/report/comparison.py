@@ -41,7 +41,7 @@ Key = tuple[str, int, int]
 
 
 def compare(base: Run, other: Run, base_document: dict[str, Any], other_document: dict[str, Any]) -> dict[str, Any]:
-    """Compare two runs, given their documents. Return the comparison without the runs' indices."""
+    """Compare two runs, given their documents. Return the comparison; the caller adds the indices of the runs."""
     base_rows, other_rows = _rows(base.requests), _rows(other.requests)
     both = [(row, other_rows[key]) for key, row in base_rows.items() if key in other_rows]
     one, two = base.requests, other.requests
@@ -97,8 +97,8 @@ def _different(base: Run, other: Run, pairs: list[tuple[int, int]]) -> list[dict
 
 
 def first_difference(one: list[list[Any]], two: list[list[Any]]) -> tuple[int, int]:
-    """Return (choice, token), from 0, of the first token that differs. The end of the shorter answer counts as a
-    difference."""
+    """Return (choice, token), from 0, of the first token that differs; (0, 0) if none does. The end of the shorter
+    answer counts as a difference."""
     for choice in range(max(len(one), len(two))):
         mine, theirs = (answers[choice] if choice < len(answers) else [] for answers in (one, two))
         shared = min(len(mine), len(theirs))

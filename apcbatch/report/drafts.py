@@ -1,7 +1,7 @@
-"""Sum up the drafts of a run: by source, tokens a pass, seconds saved.
+"""Sum up the drafts of a run: drafted and accepted tokens by source, tokens per pass, seconds saved.
 
-Counts of requests come from OUT's records; sources, passes and seconds from the summaries in its trace. Records and
-traces of versions without drafts have none.
+Totals of tokens come from OUT's records; sources, tokens per pass and seconds from the summaries in its trace. Records
+and traces of versions without drafts have none.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ MOST_SOURCES = 32
 def draft_sums(requests: Requests, segments: Sequence[Segment]) -> dict[str, Any] | None:
     """Return the sums of a run; None if nothing was drafted.
 
-    sources: most accepted first. decode_s, saved_s: over the processes whose seconds saved are known; None if there is
-    none. The seconds without drafts are an estimate (apcbatch/engine/drafting.py).
+    sources: sorted, most accepted tokens first. decode_s, saved_s: sums over the processes that recorded their seconds
+    saved; None if there is none. saved_s is an estimate (apcbatch/engine/drafting.py).
     """
     drafted, accepted = (sum(requests.numbers[name]) for name in ("drafted", "accepted"))
     summaries = summaries_of(segments)

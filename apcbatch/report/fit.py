@@ -1,8 +1,8 @@
-"""Shorten a document until its page has at most PAGE_BYTES.
+"""Shorten a document until its page has at most PAGE_BYTES per 50,000 requests.
 
-First texts are cut, all to one length. If the page is too large without any text, times are rounded to two digits and
-long ids are cut as far as they stay different. Invariants: no row and no count is left out or changed; the page says
-what was shortened (`answer_characters`, and a note).
+First texts are cut, all to one length. If the page is too large without any text, times are rounded to two significant
+digits and long ids are cut as far as they stay different. Invariants: no row and no count is left out or changed; the
+page says what was shortened (`answer_characters`, and a note).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ TEXTS = ("answer", "calls", "errors", "prompt_text")
 
 
 def fit(document: dict[str, Any], page_bytes: int = PAGE_BYTES) -> dict[str, Any]:
-    """Shorten the document so that its page has at most page_bytes per 50,000 requests. The page is larger only if the
-    ids alone exceed that."""
+    """Shorten the document so that its page has at most page_bytes per 50,000 requests. The page is larger only if
+    that does not suffice without any text, with rounded times and with the shortest ids that stay different."""
     requests = sum(len(run["requests"]["id"]) for run in document["runs"])
     pages = max(1, -(-requests // REQUESTS_OF_A_PAGE))
     room = (page_bytes - FRAME_BYTES) * pages * 3 // 4  # base64 turns 3 bytes into 4
@@ -52,7 +52,7 @@ def _texts_fit(document: dict[str, Any], room: int) -> bool:
 
 
 def _shorten_all(document: dict[str, Any], room: int) -> dict[str, Any]:
-    """Drop all texts, round times, and cut ids to the greatest length that fits."""
+    """Drop all texts, round times, and cut ids to the greatest length that fits, unless two ids would become equal."""
     short = _cut(document, 0)
     tables = [run["requests"] | _rounded_times(run["requests"]) for run in short["runs"]]
     short = _noted(_with_tables(short, tables), "times of requests are rounded to two digits, for the page to be small")

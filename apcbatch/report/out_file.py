@@ -28,12 +28,12 @@ class OutFile:
 
     @property
     def is_partial(self) -> bool:
-        """Whether OUT is not compressed yet, so that its lines are in `OUT.part`."""
+        """Whether OUT is still to be compressed, so that its lines are in `OUT.part`."""
         return self.lines != self.target
 
     def read(self) -> Iterator[tuple[int, bytes | None]]:
         """Yield (number, line) of each line that is not blank, decompressed. The line is None if it is too long to be a
-        record. UsageError if the file is damaged from some point on."""
+        record. UsageError at the point from which the file is damaged, after the lines before it."""
         number = 0
         try:
             with open_regular_file(self.lines) as raw:

@@ -1,7 +1,7 @@
 """Make one HTML file of a document: template, style, scripts, data, and a Content-Security-Policy.
 
-User texts are in the data only, compressed and in base64, so that no text can be parsed as markup; only the title is
-outside, escaped.
+User texts are only in the data, compressed and in base64, and in the title, escaped. So no text can be parsed as
+markup.
 
 The policy (https://www.w3.org/TR/CSP3/) allows the one script and the one style by their SHA-256, and no address at
 all: the page can neither load nor send anything.

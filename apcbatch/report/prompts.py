@@ -1,8 +1,8 @@
 """Find the prompts of a run's requests: read INPUT again as the run did, and render it with the same tokenizer.
 
-The prompt of a chat is shown as its messages, that of a completion as its text. Invariants: no file is opened because
-data names it; a prompt is shown only with the record that has its digest; of a long prompt only the beginning and the
-end are decoded.
+The prompt of a chat is shown as its messages, that of a completion as its text. Invariants: a file that is named only
+in data (a record, the run file) is never opened; a prompt is shown only with the record that has its digest, or with
+one of an older version that has no digest; of a long prompt only the beginning and the end are decoded.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class PromptReader:
         self._inputs, self._model, self._warn = inputs, model, warn
 
     def __call__(self, run: Run) -> list[Prompt | None]:
-        """Return a prompt for each row, shortened in the middle; None for a request that was refused.
+        """Return a prompt for each row, shortened in the middle; None for a request that cannot be made, or whose
+        record has another digest.
 
         UsageError if INPUT, tokenizer or template are not the run's, or if prompts contain the run's own answers.
         """
@@ -120,8 +121,8 @@ def _size(identity: dict[str, Any]) -> str:
 
 
 def _text(request: Request, renderer: Renderer) -> str:
-    """Decode the beginning and the end of a prompt. A token has at least one character, so at most as many tokens are
-    decoded as characters are shown."""
+    """Decode a prompt; of a long one only the first and the last MOST_PROMPT_CHARACTERS tokens, whose text is longer
+    than what is shown. Return the token ids as text if the model has no tokenizer."""
     ids = [int(number) for number in request.token_ids]
     if not renderer.tokenizer.reads_text:
         return " ".join(map(str, ids))
@@ -143,7 +144,8 @@ class _Source:
             yield record
 
     def history(self, turn: int | None, config: Config) -> list[list[str]]:
-        """Return the messages of the current record before a turn, each as [role, text]; none for a completion."""
+        """Return the messages of the current record before a turn, each as [role, text]; first, if the line has tools,
+        an entry with their names. Empty for a completion."""
         one = self._latest
         assert isinstance(one, Conversation), "a line that cannot be read makes no request"
         turns = answered_turns(one, config.turns) if config.score else one.requests(config.turns)

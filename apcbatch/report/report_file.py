@@ -28,7 +28,7 @@ def default_report(outs: Sequence[str]) -> str:
 
 def check_report(flag: str, path: str, overwrite: bool = False) -> None:
     """Raise UsageError for a path that no report may be written to: a stream, a pipe, or an existing file that is not a
-    report."""
+    report. overwrite: allow any regular file."""
     if path == STDOUT:
         raise UsageError(f"{flag} needs a file, such as run{SUFFIX}; standard output has other uses")
     if not os.path.exists(path) or os.path.isdir(path):

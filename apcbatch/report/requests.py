@@ -1,7 +1,7 @@
 """Read the records of OUT into columns, one row per request, for the report's table and sums.
 
 Invariants: rows are in OUT's order; lines that are not records of this program are counted and left out; a request
-takes a few hundred bytes of memory besides its bounded texts.
+takes a few hundred bytes of memory besides its texts, whose sum is bounded (texts.py).
 """
 
 from __future__ import annotations

@@ -43,7 +43,8 @@ class Run:
 
     @property
     def knows_end(self) -> bool:
-        """Whether the trace includes the last process; a resume with --no-trace leaves the earlier trace in place."""
+        """Whether the trace includes the last process. It does not after a resume with --no-trace, which leaves the
+        earlier trace in place."""
         kept_none = self.run_file is not None and self.run_file["config"].get("trace") is False
         return bool(self.segments) and not kept_none
 

@@ -1,6 +1,6 @@
 """Shorten the texts of many requests so that their sum stays within a bound.
 
-Invariant: every text is cut to the same length, and a cut text has an ellipsis at its end or in the middle.
+Invariant: all texts have the same maximum length, and a cut text has an ellipsis at its end or in the middle.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ def shortened_middle(text: str, limit: int) -> str:
 
 
 def shortened_prompt(prompt: Prompt, limit: int) -> Prompt:
-    """Cut a prompt to about `limit` characters of text. Of messages, the last ones are kept first, then as much of the
-    first as fits. The messages between that do not fit become one ellipsis."""
+    """Cut a prompt to about `limit` characters of text. Of a list of messages, a quarter of the limit is reserved for
+    the first one, the last ones get the rest, and the first one gets what they leave. The messages between that do not
+    fit become one ellipsis."""
     if isinstance(prompt, str):
         return shortened_middle(prompt, limit)
     (role, first), *rest = prompt

@@ -12,8 +12,8 @@ from apcbatch.types import MissReason
 
 
 def token_sums(requests: Requests, policy: object) -> dict[str, Any]:
-    """Return the parts of the bar in tokens, and the misses in descending order of lost tokens. lost, ideal: None if a
-    record lacks its ideal."""
+    """Return the tokens of each part of the page's bar, and the misses in descending order of lost tokens. lost, ideal:
+    None if a record lacks its ideal."""
     ideal = ideal_tokens(requests)
     numbers = requests.numbers
     sources = dict.fromkeys(SOURCES, 0)
@@ -58,8 +58,8 @@ MOST_TURNS = 100
 
 
 def turn_sums(requests: Requests) -> dict[str, list[int]]:
-    """Return columns with a row per answered turn: requests, cached and computed tokens. Turns from the hundredth on
-    share one row; requests without a turn are left out."""
+    """Return columns with a row per turn number: answered requests, their cached and computed tokens. Turns from the
+    hundredth on share one row; requests without a turn are left out."""
     sums: dict[int, list[int]] = {}
     columns = (requests.numbers[name] for name in ("turn", "cached", "computed", "error"))
     for turn, cached, computed, error in zip(*columns, strict=True):

@@ -1,8 +1,8 @@
 """Merge the prefix trees of all processes that ran on one OUT.
 
-Invariants: parents come before children, and row 0 is the empty prefix; every sum over the rows is the sum over the
-segments. Edges are equal if they have equal parents, positions and first words; counts of equal edges are added. An
-edge that a later process split at another position stays a separate row.
+Invariants: parents come before children, and row 0 is the empty prefix; the sums of tokens and snapshots over the rows
+are those over the segments. Edges are equal if they have equal parents, positions and first words; counts of equal
+edges are added. An edge that a later process split at another position stays a separate row.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def _add(
 
 
 def _fold(rows: list[dict[str, Any]]) -> int:
-    """Fold the leaves that save least into their parents until at most MAX_EDGE_ROWS are left, renumber the rows, and
-    return the number of leaves folded."""
+    """Fold the leaves with the fewest restored tokens into their parents until at most MAX_EDGE_ROWS are left, renumber
+    the rows, and return the number of leaves folded."""
     if len(rows) <= MAX_EDGE_ROWS:
         return 0
     num_children = [0] * len(rows)

@@ -65,8 +65,8 @@ def summaries_of(segments: Sequence[Segment]) -> list[dict[str, Any]]:
 
 
 def tokens_per_pass(summaries: Sequence[dict[str, Any]]) -> float | None:
-    """Return the mean tokens per pass and answer over all processes, weighted by their decode passes. None if no
-    summary has the figure, as in versions without drafts."""
+    """Return the mean number of tokens that an answer gets in a decode pass, over all processes, weighted by their
+    passes. None if no summary has the figure, as in versions without drafts."""
     known = [(value, one) for one in summaries if (value := number(one.get("tokens_per_pass")))]
     if len(known) == 1:
         return known[0][0]
@@ -136,5 +136,5 @@ def _stage(summary: dict[str, Any], stage: str) -> float:
 
 
 def number(value: object) -> float | None:
-    """Return a number of a summary; None if it is none, or out of range."""
+    """Return a value of a summary if it is a number from 0 to MOST; otherwise None."""
     return value if type(value) in (int, float) and 0 <= value <= MOST else None  # type: ignore[operator, return-value]

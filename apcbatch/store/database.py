@@ -42,7 +42,7 @@ _REFUSALS = (
 
 
 class IndexFault(Exception):
-    """Fault of the index file. The text is a clause."""
+    """Error of the index file. Its message is a part of a sentence, such as `a row has the id of another key`."""
 
 
 class IndexUnavailable(IndexFault):
@@ -54,9 +54,9 @@ class IndexDamaged(IndexFault):
 
 
 class _Boundary:
-    """Context that turns every error of sqlite3 into an IndexFault.
+    """Context manager that turns every error of sqlite3 into an IndexFault.
 
-    Error messages may contain any bytes of the file, so UnicodeDecodeErrors occur too.
+    sqlite3 can also raise UnicodeDecodeError, since its messages may contain any bytes of the file.
     """
 
     def __enter__(self) -> None:
@@ -148,7 +148,7 @@ class Database:
             return {row[0] for row in self._connection.execute(statement, values)}
 
     def row(self, statement: str, values: Values, *columns: Column) -> tuple[Any, ...]:
-        """Return the only row of a statement that has exactly one. Raises IndexDamaged for any other number."""
+        """Return the row of a statement. Raises IndexDamaged unless there is exactly one."""
         rows = self.rows(statement, values, *columns)
         if len(rows) != 1:
             raise IndexDamaged(f"it has {len(rows)} rows where there is one")
@@ -173,7 +173,8 @@ class Database:
 
     @contextmanager
     def transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
-        """Commit everything inside at once for all processes, or roll it back on an exception."""
+        """Run the block as one transaction: commit at its end, roll back on an exception. begin: statement that opens
+        the transaction."""
         with self.lock:
             self.run(begin)
             try:

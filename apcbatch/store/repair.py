@@ -117,8 +117,8 @@ def require_sound(database: Database, thorough: bool) -> None:
 
 
 def _require_sound_totals(database: Database) -> None:
-    """Check the row ids and the totals, and that rows count no more children in total than there are rows with a
-    parent."""
+    """Check that row ids match keys, that the totals match the rows, and that the sum of `children` is at most the
+    number of rows with a parent."""
     entries, num_bytes, children, with_parent, num_keyed = database.row(
         "SELECT count(*), coalesce(sum(bytes), 0), coalesce(sum(children), 0), count(parent), "
         "coalesce(sum(row_id(key) = id), 0) FROM snapshots",

@@ -6,8 +6,8 @@ are those of prefix.py. A model is identified by its fingerprint, and has a layo
 Invariants:
 - A snapshot is visible only when it is complete.
 - Every byte that is returned was verified.
-- A bad file, a full disk, a read-only folder or a damaged index costs speed, but never an answer: after `open` none of
-  them raises an error.
+- A bad file, a full disk, a read-only folder or a damaged index costs speed, but never an answer: none of them raises
+  an error when a run reads or writes snapshots.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class Store:
         """Open the store in a folder, which is created if missing. Opening evicts nothing; storing and `shrink` do.
 
         size_limit_bytes: limit of all snapshot files, including those being written. warn: receives one line per
-        warning, from the caller's thread or the store's. read_only: change nothing; a folder that cannot be written is
-        opened so too. maintenance: for check and prune; the store must exist, and every value of its index is checked.
+        warning, from the caller's thread or the store's. read_only: change nothing; always so if the folder cannot be
+        written. maintenance: for check and prune; the store must exist, and every value of its index is checked.
         queue_bytes, queue_snapshots: limits of the queue. write_threads: number of files written at a time.
 
         Raises UsageError for a path that cannot be a store, for a folder with other contents, which are not touched,
@@ -117,7 +117,7 @@ class Store:
         return self._writer is None
 
     def register(self, fingerprint: bytes, name: str, layout: Layout | None = None) -> None:
-        """Name a model in the index. layout: its layout; snapshots of the model with any other layout are bad."""
+        """Name a model in the index. layout: its layout; a snapshot of the model in any other layout counts as bad."""
         if self._writer is not None:
             self._writer.names[fingerprint] = name
         if layout is not None:
@@ -163,8 +163,9 @@ class Store:
 
         arrays: name -> float32, float16 or uint16 (the bits of bfloat16) of any shape; `kv` holds the tokens since the
         parent. The store's threads read them: keep them alive and unchanged until on_done(key, is_stored) is called,
-        which happens once. For a registered layout, arrays may be a function that returns them as a context. A thread
-        of the store calls it when the file is written; OSError from it means that they are not available.
+        which happens once. For a registered layout, arrays may be a function that returns a context manager with the
+        arrays as its value. A thread of the store calls it when the file is written; OSError from it means that the
+        arrays are not available.
 
         Returns False if the queue is full, the snapshot is queued already, or the store is read-only or closed. Then
         the arrays are not read, and on_done is not called. Raises ValueError for what the format or the registered

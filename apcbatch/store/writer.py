@@ -42,8 +42,8 @@ Outcome = Literal["written", "duplicates", "skipped_no_room", "skipped_stranded"
 class Offer:
     """A snapshot to be stored.
 
-    fetch: returns its arrays as a context while the file is written. num_bytes: size of its tensors, later of its file.
-    outcome: name of the counter it adds to.
+    fetch: returns a context manager of its arrays, entered while the file is written. num_bytes: size of its tensors;
+    once capacity is taken, size of its file. outcome: name of the counter it adds to.
     """
 
     header: Header
@@ -320,7 +320,8 @@ class Writer:
     def _is_wanted(self, offer: Offer, known: Mapping[int, bytes]) -> bool:
         """Return whether to store a snapshot; if not, set its outcome.
 
-        It is not stored if its key or another key with the same row id is in the index, or if its parent is not.
+        It is not stored if its key or another key with the same row id is in the index, or if it needs its parent
+        (is_chained) and the parent is not in the index.
         """
         found, parent = known.get(row_id(offer.key)), offer.header.parent
         if found is not None:
@@ -402,7 +403,7 @@ class Writer:
 
 
 def _report(offers: Iterable[Offer]) -> None:
-    """Report every offer, then raise the first error of a callback: the others' owners must hear of theirs."""
+    """Report every offer, even after a callback has raised; then raise the first callback's error."""
     errors: list[BaseException] = []
     for offer in offers:
         try:

@@ -28,13 +28,13 @@ MOST_REQUESTS = 200
 MOST_ANSWER_TOKENS = 1 << 15
 MOST_PROMPT_TOKENS = 1 << 21
 MOST_IN_PASS = 16  # drafted tokens that a pass verifies
-LEAST_REACH = 0.3  # of a drafted token that is verified
+LEAST_REACH = 0.3  # minimum reach of a drafted token that is verified
 
 
 @dataclass
 class AnsweredSample:
-    """The first requests that have a recorded answer, up to the bounds above. answers: (prompt, answer), each (tokens,)
-    int32."""
+    """The first requests that have a recorded answer, up to the MOST_* bounds. answers: (prompt, answer), each
+    (tokens,) int32."""
 
     answers: list[tuple[TokenArray, TokenArray]] = field(default_factory=list)
     num_prompt_tokens: int = 0

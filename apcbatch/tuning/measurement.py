@@ -98,8 +98,8 @@ def measure(config: Config, footprint: Footprint, warn: Callable[[str], None]) -
 
 @contextmanager
 def temporary_engine(config: Config, warn: Callable[[str], None], *, has_store: bool) -> Iterator[JobEngine]:
-    """Load an engine of this configuration without drafts. has_store: with a store that is deleted at the end, on the
-    disk of the configured one."""
+    """Load an engine of this configuration without drafts. has_store: give it a store in a temporary folder (beside
+    config.store, if its parent folder exists), which is deleted at the end."""
     from apcbatch.job.open import make_engine
 
     parent = Path(config.store).absolute().parent if config.store else None
@@ -172,8 +172,8 @@ class _Meter:
         )
 
     def _long_chunk(self) -> int:
-        """Return a prompt length up to LONG whose prefill takes about SECONDS_FOR_LONG. Its own passes are the
-        warm-up."""
+        """Return a prompt length up to LONG whose prefill takes about SECONDS_FOR_LONG. The passes that this takes also
+        warm up the engine."""
         self._prefill(self._prompts(1, MEDIUM))
         seconds = self._prefill(self._prompts(4, MEDIUM))
         affordable = int(SECONDS_FOR_LONG * 4 * MEDIUM / max(1e-9, seconds))
@@ -205,7 +205,8 @@ class _Meter:
         return prefix
 
     def _continued(self, prefix: list[int]) -> tuple[float, float]:
-        """Continue a kept prompt with new ends; return (seconds of prefill, seconds of one restore from RAM)."""
+        """Run NUM_CONTINUED prompts: the kept prefix, each with MEDIUM random tokens after it. Return (seconds of
+        prefill, seconds of one restore from RAM)."""
         ends = self._prompts(NUM_CONTINUED, MEDIUM)
         plan = RequestPlan(resume_at=len(prefix), ideal=len(prefix))
         prefill_s, store_s = self._run([prefix + end for end in ends], plan)
@@ -230,8 +231,11 @@ class _Meter:
         return write_s / max(1, written), self._restore_disk_s(prompts)
 
     def _restore_disk_s(self, stored: Sequence[Sequence[int]]) -> float:
-        """Return the seconds of one restore of prompts that are on disk only. A device loads a snapshot while the host
-        continues, so the pass that uses it takes longer than one that restores from memory."""
+        """Return the seconds of one restore from disk. stored: prompts whose snapshots are on disk only.
+
+        On a device a load overlaps with the host's work, and the pass that needs the snapshot waits for it. That wait,
+        the excess over the same prefill with restores from memory, is included.
+        """
         length = len(stored[0])
         plan = RequestPlan(resume_at=length, ideal=length)
 
@@ -246,7 +250,8 @@ class _Meter:
         return (from_disk[1] + waited_s) / NUM_STORED
 
     def _fill_pool(self) -> None:
-        """Evict the stored snapshots from the pool by new ones, so that they are on disk only."""
+        """Keep new snapshots until NUM_STORED older ones are evicted from the pool. The stored ones are the oldest, so
+        they are then on disk only."""
         evicted = self._engine.counters.snapshots_evicted + NUM_STORED
         for _ in range(MAX_FILL_RUNS):
             if self._engine.counters.snapshots_evicted >= evicted:
@@ -256,7 +261,8 @@ class _Meter:
 
 
 def _features(count: int, length: int, context: int, snapshots: int) -> tuple[float, ...]:
-    """Return the features of one pass with `count` chunks of `length` tokens."""
+    """Return the features (see _Sample) of one pass with `count` chunks of `length` new tokens, each after `context`
+    restored ones. snapshots: number of snapshots that the pass keeps."""
     return (1, count, count * length, count * length * (context + length / 2), snapshots)
 
 

@@ -50,11 +50,21 @@ def test_the_short_help_of_run_has_what_a_newcomer_needs():
 
 
 @pytest.mark.parametrize(
+    "words", [["-h"], ["--config", "s3://bucket/c.yaml", "-h"], ["--config", "s3://bucket/c.yaml"]]
+)
+def test_the_short_help_comes_before_other_faults(words):
+    """Fault: who asks for help beside a value that cannot be used is told of the value alone."""
+    done = CliRunner().invoke(cli, ["run", *words], prog_name="apcbatch")
+    assert (done.exit_code == 0 and "Options to begin with:" in done.output) == ("-h" in words), done.output
+
+
+@pytest.mark.parametrize(
     ("words", "incomplete", "found"),
     [
         ([], "tu", [("plain", "tune-block-size")]),
         (["run"], "--max-t", [("plain", "--max-tokens")]),
         (["run", "x", "--policy"], "", [("plain", one) for one in ("planned", "all", "last", "none")]),
+        (["run", "x", "--max-tokens"], "", []),
         (["run", "x", "--model"], "./m", [("dir", "./m")]),
         (["run", "x", "--store"], "st", [("dir", "st")]),
         (["run"], "ch", [("file", "ch")]),

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from apcbatch.cli.options import read_block_sizes
-from apcbatch.cli.terminal import echo_row
+from apcbatch.cli.terminal import echo_json, echo_row
 from apcbatch.errors import UsageError
 from apcbatch.sampling import MOST_TOKENS
 
@@ -51,3 +51,13 @@ def test_block_sizes_that_can_be_are_read(text: str) -> None:
     assert read_block_sizes("--block-sizes", f"{MOST_TOKENS},1", "1,16") == [MOST_TOKENS, 1]
     with pytest.raises(UsageError, match="--block-sizes is .*; expected integers from 1 .*, such as 1,16"):
         read_block_sizes("--block-sizes", text, "1,16")
+
+
+@pytest.mark.parametrize(
+    ("data", "shown"),
+    [(b"{}", "{}\n"), (b"{}\n", "{}\n"), ('{"a":"\u009b\u00e9"}'.encode(), '{"a":"\\u009b\u00e9"}\n')],
+)
+def test_json_ends_with_one_newline(data: bytes, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fault: two documents stand on one line, an empty line follows one, or a text of it commands the terminal."""
+    echo_json(data)
+    assert capsys.readouterr().out == shown

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import click
 import pytest
 import yaml
 
+from apcbatch import resolution
 from apcbatch.cli import main as entry_point
-from apcbatch.cli import streams
+from apcbatch.cli import program, streams
 from apcbatch.cli.program import main
+from apcbatch.cli.run import show
 from apcbatch.config import OPTIONS
+from apcbatch.errors import StoppedError, UsageError
 from apcbatch.formats import FORMAT_CHOICES, TURNS
 from apcbatch.job import open
 
@@ -58,6 +64,7 @@ def test_what_cannot_be_used_ends_with_2_and_a_sentence(capsys, tmp_path, argume
     before = sorted(tmp_path.iterdir())
     assert main(arguments.split()) == 2
     captured = capsys.readouterr()
+    assert not captured.err.splitlines()[-1].startswith("apcbatch run "), "no command goes on from here"
     assert sentence in captured.err and "Traceback" not in captured.err
     assert captured.out == "" and sorted(tmp_path.iterdir()) == before
 
@@ -84,6 +91,15 @@ def test_show_config_prints_every_value_with_its_origin(capsys, tmp_path, monkey
     assert main(["run", "--config", "again.yaml", "--show-config"]) == 0, "what is printed can be read back"
 
 
+@pytest.mark.parametrize("text", ["a\u202eb", "a\x1b[2J", "\u00e9\u6771", "a\tb\n", "it's: #1", "word " * 40, "null"])
+def test_any_text_of_a_configuration_can_be_read_back(text):
+    """Fault: a text turns the letters of a terminal around, or what --show-config prints is another text."""
+    out = show(resolution.load({"system_prompt": text}, None, {}))
+    assert yaml.safe_load(out)["system_prompt"] == text
+    assert out.replace("\n", "").isprintable() and len(out.splitlines()) == len(OPTIONS)
+    assert text in out or not text.isprintable() or text in ("it's: #1", "null")
+
+
 def test_an_internal_error_is_a_sentence_and_a_traceback_on_demand(capsys, monkeypatch):
     """Fault: a traceback greets the user, or a developer cannot get one."""
     assert main(["run", "in.jsonl", "-o", "out.jsonl"]) == 1
@@ -98,6 +114,54 @@ def test_an_internal_error_is_a_sentence_and_a_traceback_on_demand(capsys, monke
 def test_the_choices_are_those_of_the_formats():
     """Fault: config.py and formats.py, which must not know each other, grow apart."""
     assert OPTIONS["format"].choices == FORMAT_CHOICES and OPTIONS["turns"].choices == TURNS
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (OSError(28, "No space", "x.jsonl"), 1, "apcbatch: x.jsonl cannot be used: No space\n"),
+        (OSError(28, "No space"), 1, "apcbatch: an output cannot be used: No space\n"),
+        (OSError("odd"), 1, "apcbatch: an output cannot be used: odd\n"),
+        (BrokenPipeError(), 1, ""),
+        (KeyboardInterrupt(), 130, ""),
+        (click.Abort(), 130, ""),
+        (UsageError("no"), 2, "apcbatch: no\n"),
+        (StoppedError("no"), 1, "apcbatch: no\n"),
+    ],
+)
+def test_each_error_has_its_code_and_its_sentence(monkeypatch, capsys, error, code, said):
+    """Fault: a script takes one end of a run for another, or a sentence is about `None`."""
+
+    def fail(*_, **options):
+        raise error
+
+    monkeypatch.setattr(program.cli, "main", fail)
+    assert main(["doctor"]) == code
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(
+    ("error", "codes", "said"),
+    [
+        (None, [0, 1, 2, 3], ""),
+        (BrokenPipeError(), [1, 1, 2, 3], ""),
+        (OSError(28, "No space"), [1, 1, 2, 3], "apcbatch: standard output cannot be written: No space\n" * 4),
+    ],
+)
+def test_what_could_not_be_printed_makes_a_success_a_failure(monkeypatch, capsys, error, codes, said):
+    """Fault: a run whose numbers are lost ends with 0, or one with error records as if it had stopped early."""
+    silenced = []
+
+    def flush():
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(streams, "silence", silenced.append)
+    monkeypatch.setattr("sys.stdout", stream := SimpleNamespace(flush=flush))
+    assert [streams.flush_output(code) for code in range(4)] == codes
+    monkeypatch.setattr("sys.stdout", None)
+    assert streams.flush_output(3) == 3
+    assert capsys.readouterr().err == said and silenced == [stream] * 4 * (error is not None)
 
 
 def test_how_the_program_was_called(monkeypatch, tmp_path):

@@ -17,7 +17,7 @@ from apcbatch.cli.program import main
 from apcbatch.data.chat.prompt_tokens import PromptToken
 from apcbatch.data.chat.render import Renderer
 from apcbatch.display import cells
-from apcbatch.job.inspection import Inspection, Setting
+from apcbatch.job.inspection import Inspection, Setting, Shared
 from apcbatch.model.locate import locate_model
 from tests.conftest import ROOT, SHARED_DATA
 from tests.terminal import in_terminal
@@ -167,6 +167,26 @@ def test_tokens_fill_a_row_to_its_last_column():
         '      0  \x1b[0* "*a"\x1b]  1 "b"', '      2  \x1b[2* "*c"\x1b]', '      3  3 "de"',
         '      4  \x1b[4* "*efghijkl"\x1b]', '      5  5* "*fghijklmn', '         "',
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({}, "line 1 (of no known format, model m)"),
+        (
+            {"line": 1234, "turn": 1, "turns": [1, 3], "custom_id": "a\x1b", "format": "batch"},
+            "line 1,234, turn 1 of 3: a\\x1b (batch, model m)",
+        ),
+        ({}, "Shared: nothing, as no earlier request begins alike"),
+        ({"shared": [Shared(1, 2, 3, "x")]}, "  1 token: line 2 turn 3 (x)"),
+        ({"shared": [Shared(1200, 2000, None, "")]}, "  1,200 tokens: line 2,000"),
+        ({"tokens": [], "refused": ["no\n", "nor this"], "error_code": "e"}, "Refused: e"),
+        ({"tokens": [], "refused": ["no\n", "nor this"], "error_code": "e"}, "  nor this"),
+    ],
+)
+def test_each_request_is_named_by_what_it_has(changes, line):
+    """Fault: another turn or line is named, or a part that a request lacks."""
+    assert line in inspection_lines(found_of(*"ab", **changes), None, mark)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ import hashlib
 import json
 import sqlite3
 import time
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -44,6 +46,18 @@ def test_stat_counts_by_model(folder, capsys):
     assert stats["entries"] == 5 and entries == {"mamba": 3, "jamba": 2}
 
 
+@pytest.mark.parametrize(
+    ("num_stranded", "said"), [(0, "5 snapshots, 7 B"), (2, "5 snapshots, 2 of them stranded, 7 B")]
+)
+def test_stat_counts_what_cannot_be_used(monkeypatch, capsys, num_stranded, said):
+    """Fault: snapshots that lost an ancestor are counted like the others, or none is said to be one of them."""
+    stats = SimpleNamespace(path="states", entries=5, num_bytes=7, num_stranded=num_stranded, models=[])
+    opened = nullcontext(SimpleNamespace(stats=lambda: stats))
+    monkeypatch.setattr("apcbatch.cli.store._open", lambda folder, read_only: opened)
+    assert main(["store", "stat", "states"]) == 0
+    assert capsys.readouterr().out == f"states: {said}\n"
+
+
 def test_check_lists_each_fault_then_the_count(folder, capsys):
     """Fault: a damaged snapshot passes, or the exit status of a damaged store is 0."""
     assert main(["store", "check", str(folder)]) == 0
@@ -61,7 +75,7 @@ def test_check_lists_each_fault_then_the_count(folder, capsys):
 
 def test_prune_by_model_by_size_and_by_age(folder, capsys):
     """Fault: the wrong snapshots are dropped, or more of them than asked for."""
-    assert main(["store", "prune", str(folder), "--model", "jamba"]) == 0
+    assert main(["store", "prune", str(folder), "--model", "models/jamba/"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("2 snapshots") and "3 (" in out
     assert main(["store", "prune", str(folder), "--older-than", "1h"]) == 0

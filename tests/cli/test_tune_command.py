@@ -40,11 +40,13 @@ def chats(monkeypatch, tmp_path):
         ("in.jsonl --verify -1", "--verify"),
         ("- --verify 1", "- can be read once; give a file"),
         ("empty.jsonl", "empty.jsonl is empty: there is nothing to answer"),
+        ("bad.jsonl", "INPUT bad.jsonl has no request that can be answered; nothing to tune"),
     ],
 )
 def test_what_cannot_be_used_ends_with_2_and_a_sentence(arguments, sentence, capsys, tmp_path):
     """Fault: the work is done first, the input is overwritten, or an output is left behind by a failure."""
     (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "bad.jsonl").write_text('{"messages":[]}\n')
     before = sorted(tmp_path.iterdir())
     assert main(["tune-block-size", *arguments.split()]) == 2
     captured = capsys.readouterr()
@@ -53,13 +55,15 @@ def test_what_cannot_be_used_ends_with_2_and_a_sentence(arguments, sentence, cap
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_failure_leaves_no_new_file_and_keeps_an_old_one(monkeypatch, tmp_path):
-    """Fault: an output that was opened early is left empty, or what it held is lost, when the work fails."""
+def test_a_failure_leaves_no_new_file_and_keeps_an_old_one(monkeypatch, tmp_path, capsys):
+    """Fault: an output that was opened early is left empty, or what it held is lost, when the work fails; or nobody
+    knows what the command was at."""
     (tmp_path / "old.json").write_text("old")
     monkeypatch.setattr(measurement, "measure", _no_memory)
     main(["tune-block-size", "in.jsonl", "--json", "old.json", "--write", "new.yaml"])
     assert (tmp_path / "old.json").read_text() == "old"
     assert not (tmp_path / "new.yaml").exists()
+    assert "\nmeasuring prefill, snapshots, restores and writes\n" in f"\n{capsys.readouterr().err}"
 
 
 def test_without_matplotlib_a_picture_is_refused_with_what_to_install(monkeypatch, capsys):
@@ -88,6 +92,43 @@ def test_what_was_written_and_what_to_run_next_is_said(monkeypatch, tmp_path, ca
     expected = {"block_size": "96", "min_gain_tokens": "7", "policy": "planned", "window": "9", "limit": "null"}
     expected["max_running"] = "5" if config else "32"
     assert all([f"{name}:", value] in shown for name, value in expected.items())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "out", "said"),
+    [
+        ("in.jsonl", "table", []),
+        ("in.jsonl --json t.json", "table", ["wrote t.json"]),
+        ("in.jsonl --json -", "{}", []),
+        ("in.jsonl --json - --write t.yaml", "{}", ["wrote t.yaml (", "apcbatch run in.jsonl -o in.answers.jsonl "]),
+        ("in.jsonl b.jsonl --write t.yaml", "table", ["wrote t.yaml (", "apcbatch run in.jsonl b.jsonl -o answers."]),
+    ],
+)
+def test_each_output_goes_where_it_was_asked_for(monkeypatch, tmp_path, capsys, arguments, out, said):
+    """Fault: a table stands before the JSON, `wrote -` is said, or several inputs leave the command without an OUT."""
+    (tmp_path / "b.jsonl").write_text(CHAT)
+    monkeypatch.setattr(tune, "_find", lambda *_: CHOICE)
+    monkeypatch.setattr("apcbatch.tuning.export.text.tuning_lines", lambda *_: iter(["table"]))
+    monkeypatch.setattr("apcbatch.tuning.export.documents.tuning_document", lambda *_: {})
+    assert main(["tune-block-size", *arguments.split()]) == 0
+    captured = capsys.readouterr()
+    lines = captured.err.splitlines()
+    assert captured.out == f"{out}\n" and len(lines) == len(said)
+    assert all(line.startswith(words) for line, words in zip(lines, said, strict=True)), lines
+
+
+@pytest.mark.parametrize(("num_real_runs", "num_run"), [(0, 0), (1, 1), (5, 2)])
+def test_no_more_than_the_candidates_are_run(monkeypatch, capsys, num_real_runs, num_run):
+    """Fault: runs are announced that are not made, or made though --verify is 0."""
+    monkeypatch.setattr(tune, "survey_with_bar", lambda *_: SimpleNamespace(footprint=None))
+    monkeypatch.setattr(measurement, "measure", lambda *_: "measured")
+    monkeypatch.setattr("apcbatch.tuning.prediction.forecast_run", lambda *_: SimpleNamespace(requests=1))
+    monkeypatch.setattr("apcbatch.tuning.prediction.predict", lambda *_: ["a", "b"])
+    monkeypatch.setattr("apcbatch.tuning.verification.verify", lambda *given: given[2][: given[3]])
+    monkeypatch.setattr("apcbatch.tuning.choice.conclude", lambda *given: given[-1])
+    assert tune._find(None, SimpleNamespace(shown="in.jsonl"), {1}, num_real_runs) == ["a", "b"][: num_real_runs or 2]
+    said = ["measuring prefill, snapshots, restores and writes", f"running the best {num_run} for real"]
+    assert capsys.readouterr().err.splitlines() == said[: 1 + bool(num_run)]
 
 
 def _no_memory(*_):

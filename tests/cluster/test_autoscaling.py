@@ -12,11 +12,11 @@ import pytest
 from apcbatch.cluster.driver import ClusterEngine
 from apcbatch.cluster.plan_view import Assignment
 from apcbatch.cluster.runtime import ClusterSettings, Hooks, WorkerFacts
-from apcbatch.cluster.scheduler import GroupScheduler, UnplannedQueue
+from apcbatch.cluster.scheduler import GroupScheduler, SubmitBuffer, UnplannedQueue
 from apcbatch.cluster.tasks import Group, Item
 from apcbatch.cluster.workers import Autoscaler, Worker, WorkerCounts, WorkerTable
 from apcbatch.plan.footprint import Footprint
-from apcbatch.types import Request
+from apcbatch.types import Request, RequestPlan
 from tests.cluster.runs import Planned, audit, check_answers, check_plan, num_lost, planned, repeated, run
 from tests.cluster.simulator import SimRuntime, Speeds, Trouble
 from tests.plan.plan_oracle import dataset, numbers, random_dataset
@@ -133,6 +133,24 @@ def test_who_is_let_go() -> None:
     assert fleet.scale(24.9) == [] and fleet.scale(25.0) == [2] and fleet.scale(1000.0) == []
     fleet = Fleet()
     fleet.add_work(1.0, 1.0)
+    assert fleet.scale(100.0) == [3, 4], "two units are left for two"
+
+
+def test_idle_time_begins_with_the_first_look() -> None:
+    """Fault: workers that were ready while the input was read and planned are let go before they got any work."""
+    fleet = Fleet()
+    fleet.scaler = Autoscaler(fleet.table, fleet.scheduler, fleet.unplanned, 20.0)
+    assert [fleet.scale(now) for now in (1000.0, 1019.9, 1020.0)] == [[], [], [3, 4, 1]]
+
+
+def test_a_group_that_waits_for_a_state_keeps_a_worker() -> None:
+    """Fault: the worker that would get a waiting group is let go while another one makes its state."""
+    fleet, buffer = Fleet(), SubmitBuffer(b"k")
+    maker = buffer.add(Request("maker", [1] * 9, plan=RequestPlan(keep=(8,), reads=(1,))))
+    reader = buffer.add(Request("reader", [1] * 12, plan=RequestPlan(resume_at=8)))
+    for item in (maker, reader):
+        fleet.scheduler.add(Group([item]))
+    assert (len(fleet.scheduler.queue), len(fleet.scheduler.waiting)) == (1, 1)
     assert fleet.scale(100.0) == [3, 4], "two units are left for two"
 
 

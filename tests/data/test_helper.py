@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -110,6 +111,24 @@ def test_a_lost_helper_of_grammars_makes_no_error_that_stays(
     assert caught.value.code == "worker_lost" and "the process that tries grammars" in caught.value.message
     attacks.append(signal.SIGKILL)
     assert made.constraint(structure) is not None
+
+
+@pytest.mark.parametrize(("events", "polled"), [([[1]], 1), ([[], [1]], 2), ([[], []], 2)])
+def test_a_deadline_is_passed_only_if_nothing_is_there_after_it(
+    monkeypatch: pytest.MonkeyPatch, events: list[list[int]], polled: int
+) -> None:
+    """Fault: a run that was stopped for longer than the limit takes its helpers for lost, though they have answered."""
+    waits: list[float] = []
+
+    def poll(milliseconds: float) -> list[int]:
+        waits.append(milliseconds)
+        return events[len(waits) - 1]
+
+    monkeypatch.setattr(helper.select, "poll", lambda: SimpleNamespace(register=lambda *_: None, poll=poll))
+    child: Any = None
+    with nullcontext() if events[-1] else pytest.raises(helper._ChildFailed, match="gives no answer"):
+        helper._Child._wait(child, 0, 1, 0.0)
+    assert waits == [0] * polled
 
 
 def test_the_bounds_have_codes_of_their_own() -> None:

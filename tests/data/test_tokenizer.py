@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +16,9 @@ import pytest
 from tokenizers import AddedToken
 
 from apcbatch.data.chat.prompt_tokens import _parts, prompt_tokens
-from apcbatch.data.helper_child import REFUSED
+from apcbatch.data.helper_child import DONE, REFUSED
 from apcbatch.data.model_files import model_files
+from apcbatch.data.tokenization import tokenizer_child
 from apcbatch.data.tokenization.tokenizer import (
     Tokenizer,
     load_tokenizer,
@@ -50,6 +52,10 @@ def test_truncation_and_padding_of_a_file_are_off(tmp_path: Path) -> None:
     loaded = load_tokenizer(save_model(tmp_path, tokenizer))
     assert len(loaded.encode("user " * 50).ids) > 50
     assert len(loaded.encode("a").ids) == 1
+    child = tokenizer_child.Tokenise(tokenizer.to_str().encode(), split_special=False)
+    for text in ("user " * 50, "a"):
+        status, numbers = child.answer("encode", text, False)
+        assert (status, array("i", numbers)[: len(numbers) // 12].tolist()) == (DONE, loaded.encode(text).ids)
 
 
 def test_a_decoded_answer_has_its_tool_calls_and_no_special_tokens(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -117,6 +119,168 @@ def test_costs_are_those_measured_and_between_them_interpolated() -> None:
     assert costs.of(4) == pytest.approx(2.0) and costs.of(12) == pytest.approx(4.0)
     assert costs.of(8) == pytest.approx(3.0, rel=0.1)
     assert costs.of(1) <= 2.0 and costs.of(13) >= 4.0
+
+
+@pytest.mark.parametrize(
+    ("samples", "costs"),
+    [
+        ([], {1: 1.02, 10: 1.2}),
+        ([(10, 2.0)], {5: 2 / 1.1, 10: 2.0, 15: 2.2}),
+        ([(4, 1.0)] * 4 + [(4, 9.0)] * 4, {4: 9.0}),  # the median of seven
+        ([(4, 1.0)] * 4 + [(4, 9.0)] * 3, {4: 1.0}),
+        ([(2, 4.0)] * 3 + [(4, 2.0)], {2: 3.5, 3: 3.5, 4: 3.5}),
+        ([(1, 6.0), (2, 3.0), (2, 3.0), (3, 1.0), (5, 7.0)], {1: 3.25, 2: 3.25, 3: 3.25, 4: 5.125, 5: 7.0}),
+        ([(17, 2.0), (18, 4.0), (33, 6.0)], {18: 3.0, 27: 4.5, 36: 6.0}),  # in steps of two, then of four
+        ([(3, 1.0), (9, 2.0)] + [(3, 1.0)] * 511, {3: 1.0, 9: 2.0}),
+        ([(3, 1.0), (9, 2.0)] + [(3, 1.0)] * 512, {3: 1.0, 9: 1.12}),
+    ],
+)
+def test_costs_by_hand(samples: list[tuple[int, float]], costs: dict[int, float]) -> None:
+    """Fault: a sample too many or too few, a pool by the number of row counts, a row count kept too long."""
+    found = RowCosts()
+    for rows, seconds in samples:
+        found.add(rows, seconds)
+        found.of(1)
+    assert {rows: found.of(rows) for rows in costs} == pytest.approx(costs)
+
+
+@pytest.mark.parametrize("passes", [511, 512])
+def test_costs_that_nothing_confirms_expire(passes: int) -> None:
+    """Fault: a row count that seemed slow once is never tried again, or its seconds are used after it is dropped."""
+    costs = RowCosts()
+    costs.add(3, 9.0)
+    assert costs.of(3) == 9.0
+    for _ in range(passes):
+        costs.age()
+    assert bool(costs) == (passes < 512) and costs.of(3) == pytest.approx(9.0 if costs else 1.06)
+
+
+@pytest.mark.parametrize(("count", "near"), [(2, [1, 2, 3]), (9, [8, 9, 10, 11, 12])])
+def test_a_row_count_is_known_by_its_neighbours(count: int, near: list[int]) -> None:
+    """Fault: a pass without drafts is measured again and again, or taken for known by two samples or a far one."""
+    costs = RowCosts()
+    for _ in range(3):
+        assert not costs.knows(count)
+        costs.add(count, 1.0)
+    assert [rows for rows in range(1, 20) if costs.knows(rows)] == near
+
+
+def test_every_fourth_pass_is_plain_until_its_seconds_are_known() -> None:
+    """Fault: drafts whose gain nobody can tell, since no pass without them is measured; or one in four for ever."""
+    drafting = Drafting(object(), None, range(9), 9)  # type: ignore[arg-type]
+
+    def counts() -> list[int]:
+        found = []
+        for _ in range(8):
+            chunk = decoding([0.9])
+            drafting.add_drafts([chunk])
+            found.append(len(chunk.draft))
+            drafting.release(chunk)
+        return found
+
+    assert counts() == [1, 1, 1, 0] * 2
+    plain = decoding([])
+    plain.sequence.computed = plain.sequence.num_prompt
+    for _ in range(3):
+        drafting.measure([plain], 0.01)
+    assert counts() == [1] * 8, "two rows are taken to cost about as much as one"
+    plain.draft = [1]
+    drafting.measure([plain], 0.02)
+    assert counts() == [0] * 8
+
+
+def test_a_row_that_brings_no_speed_is_left_out() -> None:
+    """Fault: a drafted token is verified though the tokens per second are the same without it."""
+    assert drafted([[1.0, 0.5]], {1: 1.0, 2: 1.0, 3: 1.25}.__getitem__) == [1]
+
+
+@pytest.mark.parametrize(
+    ("source", "accepted", "ended", "reach"),
+    [("grammar", 3, False, 0.902), ("grammar", 1, False, 0.892), ("grammar", 1, True, 0.902),
+     ("grammar", 0, False, 0.882), ("grammar", 0, True, 0.9), ("lookup", 0, False, 0.9)],
+)  # fmt: skip
+def test_only_tokens_that_were_sampled_say_how_far_a_grammar_is_right(
+    source: str, accepted: int, ended: bool, reach: float
+) -> None:
+    """Fault: drafted tokens after the end of an answer, or after the first wrong one, count as wrong."""
+    drafting = Drafting(object(), None, range(9), 9)  # type: ignore[arg-type]
+    chunk = decoding([])
+    drafting.settle(chunk)
+    assert drafting.counts == {}
+    chunk.draft, chunk.draft_source, chunk.accepted = [1, 2, 3], source, accepted  # type: ignore[assignment]
+    chunk.sequence.finish_reason = "stop" if ended else None
+    drafting.settle(chunk)
+    assert drafting._forced_reach == pytest.approx(reach)
+    assert drafting.counts == {source: [3, accepted]}
+    assert (chunk.sequence.drafted, chunk.sequence.accepted) == (3, accepted)
+
+
+def test_a_pass_that_the_host_waited_for_is_no_plain_one() -> None:
+    """Fault: passes that waited for drafts make those without drafts seem slow, or one such pass spoils the next."""
+    drafting = Drafting(object(), None, range(9), 9)  # type: ignore[arg-type]
+    chunk = decoding([0.9])
+    chunk.sequence.computed = chunk.sequence.num_prompt
+    chunk.draft = [1]
+    drafting.measure([chunk], 1.0)
+    assert drafting.saved_s is None, "nothing to compare with"
+    chunk.draft = []
+    assert drafting.is_promising([chunk.sequence])
+    drafting.measure([chunk], 1.0)
+    assert (bool(drafting._costs), bool(drafting._plain_costs)) == (True, False)
+    drafting.measure([chunk], 1.0)
+    assert drafting._plain_costs and drafting.saved_s is None
+    for _ in range(512):
+        drafting.measure([chunk], 1.0)
+    assert not drafting._costs, "each kind of pass ages the other's costs"
+
+
+@pytest.mark.parametrize(
+    ("limit", "kept", "is_forked", "most"),
+    [(90, [], False, 64), (68, [], False, 64), (67, [], False, 63), (5, [], False, 1), (4, [], False, 0),
+     (3, [2], False, -1), (90, [10, 20], False, 6), (90, [67], False, 63), (90, [68], False, 64),
+     (90, [3], False, -1), (90, [], True, 0)],
+)  # fmt: skip
+def test_how_long_a_draft_may_be(limit: int, kept: list[int], is_forked: bool, most: int) -> None:
+    """Fault: a draft reaches the last token of an answer or a snapshot's position, or ends before it has to."""
+    chunk = decoding([])  # begins at 2
+    chunk.sequence.limit = limit
+    chunk.sequence.start = object() if is_forked else None  # type: ignore[assignment]
+    retention = SimpleNamespace(kept=lambda begin, end: [one for one in kept if begin < one <= end])
+    chunk.sequence.retention = retention  # type: ignore[assignment]
+    drafting = Drafting(object(), None, range(9), 9)  # type: ignore[arg-type]
+    assert drafting._most(chunk) == most
+
+
+def test_what_a_grammar_forces_is_drafted_as_far_as_it_may() -> None:
+    """Fault: forced tokens beyond the bound are drafted, or the first of them is taken for certain."""
+    drafting = Drafting(object(), None, (), 9)  # type: ignore[arg-type]
+    sequence: Any = decoding([0.5, 0.4]).sequence
+    assert drafting._propose(sequence, 1) == Draft([1], [0.5], "lookup")
+    sequence.sampler = SimpleNamespace(forced=lambda: iter([7, 8, 9]))
+    assert drafting._propose(sequence, 2) == Draft([7, 8], [0.9, pytest.approx(0.81)], "grammar")
+    assert drafting._propose(sequence, 0) is None
+    sequence.request = Request("a", [1, 2, 3], draft=False)
+    assert drafting._propose(sequence, 2) is None
+
+
+@pytest.mark.parametrize(("forks", "known"), [(None, 2), (0, 2), (1, 3)])
+def test_what_an_answer_adds_to_the_index(forks: int | None, known: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: a prompt is indexed for each of its answers, or the seconds of it are counted twice."""
+    added: list[tuple[list[int], int, int]] = []
+    index = SimpleNamespace(add=lambda *given: added.append(given))
+    drafting = Drafting(index, None, (), 0)  # type: ignore[arg-type]
+    counts = {"num_tokens": 4, "num_prompt": 3, "num_covered": 2}
+    sequence: Any = SimpleNamespace(finish_reason=None, tokens=[1, 2, 3, 4, 0], **counts)
+    answers = [sequence, SimpleNamespace()] if not forks else [SimpleNamespace(), sequence]
+    sequence.forks = None if forks is None else SimpleNamespace(sequences=answers)
+    clock = itertools.count()
+    monkeypatch.setattr("apcbatch.engine.drafting.time.perf_counter", lambda: float(next(clock)))
+    drafting.learn(sequence)
+    assert added == []
+    sequence.finish_reason = "stop"
+    drafting.learn(sequence)
+    assert added == [([1, 2, 3, 4], 3, known)]
+    assert [drafting.take_learning_s() for _ in range(2)] == [1.0, 0.0]
 
 
 def test_costs_never_fall_with_rows() -> None:

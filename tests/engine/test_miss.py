@@ -19,6 +19,8 @@ FORK, END = Match(0, True, True), Match(0, False, True)
         (0, 15, END, {}, "shorter_than_block", "shorter_than_block (minimum 16)"),
         (0, 15, END, {"stranded": True, "evicted": True}, "shorter_than_block", "shorter_than_block (minimum 16)"),
         (16, 17, FORK, {}, "below_grid", "below_grid (ideal 17, boundary 16)"),
+        (16, 17, FORK, {"resumable": 17}, "below_grid", "below_grid (ideal 17, boundary 16)"),
+        (16, 17, FORK, {"resumable": 20}, "below_grid", "below_grid (ideal 17, boundary 16)"),
         (40, 47, FORK, {"stranded": True}, "below_grid", "below_grid (ideal 47, boundary 32)"),
         (15, 17, FORK, {}, "diverged", "diverged at token 17 (no snapshot is kept at 16)"),
         (0, 16, FORK, {"evicted": True}, "evicted", "evicted (the snapshot at 16 was dropped)"),

@@ -132,6 +132,7 @@ def test_what_is_in_flight_is_not_scheduled_again() -> None:
     assert not scheduler.has_prompts(begun)
     assert scheduler.schedule(begun) == ([], [])
     compute(scheduler, chunks)
+    assert scheduler.schedule(begun) == ([], []), "its decode is in flight"
     del begun[first]
     assert shown(scheduler.schedule(begun)[0]) == [(0, 10, 1)]
 
@@ -190,6 +191,62 @@ def test_a_pass_is_foreseen_only_if_no_token_can_change_it(
         others = scheduler.foresee(chunks[:-1], [chunks[-1].sequence])
         assert [chunk.begin for chunk in others] == ends[:-1]
     assert [chunk.begin for chunk in scheduler.foresee(chunks)] == ends
+
+
+def test_a_group_has_a_share_of_the_prompts() -> None:
+    """Fault: the first pass takes more sequences than a pass may have, and the other stages have nothing to do."""
+    scheduler = scheduler_of(max_running=2, groups=2)
+    submit(scheduler, 3, 4, 5, 6)
+    chunks, _ = scheduler.schedule()
+    assert shown(chunks) == [(0, 0, 3), (1, 0, 4)] and len(scheduler.running) == 4
+    begun = {chunk.sequence: chunk.end for chunk in chunks}
+    assert shown(scheduler.schedule(begun)[0]) == [(2, 0, 5), (3, 0, 6)]
+
+
+def end_one(scheduler: Scheduler) -> None:
+    """End the first of the running answers."""
+    scheduler.running[0].finish_reason = "stop"
+    scheduler.finish(scheduler.running[0])
+
+
+def test_the_gate_is_closed_once_all_slots_are_taken() -> None:
+    """Fault: each slot that gets free costs a pass with prompts, or one that waits is passed over beside prompts that
+    are computed in any case."""
+    scheduler = scheduler_of(max_running=16, prompt_cost=9, max_batch_tokens=160)
+    submit(scheduler, *[2] * 12, max_tokens=90)
+    compute(scheduler, scheduler.schedule()[0])
+    submit(scheduler, 2, 2, 2, 150, max_tokens=90)  # a quarter of the slots is free: the gate opens
+    chunks, _ = scheduler.schedule()
+    assert shown(chunks)[12:] == [(12, 0, 2), (13, 0, 2), (14, 0, 2), (15, 0, 142)]
+    compute(scheduler, chunks)
+    end_one(scheduler)
+    submit(scheduler, 3, max_tokens=90)
+    chunks, _ = scheduler.schedule()
+    assert shown(chunks)[-2:] == [(15, 142, 8), (16, 0, 3)], "a pass with prompts takes another one along"
+    compute(scheduler, chunks)
+    end_one(scheduler)
+    submit(scheduler, 3, max_tokens=90)
+    assert not scheduler.has_prompts({})
+    chunks, _ = scheduler.schedule()
+    assert len(chunks) == 15 == len(scheduler.running) and len(scheduler.waiting) == 1
+
+
+@pytest.mark.parametrize("case", ["drafted", "promising", "one ends, one waits"])
+def test_a_pass_is_not_foreseen_where_tokens_matter(case: str) -> None:
+    """Fault: a pass is begun ahead where drafts would gain more, or with the slot of an answer that ends missing."""
+    scheduler = scheduler_of()
+    submit(scheduler, 5, max_tokens=2)
+    submit(scheduler, 9, 3, 2)
+    compute(scheduler, scheduler.schedule()[0])
+    chunks, _ = scheduler.schedule()
+    assert [chunk.begin for chunk in scheduler.foresee(chunks)] == [10, 4, 3]
+    if case == "drafted":
+        chunks[1].draft = [7]
+    elif case == "promising":
+        scheduler._drafting.is_promising = lambda sequences: len(sequences) == 3  # type: ignore[method-assign]
+    else:
+        submit(scheduler, 3)
+    assert scheduler.foresee(chunks) == []
 
 
 def test_slots_are_left_for_the_answers_of_an_admitted_prompt() -> None:

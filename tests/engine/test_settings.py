@@ -77,6 +77,7 @@ def test_a_number_that_cannot_be_used_is_an_error_record(field: str, value: obje
     ({"n": 129}, "n is 129; expected an integer from 1 to 128"),
     ({"min_tokens": 5, "max_tokens": 4}, "min_tokens is 5 and max_tokens 4; expected no more"),
     ({"logit_bias": {VOCAB: 1.0}}, f"logit_bias has the token id {VOCAB}; expected less than {VOCAB}"),
+    ({"logit_bias": dict.fromkeys(range(9, 0, -1), math.nan)}, "logit_bias is {2: nan, 3: nan, 4: nan, 5: nan, ...};"),
     ({"stop_token_ids": [-1]}, "stop_token_ids is [-1]; expected"),
     ({"allowed_token_ids": []}, "allowed_token_ids is empty"),
     ({"top_logprobs": 2}, "top_logprobs is 2 without logprobs"),

@@ -94,6 +94,7 @@ def test_the_command_that_continues_finds_the_answers(apcbatch, interrupt, tmp_p
     stopped = apcbatch("run", f"./{name}", *OPTIONS, "--max-running", 1, "-q")
     output = tmp_path / name.replace(".jsonl", ".answers.jsonl")
     assert stopped.code == 130 and 0 < len(read_records(output)) < 8
+    assert f"results in {output.name}\n" in stopped.stderr, "a plain OUT is there already"
     words = shlex.split(stopped.final_line)
     assert apcbatch(*words[words.index("run") :]).code == 0
     assert len(answers(read_records(output))) == 8

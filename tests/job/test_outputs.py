@@ -11,7 +11,10 @@ import threading
 
 import pytest
 
+from apcbatch.config import Config
+from apcbatch.errors import UsageError
 from apcbatch.job.disk import Disk
+from apcbatch.job.output_paths import check_outputs
 from apcbatch.model.locate import DEMO_DIR
 from tests.chats import conversation, read_records, write_lines
 from tests.effort import tries
@@ -129,6 +132,13 @@ def test_what_belongs_to_something_else_is_not_written_over(apcbatch, tmp_path, 
         other = apcbatch("run", spelling.format(tmp_path / "in.jsonl"), *words, "--max-tokens", 2, *options[2:])
         assert other.code == 2 and "internal error" not in other.stderr, (spelling, other.stderr)
         assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}, spelling
+
+
+def test_an_output_after_an_address_is_checked_too(tmp_path):
+    """Fault: where OUT has an address, the outputs named after it are not checked, and the run fails at its end."""
+    outputs = {"OUT": "memory://bucket/out.jsonl", "--summary": f"{tmp_path}/missing/s.json"}
+    with pytest.raises(UsageError, match="--summary .*/missing/s.json cannot be written: its folder does not exist"):
+        check_outputs(Config(), (), {}, outputs)
 
 
 def linked(folder, name, spelling):

@@ -82,6 +82,15 @@ def test_what_would_not_be_packed_is_refused(apcbatch, tmp_path, whole, name):
     assert not (tmp_path / name).exists()
 
 
+@pytest.mark.parametrize("kind", ["pipe", "folder"])
+def test_what_is_no_file_is_never_packed(tmp_path, kind):
+    """Fault: a pipe that is named *.gz is replaced by a packed file, and its reader waits for ever."""
+    path = str(tmp_path / "out.gz")
+    (os.mkfifo if kind == "pipe" else os.mkdir)(path)
+    out = output_module.output_for(path)
+    assert (out.target, out.lines, out.packing, out.is_built_at_the_end) == (path, path, "", False)
+
+
 def test_a_finished_out_is_resumed(apcbatch, tmp_path, whole):
     """Fault: packed answers are computed again or lost, also where the input has grown on purpose."""
     assert apcbatch(*RUN, "-o", "out.gz", "--limit", 3).code == 0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from apcbatch.config import Config
-from apcbatch.job.planning import PlannedFeeder, order_of, planner_for, work_source
+from apcbatch.job.planning import PlannedFeeder, order_of, planner_for, windows_note, work_source
 from apcbatch.plan.footprint import Footprint
 
 FOOTPRINT = Footprint(7)
@@ -53,3 +53,11 @@ def test_a_run_is_planned_if_its_prompts_are_known(policy: Any, turns: Any, is_p
     source = work_source(Config(policy=policy, turns=turns), feeder, engine)  # type: ignore[arg-type]
     assert isinstance(source, PlannedFeeder) == is_planned
     assert is_planned or source is feeder
+
+
+@pytest.mark.parametrize(("num_windows", "note"), [(0, None), (1, None), (2, "`run` plans this input in 2 windows, ")])
+def test_a_forecast_names_the_windows_of_the_run(num_windows: int, note: str | None) -> None:
+    """Fault: the reader of a forecast is not told that a run plans less at once, or is told so of a whole plan."""
+    found = windows_note(num_windows, Config(window=1000, window_tokens=2000))
+    assert (found is None) == (note is None)
+    assert found is None or (found.startswith(str(note)) and "--window 1,000 conver" in found and "2,000;" in found)

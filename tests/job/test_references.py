@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import random
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +24,8 @@ from apcbatch.engine import open as engine_open
 from apcbatch.engine.drafting import RowCosts
 from apcbatch.errors import UsageError
 from apcbatch.job import references
+from apcbatch.job.previous_answers import last_answers
+from apcbatch.job.sink import FileSink
 from apcbatch.model.locate import DEMO_DIR
 from apcbatch.types import Request
 from tests.chats import conversation, read_records, write_lines
@@ -209,6 +213,16 @@ def test_a_file_that_changes_meanwhile_gives_no_other_answer(apcbatch: Any, line
     assert (len(earlier), earlier.num_wanted, earlier.num_found) == (2, 3, 1)
 
 
+def test_the_file_of_earlier_answers_is_closed_with_them(tmp_path: Path) -> None:
+    """Fault: each run of one process leaves the OUT of an earlier run open."""
+    (tmp_path / "old.jsonl").write_bytes(b"")
+    earlier = references.EarlierAnswers(str(tmp_path / "old.jsonl"), "--draft-from", DEMO_DIR, pytest.fail)
+    file = earlier._file
+    assert not file.closed
+    del earlier
+    assert file.closed
+
+
 @pytest.mark.parametrize("turns", ["each", "rollout"])
 def test_answers_of_another_tokenizer_are_their_text(
     apcbatch: Any, engines: Any, lines: Any, tmp_path: Path, renderer: Renderer, turns: str
@@ -337,6 +351,63 @@ def test_answers_that_are_there_fill_no_more_than_the_memory(
     for memory, count in ((10**9, len(every)), (last, 2), (last + 1, 2), (last - 1, 1), (0, 0)):
         assert apcbatch(*RUN, "-o", "out.jsonl", "--resume", "--draft-memory", memory, "--limit", 1).code == 0
         assert engines[-1].learnt == every[len(every) - count :], memory
+
+
+@pytest.mark.parametrize(
+    ("data", "lines"),
+    [
+        (b"abc\nx", [(0, b"abc\n"), (4, b"x")]),
+        (b"abcd\nx\n", [(5, b"x\n")]),
+        (b"abcd", []),
+        (b"abc", [(0, b"abc")]),
+        (b"abcdefghij\n\nx", [(11, b"\n"), (12, b"x")]),
+    ],
+)
+def test_lines_up_to_the_limit_are_read(
+    data: bytes, lines: list[tuple[int, bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: a piece of an overlong line is taken for a line, or the place of the next one is wrong."""
+    monkeypatch.setattr(references, "DEFAULT_MAX_LINE_BYTES", 4)
+    assert list(references._lines(io.BytesIO(data))) == lines
+
+
+@pytest.mark.parametrize(
+    ("prompt", "settings", "choice", "draft"),
+    [
+        (None, "", {"message": {"role": "assistant", "content": "Hi"}}, "message Hi"),
+        (None, "continues", {"message": {"role": "assistant", "content": "Hi"}}, "text Hi"),
+        (None, "", {"message": {"role": "nobody", "content": "Hi"}}, None),
+        ("Once", "echo", {"text": "Once upon"}, "text  upon"),
+        ("Once", "", {"text": "Once upon"}, "text Once upon"),
+        ([1, 2], "echo", {"text": "Once upon"}, "text Once upon"),
+        ("Once", "", {}, None),
+    ],
+)
+def test_what_a_choice_is_drafted_as(prompt: Any, settings: str, choice: dict[str, Any], draft: str | None) -> None:
+    """Fault: a begun answer is rendered as a message of its own, an echoed prompt is drafted, or one that only looks
+    echoed is cut off."""
+    known: Any = SimpleNamespace(
+        of_message=lambda prompt, message: f"message {message['content']}", of_text=lambda text: f"text {text}"
+    )
+    conversation: Any = SimpleNamespace(
+        prompt=prompt,
+        params={"echo": "echo" in settings},
+        template_options=SimpleNamespace(continue_final_message="continues" in settings),
+    )
+    rendered: Any = None
+    assert references._of_choice(known, conversation, rendered, choice) == draft
+
+
+def test_which_answers_of_out_are_drafted_from(apcbatch: Any, lines: Any, tmp_path: Path) -> None:
+    """Fault: an answer of another model ends the run, an empty one is a text of the index, or an error hides others."""
+    assert apcbatch(*RUN, "-o", "out.jsonl").code == 0
+    record = read_records(tmp_path / "out.jsonl")[0]
+    error = {"code": "internal", "message": "no", "retryable": True}
+    records = [record | {"apcbatch": record["apcbatch"] | {"completion_token_ids": one}} for one in ([], [9, 3], [10])]
+    write_lines(tmp_path / "out.jsonl", ["{", record | {"response": None, "error": error, "apcbatch": {}}, *records])
+    sink = FileSink(tmp_path / "out.jsonl")
+    assert list(last_answers(sink, 1 << 20, vocab_size=10)) == [[9, 3]]
+    sink.close()
 
 
 class FromReferences:

@@ -9,6 +9,8 @@ import subprocess
 
 import pytest
 
+from apcbatch.job.previous_answers import drop_unusable, read_answers
+from apcbatch.job.sink import FileSink
 from tests.chats import conversation, read_records, write_lines
 from tests.job.conftest import answers
 
@@ -58,6 +60,37 @@ def test_resume_does_the_rest(apcbatch, twelve, tmp_path, kept, torn):
     assert done.code == 0, done.stderr
     assert (done.summary["requests"], done.summary["already_done"]) == (12 - kept, kept)
     assert answers(read_records(tmp_path / "out.jsonl")) == answers(read_records(tmp_path / "whole.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("lines", "retry_errors", "left"),
+    [
+        ("ok no again", False, "ok no again"),
+        ("ok no", True, "ok no"),
+        ("ok no again", True, "ok no"),
+        ("ok torn no again", False, "ok no again"),
+        ("ok torn no again", True, "ok no"),
+    ],
+)
+def test_out_is_rewritten_only_if_a_line_goes(apcbatch, twelve, tmp_path, lines, retry_errors, left):
+    """Fault: a large OUT is copied for nothing; or, once it is rewritten, answers are compared with the input again,
+    trusted by their lines alone, or mixed with those of another rule of draws."""
+    apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--limit", 2)
+    whole, *others = read_records(tmp_path / "out.jsonl")
+    failed = [{"response": None, "error": {"code": "x", "message": "x", "retryable": again}} for again in (False, True)]
+    no, again = (json.dumps(record | part) for record, part in zip(others, failed, strict=False))
+    texts = {"ok": json.dumps(whole), "no": no, "again": again, "torn": "\0" * 9}
+    (tmp_path / "out.jsonl").write_text("".join(texts[name] + "\n" for name in lines.split()))
+    sink = FileSink(tmp_path / "out.jsonl")
+    answers = read_answers(sink)
+    answers.confirmed, answers.trusts_lines, answers.same_draw_rule = True, False, False
+    inode = sink.path.stat().st_ino
+    found = drop_unusable(sink, answers, retry_errors)
+    assert [line for _, line in sink.lines()] == [f"{texts[name]}\n".encode() for name in left.split()]
+    assert (sink.path.stat().st_ino == inode) == (found is answers) == (left == lines)
+    assert (len(found), found.num_torn, found.confirmed) == (len(left.split()), 0, True)
+    assert not found.trusts_lines and not found.same_draw_rule
+    sink.close()
 
 
 def test_resume_of_a_different_run_is_refused_field_by_field(apcbatch, twelve, tmp_path, monkeypatch):

@@ -13,8 +13,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from apcbatch import resolution
 from apcbatch.cli.program import main
 from apcbatch.config import Config
+from apcbatch.data.generation_config import with_model_defaults
 from apcbatch.data.tokenization.tokenizer import load_tokenizer
 from apcbatch.job.continuation import command_line, command_words
 from apcbatch.job.request import FIRST, LATER, settings_of
@@ -243,6 +245,23 @@ def test_what_the_model_suggests_is_used_or_not_and_said(here, capsys):
     assert shown["temperature"].split() == ["temperature:", "0.8", "#", "generation_config.json"]
     assert shown["max_tokens"].split() == ["max_tokens:", "9", "#", "generation_config.json"]
     assert shown["seed"].endswith("# default")
+
+
+@pytest.mark.parametrize(
+    ("values", "temperature", "origin"),
+    [
+        ({"do_sample": True}, 1.0, "generation_config.json"),
+        ({"do_sample": True, "temperature": 0.5}, 0.5, "generation_config.json"),
+        ({"do_sample": 1}, 0.0, "default"),
+        ({"temperature": 0.5}, 0.0, "default"),
+    ],
+)
+def test_a_file_that_draws_without_a_temperature_draws_at_one(tmp_path, values, temperature, origin):
+    """Fault: `do_sample` alone leaves a run greedy, or draws at another temperature than in transformers and vLLM."""
+    (tmp_path / "generation_config.json").write_text(json.dumps(values))
+    given = resolution.load({"generation_config": "auto"}, None, {})
+    used = with_model_defaults(given, tmp_path)
+    assert (used.temperature, used.origins["temperature"]) == (temperature, origin)
 
 
 def test_a_suggestion_that_cannot_be_used(here, capsys):

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from apcbatch.cli.program import main
@@ -16,6 +17,8 @@ from apcbatch.data.chat.recorded_answers import render_answers
 from apcbatch.data.chat.render import Renderer
 from apcbatch.data.input.records import parse_record
 from apcbatch.job import request as request_module
+from apcbatch.job.logprobs import PromptFields, completion_logprobs
+from apcbatch.types import Result, Scores
 from tests.chats import conversation, read_records, write_lines
 from tests.job.conftest import ROOT
 from tests.openai_types import parsed
@@ -122,6 +125,33 @@ def test_echo_gives_the_prompt_and_what_is_known_of_it(run: Callable[..., Any]) 
     assert bodies["bare"].choices[0].text == "The order is late" and bodies["bare"].choices[0].logprobs is None
     assert records["one"]["response"]["body"]["choices"][0]["logprobs"]["token_logprobs"] == [None]
     assert bodies["behind"].choices[0].text.startswith("The order")
+
+
+@pytest.mark.parametrize(
+    ("is_echoed", "is_scored", "num_tokens", "logprobs", "tops"),
+    [
+        (False, False, 2, [-3.0, -4.0], [3, 3]),
+        (False, True, 2, [-3.0, -4.0], [3, 3]),  # scored for prompt_logprobs alone
+        (True, False, 2, [-3.0, -4.0], [3, 3]),
+        (True, True, 2, [None, -5.0, -6.0, -3.0, -4.0], [None, 2, 2, 3, 3]),  # for the prompt, one beside the token
+        (True, True, 0, [None, -5.0, -6.0], [None, 2, 2]),
+        (False, False, 0, [], []),
+    ],
+)
+def test_a_completion_lists_its_prompt_only_if_it_is_echoed_and_scored(
+    is_echoed: bool, is_scored: bool, num_tokens: int, logprobs: list[float | None], tops: list[int | None]
+) -> None:
+    """Fault: the tokens of a prompt that is not echoed are listed, more likely ones than were asked for, or an offset
+    of a token that is not there."""
+    likely = [[(100, -0.5), (101, -1.0), (102, -2.0)]] * 2
+    result = Result("r", 3, [103, 104], [-3.0, -4.0], top_logprobs=[one[:2] for one in likely])
+    if is_scored:
+        result.scores = Scores(1, [-5.0, -6.0], [9, 9], likely)
+    echoed = PromptFields(np.array([105, 106, 107], np.int32), "abc", True, num_top=1) if is_echoed else None
+    found = completion_logprobs(result, num_tokens, Renderer.load(DEMO), echoed)
+    assert found is not None and found["token_logprobs"] == logprobs
+    assert [top and len(top) for top in found["top_logprobs"]] == tops
+    assert len(found["tokens"]) == len(found["text_offset"]) == len(tops)
 
 
 def test_prompt_logprobs_have_the_shape_of_vllm(run: Callable[..., Any]) -> None:

@@ -119,6 +119,140 @@ def test_what_was_written_is_synced_once(tmp_path, monkeypatch):
     sink.close()
 
 
+class Unwaited:
+    """A background call that notes when it began, and is waited for."""
+
+    def __init__(self, clock):
+        self.clock, self.is_busy, self.begun = clock, False, []
+
+    def begin(self, call):
+        self.begun.append(self.clock[0])
+
+    def finish(self):
+        self.begun.append("finish")
+
+
+@pytest.fixture
+def clocked(tmp_path, monkeypatch):
+    """(a sink opened at 10 s, the list that holds the time, what syncs in the background)."""
+    clock = [10.0]
+    monkeypatch.setattr(sink_module.time, "monotonic", lambda: clock[0])
+    sink = FileSink(tmp_path / "out.jsonl")
+    sink._background = Unwaited(clock)
+    yield sink, clock, sink._background
+    sink.close()
+
+
+def test_lines_are_synced_as_often_as_they_should_be(clocked):
+    """Fault: each line is synced, which takes longer than the answers; or none is once a sync has taken long."""
+    sink, clock, background = clocked
+    for number, (now, is_busy) in enumerate([(11.9, False), (12.0, False), (13.9, False), (14.0, True), (14.1, False)]):
+        sink.append(line(number))
+        clock[0], background.is_busy = now, is_busy
+        sink.sync_if_due()
+    assert background.begun == [12.0, 14.1]
+    sink.finish(ordered=False)
+    assert background.begun[2:] == ["finish"]
+
+
+@pytest.mark.parametrize("call", ["sync_if_due", "finish"])
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [
+        (None, "was removed, renamed or replaced while this run wrote it"),
+        (3, "was shortened by another program while this run wrote it: it has 3 bytes of"),
+        (2000, "was written to by another program while this run wrote it: it has 2,000 bytes of"),
+    ],
+)
+def test_what_others_do_to_out_stops_the_run(clocked, call, size, words):
+    """Fault: a run answers on into a file that nobody finds, or is told of the wrong change."""
+    sink, clock, _ = clocked
+    sink.append(line(1))
+    if size is None:
+        sink.path.unlink()
+    else:
+        os.truncate(sink.path, size)
+    clock[0] = 12.0
+    with pytest.raises(StoppedError, match=words):
+        sink.finish(ordered=False) if call == "finish" else sink.sync_if_due()
+
+
+@pytest.mark.parametrize(
+    ("case", "is_left"),
+    [("new", False), ("filled", False), ("there", True), ("written", True), ("wanted", True), ("replaced", True)],
+)
+def test_only_an_unused_file_of_this_run_is_removed(tmp_path, case, is_left):
+    """Fault: a run that is refused leaves an empty OUT, or takes another one with it."""
+    path = tmp_path / "out.jsonl"
+    if case == "there":
+        path.touch()
+    sink = FileSink(path)
+    if case == "filled":
+        sink.fill(iter([line(1)]))
+    elif case == "written":
+        sink.append(line(1))
+    elif case == "wanted":
+        sink.remove_if_unused = False
+    elif case == "replaced":
+        (tmp_path / "other").touch()
+        (tmp_path / "other").rename(path)
+    sink.close()
+    assert path.exists() == is_left
+
+
+def test_a_file_goes_on_after_it_was_emptied_or_cut(tmp_path):
+    """Fault: the run that empties OUT, or cuts off its torn line, takes the new size for another program's doing."""
+    (tmp_path / "out.jsonl").write_bytes(line(1) + b"torn")
+    sink = FileSink(tmp_path / "out.jsonl")
+    sink.cut_torn_line()
+    sink.append(line(2))
+    assert sink.path.read_bytes() == line(1) + line(2)
+    sink.truncate()
+    sink.append(line(3))
+    assert sink.path.read_bytes() == line(3)
+    sink.close()
+
+
+def test_an_out_that_cannot_be_opened_leaves_nothing_open(tmp_path):
+    """Fault: each refused OUT costs the process a descriptor, or is a traceback."""
+    sink = FileSink(tmp_path / "out.jsonl")
+    before = len(os.listdir("/proc/self/fd"))
+    for path, words in (
+        ("out.jsonl", "another run"),
+        ("missing/o", "cannot be opened: No such file"),
+        ("", "cannot be opened: Is a directory"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            open_sink(str(tmp_path / path), ordered=False)
+    assert len(os.listdir("/proc/self/fd")) == before
+    sink.close()
+
+
+@pytest.mark.parametrize(("further", "first"), [(-1, 1), (0, 0), (1, 0)])
+def test_the_last_lines_are_whole_ones(tmp_path, further, first):
+    """Fault: the first of the last lines is torn or left out, or a bound that is the whole file is an error."""
+    sink = FileSink(tmp_path / "out.jsonl")
+    lines = [line(number) for number in range(3)]
+    for one in lines:
+        sink.append(one)
+    begins = [0, len(lines[0]), len(lines[0] + lines[1])]
+    assert list(sink.lines(sink._size + further)) == list(zip(begins, lines, strict=True))[first:]
+    sink.close()
+
+
+def test_lines_without_a_number_come_first_in_their_order():
+    """Fault: lines that compare equal change places, or one without a number is taken for a request's."""
+    stream = io.BytesIO()
+    sink = StreamSink(stream, "OUT", ordered=True)
+    others = [b'{"x":%d}\n' % number for number in range(100)]
+    for one in [line(5), *others, line(0)]:
+        sink.append(one)
+    assert stream.getvalue() == b""
+    sink.finish(ordered=True)
+    sink.close()
+    assert stream.getvalue() == b"".join([*others, line(0), line(5)]) and sink._spool.closed
+
+
 def test_short_writes_are_completed(tmp_path, monkeypatch):
     """Fault: half a line, because the system took only a part of it."""
     sink = FileSink(tmp_path / "out.jsonl")

@@ -22,6 +22,7 @@ def test_what_follows_the_last_newline_is_dropped(
     """Catches a torn line that is kept, or a whole one that is lost, wherever the reading is cut into windows."""
     for window in (1, 4, 1 << 20):
         monkeypatch.setattr(sink, "WINDOW_BYTES", window)
+        monkeypatch.setattr(sink, "LINE_BYTES", window)
         path = tmp_path / "out.jsonl"
         path.write_bytes(content)
         out = FileSink(path)

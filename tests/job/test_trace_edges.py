@@ -11,7 +11,7 @@ import pytest
 
 from apcbatch.engine.observer import KeptSnapshot
 from apcbatch.job.tracing.edge_rows import edge_columns
-from apcbatch.job.tracing.edges import TraceTree, edges_below
+from apcbatch.job.tracing.edges import Edge, TokenCounts, TraceTree, edges_below
 from apcbatch.job.tracing.segment import EdgeColumns
 from tests.plan.plan_oracle import random_dataset
 
@@ -116,6 +116,18 @@ def test_nothing_is_folded_at_the_bounds(bounds, rows):
         tree.answered(array([first, 2, 3]), 0, "none")
     edges = edge_columns(tree.root, shown)
     assert (len(edges.parent), sum(edges.computed)) == (rows, 6)
+
+
+@pytest.mark.parametrize(
+    ("counted", "grows"),
+    [({}, True), ({"ends": 1}, False), ({"memory": 1}, False), ({"disk": 1}, False),
+     ({"folded": TokenCounts(requests=1)}, False), ({"folded": TokenCounts(memory=5)}, True), ({"parent": None}, False),
+     ({"children": {b"": Edge(b"", None, 1)}}, False)],
+)  # fmt: skip
+def test_an_edge_grows_only_where_nothing_is_counted_at_its_end(counted, grows):
+    """Fault: tokens are appended behind requests that ended or resumed there, and count as theirs."""
+    edge = Edge(**{"tokens": bytes(4), "parent": Edge(b"", None, 0), "end": 1} | counted)
+    assert edge.can_grow == grows
 
 
 @pytest.mark.parametrize("bounds", [(40, 99), (99, 40)])

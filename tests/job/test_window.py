@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from itertools import groupby
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ import pytest
 from apcbatch.cli.program import main
 from apcbatch.config import Config
 from apcbatch.data.input.inputs import find_inputs
+from apcbatch.job import planning
 from apcbatch.job.planning import REQUEST_TOKENS, Window
 from apcbatch.job.record import Ticket
 from apcbatch.job.work import Tag
@@ -62,6 +66,63 @@ def test_a_window_closes_at_either_bound() -> None:
         (first + second + 1, [[1, 2, 3], [4]]),
     ):
         assert lines_by_window(Config(window_tokens=tokens), work) == expected, tokens
+
+
+class Source:
+    """A feeder of these requests."""
+
+    def __init__(self, work: list[Request]) -> None:
+        self._work = work
+
+    @property
+    def exhausted(self) -> bool:
+        return not self._work
+
+    def next(self) -> Request | None:
+        return self._work.pop(0) if self._work else None
+
+    def follow_up(self, result: Any) -> list[Any]:
+        return [result]
+
+
+def engine_of(**facts: Any) -> Any:
+    """What a planned feeder asks of an engine; request 1 is refused."""
+    asked = {"can_run": lambda request: request.id != "1", "key_fingerprint": b"k", "held": lambda keys: set()}
+    return SimpleNamespace(**{"num_unfinished": 0, "footprint": Footprint(7, 1), **asked, **facts})
+
+
+def test_reading_pauses_once_after_each_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: workers idle while the next window is read, a window is planned before the last one is handed out, or the
+    first request of the last window is lost."""
+    clock = itertools.count()
+    monkeypatch.setattr(planning.time, "perf_counter", lambda: float(next(clock)))
+    engine: Any = engine_of(num_unfinished=1)
+    feeder: Any = planning.PlannedFeeder(Config(window=2), Source(requests((3,), (3,), (3,))), engine)
+    assert not feeder.pause(), "nothing was read"
+    assert (feeder.next().id, feeder.pause(), feeder.next().id) == ("1", False, "0"), "a refused one comes first"
+    engine.num_unfinished = 0
+    assert not feeder.pause(), "nothing to compute meanwhile"
+    engine.num_unfinished = 1
+    assert [feeder.pause(), feeder.pause(), feeder.exhausted] == [True, False, False]
+    last = feeder.next()
+    assert (last.id, last.plan is not None, feeder.exhausted) == ("2", True, True)
+    assert [feeder.pause(), feeder.pause(), feeder.next()] == [True, False, None]
+    assert feeder.plan_s == 3.0 and feeder.follow_up("result") == ["result"]
+
+
+@pytest.mark.parametrize(("store", "reserved"), [("s", Footprint(7, 1).pool_bytes(198)), (None, 0)])
+def test_a_plan_leaves_room_for_the_largest_stored_snapshot(
+    store: str | None, reserved: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: a snapshot that is read from the store evicts one that the plan counts on; or a store is asked for that
+    is not there."""
+    kept: list[int] = []
+    plan = planning.planner_for
+    reserves = lambda config, footprint, *, reserved_bytes: kept.append(reserved_bytes) or plan(config, footprint)  # noqa: E731
+    monkeypatch.setattr(planning, "planner_for", reserves)
+    engine = engine_of(held=lambda keys: keys, can_run=lambda request: True)
+    feeder: Any = planning.PlannedFeeder(Config(store=store, block_size=2), Source(requests((5,), (200,))), engine)
+    assert feeder.next().plan.resume_at == (4 if store else 0) and kept == [reserved]
 
 
 @pytest.mark.parametrize("bound", [("--window", "2"), ("--window-tokens", "1"), ("--window-tokens", "1500")])

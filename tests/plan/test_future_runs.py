@@ -117,6 +117,14 @@ def test_for_later_what_is_dropped_makes_the_next_worth_more() -> None:
     assert set(kept_for_later(data, plan)) == {tuple(range(22))}
 
 
+def test_for_later_two_dropped_in_a_row_leave_all_tokens_to_the_next() -> None:
+    """Fault: after two dropped ancestors a snapshot's bytes are still counted from the first one, so the plan writes
+    more than its budget. Candidates at 10, 15 and 200 tokens; 15 goes first, then 10."""
+    data = dataset(range(11), range(16), range(201))
+    plan = make_plan(data, Planner(1, later_budget_bytes=700, footprint=HYBRID))
+    assert set(kept_for_later(data, plan)) == {tuple(range(200))} and plan.later_bytes == 700
+
+
 def test_for_later_what_nobody_computes_is_not_promised() -> None:
     """Catches a stem that all requests resume beyond, as the store has their ends: there is nobody to keep
     it."""

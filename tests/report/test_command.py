@@ -13,11 +13,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
+from apcbatch.cli.run import _run_with_report
+from apcbatch.errors import StoppedError
 from apcbatch.job.run import Job
 from apcbatch.report import report_file
 from tests.chats import conversation, read_records, write_lines
@@ -53,6 +56,7 @@ def test_it_says_where_the_page_is(out: Path, apcbatch: Command, tmp_path: Path)
     assert data_of(page)["runs"][0]["verdict"]["requests"] == 6
     (tmp_path / "deep").mkdir()
     assert apcbatch("report", out, "-o", "deep/mine.html").stdout.startswith("deep/mine.html (")
+    assert apcbatch("report", out, "-o", "mine.txt").stderr.startswith("warning: -o mine.txt gets an HTML page")
 
 
 @pytest.mark.parametrize(
@@ -234,6 +238,18 @@ def test_a_stopped_run_too(number: signal.Signals, code: int, start: Callable[..
     assert verdict["requests"] == len(read_records(tmp_path / "out.jsonl"))
 
 
+def test_a_run_that_cannot_go_on_has_a_report_of_what_it_did(out: Path, tmp_path: Path) -> None:
+    """Fault: after a full disk the answers that are there are in no report, or the run seems to have ended well."""
+
+    def stop() -> int:
+        raise StoppedError("no space left")
+
+    job: Any = SimpleNamespace(run=stop, output=str(out), continue_command=lambda: "")
+    with pytest.raises(StoppedError, match="no space left"):
+        _run_with_report(job, str(tmp_path / "r.html"), "--report")
+    assert data_of(tmp_path / "r.html")["runs"][0]["verdict"]["requests"] == 6
+
+
 def test_strict_stops_with_a_report(apcbatch: Command, tmp_path: Path) -> None:
     """Fault: exit status 1 goes without its page."""
     write_lines(tmp_path / "in.jsonl", [conversation(1), {"messages": []}, conversation(2)])
@@ -315,6 +331,12 @@ def test_a_bad_path_is_refused_before_any_work(apcbatch: Command, engines: list[
 def test_files_that_a_report_would_replace_are_told_apart(out: Path, apcbatch: Command, tmp_path: Path) -> None:
     """Fault: which of two OUTs a sentence is about is not to be seen."""
     (tmp_path / "b.jsonl").write_bytes(out.read_bytes())
-    for outs, name in ((["out.jsonl"], "OUT.run.json"), (["b.jsonl", "out.jsonl"], "OUT 2.run.json")):
-        done = apcbatch("report", *outs, "-o", "out.jsonl.run.json", "--overwrite")
+    (tmp_path / "c.gz.part").write_bytes(out.read_bytes())
+    for *outs, path, name in (
+        ("out.jsonl", "out.jsonl.run.json", "OUT.run.json and -o"),
+        ("b.jsonl", "out.jsonl", "out.jsonl.run.json", "OUT 2.run.json and -o"),
+        ("c.gz", "c.gz.part", "OUT and -o"),
+        ("c.gz", "c.gz", "OUT when it is complete and -o"),
+    ):
+        done = apcbatch("report", *outs, "-o", path, "--overwrite")
         assert done.code == 2 and name in done.stderr, done.stderr

@@ -17,6 +17,7 @@ import pytest
 from apcbatch.errors import UsageError
 from apcbatch.store import BadSnapshot, Store
 from apcbatch.store.database import _BOUNDARY, Database, IndexDamaged, IndexUnavailable
+from apcbatch.store.environment import Files
 from apcbatch.store.format import (
     INDEX_NAME,
     KEY_BYTES,
@@ -26,7 +27,7 @@ from apcbatch.store.format import (
     STORE_ID_NAME,
     SUSPECT_NAME,
 )
-from apcbatch.store.repair import _fill, _require_sound_side_tables, require_schema
+from apcbatch.store.repair import _fill, _put_aside, _require_sound_side_tables, require_schema
 from tests.effort import tries
 from tests.store.conftest import (
     FINGERPRINT,
@@ -230,6 +231,21 @@ def test_a_damaged_index_is_put_aside_once_and_not_destroyed(folder: Path, warni
             assert store.stats().entries == 3
         assert (folder / f"{INDEX_NAME}.damaged").read_bytes() == noise
     assert len(list(folder.glob("*.damaged"))) == 1 and len(warnings) == 2
+
+
+def test_what_was_put_aside_before_goes(tmp_path: Path) -> None:
+    """Fault: the log of an index that was put aside earlier stays beside the next one, of which it is no part."""
+    files, path = Files(), tmp_path / INDEX_NAME
+    for name in (INDEX_NAME, f"{INDEX_NAME}.damaged", f"{INDEX_NAME}.damaged-wal"):
+        (tmp_path / name).write_text(name)
+    _put_aside(files, str(path))
+    assert [one.name for one in tmp_path.iterdir()] == [f"{INDEX_NAME}.damaged"]
+    assert (tmp_path / f"{INDEX_NAME}.damaged").read_text() == INDEX_NAME
+    path.write_text("next")
+    (tmp_path / f"{INDEX_NAME}.damaged-shm").mkdir()
+    with pytest.raises(OSError, match="damaged-shm"):
+        _put_aside(files, str(path))
+    assert path.read_text() == "next"
 
 
 @pytest.mark.parametrize(

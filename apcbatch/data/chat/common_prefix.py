@@ -1,12 +1,12 @@
 """Tokenise the common prefix of texts once: reuse the first tokens of a base text for other texts.
 
-Invariant: a text gets the tokens that it has if it is tokenised alone. Tokens of the base are reused only up to a
+Invariant: a text gets the same tokens as if it were tokenised alone. Tokens of the base are reused only up to a
 joint, a position where both texts are split alike. The text after the joint is tokenised again. A joint is
 * a marker: an added token at which a text is split before all else. The text on its left does not affect the tokens on
   its right.
-* else the gap between two words, well before the place where the texts differ. The tokens before the gap must be the
-  same in the base and in a window of the text that begins a few words earlier. Then both continue alike: word splitting
-  runs left to right, and a BPE sequence is right if all its neighbouring pairs are right.
+* otherwise the gap between two words, well before the place where the texts differ. The tokens before the gap must be
+  the same in the base and in a window of the text that begins a few words earlier. Then both continue alike: word
+  splitting runs left to right, and a sequence of BPE tokens is correct if each pair of neighbours in it is correct.
 Without a joint, a text is tokenised alone.
 """
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from apcbatch.data.tokenization.tokenizer import Encoding
 
 _WINDOW_CHARACTERS = 4096
-_WORD_GUARD_CHARACTERS = 16  # least distance from a word joint to the first different character
-_WORD_LEAD_CHARACTERS = 64  # least distance from the window's begin to a word joint
+_WORD_GUARD_CHARACTERS = 16  # minimum distance from a word joint to the first different character
+_WORD_LEAD_CHARACTERS = 64  # minimum distance from the window's begin to a word joint
 _WORD_GAPS = 64  # number of last gaps that are candidates
 _LEAD_TOKENS = 4  # number of tokens before a word joint that must agree
 _WORD_GAP = re.compile(r"(?<=[^\W_]) ")

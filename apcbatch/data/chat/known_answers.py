@@ -93,6 +93,6 @@ class KnownAnswers:
             whole = self._base.tokenise(answered, common_length(answered, self._base.text))
         except RequestError:
             return None
-        if not np.array_equal(whole[:begin], prompt.token_ids):  # a token spans the border, or the text is another one
+        if not np.array_equal(whole[:begin], prompt.token_ids):  # a token spans the border, or the prompt differs
             return self.of_text(answered[length:]) if hash(answered[:length]) == digest else None
         return self.of_tokens(whole[begin : answer_end(whole, begin, self._renderer.tokenizer.eos_token_ids)])

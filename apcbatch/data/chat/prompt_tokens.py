@@ -17,7 +17,7 @@ class PromptToken:
     """One token of a prompt.
 
     text: its part of the prompt. If a character takes several tokens, the last one has it, and the others are empty.
-    special: it is a special token.
+    special: whether it is a special token.
     """
 
     id: int
@@ -30,8 +30,8 @@ def prompt_tokens(
 ) -> list[PromptToken]:
     """Split a prompt into its tokens.
 
-    text: text of the prompt; None if it was given as ids, and then each token is decoded alone. adds_special: special
-    tokens were added around the text.
+    text: text of the prompt; None if it was given as ids. Each token is decoded alone if there is no text, or if
+    token_ids are not the tokens of the text. adds_special: special tokens were added around the text.
     """
     encoding = None if text is None else tokenizer.encode(text, adds_special)
     if text is None or encoding is None or encoding.ids != list(token_ids):
@@ -44,7 +44,8 @@ def prompt_tokens(
 
 
 def _parts(tokenizer: Tokenizer, text: str, ids: list[int], offsets: list[tuple[int, int]]) -> Iterator[str]:
-    """Yield the text that each token covers, after any uncovered text before it. The last token has all the rest."""
+    """Yield the text that each token covers, after any uncovered text before it. The last token that covers text has
+    the rest."""
     end = 0
     last = max((at for at, (begin, until) in enumerate(offsets) if begin < until), default=-1)
     for at, (number, (begin, until)) in enumerate(zip(ids, offsets, strict=True)):

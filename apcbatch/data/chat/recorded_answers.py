@@ -40,7 +40,7 @@ def answered_turns(conversation: Conversation, turns: Turns) -> list[Turn]:
 
 
 def render_answers(renderer: Renderer, conversation: Conversation, turns: Turns) -> Rendered:
-    """Make a prompt with `answer_begin` of each recorded answer and the history before it.
+    """Make a prompt for each recorded answer: the history, then the answer from `answer_begin` on.
 
     RequestError, with the line, if there is no recorded answer. Turns whose prompt cannot be made are in `failures`."""
     base: BaseText | None = None
@@ -60,9 +60,9 @@ def render_answers(renderer: Renderer, conversation: Conversation, turns: Turns)
 
 
 def _texts(renderer: Renderer, conversation: Conversation, num_messages: int) -> tuple[str, str]:
-    """Render the prompt after `num_messages` messages, and the same with the answer.
+    """Render the prompt after `num_messages` messages, and the prompt with the answer.
 
-    One turn at a time, since the texts of all turns together grow with the square of their number."""
+    Called for one turn at a time: the texts of all turns together grow with the square of the number of turns."""
     texts = []
     for count, prompts in ((num_messages, True), (num_messages + 1, False)):
         messages = conversation.messages[:count]

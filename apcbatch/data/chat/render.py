@@ -1,6 +1,6 @@
 """Render conversations to prompts, and tokenise the common prefix of a conversation's turns once.
 
-Invariant: a prompt has the tokens that its history has if it is rendered and tokenised alone.
+Invariant: a prompt has the same tokens as if its messages were rendered and tokenised alone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from apcbatch.prefix import TokenArray, as_token_array
 _SNIPPET_CHARACTERS = 24
 _LAST_TOKENS = 32  # number of last prompt tokens searched for the marker that begins reasoning
 _DEFAULT_OPTIONS = ChatOptions()
-NotePrompt = Callable[[Turn, str, BaseText], None]  # is given a turn, the text of its prompt, the base of its tokens
+NotePrompt = Callable[[Turn, str, BaseText], None]  # (turn, text of its prompt, text that its tokens are taken from)
 
 
 @dataclass(slots=True)
@@ -67,7 +67,8 @@ class FailedTurn:
 
 @dataclass(slots=True)
 class Rendered:
-    """The prompts of one conversation, in order. prefix_stable: each text is a prefix of the last turn's text."""
+    """The prompts of one conversation, in order. prefix_stable: whether the text of each is a prefix of the last
+    one's text."""
 
     prompts: list[Prompt]
     failures: list[FailedTurn] = field(default_factory=list)
@@ -77,8 +78,9 @@ class Rendered:
 class Renderer:
     """Renderer of conversations for one model. It also makes the parsers and constraints of the answers.
 
-    tool_parser, reasoning_parser: those of the model, or None. warn: called once if the model has no chat template, and
-    once if its template is not prefix-stable. UsageError for invalid options.
+    tool_parser, reasoning_parser: parsers for the model's answers, chosen by the options or by the model's files; None
+    for none. warn: called with warnings about the chat template and the options, once for each kind. UsageError for
+    invalid options, ModelError for an unusable template.
     """
 
     def __init__(
@@ -110,7 +112,8 @@ class Renderer:
         warn: Callable[[str], None] = lambda sentence: None,
         options: ChatOptions = _DEFAULT_OPTIONS,
     ) -> Renderer:
-        """Load the renderer of a model folder; ModelError if its tokenizer or template is missing or damaged."""
+        """Load the renderer of a model folder; ModelError if its tokenizer or template is damaged. A folder without a
+        tokenizer gets a NoTokenizer, one without a template the fallback template."""
         return cls(load_any_tokenizer(Path(model_dir), warn), fallback_template_path, warn, options)
 
     @cached_property
@@ -144,7 +147,7 @@ class Renderer:
         parser = self.tool_parser if tools else None
         return OutputParser(
             parser,
-            tools if parser is not None and parser.reads_tools else (),  # else they would take memory until the end
+            tools if parser is not None and parser.reads_tools else (),  # not kept if unread, to save memory
             self.reasoning_parser,
             self._is_open(conversation, prompt),
             conversation.place(prompt.num_messages),
@@ -162,8 +165,8 @@ class Renderer:
         return self.reasoning_parser.ends_open(self.decode(prompt.token_ids[-_LAST_TOKENS:].tolist()))
 
     def _unread_options(self, template_options: TemplateOptions) -> tuple[str, ...]:
-        """Return a warning about the request's options that the template does not read, in a tuple; empty without
-        any."""
+        """Return a tuple of one warning, about the request's options that the template does not read; an empty tuple if
+        it reads all."""
         given = [*template_options.variables, *(["documents"] if template_options.documents else [])]
         if not (template_options.add_generation_prompt or template_options.continue_final_message):
             given.append("add_generation_prompt")
@@ -171,12 +174,11 @@ class Renderer:
         return (f"the chat template does not read {', '.join(map(shown, unread))}",) if unread else ()
 
     def render(self, conversation: Conversation, turns: Turns = "each", note: NotePrompt | None = None) -> Rendered:
-        """Render and tokenise the prompts of a conversation. For `rollout`, they have the recorded history.
+        """Render and tokenise the prompts of a conversation.
 
-        note: called for each rendered prompt.
-
-        data/chat/rollout.py makes the prompts of a rollout that have generated answers. RequestError, with the line, if
-        no prompt can be made; if only some cannot, these turns are in `failures`.
+        turns: with `rollout`, the prompts have the recorded answers; data/chat/rollout.py makes those with generated
+        answers. note: called for each rendered prompt, but not for a completion's. RequestError, with the line, if no
+        prompt can be made; if only some cannot, their turns are in `failures`.
         """
         try:
             if not isinstance(conversation.prompt, list):
@@ -268,7 +270,8 @@ def render_backwards(
 ) -> Rendered:
     """Make the prompts of turns from the last to the first, so that the longest text is the base of the others.
 
-    make_prompt: (turn, custom_id) -> its prompt. A turn for which it raises RequestError is in `failures`."""
+    The result is in the order of the turns. make_prompt: (turn, custom_id) -> prompt of the turn; if it raises
+    RequestError, the turn is in `failures`."""
     rendered = Rendered([])
     for turn in reversed(turns):
         custom_id = conversation.request_id(turn.number)

@@ -49,8 +49,8 @@ class Rollout:
         """Take the answer to the current request; return the next prompt, or None after the last request.
 
         generated_ids: tokens of the answer. stopped: the last of them is a stop token; the template's end of turn
-        replaces it. text: the answer's text if it ends within a token, and then the history is rendered again; else
-        None. RequestError, with the line, if the template refuses the new history.
+        replaces it. text: the answer's text if it ends within the last token, so that the history must be rendered
+        again; otherwise None. RequestError, with the line, if the template refuses the new history.
         """
         done = len(self._answers) + 1
         if done >= self.num_turns:
@@ -106,8 +106,7 @@ class Rollout:
 
     def _text_after(self, now: Turn, following: Turn) -> str | None:
         """Render the text from the end of an answer to the end of the next prompt: end of turn, recorded messages,
-        generation prompt. Return None if the template changes the
-        text before that, or cannot render it."""
+        generation prompt. Return None if the template changes the text before that, or cannot render it."""
         history = self._messages[: now.num_messages]
         placeholder = {"role": "assistant", "content": _PLACEHOLDER}
         rest = self._messages[now.num_messages + 1 : following.num_messages]
@@ -137,8 +136,8 @@ def follow_calls(
 
     Return the messages, and a warning if there are more or fewer calls than tool messages. recorded: the assistant's
     message that the answer replaces. calls: the generated calls. rest: messages up to the next answer. Each tool
-    message gets the id of the first unused call of its tool, else of the first unused call. It stays unchanged if no
-    call is left.
+    message gets the id of the first unused call of its tool. Then those without such a call get the ids of the unused
+    calls, in order. A tool message for which no call is left stays unchanged.
     """
     places = [place for place, message in enumerate(rest) if message["role"] == "tool"]
     names = {

@@ -132,7 +132,7 @@ class ChatTemplate:
     def _outcomes(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None, counts: Sequence[int], options: TemplateOptions
     ) -> Iterator[Outcome]:
-        """Yield the template's texts or errors. The history may be empty, unlike in `apply_chat_template`."""
+        """Yield the template's texts or errors. A count may be 0, unlike in `apply_chat_template`."""
         variables = {
             **self._run_variables,
             **options.variables,
@@ -230,7 +230,9 @@ def with_mark(messages: Sequence[Message]) -> list[Message]:
 
 
 def before_mark(text: str) -> str | RequestError:
-    """Return the text before the mark. If the template trimmed the content, trim the text too, as transformers does."""
+    """Return the text before the mark, or an error if the template left the mark out.
+
+    If the template trimmed the content, trim the text too, as transformers does."""
     place = text.rfind(_MARK.strip())
     if place < 0:
         message = "continue_final_message is true, and the chat template leaves out the end of the last message"

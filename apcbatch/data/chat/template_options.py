@@ -47,7 +47,8 @@ class TemplateOptions:
 
 
 def check_template_options(record: Mapping[str, Any], where: str = "") -> TemplateOptions:
-    """Check the options in a body (where: `body.`) or a line. Null sets nothing. RequestError for an invalid value."""
+    """Check the options in a body (where: `body.`) or a line. A null counts as absent. RequestError for an invalid
+    value."""
     variables = check_variables(record.get("chat_template_kwargs"), f"{where}chat_template_kwargs")
     for name in _OWN_NAMES:
         read = optional_string if name == "reasoning_effort" else optional_flag

@@ -161,6 +161,6 @@ def unusable(structure: StructuredOutput, reason: str, code: ErrorCode = "invali
 
 
 def _line(reason: str) -> str:
-    """Shorten the library's words to the end of one sentence."""
+    """Shorten the library's words to one line without a full stop, the end of a sentence."""
     text = " ".join(reason.replace("<non-verbose/>", "").split()).rstrip(" .")
     return text if len(text) <= _SHOWN_REASON else f"{text[:_SHOWN_REASON]}..."

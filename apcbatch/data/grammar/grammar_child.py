@@ -1,5 +1,5 @@
-"""Child process that compiles a grammar before the run does: an untrusted schema or pattern can take any time and
-memory.
+"""Child process that tries to compile a grammar before the run itself compiles it: an untrusted schema or pattern can
+take any time and memory.
 
 Its tokenizer has the vocabulary's size, the special tokens at their ids, and single bytes as the other tokens: the time
 that a grammar takes does not depend on the vocabulary. Limits: data/helper_child.py.
@@ -14,7 +14,7 @@ from typing import Any
 from apcbatch.data.helper_child import DONE, REFUSED, Reply, serve
 
 # Limits of the library's counts. They bound the work per token and the memory per answer. Unlike limits of time, they
-# are met at the same token in every run. A lexer state takes 1 to 2 KB.
+# are reached at the same token in every run. A lexer state takes 1 to 2 KB.
 LIMITS: dict[str, Any] = {
     "max_lexer_states": 20_000,
     "step_lexer_fuel": 200_000,

@@ -25,9 +25,10 @@ Markers = tuple[re.Pattern[str] | None, Callable[[str], int | None]]
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """Markers of the reasoning before the structured output: it stands between one of `begins` and one of `ends`.
+    """Markers of the reasoning before structured output: one of `begins` opens the reasoning, one of `ends` ends it.
 
-    is_open: the prompt ends within reasoning, so the answer must end it; else the answer may have none.
+    is_open: whether the prompt ends within reasoning. If so, the answer must end it; if not, the answer may begin with
+    reasoning or have none.
     """
 
     begins: tuple[str, ...]
@@ -54,7 +55,7 @@ def grammar_source(structure: StructuredOutput, syntax: CallSyntax | None, marke
 
 
 def behind_thinking(grammar: str, thinking: Thinking, markers: Markers) -> str:
-    """Put rules for the reasoning before a grammar. Both grammars are in the format `llguidance`."""
+    """Return a grammar of the reasoning followed by the given grammar. Both are in the format `llguidance`."""
     [answer] = json.loads(grammar)["grammars"]
     rules = ["start: thought @answer" if thinking.is_open else "start: @answer | begin thought @answer"]
     rules.append("begin: " + " | ".join(_terms(one, markers) for one in thinking.begins))
@@ -124,7 +125,7 @@ def _quoted(text: str) -> str:
 
 _EXACT = 2**53  # up to here a float of 64 bits holds each integer exactly
 _BEYOND = 2**63
-_LARGEST_PRODUCT = 2**32  # the library multiplies the multipleOf of schemas that hold at once, modulo this
+_LARGEST_PRODUCT = 2**32  # the library multiplies the multipleOf of schemas that apply together, modulo this
 _VALUES = ("const", "enum")
 _EXCLUSIVE = ("exclusiveMinimum", "exclusiveMaximum")
 _KEYWORDS = (*_VALUES, "minimum", "maximum", *_EXCLUSIVE, "multipleOf")

@@ -147,7 +147,7 @@ def _structured_outputs(value: object, where: str) -> list[tuple[str, Structured
         whitespace = ""
     found: list[tuple[str, StructuredOutput]] = []
     for kind in _GUIDED.values():
-        if not (given.get(kind) is None or given[kind] in ("", [])):  # {} is a schema: anything
+        if not (given.get(kind) is None or given[kind] in ("", [])):  # {} is a schema that allows anything
             found.append(
                 (f"{where}.{kind}", StructuredOutput(kind, _text(kind, given[kind], f"{where}.{kind}"), whitespace))
             )
@@ -229,7 +229,7 @@ def _name_and_parameters(tool: Tool) -> tuple[str | None, object]:
 
 
 def _parameters(name: str, schema: object) -> Mapping[str, Any]:
-    """Check the schema of a tool's arguments; return it with the type object. RequestError for any other type."""
+    """Check the schema of a tool's arguments; return it with `"type": "object"`. RequestError for any other type."""
     if schema is None or schema == {}:
         return ANY_OBJECT
     if not isinstance(schema, dict) or schema.get("type", "object") != "object":

@@ -22,9 +22,10 @@ _PARSED = {"body", *(field.name for field in BY_SHAPE["messages"].values() if fi
 
 
 def header_of(line: bytes) -> tuple[str, list[str]] | None:
-    """Parse the first line of a table as (separator, columns); None if it is empty, like JSON, not UTF-8 or not CSV.
+    """Parse the first line of a table as (separator, columns).
 
-    A line with a tab is separated by tabs, any other line by commas: `a b` is one column."""
+    Return None if it is empty, begins like JSON, or is not UTF-8 or CSV. A line with a tab is separated by tabs, any
+    other line by commas: `a b` is one column."""
     try:
         text = line.removeprefix(BOM).decode().rstrip("\r\n")
     except ValueError:
@@ -48,8 +49,8 @@ def separator_of(line: bytes, options: LineOptions) -> str | None:
 def read_separated(chunks: Iterator[bytes], separator: str, limit: int) -> Iterator[dict[str, Any] | RequestError]:
     """Yield each row below the header as a record: without empty cells, and with settings parsed as JSON.
 
-    Yield a RequestError for a row with another number of values than the header, or one that is not UTF-8. limit: most
-    bytes of a row. Raises one of ERRORS for a longer row, and for one whose quotes do not close.
+    Yield a RequestError for a row with another number of values than the header, or one that is not UTF-8. limit:
+    maximum bytes of a row. Raises one of ERRORS for a longer row, and for one whose quotes do not close.
     """
     csv.field_size_limit(limit)
     taken = 0

@@ -156,7 +156,7 @@ def _saved_tables(folder: str) -> Iterator[str]:
 def _expand_address(name: str, warn: Callable[[str], None]) -> list[str]:
     """Expand an address to the addresses of its files: the shards of a folder, or the matches of a pattern."""
     system, path = open_filesystem(name)
-    is_web = name.lower().startswith(("http://", "https://"))  # without folders
+    is_web = name.lower().startswith(("http://", "https://"))  # a web server lists no folders
     try:
         if is_web:
             return [name]
@@ -179,7 +179,8 @@ def _expand_address(name: str, warn: Callable[[str], None]) -> list[str]:
 
 
 def _as_address(name: str, path: str, found: str) -> str | None:
-    """Return the address of a file found for `path`, with the beginning of the given address `name`.
+    """Return the address of `found`, a path that the file system found for the pattern or folder `path` of the address
+    `name`. It begins like `name`, so it keeps the protocol and the host.
 
     Return None if `name` does not contain the folder of `path`."""
     before, *pattern = _REMOTE_PATTERN.split(path, maxsplit=1)

@@ -1,6 +1,7 @@
-"""Convert lines in the layouts of other tools to `messages` lines, as the options for reading lines say.
+"""Convert lines in the layouts of other tools to `messages` or sharegpt lines.
 
-Invariant: a line that has `messages` stays unchanged, except that JSON text in it is parsed.
+Invariant: unless the options name columns, a line whose `messages` have a `role` stays unchanged, except that
+`messages` and `tools` are parsed if they are JSON text.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class LaidOut(NamedTuple):
     """A record in the layout of its format.
 
     reading: clause that names the columns read, as in `messages from "traj"`; None if nothing had to move. text: the
-    only user message, if the line gives it as a text.
+    only user message, if the line gives it as a text and has no tools; otherwise None.
     """
 
     record: Record
@@ -84,8 +85,9 @@ class LaidOut(NamedTuple):
 def lay_out(record: Record, options: LineOptions = ANY_LINE) -> LaidOut:
     """Convert a record in another tool's known layout to one of the formats.
 
-    The record in the result is the same object if nothing has to change, or if the layout is unknown. Raises
-    RequestError for a line without a column that the options name."""
+    The record in the result is the same object if nothing has to change. In a record of unknown layout only the tools
+    are parsed. Raises RequestError for a line without a column that the options name, and for a prompt column that
+    holds neither a text nor messages."""
     if options.columns:
         return _by_options(record, options)
     messages = record.get("messages")
@@ -97,7 +99,7 @@ def lay_out(record: Record, options: LineOptions = ANY_LINE) -> LaidOut:
 
 
 def remedy(record: Mapping[str, Any]) -> str:
-    """Advise about a line of unknown layout, as the end of a sentence; return an empty text without advice."""
+    """Return advice about a line of unknown layout, as the end of a sentence; empty if there is none."""
     for name, value in record.items():
         if _is_conversation(_parsed(value)):
             return f'; rename {shown(name)} to "messages", or give --messages-column {shlex.quote(name)}'
@@ -113,13 +115,15 @@ def remedy(record: Mapping[str, Any]) -> str:
 
 
 def has_layout(record: Mapping[str, Any], options: LineOptions = ANY_LINE) -> bool:
-    """Return whether the keys of a line, or the columns of a table, are those of a known layout."""
+    """Return whether a line, or a row of a table, has a key of a known layout, or a column of messages or of a prompt
+    that the options name."""
     names = (options.messages, options.prompt, *_LAYOUTS)
     return detect_format(record) is not None or any(record.get(name) is not None for name in names if name is not None)
 
 
 def _by_options(record: Record, options: LineOptions) -> LaidOut:
-    """Move the columns that the options name to `id`, `tools`, `messages` and, for a prompt, to one user message."""
+    """Move the columns that the options name to `id`, `tools` and `messages`. The prompt becomes `messages` too: a text
+    becomes one user message."""
     taken, read = dict(record), []
     for place, name in (("id", options.id), ("tools", options.tools), ("messages", options.messages)):
         if name is None:
@@ -208,7 +212,7 @@ def _of_prompt(record: Record, name: str, value: Any) -> LaidOut | None:
 
 
 def _of_sample(record: Record, name: str, value: Any) -> LaidOut | None:
-    """Convert a sample of Inspect: an input (a text or messages) and a target. None if there is no target."""
+    """Convert a sample of Inspect, which has an input (a text or messages) and a target; None without a target."""
     return _of_prompt(record, name, value) if "target" in record else None
 
 
@@ -223,7 +227,7 @@ _LAYOUTS: Mapping[str, Callable[[Record, str, Any], LaidOut | None]] = {
 
 
 def _with_tools(record: Record) -> Record:
-    """Parse the record's tools if they are JSON text; an empty text and `null` become None."""
+    """Parse the record's tools if they are JSON text; an empty text and the text `null` become None."""
     tools = record.get("tools")
     if not isinstance(tools, str):
         return record
@@ -270,7 +274,8 @@ MOST_NAMES = 32  # number of unused columns that warnings name
 
 
 class UnusedColumns:
-    """Warnings about unused columns: each new one up to MOST_NAMES, then once that there are more."""
+    """Warnings about unused columns. Each column is named once, up to MOST_NAMES columns; then one warning says that
+    there are more."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn = warn

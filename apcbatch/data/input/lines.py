@@ -1,7 +1,8 @@
 """Split a stream of bytes into numbered lines, or into the numbered records of one JSON document.
 
-Invariants: at most one line or record and one chunk are in memory. A line or record over the size limit is reported
-and skipped, and its bytes are not kept. Numbers count from 1, and blank lines count too.
+Invariants: at most one line or record and one chunk are in memory; at the beginning also the bytes that tell a JSON
+document from JSON lines, about LOOK_BYTES. A line or record over the size limit is reported and skipped, and its bytes
+are not kept. Numbers count from 1, and blank lines count too.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class LongLine:
-    """Placeholder of a line over the limit. num_bytes: its size."""
+    """Placeholder for a line over the size limit. num_bytes: its size."""
 
     num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class BrokenEnd:
-    """Placeholder of the rest of a file after a read error. reason: a sentence."""
+    """Placeholder for the rest of a file after a read error. reason: a sentence."""
 
     reason: str
 
@@ -39,10 +40,10 @@ Line = bytes | LongLine | BrokenEnd
 def read_lines(
     name: str, chunks: Iterator[bytes], max_line_bytes: int = DEFAULT_MAX_LINE_BYTES
 ) -> Iterator[tuple[int, Line]]:
-    """Yield (number, line without its end) for every line: b"" for a blank one, LongLine for one over max_line_bytes.
+    """Yield (number, line without line feed) for every line: b"" for a blank one, LongLine for one over max_line_bytes.
 
-    name: the input in error sentences. For a JSON document, such as an array, yield its records instead of lines.
-    After a read error, yield a BrokenEnd behind the last complete line; UsageError if there is no complete line.
+    name: name of the input, for error sentences. For a JSON document, such as an array, yield its records instead of
+    lines. After a read error, yield a BrokenEnd after the last complete line; UsageError if there is no complete line.
     """
     number, unit = 0, "line"
     try:
@@ -60,9 +61,9 @@ def read_lines(
 
 
 def split_lines(chunks: Iterator[bytes], limit: int, keep_blank: bool = False) -> Iterator[tuple[int, bytes | int]]:
-    """Yield (number, line) without line end and byte order mark, or (number, size in bytes) for a line over the limit.
+    """Yield (number, line) without line feed and byte order mark, or (number, size in bytes) for a line over the limit.
 
-    keep_blank: keep the blanks of a blank line; else it becomes b""."""
+    keep_blank: return a line of whitespace as it is; otherwise it becomes b""."""
     line = 0
     held: list[bytes] = []  # the pieces of the current line, while it is within the limit
     held_bytes = 0
@@ -104,8 +105,8 @@ class DocumentError(Exception):
 def look_ahead(chunks: Iterator[bytes], least: int = 1, most: int = LOOK_BYTES) -> tuple[bytes, Iterator[bytes]]:
     """Read the beginning of the chunks; return (beginning, iterator over all chunks).
 
-    The beginning is everything if the chunks end early. Else it has at least `least` bytes and the whole first line,
-    or at least `most` bytes if that line is longer."""
+    The beginning has at least `least` bytes and the whole first line, unless the chunks end before that. Reading stops
+    at the chunk with which it has `most` bytes, even if the first line is longer."""
     seen: list[bytes] = []
     failure: Exception | None = None
     num_bytes, is_whole = 0, False
@@ -172,7 +173,7 @@ class _RecordSplitter:
                 begin = position = self._find_record(chunk, position)
                 if position < 0:
                     return
-                # the first character of a stray bracket or a word is part of the record
+                # skip a first character that opens nothing, since _find_end would take a stray `]` for the end
                 position += not self._opens(chunk, position)
             end = self._find_end(chunk, position)
             self._hold(chunk[begin:] if end < 0 else chunk[begin:end])
@@ -211,7 +212,7 @@ class _RecordSplitter:
         return -1
 
     def _find_end(self, chunk: bytes, position: int) -> int:
-        """Return the index behind the current record's end; -1 if it does not end in this chunk."""
+        """Return the index after the current record's end; -1 if it does not end in this chunk."""
         if self._escaped and position < len(chunk):
             self._escaped, position = False, position + 1
         while position < len(chunk):
@@ -256,8 +257,8 @@ class _RecordSplitter:
 def _judge(data: bytes, ended: bool) -> bool | None:
     """Return whether data is the beginning of a document; None if more data is needed.
 
-    ended: data is the whole input. In JSON lines the first line is a complete JSON value; in a document it is usually
-    cut."""
+    ended: data is the whole input. In JSON lines the first line is a complete JSON value; in a document the first line
+    usually has only a part of one."""
     body = _body(data)
     if body[:1] not in (b"[", b"{"):
         return None if not body and not ended else False
@@ -292,7 +293,9 @@ def _is_json(data: bytes) -> bool:
 
 
 def _all_chunks(seen: list[bytes], chunks: Iterator[bytes], failure: Exception | None) -> Iterator[bytes]:
-    """Yield the inspected chunks, each freed when it is taken, then the others. failure: raised after `seen`."""
+    """Yield the inspected chunks, each freed when it is taken, then the others.
+
+    failure: error to raise after `seen`, or None."""
     while seen:
         yield seen.pop(0)
     if failure is not None:

@@ -117,8 +117,8 @@ def _check_message(value: object, where: str, warnings: ContentWarnings) -> Mess
 def _check_content(record: Message, role: str, has_calls: bool, where: str, warnings: ContentWarnings) -> str:
     """Return the content as one string, with text parts joined.
 
-    The content may be absent in a message with tool calls. In an assistant's message it may also be null, or absent
-    with a refusal."""
+    The content may be null or absent in a message with tool calls. In any other message of the assistant it may be
+    null, or absent beside a refusal."""
     content = record.get("content")
     where_content = f"{where}.content"
     if isinstance(content, str):

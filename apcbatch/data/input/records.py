@@ -31,16 +31,16 @@ from apcbatch.formats import Format, Turns, detect_format
 class Conversation:
     """One checked input line.
 
-    id: the line's own id, or `line-<n>`. line: number of the line from 1, over all files. messages: in the form of
-    data/input/messages.py; empty for a completion, which has a prompt instead. custom_id: of a `batch` line, which
-    makes exactly one request. prompt: text or token ids of a completion. params: settings given by the line, see
-    Settings. model: model name given by the line, or None. template_options: options for the chat template. one_call:
-    parallel_tool_calls is false. draft: False turns drafts off for its answers. warnings: sentences about parts
-    of the messages that are not read. columns: keys that take no part in the answers. digest: xxh3-128, in hex, of the
-    line as it was read. file_line: (file, line in that file) if the input has several files. unnamed: the parsed line,
-    without `draft`, if it has no id; its content then seeds its draws. reading: clause that names the columns read, if
-    the layout is another tool's. text: the only user message, if the line gives it as a text; models without a chat
-    template continue it.
+    id: the line's own id or custom_id, or `line-<n>`. line: number of the line from 1, over all files. messages: as in
+    data/input/messages.py; empty for a completion, which has a prompt instead. custom_id: that of a `batch` line, which
+    makes exactly one request; otherwise None. prompt: text or token ids of a completion. params: settings given by the
+    line, see Settings. model: model name given by the line, or None. template_options: options for the chat template.
+    one_call: parallel_tool_calls is false. draft: False turns drafts off for its answers. warnings: sentences about the
+    messages and tools, such as keys that are not read. columns: keys that take no part in the answers. digest:
+    xxh3-128, in hex, of the line's bytes, or of the Python text of a table's row. file_line: (file, line in that file)
+    if the input has several files. unnamed: the parsed line, without `draft`, if it has no id; its content then seeds
+    the random draws of its answers. reading: clause that names the columns read, if the layout is another tool's. text:
+    the only user message, if the line gives it as a text; models without a chat template continue it.
     """
 
     id: str
@@ -74,7 +74,7 @@ class Conversation:
         return self.source_format == "batch" or self.prompt is not None or self.template_options.continue_final_message
 
     def requests(self, turns: Turns) -> list[Turn]:
-        """Return the turns to answer, in order; RequestError if there is none. The turn of a batch line is 1."""
+        """Return the turns to answer, in order; RequestError if there is none. A batch line has only turn 1."""
         if not self.is_single:
             return choose_turns(self.messages, turns)
         number = 1 if self.source_format == "batch" else self.place(len(self.messages))
@@ -88,7 +88,8 @@ class Conversation:
         return True
 
     def place(self, num_messages: int) -> int:
-        """Return the number, from 1, of the assistant message that an answer after `num_messages` is or continues."""
+        """Return the number, from 1, of the assistant message that an answer after `num_messages` messages makes or
+        continues."""
         made = sum(1 for message in self.messages[:num_messages] if message["role"] == "assistant")
         return made if self.template_options.continue_final_message else made + 1
 
@@ -97,8 +98,8 @@ class Conversation:
 class BadLine:
     """One input line that cannot be answered.
 
-    custom_id: id of its first request, if the line has one. digest, file_line: as in Conversation. record: the parsed
-    line, if it is JSON.
+    custom_id: id of its first request; None if that is unknown. digest, file_line: as in Conversation. record: the
+    parsed line, if it is JSON.
     """
 
     line: int
@@ -126,13 +127,14 @@ def parse_record(
     options: LineOptions = ANY_LINE,
     settle: Callable[[dict[str, Any]], dict[str, Any]] = lambda record: record,
 ) -> Conversation | BadLine:
-    """Check one parsed record. settle: removes the nulls that a table filled in, after the layout is converted."""
+    """Check one parsed record. settle: function that removes from the converted record the nulls that
+    a table filled in."""
     custom_id: str | None = None
     source_format: Format | None = None
     try:
         if not isinstance(record, dict):
             raise wrong("the line", record, "an object")
-        if options.columns:  # a named column may be missing
+        if options.columns:  # lay_out raises if a named column is missing; the error then has these
             custom_id = _first_request_id({"id": record.get(options.id or "id")}, line, "messages")
             source_format = "messages" if has_layout(record, options) else None
         laid_out = lay_out(record, options)
@@ -227,7 +229,7 @@ def _check_record(record: dict[str, Any], line: int, source_format: Format) -> C
 
 
 def _without_draft(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a record without `draft`, which must not change its draws."""
+    """Return a record without `draft`, so that drafts do not change the seed made of the record."""
     return {name: value for name, value in record.items() if name != "draft"} if "draft" in record else record
 
 

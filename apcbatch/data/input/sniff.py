@@ -41,8 +41,8 @@ _YAML = re.compile(rb"---\s*$|(-\s+)?[\w\"' -]{1,64}:(\s|$)|-\s+\S")
 class Sniffer:
     """Detector of a wrong kind of input, fed with the records of one file.
 
-    has_records_before: an earlier file had records. Bad lines of this file are then answered one by one if the file
-    ends before MOST_HELD of them. held: buffered records, not yet returned.
+    has_records_before: an earlier file had records. If so, and this file ends with fewer than MOST_HELD buffered lines,
+    each of them gets an error record; otherwise the file is of the wrong kind. held: the buffered records.
     """
 
     def __init__(self, name: str, has_records_before: bool = False) -> None:
@@ -64,7 +64,7 @@ class Sniffer:
         """Take the next record; return the buffered records and this one, or an empty list while they are buffered.
 
         data: the line's bytes; empty for a row of a table. Raises UsageError if none of the first MOST_HELD lines has
-        a known key. Also raises it if the first MOST_HELD lines have known keys and all fail in the same way.
+        a known key, and if the first MOST_HELD + 1 lines have known keys and all fail in the same way.
         """
         if self._is_known:
             self._watch(record)
@@ -125,14 +125,15 @@ class Sniffer:
 
 
 def _kind(error: RequestError) -> tuple[str, str]:
-    """Return the code of an error, and its message without numbers and quoted words. Alike errors have equal kinds."""
+    """Return the code of an error, and its message without numbers and quoted words. Errors of equal kinds
+    are alike."""
     return (error.code, _VARYING.sub("", error.message))
 
 
 def _guess(first: bytes) -> str:
     """Guess from the first line what a file is; return that and a remedy, as the end of a sentence.
 
-    Return an empty text if the line's own error says enough."""
+    Return an empty text if nothing is to be added to the line's own error."""
     begin = first.lstrip()
     if b"\0" in first:
         return "binary data, or text in UTF-16; expected JSON lines in UTF-8"

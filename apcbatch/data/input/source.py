@@ -35,11 +35,11 @@ def open_source(
 ) -> Iterator[Record]:
     """Return a lazy iterator over the input, in order, with a Conversation or a BadLine for each line.
 
-    inputs: the result of find_inputs, or one name for it. warn: called with sentences about unused columns, layouts of
-    other tools, empty files beside others, and files that cannot be read to their end. Such a file ends with a BadLine.
-    Raises UsageError at once for an input that does not exist, and if the first file is a damaged table. While
-    iterating, raises UsageError if all files are empty, or if the first file with content cannot be read or is of the
-    wrong kind (see Sniffer).
+    inputs: the result of find_inputs, or one name for it to expand. warn: called with sentences about unused columns,
+    layouts of other tools, empty files beside others, and files that cannot be read to their end. Such a file ends with
+    a BadLine. Raises UsageError at once for an input that does not exist, and if the first file is a damaged table.
+    While iterating, raises UsageError if all files are empty, or if the first file with content has no line that can be
+    read, or is of the wrong kind (see Sniffer).
     """
     found = find_inputs([inputs], warn) if isinstance(inputs, str) else inputs
     rows = {name: rows_in(open_hub(name)) for name in found.files if is_hub(name)}
@@ -48,7 +48,7 @@ def open_source(
 
 
 def _with_warnings(records: Iterator[Record], warn: Warn) -> Iterator[Record]:
-    """Yield the records unchanged, and warn of each unused column and each layout of another tool."""
+    """Yield the records unchanged; warn once of each unused column and of each layout of another tool."""
     unused = UnusedColumns(warn)
     readings: set[str] = set()
     for record in records:
@@ -90,7 +90,8 @@ class _Reader:
     def _read_file(self, name: str, shown: str, rows: Iterable[Any] | None, sniffer: Sniffer) -> Iterator[Record]:
         """Yield the records of one file.
 
-        After a read error yield a BadLine; raise UsageError instead if no earlier file had records."""
+        If the file cannot be opened, has no line that can be read, or is of the wrong kind, yield a BadLine; raise
+        UsageError instead if no earlier file had records."""
         try:
             if rows is not None:
                 yield from self._rows(shown, rows, sniffer, hub_errors())

@@ -1,8 +1,8 @@
 """Read rows of parquet, arrow and Hugging Face datasets as records, and remove the nulls that a table filled in.
 
-All objects of a table's column have the same keys: the table fills the absent ones with null. docs/files.md has the
-three rules by which such nulls are removed. Invariants: at most ROWS_AT_ONCE rows are in memory, for arrow one record
-batch. Data is validated before it is read.
+All objects of a table's column have the same keys: the table fills the absent ones with null. docs/files.md,
+"What a table does to nulls", has the three rules by which such nulls are removed. Invariants: at most ROWS_AT_ONCE rows
+are in memory, for arrow one record batch. Data is validated before it is read.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def open_hub(spec: str) -> Iterator[RecordBatch]:
 
 
 def rows_in(batches: Iterable[RecordBatch]) -> Iterator[dict[str, Any]]:
-    """Yield each row as the record of a JSON line, without its null columns and with JSON text parsed."""
+    """Yield each row as the record of a JSON line, without its null columns. JSON text in _JSON_COLUMNS is parsed."""
     for batch in batches:
         batch.validate(full=True)
         converters = {field.name: _converter(field.type) for field in batch.schema}
@@ -149,13 +149,13 @@ def _settle_row(row: Record) -> Record:
 
 
 def settle_line(record: Record) -> Record:
-    """Remove the nulls that a table filled in from a record of JSON lines; return the same object if it has none."""
+    """Remove from a record of JSON lines the nulls that a table filled in; return the same object if there are none."""
     try:
         marked, body = _marked(record), record.get("body")
         if isinstance(body, dict) and (marked_body := _marked(body)) is not body:
             marked = marked | {"body": marked_body}
         return record if marked is record else _settle_row(marked)
-    except RecursionError:  # no table nests as deeply as JSON may
+    except RecursionError:  # nested more deeply than any table, so no table filled it in
         return record
 
 
@@ -206,7 +206,8 @@ def _with_marks(value: Any) -> Any:
 
 
 def _settled(value: Any, schemas: Mapping[str, Record]) -> Any:
-    """Remove the Nulls from a value; in the arguments of calls, replace some by None (_settled_arguments).
+    """Remove the Nulls from a value; in the arguments of calls, replace some by None (_settled_arguments). Put the
+    properties of a schema in order (_as_required).
 
     schemas: tool name -> schema of the tool's parameters."""
     if isinstance(value, dict):
@@ -245,7 +246,8 @@ def _settled_arguments(value: Any, schema: Any) -> Any:
 
 
 def _as_required(properties: Record, required: list[Any]) -> Record:
-    """Put the required ones among the properties in the order of `required`; the others keep their places."""
+    """Sort the required properties by their order in `required`, within the places that they had; the others keep their
+    places."""
     names = [name for name in required if isinstance(name, str) and name in properties]
     if len(set(names)) < len(names):
         return properties

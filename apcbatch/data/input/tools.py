@@ -1,7 +1,8 @@
 """Check tools and convert them to the form that chat templates read: `{"type": "function", "function": {...}}`.
 
 Two forms are converted: functions with `type` beside `name` (OpenAI's Responses), and schemas under `input_schema`
-(Anthropic) or `inputSchema` (MCP). A bare function without `type` stays unchanged, since many templates read both.
+(Anthropic) or `inputSchema` (MCP). A bare function without `type` stays unchanged unless its
+schema is under such a key, since many templates read it too.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ _FORM = '{"type": "function", "function": {"name": ..., "parameters": ...}}'
 def check_tools(value: object, where: str = "tools", warnings: ContentWarnings | None = None) -> list[Tool] | None:
     """Check and convert the tools of a request; return None without any.
 
-    RequestError for a tool that is not a function with a name. warnings: takes a sentence for each function without a
-    schema that has unknown keys.
+    RequestError for a tool that is not a function with a name. warnings: gets a sentence for each function that has
+    unknown keys and no schema.
     """
     if value is None:
         return None

@@ -18,9 +18,9 @@ _LONGEST_WORD = 16  # upper bound of characters of a JSON token that a cut may s
 def json_value(text: str, place: int) -> tuple[Any, int] | None:
     """Parse the JSON object or list at a place, after any blanks; return (value, its end), or None if there is none.
 
-    place, end: indices in characters. An invalid value fails where it stops being JSON, which is at the next marker at
-    the latest, unless the marker is in a string. At most eight times the characters up to there are read. So a search
-    at each marker of a text does not take quadratic time.
+    place, end: indices in characters. Parsing an invalid value stops where it stops being JSON: at the latest at the
+    next marker of calls, unless that is in a string. At most eight times the characters up to there are read, so trying
+    every marker of a text does not take quadratic time.
     """
     begin = skip_blank(text, place)
     if not text.startswith(("{", "["), begin):

@@ -50,7 +50,7 @@ class ReasoningParser:
         return prompt_end.rstrip().endswith(self.begins)
 
     def split(self, text: str, is_open: bool) -> Thought:
-        """Split the reasoning at the beginning of an answer from the rest, whose leading line ends are removed.
+        """Split an answer into the reasoning at its beginning and the rest. Line ends before the rest are removed.
 
         is_open: the prompt ends within reasoning, so the answer needs no marker that begins it. If reasoning has no
         end marker, all the text is reasoning.

@@ -1,4 +1,4 @@
-"""Find stop texts while tokens are generated, also across token borders, and cut them off the answer.
+"""Find stop texts while tokens are generated, even if they span several tokens, and cut them off the answer.
 
 Invariants: an answer ends with the first token that completes a stop text. The time per token does not depend on the
 length of the answer.
@@ -57,9 +57,9 @@ class StopTextsFactory:
 class CutAnswer:
     """The returned part of an answer.
 
-    text: its text, without special tokens. num_tokens: number of first tokens that are returned. After a stop text
-    these are the fewest that contain the text, else all that are kept, with the model's own stop token. is_exact: their
-    text is exactly `text`.
+    text: its text, without special tokens. num_tokens: number of tokens that are returned, from the first. If a stop
+    text ended the answer, they are the fewest tokens that contain `text`; otherwise all kept tokens, the model's own
+    stop token included. is_exact: whether the text of these tokens is exactly `text`.
     """
 
     text: str
@@ -90,8 +90,8 @@ def _cut_at_text(decode: Decode, token_ids: Sequence[int], stop: str, keeps_stop
     return CutAnswer(text, num_tokens, decode(token_ids[:num_tokens]) == text)
 
 
-NOT_A_CHARACTER = "\ufffd"  # what incomplete UTF-8 is decoded to
-_MOST_PENDING = 32  # most tokens to wait for an incomplete character, which has at most four bytes
+NOT_A_CHARACTER = "\ufffd"  # replacement character: incomplete UTF-8 decodes to it
+_MOST_PENDING = 32  # maximum tokens to wait for the end of a character, which has at most four bytes
 
 
 class TextStream:
@@ -122,9 +122,10 @@ class TextStream:
         return piece
 
     def _begin_piece(self, in_any_case: bool) -> None:
-        """Make the current piece the previous one, if it has a text that gives the next piece its context.
+        """Begin a new piece: the current piece becomes the previous one. If the current piece has no text, continue it
+        instead, since without a text it gives no context for decoding the next piece.
 
-        in_any_case: do so even without a text."""
+        in_any_case: begin a new piece even then."""
         ids = self._ids[self._num_before :]
         text = self._tokenizer.decode(ids)
         if text or in_any_case:

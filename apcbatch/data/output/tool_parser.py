@@ -62,9 +62,10 @@ class ToolParser:
     """Parser of one family's tool calls.
 
     markers: texts that enclose calls; decoding keeps them even if they are special tokens. syntax: how the family
-    writes calls. detects: text of a chat template -> the template writes calls in this way. find: (text of an answer,
-    tools of the request) -> the calls in it. id_format: ids of calls that the family's templates accept; `nine` is nine
-    letters and digits. reads_tools: find converts arguments by the schemas of the tools; else it ignores the tools.
+    writes calls. detects: text of a chat template -> whether it writes calls in this way. find: (text of an answer,
+    tools of the request) -> the calls in it. id_format: ids that the family's templates accept: `plain`, any printable
+    text; `nine`, nine letters and digits. reads_tools: whether find converts arguments by the schemas of the tools; if
+    not, it ignores the tools.
     """
 
     name: str
@@ -76,13 +77,13 @@ class ToolParser:
     reads_tools: bool = False
 
 
-# Parses calls after a marker: (text, index behind the marker) -> (calls, their end), or (None, index from which the
+# Parses calls after a marker: (text, index after the marker) -> (calls, their end), or (None, index from which the
 # search for markers continues) if they are malformed.
 Reader = Callable[[str, int], tuple[list[Call] | None, int]]
 
 
 def find_marked(text: str, marker: re.Pattern[str], read: Reader) -> Found:
-    """Find the calls after each match of the marker. read: parses them."""
+    """Find the calls after each match of the marker. read: parser of the text after a match."""
     kept: list[str] = []
     calls: list[Call] = []
     begin = position = malformed = 0
@@ -113,6 +114,6 @@ def call_of(name: object, arguments: object, call_id: object = None) -> Call | N
         return None
     try:
         write_json(arguments)
-    except ValueError:  # nested deeper than it writes, or not finite
+    except ValueError:  # nested too deeply, or a number that is not finite
         return None
     return Call(name, arguments, call_id if isinstance(call_id, str) and call_id else None)

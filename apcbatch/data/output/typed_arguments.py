@@ -27,7 +27,7 @@ def parameters_of(tools: Sequence[Tool], name: str) -> Mapping[str, Any]:
 def typed(text: str, schema: object) -> Any:
     """Convert a text to the type in its parameter's schema.
 
-    It stays a text if the schema allows strings or gives no type, and if it is not a value of the schema's types."""
+    Return the text itself if the schema allows strings or gives no type, and if the text is no value of its types."""
     types = types_of(schema)
     word = text.strip().lower()
     if "null" in types and word in ("null", "none"):
@@ -40,7 +40,7 @@ def typed(text: str, schema: object) -> Any:
         value = read_json(text)
     except ValueError:
         return text
-    if value in (math.inf, -math.inf):  # 1e400, which JSON could not be written with again
+    if value in (math.inf, -math.inf):  # 1e400, which write_json refuses
         return text
     found = _TYPES.get(type(value))
     if found == "integer" and "integer" not in types:

@@ -41,8 +41,8 @@ def read_by_transformers(folder: Path) -> dict[str, Any]:
 class IsolatedTokenizer:
     """A tokenizer in a helper process.
 
-    data: bytes of its tokenizer.json. split_special: special tokens in a text are split like other text. names: tokens
-    that `token_to_id` must know besides the added ones. RequestError if it cannot be loaded.
+    data: bytes of its tokenizer.json. split_special: tokenise special tokens in a text like any other text. names:
+    tokens that `token_to_id` must know besides the added ones. RequestError if it cannot be loaded.
     """
 
     def __init__(self, data: bytes, split_special: bool = False, names: Sequence[str] = ()) -> None:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class NoTokenizer(Tokenizer):
     """Placeholder of an absent tokenizer.
 
-    `encode` and its like raise RequestError. An answer is decoded to an empty text, and by decode_all the token 17 to
-    `token_id:17`.
+    The `encode` methods raise RequestError. `decode` returns an empty text; `decode_all` returns `token_id:17` for the
+    token 17.
     """
 
     reads_text = False
@@ -77,7 +77,7 @@ def load_any_tokenizer(folder: Path, warn: Callable[[str], None]) -> Tokenizer:
 
 
 def check_first(records: Iterator[Conversation | BadLine], folder: Path) -> Iterator[Conversation | BadLine]:
-    """Return the records unchanged; ModelError if the first one is a conversation or a text.
+    """Return the records unchanged; ModelError if the first one is a conversation or a prompt of text.
 
     Call it for a model without a tokenizer, so that such an input fails before the run."""
     first = next(records, None)

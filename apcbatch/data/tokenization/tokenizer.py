@@ -3,7 +3,7 @@
 A tokenizer.json is read directly if no other file changes it (data/tokenization/tokenizer_json.py); other folders are
 read by `transformers` in a helper process. Invariants: tokenising takes bounded time and memory. A text is tokenised in
 this process only if it is short and the tokenizer's parts are known (data/tokenization/bounds.py), else in a helper
-process. An error of the library, panics included, becomes a RequestError.
+process. A panic of the library becomes a RequestError.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Tokenizer:
     """Tokenizer of one model.
 
     source: the loaded tokenizer with its named tokens and chat template. vocab_size: ids below it exist in the model.
-    eos_token_ids: stop tokens of the model. answer_schema: the checkpoint's schema of its answers as text, or ''.
-    markers: pattern of the added tokens at which a text is split before all else, or None; see
+    eos_token_ids: stop tokens of the model. answer_schema: JSON text of the schemas that the checkpoint gives for its
+    answers, or ''. markers: pattern of the added tokens at which a text is split before all else, or None; see
     data/chat/common_prefix.py. special: id -> text of the special tokens. added_texts: texts of all added tokens.
     reads_text: False for a NoTokenizer.
     """
@@ -160,7 +160,9 @@ class Tokenizer:
 
 
 def load_tokenizer(model_dir: str | Path) -> Tokenizer:
-    """Load the tokenizer of a model folder; ModelError names the file that is missing or damaged."""
+    """Load the tokenizer of a model folder.
+
+    ModelError if a file is missing or damaged, StoppedError if the helper process was lost."""
     folder = Path(model_dir)
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder; expected a model folder with config.json and tokenizer.json")
@@ -194,7 +196,7 @@ def _guarded(folder: Path, load: Callable[[], T]) -> T:
     lost."""
     try:
         return load()
-    except BaseException as error:  # the parser's panics are no Exceptions
+    except BaseException as error:  # a panic of the library, written in Rust, is no Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         if isinstance(error, RequestError) and error.code == "worker_lost":
@@ -244,10 +246,10 @@ def read_eos_token_ids(folder: Path, tokenizer_eos: int | None = None) -> list[i
 
 
 def _answer_schema(folder: Path) -> str:
-    """Read the answer schema in tokenizer_config.json as JSON text, without the backslashes of its patterns.
+    """Return the answer schemas of tokenizer_config.json as JSON text without backslashes; empty if there are none.
 
-    The text is only searched for markers. Its patterns are never run, since they come with the checkpoint and could
-    run for ever.
+    The text is only searched for markers, so the backslashes that escape them in patterns are removed. The patterns
+    are never run, since they come with the checkpoint and could run for ever.
     """
     config = read_json(folder / "tokenizer_config.json")
     found = [config[name] for name in _ANSWER_SCHEMAS if config.get(name) is not None]

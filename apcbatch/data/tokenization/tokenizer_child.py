@@ -1,7 +1,7 @@
 """Child process that runs a tokenizer, or `transformers` over a model folder.
 
-A tokenizer runs here if its parts are not known (data/tokenization/bounds.py) or the text is long: a pattern, a
-normalizer or a file can take any time and memory. Limits: data/helper_child.py.
+A tokenizer runs here if it has parts that data/tokenization/bounds.py does not know, or if the text is long: a pattern,
+a normalizer or a file can take any time and memory. Limits: data/helper_child.py.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def load(folder: str) -> Reply:
 
 
 class Tokenise:
-    """One tokenizer without truncation and padding. data: bytes of its tokenizer.json. split_special: special tokens in
-    a text are split like other text."""
+    """One tokenizer without truncation and padding. data: bytes of its tokenizer.json. split_special: tokenise special
+    tokens in a text like any other text."""
 
     def __init__(self, data: bytes, split_special: bool) -> None:
         import tokenizers
@@ -86,7 +86,8 @@ _FLAGS = ("special", "normalized", "lstrip", "rstrip", "single_word")
 
 
 def _encode(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> Reply:
-    """Tokenise a text; reply with (3, tokens) int32: ids, begins, ends, as IsolatedEncoding takes them."""
+    """Tokenise a text; reply with the bytes of a (3, tokens) int32 array: ids, begins, ends. Begin and end are indices
+    of characters, the end exclusive, as in IsolatedEncoding."""
     encoding = backend.encode(text, add_special_tokens=add_special_tokens)
     numbers = array("i", encoding.ids)
     for side in (0, 1):

@@ -53,7 +53,7 @@ _USUAL = {
 }
 _EXTRA = ("extra_special_tokens", "additional_special_tokens")
 _READ = {*NAMED, *_EXTRA, "added_tokens_decoder", "chat_template"}
-# `transformers` corrects the splitting of some models with larger vocabularies.
+# Limit of the vocabulary: `transformers` corrects how the tokenizers of some models with larger ones split a text.
 _MOST_TOKENS = 100_000
 _MOST_BYTES = 16 << 20  # limit of a tokenizer.json; parsing takes up to 25 times as much memory
 
@@ -62,7 +62,7 @@ _MOST_BYTES = 16 << 20  # limit of a tokenizer.json; parsing takes up to 25 time
 class TokenizerSource:
     """A loaded tokenizer, with the attributes of a `transformers` tokenizer that apcbatch uses.
 
-    growth: upper bound of data/tokenization/bounds.py; None if the backend runs in a helper process.
+    growth: as data/tokenization/bounds.py returns it; None if the backend runs in a helper process.
     """
 
     backend_tokenizer: tokenizers.Tokenizer | IsolatedTokenizer
@@ -139,10 +139,11 @@ def read_tokenizer_json(folder: Path) -> TokenizerSource | None:
 def load_backend(
     data: bytes, grows: int | None, names: Sequence[str], split_special: bool = False
 ) -> tokenizers.Tokenizer | IsolatedTokenizer:
-    """Load a tokenizer.json without truncation and padding: in this process if its growth is known, else isolated.
+    """Load a tokenizer.json without truncation and padding: in this process if its growth is known, otherwise in a
+    helper process.
 
-    grows: its growth, or None. names: tokens that an isolated one must know. split_special: special tokens in a text
-    are split like other text."""
+    grows: its growth (data/tokenization/bounds.py); None if unknown. names: tokens whose ids an isolated one must know.
+    split_special: tokenise special tokens in a text like any other text."""
     if grows is None:
         from apcbatch.data.tokenization.isolated import IsolatedTokenizer
 

@@ -1,7 +1,8 @@
 """Convert the prefix tree of a run into the columns of its trace, with a bounded number of rows.
 
-Edges that were split only for a snapshot or a resumed request are joined again, so a row ends where prompts fork or
-end. Invariant: restored and computed tokens, summed over all rows, equal the tree's sums, even if rows were folded.
+Edges that are split only where a request resumes, or where the tokens of a snapshot leave the prompts, are joined
+again, so a row ends where prompts fork or end. Invariant: restored and computed tokens, summed over all rows, equal the
+tree's sums, even if rows were folded.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ Decode = Callable[[Sequence[int]], str]
 class _Row:
     """Edge of the trace, made of one or more successive edges of the tree.
 
-    first: the first edge. head: first tokens of the row, as bytes of int32. counts: tokens on the row, and requests of
-    branches folded into it. num_children: rows that have it as their parent. number: its index in the trace.
+    first: the first edge. requests: those whose prompts contain the row. head: first tokens of the row, as bytes of
+    int32. counts: restored and computed tokens of the row, and requests and tokens of branches folded into it.
+    num_children: rows that have it as their parent. number: its index in the trace.
     """
 
     first: Edge
@@ -47,7 +49,7 @@ class _Row:
 
 def edge_columns(root: Edge, decode: Decode, max_rows: int = MAX_EDGE_ROWS) -> EdgeColumns:
     """Return the edges of the tree as columns, the root first. decode: returns the text of token ids, special tokens as
-    text; called once per edge, and only for the first edge of a row."""
+    text; called for the first edge of a row, which keeps the text until its row begins with other tokens."""
     rows = _rows(root)
     _fold(rows, max_rows)
     rows = [row for row in rows if not row.is_folded]
@@ -78,8 +80,8 @@ def _fields(row: _Row, decode: Decode) -> tuple[Any, ...]:
 
 
 def _rows(root: Edge) -> list[_Row]:
-    """Return a row for each edge, or chain of edges, that requests pass. The counts of other edges are added to the row
-    above."""
+    """Return a row for each edge, or chain of edges, that requests pass. The counts of edges that no request passes are
+    added to the row above."""
     edges = edges_below(root)
     passed = {edge: [edge.ends + edge.folded.requests, edge.memory, edge.disk] for edge in edges}
     forks = dict.fromkeys(edges, 0)  # number of children that requests pass
@@ -114,15 +116,16 @@ def _rows(root: Edge) -> list[_Row]:
 
 
 def _continues(edge: Edge | None, forks: dict[Edge, int]) -> bool:
-    """Return whether all requests that pass an edge continue into the same child."""
+    """Return whether all requests that pass an edge continue into the same child; False for the root, which keeps a
+    row of its own."""
     if edge is None or edge.parent is None:
         return False
     return forks[edge] == 1 and not (edge.ends or edge.folded.requests)
 
 
 def _fold(rows: list[_Row], max_rows: int) -> None:
-    """Fold leaves into their parents until max_rows are left. Leaves that saved the fewest tokens go first; ties go to
-    the fewest computed tokens."""
+    """Fold leaves into their parents until max_rows are left: first those with the fewest restored tokens, on ties
+    those with the fewest computed tokens."""
     index_of = {row: index for index, row in enumerate(rows)}
     leaves = [(row.counts.restored, row.counts.computed, index_of[row]) for row in rows if not row.num_children]
     heapq.heapify(leaves)
@@ -140,7 +143,7 @@ def _fold(rows: list[_Row], max_rows: int) -> None:
 
 
 def _text(row: _Row, decode: Decode) -> str:
-    """Return the first words of a row, without the rest of a character that begins in the row above."""
+    """Return the first words of a row, without a partial character at its begin, which starts in the row above."""
     known = row.first.text
     if known is None or known[0] != row.head:
         token_ids = np.frombuffer(row.head, np.int32).tolist()

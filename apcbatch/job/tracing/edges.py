@@ -1,7 +1,7 @@
 """Radix tree of the answered prompts, with the restored and computed tokens of each edge.
 
-An edge over token ids is split where prompts fork, where one ends and where one resumes. So each request restores or
-computes an edge as a whole, and counts at the edge's end are enough:
+An edge over token ids is split where prompts fork, where a prompt ends and where a request resumed. So each request
+restores or computes an edge as a whole, and counts at the edge's end are enough:
 
     a prompt of 300 tokens, then one of 500 that resumes at 256 and shares all 300:
     0 .. 256    2 requests, restored once, computed once
@@ -9,7 +9,7 @@ computes an edge as a whole, and counts at the edge's end are enough:
     300 .. 500  1 request, computed once
 
 The tree is bounded: beyond its bounds, leaves are folded into their parents, which keep their counts. Invariant:
-restored and computed tokens, summed over all edges, equal the sums over all requests added, even after folding.
+restored and computed tokens, summed over all edges, equal the sums over all counted requests, even after folding.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _RECENT_DIVISOR = 4  # edges used in the latest MAX_EDGES / 4 operations are fol
 @dataclass(slots=True, eq=False)
 class SnapshotCounts:
     """Counts of the snapshots kept at one position. dropped: snapshots evicted for lack of room. dropped_s: time of the
-    last eviction. merged_into: counts that replace these after their edge was folded."""
+    last eviction, in seconds since the run began. merged_into: counts that replace these after their edge was
+    folded."""
 
     count: int = 0
     size_bytes: int = 0
@@ -82,8 +83,8 @@ class Edge:
 
     tokens: tokens on the edge, as bytes of int32. end: number of tokens from the root to its end. ends: requests whose
     prompts end there. memory, disk: requests that resumed there or in a folded branch, by the snapshot's source.
-    folded: requests of folded branches, and their tokens beyond this edge. last_use: operation that last used the edge.
-    text: its first tokens and their text, once decoded.
+    folded: requests of folded branches, and their tokens beyond this edge. last_use: number of the last operation that
+    used the edge. text: its first tokens and their text, once decoded.
     """
 
     tokens: bytes
@@ -139,7 +140,8 @@ class TraceTree:
         self._fold_to_bounds()
 
     def kept(self, tokens: TokenArray, snapshots: Sequence[KeptSnapshot], at_s: float) -> None:
-        """Count the snapshots kept along these tokens, in ascending positions. at_s: time in seconds."""
+        """Count the snapshots kept along these tokens. One that is no longer in memory also counts as dropped.
+        snapshots: in ascending positions. at_s: seconds since the run began."""
         edge = self._insert(tokens)
         for snapshot in reversed(snapshots):
             edge = _edge_above(edge, snapshot.position)
@@ -152,7 +154,8 @@ class TraceTree:
         self._fold_to_bounds()
 
     def removed(self, key: bytes, evicted: bool, at_s: float) -> None:
-        """Count a snapshot that has left the memory, if it was evicted for lack of room. at_s: time in seconds."""
+        """Forget a snapshot that has left the memory, and count it as dropped if it was evicted for lack of room. at_s:
+        seconds since the run began."""
         counts = self._in_memory.pop(key, None)
         if counts is None or not evicted:
             return
@@ -162,7 +165,7 @@ class TraceTree:
         counts.dropped_s = at_s
 
     def _insert(self, tokens: TokenArray) -> Edge:
-        """Return the edge in which a path ends, after adding the missing part of the path."""
+        """Add the missing part of a path, and return the edge in which the path ends."""
         self._clock += 1
         data, edge = tokens.tobytes(), self.root
         while edge.end < len(tokens):
@@ -180,7 +183,7 @@ class TraceTree:
         return edge
 
     def _append(self, edge: Edge, tokens: bytes) -> Edge:
-        """Add tokens below an edge, to the edge itself if it can grow, else as a child; return their edge."""
+        """Append tokens to an edge if it can grow, otherwise add them as a child; return the edge that holds them."""
         count = len(tokens) // _ID_BYTES
         self.num_tokens += count
         if edge.can_grow:
@@ -193,8 +196,8 @@ class TraceTree:
         return child
 
     def _split_at(self, edge: Edge, position: int) -> Edge:
-        """Return the edge that ends at a position of a path, at least 1; split an edge if needed. edge: an edge of the
-        path that ends there or later."""
+        """Return the edge of a path that ends at `position`, after splitting an edge if needed. edge: an edge of the
+        path that ends there or later. position: at least 1."""
         edge = _edge_above(edge, position)
         return edge if edge.end == position else self._split(edge, position - edge.begin)
 
@@ -212,8 +215,8 @@ class TraceTree:
         return upper
 
     def _counts_at(self, edge: Edge, position: int) -> SnapshotCounts:
-        """Return the snapshot counts of an edge at a position. Beyond the bound of positions, the edge's last counts
-        are shared."""
+        """Return the snapshot counts of an edge at a position. If the tree has max_positions positions, return the
+        edge's last counts for a new one, unless the edge has none."""
         counts = edge.snapshots.get(position)
         if counts is None and edge.snapshots and self._num_positions >= self._max_positions:
             return next(reversed(edge.snapshots.values()))
@@ -223,8 +226,9 @@ class TraceTree:
         return counts
 
     def _fold_to_bounds(self) -> None:
-        """Fold leaves if a bound is exceeded, until a tenth of both bounds is free. Leaves that saved the fewest tokens
-        go first; ties go to the least recently used. Recently used leaves go last, since they may still save some."""
+        """If a bound is exceeded, fold leaves until a tenth of both bounds is free: first those that saved the fewest
+        tokens, on ties the least recently used. Recently used leaves are folded last, since they may still save
+        tokens."""
         if self.num_tokens <= self._max_tokens and self.num_edges <= self._max_edges:
             return
         recent = self._clock - self._max_edges // _RECENT_DIVISOR
@@ -271,8 +275,8 @@ def edges_below(root: Edge) -> list[Edge]:
 
 
 def _edge_above(edge: Edge, position: int) -> Edge:
-    """Return the edge of a path that holds a position, at least 1. edge: an edge of the path that ends there or
-    later."""
+    """Return the edge of a path with begin < position <= end. edge: an edge of the path that ends there or later.
+    position: at least 1."""
     while edge.begin >= position:
         assert edge.parent is not None
         edge = edge.parent
@@ -280,6 +284,7 @@ def _edge_above(edge: Edge, position: int) -> Edge:
 
 
 def _fold_order(leaf: Edge, recent: int) -> tuple[bool, int, int]:
-    """Return the sort key of a leaf for folding: whether used since `recent`, tokens that it saved, its last use."""
+    """Return the sort key of a leaf for folding: whether it was used after operation `recent`, tokens that it saved,
+    its last use."""
     saved = leaf.length * (leaf.memory + leaf.disk) + leaf.folded.restored
     return leaf.last_use > recent, saved, leaf.last_use

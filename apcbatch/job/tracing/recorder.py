@@ -1,7 +1,7 @@
 """Record a run from the events of its engine, and keep the trace beside OUT up to date.
 
 Invariants: the trace changes no answer; a trace that cannot be written causes a warning and never ends the run; its
-memory is bounded; writing takes at most a small share of the time.
+memory is bounded; writing it takes a bounded share of the processor time (TIMES_ITS_COST).
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from apcbatch.version import VERSION
 WORKER = "main"
 FIRST_WRITE_S = 2.0
 WRITE_EVERY_S = 30.0
-TIMES_ITS_COST = 400  # least processor time between two writes, in multiples of that of the last write
+TIMES_ITS_COST = 400  # minimum processor time between two writes, in multiples of what the last write took
 MAX_WORDS = 256
 MAX_CHARACTERS = 4_096
 
 
 class RunTrace:
-    """Observer of one run's engine, which writes `file`.
+    """Observer that records the engine of one run and writes the trace to `file`.
 
-    config, program, input: the run's options, the words that started it, INPUT as it is shown. continue_command:
-    command that continues the run if the process is killed. decode: returns the text of token ids, special tokens as
-    text. elapsed_s: returns the seconds since the run began. warn: called once if the trace cannot be written.
+    program: words of the command that started the run. input: INPUT as it is shown. continue_command: command that
+    continues the run if the process is killed. decode: returns the text of token ids, special tokens as text.
+    elapsed_s: returns the seconds since the run began. warn: called once if the trace cannot be written.
     """
 
     def __init__(
@@ -102,7 +102,8 @@ class RunTrace:
         self._timeline.add_failure()
 
     def write_if_due(self) -> None:
-        """Write the trace if the last write was long enough ago and cost little enough."""
+        """Write the trace in the background if no write is in progress and the last one was long enough ago: in
+        seconds, and in multiples of the processor time that it took."""
         begin = time.thread_time()
         if self._elapsed_s() < self._next_write_s or begin - self._written_at_s < TIMES_ITS_COST * self._cost_s:
             return

@@ -1,7 +1,7 @@
-"""Segment of a trace, which records one process's work on an OUT: its types, its line, its checked reading.
+"""Segment of a trace: what one process did for an OUT. Define its types, write it as a JSON line, check what is read.
 
-The fields are the keys of the line, with their meaning; docs/reference/formats.md is made from them. Invariant: a
-segment that was read matches its types: columns of one length, finite numbers from 0 on, edges that form a tree.
+The metadata of a field has its meaning and its key in the line; docs/reference/formats.md is made from them. Invariant:
+a segment that was read matches its types: columns of one length, finite numbers from 0 on, edges that form a tree.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class PassColumns:
 @dataclass(frozen=True, slots=True)
 class EdgeColumns:
     """Prefix tree of the answered prompts, a row for each edge. Restored and computed tokens, summed over all rows,
-    equal the run's sums, even if edges were left out."""
+    equal the run's sums, even if edges were merged into their parents."""
 
     parent: list[int] = field(metadata=_means("row of the parent; -1 for the first row, the empty prefix"))
     begin: list[int] = field(metadata=_means("position where the edge begins, in tokens: the parent's end"))

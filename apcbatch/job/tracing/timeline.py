@@ -65,7 +65,7 @@ class Timeline:
         self._rows.append(row)
 
     def add_failure(self) -> None:
-        """Count an error record in the latest pass."""
+        """Count an error record in the latest row."""
         if self._rows:
             self._rows[-1][_FAILURES] += 1
         else:

@@ -1,8 +1,8 @@
 """Read and write OUT.trace.jsonl, the record of how OUT was made, for `apcbatch report`.
 
-It has one line per segment (see segment.py): the first run, and each --resume. Invariants: the name holds a whole file,
-the old or the new one; a file has at most MAX_BYTES, and the oldest segments are dropped first; a file that is no
-trace, or that appears during the run, is never replaced; a trace has the permissions of OUT.
+It has one line per segment (see segment.py): the first run, and each --resume. Invariants: the path always holds a
+complete file, the old or the new one; a file has at most MAX_BYTES, and the oldest segments are dropped first; a file
+that is no trace, or that another program writes during the run, is never replaced; a trace has the permissions of OUT.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def read_trace(path: str | Path) -> Trace:
 
 
 class TraceFile:
-    """Trace beside one OUT, to which one process adds its segment. like: file whose permissions it gets."""
+    """Trace beside one OUT, to which one process adds its segment. like: file whose permissions the trace gets."""
 
     def __init__(self, output: Path, like: Path, disk: Disk) -> None:
         self.path = Path(trace_path(str(output)))

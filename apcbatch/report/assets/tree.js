@@ -170,7 +170,7 @@ function drawPath({ tree, top, path, open }) {
   }));
 }
 
-/** Open the edge of a clicked box; the parent for the edge that fills the picture, and for a box of narrow edges. */
+/** Open the edge of a clicked box; for the edge that fills the picture, and for a box of narrow edges, its parent. */
 function chooseBox(state, box) {
   if (box === null) return;
   if (box.dataset.node === undefined) {

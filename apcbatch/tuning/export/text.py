@@ -22,7 +22,8 @@ GAP = "  "
 
 @dataclass(frozen=True)
 class Column:
-    """Column of a table. cells: its width. need: the highest is dropped first, 0 never. align: as in format()."""
+    """Column of a table. cells: its width. need: the highest is dropped first; 0 is never dropped. align: as in
+    format()."""
 
     head: str
     cells: int

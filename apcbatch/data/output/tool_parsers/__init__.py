@@ -1,4 +1,4 @@
-"""Parsers of tool calls. Each module of this folder has a `ToolParser` named PARSER and is found without a list."""
+"""Parsers of tool calls. Each module of this folder has a `ToolParser` named PARSER. No list names the modules."""
 
 from __future__ import annotations
 
