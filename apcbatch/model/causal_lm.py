@@ -44,7 +44,10 @@ def check_sizes(model_dir: Path, config: ModelConfig) -> None:
 
 def ignored_tensors(model_dir: Path, config: ModelConfig) -> str | None:
     """Return a sentence about the tensors of a checkpoint that are not used; None if all are. Raises ModelError."""
-    with Checkpoint(model_dir, torch.device("cpu"), family=family_of(config)) as checkpoint:
+    family = family_of(config)
+    if not family.ignored:
+        return None
+    with Checkpoint(model_dir, torch.device("cpu"), family=family) as checkpoint:
         parts = [f"{count} of {prefix}*" for prefix, count in checkpoint.ignored.items()]
         total = sum(checkpoint.ignored.values())
     return (
