@@ -146,12 +146,13 @@ class Scheduler:
         impossible: list[Sequence] = []
         passed_over: deque[Sequence] = deque()
         awaited: set[bytes | None] = set()  # keys awaited by sequences that were passed over
+        promised: set[bytes] = set()  # keys that those of them which are scored will publish beyond the awaited ones
         in_prefill = [sequence for sequence in self.running if sequence.in_prefill]
         self._admission.begin(min([*in_prefill, self.waiting[0]], key=lambda sequence: sequence.number))
         while self.waiting and self._num_free and wanted > 0:
             sequence = self.waiting.popleft()
             overtakes = self._overtakes(sequence, awaited)
-            if overtakes or not self._may_begin(sequence):
+            if overtakes or self._follows(sequence, promised) or not self._may_begin(sequence):
                 if not self.running:
                     self._drop_waiting(sequence)
                     impossible.append(sequence)
@@ -159,6 +160,7 @@ class Scheduler:
                 self._admission.pass_over(sequence)
                 passed_over.append(sequence)
                 awaited.add(sequence.retention.awaited)
+                promised.update(_promised(sequence))
                 if overtakes or (sequence.request.plan is None and not self._has_slots(sequence)):
                     break  # later sequences could not wait for it, and would compute their shared prefix first
             else:
@@ -263,6 +265,10 @@ class Scheduler:
         return (
             request.score_from is not None and request.plan is None and not awaited.isdisjoint(sequence.keys.values())
         )
+
+    def _follows(self, sequence: Sequence, promised: set[bytes]) -> bool:
+        """Return whether a sequence may resume from a snapshot that a passed-over sequence will publish."""
+        return sequence.request.plan is None and not promised.isdisjoint(sequence.keys.values())
 
     def _has_slots(self, sequence: Sequence) -> bool:
         """Return whether enough slots are free for a sequence besides those owed to answers of admitted prompts."""
@@ -395,6 +401,17 @@ class Scheduler:
             if slot_key is not None:
                 chunk.keep.append(Keep(position, slot_key[1], slot_key[0]))
         chunk.keep.sort(key=lambda keep: keep.position)
+
+
+def _promised(sequence: Sequence) -> list[bytes]:
+    """Return the keys that a waiting sequence will publish beyond the one that it waits for, if it is scored and
+    unplanned. A sequence that is not scored waits only where nothing longer can be resumed from, so others that share
+    more of its prompt wait with it."""
+    if sequence.request.score_from is None or sequence.request.plan is not None or not sequence.retention.awaited:
+        return []
+    keys = sequence.keys
+    resume_at = next(position for position, key in keys.items() if key == sequence.retention.awaited)
+    return [keys[position] for position in sequence.retention.pending_at_begin(resume_at)]
 
 
 def _prompt_left(sequence: Sequence, begun: Mapping[Sequence, int]) -> int:

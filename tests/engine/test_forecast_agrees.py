@@ -85,3 +85,11 @@ def test_nobody_waits_for_what_is_there(
     """Fault: a prompt that ends on a boundary recomputes its last block, and promises that boundary although its
     snapshot is held; who waited for the first one waits again, and is overtaken by an equal request behind it."""
     check(tiny_checkpoint("mamba"), policy, "file", max_running, seed)
+
+
+@pytest.mark.parametrize(("order", "seed"), [("file", 90958), ("auto", 408667)])
+def test_a_longer_prefix_of_a_waiting_scored_prompt_is_waited_for(
+    order: str, seed: int, tiny_checkpoint: Callable[..., Path]
+) -> None:
+    """Fault: a prompt overtakes a scored one that waits for a short prefix, and computes what that one will publish."""
+    check(tiny_checkpoint("mamba"), "last", order, 8, seed)
