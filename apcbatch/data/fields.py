@@ -38,11 +38,11 @@ _NEAR_IN_BODY = 0.5  # lower than _NEAR, since a body has no columns: each of it
 class Field:
     """One key of the objects of a request.
 
-    kind: `content`, a part of the conversation; `honoured`, which has its effect on the request, as a setting that
-    overrides the run's option; `refused`, since it would change the answer; `harmless`, since it changes no answer.
-    note: meaning of the key, for the formats page. accepted: allowed values; an empty tuple allows none; None if the
-    reader of the field checks them. In a refused field, an accepted value means the same as an absent field. hint:
-    remedy, for the error and the formats page. shapes: kinds of objects that have the key: a body (`chat`,
+    kind: `content`, a part of the conversation; `honoured`, applied to the request (a setting overrides the run's
+    option); `refused`, since it would change the answer; `harmless`, since it changes no answer. note: meaning of the
+    key, for the formats page. accepted: the only allowed values. An empty tuple refuses every value; with None, this
+    module does not check the value. In a refused field, an accepted value means the same as an absent field.
+    hint: remedy, for the error and the formats page. shapes: kinds of objects that have the key: a body (`chat`,
     `completions`), a line (`messages`, `sharegpt`, `batch`), a message (`message`; `spoken` in a sharegpt line), or an
     object in a message (`part` of the content, tool `call`, `function` of a call).
     """

@@ -42,8 +42,9 @@ class Drafts:
         return self._state.bytes() + self._siblings.held_bytes
 
     def begin(self, prompt: TokenArray, references: Mapping[DraftSource, Sequence[TokenArray]]) -> Drafter:
-        """Begin an answer. prompt: (tokens,) int32. references: known answers to this request by source (recorded,
-        previous), each (tokens,) int32, the likeliest last; sources not in use are ignored."""
+        """Begin an answer. prompt: (tokens,) int32. references: for each source (recorded, previous) a list of known
+        answers to this request, each (tokens,) int32. The likeliest answer is the last of its list. Sources not in use
+        are ignored."""
         prompt = as_token_array(prompt)
         core = _C.Drafter(self._state, "history" in self._sources, "lookup" in self._sources)
         searched = prompt[-MOST_LOOKUP:]

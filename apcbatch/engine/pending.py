@@ -27,7 +27,8 @@ class PendingSnapshots:
         return self._publishers.get(key, ()) if key is not None else ()
 
     def is_pending_from(self, number: int, key: bytes | None) -> bool:
-        """Return whether a sequence, or another one in place of a failed one, is yet to publish a key."""
+        """Return whether the key will be published by the sequence `number`, or by any sequence that took over from a
+        failed one."""
         publishers = self.publishers(key)
         return number in publishers or not self.taken_over.isdisjoint(publishers)
 

@@ -1,8 +1,8 @@
 """Export and import of snapshots between engines, as bytes.
 
-The bytes are the store's own file, with the KV of all tokens, so that no parent is needed. Invariants: bytes other than
-the wanted snapshot's are refused before the pool changes. An import evicts no awaited snapshot, and takes no pages owed
-to running sequences.
+The bytes have the format of a snapshot file of the store. They hold the KV of all tokens, so that no parent is needed.
+Invariants: bytes other than the wanted snapshot's are refused before the pool changes. An import evicts no awaited
+snapshot, and takes no pages owed to running sequences.
 """
 
 from __future__ import annotations

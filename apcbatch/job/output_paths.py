@@ -110,8 +110,8 @@ def same_file(one: str, other: str) -> bool:
 
 
 def _regular_places(name: str) -> set[tuple[object, ...]]:
-    """Return the `places` of a name; none for an existing path that is not a regular file, such as a pipe, which may
-    have several writers."""
+    """Return the identities of the files that a path or an address denotes, as `address.places` does. Return an empty
+    set for an existing path that is not a regular file: several outputs may go to one pipe or device."""
     is_other = not is_address(name) and os.path.exists(name) and not os.path.isfile(name)
     return set() if is_other else places(name)
 

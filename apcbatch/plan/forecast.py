@@ -23,10 +23,11 @@ class PolicyForecast:
     """One policy at one block size.
 
     resume_at: by request, its cached tokens. snapshots_written: kept in this run. snapshots_read: distinct ones that
-    are resumed from. snapshots_for_later: kept for future runs alone (`planned`). written_bytes: bytes of the written
-    ones, each with the KV since the nearest kept ancestor. store_bytes: bytes of a store after the run. floor_tokens:
-    tokens that an earlier request covers and that are not cached, because no snapshot is kept at the right position.
-    peak_live_*: maximum live at a time; `all` and `last` evict nothing.
+    are resumed from. snapshots_for_later: kept only for future runs, which no policy but `planned` does. written_bytes:
+    bytes of the written ones, each with the KV since the nearest kept ancestor. store_bytes: bytes of a store after the
+    run. floor_tokens: tokens that an earlier request covers and that are not cached, because no snapshot is kept at the
+    right position. peak_live_*: maximum of the snapshots in memory at the same time, their number and their bytes; for
+    `all` and `last`, which evict nothing, the totals.
     """
 
     policy: Policy

@@ -1,9 +1,10 @@
 """Choose the snapshots to keep for future runs: the ends of conversations, and the prefixes that they share.
 
-An example without KV, with block size 4: three conversations of 60, 62 and 80 tokens share their first 20. Candidates
-are 20, which saves 20 tokens for each of the three, and 56, 60 and 76, which serve one each and save 36, 40 and 56
-over it. A budget for three snapshots drops 56, which saves the fewest tokens for its bytes; a budget for one keeps 20,
-which saves 60 tokens, and drops 76, which saves 56.
+An example without KV, with block size 4: three conversations of 60, 62 and 80 tokens share their first 20. One
+candidate is boundary 20, which saves 20 tokens for each of the three. The others are the last boundaries before the
+ends: 56, 60 and 76, which serve one conversation each and save 36, 40 and 56 tokens more than 20 does. A budget for
+three snapshots drops 56, which saves the fewest tokens for its bytes; a budget for one keeps 20, which saves 60 tokens,
+and drops 76, which saves 56.
 
 Invariants: each snapshot saves at least the minimum gain over its nearest kept ancestor; together they fit the byte
 budget, and those that save the fewest tokens per byte are dropped first.

@@ -1,7 +1,8 @@
 """The prefix tree: a radix tree over the token ids of all known requests, built while they stream in.
 
-Invariants: a request ends at a node's end, so a node's edge is on a request's path as a whole or not at all; every
-distinct token (a token and all before it) is held once, in one buffer; only the latest request's array is held.
+Invariants: a request ends at a node's end, so a node's edge is on a request's path as a whole or not at all. Tokens of
+a prefix that requests share are held once; the tokens of all edges are in one buffer. Of the arrays given to `add`,
+only the latest is held.
 """
 
 from __future__ import annotations

@@ -108,7 +108,8 @@ class DraftForecast:
 
 
 def forecast_drafts(config: Config, sample: AnsweredSample) -> DraftForecast | None:
-    """Estimate the sources `lookup` and `history`, as far as the run has them; None without drafts or answers."""
+    """Simulate drafts from `lookup` alone, and from `history` and `lookup` together, without the sources that the run
+    does not use. Return None if the run has no drafts or the sample no answers."""
     sources = draft_sources(config)
     if not sources or not sample.answers:
         return None

@@ -1,7 +1,7 @@
 """Convert lines in the layouts of other tools to `messages` or sharegpt lines.
 
-Invariant: unless the options name columns, a line whose `messages` have a `role` stays unchanged, except that
-`messages` and `tools` are parsed if they are JSON text.
+Invariant: if no option names a column, a line whose messages are in `messages` and have a `role` is changed in one way
+at most: JSON text in `messages` or `tools` is parsed.
 """
 
 from __future__ import annotations
