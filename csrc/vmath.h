@@ -121,7 +121,7 @@ APC_INLINE Vec silu(Vec x) {
     return x / (Vec::broadcast(1.0f) + exp_normal(max(Vec::broadcast(-87.0f), negate(x))));
 }
 
-// 1 / (1 + e^-x): 0 below -88.72, NaN for NaN.
+// 1 / (1 + e^-x): error at most 3.2 ulp down to -87; 0 below -88.72, NaN for NaN.
 APC_INLINE Vec sigmoid(Vec x) { return Vec::broadcast(1.0f) / (Vec::broadcast(1.0f) + exp(negate(x))); }
 
 }  // namespace APC_ISA

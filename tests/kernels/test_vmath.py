@@ -45,7 +45,7 @@ def spread(low: float, high: float, count: int = 400_001) -> np.ndarray:
         (LOG1P_UNIT, 0, 1, np.log1p, 2.0),
         (SOFTPLUS, -87, 200, lambda x: np.logaddexp(0, x), 2.5),
         (SILU, -88, 200, lambda x: x / (1 + np.exp(-x)), 3.2),
-        (SIGMOID, -87, 200, lambda x: 1 / (1 + np.exp(-x)), 3.0),
+        (SIGMOID, -87, 200, lambda x: 1 / (1 + np.exp(-x)), 3.2),
     ],
     ids=["exp", "exp2", "exp2_bounded", "log1p_unit", "softplus", "silu", "sigmoid"],
 )
