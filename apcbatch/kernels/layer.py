@@ -7,6 +7,7 @@ expert.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from decimal import Decimal, localcontext
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -32,6 +33,8 @@ class Linear(Protocol):
 
 
 LinearT = TypeVar("LinearT", bound=Linear)
+TURN_BITS = 64  # a rotary angle is an integer number of 2^-64 turns
+_TWO_PI = Decimal("6.283185307179586476925286766559005768394338798750211641949889")
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,13 +93,34 @@ class DeltaNetWeights(Generic[LinearT]):
 class QueryKeyNorms:
     """RMS norms of queries and keys, and the rotary position embedding that follows: arguments of `norm_rope`.
 
-    q, k: weights (head_dim,) float32. eps: of both norms. steps: (rotary_dim / 2,) int64 (apcbatch.kernels.rotary).
+    q, k: weights (head_dim,) float32. eps: of both norms. steps: (rotary_dim / 2,) int64 (`rotary_steps`).
     """
 
     q: torch.Tensor
     k: torch.Tensor
     eps: float
     steps: torch.Tensor
+
+
+def rotary_steps(rotary_dim: int, theta: float) -> torch.Tensor:
+    """Return the rotary angle between two neighbouring positions for each pair of columns, theta^(-2i / rotary_dim)
+    radians, as (rotary_dim / 2,) int64 in 2^-64 turns. Su et al., "RoFormer", arXiv 2104.09864, section 3.2.
+
+    Integers make the angle of any position exact, and the same on every machine. Raises ValueError unless rotary_dim is
+    even and theta finite and at least 1.
+    """
+    if rotary_dim < 0 or rotary_dim % 2 or not 1 <= theta < float("inf"):
+        raise ValueError(
+            f"rotary_dim must be even, and theta a finite number of at least 1; they are {rotary_dim} and {theta}"
+        )
+    with localcontext() as context:
+        context.prec = 60  # the C library's power function differs between machines in the last bit of a double
+        turn = Decimal(2**TURN_BITS) / _TWO_PI
+        steps = [
+            int((turn * Decimal(theta) ** (Decimal(-2 * i) / rotary_dim)).to_integral_value())
+            for i in range(rotary_dim // 2)
+        ]
+    return torch.tensor(steps, dtype=torch.int64)
 
 
 @dataclass(frozen=True, eq=False)

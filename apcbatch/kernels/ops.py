@@ -192,27 +192,26 @@ class Ops(ABC, Generic[LinearT]):
 
         gate, up: (t, f), of one dtype, any row stride. Returns (t, f) in that dtype.
         """
-        self._require_here(gate, "gate")
-        require_matrix(gate, "gate")
-        require_alike(up, "up", gate, "gate")
-        require_one_dtype(gate, "gate", up, "up")
-        y = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
-        views = view(gate, "gate", self._codes), view(up, "up", self._codes), view(y, "y", self._codes)
-        self._launch("silu_mul", gate, *gate.shape, *views)
-        return y
+        return self._of_two("silu_mul", gate, "gate", up, "up")
 
     def sigmoid_mul(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """Compute x * sigmoid(gate) in float32, rounded once.
 
         x, gate: (t, h), of one dtype, any row stride. Returns (t, h) in that dtype.
         """
-        self._require_here(x, "x")
-        require_matrix(x, "x")
-        require_alike(gate, "gate", x, "x")
-        require_one_dtype(x, "x", gate, "gate")
-        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        views = view(x, "x", self._codes), view(gate, "gate", self._codes), view(y, "y", self._codes)
-        self._launch("sigmoid_mul", x, *x.shape, *views)
+        return self._of_two("sigmoid_mul", x, "x", gate, "gate")
+
+    def _of_two(
+        self, op: str, first: torch.Tensor, first_name: str, second: torch.Tensor, second_name: str
+    ) -> torch.Tensor:
+        """Check two matrices of one shape and dtype, and launch an elementwise op on them. Return its result."""
+        self._require_here(first, first_name)
+        require_matrix(first, first_name)
+        require_alike(second, second_name, first, first_name)
+        require_one_dtype(first, first_name, second, second_name)
+        y = torch.empty(first.shape, dtype=first.dtype, device=first.device)
+        views = (view(x, name, self._codes) for x, name in ((first, first_name), (second, second_name), (y, "y")))
+        self._launch(op, first, *first.shape, *views)
         return y
 
     def norm_rope(
@@ -223,7 +222,7 @@ class Ops(ABC, Generic[LinearT]):
         for i < p, by the angle position * steps_i. Other columns are normed alone.
 
         x: (t, heads, head_dim), any token stride. weight: (head_dim,). steps: (p,) int64 contiguous, in 2^-64 turns
-        (apcbatch.kernels.rotary), 2p at most head_dim. positions: (t,) int64 contiguous, absolute. Returns
+        (`rotary_steps`), 2p at most head_dim. positions: (t,) int64 contiguous, absolute. Returns
         (t, heads, head_dim) in x's dtype. cos and sin are rounded once, from an error of less than 1e-15 beside the
         rounding of a step.
         """

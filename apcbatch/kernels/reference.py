@@ -12,8 +12,8 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from apcbatch.kernels.layer import TURN_BITS
 from apcbatch.kernels.ragged import Ragged
-from apcbatch.kernels.rotary import TURN_BITS
 
 
 def causal_conv(

@@ -119,8 +119,7 @@ def _qkv(form: AttentionForm, config: ModelConfig, source: TensorSource) -> torc
 
 
 def _norms(config: ModelConfig, source: TensorSource) -> QueryKeyNorms:
-    from apcbatch.kernels.layer import QueryKeyNorms
-    from apcbatch.kernels.rotary import rotary_steps
+    from apcbatch.kernels.layer import QueryKeyNorms, rotary_steps
 
     rotary = cast(RotaryConfig, config)
     q, k = (1 + source.vector(f"{name}_norm.weight", config.head_dim) for name in "qk")

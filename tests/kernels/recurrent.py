@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from apcbatch.kernels.ragged import Ragged
 from apcbatch.model.devices import backend_for
 
 DTYPES = [torch.float32, torch.bfloat16]
+THREADED = [1, 90, 3, 200, 7]  # tokens of the sequences of assert_threads_change_no_bit
 # relative and absolute tolerance against float64
 TOLERANCES = {torch.float32: (6e-4, 2e-3), torch.bfloat16: (3e-2, 5e-2), torch.float16: (4e-3, 1e-2)}
 
@@ -207,3 +209,44 @@ def in_pieces(
         outputs.append(inputs.tokens(begin, end).run(arena, batch))
         begin = end
     return torch.cat(outputs)
+
+
+def assert_mates_change_no_bit(inputs: Inputs, lengths: Sequence[int]) -> torch.Tensor:
+    """Each sequence of a ragged batch has the bits that it has alone, and only the slots that the batch names change.
+    Returns the outputs."""
+    b = len(lengths)
+    initial = [random.choice([-1, s]) for s in range(b)]
+    final = [random.choice([-1, s, b + s]) for s in range(b)]
+    kept = [[(random.randint(1, n), 2 * b + s)] if n > 2 else [] for s, n in enumerate(lengths)]
+    arena = inputs.arena(4 * b)
+    arena[3 * b :] = float("nan")
+    before, alone = arena.clone(), arena.clone()
+    outputs = inputs.run(arena, ragged(lengths, initial, final, kept))
+    begin = 0
+    for s, length in enumerate(lengths):
+        one = inputs.tokens(begin, begin + length)
+        single = one.run(alone, ragged([length], initial[s : s + 1], final[s : s + 1], kept[s : s + 1]))
+        assert same_bits(single, outputs[begin : begin + length]), f"sequence {s}"
+        begin += length
+    assert same_bits(arena, alone)
+    named = {*final, *(slot for pairs in kept for _, slot in pairs)}
+    for slot in set(range(4 * b)) - named:
+        assert same_bits(arena[slot], before[slot]), f"slot {slot} was written"
+    return outputs
+
+
+def assert_threads_change_no_bit(inputs: Inputs) -> None:
+    """A batch of sequences of THREADED tokens has the same outputs and states on any number of threads."""
+    start = inputs.arena(8)
+    batch = ragged(THREADED, [0, 1, -1, 3, 4], range(5), [[], [(64, 5)], [], [(1, 6), (200, 7)], []])
+    results, before = [], torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3, 8, 16):
+            torch.set_num_threads(threads)
+            arena = start.clone()
+            results.append((inputs.run(arena, batch), arena))
+    finally:
+        torch.set_num_threads(before)
+    for outputs, arena in results[1:]:
+        assert same_bits(outputs, results[0][0])
+        assert same_bits(arena, results[0][1])

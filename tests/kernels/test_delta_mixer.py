@@ -9,14 +9,12 @@ import torch
 
 from apcbatch.kernels import reference
 from apcbatch.kernels.cpu import delta_rule
-from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.cpu.delta_net import FusedDeltaNet
 from apcbatch.kernels.kernel_seconds import recorded_parts
 from apcbatch.kernels.layer import DeltaNetWeights, PreNorm
 from apcbatch.layout import value_lanes
-from tests.kernels.recurrent import DTYPES, one_thread, poison, ragged, same_bits
-
-ops = CpuBackend()
+from tests.kernels.mixers import assert_cuts_and_mates_change_no_bit, assert_equals_one_by_one, ops, run
+from tests.kernels.recurrent import DTYPES, one_thread, ragged
 
 pytestmark = pytest.mark.pairwise
 
@@ -68,36 +66,13 @@ class Mixer:
         return k.linear(y.flatten(1), p["out_proj"], out_dtype=torch.promote_types(x.dtype, torch.float32))
 
 
-def run(mixer, sums, pending, batch):
-    """What a fused mixer leaves to be added to sums, which changes."""
-    poison((batch.num_tokens, 4096), torch.float32)
-    residual = ops.residual(sums)
-    if pending is not None:
-        residual.leave(pending.clone())
-    mixer(residual, batch)
-    assert residual.has_delta
-    return residual.delta
-
-
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_equals_its_kernels_one_by_one(size, dtype, isa, threads):
     """A stride, an address, a rounding or an order that is another than the single kernels': the outputs, the final
     states and the snapshots of a ragged batch differ in a bit, or a slot that nobody named is touched."""
     mixer = Mixer(size, dtype)
-    for lengths in ([1], [1, 1, 1, 1, 1], [3, 1, 70, 2, 129, 64]):
-        b = len(lengths)
-        initial = [i if i % 2 else -1 for i in range(b)]
-        batch = ragged(lengths, initial, list(range(b)), [[(1, b + i)] for i in range(b)])
-        begin, pending = torch.randn(2, sum(lengths), size[0])
-        delta, conv = mixer.arena(2 * b + 1)
-        delta_, conv_, begin_ = delta.clone(), conv.clone(), begin.clone()
-        expected = mixer.one_by_one(begin_, pending, delta_, conv_, batch)
-        y = run(mixer.fused(delta, conv), begin, pending, batch)
-        assert same_bits(y, expected)
-        assert same_bits(begin, begin_)
-        assert same_bits(delta, delta_)
-        assert same_bits(conv, conv_)
+    assert_equals_one_by_one(mixer, size[0])
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -122,25 +97,7 @@ def test_close_to_float64(size):
 def test_cuts_and_batch_mates_change_no_bit(dtype, threads):
     """A workspace that is shared between sequences, or read beyond a pass: a sequence cut into passes, beside others,
     gives other bits than in one pass alone."""
-    mixer = Mixer(SIZES[2], dtype)
-    delta, conv = mixer.arena(6)
-    fused, x, mates = mixer.fused(delta, conv), torch.randn(200, 48), torch.randn(90, 48)
-    whole = run(fused, x.clone(), None, ragged([200], [-1], [0], [[(64, 1)]]))
-    pieces, begin = [], 0
-    for end in (1, 64, 65, 150, 199, 200):
-        rows = torch.cat([mates[:17], x[begin:end], mates[17:30]])
-        batch = ragged(
-            [17, end - begin, 13],
-            [-1, 2 if begin else -1, -1],
-            [4, 2, 5],
-            [[], [(end - begin, 3)] if end == 64 else [], []],
-        )
-        pieces.append(run(fused, rows, None, batch)[17 : 17 + end - begin])
-        begin = end
-    assert same_bits(torch.cat(pieces), whole)
-    for state in (delta, conv):
-        assert same_bits(state[2], state[0])
-        assert same_bits(state[3], state[1])
+    assert_cuts_and_mates_change_no_bit(Mixer(SIZES[2], dtype), SIZES[2][0])
 
 
 def test_refuses_what_does_not_fit():

@@ -14,7 +14,17 @@ from apcbatch.kernels.processor import set_isa
 from apcbatch.layout import value_lanes
 from tests.effort import tries
 from tests.kernels.delta import SIZES, Rule
-from tests.kernels.recurrent import DTYPES, in_pieces, one_shot, poison, ragged, same_bits
+from tests.kernels.recurrent import (
+    DTYPES,
+    THREADED,
+    assert_mates_change_no_bit,
+    assert_threads_change_no_bit,
+    in_pieces,
+    one_shot,
+    poison,
+    ragged,
+    same_bits,
+)
 
 LENGTHS = [1, 2, 3, 63, 64, 65, 129, 151]
 
@@ -112,45 +122,14 @@ def test_a_snapshot_may_take_the_slot_that_the_sequence_began_with():
 def test_batch_of_ragged_sequences(b, dtype, size):
     """A sequence that changes with its batch mates, or a slot changed that no sequence names."""
     lengths = [random.choice(LENGTHS) for _ in range(b)]
-    rule = Rule.random(sum(lengths), size, dtype)
-    initial = [random.choice([-1, s]) for s in range(b)]
-    final = [random.choice([-1, s, b + s]) for s in range(b)]
-    kept = [[(random.randint(1, n), 2 * b + s)] if n > 2 else [] for s, n in enumerate(lengths)]
-    arena = rule.arena(4 * b)
-    arena[3 * b :] = float("nan")
-    before, alone = arena.clone(), arena.clone()
-    outputs = rule.run(arena, ragged(lengths, initial, final, kept))
+    outputs = assert_mates_change_no_bit(Rule.random(sum(lengths), size, dtype), lengths)
     assert outputs.isfinite().all()
-    begin = 0
-    for s, length in enumerate(lengths):
-        one = rule.tokens(begin, begin + length)
-        single = one.run(alone, ragged([length], initial[s : s + 1], final[s : s + 1], kept[s : s + 1]))
-        assert same_bits(single, outputs[begin : begin + length]), f"sequence {s}"
-        begin += length
-    assert same_bits(arena, alone)
-    named = {*final, *(slot for pairs in kept for _, slot in pairs)}
-    for slot in set(range(4 * b)) - named:
-        assert same_bits(arena[slot], before[slot]), f"slot {slot} was written"
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_threads_change_nothing(size):
     """A result that depends on how heads and blocks are split over threads."""
-    lengths = [1, 90, 3, 200, 7]
-    rule = Rule.random(sum(lengths), size)
-    start = rule.arena(8)
-    batch = ragged(lengths, [0, 1, -1, 3, 4], range(5), [[], [(64, 5)], [], [(1, 6), (200, 7)], []])
-    results, before = [], torch.get_num_threads()
-    try:
-        for threads in (1, 2, 3, 16):
-            torch.set_num_threads(threads)
-            arena = start.clone()
-            results.append((rule.run(arena, batch), arena))
-    finally:
-        torch.set_num_threads(before)
-    for outputs, arena in results[1:]:
-        assert same_bits(outputs, results[0][0])
-        assert same_bits(arena, results[0][1])
+    assert_threads_change_no_bit(Rule.random(sum(THREADED), size))
 
 
 def test_gates_at_their_edges():

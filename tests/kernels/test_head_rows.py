@@ -11,8 +11,8 @@ import torch
 from apcbatch.kernels import reference
 from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.cuda.ops import CudaOps
+from apcbatch.kernels.layer import rotary_steps
 from apcbatch.kernels.processor import set_isa
-from apcbatch.kernels.rotary import rotary_steps
 from tests.effort import tries
 from tests.kernels.recurrent import poison, same_bits
 

@@ -8,13 +8,11 @@ import pytest
 import torch
 
 from apcbatch.kernels import reference
-from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.cpu.mamba import FusedMamba
 from apcbatch.kernels.kernel_seconds import recorded_parts
 from apcbatch.kernels.layer import MambaWeights, PreNorm
-from tests.kernels.recurrent import DTYPES, one_thread, poison, ragged, same_bits
-
-ops = CpuBackend()
+from tests.kernels.mixers import assert_cuts_and_mates_change_no_bit, assert_equals_one_by_one, ops, run
+from tests.kernels.recurrent import DTYPES, one_thread, ragged
 
 pytestmark = pytest.mark.pairwise
 
@@ -72,17 +70,6 @@ class Mixer:
         return k.linear(y, p["out_proj"], out_dtype=torch.promote_types(x.dtype, torch.float32), bias=w.out_bias)
 
 
-def run(mixer, sums, delta, batch):
-    """What a fused mixer leaves to be added to sums, which changes."""
-    poison((sum(batch.cu_seqlens.diff().tolist()), 4096), torch.float32)
-    residual = ops.residual(sums)
-    if delta is not None:
-        residual.leave(delta.clone())
-    mixer(residual, batch)
-    assert residual.has_delta
-    return residual.delta
-
-
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("norms", NORMS)
@@ -90,20 +77,7 @@ def test_equals_its_ops_one_by_one(size, dtype, norms, isa):
     """A stride, an address or an order that is another than the single ops': the outputs, the final states and the
     snapshots of a ragged batch differ in a bit, or a slot that nobody named is touched."""
     mixer = Mixer(size, dtype, norms, biases=norms != "plain")
-    for lengths in ([1], [1, 1, 1, 1, 1], [3, 1, 70, 2, 129, 64]):
-        b = len(lengths)
-        initial = [i if i % 2 else -1 for i in range(b)]
-        batch = ragged(lengths, initial, list(range(b)), [[(1, b + i)] for i in range(b)])
-        begin, delta = torch.randn(2, sum(lengths), size[0])
-        ssm, conv = mixer.arena(2 * b + 1)
-        ssm_, conv_ = ssm.clone(), conv.clone()
-        begin_ = begin.clone()
-        expected = mixer.one_by_one(begin_, delta, ssm_, conv_, batch)
-        y = run(mixer.fused(ssm, conv), begin, delta, batch)
-        assert same_bits(y, expected)
-        assert same_bits(begin, begin_)
-        assert same_bits(ssm, ssm_)
-        assert same_bits(conv, conv_)
+    assert_equals_one_by_one(mixer, size[0])
 
 
 @pytest.mark.parametrize("norms", NORMS)
@@ -127,25 +101,7 @@ def test_close_to_float64(norms):
 def test_cuts_and_batch_mates_change_no_bit(dtype, threads):
     """A workspace that is shared between sequences, or read beyond a pass: a sequence cut into passes, beside others,
     gives other bits than in one pass alone."""
-    mixer = Mixer(SIZES[2], dtype, "weighted", biases=True)
-    ssm, conv = mixer.arena(6)
-    fused, x, mates = mixer.fused(ssm, conv), torch.randn(200, 48), torch.randn(90, 48)
-    whole = run(fused, x.clone(), None, ragged([200], [-1], [0], [[(64, 1)]]))
-    pieces, begin = [], 0
-    for end in (1, 64, 65, 150, 199, 200):
-        rows = torch.cat([mates[:17], x[begin:end], mates[17:30]])
-        batch = ragged(
-            [17, end - begin, 13],
-            [-1, 2 if begin else -1, -1],
-            [4, 2, 5],
-            [[], [(end - begin, 3)] if end == 64 else [], []],
-        )
-        pieces.append(run(fused, rows, None, batch)[17 : 17 + end - begin])
-        begin = end
-    assert same_bits(torch.cat(pieces), whole)
-    for state in (ssm, conv):
-        assert same_bits(state[2], state[0])
-        assert same_bits(state[3], state[1])
+    assert_cuts_and_mates_change_no_bit(Mixer(SIZES[2], dtype, "weighted", biases=True), SIZES[2][0])
 
 
 def test_refuses_what_does_not_fit():

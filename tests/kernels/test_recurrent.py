@@ -7,7 +7,18 @@ import random
 import pytest
 import torch
 
-from tests.kernels.recurrent import DTYPES, Conv, Scan, assert_close, on_devices, ragged, same_bits
+from tests.kernels.recurrent import (
+    DTYPES,
+    THREADED,
+    Conv,
+    Scan,
+    assert_close,
+    assert_mates_change_no_bit,
+    assert_threads_change_no_bit,
+    on_devices,
+    ragged,
+    same_bits,
+)
 
 LENGTHS = [1, 2, 3, 4, 5, 63, 64, 65, 128, 129, 151]
 CASES = [  # op, states or taps of a channel, with what may be left out
@@ -77,42 +88,11 @@ def test_any_number_of_channels(dtype, op, size):
 def test_batch_of_ragged_sequences(b, dtype, op, size):
     """A sequence that changes with its batch mates, or a slot changed that no sequence names."""
     lengths = [random.choice(LENGTHS) for _ in range(b)]
-    inputs = op.random(sum(lengths), 40, size, dtype)
-    initial = [random.choice([-1, s]) for s in range(b)]
-    final = [random.choice([-1, s, b + s]) for s in range(b)]
-    kept = [[(random.randint(1, n), 2 * b + s)] if n > 2 else [] for s, n in enumerate(lengths)]
-    arena = inputs.arena(4 * b)
-    arena[3 * b :] = float("nan")
-    before, alone = arena.clone(), arena.clone()
-    outputs = inputs.run(arena, ragged(lengths, initial, final, kept))
-    begin = 0
-    for s, length in enumerate(lengths):
-        one = inputs.tokens(begin, begin + length)
-        single = one.run(alone, ragged([length], initial[s : s + 1], final[s : s + 1], kept[s : s + 1]))
-        assert same_bits(single, outputs[begin : begin + length]), f"sequence {s}"
-        begin += length
-    assert same_bits(arena, alone)
-    named = {*final, *(slot for pairs in kept for _, slot in pairs)}
-    for slot in set(range(4 * b)) - named:
-        assert same_bits(arena[slot], before[slot]), f"slot {slot} was written"
+    assert_mates_change_no_bit(op.random(sum(lengths), 40, size, dtype), lengths)
 
 
 @pytest.mark.parametrize("op, size", OPS)
 def test_threads_change_nothing(op, size):
     """A result that depends on how the work is split over threads, by channels or by tokens; a state that is written
     before it is read."""
-    lengths = [1, 90, 3, 200, 7]
-    inputs = op.random(sum(lengths), 400, size)
-    start = inputs.arena(8)
-    batch = ragged(lengths, [0, 1, -1, 3, 4], range(5), [[], [(64, 5)], [], [(1, 6), (200, 7)], []])
-    results, before = [], torch.get_num_threads()
-    try:
-        for threads in (1, 2, 3, 8, 16):
-            torch.set_num_threads(threads)
-            arena = start.clone()
-            results.append((inputs.run(arena, batch), arena))
-    finally:
-        torch.set_num_threads(before)
-    for outputs, arena in results[1:]:
-        assert same_bits(outputs, results[0][0])
-        assert same_bits(arena, results[0][1])
+    assert_threads_change_no_bit(op.random(sum(THREADED), 400, size))

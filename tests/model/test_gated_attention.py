@@ -15,9 +15,8 @@ import torch
 
 from apcbatch.kernels.backend import NOT_FUSED
 from apcbatch.kernels.cpu.backend import CpuBackend
-from apcbatch.kernels.layer import AttentionWeights, PreNorm, QueryKeyNorms
+from apcbatch.kernels.layer import AttentionWeights, PreNorm, QueryKeyNorms, rotary_steps
 from apcbatch.kernels.processor import set_isa
-from apcbatch.kernels.rotary import rotary_steps
 from apcbatch.layout import PAGE_TOKENS
 from apcbatch.model import families
 from apcbatch.model.attention import ATTENTION, GATED_ATTENTION
