@@ -268,7 +268,7 @@ class Scheduler:
 
     def _follows(self, sequence: Sequence, promised: set[bytes]) -> bool:
         """Return whether a sequence may resume from a snapshot that a passed-over sequence will publish."""
-        return sequence.request.plan is None and not promised.isdisjoint(sequence.keys.values())
+        return bool(promised) and sequence.request.plan is None and not promised.isdisjoint(sequence.keys.values())
 
     def _has_slots(self, sequence: Sequence) -> bool:
         """Return whether enough slots are free for a sequence besides those owed to answers of admitted prompts."""

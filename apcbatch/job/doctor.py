@@ -181,7 +181,6 @@ def _model(config: Config) -> str:
     """Load every tensor and generate one token."""
     from apcbatch.engine.engine import Engine
     from apcbatch.model.causal_lm import ignored_tensors
-    from apcbatch.model.families import load_model_config
     from apcbatch.types import Request
 
     engine = Engine(
@@ -194,8 +193,7 @@ def _model(config: Config) -> str:
     finally:
         engine.close()
     found = f"{config.model} is complete, {config.dtype}, fingerprint {engine.fingerprint[:12]}"
-    folder = locate_model(config.model)
-    ignored = ignored_tensors(folder, load_model_config(folder))
+    ignored = ignored_tensors(locate_model(config.model))
     return "; ".join(filter(None, [found, ignored, note_of(config.model)]))
 
 

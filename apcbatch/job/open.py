@@ -298,8 +298,7 @@ def _note_ignored(config: Config, note: Callable[[str], None]) -> None:
     """Say how many tensors of the checkpoint are not used, if any."""
     from apcbatch.model.causal_lm import ignored_tensors
 
-    folder = locate_model(config.model)
-    sentence = ignored_tensors(folder, load_model_config(folder))
+    sentence = ignored_tensors(locate_model(config.model))
     if sentence is not None:
         note(sentence)
 

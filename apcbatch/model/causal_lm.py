@@ -20,7 +20,7 @@ from apcbatch.kernels.backend import Backend, LayerStack, Pages, Passed, PassSta
 from apcbatch.kernels.layer import PreNorm, Residual
 from apcbatch.model.arena import StateArena
 from apcbatch.model.batch import Batch
-from apcbatch.model.families import family_of
+from apcbatch.model.families import family_of, load_model_config
 from apcbatch.model.hf_config import ModelConfig
 from apcbatch.model.peer_transfer import Sent
 from apcbatch.model.sub_blocks import LoadedSubBlock
@@ -42,9 +42,9 @@ def check_sizes(model_dir: Path, config: ModelConfig) -> None:
                 checkpoint.require(f"{prefix}.{tensor}", shape)
 
 
-def ignored_tensors(model_dir: Path, config: ModelConfig) -> str | None:
+def ignored_tensors(model_dir: Path) -> str | None:
     """Return a sentence about the tensors of a checkpoint that are not used; None if all are. Raises ModelError."""
-    family = family_of(config)
+    family = family_of(load_model_config(model_dir))
     if not family.ignored:
         return None
     with Checkpoint(model_dir, torch.device("cpu"), family=family) as checkpoint:
