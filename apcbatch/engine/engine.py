@@ -185,7 +185,7 @@ class Engine:
         current = self._pipeline.next()
         try:
             broken = extend_answers(current, self.eos_token_ids)
-            self._drafting.keep_states([chunk for chunk in current.chunks if chunk not in broken])
+            self._drafting.keep_states([chunk for chunk in current.chunks if chunk.draft and chunk not in broken])
         except Exception as error:
             return results + self._completion.fail(current, dict.fromkeys(current.chunks, failed_pass(error)))
         chunks = current.chunks
@@ -199,7 +199,8 @@ class Engine:
             if chunk.keep:
                 self._snapshots.publish(chunk)
         for chunk in chunks:
-            self._drafting.settle(chunk)
+            if chunk.draft:
+                self._drafting.settle(chunk)
         now = time.perf_counter()
         seconds = launching_s + now - begin
         self._counters.add_pass(chunks, seconds)
@@ -331,15 +332,16 @@ def _extend_chunk(current: Pass, chunk: Chunk, rows: list[Row], eos_token_ids: C
 
     A row of logits is read only after all drafted tokens before it are accepted, so rejected tokens have no effect.
     """
-    for row, drafted in zip(rows, [*chunk.draft, None], strict=True):
+    draft, sequence = chunk.draft, chunk.sequence
+    for place, row in enumerate(rows):
         if row.likeliest == NOT_FINITE:
             return not_finite()
         try:
-            for sequence in fork_answers(chunk.sequence) if chunk.sequence.will_fork else (chunk.sequence,):
-                _extend(sequence, current.logits, row, eos_token_ids)
+            for answer in fork_answers(sequence) if sequence.will_fork else (sequence,):
+                _extend(answer, current.logits, row, eos_token_ids)
         except Exception as error:  # the stop condition and the constraint belong to the request
             return failed_choice(error)
-        if drafted is None or sequence.finish_reason or sequence.tokens[sequence.num_tokens - 1] != drafted:
+        if place == len(draft) or sequence.finish_reason or sequence.tokens[sequence.num_tokens - 1] != draft[place]:
             return None
         chunk.accepted += 1
     return None
