@@ -42,7 +42,7 @@ from apcbatch.types import Request, Result
 
 Messages = Sequence[Mapping[str, Any]]
 
-# Option, or group of options, without effect here -> what to do instead.
+# Option, or group of options, that an LLM refuses -> what to do instead.
 _ELSEWHERE = {
     "turns": "give it to `run`",
     "format": "each conversation says by its keys what it is; leave it out",
@@ -63,14 +63,14 @@ def _warn(sentence: str) -> None:
 
 
 class LLM:
-    """Answers conversations on one model. Use it in a `with` block, or call `close`.
+    """A model that answers conversations. Use it in a `with` block, or call `close` at the end.
 
     model: a bundled model (`demo`, `demo-jamba`), a folder, or a hub id in the local cache. options: options of
     `apcbatch run`, by their names in its configuration file and with the same checks: `block_size=64`,
     `store="states"`, `dtype="bfloat16"`, `pool_size="2GiB"`. Options such as `max_tokens` and `temperature` are
-    defaults for requests that do not set them. Only `policy` has another default than in `run`: `all`, because the next
-    conversation is not known; `planned` is better for a long `run`. Neither the environment nor a configuration file is
-    read. warn: receives each warning as a sentence; the default is `warnings.warn`.
+    defaults for requests that do not set them. Only `policy` has another default than in `apcbatch run`: `all`, because
+    the LLM cannot know the next conversation; `planned` is better for one long call of `run`. Neither the environment
+    nor a configuration file is read. warn: receives each warning as a sentence; the default is `warnings.warn`.
 
     Raises UsageError (ModelError) for an option or a model that cannot be used. One thread at a time may use an LLM.
     """
@@ -117,8 +117,8 @@ class LLM:
         return self._one(COMPLETIONS_URL, {**settings, "prompt": prompt})
 
     def run(self, conversations: Iterable[Messages | Mapping[str, Any]], *, turns: Turns = "last") -> Iterator[Answer]:
-        """Answer many conversations, and yield each answer as it finishes. `line` and `custom_id` identify its
-        conversation.
+        """Answer many conversations, and yield each answer as it finishes. The answer's `line` and `custom_id` identify
+        its conversation.
 
         A conversation is a list of messages, a mapping like a line of INPUT (messages with optional tools, settings and
         id), or a request of the OpenAI Batch API. The iterable is read lazily, as the engine needs more requests.
@@ -131,7 +131,7 @@ class LLM:
         return self._answers(conversations, turns)
 
     def close(self) -> None:
-        """Finish pending writes to the store, and release the model. Calling it twice is safe."""
+        """Finish pending writes to the store, and release the model. Further calls do nothing."""
         if self._engine is not None:
             self._engine.abort()
             self._engine.close()

@@ -29,17 +29,17 @@ DRAFT_SOURCES: tuple[DraftSource, ...] = get_args(DraftSource)
 
 @dataclass(frozen=True, slots=True)
 class RequestPlan:
-    """The prefix plan's decisions for one request under policy `planned`.
+    """Decisions of the prefix plan for one request, under policy `planned`.
 
     resume_at: position whose snapshot it starts from (0: none). The request waits until that snapshot exists or can no
     longer be made. keep: ascending positions of its prompt to keep for later requests of this run. reads: for each of
     these positions, number of requests that will resume from it; the last of them releases the snapshot.
     keep_for_later: positions to keep for future runs. ideal: length of the longest prefix, at most prompt - 1 tokens,
-    that an earlier request in the plan covers. forked: at the end of that prefix, an earlier request continues with a
+    that an earlier request in the plan covers. forked: whether an earlier request continues that prefix with a
     different token.
 
-    live_bytes: bytes of this run's snapshots when this request begins, if requests run one by one in the plan's order.
-    keep_bytes: bytes of the snapshots that it adds.
+    live_bytes: bytes of the plan's snapshots that are in memory when this request begins, if requests run one by one in
+    the plan's order. keep_bytes: bytes of the snapshots that this request adds to them.
     """
 
     resume_at: int = 0
@@ -53,7 +53,7 @@ class RequestPlan:
 
 
 class Ending(Protocol):
-    """A stop condition that needs the meaning of the tokens, such as stop texts. Each answer has its own.
+    """A stop condition that needs the text of the tokens, such as stop texts. Each answer has its own instance.
 
     The engine knows token ids only, so the creator of the request supplies the condition.
     """
@@ -61,7 +61,7 @@ class Ending(Protocol):
     def accept(self, token: int, may_end: bool) -> str | None:
         """Process the answer's next token. Returns the stop reason, for Result.stop_reason, or None to continue.
 
-        Called once for each token of the answer in order, except for a token that ends it anyway (a stop token).
+        Called once for each token of the answer, in order, except for a stop token, which ends the answer anyway.
         may_end: False for the tokens before min_tokens, which cannot end the answer. Raises RequestError to fail the
         request.
         """
@@ -69,9 +69,9 @@ class Ending(Protocol):
 
 class Constraint(Protocol):
     """A constraint on the next token of one answer, such as a grammar. It advances with the answer; each answer has its
-    own.
+    own instance.
 
-    The mask has the format that xgrammar and llguidance fill.
+    The mask has the format of xgrammar and llguidance.
     """
 
     def fill(self, mask: npt.NDArray[np.int32]) -> bool:
@@ -83,51 +83,56 @@ class Constraint(Protocol):
         """
 
     def accept(self, token: int) -> bool:
-        """Process the answer's next token, which any setting may have chosen. Returns whether the answer is complete.
+        """Process the answer's next token. Called for every token, stop tokens included. Returns whether the answer is
+        complete.
 
-        A complete answer ends with this token as with a stop token. Raises RequestError to fail the request.
+        If it is, this token ends the answer like a stop token. Raises RequestError to fail the request.
         """
 
 
 @runtime_checkable
 class Forcing(Protocol):
-    """A Constraint that can also name the tokens that must come next, so that the engine drafts them."""
+    """A Constraint that can also tell which tokens must come next. The engine drafts them."""
 
     def forced(self) -> Sequence[int]:
-        """Return the next tokens where the answer's text has no choice, in the tokenizer's usual form; empty for none.
-        It does not advance the constraint or change what it allows. Called at any time between `accept` and the next
-        `fill`, once, several times or never; what it raises means none."""
+        """Return the tokens of the text that must come next, as the tokenizer usually splits it; empty if the
+        constraint forces no text. Must not advance the constraint or change what it allows. Called any number of times
+        between `accept` and the next `fill`, or not at all. An exception counts as empty."""
 
 
 @dataclass(slots=True)
 class Request:
     """One generation to perform.
 
-    token_ids: the prompt, at least one token. max_tokens: maximum number of new tokens. ignore_eos: continue to
-    max_tokens. logprobs: return the float32 log-probability of each sampled token under the model's own logits.
-    top_logprobs: return those of this many likeliest tokens too (0 to 20). keep_answer: keep snapshots of the answer
-    too, for a later request that extends it. plan: for policy `planned`. tag: any object; returned with the result.
+    token_ids: the prompt, at least one token. max_tokens: maximum number of new tokens. ignore_eos: do not end at the
+    model's own stop tokens. logprobs: return the float32 log-probability of each sampled token under the model's own
+    logits. top_logprobs: number of likeliest tokens whose log-probabilities are returned too (0 to 20). keep_answer:
+    keep snapshots of the answer too, for a later request that extends it. plan: for policy `planned`. tag: any object;
+    returned with the result.
 
     temperature: 0 is greedy; above 0, tokens are sampled, and the sample depends only on the seed, the random stream's
     name, the answer's index and the position. random_stream: the stream's name; None for the request's id. So requests
-    with equal prompts, settings and names have equal answers. top_k, min_p and top_p restrict sampling in this order.
-    top_k: the likeliest tokens (0 or -1: all). min_p: of these, tokens with at least min_p times the best one's
-    probability (0: all). top_p: of these, the smallest set with total probability top_p, in (0, 1].
+    with equal prompts, settings and names have equal answers. top_k, min_p and top_p restrict sampling, in this order.
+    top_k: number of likeliest tokens to sample from (0 or -1: all). min_p: of these, keep tokens with at least min_p
+    times the probability of the likeliest (0: all). top_p: of these, keep the smallest set of likeliest tokens with
+    total probability of at least top_p, in (0, 1].
 
-    repetition_penalty: above 0; positive logits of tokens in prompt or answer are divided by it, negative ones
-    multiplied (1: none). presence_penalty, frequency_penalty: subtracted from the logit of each token of the answer,
-    once, and once per occurrence; negative values favour repetition. logit_bias: added to the logits of these tokens;
-    -infinity forbids a token. allowed_token_ids: the only tokens allowed, or None. min_tokens: minimum number of tokens
-    before the answer may end. stop_token_ids: tokens that end the answer besides the model's own; unaffected by
-    ignore_eos. ending, constraint: factories of an Ending and a Constraint, each called once per answer.
+    repetition_penalty: above 0 (1: none); positive logits of tokens in the prompt or the answer are divided by it,
+    negative ones multiplied by it. presence_penalty: subtracted once from the logit of each token in the answer.
+    frequency_penalty: subtracted once for each occurrence of the token in the answer. Negative values of these two
+    favour repetition. logit_bias: added to the logits of these tokens; -infinity forbids a token. allowed_token_ids:
+    the only tokens allowed, or None. min_tokens: minimum number of tokens before the answer may end. stop_token_ids:
+    tokens that end the answer besides the model's own; unaffected by ignore_eos. ending, constraint: factories of an
+    Ending and a Constraint, each called once per answer.
 
-    n: number of answers to the prompt. Answer i samples from the stream `<name>\\0<i>`, the first (i = 0) as it would
-    alone; greedy answers are computed once. score_from: first position of the prompt, from 1, whose token's
-    log-probability is returned, with those of all later tokens; None for none, and the prompt's length for no token.
-    score_top: number of likeliest tokens returned with each. max_tokens may be 0 if score_from is set.
+    n: number of answers to the prompt. Answer i samples from the stream `<name>\\0<i>`, answer 0 from `<name>` itself.
+    Greedy answers are computed once. score_from: position in the prompt, at least 1, of the first token to score; all
+    later prompt tokens are scored too. The prompt's length: score no token, but return empty Scores; None: return no
+    Scores. score_top: number of likeliest tokens returned for each scored token. max_tokens may be 0 if score_from is
+    set.
 
-    draft: verify several drafted tokens of the answer in one pass; it changes no token and no log-probability.
-    references: known answers to this request, (tokens,) int32 each, by source, to draft from.
+    draft: whether a pass may verify several drafted tokens of the answer; this changes no token and no log-probability.
+    references: draft source -> known answers to this request, (tokens,) int32 each, to draft from.
     """
 
     id: str
@@ -175,9 +180,9 @@ class Request:
 
     @property
     def needs_logits(self) -> bool:
-        """Whether sampling or the result needs more of the logits than their argmax.
+        """Whether sampling or the result needs more of the logits than the likeliest token and its log-probability.
 
-        If so, the host must read them before the next pass begins.
+        If so, the host must read the logits before the next pass begins.
         """
         return self.temperature > 0 or self.top_logprobs > 0 or self.changes_logits
 
@@ -197,9 +202,9 @@ class Request:
 class Scores:
     """Scores of a prompt's tokens from the position `begin` on; position 0 is the first token.
 
-    logprobs: float32 log-probability of each token given all before it. ranks: rank of each token in the vocabulary,
-    from 1, the likeliest; the lower id comes first on ties, so rank 1 is the greedy choice. top: for each token, the
-    score_top likeliest tokens with their log-probabilities, best first.
+    logprobs: float32 log-probability of each token given all before it. ranks: rank of each token in the vocabulary; 1
+    is the likeliest. On ties the lower id comes first, so rank 1 is the greedy choice. top: for each position, (token,
+    log-probability) of the score_top likeliest tokens, best first.
     """
 
     begin: int
@@ -210,22 +215,24 @@ class Scores:
 
 @dataclass(slots=True)
 class Result:
-    """The outcome of one request. Counts are exact: cached_tokens + computed_tokens == prompt_tokens.
+    """The outcome of one request. Invariant: cached_tokens + computed_tokens == prompt_tokens.
 
     token_ids: the new tokens, including the stop token or all tokens of a stop text. logprobs: log-probability of each
-    new token, if requested. top_logprobs: (token, log-probability) of the likeliest at each new token, best first, the
-    lowest id first on ties. stop_reason: what ended the answer if finish_reason is `stop`: an id of stop_token_ids, or
-    the text that Ending returned; None for the model's own stop tokens and a complete Constraint. error: set if the
-    request failed; then only id, prompt_tokens and tag are valid.
+    new token, if requested. top_logprobs: for each new token, (token, log-probability) of the likeliest tokens at its
+    position, best first, the lowest id first on ties. stop_reason: what ended the answer if finish_reason is `stop`: an
+    id of stop_token_ids, or the text that Ending.accept returned; None for the model's own stop tokens and a complete
+    Constraint. error: set if the request failed; then only id, prompt_tokens and tag are valid.
 
     cached_tokens: number of prompt tokens whose state was restored. boundary: the same number, as a position.
     ideal_cached_tokens: length of the longest prefix, at most prompt_tokens - 1 tokens, that the store or an earlier
-    prefill of this run covers; None if unknown. miss_reason: why cached_tokens is less than that, or `cold` if nothing
-    was covered. miss_detail: the same as a clause with numbers.
+    prefill of this run covers; None if unknown. miss_reason: why cached_tokens is less than ideal_cached_tokens; `cold`
+    if no prefix was covered, `disabled` if the policy keeps no snapshots; otherwise None. miss_detail: the reason as a
+    clause with numbers.
 
-    others: the answers from the second on, each with its own tokens, log-probabilities and end; their fields about the
-    prompt are not valid. decode_ms: decode time of all answers. scores: scores of the prompt's tokens, if requested.
-    drafted_tokens: drafted tokens that passes verified. accepted_tokens: those of them in the answer.
+    others: the second and later answers, each with its own tokens, log-probabilities, finish_reason and stop_reason;
+    their fields about the prompt are not valid. scores: scores of the prompt's tokens, if requested. drafted_tokens:
+    number of drafted tokens that passes verified. accepted_tokens: number of these that are in the answer. decode_ms,
+    drafted_tokens and accepted_tokens are sums over all answers.
     """
 
     id: str

@@ -1,8 +1,8 @@
 """Measure whole runs over the beginning of a dataset: cold, warm from disk, warm from RAM.
 
 The first three runs are processes: one with the policy of the configuration, then two that keep every boundary and
-share a store. The last two are one engine that answers the same requests twice. Drafts are off: the second
-run of that engine would find all answers of the first.
+share a store. For the last two, one engine answers the same requests twice. Drafts are off, since the second of these
+two would draft from the answers of the first.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ def requests_in(config: Config, input: str) -> list[Request]:
 
 
 def _figure(kind: str, seconds: float, summary: dict[str, Any]) -> Figure:
-    """Return the figure of one run: its seconds without loading. in_steps: share of prefill and decode in them."""
+    """Return the figure of one run. seconds: its duration without loading the model. The detail `in_steps` is the share
+    of prefill and decode in it."""
     spent = summary["seconds"]
     details = {name: summary[name] for name in ("requests", "prompt_tokens", "cached_tokens", "computed_tokens")}
     details["in_steps"] = (spent["prefill"] + spent["decode"]) / seconds

@@ -31,7 +31,8 @@ def measure(
     """Measure the groups and return their figures as one document. note: called with a line for each figure as soon as
     it is measured.
 
-    The group `run` is left out without an INPUT. UsageError for a model or an INPUT that cannot be used.
+    Without an INPUT, the group `run` is left out if all groups are requested; otherwise requesting it raises
+    UsageError. Raises UsageError for a model or an INPUT that cannot be used.
     """
     if "run" in groups and set(groups) != set(GROUPS) and input is None:
         raise UsageError("the group run needs conversations; give --input FILE")

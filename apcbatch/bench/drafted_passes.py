@@ -1,8 +1,8 @@
-"""Measure the seconds of a decode pass by its number of rows, due and drafted tokens together.
+"""Measure the time of a decode pass by its number of rows: due tokens plus drafted tokens.
 
 The drafted tokens are random, the same number for each sequence; the engine's draft budget (drafting.py) is switched
-off. Nearly all of them are rejected, so a pass replays one token per sequence; each accepted token would add its
-replay.
+off. Nearly all of them are rejected, so after a pass the CPU replays only the due token of each sequence; an accepted
+token would be replayed too.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class FixedDrafts:
 
 
 class NoCosts(RowCosts):
-    """Costs of free rows, so that every drafted token is verified."""
+    """RowCosts without a cost for further rows, so that every drafted token is verified."""
 
     def add(self, rows: int, seconds: float) -> None:
         """Measure nothing."""
@@ -71,8 +71,9 @@ class NoCosts(RowCosts):
 
 
 def figures(config: Config, sizes: Sizes) -> Iterator[Figure]:
-    """Measure a decode pass for each number of sequences and each multiple of it in draft_rows."""
-    most = max(sizes.draft_running)  # twice as many slots allow four drafted tokens for each
+    """Measure a decode pass for each number of sequences in draft_running and each multiple of it in draft_rows, up to
+    MOST_DRAFTED rows per sequence."""
+    most = max(sizes.draft_running)  # max_running = 2 * most allows four drafted tokens for each sequence
     with serving(config, "none", max_running=2 * most, draft=("lookup",)) as server:
         drafts = FixedDrafts(server.engine.vocab_size)
         install(server.engine._drafting, drafts)
@@ -92,7 +93,7 @@ def install(drafting: Drafting, drafts: FixedDrafts) -> None:
 
 
 def _figure(server: Server, running: int, rows: int, sizes: Sizes) -> Figure | None:
-    """Measure passes of one size; None if the device lacks slots for the drafted tokens."""
+    """Measure passes of one size. Return None if the engine cannot verify this many drafted tokens in a pass."""
     taken: list[float] = []
     begin = time.perf_counter()
     for repeat in range(sizes.repeats):
@@ -110,7 +111,8 @@ def _figure(server: Server, running: int, rows: int, sizes: Sizes) -> Figure | N
 
 
 def _passes(server: Server, running: int, rows: int) -> tuple[list[float], int]:
-    """Run some passes with all sequences. Return the seconds of each, and the most drafted tokens of one pass."""
+    """Run some passes with all sequences. Return the seconds of each, and the largest number of drafted tokens in a
+    pass."""
     engine = server.engine
     most_tokens = (WARM_UP + PASSES + 1) * (rows // running) + 4  # no answer ends, even if all are accepted
     for number, prompt in enumerate(server.prompts(running, PROMPT)):

@@ -1,6 +1,7 @@
 """Types of a measured figure and of the sizes of the measurements, and two ways of timing.
 
-Every figure is a median. The two sides of a ratio are measured alternately, and the ratio is the median of the ratios.
+Every figure is a median, except that a whole run is measured once. The two sides of a ratio are measured alternately,
+and the figure is the median of their ratios.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ REPEATS = 5
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of the measurements; a test takes smaller ones.
+    """Sizes of the measurements. Tests use smaller ones.
 
-    prefill_tokens: lengths of single prompts. decode_running: numbers of sequences that decode together.
-    draft_running, draft_rows: numbers of sequences and of rows of the passes that verify drafts. new_tokens: tokens
-    that each sequence generates. kernel_tokens: rows of a kernel's prefill figure. product_rows: rows of the
-    products. long_tokens: length of the prompt of the ratios and of the breakdown. suffixes, suffix_tokens,
-    prefix_tokens: number and length of short suffixes, packed into one pass, and length of the restored prefix before
-    them. snapshot_every: tokens between two snapshots. restored_tokens: length of a restored prefix. repeats:
-    measurements of each figure. budget_s: seconds for all repeats of a figure; a slower figure gets fewer repeats, but
-    at least three.
+    prefill_tokens: lengths of single prompts. decode_running: numbers of sequences that decode together. draft_running,
+    draft_rows: numbers of sequences and of rows of the passes that verify drafts. new_tokens: tokens that each sequence
+    generates. kernel_tokens: tokens in a call of a kernel, except in decode steps. product_rows: numbers of rows of the
+    matrix products. long_tokens: length of the long prompts, for ratios and breakdowns by part. suffixes,
+    suffix_tokens: number and length of short suffixes that are packed into one pass. prefix_tokens: length of the
+    restored prefix before them. snapshot_every: tokens between two snapshots. restored_tokens: length of a restored
+    prefix. repeats: measurements of each figure. budget_s: seconds for all repeats of a figure; a slower figure gets
+    fewer repeats, but at least three.
     """
 
     prefill_tokens: tuple[int, ...] = (128, 512, 2048, 8192)
@@ -74,7 +75,8 @@ def timed(run: Callable[[], object]) -> float:
 
 
 def median_s(run: Callable[[], object], sizes: Sizes) -> float:
-    """Return the median seconds of a call. The first call is a warm-up, unless all repeats would exceed the budget."""
+    """Return the median seconds of a call. The first call is a warm-up, unless it shows that all repeats would exceed
+    budget_s; then it counts, and there are at most three calls."""
     first = timed(run)
     few = first * (sizes.repeats + 1) > sizes.budget_s
     times = [first] if few else []
@@ -85,7 +87,8 @@ def median_s(run: Callable[[], object], sizes: Sizes) -> float:
 
 
 def median_ratio(one: Callable[[], float], other: Callable[[], float], repeats: int) -> float:
-    """Return the median of one() / other(), each in seconds, measured alternately. Both must be warm."""
+    """Return the median of one() / other(). Both return seconds and are called alternately; the caller has warmed them
+    up."""
     ratios = []
     for number in range(repeats):
         if number % 2:

@@ -1,7 +1,8 @@
 """Measure each kernel at a model's own shapes and compare it with its roofline limit.
 
 `of_limit` is the time at the limit over the measured time; 1 is the limit. The time at the limit is the larger of two:
-operations over the machine's rate, and bytes over its memory bandwidth. Data that stays in a cache may exceed 1.
+operations over the machine's rate, and bytes over its memory bandwidth. A kernel whose data stays in a cache may exceed
+1.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from apcbatch.model.hf_config import ModelConfig
 from apcbatch.model.mamba import MAMBA
 
 GROUP = "kernels"
-# Vector operations per element (csrc/vmath.h, csrc/scan_states.h). Each takes the slot of an fma: 2 flops at peak.
+# Vector operations per element (csrc/vmath.h, csrc/scan_states.h). Each counts as one fma: 2 flops at peak.
 SCAN_STATE_OPS = 13  # dt A split 3, a polynomial 5, its power of two 2, dt x B, h, y
 SCAN_CHANNEL_OPS = 53  # softplus 29, SiLU of z 20, dt x, D x, the gate
 SILU_OPS = 20
-DELTA_OPS = 4  # of an element of a delta state: decay S, k u, q S, and decay k S of the next token
+DELTA_OPS = 4  # per element of a delta state: decay S, k u, q S, and decay k S for the next token
 COLD_BYTES = 64 << 20  # a small product cycles through this much weight memory, so that no cache holds it
 MOST_COPIES = 24
 
@@ -103,7 +104,7 @@ class Kernels:
         return self._figure("convolution and SiLU", value, "ns a token and channel", share)
 
     def _decode_steps(self) -> Iterator[Figure]:
-        """Measure convolution and scan of one new token per sequence, with every layer's own states."""
+        """Measure convolution and scan of one new token per sequence, over the layers' separate states."""
         for running in self._sizes.decode_running:
             layers, seconds = self._blocks[MAMBA], median_s(self._decode(running), self._sizes)
             d, n = self._config.d_inner, self._config.d_state
@@ -208,8 +209,8 @@ class Kernels:
 
 
 def _one_sequence(tokens: int, every: int = 0) -> Ragged:
-    """Return a batch of one sequence from a zero state. Its final state goes to slot 0, its snapshots to the slots from
-    1 on."""
+    """Return a batch of one sequence from a zero state. Its final state goes to slot 0; a snapshot every `every` tokens
+    (0: none) goes to the slots from 1 on."""
     positions = torch.arange(every, tokens + 1, every) if every else torch.empty(0, dtype=torch.int64)
     cuts = torch.tensor([0, len(positions)])
     ends, begin, final = torch.tensor([0, tokens]), torch.tensor([-1]), torch.tensor([0])

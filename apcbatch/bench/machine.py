@@ -1,7 +1,7 @@
-"""Describe the machine, and measure how fast it multiplies and reads.
+"""Describe the machine, and measure how fast it multiplies matrices, reads memory and copies memory.
 
-The rates are upper limits, so each is the best of several tries. Products are this package's own, on matrices that fit
-the cache. Reading and copying take 256 MiB.
+The rates are upper limits, so each is the best of several tries. The products use this package's kernel on matrices
+that fit into the cache. Reading and copying use arrays of 256 MiB.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BANDWIDTH_FLOATS = 1 << 26
 
 
 def describe() -> dict[str, Any]:
-    """Return the machine's names and numbers, without measuring."""
+    """Return processor, instruction set, number of threads, and versions of the system, Python and torch."""
     return {
         "processor": processor(),
         "isa": isa(),
@@ -35,7 +35,8 @@ def describe() -> dict[str, Any]:
 
 
 def limits(dtype: torch.dtype) -> dict[str, float]:
-    """Measure float32_flops_per_s, product_flops_per_s (products of `dtype`), read_bytes_per_s and copy_bytes_per_s."""
+    """Measure float32_flops_per_s, product_flops_per_s (products of `dtype`), read_bytes_per_s and copy_bytes_per_s
+    (bytes read and bytes written)."""
     floats = torch.ones(BANDWIDTH_FLOATS)
     target = torch.empty_like(floats)
     read = min(timed(floats.sum) for _ in range(TRIES))

@@ -60,7 +60,7 @@ class Parts:
         self._below: list[float] = []  # stack of running timed calls: seconds of the timed calls nested in each
 
     def of(self, total_s: float) -> dict[str, float]:
-        """Return the seconds by part of a run that took total_s, the largest first; the untimed rest is `python`."""
+        """Return the seconds by part, the largest first, of a run that took total_s; the untimed rest is `python`."""
         parts = {**self.seconds, REST: max(0.0, total_s - sum(self.seconds.values()))}
         return dict(sorted(parts.items(), key=lambda item: -item[1]))
 

@@ -1,6 +1,6 @@
 """Measure prefill and decode of one model without a cache: rates, parts of the time, matrix products.
 
-The prefill rate is over the wall time of a request that generates one token.
+A prefill rate is prompt tokens per second of wall time of a request that generates one token.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DECODE_PARTS = (1, 16, 32)
 
 
 def figures(config: Config, sizes: Sizes) -> Iterator[Figure]:
-    """Measure the rates of prefill and decode, and their breakdown by part."""
+    """Measure the rates of prefill and decode, their breakdown by part, and decode passes with drafts."""
     running = max(sizes.decode_running)
     with serving(config, "none", max_running=running, max_batch_tokens=sizes.long_tokens) as server:
         server.serve(server.prompts(1, sizes.suffix_tokens))
@@ -68,7 +68,8 @@ def _products_share(server: Server, sizes: Sizes) -> Figure:
 
 
 def prefill_parts(server: Server, sizes: Sizes, name: str) -> Figure:
-    """Time the parts of a long prefill. Pending writes to a store are finished before the next prefill begins."""
+    """Time the parts of a long prefill, PARTS_REPEATS times. Pending writes to a store finish before the next prefill
+    begins."""
     runs = []
     for _ in range(PARTS_REPEATS):
         parts, prompts = Parts(), server.prompts(1, sizes.long_tokens)
@@ -95,7 +96,8 @@ def _decode_parts(server: Server, running: int, sizes: Sizes) -> Figure:
 
 
 def _parts_figure(name: str, runs: list[tuple[float, dict[str, float]]]) -> Figure:
-    """Return the share of matrix products in the run of median length; the shares of the other parts are details."""
+    """Return the share of matrix products in the run of median duration; the shares of all parts are in the details.
+    runs: (seconds, seconds by part) of each."""
     total, parts = sorted(runs, key=lambda run: run[0])[len(runs) // 2]
     shares = {part: seconds / total for part, seconds in parts.items()}
     details = {"seconds": total, "parts": shares}

@@ -74,7 +74,7 @@ class Products:
 
 
 def product_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Return (in_features, out_features) of every kind of product of a model, the vocabulary last."""
+    """Return name -> (in_features, out_features) of each matrix product of a model, `lm_head` last."""
     shapes: dict[str, tuple[int, int]] = {}
     for kind in family_of(config).kinds(config):
         shapes.update(kind.products(config))

@@ -56,7 +56,8 @@ def _grid_plan(sizes: Sizes) -> RequestPlan:
 
 
 def _pool_of_two_prompts(server: Server, sizes: Sizes) -> int:
-    """Return the bytes of the snapshots of two long prompts. In a full pool, each new snapshot evicts an older one."""
+    """Return a pool size that the snapshots of two long prompts fill, so that each new snapshot then evicts an older
+    one."""
     footprint, snapshots = server.engine.footprint, sizes.long_tokens // sizes.snapshot_every
     return 2 * (snapshots * footprint.state_bytes + 2 * sizes.long_tokens * footprint.kv_token_bytes)
 
@@ -92,7 +93,7 @@ def _storing(plain: Server, storing: Server, sizes: Sizes) -> Figure:
 
 
 def _suffixes(plain: Server, sizes: Sizes) -> Figure:
-    """Measure the ratio of two times per token: of many short suffixes behind one restored prefix, over one long
+    """Measure the ratio of two times per token: of many short suffixes after one restored prefix, over one long
     prompt."""
     [prefix] = plain.prompts(1, sizes.prefix_tokens)
     _planned(plain, [prefix], RequestPlan(keep=(len(prefix),), reads=(MANY_READS,)))
@@ -135,7 +136,8 @@ def _from_memory(plain: Server, sizes: Sizes) -> Figure:
 
 
 def _from_disk(config: Config, folder: Path, sizes: Sizes) -> Figure:
-    """Store prompts with one engine and restore each once with another; the files are in the page cache."""
+    """Store a snapshot of each prompt with one engine, and measure one restore of each with another engine; the files
+    are in the page cache."""
     tokens = sizes.restored_tokens
     with serving(config, "planned", store=folder, block_size=sizes.snapshot_every) as server:
         prompts = server.prompts(2 * sizes.repeats, tokens + 1)
@@ -155,7 +157,7 @@ def _from_disk(config: Config, folder: Path, sizes: Sizes) -> Figure:
 
 
 def _restore_figure(name: str, pairs: list[tuple[float, float]]) -> Figure:
-    """Return the milliseconds that a restore adds. pairs: seconds of a request with a restore, and of one without
-    it."""
+    """Return the figure of the milliseconds that a restore adds. pairs: (seconds of a request with a restore, seconds
+    of one without)."""
     beyond = statistics.median(restored - plain for restored, plain in pairs)
     return Figure(GROUP, name, 1e3 * beyond, "ms beyond a request of one token", {"pairs": len(pairs)})

@@ -1,6 +1,7 @@
-"""Run an engine for measurements: make random prompts, and serve requests to their end.
+"""Run an engine for measurements: make random prompts, and answer them.
 
-Every prompt is new, so that nothing is restored but the snapshots that a measurement keeps.
+`prompts` makes new prompts in every call, so that requests restore only snapshots that a measurement has kept on
+purpose.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ class Server:
 
 @contextmanager
 def serving(config: Config, policy: Policy, **options: Any) -> Iterator[Server]:
-    """Open a server for the configuration's model and dtype, closed at the end of the block. options: options of
-    Engine. Drafts are off by default, since a model of random weights repeats itself."""
+    """Open a server for the configuration's model and dtype, and close it at the end of the block. options: options of
+    Engine. Drafts are off by default, since a model with random weights repeats itself."""
     engine = Engine(config.model, dtype=config.dtype, policy=policy, **{"draft": (), **options})
     try:
         yield Server(engine)

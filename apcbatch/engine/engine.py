@@ -146,14 +146,15 @@ class Engine:
         self._scheduler.hand_over(sequence)
 
     def observe(self, observer: Observer) -> None:
-        """Report each step, answered prompt, and kept or dropped snapshot to this observer
-        (apcbatch/engine/observer.py) from now on, in place of an earlier one. Without an observer no fact is
-        computed."""
+        """Report each step, each answered prompt, and each kept or dropped snapshot to this observer
+        (apcbatch/engine/observer.py) from now on. It replaces an earlier observer. Without an observer, the engine does
+        not compute these reports."""
         self._observer = self._snapshots.observer = self._completion.observer = observer
         self._pool.on_drop = observer.dropped
 
     def watch(self, watcher: Watcher) -> None:
-        """Report the requests about to run to this watcher (apcbatch/engine/observer.py) from now on."""
+        """Report each request that is about to run to this watcher (apcbatch/engine/observer.py) from now on; on the
+        CPU, also report each layer that is about to run. It replaces an earlier watcher."""
         self._scheduler.on_begin = lambda sequence: watcher.begins(sequence.request)
         if isinstance(self._model, CausalLM):
             self._model.on_layer = watcher.moves

@@ -49,8 +49,9 @@ def score_rows(model: Model, hidden: torch.Tensor, targets: TokenArray, begin: i
 def _likeliest(
     logits: torch.Tensor, targets: Sequence[int], logprobs: Sequence[float], count: int
 ) -> list[list[tuple[int, float]]]:
-    """Return the `count` likeliest tokens of each row with their log-probabilities. If the row's target is among
-    them, its log-probability is the one in `logprobs`."""
+    """Return (token, log-probability) of the `count` likeliest tokens of each row of logits. If a row's target token is
+    among them, use its entry of `logprobs`, so that both results have the same bits. targets, logprobs: target token of
+    each row, and its log-probability."""
     found = []
     for row, target, logprob in zip(logits.cpu().numpy(), targets, logprobs, strict=True):
         likely = top_logprobs(row, count)

@@ -1,1 +1,1 @@
-"""Mamba, FalconMamba and Jamba from Hugging Face checkpoints, over apcbatch.kernels."""
+"""Models from Hugging Face checkpoints (Mamba, Falcon Mamba, Jamba, Qwen3.5), computed by apcbatch.kernels."""

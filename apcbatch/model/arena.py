@@ -2,7 +2,8 @@
 
 The memory is reserved, not touched: a page of it becomes resident when a kernel first writes there. Huge pages are used
 where the system has them, so that states are read and written with few TLB misses. On a device, slots are copied to and
-from the host concurrently with the passes, on one stream per direction, as the bus transfers in both at once.
+from the host concurrently with the passes, on one stream per direction, since the bus transfers in both directions at
+once.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Mark(Protocol):
     """A point in the work submitted to the devices, like an event on a stream; `mark` of an arena records one."""
 
     def wait(self) -> None:
-        """Block until the devices have reached this point. Any thread may."""
+        """Block until the devices have reached this point. Any thread may call it."""
 
 
 class StateArena:
@@ -46,8 +47,8 @@ class StateArena:
                 self.slots[name] = _reserved((num_slots, *_shape(stack)), dtype, device)
 
     def layer(self, layer: int) -> Tensors:
-        """Return the parts of one layer, by role: (num_slots, ...) or the pages, as views that a mixer reads and
-        writes."""
+        """Return one layer's parts by role, as views that its sub-blocks read and write: (num_slots, *the part's axes),
+        or the layer's pages for per-token state."""
         views = {}
         for stack in self.layout.stacks:
             if layer in stack.layers:
@@ -56,8 +57,9 @@ class StateArena:
         return views
 
     def finite(self, slots: Sequence[int]) -> list[torch.Tensor]:
-        """Return whether the state of each slot holds neither NaN nor infinity: (slots,) bool on the arena's device,
-        possibly not computed yet; an empty list without slots or without floating-point parts."""
+        """Check that the state of each slot has neither NaN nor infinity. Returns a list with one tensor (slots,) bool
+        on the arena's device, possibly not computed yet; an empty list if there are no slots or no floating-point
+        parts."""
         parts = [part for part in self.slots.values() if part.is_floating_point()]
         if not parts or not slots:
             return []
@@ -77,7 +79,7 @@ class StateArena:
         return {name: part[slot] for name, part in self.slots.items()}
 
     def mark(self) -> Mark:
-        """Record the work submitted to the device until now."""
+        """Return a mark after the work submitted to the device so far."""
         return self._copies.mark()
 
     def copy_out(self, slot: int, host: Tensors, after: Mark) -> None:
@@ -86,14 +88,14 @@ class StateArena:
         self._copies.out([(host[name], part[slot]) for name, part in self.slots.items()], after)
 
     def copy_in(self, slot: int, host: Mapping[str, torch.Tensor]) -> Mark:
-        """Begin to fill a slot, ordered before all work submitted to the device later. `host` may change once the
-        returned mark is reached. Names that the arena does not have are ignored."""
+        """Begin to copy host tensors into a slot, ordered before all work submitted to the device later. `host` may
+        change once the returned mark is reached. Names that the arena does not have are ignored."""
         return self._copies.into([(part[slot], host[name]) for name, part in self.slots.items()])
 
     def gather(self, pages: torch.Tensor, begin: int, end: int, after: Mark | None = None) -> Tensors:
         """Return the per-token state of tokens begin..end of the sequence whose page list is `pages` (n,) int64, as new
         tensors of end - begin tokens on the host: keys and values are (layers, 2, end - begin, kv heads, head_dim).
-        after: copy as of this mark, concurrently with the passes; any thread may call it then."""
+        after: copy the state as of this mark, concurrently with the passes; any thread may then call `gather`."""
         with self._copies.beside(after):
             return {name: part.cpu() for name, part in self._gathered(pages, begin, end).items()}
 
@@ -116,14 +118,14 @@ class StateArena:
             flat.index_copy_(dim, places.to(self.device), parts[name].to(self.device))
 
     def copy_page(self, source: int, target: int) -> None:
-        """Copy one page of every layer."""
+        """Copy page `source` to page `target`, in every layer."""
         for name, dim in self._token_dim.items():
             pages = self.pages[name]
             pages.select(dim, target).copy_(pages.select(dim, source))
 
     def shown(self, slot: int, pages: torch.Tensor, position: int) -> Tensors:
-        """Return a snapshot as the Python surface returns it: new tensors on the host, the layer first, then the role's
-        axes in their `shown` order; per-token state only if the snapshot has pages."""
+        """Return a snapshot in the form of the public API: by role, new tensors on the host with the axis of layers
+        first, then the role's axes in shown_order. Per-token state is included only if the snapshot has pages."""
         parts = {name: part[slot].clone() for name, part in self.slots.items()}
         if len(pages):
             parts |= self.gather(pages, 0, position)
@@ -140,8 +142,8 @@ def _shape(stack: Stack, *tokens: int) -> tuple[int, ...]:
 
 
 def _reserved(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Allocate memory without touching it. OSError if the host has too little, torch.OutOfMemoryError if a CUDA device
-    has."""
+    """Allocate memory without touching it. Raises OSError if the host has too little memory, torch.OutOfMemoryError if
+    a CUDA device has too little."""
     num_bytes = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or not num_bytes:
         return torch.empty(shape, dtype=dtype, device=device)

@@ -26,16 +26,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AttentionForm:
-    """What an attention mixer has beside its products. has_norms: RMS norms of queries and keys with weights 1 + w,
-    then rotary position embedding, of a RotaryConfig. is_gated: an output gate, whose rows follow each head's queries
-    in q_proj."""
+    """Optional parts of an attention mixer. has_norms: queries and keys get RMS norms with weights 1 + w, then rotary
+    position embeddings; the config must be a RotaryConfig. is_gated: the mixer has an output gate; in q_proj, each
+    head's gate rows follow its query rows."""
 
     has_norms: bool = False
     is_gated: bool = False
 
 
 class RotaryConfig(Protocol):
-    """Fields of a ModelConfig with rotary position embedding. rotary_dim: columns of a head that are rotated."""
+    """Fields of a ModelConfig with rotary position embedding. rotary_dim: number of columns of a head that are rotated,
+    the first ones."""
 
     @property
     def rotary_dim(self) -> int: ...
@@ -44,8 +45,9 @@ class RotaryConfig(Protocol):
 
 
 class AttentionMixer:
-    """Attention mixer of one layer. A call norms the residual (t, h), writes the batch's KV, attends, and leaves the
-    output (t, h) to be added; it runs op by op. part: its fused form inside a stack, None if the backend has none."""
+    """Attention mixer of one layer. A call norms the residual (t, h), writes the batch's KV, attends, and stores the
+    output (t, h) as the residual's delta; it runs op by op. part: its fused form inside a stack; None if the backend
+    has none."""
 
     def __init__(
         self,
@@ -78,7 +80,7 @@ class AttentionMixer:
         normed = ops.normed(residual, self.norm, self.dtype)
         t = normed.shape[0]
         heads, kv_heads = self.heads, self.kv_heads
-        qkv = ops.linear(normed, self.qkv_proj)  # (t, (heads + 2 kv heads, gated heads more) head_dim)
+        qkv = ops.linear(normed, self.qkv_proj)  # (t, (heads + 2 kv_heads) head_dim); gated: heads head_dim more
         rows = qkv.view(t, -1, self.head_dim)
         q, k, v = rows[:, :heads], rows[:, heads : heads + kv_heads], rows[:, heads + kv_heads : heads + 2 * kv_heads]
         if (norms := self.norms) is not None:
@@ -102,7 +104,8 @@ class AttentionMixer:
 
 
 def _qkv(form: AttentionForm, config: ModelConfig, source: TensorSource) -> torch.Tensor:
-    """Return the rows of all queries, keys and values, and of all gates if the form has them."""
+    """Return the weights (rows, h) of all queries, keys and values, in this order, and then those of the gates if the
+    form is gated."""
     import torch
 
     h, heads, head_dim = config.hidden_size, config.num_attention_heads, config.head_dim
@@ -141,7 +144,7 @@ def _sizes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def attention(name: str, form: AttentionForm) -> SubBlockKind:
-    """Return the kind of attention mixers of one form, by the backends' name for it."""
+    """Return the SubBlockKind of attention mixers of one form. name: the backends' name for it."""
     return SubBlockKind(name, partial(AttentionMixer, name, form), partial(_products, form), _state, _sizes)
 
 

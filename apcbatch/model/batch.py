@@ -1,4 +1,4 @@
-"""The packed batch of a pass. It is made on the host; a model on another device copies it there."""
+"""The packed batch of a pass. It is made on the host; a model on another device copies it to that device."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Batch:
 
     token_ids (t,) int64; -1 - r stands for the token in row r of `chosen` (rows,) int64, sampled by the previous pass.
     ragged: offsets, and the state slots to read, write and snapshot into. logits_rows (r,) int64: the tokens whose
-    logits are computed. For attention layers: page_table (b, pages) int64, context (b,) int64 tokens cached before this
-    piece, token_slots (t,) int64 = page x page_tokens + offset of each token, or -1 to write none. scored_rows (s,)
-    int64: the tokens whose normed hidden states are returned, or None. with_logprobs: whether the log-probabilities of
-    the likeliest tokens are computed too. kept_rows (m,) int64: the tokens whose inputs are kept for CausalLM.replay,
-    or None. present: (1,) int64, the number of real tokens, which come first; the others are padding. None: all are
-    real.
+    logits are computed. For attention layers: page_table (b, pages) int64, context (b,) int64, the number of tokens
+    cached before this chunk, token_slots (t,) int64, page x PAGE_TOKENS + offset of each token, or -1 to write no KV
+    for it. scored_rows (s,) int64: the tokens whose normed hidden states are returned, or None. with_logprobs: whether
+    the log-probability of the likeliest token is computed for each of logits_rows. kept_rows (m,) int64: the tokens
+    whose inputs are kept for CausalLM.replay, or None. present: (1,) int64, number of real tokens, which come first;
+    the others are padding. None: all tokens are real.
     """
 
     token_ids: torch.Tensor
@@ -38,7 +38,8 @@ class Batch:
 
     @property
     def tokens(self) -> torch.Tensor:
-        """Token ids (t,) int64, with references into `chosen` replaced; 0 where the previous pass sampled none."""
+        """Token ids (t,) int64, with references into `chosen` replaced; 0 for a reference to a row whose logits had NaN
+        or infinity."""
         if self.chosen is None:
             return self.token_ids
         taken = self.chosen[self.token_ids.bitwise_not().clamp_min(0)].clamp_min(0)
@@ -46,7 +47,7 @@ class Batch:
 
     @property
     def cu_seqlens(self) -> torch.Tensor:
-        """The ragged's offsets (b + 1,) int64, on the device of the tokens."""
+        """Token offsets of the sequences, (b + 1,) int64, on the device of token_ids."""
         device = self.token_ids.device
         return self.ragged.cu_seqlens if device.type == "cpu" else batch_on(device, self.ragged).cu_seqlens
 

@@ -1,6 +1,6 @@
-"""The stack of layers of any family: embedding, layers, head.
+"""CausalLM: the model of any family, made of embedding, layers and head.
 
-Pre-norm residual layers; the residual stream is float32 whatever the weights' dtype.
+The layers are pre-norm and residual. The residual stream is float32 for every dtype of the weights.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from apcbatch.model.weights import Checkpoint
 
 def check_sizes(model_dir: Path, config: ModelConfig) -> None:
     """Check the sizes in config.json that determine states and logits against the weights' headers, before memory is
-    allocated for them. Raises ModelError if they differ, or if a dtype is quantised."""
+    allocated for them. Raises ModelError if they differ, or if a tensor's dtype is quantised or unknown."""
     family, h = family_of(config), config.hidden_size
     with Checkpoint(model_dir, torch.device("cpu"), family=family) as checkpoint:
         checkpoint.check_dtypes()
@@ -43,7 +43,8 @@ def check_sizes(model_dir: Path, config: ModelConfig) -> None:
 
 
 def ignored_tensors(model_dir: Path) -> str | None:
-    """Return a sentence about the tensors of a checkpoint that are not used; None if all are. Raises ModelError."""
+    """Return a sentence about the tensors of a checkpoint that are not used; None if all are used. Raises
+    ModelError."""
     family = family_of(load_model_config(model_dir))
     if not family.ignored:
         return None
@@ -56,7 +57,8 @@ def ignored_tensors(model_dir: Path) -> str | None:
 
 
 class _Entry(NamedTuple):
-    """A sub-block of a layer. is_beside: it reads the same input as the sub-block before it, under the same norm."""
+    """A sub-block of a layer. is_beside: whether it runs in parallel with the previous sub-block, on the same normed
+    input."""
 
     block: LoadedSubBlock
     is_beside: bool
@@ -65,7 +67,8 @@ class _Entry(NamedTuple):
 @dataclass(frozen=True)
 class Part:
     """Part of a checkpoint for one pipeline stage: its layers; the first stage also has the embedding, the last one the
-    final norm and the head. embedding: the first stage's, for a later stage whose head is tied to it."""
+    final norm and the head. embedding: None for the first stage; for a later one the first stage's embedding, which a
+    tied head shares."""
 
     checkpoint: Checkpoint
     layers: range
@@ -76,9 +79,9 @@ class CausalLM:
     """A language model over an arena of states. `forward(batch)` returns logits (rows, vocabulary) float32. on_layer:
     called before each layer of a forward pass.
 
-    part: for one pipeline stage, whose arena has the states of its layers only. A stage other than the first takes the
-    residual stream (t, h) float32 of the stage before, and changes it in place; one other than the last returns it.
-    `identify` names such a model, once the whole checkpoint was loaded.
+    part: what to load for one pipeline stage; its arena has the states of its layers only. Every stage but the first
+    takes the previous stage's residual stream (t, h) float32 and changes it in place; every stage but the last returns
+    it in place of logits. The caller calls `identify` on each stage after all stages are loaded.
     """
 
     weights_digest: bytes
@@ -123,8 +126,8 @@ class CausalLM:
         backend.runs_whole = self._stack is not None
 
     def identify(self, weights_digest: bytes, layout: str) -> None:
-        """Set the digest of the weights and the name of the whole model. layout: the description of its entire
-        state."""
+        """Set weights_digest and fingerprint, those of the whole model. layout: description of the whole model's state
+        layout."""
         self.weights_digest = weights_digest
         dtype = str(self.dtype).removeprefix("torch.")
         self.fingerprint = model_fingerprint(self.config.architecture(), weights_digest, dtype, layout, self.numerics)
@@ -159,14 +162,13 @@ class CausalLM:
 
     @property
     def most_captured(self) -> int:
-        """The largest decode pass, in sequences, that a CUDA graph can hold: one in which the host never waits for the
-        device."""
+        """Maximum rows of a pass that a CUDA graph can capture. In a larger pass the host waits for the device."""
         parts = (entry.block.part for layer in self.layers for entry in layer)
         return min((part.most_captured for part in parts if part is not None), default=sys.maxsize)
 
     def _stacks(self) -> tuple[PassStack | None, LayerStack | None]:
-        """Return the fused forms of a whole pass and of all layers. None where the device has no fused form or a
-        sub-block runs op by op; the first is None for a pipeline stage, too."""
+        """Return the fused call for a whole pass and the one for all layers. Each is None if the device has none; both
+        are None if a sub-block runs op by op. The first is None for a pipeline stage, too."""
         layers = [[StackEntry(entry.block.part, entry.is_beside) for entry in layer] for layer in self.layers]
         if any(entry.part is None for layer in layers for entry in layer):
             return None, None
@@ -176,19 +178,20 @@ class CausalLM:
         return self.backend.pass_stack(layers, self.final_norm, self.lm_head, self.embedding), layer_stack
 
     def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Embed (t,) -> (t, h) float32. A tied embedding is read from the packed head, so the weights are in memory
-        once."""
+        """Embed token ids (t,) -> (t, h) float32. A tied embedding is read from the packed head, so it is in memory
+        only once."""
         rows = self.lm_head.rows(token_ids) if self.embedding is None else self.embedding[token_ids]
         return rows.float()
 
     def forward(self, batch: Batch, entering: torch.Tensor | None = None) -> torch.Tensor:
-        """Run the packed batch and return its logits, valid until the next call. States, KV and snapshots are written
-        to the batch's slots and pages. entering: the residual stream, for a stage other than the first."""
+        """Run the packed batch and return its logits, or for a stage other than the last the residual stream, valid
+        until the next call. States, KV and snapshots are written to the batch's slots and pages. entering: residual
+        stream from the previous stage; None for the first stage."""
         return self.passed(batch).logits if self.runs_whole else self._forward(batch, entering)
 
     def forward_scored(self, batch: Batch, entering: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Like `forward`, plus the normed hidden states (s, h) of the batch's scored rows. `head` turns them into
-        logits, in pieces as large as memory allows."""
+        """Like `forward`, but also return the normed hidden states (s, h) of the batch's scored rows. The caller
+        computes their logits with `head`, in slices that fit into memory."""
         if not self.runs_whole:
             return self._forward_scored(batch, entering)
         passed = self.passed(batch)
@@ -209,7 +212,7 @@ class CausalLM:
 
     @property
     def runs_whole(self) -> bool:
-        """Whether a pass is one fused call; its ops cannot be observed then."""
+        """Whether a pass is one fused call. False while the ops are observed, since a fused call hides them."""
         return self._stack is not None and not self.backend.is_observed
 
     def passed(self, batch: Batch) -> Passed:
@@ -226,8 +229,8 @@ class CausalLM:
         return self.runs_whole
 
     def replay(self, replays: Sequence[tuple[int, int, int]]) -> None:
-        """Continue states by accepted tokens of the last pass: (slot, first of its kept rows, number of tokens)
-        each."""
+        """Advance states by accepted tokens of the last pass. replays: (slot, index in kept_rows of the first token,
+        number of tokens) for each state."""
         assert self._stack is not None
         self._stack.replay(replays)
 

@@ -32,7 +32,7 @@ class DeltaNetSizes:
 
     @staticmethod
     def of(config: ModelConfig) -> DeltaNetSizes:
-        """Read the sizes from the config of a family with this kind."""
+        """Return the sizes in the config of a family with delta nets."""
         fields: Any = config
         return DeltaNetSizes(
             key_heads=fields.linear_num_key_heads,
@@ -44,12 +44,12 @@ class DeltaNetSizes:
 
     @property
     def keys(self) -> int:
-        """Columns of k, and of q."""
+        """Columns of q; k has as many."""
         return self.key_heads * self.key_dim
 
     @property
     def values(self) -> int:
-        """Columns of v, and of z."""
+        """Columns of v; z has as many."""
         return self.value_heads * self.value_dim
 
     @property
@@ -59,13 +59,13 @@ class DeltaNetSizes:
 
     @property
     def projected(self) -> int:
-        """Rows of the product of q, k, v, z, b and a."""
+        """Rows of in_proj: those of q, k, v, z, b and a."""
         return self.channels + self.values + 2 * self.value_heads
 
 
 def _load(config: ModelConfig, source: TensorSource, norm: PreNorm, state: StateTensors) -> Fused:
-    """Load a mixer. state: delta (slots, Hv, V / lanes, K, lanes) and conv (slots, w - 1, 2 Hk K + Hv V), this layer's
-    slots."""
+    """Load a mixer. state: this layer's delta (slots, Hv, V / lanes, K, lanes) and conv (slots, w - 1, 2 Hk K + Hv
+    V)."""
     import torch
 
     from apcbatch.kernels.layer import DeltaNetWeights

@@ -74,16 +74,16 @@ def check_kinds(config: ModelConfig, device: torch.device) -> None:
 
 
 def ran_out_of_memory(error: Exception) -> bool:
-    """Return whether an error means that the host or the device is out of memory; for the host's, torch has no
-    exception type."""
+    """Return whether an error means that the host or the device is out of memory. For the host, torch has no exception
+    type, so the message decides."""
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "DefaultCPUAllocator" in str(error)
 
 
 def backend_for(device: torch.device, exact: bool = True) -> Backend:
     """Return a new backend of the device, for one model.
 
-    exact: on a CUDA device, accumulate every product in one fixed order, so that a row's bits do not depend on the
-    rest of the batch. The CPU's products are always so.
+    exact: on a CUDA device, accumulate every product in one fixed order, so that a row's bits do not depend on the rest
+    of the batch. On the CPU every product is computed in this way.
     """
     return CudaBackend(device, exact) if device.type == "cuda" else CpuBackend()
 
@@ -91,7 +91,8 @@ def backend_for(device: torch.device, exact: bool = True) -> Backend:
 def make_arena(
     layout: StateLayout, num_slots: int, num_pages: int, devices: Sequence[torch.device], layers: Sequence[range]
 ) -> Arena:
-    """Return an arena with the given layers on each device. Raises UsageError if a device has too little memory."""
+    """Return an arena for the states of layers[i] on devices[i]. Raises UsageError if a device has too little
+    memory."""
     needed = num_slots * layout.slot_bytes + num_pages * layout.page_bytes
     states = f"the {num_slots} states and snapshots and {num_pages} pages of KV need {needed / 2**30:.1f} GiB"
     remedy = "give a smaller --pool-size or --max-running"

@@ -1,6 +1,6 @@
 """A family of models: how to read its config.json, its tensor names, and the sub-blocks of its layers.
 
-Each module of `families/` defines one. Importing it does not load torch.
+Each module of `families/` defines one. Importing these modules does not load torch.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from apcbatch.model.sub_blocks import SubBlock, SubBlockKind
 
 @dataclass(frozen=True)
 class Family:
-    """Family of models. model_type: its name. architectures, model_types: its names in config.json, besides
-    model_type. read(reader, family): the ModelConfig of a config.json; family: the family's own name.
+    """Family of models. model_type: its name. architectures, model_types: its names in config.json, besides model_type.
+    read(reader, family): returns the ModelConfig of a config.json; family: model_type of this family.
 
     embedding, layers, final_norm, head: tensor names, without `.weight`. layer(config, i): the sub-blocks of layer i,
-    in order. former_names: older tensor name of some checkpoints -> name here. prefixes: beginning of tensor names of
-    some checkpoints, as of multimodal ones -> the beginning here. ignored: beginnings of the names of tensors that are
-    not used, in the file's words. norm_offset: added to the weights of the norms of the layers and of the final norm;
-    1 for a family whose norms multiply by 1 + w. rank: position in lists of families; ties are sorted by name.
+    in order. former_names: older name of a tensor in some checkpoints -> its name here. prefixes: prefix of tensor
+    names in some checkpoints, such as multimodal ones -> the prefix here. ignored: prefixes of the names, as in the
+    files, of tensors that are not used. norm_offset: number added to the weights of the layers' norms and of the final
+    norm: 1 for a family whose norms multiply by 1 + w. rank: position in lists of families; ties are sorted by name.
     """
 
     model_type: str

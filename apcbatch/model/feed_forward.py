@@ -1,7 +1,7 @@
-"""The feed-forward sub-blocks of Jamba: a SwiGLU MLP and a mixture of them.
+"""Feed-forward sub-blocks: a SwiGLU MLP (Jamba, Qwen3.5), and a mixture of such experts (Jamba).
 
-torch is imported only when one is loaded. Invariant: a token's result does not depend on the other tokens: it is the
-sum over its experts in ascending order of expert, independent of the routing of other tokens.
+torch is imported only when one is loaded. Invariant: a token's result does not depend on other tokens or their routing;
+it is the sum over its experts, in ascending order of expert.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _load_mlp(config: ModelConfig, source: TensorSource, norm: PreNorm, _: State
 
 
 def _load_mixture(config: ModelConfig, source: TensorSource, norm: PreNorm, _: StateTensors) -> Fused:
-    """Load a mixture, of which each token uses its num_experts_per_tok likeliest experts."""
+    """Load a mixture of experts. Each token uses its num_experts_per_tok likeliest experts."""
     router = source.pack(source.take("router.weight", (config.num_experts, config.hidden_size)))
     experts = [_expert(config, source.below(f"experts.{i}")) for i in range(config.num_experts)]
     part = source.backend.sub_block(MIXTURE.name, norm, router, experts, config.num_experts_per_tok)

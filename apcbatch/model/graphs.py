@@ -1,8 +1,8 @@
 """A model on a CUDA device: decode passes are replayed as CUDA graphs, others are launched op by op.
 
-One graph is captured per batch size and page-table width, on first use, and one more per number of rows for passes that
-verify drafts of few sequences. The sizes are rounded up; a smaller batch is padded with sequences that read and write
-no state and no page.
+A graph is captured on first use for each shape: (sequences, pages per sequence) of a decode pass, and (rows, sequences,
+pages per sequence) of a pass that verifies drafts, up to LARGEST_DRAFT_GRAPH. The sizes are rounded up; a smaller batch
+is padded with sequences that read and write no state and no page.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from apcbatch.model.batch import Batch
 from apcbatch.model.causal_lm import CausalLM
 from apcbatch.model.peer_transfer import Sent
 
-LARGEST_GRAPH = 256  # sequences, and rows of the previous pass's sampled tokens
+LARGEST_GRAPH = 256  # maximum rows of a captured pass, and of `chosen`
 NARROWEST_TABLE = 16  # pages per sequence, for models with attention
 LARGEST_DRAFT_GRAPH = (
     40,
     96,
-)  # sequences, rows; larger passes take the device longer than the host
+)  # (sequences, rows); a larger pass takes the device longer than the host takes to launch it
 FEWEST_DRAFT_ROWS = 4
-LARGEST_TABLE = 1 << 16  # pages of all sequences: attention's workspace grows with it
+LARGEST_TABLE = 1 << 16  # maximum entries of a captured page table: attention's workspace grows with them
 
 
 class GraphedLM:
-    """`forward(batch)` like CausalLM's, for batches made on the host. The logits are overwritten by the next call; work
-    queued on the same stream before that call may still read them. passes: maximum number of passes in flight before
-    the host waits for the oldest."""
+    """CausalLM on a CUDA device: `forward(batch)` is CausalLM's, for batches made on the host. The next call overwrites
+    the logits; work queued on the same stream before that call still reads them unchanged. passes: maximum queued
+    replays of a graph whose inputs are not yet copied to the device; the host waits before it queues another."""
 
     def __init__(self, model: CausalLM, device: torch.device, passes: int = 1) -> None:
         self.fingerprint, self.backend = model.fingerprint, model.backend
@@ -45,8 +45,8 @@ class GraphedLM:
 
     @torch.inference_mode()
     def forward(self, batch: Batch, entering: torch.Tensor | None = None) -> torch.Tensor:
-        """Return logits (rows, vocabulary) float32 on the device; for a stage other than the last, the residual stream.
-        entering: on the device; see CausalLM."""
+        """Return logits (rows, vocabulary) float32 on the device; a stage other than the last returns the residual
+        stream. entering: see CausalLM; on the device."""
         rows, size, columns = key = self._graph_of(batch)
         chosen = 0 if batch.chosen is None else batch.chosen.numel()
         is_draft = rows > size
@@ -64,7 +64,7 @@ class GraphedLM:
         return made if self._model.is_last else made.clone()  # it is still read while the next replay runs
 
     def forward_scored(self, batch: Batch, entering: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """See CausalLM. Runs without a graph, as such a pass contains prompts."""
+        """See CausalLM. Runs without a graph, since a scored pass contains prompts."""
         return self._model.forward_scored(batch.on(self._device), entering)
 
     def head(self, normed: torch.Tensor) -> torch.Tensor:
@@ -85,7 +85,7 @@ class GraphedLM:
         size = rows = _power_of_two(batch.ragged.num_sequences)
         if _verifies_drafts(batch) and self._model.is_first and self._model.is_last:
             most_size, most_rows = LARGEST_DRAFT_GRAPH
-            draft_size = _rounded(batch.ragged.num_sequences + 1, 8)  # one at least is padding
+            draft_size = _rounded(batch.ragged.num_sequences + 1, 8)  # at least one padding sequence
             fewest = batch.ragged.num_tokens + draft_size - batch.ragged.num_sequences
             draft_rows = max(FEWEST_DRAFT_ROWS, _rounded(fewest, 16))
             fits = batch.ragged.snapshot_slots.numel() <= draft_rows - draft_size
@@ -97,8 +97,9 @@ class GraphedLM:
 
 
 class _Graph:
-    """CUDA graph of a pass whose inputs are the lists of `make_lists`. A replay stages its batch in pinned memory and
-    copies it to these lists; up to `passes` replays may be queued before the host waits for the first."""
+    """CUDA graph of a pass that reads its inputs from the lists of `make_lists`, on the device. A replay writes its
+    batch to one of `passes` pinned buffers, used in turn, which is copied to these lists. Before it reuses a buffer,
+    the host waits until the buffer's last copy has ended."""
 
     def __init__(
         self, model: CausalLM, make_lists: Callable[..., _Lists], device: torch.device, memory: Any, passes: int
@@ -127,7 +128,7 @@ class _Graph:
         return self._model.forward(self._batch, entering)
 
     def replay(self, batch: Batch, entering: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the logits or residual stream of the batch; overwritten by the next replay."""
+        """Queue a replay for the batch. Return its logits or residual stream, which the next replay overwrites."""
         staged = self._staged[0]
         self._staged.rotate(-1)
         staged.fetched.synchronize()
@@ -143,7 +144,7 @@ class _Graph:
 
 
 class _Staged:
-    """Pinned memory for the lists of one replay. fetched: event, recorded once the device has copied them."""
+    """Pinned buffer for the lists of one replay. fetched: event after the last copy of the lists to the device."""
 
     def __init__(self, lists: _Lists) -> None:
         self.lists = lists
@@ -151,8 +152,9 @@ class _Staged:
 
 
 class _Lists:
-    """The inputs that change from pass to pass, in one allocation: the number of sequences, and for each sequence its
-    token, initial and final slot, context length, KV slot of the token, and pages."""
+    """Inputs of a decode pass that change from pass to pass, in one int64 allocation: the number of real sequences;
+    then for each of `size` sequences its token, initial slot, final slot, context length, the token's KV slot, and
+    `columns` pages."""
 
     def __init__(
         self, size: int, columns: int, device: torch.device | None = None, *, pin_memory: bool = False
@@ -167,7 +169,8 @@ class _Lists:
             part.zero_()
 
     def fill(self, batch: Batch) -> None:
-        """Copy a batch's lists, on the host; padding sequences get no state, no context and no page."""
+        """Write a batch into these lists, which are on the host. Padding sequences get -1 as state slots, context and
+        KV slots, so that they read and write no state and no page."""
         b, ragged = batch.ragged.num_sequences, batch.ragged
         each, table = self._each.numpy(), self.page_table.numpy()  # NumPy assigns in a tenth of torch's time
         self.memory.numpy()[0] = b
@@ -180,11 +183,12 @@ class _Lists:
             table[:b, : batch.page_table.shape[1]] = batch.page_table.numpy()
 
     def copy_to(self, batch: DeviceBatch) -> None:
-        """Copy the lists into a batch on the device."""
+        """Copy the state slots into the DeviceBatch of the graph."""
         batch.slots.copy_(self.slots)
 
     def batch(self, device: torch.device, chosen: torch.Tensor) -> Batch:
-        """Return the decode pass over these lists on the device. chosen: the tokens sampled by the previous pass."""
+        """Return the Batch of a decode pass that reads its inputs from these lists on the device. chosen: tokens that
+        the previous pass sampled, as in Batch."""
         size = self.token_ids.numel()
         on_host = Batch(
             token_ids=torch.zeros(size, dtype=torch.int64),
@@ -207,8 +211,9 @@ class _Lists:
 
 
 class _DraftLists(_Lists):
-    """Inputs of a pass that verifies drafts: `rows` tokens of `size` sequences of any length, and at most rows - size
-    snapshots. At least the last sequence is padding; it has all left-over rows."""
+    """Inputs of a pass that verifies drafts, padded to `rows` tokens in `size` sequences of any lengths, with at most
+    rows - size snapshots. The last sequence is always padding. Padding sequences have one token each, except for the
+    last one: it has all remaining tokens."""
 
     def __init__(
         self, rows: int, size: int, columns: int, device: torch.device | None = None, *, pin_memory: bool = False
@@ -220,7 +225,7 @@ class _DraftLists(_Lists):
         self.present, self.token_ids, self.token_slots, self.context, self._ragged, pages = parts
         self.page_table = pages.view(size, columns)
         self._parts = torch.split(self._ragged, list(self._ragged_sizes))
-        cu_seqlens, initial, final, _, _, _, order = self._parts  # of padding alone, until they are filled
+        cu_seqlens, initial, final, _, _, _, order = self._parts  # padding only, until `fill`
         cu_seqlens[:size].copy_(torch.arange(size))
         cu_seqlens[size] = rows
         order.copy_(torch.arange(size))
@@ -228,7 +233,8 @@ class _DraftLists(_Lists):
             part.fill_(-1)
 
     def fill(self, batch: Batch) -> None:
-        """Copy a batch's lists, on the host; padding sequences get no state, no context and no page."""
+        """Write a batch into these lists, which are on the host. Padding sequences get -1 as state slots, context and
+        KV slots, so that they read and write no state and no page."""
         ragged = batch.ragged
         b, t, k = ragged.num_sequences, ragged.num_tokens, ragged.snapshot_slots.numel()
         rows, size = self.token_ids.numel(), self.context.numel()
@@ -242,7 +248,7 @@ class _DraftLists(_Lists):
             own.numpy()[given.numel() :] = rest
         cu_seqlens, initial, final, snapshot_cu, positions, slots, _ = (part.numpy() for part in self._parts)
         cu_seqlens[: b + 1] = ragged.cu_seqlens.numpy()
-        cu_seqlens[b:] = range(t, t + size - b + 1)  # a row each
+        cu_seqlens[b:] = range(t, t + size - b + 1)  # padding sequences: one row each
         cu_seqlens[size] = rows
         initial[:b], final[:b] = ragged.initial_slots.numpy(), ragged.final_slots.numpy()
         initial[b:] = final[b:] = -1
@@ -253,11 +259,12 @@ class _DraftLists(_Lists):
             table[:b, : batch.page_table.shape[1]] = batch.page_table.numpy()
 
     def copy_to(self, batch: DeviceBatch) -> None:
-        """Copy the lists into a batch on the device."""
+        """Copy offsets, state slots and snapshots into the DeviceBatch of the graph."""
         batch.lists.copy_(self._ragged)
 
     def batch(self, device: torch.device, chosen: torch.Tensor) -> Batch:
-        """Return the pass over these lists on the device. chosen: not used, as drafts follow known tokens."""
+        """Return the Batch of a pass that verifies drafts and reads its inputs from these lists on the device. chosen:
+        unused, since the host knows all tokens of such a pass."""
         rows, size = self.token_ids.numel(), self.context.numel()
         longest = rows - size + 1
         ragged = Ragged.create(torch.cat([torch.zeros(1, dtype=torch.int64), torch.arange(size) + longest]))
@@ -274,23 +281,25 @@ class _DraftLists(_Lists):
 
 
 def _verifies_drafts(batch: Batch) -> bool:
-    """Return whether a batch needs the logits of all its tokens, and has a sequence of several."""
+    """Return whether a batch verifies drafts: it needs the logits of all tokens, has a sequence of several tokens, and
+    takes no token from the previous pass on the device."""
     tokens = batch.ragged.num_tokens
     return batch.ragged.num_sequences < tokens == batch.logits_rows.numel() and batch.chosen is None
 
 
 def _is_decode(batch: Batch) -> bool:
-    """Return whether every sequence has one token, wants its logits and keeps no snapshot."""
+    """Return whether a batch has one token per sequence, needs the logits of all tokens, and keeps no snapshot."""
     ragged = batch.ragged
     b = ragged.num_sequences
     return ragged.num_tokens == b == batch.logits_rows.numel() and not ragged.snapshot_slots.numel()
 
 
 def _rounded(count: int, step: int) -> int:
-    """Return the smallest power of two up to `step`, or else multiple of `step`, that is at least `count`."""
+    """Round `count` up: to a power of two if it is at most `step`, which is a power of two; otherwise to a multiple of
+    `step`."""
     return _power_of_two(count) if count <= step else -(-count // step) * step
 
 
 def _power_of_two(count: int) -> int:
-    """Return the smallest power of two that is at least `count`, 1 or more."""
+    """Round `count`, at least 1, up to a power of two."""
     return 1 << (count - 1).bit_length()

@@ -27,12 +27,13 @@ _TAGGED = ("Infinity", "-Infinity", "NaN")
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes and choices of one architecture, under the field's names; what it lacks is 0, None or empty.
+    """Sizes and options of one architecture, under the field's usual names. A size or an option that it lacks is 0,
+    False, None, "none" or empty.
 
-    family: the model_type of its family. mixers, feed_forwards: the kinds of its blocks, one entry for each layer.
-    mixer_norm: RMS norms on dt, B and C, with or without weights. context_length: None if the architecture has no
-    limit. A family with further sizes adds them in a subclass, so that the fingerprints of other families do not
-    change.
+    family: the model_type of its family. mixers, feed_forwards: kind of each layer's mixer, and of its feed-forward
+    block. mixer_norm: whether dt, B and C have RMS norms, with or without weights. context_length: None if the
+    architecture has no limit. A family with further sizes adds them in a subclass, so that the fingerprints of other
+    families do not change.
     """
 
     family: str
@@ -64,8 +65,8 @@ class ModelConfig:
         return len(self.mixers)
 
     def architecture(self) -> dict[str, Any]:
-        """Return every value that determines the computation, besides the weights, as plain values (a part of the
-        fingerprint)."""
+        """Return all fields that determine the computation, as plain values. They are part of the fingerprint, beside
+        the weights."""
         fields = asdict(self)
         del fields["eos_token_ids"], fields["context_length"]
         return fields
@@ -74,7 +75,7 @@ class ModelConfig:
 class ConfigReader:
     """config.json, or an object inside it, with errors that name the key, the value and the file.
 
-    prefix: keys of the object, each with a dot: `text_config.`; empty for the file itself.
+    prefix: path of the object in the file, such as `text_config.`; empty for the file itself.
     """
 
     def __init__(self, path: Path, values: dict[str, Any], prefix: str = "") -> None:
@@ -83,23 +84,25 @@ class ConfigReader:
         self.prefix = prefix
 
     def wrong(self, key: str, value: Any, expected: str) -> ModelError:
-        """Return the error for a bad value, which is abbreviated in the message."""
+        """Return the error for a bad value; its message abbreviates the value."""
         return ModelError(f"{self.path}: {self.prefix}{key} is {reprlib.repr(value)}; expected {expected}")
 
     def below(self, key: str) -> ConfigReader:
-        """Return the reader of the object under a key; without the key, of an empty object."""
+        """Return a reader of the object under a key, or of an empty object if the key is missing or null. Raises
+        ModelError."""
         value = self.values.get(key)
         if value is not None and not isinstance(value, dict):
             raise self.wrong(key, value, "an object")
         return ConfigReader(self.path, value or {}, f"{self.prefix}{key}.")
 
     def text_model(self) -> ConfigReader:
-        """Return the reader of the text model: of `text_config`, which multimodal checkpoints have, or this one."""
+        """Return a reader of the text model's config: `text_config` in a multimodal checkpoint, otherwise this
+        object."""
         return self if self.values.get("text_config") is None else self.below("text_config")
 
     def require(self, key: str, default: object, *allowed: object) -> None:
-        """Raise ModelError if a value is none of those implemented, the first of which is named. default: the value
-        that a missing key stands for."""
+        """Raise ModelError unless a value is in `allowed`; the message names the first allowed value. default: value of
+        a missing key."""
         value = self.values.get(key, default)
         if not any(type(value) is type(one) and value == one for one in allowed):
             raise self.wrong(key, value, f"{json.dumps(allowed[0])}, the only one supported")
@@ -119,7 +122,7 @@ class ConfigReader:
         return float(value)
 
     def expanded(self, key: str, hidden_size: int) -> int:
-        """Return the hidden size times a factor, as an integer."""
+        """Return hidden_size times the factor under the key (2 if it is missing), rounded down. Raises ModelError."""
         factor = self.number(key, 2)
         if not 1 <= factor * hidden_size <= LARGEST_SIZE:
             raise self.wrong(key, factor, f"a factor that takes hidden_size {hidden_size} to 1 .. {LARGEST_SIZE}")
@@ -150,16 +153,16 @@ class ConfigReader:
 
 
 def _untagged(value: object) -> object:
-    """Return a number that transformers 5 has written as an object, as it writes those that JSON lacks:
-    {"__float__": "Infinity"}."""
+    """Return the float in an object such as {"__float__": "Infinity"}: transformers 5 writes numbers that JSON lacks in
+    this form. Return any other value unchanged."""
     if isinstance(value, dict) and value.keys() == {"__float__"} and value["__float__"] in _TAGGED:
         return float(value["__float__"])
     return value
 
 
 def load_json(path: Path) -> dict[str, Any]:
-    """Return a JSON object from a file of the checkpoint; ModelError if the file is missing, damaged or holds no
-    object."""
+    """Return the JSON object in a file of the checkpoint. Raises ModelError if the file cannot be read, is not valid
+    JSON or holds no object."""
     try:
         values = json.loads(read_regular_file(path, MOST_JSON_BYTES))
     except OSError as error:

@@ -27,20 +27,22 @@ class Copies:
         self._in: Any = None if self._on_host else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def mark(self) -> Point:
-        """Record the work submitted to the device until now."""
+        """Return a mark after the work submitted to the device so far."""
         if self._on_host:
             return Point()
         return Point(torch.cuda.current_stream(self._device))
 
     def out(self, pairs: Iterable[Pair], after: Any) -> None:
-        """Copy from the device, as of a mark; returns when the bytes are there."""
+        """Copy from the device to the host, as of a mark; returns when the copy is complete. pairs: (host, device
+        part)."""
         with self.beside(after):
             for host, part in pairs:
                 host.copy_(part, non_blocking=not self._on_host)
             self.mark().wait()
 
     def into(self, pairs: Iterable[Pair]) -> Point:
-        """Begin to copy to the device, ordered after the work submitted before and ahead of all submitted later."""
+        """Begin to copy from the host to the device: after all work submitted so far, before all work submitted later.
+        pairs: (device part, host)."""
         if self._on_host:
             for part, host in pairs:
                 if part.data_ptr() != host.data_ptr():
@@ -57,8 +59,8 @@ class Copies:
 
     @contextmanager
     def beside(self, after: Any | None) -> Iterator[None]:
-        """Run the work submitted inside on the copy stream, after a mark, concurrently with the passes. None: on the
-        current stream, in order with the passes."""
+        """Submit the block's work to the stream of copies to the host: it waits for the mark `after` and runs
+        concurrently with the passes. None: submit it to the current stream, in order with the passes."""
         if after is None or self._on_host:
             yield
             return
@@ -94,7 +96,7 @@ class Fetch:
         self._copied: torch.cuda.Event | None = None
         if tensor.is_cuda:
             with torch.cuda.device(tensor.device):
-                self._tensor = tensor.to("cpu", non_blocking=True)  # pinned, and copied after what computes it
+                self._tensor = tensor.to("cpu", non_blocking=True)  # pinned; ordered after its computation
                 self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 self._copied.record()
 
@@ -106,13 +108,13 @@ class Fetch:
 
 
 def finite_rows(rows: torch.Tensor) -> torch.Tensor:
-    """Return whether each row of (r, n) holds neither NaN nor infinity: (r,) bool on the same device. Checks the
-    maximum and the minimum, which NaN propagates into; that is several times faster than `isfinite` of each element."""
+    """Return whether each row of (r, n) holds neither NaN nor infinity: (r,) bool on the same device. Checks each row's
+    maximum and minimum, to which NaN propagates; this is several times faster than `isfinite` of each element."""
     return rows.amax(1).isfinite() & rows.amin(1).isfinite()
 
 
 def largest(numbers: torch.Tensor) -> torch.Tensor:
-    """Return the largest magnitude, (), or NaN if any number is NaN. For a finiteness check it suffices, in one
-    kernel."""
+    """Return the largest magnitude, as a tensor (); NaN if any number is NaN. All numbers are finite if it is finite,
+    so one kernel checks them."""
     found: torch.Tensor = torch.linalg.vector_norm(numbers, math.inf)
     return found

@@ -1,6 +1,7 @@
 """Find a model: a bundled one, a local folder, or a hub id that is already in the cache.
 
-Nothing is ever downloaded. A folder that is plainly no model folder is refused here, with what it holds.
+Nothing is ever downloaded. A folder without config.json that holds GGUF weights, an adapter or pickle weights is
+refused with an error that says so.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ def locate_model(name: str) -> Path:
 
 
 def what_it_is(folder: Path, files: Iterable[Path] | None = None) -> str | None:
-    """What a folder without readable weights holds (an adapter, say), and what to give instead; None if that is not
-    recognised. files: inspect only these of its files."""
+    """Return what a folder without readable weights holds, such as an adapter, and what to give instead; None if it is
+    not recognised. files: those of its files to inspect; None: all."""
     names = sorted(path.name for path in files or folder.glob("*"))
     gguf = next((name for name in names if name.lower().endswith(".gguf")), None)
     if gguf is not None:
@@ -56,7 +57,7 @@ def what_it_is(folder: Path, files: Iterable[Path] | None = None) -> str | None:
 
 
 def _checked(folder: Path) -> Path:
-    """Return the folder; ModelError if it is recognised as something other than a model."""
+    """Return the folder. Raises ModelError if it is recognised as something other than a model."""
     what = None if os.path.exists(folder / "config.json") else what_it_is(folder)
     if what is not None:
         raise ModelError(what)
@@ -69,7 +70,8 @@ def note_of(model: str) -> str | None:
 
 
 def name_of(model: str) -> str:
-    """Return the model's name without a path: the last component of a folder, any other name as it was given."""
+    """Return a model's name without a path: a hub id as it was given; of a folder or any other name, the last
+    component."""
     is_hub_id = model.count("/") == 1 and not model.startswith((".", "/", "~")) and not Path(model).is_dir()
     return model if is_hub_id else Path(os.path.abspath(model)).name
 

@@ -1,4 +1,4 @@
-"""The Mamba-1 mixer of all three families.
+"""The Mamba-1 mixer of Mamba, Falcon Mamba and Jamba.
 
 Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", arXiv 2312.00752, section 3.2, algorithm
 2. torch is imported only when a mixer is loaded. Dimension letters: d d_inner, n d_state, w taps, r dt_rank, h hidden.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def _load(config: ModelConfig, source: TensorSource, norm: PreNorm, state: StateTensors) -> Fused:
-    """Load a mixer. state: ssm (slots, n, d) and conv (slots, w - 1, d), this layer's slots."""
+    """Load a mixer. state: this layer's ssm (slots, n, d) and conv (slots, w - 1, d)."""
     import torch
 
     from apcbatch.kernels.layer import MambaWeights
@@ -50,7 +50,8 @@ def _load(config: ModelConfig, source: TensorSource, norm: PreNorm, state: State
 
 
 def _norms(config: ModelConfig, source: TensorSource) -> Norms | None:
-    """Return the weights of the norms on dt, B and C; None if the family has no such norms."""
+    """Return the weights of the RMS norms of dt, B and C, each None if the norms have no weights; None if the family
+    has no such norms."""
     if config.mixer_norm == "none":
         return None
     if config.mixer_norm != "weighted":

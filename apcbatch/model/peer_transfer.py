@@ -2,7 +2,7 @@
 
 Invariants: a copy starts as soon as its tensor is computed, regardless of work submitted to the source later; on the
 target, only work launched after `receive` waits for it. So the passes of a pipeline do not wait for each other. torch's
-own copy makes each stream wait for all earlier work of the other; this one uses streams of its own.
+own copy makes each stream wait for all earlier work of the other; this module copies on separate streams.
 """
 
 from __future__ import annotations

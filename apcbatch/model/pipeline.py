@@ -2,8 +2,8 @@
 own states, kernels and graphs; the residual stream goes from stage to stage.
 
 Invariants: a stage adds the output of its last sub-block to the stream as the next norm would, so that no bit depends
-on where the model is split. Passes go through every stage in submission order, and the host waits for none of them, so
-that one stage computes a pass while the stage before it computes the next.
+on where the model is split. Passes go through every stage in submission order, and the host does not wait between
+stages, so that a stage computes one pass while the stage before it computes the next pass.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from apcbatch.model.weights import Checkpoint
 
 def stage_layers(folder: Path, config: ModelConfig, count: int) -> list[range]:
     """Split the layers into `count` consecutive, non-empty stages so that the largest stage has the fewest bytes of
-    weights; the embedding counts for the first, the head for the last. ModelError, UsageError."""
+    weights; the embedding counts for the first stage, the head for the last. Raises ModelError, UsageError."""
     layers, family = config.num_layers, family_of(config)
     if count > layers:
         raise UsageError(f"--gpus {count}: the model has {layers} layers; give as many GPUs at most")
@@ -44,14 +44,14 @@ def stage_layers(folder: Path, config: ModelConfig, count: int) -> list[range]:
         weights[min(int(number), layers - 1) if number.isdecimal() else layers - 1] += size
     embedding = sizes.get(f"{family.embedding}.weight", 0)
     weights[0] += embedding
-    if not config.tie_word_embeddings:  # a tied embedding is needed by the last stage too
+    if not config.tie_word_embeddings:  # a tied embedding counts for the last stage too, which needs it for the head
         weights[-1] -= embedding
     return balanced(weights, count)
 
 
 def balanced(weights: Sequence[int], count: int) -> list[range]:
     """Split the weights' indices into `count` consecutive, non-empty ranges so that the largest sum is minimal; on
-    ties, the ranges that end first."""
+    ties, the last range begins as early as possible, then the one before it, and so on."""
     total = [0]
     for weight in weights:
         total.append(total[-1] + weight)
@@ -78,8 +78,8 @@ def load_stages(
     layers: Sequence[range],
     backends: Sequence[Backend],
 ) -> list[CausalLM]:
-    """Load the stages of a model, each onto the device of its arena, with the name of the whole model. Raises
-    ModelError, UsageError."""
+    """Load the stages of a model, each onto the device of its arena. Each gets the fingerprint of the whole model.
+    Raises ModelError, UsageError."""
     kinds = [kind.name for kind in family_of(config).kinds(config)]
     numerics = {backend.numerics(dtype, kinds) for backend in backends}
     if len(numerics) > 1:
@@ -109,8 +109,8 @@ def load_stages(
 
 
 class SpreadLM:
-    """`forward(batch)` like CausalLM's, for batches made on the host. The logits, and all tensors returned with them,
-    are on the last stage's device."""
+    """CausalLM over several devices: `forward(batch)` is CausalLM's, for batches made on the host. The logits, and all
+    tensors returned with them, are on the last stage's device."""
 
     def __init__(self, stages: Sequence[CausalLM | GraphedLM], devices: Sequence[torch.device]) -> None:
         first, last = stages[0], stages[-1]
@@ -144,7 +144,7 @@ class SpreadLM:
             return self._stages[-1].head(normed)
 
     def _up_to_last(self, batch: Batch) -> tuple[Batch, torch.Tensor]:
-        """Run all stages but the last; returns the batch and the residual stream for the last stage."""
+        """Run all stages but the last. Return the batch and the residual stream for the last stage."""
         entering = None
         for stage, device, hop in zip(self._stages, self._devices, self._hops, strict=False):
             with _on(device):

@@ -1,8 +1,8 @@
 """The arena of a model whose layers are split over several devices: one arena per stage, with the state of its layers.
 
-Slot 7 of each stage's arena has that stage's layers of slot 7, and pages alike: slots and pages are counted once, not
-per stage. Invariant: on the host, parts are stacked over all layers, as for an arena on one device, so that either can
-read what the other wrote.
+A slot or a page has the same number in every stage: slot 7 of a stage's arena holds the state of that stage's layers in
+slot 7. Slots and pages are counted once, not per stage. Invariant: parts on the host are stacked over all layers, as
+those of an arena on one device are, so that either arena can read what the other wrote.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class SpreadArena:
         return False
 
     def host_slot(self, slot: int) -> Tensors:
-        """See StateArena; ValueError, as this arena is never on the host."""
+        """Raise ValueError, since this arena is never on the host."""
         raise ValueError(f"slot {slot} lies in {len(self.stages)} stages, in no one place; copy it out")
 
     def mark(self) -> Marks:
-        """Record the work submitted to the devices until now."""
+        """Return a mark after the work submitted to the devices so far."""
         return Marks([stage.mark() for stage in self.stages])
 
     def copy_out(self, slot: int, host: Tensors, after: Mark) -> None:
@@ -90,8 +90,8 @@ class SpreadArena:
         return {name: torch.cat(pieces) for name, pieces in found.items() if pieces}
 
     def _rows(self, parts: Mapping[str, torch.Tensor]) -> list[tuple[StateArena, Tensors]]:
-        """Split parts that are stacked over all layers: (stage, the rows of its layers). Names that a stage does not
-        have are left out."""
+        """Split parts that are stacked over all layers: return (stage, parts with the rows of its layers) for each
+        stage. Names that a stage does not have are left out."""
         begin = {stack.role.name: 0 for stack in self.layout.stacks if stack.role.name in parts}
         found = []
         for stage in self.stages:

@@ -1,7 +1,7 @@
 """Make values ahead of their use, on several threads, in bounded memory.
 
-Invariant: the values made and not yet taken have at most `most_bytes`, plus one value for each thread and each caller
-of `take`.
+Invariant: the values begun and not yet taken have at most `most_bytes` together, plus one value for each thread and
+each caller of `take`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Ahead(Generic[T]):
-    """Prefetch values by name. sizes: name -> bytes, in the approximate order of use."""
+    """Prefetcher of values by name. make: name -> value. sizes: name -> bytes, in the approximate order of use."""
 
     def __init__(self, make: Callable[[str], T], sizes: Mapping[str, int], *, threads: int, most_bytes: int) -> None:
         self._make, self._sizes, self._most_bytes = make, sizes, most_bytes
@@ -28,8 +28,8 @@ class Ahead(Generic[T]):
             thread.start()
 
     def take(self, name: str) -> T:
-        """Return the value of this name, once; made by the caller if no thread has begun it. Raises what `make`
-        raised."""
+        """Return the value of a name, which may be taken only once. If no thread has begun to make it, the caller makes
+        it. Raises what `make` raised."""
         with self._changed:
             future = self._begun.get(name)
             mine = future is None
@@ -46,7 +46,7 @@ class Ahead(Generic[T]):
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Drop the values not taken, and wait for the threads."""
+        """Drop the values that were not taken, and wait for the threads to end."""
         with self._changed:
             self._waiting.clear()
             self._changed.notify_all()

@@ -1,7 +1,8 @@
-"""Detect quantised checkpoints, by config.json and by tensor dtypes, and refuse them by name.
+"""Detect quantised checkpoints by config.json and by tensor dtypes, and refuse them with an error that names the method
+or the dtype.
 
-Invariant: quantised weights are never loaded silently. The meaning of their numbers depends on scales and packings that
-differ with each method, so none is guessed.
+Invariant: quantised weights are never loaded silently. Their scales and packing differ from method to method, so none
+is guessed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _METHODS: Mapping[str, str] = {
     "eetq": "8-bit integers of EETQ",
 }
 _WAY = "quantised weights are not supported: give the unquantised checkpoint"
-# What other dtypes usually stand for.
+# Other dtypes -> what they usually hold.
 _MEANT: Mapping[str, str] = {"I8": "int8", "U8": "int8, or packed 4-bit", "I32": "packed integer"}
 
 
@@ -46,8 +47,7 @@ def check_not_quantised(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def check_floating(path: Path, name: str, dtype: str) -> None:
-    """Raise ModelError if a tensor of the file `path` has a dtype (safetensors' name) that only quantised weights
-    have."""
+    """Raise ModelError unless the dtype (safetensors' name) of a tensor is in FLOATING. path: the tensor's file."""
     if dtype in FLOATING:
         return
     meant = "8-bit floating point" if dtype.startswith("F8_") else _MEANT.get(dtype)
@@ -58,10 +58,10 @@ def check_floating(path: Path, name: str, dtype: str) -> None:
 
 
 def _named(config: object) -> str:
-    """Return the method of a quantisation config, as the end of a sentence."""
+    """Return words for the method of a quantisation config, to follow "the weights are" in a message."""
     method = config.get("quant_method") if isinstance(config, dict) else None
     if method is None and isinstance(config, dict) and (config.get("load_in_4bit") or config.get("load_in_8bit")):
-        method = "bitsandbytes"  # whose older files name no method
+        method = "bitsandbytes"  # its older files name no method
     if not isinstance(method, str):
         return "quantised by a method that it does not name"
     described = _METHODS.get(method.lower())

@@ -1,6 +1,7 @@
-"""Read a model's rotary position embedding from its config.json, under the names of transformers 5 and older ones.
+"""Read a model's rotary position embedding from its config.json, with the keys of transformers 5 or of older versions.
 
-Su et al., "RoFormer", arXiv 2104.09864. Invariant: only the plain embedding is accepted; any other is refused by name.
+Su et al., "RoFormer", arXiv 2104.09864. Invariant: only the plain embedding is accepted; for any other, an error names
+its type or key.
 """
 
 from __future__ import annotations
@@ -9,22 +10,23 @@ from typing import NamedTuple
 
 from apcbatch.model.hf_config import ConfigReader
 
-# With multimodal sections all positions of a text are equal, which makes them the plain embedding.
+# mrope: a text token has the same position in every section, so for text it equals the plain embedding.
 _PLAIN = ("default", "mrope")
 _KEYS = ("rope_theta", "partial_rotary_factor", "rope_type", "type", "mrope_section", "mrope_interleaved")
 _DEFAULT_THETA = 10_000.0
 
 
 class Rotary(NamedTuple):
-    """A rotary embedding. dim: rotated columns of a head, the first. theta: base of the wavelengths."""
+    """A rotary embedding. dim: number of columns of a head that are rotated, the first ones. theta: base of the
+    wavelengths."""
 
     dim: int
     theta: float
 
 
 def read_rotary(reader: ConfigReader, head_dim: int, default_factor: float) -> Rotary:
-    """Return the rotary embedding of config.json. default_factor: part of a head's columns that is rotated, where the
-    file does not say. Raises ModelError."""
+    """Return the rotary embedding of config.json. default_factor: fraction of a head's columns to rotate if the file
+    does not say. Raises ModelError."""
     has_new_name = reader.values.get("rope_parameters") is not None
     table = reader.below("rope_parameters" if has_new_name else "rope_scaling")
     kind = "rope_type" if "rope_type" in table.values else "type"

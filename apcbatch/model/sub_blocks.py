@@ -1,8 +1,8 @@
 """The sub-blocks that a model's layers are made of: each has a norm's name, its own name, and its kind.
 
-torch is imported only when a sub-block is loaded. A new kind is a module of its own in this package with a
-SubBlockKind, and a module and a row on each device (apcbatch.kernels.backend.KindOnDevice); a family says which
-sub-blocks its layers have.
+torch is imported only when a sub-block is loaded. To add a kind, write a module in this package with its SubBlockKind,
+and for each device a module and an entry of the backend's `kinds` (apcbatch.kernels.backend.KindOnDevice). A family
+says which sub-blocks its layers have.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 
 class LoadedSubBlock(Protocol):
-    """Sub-block with its weights. A call norms the residual, runs over the batch's states, and leaves the output to be
-    added. part: its fused form on the backend (apcbatch.kernels.backend.StackEntry); None if the backend has none, and
-    then the model's passes run op by op."""
+    """Sub-block with its weights. A call norms the residual, reads and writes the batch's states, and stores its output
+    as the residual's delta. part: its fused form on the backend (apcbatch.kernels.backend.StackEntry); None if the
+    backend has none; the model's passes then run op by op."""
 
     @property
     def part(self) -> Any | None: ...
@@ -48,11 +48,11 @@ def _no_sizes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 class SubBlockKind:
     """A kind of sub-block: the state that it keeps, and how to load it.
 
-    name: the backends' name for it. load(config, source, norm, state): the sub-block with the tensors of `source`, on
-    its backend; norm: the norm at its beginning; state: the layer's part of the arena, by role. products(config):
-    (in_features, out_features) of its matrix products, by name. state(config, layer, dtype): the parts of the layer's
-    state, in a model of that dtype. sizes(config): tensor name in the sub-block -> shape, for the tensors that
-    determine the sizes of the state.
+    name: the backends' name for it. load(config, source, norm, state): returns the sub-block with the tensors of
+    `source`, on its backend; norm: the norm at its beginning; state: the layer's part of the arena, by role.
+    products(config): (in_features, out_features) of its matrix products, by name. state(config, layer, dtype): the
+    parts of the layer's state, in a model of that dtype. sizes(config): tensor name in the sub-block -> shape, for the
+    tensors that determine the sizes of the state.
     """
 
     name: str

@@ -13,8 +13,8 @@ from apcbatch.model.weights import Checkpoint
 
 @dataclass(frozen=True)
 class TensorSource:
-    """Tensors of one block of a checkpoint. prefix: prefix of their names, without the dot. dtype, backend: target of
-    packed matrices."""
+    """Tensors of one block of a checkpoint. prefix: prefix of their names, without the dot after it. dtype, backend:
+    dtype of packed matrices, and the backend that packs them."""
 
     checkpoint: Checkpoint
     prefix: str
@@ -34,7 +34,7 @@ class TensorSource:
         return self.take(name, (size,)).float()
 
     def pack(self, weight: torch.Tensor) -> Linear:
-        """Return a matrix (out, in), packed for the backend's product."""
+        """Pack a matrix (out, in) for the backend's product."""
         packed: Linear = self.backend.pack_linear(weight.to(self.dtype))
         return packed
 

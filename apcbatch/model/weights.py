@@ -1,8 +1,8 @@
 """The tensors of a checkpoint: safetensors, single or sharded with an index.
 
-Invariants: every tensor is taken exactly once, with its shape; a missing, a surplus or a mis-shaped tensor is an error
-that names the tensor and its file; only regular files with plain names in the folder are opened, and pickle formats
-never.
+Invariants: every tensor that the family does not ignore is taken exactly once, and its shape is checked; a missing,
+surplus or mis-shaped tensor is an error that names the tensor and its file; only regular files with plain names in the
+folder are opened, and never pickle formats.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ AHEAD_BYTES = 1 << 30
 
 
 class Checkpoint:
-    """Named tensors of one model folder, each taken to one device, and the digest of all tensors taken.
+    """Tensors of one model folder by name, each loaded onto one device, and the digest of all tensors taken.
 
-    device_of: tensor name -> device, for a model on several devices. family: its other names of tensors, under which
-    the digest is the same, and what of the checkpoint it ignores. Errors name a tensor as the files do. ignored: the
-    beginnings of ignored names that the files have -> number of their tensors.
+    device_of: tensor name -> device, for a model on several devices; None: `device` for all. family: has the tensors'
+    other names in files, which do not change the digest, and the tensors to ignore. Errors use the names in the files.
+    ignored: prefix of ignored tensors -> their number, for the prefixes that the files have.
     """
 
     def __init__(
@@ -76,14 +76,15 @@ class Checkpoint:
         return name in self._where
 
     def require(self, name: str, shape: tuple[int, ...]) -> Path:
-        """Return the file of the tensor `name`, whose header must give exactly `shape` and a floating-point dtype."""
+        """Return the file of the tensor `name`. Raises ModelError unless its header gives exactly `shape` and a
+        floating-point dtype."""
         path = self._where.get(name)
         if path is None:
             raise ModelError(
                 f"{self.model_dir}: tensor {self._shown(name)} is missing; expected one of shape {list(shape)}"
             )
         found = self._header(name)
-        check_floating(path, self._shown(name), found.get_dtype())  # packed weights have another shape too
+        check_floating(path, self._shown(name), found.get_dtype())  # first, since packed weights have another shape too
         if tuple(found.get_shape()) != shape:
             raise ModelError(
                 f"{path}: tensor {self._shown(name)} has shape {found.get_shape()}; expected {list(shape)} by "
@@ -97,7 +98,8 @@ class Checkpoint:
             check_floating(self._where[name], self._shown(name), self._header(name).get_dtype())
 
     def sizes(self) -> dict[str, int]:
-        """Return the bytes of every floating-point tensor, by name: those of the layers by layer, then the others."""
+        """Return the bytes of each floating-point tensor by name, in the order of the layers; tensors outside the
+        layers come last."""
         found = {name: self._header(name) for name in self._where}
         return {
             name: math.prod(found[name].get_shape()) * FLOATING[found[name].get_dtype()]
@@ -120,7 +122,7 @@ class Checkpoint:
         return tensor
 
     def _read_ahead(self) -> Ahead[tuple[torch.Tensor, bytes]]:
-        """Return the prefetcher that reads, digests and places the tensors."""
+        """Return a prefetcher that reads the tensors, digests them and moves them to their devices."""
         threads = 1 if self._device.type == "cpu" else min(MOST_THREADS, os.cpu_count() or 1)
         return Ahead(self._read, self.sizes(), threads=threads, most_bytes=AHEAD_BYTES)
 
@@ -150,7 +152,7 @@ class Checkpoint:
         return digest.digest()
 
     def _ignore(self, family: Family) -> None:
-        """Leave out the tensors that the family ignores."""
+        """Remove the tensors that the family ignores."""
         for prefix in family.ignored:
             names = [name for name in self._where if name.startswith(prefix)]
             for name in names:
@@ -159,7 +161,7 @@ class Checkpoint:
                 self.ignored[prefix] = len(names)
 
     def _rename(self, family: Family) -> None:
-        """Give the tensors the family's names, where the files have older names or another prefix."""
+        """Rename tensors that have older names or another prefix in the files to the family's names."""
         renamed = {theirs: ours for theirs, ours in family.former_names.items() if theirs in self._where}
         for theirs, ours in family.prefixes.items():
             embedding = f"{family.embedding}.weight"
@@ -173,7 +175,7 @@ class Checkpoint:
                 self._stored_names[ours] = theirs
 
     def _shown(self, name: str) -> str:
-        """Return a tensor's name as the files have it, or would have it if it were there."""
+        """Return a tensor's name in the files; for a missing tensor, the name expected there."""
         if name in self._where:
             return self._stored_names.get(name, name)
         ours, theirs = self._prefix
@@ -184,7 +186,7 @@ class Checkpoint:
         return self._files[self._where[name]].get_slice(self._stored_names.get(name, name))
 
     def _locate(self) -> dict[str, Path]:
-        """Return the file of every tensor, each file opened and its header read."""
+        """Open all files, which reads their headers, and return the file of every tensor."""
         index = self.model_dir / INDEX
         if not index.exists():
             path = self.model_dir / SINGLE

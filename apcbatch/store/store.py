@@ -117,7 +117,8 @@ class Store:
         return self._writer is None
 
     def register(self, fingerprint: bytes, name: str, layout: Layout | None = None) -> None:
-        """Name a model in the index. layout: its layout; a snapshot of the model in any other layout counts as bad."""
+        """Set a model's name in the index. layout: layout of the model's snapshots. If it is given, `get` treats a
+        snapshot with another layout as bad, and `put` raises ValueError for one."""
         if self._writer is not None:
             self._writer.names[fingerprint] = name
         if layout is not None:

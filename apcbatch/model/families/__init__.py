@@ -1,6 +1,6 @@
 """The families of models: each module of this folder defines one, as a `Family` named FAMILY.
 
-Modules of this folder are discovered: no list names them. Importing one does not load torch.
+The modules are discovered: no list names them. Importing one does not load torch.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def load_model_config(model_dir: Path) -> ModelConfig:
 
 
 def _why_not(name: object, reader: ConfigReader) -> str:
-    """Why no family matches a config.json, as the middle of a sentence."""
+    """Return why no family matches a config.json, as the middle of a sentence."""
     if name is not None:
         return f"names the architecture {brief(name)}, which is not supported"
     if "ssm_cfg" not in reader.values:

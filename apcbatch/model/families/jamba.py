@@ -1,5 +1,5 @@
-"""Jamba: Mamba-1 mixers with an attention layer among each few, an MLP or a mixture of experts after each mixer.
-Lieber et al., arXiv 2403.19887."""
+"""Jamba: each layer has a Mamba-1 mixer, or periodically attention, and then an MLP or a mixture of experts. Lieber et
+al., arXiv 2403.19887."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Qwen3.5, and its dense successors: gated delta nets with a gated attention layer among each few, an MLP after each.
+"""Qwen3.5 and its dense successors: each layer has a gated delta net, or periodically gated attention, and then an MLP.
 
 Yang, Kautz and Hatamizadeh, "Gated Delta Networks", arXiv 2412.06464; Qiu et al., "Gated Attention for Large Language
-Models", arXiv 2505.06708. Of a multimodal checkpoint the text model is read.
+Models", arXiv 2505.06708. Only the text model of a multimodal checkpoint is loaded.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _MIXER_OF_TYPE = {
 
 @dataclass(frozen=True)
 class Qwen35Config(ModelConfig):
-    """ModelConfig with the sizes of the delta nets, the rotated columns of an attention head, and the base of their
-    wavelengths."""
+    """ModelConfig with the sizes of the delta nets and the rotary position embedding. rotary_dim: rotated columns of an
+    attention head. rope_theta: base of the embedding's wavelengths."""
 
     linear_num_key_heads: int = 0
     linear_num_value_heads: int = 0
