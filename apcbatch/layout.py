@@ -96,7 +96,7 @@ DELTA = Role(
     ("v_head", "d_key", "v_block", "lane"),
     "float32",
 )
-"""State S (d_key, d_value) of each value head, its columns in blocks of `lane` each (`value_lanes`)."""
+"""State S (d_key, d_value) of each value head, with the columns in v_block blocks of `lane` columns (`value_lanes`)."""
 KV = Role("kv", Extent.TOKENS, ("2", TOKEN_AXIS, "kv_head", "head_dim"))
 """Keys, then values."""
 
@@ -105,8 +105,8 @@ MOST_LANES = 64
 
 
 def value_lanes(d_value: int) -> int:
-    """Return the columns of a block of a delta state: the largest divisor of d_value that is at most 64. A block of
-    64 x 128 float32 is 32 KiB and stays in the L1 cache."""
+    """Return the number of columns of a block of a delta state: the largest divisor of d_value that is at most 64. A
+    block of 64 columns and d_key 128 is 32 KiB in float32 and stays in the L1 cache."""
     return next(lanes for lanes in range(min(d_value, MOST_LANES), 0, -1) if d_value % lanes == 0)
 
 
@@ -230,7 +230,8 @@ class StateLayout:
     def description(self) -> str:
         """Text of the layout in the fingerprint: axes and dtypes of every role. The sizes are in the architecture.
 
-        SSM, CONV and KV are always included, used or not, because existing stores have all three.
+        SSM, CONV and KV are always included, used or not, because the fingerprints of existing stores contain all
+        three.
         """
         roles = {role.name: role for role in (SSM, CONV, KV)} | {stack.role.name: stack.role for stack in self.stacks}
         return " ".join(role.description for role in roles.values())

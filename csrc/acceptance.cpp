@@ -5,8 +5,8 @@
 namespace apcbatch {
 namespace {
 
-// Shortest match of each class of lengths, and its prior. A reference that agrees from its start has at least
-// the prior of 16 tokens.
+// Shortest match of each class of lengths, in tokens, and its prior. An aligned reference has at least the
+// prior of 16 tokens.
 constexpr int kLengths[] = {0, 2, 3, 4, 5, 6, 8, 11, 16, 24, 40, 64};
 constexpr double kPriors[] = {0.15, 0.2, 0.3, 0.4, 0.5, 0.55, 0.6, 0.7, 0.8, 0.85, 0.9, 0.9};
 constexpr int kLongPrior = 8;
@@ -17,7 +17,8 @@ int length_class(int length) {
     return found - 1;
 }
 
-// One occurrence; two or three that agree; more that agree; else the share that agrees.
+// Class 0: one occurrence. 1: two or three, which all agree. 2: more, which all agree. 3 to 7: by the share
+// that agrees.
 int share_class(int agreeing, int total) {
     if (total == 1) return 0;
     if (agreeing == total) return total <= 3 ? 1 : 2;

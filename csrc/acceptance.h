@@ -1,8 +1,10 @@
-// Learnt probability that the next token of a draft is right, by source, by how many tokens before it match,
-// and by how many of the occurrences agree.
+// Learnt probability that the next token of a draft is right, by source, by alignment with a reference, by
+// the number of matching tokens before it, and by the share of occurrences that agree. A cell is one
+// combination.
 //
-// A cell's estimate is its own share of right tokens, drawn towards that of all cells with its source and
-// length, which is drawn towards a prior. Counts are halved now and then, so that old text weighs less.
+// A cell's estimate is its own share of right tokens, shrunk towards the share of all cells with the same
+// source, alignment and length, which is shrunk towards a prior. Counts are halved when they reach kMost,
+// so that old text weighs less.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +17,8 @@ constexpr int kNumSources = 5;
 
 class Acceptance {
   public:
-    // aligned: the answer agrees with a reference from its start. length: matching tokens before this one.
-    // agreeing: of `total` occurrences, those that go on with this token.
+    // aligned: the answer so far equals the beginning of a reference. length: matching tokens before this
+    // one. agreeing: number of the `total` occurrences whose next token is this one.
     static int cell(Source source, bool aligned, int length, int agreeing, int total);
 
     double estimate(int cell) const;
@@ -25,9 +27,9 @@ class Acceptance {
   private:
     static constexpr int kNumLengths = 12;
     static constexpr int kNumShares = 8;
-    static constexpr float kMost = 512;       // counts are halved there
-    static constexpr float kWeight = 4;       // tokens that the estimate of all shares counts for
-    static constexpr float kPriorWeight = 2;  // tokens that the prior counts for
+    static constexpr float kMost = 512;       // counts are halved when `tried` reaches it
+    static constexpr float kWeight = 4;       // weight of the share over all cells of a length, in tokens
+    static constexpr float kPriorWeight = 2;  // weight of the prior, in tokens
 
     struct Counts {
         float tried = 0, right = 0;

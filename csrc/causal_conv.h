@@ -1,4 +1,5 @@
-// Depthwise causal convolution and SiLU of one unit (a run of sequences times a tile of channels):
+// Depthwise causal convolution and SiLU of one unit (a range of channels of a run of sequences, or of a
+// range of tokens of one sequence):
 //   out_t = silu(bias + sum_k weight_k x_(t - w + 1 + k)), k ascending, in float32.
 // Inputs before the first token come from the initial slot, oldest first, or are zeros. A written slot
 // receives the last w - 1 raw inputs, bit for bit.
@@ -30,8 +31,8 @@ class UnitConv {
         with_type(p.weight_dtype, [&](auto w) { prepare_weight<TypeOf<decltype(w)>>(); });
     }
 
-    // Processes tokens [token_begin, token_end) of sequence s. The call with its first tokens writes all of
-    // its slots, so no slot is written before the initial one is read.
+    // Processes tokens [token_begin, token_end) of sequence s. The call with the sequence's first tokens
+    // writes all of the sequence's slots, so none is written before the initial slot is read.
     void run(int64_t s, int64_t token_begin, int64_t token_end) {
         const int64_t begin = p.ragged.cu_seqlens[s], length = p.ragged.cu_seqlens[s + 1] - begin;
         if (token_end > length) token_end = length;

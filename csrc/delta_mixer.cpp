@@ -16,14 +16,14 @@ std::int64_t whole_lines(std::int64_t bytes) { return (bytes + 63) / 64 * 64; }
 struct Buffers {
     Rows normed;     // (t, h)
     Rows projected;  // (t, c + Hv V + 2 Hv): q, k, v, z, b, a
-    Rows convolved;  // (t, c): q, k, v; after the rule (t, Hv V), the normed outputs
-    float* out;      // (Hv, t, V), the rule's
-    float* gates;    // delta_floats
+    Rows convolved;  // (t, c): q, k, v; norm_heads overwrites them with its outputs (t, Hv V)
+    float* out;      // (Hv, t, V): outputs of the rule
+    float* gates;    // memory of delta_rule, delta_floats floats
     std::int64_t bytes = 0;
 
     Buffers(const DeltaMixer& p, const DeltaParams& rule, std::int64_t t, char* memory) {
         const auto next = [&](std::int64_t size) {
-            char* at = memory == nullptr ? nullptr : memory + bytes;  // null: only the size is wanted
+            char* at = memory == nullptr ? nullptr : memory + bytes;  // null: count bytes only
             bytes += whole_lines(size);
             return at;
         };
@@ -96,7 +96,8 @@ void run_rule(const DeltaMixer& p, const RaggedParams& ragged, const Buffers& bu
     delta_rule(rule, buffers.gates, num_threads);
 }
 
-// Norms the rule's outputs and gates them by z, into the memory of the rule's inputs. Returns the rows.
+// Norms the rule's outputs and gates them by z. Overwrites buffers.convolved with the result and returns
+// it.
 Rows norm_heads(const DeltaMixer& p, const Buffers& buffers, int num_threads) {
     const PartTimer timer(Part::norms);
     GatedNormParams norm;
@@ -116,7 +117,7 @@ Rows norm_heads(const DeltaMixer& p, const Buffers& buffers, int num_threads) {
     return {norm.t, norm.y, p.value_heads * p.value_dim, p.dtype};
 }
 
-// Copies the inputs of the recurrence of some rows to inputs.kept_inputs.
+// Copies the recurrence inputs of the rows inputs.kept to inputs.kept_inputs.
 void keep(const DeltaMixer& p, const SubBlockInputs& inputs, const Buffers& buffers, int num_threads) {
     const std::int64_t size = bytes_of(p.dtype), row_bytes = p.kept_bytes(), channels = p.channels();
     const std::int64_t keys = p.key_heads * p.key_dim, values = p.value_heads * p.value_dim;
@@ -155,7 +156,7 @@ void DeltaMixer::replay(const Replay* replays, std::int64_t num_replays, const c
     const std::int64_t no_snapshots[] = {0, 0};
     DeltaParams rule = rule_of(*this);
     rule.q_stride = rule.k_stride = rule.v_stride = rule.b_stride = rule.a_stride = row_bytes / size;
-    rule.out = reinterpret_cast<float*>(memory);  // of every row
+    rule.out = reinterpret_cast<float*>(memory);  // overwritten by every row: out_stride is 0
     rule.out_head_stride = value_dim;
     for (const Replay* one = replays; one < replays + num_replays; ++one) {
         const char* rows = kept + one->first * row_bytes;
@@ -163,7 +164,7 @@ void DeltaMixer::replay(const Replay* replays, std::int64_t num_replays, const c
                  rows, row_bytes, one->count);
         const std::int64_t cu_seqlens[] = {0, one->count};
         rule.ragged = {1, cu_seqlens, &one->slot, &one->slot, no_snapshots, nullptr, nullptr};
-        rule.q = rule.k = rows + channels() * size;  // the outputs, which q selects, are not used
+        rule.q = rule.k = rows + channels() * size;  // any q: it affects only the outputs, which are not used
         rule.v = rows + (channels() + keys) * size;
         rule.b = rows + (channels() + keys + values) * size;
         rule.a = rows + (channels() + keys + values + value_heads) * size;
@@ -182,7 +183,7 @@ void DeltaMixer::run(const SubBlockInputs& inputs, const Residual& residual, cha
     const Buffers buffers(*this, rule, t, memory);
     pre_norm(norm, t, h, residual, buffers.normed.data, dtype, num_threads);
     project(in_proj, buffers.normed, nullptr, buffers.projected, num_threads);  // (t, h) -> q, k, v, z, b, a
-    convolve(*this, inputs.ragged, buffers.projected, buffers.convolved, num_threads);  // q, k and v of them
+    convolve(*this, inputs.ragged, buffers.projected, buffers.convolved, num_threads);  // columns q, k, v
     if (inputs.kept.count > 0) keep(*this, inputs, buffers, num_threads);
     run_rule(*this, inputs.ragged, buffers, rule, num_threads);
     const Rows normed = norm_heads(*this, buffers, num_threads), out{t, residual.delta, h, DType::float32};

@@ -1,10 +1,10 @@
 // Gated delta net mixer of one layer, its norm included: one call that runs its kernels in order.
 //
-// Yang, Kautz and Hatamizadeh, "Gated Delta Networks", arXiv 2412.06464, section 3.4: one product, causal
-// convolution and SiLU over q, k and v, the gated delta rule, an RMS norm of each head gated by SiLU(z), one
-// product. In a bfloat16 model values are rounded after the first product, after the SiLU of the convolution
-// and after the gated norm; between these everything is float32. The bits equal those of the kernels called
-// one by one.
+// Yang, Kautz and Hatamizadeh, "Gated Delta Networks", arXiv 2412.06464, section 3.4: input projection,
+// causal convolution and SiLU over q, k and v, the gated delta rule, an RMS norm of each head gated by
+// SiLU(z), output projection. In a bfloat16 model values are rounded after the input projection, after the
+// SiLU of the convolution and after the gated norm; between these everything is float32. The bits equal
+// those of the kernels called one by one.
 #pragma once
 
 #include "delta_rule.h"

@@ -6,9 +6,9 @@
 namespace apcbatch {
 namespace {
 
-// Updates of an element of a state below which one thread is faster than waking the thread pool.
+// Number of updates of state elements below which one thread is faster than waking the thread pool.
 constexpr double kSerialWork = 1 << 18;
-constexpr std::int64_t kUnitsEach = 4;  // units for each thread, so that all end at about the same time
+constexpr std::int64_t kUnitsEach = 4;  // units wanted per thread, so that all end at about the same time
 
 std::int64_t padded(std::int64_t count) {
     return (count + kChannelGrain - 1) / kChannelGrain * kChannelGrain;

@@ -5,7 +5,7 @@
 //   q = q / sqrt(sum q^2 + 1e-6) / sqrt(K);  k = k / sqrt(sum k^2 + 1e-6)
 //   decay = exp(A softplus(a + dt_bias));    beta = sigmoid(b)
 //   m = sum_i (decay k_i) S_i;  u = beta (v - m);  S_i = fma(k_i, u, decay S_i);  o = sum_i q_i S_i
-// S_i is the row of key i, one element per column of v. Both sums are chains of fma from 0, i ascending.
+// S_i is row i of the state (K, V). Both sums are chains of fma from 0, i ascending. o uses the new S_i.
 #pragma once
 
 #include "instruction_sets.h"
@@ -44,18 +44,19 @@ struct DeltaUnit {
 
 // Runs the rule. memory: delta_floats(params, tokens of the batch) floats.
 void delta_rule(const DeltaParams& params, float* memory, int num_threads);
-// Runs the rule on this thread alone: the same bits. memory: delta_alone_floats for at least the batch's
-// tokens, aligned to 64 bytes.
+// Runs the rule on this thread alone, with the same bits. memory: delta_alone_floats(params, n) floats, n
+// at least the tokens of the batch, aligned to 64 bytes.
 void delta_rule_alone(const DeltaParams& params, float* memory);
 std::int64_t delta_floats(const DeltaParams& params, std::int64_t tokens);
 std::int64_t delta_alone_floats(const DeltaParams& params, std::int64_t tokens);
 
-// Layout of the prepared inputs of a batch: a row per token of each key head, the normed q then the normed k,
-// each padded to whole vectors with zeros; then of each value head a row of v per token; then decay and beta.
-// So a unit reads them front to back, while in the packed batch the rows of one head are pages apart.
+// Layout of the prepared inputs of a batch, in float32: for each key head a row per token, the normed q
+// then the normed k, each padded with zeros to `columns`; then for each value head a row of v per token;
+// then for each value head decay and beta per token. So a unit reads them front to back, while in the
+// packed batch the rows of one head are pages apart.
 struct DeltaInputs {
     std::int64_t tokens;   // of the batch
-    std::int64_t columns;  // K, padded
+    std::int64_t columns;  // K, rounded up to a multiple of 16
     std::int64_t value_dim;
     float *keys, *values, *gates;
     DeltaInputs(const DeltaParams& p, float* memory)
@@ -77,10 +78,11 @@ struct DeltaInputs {
     }
 };
 
-// Maximum tokens of a tile: between two tiles a block of the state returns to the L1 cache, and its m is read
-// once more. The inputs of a tile stay in the L2 cache for the other blocks of the unit.
+// Maximum tokens of a tile. Each tile loads every block of the state into the L1 cache and computes m of
+// its first token by a separate pass over the block, so tiles are long. But the inputs of a tile must stay
+// in the L2 cache for the other blocks of the unit.
 constexpr std::int64_t kDeltaTile = 256;
-constexpr std::int64_t kDeltaRows = 4;  // tokens whose decay k are prepared at a time
+constexpr std::int64_t kDeltaRows = 4;  // tokens of the ring of prepared decay k
 
 // Returns the scratch of a unit of `blocks` blocks, in floats.
 std::int64_t delta_scratch_floats(const DeltaParams& params, std::int64_t blocks);

@@ -2,10 +2,11 @@
 // delta_rule_update.h the inner loops.
 //
 // Tokens are processed in tiles, which end at snapshots. Each group of vectors of a block runs over the tile:
-// it reads m of the first token, and each update reads m of the next. The first update reads the state where
-// it lies, and the last one writes it where it is kept; between them it lies in scratch. decay k of a token
-// is prepared two tokens ahead, in a ring that stays in the L1 cache beside the block.
-// Blocks whose lanes are not whole vectors stay in scratch, padded, and are copied.
+// it computes m of the first token, and the update by a token also computes m of the next. The first update
+// reads the state from its slot and the last one writes it to its slot, if the tile begins or ends with one;
+// in between the state is in scratch.
+// decay k of a token is prepared two tokens ahead, in a ring that stays in the L1 cache beside the block.
+// Blocks whose lanes are not whole vectors are padded in scratch, and copied from and to slots.
 #pragma once
 
 #include "delta_rule.h"
@@ -39,7 +40,8 @@ void prepare_gates(const DeltaParams& p, const DeltaInputs& inputs, int64_t toke
     }
 }
 
-// Divides a row by its length, and multiplies it by `scale`.
+// Divides a row of `count` values by its Euclidean length, multiplies it by `scale`, and pads it with zeros
+// to `columns`.
 template <class T>
 APC_INLINE void prepare_row(const T* x, int64_t count, int64_t columns, float scale, float* to) {
     const Vec factor = Vec::broadcast(1.0f / __builtin_sqrtf(square_sum(x, count) + 1e-6f) * scale);
@@ -128,7 +130,7 @@ class UnitRule {
         return index >= 0 && is_whole ? slot(index, block) : states + block * p.key_dim * stride;
     }
 
-    // Returns the place of the state before the first token: a slot, or -1 for scratch.
+    // Returns where the state before the first token is: a slot, or -1 for scratch.
     int64_t begin_sequence(int64_t initial) {
         if (initial >= 0 && is_whole) return initial;
         memset(states, 0, sizeof(float) * size_t(unit.blocks * p.key_dim * stride));
@@ -136,7 +138,7 @@ class UnitRule {
         return -1;
     }
 
-    // Copies padded blocks between scratch and a slot.
+    // Copies blocks between scratch, where rows are padded, and a slot. out: to the slot.
     void copy_rows(int64_t index, bool out) const {
         for (int64_t block = 0; block < unit.blocks; ++block) {
             for (int64_t i = 0; i < p.key_dim; ++i) {
@@ -154,7 +156,7 @@ class UnitRule {
         }
     }
 
-    // Returns the place of the state after the tile.
+    // Returns where the state after the tile is: a slot, or -1 for scratch.
     int64_t run_tile(const Tile& tile) {
         for (int64_t block = 0; block < unit.blocks; ++block) {
             const int64_t vectors = (p.lanes + kLanes - 1) / kLanes;
@@ -211,7 +213,7 @@ class UnitRule {
         if (tile.tokens > 1) prepare(tile, 1);
         read_block<kVecs, kStride>(decay_k(0), p.key_dim, {from, work, stride}, m);
         for (int64_t t = 0; t < tile.tokens; ++t) {
-            // Two tokens ahead, so that it runs while the sums of the update before are still added.
+            // Two tokens ahead, so that it overlaps with the sums of the previous update.
             if (t + 2 < tile.tokens) prepare(tile, t + 2);
             const float* gate = inputs.gates_of(unit.head, tile.token + t);
             const Vec beta = Vec::broadcast(gate[1]);
@@ -236,8 +238,9 @@ class UnitRule {
         }
     }
 
-    // Returns the address of the memory that the last update of a tile prefetches: the next block of the slot
-    // that the sequence began with, for sequences of one token; else rows in the cache.
+    // Returns the address that the last update of a tile prefetches: the next block of the slot that the
+    // tile began with, if the tile ends its sequence (as in a decode pass); else scratch, which is in the
+    // cache.
     uintptr_t after(const Tile& tile, int64_t block, int64_t column) const {
         const bool is_last =
             unit.head + 1 == p.value_heads && unit.block + block + 1 == p.value_dim / p.lanes;

@@ -1,10 +1,10 @@
-// The inner loops of the gated delta rule over the vectors of simd.h: read a block of the state by a key, and
-// update it by a token.
+// The inner loops of the gated delta rule over the vectors of simd.h: multiply a block of the state by a
+// key, and update it by a token.
 //
 // Lanes run over the columns of v, keys ascend, and nothing is added across lanes. So every vector width
-// gives the same bits. Each chain begins at 0 and takes one fma per key, whether m is read by `read_block` at
-// the beginning of a tile or by `update_block` in the update before. So no bit depends on where a sequence is
-// cut.
+// gives the same bits. m is a sum from 0 with one fma per key, whether `read_block` computes it at the
+// beginning of a tile or `update_block` computes it in the previous update. So no bit depends on where a
+// sequence is cut.
 #pragma once
 
 #include "simd.h"
@@ -26,7 +26,7 @@ struct Columns {
     APC_INLINE int64_t at(int64_t key) const { return key * (kStride > 0 ? kStride : stride); }
 };
 
-// Values of one token, one per key. next: decay k of the token after it.
+// Values of one token, one per key. next: decay k of the next token.
 struct Keys {
     const float *q, *k, *next;
     int64_t count;
@@ -64,8 +64,8 @@ APC_INLINE void update_row(const Keys& keys, int64_t i, const Columns<kStride>& 
     for (int v = 0; kNext && v < kVecs; ++v) accumulate(m[v], next, value[v]);
 }
 
-// Updates the last keys, fewer than kUnrolled, with o and m in memory. It is a call, so that the registers of
-// the loop before it need no copies.
+// Updates the last keys, fewer than kUnrolled, with o and m in memory. Not inlined, so that the loop before
+// it can keep o and m in registers.
 template <int kVecs, int kStride, bool kNext>
 __attribute__((noinline)) void update_rest(const Keys& keys, const Columns<kStride>& s, float decay,
                                            const Vec* u, Vec* o, Vec* m) {
@@ -74,8 +74,8 @@ __attribute__((noinline)) void update_rest(const Keys& keys, const Columns<kStri
     }
 }
 
-// S_i = fma(k_i, u, decay S_i), o = sum_i q_i S_i and, with kNext, m = sum_i next_i S_i: four vector
-// operations an element. Without kNext it prefetches the memory from `ahead` on, as large as the block.
+// S_i = fma(k_i, u, decay S_i), o = sum_i q_i S_i and, with kNext, m = sum_i next_i S_i: four operations
+// per vector of the state. Without kNext it prefetches the same columns of the block at address `ahead`.
 template <int kVecs, int kStride, bool kNext>
 APC_INLINE void update_block(Keys keys, Columns<kStride> s, float decay_, const Vec* u_, uintptr_t ahead,
                              Vec* o_, Vec* m_) {

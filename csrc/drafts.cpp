@@ -110,7 +110,7 @@ void Drafter::extend(Proposal& proposal, const TokenIndex& index, bool aligned, 
         const int cell = Acceptance::cell(proposal.source, aligned, next.length, next.agreeing, next.total);
         reach *= state_->acceptance.estimate(cell);
         const double least = count < kUsuallyDrafted ? kLeastReach : kFarReach;
-        if (reach < least && count > 0) break;  // the first is kept to learn from
+        if (reach < least && count > 0) break;  // a first token is kept: the answer tells if it was right
         proposal.tokens.push_back(next.token);
         proposal.cells.push_back(cell);
         proposal.reach.push_back(reach);

@@ -18,7 +18,7 @@ struct NormRopeParams {
     int64_t x_stride = 0;
     const float* weight = nullptr;  // (head_dim)
     float eps = 0.0f;
-    const int64_t* steps = nullptr;  // (pairs): angle between two positions, in 2^-64 turns
+    const int64_t* steps = nullptr;  // (pairs): angle per position, in 2^-64 turns
     int64_t pairs = 0;
     const int64_t* positions = nullptr;  // (t): absolute
     void* y = nullptr;                   // (t, heads, head_dim), token stride y_stride
@@ -41,7 +41,8 @@ struct SigmoidMulParams {
 void norm_rope(const NormRopeParams& params, int num_threads);
 void sigmoid_mul(const SigmoidMulParams& params, int num_threads);
 
-// Returns the scratch bytes of norm_rope: a head, and cosine and sine of each angle, in whole vectors.
+// Returns the scratch bytes of norm_rope per thread: a head, and cosine and sine of each angle, all float32
+// and padded to whole vectors.
 constexpr int64_t norm_rope_scratch_bytes(int64_t head_dim, int64_t pairs) {
     return 4 * (head_dim + 16 + 2 * (pairs + 16));
 }

@@ -1,10 +1,10 @@
 // RMS norm of each head (Zhang and Sennrich 2019, equation 4) with rotary position embedding (Su et al.,
 // arXiv 2104.09864, section 3.2), and the output gate x * sigmoid(gate).
 //
-// Angles are exact up to their step: a step is an integer number of 2^-64 turns, and so is its product with
-// the position, modulo a turn. Cosine and sine follow in double by * and + alone, in one order, and are
-// rounded once. So no mathematical library is involved, and their bits are the same on every machine, for
-// every position. The rest is float32.
+// For given steps, angles are exact: a step is an integer number of 2^-64 turns, and so is its product with
+// the position, modulo a turn. Cosine and sine are computed in double by * and + alone, in a fixed order,
+// and rounded once to float32. So no mathematical library is involved, and their bits are the same on every
+// machine. The rest is float32.
 #pragma once
 
 #include "head_rows.h"
@@ -15,10 +15,11 @@ namespace apcbatch {
 namespace APC_ISA {
 namespace {
 
-constexpr double kRadians = 0x1.921fb54442d18p-62;  // 2 pi / 2^64: a unit of steps
+constexpr double kRadians = 0x1.921fb54442d18p-62;  // 2 pi / 2^64: radians per unit of steps
 
-// Writes cosine and sine of position * steps[i], each rounded once from double. The series of Taylor on an
-// eighth of a turn to either side of the nearest quarter have errors below 1e-16.
+// Writes cosine and sine of position * steps[i], each rounded once from double. The Taylor series are
+// evaluated at most an eighth of a turn from the nearest quarter turn, where their truncation errors are
+// below 1e-16.
 APC_INLINE void rotate_unit(const int64_t* steps, int64_t pairs, int64_t position, float* cosine,
                             float* sine) {
     for (int64_t i = 0; i < pairs; ++i) {

@@ -1,4 +1,4 @@
-// Sum of the squares of a row, in an order that no vector width changes.
+// Sum of the squares of a row, added in an order that does not depend on the vector width.
 //
 // Invariant: the square of element i of a row is added to lane i mod 32. The 32 lanes are then added in a
 // fixed tree.
@@ -26,7 +26,8 @@ APC_INLINE float sum_lanes(const Vec (&sums)[kSumVecs]) {
     return lane[0];
 }
 
-// Returns the sum of squares of a row of h values. value(at): the vector at `at`, zeros after the row's end.
+// Returns the sum of squares of a row of h values. value(at): the vector of values from index `at` on, with
+// zeros after the row's end.
 template <class Value>
 APC_INLINE float square_sum_of(int64_t h, const Value& value) {
     Vec sums[kSumVecs];

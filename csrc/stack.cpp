@@ -179,11 +179,11 @@ void KeptInputs::reserve(const StackParams& params, std::int64_t rows) {
     rows_ = rows;
 }
 
-constexpr std::int64_t kPiecesEach = 4;  // pieces for each thread, so that all end at about the same time
+constexpr std::int64_t kPiecesEach = 4;  // pieces per thread, so that all end at about the same time
 
 bool replay_stack(const StackParams& p, const std::vector<Replay>& replays, KeptInputs& kept,
                   int num_threads) {
-    std::vector<std::pair<const SubBlock*, const char*>> sub_blocks;  // those that keep inputs, and these
+    std::vector<std::pair<const SubBlock*, const char*>> sub_blocks;  // those with kept rows, and these
     std::int64_t most = 0, scratch = 0;
     std::int64_t end = 0;
     for (const Replay& one : replays) {
@@ -202,7 +202,8 @@ bool replay_stack(const StackParams& p, const std::vector<Replay>& replays, Kept
             ++number;
         }
     }
-    // A piece is a part of the replays in one sub-block, whose weights it then prepares once.
+    // A piece: a part of the replays in one sub-block, so that it prepares that sub-block's weights only
+    // once.
     const std::int64_t count = std::int64_t(sub_blocks.size()), num_replays = std::int64_t(replays.size());
     if (count == 0 || num_replays == 0) return true;
     const std::int64_t parts = std::min(num_replays, (kPiecesEach * num_threads + count - 1) / count);

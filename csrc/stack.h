@@ -29,19 +29,19 @@ struct StackParams {
     const void* embedding = nullptr;  // (vocabulary, h) contiguous of the head's type; null: the head's rows
 };
 
-// Inputs that the last pass kept of its drafted rows, for each sub-block in order. A pass with kept rows
-// overwrites those of the pass before.
+// Recurrence inputs of the rows PassParams::kept of the last pass that had any, for each sub-block in
+// order.
 class KeptInputs {
   public:
-    // Makes room for `rows` rows of each sub-block. Throws std::bad_alloc.
+    // Allocates `rows` rows for each sub-block; the rows kept before become invalid. Throws std::bad_alloc.
     void reserve(const StackParams& params, std::int64_t rows);
-    // The rows of sub-block number i of the stack.
+    // Returns the rows of sub-block number i of the stack.
     char* of(std::size_t i) { return memory_.get() + offsets_[i] * capacity_; }
     std::int64_t rows() const { return rows_; }
 
   private:
     std::unique_ptr<char[]> memory_;
-    std::vector<std::int64_t> offsets_;  // bytes of one row of all sub-blocks before
+    std::vector<std::int64_t> offsets_;  // [i]: bytes of one row of all sub-blocks before number i
     std::int64_t capacity_ = 0, rows_ = 0;
 };
 
@@ -54,27 +54,27 @@ struct WantedRows {
 struct PassParams {
     const std::int64_t* tokens = nullptr;  // (t)
     RaggedParams ragged;
-    PagedSequences sequences;  // null addresses for a model without attention
+    PagedSequences sequences;  // null page_table, context and token_slots for a model without attention
     std::int64_t num_pages = 0;
     WantedRows for_logits;
     float* logits = nullptr;            // (for_logits.count, vocabulary) contiguous
-    std::int64_t* likeliest = nullptr;  // (for_logits.count): tokens of LogprobParams
-    float* logprobs = nullptr;          // (for_logits.count) or null
+    std::int64_t* likeliest = nullptr;  // (for_logits.count): LogprobParams::tokens
+    float* logprobs = nullptr;          // (for_logits.count) or null: LogprobParams::logprobs
     WantedRows for_hidden;
     void* hidden = nullptr;  // (for_hidden.count, h) contiguous of the head's type: normed
     KeptRows kept;
 };
 
-// Returns true if all token ids, row numbers and pages of a pass are in range. Run before each pass, as these
-// values may change while their addresses stay. The ragged is not checked here, as it was when it was made.
+// Returns true if all token ids, row numbers, KV slots and pages of a pass are in range. Call it before
+// each pass, as these values may change at the same addresses. `ragged` was checked when it was made.
 bool fits(const StackParams& params, const PassParams& pass);
 
 // Runs a pass. on_layer: called on this thread before each layer; may throw.
 void run_stack(const StackParams& params, const PassParams& pass, KeptInputs& kept,
                const std::function<void()>& on_layer, int num_threads);
 
-// Continues states by rows that the last pass kept. Slots are distinct, rows ascend. Returns false, with
-// nothing done, if a row was not kept.
+// Advances states by rows that the last pass kept. Slots must be distinct (not checked). Returns false,
+// with nothing done, if a row was not kept or if the rows of the replays overlap or do not ascend.
 bool replay_stack(const StackParams& params, const std::vector<Replay>& replays, KeptInputs& kept,
                   int num_threads);
 

@@ -1,9 +1,9 @@
 // Interface of a layer's sub-block, its norm included, for a stack.
 //
 // To add a kind, derive a struct from SubBlock in files of its own, and bind its class in
-// bindings_layers.cpp. Slots and pages are checked when a sub-block is bound and when a pass is checked
-// (apcbatch/kernels/cpu/sub_block.py). A kind with slots also keeps the inputs of its recurrence for drafted
-// tokens, whose states a pass does not write, and replays the accepted ones from the state before them.
+// bindings_layers.cpp. The Python side checks slots and pages, when it binds a sub-block and when it checks
+// a pass (apcbatch/kernels/cpu). A pass leaves the states of a sequence with drafts unchanged: a kind with
+// slots keeps the inputs of its recurrence instead, and replays the accepted tokens.
 #pragma once
 
 #include "params.h"
@@ -30,13 +30,13 @@ struct KeptRows {
 // Inputs of a pass of t tokens: state slots and KV pages of its sequences.
 struct SubBlockInputs {
     std::int64_t t = 0;
-    RaggedParams ragged;       // null addresses if no sub-block has slots
-    PagedSequences sequences;  // null addresses if no sub-block has pages
+    RaggedParams ragged;       // null addresses if a sub-block without slots runs alone
+    PagedSequences sequences;  // null page_table, context and token_slots if no sub-block has pages
     KeptRows kept;
-    char* kept_inputs = nullptr;  // this sub-block's: kept.count rows of kept_bytes() each
+    char* kept_inputs = nullptr;  // written by this sub-block: kept.count rows of kept_bytes() each
 };
 
-// Kept rows to continue the state in `slot` with.
+// Kept rows [first, first + count) by which to advance the state in `slot`.
 struct Replay {
     std::int64_t slot = 0;
     std::int64_t first = 0, count = 0;
@@ -51,12 +51,14 @@ struct SubBlock {
     // bytes, aligned to 64.
     virtual void run(const SubBlockInputs& inputs, const Residual& residual, char* memory,
                      int num_threads) const = 0;
-    // Returns the bytes that `run` keeps of each of inputs.kept, a multiple of 64. 0: a kind without slots.
+    // Returns the bytes that `run` keeps per row of inputs.kept, a multiple of 64; 0 for a kind without
+    // slots.
     virtual std::int64_t kept_bytes() const { return 0; }
-    // Returns the bytes of working memory of a `replay` of at most `count` rows each.
+    // Returns the bytes of working memory of `replay`, whose replays have at most `count` rows each.
     virtual std::int64_t replay_bytes(std::int64_t) const { return 0; }
-    // Continues states by kept rows, on this thread alone: the bits of a pass over these tokens. replays: in
-    // the order of their rows. kept: all kept rows. memory: replay_bytes, aligned to 64.
+    // Advances states by kept rows, on this thread alone, with the bits of a pass over these tokens.
+    // replays: in ascending order of their rows. kept: all kept rows of this sub-block. memory:
+    // replay_bytes(count) bytes, aligned to 64.
     virtual void replay(const Replay* /*replays*/, std::int64_t /*num_replays*/, const char* /*kept*/,
                         char* /*memory*/) const {}
 };

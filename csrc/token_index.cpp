@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::uint64_t kBase = 0x9e3779b97f4a7c15u;
 constexpr std::int64_t kFirstSlots = 256;
-constexpr std::int64_t kMostSlots = 0x7fffffff;  // slots and their doubles fit in 32 bits
+constexpr std::int64_t kMostSlots = 0x7fffffff;  // twice a number of slots fits in 32 bits
 
 struct Powers {
     std::uint64_t of[kLongestGram + 1];
@@ -71,7 +71,7 @@ void TokenIndex::reserve(std::int64_t count) {
 }
 
 // Grows the ring, which must not have wrapped yet, and links its tokens again. The heads are freed first, and
-// realloc moves large blocks without a copy, so memory stays below that of the new capacity.
+// realloc moves large blocks without a copy, so memory never exceeds that of the new capacity.
 void TokenIndex::grow(std::int64_t wanted) {
     std::free(heads_);
     heads_ = nullptr;
@@ -130,7 +130,7 @@ std::uint32_t TokenIndex::append(Token token, bool context) {
     return slot;
 }
 
-// Returns how many tokens before a slot equal those before `end`; age: of the slot.
+// Returns how many tokens before a slot equal those before `end`. age: the slot's.
 int TokenIndex::matched(std::uint32_t slot, std::int64_t age, const Token* end, int size) const {
     const int most = int(std::min<std::int64_t>({size, kLongestMatch, size_ - age}));
     int count = 0;
@@ -159,7 +159,7 @@ void TokenIndex::find(const Tail& tail, const Token* end, int size, Match& match
             const std::uint32_t slot = link - 1;
             const std::uint32_t* links = links_ + std::size_t(slot) * kNumLevels;
             const std::int64_t age = this->age(slot);
-            if (age <= before || links[0] == kContext) break;  // overwritten by a newer token
+            if (age <= before || links[0] == kContext) break;  // the slot was overwritten by a newer token
             before = age;
             const int equal = matched(slot, age, end, size);
             if (equal >= length) {

@@ -1,9 +1,9 @@
 // Index of token sequences by their n-grams: where did the last tokens occur before, and what came next?
 //
-// Tokens lie in a ring, so the oldest leave first. For each of kLevels gram lengths a token is linked to the
-// previous token behind the same gram (as in zlib: a table of heads, and a link at each token), so an append
-// takes kNumLevels writes, and nothing is done when a token leaves: a link to an older place than the ring
-// holds ends a chain. Hashes only choose a chain; every occurrence is compared token by token.
+// Tokens lie in a ring, so new tokens overwrite the oldest. For each gram length of kLevels, a token is
+// linked to the previous token that follows the same n-gram (as in zlib: a table of heads, and a link at
+// each token). So the cost of an append is constant, and overwritten tokens need no work: a link to an
+// overwritten slot ends a chain. Hashes only choose a chain; every occurrence is compared token by token.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +16,9 @@ using Token = std::int32_t;  // a token id, 0 or more
 constexpr int kNumLevels = 5;
 constexpr int kLevels[kNumLevels] = {1, 2, 4, 8, 16};  // gram lengths, ascending
 constexpr int kLongestGram = kLevels[kNumLevels - 1];
-constexpr int kLongestMatch = 64;     // tokens compared at most
-constexpr int kMostOccurrences = 32;  // visited for one match, the newest
-constexpr int kMostSteps = 128;       // of a chain, with those of other grams that share its head
+constexpr int kLongestMatch = 64;     // maximum tokens compared
+constexpr int kMostOccurrences = 32;  // maximum occurrences compared for one match, the newest
+constexpr int kMostSteps = 128;       // maximum links of a chain to follow, those of hash collisions included
 
 // Last tokens of a sequence that grows, with the hash of each suffix of up to kLongestGram tokens.
 class Tail {
@@ -37,12 +37,12 @@ class Tail {
 };
 
 struct Occurrence {
-    std::uint32_t slot;  // of the token behind it
-    int length;          // tokens before it that match, at most kLongestMatch
+    std::uint32_t slot;  // of the token that follows the occurrence
+    int length;          // matching tokens before that token, at most kLongestMatch
 };
 
-// Occurrences of the longest match, newest first. is_cut: a chain was left after kMostSteps, so that a longer
-// match or further occurrences may be behind.
+// Occurrences of the longest match, newest first. is_cut: a chain was left after kMostSteps, so longer
+// matches or older occurrences may be missing.
 struct Match {
     int count = 0;
     bool is_cut = false;
@@ -51,7 +51,7 @@ struct Match {
 
 class TokenIndex {
   public:
-    // max_bytes: limit on bytes(). With less than a few thousand bytes nothing is held.
+    // max_bytes: limit on bytes(). Below 2 * kLongestGram slots (1,408 bytes) the index stays empty.
     explicit TokenIndex(std::int64_t max_bytes);
     ~TokenIndex();
     TokenIndex(const TokenIndex&) = delete;
@@ -64,13 +64,13 @@ class TokenIndex {
     void reserve(std::int64_t count);
     // Ends the current text: no gram contains tokens of two texts.
     void begin_text();
-    // Appends a token to the current text. context: only grams contain it; it is no continuation itself.
-    // Returns its slot.
+    // Appends a token to the current text. context: the token is part of grams, but no occurrence is
+    // followed by it. Returns its slot.
     std::uint32_t append(Token token, bool context);
 
-    // Finds the longest match of the end of a sequence: the longest gram that occurs, and of its newest
-    // occurrences those with the most tokens before them that match. tail: the sequence's hashes; end: behind
-    // its last token, with `size` tokens before it in memory.
+    // Finds the longest match of the end of a sequence: of the newest occurrences of the longest gram that
+    // occurs, those with the largest number of matching tokens. tail: the sequence's hashes. end: one past
+    // its last token. size: number of its tokens in memory before `end`.
     void find(const Tail& tail, const Token* end, int size, Match& match) const;
 
     // The token in a slot, or -1 at the end of its text.
@@ -82,10 +82,11 @@ class TokenIndex {
 
   private:
     static constexpr Token kBorder = -1;
-    static constexpr std::uint32_t kContext = 0xffffffffu;  // first link of what is no continuation
+    static constexpr std::uint32_t kContext = 0xffffffffu;  // first link of a context token or border
 
     void grow(std::int64_t wanted);
     void put(Token token);
+    // Returns the number of tokens from a slot to the newest one, both included.
     std::int64_t age(std::uint32_t slot) const {
         return slot < next_ ? next_ - slot : std::int64_t(next_) + capacity_ - slot;
     }
@@ -102,7 +103,7 @@ class TokenIndex {
     Token* tokens_ = nullptr;         // (capacity)
     std::uint32_t* links_ = nullptr;  // (capacity, kNumLevels): slot + 1 of the previous token, 0: none
     std::uint32_t* heads_ = nullptr;  // (kNumLevels, capacity): slot + 1 of the newest token, 0: none
-    Tail text_;                       // of the current text
+    Tail text_;                       // the last tokens of the current text
 };
 
 }  // namespace apcbatch

@@ -17,8 +17,8 @@ using ReleaseGil = py::call_guard<py::gil_scoped_release>;
 
 namespace apcbatch {
 
-// Returns the DType of a code. Throws ValueError unless the module's kernels support it. Each module has its
-// own definition.
+// Returns the DType of a code. Throws std::invalid_argument (ValueError in Python) unless the module's
+// kernels support it. Each module has its own definition.
 DType dtype_of(int code);
 
 // Tensor: address, stride of its first dimension in elements, and type. In Python, a tuple (address, stride,
@@ -31,8 +31,9 @@ struct View {
 
 constexpr std::int64_t kMaybe = 0;  // count of an optional tensor: its address may be null
 
-// Returns the address of `count` values of `bytes` each. Throws ValueError if it is not aligned, or null with
-// a count above 0. The Python side checks that the memory is large enough.
+// Returns the address of `count` values of `bytes` bytes each. Throws std::invalid_argument (ValueError in
+// Python) if it is not aligned, if it is null with a count above 0, or if the count is negative. The Python
+// side checks that the memory is large enough.
 inline void* checked(Address address, std::int64_t count, std::int64_t bytes) {
     if (count < 0) throw std::invalid_argument("sizes must be 0 or more; one is " + std::to_string(count));
     if (count > 0 && address == 0) {
@@ -67,7 +68,7 @@ inline void* values(const View& view, DType dtype, std::int64_t count) {
     return checked(view.address, count, bytes_of(dtype));
 }
 
-// x (t, d); weight (d, w), bias (d) of its type or none; state (slots, w - 1, d); out (t, d).
+// x (t, d); weight (d, w); bias (d) of the weight's type, or none; state (slots, w - 1, d); out (t, d).
 inline ConvParams conv_params(const RaggedParams& ragged, const View& x, const View& weight, Address bias,
                               const View& state, const View& out, std::int64_t d_inner, std::int64_t width) {
     const std::int64_t b = ragged.num_sequences;

@@ -1,6 +1,6 @@
 """Check tensors for the kernels of every device, and convert them to (address, stride, dtype code).
 
-A failed check raises ValueError with a sentence. The ops (apcbatch.kernels.ops) and the fused sub-blocks build their
+`name` is the tensor's name in error messages. The ops (apcbatch.kernels.ops) and the fused sub-blocks build their
 arguments from these functions.
 """
 
@@ -70,8 +70,8 @@ def require_indices(tensor: torch.Tensor, name: str, shape: tuple[int, ...], end
 
 
 def float_vector(tensor: torch.Tensor, name: str, size: int, matrix: torch.Tensor, matrix_name: str) -> torch.Tensor:
-    """Return the tensor as contiguous float32, converted if needed. Raises ValueError unless its shape is (size,) and
-    it is on the device of `matrix`, whose columns it matches. matrix_name: for the error message."""
+    """Return the tensor as contiguous float32, converted if needed. Raises ValueError unless its shape is (size,), one
+    value per column of `matrix`, and it is on the device of `matrix`. matrix_name: for the error message."""
     require_beside(tensor, name, matrix)
     if tensor.shape != (size,):
         raise ValueError(f"{name} must be ({size},), one value a column of {matrix_name}; it is {tuple(tensor.shape)}")
@@ -188,7 +188,7 @@ def slot_stride(
 
 
 def require_slots(max_slot: int, num_slots: int) -> None:
-    """Raise ValueError unless the state has every slot that the batch names."""
+    """Raise ValueError unless the state has every slot that the batch names. max_slot: highest of them; -1: none."""
     if max_slot >= num_slots:
         raise ValueError(f"state must have slot {max_slot}, which the batch names; it has {num_slots} slots")
 
@@ -196,8 +196,8 @@ def require_slots(max_slot: int, num_slots: int) -> None:
 def cache_views(
     k_cache: torch.Tensor, v_cache: torch.Tensor, codes: Mapping[torch.dtype, int] = DTYPE_CODES
 ) -> tuple[_C.View, _C.View]:
-    """Return views of both caches, with stride 0. Raises ValueError unless both are contiguous (pages, PAGE_TOKENS,
-    kv_heads, head_dim), of one dtype."""
+    """Return views of both caches; their stride is 0, as no kernel uses it. Raises ValueError unless both are
+    contiguous (pages, PAGE_TOKENS, kv_heads, head_dim), of one dtype."""
     require_alike(v_cache, "v_cache", k_cache, "k_cache")
     if k_cache.dim() != 4 or k_cache.shape[1] != PAGE_TOKENS:
         raise ValueError(f"the cache must be (pages, {PAGE_TOKENS}, kv_heads, head_dim); it is {tuple(k_cache.shape)}")

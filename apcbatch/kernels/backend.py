@@ -62,8 +62,8 @@ class Pages(NamedTuple):
 
 class Passed(NamedTuple):
     """Results of a pass. logits: (r, vocabulary) float32. hidden: normed hidden states (s, h) of the rows in
-    hidden_rows, None if not requested. likeliest: result of `argmax` for each row of logits. logprobs: the
-    log-probabilities of these tokens as `greedy` computes them, None if not requested."""
+    hidden_rows, in the head's dtype; None if not requested. likeliest: result of `argmax` for each row of logits.
+    logprobs: the log-probabilities of these tokens as `greedy` computes them, None if not requested."""
 
     logits: torch.Tensor
     hidden: torch.Tensor | None
@@ -72,8 +72,8 @@ class Passed(NamedTuple):
 
 
 class PassStack(Protocol):
-    """A whole pass in one call, and the replay of the tokens whose states it did not write
-    (apcbatch.kernels.cpu.stack)."""
+    """A whole pass in one call. replay: advance states by drafted tokens that were accepted, from the inputs that the
+    pass kept. See apcbatch.kernels.cpu.stack."""
 
     def __call__(self, *inputs: Any) -> Passed: ...
 
@@ -87,7 +87,7 @@ Around: TypeAlias = Callable[..., Any]  # (name of an op, the op, its arguments 
 class BackendOf(Ops[LinearT]):
     """A device's ops, and the constructors that a model calls once. exact: a row's bits never depend on the rest of
     the batch. kinds: kind of sub-block -> its implementation here. runs_whole: the model's pass is one call; set by
-    the model. apcbatch.kernels.kernel_seconds then measures the parts of that call."""
+    the model. apcbatch.kernels.kernel_seconds measures the parts of such a call."""
 
     exact: bool
     kinds: ClassVar[Mapping[str, KindOnDevice]]
@@ -100,15 +100,16 @@ class BackendOf(Ops[LinearT]):
     def numerics(self, dtype: torch.dtype, kinds: Iterable[str] = ()) -> str:
         """Name the arithmetic of a model with these kinds of sub-blocks. Snapshots match only where the name is equal.
 
-        The name contains each kind's version if it is above 1. So a new version of one kind keeps the snapshots of
-        models without that kind valid, and stores older than these versions stay valid.
+        The name contains each kind's version if it is above 1. So a new version of one kind leaves the snapshots of
+        models without that kind valid, and snapshots from before kinds had versions stay valid at version 1.
         """
         versions = ((kind, self.kinds.get(kind, NOT_FUSED).version) for kind in sorted(set(kinds)))
         return self.arithmetic(dtype) + "".join(f"-{kind}{version}" for kind, version in versions if version > 1)
 
     @abstractmethod
     def pack_linear(self, weight: torch.Tensor) -> LinearT:
-        """Prepare weights (out, in) float32 or bfloat16, of any row stride, for `linear`. Raises ValueError."""
+        """Prepare weights (out, in) for `linear`: float32 or bfloat16, on a CUDA device also float16, any row stride.
+        Raises ValueError."""
 
     def sub_block(self, kind: str, norm: PreNorm, *weights_and_state: Any) -> Any:
         """Make the fused form of a sub-block from its norm, weights and state. Returns None if the device has none."""
@@ -119,7 +120,7 @@ class BackendOf(Ops[LinearT]):
         """Make the call that runs all layers. Returns None if the device has none for them.
 
         The call takes a residual and a batch. It runs all layers and returns True; or it returns False, with nothing
-        done, if the caller must run the sub-blocks one by one for this batch. The bits are those of the sub-blocks.
+        done, if the caller must run the sub-blocks one by one for this batch. Both ways give the same bits.
         """
         return None
 

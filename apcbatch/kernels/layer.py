@@ -28,8 +28,8 @@ class Linear(Protocol):
     def dtype(self) -> torch.dtype: ...
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
-        """Return rows of the weights: indices (k,) int64 -> (k, in_features) in their dtype. With them a tied
-        embedding needs no copy of the weights."""
+        """Return rows of the weights: indices (k,) int64 -> (k, in_features) in the weights' dtype. So a tied
+        embedding needs no second copy of the weights."""
 
 
 LinearT = TypeVar("LinearT", bound=Linear)
@@ -52,7 +52,7 @@ class MambaWeights(Generic[LinearT]):
     in_proj: (2d, h). x_proj: (r + 2n, d). dt_proj: (d, r). out_proj: (h, d). in_bias: (2d,), out_bias: (h,),
     conv_bias: (d,), each optional. conv_weight: (d, w). A: (n, d), -exp(A_log) transposed. D, dt_bias: (d,).
     norms: weights of the RMS norms of dt (r,), B (n,) and C (n,), where None stands for ones; None: dt, B and C are
-    not normed.
+    not normed. norm_eps: eps of these norms.
     """
 
     in_proj: LinearT
@@ -76,7 +76,8 @@ class DeltaNetWeights(Generic[LinearT]):
     The projections are packed and of one dtype; the rest is float32, contiguous.
 
     in_proj: (c + Hv V + 2 Hv, h), rows of q, k, v, z, b, a. out_proj: (h, Hv V). key_heads: Hk, a divisor of Hv.
-    conv_weight: (c, w). A: (Hv,), -exp(A_log). dt_bias: (Hv,). norm: (V,), weight of the gated RMS norm of each head.
+    conv_weight: (c, w). A: (Hv,), -exp(A_log). dt_bias: (Hv,). norm: (V,), weight of the gated RMS norm of each value
+    head. norm_eps: its eps.
     """
 
     in_proj: LinearT
@@ -93,7 +94,8 @@ class DeltaNetWeights(Generic[LinearT]):
 class QueryKeyNorms:
     """RMS norms of queries and keys, and the rotary position embedding that follows: arguments of `norm_rope`.
 
-    q, k: weights (head_dim,) float32. eps: of both norms. steps: (rotary_dim / 2,) int64 (`rotary_steps`).
+    q, k: weights (head_dim,) float32. eps: of both norms. steps: (rotary_dim / 2,) int64, in 2^-64 turns per position
+    (`rotary_steps`).
     """
 
     q: torch.Tensor
@@ -125,11 +127,11 @@ def rotary_steps(rotary_dim: int, theta: float) -> torch.Tensor:
 
 @dataclass(frozen=True, eq=False)
 class AttentionWeights(Generic[LinearT]):
-    """Weights of a causal grouped-query attention mixer, packed, of one dtype. d: heads head_dim.
+    """Weights of a causal grouped-query attention mixer, packed, of one dtype. Here d = heads * head_dim.
 
-    qkv_proj: (d + 2 kv_heads head_dim, h), rows of the queries, keys, values; with gates d more rows. o_proj: (h, d).
-    heads: number of query heads. scale: factor of the scores q k^T. norms: None for neither norms nor position
-    embeddings. is_gated: whether the output of attention is multiplied by sigmoid(gates) before o_proj.
+    qkv_proj: (d + 2 kv_heads head_dim, h), rows of the queries, keys, values; with gates d more rows, at the end.
+    o_proj: (h, d). heads: number of query heads. scale: factor of the scores q k^T. norms: None for neither norms nor
+    position embeddings. is_gated: whether the output of attention is multiplied by sigmoid(gates) before o_proj.
     """
 
     qkv_proj: LinearT
@@ -161,8 +163,8 @@ class Expert(Generic[LinearT]):
 
 
 class MatrixProduct(NamedTuple):
-    """One matrix product inside a fused sub-block: `rows` rows times packed weights. out_dtype: None for the weights'
-    dtype."""
+    """One matrix product inside a fused sub-block: `rows` rows times packed weights (a Linear). out_dtype: None for the
+    weights' dtype. bias: (out,), or None."""
 
     rows: int
     packed: Any
@@ -198,17 +200,18 @@ class Residual:
         return self.sum
 
     def beside(self) -> torch.Tensor:
-        """Detach the last sub-block's output, so that the next sub-block reads the same sum in parallel with it.
+        """Detach the last sub-block's output, so that the next sub-block reads the same sum as the last one did.
         Returns that output, (t, h) float32, for `join`."""
         left, self.delta, self.has_delta = self.delta, torch.empty_like(self.delta), False
         return left
 
     def join(self, left: torch.Tensor) -> None:
-        """Add the output `left`, detached by `beside`, to the output of the parallel sub-block."""
+        """Store the sum of `left`, which `beside` returned, and the next sub-block's output as the pending delta.
+        Overwrites `left`."""
         self.leave(left.add_(self.delta))
 
     def leave(self, delta: torch.Tensor) -> None:
-        """Store a sub-block's output, which the next one adds to the sum. delta: (t, h) float32 contiguous, on the
-        sum's device. Raises ValueError."""
+        """Store a sub-block's output as the pending delta. delta: (t, h) float32 contiguous, on the sum's device.
+        Raises ValueError."""
         require_parameter(delta, "delta", tuple(self.sum.shape), torch.float32, self.sum.device)
         self.delta, self.has_delta = delta, True

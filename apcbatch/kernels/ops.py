@@ -1,12 +1,13 @@
 """The ops that a pass is composed of: the signature, the checks and the results of each, the same on every device.
 
-A device launches an op by its name with checked arguments: sizes, addresses, and tensors as views. To do so it
-implements the methods at the end of `Ops` (apcbatch.kernels.cpu.ops, apcbatch.kernels.cuda.ops).
-apcbatch.kernels.reference computes each op in plain PyTorch. Invariant: a row of a result depends only on that row of
-the arguments; in an op over sequences, only on the tokens of its sequence up to that row.
+`Ops` checks the arguments of an op and allocates its result. A device implements the methods at the end of `Ops`
+(apcbatch.kernels.cpu.ops, apcbatch.kernels.cuda.ops): they launch an op by its name, with sizes, addresses, and tensors
+as views. apcbatch.kernels.reference computes each op in plain PyTorch. Invariant: the bits of a row of a result depend
+only on the parameters and that row of the inputs; in an op over sequences, only on the parameters, the sequence's
+initial state and its tokens up to that row. The one exception is `linear` on a CUDA device without exact weights.
 
-Dimension letters: t tokens or rows, h columns, d d_inner, n d_state, w convolution taps, v vocabulary. Every op raises
-ValueError for arguments that do not fit.
+Dimension letters: b sequences, t tokens or rows, h hidden columns, d d_inner, n d_state, w convolution taps, f inner
+columns of an expert, v vocabulary. Every op raises ValueError for arguments that do not fit.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ from apcbatch.kernels.layer import LinearT, PreNorm, Residual
 
 
 class AnyBatch(Protocol):
-    """Batch of sequences: a Ragged, or its copy on a device. params: the compiled module's handle of it."""
+    """Batch of sequences: a Ragged, or its copy on a device. max_slot: highest state slot read or written; -1: none.
+    params: the compiled module's handle of the batch."""
 
     @property
     def num_tokens(self) -> int: ...
@@ -67,9 +69,10 @@ class Ops(ABC, Generic[LinearT]):
     ) -> torch.Tensor:
         """Compute y = x W^T (+ bias), accumulated in float32.
 
-        x: (t, in), any row stride. packed: weights (out, in) of the backend's `pack_linear`. out_dtype: None for x's.
-        bias: (out,). Returns (t, out). On the CPU, bfloat16 weights round a float32 x to bfloat16 first; on a CUDA
-        device x must have the weights' dtype.
+        x: (t, in), any row stride. packed: weights (out, in) of the backend's `pack_linear`. out_dtype: None for x's;
+        on a CUDA device x's or float32. bias: (out,). Returns (t, out) in out_dtype. On the CPU, a float32 x is first
+        rounded to bfloat16 if the weights are bfloat16, and the bias is added before the result is rounded. On a CUDA
+        device x must have the weights' dtype, and the bias is added after the rounding, in out_dtype.
         """
         self._require_here(x, "x")
         require_matrix(x, "x")
@@ -80,11 +83,12 @@ class Ops(ABC, Generic[LinearT]):
     def causal_conv(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, state: torch.Tensor, ragged: AnyBatch
     ) -> torch.Tensor:
-        """Compute the depthwise causal convolution, then SiLU.
+        """Compute the depthwise causal convolution in float32, then SiLU, rounded once.
 
-        x: (t, d), any token stride. weight: (d, w), w 1 to 8. bias: (d,) in the weight's dtype, or None. state:
-        (num_slots, w - 1, d) in x's dtype, any slot stride: the last w - 1 raw inputs, oldest first, zeros before the
-        first token. Returns (t, d) in x's dtype.
+        x: (t, d), any token stride. weight: (d, w) contiguous, w 1 to 8. bias: (d,) in the weight's dtype, or None.
+        state: (num_slots, w - 1, d) in x's dtype, any slot stride: the last w - 1 raw inputs, oldest first, zeros for
+        those before the first token. The slots that the batch names are read and written in place. Returns (t, d) in
+        x's dtype.
         """
         batch, t, d, code = self._tokens(x, ragged)
         device, width, most_taps = x.device, weight.shape[-1], self._most("taps")
@@ -128,10 +132,11 @@ class Ops(ABC, Generic[LinearT]):
         section 3.2.
 
         x, dt, z: (t, d), B, C: (t, n), all of one dtype, any token stride. A: (n, d) float32 contiguous, -exp(A_log)
-        transposed; n 1 to 256, on a CUDA device to 128. D, dt_bias: (d,) float32. D, z, dt_bias: None omits the term.
-        state: (num_slots, n, d) float32, any slot stride. Returns (t, d) in x's dtype. A sequence's tokens are
-        processed strictly in order, so cutting it anywhere gives the same bits; a decode step is this op on sequences
-        of one token. A snapshot is a copy of the carry itself; slots that the Ragged does not name stay untouched.
+        transposed; n 1 to 256, on a CUDA device 1 to 128. D, dt_bias: (d,) float32 contiguous. D, z, dt_bias: None
+        omits the term or factor. state: (num_slots, n, d) float32, any slot stride; the slots that the batch names are
+        read and written in place. Returns (t, d) in x's dtype. A sequence's tokens are processed strictly in order, so
+        cutting it anywhere gives the same bits; a decode step is this op on sequences of one token. A snapshot is a
+        copy of the carry, not rounded.
         """
         batch, t, d, code = self._tokens(x, ragged)
         device, n, most_states = x.device, A.shape[0], self._most("states")
@@ -180,7 +185,7 @@ class Ops(ABC, Generic[LinearT]):
         eps: float,
         out_dtype: torch.dtype,
     ) -> torch.Tensor:
-        """Add delta to the residual in place, then compute its rms_norm.
+        """Add delta to the residual in place, then compute the residual's rms_norm.
 
         residual: (t, h) float32, any row stride. delta: (t, h), any row stride. weight, eps, out_dtype and the result:
         as in rms_norm.
@@ -195,7 +200,7 @@ class Ops(ABC, Generic[LinearT]):
         return self._of_two("silu_mul", gate, "gate", up, "up")
 
     def sigmoid_mul(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        """Compute x * sigmoid(gate) in float32, rounded once.
+        """Compute x * sigmoid(gate) in float32, rounded once. CPU only.
 
         x, gate: (t, h), of one dtype, any row stride. Returns (t, h) in that dtype.
         """
@@ -217,14 +222,15 @@ class Ops(ABC, Generic[LinearT]):
     def norm_rope(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, steps: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
-        """Compute the rms_norm of each head, then its rotary position embedding, in float32, rounded once. Su et al.,
-        arXiv 2104.09864, section 3.2, on halves: y_i = x_i cos - x_(p + i) sin, y_(p + i) = x_(p + i) cos + x_i sin
-        for i < p, by the angle position * steps_i. Other columns are normed alone.
+        """Compute the rms_norm of each head, then its rotary position embedding, in float32, rounded once. CPU only. Su
+        et al., arXiv 2104.09864, section 3.2, in the form that rotates column i with column p + i: for i < p and the
+        normed x, y_i = x_i cos - x_(p + i) sin and y_(p + i) = x_(p + i) cos + x_i sin, of the angle
+        position * steps_i. The columns from 2p on are only normed.
 
         x: (t, heads, head_dim), any token stride. weight: (head_dim,). steps: (p,) int64 contiguous, in 2^-64 turns
         (`rotary_steps`), 2p at most head_dim. positions: (t,) int64 contiguous, absolute. Returns
-        (t, heads, head_dim) in x's dtype. cos and sin are rounded once, from an error of less than 1e-15 beside the
-        rounding of a step.
+        (t, heads, head_dim) in x's dtype. For given steps, cos and sin have an error below 1e-15 before they are
+        rounded to float32.
         """
         self._require_here(x, "x")
         if x.dim() != 3:
@@ -243,10 +249,11 @@ class Ops(ABC, Generic[LinearT]):
         return y
 
     def softmax_topk(self, logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the softmax weights over the whole row and the indices of each row's k largest logits.
+        """Return two tensors for the k largest logits of each row: their weights in the softmax over the whole row, and
+        their indices.
 
-        logits: (t, n) float32, any row stride; on a CUDA device n is at most 1,024. Returns weights (t, k) float32,
-        descending, not normalised again, and indices (t, k) int64, the lower index first on ties.
+        logits: (t, columns) float32, any row stride; on a CUDA device at most 1,024 columns. Returns weights (t, k)
+        float32, descending, not normalised again, and indices (t, k) int64, the lower index first on ties.
         """
         t, n = self._logits_shape(logits)
         if not 1 <= k <= n:
@@ -283,7 +290,7 @@ class Ops(ABC, Generic[LinearT]):
         return tokens, logprobs
 
     def token_logprob(self, logits: torch.Tensor, token: int) -> float:
-        """Return the log-probability of one token, with the same bits that `greedy` gives for the likeliest token.
+        """Return the log-probability of one token. For the likeliest token it has the same bits as from `greedy`.
 
         logits: (v,) float32 contiguous. token: in [0, v).
         """
@@ -319,11 +326,11 @@ class Ops(ABC, Generic[LinearT]):
         v_cache: torch.Tensor,
         token_slots: torch.Tensor,
     ) -> None:
-        """Write keys and values to the cache, rounded if its dtype is narrower.
+        """Write keys and values to the cache, rounded if the cache's dtype is narrower.
 
-        k, v: (t, kv_heads, head_dim), any token stride. k_cache, v_cache: (pages, PAGE_TOKENS, kv_heads, head_dim)
-        contiguous. token_slots: (t,) int64, page x PAGE_TOKENS + offset of each token, all different; on a CUDA device
-        their values are not checked.
+        k, v: (t, kv_heads, head_dim), any token stride; on a CUDA device in the cache's dtype. k_cache, v_cache:
+        (pages, PAGE_TOKENS, kv_heads, head_dim) contiguous, of one dtype. token_slots: (t,) int64, page x PAGE_TOKENS +
+        offset of each token, all different; on a CUDA device their values are not checked.
         """
         self._require_here(k_cache, "k_cache")
         self._require_here(k, "k")
@@ -353,13 +360,14 @@ class Ops(ABC, Generic[LinearT]):
         """Compute causal attention of the new tokens of b sequences over all tokens of these sequences so far: Vaswani
         et al., arXiv 1706.03762, equation 1, with the grouped heads of Ainslie et al., arXiv 2305.13245.
 
-        q: (t, heads, head_dim), any token stride; heads is a multiple of the cache's kv_heads. k_cache, v_cache:
-        (pages, PAGE_TOKENS, kv_heads, head_dim) contiguous, with the new tokens' rows already written. page_table:
-        (b, max_pages) int64; row i lists the pages of sequence i in order; entries past its last page are not read.
-        cu_seqlens: (b + 1,) int64, offsets of the sequences in t. context: (b,) int64, tokens cached before the new
-        ones. scale: factor of the scores q k^T. Returns (t, heads, head_dim) in q's dtype. A query's bits depend on its
-        absolute position and on the keys and values up to it, never on its chunk or batch. On a CUDA device the values
-        of page_table, cu_seqlens and context are not checked.
+        q: (t, heads, head_dim), any token stride; heads is a multiple of the cache's kv_heads; on a CUDA device in the
+        cache's dtype, with head_dim at most 256. k_cache, v_cache: (pages, PAGE_TOKENS, kv_heads, head_dim) contiguous,
+        of one dtype, with the new tokens' rows already written. page_table: (b, max_pages) int64; row i lists the pages
+        of sequence i in order; entries past its last page are not read. cu_seqlens: (b + 1,) int64, offsets of the
+        sequences in t. context: (b,) int64, tokens cached before the new ones. scale: factor of the scores q k^T.
+        Returns (t, heads, head_dim) in q's dtype. The bits of a query's output depend on the query, its absolute
+        position, and the keys and values up to it, never on its chunk or batch. On a CUDA device the values of
+        page_table, cu_seqlens and context are not checked.
         """
         self._require_here(k_cache, "k_cache")
         self._require_here(q, "q")
@@ -379,7 +387,8 @@ class Ops(ABC, Generic[LinearT]):
         return out
 
     def normed(self, residual: Residual, norm: PreNorm, dtype: torch.dtype) -> torch.Tensor:
-        """Add the pending delta to the sum in place, and return the sum's norm, (t, h) in `dtype`."""
+        """Add the pending delta to the sum in place, and return the sum's norm, (t, h) in `dtype`. has_delta stays
+        set, so the residual must then get a new delta (Residual.leave) or be dropped."""
         delta = residual.delta if residual.has_delta else None
         return self._norm(residual.sum, delta, norm.weight, norm.eps, dtype)
 
@@ -404,8 +413,9 @@ class Ops(ABC, Generic[LinearT]):
         return require_logits(logits)
 
     def _logprob(self, logits: torch.Tensor, choose: bool, tokens: torch.Tensor, logprobs: torch.Tensor | None) -> None:
-        """Compute the log-probabilities of tokens. choose: write each row's likeliest token to `tokens` first; if
-        false, read the tokens from there. logprobs: None to choose only."""
+        """Compute the log-probability of one token per row. choose: first write each row's likeliest token to `tokens`;
+        if false, read the tokens from there. tokens: (t,) int64. logprobs: (t,) float32, the result; None to choose
+        only."""
         rows = view(logits, "logits")
         self._launch("logprob", logits, *logits.shape, rows, choose, tokens.data_ptr(), address(logprobs))
 
@@ -429,8 +439,8 @@ class Ops(ABC, Generic[LinearT]):
         eps: float,
         out_dtype: torch.dtype,
     ) -> tuple[tuple[Any, ...], torch.Tensor, torch.Tensor | None]:
-        """Check the arguments of a norm. Return them for the kernel, the result y, and the float32 weight, which must
-        live until the launch."""
+        """Check the arguments of a norm. Return the kernel's arguments, the result tensor y, and the float32 weight,
+        which must live until the launch."""
         self._require_here(x, "x" if delta is None else "residual")
         if delta is None:
             require_matrix(x, "x")
@@ -456,8 +466,8 @@ class Ops(ABC, Generic[LinearT]):
 
     @abstractmethod
     def _most(self, what: str) -> int:
-        """Return a limit of the device: `taps` of causal_conv, `states` of selective_scan, `choices` (columns) of
-        softmax_topk."""
+        """Return a limit of the device. what: `taps` of causal_conv, `states` per channel of selective_scan, or
+        `choices` (columns) of softmax_topk."""
 
     @abstractmethod
     def _require_here(self, tensor: torch.Tensor, name: str) -> None:

@@ -25,8 +25,8 @@ class Ragged:
 
     cu_seqlens: (b + 1,), token offsets. initial_slots: (b,), slot read before the first token; -1: begin with zeros.
     final_slots: (b,), slot written after the last token; -1: discard the state. snapshot_cu: (b + 1,), offsets into
-    the next two. snapshot_positions: (k,), tokens of this chunk consumed at the snapshot, 1 to its length, ascending
-    within a sequence. snapshot_slots: (k,), slots written. copies: see `on`.
+    the next two. snapshot_positions: (k,), tokens of its sequence in this batch up to the snapshot, 1 to the sequence's
+    length, ascending within a sequence. snapshot_slots: (k,), slots written. copies: see `on`.
     """
 
     cu_seqlens: torch.Tensor
@@ -187,8 +187,8 @@ def _check_positions(positions: list[int], cuts: list[int], lengths: list[int]) 
 
 
 def _check_slots(ragged: Ragged) -> set[int]:
-    """Return all slots read or written, -1 included. Raises ValueError if a slot is written twice, or if one sequence
-    writes the initial slot of another."""
+    """Return all slots read or written, and -1 if a sequence begins with zeros. Raises ValueError for an invalid slot
+    number, for a slot that is written twice, or if one sequence writes the initial slot of another."""
     initial, final = ragged.initial_slots.tolist(), ragged.final_slots.tolist()
     snapshots, cuts = ragged.snapshot_slots.tolist(), ragged.snapshot_cu.tolist()
     if min([*initial, *final], default=-1) < -1 or min(snapshots, default=0) < 0:

@@ -1,7 +1,8 @@
-"""Specification of the ops in plain PyTorch, one token at a time. The kernels are tested against it.
+"""Specification of the ops in plain PyTorch. The kernels are tested against it.
 
-Arguments and results are those of apcbatch.kernels.ops. The ops compute in float32, or in float64 for float64
-activations; tests derive their tolerances from the float64 results.
+Shapes and dtypes of arguments and results are those of apcbatch.kernels.ops; for delta_rule and gated_norm, those of
+apcbatch.kernels.cpu.delta_rule. Here activations may also be float64. The ops compute in float32, or in float64 for
+float64 activations; tests derive their tolerances from the float64 results. Recurrent ops compute one token at a time.
 """
 
 from __future__ import annotations
@@ -83,10 +84,10 @@ def delta_rule(
     state: torch.Tensor,
     ragged: Ragged,
 ) -> torch.Tensor:
-    """Compute the gated delta rule; see apcbatch.kernels.cpu.delta_rule. With q and k normed to length 1, q also
-    divided by sqrt(K), beta = sigmoid(b) and d = exp(A softplus(a + dt_bias)), for each value head:
+    """Compute the gated delta rule; see apcbatch.kernels.cpu.delta_rule. For each token and value head, with q and k
+    normed to length 1, q also divided by sqrt(K), beta = sigmoid(b) and d = exp(A softplus(a + dt_bias)):
 
-    S = d S + k (beta (v - S^T (d k)))^T, o = S^T q.
+    S_t = d S_(t-1) + k (beta (v - S_(t-1)^T (d k)))^T, o = S_t^T q.
 
     Yang, Kautz and Hatamizadeh, "Gated Delta Networks", arXiv 2412.06464, equation 10.
     """
@@ -192,8 +193,8 @@ def sigmoid_mul(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
 def norm_rope(
     x: torch.Tensor, weight: torch.Tensor, eps: float, steps: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
-    """Compute the rms_norm of each head, then rotate its first columns; see apcbatch.kernels.ops. Angles, cosines and
-    sines are float64."""
+    """Compute the rms_norm of each head, then rotate its first 2p columns; see apcbatch.kernels.ops. Angles, cosines
+    and sines are computed in float64."""
     compute = torch.promote_types(x.dtype, torch.float32)
     y, pairs = rms_norm(x, weight, eps, compute), steps.numel()
     radians = steps.double() * (2 * math.pi / 2**TURN_BITS)
@@ -245,8 +246,8 @@ def paged_attention(
 
 
 def softmax_topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the softmax weights over the whole row and the indices of each row's k largest logits, the lower index
-    first on ties."""
+    """Return two tensors for the k largest logits of each row: their weights in the softmax over the whole row, and
+    their indices. On ties the lower index comes first."""
     indices = logits.sort(dim=-1, descending=True, stable=True).indices[:, :k]
     return logits.softmax(-1).gather(1, indices), indices
 

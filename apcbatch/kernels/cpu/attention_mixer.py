@@ -1,7 +1,7 @@
 """Attention mixer of one layer inside the CPU's stack.
 
-Invariant: the bits equal those of the ops that define it, run in this order: normed, linear, with norms norm_rope of
-queries and of keys, write_kv, paged_attention, with gates sigmoid_mul, linear.
+Invariant: the bits equal those of the ops run one by one in this order: normed, linear (qkv_proj), norm_rope of queries
+and of keys (only with norms), write_kv, paged_attention, sigmoid_mul (only with gates), linear (o_proj).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from apcbatch.kernels.layer import AttentionWeights, PreNorm, QueryKeyNorms
 class FusedAttention(StackSubBlock):
     """Attention mixer of one layer over its KV pages, for a stack. Outside a stack, attention runs op by op.
 
-    norm: (h). k_cache, v_cache: (pages, PAGE_TOKENS, kv_heads, head_dim) contiguous. Raises ValueError where a shape or
-    a dtype does not fit.
+    norm: the pre-norm, (h,). k_cache, v_cache: (pages, PAGE_TOKENS, kv_heads, head_dim) contiguous, of one dtype.
+    Raises ValueError if a shape or a dtype does not fit.
     """
 
     def __init__(
@@ -61,8 +61,9 @@ class FusedAttention(StackSubBlock):
 
 
 def _norms(norms: QueryKeyNorms | None, head_dim: int) -> tuple[int, int, float, int, int]:
-    """Return the addresses of both weights, eps, the address of the steps and their number; zeros for None. Raises
-    ValueError."""
+    """Return the kernel's arguments (q_norm, k_norm, norm_eps, steps, pairs) for the norms of queries and keys and
+    their rotary embedding: q_norm, k_norm and steps are addresses, pairs is the number of steps. All are 0 for None.
+    Raises ValueError if a shape or a dtype does not fit."""
     if norms is None:
         return 0, 0, 0.0, 0, 0
     pairs = norms.steps.numel()

@@ -24,9 +24,9 @@ class FusedDeltaNet(FusedSubBlock):
     """Mixer of one layer, bound to its weights and state slots. A call stores the output, (t, h), as the residual's
     delta.
 
-    delta: (num_slots, Hv, V / lanes, K, lanes) float32, the recurrent states. conv: (num_slots, w - 1, 2 Hk K + Hv V)
-    in the weights' dtype, the last inputs of the convolution. Both with any slot stride. Raises ValueError if a shape
-    or a dtype does not fit.
+    delta: (num_slots, Hv, V / lanes, K, lanes) float32, the recurrent states, the columns of v in blocks of `lanes`.
+    conv: (num_slots, w - 1, 2 Hk K + Hv V) in the projections' dtype, the last inputs of the convolution. Both with any
+    slot stride. Letters: see DeltaNetWeights. Raises ValueError if a shape or a dtype does not fit.
     """
 
     def __init__(
@@ -71,7 +71,8 @@ class FusedDeltaNet(FusedSubBlock):
 
 
 def _check(w: DeltaNetWeights[PackedLinear], delta: torch.Tensor) -> tuple[int, int]:
-    """Return K and the lanes of a block of the state. Raises ValueError if a shape or a dtype does not fit."""
+    """Return K, and the number of columns (lanes) of a block of the state. Raises ValueError if a shape or a dtype does
+    not fit."""
     value_heads, value_dim, dtype = w.A.numel(), w.norm.numel(), w.in_proj.dtype
     channels, width = w.conv_weight.shape[0], w.conv_weight.shape[-1]
     values, lanes = value_heads * value_dim, delta.shape[-1]

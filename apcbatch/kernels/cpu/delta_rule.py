@@ -1,8 +1,9 @@
 """Gated delta rule and gated norm on the CPU: the kernels of the delta net mixer, one call each.
 
-apcbatch.kernels.reference computes both in plain PyTorch. Invariants: a row of a result depends only on the tokens of
-its sequence up to that row; a snapshot is a copy of the carry itself, so cutting a sequence anywhere gives the same
-bits; in float32 every instruction set gives the same bits. Both raise ValueError for arguments that do not fit.
+apcbatch.kernels.reference computes both in plain PyTorch. Invariants: a row of delta_rule's result depends only on the
+initial state and the tokens of its sequence up to that row, a row of gated_norm's only on that row; a snapshot is a
+copy of the carry, not rounded, so cutting a sequence anywhere gives the same bits; in float32 every instruction set
+gives the same bits. Both functions raise ValueError for arguments that do not fit.
 
 Dimension letters: t tokens, Hk key heads of K columns, Hv value heads of V columns.
 """
@@ -36,14 +37,16 @@ def delta_rule(
     state: torch.Tensor,
     ragged: Ragged,
 ) -> torch.Tensor:
-    """Compute the gated delta rule in float32: S = d S + k (beta (v - S^T (d k)))^T, o = S^T q, where q and k are
-    normed to length 1 (1e-6 added to the sum of squares), q is divided by sqrt(K), beta = sigmoid(b) and d = exp(A
-    softplus(a + dt_bias)). Yang, Kautz and Hatamizadeh, arXiv 2412.06464, equation 10.
+    """Compute the gated delta rule in float32. For each token and value head, S_t = d S_(t-1) + k (beta (v -
+    S_(t-1)^T (d k)))^T and o = S_t^T q, where q and k are normed to length 1 (1e-6 added to the sum of squares), q is
+    then divided by sqrt(K), beta = sigmoid(b) and d = exp(A softplus(a + dt_bias)). Yang, Kautz and Hatamizadeh,
+    arXiv 2412.06464, equation 10.
 
     q, k: (t, Hk, K). v: (t, Hv, V); value head h uses key head h // (Hv / Hk). b, a: (t, Hv). All five of one dtype,
     float32 or bfloat16, with any token stride. A: (Hv,) float32, -exp(A_log). dt_bias: (Hv,) float32. state:
-    (num_slots, Hv, V / lanes, K, lanes) float32, any slot stride. Returns (t, Hv, V) float32, in memory the heads
-    first.
+    (num_slots, Hv, V / lanes, K, lanes) float32, any slot stride: S (K, V) of each value head, its columns in blocks of
+    `lanes`. The slots that the batch names are read and written in place. Returns o, (t, Hv, V) float32, a transposed
+    view of (Hv, t, V) contiguous.
     """
     _check_heads(q, k, v, ragged)
     (t, value_heads, value_dim), (key_heads, key_dim) = v.shape, q.shape[1:]
@@ -96,8 +99,8 @@ def gated_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: f
     """Compute x / sqrt(mean(x^2) + eps) * weight * silu(gate) for each head in float32, rounded once. Yang, Kautz and
     Hatamizadeh, arXiv 2412.06464, section 3.4.
 
-    x: (t, Hv, V) float32, any stride of tokens and heads. gate: (t, Hv, V), any token stride. weight: (V,) float32.
-    Returns (t, Hv, V) in gate's dtype.
+    x: (t, Hv, V) float32, any stride of tokens and heads. gate: (t, Hv, V) float32 or bfloat16, any token stride.
+    weight: (V,) float32. Returns (t, Hv, V) in gate's dtype.
     """
     require_cpu(x, "x")
     require_cpu(gate, "gate")

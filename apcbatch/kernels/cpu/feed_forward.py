@@ -20,7 +20,7 @@ from apcbatch.kernels.ragged import Ragged
 
 class FusedMlp(FusedSubBlock):
     """Pre-norm and SwiGLU MLP in one call. A call stores the output, (t, h), as the residual's delta. Raises
-    ValueError."""
+    ValueError if the norm does not fit."""
 
     def __init__(self, norm: PreNorm, expert: Expert[PackedLinear]) -> None:
         self._kept_alive, self._expert, self.hidden = norm, expert, expert.gate_up.in_features
@@ -36,10 +36,12 @@ class FusedMlp(FusedSubBlock):
 
 
 class FusedMixture(FusedSubBlock):
-    """Pre-norm and mixture of SwiGLU experts in one call. Raises ValueError.
+    """Pre-norm and mixture of SwiGLU experts in one call. A call stores the output, (t, h), as the residual's delta.
+    Raises ValueError if a shape or a dtype does not fit.
 
-    Each token uses its experts_per_token likeliest experts, weighted by the router's softmax over all experts. The
-    chosen weights are not normalised again. router: (experts, h). experts: of one shape and of the router's dtype.
+    Each token uses the experts_per_token experts with the largest router logits, weighted by the softmax over all
+    experts. The chosen weights are not normalised again. router: (experts, h). experts: of one shape and of the
+    router's dtype.
     """
 
     def __init__(

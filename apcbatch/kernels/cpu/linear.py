@@ -25,8 +25,8 @@ from apcbatch.kernels.processor import num_threads
 
 @dataclass(frozen=True, eq=False)
 class PackedLinear:
-    """Weights (out_features, in_features) in the order that `linear` reads them. data: the packed weights. plan: their
-    address and sizes for the compiled module, without a bias."""
+    """Weights (out_features, in_features) in the order that `linear` reads them. data: the packed weights. dtype:
+    float32 or bfloat16. plan: their address and sizes for the compiled module, without a bias."""
 
     data: torch.Tensor
     out_features: int
@@ -38,8 +38,8 @@ class PackedLinear:
         object.__setattr__(self, "plan", projection(self, None))
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
-        """Return rows of the weights: indices (k,) int64 in [0, out_features) -> (k, in_features) in their dtype. See
-        Linear."""
+        """Return rows of the weights: indices (k,) int64 in [0, out_features) -> (k, in_features) in the weights'
+        dtype. See Linear."""
         indices = require_indices(indices, "indices", (indices.numel(),), self.out_features)
         rows = torch.empty(indices.numel(), self.in_features, dtype=self.dtype)
         _C.unpack_rows(self.plan, indices.data_ptr(), indices.numel(), rows.data_ptr(), num_threads())

@@ -1,7 +1,8 @@
 """Fused Mamba-1 mixer on the CPU: pre-norm and mixer of one layer in one call.
 
-Invariant: the bits equal those of the ops called in this order: add_rms_norm_, in_proj, causal_conv, x_proj, rms_norm,
-dt_proj, selective_scan, out_proj. Weights and states are checked once, when a FusedMamba is made.
+Invariant: the bits equal those of the ops called in this order: add_rms_norm_, in_proj, causal_conv, x_proj, rms_norm
+of dt, B and C (only with norms), dt_proj, selective_scan, out_proj. Weights and states are checked once, when a
+FusedMamba is made.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class FusedMamba(FusedSubBlock):
     """Mixer of one layer, bound to its weights and state slots. A call stores the output, (t, h), as the residual's
     delta.
 
-    ssm: (num_slots, n, d) float32, the recurrent states. conv: (num_slots, w - 1, d) in the weights' dtype, the last
-    inputs of the convolution. Both with any slot stride. Raises ValueError if a shape or a dtype does not fit.
+    ssm: (num_slots, n, d) float32, the recurrent states. conv: (num_slots, w - 1, d) in the projections' dtype, the
+    last inputs of the convolution. Both with any slot stride. Raises ValueError if a shape or a dtype does not fit.
     """
 
     def __init__(

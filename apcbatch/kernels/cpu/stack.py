@@ -30,8 +30,8 @@ from apcbatch.kernels.ragged import Ragged
 
 
 class FusedStack:
-    """A whole pass in one call: embedding, layers, final norm, head, argmax. The bits equal those of the ops run one by
-    one. Raises ValueError if the shapes do not fit."""
+    """A whole pass in one call. layers: sub-blocks of each layer (StackSubBlock). norm, head, embedding: see
+    BackendOf.pass_stack. Raises ValueError if a shape or a dtype does not fit."""
 
     def __init__(
         self, layers: Sequence[Sequence[StackEntry]], norm: PreNorm, head: PackedLinear, embedding: torch.Tensor | None
@@ -60,11 +60,12 @@ class FusedStack:
         kept_rows: torch.Tensor | None = None,
         on_layer: Callable[[], None] | None = None,
     ) -> Passed:
-        """Run a pass over the tokens. The next call overwrites the tensors returned. Raises ValueError.
+        """Run a pass over the tokens. The next call overwrites the tensors returned. Raises ValueError for arguments
+        that do not fit.
 
-        tokens: (t,) int64 ids. logits_rows: (r,) int64, the tokens to compute logits for. hidden_rows: (s,) int64, the
-        tokens to return hidden states for. with_logprobs: also return log-probabilities of the likeliest tokens.
-        kept_rows: (m,) int64, the tokens whose inputs are kept for `replay`, in place of those of the pass before.
+        tokens: (t,) int64 ids. The rows are indices in t: logits_rows: (r,) int64, to compute logits for. hidden_rows:
+        (s,) int64, to return hidden states for. kept_rows: (m,) int64, whose recurrence inputs are kept for `replay`;
+        they replace those kept before. with_logprobs: also return the log-probabilities of the likeliest tokens.
         on_layer: called before each layer. A call with the same tensor objects as the last one skips the checks of
         shapes and dtypes; the compiled module checks the values in every call.
         """
@@ -78,13 +79,17 @@ class FusedStack:
         return Passed(checked.logits, checked.hidden, chosen[0], chosen[1] if with_logprobs else None)
 
     def replay(self, replays: Sequence[tuple[int, int, int]]) -> None:
-        """Continue states by tokens whose inputs the last pass kept: (slot, first of kept_rows, number of tokens) each.
-        The states have the bits of a pass over these tokens. Raises ValueError for rows that were not kept."""
+        """Advance states by tokens whose inputs the last pass kept. The states then have the bits of a pass over these
+        tokens.
+
+        replays: (state slot, index in kept_rows of the first token, number of tokens) each. Slots must be distinct
+        (not checked), and rows must ascend without overlap. Raises ValueError for rows that do not or were not kept."""
         require_slots(max((slot for slot, _, _ in replays), default=-1), self._num_slots)
         self._plan.replay(list(replays), num_threads())
 
     def _refuse(self, inputs: _Inputs) -> NoReturn:
-        """Raise the ValueError for a value that the compiled module refused: a token, row or page out of range."""
+        """Raise the ValueError for a value that the compiled module refused, such as a token, row or page out of
+        range."""
         self._check(inputs)
         raise AssertionError("the compiled module refused the numbers of a pass that is sound")
 
@@ -116,7 +121,7 @@ class FusedStack:
             kept = kept_rows.numel(), kept_rows.data_ptr()
         for_logits = r, logits_rows.data_ptr(), logits.data_ptr()
         plan = _C.Pass(tokens.data_ptr(), ragged.params, where, for_logits, wanted, with_logprobs, kept)
-        # The contiguous tensors, not the caller's: one that was copied here must be copied and checked in each pass.
+        # Compare later inputs with the contiguous tensors: a caller's tensor that was copied here must be copied again.
         seen = (tokens, ragged, page_table, context, token_slots, logits_rows, hidden_rows, with_logprobs, kept_rows)
         return _CheckedPass(seen, plan, logits, hidden)
 

@@ -1,8 +1,8 @@
-"""The interface of the CPU's sub-blocks: what the stack and the benchmarks know of one, whatever its kind.
+"""Interface of the CPU's sub-blocks of every kind, for the stack and the benchmarks.
 
-A new kind is a module beside this one with a StackSubBlock or a FusedSubBlock, its row in
-apcbatch.kernels.cpu.backend, and its class in csrc. Invariant: the bits are those of the kind's ops called one after
-the other.
+To add a kind, write a module in this package with a StackSubBlock or a FusedSubBlock, add its row in
+apcbatch.kernels.cpu.backend, and its struct in csrc (csrc/sub_block.h). Invariant: the bits equal those of the kind's
+ops run one by one.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from apcbatch.kernels.ragged import Ragged
 class StackSubBlock:
     """Sub-block that runs inside a FusedStack.
 
-    plan: the compiled module's sub-block (csrc/sub_block.h). It holds addresses of tensors, so its owner must keep this
-    object alive. num_slots, num_pages: capacity of the state that it reads and writes; None for a kind without slots or
-    pages. hidden: columns of the residual.
+    plan: the compiled module's sub-block (csrc/sub_block.h). It holds addresses of tensors, so whoever uses the plan
+    must keep this object alive. num_slots, num_pages: capacity of the state that it reads and writes; None for a kind
+    without slots or pages. hidden: columns of the residual.
 
-    Of drafted tokens, a kind with slots keeps the inputs of its recurrence, and replays the accepted ones from the
-    state before them: `kept_bytes` and `replay` of csrc/sub_block.h.
+    A pass leaves the states of a sequence with drafts unchanged. A kind with slots keeps the inputs of its recurrence
+    instead; the accepted tokens are then replayed (`kept_bytes` and `replay` of csrc/sub_block.h).
     """
 
     plan: _C.SubBlock
@@ -46,8 +46,8 @@ class FusedSubBlock(StackSubBlock, ABC):
         """Yield the matrix products of a call with this residual, in order. For benchmarks."""
 
     def run_over(self, residual: Residual, ragged: Ragged) -> None:
-        """Run it alone on the state slots that the batch names. Raises ValueError unless the residual has one row per
-        token of the batch, and the state has the batch's slots."""
+        """Run the sub-block alone, on the state slots that the batch names. Raises ValueError unless the residual has
+        one row per token of the batch, and the state has the batch's slots."""
         if residual.sum.shape[0] != ragged.num_tokens:
             raise ValueError(
                 f"the residual must have a row for each of the batch's {ragged.num_tokens} tokens; it is "
@@ -57,14 +57,15 @@ class FusedSubBlock(StackSubBlock, ABC):
         self.run(residual, ragged)
 
     def run(self, residual: Residual, ragged: Ragged | None = None) -> None:
-        """Run it alone; ragged: for a kind with slots. Raises ValueError."""
+        """Run the sub-block alone. ragged: None for a kind without slots. Raises ValueError unless the residual has the
+        sub-block's columns."""
         t, places = residual.sum.shape[0], addresses(residual, self.hidden)
         self.plan.run(t, None if ragged is None else ragged.params, *places, num_threads())
 
 
 def norm_plan(norm: PreNorm, hidden: int) -> _C.PreNorm:
     """Make the compiled module's handle of a norm of `hidden` columns. It holds an address only: the caller keeps the
-    norm alive. Raises ValueError."""
+    norm alive. Raises ValueError unless the weight is (hidden,) float32."""
     require_parameter(norm.weight, "norm", (hidden,), torch.float32)
     return _C.PreNorm(norm.weight.data_ptr(), norm.eps)
 

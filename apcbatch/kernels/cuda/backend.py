@@ -19,8 +19,8 @@ CUDA_NUMERICS_VERSION = 5
 
 
 class CudaBackend(CudaOps, BackendOf[DeviceLinear]):
-    """See apcbatch.kernels.backend. exact: products of the weights packed here are accumulated in one fixed order, so
-    that a row's bits do not depend on the rest of the batch."""
+    """See apcbatch.kernels.backend. exact: in products with the weights packed here, a row's bits do not depend on the
+    rest of the batch (apcbatch.kernels.cuda.linear)."""
 
     def __init__(self, device: torch.device, exact: bool) -> None:
         self.device, self.exact = device, exact
@@ -34,15 +34,15 @@ class CudaBackend(CudaOps, BackendOf[DeviceLinear]):
     }
 
     def arithmetic(self, dtype: torch.dtype) -> str:
-        """Name the arithmetic. Its products are cuBLAS's, so the name contains torch's version and the GPU's compute
-        capability."""
+        """Name the arithmetic. cuBLAS computes some of its products, so the name contains torch's version and the GPU's
+        compute capability."""
         major, minor = torch.cuda.get_device_capability(self.device)
         products = "exact" if self.exact else "fast"
         name = str(dtype).removeprefix("torch.")
         return f"cuda-sm{major}{minor}-{name}-{products}-torch{torch.__version__}-{CUDA_NUMERICS_VERSION}"
 
     def pack_linear(self, weight: torch.Tensor) -> DeviceLinear:
-        """Prepare weights for `linear`."""
+        """Prepare weights (out, in), of any stride, for `linear`: see BackendOf."""
         return pack_linear(weight, self.exact, self._products)
 
     def layer_stack(self, layers: Sequence[Sequence[StackEntry]]) -> DeviceMambaStack | None:

@@ -12,11 +12,12 @@ from apcbatch.kernels.ragged import Ragged
 
 
 class DeviceBatch:
-    """Copy of one Ragged on the device. params: the batch as the compiled module takes it.
+    """Copy of one Ragged on the device. params: the batch as the compiled module takes it. lists: all index tensors of
+    `_lists`, concatenated, int64 on the device.
 
-    most_snapshots: if given, `lists` has room for so many, and the kernels take every sequence for one of several
-    tokens. So it may be overwritten by the lists of any batch with as many sequences and tokens, at most as many
-    snapshots, and no longer sequence.
+    most_snapshots: if given, `lists` has room for this number of snapshots, and the kernels treat every sequence as one
+    of several tokens. Then `lists` may be overwritten by those of another batch with the same numbers of sequences and
+    tokens, at most most_snapshots snapshots, and no sequence longer than the longest one here.
     """
 
     def __init__(self, ragged: Ragged, device: torch.device, most_snapshots: int | None = None) -> None:
@@ -50,8 +51,8 @@ class DeviceBatch:
 
 
 def uploaded(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copy a host tensor to the device on its current stream, without waiting. The copy's source is pinned memory,
-    which torch keeps until the transfer has ended."""
+    """Copy a host tensor to the device on the device's current stream, without waiting. The source is a pinned copy of
+    the tensor, which torch keeps until the transfer has ended."""
     return (tensor.pin_memory() if tensor.numel() else tensor).to(device, non_blocking=True)
 
 

@@ -32,9 +32,9 @@ class CompiledMamba:
 def compile_mamba(
     norm: PreNorm, weights: MambaWeights[DeviceLinear], ssm: torch.Tensor, conv: torch.Tensor
 ) -> CompiledMamba | None:
-    """Compile a mixer. ssm: (slots, n, d), conv: (slots, w - 1, d), its states. Returns None for weights that only the
-    ops take, such as those without fixed-order products or with biases of the projections. Raises ValueError if the
-    states do not fit."""
+    """Compile a mixer. ssm: (slots, n, d) float32, its recurrent states. conv: (slots, w - 1, d) in the projections'
+    dtype, the last inputs of its convolution. Returns None for weights that only the ops support, such as those without
+    fixed-order products or with biases of the projections. Raises ValueError if the states do not fit."""
     if not _is_supported(norm, weights):
         return None
     w, (n, d), width = weights, weights.A.shape, weights.conv_weight.shape[1]
@@ -80,8 +80,8 @@ class CompiledMambaStack:
 
     def __call__(self, residual: Residual, batch: DeviceBatch) -> bool:
         """Run the mixers, each as DeviceMamba does. Returns False, with nothing done, if the caller must run the ops
-        instead: a mixer is not compiled, the mixers' shapes differ, the kernel of a product is not chosen yet, or the
-        ops would refuse the arguments."""
+        instead: a mixer is not compiled, the mixers' shapes differ, no fixed-order product serves this number of rows,
+        the kernel of a product is not chosen yet, or the arguments do not fit (the ops then raise the error)."""
         first, rows, sums = self._first, batch.num_tokens, residual.sum
         if first is None or not self._fit(first.in_proj, sums, batch):
             return False

@@ -47,8 +47,8 @@ class FewTokens:
     ) -> torch.Tensor:
         """Return the weighted sum of each token's experts, (t, h) float32.
 
-        x: (t, h) bfloat16. weights: (t, k) float32. chosen: (t, k) int64, experts of each token; t k is at most
-        most_pairs. present: (1,) int64, number of real tokens, which come first; None: all. The rows of the other,
+        x: (t, h) bfloat16 contiguous. weights: (t, k) float32. chosen: (t, k) int64, experts of each token; t * k is at
+        most most_pairs. present: (1,) int64, number of real tokens, which come first; None: all. The rows of the other,
         padding tokens are zero. Raises ValueError.
         """
         t, k = chosen.shape

@@ -21,7 +21,7 @@ MOST_FILLED = 512  # rows of an expert, on average; exclusive
 
 
 def swiglu(expert: Expert[DeviceLinear], x: torch.Tensor) -> torch.Tensor:
-    """Compute down(silu(gate x) * up x): (t, h) -> (t, h) float32."""
+    """Compute down(silu(gate x) * up x). x: (t, h) in the weights' dtype. Returns (t, h) float32."""
     f = expert.down.in_features
     gate_up = ops.linear(x, expert.gate_up)  # (t, h) -> (t, 2f)
     return ops.linear(ops.silu_mul(gate_up[:, :f], gate_up[:, f:]), expert.down, out_dtype=torch.float32)
@@ -43,8 +43,8 @@ class DeviceMixture:
     """Mixture of SwiGLU experts: see apcbatch.kernels.cpu.feed_forward.FusedMixture.
 
     Up to most_captured tokens, FewTokens runs all experts at once without a transfer to the host. With more tokens the
-    experts run one after the other. The host then reads the number of tokens per expert from the device, once a call,
-    so it waits, and no CUDA graph can capture the call.
+    experts run one after the other. Then each call waits until the host has read the number of tokens per expert from
+    the device, so no CUDA graph can capture it.
     """
 
     def __init__(

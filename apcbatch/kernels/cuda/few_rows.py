@@ -20,7 +20,8 @@ _FLOAT32, _BFLOAT16 = DTYPE_CODES[torch.float32], DTYPE_CODES[torch.bfloat16]
 
 
 class FewRows:
-    """Fused kernels of one mixer, for few sequences. ssm: (slots, n, d), conv: (slots, w - 1, d), its states."""
+    """Fused kernels of one mixer, for few sequences. ssm: (slots, n, d) float32, its recurrent states. conv: (slots,
+    w - 1, d) bfloat16, the last inputs of its convolution."""
 
     def __init__(self, weights: MambaWeights[DeviceLinear], ssm: torch.Tensor, conv: torch.Tensor) -> None:
         self._weights, self._ssm, self._conv = weights, ssm, conv
@@ -37,7 +38,8 @@ class FewRows:
         return self._is_supported and batch.num_tokens == batch.num_sequences <= extension().MOST_MIXER_ROWS
 
     def convolved(self, h: torch.Tensor, batch: DeviceBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run in_proj and the convolution: h (t, h) -> x after the convolution, and z, (t, d) each."""
+        """Run in_proj and the convolution. h: (t, h). Returns x after the convolution, and z, (t, d) each. All are
+        bfloat16."""
         w, d = self._weights, self._weights.A.shape[1]
         width = w.conv_weight.shape[1]
         stride = slot_stride(self._conv, (width - 1, d), h.dtype, batch.device)
@@ -67,8 +69,8 @@ class FewRows:
         z: torch.Tensor,
         batch: DeviceBatch,
     ) -> torch.Tensor:
-        """Run dt_proj and one step of the states. Returns y (t, d). dt: (t, r), input of dt_proj. x, z: (t, d), results
-        of `convolved`. b, c: (t, n), each row aligned to 8 bytes."""
+        """Run dt_proj and one step of the states. dt: (t, r), input of dt_proj. x, z: (t, d), results of `convolved`.
+        b, c: (t, n), each row aligned to 8 bytes. Returns y (t, d). All are bfloat16."""
         w, (n, d) = self._weights, self._weights.A.shape
         stride = slot_stride(self._ssm, (n, d), torch.float32, batch.device)
         require_slots(batch.max_slot, self._ssm.shape[0])

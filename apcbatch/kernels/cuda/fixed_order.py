@@ -26,10 +26,10 @@ MOST_TIMED_ROWS = 2048  # rows of x in the largest timing; products with more ro
 CANDIDATES, FEW_CANDIDATES = 8, 4
 TIMINGS = 5  # runs of each kernel; the shortest time counts
 MOST_TRIAL_ROWS, TRIAL_OUTPUTS, COMPARED_ROWS = 512, 512, 64  # rows of x, outputs and rows compared in a trial
-FEWEST_WEIGHT_ROWS = 2560  # split inputs until rows x pieces exceed this, which keeps the device busy
+FEWEST_WEIGHT_ROWS = 2560  # split inputs until rows of weights x pieces exceed this, which keeps the device busy
 FEWEST_INPUTS = 256  # minimum inputs of a piece
 FEWEST_ROWS_IN_TURN = 1024  # rows of x from which cuBLASLt accumulates two pieces itself
-_STEP = {torch.bfloat16: 16, torch.float32: 1}  # the number of inputs must be a multiple
+_STEP = {torch.bfloat16: 16, torch.float32: 1}  # the number of inputs must be a multiple of this
 
 
 def pieces_of(weight: torch.Tensor) -> int:
@@ -87,8 +87,8 @@ class FixedOrderProducts:
         return (b"", False) if chosen is None else (chosen, _in_turn(shape.pieces, shape.out_dtype, bucket))
 
     def product(self, x: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype, pieces: int) -> torch.Tensor:
-        """Compute x W^T, (t, out) in out_dtype. x: (t, in) in the weights' dtype. out_dtype: x's or float32. pieces: of
-        the inputs, see `pieces_of`."""
+        """Compute x W^T, (t, out) in out_dtype. x: (t, in) in the weights' dtype. weight: (out, in). out_dtype: x's or
+        float32. pieces: see `pieces_of`."""
         if not _is_readable(x):
             x = x.clone(memory_format=torch.contiguous_format)
         y = torch.empty((x.shape[0], weight.shape[0]), dtype=out_dtype, device=x.device)
@@ -176,7 +176,7 @@ class _Trial:
 def _in_turn(pieces: int, out_dtype: torch.dtype, rows: int) -> bool:
     """Return True if cuBLASLt accumulates the two pieces into the result, one after the other.
 
-    With many rows this moves less memory. With few rows the pieces run side by side, for twice the parallel work.
+    With many rows this moves less memory. With few rows both pieces run at once, to occupy more of the device.
     """
     return pieces == 2 and out_dtype == torch.float32 and rows >= FEWEST_ROWS_IN_TURN
 
@@ -195,8 +195,8 @@ def _library(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, pieces: int
 def _in_pieces(
     x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, pieces: int, in_turn: bool
 ) -> tuple[object, torch.Tensor | None]:
-    """Return the product for cuBLASLt. If its pieces must be added afterwards, also return the tensor (pieces, rows,
-    out) float32 that it writes them to, else None."""
+    """Return the product for cuBLASLt, and the tensor (pieces, rows, out) float32 that it writes the sums of the pieces
+    to, if they must be added afterwards, else None."""
     if pieces == 1 or in_turn:
         return _product(x, weight, y, pieces), None
     parts = torch.empty((pieces, *y.shape), dtype=torch.float32, device=y.device)
@@ -246,8 +246,8 @@ def _product(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, pieces: int
 
 
 def _bucket(rows: int) -> int:
-    """Return the number of rows whose kernel also serves `rows`. For float32 and fewer than 128 rows, cuBLASLt ranks
-    kernels first that sum in another order."""
+    """Return the number of rows whose kernel also serves `rows`. For float32 with fewer than 128 rows, the kernels that
+    cuBLASLt ranks highest sum in another order."""
     if rows <= 128:
         return 128 if rows > 64 else 64 if rows > 16 else 16
     return min((rows + 255) // 256 * 256, MOST_TIMED_ROWS)

@@ -20,8 +20,8 @@ EXACT_ROWS = 128  # rows per call of exact products without fixed order
 class DeviceLinear:
     """Weights (out_features, in_features) on a CUDA device, not reordered.
 
-    exact: a row's bits must not depend on the other rows. fixed_order: the device's fixed-order products; None if they
-    do not support these weights. pieces: number of pieces of the inputs, each with its own sum (see
+    exact: whether a row's bits must not depend on the other rows. fixed_order: the device's fixed-order products; None
+    if they do not support these weights. pieces: number of pieces of the inputs, each with its own sum (see
     apcbatch.kernels.cuda.fixed_order).
     """
 
@@ -65,8 +65,8 @@ def pack_linear(weight: torch.Tensor, exact: bool, products: FixedOrderProducts)
 
 
 def product(x: torch.Tensor, packed: DeviceLinear, out_dtype: torch.dtype, bias: torch.Tensor | None) -> torch.Tensor:
-    """Compute y = x W^T (+ bias), accumulated in float32: see Ops.linear. Raises ValueError unless x has the weights'
-    dtype."""
+    """Compute y = x W^T (+ bias), accumulated in float32: see Ops.linear. out_dtype: x's or float32. bias: (out,),
+    added to the rounded product in out_dtype. Raises ValueError unless x has the weights' dtype."""
     if x.dtype != packed.dtype:
         raise ValueError(f"x must be {packed.dtype}, as the weights are; it is {x.dtype}")
     products = packed.fixed_order_for(x.shape[0])
@@ -86,7 +86,8 @@ def _product(x: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype) -> t
 
 
 def _padded_product(x: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
-    """Multiply EXACT_ROWS rows at a time, the last block padded with zeros, so that cuBLAS runs one kernel for all."""
+    """Multiply EXACT_ROWS rows at a time, the last block padded with zeros, so that cuBLAS uses the same kernel for any
+    number of rows."""
     rows = x.shape[0]
     padded = x.new_zeros((rows + EXACT_ROWS - 1) // EXACT_ROWS * EXACT_ROWS, x.shape[1])
     padded[:rows] = x

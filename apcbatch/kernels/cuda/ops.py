@@ -23,10 +23,10 @@ _CPU_ALONE = frozenset({"norm_rope", "sigmoid_mul"})
 
 
 class CudaOps(Ops[DeviceLinear]):
-    """See apcbatch.kernels.ops. A batch may be a DeviceBatch, which is on the device already."""
+    """See apcbatch.kernels.ops. A batch may be a Ragged or a DeviceBatch."""
 
     _codes: ClassVar[Mapping[torch.dtype, int]] = DTYPE_CODES
-    lanes = 0  # threads that share a channel's states in a scan: 1, 2, 4 or 8; 0: the kernel chooses. Bits stay equal
+    lanes = 0  # threads per channel in a scan: 1, 2, 4 or 8; 0: the kernel chooses. The bits are the same for all
 
     def residual(self, begin: torch.Tensor, present: torch.Tensor | None = None) -> Residual:
         """See Ops."""
