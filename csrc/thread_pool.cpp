@@ -38,8 +38,9 @@ class SpinWait {
         __builtin_ia32_pause();
 #endif
     }
-    // True once per wait: when it has lasted long enough to steal pieces from other runs.
-    bool has_lasted() const { return turns_ == kBeforeTaking; }
+    // True when it is time to steal pieces from other runs: after kBeforeTaking turns, and again and again,
+    // as a run may be published, or its own thread refused scratch, after the first attempt.
+    bool has_lasted() const { return turns_ % kBeforeTaking == 0; }
 
   private:
     static constexpr int kBeforeTaking = 200, kSpins = 4000;
