@@ -70,15 +70,20 @@ def test_memory_runs_out_in_one_thread():
 
 
 FORK = """
-import multiprocessing, os, threading, torch
+import concurrent.futures, faulthandler, multiprocessing, os, signal, threading, torch
 from tests.kernels.test_failures import shared_ops
+faulthandler.enable()
+faulthandler.register(signal.SIGALRM, chain=True)
+def end_a_hang(): signal.alarm(60)  # the process prints where it waits, and ends; an alarm is not inherited
+end_a_hang()
 torch.set_num_threads(2)
 calls = shared_ops()
 expected = {}
 def compute(name): return name, calls[name]().numpy().tobytes()
 thread = threading.Thread(target=lambda: expected.update(map(compute, calls)))
 thread.start(); thread.join()
-with multiprocessing.get_context("fork").Pool(2) as pool:
+fork = multiprocessing.get_context("fork")
+with concurrent.futures.ProcessPoolExecutor(2, fork, end_a_hang) as pool:  # unlike Pool, raises if a worker dies
     assert dict(pool.map(compute, calls)) == expected, "workers of a pool"
 square = torch.ones(512, 512)
 square @ square  # torch's own threads
@@ -88,6 +93,7 @@ for generation in range(2):  # a child, and a child of the child
     if child:
         _, status = os.waitpid(child, 0)
         break
+    end_a_hang()
 else:
     status = 0
 same = dict(map(compute, calls)) == expected
@@ -101,7 +107,7 @@ def test_a_forked_process_computes():
     """The fault: after any kernel in the parent, in whichever thread, one in a forked child or in a worker of a pool
     waited for threads that do not exist."""
     ended = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=100, check=False)
-    assert ended.returncode == 0, ended.stderr
+    assert ended.returncode == 0, (ended.returncode, ended.stderr)
 
 
 def misaligned(*shape: int) -> torch.Tensor:
