@@ -25,7 +25,7 @@ from apcbatch.prefix import TokenArray
 
 MOST_DRAFTED = 64  # tokens of one draft
 MARGIN = 1.03  # minimum ratio of tokens per second to a pass without drafts; above 1, as measured seconds vary
-PLAIN_EVERY = 4  # while the seconds of a pass without drafts are unknown, every fourth pass has none
+PLAIN_RUN, PLAIN_CYCLE = 4, 16  # while the seconds of a pass without drafts are unknown, 4 of 16 passes, in a row
 LEARNING = 0.02  # weight of one draft in the estimated acceptance of forced tokens
 
 
@@ -42,8 +42,9 @@ class Drafting:
         self._model = model if isinstance(model, CausalLM) else None  # the only one that may replay
         self._slots = list(slots)
         self._costs, self._plain_costs = RowCosts(), RowCosts()
-        self._num_unknown = 0
+        self._num_begun = 0  # passes
         self._waited = False  # whether the host reads the last pass before it begins the next, to draft
+        self._after_plain = False  # whether the last pass had neither drafts nor prompts
         self.saved_s: float | None = None
         self._learning_s = 0.0
         self._forced_reach = 0.9  # estimated acceptance of a token that a grammar forces
@@ -76,8 +77,10 @@ class Drafting:
         if not self._capacity:
             return
         proposals = [self._propose(chunk.sequence, self._most(chunk)) for chunk in chunks]
+        chosen = self._choose(proposals)
+        self._num_begun += 1
         replays, first_kept = self._replays, 0
-        for count, chunk, proposal in zip(self._choose(proposals), chunks, proposals, strict=True):
+        for count, chunk, proposal in zip(chosen, chunks, proposals, strict=True):
             if proposal is None or not count:
                 continue
             chunk.draft, chunk.draft_source = proposal.tokens[:count], proposal.source
@@ -91,14 +94,12 @@ class Drafting:
         """Return the number of tokens to verify of each sequence's proposal.
 
         Take the tokens with the largest reach until a further row lowers the expected tokens per second. Take none if
-        the rate is below MARGIN times that of a pass without drafts, or to measure such a pass (PLAIN_EVERY)."""
+        the rate is below MARGIN times that of a pass without drafts, or to measure such passes (PLAIN_RUN)."""
         taken = [0] * len(proposals)
         if not any(proposals):
             return taken
-        if not self._plain_costs.knows(len(proposals)):
-            self._num_unknown += 1
-            if self._num_unknown % PLAIN_EVERY == 0:
-                return taken
+        if self._num_begun % PLAIN_CYCLE < PLAIN_RUN and not self._plain_costs.knows(len(proposals)):
+            return taken
         candidates = [
             (-reach, place, number)
             for number, proposal in enumerate(proposals)
@@ -155,12 +156,17 @@ class Drafting:
         chunk.draft_slots = []
 
     def measure(self, chunks: list[Chunk], seconds: float) -> None:
-        """Add the seconds of a pass without prompts, counted from the end of the previous pass."""
+        """Add the seconds of a pass without prompts, counted from the end of the previous pass.
+
+        A pass without drafts is slower after one with drafts or prompts, as its batch is made anew. So only one after
+        another of its kind tells what decoding without drafts costs."""
         waited, self._waited = self._waited, False
+        after_plain, self._after_plain = self._after_plain, False
         if self._drafts is None or any(chunk.sequence.in_prefill for chunk in chunks):
             return
         number, rows = len(chunks), sum(chunk.num_rows for chunk in chunks)
-        is_plain = rows == number and not waited
+        self._after_plain = rows == number
+        is_plain = rows == number and after_plain and not waited
         (self._plain_costs if is_plain else self._costs).add(rows, seconds)
         (self._costs if is_plain else self._plain_costs).age()
         if rows > number and self._plain_costs.knows(number):

@@ -165,28 +165,44 @@ def test_a_row_count_is_known_by_its_neighbours(count: int, near: list[int]) -> 
     assert [rows for rows in range(1, 20) if costs.knows(rows)] == near
 
 
-def test_every_fourth_pass_is_plain_until_its_seconds_are_known() -> None:
-    """Fault: drafts whose gain nobody can tell, since no pass without them is measured; or one in four for ever."""
+def test_passes_are_plain_in_a_row_until_their_seconds_are_known() -> None:
+    """Fault: drafts whose gain nobody can tell, since no pass without them is measured; or plain passes for ever."""
     drafting = Drafting(object(), None, range(9), 9)  # type: ignore[arg-type]
 
     def counts() -> list[int]:
         found = []
-        for _ in range(8):
+        for _ in range(32):
             chunk = decoding([0.9])
             drafting.add_drafts([chunk])
             found.append(len(chunk.draft))
             drafting.release(chunk)
         return found
 
-    assert counts() == [1, 1, 1, 0] * 2
+    assert counts() == ([0] * 4 + [1] * 12) * 2
     plain = decoding([])
     plain.sequence.computed = plain.sequence.num_prompt
-    for _ in range(3):
+    for _ in range(4):
         drafting.measure([plain], 0.01)
-    assert counts() == [1] * 8, "two rows are taken to cost about as much as one"
+    assert counts() == [1] * 32, "two rows are taken to cost about as much as one"
     plain.draft = [1]
     drafting.measure([plain], 0.02)
-    assert counts() == [0] * 8
+    assert counts() == [0] * 32
+
+
+@pytest.mark.parametrize("between", ["drafts", "prompt"])
+def test_a_plain_pass_is_measured_after_another(between: str) -> None:
+    """Fault: a pass whose batch is made anew, after one with drafts or prompts, tells what plain passes cost."""
+    drafting = Drafting(object(), None, range(9), 9)  # type: ignore[arg-type]
+    plain, other = decoding([]), decoding([])
+    plain.sequence.computed = plain.sequence.num_prompt
+    if between == "drafts":
+        other.sequence.computed, other.draft = other.sequence.num_prompt, [1]
+    for _ in range(9):
+        drafting.measure([other], 1.0)
+        drafting.measure([plain], 9.0)
+    assert not drafting._plain_costs
+    drafting.measure([plain], 2.0)
+    assert drafting._plain_costs.of(1) == 2.0
 
 
 def test_a_row_that_brings_no_speed_is_left_out() -> None:
@@ -218,6 +234,8 @@ def test_only_tokens_that_were_sampled_say_how_far_a_grammar_is_right(
 def test_a_pass_that_the_host_waited_for_is_no_plain_one() -> None:
     """Fault: passes that waited for drafts make those without drafts seem slow, or one such pass spoils the next."""
     drafting = Drafting(object(), None, range(9), 9)  # type: ignore[arg-type]
+    for _ in range(4):
+        drafting.add_drafts([])  # the passes that would be plain
     chunk = decoding([0.9])
     chunk.sequence.computed = chunk.sequence.num_prompt
     chunk.draft = [1]
@@ -228,7 +246,7 @@ def test_a_pass_that_the_host_waited_for_is_no_plain_one() -> None:
     drafting.measure([chunk], 1.0)
     assert (bool(drafting._costs), bool(drafting._plain_costs)) == (True, False)
     drafting.measure([chunk], 1.0)
-    assert drafting._plain_costs and drafting.saved_s is None
+    assert drafting._plain_costs and drafting.saved_s is None, "after a pass without drafts"
     for _ in range(512):
         drafting.measure([chunk], 1.0)
     assert not drafting._costs, "each kind of pass ages the other's costs"
@@ -318,9 +336,9 @@ def test_the_seconds_saved_are_those_beyond_passes_without_drafts() -> None:
     one, other, prompt = decoding([]), decoding([]), decoding([])
     for chunk in (one, other):
         chunk.sequence.computed = chunk.sequence.num_prompt
-    for _ in range(3):
+    drafting.measure([one, prompt], 50.0)
+    for _ in range(4):
         drafting.measure([one, other], 2.0)
-        drafting.measure([one, prompt], 50.0)
     assert drafting.saved_s is None, "no draft yet"
     one.draft, one.accepted = [1, 2, 3], 2
     drafting.measure([one, other], 3.0)  # four tokens of two answers: two passes of 2 s
