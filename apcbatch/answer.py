@@ -18,11 +18,11 @@ class Answer:
     completion. finish_reason: `stop`, `length` or `tool_calls`. token_ids: the new tokens, the stop token included.
     logprobs: their log-probabilities up to the end of the text, if requested.
 
-    cached_tokens: number of prompt tokens whose state was restored. cached_from: its source, `memory`, `disk` or
-    `none`. miss_reason: why there are not more. warnings: settings that were only partly honoured. error: set if the
-    request failed; the fields from text to warnings then have no meaning. record: the line that `apcbatch run` would
-    write; its `response.body` parses as the `openai` package's types. With several choices, the fields here are those
-    of the first.
+    cached_tokens: number of prompt tokens whose state was restored. cached_from: where that state was: `memory`, `disk`
+    or `none`. miss_reason: why no more tokens were restored. warnings: settings that were only partly honoured. error:
+    set if the request failed; the fields from text to warnings then have no meaning. record: the line that `apcbatch
+    run` would write; its `response.body` parses as the `openai` package's types. With several choices, the fields here
+    are those of the first.
     """
 
     custom_id: str | None

@@ -75,7 +75,7 @@ def _token_lines(found: Inspection, width: int | None, paint: Paint) -> Iterator
 
 
 def _row(begin: int, row: list[str], room: int, paint: Paint) -> Iterator[str]:
-    """Yield one row of tokens behind the position of its first one; a single token wider than the row is folded."""
+    """Yield one row of tokens after the position of its first token. A single token wider than the row is folded."""
     head = f"{begin:>{_POSITION_CELLS - 2}}  "
     pieces = fold(row[0], room) if room and len(row) == 1 and "\x1b" not in row[0] else ["  ".join(row)]
     for number, piece in enumerate(pieces):

@@ -104,7 +104,7 @@ class ClusterEngine:
         return self._hooks.can_run(request, self._facts)
 
     def held(self, keys: Collection[Key]) -> set[Key]:
-        """Return the prefix keys whose snapshot is in the store of every node with a worker."""
+        """Return the subset of the prefix keys whose snapshot is in the store of every node with a worker."""
         return self._hooks.held(keys)
 
     def observe(self, observer: Observer) -> None:
@@ -181,7 +181,7 @@ class ClusterEngine:
         self._look_again = 0.0
 
     def _assign_units(self) -> None:
-        """Assign units to free workers until no worker is free or no group is left for one."""
+        """Assign units to free workers until none of them may have more, or none can take a group that is left."""
         now = self._runtime.clock()
         if now < self._look_again:
             return
@@ -255,7 +255,8 @@ class ClusterEngine:
             state.nodes.add(facts.node)
 
     def _poll(self, seconds: float) -> None:
-        """Handle the events of the next `seconds`, then end workers that were silent for too long."""
+        """Wait at most `seconds` for events, and handle them. Every WATCH_EVERY_S, also end workers that were silent
+        for too long, and release or spawn workers. Raises StoppedError if no worker is left."""
         for event in self._runtime.wait(seconds):
             worker = self._workers.get(event.worker)
             if worker is None:  # already ended
@@ -346,8 +347,8 @@ class ClusterEngine:
         self._retry(units, in_flight, reason)
 
     def _forget(self, worker: Worker) -> None:
-        """Release the capacity reserved for a worker that has ended, and its conversations. The states that it made
-        stay."""
+        """Free the capacity reserved for the units of a worker that has ended, and let any worker serve its
+        conversations. The states that it has exported stay."""
         self._unplanned.forget_worker(worker.id)
         for assignment in worker.assignments:
             self._forget_assignment(worker, assignment)

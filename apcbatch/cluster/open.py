@@ -66,14 +66,15 @@ def can_run(request: Request, facts: WorkerFacts) -> bool:
 
 
 def _local_cpus(config: Config) -> int:
-    """Return the number of cores of a local cluster: those of this machine, or what the workers ask for if that is
-    more."""
+    """Return the number of cores of a local cluster: those of this machine, but at least as many as the workers ask
+    for."""
     asked = (config.workers or 1) * (config.worker_cpus or 1)
     return max(len(os.sched_getaffinity(0)), asked)
 
 
 def _gpus_of(config: Config) -> int | None:
-    """Return the number of GPUs per worker; None for one if the cluster has any GPU, else none."""
+    """Return the number of GPUs per worker. None lets workers_for choose: 1 if a machine of the cluster has a GPU,
+    otherwise 0."""
     if config.device == "cpu" or config.worker_gpus == 0:
         return 0
     if config.device == "cuda" or config.gpus > 1:
@@ -105,8 +106,9 @@ def workers_for(
 ) -> tuple[int, WorkerKind]:
     """Return the number of workers to request and their resources, choosing those that are None.
 
-    If num_workers and cpus are None: one worker per GPU; without GPUs one worker per machine with all its cores, if all
-    machines are alike. If only cpus is None: the largest number of cores per worker at which all workers run at once.
+    If num_workers and cpus are None, see _best_cpus: on machines that are alike, one worker per `gpus` GPUs; without
+    GPUs one worker per machine, with all its cores. If only cpus is None: the largest number of cores per worker at
+    which all workers run at once.
 
     Raises UsageError if num_workers is None and no machine fits.
     """
@@ -127,8 +129,8 @@ def workers_for(
 def _best_cpus(machines: Sequence[Machine], num_workers: int | None, gpus: int) -> int:
     """Return the largest number of cores per worker at which all workers run at once, at least 1.
 
-    num_workers: None if it is open; then the workers must use at least NEARLY_ALL of the GPUs, or of the cores if gpus
-    is 0.
+    num_workers: None if it is not given; then the workers must use at least NEARLY_ALL of the GPUs, or of the cores if
+    gpus is 0.
     """
     usable = [machine for machine in machines if machine.cpus and machine.gpus >= gpus]
     most = max((machine.cpus for machine in usable), default=1)

@@ -1,8 +1,9 @@
 """Pack a group of requests as a unit for one worker, with each request's plan rewritten for that worker alone.
 
 Invariants:
-- A request resumes where the run's plan says if its state is made in the unit or is worth sending.
-- Any other state that the requests need is computed once per unit, by its first reader.
+- A request resumes at the state in the run's plan if the unit makes that state or imports it.
+- The unit imports a state only if sending it is worth its time. Any other state that the requests need is computed once
+  per unit, by its first reader.
 - A snapshot without readers is not kept.
 """
 
@@ -173,7 +174,8 @@ class _UnitPlanner:
         return self.exports.get(state.key) is state and self._made[state] == index
 
     def _resume(self, index: int, item: Item) -> _PieceDraft:
-        """Decide where a request resumes: at a state of this unit, at an import, or before a state that it computes."""
+        """Decide where a request resumes: at a state made in this unit, at an import, or, without a state, where its
+        plan says. If the request must compute its state again, see _recompute."""
         state = item.resume
         if state is None:
             if item.remakes is None:
@@ -204,9 +206,10 @@ class _UnitPlanner:
 
 
 def without_import(plans: list[RequestPlan | None], missing: Import) -> None:
-    """Rewrite the plans of a unit whose import is missing: its first reader computes the state from token 0.
+    """Rewrite the plans of a unit whose import is missing: the first reader of the import computes the state from token
+    0 and keeps it for the other readers.
 
-    That reader keeps the state for the other readers. plans: the unit's requests, changed in place.
+    plans: by the request's index in the unit; changed in place.
     """
     first, *others = missing.readers
     plan = plans[first]

@@ -89,9 +89,9 @@ class Head:
 class RayCluster:
     """The Ray cluster at an address.
 
-    address: `local` starts a cluster here, `auto` joins the one that this machine belongs to, and `HOST:PORT` joins the
-    one with that head. cpus: number of cores of a local cluster. If this process is connected to a cluster already,
-    that one is used instead of the address, and `close` leaves it connected.
+    address: `local` starts a cluster here, `auto` joins the cluster of this machine, and `HOST:PORT` joins the cluster
+    with that head. cpus: number of cores of a local cluster. If this process is connected to a cluster already, both
+    are ignored, and `close` leaves it connected.
     """
 
     def __init__(self, address: str, cpus: int | None = None) -> None:
@@ -214,7 +214,7 @@ def _parsed(address: str) -> tuple[str, int] | None:
 
 
 def _check_is_ray(address: str) -> None:
-    """Raise UsageError at once if no gRPC server listens at an address, where Ray would retry for minutes."""
+    """Raise UsageError at once if no gRPC server listens at an address. Ray itself would retry for minutes."""
     if (place := _parsed(address)) is None:
         raise UsageError(
             f"--ray {address} is not an address; expected local, auto, or HOST:PORT of the cluster's head, with this "

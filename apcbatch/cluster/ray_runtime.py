@@ -127,7 +127,7 @@ class RayRuntime:
             remote.streams[unit.number] = _Stream(call.remote(unit, list(states.items())))
 
     def wait(self, timeout_s: float) -> list[Event]:
-        """Return the next events. Raises UsageError if no worker was ready yet and one fails with a UsageError."""
+        """Return the next events. Raises UsageError if a worker fails with a UsageError before any worker was ready."""
         self._cluster.head.check()
         self._warn_of_slow_start()
         self._end_closed()
@@ -174,7 +174,7 @@ class RayRuntime:
             self._ray.kill(remote.actor)
 
     def held(self, keys: Collection[Key]) -> set[Key]:
-        """Return the prefix keys whose snapshot is in the store of every node with a worker."""
+        """Return the subset of the prefix keys whose snapshot is in the store of every node with a worker."""
         actors = {remote.node_id: remote.actor for remote in self._remotes.values() if remote.is_ready}
         if not keys or not actors:
             return set()
@@ -209,7 +209,7 @@ class RayRuntime:
                 self._ray.kill(actor)
 
     def _awaited(self) -> dict[Any, _Remote]:
-        """Map each call and stream that can produce events to its worker."""
+        """Return the calls and streams that can produce events, each with its worker."""
         awaited: dict[Any, _Remote] = {}
         for remote in self._remotes.values():
             call = remote.watch if remote.is_ready else remote.starting

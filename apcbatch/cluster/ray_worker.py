@@ -164,7 +164,7 @@ class WorkerActor:
         return np.frombuffer(self._states.pop((unit, key)), np.uint8)
 
     def held(self, keys: Collection[Key]) -> set[Key]:
-        """Return the prefix keys whose snapshot is on this node."""
+        """Return the subset of the prefix keys whose snapshot is on this node."""
         return self._call_in_worker_thread(lambda: self._worker.held(keys))
 
     def close(self) -> None:

@@ -42,7 +42,7 @@ class WorkerFacts:
     capacity of its snapshot pool. state_bytes: capacity of its node for exported states.
 
     All workers of a run must agree in these: version (of the program), weights_digest, model_files (digest of the
-    model's other files), numerics (arithmetic of the kernels) and fingerprint (of all these).
+    model's other files), numerics (arithmetic of the kernels) and fingerprint (see fingerprint.py).
     """
 
     fingerprint: str
@@ -156,9 +156,9 @@ class ClusterSettings:
 class Hooks:
     """Callbacks of the driver.
 
-    to_wire: encodes a request. can_run: whether a worker would accept a request. held: the prefix keys whose snapshot
-    is in every worker's store. conversation_of: id of the conversation of a request without a plan; None if it stands
-    alone. say: receives a line when a worker starts or ends.
+    to_wire: encodes a request. can_run: returns whether a worker would accept a request. held: returns the subset of
+    the prefix keys whose snapshot is in every worker's store. conversation_of: returns the id of the conversation of a
+    request without a plan; None if it has no conversation. say: receives a line when a worker starts or ends.
     """
 
     to_wire: Callable[[Request], Any]

@@ -1,7 +1,8 @@
 """Queues of the driver: submitted requests, groups of planned requests, and requests without a plan.
 
 A worker gets the group with the longest remaining path. Among nearly equal groups it gets the one with the most bytes
-of needed states on the worker's node.
+of needed states on the worker's node. If the node has little capacity left for states, the worker gets a group that
+adds few states instead.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ NEARLY = 0.8  # groups with at least this share of the longest path count as equ
 class ReadyQueue:
     """Groups that wait for no state.
 
-    Groups that make states for other groups are kept apart from the rest. seconds: expected run time of all of them.
+    Groups that make states for other groups are kept apart from the rest. seconds: expected run time of all groups.
     """
 
     def __init__(self) -> None:
@@ -76,10 +77,9 @@ class ReadyQueue:
         return groups
 
     def _candidates(self, is_idle: bool, least: float, *places: Heap) -> list[Group]:
-        """Take out the groups to choose from, by descending priority.
+        """Take the groups to choose from out of the heaps `places`, by descending priority.
 
-        is_idle: see pop. least: stop at groups below this share of the first one's priority. places: heaps to take
-        from.
+        is_idle: see pop. least: minimum priority of a group, as a share of the first group's priority.
         """
         found: list[Group] = []
         refused: list[Group] = []
@@ -157,7 +157,7 @@ class GroupScheduler:
         return None
 
     def made(self, state: State) -> None:
-        """Queue the groups that waited for nothing but this state, which is now held."""
+        """Queue the groups that waited only for this state, which is now held."""
         for group in sorted(state.waiting, key=lambda group: group.number):
             state.waiting.discard(group)
             group.pending.discard(state)
@@ -290,8 +290,8 @@ class UnplannedQueue:
     def take(self, worker: WorkerId, num_workers: int) -> list[Item]:
         """Take requests for a worker: first from its own conversations, then from new ones.
 
-        If there are none, it takes over conversations of the worker with the most waiting ones, if these exceed
-        MOST_TOGETHER.
+        If there are neither, the worker takes over conversations from the worker with the most waiting conversations,
+        provided that it has more than MOST_TOGETHER of them.
         """
         most = max(1, min(MOST_TOGETHER, -(-self._num_waiting // max(1, num_workers))))
         taken = self._take_from(worker, MOST_TOGETHER, worker)

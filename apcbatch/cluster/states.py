@@ -2,7 +2,8 @@
 
 Invariants:
 - The states of a node fit its byte limit, and all states fit the maximum number.
-- A state stays held while it has future readers and its node lives, even if the worker that made it has ended.
+- A state with unfinished or future readers stays held, even if the worker that made it has ended, unless it is evicted
+  for lack of capacity, or lost with its node or in transfer.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ class StateTable:
         return (state for node in self._nodes.values() for state in node.held)
 
     def room(self, name: str, most_bytes: int) -> float:
-        """Return how many more states fit on a node besides the reserved ones; infinity while both limits are used up
-        to TIGHT at most.
+        """Return how many more states fit on a node besides the reserved ones; infinity unless the node's bytes or the
+        total number of states exceed the share TIGHT of their limit.
 
         name: the node. most_bytes: its byte limit.
         """
@@ -88,8 +89,8 @@ class StateTable:
     def ended(self, item: Item, has_failed: bool = False) -> list[State]:
         """Remove a finished request from its states. Return the states without a maker that groups wait for.
 
-        has_failed: each state that a failed request did not make gets its first reader in the same group as maker, if
-        there is one. That reader's worker computes the state for the unit anyway.
+        has_failed: the states that the failed request did not make get a new maker: their first reader in the same
+        group, or without one the new maker of the next deeper state. That maker computes them for the unit anyway.
         """
         if item.resume is not None:
             item.resume.readers.discard(item)

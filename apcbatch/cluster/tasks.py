@@ -6,7 +6,7 @@ Invariants:
 - All states that a group reads from other groups are made by one request, so the groups form a forest too.
 - A group runs longer than the quantum only if it is a single request.
 
-The quantum shrinks with the remaining work, so the last groups are the smallest.
+The quantum is the maximum run time of a group. It shrinks with the remaining work, so the last groups are the smallest.
 
 Example with a quantum of 10 s: three conversations of 6, 3 and 3 s share a prefix of 4 s. Together they take 16 s, so
 the prefix becomes a group of its own, followed by groups of 6 + 3 and 3 s.
@@ -166,8 +166,8 @@ class Group:
         return any(reader.group is not self for reader in state.readers)
 
     def external_states(self) -> dict[State, int]:
-        """Return the states that its requests resume from and no earlier request of it makes, with their number of
-        readers in the group."""
+        """Return each state that its requests resume from and that no earlier request of the group makes, with the
+        number of its readers in the group."""
         made, found = set[State](), dict[State, int]()
         for item in self.items:
             state = item.resume
@@ -202,8 +202,8 @@ class Rates:
     prefill_s, decode_s: seconds per token. answer_share: length of the answers over their maximum length. bytes_per_s,
     latency_s: speed of sending a state to another node.
 
-    The run time of a unit is modelled as prefill_tokens * prefill_s + decode_tokens * decode_s. Both rates are the
-    least-squares fit over all units so far, with exponentially decaying weights and a decaying prior.
+    The run time of a unit is modelled as prefill_tokens * prefill_s + decode_tokens * decode_s. prefill_s and decode_s
+    are the least-squares fit over all units so far, with exponentially decaying weights and a decaying prior.
     """
 
     def __init__(self) -> None:
@@ -244,7 +244,7 @@ class Rates:
         self.decode_s = max(SMALLEST, (self._pp * self._ds - self._pd * self._ps) / determinant)
 
     def add_answer(self, tokens: int, most: int) -> None:
-        """Add the length of a request's answers. most: their maximum length."""
+        """Count the answers of one request. tokens: their total length. most: the maximum of that length."""
         self._answered, self._max_answered = self._answered + tokens, self._max_answered + most
         if self._max_answered:
             self.answer_share = self._answered / self._max_answered
@@ -277,7 +277,11 @@ def estimate(items: Iterable[Item], rates: Rates) -> None:
 
 
 class Cutter:
-    """Cuts submitted requests into groups."""
+    """Cuts submitted requests into groups.
+
+    A cluster, (seconds, requests), becomes a part of one group. It holds a request, and later requests that resume from
+    its states or from those of another request in the cluster.
+    """
 
     def __init__(self, items: list[Item], quantum: Quantum, other_s: float = 0.0) -> None:
         """items: requests in the plan's order, with estimates. other_s: seconds of work that is queued already."""
@@ -316,7 +320,8 @@ class Cutter:
         return total, joined
 
     def _close(self, clusters: list[tuple[float, list[Item]]]) -> None:
-        """Pack clusters that share a maker, or have none, into groups; the largest first."""
+        """Pack clusters into groups that fit the quantum, the longest cluster first. clusters: all resume from states
+        of one request, or all from none."""
         bag: list[Item] = []
         bag_s = 0.0
         for seconds, members in sorted(clusters, key=lambda cluster: -cluster[0]):
@@ -329,7 +334,8 @@ class Cutter:
             self._add_group(bag)
 
     def _add_group(self, members: list[Item]) -> None:
-        """Make a group of requests, and extend the critical paths of their makers."""
+        """Make a group of requests. Extend the critical paths of the requests that make the states which the group
+        reads."""
         members.sort(key=lambda item: item.number)
         for item in reversed(members):  # readers first, then their makers
             _extend_path(item, item.critical_path_s)
@@ -342,7 +348,8 @@ class Cutter:
 
 
 def _extend_path(item: Item, critical_path_s: float) -> None:
-    """Extend the critical path of the maker of the state that `item` resumes from by critical_path_s, if longer."""
+    """Extend the critical path of the request that makes the state which `item` resumes from: by a path of
+    critical_path_s, if that makes it longer."""
     maker = item.resume.maker if item.resume is not None else None
     if maker is not None:
         maker.critical_path_s = max(maker.critical_path_s, maker.seconds + critical_path_s)

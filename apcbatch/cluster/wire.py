@@ -161,7 +161,7 @@ class Unit:
     """Requests for one worker, in the plan's order.
 
     number: unique in a run, even if the same requests are sent again. exports: snapshots that other units read, each
-    sent as soon as it is published. imports: snapshots of other units, whose states are sent with the unit.
+    sent as soon as it is published. imports: snapshots made in other units; their bytes are sent with this unit.
     """
 
     number: int
@@ -214,9 +214,10 @@ class Done:
     """Message: the unit has ended; its last message.
 
     seconds: run time. prefill_tokens, decode_tokens: tokens computed for its answers. counters: increments of the
-    engine's counters since the last Done, under their names, with `seconds` as `prefill_s`, `decode_s` and `store_s`,
-    and `drafts` as DRAFTED and ACCEPTED before each source. Counters that begin with `peak_` are maxima so far instead.
-    `import_bytes` and `import_s` are the size of the states fetched from other nodes and the seconds to fetch them.
+    engine's counters since the last Done; for counters that begin with `peak_`, the maximum so far. The entries of the
+    engine's counter `seconds` are named `prefill_s`, `decode_s` and `store_s`; those of `drafts` have DRAFTED or
+    ACCEPTED before the source's name. If states of other nodes were imported, `import_bytes` is their size, and
+    `import_s` the seconds in which the unit's states were fetched.
     """
 
     unit: int
@@ -226,5 +227,5 @@ class Done:
     counters: Mapping[str, float] = field(default_factory=dict)
 
 
-DRAFTED, ACCEPTED = "drafted_tokens_", "accepted_tokens_"  # counters of Done, with a source of drafts behind it
+DRAFTED, ACCEPTED = "drafted_tokens_", "accepted_tokens_"  # name prefixes of Done's counters by draft source
 Message = Exported | Answer | ImportFailed | Alive | Done

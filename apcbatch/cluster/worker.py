@@ -76,8 +76,8 @@ class Worker:
     """An engine that computes units.
 
     config: values of the run's Config by name, without the salt. salt: the cache salt itself. threads: threads of the
-    CPU kernels; None for the default. node: the machine's name. in_flight: path of the in-flight file; None for none.
-    warn: receives warnings. report_alive: receives an Alive message during a long pass.
+    CPU kernels; None for the default. node: the machine's name. in_flight: path of the in-flight file; None for no
+    file. warn: receives warnings. report_alive: receives an Alive message during a long pass.
 
     Raises UsageError (ModelError) if the config or the model cannot be used.
     """
@@ -125,7 +125,7 @@ class Worker:
         )
 
     def held(self, keys: Collection[Key]) -> set[Key]:
-        """Return the prefix keys whose snapshot is in memory or in the store."""
+        """Return the subset of the prefix keys whose snapshot is in memory or in the store."""
         return self._engine.held(keys)
 
     def begin(self, unit: Unit, states: Mapping[Key, Buffer]) -> None:

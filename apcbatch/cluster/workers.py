@@ -320,7 +320,8 @@ class WorkerCounts:
 
 
 class Autoscaler:
-    """Ends workers that are idle for idle_s, and replaces released or lost workers when there is work for them again.
+    """Ends surplus workers that are idle for idle_s, except the last ready one, and replaces released or lost workers
+    when there is work for them again.
 
     It spawns workers until there are min(a, b) idle ones, with a = ready units and b = units of unplanned requests plus
     the groups' expected run time over idle_s.

@@ -101,7 +101,7 @@ def _read(record: Mapping[str, Any], name: str, where: str, bounds: Bounds | Non
 
 
 def _logit_bias(value: object, where: str) -> dict[int, float]:
-    """Read OpenAI's logit_bias, an object of token ids as texts and numbers; return it sorted by id."""
+    """Read OpenAI's logit_bias, an object from token id (as text) to number; return it sorted by id."""
     if not isinstance(value, dict):
         raise wrong(where, value, "an object of token ids and numbers")
     bias = {}

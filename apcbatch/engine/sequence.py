@@ -197,8 +197,8 @@ class Chunk:
     draft: drafted tokens after the chunk's own, which the pass verifies. draft_source: the source that predicted them.
     draft_slots: the slot of the state before each drafted token; the state after the last one is in the sequence's own
     slot. Empty if the pass instead keeps the inputs of the chunk's rows and leaves the state unchanged; first_kept is
-    then the first of these rows among the pass's kept ones. accepted: number of accepted tokens of the draft, once the
-    pass was read.
+    then the index of the chunk's first row in the pass's kept_rows. accepted: number of accepted tokens of the draft,
+    once the pass was read.
     """
 
     sequence: Sequence
@@ -223,7 +223,7 @@ class Chunk:
 
     @property
     def num_rows(self) -> int:
-        """Number of tokens that the pass computes."""
+        """Number of tokens of this chunk that the pass computes, drafted ones included."""
         return self.count + len(self.draft)
 
     @property

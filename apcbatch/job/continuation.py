@@ -79,8 +79,8 @@ def _flag(name: str, config: Config) -> Iterator[str]:
 
 
 def nothing_left(output: str, errors_by_code: Mapping[str, int]) -> str:
-    """Return the sentence after a run whose error records would all come again. errors_by_code: error records of this
-    run; empty if all are of an earlier run."""
+    """Return the last line of a run whose error records would all come again. errors_by_code: number of this run's
+    error records by code; empty if an earlier run wrote them all."""
     kinds = ", ".join(f"{count} {code}" for code, count in sorted(errors_by_code.items()))
     which = f"the error records ({kinds})" if kinds else "the error records of earlier runs"
     grep = {".gz": "zgrep", ".zst": "zstdgrep"}.get(os.path.splitext(output)[1], "grep")

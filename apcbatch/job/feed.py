@@ -185,7 +185,7 @@ class Feeder:
         self, known: KnownAnswers | None, conversation: Conversation, prompts: Sequence[Prompt]
     ) -> Mapping[int, Mapping[DraftSource, Sequence[TokenArray]]]:
         """Return turn -> source -> the known answers to that turn's prompt. known: the known answers of the
-        conversation; None if it is run without drafts from known answers, and then the result is empty."""
+        conversation; None, if it takes no drafts from known answers, gives an empty result."""
         if known is None or self._references is None:
             return {}
         return self._references.find(known, conversation, prompts)

@@ -100,8 +100,8 @@ class Inspection:
 def inspect(
     config: Config, inputs: Inputs, line: int | None, turn: int | None, warn: Callable[[str], None]
 ) -> Inspection:
-    """Inspect a request of the input. line: from 1; None for the first line that is not blank. turn: None for the
-    line's last.
+    """Inspect a request of the input. line: from 1; None for the first line that is not blank. turn: None for the last
+    turn of the line.
 
     With --score, the recorded answer is left out of the prompt. Raises UsageError if the input cannot be used, or if
     the line or the turn does not exist; for a bad model, its subclass ModelError.
@@ -245,8 +245,8 @@ def _add_prompt(
 
 
 def _add_reuse(found: Inspection, read: _RequestsRead, config: Config, footprint: Footprint) -> None:
-    """Add the shared prefixes, and what the policy would keep and where the plan would resume the request if the input
-    ended with this line."""
+    """Add the shared prefixes, the boundaries that the policy would keep, and the position where the plan would resume
+    the request, as if the input ended with this line."""
     index, length = read.index[found.turn], len(found.tokens)
     for tokens, other in common_prefixes(read.tree, index):
         ticket = read.tickets[other]

@@ -209,7 +209,7 @@ class Printer:
 
 
 def format_result(result: Result) -> str:
-    """Format the columns after the id: prompt tokens, the cached ones with their source, the computed ones (`new`), and
+    """Format the columns after the id: prompt tokens, cached tokens with their source, computed tokens (`new`), and
     answer tokens (`out`)."""
     share = min(99.9, 100 * result.cached_tokens / result.prompt_tokens)
     num_new = sum(len(answer.token_ids) for answer in result.answers)

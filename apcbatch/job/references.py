@@ -34,7 +34,7 @@ LONGEST_MAGIC = max(map(len, COMPRESSED))
 class EarlierAnswers:
     """Index of the answers in the OUT of an earlier run, by custom_id. Of records with equal ids, the last counts.
 
-    Memory: 25 to 32 bytes an answer, and the line that is read. A compressed OUT is decompressed to a temporary file
+    Memory: 25 to 32 bytes per answer, plus one line at a time. A compressed OUT is decompressed to a temporary file
     without a name, since its lines are read in the order of the requests. has_same_tokens: whether that run had the
     same tokenizer, by the digest of the model's files in its run file. num_wanted, num_found: number of requests that
     were looked up, and of those that had an answer.

@@ -92,9 +92,9 @@ def _scoring(
 def _scored_prompt(
     num_prompt: int, echo: bool, prompt_logprobs: int | None, settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return score_from and score_top of a request whose record shows the prompt; empty if it needs neither, since it
-    generates an answer and no log-probabilities of the prompt are requested. RequestError for more log-probabilities
-    than one record can hold."""
+    """Return score_from and score_top of a request whose record shows the prompt: both if log-probabilities of the
+    prompt are requested, only score_from if no answer is generated, and otherwise neither. RequestError for more
+    log-probabilities than one record can hold."""
     top = settings.get("top_logprobs", 0) if echo and settings["logprobs"] else 0
     if prompt_logprobs is not None or (echo and settings["logprobs"]):
         top = max(prompt_logprobs or 0, top)

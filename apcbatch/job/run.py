@@ -92,8 +92,8 @@ class Job:
         return self._output.target
 
     def continue_command(self) -> str:
-        """Return the shell command that continues this run, or that repeats it: before OUT is open, or if OUT is a
-        stream."""
+        """Return the shell command that continues this run. Before OUT is open, and if OUT is a stream, it starts the
+        same run again."""
         config = self._config
         if self._out_is_ours:
             added = ["--resume"] + ["--retry-errors"] * (self._retryable_errors > 0)
@@ -224,7 +224,7 @@ class Job:
         self._printer.error(ticket.shown, located)
 
     def _should_stop(self, engine: JobEngine) -> bool:
-        """Return whether no further request may begin. At the first signal, drop the waiting ones."""
+        """Return whether no further request may begin. At the first signal, drop the waiting requests."""
         if self._signals.take_first():
             engine.drop_waiting()
             self._printer.note(

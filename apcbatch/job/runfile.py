@@ -50,8 +50,9 @@ MISSING = "is missing"
 
 
 def input_identity(inputs: Inputs) -> dict[str, Any]:
-    """Return the identity of INPUT. For files, it is their total size and one xxh3-128 over the beginning and the end
-    of each: 1 MiB each of a single file, less of several. Otherwise it is the names alone."""
+    """Return the identity of INPUT. For files, it is their total size and one xxh3-128 over the first and last bytes of
+    each file: END_BYTES at each end of a single file, fewer per file if there are several. For other inputs it is the
+    names alone."""
     if not inputs.are_files:
         names = ", ".join(map(shown_address, inputs.files))
         return {"name": names[:MOST_CHARACTERS], "size_bytes": None, "xxh3_of_ends": _digest_of_names(inputs)}
@@ -71,7 +72,7 @@ def input_identity(inputs: Inputs) -> dict[str, Any]:
 
 
 def _digest_of_names(inputs: Inputs) -> str | None:
-    """Return a digest of all names, since the run file may cut their list; None for one name."""
+    """Return a digest of all names, since the run file may cut their list; None for a single name."""
     if len(inputs.files) == 1:
         return None
     return xxhash.xxh3_128_hexdigest("\0".join(inputs.files).encode("utf-8", "surrogateescape"))
@@ -125,8 +126,9 @@ class RunFile:
             )
 
     def check_uploaded(self, shown: str, data: bytes | None, is_alone: bool) -> None:
-        """Refuse to replace an OUT of a different run at OUT's address. shown: that address. data: content of the run
-        file there, None without one. is_alone: the address has no OUT."""
+        """Refuse to replace an OUT of a different run at OUT's address. shown: the address, for the error. data:
+        content of the run file at the address; None if there is no run file. is_alone: there is no OUT at the
+        address."""
         facts = None if data is None else _facts_in(data)
         if facts is None and data is None and is_alone:
             return

@@ -86,7 +86,7 @@ def _prompt(summary: dict[str, Any]) -> str:
 
 
 def _drafts(drafts: dict[str, dict[str, int]], tokens_per_pass: float | None) -> str:
-    """Format accepted and drafted tokens, the accepted ones by source too, and the tokens per pass."""
+    """Format the accepted and drafted tokens, the accepted tokens of each source, and the tokens per pass."""
     drafted, accepted = (sum(one[name] for one in drafts.values()) for name in ("drafted", "accepted"))
     by_source = [f"{one['accepted']:,} from {source}" for source, one in drafts.items() if one["accepted"]]
     text = f"{accepted:,} of {drafted:,} tokens accepted" + (f" ({', '.join(by_source)})" if by_source else "")

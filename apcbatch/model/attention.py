@@ -36,7 +36,7 @@ class AttentionForm:
 
 class RotaryConfig(Protocol):
     """Fields of a ModelConfig with rotary position embedding. rotary_dim: number of columns of a head that are rotated,
-    the first ones."""
+    counted from the first."""
 
     @property
     def rotary_dim(self) -> int: ...

@@ -98,8 +98,8 @@ class GraphedLM:
 
 class _Graph:
     """CUDA graph of a pass that reads its inputs from the lists of `make_lists`, on the device. A replay writes its
-    batch to one of `passes` pinned buffers, used in turn, which is copied to these lists. Before it reuses a buffer,
-    the host waits until the buffer's last copy has ended."""
+    batch to a pinned buffer, and copies the buffer to these lists. There are `passes` buffers, used in turn. Before it
+    reuses a buffer, the host waits until the buffer's last copy has ended."""
 
     def __init__(
         self, model: CausalLM, make_lists: Callable[..., _Lists], device: torch.device, memory: Any, passes: int

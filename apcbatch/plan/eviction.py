@@ -74,7 +74,7 @@ class _Values:
 
     def set(self, live: _LiveSnapshot, gain: float, next_use: float) -> None:
         """Set the value of a live snapshot. gain: tokens saved per byte. next_use: rank of the next request that the
-        snapshot serves; NEVER for none."""
+        snapshot serves; NEVER if there is no such request."""
         self._gain[live.row], self._next_use[live.row] = gain, next_use
 
     def remove(self, live: _LiveSnapshot) -> None:
@@ -119,8 +119,11 @@ class EvictionSimulation:
         self._held = held
 
     def run(self, wanted: Sequence[TreePoint]) -> SnapshotPlan:
-        """Run the simulation and return its plan. wanted: points from which requests would resume without a limit. Some
-        lie before each branch, so that requests can fall back to them when deeper snapshots are dropped."""
+        """Run the simulation and return its plan.
+
+        wanted: points at which requests would resume without a limit. They include the last boundary before each
+        branch, to which requests fall back when deeper snapshots are dropped.
+        """
         self._prepare(wanted)
         count = self._shape.num_requests
         source: list[TreePoint] = [NOWHERE] * count

@@ -50,8 +50,8 @@ class Footprint:
 class PageRun:
     """The KV pages that one request fills: from number `first` on; the pages before it belong to `parent`.
 
-    held: end -> number of references to the pages from `first` up to page number `end`, exclusive. top: the highest
-    end in it, `first` if it is empty.
+    held: end -> number of references to the pages from `first` up to page number `end`, exclusive. top: the highest key
+    of `held`; `first` if `held` is empty.
     """
 
     parent: PageRun | None

@@ -1,8 +1,8 @@
 """Forecast the reuse of every policy at every block size: the tables of `plan` and `tune-block-size`.
 
-Invariant: with nothing held before, the engine has the same numbers, request by request, however many requests run
-concurrently; for `all` and `last` if memory holds all they keep. Peaks of memory are those of requests that run one
-after the other.
+Invariant: if nothing is held before the run, the engine reports the same numbers, request by request, with any number
+of concurrent requests; for `all` and `last` only if memory holds all snapshots that they keep. Peaks of memory assume
+that requests run one after the other.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from apcbatch.types import Policy
 class PolicyForecast:
     """One policy at one block size.
 
-    resume_at: by request, its cached tokens. snapshots_written: kept in this run. snapshots_read: distinct ones that
-    are resumed from. snapshots_for_later: kept only for future runs, which no policy but `planned` does. written_bytes:
-    bytes of the written ones, each with the KV since the nearest kept ancestor. store_bytes: bytes of a store after the
-    run. floor_tokens: tokens that an earlier request covers and that are not cached, because no snapshot is kept at the
-    right position. peak_live_*: maximum of the snapshots in memory at the same time, their number and their bytes; for
-    `all` and `last`, which evict nothing, the totals.
+    resume_at: by request, its cached tokens. snapshots_written: snapshots kept for this run. snapshots_read: snapshots
+    that requests resume from, each counted once. snapshots_for_later: snapshots kept only for future runs; 0 for
+    policies other than `planned`. written_bytes: bytes of the written snapshots, each with the KV since the nearest
+    kept ancestor. store_bytes: bytes of a store after the run. floor_tokens: tokens that an earlier request covers and
+    that are not cached, because no snapshot is kept at the right position. peak_live_*: maximum number and bytes of the
+    snapshots in memory at any time; for `all` and `last`, which evict nothing, those of all snapshots.
     """
 
     policy: Policy
@@ -178,8 +178,8 @@ def _written_bytes(snapshots: SnapshotPlan, footprint: Footprint) -> int:
 
 
 def _rewritten(shape: TreeShape, ideals: Sequence[int]) -> Iterable[int]:
-    """Yield, for each prompt that does not begin with the whole previous prompt of its conversation, the tokens that
-    would be covered if it did, and are not."""
+    """Yield, for each prompt that does not begin with the whole previous prompt of its conversation, how many more of
+    its tokens would be covered if it did."""
     before: dict[int, int] = {}
     for index, conversation in enumerate(shape.conversation):
         other = before.get(conversation)

@@ -47,7 +47,8 @@ class _Candidate:
 
 @dataclass(frozen=True)
 class KeptForLater:
-    """Snapshots to keep for future runs. points: their positions, ancestors first. num_bytes: their bytes on disk."""
+    """Snapshots to keep for future runs. points: (node, position) of each, ancestors first. num_bytes: bytes of all on
+    disk."""
 
     points: list[TreePoint]
     num_bytes: int
@@ -102,7 +103,8 @@ class FutureRuns:
 
 
 def _with_gain(shape: TreeShape, points: Iterable[TreePoint], held: Held, min_gain_tokens: int) -> list[_Candidate]:
-    """Return the candidates that save enough over their nearest candidate ancestor, and the held ones, linked to it."""
+    """Return the candidates that save at least min_gain_tokens over their nearest candidate ancestor, and all held
+    ones. Each is linked to that ancestor."""
     already = set(held_points(held))
     by_node: dict[int, list[_Candidate]] = {}
     taken = []

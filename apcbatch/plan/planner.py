@@ -34,10 +34,10 @@ class Plan:
     """The plan of one window.
 
     order: request indexes. requests: by index. leaders: by index, the request that computes the snapshot it resumes
-    from; None if it resumes from nothing, or from a snapshot held before. snapshots_written: kept for this run, each
-    read at least once. snapshots_read: these, and the held ones that are read. snapshots_for_later: kept for future
-    runs alone. later_bytes: bytes of all snapshots kept for future runs. peak_live_*: maximum live at a time
-    if requests run one after the other.
+    from; None if it resumes from nothing, or from a snapshot held before. snapshots_written: snapshots kept for this
+    run, each read at least once. snapshots_read: those, and the snapshots held before that requests resume from.
+    snapshots_for_later: snapshots kept only for future runs. later_bytes: bytes of all snapshots kept for future runs.
+    peak_live_*: maximum number and bytes of live snapshots at any time if requests run one after the other.
     """
 
     order: list[int]

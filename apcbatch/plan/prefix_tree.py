@@ -19,9 +19,9 @@ FIRST_TOKENS = 4096
 
 
 class PrefixTree:
-    """Radix tree. Requests and nodes are numbered 0, 1, .. in order of `add`; a node's edge holds the tokens from
-    `begin` to `end`. parent, end: by node. end_node, conversation, resumable: by request. unique_tokens: distinct
-    tokens of all requests."""
+    """Radix tree. Requests are numbered 0, 1, .. in order of `add`; nodes in order of creation, from 0 for the root. A
+    node's edge holds the tokens from `begin` to `end`. parent, end: by node. end_node, conversation, resumable: by
+    request. unique_tokens: distinct tokens of all requests."""
 
     def __init__(self) -> None:
         self.parent = array("q", [ROOT])
@@ -92,7 +92,8 @@ class PrefixTree:
         return node, position
 
     def _descend(self, tokens: TokenArray, node: int, position: int) -> tuple[int, int]:
-        """Follow the tokens down from a position on their path. Return the last node and position in the tree."""
+        """Follow the tokens down the tree from a position on their path. Return the node and the position up to which
+        they match."""
         while position == self.end[node] and position < len(tokens):
             child = self._children.get(_child_key(node, tokens[position]))
             if child is None:
@@ -139,8 +140,9 @@ def _child_key(node: int, token: int | np.integer) -> int:
 
 
 def common_prefixes(tree: PrefixTree, index: int) -> list[tuple[int, int]]:
-    """Return the prefixes that a request's prompt shares with earlier ones, the shortest first: (tokens, the first
-    request whose prompt begins with them)."""
+    """Return (tokens, earlier request) pairs, ascending by tokens: the length of a prefix that a request's prompt
+    shares with earlier prompts, and the first request that has this prefix. Of several prefixes with the same first
+    request, only the longest is returned."""
     first: dict[int, int] = {}  # by node
     for other in range(index):
         node = tree.end_node[other]

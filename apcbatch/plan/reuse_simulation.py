@@ -1,13 +1,12 @@
 """Simulate reuse: where each request resumes, and which snapshots that takes, by the engine's rules on the tree.
 
-Requests run one after the other; later ones may resume from what earlier ones have computed.
-Invariant: the positions of an edge that have been computed so far are those from some position to its end, because
-every request that enters an edge goes to its end.
+Requests run one after the other; later ones may resume from what earlier ones have computed. Invariant: the computed
+part of an edge reaches from some position to the edge's end, because every request that enters an edge goes to its end.
 
-An example with block size 4 and the order 0, 1, 2: request 0 has 10 tokens, 1 shares 9 of them and has 14, 2
-shares 6 with both. If every boundary is kept, 1 resumes from 8 and 2 from 4, so the plan keeps 4 and 8 of request 0,
-each for one reader; 12 of request 1 has no reader and is not kept. Under `last` 0 keeps only 8: 1 resumes from it, and
-2 finds nothing.
+An example with block size 4 and the order 0, 1, 2: request 0 has 10 tokens, request 1 has 14 and shares 9 of them with
+request 0, request 2 shares 6 with both. If every boundary is kept, 1 resumes from 8 and 2 from 4, so the plan keeps 4
+and 8 of request 0, each for one reader; 12 of request 1 has no reader and is not kept. Under `last`, request 0 keeps
+only 8: 1 resumes from it, and 2 finds nothing.
 
 This is the exact plan without a memory limit; with one, see eviction.py.
 """
@@ -43,8 +42,8 @@ def held_points(held: Held) -> Iterator[TreePoint]:
 
 @dataclass(slots=True)
 class Reuse:
-    """Reuse under one policy. source: by request, the point it resumes from. num_kept: snapshots that are kept.
-    num_kv_tokens: tokens whose KV they hold, each since its nearest kept ancestor."""
+    """Reuse under one policy. source: by request, the point that it resumes from. num_kept: number of snapshots kept.
+    num_kv_tokens: tokens of KV in these snapshots; each holds the KV since its nearest kept ancestor."""
 
     source: list[TreePoint]
     num_kept: int = 0
@@ -164,9 +163,12 @@ class PlannedSnapshot:
 
 @dataclass(slots=True)
 class SnapshotPlan:
-    """The snapshots kept for requests of this run. kept: each is read at least once. source: by request, the point it
-    resumes from. from_kept: by request, the snapshot of `kept` that it resumes from; None for none, or for one held
-    before."""
+    """The snapshots kept for requests of this run.
+
+    kept: these snapshots; each is read at least once. source: by request, the point that it resumes from. from_kept: by
+    request, the snapshot of `kept` that it resumes from; None if it resumes from nothing, or from a snapshot held
+    before.
+    """
 
     kept: list[PlannedSnapshot]
     source: list[TreePoint]
@@ -188,7 +190,7 @@ class SnapshotPlan:
 
     @property
     def num_held_read(self) -> int:
-        """Number of distinct points held before that are read."""
+        """Number of snapshots held before that requests resume from."""
         pairs = zip(self.source, self.from_kept, strict=True)
         return len({point for point, kept in pairs if kept is None} - {NOWHERE})
 
@@ -209,9 +211,9 @@ def plan_without_limit(reuse: Reuse, owners: Owners, order: Sequence[int], held:
 
 @dataclass(slots=True)
 class MemoryUse:
-    """Live snapshots if requests run one after the other. live_bytes: by request, when it begins. keep_bytes: by
-    request, what it adds; a request that resumes from a snapshot held before also adds that one's bytes in the pool.
-    peak_*: the most at a time, without snapshots held before."""
+    """Live snapshots if requests run one after the other. live_bytes: by request, the bytes when it begins. keep_bytes:
+    by request, the bytes that it adds; if it resumes from a snapshot held before, also the bytes of that snapshot in
+    the pool. peak_*: maximum number and bytes at any time, without snapshots held before."""
 
     live_bytes: list[int]
     keep_bytes: list[int]
@@ -247,7 +249,7 @@ def measure_memory(snapshots: SnapshotPlan, order: Sequence[int], footprint: Foo
 
 
 def _longest_held(shape: TreeShape, held: Held, node: int, limit: int) -> int:
-    """Return the longest held position on the path to a node, up to a limit."""
+    """Return the deepest held position on the path to a node that is at most `limit`; 0 for none."""
     while held and node != ROOT:
         best = _last_at_most(held.get(node, ()), limit)
         if best:

@@ -41,9 +41,9 @@ class TreeShape:
     def order(self, order: Order) -> list[int]:
         """Return the request indexes in running order: `file` as they were added, `auto` depth first.
 
-        Depth first: the requests that end at a node, then its subtrees, the one with the most requests last
-        and ties by file order. So a branch's snapshot is released as soon as its largest subtree begins, and
-        at most log2(requests) snapshots of a path wait for other subtrees.
+        Depth first: the requests that end at a node, then its subtrees by ascending number of requests, on ties in file
+        order. So a branch's snapshot is released as soon as its largest subtree begins, and at most log2(requests)
+        snapshots of a path wait for other subtrees.
         """
         if order == "file":
             return list(range(self.num_requests))
@@ -59,7 +59,7 @@ class TreeShape:
 
     @cached_property
     def children(self) -> list[list[int]]:
-        """Children of each node, in depth-first order."""
+        """Children of each node, in the order in which `auto` visits them."""
         children: list[list[int]] = [[] for _ in range(self.num_nodes)]
         for node in range(1, self.num_nodes):
             children[self.parent[node]].append(node)

@@ -24,8 +24,8 @@ TEXTS = ("answer", "calls", "errors", "prompt_text")
 
 
 def fit(document: dict[str, Any], page_bytes: int = PAGE_BYTES) -> dict[str, Any]:
-    """Shorten the document so that its page has at most page_bytes per 50,000 requests. The page is larger only if
-    that does not suffice without any text, with rounded times and with the shortest ids that stay different."""
+    """Shorten the document so that its page has at most page_bytes per 50,000 requests. If the page is still larger
+    without any text, with rounded times and with the shortest ids that stay different, it stays so."""
     requests = sum(len(run["requests"]["id"]) for run in document["runs"])
     pages = max(1, -(-requests // REQUESTS_OF_A_PAGE))
     room = (page_bytes - FRAME_BYTES) * pages * 3 // 4  # base64 turns 3 bytes into 4

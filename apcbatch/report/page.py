@@ -54,8 +54,8 @@ def page(document: dict[str, Any], title: str) -> bytes:
 
 
 def _section(panel: Panel) -> str:
-    """Make the element of a panel. All but the first are hidden until they are drawn; the first is the target of a link
-    on the page."""
+    """Make the element of a panel. All panels but the first are hidden until they are drawn; the first is the target of
+    a link on the page."""
     short = f' data-short="{panel.short}"' if panel.short else ""
     hidden = "" if panel is PANELS[0] else " hidden"
     title = f"{panel.name}-title"

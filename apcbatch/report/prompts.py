@@ -121,8 +121,8 @@ def _size(identity: dict[str, Any]) -> str:
 
 
 def _text(request: Request, renderer: Renderer) -> str:
-    """Decode a prompt; of a long one only the first and the last MOST_PROMPT_CHARACTERS tokens, whose text is longer
-    than what is shown. Return the token ids as text if the model has no tokenizer."""
+    """Decode a prompt. Of a long one, decode only the first and the last MOST_PROMPT_CHARACTERS tokens: the page shows
+    no more characters than that. Return the token ids as text if the model has no tokenizer."""
     ids = [int(number) for number in request.token_ids]
     if not renderer.tokenizer.reads_text:
         return " ".join(map(str, ids))

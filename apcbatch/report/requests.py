@@ -33,8 +33,8 @@ class Requests:
 
     numbers: columns of integers by name. Counts are in tokens, times in 0.1 ms. `turn` is 0 for a line answered as a
     whole, and `ideal` is -1 if unknown. drafted, accepted: drafted and accepted tokens; 0 in records without them.
-    `from` is an index into SOURCES. `reason`, `finish` and `error` are indices into reasons, finishes and texts.errors.
-    Index 0 is an empty reason, the finish of a failed request, or no error.
+    `from` is an index into SOURCES. `reason`, `finish` and `error` are indices into reasons, finishes and texts.errors;
+    index 0 stands for no reason, for the finish of a failed request, and for no error.
 
     ids: shortened for display. record_ids: as in the records. answers: a digest of the answers per row. prompts: a
     digest of prompt and settings per row, all zeros if the record has none. codes: number of error records by code.
@@ -122,7 +122,8 @@ class Requests:
 
 
 def read_requests(out: OutFile) -> Requests:
-    """Read all requests of an OUT; UsageError if the file is damaged or holds no record."""
+    """Read all requests of an OUT. UsageError if the file is damaged, or if it has lines of another program and no
+    record."""
     requests = Requests()
     number, torn = 0, False
     for number, line in out.read():

@@ -58,7 +58,7 @@ class Run:
 
 
 def read_run(out: OutFile) -> Run:
-    """Read an OUT with its run file and trace; UsageError for a file that holds no record of this program."""
+    """Read an OUT with its run file and trace; UsageError for a damaged file, and for one of another program."""
     requests = read_requests(out)
     run_file, reason = read_run_file(run_file_path(out.target))
     notes = list(requests.notes(out.lines))
@@ -89,13 +89,13 @@ def _known(run_file: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _ran(run: Run) -> dict[str, Any]:
-    """Return the processes that ran, from the trace, and the run file."""
+    """Return the trace's segments and the run file."""
     segments = [{name: getattr(one, name) for name in OF_A_SEGMENT} for one in run.segments]
     return {"segments": segments, "run_file": run.run_file}
 
 
 def _timeline(segment: Segment) -> dict[str, Any]:
-    """Return the passes of one process over time. A killed one ends with its last recorded pass."""
+    """Return the passes of one process over time. The time of a killed process ends with its last recorded pass."""
     passes = dataclasses.asdict(segment.passes)
     last_s = passes["begin_s"][-1] + passes["seconds"][-1] if passes["begin_s"] else 0.0
     seconds = last_s if segment.end is None else max(last_s, segment.end.seconds)

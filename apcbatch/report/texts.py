@@ -32,9 +32,9 @@ def shortened_middle(text: str, limit: int) -> str:
 
 
 def shortened_prompt(prompt: Prompt, limit: int) -> Prompt:
-    """Cut a prompt to about `limit` characters of text. Of a list of messages, a quarter of the limit is reserved for
-    the first one, the last ones get the rest, and the first one gets what they leave. The messages between that do not
-    fit become one ellipsis."""
+    """Cut a prompt to about `limit` characters of text. In a list of messages, a quarter of the limit is reserved for
+    the first message. The last messages get the rest, from the end; what they leave goes to the first one too. One
+    ellipsis replaces the messages between that do not fit."""
     if isinstance(prompt, str):
         return shortened_middle(prompt, limit)
     (role, first), *rest = prompt

@@ -103,7 +103,7 @@ def _seconds(summaries: Sequence[dict[str, Any]]) -> dict[str, float] | None:
 
 
 def _rate(summaries: Sequence[dict[str, Any]], stage: str) -> float | None:
-    """Return the tokens per second of a stage over all processes. The tokens of one are its rate times its seconds."""
+    """Return the tokens per second of a stage over all processes. A process's tokens are its rate times its seconds."""
     parts = [(number(one.get(f"{stage}_tokens_per_s")), _stage(one, stage)) for one in summaries]
     timed = [(rate, seconds) for rate, seconds in parts if rate is not None and seconds > 0]
     if len(timed) == 1:

@@ -37,7 +37,7 @@ class Reader(Protocol):
         """Length in bytes."""
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
-        """Fill the buffer from the offset, and return the number of bytes read. It is less than requested only at the
+        """Fill the buffer from the offset, and return the number of bytes read: fewer than requested only at the
         end."""
 
 

@@ -3,7 +3,7 @@
 docs/store-format.md specifies the bytes.
 
 Invariants:
-- A header has exactly one encoding: one that parses is identical to what `encode` writes.
+- A header has exactly one encoding: bytes that parse as a header are those that `encode` writes for it.
 - Every length is checked against a bound before memory is allocated for it.
 - Every fault of a file raises BadSnapshot with a clause.
 """

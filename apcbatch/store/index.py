@@ -96,8 +96,8 @@ class Index:
         return self.sharing(keys).intersection(keys)
 
     def sharing(self, keys: Collection[bytes]) -> set[bytes]:
-        """Return the keys of all rows that have the id of a given key: that key, or another one with the same first 8
-        bytes."""
+        """Return the keys of the rows that have the id of a given key: the given keys that have a row, and every other
+        key whose first 8 bytes are those of a given key."""
         found: set[bytes] = set()
         ids = sorted(map(row_id, keys))
         for begin in range(0, len(ids), _KEYS_A_QUERY):

@@ -24,8 +24,8 @@ class Chain:
 
     links: from the first needed ancestor to the snapshot itself; of ancestors only the `kv` tensors are read. Without
     `kv` tensors the snapshot is the only link. miss: None, or why links is empty: `missing` if the snapshot itself
-    cannot be read, `stranded` if one of its ancestors cannot. stranded_at: position in tokens; if stranded, no snapshot
-    at or after it on this path can be used.
+    cannot be read, `stranded` if one of its ancestors cannot be read or does not fit its child. stranded_at: position
+    in tokens; if stranded, no snapshot at or after it on this path can be used.
     """
 
     links: tuple[StoredSnapshot, ...]
@@ -80,7 +80,7 @@ class SnapshotReader:
         return Chain(tuple(reversed(links)))
 
     def reveal(self, key: bytes) -> None:
-        """Stop hiding a snapshot that was checked again. The index is now right about it."""
+        """Stop hiding a snapshot that was checked again; its row in the index is now correct."""
         self._hidden.discard(key)
 
     def close(self) -> None:

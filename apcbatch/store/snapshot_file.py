@@ -72,8 +72,8 @@ def read_tensors(
     """Read the tensors of these names (None: all), each verified against its checksum. header: verified header of the
     file.
 
-    into: arrays to read into, by name. One of another size, or that is not contiguous, is ignored: the tensor gets new
-    memory.
+    into: arrays to read into, by name. An array that has another size or is not contiguous is not used: its tensor gets
+    new memory.
     """
     arrays: dict[str, Array] = {}
     offset = reader.size - header.num_data_bytes

@@ -23,11 +23,12 @@ _DAMAGED_END = "the run goes on without it, and the next one makes it anew (resu
 
 @dataclass(slots=True)
 class StoreCounters:
-    """Numbers of snapshots, and bytes of their files.
+    """Numbers of snapshots, and bytes of whole files (bytes_written) or of their tensors (bytes_read).
 
     written: stored by this process. duplicates: offered but already stored. skipped_*: offered and not stored, because
     the queue was full, the size limit left no room, or the parent was not stored. failed: not stored because of an
-    error of the system. read: files read (each link of a chain counts). bad: files that must not be used.
+    error of the system, or because another key has the same row id. read: files read (each link of a chain counts).
+    bad: files that must not be used.
     """
 
     written: int = 0
@@ -44,7 +45,7 @@ class StoreCounters:
 
     @property
     def skipped(self) -> int:
-        """Number of snapshots offered and not stored, for any reason."""
+        """Number of snapshots offered and not stored, except duplicates."""
         return self.skipped_full_queue + self.skipped_no_room + self.skipped_stranded + self.failed
 
 

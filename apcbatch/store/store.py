@@ -133,8 +133,8 @@ class Store:
         return self._reader.present(keys)
 
     def get(self, key: bytes, fingerprint: bytes, into: Mapping[str, Array] | None = None) -> StoredSnapshot | None:
-        """Read and verify the snapshot with this key and fingerprint. Return None, with a warning, if it is missing or
-        bad.
+        """Read and verify the snapshot with this key and fingerprint. Return None if it is missing, and with a warning
+        if it is bad.
 
         into: contiguous arrays by name, of the shapes and dtypes of the model's snapshots, to read the tensors into. If
         None is returned, their contents are undefined.

@@ -297,7 +297,8 @@ class Writer:
         return admitted
 
     def _known(self, offers: list[Offer]) -> dict[int, bytes]:
-        """Return row id -> key of the rows of the offers and their parents, or of other keys with the same ids."""
+        """Return row id -> key of the rows that have the id of an offer or of its parent. The key may be another one
+        with the same id."""
         keys = {offer.key for offer in offers} | {offer.header.parent for offer in offers}
         return {row_id(key): key for key in self._index.sharing([key for key in keys if key is not None])}
 

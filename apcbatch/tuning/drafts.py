@@ -108,8 +108,8 @@ class DraftForecast:
 
 
 def forecast_drafts(config: Config, sample: AnsweredSample) -> DraftForecast | None:
-    """Simulate drafts from `lookup` alone, and from `history` and `lookup` together, without the sources that the run
-    does not use. Return None if the run has no drafts or the sample no answers."""
+    """Simulate drafts from `lookup` alone, and from `history` and `lookup` together; a source that the run does not use
+    is left out. Return None if the run has no drafts or the sample no answers."""
     sources = draft_sources(config)
     if not sources or not sample.answers:
         return None

@@ -35,8 +35,8 @@ CONTEXT = 3  # index of context pairs among the features
 
 @dataclass(frozen=True)
 class Rate:
-    """Measured prefill rate of `sequences` chunks in a pass, each of `chunk` new tokens after `context` restored
-    ones."""
+    """Measured prefill rate of a pass with `sequences` chunks, each of `chunk` new tokens after `context` restored
+    tokens."""
 
     sequences: int
     chunk: int

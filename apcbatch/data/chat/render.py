@@ -67,8 +67,8 @@ class FailedTurn:
 
 @dataclass(slots=True)
 class Rendered:
-    """The prompts of one conversation, in order. prefix_stable: whether the text of each is a prefix of the last
-    one's text."""
+    """The prompts of one conversation, in order. prefix_stable: whether the text of every prompt is a prefix of the
+    last prompt's text."""
 
     prompts: list[Prompt]
     failures: list[FailedTurn] = field(default_factory=list)
@@ -79,8 +79,8 @@ class Renderer:
     """Renderer of conversations for one model. It also makes the parsers and constraints of the answers.
 
     tool_parser, reasoning_parser: parsers for the model's answers, chosen by the options or by the model's files; None
-    for none. warn: called with warnings about the chat template and the options, once for each kind. UsageError for
-    invalid options, ModelError for an unusable template.
+    without a parser. warn: called with warnings about the chat template and the options, once for each kind. UsageError
+    for invalid options, ModelError for an unusable template.
     """
 
     def __init__(
@@ -165,8 +165,8 @@ class Renderer:
         return self.reasoning_parser.ends_open(self.decode(prompt.token_ids[-_LAST_TOKENS:].tolist()))
 
     def _unread_options(self, template_options: TemplateOptions) -> tuple[str, ...]:
-        """Return a tuple of one warning, about the request's options that the template does not read; an empty tuple if
-        it reads all."""
+        """Return a warning about the request's options that the template does not read, as a tuple of one sentence; an
+        empty tuple if it reads all options."""
         given = [*template_options.variables, *(["documents"] if template_options.documents else [])]
         if not (template_options.add_generation_prompt or template_options.continue_final_message):
             given.append("add_generation_prompt")

@@ -80,7 +80,8 @@ class Rollout:
         return Prompt(turn.number, token_ids, self._conversation.request_id(turn.number), turn.num_messages)
 
     def _follow_calls(self, now: Turn, following: Turn) -> tuple[str, ...]:
-        """Give the tool messages after the last answer the ids of its calls; return a warning if the numbers differ."""
+        """Give each tool message after the last answer the id of a call in that answer; return a warning if there are
+        more or fewer calls than messages."""
         recorded = self._conversation.messages
         begin, end = now.num_messages + 1, following.num_messages
         rest, warnings = follow_calls(
@@ -132,12 +133,12 @@ class Rollout:
 def follow_calls(
     recorded: Message, calls: Sequence[Call], rest: Sequence[Message], turn: int
 ) -> tuple[list[Message], tuple[str, ...]]:
-    """Give the tool messages after an answer the ids of its calls.
+    """Give each tool message after an answer the id of a call in that answer.
 
-    Return the messages, and a warning if there are more or fewer calls than tool messages. recorded: the assistant's
-    message that the answer replaces. calls: the generated calls. rest: messages up to the next answer. Each tool
-    message gets the id of the first unused call of its tool. Then those without such a call get the ids of the unused
-    calls, in order. A tool message for which no call is left stays unchanged.
+    Return the changed `rest`, and a warning if there are more or fewer calls than tool messages. recorded: the
+    assistant's message that the answer replaces. calls: the generated calls. rest: messages up to the next answer. Each
+    tool message gets the id of the first unused call of its tool. Then the messages without such a call get the ids of
+    the unused calls, in order. A tool message for which no call is left stays unchanged.
     """
     places = [place for place, message in enumerate(rest) if message["role"] == "tool"]
     names = {

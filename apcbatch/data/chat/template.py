@@ -187,7 +187,8 @@ class TemplateProcess:
         counts: Sequence[int],
         variables: Mapping[str, Any] | None = None,
     ) -> Iterator[Outcome]:
-        """Yield for each count the text of the first `count` messages, or its error. variables: those of this request.
+        """Yield for each count the text of the first `count` messages, or its error. variables: the request's own; they
+        override those of the run.
 
         Raises RequestError for messages that cannot be sent to the helper process.
         """

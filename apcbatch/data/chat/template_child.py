@@ -55,7 +55,7 @@ class Template:
         tools: list[Any] | None,
         variables: Mapping[str, Any] = _NONE,
     ) -> Reply:
-        """Render the first `count` messages. variables: those of this request; they override the template's own."""
+        """Render the first `count` messages. variables: the request's own; they override those of the run."""
         try:
             text = self._template.render({**self._variables, **variables, "messages": messages[:count], "tools": tools})
             text.encode()

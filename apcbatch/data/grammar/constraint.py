@@ -156,11 +156,11 @@ class GrammarConstraint:
 
 
 def unusable(structure: StructuredOutput, reason: str, code: ErrorCode = "invalid_request") -> RequestError:
-    """Make the error of structured output that cannot be used. reason: the library's words."""
+    """Make the error of structured output that cannot be used. reason: error text of the library."""
     return RequestError(code, f"{_NAMES[structure.kind]} cannot be used: {_line(reason)}")
 
 
 def _line(reason: str) -> str:
-    """Shorten the library's words to one line without a full stop, the end of a sentence."""
+    """Shorten an error text of the library to one line without a full stop, for the end of a sentence."""
     text = " ".join(reason.replace("<non-verbose/>", "").split()).rstrip(" .")
     return text if len(text) <= _SHOWN_REASON else f"{text[:_SHOWN_REASON]}..."

@@ -151,7 +151,7 @@ def check_numbers(schema: object) -> None:
 
 
 def _numbers(schema: object) -> Iterator[tuple[str, int | float, Mapping[str, Any]]]:
-    """Yield (keyword, number, schema around it) for each number of a schema that constrains an answer."""
+    """Yield (keyword, number, schema that has the keyword) for each number of a schema that constrains an answer."""
     left: list[tuple[object, str, Mapping[str, Any]]] = [(schema, "", {})]
     while left:
         value, word, holder = left.pop()
@@ -169,7 +169,8 @@ def _numbers(schema: object) -> Iterator[tuple[str, int | float, Mapping[str, An
 
 
 def _is_kept(word: str, number: int | float, holder: Mapping[str, Any]) -> bool:
-    """Return whether the library enforces exactly this number. word: its keyword. holder: the schema around it."""
+    """Return whether the library enforces a number of a schema exactly. word: the keyword that it belongs to. holder:
+    the schema that has the keyword."""
     if isinstance(number, float):
         return abs(number) <= _EXACT and _as_read(number) == number
     is_exclusive = word in _EXCLUSIVE or holder.get(f"exclusive{word.title()}") is True

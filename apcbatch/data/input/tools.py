@@ -57,7 +57,8 @@ def _check_tool(value: object, where: str, warnings: ContentWarnings) -> Tool:
 
 
 def _with_parameters(function: dict[str, Any], where: str, warnings: ContentWarnings) -> dict[str, Any]:
-    """Move the schema of a function to `parameters`; return the same object if it is there already or absent."""
+    """Move the schema of a function to `parameters`. Return the same object if the schema is there already, or if the
+    function has none."""
     named = [name for name in _SCHEMAS if function.get(name) is not None]
     if len(named) > 1:
         raise invalid(f"{where} has the schemas {one_of(named).replace(' or ', ' and ')}; give one of them")

@@ -18,9 +18,9 @@ _LONGEST_WORD = 16  # upper bound of characters of a JSON token that a cut may s
 def json_value(text: str, place: int) -> tuple[Any, int] | None:
     """Parse the JSON object or list at a place, after any blanks; return (value, its end), or None if there is none.
 
-    place, end: indices in characters. Parsing an invalid value stops where it stops being JSON: at the latest at the
-    next marker of calls, unless that is in a string. At most eight times the characters up to there are read, so trying
-    every marker of a text does not take quadratic time.
+    place, end: indices in characters. Parsing stops at the first character that cannot continue the JSON; the next
+    marker of calls is such a place, unless it is in a string. About eight times the characters up to there are read at
+    most, so trying every marker of a text does not take quadratic time.
     """
     begin = skip_blank(text, place)
     if not text.startswith(("{", "["), begin):
@@ -37,8 +37,9 @@ def json_value(text: str, place: int) -> tuple[Any, int] | None:
 def _length(text: str, begin: int) -> int | None:
     """Return the length in characters of the JSON value at `begin`; None if there is none.
 
-    `json` finds the end, which orjson does not report. To report an error, `json` counts all lines before it, which is
-    slow in a long text. So `json` gets a piece of the text, and a piece eight times as long if it fails at the end.
+    `json` finds the end, which orjson does not report. Before `json` reports an error, it counts the lines up to it,
+    which is slow in a long text. So it first gets a short piece of the text, and eight times as much whenever it fails
+    at the piece's end.
     """
     num_characters = _FIRST_CHARACTERS
     while True:

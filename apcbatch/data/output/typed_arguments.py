@@ -27,7 +27,9 @@ def parameters_of(tools: Sequence[Tool], name: str) -> Mapping[str, Any]:
 def typed(text: str, schema: object) -> Any:
     """Convert a text to the type in its parameter's schema.
 
-    Return the text itself if the schema allows strings or gives no type, and if the text is no value of its types."""
+    `null` and `none` become None if the schema allows null. Otherwise the text is returned unchanged if the schema
+    allows strings or gives no type, or if the text is no value of the allowed types.
+    """
     types = types_of(schema)
     word = text.strip().lower()
     if "null" in types and word in ("null", "none"):

@@ -142,8 +142,9 @@ def load_backend(
     """Load a tokenizer.json without truncation and padding: in this process if its growth is known, otherwise in a
     helper process.
 
-    grows: its growth (data/tokenization/bounds.py); None if unknown. names: tokens whose ids an isolated one must know.
-    split_special: tokenise special tokens in a text like any other text."""
+    grows: its growth (data/tokenization/bounds.py); None if unknown. names: tokens whose ids an IsolatedTokenizer must
+    know. split_special: tokenise special tokens in a text like any other text.
+    """
     if grows is None:
         from apcbatch.data.tokenization.isolated import IsolatedTokenizer
 
@@ -158,10 +159,11 @@ def load_backend(
 
 
 def _is_plain(config: object, parsed: object) -> bool:
-    """Return whether the two files ask for nothing beyond what is read here.
+    """Return whether this module reads all that the two files set.
 
     config: the object in tokenizer_config.json, whose keys must be read here, have no effect, or have a usual value.
-    parsed: the object in tokenizer.json, with a list of added tokens, and without truncation or padding."""
+    parsed: the object in tokenizer.json, with a list of added tokens, and without truncation or padding.
+    """
     if not isinstance(config, dict) or not isinstance(parsed, dict):
         return False
     return (

@@ -1,8 +1,8 @@
 """Convert the prefix tree of a run into the columns of its trace, with a bounded number of rows.
 
-Edges that are split only where a request resumes, or where the tokens of a snapshot leave the prompts, are joined
-again, so a row ends where prompts fork or end. Invariant: restored and computed tokens, summed over all rows, equal the
-tree's sums, even if rows were folded.
+The tree also splits an edge where a request resumes, and where the tokens of a snapshot leave the prompts. Such edges
+are joined again, so that a row ends where prompts fork or end. Invariant: restored and computed tokens, summed over all
+rows, equal the tree's sums, even if rows were folded.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Row:
 
 def edge_columns(root: Edge, decode: Decode, max_rows: int = MAX_EDGE_ROWS) -> EdgeColumns:
     """Return the edges of the tree as columns, the root first. decode: returns the text of token ids, special tokens as
-    text; called for the first edge of a row, which keeps the text until its row begins with other tokens."""
+    text; called at most once per row, and only if the row's first edge has no text of the same tokens yet."""
     rows = _rows(root)
     _fold(rows, max_rows)
     rows = [row for row in rows if not row.is_folded]
@@ -143,7 +143,8 @@ def _fold(rows: list[_Row], max_rows: int) -> None:
 
 
 def _text(row: _Row, decode: Decode) -> str:
-    """Return the first words of a row, without a partial character at its begin, which starts in the row above."""
+    """Return the first words of a row. A partial character at the beginning is left out, since it begins in the row
+    above."""
     known = row.first.text
     if known is None or known[0] != row.head:
         token_ids = np.frombuffer(row.head, np.int32).tolist()

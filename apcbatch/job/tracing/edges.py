@@ -129,8 +129,8 @@ class TraceTree:
         self._in_memory: dict[bytes, SnapshotCounts] = {}  # by the snapshot's key
 
     def answered(self, tokens: TokenArray, cached_tokens: int, source: CachedFrom) -> None:
-        """Count a request. tokens: its prompt, (tokens,) int32. cached_tokens: how many of the first ones were restored
-        from `source`."""
+        """Count a request. tokens: its prompt, (tokens,) int32. cached_tokens: number of tokens, from the first, that
+        were restored from `source`."""
         edge = self._split_at(self._insert(tokens), len(tokens))
         edge.ends += 1
         if cached_tokens:
@@ -140,8 +140,8 @@ class TraceTree:
         self._fold_to_bounds()
 
     def kept(self, tokens: TokenArray, snapshots: Sequence[KeptSnapshot], at_s: float) -> None:
-        """Count the snapshots kept along these tokens. One that is no longer in memory also counts as dropped.
-        snapshots: in ascending positions. at_s: seconds since the run began."""
+        """Count the snapshots kept along these tokens. A snapshot that is no longer in memory also counts as dropped.
+        snapshots: by ascending position. at_s: seconds since the run began."""
         edge = self._insert(tokens)
         for snapshot in reversed(snapshots):
             edge = _edge_above(edge, snapshot.position)
@@ -215,8 +215,8 @@ class TraceTree:
         return upper
 
     def _counts_at(self, edge: Edge, position: int) -> SnapshotCounts:
-        """Return the snapshot counts of an edge at a position. If the tree has max_positions positions, return the
-        edge's last counts for a new one, unless the edge has none."""
+        """Return the snapshot counts of an edge at a position, and make them if they are new. At max_positions, a new
+        position shares the counts of the edge's last position, if it has one."""
         counts = edge.snapshots.get(position)
         if counts is None and edge.snapshots and self._num_positions >= self._max_positions:
             return next(reversed(edge.snapshots.values()))
@@ -265,7 +265,7 @@ class TraceTree:
 
 
 def edges_below(root: Edge) -> list[Edge]:
-    """Return all edges, parents before children, in the order of their first use."""
+    """Return all edges depth first: parents before children, siblings in the order of their first use."""
     found, stack = [], [root]
     while stack:
         edge = stack.pop()

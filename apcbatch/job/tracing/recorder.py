@@ -102,8 +102,9 @@ class RunTrace:
         self._timeline.add_failure()
 
     def write_if_due(self) -> None:
-        """Write the trace in the background if no write is in progress and the last one was long enough ago: in
-        seconds, and in multiples of the processor time that it took."""
+        """Write the trace in the background, unless a write is in progress or the last one is too recent: the next
+        write waits for a number of seconds, and until this thread has used TIMES_ITS_COST times the processor time of
+        the last write."""
         begin = time.thread_time()
         if self._elapsed_s() < self._next_write_s or begin - self._written_at_s < TIMES_ITS_COST * self._cost_s:
             return

@@ -105,7 +105,8 @@ class TraceFile:
             warn(f"{len(lines) - len(self._earlier)} lines of {self.path} are no segments of a trace; they are dropped")
 
     def write(self, segment: Segment) -> None:
-        """Rewrite the file with this segment and as many of the latest earlier ones as fit. Raises OSError."""
+        """Rewrite the file: first the latest of the earlier segments, as many as fit, then this segment. Raises
+        OSError."""
         if (found := identity(self.path)) is not None and found != self._own:
             raise FileExistsError(errno.EEXIST, "another program has put a file there while this run went on")
         missing, room = 0, MAX_BYTES - len(line_of(segment, len(self._earlier)))

@@ -82,8 +82,9 @@ class FusedStack:
         """Advance states by tokens whose inputs the last pass kept. The states then have the bits of a pass over these
         tokens.
 
-        replays: (state slot, index in kept_rows of the first token, number of tokens) each. Slots must be distinct
-        (not checked), and rows must ascend without overlap. Raises ValueError for rows that do not or were not kept."""
+        replays: (state slot, index in kept_rows of the first token, number of tokens) each. Slots must be distinct (not
+        checked). Raises ValueError for rows that the last pass did not keep, and if the rows do not ascend or overlap.
+        """
         require_slots(max((slot for slot, _, _ in replays), default=-1), self._num_slots)
         self._plan.replay(list(replays), num_threads())
 

@@ -22,8 +22,8 @@ GAP = "  "
 
 @dataclass(frozen=True)
 class Column:
-    """Column of a table. cells: its width. need: the highest is dropped first; 0 is never dropped. align: as in
-    format()."""
+    """Column of a table. cells: its width in characters. need: columns with a higher number are dropped first if the
+    table is too wide; 0 is never dropped. align: as in format()."""
 
     head: str
     cells: int
@@ -32,7 +32,7 @@ class Column:
 
 
 class Table:
-    """Table of the columns that fit a width; those with the highest need are dropped first. left_out: heads of the
+    """Table of the columns that fit a width; those with the highest `need` are dropped first. left_out: heads of the
     dropped columns."""
 
     def __init__(self, columns: Sequence[Column], width: int | None) -> None:
