@@ -75,11 +75,12 @@ class MambaMixer(SubBlock):
         conv: View,
     ) -> None: ...
 
-class DeltaMixer(SubBlock):
+class HeadMixer(SubBlock):
     def __init__(
         self,
         *,
         norm: PreNorm,
+        is_ssd: bool,
         in_proj: Projection,
         out_proj: Projection,
         key_heads: int,
@@ -89,17 +90,22 @@ class DeltaMixer(SubBlock):
         lanes: int,
         width: int,
         conv_weight: int,
+        conv_bias: int,
         A: int,
         dt_bias: int,
+        D: int,
+        dt_min: float,
+        dt_max: float,
         head_norm: int,
         head_norm_eps: float,
-        delta: View,
+        state: View,
         conv: View,
     ) -> None: ...
 
-def delta_rule(
+def head_scan(
     *,
     ragged: RaggedParams,
+    is_ssd: bool,
     q: View,
     k: View,
     v: View,
@@ -107,6 +113,9 @@ def delta_rule(
     a: View,
     A: int,
     dt_bias: int,
+    D: int,
+    dt_min: float,
+    dt_max: float,
     state: View,
     out: View,
     key_heads: int,
@@ -125,6 +134,7 @@ def gated_norm(
     gate: View,
     weight: int,
     eps: float,
+    gate_first: bool,
     y: View,
     num_threads: int,
     /,

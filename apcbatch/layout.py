@@ -97,6 +97,14 @@ DELTA = Role(
     "float32",
 )
 """State S (d_key, d_value) of each value head, with the columns in v_block blocks of `lane` columns (`value_lanes`)."""
+SSD = Role(
+    "ssd",
+    Extent.AT,
+    ("head", "head_block", "d_state", "lane"),
+    ("head", "head_block", "lane", "d_state"),
+    "float32",
+)
+"""State of each Mamba-2 head, with the columns of the head in head_block blocks of `lane` columns (`value_lanes`)."""
 KV = Role("kv", Extent.TOKENS, ("2", TOKEN_AXIS, "kv_head", "head_dim"))
 """Keys, then values."""
 
@@ -104,10 +112,10 @@ KV = Role("kv", Extent.TOKENS, ("2", TOKEN_AXIS, "kv_head", "head_dim"))
 MOST_LANES = 64
 
 
-def value_lanes(d_value: int) -> int:
-    """Return the number of columns of a block of a delta state: the largest divisor of d_value that is at most 64. A
-    block of 64 columns and d_key 128 is 32 KiB in float32 and stays in the L1 cache."""
-    return next(lanes for lanes in range(min(d_value, MOST_LANES), 0, -1) if d_value % lanes == 0)
+def value_lanes(d_value: int, most: int = MOST_LANES) -> int:
+    """Return the number of columns of a block of a matrix state: the largest divisor of d_value that is at most `most`.
+    A block of 64 columns and 128 rows is 32 KiB in float32 and stays in the L1 cache."""
+    return next(lanes for lanes in range(min(d_value, most), 0, -1) if d_value % lanes == 0)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@
 void bind_linear(py::module_& m);     // packed matrix product
 void bind_rows(py::module_& m);       // norms, gated product, logits
 void bind_attention(py::module_& m);  // paged attention
-void bind_recurrent(py::module_& m);  // causal_conv, selective_scan, delta_rule
+void bind_recurrent(py::module_& m);  // causal_conv, selective_scan, head_scan
 void bind_layers(py::module_& m);     // fused sub-blocks
 void bind_stack(py::module_& m);      // a whole pass
 void bind_drafts(py::module_& m);     // drafts of exact speculation

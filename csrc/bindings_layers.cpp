@@ -4,8 +4,8 @@
 
 #include "attention_mixer.h"
 #include "bindings.h"
-#include "delta_mixer.h"
 #include "feed_forward.h"
+#include "head_mixer.h"
 #include "mamba_mixer.h"
 #include "parts.h"
 #include "scratch.h"
@@ -44,13 +44,15 @@ MambaMixer mamba_mixer(const PreNorm& norm, const Projection& in_proj, const Pro
     return p;
 }
 
-DeltaMixer delta_mixer(const PreNorm& norm, const Projection& in_proj, const Projection& out_proj,
-                       std::int64_t key_heads, std::int64_t value_heads, std::int64_t key_dim,
-                       std::int64_t value_dim, std::int64_t lanes, std::int64_t width, Address conv_weight,
-                       Address A, Address dt_bias, Address head_norm, float head_norm_eps, const View& delta,
-                       const View& conv) {
-    DeltaMixer p;
+// is_ssd: the rule; its D, limits of dt and head_norm are as in HeadMixer.
+HeadMixer head_mixer(const PreNorm& norm, bool is_ssd, const Projection& in_proj, const Projection& out_proj,
+                     std::int64_t key_heads, std::int64_t value_heads, std::int64_t key_dim,
+                     std::int64_t value_dim, std::int64_t lanes, std::int64_t width, Address conv_weight,
+                     Address conv_bias, Address A, Address dt_bias, Address D, float dt_min, float dt_max,
+                     Address head_norm, float head_norm_eps, const View& state, const View& conv) {
+    HeadMixer p;
     p.norm = norm;
+    p.rule = is_ssd ? HeadRule::ssd : HeadRule::delta;
     p.dtype = in_proj.dtype;
     p.in_proj = in_proj;
     p.out_proj = out_proj;
@@ -61,12 +63,16 @@ DeltaMixer delta_mixer(const PreNorm& norm, const Projection& in_proj, const Pro
     p.lanes = lanes;
     p.width = width;
     p.conv_weight = floats(conv_weight, width);
+    p.conv_bias = floats(conv_bias, kMaybe);
     p.A = floats(A, value_heads);
     p.dt_bias = floats(dt_bias, value_heads);
+    p.D = floats(D, is_ssd ? value_heads : kMaybe);
+    p.dt_min = dt_min;
+    p.dt_max = dt_max;
     p.head_norm = floats(head_norm, value_dim);
     p.head_norm_eps = head_norm_eps;
-    p.delta = static_cast<float*>(values(delta, DType::float32, kMaybe));
-    p.delta_stride = delta.stride;
+    p.state = static_cast<float*>(values(state, DType::float32, kMaybe));
+    p.state_stride = state.stride;
     p.conv = values(conv, p.dtype, kMaybe);
     p.conv_stride = conv.stride;
     return p;
@@ -149,10 +155,11 @@ void bind_layers(py::module_& m) {
              "out_proj"_a, "d_state"_a, "width"_a, "conv_weight"_a, "conv_bias"_a, "A"_a, "D"_a, "dt_bias"_a,
              "has_norms"_a, "dt_norm"_a, "B_norm"_a, "C_norm"_a, "norm_eps"_a, "ssm"_a, "conv"_a)
         .def("run", &run_sub_block, ReleaseGil());
-    py::class_<DeltaMixer, SubBlock, std::shared_ptr<DeltaMixer>>(m, "DeltaMixer")
-        .def(py::init(&delta_mixer), py::kw_only(), "norm"_a, "in_proj"_a, "out_proj"_a, "key_heads"_a,
-             "value_heads"_a, "key_dim"_a, "value_dim"_a, "lanes"_a, "width"_a, "conv_weight"_a, "A"_a,
-             "dt_bias"_a, "head_norm"_a, "head_norm_eps"_a, "delta"_a, "conv"_a)
+    py::class_<HeadMixer, SubBlock, std::shared_ptr<HeadMixer>>(m, "HeadMixer")
+        .def(py::init(&head_mixer), py::kw_only(), "norm"_a, "is_ssd"_a, "in_proj"_a, "out_proj"_a,
+             "key_heads"_a, "value_heads"_a, "key_dim"_a, "value_dim"_a, "lanes"_a, "width"_a,
+             "conv_weight"_a, "conv_bias"_a, "A"_a, "dt_bias"_a, "D"_a, "dt_min"_a, "dt_max"_a, "head_norm"_a,
+             "head_norm_eps"_a, "state"_a, "conv"_a)
         .def("run", &run_sub_block, ReleaseGil());
     py::class_<AttentionMixer, SubBlock, std::shared_ptr<AttentionMixer>>(m, "AttentionMixer")
         .def(py::init(&attention_mixer), py::kw_only(), "norm"_a, "qkv_proj"_a, "o_proj"_a, "heads"_a,

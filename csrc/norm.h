@@ -54,19 +54,24 @@ void silu_mul_typed(const SiluMulParams& p, int64_t begin, int64_t end) {
     }
 }
 
-template <class T>
+template <bool kGateFirst, class T>
 void gated_norm_typed(const GatedNormParams& p, int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
         for (int64_t head = 0; head < p.heads; ++head) {
             const float* x = p.x + r * p.x_stride + head * p.x_head_stride;
             const T* gate = static_cast<const T*>(p.gate) + r * p.gate_stride + head * p.d;
             T* y = static_cast<T*>(p.y) + (r * p.heads + head) * p.d;
-            const float mean = square_sum(x, p.d) / float(p.d);
+            const float* weight = p.weight + head * p.weight_stride;
+            const auto value = [&](int64_t at) __attribute__((always_inline)) {
+                const Vec one = load_first(x + at, p.d - at);
+                return kGateFirst ? one * silu(load_first(gate + at, p.d - at)) : one;
+            };
+            const float mean = square_sum_of(p.d, value) / float(p.d);
             const Vec scale = Vec::broadcast(1.0f / __builtin_sqrtf(mean + p.eps));
             for (int64_t at = 0; at < p.d; at += kLanes) {
                 const int64_t left = p.d - at;
-                const Vec normed = load_first(x + at, left) * scale * load_first(p.weight + at, left);
-                store_first(normed * silu(load_first(gate + at, left)), y + at, left);
+                const Vec normed = value(at) * scale * load_first(weight + at, left);
+                store_first(kGateFirst ? normed : normed * silu(load_first(gate + at, left)), y + at, left);
             }
         }
     }
@@ -86,7 +91,10 @@ void rms_norm_rows(const NormParams& p, int64_t begin, int64_t end) {
 }
 
 void gated_norm_rows(const GatedNormParams& p, int64_t begin, int64_t end) {
-    with_type(p.dtype, [&](auto gate) { gated_norm_typed<TypeOf<decltype(gate)>>(p, begin, end); });
+    with_type(p.dtype, [&](auto gate) {
+        using T = TypeOf<decltype(gate)>;
+        p.gate_first ? gated_norm_typed<true, T>(p, begin, end) : gated_norm_typed<false, T>(p, begin, end);
+    });
 }
 
 void silu_mul_rows(const SiluMulParams& p, int64_t begin, int64_t end) {

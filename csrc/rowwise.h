@@ -28,11 +28,13 @@ struct NormParams {
 // Gated RMS norm of each head: y = x / sqrt(mean(x^2) + eps) * weight * silu(gate).
 struct GatedNormParams {
     int64_t t = 0, heads = 0, d = 0;
+    bool gate_first = false;   // norm x * silu(gate), in place of gating the norm of x
     const float* x = nullptr;  // (t, heads, d), with a stride for rows and one for heads
     int64_t x_stride = 0, x_head_stride = 0;
     const void* gate = nullptr;  // (t, heads, d), row stride gate_stride
     int64_t gate_stride = 0;
-    const float* weight = nullptr;  // (d)
+    const float* weight = nullptr;  // (d) of all heads, or (heads, d): weight_stride 0 or d
+    int64_t weight_stride = 0;
     float eps = 0.0f;
     void* y = nullptr;             // (t, heads, d) contiguous
     DType dtype = DType::float32;  // of gate and y

@@ -10,6 +10,8 @@ from transformers import (
     FalconMambaForCausalLM,
     JambaConfig,
     JambaForCausalLM,
+    Mamba2Config,
+    Mamba2ForCausalLM,
     MambaConfig,
     MambaForCausalLM,
     Qwen3_5ForCausalLM,
@@ -62,10 +64,22 @@ _QWEN = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
     "eos_token_id": 0,
 }
+_MAMBA2 = {
+    "vocab_size": VOCAB,
+    "hidden_size": 36,
+    "num_hidden_layers": 2,
+    "num_heads": 6,
+    "head_dim": 12,
+    "n_groups": 2,
+    "state_size": 8,
+    "conv_kernel": 4,
+    "eos_token_id": 0,
+}
 FAMILIES = {
     "mamba": (MambaConfig, MambaForCausalLM, _MAMBA),
     "falcon_mamba": (FalconMambaConfig, FalconMambaForCausalLM, {**_MAMBA, "tie_word_embeddings": False}),
     "jamba": (JambaConfig, JambaForCausalLM, _JAMBA),
+    "mamba2": (Mamba2Config, Mamba2ForCausalLM, _MAMBA2),
     "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM, _QWEN),
 }
 

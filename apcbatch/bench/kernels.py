@@ -7,24 +7,27 @@ operations over the machine's rate, and bytes over its memory bandwidth. A kerne
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 
 from apcbatch.bench.figures import Figure, Sizes, median_ratio, median_s, timed
 from apcbatch.bench.products import product_shapes
 from apcbatch.kernels.arguments import PAGE_TOKENS
-from apcbatch.kernels.cpu.delta_rule import delta_rule
+from apcbatch.kernels.cpu.head_scan import delta_rule, ssd
 from apcbatch.kernels.cpu.linear import PackedLinear, pack_linear
 from apcbatch.kernels.cpu.ops import ops
 from apcbatch.kernels.ragged import Ragged
-from apcbatch.layout import KV, value_lanes
+from apcbatch.layout import DELTA, KV, SSD
 from apcbatch.model.delta_net import DELTA_NET, DeltaNetSizes
 from apcbatch.model.families import family_of, state_layout
 from apcbatch.model.feed_forward import MIXTURE
 from apcbatch.model.hf_config import ModelConfig
 from apcbatch.model.mamba import MAMBA
+from apcbatch.model.mamba2 import MAMBA2, Mamba2Sizes
 
 GROUP = "kernels"
 # Vector operations per element (csrc/vmath.h, csrc/scan_states.h). Each counts as one fma: 2 flops at peak.
@@ -32,6 +35,7 @@ SCAN_STATE_OPS = 13  # dt A split 3, a polynomial 5, its power of two 2, dt x B,
 SCAN_CHANNEL_OPS = 53  # softplus 29, SiLU of z 20, dt x, D x, the gate
 SILU_OPS = 20
 DELTA_OPS = 4  # per element of a delta state: decay S, k u, q S, and decay k S for the next token
+SSD_OPS = 3  # per element of a Mamba-2 state: decay S, B x, C S
 COLD_BYTES = 64 << 20  # a small product cycles through this much weight memory, so that no cache holds it
 MOST_COPIES = 24
 
@@ -51,6 +55,8 @@ class Kernels:
             yield from self._decode_steps()
         if DELTA_NET in self._blocks:
             yield from self._delta_rules()
+        if MAMBA2 in self._blocks:
+            yield from self._ssd()
         yield self._norm()
         if MIXTURE in self._blocks:
             yield self._routing()
@@ -136,26 +142,55 @@ class Kernels:
         return step
 
     def _delta_rules(self) -> Iterator[Figure]:
-        """Measure the gated delta rule of one long sequence, and of one new token per sequence."""
-        sizes, size = DeltaNetSizes.of(self._config), self._dtype.itemsize
-        state_bytes, lanes = 4 * sizes.values * sizes.key_dim, value_lanes(sizes.value_dim)
+        sizes = DeltaNetSizes.of(self._config)
+        heads, vector = (sizes.key_heads, sizes.key_heads, sizes.value_heads), -torch.rand(sizes.value_heads)
+
+        def rule(q: Any, k: Any, v: Any, gates: Any, state: Any, batch: Ragged) -> object:
+            return delta_rule(q, k, v, gates, gates, vector, vector, state, batch)
+
+        yield from self._head_scans("delta rule", DELTA.name, DELTA_OPS, heads, (sizes.keys, sizes.values), rule)
+
+    def _ssd(self) -> Iterator[Figure]:
+        sizes = Mamba2Sizes.of(self._config)
+        heads, vector = (sizes.groups, sizes.groups, sizes.heads), -torch.rand(sizes.heads)
+
+        def scan(C: Any, B: Any, x: Any, dt: Any, state: Any, batch: Ragged) -> object:
+            return ssd(x, dt, vector, B, C, vector, vector, (0.0, math.inf), state, batch)
+
+        yield from self._head_scans("Mamba-2 scan", SSD.name, SSD_OPS, heads, (sizes.states, sizes.inner), scan)
+
+    def _head_scans(
+        self,
+        name: str,
+        role: str,
+        ops_each: int,
+        heads: tuple[int, int, int],
+        columns: tuple[int, int],
+        scan: Callable[..., object],
+    ) -> Iterator[Figure]:
+        """Measure a recurrence over heads of one long sequence, and of one new token per sequence.
+
+        role: of its state. ops_each: vector operations per element of the state and token. heads: of q, k and v.
+        columns: of q, and of v. scan(q, k, v, gates, state, batch): runs it.
+        """
+        stack = next(one for one in state_layout(self._config, "float32").stacks if one.role.name == role)
+        shape = [int(size or 0) for size in stack.shape]
+        keys, values = columns
         for tokens, running in ((self._sizes.kernel_tokens, 1), *((1, b) for b in self._sizes.decode_running)):
             count = tokens * running
-            qkv = torch.randn(count, sizes.channels).to(self._dtype)
-            parts = torch.tensor_split(qkv, (sizes.keys, 2 * sizes.keys), 1)
-            heads = sizes.key_heads, sizes.key_heads, sizes.value_heads
+            qkv = torch.randn(count, 2 * keys + values).to(self._dtype)
+            parts = torch.tensor_split(qkv, (keys, 2 * keys), 1)
             q, k, v = (part.view(count, n, -1) for part, n in zip(parts, heads, strict=True))
-            gates = torch.randn(count, sizes.value_heads).to(self._dtype)
-            vector = -torch.rand(sizes.value_heads)
-            state = torch.zeros(running, sizes.value_heads, sizes.value_dim // lanes, sizes.key_dim, lanes)
+            gates = torch.randn(count, heads[2]).to(self._dtype)
+            state = torch.zeros(running, *shape)
             slots = torch.arange(running)
             batch = Ragged.create(torch.arange(running + 1) * tokens, slots, slots)
-            seconds = median_s(partial(delta_rule, q, k, v, gates, gates, vector, vector, state, batch), self._sizes)
-            operations = DELTA_OPS * count * sizes.values * sizes.key_dim
-            moved = 2 * running * state_bytes + count * (size * sizes.channels + 4 * sizes.values)
-            name = f"delta rule of {tokens} tokens" if tokens > 1 else f"delta rule of one token, {running} running"
-            value, share = 1e9 * seconds / (count * sizes.value_heads), self._limit_s(2 * operations, moved) / seconds
-            yield self._figure(name, value, "ns a token and head", share)
+            seconds = median_s(partial(scan, q, k, v, gates, state, batch), self._sizes)
+            moved = 2 * 4 * state.numel() + count * (self._dtype.itemsize * qkv.shape[1] + 4 * values)
+            flops = 2 * ops_each * count * math.prod(shape)
+            value, share = 1e9 * seconds / (count * heads[2]), self._limit_s(flops, moved) / seconds
+            which = f"{name} of {tokens} tokens" if tokens > 1 else f"{name} of one token, {running} running"
+            yield self._figure(which, value, "ns a token and head", share)
 
     def _norm(self) -> Figure:
         tokens, h = self._sizes.kernel_tokens, self._config.hidden_size

@@ -91,6 +91,29 @@ class DeltaNetWeights(Generic[LinearT]):
 
 
 @dataclass(frozen=True, eq=False)
+class Mamba2Weights(Generic[LinearT]):
+    """Weights of a Mamba-2 mixer: G groups of B and C with N columns (d_state), H heads of P columns, c = 2 G N + H P.
+    The projections are packed and of one dtype; the rest is float32, contiguous.
+
+    in_proj: (c + H P + H, h), rows of C, B, x, z, dt. out_proj: (h, H P). groups: G, a divisor of H. conv_weight: (c,
+    w). conv_bias: (c,). A: (H,), -exp(A_log). D: (H,). dt_bias: (H,). dt_limits: of the step, softplus(dt + dt_bias).
+    norm: (H P,), weight of the gated RMS norm over the columns of each group. norm_eps: its eps.
+    """
+
+    in_proj: LinearT
+    out_proj: LinearT
+    groups: int
+    conv_weight: torch.Tensor
+    conv_bias: torch.Tensor | None
+    A: torch.Tensor
+    D: torch.Tensor
+    dt_bias: torch.Tensor
+    dt_limits: tuple[float, float]
+    norm: torch.Tensor
+    norm_eps: float
+
+
+@dataclass(frozen=True, eq=False)
 class QueryKeyNorms:
     """RMS norms of queries and keys, and the rotary position embedding that follows: arguments of `norm_rope`.
 

@@ -1,7 +1,7 @@
 """Specification of the ops in plain PyTorch. The kernels are tested against it.
 
-Shapes and dtypes of arguments and results are those of apcbatch.kernels.ops; for delta_rule and gated_norm, those of
-apcbatch.kernels.cpu.delta_rule. Here activations may also be float64. The ops compute in float32, or in float64 for
+Shapes and dtypes of arguments and results are those of apcbatch.kernels.ops; for delta_rule, ssd and gated_norm, those of
+apcbatch.kernels.cpu.head_scan. Here activations may also be float64. The ops compute in float32, or in float64 for
 float64 activations; tests derive their tolerances from the float64 results. Recurrent ops compute one token at a time.
 """
 
@@ -84,7 +84,7 @@ def delta_rule(
     state: torch.Tensor,
     ragged: Ragged,
 ) -> torch.Tensor:
-    """Compute the gated delta rule; see apcbatch.kernels.cpu.delta_rule. For each token and value head, with q and k
+    """Compute the gated delta rule; see apcbatch.kernels.cpu.head_scan. For each token and value head, with q and k
     normed to length 1, q also divided by sqrt(K), beta = sigmoid(b) and d = exp(A softplus(a + dt_bias)):
 
     S_t = d S_(t-1) + k (beta (v - S_(t-1)^T (d k)))^T, o = S_t^T q.
@@ -111,14 +111,57 @@ def delta_rule(
     return out.flatten(2)
 
 
+def ssd(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor,
+    dt_bias: torch.Tensor,
+    dt_limits: tuple[float, float],
+    state: torch.Tensor,
+    ragged: Ragged,
+) -> torch.Tensor:
+    """Compute the recurrence of Mamba-2; see apcbatch.kernels.cpu.head_scan. For each token and head, with s =
+    softplus(dt + dt_bias) limited to dt_limits:
+
+    S_t = exp(A s) S_(t-1) + B (s x)^T, y = S_t^T C + D x.
+
+    Dao and Gu, "Transformers are SSMs", arXiv 2405.21060, equation 1 with a scalar A for each head.
+    """
+    compute = torch.promote_types(x.dtype, torch.float32)
+    group, blocks = x.shape[1] // B.shape[1], state.shape[2]
+    B_, C_ = (value.to(compute).repeat_interleave(group, 1) for value in (B, C))  # (t, H, N)
+    x_ = x.to(compute).view(*x.shape[:2], blocks, -1)  # (t, H, P) -> (t, H, blocks, lanes)
+    steps = F.softplus(dt.to(compute) + dt_bias.to(compute)).clamp(*dt_limits)
+    decay = torch.exp(A.to(compute) * steps)[:, :, None, None, None]
+    out = torch.empty_like(x_)
+
+    def step(token: int, S: torch.Tensor) -> torch.Tensor:  # (H, blocks, N, lanes)
+        u = steps[token, :, None, None] * x_[token]
+        S = decay[token] * S + torch.einsum("hi,hcl->hcil", B_[token], u)
+        out[token] = torch.einsum("hi,hcil->hcl", C_[token], S) + D.to(compute)[:, None, None] * x_[token]
+        return S
+
+    _run(ragged, state, step)
+    return out.flatten(2)
+
+
 def _unit_rows(x: torch.Tensor) -> torch.Tensor:
     return x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt()
 
 
-def gated_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Compute x / sqrt(mean(x^2) + eps) * weight * silu(gate) for each head; see apcbatch.kernels.cpu.delta_rule."""
+def gated_norm(
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, gate_first: bool = False
+) -> torch.Tensor:
+    """Compute norm(x) * weight * silu(gate), or with gate_first norm(x * silu(gate)) * weight, for each head, where
+    norm(x) = x / sqrt(mean(x^2) + eps); see apcbatch.kernels.cpu.head_scan."""
     compute = torch.promote_types(gate.dtype, torch.float32)
-    return (rms_norm(x.to(compute), weight, eps, compute) * F.silu(gate.to(compute))).to(gate.dtype)
+    factor = F.silu(gate.to(compute))
+    if gate_first:
+        return (rms_norm(x.to(compute) * factor, None, eps, compute) * weight.to(compute)).to(gate.dtype)
+    return (rms_norm(x.to(compute), weight, eps, compute) * factor).to(gate.dtype)
 
 
 def _run(ragged: Ragged, state: torch.Tensor, step: Callable[[int, torch.Tensor], torch.Tensor]) -> None:

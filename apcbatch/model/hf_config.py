@@ -121,6 +121,20 @@ class ConfigReader:
             raise self.wrong(key, value, "a finite number")
         return float(value)
 
+    def interval(self, key: str, default: tuple[float, float]) -> tuple[float, float]:
+        """Return the least and the largest value of an interval of numbers from 0 on; the largest may be infinite.
+        Raises ModelError."""
+        value = self.values.get(key)
+        ends = [_untagged(end) for end in value] if isinstance(value, (list, tuple)) else value
+        if ends is None:
+            return default
+        if not isinstance(ends, list) or len(ends) != 2 or not all(type(end) in (int, float) for end in ends):
+            raise self.wrong(key, value, "two numbers")
+        least, largest = ends
+        if not 0 <= least <= largest or not least <= sys.float_info.max:
+            raise self.wrong(key, value, "two ascending numbers from 0 on, of which only the second may be infinite")
+        return float(least), float(largest) if largest <= sys.float_info.max else float("inf")
+
     def expanded(self, key: str, hidden_size: int) -> int:
         """Return hidden_size times the factor under the key (2 if it is missing), rounded down. Raises ModelError."""
         factor = self.number(key, 2)

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "attention.h"
-#include "delta_rule.h"
+#include "head_scan.h"
 #include "dispatch.h"
 #include "head_rows.h"
 #include "linear.h"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import tracemalloc
 from collections.abc import Callable
@@ -108,6 +109,9 @@ def test_a_switch_is_true_or_false(family: str, key: str, tiny_checkpoint: Check
         refused(folder, f"config.json: {key} is .*; expected true or false")
 
 
+INFINITY = {"__float__": "Infinity"}
+
+
 @pytest.mark.parametrize("family, changes, sentence", [
     ("mamba", {"architectures": ["LlamaForCausalLM"]}, "names the architecture 'LlamaForCausalLM', which is not supp"),
     ("mamba", {"architectures": ["Qwen3_5MoeForConditionalGeneration"]}, "'Qwen3_5MoeForConditionalGeneration', which"),
@@ -127,6 +131,16 @@ def test_a_switch_is_true_or_false(family: str, key: str, tiny_checkpoint: Check
     ("mamba", {"eos_token_id": [1, True]}, "eos_token_id is .*; expected an integer or a list"),
     ("mamba", {"eos_token_id": [1, 2.0]}, "eos_token_id is .*; expected an integer or a list"),
     ("mamba", {"hidden_size": "x" * 10**6}, "hidden_size is 'x.*; expected an integer"),
+    ("mamba2", {"use_bias": True}, "use_bias is True; expected false, the only one supported"),
+    ("mamba2", {"num_heads": 5}, "num_heads is 5; expected a number that times head_dim 12 is 72, the d_inner"),
+    ("mamba2", {"n_groups": 4}, "num_heads is 6; expected a multiple of n_groups, 4"),
+    ("mamba2", {"conv_kernel": 1}, "conv_kernel is 1; expected an integer from 2"),
+    ("mamba2", {"time_step_limit": 3}, "time_step_limit is 3; expected two numbers"),
+    ("mamba2", {"time_step_limit": [0, 1, 2]}, r"time_step_limit is \[0, 1, 2\]; expected two numbers"),
+    ("mamba2", {"time_step_limit": [0, True]}, "time_step_limit is .*; expected two numbers"),
+    ("mamba2", {"time_step_limit": [-1, 2]}, "time_step_limit is .*; expected two ascending numbers from 0 on"),
+    ("mamba2", {"time_step_limit": [2, 1]}, "time_step_limit is .*; expected two ascending numbers from 0 on"),
+    ("mamba2", {"time_step_limit": [INFINITY, INFINITY]}, "of which only the second may be infinite"),
 ])  # fmt: skip
 def test_an_architecture_that_cannot_be_used_is_refused(
     family: str, changes: dict[str, object], sentence: str, tiny_checkpoint: Checkpoints, tmp_path: Path
@@ -153,6 +167,16 @@ def test_the_sizes_are_those_of_transformers(family: str, tiny_checkpoint: Check
         assert (config.dt_rank, config.context_length) == (oracle.time_step_rank, None)
 
 
+def test_limits_of_the_step_are_read(tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
+    """Fault: an infinity that transformers writes in its own form is refused, or a limit is left out."""
+    values = [None, [0.25, INFINITY], [0, 10**400], [0.001, 0.5], [1, 1]]
+    folders = [
+        with_config(tiny_checkpoint("mamba2"), tmp_path / str(i), time_step_limit=v) for i, v in enumerate(values)
+    ]
+    found = [load_model_config(folder).architecture()["time_step_limit"] for folder in folders]
+    assert found == [(0.0, math.inf), (0.25, math.inf), (0.0, math.inf), (0.001, 0.5), (1.0, 1.0)]
+
+
 def test_what_the_file_does_not_say_is_the_familys_default(tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
     """Fault: a default that is not the one of transformers; "auto" that is not the sixteenth part, rounded up."""
     keys = ["expand", "intermediate_size", "state_size", "conv_kernel", "layer_norm_epsilon", "use_bias"]
@@ -164,7 +188,7 @@ def test_what_the_file_does_not_say_is_the_familys_default(tiny_checkpoint: Chec
     assert config.dt_rank == 3 == -(-36 // 16)
 
 
-@pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "jamba"])
+@pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "mamba2", "jamba"])
 def test_a_file_that_says_nothing_is_the_family_itself(family: str, tmp_path: Path) -> None:
     """Fault: one default, of a key that checkpoints seldom leave out, is not the one of transformers."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
@@ -186,6 +210,13 @@ def test_a_file_that_says_nothing_is_the_family_itself(family: str, tmp_path: Pa
         )  # fmt: skip
         assert (config.num_experts, config.num_experts_per_tok) == (oracle.num_experts, oracle.num_experts_per_tok)
         assert config.context_length == oracle.max_position_embeddings
+    elif family == "mamba2":
+        made = config.architecture()
+        assert sizes == (
+            oracle.num_heads * oracle.head_dim, oracle.state_size, oracle.conv_kernel, 0, oracle.use_conv_bias, False,
+        )  # fmt: skip
+        assert (made["mamba2_heads"], made["mamba2_groups"]) == (oracle.num_heads, oracle.n_groups)
+        assert (config.norm_eps, made["time_step_limit"]) == (oracle.layer_norm_epsilon, tuple(oracle.time_step_limit))
     else:
         assert sizes == (
             oracle.expand * oracle.hidden_size, oracle.state_size, oracle.conv_kernel, oracle.time_step_rank,

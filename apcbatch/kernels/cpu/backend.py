@@ -8,8 +8,8 @@ from typing import ClassVar
 from apcbatch.kernels import processor
 from apcbatch.kernels.backend import BackendOf, KindOnDevice
 from apcbatch.kernels.cpu.attention_mixer import FusedAttention
-from apcbatch.kernels.cpu.delta_net import FusedDeltaNet
 from apcbatch.kernels.cpu.feed_forward import FusedMixture, FusedMlp
+from apcbatch.kernels.cpu.head_mixer import FusedHeadMixer
 from apcbatch.kernels.cpu.linear import PackedLinear, pack_linear
 from apcbatch.kernels.cpu.mamba import FusedMamba
 from apcbatch.kernels.cpu.ops import CpuOps
@@ -25,7 +25,8 @@ class CpuBackend(CpuOps, BackendOf[PackedLinear]):
     pack_linear = staticmethod(pack_linear)
     kinds: ClassVar[Mapping[str, KindOnDevice]] = {
         "mamba": KindOnDevice(FusedMamba),
-        "delta": KindOnDevice(FusedDeltaNet),
+        "mamba2": KindOnDevice(FusedHeadMixer),
+        "delta": KindOnDevice(FusedHeadMixer),
         "attention": KindOnDevice(FusedAttention),
         "gated_attention": KindOnDevice(FusedAttention),
         "mlp": KindOnDevice(FusedMlp),

@@ -1,3 +1,3 @@
 #if defined(__x86_64__)
-#include "delta_rule_unit.h"
+#include "head_scan_unit.h"
 #endif

@@ -1,5 +1,5 @@
-// The inner loops of the gated delta rule over the vectors of simd.h: multiply a block of the state by a
-// key, and update it by a token.
+// The inner loops of the recurrences over heads, with the vectors of simd.h: multiply a block of the state by
+// a key, and update it by one token or by two.
 //
 // Lanes run over the columns of v, keys ascend, and nothing is added across lanes. So every vector width
 // gives the same bits. m is a sum from 0 with one fma per key, whether `read_block` computes it at the
@@ -11,9 +11,11 @@
 
 namespace apcbatch {
 namespace APC_ISA {
-namespace delta {
+namespace scan_of_heads {
 
-constexpr int kGroup = 4;       // vectors of a group: their o, m and u stay in registers
+constexpr int kGroup = 4;  // vectors of a group: their o, m and u stay in registers
+// Vectors updated by two tokens at a time: their two o and u, of 16 registers without AVX-512, stay there.
+constexpr int kPair = kLanes == 16 ? 4 : 2;
 constexpr int kUnrolled = 4;    // keys per iteration
 constexpr int64_t kBlock = 64;  // lanes of a whole block: its row stride is a constant of the loop
 
@@ -43,6 +45,7 @@ APC_INLINE void read_block(const float* key, int64_t keys, const Columns<kStride
     }
 }
 
+// kNext: also compute m of the next token.
 template <int kVecs, int kStride, bool kNext>
 APC_INLINE void update_row(const Keys& keys, int64_t i, const Columns<kStride>& s, int64_t at, Vec decay,
                            const Vec* u, Vec* o, Vec* m) {
@@ -110,6 +113,50 @@ APC_INLINE void update_block(Keys keys, Columns<kStride> s, float decay_, const 
     if (keys.count > 0) update_rest<kVecs, kStride, kNext>(keys, s, decay_, u_, o_, m_);
 }
 
-}  // namespace delta
+// Updates row i by two tokens: the bits of two updates, with one load and one store of the state.
+template <int kVecs, int kStride>
+APC_INLINE void update_row_twice(const Keys* keys, int64_t i, const Columns<kStride>& s, const Vec* decay,
+                                 Vec (*u)[kVecs], Vec (*o)[kVecs]) {
+    const int64_t at = s.at(i);
+    Vec value[kVecs];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVecs; ++v) value[v] = Vec::load(s.from + at + v * kLanes);
+#pragma GCC unroll 2
+    for (int t = 0; t < 2; ++t) {
+        const Vec k = Vec::broadcast(keys[t].k[i]), q = Vec::broadcast(keys[t].q[i]);
+#pragma GCC unroll 4
+        for (int v = 0; v < kVecs; ++v) {
+            value[v] = decay[t] * value[v];
+            accumulate(value[v], k, u[t][v]);
+            accumulate(o[t][v], q, value[v]);
+        }
+    }
+#pragma GCC unroll 4
+    for (int v = 0; v < kVecs; ++v) value[v].store(s.to + at + v * kLanes);
+}
+
+// Updates a block by two tokens, without m.
+template <int kVecs, int kStride>
+APC_INLINE void update_block_twice(const Keys* keys, const Columns<kStride>& s, const float* decay_,
+                                   Vec (*u)[kVecs], Vec (*o_)[kVecs]) {
+    const Vec decay[2] = {Vec::broadcast(decay_[0]), Vec::broadcast(decay_[1])};
+    Vec o[2][kVecs];
+    for (int t = 0; t < 2; ++t) {
+        for (int v = 0; v < kVecs; ++v) o[t][v] = Vec::zero();
+    }
+    const int64_t whole = keys->count / kUnrolled * kUnrolled;
+    for (int64_t i = 0; i < whole; i += kUnrolled) {
+#pragma GCC unroll 4
+        for (int j = 0; j < kUnrolled; ++j) update_row_twice<kVecs, kStride>(keys, i + j, s, decay, u, o);
+    }
+    for (int64_t i = whole; i < keys->count; ++i) {
+        update_row_twice<kVecs, kStride>(keys, i, s, decay, u, o);
+    }
+    for (int t = 0; t < 2; ++t) {
+        for (int v = 0; v < kVecs; ++v) o_[t][v] = o[t][v];
+    }
+}
+
+}  // namespace scan_of_heads
 }  // namespace APC_ISA
 }  // namespace apcbatch

@@ -1,4 +1,4 @@
-"""The delta net mixer against transformers, and drafts over its states."""
+"""The gated delta net and Mamba-2 mixers against transformers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import Qwen3_5TextConfig
+from transformers import Mamba2Config, Qwen3_5TextConfig
+from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 
 from apcbatch.kernels.layer import PreNorm
@@ -16,13 +17,15 @@ from apcbatch.layout import StateLayout
 from apcbatch.model.arena import StateArena
 from apcbatch.model.delta_net import DELTA_NET
 from apcbatch.model.devices import backend_for
+from apcbatch.model.mamba2 import MAMBA2
+from apcbatch.model.sub_blocks import SubBlockKind
 from apcbatch.model.tensor_source import TensorSource
 from tests.effort import tries
 from tests.kernels.recurrent import ragged, same_bits
 
 CPU = torch.device("cpu")
-HIDDEN = 40
-SIZES = [(2, 4, 8, 12), (1, 1, 16, 24), (2, 6, 12, 96), (1, 2, 128, 128)]  # Hk, Hv, K, V
+HIDDEN = 8
+SIZES = [(2, 4, 8, 12), (1, 1, 16, 24), (2, 6, 12, 96), (1, 2, 128, 128)]  # Hk, Hv, K, V; G, H, N, P
 
 
 class StateDict:
@@ -41,34 +44,60 @@ class StateDict:
         assert self.taken == set(self._tensors), "a tensor of the checkpoint that the mixer does not use"
 
 
+Made = tuple[torch.nn.Module, SimpleNamespace, SubBlockKind]
+
+
+def delta_net(sizes: tuple[int, int, int, int]) -> Made:
+    """The mixer of transformers, the fields of our config, and our kind."""
+    config = Qwen3_5TextConfig(
+        hidden_size=HIDDEN, linear_num_key_heads=sizes[0], linear_num_value_heads=sizes[1],
+        linear_key_head_dim=sizes[2], linear_value_head_dim=sizes[3], num_hidden_layers=1,
+        layer_types=["linear_attention"], num_attention_heads=4,
+    )  # fmt: skip
+    names = [name for name in vars(config) if name.startswith("linear_")]
+    fields = {name: getattr(config, name) for name in names}
+    return Qwen3_5GatedDeltaNet(config, 0), SimpleNamespace(**fields, norm_eps=config.rms_norm_eps), DELTA_NET
+
+
+def mamba2(sizes: tuple[int, int, int, int]) -> Made:
+    """With limits that bind for some tokens, and a bias of the convolution for two of the sizes."""
+    groups, heads, d_state, head_dim = sizes
+    limits, has_bias = (0.05, 1.5), sizes[0] == 2
+    config = Mamba2Config(
+        hidden_size=HIDDEN, num_heads=heads, head_dim=head_dim, n_groups=groups, state_size=d_state,
+        expand=heads * head_dim // HIDDEN, time_step_limit=limits, use_conv_bias=has_bias, num_hidden_layers=1,
+    )  # fmt: skip
+    fields = SimpleNamespace(
+        mamba2_heads=heads, mamba2_head_dim=head_dim, mamba2_groups=groups, d_state=d_state, d_conv=4,
+        conv_bias=has_bias, time_step_limit=limits, norm_eps=config.layer_norm_epsilon,
+    )  # fmt: skip
+    return Mamba2Mixer(config, 0), fields, MAMBA2
+
+
+MAKERS = {"delta": delta_net, "mamba2": mamba2}
+
+
 class Mixers:
     """A mixer of random weights in transformers and here, and its states."""
 
-    def __init__(self, sizes: tuple[int, int, int, int], slots: int) -> None:
-        config = Qwen3_5TextConfig(
-            hidden_size=HIDDEN, linear_num_key_heads=sizes[0], linear_num_value_heads=sizes[1],
-            linear_key_head_dim=sizes[2], linear_value_head_dim=sizes[3], num_hidden_layers=1,
-            layer_types=["linear_attention"], num_attention_heads=4,
-        )  # fmt: skip
-        self.theirs = Qwen3_5GatedDeltaNet(config, 0).float().eval()
+    def __init__(self, kind: str, sizes: tuple[int, int, int, int], slots: int) -> None:
+        theirs, fields, ours = MAKERS[kind](sizes)
+        fields.hidden_size = HIDDEN
+        self.theirs = theirs.float().eval()
         with torch.no_grad():
             for name, parameter in self.theirs.named_parameters():
                 scale = parameter.shape[-1] ** -0.5 if parameter.dim() == 2 else 0.5
                 parameter.copy_(torch.randn_like(parameter) * scale + (1 if name == "norm.weight" else 0))
-        names = [name for name in vars(config) if name.startswith("linear_")]
-        fields = SimpleNamespace(
-            **{name: getattr(config, name) for name in names}, hidden_size=HIDDEN, norm_eps=config.rms_norm_eps
-        )
-        layout = StateLayout.of(DELTA_NET.state(fields, 0, "float32"))
+        layout = StateLayout.of(ours.state(fields, 0, "float32"))
         self.arena, tensors = StateArena(layout, slots, 0, CPU), StateDict(self.theirs)
         for part in self.arena.slots.values():
             part.fill_(float("nan"))
         self.backend = backend_for(CPU)
         self.norm = PreNorm(1 + 0.2 * torch.randn(HIDDEN), 1e-6)
         source = TensorSource(tensors, "mixer", torch.float32, self.backend)
-        self.block = DELTA_NET.load(fields, source, self.norm, self.arena.layer(0))
+        self.block = ours.load(fields, source, self.norm, self.arena.layer(0))
         tensors.finish()
-        self.products = DELTA_NET.products(fields)
+        self.products = ours.products(fields)
 
     def ours(self, x: torch.Tensor, batch: Ragged) -> torch.Tensor:
         residual = self.backend.residual(x.clone())
@@ -87,11 +116,12 @@ def relative(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_equals_transformers(sizes, threads) -> None:
+@pytest.mark.parametrize("kind", MAKERS)
+def test_equals_transformers(kind, sizes, threads) -> None:
     """Catches tensors packed in another order, a head that uses another's key, gate or decay, a norm of other columns,
     and a cut of the prompt that changes a bit."""
     for _ in range(tries(20)):
-        mixers, length = Mixers(sizes, 2), random.choice([1, 2, 3, 4, 63, 64, 65, random.randint(1, 300)])
+        mixers, length = Mixers(kind, sizes, 2), random.choice([1, 2, 3, 4, 63, 64, 65, random.randint(1, 300)])
         x = torch.randn(length, HIDDEN)
         whole = mixers.ours(x, ragged([length], [-1], [0]))
         assert relative(whole, mixers.expected(x)) < 1e-5
@@ -104,9 +134,10 @@ def test_equals_transformers(sizes, threads) -> None:
         assert all(same_bits(part[0], part[1]) for part in mixers.arena.slots.values())
 
 
-def test_products_are_those_of_the_mixer() -> None:
+@pytest.mark.parametrize(("kind", "projected"), [("delta", 32 + 48 + 48 + 8), ("mamba2", 32 + 48 + 48 + 4)])
+def test_products_are_those_of_the_mixer(kind: str, projected: int) -> None:
     """Catches a benchmark that measures a product of another shape than the mixer's."""
-    mixers = Mixers(SIZES[0], 1)
+    mixers = Mixers(kind, SIZES[0], 1)
     found = [(one.packed.in_features, one.packed.out_features) for one in mixers.block.part.products(
         mixers.backend.residual(torch.randn(3, HIDDEN)))]  # fmt: skip
-    assert found == list(mixers.products.values()) == [(40, 32 + 48 + 48 + 8), (48, 40)]
+    assert found == list(mixers.products.values()) == [(8, projected), (48, 8)]

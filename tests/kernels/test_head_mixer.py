@@ -1,4 +1,5 @@
-"""The delta net mixer in one call: the bits of its kernels one by one, close to float64, cut-invariant."""
+"""The gated delta net and Mamba-2 mixers in one call: the bits of their kernels one by one, close to float64,
+cut-invariant."""
 
 from __future__ import annotations
 
@@ -8,11 +9,12 @@ import pytest
 import torch
 
 from apcbatch.kernels import reference
-from apcbatch.kernels.cpu import delta_rule
-from apcbatch.kernels.cpu.delta_net import FusedDeltaNet
+from apcbatch.kernels.cpu import head_scan
+from apcbatch.kernels.cpu.head_mixer import FusedHeadMixer
 from apcbatch.kernels.kernel_seconds import recorded_parts
-from apcbatch.kernels.layer import DeltaNetWeights, PreNorm
+from apcbatch.kernels.layer import DeltaNetWeights, Mamba2Weights, PreNorm
 from apcbatch.layout import value_lanes
+from tests.kernels.heads import LIMITS
 from tests.kernels.mixers import assert_cuts_and_mates_change_no_bit, assert_equals_one_by_one, ops, run
 from tests.kernels.recurrent import DTYPES, one_thread, ragged
 
@@ -22,16 +24,23 @@ SIZES = [(36, 2, 4, 8, 24, 4), (33, 1, 1, 5, 8, 2), (48, 2, 6, 12, 96, 4), (17, 
 
 
 class Mixer:
-    """Random weights of one mixer, plain and packed, and an arena of random states."""
+    """Random weights of one mixer, plain and packed, and an arena of random states. gates: columns of in_proj for each
+    value head after z."""
+
+    kind, gates = "delta", 2
 
     def __init__(self, size: tuple[int, ...], dtype: torch.dtype) -> None:
-        h, hk, hv, k, v, w = size
+        h, hk, hv, k, v, _ = size
         self.size, self.dtype, self.channels = size, dtype, 2 * hk * k + hv * v
-        shapes = {"in_proj": (self.channels + hv * v + 2 * hv, h), "out_proj": (h, hv * v)}
+        shapes = {"in_proj": (self.channels + hv * v + self.gates * hv, h), "out_proj": (h, hv * v)}
         self.plain = {name: (torch.randn(shape) * shape[1] ** -0.5).to(dtype) for name, shape in shapes.items()}
         self.norm = PreNorm(1 + 0.2 * torch.randn(h), 1e-6)
-        self.weights = DeltaNetWeights(
-            **{name: ops.pack_linear(weight) for name, weight in self.plain.items()},
+        self.weights = self.random({name: ops.pack_linear(weight) for name, weight in self.plain.items()})
+
+    def random(self, projections):
+        _, hk, hv, _, v, w = self.size
+        return DeltaNetWeights(
+            **projections,
             key_heads=hk,
             conv_weight=torch.randn(self.channels, w),
             A=-torch.rand(hv) - 0.01,
@@ -44,48 +53,83 @@ class Mixer:
         """Every second layer's states, as a model's arena has them."""
         _, _, hv, k, v, w = self.size
         lanes = value_lanes(v)
-        delta = torch.randn(slots, 2, hv, v // lanes, k, lanes)
-        return delta[:, 1], torch.randn(slots, 2, w - 1, self.channels).to(self.dtype)[:, 1]
+        states = torch.randn(slots, 2, hv, v // lanes, k, lanes)
+        return states[:, 1], torch.randn(slots, 2, w - 1, self.channels).to(self.dtype)[:, 1]
 
-    def fused(self, delta: torch.Tensor, conv: torch.Tensor) -> FusedDeltaNet:
-        return ops.sub_block("delta", self.norm, self.weights, delta, conv)
+    def fused(self, state: torch.Tensor, conv: torch.Tensor) -> FusedHeadMixer:
+        return ops.sub_block(self.kind, self.norm, self.weights, state, conv)
 
-    def one_by_one(self, sums, pending, delta, conv, batch, k=ops, rules=delta_rule, packed=None):
+    def one_by_one(self, sums, pending, state, conv, batch, k=ops, rules=head_scan, packed=None):
         """The kernels in turn: the definition. sums changes. k, rules: the kernels, or the reference with the plain
         weights."""
         x = k.add_rms_norm_(sums, pending, self.norm.weight.to(sums.dtype), self.norm.eps, self.dtype)
         p = packed or {name: getattr(self.weights, name) for name in self.plain}
         w, (_, hk, hv, keys, values, _) = self.weights, self.size
         rows = k.linear(x, p["in_proj"])
-        qkv, z, b, a = rows.split([self.channels, hv * values, hv, hv], 1)
-        qkv = k.causal_conv(qkv, w.conv_weight, None, conv, batch)
+        qkv, z, gates = rows.split([self.channels, hv * values, self.gates * hv], 1)
+        qkv = k.causal_conv(qkv, w.conv_weight, getattr(w, "conv_bias", None), conv, batch)
         parts = qkv.split([hk * keys, hk * keys, hv * values], 1)
         q, k_, v = (part.unflatten(1, (heads, -1)) for part, heads in zip(parts, (hk, hk, hv), strict=True))
-        o = rules.delta_rule(q, k_, v, b, a, w.A, w.dt_bias, delta, batch)
-        y = rules.gated_norm(o, z.unflatten(1, (hv, -1)), w.norm, w.norm_eps)
+        y = self.recurrence(rules, q, k_, v, gates, z, state, batch)
         return k.linear(y.flatten(1), p["out_proj"], out_dtype=torch.promote_types(x.dtype, torch.float32))
 
+    def recurrence(self, rules, q, k, v, gates, z, state, batch):
+        """The recurrence and its gated norm."""
+        w, hv = self.weights, self.size[2]
+        o = rules.delta_rule(q, k, v, gates[:, :hv], gates[:, hv:], w.A, w.dt_bias, state, batch)
+        return rules.gated_norm(o, z.unflatten(1, (hv, -1)), w.norm, w.norm_eps)
 
+
+class Mamba2Mixer(Mixer):
+    kind, gates = "mamba2", 1
+
+    def random(self, projections):
+        _, g, heads, _, columns, w = self.size
+        return Mamba2Weights(
+            **projections,
+            groups=g,
+            conv_weight=torch.randn(self.channels, w),
+            conv_bias=torch.randn(self.channels) if w > 2 else None,
+            A=-torch.rand(heads) - 0.01,
+            D=torch.randn(heads),
+            dt_bias=torch.randn(heads),
+            dt_limits=LIMITS,
+            norm=1 + 0.2 * torch.randn(heads * columns),
+            norm_eps=1e-6,
+        )
+
+    def recurrence(self, rules, q, k, v, gates, z, state, batch):
+        w, g = self.weights, self.size[1]
+        y = rules.ssd(v, gates, w.A, k, q, w.D, w.dt_bias, w.dt_limits, state, batch)
+        y, z = (value.reshape(len(z), g, -1) for value in (y, z))
+        return rules.gated_norm(y, z, w.norm.view(g, -1), w.norm_eps, gate_first=True)
+
+
+MIXERS = {"delta": Mixer, "mamba2": Mamba2Mixer}
+
+
+@pytest.mark.parametrize("kind", MIXERS)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_equals_its_kernels_one_by_one(size, dtype, isa, threads):
+def test_equals_its_kernels_one_by_one(kind, size, dtype, isa, threads):
     """A stride, an address, a rounding or an order that is another than the single kernels': the outputs, the final
     states and the snapshots of a ragged batch differ in a bit, or a slot that nobody named is touched."""
-    mixer = Mixer(size, dtype)
+    mixer = MIXERS[kind](size, dtype)
     assert_equals_one_by_one(mixer, size[0])
 
 
+@pytest.mark.parametrize("kind", MIXERS)
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_close_to_float64(size):
+def test_close_to_float64(kind, size):
     """A fused step that is wrong in the same way as the single kernel that it calls."""
-    mixer = Mixer(size, torch.float32)
+    mixer = MIXERS[kind](size, torch.float32)
     batch = ragged([40, 1], [-1, 1], [0, 1])
     (sums, pending), (delta, conv) = torch.randn(2, 41, size[0]), mixer.arena(2)
     plain = {name: weight.double() for name, weight in mixer.plain.items()}
-    wide = Mixer.__new__(Mixer)
+    wide = type(mixer).__new__(type(mixer))
     wide.__dict__.update(vars(mixer), plain=plain, dtype=torch.float64)
-    names = ("conv_weight", "A", "dt_bias", "norm")
-    wide.weights = replace(mixer.weights, **{name: getattr(mixer.weights, name).double() for name in names})
+    vectors = {name: value for name, value in vars(mixer.weights).items() if isinstance(value, torch.Tensor)}
+    wide.weights = replace(mixer.weights, **{name: value.double() for name, value in vectors.items()})
     states = sums.double(), pending.double(), delta.double(), conv.double()
     with one_thread():
         expected = wide.one_by_one(*states, batch, reference, reference, plain)
@@ -93,11 +137,12 @@ def test_close_to_float64(size):
     torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", MIXERS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_cuts_and_batch_mates_change_no_bit(dtype, threads):
+def test_cuts_and_batch_mates_change_no_bit(kind, dtype, threads):
     """A workspace that is shared between sequences, or read beyond a pass: a sequence cut into passes, beside others,
     gives other bits than in one pass alone."""
-    assert_cuts_and_mates_change_no_bit(Mixer(SIZES[2], dtype), SIZES[2][0])
+    assert_cuts_and_mates_change_no_bit(MIXERS[kind](SIZES[2], dtype), SIZES[2][0])
 
 
 def test_refuses_what_does_not_fit():
@@ -125,6 +170,16 @@ def test_refuses_what_does_not_fit():
     ):
         with pytest.raises(ValueError, match=sentence):
             ops.sub_block("delta", mixer.norm, replace(mixer.weights, **change), delta, conv)
+    ssd = Mamba2Mixer(SIZES[0], torch.float32)
+    for change, sentence in (
+        ({"in_proj": ops.pack_linear(torch.zeros(231, 36))}, "in_proj must be"),
+        ({"groups": 3}, "the convolution must have the channels of C and B, 3 heads each, and of 4 heads of 24"),
+        ({"conv_bias": torch.zeros(127)}, "conv_bias must be contiguous of shape"),
+        ({"D": torch.zeros(3)}, "D must be contiguous of shape"),
+        ({"norm": torch.zeros(97)}, "norm must be contiguous of shape"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            ops.sub_block("mamba2", ssd.norm, replace(ssd.weights, **change), *ssd.arena(2))
     for states in ((delta[:, :, :, :7], conv), (delta[..., :23], conv), (delta, conv[:, :2]), (delta, conv.bfloat16())):
         with pytest.raises(ValueError, match="state must"):
             mixer.fused(*states)

@@ -1,65 +1,70 @@
-// Gated delta rule of one unit: some blocks of a value head of one sequence. delta_rule.h has the equations,
-// delta_rule_update.h the inner loops.
+// Recurrence of one unit: some blocks of a value head of one sequence. head_scan.h has the equations,
+// head_scan_update.h the inner loops.
 //
-// Tokens are processed in tiles, which end at snapshots. Each group of vectors of a block runs over the tile:
-// it computes m of the first token, and the update by a token also computes m of the next. The first update
-// reads the state from its slot and the last one writes it to its slot, if the tile begins or ends with one;
-// in between the state is in scratch.
-// decay k of a token is prepared two tokens ahead, in a ring that stays in the L1 cache beside the block.
+// Tokens are processed in tiles, which end at snapshots. Each group of vectors of a block runs over the tile.
+// In the delta rule it computes m of the first token, and the update by a token also computes m of the next;
+// decay k of a token is prepared two tokens ahead, in a ring that stays in the L1 cache beside the block. In
+// ssd it takes two tokens at a time. The first update reads the state from its slot and the last one writes
+// it to its slot, if the tile begins or ends with one; in between the state is in scratch.
 // Blocks whose lanes are not whole vectors are padded in scratch, and copied from and to slots.
 #pragma once
 
-#include "delta_rule.h"
-#include "delta_rule_update.h"
+#include "head_scan.h"
+#include "head_scan_update.h"
 #include "square_sum.h"
 #include "vmath.h"
 
 namespace apcbatch {
 namespace APC_ISA {
-namespace delta {
+namespace scan_of_heads {
 
 APC_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 APC_INLINE int64_t padded(int64_t count) { return (count + 15) / 16 * 16; }
 
-// Computes decay and beta of all value heads of a token.
+// Computes decay, and sigmoid(b) or dt, of all value heads of a token.
 template <class T>
-void prepare_gates(const DeltaParams& p, const DeltaInputs& inputs, int64_t token) {
+void prepare_gates(const HeadScanParams& p, const HeadScanInputs& inputs, int64_t token) {
+    const bool is_ssd = p.rule == HeadRule::ssd;
     const T* a = static_cast<const T*>(p.a) + token * p.a_stride;
-    const T* b = static_cast<const T*>(p.b) + token * p.b_stride;
-    float decay[kLanes], beta[kLanes];
+    const T* b = is_ssd ? nullptr : static_cast<const T*>(p.b) + token * p.b_stride;
+    float decay[kLanes], factor[kLanes];
     for (int64_t h = 0; h < p.value_heads; h += kLanes) {
         const int64_t left = p.value_heads - h;
-        const Vec step = softplus(load_first(a + h, left) + load_first(p.dt_bias + h, left));
-        exp(load_first(p.A + h, left) * step).store(decay);
-        sigmoid(load_first(b + h, left)).store(beta);
+        Vec dt = softplus(load_first(a + h, left) + load_first(p.dt_bias + h, left));
+        // NaN is the second operand, and so the result
+        if (is_ssd) dt = min(Vec::broadcast(p.dt_max), max(Vec::broadcast(p.dt_min), dt));
+        exp(load_first(p.A + h, left) * dt).store(decay);
+        (is_ssd ? dt : sigmoid(load_first(b + h, left))).store(factor);
         for (int64_t i = 0; i < smaller(left, kLanes); ++i) {
             float* to = inputs.gates_of(h + i, token);
             to[0] = decay[i];
-            to[1] = beta[i];
+            to[1] = factor[i];
         }
     }
 }
 
-// Divides a row of `count` values by its Euclidean length, multiplies it by `scale`, and pads it with zeros
-// to `columns`.
+// Multiplies a row of `count` values by `scale`, in the delta rule divides it by its Euclidean length, and
+// pads it with zeros to `columns`.
 template <class T>
-APC_INLINE void prepare_row(const T* x, int64_t count, int64_t columns, float scale, float* to) {
-    const Vec factor = Vec::broadcast(1.0f / __builtin_sqrtf(square_sum(x, count) + 1e-6f) * scale);
+APC_INLINE void prepare_row(HeadRule rule, const T* x, int64_t count, int64_t columns, float scale,
+                            float* to) {
+    if (rule == HeadRule::delta) scale = 1.0f / __builtin_sqrtf(square_sum(x, count) + 1e-6f) * scale;
+    const Vec factor = Vec::broadcast(scale);
     for (int64_t i = 0; i < columns; i += kLanes) {
         (i < count ? load_first(x + i, count - i) * factor : Vec::zero()).store(to + i);
     }
 }
 
 template <class T>
-void prepare_tokens(const DeltaParams& p, const DeltaInputs& inputs, int64_t begin, int64_t end) {
-    const float scale = 1.0f / __builtin_sqrtf(float(p.key_dim));
+void prepare_tokens(const HeadScanParams& p, const HeadScanInputs& inputs, int64_t begin, int64_t end) {
+    const float scale = p.rule == HeadRule::delta ? 1.0f / __builtin_sqrtf(float(p.key_dim)) : 1.0f;
     for (int64_t t = begin; t < end; ++t) {
         const T* q = static_cast<const T*>(p.q) + t * p.q_stride;
         const T* k = static_cast<const T*>(p.k) + t * p.k_stride;
         for (int64_t head = 0; head < p.key_heads; ++head) {
             float* to = inputs.q(head, t);
-            prepare_row(q + head * p.key_dim, p.key_dim, inputs.columns, scale, to);
-            prepare_row(k + head * p.key_dim, p.key_dim, inputs.columns, 1.0f, to + inputs.columns);
+            prepare_row(p.rule, q + head * p.key_dim, p.key_dim, inputs.columns, scale, to);
+            prepare_row(p.rule, k + head * p.key_dim, p.key_dim, inputs.columns, 1.0f, to + inputs.columns);
         }
         const T* v = static_cast<const T*>(p.v) + t * p.v_stride;
         for (int64_t head = 0; head < p.value_heads; ++head, v += p.value_dim) {
@@ -80,16 +85,18 @@ struct Tile {
     int64_t more;
 };
 
-// Computation of one unit. Scratch, delta_scratch_floats floats:
-//   rows (ring of kDeltaRows tokens, decay k) | states (block, key, lane)
-class UnitRule {
+// Computation of one unit. Scratch, head_scan_scratch_floats floats:
+//   rows (ring of kRingTokens tokens, decay k) | states (block, key, lane)
+template <HeadRule kRule>
+class UnitScan {
   public:
-    UnitRule(const DeltaParams& params, const DeltaInputs& inputs_, const DeltaUnit& unit_, float* scratch)
+    UnitScan(const HeadScanParams& params, const HeadScanInputs& inputs_, const HeadScanUnit& unit_,
+             float* scratch)
         : p(params), inputs(inputs_), unit(unit_), columns(inputs_.columns) {
         is_whole = p.lanes % kLanes == 0;
         stride = is_whole ? p.lanes : padded(p.lanes);
         rows = scratch;
-        states = scratch + kDeltaRows * columns;
+        states = scratch + kRingTokens * columns;
         key_head = unit.head / (p.value_heads / p.key_heads);
     }
 
@@ -101,7 +108,7 @@ class UnitRule {
         int64_t snapshot = ragged.snapshot_cu[s], at = begin_sequence(initial);
         const int64_t snapshots_end = ragged.snapshot_cu[s + 1];
         for (int64_t done = 0; done < length;) {
-            int64_t end = smaller(done + kDeltaTile, length), to = end == length ? final : -1;
+            int64_t end = smaller(done + kScanTile, length), to = end == length ? final : -1;
             if (snapshot < snapshots_end && ragged.snapshot_positions[snapshot] <= end) {
                 end = ragged.snapshot_positions[snapshot];
                 to = ragged.snapshot_slots[snapshot++];
@@ -113,9 +120,9 @@ class UnitRule {
     }
 
   private:
-    const DeltaParams& p;
-    const DeltaInputs& inputs;
-    const DeltaUnit unit;
+    const HeadScanParams& p;
+    const HeadScanInputs& inputs;
+    const HeadScanUnit unit;
     const int64_t columns;  // floats of a row of keys
     bool is_whole;          // the lanes of a block are whole vectors
     int64_t stride;         // floats of a row of lanes in scratch
@@ -159,9 +166,10 @@ class UnitRule {
     // Returns where the state after the tile is: a slot, or -1 for scratch.
     int64_t run_tile(const Tile& tile) {
         for (int64_t block = 0; block < unit.blocks; ++block) {
+            constexpr int kMost = kRule == HeadRule::ssd ? kPair : kGroup;
             const int64_t vectors = (p.lanes + kLanes - 1) / kLanes;
-            for (int64_t v = 0; v < vectors; v += kGroup) {
-                switch (smaller(vectors - v, kGroup)) {
+            for (int64_t v = 0; v < vectors; v += kMost) {
+                switch (smaller(vectors - v, kMost)) {
                     case 1:
                         run_columns<1>(tile, block, v * kLanes);
                         break;
@@ -181,7 +189,7 @@ class UnitRule {
         return -1;
     }
 
-    float* decay_k(int64_t t) const { return rows + t % kDeltaRows * columns; }
+    float* decay_k(int64_t t) const { return rows + t % kRingTokens * columns; }
 
     // Prepares decay k of token t of the tile.
     void prepare(const Tile& tile, int64_t t) const {
@@ -193,6 +201,7 @@ class UnitRule {
 
     template <int kVecs>
     void run_columns(const Tile& tile, int64_t block, int64_t column) const {
+        if constexpr (kRule == HeadRule::ssd && kVecs > kPair) return;
         if (stride == kBlock) {
             run_group<kVecs, int(kBlock)>(tile, block, column);
         } else {
@@ -203,6 +212,56 @@ class UnitRule {
     // Runs kVecs vectors from `column` of a block over the tile.
     template <int kVecs, int kStride>
     void run_group(const Tile& tile, int64_t block, int64_t column) const {
+        if constexpr (kRule == HeadRule::ssd) {
+            run_ssd<kVecs, kStride>(tile, block, column);
+        } else {
+            run_delta<kVecs, kStride>(tile, block, column);
+        }
+    }
+
+    template <int kVecs, int kStride>
+    void run_ssd(const Tile& tile, int64_t block, int64_t column) const {
+        const float* from = state(tile.from, block) + column;
+        float *work = states + block * p.key_dim * stride + column, *to = state(tile.to, block) + column;
+        const int64_t value = (unit.block + block) * p.lanes + column;
+        const float* values = inputs.v(unit.head, tile.token) + value;
+        float* out = p.out + unit.head * p.out_head_stride + tile.token * p.out_stride + value;
+        const Vec D = Vec::broadcast(p.D[unit.head]);
+        Vec x[2][kVecs], u[2][kVecs], o[2][kVecs], none[kVecs];
+        for (int64_t t = 0; t < tile.tokens;) {
+            const int count = t + 1 < tile.tokens ? 2 : 1;
+            const float* gates = inputs.gates_of(unit.head, tile.token + t);
+            Keys keys[2];
+            for (int i = 0; i < count; ++i) {
+                const float* q = inputs.q(key_head, tile.token + t + i);
+                keys[i] = {q, q + columns, q, p.key_dim};
+                for (int v = 0; v < kVecs; ++v) {
+                    const int64_t left = p.lanes - column - v * kLanes;
+                    x[i][v] = load_first(values + (t + i) * p.value_dim + v * kLanes, left);
+                    u[i][v] = Vec::broadcast(gates[2 * i + 1]) * x[i][v];
+                }
+            }
+            const Columns<kStride> rows = {from, t + count < tile.tokens ? work : to, stride};
+            if (count == 2) {
+                const float decay[2] = {gates[0], gates[2]};
+                update_block_twice<kVecs, kStride>(keys, rows, decay, u, o);
+            } else {
+                update_block<kVecs, kStride, false>(keys[0], rows, gates[0], u[0], after(tile, block, column),
+                                                    o[0], none);
+            }
+            from = work;
+            for (int i = 0; i < count; ++i, ++t) {
+                for (int v = 0; v < kVecs; ++v) {
+                    const int64_t left = p.lanes - column - v * kLanes;
+                    accumulate(o[i][v], D, x[i][v]);
+                    store_first(o[i][v], out + t * p.out_stride + v * kLanes, left);
+                }
+            }
+        }
+    }
+
+    template <int kVecs, int kStride>
+    void run_delta(const Tile& tile, int64_t block, int64_t column) const {
         const float* from = state(tile.from, block) + column;
         float *work = states + block * p.key_dim * stride + column, *to = state(tile.to, block) + column;
         const int64_t value = (unit.block + block) * p.lanes + column;
@@ -249,16 +308,22 @@ class UnitRule {
     }
 };
 
-}  // namespace delta
+}  // namespace scan_of_heads
 
-void delta_prepare(const DeltaParams& params, const DeltaInputs& inputs, int64_t begin, int64_t end) {
-    with_type(params.dtype,
-              [&](auto x) { delta::prepare_tokens<TypeOf<decltype(x)>>(params, inputs, begin, end); });
+void head_scan_prepare(const HeadScanParams& params, const HeadScanInputs& inputs, int64_t begin,
+                       int64_t end) {
+    with_type(params.dtype, [&](auto x) {
+        scan_of_heads::prepare_tokens<TypeOf<decltype(x)>>(params, inputs, begin, end);
+    });
 }
 
-void delta_rule_unit(const DeltaParams& params, const DeltaInputs& inputs, const DeltaUnit& unit,
-                     float* scratch) {
-    delta::UnitRule(params, inputs, unit, scratch).run();
+void head_scan_unit(const HeadScanParams& params, const HeadScanInputs& inputs, const HeadScanUnit& unit,
+                    float* scratch) {
+    if (params.rule == HeadRule::ssd) {
+        scan_of_heads::UnitScan<HeadRule::ssd>(params, inputs, unit, scratch).run();
+    } else {
+        scan_of_heads::UnitScan<HeadRule::delta>(params, inputs, unit, scratch).run();
+    }
 }
 
 }  // namespace APC_ISA

@@ -1,0 +1,184 @@
+"""Recurrences over heads with matrix states on the CPU, and their gated norm: the kernels of the gated delta net and
+Mamba-2 mixers, one call each.
+
+apcbatch.kernels.reference computes them in plain PyTorch. Invariants: a row of a recurrence's result depends only on
+the initial state and the tokens of its sequence up to that row, a row of gated_norm's only on that row; a snapshot is a
+copy of the carry, not rounded, so cutting a sequence anywhere gives the same bits; in float32 every instruction set
+gives the same bits. All functions raise ValueError for arguments that do not fit.
+
+Dimension letters of the delta rule: t tokens, Hk key heads of K columns, Hv value heads of V columns. Those of Mamba-2:
+G groups of B and C, N d_state, H heads of P columns.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from apcbatch import _C
+from apcbatch.kernels.arguments import (
+    FLOAT32,
+    address,
+    require_cpu,
+    require_one_dtype,
+    require_parameter,
+    require_slots,
+    slot_stride,
+    view,
+)
+from apcbatch.kernels.processor import num_threads
+from apcbatch.kernels.ragged import Ragged
+
+
+def delta_rule(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    b: torch.Tensor,
+    a: torch.Tensor,
+    A: torch.Tensor,
+    dt_bias: torch.Tensor,
+    state: torch.Tensor,
+    ragged: Ragged,
+) -> torch.Tensor:
+    """Compute the gated delta rule in float32. For each token and value head, S_t = d S_(t-1) + k (beta (v -
+    S_(t-1)^T (d k)))^T and o = S_t^T q, where q and k are normed to length 1 (1e-6 added to the sum of squares), q is
+    then divided by sqrt(K), beta = sigmoid(b) and d = exp(A softplus(a + dt_bias)). Yang, Kautz and Hatamizadeh,
+    arXiv 2412.06464, equation 10.
+
+    q, k: (t, Hk, K). v: (t, Hv, V); value head h uses key head h // (Hv / Hk). b, a: (t, Hv). All five of one dtype,
+    float32 or bfloat16, with any token stride. A: (Hv,) float32, -exp(A_log). dt_bias: (Hv,) float32. state:
+    (num_slots, Hv, V / lanes, K, lanes) float32, any slot stride: S (K, V) of each value head, its columns in blocks of
+    `lanes`. The slots that the batch names are read and written in place. Returns o, (t, Hv, V) float32, a transposed
+    view of (Hv, t, V) contiguous.
+    """
+    _check_heads(("q", q), ("k", k), ("v", v), ragged)
+    t, value_heads, value_dim = v.shape
+    out = torch.empty(value_heads, t, value_dim, dtype=torch.float32)
+    _scan(("q", q), ("k", k), ("v", v), {"b": b, "a": a}, {"A": A, "dt_bias": dt_bias}, (0.0, 0.0), state, out, ragged)
+    return out.transpose(0, 1)
+
+
+def ssd(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor,
+    dt_bias: torch.Tensor,
+    dt_limits: tuple[float, float],
+    state: torch.Tensor,
+    ragged: Ragged,
+) -> torch.Tensor:
+    """Compute the recurrence of Mamba-2 in float32. For each token and head, S_t = exp(A s) S_(t-1) + B (s x)^T and
+    y = S_t^T C + D x, where s = softplus(dt + dt_bias), limited to dt_limits. Dao and Gu, "Transformers are SSMs",
+    arXiv 2405.21060, equation 1 with a scalar A for each head.
+
+    x: (t, H, P). dt: (t, H). B, C: (t, G, N); head h uses group h // (H / G). All four of one dtype, float32 or
+    bfloat16, with any token stride. A: (H,) float32, -exp(A_log). D, dt_bias: (H,) float32. state: (num_slots, H, P /
+    lanes, N, lanes) float32, any slot stride: S (N, P) of each head, its columns in blocks of `lanes`. The slots that
+    the batch names are read and written in place. Returns y, (t, H, P) float32 contiguous.
+    """
+    _check_heads(("C", C), ("B", B), ("x", x), ragged)
+    out = torch.empty(x.shape, dtype=torch.float32)
+    vectors = {"A": A, "dt_bias": dt_bias, "D": D}
+    _scan(("C", C), ("B", B), ("x", x), {"dt": dt}, vectors, dt_limits, state, out, ragged)
+    return out
+
+
+Named = tuple[str, torch.Tensor]
+
+
+def _check_heads(q: Named, k: Named, v: Named, ragged: Ragged) -> None:
+    """Raise ValueError unless the shapes of these named inputs fit each other and the batch."""
+    require_cpu(q[1], q[0])
+    names, shapes = zip(*((name, tuple(tensor.shape)) for name, tensor in (q, k, v)), strict=True)
+    if any(len(shape) != 3 or shape[0] != ragged.num_tokens or 0 in shape[1:] for shape in shapes):
+        raise ValueError(
+            f"{names[0]}, {names[1]} and {names[2]} must be ({ragged.num_tokens}, heads, columns); they are "
+            f"{', '.join(map(str, shapes))}"
+        )
+    if shapes[0] != shapes[1] or shapes[2][1] % shapes[0][1]:
+        raise ValueError(
+            f"{names[0]} and {names[1]} must have one shape, and {names[2]} a multiple of their heads; they are "
+            f"{', '.join(map(str, shapes))}"
+        )
+
+
+def _scan(
+    q: Named,
+    k: Named,
+    v: Named,
+    gates: dict[str, torch.Tensor],
+    vectors: dict[str, torch.Tensor],
+    dt_limits: tuple[float, float],
+    state: torch.Tensor,
+    out: torch.Tensor,
+    ragged: Ragged,
+) -> None:
+    """Check the arguments that the rules share, and run the kernel (csrc/head_scan.h): the delta rule, or with the
+    vector D that of Mamba-2. gates: (t, heads) each, the last one a. vectors: (heads,) each. The kernel reads b, the
+    first gate, in the delta rule only."""
+    (t, heads, columns), (key_heads, key_dim) = v[1].shape, q[1].shape[1:]
+    for name, tensor in gates.items():
+        if tuple(tensor.shape) != (t, heads):
+            raise ValueError(f"{name} must be ({t}, {heads}), a value a head; it is {tuple(tensor.shape)}")
+    for name, tensor in (k, v, *gates.items()):
+        require_cpu(tensor, name)
+        require_one_dtype(q[1], q[0], tensor, name)
+    for name, tensor in vectors.items():
+        require_parameter(tensor, name, (heads,), torch.float32)
+    lanes = state.shape[-1]
+    if lanes == 0 or columns % lanes:
+        raise ValueError(f"state must have blocks that divide the {columns} columns; it is {tuple(state.shape)}")
+    stride = slot_stride(state, (heads, columns // lanes, key_dim, lanes), torch.float32)
+    require_slots(ragged.max_slot, state.shape[0])
+    (b_name, b), (a_name, a) = list(gates.items())[0], list(gates.items())[-1]
+    D = vectors.get("D")
+    _C.head_scan(
+        ragged=ragged.params,
+        is_ssd=D is not None,
+        q=view(q[1], q[0]),
+        k=view(k[1], k[0]),
+        v=view(v[1], v[0]),
+        b=view(b, b_name),
+        a=view(a, a_name),
+        A=vectors["A"].data_ptr(),
+        dt_bias=vectors["dt_bias"].data_ptr(),
+        D=address(D),
+        dt_min=dt_limits[0],
+        dt_max=dt_limits[1],
+        state=(state.data_ptr(), stride, FLOAT32),
+        out=view(out, "out"),
+        key_heads=key_heads,
+        value_heads=heads,
+        key_dim=key_dim,
+        value_dim=columns,
+        lanes=lanes,
+        num_threads=num_threads(),
+    )
+
+
+def gated_norm(
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, gate_first: bool = False
+) -> torch.Tensor:
+    """Compute norm(x) * weight * silu(gate) for each head in float32, rounded once, where norm(x) = x / sqrt(mean(x^2)
+    + eps): Yang, Kautz and Hatamizadeh, arXiv 2412.06464, section 3.4. gate_first: compute norm(x * silu(gate)) *
+    weight instead, as Mamba-2 does over the columns of a group: Dao and Gu, arXiv 2405.21060, section 7.
+
+    x: (t, Hv, V) float32, any stride of tokens and heads. gate: (t, Hv, V) float32 or bfloat16, any token stride.
+    weight: (V,) float32, with gate_first (Hv, V). Returns (t, Hv, V) in gate's dtype.
+    """
+    require_cpu(x, "x")
+    require_cpu(gate, "gate")
+    if x.dim() != 3 or x.shape != gate.shape or x.dtype != torch.float32 or x.stride(2) != 1:
+        raise ValueError(
+            f"x must be float32 (t, heads, columns) like gate, with contiguous columns; they are {x.dtype} "
+            f"{tuple(x.shape)} and {tuple(gate.shape)}"
+        )
+    t, heads, columns = x.shape
+    require_parameter(weight, "weight", (heads, columns) if gate_first else (columns,), torch.float32)
+    y = torch.empty(gate.shape, dtype=gate.dtype)
+    rows = (x.data_ptr(), x.stride(0), FLOAT32), x.stride(1), view(gate, "gate"), weight.data_ptr()
+    _C.gated_norm(t, heads, columns, *rows, eps, gate_first, view(y, "y"), num_threads())
+    return y

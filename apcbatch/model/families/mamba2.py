@@ -1,0 +1,70 @@
+"""Mamba-2: a stack of Mamba-2 mixers and nothing else. Dao and Gu, "Transformers are SSMs", arXiv 2405.21060."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from apcbatch.model.family import Family
+from apcbatch.model.hf_config import MOST_LAYERS, ConfigReader, ModelConfig
+from apcbatch.model.mamba2 import MAMBA2
+from apcbatch.model.sub_blocks import SubBlock
+
+
+@dataclass(frozen=True)
+class Mamba2Config(ModelConfig):
+    """ModelConfig with the sizes of the mixers: heads of head_dim columns, groups of B and C. time_step_limit: least
+    and largest step."""
+
+    mamba2_heads: int = 0
+    mamba2_head_dim: int = 0
+    mamba2_groups: int = 0
+    time_step_limit: tuple[float, float] = (0.0, 0.0)
+
+
+def read(reader: ConfigReader, family: str) -> Mamba2Config:
+    """Return the ModelConfig of config.json."""
+    reader.require("use_bias", False, False)
+    hidden_size = reader.integer("hidden_size", 4096)
+    layers = reader.integer("num_hidden_layers", 64, maximum=MOST_LAYERS)
+    heads, head_dim = reader.integer("num_heads", 128), reader.integer("head_dim", 64)
+    groups, d_inner = reader.integer("n_groups", 8), reader.expanded("expand", hidden_size)
+    if heads * head_dim != d_inner:
+        raise reader.wrong("num_heads", heads, f"a number that times head_dim {head_dim} is {d_inner}, the d_inner")
+    if heads % groups:
+        raise reader.wrong("num_heads", heads, f"a multiple of n_groups, {groups}")
+    return Mamba2Config(
+        family=family,
+        vocab_size=reader.integer("vocab_size", 32768),
+        hidden_size=hidden_size,
+        mixers=("mamba2",) * layers,
+        feed_forwards=("none",) * layers,
+        d_inner=d_inner,
+        d_state=reader.integer("state_size", 128),
+        d_conv=reader.integer("conv_kernel", 4, minimum=2),
+        dt_rank=0,
+        conv_bias=reader.flag("use_conv_bias", True),
+        proj_bias=False,
+        norm_eps=reader.number("layer_norm_epsilon", 1e-5),
+        mixer_norm="none",
+        mixer_norm_eps=0.0,
+        tie_word_embeddings=reader.flag("tie_word_embeddings", False),
+        eos_token_ids=reader.eos_token_ids(),
+        mamba2_heads=heads,
+        mamba2_head_dim=head_dim,
+        mamba2_groups=groups,
+        time_step_limit=reader.interval("time_step_limit", (0.0, float("inf"))),
+    )
+
+
+FAMILY = Family(
+    model_type="mamba2",
+    architectures=("Mamba2ForCausalLM",),
+    read=read,
+    embedding="backbone.embeddings",
+    layers="backbone.layers",
+    final_norm="backbone.norm_f",
+    layer=lambda config, i: (SubBlock("norm", "mixer", MAMBA2),),
+    # mamba_ssm's name of the tensor, which transformers accepts too.
+    former_names={"backbone.embedding.weight": "backbone.embeddings.weight"},
+    rank=4,
+)

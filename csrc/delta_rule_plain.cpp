@@ -1,1 +1,0 @@
-#include "delta_rule_unit.h"

@@ -1,0 +1,1 @@
+#include "head_scan_unit.h"

@@ -1,0 +1,122 @@
+"""Random arguments of the recurrences over heads, for the tests of their kernel."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+
+from apcbatch.kernels import reference
+from apcbatch.kernels.cpu.head_scan import delta_rule, ssd
+from apcbatch.kernels.ragged import Ragged
+from apcbatch.layout import value_lanes
+from tests.kernels.recurrent import one_thread, poison
+
+# Hk, Hv, K, V (G, H, N, P): lanes of no whole vector, of one and a half, of several blocks, and the real size
+SIZES = [(1, 1, 8, 8), (2, 4, 5, 24), (1, 3, 13, 40), (2, 2, 6, 67), (1, 2, 36, 96), (2, 4, 128, 128)]
+
+
+@dataclass
+class DeltaRule:
+    """Arguments of delta_rule over t tokens; state slots are (Hv, V / lanes, K, lanes)."""
+
+    inputs = ("q", "k", "v", "b", "a")  # those with a row for each token
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    b: torch.Tensor
+    a: torch.Tensor
+    A: torch.Tensor
+    dt_bias: torch.Tensor
+    dtype: torch.dtype
+
+    @classmethod
+    def random(cls, t: int, size: tuple[int, int, int, int], dtype: torch.dtype = torch.float32) -> DeltaRule:
+        """q, k and v are column slices of one matrix, and so are b and a, as in the model."""
+        hk, hv, k, v = size
+        qkv, ba = torch.randn(t, 2 * hk * k + hv * v).to(dtype), torch.randn(t, 2 * hv).to(dtype)
+        parts = qkv.split([hk * k, hk * k, hv * v], 1)
+        q, k_, v_ = (part.unflatten(1, (heads, -1)) for part, heads in zip(parts, (hk, hk, hv), strict=True))
+        return cls(q, k_, v_, ba[:, :hv], ba[:, hv:], -torch.rand(hv) - 0.01, torch.randn(hv), dtype)
+
+    def arena(self, slots: int) -> torch.Tensor:
+        """Random states, every second layer's, as a model's arena has them."""
+        (hv, v), k = self.v.shape[1:], self.k.shape[2]
+        lanes = value_lanes(v)
+        return torch.randn(slots, 2, hv, v // lanes, k, lanes)[:, 1]
+
+    def tokens(self, begin: int, end: int) -> DeltaRule:
+        cut = {name: getattr(self, name)[begin:end] for name in self.inputs}
+        return dataclasses.replace(self, **cut)
+
+    @property
+    def arguments(self) -> tuple[torch.Tensor, ...]:
+        """Those before the states."""
+        return self.q, self.k, self.v, self.b, self.a, self.A, self.dt_bias
+
+    def run(self, state: torch.Tensor, batch: Ragged) -> torch.Tensor:
+        poison(self.v.shape, torch.float32)
+        return delta_rule(*self.arguments, state, batch)
+
+    def expect(self, state: torch.Tensor, batch: Ragged) -> torch.Tensor:
+        """The reference in float64; state must be float64."""
+        with one_thread():
+            return reference.delta_rule(*(value.double() for value in self.arguments), state, batch)
+
+
+LIMITS = 0.05, 1.5  # of the step; both bind for some tokens
+
+
+@dataclass
+class Ssd:
+    """Arguments of ssd over t tokens; state slots are (H, P / lanes, N, lanes)."""
+
+    inputs = ("x", "dt", "B", "C")  # those with a row for each token
+
+    x: torch.Tensor
+    dt: torch.Tensor
+    A: torch.Tensor
+    B: torch.Tensor
+    C: torch.Tensor
+    D: torch.Tensor
+    dt_bias: torch.Tensor
+    dt_limits: tuple[float, float]
+    dtype: torch.dtype
+
+    @classmethod
+    def random(cls, t: int, size: tuple[int, int, int, int], dtype: torch.dtype = torch.float32) -> Ssd:
+        """C, B and x are column slices of one matrix, as in the model."""
+        g, h, n, p = size
+        parts = torch.randn(t, 2 * g * n + h * p).to(dtype).split([g * n, g * n, h * p], 1)
+        C, B, x = (part.unflatten(1, (heads, -1)) for part, heads in zip(parts, (g, g, h), strict=True))
+        dt = torch.randn(t, 2 * h).to(dtype)[:, h:]
+        return cls(x, dt, -torch.rand(h) - 0.01, B, C, torch.randn(h), torch.randn(h), LIMITS, dtype)
+
+    def arena(self, slots: int) -> torch.Tensor:
+        """Random states, every second layer's, as a model's arena has them."""
+        (h, p), n = self.x.shape[1:], self.B.shape[2]
+        lanes = value_lanes(p)
+        return torch.randn(slots, 2, h, p // lanes, n, lanes)[:, 1]
+
+    def tokens(self, begin: int, end: int) -> Ssd:
+        cut = {name: getattr(self, name)[begin:end] for name in self.inputs}
+        return dataclasses.replace(self, **cut)
+
+    @property
+    def arguments(self) -> tuple[torch.Tensor, ...]:
+        """The tensors before the states."""
+        return self.x, self.dt, self.A, self.B, self.C, self.D, self.dt_bias
+
+    def run(self, state: torch.Tensor, batch: Ragged) -> torch.Tensor:
+        poison(self.x.shape, torch.float32)
+        return ssd(*self.arguments, self.dt_limits, state, batch)
+
+    def expect(self, state: torch.Tensor, batch: Ragged) -> torch.Tensor:
+        """The reference in float64; state must be float64."""
+        with one_thread():
+            return reference.ssd(*(value.double() for value in self.arguments), self.dt_limits, state, batch)
+
+
+RULES = {"delta": DeltaRule, "ssd": Ssd}
