@@ -1,7 +1,7 @@
 """Specification of the ops in plain PyTorch. The kernels are tested against it.
 
-Shapes and dtypes of arguments and results are those of apcbatch.kernels.ops; for delta_rule, ssd and gated_norm, those of
-apcbatch.kernels.cpu.head_scan. Here activations may also be float64. The ops compute in float32, or in float64 for
+Shapes and dtypes of arguments and results are those of apcbatch.kernels.ops; for delta_rule, ssd and gated_norm, those
+of apcbatch.kernels.cpu.head_scan. Here activations may also be float64. The ops compute in float32, or in float64 for
 float64 activations; tests derive their tolerances from the float64 results. Recurrent ops compute one token at a time.
 """
 

@@ -62,11 +62,15 @@ def choose_devices(name: str, gpus: int) -> list[torch.device]:
     return [torch.device("cuda", number) for number in range(gpus)]
 
 
+def missing_kinds(config: ModelConfig, device: torch.device) -> list[str]:
+    """Return the names of the model's kinds of sub-blocks that the device has no kernels for."""
+    backend = CudaBackend if device.type == "cuda" else CpuBackend
+    return [kind.name for kind in family_of(config).kinds(config) if kind.name not in backend.kinds]
+
+
 def check_kinds(config: ModelConfig, device: torch.device) -> None:
     """Raise UsageError if the device has no kernels for a kind of sub-block of the model."""
-    backend = CudaBackend if device.type == "cuda" else CpuBackend
-    missing = [kind.name for kind in family_of(config).kinds(config) if kind.name not in backend.kinds]
-    if missing:
+    if missing := missing_kinds(config, device):
         raise UsageError(
             f"--device {device.type}: models of the family {config.family} have no kernels there "
             f"({', '.join(missing)}); give --device cpu"
