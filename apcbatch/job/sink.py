@@ -31,6 +31,7 @@ from apcbatch.job.output_paths import STDOUT
 from apcbatch.process import silence
 
 SYNC_EVERY_S = 2.0
+LOCK_WAIT_S = 2.0  # a helper process of a killed run holds the run's lock until it runs its own program
 WINDOW_BYTES = 1 << 16
 LINE_BYTES = 1 << 13  # read at once by line_at; most lines are shorter
 ID = re.compile(rb'\{"id":"apc-(\d+)"')
@@ -278,14 +279,19 @@ class FileSink:
             raise StoppedError(f"output {self.path} cannot be {done}: {error.strerror}") from None
 
     def _lock(self, fd: int) -> None:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(
-                f"output {self.path} is being written by another run; wait for it, or choose another"
-            ) from None
-        except OSError:
-            pass  # a file system without locks
+        """Lock OUT against other runs. Raises UsageError if one holds the lock for more than LOCK_WAIT_S."""
+        end = time.monotonic() + LOCK_WAIT_S
+        while True:
+            try:
+                return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    raise UsageError(
+                        f"output {self.path} is being written by another run; wait for it, or choose another"
+                    ) from None
+                time.sleep(0.01)
+            except OSError:
+                return None  # a file system without locks
 
 
 def open_sink(output: str, ordered: bool) -> FileSink | StreamSink:

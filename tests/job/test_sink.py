@@ -213,6 +213,14 @@ def test_a_file_goes_on_after_it_was_emptied_or_cut(tmp_path):
     sink.close()
 
 
+def test_a_lock_that_is_given_up_soon_is_waited_for(tmp_path, monkeypatch):
+    """Fault: a run that continues a killed one at once is refused, as a helper process that was being started still
+    has the killed one's OUT open."""
+    killed = FileSink(tmp_path / "out.jsonl")
+    monkeypatch.setattr("apcbatch.job.sink.time.sleep", lambda seconds: killed.close())
+    FileSink(tmp_path / "out.jsonl").close()
+
+
 def test_an_out_that_cannot_be_opened_leaves_nothing_open(tmp_path):
     """Fault: each refused OUT costs the process a descriptor, or is a traceback."""
     sink = FileSink(tmp_path / "out.jsonl")
