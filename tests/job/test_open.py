@@ -160,7 +160,7 @@ def test_names_that_sort_before_a_dash_are_files(apcbatch: Any, tmp_path: Path) 
     (tmp_path / "in.jsonl").rename(tmp_path / "+in.jsonl")
     for options in ((), ("--resume",)):
         done = apcbatch("run", "+in.jsonl", "-o", "+out.jsonl", "--summary", "+s.json", "--max-tokens", 2, *options)
-        assert done.code == 0 and "results in +out.jsonl" in done.stderr, done.stderr
+        assert done.code == 0 and "results in +out.jsonl" in done.stderr and done.summary["errors"] == 0, done.stderr
         assert len(read_records(tmp_path / "+out.jsonl")) == 4 and (tmp_path / "+s.json").exists()
     write_lines(tmp_path / "+in.jsonl", [conversation(0), "{"])
     done = apcbatch("run", "+in.jsonl", "-o", "+out.jsonl", "--overwrite")
