@@ -108,7 +108,9 @@ def test_an_out_without_a_line_stays(apcbatch: Any, tmp_path: Path) -> None:
     """Fault: a run without requests ends without its OUT, and what comes after it fails."""
     assert apcbatch(*RUN, "--limit", 0).code == 0
     assert (tmp_path / "out.jsonl").read_bytes() == b"" and (tmp_path / "out.jsonl.run.json").exists()
-    assert apcbatch(*RUN, "--resume").code == 0 and len(read_records(tmp_path / "out.jsonl")) == 4
+    done = apcbatch(*RUN, "--resume")
+    assert done.code == 0 and len(read_records(tmp_path / "out.jsonl")) == 4 and "already" not in done.stderr
+    assert "4 requests are answered in out.jsonl already\n" in apcbatch(*RUN, "--resume").stderr
 
 
 def test_an_out_that_appears_while_the_model_is_read_stays(

@@ -98,6 +98,19 @@ def test_a_run_without_an_answer_has_no_eta(capsys, monkeypatch, progress):
     assert capsys.readouterr().err.splitlines() == shown
 
 
+def test_rates_count_from_the_first_request(monkeypatch):
+    """Fault: a rate is a sum, counts the loading of the model, or belongs to other tokens."""
+    now, totals = [1000.0], Totals()
+    monkeypatch.setattr(printer_module.time, "monotonic", lambda: now[0])
+    printer = Printer(Config(), totals, False)
+    now[0] += 50
+    totals.begin_running(0)
+    totals.add(result(200_000, 150_000, "memory", 30))
+    now[0] += 4
+    assert printer._rates(is_narrow=True) == "in 50k/s, out 8/s, hit 75 %"
+    assert printer._rates() == "prompt 50000 tok/s, decode 8 tok/s, hit 75.0 %"
+
+
 def test_a_reason_is_shown_where_it_says_something(capsys):
     """Fault: each line of a short prompt is called a miss, or a real one is not; an error of no line names one."""
     printer = Printer(Config(), Totals(), False)

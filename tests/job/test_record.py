@@ -13,7 +13,7 @@ from apcbatch.data.output.parser import OutputParser
 from apcbatch.data.output.tool_parsers import tool_parsers
 from apcbatch.errors import RequestError
 from apcbatch.job.logprobs import PromptFields
-from apcbatch.job.record import Ticket, error_line, read_record, result_line
+from apcbatch.job.record import Ticket, answers_of, error_line, is_stopped, read_record, result_line
 from apcbatch.prefix import as_token_array
 from apcbatch.types import Result, Scores
 
@@ -161,6 +161,10 @@ def _set(place: Any, *keys: Any, value: Any) -> None:
         (["response", "body", "choices", 0, "finish_reason"], None, False), (["apcbatch", "stop_reason"], 1.5, False),
         (["apcbatch", "finish_reason"], 5, False), (["apcbatch", "completion_token_ids"], "3", False),
         (["error"], {"code": "internal", "message": "", "retryable": True}, False),
+        (["apcbatch", "stop_reason"], "x", True), (["apcbatch", "stop_reason"], 5, True),
+        (["apcbatch", "choices"], [{"completion_token_ids": [1]}], True), (["apcbatch", "choices"], {}, False),
+        (["apcbatch", "choices"], [{"completion_token_ids": [1]}, 5], False), (["apcbatch", "choices"], [{}], False),
+        (["apcbatch", "choices"], [{"completion_token_ids": [1]}, {"completion_token_ids": [-1]}], False),
     ],
 )  # fmt: skip
 def test_only_a_whole_answer_is_read_back(keys: list[Any], value: Any, is_read: bool) -> None:
@@ -189,6 +193,31 @@ def test_only_a_whole_error_is_read_back(keys: list[Any], value: Any) -> None:
     assert read_record(json.dumps(record).encode()) == record
     _set(record, *keys, value=value)
     assert read_record(json.dumps(record).encode()) is None
+
+
+def test_what_ended_an_answer_is_what_the_run_wrote() -> None:
+    """Fault: an answer with calls, or that ran into its limit, counts as ended by itself, or one of an older version
+    does not."""
+    record = read(result_line(Ticket(1, 1, None, "c", None), RESULT, RENDERER, "m", 0))
+    for own, body, expected in (("stop", "tool_calls", True), ("length", "stop", False), (None, "stop", True),
+                                (None, "length", False), (None, "tool_calls", False)):  # fmt: skip
+        record["response"]["body"]["choices"][0]["finish_reason"] = body
+        record["apcbatch"].pop("finish_reason", None)
+        if own is not None:
+            record["apcbatch"]["finish_reason"] = own
+        assert is_stopped(record) is expected
+
+
+@pytest.mark.parametrize(("count", "lists"), [(1, [[1, 2]]), (2, [[1, 2], [3]])])
+def test_each_of_several_answers_has_its_tokens(count: int, lists: list[list[int]]) -> None:
+    """Fault: the answers of a request are one, or a single one is listed twice."""
+    answers = [replace(RESULT, token_ids=ids, logprobs=None, stop_reason=None) for ids in lists]
+    made = replace(answers[0], others=answers[1:])
+    record = read(result_line(Ticket(1, 1, None, "c", None), made, RENDERER, "m", 0))
+    assert answers_of(record) == lists and ("choices" in record["apcbatch"]) == (count > 1)
+    body = record["response"]["body"]
+    assert [choice["index"] for choice in body["choices"]] == list(range(count))
+    assert body["usage"]["completion_tokens"] == sum(map(len, lists))
 
 
 def test_calls_of_several_answers_have_ids_of_their_own() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from apcbatch.engine.observer import KeptSnapshot
 from apcbatch.job.tracing.edge_rows import edge_columns
-from apcbatch.job.tracing.edges import Edge, SnapshotCounts, TokenCounts, TraceTree, edges_below
+from apcbatch.job.tracing.edges import Edge, SnapshotCounts, TokenCounts, TraceTree, _fold_order, edges_below
 from apcbatch.job.tracing.segment import EdgeColumns
 from tests.plan.plan_oracle import random_dataset
 
@@ -184,6 +184,30 @@ def test_snapshots_are_counted_on_their_stem():
     edges = edge_columns(small.root, shown)
     assert (sum(edges.snapshots), sum(edges.snapshot_bytes), sum(edges.dropped)) == (3, 960, 1)
     assert max(at_s for at_s in edges.dropped_s if at_s is not None) == 5.0
+
+
+def test_an_eviction_is_counted_however_often_its_edge_was_folded():
+    """Fault: a snapshot that is evicted after its branch went into a branch that went too counts nowhere, or twice."""
+    tree = TraceTree(max_edges=3)
+    tree.kept(array([1, 2, 3, 4]), [KeptSnapshot(b"k", 4, 7, True)], 0.0)
+    for end in (2, 3):
+        tree.answered(array([1, 2, 3, 4][:end]), 0, "none")
+    for number in range(20, 30):
+        tree.answered(array([number]), 0, "none")
+    assert [len(edge.snapshots) for edge in edges_below(tree.root)][0] == 1, "all of it was folded into the root"
+    tree.removed(b"k", True, 3.5)
+    tree.removed(b"k", True, 4.5)
+    [counts] = tree.root.snapshots.values()
+    assert (counts.count, counts.size_bytes, counts.dropped, counts.dropped_s) == (1, 7, 1, 3.5)
+
+
+@pytest.mark.parametrize(("edge", "key"), [
+    (Edge(bytes(12), None, 3, memory=2, disk=3, last_use=7), (False, 15, 7)),
+    (Edge(bytes(12), None, 3, last_use=8, folded=TokenCounts(9, 4, 5, 6)), (True, 9, 8)),
+])  # fmt: skip
+def test_what_goes_first_has_saved_the_fewest_tokens(edge, key):
+    """Fault: a branch that saved much goes before one that saved nothing, or one that is in use before an old one."""
+    assert _fold_order(edge, 7) == key
 
 
 @pytest.mark.parametrize(

@@ -194,3 +194,4 @@ def test_an_engine_begins_before_the_next_window_is_read(apcbatch, engines, tmp_
     assert done.code == 0
     num_requests = len(read_records(tmp_path / "out.jsonl"))
     assert num_requests >= 12 and engines[0].most_waiting <= num_requests / 6
+    assert done.summary["seconds"]["plan"] > 0
