@@ -110,6 +110,46 @@ def test_an_echoed_prompt_has_log_probabilities_where_it_was_scored() -> None:
         assert choice["text"] == "!Hi" * echo + "Hi \u00e9\ufffd!"
 
 
+@pytest.mark.parametrize(("last", "reason"), [(9, "stop"), (4, "length")])
+def test_a_recorded_answer_ends_as_it_was_recorded(last: int, reason: str) -> None:
+    """Fault: the tokens of the prompt are the answer's, or an answer that was cut off counts as ended."""
+    scored = Result("r", 5, scores=Scores(3, [-0.5, -0.25], [1, 1]))
+    prompt = PromptFields(as_token_array([9, 9, 1, 2, last]), answer_begin=3)
+    found = prompt.recorded_answer(scored, {9})
+    assert (found.token_ids, found.logprobs, found.finish_reason) == ([2, last], [-0.5, -0.25], reason)
+    for ranks, matches, is_exact in (([1, 1], 2, True), ([1, 2], 1, False), ([2, 3], 0, False)):
+        fields = prompt.record_fields(replace(scored, scores=Scores(3, [-0.5, -0.25], ranks)), RENDERER)
+        assert fields == {
+            "score": {
+                "tokens": 2, "logprob_sum": -0.75, "greedy_matches": matches, "exact_match": is_exact,
+                "token_ids": [2, last], "token_logprobs": [-0.5, -0.25], "token_ranks": ranks,
+            }
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("count", "top", "expected"),
+    [
+        (0, [], [{"1": (-0.5, 7)}, {"4": (-0.25, 1)}]),
+        (0, [[(2, -0.1)], [(4, -0.25)]], [{"1": (-0.5, 7)}, {"4": (-0.25, 1)}]),
+        (1, [[(2, -0.1), (3, -0.2)], [(4, -0.25), (2, -2.0)]], [{"1": (-0.5, 7), "2": (-0.1, 1)}, {"4": (-0.25, 1)}]),
+        (2, [[(2, -0.1), (3, -0.2)], [(4, -0.25), (2, -2.0)]],
+         [{"1": (-0.5, 7), "2": (-0.1, 1), "3": (-0.2, 2)}, {"4": (-0.25, 1), "2": (-2.0, 2)}]),
+    ],
+)  # fmt: skip
+def test_each_prompt_token_has_its_own_entry_and_the_likeliest(count: int, top: Any, expected: Any) -> None:
+    """Fault: a rank that counts from 0, likelier tokens than were asked for, or the entry of another position."""
+    prompt = PromptFields(as_token_array([9, 1, 4]), prompt_logprobs=count)
+    scored = replace(RESULT, scores=Scores(1, [-0.5, -0.25], [7, 1], top))
+    [first, *others] = prompt.record_fields(scored, RENDERER)["prompt_logprobs"]
+    told = [{name: (one["logprob"], one["rank"]) for name, one in entries.items()} for entries in others]
+    assert first is None and told == expected
+    assert others[0]["1"]["decoded_token"] == "Hi"
+    assert (
+        prompt.record_fields(RESULT, RENDERER) == PromptFields(prompt.token_ids).record_fields(scored, RENDERER) == {}
+    )
+
+
 @pytest.mark.parametrize(("reason", "keeps", "text", "count"), [
     ("i", False, "H", 1), ("i", True, "Hi", 1), ("\u00e9", False, "Hi ", 2), (2, False, "Hi", 1),
     (2, True, "Hi \u00e9", 2),
