@@ -208,6 +208,10 @@ def test_progress_is_told_while_a_run_goes_on(apcbatch, tmp_path, monkeypatch):
     write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(2)])
     done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 2, "--progress", "plain")
     assert "0 of 4 requests, prompt 0 tok/s" in done.stderr and "4 of 4 requests, prompt" in done.stderr
+    lines = (tmp_path / "out.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "out.jsonl").write_bytes(lines[0])
+    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 2, "--progress", "plain", "--resume")
+    assert "3 of 3 requests, prompt" in done.stderr, "of those that this run answers"
     assert "of 4 requests" not in apcbatch("run", "in.jsonl", "-o", "-", "--progress", "none").stderr
 
 
