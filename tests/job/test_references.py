@@ -19,6 +19,7 @@ from apcbatch import llm
 from apcbatch.cli.program import main
 from apcbatch.data.chat import known_answers
 from apcbatch.data.chat.render import Renderer
+from apcbatch.data.model_files import model_files_digest
 from apcbatch.drafts.drafter import Draft
 from apcbatch.engine import open as engine_open
 from apcbatch.engine.drafting import RowCosts
@@ -227,8 +228,8 @@ def test_the_file_of_earlier_answers_is_closed_with_them(tmp_path: Path) -> None
 def test_tokens_are_taken_from_a_run_of_the_same_model_alone(tmp_path: Path, model_files: str | None) -> None:
     """Fault: the token ids of another model's run are drafts, whatever they mean in this one."""
     (tmp_path / "old.jsonl").write_bytes(b"")
-    digest = references.model_files_digest(DEMO_DIR)
-    facts = {"version": "1", "config": {}, "input": {}, "model_files": digest if model_files == "same" else model_files}
+    written = model_files_digest(DEMO_DIR) if model_files == "same" else model_files
+    facts: dict[str, Any] = {"version": "1", "config": {}, "input": {}, "model_files": written}
     for content in (facts, None):
         if content is not None:
             (tmp_path / "old.jsonl.run.json").write_text(json.dumps(content))
