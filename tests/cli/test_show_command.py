@@ -78,6 +78,28 @@ def test_what_is_shared_and_kept(capsys):
     assert shown(capsys, "--line", "3", "--policy", "none")["kept"] == []
 
 
+STORED = ("--store", "s", "--min-gain-tokens", "1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kept", "resume_at"),
+    [
+        (("--line", "1", "--turn", "1", *STORED), [(4, "read by 1")], 0),
+        (("--line", "1", "--turn", "2", *STORED), [(16, "for later runs")], 4),
+        (("--line", "1", "--turn", "2"), [], 4),
+        (("--line", "3", "--pool-size", "0"), [], 0),
+        (("--line", "3"), [], 12),
+        (("--line", "1", "--policy", "last", "--block-size", "64"), [], None),
+        (("--line", "1", "--policy", "last", "--block-size", "18"), [(18, "the last boundary")], None),
+    ],
+)
+def test_what_the_policy_does_with_a_request(capsys, arguments, kept, resume_at):
+    """Fault: the plan of another turn is shown, or a snapshot without a boundary."""
+    found = shown(capsys, "--block-size", "4", *arguments)
+    assert [(one["position"], one["reason"]) for one in found["kept"]] == kept and found["resume_at"] == resume_at
+    assert "".join(token["text"] for token in found["tokens"]) == found["text"]
+
+
 @pytest.mark.slow
 def test_only_the_lines_before_are_read(capsys, tmp_path):
     """Fault: a huge input is read to its end, or a line behind counts."""
@@ -114,6 +136,8 @@ def test_token_ids_have_no_text_of_their_own(capsys):
         ("--line 2", "in.jsonl has no line 2 to look at; it is blank"),
         ("--line 99", "no line 99 to look at; it is blank, or the input ends before it; the line before it is 6"),
         ("--line 3 --limit 1", "or --limit 1 ends before it"),
+        ("--limit 0", "in.jsonl has no line 1 to look at; no line before it holds anything"),
+        ("--limit 0 --line 4", "in.jsonl has no line 4 to look at; no line before it holds anything"),
         ("--line 1 --turn 3", "the line has no request for turn 3; expected one of 1, 2"),
         ("--line 0", "--line"),
         ("--turns rollout", "--turns rollout: its prompts contain answers that are not generated yet"),

@@ -41,6 +41,8 @@ def test_a_slow_piece_is_waited_for_and_its_failure_told_once(monkeypatch: pytes
 
     work.begin(slow)
     assert work.is_busy
+    daemons = [thread.daemon for thread in threading.enumerate() if thread.name == "apcbatch-disk"]
+    assert daemons == [True], "a process that ends early does not wait for it"
     threading.Timer(0.05, release.set).start()
     with pytest.raises(Interrupt):
         work.begin(lambda: order.append("next"))

@@ -42,6 +42,9 @@ def chats(tmp_path):
         ("..jsonl", "..jsonl.answers.jsonl"),
         ("hf:org/name", "name.answers.jsonl"),
         ("hf:org/name:test", "name-test.answers.jsonl"),
+        ("hf:org/name/", "name.answers.jsonl"),
+        ("memory://bucket/data/chats.jsonl.gz", OUT),
+        ("chats.jsonl.txt", "chats.jsonl.txt.answers.jsonl"),
     ],
 )
 def test_the_name_comes_from_the_input(input, output):
@@ -49,11 +52,32 @@ def test_the_name_comes_from_the_input(input, output):
     assert default_output([input]) == output
 
 
-@pytest.mark.parametrize("input", ["-", "/dev/stdin", "/dev/fd/63", "/proc/self/fd/0"])
-def test_a_stream_has_no_name(input):
-    """Fault: answers in `-.answers.jsonl`, or in `63.answers.jsonl` for a shell's <(command)."""
-    with pytest.raises(UsageError, match="give -o FILE"):
+@pytest.mark.parametrize(
+    ("input", "words"),
+    [
+        ("-", "stdin has no name"),
+        ("/dev/stdin", "/dev/stdin has no name"),
+        ("/dev/fd/63", "/dev/fd/63 has no name"),
+        ("/proc/self/fd/0", "/proc/self/fd/0 has no name"),
+        ("/", "/ has no one name"),
+        ("data/*.jsonl", r"data/\*.jsonl has no one name"),
+        ("part-?.jsonl", r"part-\?.jsonl has no one name"),
+        ("hf:", "hf: has no one name"),
+    ],
+)
+def test_a_stream_has_no_name(input, words):
+    """Fault: answers in `-.answers.jsonl`, or in `63.answers.jsonl` for a shell's <(command), or in `*.answers`."""
+    with pytest.raises(UsageError, match=f"^{words} to make OUT's name from; give -o FILE"):
         default_output([input])
+
+
+def test_a_file_may_be_called_like_a_pattern(tmp_path, monkeypatch):
+    """Fault: a file whose name has a bracket is taken for several, or a folder without a name for none."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a[1].jsonl").touch()
+    (tmp_path / "+in.jsonl").touch()
+    assert default_output(["."]) == f"{tmp_path.name}.answers.jsonl"
+    assert default_output(["a[1].jsonl"]) == "a[1].answers.jsonl" and default_output(["+in.jsonl"]) == "+in" + OUT[5:]
 
 
 def test_answers_go_to_the_current_folder_and_the_run_says_so(apcbatch, tmp_path):

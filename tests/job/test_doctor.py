@@ -57,6 +57,10 @@ def test_threads_that_are_too_many_are_named(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(doctor, "find_cores", lambda: cores)
     monkeypatch.setattr("apcbatch.kernels.processor.num_threads", lambda: 2)
     assert doctor._threads() == "2 on 2 cores (4 processors, 1 NUMA node), huge pages: madvise"
+    other = Cores(logical=4, physical=4, quota=2.5, nodes=2, huge_pages=None)
+    monkeypatch.setattr(doctor, "find_cores", lambda: other)
+    assert doctor._threads() == "2 on 4 cores (4 processors, a quota of 2.5, 2 NUMA nodes)"
+    monkeypatch.setattr(doctor, "find_cores", lambda: cores)
     monkeypatch.setattr("apcbatch.kernels.processor.num_threads", lambda: 5)
     with pytest.raises(doctor.CheckWarning, match="5 threads share 4 processors .* give --threads 2"):
         doctor._threads()

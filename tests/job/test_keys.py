@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from apcbatch.job.keys import FIRST_SLOTS, KeyTable, id_key, turn_key
+from apcbatch.job.keys import FIRST_SLOTS, EqualLines, KeyTable, UsedIds, id_key, turn_key
 
 
 def test_membership_and_values_are_exact_through_growth():
@@ -60,3 +60,21 @@ def test_keys_tell_lines_turns_and_ids_apart():
     """Fault: line 1 turn 23 and line 12 turn 3 share a key."""
     keys = {turn_key(line, turn) for line in range(50) for turn in range(50)} | {id_key(str(n)) for n in range(99)}
     assert len(keys) == 2599 and 0 not in keys
+
+
+def test_equal_lines_are_counted_whatever_the_order_of_their_keys():
+    """Fault: equal lines draw the same answer, or one whose keys stand in another order counts as a new one."""
+    lines = EqualLines()
+    one, same, other = {"a": 1, "b": {"c": 2, "d": 3}}, {"b": {"d": 3, "c": 2}, "a": 1}, {"a": 1, "b": {"c": 2}}
+    found = [lines.add(record) for record in (one, same, other, one, other, same)]
+    assert [count for _, count in found] == [0, 1, 0, 2, 1, 3]
+    assert len({digest for digest, _ in found}) == 2 and {len(digest) for digest, _ in found} == {24}
+
+
+def test_an_id_that_was_used_names_its_first_line():
+    """Fault: an id is refused at its first use, or another line is named than the one that has it."""
+    ids = UsedIds()
+    assert ids.add("a", 3) is None and ids.add("b", 4) is None
+    for line in (5, 6):
+        error = ids.add("a", line)
+        assert (error.code, error.message) == ("duplicate_id", "id 'a' was used by line 3; expected each id once")

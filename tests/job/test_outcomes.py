@@ -179,6 +179,42 @@ def test_strict_ends_at_the_first_error(apcbatch, tmp_path):
     assert len(answers(read_records(tmp_path / "out.jsonl"))) == 1 + 2 * 39
 
 
+def test_strict_ends_at_errors_that_come_together(apcbatch, engines, tmp_path):
+    """Fault: a second error in the pass of the first one lets the run go on; or what still ran is kept."""
+    long = {"messages": [{"role": "user", "content": "word " * 5000}]}
+    write_lines(tmp_path / "in.jsonl", [long, long, *(conversation(number) for number in range(40))])
+    stopped = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 9, "--max-running", 3, "--strict")
+    assert stopped.code == 1 and stopped.summary["errors"] == 2 and stopped.summary["ok"] < 5
+    assert engines[0].num_unfinished == 0
+
+
+def test_an_error_names_the_file_of_its_line(apcbatch, tmp_path):
+    """Fault: of several files nobody knows which one has the bad line, or the place is said where there is one file."""
+    for name, lines in (("a.jsonl", [conversation(1, turns=1)]), ("b.jsonl", [conversation(2, turns=1), "{"])):
+        write_lines(tmp_path / name, lines)
+    apcbatch("run", "a.jsonl", "b.jsonl", "-o", "out.jsonl", "--max-tokens", 1)
+    apcbatch("run", "b.jsonl", "-o", "one.jsonl", "--max-tokens", 1)
+    [several], [one] = (
+        [record["error"] for record in read_records(tmp_path / name) if record["error"]]
+        for name in ("out.jsonl", "one.jsonl")
+    )
+    assert (several["line"], one["line"]) == (3, 2)
+    assert several["message"] == one["message"] + " (b.jsonl, line 2)"
+
+
+def test_progress_is_told_while_a_run_goes_on(apcbatch, tmp_path, monkeypatch):
+    """Fault: a run of hours says nothing until it ends."""
+    monkeypatch.setattr("apcbatch.job.printer.PLAIN_EVERY_S", 0.0)
+    write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(2)])
+    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 2, "--progress", "plain")
+    assert "0 of 4 requests, prompt 0 tok/s" in done.stderr and "4 of 4 requests, prompt" in done.stderr
+    lines = (tmp_path / "out.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "out.jsonl").write_bytes(lines[0])
+    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 2, "--progress", "plain", "--resume")
+    assert "3 of 3 requests, prompt" in done.stderr, "of those that this run answers"
+    assert "of 4 requests" not in apcbatch("run", "in.jsonl", "-o", "-", "--progress", "none").stderr
+
+
 def test_ordered_puts_lines_into_input_order(apcbatch, tmp_path):
     """Fault: --ordered leaves the order in which requests finished."""
     lines = [

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import shutil
+import sys
 import threading
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from apcbatch.config import Config
 from apcbatch.errors import UsageError
 from apcbatch.job.disk import Disk
-from apcbatch.job.output_paths import check_outputs
+from apcbatch.job.output_paths import check_outputs, check_summary, same_file
 from apcbatch.model.locate import DEMO_DIR
 from tests.chats import conversation, read_records, write_lines
 from tests.effort import tries
@@ -139,6 +140,86 @@ def test_an_output_after_an_address_is_checked_too(tmp_path):
     outputs = {"OUT": "memory://bucket/out.jsonl", "--summary": f"{tmp_path}/missing/s.json"}
     with pytest.raises(UsageError, match="--summary .*/missing/s.json cannot be written: its folder does not exist"):
         check_outputs(Config(), (), {}, outputs)
+
+
+def test_a_name_that_sorts_before_a_dash_is_a_name(tmp_path, monkeypatch):
+    """Fault: a file called +in.jsonl counts as standard input, so that its answers replace it."""
+    monkeypatch.chdir(tmp_path)
+    for inputs, read in ((["+a"], {}), ([], {"--config": "+a"})):
+        with pytest.raises(UsageError, match=r"are the same file, \+a; give one of them another name"):
+            check_outputs(Config(), inputs, read, {"OUT": "+a"})
+
+
+def test_what_is_only_read_may_be_read_twice(tmp_path):
+    """Fault: an INPUT that cannot be written, or that another option reads too, is refused; or a model that is not
+    there is reported as an output's fault."""
+    inputs = ("https://host/in.jsonl", "-", str(tmp_path / "in.jsonl"))
+    read = {"--draft-from": str(tmp_path / "in.jsonl"), "--config": None}
+    outputs = {"OUT": str(tmp_path / "o"), "--summary": "/dev/null", "--report": "/dev/null", "--json": "-"}
+    check_outputs(Config(model="./nowhere"), inputs, read, outputs)
+
+
+def test_a_link_in_the_model_s_folder_stays(tmp_path, monkeypatch):
+    """Fault: an output replaces the file that a link beside the model's files leads to, as hubs keep them."""
+    model_beside(tmp_path)
+    (tmp_path / "blob").write_text("precious")
+    (tmp_path / "model" / "link").symlink_to(tmp_path / "blob")
+    (tmp_path / "model" / "dangling").symlink_to(tmp_path / "gone")
+    monkeypatch.chdir(tmp_path)
+    for path in ("model/link", "blob", "model/new", "model/dangling"):
+        with pytest.raises(UsageError, match=f"OUT {path} lies beside the files of the model"):
+            check_outputs(Config(model="./model"), (), {}, {"OUT": path})
+    check_outputs(Config(model="./model"), (), {}, {"OUT": "other"})
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_an_output_is_not_where_the_command_prints_to(tmp_path, monkeypatch, name):
+    """Fault: `run ... -o log > log` mixes answers and lines of the terminal, or a stream without a file is an error."""
+    path, other = str(tmp_path / "log"), "stderr" if name == "stdout" else "stdout"
+    monkeypatch.setattr(sys, other, None)
+    with open(path, "w") as stream:
+        monkeypatch.setattr(sys, name, stream)
+        with pytest.raises(UsageError, match=f"OUT {path} is where this command prints to; give another file"):
+            check_outputs(Config(), (), {}, {"OUT": path})
+        check_outputs(Config(), (), {}, {"OUT": f"/dev/fd/{stream.fileno()}"})
+        check_outputs(Config(), (), {}, {"OUT": str(tmp_path / "other")})
+    os.mkfifo(tmp_path / "pipe")
+    with open(os.open(tmp_path / "pipe", os.O_RDWR), "wb", buffering=0) as stream:
+        monkeypatch.setattr(sys, name, stream)
+        check_outputs(Config(), (), {}, {"OUT": str(tmp_path / "pipe")})
+
+
+def test_two_names_of_one_file_are_the_same(tmp_path):
+    """Fault: a report or an answer replaces the other; or two outputs may not go to /dev/null."""
+    (tmp_path / "a").touch()
+    os.link(tmp_path / "a", tmp_path / "b")
+    assert same_file(f"{tmp_path}/a", f"{tmp_path}/b") and same_file(f"{tmp_path}/new", f"{tmp_path}/x/../new")
+    assert not same_file(f"{tmp_path}/a", f"{tmp_path}/new") and not same_file("/dev/null", "/dev/null")
+    assert same_file("memory://b/x", "memory://b//x") and not same_file("memory://b/x", "memory://b/y")
+
+
+@pytest.mark.parametrize(
+    ("content", "is_ours"),
+    [
+        (b"", True),
+        (b'{"requests":1,"hit_rate":0}', True),
+        (b'{"requests":1,"hit_rate":0,"ok":1}', True),
+        (b'{"requests":1}', False),
+        (b"[]", False),
+        (b"{", False),
+    ],
+)
+def test_a_summary_replaces_only_a_summary(tmp_path, content, is_ours):
+    """Fault: --summary replaces a file of somebody else's, or not the one of the run before."""
+    path = str(tmp_path / "s.json")
+    check_summary(path, Config())
+    (tmp_path / "s.json").write_bytes(content)
+    check_summary(path, Config(overwrite=True))
+    if is_ours:
+        check_summary(path, Config())
+    else:
+        with pytest.raises(FileExistsError, match="a file is there that is no summary of a run"):
+            check_summary(path, Config())
 
 
 def linked(folder, name, spelling):

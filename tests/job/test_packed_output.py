@@ -14,8 +14,11 @@ import signal
 import pytest
 import zstandard
 
+from apcbatch.config import Config
+from apcbatch.errors import StoppedError, UsageError
 from apcbatch.job import output as output_module
 from apcbatch.job.disk import Disk
+from apcbatch.job.sink import FileSink
 from tests.chats import conversation, write_lines
 from tests.effort import tries
 from tests.job.conftest import answers
@@ -233,3 +236,87 @@ def test_a_packed_out_that_appears_during_a_run_stays(apcbatch, tmp_path, whole,
     assert path.read_bytes() == b"theirs"
     path.rename(tmp_path / "theirs")
     assert apcbatch(*RUN, "-o", "a9.gz", "--resume").code == 0 and answers(unpacked(path)) == whole
+
+
+LINE = b'{"id":"apc-000000","x":1}\n'
+
+
+@pytest.mark.parametrize("name", ["/dev/fd/63.gz", "/proc/self/fd/9.zst"])
+def test_a_stream_is_never_packed(name):
+    """Fault: what a shell reads from its >(command) is packed into a file beside it."""
+    out = output_module.output_for(name)
+    assert (out.target, out.lines, out.packing) == (name, name, "")
+
+
+def test_an_unfinished_resume_goes_on_from_its_own_lines(tmp_path):
+    """Fault: the lines that a killed --resume has added to those of a packed OUT are dropped or refused."""
+    out = output_module.output_for(str(tmp_path / "out.gz"))
+    sink = FileSink(tmp_path / "out.gz.part")
+    out.unpack(sink)
+    assert sink.is_empty
+    (tmp_path / "out.gz").write_bytes(gzip.compress(LINE))
+    out.unpack(sink)
+    assert [line for _, line in sink.lines()] == [LINE]
+    sink.append(LINE)
+    for content in (LINE, b""):
+        (tmp_path / "out.gz").write_bytes(gzip.compress(content))
+        out.unpack(sink)
+    (tmp_path / "out.gz").write_bytes(gzip.compress(b"{}\n"))
+    with pytest.raises(UsageError, match=r"out.gz is not an OUT of this program, and the answers for it are in .*part"):
+        out.unpack(sink)
+    assert [line for _, line in sink.lines()] == [LINE] * 2
+    sink.close()
+
+
+@pytest.mark.parametrize("change", [b"", b"theirs" * 20])
+def test_a_packed_out_that_is_changed_during_a_run_stays(tmp_path, change):
+    """Fault: the file that a run resumed from is replaced although another program has written to it meanwhile."""
+    path = tmp_path / "out.gz"
+    path.write_bytes(gzip.compress(LINE))
+    out = output_module.output_for(str(path))
+    sink = FileSink(tmp_path / "out.gz.part")
+    out.unpack(sink)
+    path.write_bytes(change)
+    with pytest.raises(StoppedError, match="out.gz appeared or was changed while this run went on, and is not replace"):
+        out.finish(sink)
+    assert path.read_bytes() == change and [line for _, line in sink.lines()] == [LINE]
+    sink.close()
+
+
+OURS = json.dumps({"version": "1", "config": {}, "input": {}}).encode()
+
+
+@pytest.mark.parametrize(
+    ("there", "run_file", "local", "how", "refused"),
+    [
+        (None, None, {}, {}, None),
+        (LINE, None, {}, {}, "output memory://b/out.gz exists; give --resume"),
+        (LINE, OURS, {}, {}, "output memory://b/out.gz exists; give --resume"),
+        (None, OURS, {}, {}, "output memory://b/out.gz.run.json exists; give --resume"),
+        (None, OURS, {}, {"resume": True}, None),
+        (None, None, {}, {"resume": True}, None),
+        (LINE, OURS, {}, {"overwrite": True}, None),
+        (LINE, b"{}", {}, {"overwrite": True}, "memory://b/out.gz.run.json is not a run file of this program"),
+        (LINE, OURS, {}, {"resume": True}, "--resume goes on from out.gz and out.gz.run.json in this folder"),
+        (LINE, OURS, {"out.gz": b"", "out.gz.part": b""}, {"resume": True}, "--resume goes on from out.gz"),
+        (LINE, OURS, {"out.gz": b"x"}, {"resume": True}, None),
+        (LINE, OURS, {"out.gz.part": b"x"}, {"resume": True}, None),
+        (b"", OURS, {"out.gz": b"x"}, {"resume": True}, None),
+        (b"{}\n", OURS, {"out.gz": b"x"}, {"resume": True}, "memory://b/out.gz is not an OUT of this program"),
+    ],
+)
+def test_what_lies_at_an_address_decides(tmp_path, monkeypatch, there, run_file, local, how, refused):
+    """Fault: another run's answers in a bucket are replaced, or an upload that broke off cannot be made again."""
+    monkeypatch.chdir(tmp_path)
+    heads = {"": there, ".run.json": run_file}
+    monkeypatch.setattr(output_module, "read_head", lambda name, most, suffix="": heads[suffix])
+    for name, data in local.items():
+        (tmp_path / name).write_bytes(data)
+    out = output_module.output_for("memory://b/out.gz")
+    assert (out.target, out.is_built_at_the_end, out.exists()) == ("out.gz", True, bool(local))
+    if refused is None:
+        out.check_address(Config(**how))
+        assert (out.is_uploaded, out.uploaded_run_file) == (there is not None, run_file)
+    else:
+        with pytest.raises(UsageError, match=refused):
+            out.check_address(Config(**how))

@@ -14,7 +14,7 @@ from apcbatch.display import cells
 from apcbatch.errors import RequestError
 from apcbatch.job import printer as printer_module
 from apcbatch.job.printer import Printer
-from apcbatch.job.terminal_lines import result_lines
+from apcbatch.job.terminal_lines import result_lines, summary_lines
 from apcbatch.job.totals import Totals
 from apcbatch.types import Result
 from tests.chats import conversation, write_lines
@@ -79,6 +79,47 @@ def test_a_pipe_gets_a_plain_line_every_ten_seconds(capsys, monkeypatch):
         "1 requests, prompt 10 tok/s, decode 0 tok/s, hit 80.0 %",
         "1 of 4 requests, prompt 5 tok/s, decode 0 tok/s, hit 80.0 %, eta 01:00",
     ]
+
+
+@pytest.mark.parametrize("progress", ["none", "plain"])
+def test_a_run_without_an_answer_has_no_eta(capsys, monkeypatch, progress):
+    """Fault: ten seconds without an answer end the run, or --progress none prints lines all the same."""
+    now = [1000.0]
+    monkeypatch.setattr(printer_module.time, "monotonic", lambda: now[0])
+    printer = Printer(Config(progress=progress), Totals(), False)
+    printer.begin_progress()
+    for _ in range(15):
+        now[0] += 1.0
+        printer.tick(4)
+    printer.end_progress()
+    now[0] += 20
+    printer.tick(4)
+    shown = ["0 of 4 requests, prompt 0 tok/s, decode 0 tok/s, hit 0.0 %"] * (progress == "plain")
+    assert capsys.readouterr().err.splitlines() == shown
+
+
+def test_rates_count_from_the_first_request(monkeypatch):
+    """Fault: a rate is a sum, counts the loading of the model, or belongs to other tokens."""
+    now, totals = [1000.0], Totals()
+    monkeypatch.setattr(printer_module.time, "monotonic", lambda: now[0])
+    printer = Printer(Config(), totals, False)
+    now[0] += 50
+    totals.begin_running(0)
+    totals.add(result(200_000, 150_000, "memory", 30))
+    now[0] += 4
+    assert printer._rates(is_narrow=True) == "in 50k/s, out 8/s, hit 75 %"
+    assert printer._rates() == "prompt 50000 tok/s, decode 8 tok/s, hit 75.0 %"
+
+
+def test_a_reason_is_shown_where_it_says_something(capsys):
+    """Fault: each line of a short prompt is called a miss, or a real one is not; an error of no line names one."""
+    printer = Printer(Config(), Totals(), False)
+    for reason, detail in (("below_grid", "9 of 64"), ("cold", None), ("evicted", "gone"), (None, None)):
+        printer.result("a", result(9, 0, "none", 1, reason, detail))
+    printer.error("a", RequestError("internal", "broke"))
+    *found, error = capsys.readouterr().out.splitlines()
+    assert [line.partition("   miss: ")[2] for line in found] == ["", "cold", "gone", ""]
+    assert error == "a        error  internal broke"
 
 
 class Terminal(io.StringIO):
@@ -207,6 +248,68 @@ def test_a_terminal_is_not_overrun(monkeypatch, columns, colour):
                  "the fastest 1,500 a second (4 on c)"):  # fmt: skip
         assert part in words, part
     assert "{" not in plain
+
+
+FEWER = SUMMARY | {
+    "errors": 0, "already_done": 0, "cached_by_source": {"memory": 0, "disk": 7}, "ideal_hit_rate": None,
+    "drafts": {"history": {"drafted": 3, "accepted": 0}}, "tokens_per_pass": None, "store_skipped": 0,
+    "workers": SUMMARY["workers"][:2],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "lines"),
+    [
+        ({}, [
+            "<b>9 requests in 6.5 s: </><g>5 ok</>, 0 errors", "<d>prompt   </>123,456 tokens, 97.2 % restored (7 from"
+            " disk)", "<d>computed </>3,456 tokens, 1,728 a second", "<d>answers  </>900 tokens",
+            "<d>drafts   </>0 of 3 tokens accepted",
+            "<d>seconds  </>load 1.0, plan 0.1, prefill 2.0, decode 3.0, store 0.2",
+            "<d>workers  </>2 (1 lost): 1,100 tokens in 2.0 s of work", "<d>results  </>x",
+        ]),
+        ({"prompt_tokens": 0, "drafts": {}, "workers": None}, [
+            "<b>9 requests in 6.5 s: </><g>5 ok</>, 0 errors",
+            "<d>seconds  </>load 1.0, plan 0.1, prefill 2.0, decode 3.0, store 0.2", "<d>results  </>x",
+        ]),
+    ],
+)  # fmt: skip
+def test_a_summary_has_no_line_for_nothing(changes, lines):
+    """Fault: a terminal shows a rate, a source or a worker that there was not."""
+    paint = lambda text, *styles: f"<{styles[0][0]}>{text}</>" if styles else text  # noqa: E731
+    assert list(summary_lines(FEWER | changes, "x", 200, paint)) == lines
+
+
+@pytest.mark.parametrize(("width", "count"), [(65, 1), (64, 2)])
+def test_the_verdict_has_a_line_of_its_own_where_it_must(width, count):
+    """Fault: the first line of the summary is folded though it fits, or runs over the edge."""
+    lines = list(summary_lines(FEWER | {"already_done": 2}, "x", width, lambda text, *styles: text))
+    head, verdict = "9 requests (2 more were answered before) in 6.5 s:", "5 ok, 0 errors"
+    assert lines[:count] == ([f"{head} {verdict}"] if count == 1 else [head, " " * 9 + verdict])
+
+
+@pytest.mark.parametrize(("stdout", "stderr"), [(True, True), (True, False), (False, True), (False, False)])
+def test_the_sentence_is_for_whoever_sees_no_summary(monkeypatch, stdout, stderr):
+    """Fault: a terminal shows the summary twice, or a log of stderr has none."""
+    streams = {name: (Terminal if is_one else io.StringIO)() for name, is_one in (("out", stdout), ("err", stderr))}
+    monkeypatch.setattr(sys, "stdout", streams["out"])
+    monkeypatch.setattr(sys, "stderr", streams["err"])
+    Printer(Config(), Totals(), False).summary(SUMMARY, "o.jsonl")
+    assert ("results in o.jsonl" in streams["err"].getvalue()) == (not (stdout and stderr))
+    assert streams["out"].getvalue().startswith("{") != stdout
+
+
+def test_results_on_standard_output_are_called_so(monkeypatch):
+    """Fault: the summary of `-o -` names a file called `-`."""
+    terminal = terminal_of(monkeypatch, 80, NO_COLOR="1")
+    Printer(Config(), Totals(), True).summary(SUMMARY, "-")
+    assert terminal.getvalue().endswith("results  standard output\n")
+
+
+@pytest.mark.parametrize(("columns", "width"), [(5, 20), (20, 20), (21, 21)])
+def test_a_narrow_terminal_has_twenty_columns(monkeypatch, columns, width):
+    """Fault: a terminal of a few columns gets a word a line, or one character."""
+    terminal_of(monkeypatch, columns)
+    assert Printer(Config(), Totals(), False)._width == width
 
 
 def test_a_wide_terminal_has_the_columns_of_a_pipe(monkeypatch):

@@ -13,7 +13,7 @@ from apcbatch.data.output.parser import OutputParser
 from apcbatch.data.output.tool_parsers import tool_parsers
 from apcbatch.errors import RequestError
 from apcbatch.job.logprobs import PromptFields
-from apcbatch.job.record import Ticket, error_line, read_record, result_line
+from apcbatch.job.record import Ticket, answers_of, error_line, is_stopped, read_record, result_line
 from apcbatch.prefix import as_token_array
 from apcbatch.types import Result, Scores
 
@@ -110,6 +110,46 @@ def test_an_echoed_prompt_has_log_probabilities_where_it_was_scored() -> None:
         assert choice["text"] == "!Hi" * echo + "Hi \u00e9\ufffd!"
 
 
+@pytest.mark.parametrize(("last", "reason"), [(9, "stop"), (4, "length")])
+def test_a_recorded_answer_ends_as_it_was_recorded(last: int, reason: str) -> None:
+    """Fault: the tokens of the prompt are the answer's, or an answer that was cut off counts as ended."""
+    scored = Result("r", 5, scores=Scores(3, [-0.5, -0.25], [1, 1]))
+    prompt = PromptFields(as_token_array([9, 9, 1, 2, last]), answer_begin=3)
+    found = prompt.recorded_answer(scored, {9})
+    assert (found.token_ids, found.logprobs, found.finish_reason) == ([2, last], [-0.5, -0.25], reason)
+    for ranks, matches, is_exact in (([1, 1], 2, True), ([1, 2], 1, False), ([2, 3], 0, False)):
+        fields = prompt.record_fields(replace(scored, scores=Scores(3, [-0.5, -0.25], ranks)), RENDERER)
+        assert fields == {
+            "score": {
+                "tokens": 2, "logprob_sum": -0.75, "greedy_matches": matches, "exact_match": is_exact,
+                "token_ids": [2, last], "token_logprobs": [-0.5, -0.25], "token_ranks": ranks,
+            }
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("count", "top", "expected"),
+    [
+        (0, [], [{"1": (-0.5, 7)}, {"4": (-0.25, 1)}]),
+        (0, [[(2, -0.1)], [(4, -0.25)]], [{"1": (-0.5, 7)}, {"4": (-0.25, 1)}]),
+        (1, [[(2, -0.1), (3, -0.2)], [(4, -0.25), (2, -2.0)]], [{"1": (-0.5, 7), "2": (-0.1, 1)}, {"4": (-0.25, 1)}]),
+        (2, [[(2, -0.1), (3, -0.2)], [(4, -0.25), (2, -2.0)]],
+         [{"1": (-0.5, 7), "2": (-0.1, 1), "3": (-0.2, 2)}, {"4": (-0.25, 1), "2": (-2.0, 2)}]),
+    ],
+)  # fmt: skip
+def test_each_prompt_token_has_its_own_entry_and_the_likeliest(count: int, top: Any, expected: Any) -> None:
+    """Fault: a rank that counts from 0, likelier tokens than were asked for, or the entry of another position."""
+    prompt = PromptFields(as_token_array([9, 1, 4]), prompt_logprobs=count)
+    scored = replace(RESULT, scores=Scores(1, [-0.5, -0.25], [7, 1], top))
+    [first, *others] = prompt.record_fields(scored, RENDERER)["prompt_logprobs"]
+    told = [{name: (one["logprob"], one["rank"]) for name, one in entries.items()} for entries in others]
+    assert first is None and told == expected
+    assert others[0]["1"]["decoded_token"] == "Hi"
+    assert (
+        prompt.record_fields(RESULT, RENDERER) == PromptFields(prompt.token_ids).record_fields(scored, RENDERER) == {}
+    )
+
+
 @pytest.mark.parametrize(("reason", "keeps", "text", "count"), [
     ("i", False, "H", 1), ("i", True, "Hi", 1), ("\u00e9", False, "Hi ", 2), (2, False, "Hi", 1),
     (2, True, "Hi \u00e9", 2),
@@ -161,6 +201,10 @@ def _set(place: Any, *keys: Any, value: Any) -> None:
         (["response", "body", "choices", 0, "finish_reason"], None, False), (["apcbatch", "stop_reason"], 1.5, False),
         (["apcbatch", "finish_reason"], 5, False), (["apcbatch", "completion_token_ids"], "3", False),
         (["error"], {"code": "internal", "message": "", "retryable": True}, False),
+        (["apcbatch", "stop_reason"], "x", True), (["apcbatch", "stop_reason"], 5, True),
+        (["apcbatch", "choices"], [{"completion_token_ids": [1]}], True), (["apcbatch", "choices"], {}, False),
+        (["apcbatch", "choices"], [{"completion_token_ids": [1]}, 5], False), (["apcbatch", "choices"], [{}], False),
+        (["apcbatch", "choices"], [{"completion_token_ids": [1]}, {"completion_token_ids": [-1]}], False),
     ],
 )  # fmt: skip
 def test_only_a_whole_answer_is_read_back(keys: list[Any], value: Any, is_read: bool) -> None:
@@ -189,6 +233,31 @@ def test_only_a_whole_error_is_read_back(keys: list[Any], value: Any) -> None:
     assert read_record(json.dumps(record).encode()) == record
     _set(record, *keys, value=value)
     assert read_record(json.dumps(record).encode()) is None
+
+
+def test_what_ended_an_answer_is_what_the_run_wrote() -> None:
+    """Fault: an answer with calls, or that ran into its limit, counts as ended by itself, or one of an older version
+    does not."""
+    record = read(result_line(Ticket(1, 1, None, "c", None), RESULT, RENDERER, "m", 0))
+    for own, body, expected in (("stop", "tool_calls", True), ("length", "stop", False), (None, "stop", True),
+                                (None, "length", False), (None, "tool_calls", False)):  # fmt: skip
+        record["response"]["body"]["choices"][0]["finish_reason"] = body
+        record["apcbatch"].pop("finish_reason", None)
+        if own is not None:
+            record["apcbatch"]["finish_reason"] = own
+        assert is_stopped(record) is expected
+
+
+@pytest.mark.parametrize(("count", "lists"), [(1, [[1, 2]]), (2, [[1, 2], [3]])])
+def test_each_of_several_answers_has_its_tokens(count: int, lists: list[list[int]]) -> None:
+    """Fault: the answers of a request are one, or a single one is listed twice."""
+    answers = [replace(RESULT, token_ids=ids, logprobs=None, stop_reason=None) for ids in lists]
+    made = replace(answers[0], others=answers[1:])
+    record = read(result_line(Ticket(1, 1, None, "c", None), made, RENDERER, "m", 0))
+    assert answers_of(record) == lists and ("choices" in record["apcbatch"]) == (count > 1)
+    body = record["response"]["body"]
+    assert [choice["index"] for choice in body["choices"]] == list(range(count))
+    assert body["usage"]["completion_tokens"] == sum(map(len, lists))
 
 
 def test_calls_of_several_answers_have_ids_of_their_own() -> None:

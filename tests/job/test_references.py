@@ -19,6 +19,7 @@ from apcbatch import llm
 from apcbatch.cli.program import main
 from apcbatch.data.chat import known_answers
 from apcbatch.data.chat.render import Renderer
+from apcbatch.data.model_files import model_files_digest
 from apcbatch.drafts.drafter import Draft
 from apcbatch.engine import open as engine_open
 from apcbatch.engine.drafting import RowCosts
@@ -221,6 +222,36 @@ def test_the_file_of_earlier_answers_is_closed_with_them(tmp_path: Path) -> None
     assert not file.closed
     del earlier
     assert file.closed
+
+
+@pytest.mark.parametrize("model_files", ["", "0", "~", None, "same"])
+def test_tokens_are_taken_from_a_run_of_the_same_model_alone(tmp_path: Path, model_files: str | None) -> None:
+    """Fault: the token ids of another model's run are drafts, whatever they mean in this one."""
+    (tmp_path / "old.jsonl").write_bytes(b"")
+    written = model_files_digest(DEMO_DIR) if model_files == "same" else model_files
+    facts: dict[str, Any] = {"version": "1", "config": {}, "input": {}, "model_files": written}
+    for content in (facts, None):
+        if content is not None:
+            (tmp_path / "old.jsonl.run.json").write_text(json.dumps(content))
+        else:
+            (tmp_path / "old.jsonl.run.json").unlink()
+        earlier = references.EarlierAnswers(str(tmp_path / "old.jsonl"), "--draft-from", DEMO_DIR, pytest.fail)
+        assert earlier.has_same_tokens == (model_files == "same" and content is not None)
+
+
+@pytest.mark.parametrize("other", ["a", "c"])
+def test_a_record_that_takes_the_place_of_another_is_not_its_answer(
+    apcbatch: Any, lines: Any, tmp_path: Path, other: str
+) -> None:
+    """Fault: the answer of a request whose name sorts before or behind the wanted one is its draft."""
+    begin(apcbatch, tmp_path)
+    record = read_records(tmp_path / "old.jsonl")[0]
+    write_lines(tmp_path / "old.jsonl", [record | {"custom_id": "b"}])
+    earlier = references.EarlierAnswers(str(tmp_path / "old.jsonl"), "--draft-from", DEMO_DIR, pytest.fail)
+    assert earlier.find("b") is not None and earlier.find(other) is None
+    with (tmp_path / "old.jsonl").open("r+") as file:
+        file.write(json.dumps(record | {"custom_id": other}))
+    assert earlier.find("b") is None and (earlier.num_wanted, earlier.num_found) == (3, 1)
 
 
 @pytest.mark.parametrize("turns", ["each", "rollout"])

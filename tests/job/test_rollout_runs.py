@@ -69,7 +69,7 @@ def test_the_turns_after_a_failure_fail_for_the_same_reason(apcbatch, tmp_path, 
     long = conversation(7, turns=4)
     long["messages"][3]["content"] = "word " * 5000
     write_lines(tmp_path / "in.jsonl", [long, conversation(8, turns=2)])
-    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS)
+    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--max-running", 1)
     assert done.code == 3 and done.final_line.startswith("nothing is left to do")
     turns = by_conversation(tmp_path / "out.jsonl")["c-7"]
     codes = {turn: record["error"] and record["error"]["code"] for turn, record in turns.items()}

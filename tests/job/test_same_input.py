@@ -15,8 +15,10 @@ from apcbatch.data.input.inputs import Inputs
 from apcbatch.errors import UsageError
 from apcbatch.job import open
 from apcbatch.job.disk import Disk
-from apcbatch.job.previous_answers import PreviousAnswers
+from apcbatch.job.previous_answers import PreviousAnswers, read_answers
+from apcbatch.job.record import Ticket
 from apcbatch.job.runfile import RunFile, input_identity
+from apcbatch.job.sink import FileSink
 from tests.chats import conversation, read_records, write_lines
 from tests.job.conftest import answers
 
@@ -268,6 +270,52 @@ def test_a_whole_line_and_its_turns_are_requests_of_their_own():
     for offset, (turn, origin) in enumerate(zip((None, 1, 2, 3), digests, strict=True)):
         assert answers_of_out.add(offset, {"line": 1, "turn": turn, "error": None, "apcbatch": origin})
     assert (len(answers_of_out), answers_of_out.num_without_digests) == (4, 3)
+
+
+@pytest.fixture
+def indexed(tmp_path):
+    """Makes the index of an OUT of these (line, turn)."""
+    sinks = []
+
+    def index(*places):
+        origin = {"completion_token_ids": [1], "finish_reason": "stop"}
+        response = {"body": {"choices": [{"finish_reason": "stop"}]}}
+        names = [{"id": f"apc-{line:06d}", "custom_id": f"{line}#{turn}"} for line, turn in places]
+        parts = {"response": response, "error": None, "apcbatch": origin}
+        lines = [name | {"line": line, "turn": turn} | parts for name, (line, turn) in zip(names, places, strict=True)]
+        sinks.append(FileSink(write_lines(tmp_path / "out.jsonl", lines)))
+        return read_answers(sinks[-1])
+
+    yield index
+    for sink in sinks:
+        sink.close()
+
+
+def test_an_answer_to_a_line_that_the_input_lacks_is_named(indexed):
+    """Fault: an answer behind the last line that was read is refused, one before it is not, or another is named."""
+    found = indexed((3, 1), (2, 2), (4, 1))
+    found.check_all_seen(1, whole=False)
+    for last, whole, where in ((2, False, r"2 \(turn 2\)"), (3, False, r"3 \(turn 1\)"), (1, True, r"3 \(turn 1\)")):
+        with pytest.raises(UsageError, match=f"^line {where} of the input is not the one that .*out.jsonl answers"):
+            found.check_all_seen(last, whole)
+    for line, turn in ((3, 1), (2, 2), (4, 1)):
+        found.count_unchecked(Ticket(0, line, turn, None, None))
+    found.check_all_seen(9, whole=True)
+
+
+def test_a_turn_is_marked_as_seen_once_and_by_its_own_rule_of_draws(indexed):
+    """Fault: a drawn turn of an earlier rule is taken where the turn before it has no answer, or counts twice."""
+    found = indexed((1, 2), (1, 3))
+    found.same_draw_rule = False
+    for turn in (2, 2, 4):
+        found.count_unchecked(Ticket(0, 1, turn, None, None))
+    assert found.num_seen == 1
+    with pytest.raises(UsageError, match=r"line 1 \(turn 3\) has a drawn answer in .*out.jsonl, which an earlier"):
+        found.count_unchecked(Ticket(0, 1, 3, None, None, random_stream="x"))
+    assert found.num_seen == 1
+    found.same_draw_rule = True
+    found.count_unchecked(Ticket(0, 1, 3, None, None, random_stream="x"))
+    assert found.num_seen == len(found) == 2
 
 
 def test_an_out_without_digests_is_taken_with_a_warning(apcbatch, tmp_path):

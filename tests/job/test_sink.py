@@ -42,8 +42,8 @@ def test_ordered_sorts_by_number_beyond_six_digits(tmp_path):
 def test_a_file_in_order_is_not_rewritten(tmp_path):
     """Fault: --ordered copies a large file for nothing."""
     sink = FileSink(tmp_path / "out.jsonl")
-    sink.append(line(1))
-    sink.append(line(2))
+    for one in (b"{}\n", b"{}\n", line(1), line(2), line(2), line(3)):
+        sink.append(one)
     inode = sink.path.stat().st_ino
     sink.finish(ordered=True)
     assert sink.path.stat().st_ino == inode
@@ -116,6 +116,55 @@ def test_what_was_written_is_synced_once(tmp_path, monkeypatch):
     sink.finish(ordered=False)
     sink.finish(ordered=False)
     assert disk.calls[3:] == ["sync"] * 3
+    sink.close()
+
+
+def test_what_needs_no_change_is_not_touched(tmp_path):
+    """Fault: a run that adds no line syncs OUT, or one that finds no torn line cuts it at its end."""
+    (tmp_path / "out.jsonl").write_bytes(line(1))
+    sink = FileSink(tmp_path / "out.jsonl", disk := WatchedDisk())
+    assert sink.cut_torn_line() == 0
+    sink.finish(ordered=False)
+    sink.close()
+    assert disk.calls == []
+
+
+def test_rewriting_leaves_no_file_open(tmp_path):
+    """Fault: each rewriting keeps the file that was replaced on the disk, or another run may write the new one."""
+    sink = FileSink(tmp_path / "out.jsonl")
+    sink.append(line(1))
+    before = len(os.listdir("/proc/self/fd"))
+    sink.keep(lambda one: True)
+    assert len(os.listdir("/proc/self/fd")) == before
+    with pytest.raises(UsageError, match="is being written by another run; wait for it, or choose another"):
+        FileSink(tmp_path / "out.jsonl")
+    sink.close()
+    assert len(os.listdir("/proc/self/fd")) == before - 1
+
+
+def test_a_file_system_without_locks_will_do(tmp_path, monkeypatch):
+    """Fault: a run on a file system that cannot lock files ends in a traceback."""
+
+    def refuse(fd, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(sink_module.fcntl, "flock", refuse)
+    sink = FileSink(tmp_path / "out.jsonl")
+    sink.append(line(1))
+    sink.finish(ordered=True)
+    sink.close()
+    assert sink.path.read_bytes() == line(1)
+
+
+def test_no_line_goes_behind_half_of_another_program_s(tmp_path):
+    """Fault: a line is appended to what another program has begun to write, and neither can be read."""
+    sink = FileSink(tmp_path / "out.jsonl")
+    sink.append(line(1))
+    with open(sink.path, "ab") as other:
+        other.write(b"half")
+    with pytest.raises(StoppedError, match="was written to by another program while this run wrote it"):
+        sink.append(line(2))
+    assert sink.path.read_bytes() == line(1) + b"half"
     sink.close()
 
 

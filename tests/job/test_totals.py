@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import resource
+import sys
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -99,9 +101,11 @@ def test_nothing_adds_up_to_nothing(clock: list[float]) -> None:
     assert summary["prefill_tokens_per_s"] is None and summary["decode_tokens_per_s"] is None
     assert summary["cached_by_source"] == {"memory": 0, "disk": 0}
     assert summary["tokens_per_pass"] is None and summary["drafts"] == {}
+    assert set(summary["seconds"].values()) == {0.0} and summary["warnings"] == []
     assert totals.sentence("-") == (
         "0 requests in 0.0 s: 0 ok, 0 errors; 0.0 % of 0 prompt tokens restored; results in standard output"
     )
+    assert totals.sentence("+out.jsonl").endswith("; results in +out.jsonl"), "which sorts before a dash"
 
 
 def test_scores_add_up_exactly() -> None:
@@ -116,6 +120,35 @@ def test_scores_add_up_exactly() -> None:
     assert totals.summary() == {"answers": 2, "tokens": 4} | dict(zip(SCORE_MEANS, means, strict=True))
     totals.add(Scores(1, [-1e5], [7]))
     assert totals.summary()["perplexity"] is None
+
+
+def test_a_perplexity_is_given_as_far_as_it_can_be() -> None:
+    """Fault: the largest perplexity that a number can hold is left out, or a larger one is infinite."""
+    most = math.log(sys.float_info.max)
+    for logprob, expected in ((-most, math.exp(most)), (-math.nextafter(most, math.inf), None)):
+        totals = ScoreTotals()
+        totals.add(Scores(1, [logprob], [1]))
+        assert totals.summary()["perplexity"] == expected
+
+
+def test_tokens_that_answers_share_are_decoded_once(clock: list[float]) -> None:
+    """Fault: the rate of decoding counts the copies of one answer, the first token, or less than none."""
+    totals, shared = Totals(), [1, 2, 3, 4]
+    answers = [Result("r", 5, tokens) for tokens in (shared, shared, [5, 6, 7], [], [8])]
+    totals.add(replace(answers[0], others=answers[1:]))
+    summary = totals.summary(Config(), ENGINE)
+    assert summary["completion_tokens"] == 12 and summary["decode_tokens_per_s"] == 5 / 0.5
+
+
+def test_a_summary_holds_a_hundred_warnings() -> None:
+    """Fault: a run of days holds a warning for each of its lines, or the summary drops one that there is room for."""
+    totals = Totals()
+    for number in range(150):
+        totals.note_warning(f"line {number // 2}")
+    assert totals.warnings == [f"line {number}" for number in range(75)]
+    for number in range(150):
+        totals.note_warning(f"line {number}")
+    assert totals.warnings == [f"line {number}" for number in range(100)]
 
 
 def test_an_ideal_that_is_not_known_for_one_is_not_known_for_all() -> None:

@@ -8,10 +8,13 @@ import random
 import shlex
 import signal
 import stat
+import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from apcbatch.engine.observer import KeptSnapshot
 from apcbatch.job.disk import Disk
 from apcbatch.job.tracing import recorder as trace_module
 from apcbatch.job.tracing.segment import Segment
@@ -227,28 +230,127 @@ def test_a_file_that_appears_during_a_run_stays(apcbatch, chats, trace, monkeypa
     assert done.stderr.count("another program has put a file there while this run went on") == 1
 
 
+def made_trace(file, elapsed_s=lambda: 0.0, **options):
+    """A trace of no run, written to this file."""
+    engine = SimpleNamespace(fingerprint="f", dtype="float32", device="cpu")
+    given = {"program": ["run"], "warn": pytest.fail} | options
+    command = (resolve({}, {}, {}, ""), given["program"], "in", "go on")
+    return trace_module.RunTrace(file, engine, *command, decode=str, elapsed_s=elapsed_s, warn=given["warn"])
+
+
 def test_writes_become_rarer(monkeypatch):
     """Fault: a run of hours writes its trace every two seconds, or the picture of a killed one is minutes old."""
     monkeypatch.setattr(trace_module, "TIMES_ITS_COST", 0)
     now, written = [0.0], []
     file = SimpleNamespace(path="t", write=lambda segment: written.append(now[0]))
-    engine = SimpleNamespace(fingerprint="f", dtype="float32", device="cpu")
-    trace = trace_module.RunTrace(
-        file,
-        engine,
-        resolve({}, {}, {}, ""),
-        ["run"],
-        "in",
-        "go on",
-        decode=str,
-        elapsed_s=lambda: now[0],
-        warn=pytest.fail,
-    )
+    trace = made_trace(file, lambda: now[0])
     for second in range(100):
         now[0] = float(second)
         trace.write_if_due()
         trace.close()
     assert written == [2, 6, 14, 30, 60, 90]
+
+
+def test_writing_takes_a_bounded_share_of_the_time(monkeypatch):
+    """Fault: a trace that is dear to write takes a quarter of the run, or a cheap one waits for the processor."""
+    monkeypatch.setattr(trace_module, "TIMES_ITS_COST", 10)
+    monkeypatch.setattr(trace_module, "FIRST_WRITE_S", 0.0)
+    monkeypatch.setattr(trace_module, "WRITE_EVERY_S", 0.0)
+    spent, written = [50.0], []
+    monkeypatch.setattr(trace_module.time, "thread_time", lambda: spent[0])
+
+    def write(segment):
+        written.append(spent[0])
+        spent[0] += 2.0
+
+    trace, columns = made_trace(SimpleNamespace(path="t", write=write)), trace_module.edge_columns
+
+    def gathered(*given):
+        spent[0] += 1.0
+        return columns(*given)
+
+    monkeypatch.setattr(trace_module, "edge_columns", gathered)
+    for now in (50.0, 61.0, 71.0, 80.9, 81.0, 111.9):  # gathered until 51, and 3 spent in all
+        spent[0] = now
+        trace.write_if_due()
+        trace.close()
+    assert written == [51.0, 82.0]
+
+
+def test_a_write_that_goes_on_is_not_waited_for(monkeypatch):
+    """Fault: a slow disk holds up the engine, or the last segment is written beside an earlier one."""
+    monkeypatch.setattr(trace_module, "FIRST_WRITE_S", 0.0)
+    calls = []
+    trace = made_trace(SimpleNamespace(path="t", write=lambda segment: calls.append(segment.end is None)))
+    busy = SimpleNamespace(is_busy=True, finish=lambda: calls.append("waited"))
+    monkeypatch.setattr(trace, "_background", busy)
+    trace.write_if_due()
+    assert calls == []
+    trace.end(0, None, {"ok": 1})
+    assert calls == ["waited", False]
+
+
+def test_an_eviction_has_its_time():
+    """Fault: the page shows an eviction at the begin of the run, or one of a snapshot that was let go."""
+    now = [0.0]
+    trace = made_trace(SimpleNamespace(), lambda: now[0])
+    for number, (kept_s, in_memory) in enumerate([(1.0, True), (2.0, True), (3.0, False)]):
+        now[0] = kept_s
+        tokens = np.arange(number, number + 4, dtype=np.int32)
+        trace.kept(tokens, [KeptSnapshot(bytes([number]), 4, 1, in_memory)])
+    edges = trace._segment().edges
+    assert (edges.snapshots, edges.dropped, edges.dropped_s) == ([3], [1], [3.0])
+    for now[0], key, evicted in ((7.5, 0, True), (9.5, 1, False)):
+        trace.dropped(bytes([key]), evicted)
+    edges = trace._segment().edges
+    assert (edges.snapshots, edges.dropped, edges.dropped_s) == ([3], [2], [7.5])
+
+
+@pytest.mark.parametrize(("count", "more"), [(255, []), (256, []), (257, ["... 1 more"]), (300, ["... 44 more"])])
+def test_a_long_command_is_shortened(count, more):
+    """Fault: a word is dropped without a sign, or the sign stands for none; a text is cut that is short enough."""
+    words = [f"w{number}" for number in range(count)]
+    assert trace_module._shortened(words) == words[:256] + more
+    texts = trace_module._shortened(["x" * 4096, "x" * 4097, "\udcff"])
+    assert texts == ["x" * 4096, "x" * 4096 + "...", "?"]
+    assert trace_module._plain({"a": ["\udcff", 1, None], "b": "x" * 5000}, None) == {
+        "a": ["?", 1, None], "b": "x" * 5000,
+    }  # fmt: skip
+
+
+def test_the_machine_is_described_by_what_is_known(monkeypatch):
+    """Fault: the page of a run names a GPU that it did not use, or nothing that it did."""
+    import torch
+
+    from apcbatch.kernels import processor
+
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(trace_module.os, "sysconf", lambda name: {"SC_PHYS_PAGES": 3, "SC_PAGE_SIZE": 4096}[name])
+    cpu, cuda = (trace_module.describe_machine(device) for device in ("cpu", "cuda"))
+    assert (cpu["gpu"], cuda["gpu"], cpu["torch"]) == (None, "a GPU", torch.__version__)
+    assert (cpu["threads"], cpu["instructions"]) == (torch.get_num_threads(), processor.isa())
+    assert cpu["memory_bytes"] == 3 * 4096 and cpu["cores"] == len(os.sched_getaffinity(0))
+    for name in ("torch", "apcbatch.kernels.processor"):
+        monkeypatch.delitem(sys.modules, name)
+    bare = trace_module.describe_machine("cuda")
+    assert [bare[name] for name in ("gpu", "torch", "threads", "instructions")] == [None] * 4
+
+
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [("model: 1\nmodel name\t: A: 1\nmodel name\t: B\n", "A: 1"), ("vendor: x\n", "P"), (None, "P")],
+)
+def test_the_processor_has_a_name(monkeypatch, content, name):
+    """Fault: a machine whose /proc/cpuinfo has no name, or that has none, ends the run."""
+
+    def read_text(self):
+        if content is None:
+            raise FileNotFoundError
+        return content
+
+    monkeypatch.setattr(trace_module.Path, "read_text", read_text)
+    monkeypatch.setattr(trace_module.platform, "processor", lambda: "P")
+    assert trace_module.processor() == name
 
 
 def test_writing_often_leaves_the_same_trace(apcbatch, chats, trace, monkeypatch):

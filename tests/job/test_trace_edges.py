@@ -11,7 +11,7 @@ import pytest
 
 from apcbatch.engine.observer import KeptSnapshot
 from apcbatch.job.tracing.edge_rows import edge_columns
-from apcbatch.job.tracing.edges import Edge, TokenCounts, TraceTree, edges_below
+from apcbatch.job.tracing.edges import Edge, SnapshotCounts, TokenCounts, TraceTree, _fold_order, edges_below
 from apcbatch.job.tracing.segment import EdgeColumns
 from tests.plan.plan_oracle import random_dataset
 
@@ -184,6 +184,60 @@ def test_snapshots_are_counted_on_their_stem():
     edges = edge_columns(small.root, shown)
     assert (sum(edges.snapshots), sum(edges.snapshot_bytes), sum(edges.dropped)) == (3, 960, 1)
     assert max(at_s for at_s in edges.dropped_s if at_s is not None) == 5.0
+
+
+def test_an_eviction_is_counted_however_often_its_edge_was_folded():
+    """Fault: a snapshot that is evicted after its branch went into a branch that went too counts nowhere, or twice."""
+    tree = TraceTree(max_edges=3)
+    tree.kept(array([1, 2, 3, 4]), [KeptSnapshot(b"k", 4, 7, True)], 0.0)
+    for end in (2, 3):
+        tree.answered(array([1, 2, 3, 4][:end]), 0, "none")
+    for number in range(20, 30):
+        tree.answered(array([number]), 0, "none")
+    assert [len(edge.snapshots) for edge in edges_below(tree.root)][0] == 1, "all of it was folded into the root"
+    tree.removed(b"k", True, 3.5)
+    tree.removed(b"k", True, 4.5)
+    [counts] = tree.root.snapshots.values()
+    assert (counts.count, counts.size_bytes, counts.dropped, counts.dropped_s) == (1, 7, 1, 3.5)
+
+
+@pytest.mark.parametrize(("edge", "key"), [
+    (Edge(bytes(12), None, 3, memory=2, disk=3, last_use=7), (False, 15, 7)),
+    (Edge(bytes(12), None, 3, last_use=8, folded=TokenCounts(9, 4, 5, 6)), (True, 9, 8)),
+])  # fmt: skip
+def test_what_goes_first_has_saved_the_fewest_tokens(edge, key):
+    """Fault: a branch that saved much goes before one that saved nothing, or one that is in use before an old one."""
+    assert _fold_order(edge, 7) == key
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "dropped_s"),
+    [(None, None, None), (2.5, None, 2.5), (None, 2.5, 2.5), (1.5, 2.5, 2.5), (2.5, 1.5, 2.5), (None, 0.0, 0.0)],
+)
+def test_snapshots_of_two_places_add_up(one, other, dropped_s):
+    """Fault: the places of a folded branch are lost, or the last eviction is another one."""
+    counts = SnapshotCounts(2, 30, 1, one)
+    counts.add(SnapshotCounts(5, 7, 3, other))
+    assert (counts.count, counts.size_bytes, counts.dropped, counts.dropped_s) == (7, 37, 4, dropped_s)
+
+
+def test_a_place_is_shared_once_there_are_as_many_as_may_be():
+    """Fault: the bound on places is off by one, or places that were folded away still count."""
+    tree = TraceTree(max_positions=3, max_edges=2)
+
+    def keep(prompt, *positions):
+        told = [KeptSnapshot(f"{prompt}{position}".encode(), position, 1, True) for position in positions]
+        tree.kept(array(prompt), told, 0.0)
+        return [sorted((at, counts.count) for at, counts in edge.snapshots.items()) for edge in edges_below(tree.root)]
+
+    assert keep([1, 1, 1, 1], 2) == [[], [(2, 1)]]
+    assert keep([1, 1, 1, 1], 1, 4) == [[], [(1, 1), (2, 1), (4, 1)]]
+    assert keep([1, 1, 1, 1], 2) == [[], [(1, 1), (2, 2), (4, 1)]]
+    assert [len(places) for places in keep([1, 1, 1, 1], 3)] == [0, 3]
+    assert keep([2, 2], 2)[2] == [(2, 1)], "an edge has one place at least"
+    assert keep([3, 3]) == [[(0, 6)], []], "the others were folded into the root"
+    assert keep([3, 3], 1) == [[(0, 6)], [(1, 1)]]
+    assert keep([3, 3], 2) == [[(0, 6)], [(1, 1), (2, 1)]]
 
 
 def test_the_places_of_snapshots_are_bounded():

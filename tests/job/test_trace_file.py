@@ -127,6 +127,44 @@ def test_a_trace_is_removed_for_good(out, monkeypatch):
     assert done == [path, (str(out.parent), False)]
 
 
+@pytest.mark.parametrize("theirs", [b"", b"x" * 100_000])
+def test_a_file_that_another_program_writes_is_not_replaced(out, theirs):
+    """Fault: what another program has written there, be it shorter or longer, goes with the next write."""
+    file = opened(out)
+    file.write(segment(random.Random(0)))
+    path = Path(trace_path(str(out)))
+    path.write_bytes(theirs)
+    with pytest.raises(FileExistsError, match="another program has put a file there while this run went on"):
+        file.write(segment(random.Random(0)))
+    assert path.read_bytes() == theirs
+    path.unlink()
+    file.write(segment(random.Random(0)))
+    assert len(read_trace(path).segments) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "note"),
+    [
+        ({"format": 0}, "cannot be read: it has the format 0; this version reads 1"),
+        ({"format": "x" * 30}, f"cannot be read: it has the format {'x' * 20}; this version reads 1"),
+        ({"segment": {}}, "cannot be read: it has no version"),
+        ({"missing": 3}, f"had 3 older segments, which were dropped to stay below {trace_file.MAX_BYTES:,} bytes"),
+        ({"missing": 0}, None),
+        ({"missing": -1}, None),
+        ({"missing": "x"}, None),
+    ],
+)
+def test_each_missing_part_is_one_sentence(out, changes, note):
+    """Fault: a part that is not shown is not told, or a trace that is whole is said to lack some."""
+    path, one = Path(trace_path(str(out))), segment(random.Random(3))
+    opened(out).write(one)
+    whole = path.read_bytes()
+    path.write_bytes(whole + orjson.dumps(orjson.loads(whole) | changes) + b"\n")
+    found = read_trace(path)
+    assert found.segments == [one] * (1 if note and "cannot" in note else 2)
+    assert [one.endswith(note) for one in found.notes] == ([True] if note else [])
+
+
 @pytest.mark.parametrize("content", [b"", b"{}\n", b'{"format":1}\n', b"\x00\xff", b'{"role":"user"}\n', b"[1]"])
 def test_a_file_that_is_no_trace_stays(out, content):
     """Fault: a run replaces a file of somebody else's that has the trace's name."""

@@ -107,7 +107,7 @@ def test_reading_pauses_once_after_each_window(monkeypatch: pytest.MonkeyPatch) 
     last = feeder.next()
     assert (last.id, last.plan is not None, feeder.exhausted) == ("2", True, True)
     assert [feeder.pause(), feeder.pause(), feeder.next()] == [True, False, None]
-    assert feeder.plan_s == 3.0 and feeder.follow_up("result") == ["result"]
+    assert feeder.num_open_rollouts == 0 and feeder.plan_s == 3.0 and feeder.follow_up("result") == ["result"]
 
 
 @pytest.mark.parametrize(("store", "reserved"), [("s", Footprint(7, 1).pool_bytes(198)), (None, 0)])
@@ -194,3 +194,4 @@ def test_an_engine_begins_before_the_next_window_is_read(apcbatch, engines, tmp_
     assert done.code == 0
     num_requests = len(read_records(tmp_path / "out.jsonl"))
     assert num_requests >= 12 and engines[0].most_waiting <= num_requests / 6
+    assert done.summary["seconds"]["plan"] > 0

@@ -1,0 +1,185 @@
+"""What a run opens before its first request, what it says meanwhile, and which options exclude each other."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from apcbatch.cluster import open as cluster_opening
+from apcbatch.config import Config
+from apcbatch.errors import UsageError
+from apcbatch.job import open
+from apcbatch.model.locate import DEMO_DIR
+from tests.chats import conversation, read_records, write_lines
+from tests.job.fakes import FakeEngine
+
+RUN = ("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 2)
+GIVEN = {name: f"--{name.replace('_', '-')}" for name in ("workers", "device", "gpus", "worker_gpus", "stop_token_id")}
+
+
+@pytest.fixture(autouse=True)
+def chats(tmp_path: Path) -> Path:
+    """An input of two conversations with two turns each."""
+    return write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(2)])
+
+
+@pytest.mark.parametrize(
+    ("options", "refused"),
+    [
+        ({}, None),
+        ({"device": "cuda", "gpus": 2}, None),
+        ({"workers": 2}, "--workers is for a run on a cluster; give --ray local, auto or HOST:PORT too"),
+        ({"worker_gpus": 0}, "--worker-gpus is for a run on a cluster"),
+        ({"ray": "local", "workers": 2}, None),
+        ({"ray": "local", "device": "cuda"}, None),
+        ({"ray": "local", "device": "cuda", "worker_gpus": 1}, None),
+        ({"ray": "local", "device": "cuda", "worker_gpus": 0}, "--device cuda needs a GPU for each worker, and --wor"),
+        ({"ray": "local", "device": "cpu", "worker_gpus": 0}, None),
+        ({"ray": "local", "device": "cpu", "worker_gpus": 1}, "--device cpu uses no GPU, and --worker-gpus asks for"),
+        ({"ray": "local", "worker_gpus": 0}, None),
+        ({"ray": "local", "gpus": 2}, None),
+        ({"ray": "local", "gpus": 2, "worker_gpus": 1}, None),
+        ({"ray": "local", "gpus": 2, "worker_gpus": 0}, "--gpus 2 asks for GPUs of each worker, and --worker-gpus g"),
+    ],
+)
+def test_options_of_workers_agree(options: dict[str, Any], refused: str | None) -> None:
+    """Fault: an option of a cluster does nothing in silence, or one that makes sense is refused."""
+    config = Config(**options, origins=GIVEN)
+    if refused is None:
+        open.check_cluster(config)
+    else:
+        with pytest.raises(UsageError, match=f"^{refused}"):
+            open.check_cluster(config)
+
+
+def test_a_stop_token_is_one_of_the_model() -> None:
+    """Fault: the model's last token cannot be a stop token, or one behind it ends every request as an error record."""
+    open.check_stop_tokens(Config(), DEMO_DIR)
+    open.check_stop_tokens(Config(stop_token_id=(4095, 0)), DEMO_DIR)
+    with pytest.raises(UsageError, match="--stop-token-id is 4096; the model demo has the token ids 0 to 4095"):
+        open.check_stop_tokens(Config(stop_token_id=(0, 4096), origins=GIVEN), DEMO_DIR)
+
+
+def test_a_bar_names_each_step(apcbatch: Any, tmp_path: Path) -> None:
+    """Fault: nobody sees what a run waits for before its first request, or a step is named that is left out."""
+    steps = ("reading the tokenizer", "reading the earlier answers", "comparing the answers", "loading demo")
+    bar = ("--progress", "bar")
+    assert apcbatch(*RUN, "--limit", 1).code == 0
+    (tmp_path / "out.jsonl").rename(tmp_path / "old.jsonl")
+    for options, shown in (
+        (("-o", "a.jsonl"), (0, 3)),
+        (("-o", "a.jsonl", "--resume", "--draft-from", "old.jsonl"), (0, 1, 2, 3)),
+        (("-o", "-", "--draft-from", "old.jsonl"), (0, 1, 3)),
+    ):
+        done = apcbatch(*RUN, *bar, *options)
+        assert done.code == 0 and [steps[at] in done.stderr for at in range(4)] == [at in shown for at in range(4)]
+
+
+@pytest.mark.parametrize(("many", "is_said"), [(1, True), (2, True), (3, False)])
+def test_many_files_are_announced(
+    apcbatch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many: int, is_said: bool
+) -> None:
+    """Fault: a run over thousands of files seems to hang, or says so of a few."""
+    monkeypatch.setattr(open, "MANY_FILES", many)
+    write_lines(tmp_path / "two.jsonl", [conversation(9)])
+    done = apcbatch("run", "in.jsonl", "two.jsonl", *RUN[2:])
+    said = "2 files: both ends of each are read first, for --resume to compare"
+    assert done.code == 0 and (said in done.stderr) == is_said
+
+
+def test_a_model_that_changed_is_let_go(
+    apcbatch: Any, engines: list[FakeEngine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: a --resume that is refused once the weights are there keeps the store and the memory of the engine."""
+    assert apcbatch(*RUN, "--limit", 1).code == 0
+    before = (tmp_path / "out.jsonl").read_bytes()
+    monkeypatch.setenv("FAKE_FINGERPRINT", "e" * 64)
+    done = apcbatch(*RUN, "--resume")
+    assert done.code == 2 and "model_fingerprint" in done.stderr and (tmp_path / "out.jsonl").read_bytes() == before
+    assert [engine.closed for engine in engines] == [True, True]
+
+
+def test_an_out_without_a_line_stays(apcbatch: Any, tmp_path: Path) -> None:
+    """Fault: a run without requests ends without its OUT, and what comes after it fails."""
+    assert apcbatch(*RUN, "--limit", 0).code == 0
+    assert (tmp_path / "out.jsonl").read_bytes() == b"" and (tmp_path / "out.jsonl.run.json").exists()
+    done = apcbatch(*RUN, "--resume")
+    assert done.code == 0 and len(read_records(tmp_path / "out.jsonl")) == 4 and "already" not in done.stderr
+    assert "4 requests are answered in out.jsonl already\n" in apcbatch(*RUN, "--resume").stderr
+
+
+def test_an_out_that_appears_while_the_model_is_read_stays(
+    apcbatch: Any, engines: list[FakeEngine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: what another program writes to OUT while the weights are read is emptied."""
+    make = open.make_engine
+
+    def made(config: Config, warn: Any) -> Any:
+        (tmp_path / "out.jsonl").write_bytes(b"theirs")
+        return make(config, warn)
+
+    monkeypatch.setattr(open, "make_engine", made)
+    done = apcbatch(*RUN)
+    assert done.code == 2 and "out.jsonl was written to by another program while this run began" in done.stderr
+    assert (tmp_path / "out.jsonl").read_bytes() == b"theirs" and engines[-1].closed
+    assert apcbatch(*RUN, "--overwrite").code == 0
+
+
+def test_standard_input_is_not_read_ahead(apcbatch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: a cluster starts only once a pipe has ended."""
+    seen: list[int | None] = []
+
+    def open_cluster(config: Config, address: str, salt: Any, warn: Any, *others: Any) -> Any:
+        seen.append(others[-1])
+        return FakeEngine(config, warn)
+
+    monkeypatch.setattr(cluster_opening, "open_cluster", open_cluster)
+    prompts = [
+        {"custom_id": name, "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}} for name in "ab"
+    ]
+    write_lines(tmp_path / "in.jsonl", prompts)
+    for name in ("-", "in.jsonl"):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((tmp_path / "in.jsonl").read_bytes())))
+        assert apcbatch("run", name, "-o", f"{name}.out", "--max-tokens", 1, "--ray", "auto").code == 0
+    assert seen == [None, 2], "a completion is one request"
+
+
+@pytest.mark.parametrize(("gpus", "place"), [(1, "cpu"), (2, "2 GPUs")])
+def test_verbose_names_where_it_runs(apcbatch: Any, gpus: int, place: str) -> None:
+    """Fault: -v names another device than the one that computes."""
+    done = apcbatch(*RUN, "-v", "--gpus", gpus, "--block-size", 32)
+    assert f"model demo, float32 on {place}; block size 32, policy all, store none\n" in done.stderr, done.stderr
+    assert "policy all" not in apcbatch(*RUN, "--overwrite", "--gpus", gpus).stderr
+
+
+def test_names_that_sort_before_a_dash_are_files(apcbatch: Any, tmp_path: Path) -> None:
+    """Fault: an OUT called +out.jsonl is standard output, which cannot be resumed."""
+    (tmp_path / "in.jsonl").rename(tmp_path / "+in.jsonl")
+    for options in ((), ("--resume",)):
+        done = apcbatch("run", "+in.jsonl", "-o", "+out.jsonl", "--summary", "+s.json", "--max-tokens", 2, *options)
+        assert done.code == 0 and "results in +out.jsonl" in done.stderr and done.summary["errors"] == 0, done.stderr
+        assert len(read_records(tmp_path / "+out.jsonl")) == 4 and (tmp_path / "+s.json").exists()
+    write_lines(tmp_path / "+in.jsonl", [conversation(0), "{"])
+    done = apcbatch("run", "+in.jsonl", "-o", "+out.jsonl", "--overwrite")
+    assert done.code == 3 and done.final_line.endswith("""to see them: grep '"error":{' +out.jsonl""")
+
+
+@pytest.mark.parametrize(
+    ("first", "is_warned"),
+    [({"prompt": None, "text": None}, True), ({"prompt": "x"}, False), ({"text": "x"}, False), (None, False)],
+)
+def test_a_missing_template_is_told_before_the_weights_are_read(first: Any, is_warned: bool) -> None:
+    """Fault: the warning comes after minutes of loading, for a line that needs no template, or a line is lost."""
+    from apcbatch.data.input.records import Conversation
+
+    warned: list[str] = []
+    renderer: Any = SimpleNamespace(template=SimpleNamespace(warn_if_fallback=lambda: warned.append("no template")))
+    whole = None if first is None else Conversation("a", 1, [], None, "messages", **first)
+    records: list[Any] = [] if whole is None else [whole, "second"]
+    assert list(open._check_template_early(iter(records), renderer)) == records
+    assert bool(warned) == is_warned
