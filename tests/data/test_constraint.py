@@ -164,6 +164,17 @@ def test_a_thought_comes_before_the_form(demo, constraints, is_open):
     assert complete is not is_open
 
 
+def test_a_thought_may_end_with_a_token_of_its_own(demo, constraints):
+    """Fault: a marker that is one special token is asked for letter by letter, so that no thought ends."""
+    thinking = Thinking(("<think>",), ("</tools>", "</think>"), is_open=True)
+    for end, form in (("</tools>", ("regex", "[ab]{3}")), ("</think>", ("grammar", "start: /[ab]{3}/"))):
+        made = constraints.constraint(StructuredOutput(*form), thinking)
+        for token in demo.encode(f"is it a?{end}aba").ids:
+            assert token in allowed(demo, made)
+            complete = made.accept(token)
+        assert complete
+
+
 @pytest.mark.parametrize(
     "pattern", [r"[0-9]{3}-[0-9]{4}", r"^(yes|no)$", r"(?i)abc", r"[a-z]{2,5}@x\.org", "é{2}", r"a/b\\c"]
 )
@@ -254,11 +265,17 @@ def test_a_name_is_written_in_its_own_letters(demo, constraints):
     assert is_whole and '"name": "caf\u00e9"' in text
 
 
-@pytest.mark.parametrize("syntax", [None, CallSyntax("", "<function=", ">", "</function>", "", "", arguments="xml")])
-def test_calls_that_cannot_be_forced_are_refused(demo, syntax):
+@pytest.mark.parametrize(
+    ("syntax", "reason"),
+    [
+        (None, "writes none that are read .see --tool-parser."),
+        (CallSyntax("", "<f=", ">", "</f>", "", "", arguments="xml"), "does not write their arguments as JSON"),
+    ],
+)
+def test_calls_that_cannot_be_forced_are_refused(demo, syntax, reason):
     """Fault: a model whose calls are not written in JSON is forced into something that no parser reads."""
     structure = check_structured_output({"tool_choice": "required"}, [{"function": {"name": "f"}}])
-    with pytest.raises(RequestError, match="so none can be forced"):
+    with pytest.raises(RequestError, match=f"the model {reason}, so none can be forced"):
         GrammarCompiler(demo, syntax).constraint(structure)
 
 

@@ -188,6 +188,10 @@ CALLING = {"role": "assistant", "content": "a", "tool_calls": [{"function": {"na
             {"continue_final_message": True, "messages": [*USERS, CALLING]},
             "continue_final_message is true, and the last message ends with tool calls, not with content",
         ),
+        (
+            {"continue_final_message": True, "messages": [*MESSAGES, {"role": "tool", "content": "x"}]},
+            "continue_final_message is true, and the last message is of the role tool; expected assistant",
+        ),
         ({"parallel_tool_calls": 0}, "parallel_tool_calls is 0; expected true or false"),
     ],
 )

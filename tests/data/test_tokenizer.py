@@ -19,6 +19,7 @@ from apcbatch.data.chat.prompt_tokens import _parts, prompt_tokens
 from apcbatch.data.helper_child import DONE, REFUSED
 from apcbatch.data.model_files import model_files
 from apcbatch.data.tokenization import tokenizer_child
+from apcbatch.data.tokenization.no_tokenizer import NoTokenizer
 from apcbatch.data.tokenization.tokenizer import (
     Tokenizer,
     load_tokenizer,
@@ -174,11 +175,15 @@ def test_a_tokenizer_that_cannot_be_converted_is_told(tmp_path: Path, monkeypatc
     import transformers
 
     (tmp_path / "vocab.txt").write_text("a\n")
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *args, **kwargs: object())
+    options: dict[str, object] = {}
+    monkeypatch.setattr(
+        transformers.AutoTokenizer, "from_pretrained", lambda *_, **given: options.update(given) or object()
+    )
     assert load(str(tmp_path)) == (
         REFUSED,
         "it is not converted to a tokenizer.json; convert it, and put that into the folder",
     )
+    assert options == {"local_files_only": True, "trust_remote_code": False}
 
 
 @pytest.mark.slow
@@ -310,3 +315,11 @@ def test_a_tokenizer_that_takes_no_text_at_all_is_told_at_once(
     monkeypatch.setattr(tokenizer, "encode_prompt", refuse)
     with pytest.raises(ModelError, match="the tokenizer in .* cannot be used: no text"):
         _ = tokenizer.begins_with_bos
+
+
+def test_without_a_tokenizer_no_text_has_tokens(tmp_path: Path) -> None:
+    """Catches a text that becomes None where tokens are expected, for a folder without a tokenizer."""
+    absent = NoTokenizer(tmp_path, 9, [1])
+    for encode in (absent.encode, absent.encode_prompt, absent.encode_continuation):
+        with pytest.raises(RequestError, match="a text needs a tokenizer, and .* has none"):
+            encode("hi")
