@@ -121,6 +121,8 @@ def test_a_pattern_that_the_shell_left_is_expanded(folder: Path) -> None:
     write(folder / "shards", b__jsonl=line("b"), a__jsonl=line("a"), c__txt=line("c"))
     assert read("shards/*.jsonl") == [(1, "a"), (2, "b")]
     assert read("shards/[bc].*", "shards/a.jsonl") == [(1, "b"), (2, "c"), (3, "a")]
+    write(folder / "shards" / "more", d__ndjson=line("d"))
+    assert read("**/*.ndjson") == [(1, "d")], "at any depth"
     assert read("sh*s") == [(1, "a"), (2, "b")], "a folder that matches stands for its shards"
     (folder / "a[1]*.jsonl").write_bytes(line("odd"))
     assert read("a[1]*.jsonl") == [(1, "odd")]

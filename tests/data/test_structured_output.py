@@ -93,7 +93,7 @@ REFUSED = [
         {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "strict": "yes"}}},
         'json_schema.strict is "yes"; expected true or false',
     ),
-    ({"guided_json": "{"}, 'guided_json is "{"; expected a JSON schema'),
+    ({"guided_json": "{"}, 'guided_json is "{"; expected a JSON schema, as an object or as JSON text'),
     ({"guided_json": [1]}, "guided_json is a list; expected a JSON schema"),
     ({"guided_json": {"const": math.nan, "enum": [None]}}, "guided_json cannot be written as JSON: "),
     ({"guided_json": {"x-guidance": {"lenient": True}}}, "x-guidance"),
@@ -122,6 +122,7 @@ REFUSED = [
     ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice is an object of another kind"),
     ({"tool_choice": {"type": "function", "function": {"name": "fly"}}}, 'names "fly", which is none of the tools'),
     ({"tool_choice": {"type": "function", "function": {}}}, "tool_choice.function.name is missing"),
+    ({"tool_choice": {**NAMED, "function": {"name": "look_up", "strict": True}}}, 'function has the field "strict"'),
     ({"tool_choice": {**NAMED, "strict": True}}, 'tool_choice has the field "strict", which is not supported'),
 ]
 

@@ -265,6 +265,7 @@ def test_what_the_template_does_not_read_is_said(make_renderer: Callable[..., Re
         ({}, "a</think>b", (None, "a</think>b")),
         ({"continue_final_message": True, "end": "<think>I am"}, " here</think>b", ("here", "b")),
         ({"continue_final_message": True, "end": "<think>I am</think>so"}, " b", (None, " b")),
+        ({"continue_final_message": True, "end": "so"}, " b", (None, " b")),
     ],
 )
 def test_a_thought_that_the_prompt_began(

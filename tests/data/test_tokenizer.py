@@ -186,6 +186,19 @@ def test_a_tokenizer_that_cannot_be_converted_is_told(tmp_path: Path, monkeypatc
     assert options == {"local_files_only": True, "trust_remote_code": False}
 
 
+def test_a_tokenizer_json_is_read_without_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a folder for which `transformers` asks the hub."""
+    import transformers
+
+    def read(folder: str, *, local_files_only: bool) -> None:
+        raise OSError(f"{local_files_only} {folder}")
+
+    (tmp_path / "tokenizer.json").touch()
+    monkeypatch.setattr(transformers.PreTrainedTokenizerFast, "from_pretrained", read)
+    with pytest.raises(OSError, match=f"True {tmp_path}"):
+        load(str(tmp_path))
+
+
 @pytest.mark.slow
 def test_code_in_a_model_folder_is_never_run(tmp_path: Path) -> None:
     """Catches `trust_remote_code` turned on: the Python files of a checkpoint would run with the user's rights."""
@@ -323,3 +336,4 @@ def test_without_a_tokenizer_no_text_has_tokens(tmp_path: Path) -> None:
     for encode in (absent.encode, absent.encode_prompt, absent.encode_continuation):
         with pytest.raises(RequestError, match="a text needs a tokenizer, and .* has none"):
             encode("hi")
+    assert not absent.begins_with_bos

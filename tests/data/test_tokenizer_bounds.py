@@ -167,6 +167,9 @@ def test_a_panic_in_this_process_is_the_requests_error() -> None:
     for call in (lambda: tokenizer.encode("x"), lambda: tokenizer.decode([5])):
         with pytest.raises(RequestError, match="the tokenizer cannot take a text: no entry found$"):
             call()
+    for panic in (KeyError, ValueError):  # no panics: faults that must not be taken for the request's
+        with pytest.raises(panic):
+            tokenizer.encode("x")
 
 
 @pytest.mark.slow
