@@ -82,7 +82,7 @@ def _running() -> int:
 def test_a_helper_that_is_lost_twice_is_worker_lost(attacks: list[int]) -> None:
     """Catches a request that can be run again and is said to be wrong; and the next one, which fails with it."""
     process = TemplateProcess(COUNT, {})
-    attacks += [signal.SIGKILL, signal.SIGKILL]
+    attacks += [signal.SIGKILL, signal.SIGKILL, signal.SIGKILL]
     first, second = process.texts([USER] * 2, None, [2, 1])
     assert isinstance(first, RequestError) and not isinstance(first, LimitExceeded) and second == "1"
     assert first.code == "worker_lost" and first.retryable

@@ -56,6 +56,7 @@ def test_each_layout_is_found(record: dict[str, Any], messages: object, reading:
     """Fault: a data set as it is published is an error record for each line; or a guess is silent."""
     found = read(record)
     assert (found.messages, found.reading) == (messages, reading)
+    assert not {"chosen", "completion"} & {*found.columns} or "answer" not in str(reading), "what is read is no column"
     assert found.id == str(record.get("id", "line-1"))
 
 
@@ -96,6 +97,7 @@ def test_columns_are_named(options: LineOptions, record: dict[str, Any], message
         (LineOptions("messages", prompt="d"), {"d": None}, 'the column "d" is null in the line'),
         (LineOptions("messages", prompt="d"), {"d": 5}, "d is 5; expected a text or a list of messages"),
         (LineOptions("messages", id="d"), {"messages": CHAT}, 'the column "d" is missing from the line'),
+        (LineOptions("messages", messages="d", id="d"), {"d": CHAT}, "id is a list; expected a string"),
         (LineOptions("messages", tools="d"), {"messages": CHAT}, 'the column "d" is missing from the line'),
         (ANY_LINE, {"dialog": CHAT}, 'rename "dialog" to "messages", or give --messages-column dialog'),
         (ANY_LINE, {"my talk": SPOKEN}, "--messages-column 'my talk'"),

@@ -18,6 +18,7 @@ from tokenizers import AddedToken
 from apcbatch.data.chat.prompt_tokens import _parts, prompt_tokens
 from apcbatch.data.helper_child import DONE, REFUSED
 from apcbatch.data.model_files import model_files
+from apcbatch.data.tokenization import tokenizer as tokenizer_module
 from apcbatch.data.tokenization import tokenizer_child
 from apcbatch.data.tokenization.no_tokenizer import NoTokenizer
 from apcbatch.data.tokenization.tokenizer import (
@@ -337,3 +338,17 @@ def test_without_a_tokenizer_no_text_has_tokens(tmp_path: Path) -> None:
         with pytest.raises(RequestError, match="a text needs a tokenizer, and .* has none"):
             encode("hi")
     assert not absent.begins_with_bos
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_an_interrupt_is_no_damage_of_a_tokenizer(
+    model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    """Catches Ctrl-C while a tokenizer is loaded that is told as a fault of the model."""
+
+    def interrupt(folder: Path) -> None:
+        raise error
+
+    monkeypatch.setattr(tokenizer_module, "read_tokenizer_json", interrupt)
+    with pytest.raises(error):
+        load_tokenizer(model_dir("chatml"))
