@@ -408,6 +408,29 @@ def test_a_worker_can_run_what_nobody_refuses() -> None:
     assert engine.can_run(Request("a", [1]))
 
 
+def test_a_closed_driver_ends_its_workers_and_their_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: workers stay, or the cluster that was begun for them."""
+    closed: list[bool] = []
+    runtime = SimRuntime()
+    monkeypatch.setattr(runtime, "close", lambda: closed.append(not len(engine._workers)))
+    engine = ClusterEngine(runtime, ClusterSettings(2), Hooks(to_wire=lambda request: request))
+    assert len(engine._workers) == 2
+    engine.close()
+    assert closed == [True] and all(one.ends <= runtime.now for one in runtime.workers.values())
+
+
+def test_each_answered_prompt_is_told_to_the_observer() -> None:
+    """Fault: a plan that grows with its run does not learn what was answered, or takes an answer for a prompt."""
+    requests = stem_and_branches(3).requests
+    engine = ClusterEngine(SimRuntime(), ClusterSettings(2), Hooks(to_wire=lambda request: request))
+    told: list[tuple[list[int], int]] = []
+    answered = lambda tokens, cached, source: told.append((list(tokens), cached))  # noqa: E731
+    engine.observe(SimpleNamespace(answered=answered))
+    results = {result.id: result for result in engine.run(requests)}
+    expected = [(list(request.token_ids), results[request.id].cached_tokens) for request in requests]
+    assert sorted(told) == sorted(expected)
+
+
 def test_a_state_is_worth_the_tokens_above_the_nearest_one_that_is_held() -> None:
     """Fault: what is evicted first is the state that the most tokens would have to be computed for."""
     above, below = State(b"a", 4, 0, 0, None, None, handle="held"), State(b"b", 10, 1, 0, None, None)

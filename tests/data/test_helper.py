@@ -125,10 +125,13 @@ def test_a_deadline_is_passed_only_if_nothing_is_there_after_it(
         return events[len(waits) - 1]
 
     monkeypatch.setattr(helper.select, "poll", lambda: SimpleNamespace(register=lambda *_: None, poll=poll))
+    monkeypatch.setattr(helper.time, "monotonic", lambda: 5.0)
     child: Any = None
-    with nullcontext() if events[-1] else pytest.raises(helper._ChildFailed, match="gives no answer"):
-        helper._Child._wait(child, 0, 1, 0.0)
-    assert waits == [0] * polled
+    for deadline, first in ((0.0, 0.0), (7.5, 2500.0)):
+        waits.clear()
+        with nullcontext() if events[-1] else pytest.raises(helper._ChildFailed, match="gives no answer"):
+            helper._Child._wait(child, 0, 1, deadline)
+        assert waits == [first, 0][:polled]
 
 
 def test_the_bounds_have_codes_of_their_own() -> None:

@@ -146,6 +146,7 @@ def test_the_first_difference_of_several_answers() -> None:
         if at < len(two[choice]) or at < len(one[choice]):
             assert first_difference(one, two) == first_difference(two, one) == (choice, at)
         assert first_difference(one, [*one, [1]]) == (len(one), 0)
+        assert first_difference(one, one) == (0, 0), "they differ in something else, such as how they ended"
 
 
 def test_a_measure_of_one_run_alone_is_shown() -> None:
