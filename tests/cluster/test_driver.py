@@ -223,6 +223,7 @@ def test_an_aborted_run_leaves_nothing(tau: Planned) -> None:
     while len(results) < 50:
         results += engine.step()
     assert engine.num_unfinished and len(engine._states)
+    engine._results.append(results[0])  # as where Ctrl-C comes within a step
     engine.abort()
     assert engine.num_unfinished == 0 and engine.step() == [] and len(engine._workers) == 0
     assert len(engine._states) == 0 and engine._states._nodes == {} and engine._num_assignments == 0
@@ -307,13 +308,14 @@ def test_a_cluster_is_opened_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
         runtime.held = lambda keys: set()
         return runtime
 
-    monkeypatch.setattr(open, "RayCluster", lambda address, cpus: cluster)
+    joined: list[tuple[str, int | None]] = []
+    monkeypatch.setattr(open, "RayCluster", lambda *given: joined.append(given) or cluster)
     monkeypatch.setattr(open, "RayRuntime", make_seam)
     lines: list[str] = []
     trouble, config = Trouble(), Config(model="demo", store="here", ray="auto")
 
-    def opened() -> ClusterEngine:
-        return open.open_cluster(config, "auto", "secret", lines.append, lines.append, lambda request: None, 3)
+    def opened(address: str = "auto", most: int | None = 3) -> ClusterEngine:
+        return open.open_cluster(config, address, "secret", lines.append, lines.append, lambda request: None, most)
 
     engine = opened()
     assert len(engine._workers) == 2 and lines[0] == "2 workers with 4 cores and 0 GPUs each are asked for"
@@ -321,6 +323,9 @@ def test_a_cluster_is_opened_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (kind.cpus, kind.gpus, options["threads"], options["salt"]) == (4, 0, 4, "secret")
     assert options["config"]["store"] == os.path.abspath("here") and "cache_salt" not in options["config"]
     assert engine.can_run(Request("a", [1])) and not engine.can_run(Request("b", [1] * 3, max_tokens=1 << 31))
+    assert [len(opened("10.0.0.1:6379", most)._workers) for most in (None, 1)] == [2, 1]
+    opened("local")
+    assert joined == [("auto", None), *[("10.0.0.1:6379", None)] * 2, ("local", len(os.sched_getaffinity(0)))]
     assert not closed
     monkeypatch.setattr(SimRuntime, "spawn", lambda runtime: 1 / 0)
     with pytest.raises(ZeroDivisionError):

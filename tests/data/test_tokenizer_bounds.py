@@ -313,6 +313,19 @@ def test_a_part_that_does_not_grow_a_text_may_come_often(part: str, kind: str) -
     assert growth(document | {part: {"type": "Sequence", STEADY[part][0]: [{"type": kind}] * 16}}) == 1
 
 
+@pytest.mark.parametrize(
+    ("part", "kind", "most"),
+    [("pre_tokenizer", "ByteLevel", 5), ("pre_tokenizer", "Metaspace", 3), ("decoder", "WordPiece", 5),
+     ("decoder", "BPEDecoder", 5)],
+)  # fmt: skip
+def test_a_part_that_grows_a_text_may_come_a_few_times(part: str, kind: str, most: int) -> None:
+    """Catches parts that make 32 times a text and more in this process, or fewer that cost a process."""
+    document = {"model": {"vocab": {"a": 0}}}
+    for count in (most, most + 1):
+        parts = {"type": "Sequence", STEADY[part][0]: [{"type": kind}] * count}
+        assert growth(document | {part: parts}) == (1 if count == most else None)
+
+
 @pytest.mark.parametrize(("kind", "factor"), [("NFC", 3), ("NFD", 4), ("NFKC", 12), ("NFKD", 12), ("Lowercase", 2),
                                               ("BertNormalizer", 4), ("ByteLevel", 2)])  # fmt: skip
 def test_a_normalizer_grows_a_text_by_its_factor_at_most(kind: str, factor: int) -> None:
