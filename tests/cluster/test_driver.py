@@ -227,6 +227,7 @@ def test_an_aborted_run_leaves_nothing(tau: Planned) -> None:
     engine.abort()
     assert engine.num_unfinished == 0 and engine.step() == [] and len(engine._workers) == 0
     assert len(engine._states) == 0 and engine._states._nodes == {} and engine._num_assignments == 0
+    assert not engine._submitted.buffered and not engine._scheduler.waiting and not len(engine._scheduler.queue)
     assert all(one.ends <= runtime.now for one in runtime.workers.values())
 
 

@@ -187,6 +187,7 @@ def test_what_a_block_says_and_nobody_reads_is_named() -> None:
         ({"content": None}, "messages[1].content is null: rendered as an empty text"),
         ({"content": None, "refusal": "no"}, "the template is given its refusal"),
         ({"refusal": "no"}, "the template is given its refusal"),
+        ({"refusal": "no", "content": "so"}, "messages[1].refusal stands beside content; the template is given both"),
     ],
 )
 def test_an_answer_without_content_is_history(message: dict[str, Any], sentence: str) -> None:

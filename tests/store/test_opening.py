@@ -53,3 +53,13 @@ def test_an_index_that_cannot_be_used_is_closed_again(
     monkeypatch.setattr(Index, "close", lambda index: (closed.append(index), end(index)))
     Store.open(folder, warn=warnings.append, read_only=True).close()
     assert opened and closed == opened and len(warnings) == 1
+
+    def fail(*_: object) -> None:
+        raise OSError("no room for a session")
+
+    monkeypatch.setattr("apcbatch.store.open.Session", fail)
+    opened.clear()
+    closed.clear()
+    with Store.open(folder, warn=warnings.append) as store:
+        assert store.is_read_only and "no room for a session" in warnings[-1]
+        assert len(opened) >= 3 and set(opened) - set(closed) == {store._reader.index, opened[-2]} - set(closed)

@@ -163,6 +163,24 @@ def test_a_callback_that_fails_does_not_leave_anybody_waiting(folder: Path, warn
     assert [one.exc_type for one in seen] == [ZeroDivisionError] and done == [(beside, True), (queued, False)]
 
 
+def test_the_first_of_several_errors_is_raised_when_all_are_called_back() -> None:
+    """Fault: a callback's error hides the ones after it, or the cause of all is hidden by the last."""
+    told: list[str] = []
+
+    def offer(name: str) -> writer.Offer:
+        def fail(*given: object) -> None:
+            told.append(name)
+            raise KeyError(name)
+
+        header = SimpleNamespace(key=name.encode())
+        return writer.Offer(header, None, 0, fail if name != "b" else None)  # type: ignore[arg-type]
+
+    with pytest.raises(KeyError, match="a"):
+        writer._report([offer(name) for name in "abc"])
+    assert told == ["a", "c"]
+    writer._report([offer("b")])
+
+
 @pytest.mark.parametrize(
     ("changed", "is_due"),
     [

@@ -120,6 +120,7 @@ def test_the_picture_shows_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     candidates = [candidate(1, 2.0, real_s=3.0, written=1 << 20), candidate(16, 1.0, written=3 << 19)]
     tuning = Tuning(MADE, COSTS, candidates, candidates[1], 1, "")
     assert draw(tuning, "png").startswith(b"\x89PNG")
+    assert draw(tuning, "svg") == draw(tuning, "svg"), "no date, and the same names"
     curves = {
         axes.get_title(): [(list(line.get_xdata()), [float(y) for y in line.get_ydata()]) for line in axes.get_lines()]
         for axes in figures[0].axes
