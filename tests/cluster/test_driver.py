@@ -378,6 +378,19 @@ def test_only_what_a_lost_node_made_is_lost() -> None:
     assert [one.nodes for one in made] == [{"a"}, set(), {"c"}]
 
 
+def test_states_that_nobody_reads_any_more_are_released() -> None:
+    """Fault: states stay in memory when the requests that were to read them are dropped, or wanted ones go."""
+    states = StateTable(9)
+    made = [state(0) for _ in range(3)]
+    reader, other = (Item(number, Request("r", [1])) for number in range(2))
+    for one, item in zip(made, (other, reader), strict=False):
+        one.readers.add(item)
+        states.put(one, "handle", 1, "a", 1 << 20)
+    made[0].readers.clear()
+    states.release_all_unwanted()
+    assert [one.handle for one in made] == [None, "handle", None] and len(states) == 1 and states.num_lost == 0
+
+
 @pytest.mark.parametrize(("left_s", "expected"), [(64.0, 2.0), (8.0, LEAST_GROUP_S), (1.0, 0.5), (0.4, 0.2)])
 def test_a_group_takes_a_part_of_a_workers_share(left_s: float, expected: float) -> None:
     """Fault: groups of four workers that are longer than a worker's share near the end, or as short as their messages
