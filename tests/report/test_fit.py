@@ -157,6 +157,10 @@ def test_ids_are_cut_no_more_than_the_room_asks() -> None:
     assert room is not None and _shorten_all(made, room) == whole
     cut = _shorten_all(made, room - 1)["runs"][0]["requests"]["id"]
     assert {len(name) for name in cut} == {ID_LENGTHS[0]}
+    cut = _shorten_all(made, 1)["runs"][0]["requests"]["id"]
+    assert {len(name) for name in cut} == {ID_LENGTHS[-1]}, "to the shortest, even if that is too long"
+    made["runs"][0]["requests"]["id"] = alike = ["x" * 15 + name for name in cut]
+    assert _shorten_all(made, 1)["runs"][0]["requests"]["id"] == alike, "of 16 characters they would be equal"
 
 
 def test_shortening_shows_itself() -> None:
