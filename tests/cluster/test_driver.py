@@ -11,7 +11,7 @@ from apcbatch.cluster import open
 from apcbatch.cluster.driver import ClusterEngine
 from apcbatch.cluster.ray_cluster import Machine
 from apcbatch.cluster.runtime import ClusterSettings, Hooks
-from apcbatch.cluster.scheduler import GroupScheduler, ReadyQueue
+from apcbatch.cluster.scheduler import GroupScheduler, ReadyQueue, SubmitBuffer
 from apcbatch.cluster.states import StateTable, _value
 from apcbatch.cluster.tasks import LEAST_GROUP_S, Cutter, Group, Item, Quantum, State, _extend_path
 from apcbatch.config import Config
@@ -189,6 +189,16 @@ def test_dropped_requests_do_not_come_back(tau: Planned) -> None:
     while engine.num_unfinished:
         results += engine.step()
     assert len(results) == left and len(engine._states) == 0
+
+
+def test_states_whose_readers_are_dropped_are_not_wanted() -> None:
+    """Fault: a state is held to the end of a run for readers that a Ctrl-C has dropped."""
+    buffer = SubmitBuffer(b"k")
+    made = buffer.add(Request("maker", [1] * 9, plan=RequestPlan(keep=(8,), reads=(2,)))).keeps[8]
+    buffer.add(Request("reader", [1] * 12, plan=RequestPlan(resume_at=8)))
+    made.readers.clear()
+    assert made.is_wanted and made.future_readers == 1
+    assert len(buffer.drop()) == 2 and not made.is_wanted and made.future_readers == 0
 
 
 def test_what_a_failed_request_leaves_is_made_by_a_reader() -> None:
