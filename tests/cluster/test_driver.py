@@ -401,6 +401,16 @@ def test_states_that_nobody_reads_any_more_are_released() -> None:
     assert [one.handle for one in made] == [None, "handle", None] and len(states) == 1 and states.num_lost == 0
 
 
+@pytest.mark.parametrize(("most_bytes", "gone"), [(10, "far"), (9, "near")])
+def test_the_least_valuable_state_goes_where_the_room_is_missing(most_bytes: int, gone: str) -> None:
+    """Fault: a node that is just full loses a state though only their number is too large, or another node loses it."""
+    states, made = StateTable(2), {name: state(0) for name in ("far", "near", "new")}
+    for name, num_bytes, readers in (("far", 5, 1), ("near", 5, 2), ("new", 5, 3)):
+        made[name].readers = {Item(number, Request("r", [1])) for number in range(readers)}
+        states.put(made[name], name, num_bytes, "b" if name == "far" else "a", most_bytes)
+    assert [name for name, one in made.items() if one.handle is None] == [gone] and states.num_dropped == 1
+
+
 @pytest.mark.parametrize(("left_s", "expected"), [(64.0, 2.0), (8.0, LEAST_GROUP_S), (1.0, 0.5), (0.4, 0.2)])
 def test_a_group_takes_a_part_of_a_workers_share(left_s: float, expected: float) -> None:
     """Fault: groups of four workers that are longer than a worker's share near the end, or as short as their messages

@@ -109,6 +109,14 @@ def test_one_line_that_can_be_used_is_enough(tmp_path: Path, good: int) -> None:
     assert len(list(open_source(str(tmp_path / "in.jsonl")))) == 300
 
 
+@pytest.mark.parametrize("first", [[JSON.decode()], ["no"], ['{"messages": []}', '{"messages": 3}']])
+def test_faults_alike_behind_another_line_are_all_reported(tmp_path: Path, first: list[str]) -> None:
+    """Catches a file that is given up in its middle, when its first lines were not all alike."""
+    lines = [*first, *['{"messages": []}'] * 300]
+    (tmp_path / "in.jsonl").write_text("\n".join(line.strip() for line in lines))
+    assert len(list(open_source(str(tmp_path / "in.jsonl")))) == len(lines)
+
+
 def test_lines_that_fail_for_different_reasons_are_all_reported(tmp_path: Path) -> None:
     """Catches faults of their own that are taken for one of the file."""
     lines = ["no", '{"messages": []}'] * 150
