@@ -31,8 +31,9 @@ with tarfile.open(fileobj=TARRED, mode="w") as tar:
     member.size = 98 * len(JSON)
     tar.addfile(member, io.BytesIO(JSON * 98))
 FILES = {
-    "csv": (CSV, "a table of comma-separated values (CSV)"),
-    "tsv": (CSV.replace(b",", b"\t"), "a table of tab-separated values (TSV)"),
+    "csv": (CSV, 'a table of comma-separated values (CSV) whose header ("id", "words") names no column'),
+    "tsv": (CSV.replace(b",", b"\t"), 'a table of tab-separated values (TSV) whose header ("id", "words") names no'),
+    "csv in latin-1": (b"n\xf6,w\xf6rter\n" * 98, "a table of comma-separated values (CSV) whose header (no text)"),
     "gzip": (gzip.compress(gzip.compress(NOISE)), "compressed twice; unpack it once"),
     "zstd": (gzip.compress(zstandard.compress(NOISE)), "compressed twice; unpack it once"),
     "bzip2": (bz2.compress(bz2.compress(NOISE)), "compressed twice; unpack it once"),
