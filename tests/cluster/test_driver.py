@@ -199,6 +199,7 @@ def test_states_whose_readers_are_dropped_are_not_wanted() -> None:
     made.readers.clear()
     assert made.is_wanted and made.future_readers == 1
     assert len(buffer.drop()) == 2 and not made.is_wanted and made.future_readers == 0
+    assert buffer.add(Request("late", [1] * 12, plan=RequestPlan(resume_at=8))).resume is None
 
 
 def test_what_a_failed_request_leaves_is_made_by_a_reader() -> None:

@@ -125,6 +125,9 @@ def test_the_reports_are_those_of_their_numbers() -> None:
     for width, has_bars in ((widest, True), (widest - 1, False)):
         shown = list(tuning_lines(TUNING, config, width))
         assert [row in shown for row in rows] == [has_bars] * len(rows)
+    for width in range(60, widest):
+        [row] = (line for line in tuning_lines(TUNING, config, width) if line.endswith("<- recommended"))
+        assert row.startswith("    16") and len(row) <= width, "the mark is on its row"
 
 
 def test_a_run_that_takes_no_time_has_no_bars() -> None:
