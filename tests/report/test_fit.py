@@ -161,6 +161,7 @@ def test_ids_are_cut_no_more_than_the_room_asks() -> None:
     made, draw = document(60, random.randrange(1 << 30), runs=1, trace=False), random.Random(3)
     made["runs"][0]["requests"]["id"] = [str(uuid.UUID(int=draw.getrandbits(128))) for _ in range(60)]
     whole = _shorten_all(made, PAGE_BYTES)
+    assert not any(whole["runs"][0]["requests"]["answer"]), "no text is left"
     assert whole["runs"][0]["requests"]["id"] == made["runs"][0]["requests"]["id"]
     room = _packed_bytes([whole], PAGE_BYTES)
     assert room is not None and _shorten_all(made, room) == whole

@@ -132,8 +132,12 @@ def test_the_reports_are_those_of_their_numbers() -> None:
 
 def test_a_run_that_takes_no_time_has_no_bars() -> None:
     """Fault: a division by nothing where no candidate takes any time, or none was measured."""
+    config = load({"model": "demo"}, None, {})
     quick = Candidate(16, NEAR["planned"], 0.0, 0.0, 0.0, Verified(0.0, 0.0, 1500))
-    lines = text(tuning_lines(Tuning(FORECAST, COSTS, [quick], quick, 1, "it."), load({"model": "demo"}, None, {})))
+    lines = text(tuning_lines(Tuning(FORECAST, COSTS, [quick], quick, 1, "it."), config))
+    brief = Candidate(16, NEAR["planned"], 0.25, 0.0, 0.0)
+    bars = text(tuning_lines(Tuning(FORECAST, COSTS, [brief, quick], brief, 2, "it."), config))
+    assert bars.count("#") == 20 and "computing 2 tokens." in bars
     assert "#" not in lines and "measured 0.00 s (+0 %)" in lines and "computing 1 token." in lines
 
 
