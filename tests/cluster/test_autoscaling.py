@@ -239,6 +239,17 @@ def test_when_a_worker_gets_one_more_unit(assignments: list[Assignment], free: f
     assert free_after(*assignments) == pytest.approx(free)
 
 
+def test_a_worker_that_has_room_again_gets_the_next_unit() -> None:
+    """Catches a worker whose batch has emptied and that is asked for nothing until its unit ends."""
+    fleet = Fleet()
+    first, one = next(iter(fleet.table)), assignment(10, 100.0)
+    first.facts = replace(FACTS, max_running=2, pool_bytes=1000)
+    fleet.table.begin(first, one)
+    assert [worker.id for worker in fleet.table.free_workers()] == [2]
+    assert fleet.table.answered(first, one) and not fleet.table.answered(first, one)
+    assert [worker.id for worker in fleet.table.free_workers()] == [2, 1]
+
+
 def test_a_unit_that_ends_makes_the_next_one_the_first() -> None:
     """Catches an end that is expected by the time at which a unit was sent, not begun."""
     worker = Worker(1, 0.0, WorkerCounts(1), replace(FACTS, max_running=1))
