@@ -183,8 +183,13 @@ def test_dropped_requests_do_not_come_back(tau: Planned) -> None:
     for request in tau.requests:
         engine.submit(request)
     results = engine.step()
+    while len(engine._states) < 3:
+        results += engine.step()
+    before = engine.num_unfinished
     engine.drop_waiting()
-    left = engine.num_unfinished
+    assert all(state.is_wanted for state in engine._states), "what only dropped ones would read goes at once"
+    left = engine.num_unfinished + len(results)
+    assert engine.num_unfinished < before
     assert 0 < left < len(tau.requests)
     while engine.num_unfinished:
         results += engine.step()
