@@ -237,12 +237,16 @@ def test_a_row_whose_file_has_come_back_stays(store: Store, folder: Path) -> Non
     [key] = put_chain(store, "a", 1)
     store.flush()
     checker = Checker(store._reader.index, store._index, store._folder)
+    header, num_bytes = store._folder.header(key), store._folder.size(key)
     checker._drop_row(key)
     checker._drop_row(key_of("none", 1))
+    checker._enter(header, num_bytes)
     assert store.present([key]) == {key} and checker._report == CheckReport()
     path_of(folder, key).unlink()
     checker._drop_row(key)
     assert store.present([key]) == set() and checker._report.num_rows_dropped == len(checker._report.faults) == 1
+    checker._enter(header, num_bytes)
+    assert store.present([key]) == set() and checker._report.num_adopted == 0, "it was evicted meanwhile"
 
 
 def test_files_of_one_row_are_removed_and_no_others(store: Store, folder: Path) -> None:

@@ -54,6 +54,8 @@ def test_the_reason_names_the_numbers() -> None:
     assert slower.reason == only + "; the next best, 64, takes 50 % longer."
     tie = chosen(candidate(16, 2.0), candidate(32, 2.02, written=200))
     assert tie.reason == only + ", as fast as block size 32 within 1 %, and keeps less."
+    brief = chosen(candidate(16, 0.25), candidate(32, 0.5))
+    assert brief.reason.endswith("; the next best, 32, takes 100 % longer.")
     nothing = chosen(candidate(16, 0.0), candidate(32, 0.0, written=200))
     assert nothing.reason.endswith(", as fast as block size 32 within 1 %, and keeps less."), "no time at all"
     real = chosen(candidate(16, 9.0, real_s=2.0), candidate(32, 1.0), candidate(64, 8.0, real_s=4.0))
