@@ -248,6 +248,12 @@ def test_a_worker_that_has_room_again_gets_the_next_unit() -> None:
     assert [worker.id for worker in fleet.table.free_workers()] == [2]
     assert fleet.table.answered(first, one) and not fleet.table.answered(first, one)
     assert [worker.id for worker in fleet.table.free_workers()] == [2, 1]
+    second = fleet.table.get(2)
+    assert second is not None
+    for worker, requests in ((second, 10), (first, 1)):
+        worker.facts = replace(FACTS, max_running=4, pool_bytes=1000)
+        fleet.table.begin(worker, assignment(requests))
+    assert [worker.id for worker in fleet.table.free_workers()] == [1, 2], "of 10 and 9 requests"
 
 
 def test_a_unit_that_ends_makes_the_next_one_the_first() -> None:
@@ -276,3 +282,7 @@ def test_a_lost_worker_that_was_not_replaced_may_come_again() -> None:
     table.add_ready(next(iter(table)), FACTS)
     table.refill(9)
     assert [worker.id for worker in table] == [3, 4]
+    for worker in list(table):
+        table.lose(worker, "it went")
+    table.refill(9)
+    assert not len(table), "one was asked for since the last one was ready"
