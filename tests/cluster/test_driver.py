@@ -326,7 +326,12 @@ def test_a_cluster_is_opened_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
         return runtime
 
     joined: list[tuple[str, int | None]] = []
-    monkeypatch.setattr(open, "RayCluster", lambda *given: joined.append(given) or cluster)
+
+    def join(address: str, cpus: int | None) -> SimpleNamespace:
+        joined.append((address, cpus))
+        return cluster
+
+    monkeypatch.setattr(open, "RayCluster", join)
     monkeypatch.setattr(open, "RayRuntime", make_seam)
     lines: list[str] = []
     trouble, config = Trouble(), Config(model="demo", store="here", ray="auto")
@@ -457,8 +462,8 @@ def test_a_closed_driver_ends_its_workers_and_their_runtime(monkeypatch: pytest.
     """Fault: workers stay, or the cluster that was begun for them."""
     closed: list[bool] = []
     runtime = SimRuntime()
-    monkeypatch.setattr(runtime, "close", lambda: closed.append(not len(engine._workers)))
     engine = ClusterEngine(runtime, ClusterSettings(2), Hooks(to_wire=lambda request: request))
+    monkeypatch.setattr(runtime, "close", lambda: closed.append(not len(engine._workers)))
     assert len(engine._workers) == 2
     engine.close()
     assert closed == [True] and all(one.ends <= runtime.now for one in runtime.workers.values())

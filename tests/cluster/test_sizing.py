@@ -72,9 +72,9 @@ def test_a_worker_may_have_several_gpus():
     ):
         assert _gpus_of(Config(**given)) == expected, given
     here = os.path.dirname(__file__)
-    for model, expected in (("demo", "demo"), (os.path.relpath(here), here)):
+    for model, found in (("demo", "demo"), (os.path.relpath(here), here)):
         _, kind = workers_for([LARGE], 1, 1, 0, None)
-        assert _options_of(Config(model=model), None, kind)["config"]["model"] == expected
+        assert _options_of(Config(model=model), None, kind)["config"]["model"] == found
     for gpus, device in ((2, "cuda"), (0, "cpu")):
         _, kind = workers_for([GPUS, LARGE], None, None, gpus, None)
         options = _options_of(Config(gpus=2), None, kind)["config"]

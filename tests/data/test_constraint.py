@@ -165,11 +165,12 @@ def test_a_thought_comes_before_the_form(demo, constraints, is_open):
     assert complete is not is_open
 
 
-def test_a_thought_may_end_with_a_token_of_its_own(demo, constraints):
+def test_a_thought_may_end_with_a_token_of_its_own(demo: Tokenizer, constraints: GrammarCompiler) -> None:
     """Fault: a marker that is one special token is asked for letter by letter, so that no thought ends."""
     thinking = Thinking(("<think>",), ("</tools>", "</think>"), is_open=True)
-    for end, form in (("</tools>", ("regex", "[ab]{3}")), ("</think>", ("grammar", "start: /[ab]{3}/"))):
-        made = constraints.constraint(StructuredOutput(*form), thinking)
+    forms = StructuredOutput("regex", "[ab]{3}"), StructuredOutput("grammar", "start: /[ab]{3}/")
+    for end, form in zip(("</tools>", "</think>"), forms, strict=True):
+        made = constraints.constraint(form, thinking)
         for token in demo.encode(f"is it a?{end}aba").ids:
             assert token in allowed(demo, made)
             complete = made.accept(token)
@@ -437,7 +438,7 @@ def test_numbers_that_the_library_changes_are_refused(constraints, text):
     [((2**32,), True), ((1, 65535), True), ((1, 65536), False), ((-1, -65536), False), ((4, 6), True),
      ((0.01, 655.35), True), ((655.36, 0.01), False), ((0.5, 32768), False), ((1e2, 65536), False)],
 )  # fmt: skip
-def test_steps_are_kept_while_their_product_is_counted_in_32_bits(steps, is_kept):
+def test_steps_are_kept_while_their_product_is_counted_in_32_bits(steps: tuple[float, ...], is_kept: bool) -> None:
     """Fault: a multiple of neither step, as the library multiplies beyond 32 bits; or small steps are refused."""
     with nullcontext() if is_kept else pytest.raises(ValueError, match="multipleOf are too large"):
         check_numbers({"allOf": [{"multipleOf": step} for step in steps]})

@@ -125,7 +125,7 @@ def test_a_deadline_is_passed_only_if_nothing_is_there_after_it(
         return events[len(waits) - 1]
 
     monkeypatch.setattr(helper.select, "poll", lambda: SimpleNamespace(register=lambda *_: None, poll=poll))
-    monkeypatch.setattr(helper.time, "monotonic", lambda: 5.0)
+    monkeypatch.setattr("apcbatch.data.helper.time.monotonic", lambda: 5.0)
     child: Any = None
     for deadline, first in ((0.0, 0.0), (7.5, 2500.0)):
         waits.clear()

@@ -185,10 +185,11 @@ def test_a_prompt_is_the_messages_before_its_turn(score: bool, turns: str, turn:
 
 def test_of_a_long_prompt_the_beginning_and_the_end_are_decoded() -> None:
     """Fault: a prompt of a million tokens is decoded whole, or one without a tokenizer has no text."""
-    tokenizer = SimpleNamespace(reads_text=True, decode_all=lambda ids: (len(ids), ids[0], ids[7_999], ids[-1]))
+    tokenizer: Any = SimpleNamespace(reads_text=True, decode_all=lambda ids: (len(ids), ids[0], ids[7_999], ids[-1]))
     renderer: Any = SimpleNamespace(tokenizer=tokenizer)
     for count, expected in ((16_000, (16_000, 0, 7_999, 15_999)), (16_001, (16_000, 0, 7_999, 16_000))):
-        assert _text(Request("r", list(range(count))), renderer) == expected
+        found: Any = _text(Request("r", list(range(count))), renderer)
+        assert found == expected
     tokenizer.reads_text = False
     assert _text(Request("r", [5, 6]), renderer) == "5 6"
 

@@ -236,6 +236,7 @@ def test_a_row_whose_file_has_come_back_stays(store: Store, folder: Path) -> Non
     """Catches a check that drops a snapshot which another process has stored since the check looked for its file."""
     [key] = put_chain(store, "a", 1)
     store.flush()
+    assert store._reader.index is not None
     checker = Checker(store._reader.index, store._index, store._folder)
     header, num_bytes = store._folder.header(key), store._folder.size(key)
     checker._drop_row(key)

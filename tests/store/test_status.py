@@ -81,7 +81,9 @@ def test_a_row_is_removed_once(store: Store) -> None:
     """Catches a loop over the rows that goes on for ever, as nothing of what it finds can be removed."""
     [key] = put_chain(store, "a", 1)
     store.flush()
+    assert store._index is not None
     entry = store._index.find(key)
+    assert entry is not None
     with store._index.transaction():
         store._index.remove(entry)
         with pytest.raises(IndexDamaged, match="a row that was found cannot be removed"):

@@ -279,13 +279,15 @@ def test_what_is_given_up_is_never_fetched(folder: Path, warnings: list[str]) ->
 def test_a_use_that_comes_with_the_snapshot_itself_counts(store: Store) -> None:
     """Fault: a snapshot that is used before it is on disk is taken for an unused one, and goes first."""
     used, unused = key_of("used", 16), key_of("unused", 16)
+    assert store._writer is not None and store._index is not None
     with store._writer._change:  # all in one batch
         for key in (used, unused):
             store.put(key, 16, None, FINGERPRINT, arrays_of(key))
         for _ in range(3):
             store.touch(used)
     store.flush()
-    assert [store._index.find(key).uses for key in (used, unused)] == [3, 0]
+    entries = [store._index.find(key) for key in (used, unused)]
+    assert [entry and entry.uses for entry in entries] == [3, 0]
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,12 @@ def test_a_temporary_store_is_beside_the_given_one(
     made: list[Any] = []
     ended: list[str] = []
     engine = SimpleNamespace(abort=lambda: ended.append("abort"), close=lambda: ended.append("close"))
-    monkeypatch.setattr(open, "make_engine", lambda config, warn: made.append(config) or engine)
+
+    def make_engine(config: Any, warn: object) -> SimpleNamespace:
+        made.append(config)
+        return engine
+
+    monkeypatch.setattr(open, "make_engine", make_engine)
     config = load({} if store is None else {"store": str(tmp_path / store)}, None, {})
     for has_store in (True, False):
         with measurement.temporary_engine(config, print, has_store=has_store) as opened:
