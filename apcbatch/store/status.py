@@ -89,7 +89,7 @@ class Status:
             number = self._counters.bad
         if number <= MAX_BAD_SNAPSHOT_LINES:
             self._warn(f"store {self._folder}: snapshot {key.hex()} is not used: {clause}; it is computed again")
-        elif number == MAX_BAD_SNAPSHOT_LINES + 1:
+        else:
             self.once(
                 "bad", f"more bad snapshots are not listed; run: apcbatch store check {shlex.quote(str(self._folder))}"
             )

@@ -239,6 +239,23 @@ def test_when_a_worker_gets_one_more_unit(assignments: list[Assignment], free: f
     assert free_after(*assignments) == pytest.approx(free)
 
 
+def test_a_worker_that_has_room_again_gets_the_next_unit() -> None:
+    """Catches a worker whose batch has emptied and that is asked for nothing until its unit ends."""
+    fleet = Fleet()
+    first, one = next(iter(fleet.table)), assignment(10, 100.0)
+    first.facts = replace(FACTS, max_running=2, pool_bytes=1000)
+    fleet.table.begin(first, one)
+    assert [worker.id for worker in fleet.table.free_workers()] == [2]
+    assert fleet.table.answered(first, one) and not fleet.table.answered(first, one)
+    assert [worker.id for worker in fleet.table.free_workers()] == [2, 1]
+    second = fleet.table.get(2)
+    assert second is not None
+    for worker, requests in ((second, 10), (first, 1)):
+        worker.facts = replace(FACTS, max_running=4, pool_bytes=1000)
+        fleet.table.begin(worker, assignment(requests))
+    assert [worker.id for worker in fleet.table.free_workers()] == [1, 2], "of 10 and 9 requests"
+
+
 def test_a_unit_that_ends_makes_the_next_one_the_first() -> None:
     """Catches an end that is expected by the time at which a unit was sent, not begun."""
     worker = Worker(1, 0.0, WorkerCounts(1), replace(FACTS, max_running=1))
@@ -265,3 +282,7 @@ def test_a_lost_worker_that_was_not_replaced_may_come_again() -> None:
     table.add_ready(next(iter(table)), FACTS)
     table.refill(9)
     assert [worker.id for worker in table] == [3, 4]
+    for worker in list(table):
+        table.lose(worker, "it went")
+    table.refill(9)
+    assert not len(table), "one was asked for since the last one was ready"

@@ -11,7 +11,7 @@ from apcbatch.cluster import open
 from apcbatch.cluster.driver import ClusterEngine
 from apcbatch.cluster.ray_cluster import Machine
 from apcbatch.cluster.runtime import ClusterSettings, Hooks
-from apcbatch.cluster.scheduler import GroupScheduler, ReadyQueue
+from apcbatch.cluster.scheduler import GroupScheduler, ReadyQueue, SubmitBuffer
 from apcbatch.cluster.states import StateTable, _value
 from apcbatch.cluster.tasks import LEAST_GROUP_S, Cutter, Group, Item, Quantum, State, _extend_path
 from apcbatch.config import Config
@@ -183,12 +183,28 @@ def test_dropped_requests_do_not_come_back(tau: Planned) -> None:
     for request in tau.requests:
         engine.submit(request)
     results = engine.step()
+    while len(engine._states) < 3:
+        results += engine.step()
+    before = engine.num_unfinished
     engine.drop_waiting()
-    left = engine.num_unfinished
+    assert all(state.is_wanted for state in engine._states), "what only dropped ones would read goes at once"
+    left = engine.num_unfinished + len(results)
+    assert engine.num_unfinished < before
     assert 0 < left < len(tau.requests)
     while engine.num_unfinished:
         results += engine.step()
     assert len(results) == left and len(engine._states) == 0
+
+
+def test_states_whose_readers_are_dropped_are_not_wanted() -> None:
+    """Fault: a state is held to the end of a run for readers that a Ctrl-C has dropped."""
+    buffer = SubmitBuffer(b"k")
+    made = buffer.add(Request("maker", [1] * 9, plan=RequestPlan(keep=(8,), reads=(2,)))).keeps[8]
+    buffer.add(Request("reader", [1] * 12, plan=RequestPlan(resume_at=8)))
+    made.readers.clear()
+    assert made.is_wanted and made.future_readers == 1
+    assert len(buffer.drop()) == 2 and not made.is_wanted and made.future_readers == 0
+    assert buffer.add(Request("late", [1] * 12, plan=RequestPlan(resume_at=8))).resume is None
 
 
 def test_what_a_failed_request_leaves_is_made_by_a_reader() -> None:
@@ -223,9 +239,11 @@ def test_an_aborted_run_leaves_nothing(tau: Planned) -> None:
     while len(results) < 50:
         results += engine.step()
     assert engine.num_unfinished and len(engine._states)
+    engine._results.append(results[0])  # as where Ctrl-C comes within a step
     engine.abort()
     assert engine.num_unfinished == 0 and engine.step() == [] and len(engine._workers) == 0
     assert len(engine._states) == 0 and engine._states._nodes == {} and engine._num_assignments == 0
+    assert not engine._submitted.buffered and not engine._scheduler.waiting and not len(engine._scheduler.queue)
     assert all(one.ends <= runtime.now for one in runtime.workers.values())
 
 
@@ -307,13 +325,19 @@ def test_a_cluster_is_opened_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
         runtime.held = lambda keys: set()
         return runtime
 
-    monkeypatch.setattr(open, "RayCluster", lambda address, cpus: cluster)
+    joined: list[tuple[str, int | None]] = []
+
+    def join(address: str, cpus: int | None) -> SimpleNamespace:
+        joined.append((address, cpus))
+        return cluster
+
+    monkeypatch.setattr(open, "RayCluster", join)
     monkeypatch.setattr(open, "RayRuntime", make_seam)
     lines: list[str] = []
     trouble, config = Trouble(), Config(model="demo", store="here", ray="auto")
 
-    def opened() -> ClusterEngine:
-        return open.open_cluster(config, "auto", "secret", lines.append, lines.append, lambda request: None, 3)
+    def opened(address: str = "auto", most: int | None = 3) -> ClusterEngine:
+        return open.open_cluster(config, address, "secret", lines.append, lines.append, lambda request: None, most)
 
     engine = opened()
     assert len(engine._workers) == 2 and lines[0] == "2 workers with 4 cores and 0 GPUs each are asked for"
@@ -321,6 +345,9 @@ def test_a_cluster_is_opened_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (kind.cpus, kind.gpus, options["threads"], options["salt"]) == (4, 0, 4, "secret")
     assert options["config"]["store"] == os.path.abspath("here") and "cache_salt" not in options["config"]
     assert engine.can_run(Request("a", [1])) and not engine.can_run(Request("b", [1] * 3, max_tokens=1 << 31))
+    assert [len(opened("10.0.0.1:6379", most)._workers) for most in (None, 1)] == [2, 1]
+    opened("local")
+    assert joined == [("auto", None), *[("10.0.0.1:6379", None)] * 2, ("local", len(os.sched_getaffinity(0)))]
     assert not closed
     monkeypatch.setattr(SimRuntime, "spawn", lambda runtime: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -372,6 +399,29 @@ def test_only_what_a_lost_node_made_is_lost() -> None:
     assert [one.nodes for one in made] == [{"a"}, set(), {"c"}]
 
 
+def test_states_that_nobody_reads_any_more_are_released() -> None:
+    """Fault: states stay in memory when the requests that were to read them are dropped, or wanted ones go."""
+    states = StateTable(9)
+    made = [state(0) for _ in range(3)]
+    reader, other = (Item(number, Request("r", [1])) for number in range(2))
+    for one, item in zip(made, (other, reader), strict=False):
+        one.readers.add(item)
+        states.put(one, "handle", 1, "a", 1 << 20)
+    made[0].readers.clear()
+    states.release_all_unwanted()
+    assert [one.handle for one in made] == [None, "handle", None] and len(states) == 1 and states.num_lost == 0
+
+
+@pytest.mark.parametrize(("most_bytes", "gone"), [(10, "far"), (9, "near")])
+def test_the_least_valuable_state_goes_where_the_room_is_missing(most_bytes: int, gone: str) -> None:
+    """Fault: a node that is just full loses a state though only their number is too large, or another node loses it."""
+    states, made = StateTable(2), {name: state(0) for name in ("far", "near", "new")}
+    for name, num_bytes, readers in (("far", 5, 1), ("near", 5, 2), ("new", 5, 3)):
+        made[name].readers = {Item(number, Request("r", [1])) for number in range(readers)}
+        states.put(made[name], name, num_bytes, "b" if name == "far" else "a", most_bytes)
+    assert [name for name, one in made.items() if one.handle is None] == [gone] and states.num_dropped == 1
+
+
 @pytest.mark.parametrize(("left_s", "expected"), [(64.0, 2.0), (8.0, LEAST_GROUP_S), (1.0, 0.5), (0.4, 0.2)])
 def test_a_group_takes_a_part_of_a_workers_share(left_s: float, expected: float) -> None:
     """Fault: groups of four workers that are longer than a worker's share near the end, or as short as their messages
@@ -406,6 +456,29 @@ def test_a_worker_can_run_what_nobody_refuses() -> None:
     """Fault: without a check of its own, a driver sends nothing."""
     engine = ClusterEngine(SimRuntime(), ClusterSettings(1), Hooks(to_wire=lambda request: request))
     assert engine.can_run(Request("a", [1]))
+
+
+def test_a_closed_driver_ends_its_workers_and_their_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: workers stay, or the cluster that was begun for them."""
+    closed: list[bool] = []
+    runtime = SimRuntime()
+    engine = ClusterEngine(runtime, ClusterSettings(2), Hooks(to_wire=lambda request: request))
+    monkeypatch.setattr(runtime, "close", lambda: closed.append(not len(engine._workers)))
+    assert len(engine._workers) == 2
+    engine.close()
+    assert closed == [True] and all(one.ends <= runtime.now for one in runtime.workers.values())
+
+
+def test_each_answered_prompt_is_told_to_the_observer() -> None:
+    """Fault: a plan that grows with its run does not learn what was answered, or takes an answer for a prompt."""
+    requests = stem_and_branches(3).requests
+    engine = ClusterEngine(SimRuntime(), ClusterSettings(2), Hooks(to_wire=lambda request: request))
+    told: list[tuple[list[int], int]] = []
+    answered = lambda tokens, cached, source: told.append((list(tokens), cached))  # noqa: E731
+    engine.observe(SimpleNamespace(answered=answered))
+    results = {result.id: result for result in engine.run(requests)}
+    expected = [(list(request.token_ids), results[request.id].cached_tokens) for request in requests]
+    assert sorted(told) == sorted(expected)
 
 
 def test_a_state_is_worth_the_tokens_above_the_nearest_one_that_is_held() -> None:

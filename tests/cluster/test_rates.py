@@ -86,12 +86,15 @@ def test_the_network_is_measured() -> None:
 
 def test_units_of_one_mixture_scale_both_rates_exactly() -> None:
     """Fault: a wrong power or sum where all units have one ratio of prefill to decode tokens."""
-    rates = Rates()
-    rates._pp = rates._pd = rates._dd = rates._ps = rates._ds = 0.0  # without the prior
-    prefill_s, decode_s = rates.prefill_s, rates.decode_s
-    rates.add_unit(8.0, 4000, 400)
-    factor = 8.0 / (4000 * prefill_s + 400 * decode_s)
-    assert (rates.prefill_s, rates.decode_s) == pytest.approx((factor * prefill_s, factor * decode_s))
+    for unit in ((8.0, 4000, 400), (0.02, 4, 0), (0.02, 0, 4)):
+        rates = Rates()
+        rates._pp = rates._pd = rates._dd = rates._ps = rates._ds = 0.0  # without the prior
+        prefill_s, decode_s = rates.prefill_s, rates.decode_s
+        rates.add_unit(0.0, 0, 0)
+        assert (rates.prefill_s, rates.decode_s) == (prefill_s, decode_s), "nothing was learnt"
+        rates.add_unit(*unit)
+        factor = unit[0] / (unit[1] * prefill_s + unit[2] * decode_s)
+        assert (rates.prefill_s, rates.decode_s) == pytest.approx((factor * prefill_s, factor * decode_s))
 
 
 def fitted(units: list[tuple[float, int, int]]) -> list[float]:

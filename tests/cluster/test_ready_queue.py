@@ -38,6 +38,9 @@ def test_a_group_that_runs_alone_waits_for_an_idle_worker() -> None:
     queue.push(group_of(7, 1.0))
     assert queue.pop(NEAR, is_idle=False).number == 7 and queue.pop(NEAR, is_idle=False) is None
     assert len(queue) == 7 and queue.pop(NEAR).number == 0
+    for number in (0, 7, 8):
+        queue.push(group_of(number, 2.0 if number != 8 else 1.0, is_alone=number != 8))
+    assert queue.pop(NEAR, is_idle=False) is None and len(queue) == 9, "eight are looked at"
 
 
 def test_what_makes_states_waits_for_room() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from apcbatch.cluster.open import _local_cpus, workers_for
@@ -64,9 +66,15 @@ def test_a_worker_may_have_several_gpus():
         ({"gpus": 2}, 2),
         ({"gpus": 2, "device": "cuda", "worker_gpus": 1}, 2),
         ({"worker_gpus": 0}, 0),
+        ({"worker_gpus": 0, "gpus": 2}, 0),
+        ({"device": "cpu", "gpus": 2}, 0),
         ({"worker_gpus": 1}, 1),
     ):
         assert _gpus_of(Config(**given)) == expected, given
+    here = os.path.dirname(__file__)
+    for model, found in (("demo", "demo"), (os.path.relpath(here), here)):
+        _, kind = workers_for([LARGE], 1, 1, 0, None)
+        assert _options_of(Config(model=model), None, kind)["config"]["model"] == found
     for gpus, device in ((2, "cuda"), (0, "cpu")):
         _, kind = workers_for([GPUS, LARGE], None, None, gpus, None)
         options = _options_of(Config(gpus=2), None, kind)["config"]

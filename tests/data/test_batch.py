@@ -141,6 +141,7 @@ BODY_FAULTS = [
     ("min_tokens", -1, "body.min_tokens is -1; expected an integer of at least 0"),
     ("logit_bias", [5], "body.logit_bias is a list; expected an object of token ids and numbers"),
     ("logit_bias", {"x": 2}, 'body.logit_bias has the key "x"; expected token ids'),
+    ("logit_bias", {"21474836470": 2}, 'body.logit_bias has the key "21474836470"; expected token ids'),
     ("logit_bias", {"-1": 2}, 'body.logit_bias has the key "-1"; expected token ids'),
     ("logit_bias", {"\u0661": 2}, 'body.logit_bias has the key "\u0661"; expected token ids'),
     ("logit_bias", {"9" * 5000: 2}, f'body.logit_bias has the key "{"9" * 37}..."; expected token ids'),

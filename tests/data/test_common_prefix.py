@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -107,3 +109,23 @@ def test_only_what_follows_the_last_marker_is_tokenised_again(
         assert base.tokenise(other, common_length(other, text)).tolist() == tokenizer.encode(other).ids
         assert lengths == [len(ending), len(other)]
         lengths.clear()
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 7])
+def test_a_tokenizer_that_counts_from_the_beginning_is_followed(size: int) -> None:
+    """Catches tokens that are taken over although the text is cut elsewhere where it is tokenised from its middle."""
+
+    def encode(text: str) -> Any:
+        spans = [(begin, min(begin + size, len(text))) for begin in range(0, len(text), size)]
+        return SimpleNamespace(
+            ids=[hash(text[begin:end]) % 10**9 for begin, end in spans],
+            char_to_token=lambda place: place // size if 0 <= place < len(text) else None,
+            token_to_chars=spans.__getitem__,
+        )
+
+    tokenizer: Any = SimpleNamespace(encode=encode, markers=None)
+    words = "".join("abcdefg"[: 1 + number * number % 6] + " " for number in range(60))
+    for length in range(100, len(words)):
+        base = BaseText(tokenizer, words[:length] + "x" * 40)
+        for text in (words[:length] + "y" * 40, words[:length]):
+            assert base.tokenise(text, length).tolist() == encode(text).ids

@@ -7,6 +7,7 @@ import json
 import random
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +18,7 @@ import pytest
 from apcbatch.data.grammar import constraint as constraint_module
 from apcbatch.data.grammar.constraint import GrammarCompiler, GrammarConstraint
 from apcbatch.data.grammar.grammar_child import _Bytes
-from apcbatch.data.grammar.llguidance import Thinking
+from apcbatch.data.grammar.llguidance import Thinking, check_numbers
 from apcbatch.data.grammar.structured_output import StructuredOutput, check_structured_output
 from apcbatch.data.output.tool_parser import CallSyntax
 from apcbatch.data.output.tool_parsers import tool_parsers
@@ -164,6 +165,18 @@ def test_a_thought_comes_before_the_form(demo, constraints, is_open):
     assert complete is not is_open
 
 
+def test_a_thought_may_end_with_a_token_of_its_own(demo: Tokenizer, constraints: GrammarCompiler) -> None:
+    """Fault: a marker that is one special token is asked for letter by letter, so that no thought ends."""
+    thinking = Thinking(("<think>",), ("</tools>", "</think>"), is_open=True)
+    forms = StructuredOutput("regex", "[ab]{3}"), StructuredOutput("grammar", "start: /[ab]{3}/")
+    for end, form in zip(("</tools>", "</think>"), forms, strict=True):
+        made = constraints.constraint(form, thinking)
+        for token in demo.encode(f"is it a?{end}aba").ids:
+            assert token in allowed(demo, made)
+            complete = made.accept(token)
+        assert complete
+
+
 @pytest.mark.parametrize(
     "pattern", [r"[0-9]{3}-[0-9]{4}", r"^(yes|no)$", r"(?i)abc", r"[a-z]{2,5}@x\.org", "é{2}", r"a/b\\c"]
 )
@@ -254,11 +267,17 @@ def test_a_name_is_written_in_its_own_letters(demo, constraints):
     assert is_whole and '"name": "caf\u00e9"' in text
 
 
-@pytest.mark.parametrize("syntax", [None, CallSyntax("", "<function=", ">", "</function>", "", "", arguments="xml")])
-def test_calls_that_cannot_be_forced_are_refused(demo, syntax):
+@pytest.mark.parametrize(
+    ("syntax", "reason"),
+    [
+        (None, "writes none that are read .see --tool-parser."),
+        (CallSyntax("", "<f=", ">", "</f>", "", "", arguments="xml"), "does not write their arguments as JSON"),
+    ],
+)
+def test_calls_that_cannot_be_forced_are_refused(demo, syntax, reason):
     """Fault: a model whose calls are not written in JSON is forced into something that no parser reads."""
     structure = check_structured_output({"tool_choice": "required"}, [{"function": {"name": "f"}}])
-    with pytest.raises(RequestError, match="so none can be forced"):
+    with pytest.raises(RequestError, match=f"the model {reason}, so none can be forced"):
         GrammarCompiler(demo, syntax).constraint(structure)
 
 
@@ -303,13 +322,15 @@ def test_the_words_of_the_library_are_short():
         assert constraint_module.unusable(structure, reason).message == f"the grammar cannot be used: {shown}"
 
 
-@pytest.mark.parametrize("special", [{}, {5: "<a>", 299: "<b>", 300: "<c>"}])
+@pytest.mark.parametrize("special", [{}, {5: "<a>", 299: "<b>", 300: "<c>"}, {5: "<a>", 301: "<c>"}])
 def test_a_grammar_is_tried_with_every_byte(special):
     """Fault: a form that needs a certain byte is refused, since the tokens of the trial lack it."""
     made = _Bytes(300, special)
     assert sorted(token for token in made.tokens if len(token) == 1) == [bytes([byte]) for byte in range(256)]
     assert len(made.tokens) == 300
-    assert made.special_token_ids == (sorted(set(special) - {300}) or [0])
+    inside = {number: name for number, name in special.items() if number < 300} or {0: "<eos>"}
+    assert made.special_token_ids == sorted(inside) and made.eos_token_id == min(inside)
+    assert {number: made.tokens[number].decode() for number in inside} == inside
 
 
 def numeric_schema(source: random.Random) -> dict[str, object]:
@@ -367,6 +388,7 @@ def test_answers_have_every_digit_of_a_schema(demo, constraints):
 
 
 KEPT = [
+    '{"enum":[5e-324,1e-310,1e-308,-2.5e-309,4.5e-308]}',
     '{"type":"integer","minimum":0,"maximum":9223372036854775807}',
     '{"type":["integer","null"],"minimum":-9007199254740992,"maximum":4611686018427387904}',
     '{"enum":[9007199254740992,-9223372036854774784,0.1,1e-7,123456.789,-0.0,"9007199254740993"]}',
@@ -409,6 +431,17 @@ def test_numbers_that_the_library_changes_are_refused(constraints, text):
             constraints.constraint(structure)
         message, own = caught.value.message, '"look_up": ' * (structure is calls)
         assert message.startswith(f"{before} cannot be used: {own}{CHANGED[text]}") and len(message) < 350
+
+
+@pytest.mark.parametrize(
+    ("steps", "is_kept"),
+    [((2**32,), True), ((1, 65535), True), ((1, 65536), False), ((-1, -65536), False), ((4, 6), True),
+     ((0.01, 655.35), True), ((655.36, 0.01), False), ((0.5, 32768), False), ((1e2, 65536), False)],
+)  # fmt: skip
+def test_steps_are_kept_while_their_product_is_counted_in_32_bits(steps: tuple[float, ...], is_kept: bool) -> None:
+    """Fault: a multiple of neither step, as the library multiplies beyond 32 bits; or small steps are refused."""
+    with nullcontext() if is_kept else pytest.raises(ValueError, match="multipleOf are too large"):
+        check_numbers({"allOf": [{"multipleOf": step} for step in steps]})
 
 
 def nested(depth: int) -> str:

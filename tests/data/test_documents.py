@@ -182,3 +182,8 @@ def test_real_conversations_as_an_array(shared_data: Path, tmp_path: Path) -> No
         (tmp_path / "in.json").write_text(json.dumps([json.loads(line) for line in lines], indent=indent))
         found = [(record.line, record.messages) for record in open_source(str(tmp_path / "in.json"))]
         assert found == expected and len(found) == 52
+
+
+def test_a_document_may_end_with_a_bare_word() -> None:
+    """Catches a last record without brackets that is lost, or has the number of the one before it."""
+    assert list(split_document(iter([b'{"a":\n1}\n', b"7"]), 99)) == [(1, b'{"a":\n1}'), (2, b"7")]

@@ -82,7 +82,7 @@ def _running() -> int:
 def test_a_helper_that_is_lost_twice_is_worker_lost(attacks: list[int]) -> None:
     """Catches a request that can be run again and is said to be wrong; and the next one, which fails with it."""
     process = TemplateProcess(COUNT, {})
-    attacks += [signal.SIGKILL, signal.SIGKILL]
+    attacks += [signal.SIGKILL, signal.SIGKILL, signal.SIGKILL]
     first, second = process.texts([USER] * 2, None, [2, 1])
     assert isinstance(first, RequestError) and not isinstance(first, LimitExceeded) and second == "1"
     assert first.code == "worker_lost" and first.retryable
@@ -125,10 +125,13 @@ def test_a_deadline_is_passed_only_if_nothing_is_there_after_it(
         return events[len(waits) - 1]
 
     monkeypatch.setattr(helper.select, "poll", lambda: SimpleNamespace(register=lambda *_: None, poll=poll))
+    monkeypatch.setattr("apcbatch.data.helper.time.monotonic", lambda: 5.0)
     child: Any = None
-    with nullcontext() if events[-1] else pytest.raises(helper._ChildFailed, match="gives no answer"):
-        helper._Child._wait(child, 0, 1, 0.0)
-    assert waits == [0] * polled
+    for deadline, first in ((0.0, 0.0), (7.5, 2500.0)):
+        waits.clear()
+        with nullcontext() if events[-1] else pytest.raises(helper._ChildFailed, match="gives no answer"):
+            helper._Child._wait(child, 0, 1, deadline)
+        assert waits == [first, 0][:polled]
 
 
 def test_the_bounds_have_codes_of_their_own() -> None:
@@ -195,6 +198,11 @@ def test_a_child_that_does_not_end_with_its_pipes_is_killed(ends: bool) -> None:
         (-signal.SIGPROF, 1, "invalid_request", "it takes more than 2.5 seconds of processor time"),
         (-signal.SIGABRT, 1, "out_of_memory", "it needs more than 1.0 GiB of memory"),
         (-signal.SIGSEGV, 1, None, None),
+        (-signal.SIGKILL, 1, None, None),
+        (-signal.SIGKILL, 2, "worker_lost", "the helper ended with status -9, twice; run it again"),
+        (-signal.SIGTERM, 2, "worker_lost", "the helper ended with status -15, twice; run it again"),
+        (-signal.SIGTRAP, 2, "worker_lost", "the helper ended with status -5, twice; run it again"),
+        (-signal.SIGSYS, 2, "worker_lost", "the helper ended with status -31, twice; run it again"),
         (-signal.SIGSEGV, 2, "invalid_request", "it is nested too deeply"),
         (1, 2, "worker_lost", "the helper ended with status 1, twice; run it again"),
     ],

@@ -17,7 +17,7 @@ import pytest
 from fsspec.registry import known_implementations
 
 from apcbatch.address import _PACKAGES, _named_package, open_filesystem
-from apcbatch.data.input import files, source
+from apcbatch.data.input import files, inputs, source
 from apcbatch.data.input.inputs import Inputs, _as_address, find_inputs
 from apcbatch.data.input.records import BadLine, Conversation
 from apcbatch.data.input.source import open_source
@@ -121,6 +121,8 @@ def test_a_pattern_that_the_shell_left_is_expanded(folder: Path) -> None:
     write(folder / "shards", b__jsonl=line("b"), a__jsonl=line("a"), c__txt=line("c"))
     assert read("shards/*.jsonl") == [(1, "a"), (2, "b")]
     assert read("shards/[bc].*", "shards/a.jsonl") == [(1, "b"), (2, "c"), (3, "a")]
+    write(folder / "shards" / "more", d__ndjson=line("d"))
+    assert read("**/*.ndjson") == [(1, "d")], "at any depth"
     assert read("sh*s") == [(1, "a"), (2, "b")], "a folder that matches stands for its shards"
     (folder / "a[1]*.jsonl").write_bytes(line("odd"))
     assert read("a[1]*.jsonl") == [(1, "odd")]
@@ -161,9 +163,14 @@ def test_a_split_of_a_saved_dataset_is_chosen(folder: Path) -> None:
     assert read("two") == [(1, "train")] and read("two/test") == [(1, "test")]
     saved(folder / "only", "validation")
     assert read("only") == [(1, "validation")]
+    (folder / "only" / "notes").mkdir()
+    assert read("only") == [(1, "validation")], "a folder without a table is no split"
     saved(folder / "none", "a", "b")
     with pytest.raises(UsageError, match="the dataset in none has the splits a, b; choose one: none/a"):
         find_inputs(["none"])
+    write(folder / "empty", dataset_dict__json=b"{}")
+    with pytest.raises(UsageError, match="the dataset in empty has the splits none$"):
+        find_inputs(["empty"])
 
 
 @pytest.mark.parametrize(
@@ -243,6 +250,7 @@ def test_addresses_are_inputs(folder: Path, memory: Any) -> None:
     assert read("memory://bucket/c.json", "memory://bucket/a.jsonl") == [(1, "c"), (2, "a")]
     assert read("memory://bucket/*.json*") == [(1, "a"), (2, "b"), (3, "c")]
     assert read("memory://bucket") == [(1, "a"), (2, "b"), (3, "c"), (4, "p")]
+    assert find_inputs(["memory://bucket/*.jsonl"]).files == ("memory://bucket/a.jsonl",), "it begins as given"
     write(folder / "f", x__jsonl=line("x"), y__jsonl=line("y"))
     assert read(f"file://{folder}/f/y.jsonl", f"file://{folder}/f/x*") == [(1, "y"), (2, "x")]
     for name in ("memory://bucket/no.jsonl", "memory://no/*.jsonl"):
@@ -334,3 +342,34 @@ def test_a_remote_file_is_read_by_its_read_alone() -> None:
     """Catches a decompressor that reads past the method which hides secrets."""
     remote = files._Remote(io.BytesIO(b"x"), "memory://b/x")
     assert not hasattr(remote, "read1") and remote.read() == b"x" and remote.seekable()
+
+
+@pytest.mark.parametrize("name", ["https://host/f/?a=[1]", "HTTP://host/f*"])
+def test_a_web_address_is_one_file(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Catches a web server that is asked for the files of a folder, or a query that is taken for a pattern."""
+    monkeypatch.setattr(inputs, "open_filesystem", lambda name: (object(), name))
+    assert inputs._expand_address(name, print) == [name]
+
+
+def test_a_folder_that_cannot_be_listed_is_a_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a traceback for a folder of another user."""
+    (folder / "f").mkdir()
+
+    def refuse(path: str) -> list[str]:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    with pytest.raises(UsageError, match="^cannot read the folder f: permission denied$"):
+        find_inputs(["f"])
+
+
+def test_an_address_that_cannot_be_opened_is_a_sentence(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a traceback of a package that raises what it likes."""
+    memory.pipe_file("/bucket/a.jsonl", line("a"))
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("no token")
+
+    monkeypatch.setattr(type(memory), "open", refuse)
+    with pytest.raises(UsageError, match="memory://bucket/a.jsonl cannot be read: no token"):
+        list(open_source("memory://bucket/a.jsonl"))

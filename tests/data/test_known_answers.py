@@ -84,6 +84,8 @@ def test_what_cannot_be_had_is_no_answer(
     """Catches an error for an answer that the dataset does not have, or that the template refuses."""
     known, prompts = known_of(make_renderer("chatml", REFUSING), record)
     assert [*known.recorded(prompts)] == turns
+    if prompts and record.messages:
+        assert known.of_message(prompts[0], {"role": "assistant", "content": "bad"}) is None
 
 
 def test_an_answer_that_the_template_writes_elsewhere_is_none(make_renderer: Callable[..., Renderer]) -> None:

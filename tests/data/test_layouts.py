@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from apcbatch.data.input.delimited import header_of
 from apcbatch.data.input.layouts import ANY_LINE, LineOptions
 from apcbatch.data.input.records import BadLine, Conversation, parse_line
 from apcbatch.data.input.source import open_source
@@ -54,6 +56,7 @@ def test_each_layout_is_found(record: dict[str, Any], messages: object, reading:
     """Fault: a data set as it is published is an error record for each line; or a guess is silent."""
     found = read(record)
     assert (found.messages, found.reading) == (messages, reading)
+    assert not {"chosen", "completion"} & {*found.columns} or "answer" not in str(reading), "what is read is no column"
     assert found.id == str(record.get("id", "line-1"))
 
 
@@ -94,6 +97,7 @@ def test_columns_are_named(options: LineOptions, record: dict[str, Any], message
         (LineOptions("messages", prompt="d"), {"d": None}, 'the column "d" is null in the line'),
         (LineOptions("messages", prompt="d"), {"d": 5}, "d is 5; expected a text or a list of messages"),
         (LineOptions("messages", id="d"), {"messages": CHAT}, 'the column "d" is missing from the line'),
+        (LineOptions("messages", messages="d", id="d"), {"d": CHAT}, "id is a list; expected a string"),
         (LineOptions("messages", tools="d"), {"messages": CHAT}, 'the column "d" is missing from the line'),
         (ANY_LINE, {"dialog": CHAT}, 'rename "dialog" to "messages", or give --messages-column dialog'),
         (ANY_LINE, {"my talk": SPOKEN}, "--messages-column 'my talk'"),
@@ -127,6 +131,13 @@ BLOCKS: list[tuple[list[Any], list[Any]]] = [
     (
         [USER, {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {"a": 1}}]}],
         [USER, {"role": "assistant", "content": "", "tool_calls": [CALL]}],
+    ),
+    (
+        [{"role": "user", "name": "n", "content": [
+            {"type": "text", "text": "h"}, {"type": "text", "text": "i"},
+            {"type": "tool_result", "tool_use_id": "1", "content": "42"},
+        ]}],
+        [{**USER, "name": "n"}, RESULT],
     ),
     (
         [USER, {"role": "user", "content": [
@@ -176,6 +187,7 @@ def test_what_a_block_says_and_nobody_reads_is_named() -> None:
         ({"content": None}, "messages[1].content is null: rendered as an empty text"),
         ({"content": None, "refusal": "no"}, "the template is given its refusal"),
         ({"refusal": "no"}, "the template is given its refusal"),
+        ({"refusal": "no", "content": "so"}, "messages[1].refusal stands beside content; the template is given both"),
     ],
 )
 def test_an_answer_without_content_is_history(message: dict[str, Any], sentence: str) -> None:
@@ -205,6 +217,11 @@ def test_a_system_prompt_is_for_lines_without_one() -> None:
         (b"prompt\nhi\nho\n", ANY_LINE, [("line-1", "hi"), ("line-2", "ho")]),
         (b"q,n\nhi,7\n", LineOptions("messages", prompt="q", id="n"), [("7", "hi")]),
         (b'messages,max_tokens\n"[{""role"": ""user"", ""content"": ""hi""}]",5\n', ANY_LINE, [("line-1", "hi")]),
+        (b"id,prompt\na,\"h\xc3\xa9\n\"\n", ANY_LINE, [("a", "h\u00e9\n")]),
+        (b"prompt,tools\nhi,[no\n", ANY_LINE, ["tools is \"[no\"; expected a list of tool schemas"]),
+        (b"prompt\nhi\n" + b"x" * 999 + b"\na\n", ANY_LINE, [("line-1", "hi"), ("line-2", "x" * 999), ("line-3", "a")]),
+        (b"prompt\nhi\n" + b"x" * 1000 + b"\n", ANY_LINE, [("line-1", "hi"), "a row holds more than 1,000 bytes"]),
+        (b"prompt\n" + b"x" * 999 + b"\n", ANY_LINE, [("line-1", "x" * 999)]),
         (b"id,prompt\na,hi,no\nb\nc,\xff\nd,ho\n", ANY_LINE, ["has 3 values", "has 1 values", "UTF-8", ("d", "ho")]),
         (b'prompt\nhi\n"no end\n' + b"x\n" * 900, ANY_LINE, [("line-1", "hi"), "cannot be read further after row 1"]),
     ],
@@ -239,3 +256,17 @@ def test_the_file_of_a_system_prompt_has_at_most_a_mib(tmp_path: Path) -> None:
     path.write_bytes(b"x" * (1 << 20) + b"\n")
     with pytest.raises(UsageError, match="it holds more than 1,048,576 bytes"):
         LineOptions.of(given)
+
+
+@pytest.mark.parametrize("line", [b"", b"\xffid,prompt", b"id\rprompt", b' {"prompt": 1}', b"[prompt"])
+def test_what_is_no_header_is_no_table(line: bytes) -> None:
+    """Fault: a first line that is no text, or is JSON, ends the run or makes columns."""
+    assert header_of(line) is None
+
+
+def test_a_long_cell_is_read(tmp_path: Path) -> None:
+    """Fault: a conversation of more than the 128 KiB that Python's reader takes by default ends the table."""
+    csv.field_size_limit(1 << 17)
+    (tmp_path / "in.csv").write_bytes(b"prompt\n" + b"x" * 140_000)
+    [record] = open_source(str(tmp_path / "in.csv"))
+    assert isinstance(record, Conversation) and len(record.messages[0]["content"]) == 140_000

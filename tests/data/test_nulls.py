@@ -237,6 +237,18 @@ def test_real_conversations_come_back(
                 assert sent.token_ids.tolist() == read.token_ids.tolist()
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_nulls_of_a_table_go_from_a_line_and_from_a_body(nested: bool) -> None:
+    """Catches requests that went through a table as lines of a batch, with arguments that nobody gave."""
+    keys = ("role", "content", "tool_calls", "tool_call_id")
+    messages = [{"role": "user", "content": "Go."}, *call(1, "find", {"a": None, "b": "x"})]
+    line: dict[str, Any] = {"messages": [{key: message.get(key) for key in keys} for message in messages]}
+    settled = settle_line({"custom_id": "x", "body": line} if nested else line)
+    found = (settled["body"] if nested else settled)["messages"]
+    assert found[1]["tool_calls"][0]["function"]["arguments"] == {"b": "x"}
+    assert list(found[0]) == ["role", "content"] and list(found[2]) == ["role", "content", "tool_call_id"]
+
+
 def test_calls_that_are_null_in_answers_alone_are_no_tables_work() -> None:
     """Catches a line whose messages were made alike by hand, and that loses an argument: a table fills in the messages
     of users too."""

@@ -171,6 +171,7 @@ def test_ids_are_unique_whatever_is_recorded() -> None:
     assert call_ids([Call("f", {}, "own")], "nine", 1, 0, ()) == ["00013ydj5"]
     assert call_ids([Call("f", {})], "plain", 2, 1, ()) == ["call_2_1_1"]
     assert call_ids([Call("f", {}, "x" * 65)], "plain", 2, 0, ()) == ["call_2_1"]
+    assert call_ids([Call("f", {}, "x"), Call("f", {}, "")], "plain", 2, 0, ()) == ["x", "call_2_2"]
     assert call_ids([Call("f", {}, "x" * 64)], "plain", 2, 0, ()) == ["x" * 64]
     assert call_ids([Call("f", {})], "nine", 1, 0, {"00013ydj5"}) == ["oxyzhdczl"]
 

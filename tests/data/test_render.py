@@ -24,8 +24,10 @@ from tests.data.conftest import (
     KINDS,
     STABLE_TEMPLATE,
     UNSTABLE_TEMPLATE,
+    USER,
     by_transformers,
     conversation,
+    good,
     kept_by_transformers,
 )
 from tests.effort import tries
@@ -68,6 +70,24 @@ def test_each_turn_is_a_prompt_with_the_tokens_it_has_alone(
         assert prompt.token_ids.tolist() == alone(renderer, AGENT, num_messages)
     assert rendered.prefix_stable == (template is STABLE_TEMPLATE) == (not warnings)
     assert rendered.failures == []
+
+
+def test_a_text_is_continued_where_the_model_has_no_template(
+    make_renderer: Callable[..., Renderer], warnings: list[str]
+) -> None:
+    """Fault: a chat becomes a completion, or is said to be one; a text is continued where there is a template."""
+    told = "line 3: the model has no chat template, so prompts that are texts are continued as they are"
+    for template in (None, STABLE_TEMPLATE):
+        renderer = make_renderer("chatml", template)
+        warnings.clear()
+        chat = good({"messages": [USER]})
+        renderer.complete_without_template(chat)
+        assert chat.prompt is None and chat.messages == [USER] and not warnings
+        for _ in range(2):
+            text = good({"prompt": "hi"})
+            renderer.complete_without_template(text)
+            assert (text.prompt, text.messages) == ((None, [USER]) if template else ("hi", []))
+        assert warnings == ([] if template else [told])
 
 
 def test_the_turns_of_a_stable_conversation_share_one_array(make_renderer: Callable[..., Renderer]) -> None:

@@ -31,8 +31,9 @@ with tarfile.open(fileobj=TARRED, mode="w") as tar:
     member.size = 98 * len(JSON)
     tar.addfile(member, io.BytesIO(JSON * 98))
 FILES = {
-    "csv": (CSV, "a table of comma-separated values (CSV)"),
-    "tsv": (CSV.replace(b",", b"\t"), "a table of tab-separated values (TSV)"),
+    "csv": (CSV, 'a table of comma-separated values (CSV) whose header ("id", "words") names no column'),
+    "tsv": (CSV.replace(b",", b"\t"), 'a table of tab-separated values (TSV) whose header ("id", "words") names no'),
+    "csv in latin-1": (b"n\xf6,w\xf6rter\n" * 98, "a table of comma-separated values (CSV) whose header (no text)"),
     "gzip": (gzip.compress(gzip.compress(NOISE)), "compressed twice; unpack it once"),
     "zstd": (gzip.compress(zstandard.compress(NOISE)), "compressed twice; unpack it once"),
     "bzip2": (bz2.compress(bz2.compress(NOISE)), "compressed twice; unpack it once"),
@@ -66,6 +67,8 @@ def test_a_small_sample_of_the_wrong_kind_is_one_sentence(tmp_path: Path, name: 
         for record in open_source(str(tmp_path / "in.jsonl")):
             records.append(record)
     assert not records and what in str(caught.value)
+    count = {"csv": "none of its 98 lines is", "torn": "its only line is not", "html": "none of its 98 lines is"}
+    assert count.get(name, "") in str(caught.value)
 
 
 @pytest.mark.parametrize("data", [b"", b"\n \n", b"[]", b"\xef\xbb\xbf", gzip.compress(b"", mtime=0)])
@@ -105,6 +108,14 @@ def test_one_line_that_can_be_used_is_enough(tmp_path: Path, good: int) -> None:
     lines[good] = json.dumps({"messages": [USER]})
     (tmp_path / "in.jsonl").write_text("\n".join(lines))
     assert len(list(open_source(str(tmp_path / "in.jsonl")))) == 300
+
+
+@pytest.mark.parametrize("first", [[JSON.decode()], ["no"], ['{"messages": []}', '{"messages": 3}']])
+def test_faults_alike_behind_another_line_are_all_reported(tmp_path: Path, first: list[str]) -> None:
+    """Catches a file that is given up in its middle, when its first lines were not all alike."""
+    lines = [*first, *['{"messages": []}'] * 300]
+    (tmp_path / "in.jsonl").write_text("\n".join(line.strip() for line in lines))
+    assert len(list(open_source(str(tmp_path / "in.jsonl")))) == len(lines)
 
 
 def test_lines_that_fail_for_different_reasons_are_all_reported(tmp_path: Path) -> None:

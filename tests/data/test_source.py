@@ -209,7 +209,8 @@ def test_a_hub_dataset_that_cannot_be_opened_is_a_usage_error(tmp_path: Path, mo
     with pytest.raises(UsageError, match="names no dataset; expected hf:org/name"):
         open_source("hf:")
 
-    def unreachable(*_: object, **__: object) -> None:
+    def unreachable(*_: object, streaming: bool, **__: object) -> None:
+        assert streaming, "a dataset is not downloaded as a whole"
         raise ConnectionError("Couldn't reach 'org/name' on the Hub (offline).\nmore")
 
     monkeypatch.setattr("datasets.load.load_dataset", unreachable)

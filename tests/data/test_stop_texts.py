@@ -62,6 +62,13 @@ def test_pieces_are_the_text(tokenizer: Tokenizer) -> None:
         assert whole.startswith(text) and not whole[len(text) :].strip(NOT_A_CHARACTER), f"seed {seed}"
 
 
+def test_a_stop_text_that_came_too_early_does_not_end_the_answer_later(tokenizer: Tokenizer) -> None:
+    """Fault: an answer with min_tokens ends one token after them, by a stop text that did not count."""
+    ids = tokenizer.encode("one two three four").ids
+    count, _ = ending(tokenizer, ids, ["one"]) or (0, "")
+    assert count and ending(tokenizer, ids, ["one", "x" * 40], min_tokens=count) is None
+
+
 def test_a_text_is_found_at_every_split(tokenizer: Tokenizer) -> None:
     """Fault: a stop text that begins in one token and ends in another goes by, or is found a token late; the cut is at
     another place than its beginning (its end, if it is kept)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
@@ -81,6 +82,7 @@ REFUSED = [
     ({"response_format": {}}, "response_format.type is missing"),
     ({"response_format": {"type": "xml"}}, 'response_format.type is "xml"; expected text, json_object or json_schema'),
     ({"response_format": {"type": "text", "schema": {}}}, 'response_format has the field "schema"'),
+    ({"response_format": {"type": "json_object", "strict": True}}, 'response_format has the field "strict"'),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema is missing"),
     (
         {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}, "schema": {}}},
@@ -91,8 +93,9 @@ REFUSED = [
         {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "strict": "yes"}}},
         'json_schema.strict is "yes"; expected true or false',
     ),
-    ({"guided_json": "{"}, 'guided_json is "{"; expected a JSON schema'),
+    ({"guided_json": "{"}, 'guided_json is "{"; expected a JSON schema, as an object or as JSON text'),
     ({"guided_json": [1]}, "guided_json is a list; expected a JSON schema"),
+    ({"guided_json": {"const": math.nan, "enum": [None]}}, "guided_json cannot be written as JSON: "),
     ({"guided_json": {"x-guidance": {"lenient": True}}}, "x-guidance"),
     ({"guided_regex": 3}, "guided_regex is 3; expected a regular expression"),
     ({"guided_choice": ["a", 3]}, "guided_choice is a list; expected a list of different texts"),
@@ -119,6 +122,7 @@ REFUSED = [
     ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice is an object of another kind"),
     ({"tool_choice": {"type": "function", "function": {"name": "fly"}}}, 'names "fly", which is none of the tools'),
     ({"tool_choice": {"type": "function", "function": {}}}, "tool_choice.function.name is missing"),
+    ({"tool_choice": {**NAMED, "function": {"name": "look_up", "strict": True}}}, 'function has the field "strict"'),
     ({"tool_choice": {**NAMED, "strict": True}}, 'tool_choice has the field "strict", which is not supported'),
 ]
 
@@ -151,6 +155,16 @@ def test_a_tool_whose_parameters_are_no_object_cannot_be_forced(parameters):
     tool = {"function": {"name": "f", "parameters": parameters}}
     with pytest.raises(RequestError, match='the tool "f"'):
         check_structured_output({"tool_choice": "required"}, [tool])
+
+
+def test_eight_names_are_shown_and_no_more() -> None:
+    """Fault: a sentence with the names of a thousand tools, or of all keys of one."""
+    names = [f"f{number}" for number in range(9)]
+    choice = {"type": "function", "function": {"name": "g"}}
+    with pytest.raises(RequestError, match=r'none of the tools: "f0", .*"f6", "f7"$'):
+        check_structured_output({"tool_choice": choice}, [{"name": name} for name in names])
+    with pytest.raises(RequestError, match=r'\(they have "f0", .*"f6", "f7"\); give properties'):
+        check_structured_output({"tool_choice": "required"}, [{"name": "g", "parameters": dict.fromkeys(names, 1)}])
 
 
 def test_bodies_and_lines_alike():

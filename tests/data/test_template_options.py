@@ -188,6 +188,10 @@ CALLING = {"role": "assistant", "content": "a", "tool_calls": [{"function": {"na
             {"continue_final_message": True, "messages": [*USERS, CALLING]},
             "continue_final_message is true, and the last message ends with tool calls, not with content",
         ),
+        (
+            {"continue_final_message": True, "messages": [*MESSAGES, {"role": "tool", "content": "x"}]},
+            "continue_final_message is true, and the last message is of the role tool; expected assistant",
+        ),
         ({"parallel_tool_calls": 0}, "parallel_tool_calls is 0; expected true or false"),
     ],
 )
@@ -261,6 +265,7 @@ def test_what_the_template_does_not_read_is_said(make_renderer: Callable[..., Re
         ({}, "a</think>b", (None, "a</think>b")),
         ({"continue_final_message": True, "end": "<think>I am"}, " here</think>b", ("here", "b")),
         ({"continue_final_message": True, "end": "<think>I am</think>so"}, " b", (None, " b")),
+        ({"continue_final_message": True, "end": "so"}, " b", (None, " b")),
     ],
 )
 def test_a_thought_that_the_prompt_began(

@@ -18,7 +18,9 @@ from tokenizers import AddedToken
 from apcbatch.data.chat.prompt_tokens import _parts, prompt_tokens
 from apcbatch.data.helper_child import DONE, REFUSED
 from apcbatch.data.model_files import model_files
+from apcbatch.data.tokenization import tokenizer as tokenizer_module
 from apcbatch.data.tokenization import tokenizer_child
+from apcbatch.data.tokenization.no_tokenizer import NoTokenizer
 from apcbatch.data.tokenization.tokenizer import (
     Tokenizer,
     load_tokenizer,
@@ -174,11 +176,28 @@ def test_a_tokenizer_that_cannot_be_converted_is_told(tmp_path: Path, monkeypatc
     import transformers
 
     (tmp_path / "vocab.txt").write_text("a\n")
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *args, **kwargs: object())
+    options: dict[str, object] = {}
+    monkeypatch.setattr(
+        transformers.AutoTokenizer, "from_pretrained", lambda *_, **given: options.update(given) or object()
+    )
     assert load(str(tmp_path)) == (
         REFUSED,
         "it is not converted to a tokenizer.json; convert it, and put that into the folder",
     )
+    assert options == {"local_files_only": True, "trust_remote_code": False}
+
+
+def test_a_tokenizer_json_is_read_without_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a folder for which `transformers` asks the hub."""
+    import transformers
+
+    def read(folder: str, *, local_files_only: bool) -> None:
+        raise OSError(f"{local_files_only} {folder}")
+
+    (tmp_path / "tokenizer.json").touch()
+    monkeypatch.setattr(transformers.PreTrainedTokenizerFast, "from_pretrained", read)
+    with pytest.raises(OSError, match=f"True {tmp_path}"):
+        load(str(tmp_path))
 
 
 @pytest.mark.slow
@@ -310,3 +329,26 @@ def test_a_tokenizer_that_takes_no_text_at_all_is_told_at_once(
     monkeypatch.setattr(tokenizer, "encode_prompt", refuse)
     with pytest.raises(ModelError, match="the tokenizer in .* cannot be used: no text"):
         _ = tokenizer.begins_with_bos
+
+
+def test_without_a_tokenizer_no_text_has_tokens(tmp_path: Path) -> None:
+    """Catches a text that becomes None where tokens are expected, for a folder without a tokenizer."""
+    absent = NoTokenizer(tmp_path, 9, [1])
+    for encode in (absent.encode, absent.encode_prompt, absent.encode_continuation):
+        with pytest.raises(RequestError, match="a text needs a tokenizer, and .* has none"):
+            encode("hi")
+    assert not absent.begins_with_bos
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_an_interrupt_is_no_damage_of_a_tokenizer(
+    model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    """Catches Ctrl-C while a tokenizer is loaded that is told as a fault of the model."""
+
+    def interrupt(folder: Path) -> None:
+        raise error
+
+    monkeypatch.setattr(tokenizer_module, "read_tokenizer_json", interrupt)
+    with pytest.raises(error):
+        load_tokenizer(model_dir("chatml"))

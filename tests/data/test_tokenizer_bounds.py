@@ -167,6 +167,9 @@ def test_a_panic_in_this_process_is_the_requests_error() -> None:
     for call in (lambda: tokenizer.encode("x"), lambda: tokenizer.decode([5])):
         with pytest.raises(RequestError, match="the tokenizer cannot take a text: no entry found$"):
             call()
+    for panic in (KeyError, ValueError):  # no panics: faults that must not be taken for the request's
+        with pytest.raises(panic):
+            tokenizer.encode("x")
 
 
 @pytest.mark.slow
@@ -308,6 +311,19 @@ def test_a_part_that_does_not_grow_a_text_may_come_often(part: str, kind: str) -
     """Catches a part that is taken for one that grows a text, or that is unknown, which costs a process."""
     document = {"model": {"vocab": {"a": 0}}}
     assert growth(document | {part: {"type": "Sequence", STEADY[part][0]: [{"type": kind}] * 16}}) == 1
+
+
+@pytest.mark.parametrize(
+    ("part", "kind", "most"),
+    [("pre_tokenizer", "ByteLevel", 5), ("pre_tokenizer", "Metaspace", 3), ("decoder", "WordPiece", 5),
+     ("decoder", "BPEDecoder", 5)],
+)  # fmt: skip
+def test_a_part_that_grows_a_text_may_come_a_few_times(part: str, kind: str, most: int) -> None:
+    """Catches parts that make 32 times a text and more in this process, or fewer that cost a process."""
+    document = {"model": {"vocab": {"a": 0}}}
+    for count in (most, most + 1):
+        parts = {"type": "Sequence", STEADY[part][0]: [{"type": kind}] * count}
+        assert growth(document | {part: parts}) == (1 if count == most else None)
 
 
 @pytest.mark.parametrize(("kind", "factor"), [("NFC", 3), ("NFD", 4), ("NFKC", 12), ("NFKD", 12), ("Lowercase", 2),

@@ -19,6 +19,7 @@ from tokenizers import AddedToken, Tokenizer, processors
 from apcbatch.data.tokenization import tokenizer_json
 from apcbatch.data.tokenization.tokenizer import load_tokenizer
 from apcbatch.data.tokenization.tokenizer_json import read_tokenizer_json
+from apcbatch.errors import RequestError
 from apcbatch.model.locate import locate_model
 from tests.conftest import ROOT
 from tests.data.conftest import CORPUS, KINDS, build_tokenizer, by_transformers, save_model
@@ -207,6 +208,24 @@ def test_a_large_vocabulary_is_left_to_transformers(
     made = SimpleNamespace(get_added_tokens_decoder=backend.get_added_tokens_decoder, get_vocab_size=lambda: num_tokens)
     monkeypatch.setattr(tokenizer_json, "load_backend", lambda *given: made)
     assert (read_tokenizer_json(save_model(tmp_path, backend)) is not None) == is_read
+
+
+@pytest.mark.parametrize("error", [RequestError("worker_lost", "no"), RequestError("invalid_request", "no"), OSError()])
+def test_a_tokenizer_that_cannot_be_loaded_here_is_left_to_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Fault: a lost process makes a tokenizer that is read in another way, or a damaged one ends in a traceback."""
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(tokenizer_json, "load_backend", fail)
+    folder = save_model(tmp_path, build_tokenizer("chatml"))
+    if isinstance(error, RequestError) and error.retryable:
+        with pytest.raises(RequestError, match="no"):
+            read_tokenizer_json(folder)
+    else:
+        assert read_tokenizer_json(folder) is None
 
 
 def test_a_tokenizer_of_16_mib_is_read_here(tmp_path: Path) -> None:

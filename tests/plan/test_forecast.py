@@ -41,6 +41,8 @@ def test_all_and_last_are_what_the_engine_does(data: Dataset, order: str) -> Non
             assert (found.peak_live_snapshots, found.snapshots_for_later) == (len(expected.owner), 0), where
             assert (found.policy, found.prompt_tokens) == (policy, sum(map(len, data.prompts))), where
             assert found.hit_rate == sum(expected.resume_at.values()) / found.prompt_tokens, where
+            assert found.ideal_hit_rate == ideal / found.prompt_tokens, where
+            assert found.computed_tokens == found.prompt_tokens - found.cached_tokens, where
 
 
 def _kept_above(prefix: tuple[int, ...], kept: set[tuple[int, ...]], policy: str, resume_at: int) -> int:

@@ -11,7 +11,15 @@ from typing import Any
 import orjson
 import pytest
 
-from apcbatch.report.comparison import MEASURES, MOST_LISTED, _changed_options, _measures, _misses, first_difference
+from apcbatch.report.comparison import (
+    MEASURES,
+    MOST_LISTED,
+    _changed_options,
+    _measures,
+    _misses,
+    _tokens_of,
+    first_difference,
+)
 from tests.chats import conversation, read_records, write_lines
 from tests.job.conftest import Outcome
 from tests.report.conftest import document_of
@@ -146,6 +154,14 @@ def test_the_first_difference_of_several_answers() -> None:
         if at < len(two[choice]) or at < len(one[choice]):
             assert first_difference(one, two) == first_difference(two, one) == (choice, at)
         assert first_difference(one, [*one, [1]]) == (len(one), 0)
+        assert first_difference(one, [*one, []]) == first_difference([*one, []], one) == (len(one), 0)
+        assert first_difference(one, one) == (0, 0), "they differ in something else, such as how they ended"
+
+
+def test_a_line_that_is_too_long_has_no_tokens() -> None:
+    """Fault: a line of an OUT that is left out because of its size ends the report when answers are compared."""
+    out: Any = SimpleNamespace(read=lambda: iter([(1, None), (2, b'{"id":"other","x":1}')]))
+    assert _tokens_of(out, {"a"}) == {}
 
 
 def test_a_measure_of_one_run_alone_is_shown() -> None:

@@ -22,7 +22,15 @@ from apcbatch.report.fit import (
     fit,
 )
 from apcbatch.report.page import page
-from apcbatch.report.texts import MOST_CHARACTERS, Texts, cut_columns, shortened, shortened_calls, shortened_middle
+from apcbatch.report.texts import (
+    MOST_CHARACTERS,
+    Texts,
+    _length,
+    cut_columns,
+    shortened,
+    shortened_calls,
+    shortened_middle,
+)
 from tests.effort import tries
 from tests.report.documents import document
 from tests.report.runs import HOSTILE, text
@@ -106,7 +114,8 @@ def test_texts_are_held_within_a_bound() -> None:
             assert texts.errors[number][:3] in ("", "int"[: len(texts.errors[number])], "i\u2026", "in\u2026", "\u2026")
     limit = texts.characters
     assert limit is not None and 1 <= limit < 400
-    assert sum(map(len, texts.answers)) <= 10_000 or limit == 1
+    held = sum(map(len, texts.answers)) + sum(map(_length, texts.calls)) + sum(map(len, texts.errors))
+    assert texts._held == held and (held <= 10_000 or limit == 1)
     for (answer, calls), kept, kept_calls in zip(whole, texts.answers, texts.calls, strict=True):
         assert len(kept) <= limit and (kept == answer or answer.startswith(kept[:-1]))
         assert (kept_calls is None) == (calls is None)
@@ -152,11 +161,16 @@ def test_ids_are_cut_no_more_than_the_room_asks() -> None:
     made, draw = document(60, random.randrange(1 << 30), runs=1, trace=False), random.Random(3)
     made["runs"][0]["requests"]["id"] = [str(uuid.UUID(int=draw.getrandbits(128))) for _ in range(60)]
     whole = _shorten_all(made, PAGE_BYTES)
+    assert not any(whole["runs"][0]["requests"]["answer"]), "no text is left"
     assert whole["runs"][0]["requests"]["id"] == made["runs"][0]["requests"]["id"]
     room = _packed_bytes([whole], PAGE_BYTES)
     assert room is not None and _shorten_all(made, room) == whole
     cut = _shorten_all(made, room - 1)["runs"][0]["requests"]["id"]
     assert {len(name) for name in cut} == {ID_LENGTHS[0]}
+    cut = _shorten_all(made, 1)["runs"][0]["requests"]["id"]
+    assert {len(name) for name in cut} == {ID_LENGTHS[-1]}, "to the shortest, even if that is too long"
+    made["runs"][0]["requests"]["id"] = alike = ["x" * 15 + name for name in cut]
+    assert _shorten_all(made, 1)["runs"][0]["requests"]["id"] == alike, "of 16 characters they would be equal"
 
 
 def test_shortening_shows_itself() -> None:

@@ -291,6 +291,13 @@ def test_what_a_summary_says_wrongly_is_not_known(apcbatch: Callable[..., Outcom
     assert told["warnings"] == ["a", "b"] and told["seconds"]["prefill"] == 10.5
 
 
+def test_of_nothing_no_share_is_restored() -> None:
+    """Fault: a run of errors alone is said to have restored all its tokens, or ends the report."""
+    told = verdict(Requests(), [], False)
+    assert (told["requests"], told["hit_rate"], told["prompt_tokens"], told["unfinished"]) == (0, 0.0, 0, False)
+    assert told["ideal_hit_rate"] in (None, 0.0)
+
+
 def test_a_rate_of_several_processes_is_of_all_their_tokens() -> None:
     """Fault: the mean of the rates, in which a process of a second weighs as much as one of an hour."""
 

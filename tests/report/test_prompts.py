@@ -7,19 +7,22 @@ import random
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from apcbatch.data.input.inputs import Inputs, find_inputs
+from apcbatch.data.input.records import parse_record
 from apcbatch.errors import UsageError
 from apcbatch.job.inspection import inspect
 from apcbatch.report.document import make_document
 from apcbatch.report.out_file import find_out
-from apcbatch.report.prompts import PromptReader, _said
+from apcbatch.report.prompts import PromptReader, _said, _Source, _text
 from apcbatch.report.run import read_run
 from apcbatch.report.texts import ELLIPSIS, shortened_prompt
 from apcbatch.resolution import resolve
+from apcbatch.types import Request
 from tests.chats import read_records, write_lines
 from tests.conftest import SHARED_DATA
 from tests.job.conftest import Outcome
@@ -146,16 +149,49 @@ def test_what_cannot_be_known_is_refused(apcbatch: Command, tmp_path: Path) -> N
 
 def test_a_record_of_another_prompt_shows_none(apcbatch: Command, tmp_path: Path) -> None:
     """Fault: a prompt beside an answer that was not made from it."""
-    (tmp_path / "in.jsonl").write_text("\n".join(EXAMPLES.read_text().splitlines()[:3]) + "\n")
+    bad = '{"id": "bad", "messages": []}'  # has no prompt; those after it have
+    (tmp_path / "in.jsonl").write_text("\n".join([bad, *EXAMPLES.read_text().splitlines()[:3]]) + "\n")
     apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 2, "--policy", "all", "-q")
-    records = read_records(tmp_path / "out.jsonl")
-    chosen = random.randrange(len(records))
+    records = sorted(read_records(tmp_path / "out.jsonl"), key=lambda record: record["error"] is None)
+    chosen = random.randrange(1, len(records))
     records[chosen]["apcbatch"]["request_digest"] = "ab" * 16
     write_lines(tmp_path / "out.jsonl", records)
     warned: list[str] = ["the first"]
     table = rows_with_prompts(tmp_path / "out.jsonl", tmp_path / "in.jsonl", warned=warned)
-    assert [row for row, text in enumerate(table["prompt_text"]) if text is None] == [chosen]
+    assert [row for row, text in enumerate(table["prompt_text"]) if text is None] == [0, chosen]
     assert any("1 requests of" in sentence and "not shown" in sentence for sentence in warned)
+
+
+@pytest.mark.parametrize(
+    ("score", "turns", "turn", "expected"),
+    [
+        (False, "each", 1, "U"), (False, "each", 3, "UAUAU"), (False, "each", None, "UAUAU"),
+        (False, "last", 3, "UAUAU"),
+        (True, "each", 1, "U"), (True, "each", 2, "UAU"), (True, "each", None, "UAU"), (True, "last", 2, "UAU"),
+    ],
+)  # fmt: skip
+def test_a_prompt_is_the_messages_before_its_turn(score: bool, turns: str, turn: int | None, expected: str) -> None:
+    """Fault: a prompt holds the answer that is beside it, or is that of another turn."""
+    roles = {"U": "user", "A": "assistant"}
+    messages = [{"role": roles[letter], "content": f"{letter}{number}"} for number, letter in enumerate("UAUAU")]
+    good: Any = parse_record({"messages": messages, "tools": [{"name": "f"}]}, 1)
+    [_] = source = _Source(iter([good]))
+    config: Any = SimpleNamespace(score=score, turns=turns)
+    told = [[roles[letter], f"{letter}{number}"] for number, letter in enumerate(expected)]
+    assert source.history(turn, config) == [["tools", "f"], *told]
+    good.tools = None
+    assert source.history(turn, config) == told
+
+
+def test_of_a_long_prompt_the_beginning_and_the_end_are_decoded() -> None:
+    """Fault: a prompt of a million tokens is decoded whole, or one without a tokenizer has no text."""
+    tokenizer: Any = SimpleNamespace(reads_text=True, decode_all=lambda ids: (len(ids), ids[0], ids[7_999], ids[-1]))
+    renderer: Any = SimpleNamespace(tokenizer=tokenizer)
+    for count, expected in ((16_000, (16_000, 0, 7_999, 15_999)), (16_001, (16_000, 0, 7_999, 16_000))):
+        found: Any = _text(Request("r", list(range(count))), renderer)
+        assert found == expected
+    tokenizer.reads_text = False
+    assert _text(Request("r", [5, 6]), renderer) == "5 6"
 
 
 def test_a_message_is_its_thought_its_text_and_its_calls() -> None:

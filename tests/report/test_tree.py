@@ -105,3 +105,11 @@ def test_what_saves_least_is_folded_into_its_parent(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(tree, "MAX_EDGE_ROWS", 6)
     whole = merge_edges([one])
     assert whole is not None and whole["note"] is None and whole["text"] == columns["text"]
+    monkeypatch.setattr(tree, "MAX_EDGE_ROWS", 2)
+    columns = {name: values[:3] for name, values in columns.items()} | {"restored": [0, 20, 90]}
+    star = merge_edges([dataclasses.replace(one, edges=EdgeColumns(**columns))])
+    assert star is not None and star["text"] == ["a", "c"], "the first edge goes if it saves least"
+    columns |= {name: [*values, values[-1]] for name, values in columns.items()}
+    columns |= {"parent": [-1, 0, 1, 1], "begin": [0, 0, 5, 5], "end": [0, 5, 9, 9], "text": list("abcd")}
+    fork = merge_edges([dataclasses.replace(one, edges=EdgeColumns(**columns | {"restored": [0, 35, 30, 40]}))])
+    assert fork is not None and fork["text"] == ["a", "b"], "an edge stays while there are edges below it"

@@ -12,6 +12,7 @@ import pytest
 from apcbatch.errors import UsageError
 from apcbatch.store import Store
 from apcbatch.store import index as index_module
+from apcbatch.store.check import Checker, CheckReport
 from apcbatch.store.database import Entry, IndexDamaged, entry_of, is_count, row_id
 from apcbatch.store.format import INDEX_NAME, MAX_FILE_BYTES, make_header
 from apcbatch.store.index import Index
@@ -229,6 +230,37 @@ def _index(folder: Path) -> Index:
     index = Index(str(folder / INDEX_NAME))
     index.create(lambda: None)
     return index
+
+
+def test_a_row_whose_file_has_come_back_stays(store: Store, folder: Path) -> None:
+    """Catches a check that drops a snapshot which another process has stored since the check looked for its file."""
+    [key] = put_chain(store, "a", 1)
+    store.flush()
+    assert store._reader.index is not None
+    checker = Checker(store._reader.index, store._index, store._folder)
+    header, num_bytes = store._folder.header(key), store._folder.size(key)
+    checker._drop_row(key)
+    checker._drop_row(key_of("none", 1))
+    checker._enter(header, num_bytes)
+    assert store.present([key]) == {key} and checker._report == CheckReport()
+    path_of(folder, key).unlink()
+    checker._drop_row(key)
+    assert store.present([key]) == set() and checker._report.num_rows_dropped == len(checker._report.faults) == 1
+    checker._enter(header, num_bytes)
+    assert store.present([key]) == set() and checker._report.num_adopted == 0, "it was evicted meanwhile"
+
+
+def test_files_of_one_row_are_removed_and_no_others(store: Store, folder: Path) -> None:
+    """Catches the file of another snapshot that goes with one whose row is damaged."""
+    row = bytes(range(8))
+    keys = [row + bytes(24), row + bytes([1] * 24), row[:7] + bytes([9] * 25)]
+    for key in keys:
+        store.put(key, 16, None, FINGERPRINT, arrays_of(key))
+        store.flush()
+        if key == keys[0]:  # its row has the id of the next one, of which there is a file too
+            (path_of(folder, keys[1])).write_bytes(path_of(folder, key).read_bytes())
+    assert store._folder.remove_namesakes(row + b"x" * 24) == 2
+    assert [path_of(folder, key).exists() for key in keys] == [False, False, True]
 
 
 def test_prune_of_nothing_in_particular_is_refused(store: Store) -> None:

@@ -29,6 +29,15 @@ def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path, warnings: list
         Store.open(path, warn=warnings.append)
 
 
+def test_a_file_of_noise_that_has_the_name_of_an_index_makes_no_store(folder: Path, warnings: list[str]) -> None:
+    """Catches the folder of another program whose file of this name is put aside as a damaged index."""
+    folder.mkdir()
+    (folder / "index.sqlite").write_bytes(b"noise" * 2000)
+    with pytest.raises(UsageError, match="is not a snapshot store and not empty"):
+        Store.open(folder, warn=warnings.append)
+    assert [path.name for path in folder.iterdir()] == ["index.sqlite"] and not warnings
+
+
 def test_reading_where_there_is_no_store_is_refused(folder: Path, warnings: list[str]) -> None:
     """`store stat` of a mistyped path must not make a new store there."""
     with pytest.raises(UsageError, match="there is no store"):
@@ -53,3 +62,13 @@ def test_an_index_that_cannot_be_used_is_closed_again(
     monkeypatch.setattr(Index, "close", lambda index: (closed.append(index), end(index)))
     Store.open(folder, warn=warnings.append, read_only=True).close()
     assert opened and closed == opened and len(warnings) == 1
+
+    def fail(*_: object) -> None:
+        raise OSError("no room for a session")
+
+    monkeypatch.setattr("apcbatch.store.open.Session", fail)
+    opened.clear()
+    closed.clear()
+    with Store.open(folder, warn=warnings.append) as store:
+        assert store.is_read_only and "no room for a session" in warnings[-1]
+        assert len(opened) >= 3 and set(opened) - set(closed) == {store._reader.index, opened[-2]} - set(closed)

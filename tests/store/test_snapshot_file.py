@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from apcbatch.layout import TensorLayout
 from apcbatch.store.format import MAX_HEADER_BYTES, BadSnapshot, Header, TensorInfo, make_header, read_header
-from apcbatch.store.snapshot_file import check_layout, decode, encode, read_tensors
+from apcbatch.store.snapshot_file import _bytes_of, check_layout, decode, encode, read_tensors
 from tests.store.conftest import FINGERPRINT, key_of
 
 GOLDEN = Path(__file__).parent / "golden" / "snapshot-v1.safetensors"
@@ -383,3 +383,16 @@ def test_another_layout_is_refused(name: str, layout: dict[str, TensorLayout]) -
 def test_what_the_format_cannot_hold_is_a_fault_of_the_caller(arrays: dict[str, np.ndarray], word: str) -> None:
     with pytest.raises(ValueError, match=word):
         make_header(key_of("x", 1), FINGERPRINT, 1, None, arrays)
+
+
+@pytest.mark.parametrize(
+    ("given", "is_used"),
+    [(np.zeros(4, np.uint8), True), (np.zeros((2, 1), np.uint16), True), (np.zeros(5, np.uint8), False),
+     (np.zeros(8, np.uint8)[::2], False), (np.zeros((2, 2), np.uint8).T, False), (None, False)],
+    ids=str,
+)  # fmt: skip
+def test_a_tensor_is_read_into_what_holds_its_bytes(given: np.ndarray | None, is_used: bool) -> None:
+    """Catches bytes that are written over others', or to a copy that nobody looks at."""
+    data = _bytes_of(given, 4)
+    assert data.nbytes == 4 and data.dtype == np.uint8 and data.flags.c_contiguous
+    assert (given is not None and np.shares_memory(data, given)) == is_used

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from apcbatch.store import Store
 from apcbatch.store.database import IndexDamaged, IndexFault
 from apcbatch.store.environment import Files
 from apcbatch.store.format import SUSPECT_NAME
+from apcbatch.store.index import Index
 from apcbatch.store.status import MAX_BAD_SNAPSHOT_LINES, Status, StoreCounters
+from tests.store.conftest import put_chain
 
 
 @pytest.mark.parametrize(
@@ -58,6 +61,33 @@ def test_bad_snapshots_are_listed_up_to_a_bound() -> None:
     assert len(lines) == MAX_BAD_SNAPSHOT_LINES + 1 and status.counters.bad == MAX_BAD_SNAPSHOT_LINES + 3
     assert lines[1] == f"store a store: snapshot {'01' * 32} is not used: it is torn; it is computed again"
     assert lines[-1].endswith("more bad snapshots are not listed; run: apcbatch store check 'a store'")
+
+
+def test_what_a_store_holds_is_nothing_where_that_cannot_be_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a progress line that ends the run because the index is damaged."""
+    put_chain(store, "a", 2)
+    store.flush()
+    entries, num_bytes = store.held
+    assert entries == 2 and num_bytes > 0
+
+    def fail(index: Index) -> tuple[int, int]:
+        raise IndexDamaged("noise")
+
+    monkeypatch.setattr(Index, "totals", fail)
+    assert store.held == (0, 0)
+
+
+def test_a_row_is_removed_once(store: Store) -> None:
+    """Catches a loop over the rows that goes on for ever, as nothing of what it finds can be removed."""
+    [key] = put_chain(store, "a", 1)
+    store.flush()
+    assert store._index is not None
+    entry = store._index.find(key)
+    assert entry is not None
+    with store._index.transaction():
+        store._index.remove(entry)
+        with pytest.raises(IndexDamaged, match="a row that was found cannot be removed"):
+            store._index.remove(entry)
 
 
 def test_counters_add_up_and_are_copies() -> None:

@@ -163,6 +163,24 @@ def test_a_callback_that_fails_does_not_leave_anybody_waiting(folder: Path, warn
     assert [one.exc_type for one in seen] == [ZeroDivisionError] and done == [(beside, True), (queued, False)]
 
 
+def test_the_first_of_several_errors_is_raised_when_all_are_called_back() -> None:
+    """Fault: a callback's error hides the ones after it, or the cause of all is hidden by the last."""
+    told: list[str] = []
+
+    def offer(name: str) -> writer.Offer:
+        def fail(*given: object) -> None:
+            told.append(name)
+            raise KeyError(name)
+
+        header = SimpleNamespace(key=name.encode())
+        return writer.Offer(header, None, 0, fail if name != "b" else None)  # type: ignore[arg-type]
+
+    with pytest.raises(KeyError, match="a"):
+        writer._report([offer(name) for name in "abc"])
+    assert told == ["a", "c"]
+    writer._report([offer("b")])
+
+
 @pytest.mark.parametrize(
     ("changed", "is_due"),
     [
@@ -256,6 +274,20 @@ def test_what_is_given_up_is_never_fetched(folder: Path, warnings: list[str]) ->
     threading.Timer(0.05, release.set).start()
     store.close(drain=False)
     assert len(fetched) == writer.MAX_BATCH_OFFERS == sum(done) and len(done) == writer.MAX_BATCH_OFFERS + 20
+
+
+def test_a_use_that_comes_with_the_snapshot_itself_counts(store: Store) -> None:
+    """Fault: a snapshot that is used before it is on disk is taken for an unused one, and goes first."""
+    used, unused = key_of("used", 16), key_of("unused", 16)
+    assert store._writer is not None and store._index is not None
+    with store._writer._change:  # all in one batch
+        for key in (used, unused):
+            store.put(key, 16, None, FINGERPRINT, arrays_of(key))
+        for _ in range(3):
+            store.touch(used)
+    store.flush()
+    entries = [store._index.find(key) for key in (used, unused)]
+    assert [entry and entry.uses for entry in entries] == [3, 0]
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,10 @@ def test_the_reason_names_the_numbers() -> None:
     assert slower.reason == only + "; the next best, 64, takes 50 % longer."
     tie = chosen(candidate(16, 2.0), candidate(32, 2.02, written=200))
     assert tie.reason == only + ", as fast as block size 32 within 1 %, and keeps less."
+    brief = chosen(candidate(16, 0.25), candidate(32, 0.5))
+    assert brief.reason.endswith("; the next best, 32, takes 100 % longer.")
+    nothing = chosen(candidate(16, 0.0), candidate(32, 0.0, written=200))
+    assert nothing.reason.endswith(", as fast as block size 32 within 1 %, and keeps less."), "no time at all"
     real = chosen(candidate(16, 9.0, real_s=2.0), candidate(32, 1.0), candidate(64, 8.0, real_s=4.0))
     assert real.recommended.block_size == 16
     assert real.reason == only.replace("predicted", "measured") + "; the next best, 64, takes 100 % longer."
@@ -117,9 +121,10 @@ def test_the_picture_shows_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         figure_module.Figure, "savefig", lambda figure, *to, **how: (figures.append(figure), save(figure, *to, **how))
     )
-    candidates = [candidate(1, 2.0, real_s=3.0, written=1 << 20), candidate(16, 1.0, written=3 << 20)]
+    candidates = [candidate(1, 2.0, real_s=3.0, written=1 << 20), candidate(16, 1.0, written=3 << 19)]
     tuning = Tuning(MADE, COSTS, candidates, candidates[1], 1, "")
     assert draw(tuning, "png").startswith(b"\x89PNG")
+    assert draw(tuning, "svg") == draw(tuning, "svg"), "no date, and the same names"
     curves = {
         axes.get_title(): [(list(line.get_xdata()), [float(y) for y in line.get_ydata()]) for line in axes.get_lines()]
         for axes in figures[0].axes
@@ -127,9 +132,14 @@ def test_the_picture_shows_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(curves) == ["hit rate, %", "kept in the run, MiB", "predicted seconds"]
     recommended = ([16, 16], [0.0, 1.0])
     assert curves["hit rate, %"] == [([1, 16], [30.0, 30.0]), recommended, ([0, 1], [75.0, 75.0])]
-    assert curves["kept in the run, MiB"] == [([1, 16], [1.0, 3.0]), recommended]
+    assert curves["kept in the run, MiB"] == [([1, 16], [1.0, 1.5]), recommended]
     assert curves["predicted seconds"] == [([1, 16], [2.0, 1.0]), recommended, ([1], [3.0])]
     assert all(axes.get_ylim()[0] == 0 and axes.get_xscale() == "log" for axes in figures[0].axes)
+    legends = [
+        axes.get_legend() and [text.get_text() for text in axes.get_legend().get_texts()] for axes in figures[0].axes
+    ]
+    assert legends == [["ideal"], None, ["measured"]]
+    assert all([text.get_text() for text in axes.get_xticklabels()] == ["1", "16"] for axes in figures[0].axes)
 
 
 def test_the_block_sizes_are_those_of_the_documentation() -> None:

@@ -25,6 +25,30 @@ RESTORE_RAM, RESTORE_DISK, WRITE_BYTE = 7e-4, 9e-3, 1e-8
 STORED_BYTES = 1000
 
 
+@pytest.mark.parametrize(("store", "beside"), [(None, False), ("s", True), ("gone/s", False)])
+def test_a_temporary_store_is_beside_the_given_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str | None, beside: bool
+) -> None:
+    """Fault: the disk of the temporary folder is measured, or a store that is yet to be made ends the command."""
+    made: list[Any] = []
+    ended: list[str] = []
+    engine = SimpleNamespace(abort=lambda: ended.append("abort"), close=lambda: ended.append("close"))
+
+    def make_engine(config: Any, warn: object) -> SimpleNamespace:
+        made.append(config)
+        return engine
+
+    monkeypatch.setattr(open, "make_engine", make_engine)
+    config = load({} if store is None else {"store": str(tmp_path / store)}, None, {})
+    for has_store in (True, False):
+        with measurement.temporary_engine(config, print, has_store=has_store) as opened:
+            assert opened is engine and made[-1].draft == "none"
+            folder = made[-1].store and Path(made[-1].store).parent
+            assert (folder is not None and folder.is_dir()) == has_store
+        assert not has_store or (folder.parent == tmp_path) == beside and not folder.exists()
+    assert ended == ["abort", "close"] * 2
+
+
 class KnownEngine:
     """An engine without a model: each call of `run` is one pass, whose seconds are those of the costs above. On a
     device a pass waits for two thirds of a restore, and what was restored once is in memory.

@@ -55,7 +55,7 @@ FORECAST = Forecast(2, 2000, 1400, [0, 1600], 1, 300, 1, {16: NEAR, 64: FAR})
 SURVEY: Any = SimpleNamespace(num_lines=1, errors=Counter(invalid_json=2, duplicate_id=1), num_windows=3)
 RATES = (Rate(1, 2048, 0, 12345.6), Rate(32, 16, 0, 2000.0), Rate(2, 64, 1984, 1500.4))
 CANDIDATES = [
-    Candidate(16, NEAR["planned"], 1.5, 0.25, 0.25, Verified(1.0, 2.5, 1500)),
+    Candidate(16, NEAR["planned"], 1.5, 0.25, 0.25, Verified(0.5, 2.5, 1500)),
     Candidate(64, FAR["planned"], 3.0, 0.5, 0.5, Verified(4.0, 5.0, 398)),
     Candidate(128, FAR["planned"], 1.0, 0.0, 0.0),
 ]
@@ -102,7 +102,7 @@ Measured here with this model:
     64    20.0 %          399        1,601      1,234         56     3.0 MiB     5.0 MiB            89       4.00  ####################
    128    20.0 %          399        1,601      1,234         56     3.0 MiB     5.0 MiB            89       1.00  #####               
 
-block 16: prefill predicted 1.50 s, measured 1.00 s (+50 %), the whole run 2.50 s; cached tokens predicted 1,500, measured 1,500: as predicted
+block 16: prefill predicted 1.50 s, measured 0.50 s (+200 %), the whole run 2.50 s; cached tokens predicted 1,500, measured 1,500: as predicted
 block 64: prefill predicted 3.00 s, measured 4.00 s (-25 %), the whole run 5.00 s; cached tokens predicted 399, measured 398: NOT as predicted
 
 note: a note
@@ -125,6 +125,20 @@ def test_the_reports_are_those_of_their_numbers() -> None:
     for width, has_bars in ((widest, True), (widest - 1, False)):
         shown = list(tuning_lines(TUNING, config, width))
         assert [row in shown for row in rows] == [has_bars] * len(rows)
+    for width in range(60, widest):
+        [row] = (line for line in tuning_lines(TUNING, config, width) if line.endswith("<- recommended"))
+        assert row.startswith("    16") and len(row) <= width, "the mark is on its row"
+
+
+def test_a_run_that_takes_no_time_has_no_bars() -> None:
+    """Fault: a division by nothing where no candidate takes any time, or none was measured."""
+    config = load({"model": "demo"}, None, {})
+    quick = Candidate(16, NEAR["planned"], 0.0, 0.0, 0.0, Verified(0.0, 0.0, 1500))
+    lines = text(tuning_lines(Tuning(FORECAST, COSTS, [quick], quick, 1, "it."), config))
+    brief = Candidate(16, NEAR["planned"], 0.25, 0.0, 0.0)
+    bars = text(tuning_lines(Tuning(FORECAST, COSTS, [brief, quick], brief, 2, "it."), config))
+    assert bars.count("#") == 20 and "computing 2 tokens." in bars
+    assert "#" not in lines and "measured 0.00 s (+0 %)" in lines and "computing 1 token." in lines
 
 
 def test_the_documents_are_those_of_their_numbers() -> None:
@@ -140,5 +154,5 @@ def test_the_documents_are_those_of_their_numbers() -> None:
     assert (planned["policy"], planned["model"], planned["candidates"][0]) == ("all", "demo", near)
     tuned = tuning_document(TUNING, config)
     assert tuned["dataset"] == dataset | {"ideal_hit_rate": 0.8}
-    assert tuned["candidates"][0] == near | {"predicted_prefill_s": 1.5, "measured_prefill_s": 1.0}
+    assert tuned["candidates"][0] == near | {"predicted_prefill_s": 1.5, "measured_prefill_s": 0.5}
     assert tuned["recommended"] == {"block_size": 16, "min_gain_tokens": 11, "reason": "the reason."}

@@ -59,7 +59,12 @@ def table(outcomes: list[Outcome]) -> str:
 @click.option("--seed", default=1, show_default=True, help="which ones")
 @click.option("--jobs", default=CORES, show_default="a core each, at most 16", help="runs at a time")
 @click.option("--only", default="apcbatch/", help="of the sample, those in files whose path begins so")
-@click.option("--work", type=click.Path(path_type=Path), default=WORK, help="for the copies, and for outcomes.json")
+@click.option(
+    "--work",
+    type=click.Path(path_type=Path, resolve_path=True),
+    default=WORK,
+    help="for the copies, and for outcomes.json",
+)
 @click.option("--least", default=92.0, show_default=True, help="percent that must be noticed")
 def main(size: int, seed: int, jobs: int, only: str, work: Path, least: float) -> None:
     bench = Bench(ROOT, work, jobs)

@@ -197,7 +197,7 @@ class Renderer:
 
     def complete_without_template(self, conversation: Conversation) -> None:
         """Make a conversation of one user text a completion, if the model has no chat template."""
-        if conversation.text is not None and self.template.is_fallback and conversation.make_completion():
+        if self.template.is_fallback and conversation.make_completion():
             self.warn_once(
                 "text",
                 f"line {conversation.line}: the model has no chat template, so prompts that are texts are continued as "

@@ -64,7 +64,7 @@ def read_separated(chunks: Iterator[bytes], separator: str, limit: int) -> Itera
             yield data.decode("utf-8", "surrogateescape") + "\n"
 
     reader = csv.reader(lines(), delimiter=separator, strict=True)
-    columns = next(reader)
+    columns, taken = next(reader), 0
     for cells in reader:
         taken = 0
         if not cells:

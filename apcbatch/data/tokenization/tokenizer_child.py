@@ -41,8 +41,6 @@ def load(folder: str) -> Reply:
         if not hasattr(source, "backend_tokenizer"):
             return REFUSED, "it is not converted to a tokenizer.json; convert it, and put that into the folder"
     backend = source.backend_tokenizer
-    backend.no_truncation()
-    backend.no_padding()
     text = backend.to_str()
     facts = {
         "tokenizer": text,
