@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from typing import Literal
 
 from apcbatch.drafts.drafter import Draft
 from apcbatch.drafts.drafts import Drafts
@@ -44,7 +45,7 @@ class Drafting:
         self._costs, self._plain_costs = RowCosts(), RowCosts()
         self._num_begun = 0  # passes
         self._waited = False  # whether the host reads the last pass before it begins the next, to draft
-        self._after_plain = False  # whether the last pass had neither drafts nor prompts
+        self._last: Literal["prompts", "plain", "drafts"] = "prompts"  # what the last pass had
         self.saved_s: float | None = None
         self._learning_s = 0.0
         self._forced_reach = 0.9  # estimated acceptance of a token that a grammar forces
@@ -159,14 +160,16 @@ class Drafting:
         """Add the seconds of a pass without prompts, counted from the end of the previous pass.
 
         A pass without drafts is slower after one with drafts or prompts, as its batch is made anew. So only one after
-        another of its kind tells what decoding without drafts costs."""
+        another of its kind tells what decoding without drafts costs, and one after prompts tells nothing."""
         waited, self._waited = self._waited, False
-        after_plain, self._after_plain = self._after_plain, False
+        last, self._last = self._last, "prompts"
         if self._drafts is None or any(chunk.sequence.in_prefill for chunk in chunks):
             return
         number, rows = len(chunks), sum(chunk.num_rows for chunk in chunks)
-        self._after_plain = rows == number
-        is_plain = rows == number and after_plain and not waited
+        self._last = "plain" if rows == number else "drafts"
+        if rows == number and last == "prompts":
+            return
+        is_plain = rows == number and last == "plain" and not waited
         (self._plain_costs if is_plain else self._costs).add(rows, seconds)
         (self._costs if is_plain else self._plain_costs).age()
         if rows > number and self._plain_costs.knows(number):

@@ -479,6 +479,7 @@ def known_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines that draft from known answers, whatever it costs."""
     monkeypatch.setattr(engine_open, "Drafts", FromReferences)
     monkeypatch.setattr(RowCosts, "of", lambda self, rows: 1.0)
+    monkeypatch.setattr("apcbatch.engine.drafting.PLAIN_RUN", 0)
 
 
 @pytest.mark.usefixtures("one_thread", "known_drafts")
