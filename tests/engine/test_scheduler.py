@@ -10,7 +10,7 @@ from apcbatch.engine.admission import PassBudget
 from apcbatch.engine.drafting import Drafting
 from apcbatch.engine.scheduler import Scheduler, num_live_slots
 from apcbatch.engine.sequence import Chunk, Sequence, make_sequence
-from apcbatch.types import Policy, Request
+from apcbatch.types import Policy, Request, RequestPlan
 from tests.engine.test_snapshots import snapshots_of
 
 
@@ -257,3 +257,30 @@ def test_slots_are_left_for_the_answers_of_an_admitted_prompt() -> None:
     chunks, _ = scheduler.schedule()
     assert shown(chunks) == [(0, 0, 4)] and (scheduler._num_owed, list(scheduler.waiting)) == (2, [other])
     assert (prompt.num_answers, prompt.will_fork, prompt.siblings) == (3, True, [prompt])
+
+
+def test_one_that_waits_for_a_prefix_holds_up_only_those_who_share_it() -> None:
+    """Fault: a prompt that waits for another one's prefix keeps all that come after it from free slots."""
+    scheduler = scheduler_of("all", max_batch_tokens=20)
+    stem = [50] * 40
+    prompts = [stem, [*stem, 51], [52] * 10, [*stem, 53]]
+    made = [make_sequence(Request(f"{prompt[-1]}", prompt, max_tokens=8), 1000, None) for prompt in prompts]
+    for sequence in made:
+        scheduler._snapshots.prepare(sequence)
+        scheduler.submit(sequence)
+    assert shown(scheduler.schedule()[0]) == [(0, 0, 20)]
+    scheduler._budget = PassBudget(64, 4, 1)
+    assert shown(scheduler.schedule({made[0]: 20})[0]) == [(0, 20, 20), (2, 0, 10)]
+    assert list(scheduler.waiting) == [made[1], made[3]]
+
+
+def test_one_that_finds_no_slots_is_not_overtaken_unless_it_has_a_plan() -> None:
+    """Fault: an unplanned prompt of several answers waits while later ones compute what it shares with them; or a
+    planned one, whose readers wait in any case, holds up the others."""
+    for plan, admitted in ((None, [0]), (RequestPlan(), [0, 2])):
+        scheduler = scheduler_of(max_running=4)
+        submit(scheduler, 4, n=2, temperature=1.0)
+        (second,) = submit(scheduler, 5, n=3, temperature=1.0, plan=plan)
+        submit(scheduler, 6)
+        chunks, _ = scheduler.schedule()
+        assert [chunk.sequence.number for chunk in chunks] == admitted and scheduler.waiting[0] is second
