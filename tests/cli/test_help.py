@@ -69,6 +69,11 @@ def test_the_short_help_comes_before_other_faults(words):
         (["run", "x", "--store"], "st", [("dir", "st")]),
         (["run"], "ch", [("file", "ch")]),
         (["report", "x", "-o"], "r", [("file", "r")]),
+        (["run", "-h"], "--max-t", [("plain", "--max-tokens")]),
+        (["run", "x", "--policy"], "la", [("plain", "last")]),
+        (["run", "x", "--policy"], "x", []),
+        (["run", "x", "--config"], "c", [("file", "c")]),
+        (["store", "stat"], "st", [("dir", "st")]),
     ],
 )
 def test_a_shell_completes_commands_options_values_and_files(words, incomplete, found):
