@@ -261,5 +261,6 @@ def test_the_end_of_a_run_drops_all_readers() -> None:
     """Fault: a snapshot is held, after an abort, for requests that were dropped."""
     shelf = Shelf(k4=1)
     shelf.fail(shelf.submit(FAILS))
+    shelf.fail(shelf.submit(RequestPlan(keep=(16,), reads=(1,))))  # which resumes from none
     shelf.handover.clear()
     assert not shelf.handover._failed and shelf.held == {b"k4": 0}

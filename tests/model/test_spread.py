@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -181,6 +182,72 @@ def test_a_tensor_that_is_there_stays_there() -> None:
     """Catches a copy where there is nothing to be copied to."""
     tensor = torch.ones(3)
     assert Hop(CPU, CPU).send(tensor).receive() is tensor
+
+
+def test_a_tensor_that_goes_to_another_device_waits_for_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: memory that is used again while it is copied, a tensor that is read before it is there, or a stage that
+    waits for later passes of another one."""
+    lines: list[str] = []
+    current: list[Any] = []
+
+    def stream(device: object) -> Any:
+        name = f"passes of {device}" if current else next(names)
+        return SimpleNamespace(
+            name=name,
+            wait_stream=lambda other: lines.append(f"{name} waits for {other.name}"),
+            wait_event=lambda event: lines.append(f"{name} waits for {event}"),
+            record_event=lambda: lines.append(f"event on {name}") or f"the event on {name}",
+        )
+
+    names = iter(("leaving", "arriving"))
+    monkeypatch.setattr(torch.cuda, "Stream", stream)
+    hop = Hop(torch.device("cuda", 0), torch.device("cuda", 1))
+    current.append("passes")
+    monkeypatch.setattr(torch.cuda, "current_stream", stream)
+
+    @contextmanager
+    def on(stream: Any) -> Iterator[None]:
+        current.append(stream.name)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "stream", on)
+
+    def tensor(name: str, device: str) -> Any:
+        def to(target: object, non_blocking: bool) -> Any:
+            lines.append(f"{name} to {target} on {current[1:]}" + " async" * non_blocking)
+            return tensor("copy", str(target))
+
+        return SimpleNamespace(
+            to=to, device=device, record_stream=lambda stream: lines.append(f"{name} is used by {stream.name}")
+        )
+
+    sent = hop.send(tensor("tensor", "cuda:0"))
+    assert lines == [
+        "leaving waits for passes of cuda:0",
+        "tensor to cuda:1 on ['leaving', 'arriving'] async",
+        "event on arriving",
+        "tensor is used by leaving",
+    ]
+    lines.clear()
+    assert sent.receive() is sent.tensor
+    assert lines == ["passes of cuda:1 waits for the event on arriving", "copy is used by passes of cuda:1"]
+
+
+@pytest.mark.parametrize(
+    ("weights", "count", "begins"),
+    [([1, 1, 1], 2, [0, 1]), ([1, 1, 1, 1, 1], 3, [0, 1, 3]), ([4, 1, 1, 1], 3, [0, 1, 2]), ([0, 0, 0], 2, [0, 1])],
+)
+def test_ties_give_the_last_stage_more(weights: list[int], count: int, begins: list[int]) -> None:
+    """Fault: two processes of one run cut a model at different layers."""
+    assert [part.start for part in balanced(weights, count)] == begins
+
+
+def test_a_spread_slot_is_in_no_one_place(arenas: tuple[StateArena, SpreadArena]) -> None:
+    """Fault: a slot is written to the store without the layers of other devices."""
+    assert not arenas[1].on_host
+    with pytest.raises(ValueError, match="slot 2 lies in 3 stages, in no one place; copy it out"):
+        arenas[1].host_slot(2)
 
 
 def test_what_cannot_be_parted_is_refused(
