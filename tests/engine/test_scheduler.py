@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -284,3 +285,26 @@ def test_one_that_finds_no_slots_is_not_overtaken_unless_it_has_a_plan() -> None
         submit(scheduler, 6)
         chunks, _ = scheduler.schedule()
         assert [chunk.sequence.number for chunk in chunks] == admitted and scheduler.waiting[0] is second
+
+
+@pytest.mark.parametrize(
+    ("num_running", "first_ends", "num_owed", "begins"),
+    [
+        (4, False, 1, [6, 6, 6, 6]),
+        (4, True, 1, []),  # its slot is for an answer that waits
+        (4, True, 0, [6, 6, 6]),
+        (3, False, 1, []),  # a slot is free for it now
+        (3, False, 0, [6, 6, 6]),
+    ],
+)
+def test_no_pass_is_foreseen_that_an_answer_of_a_prompt_might_join(
+    num_running: int, first_ends: bool, num_owed: int, begins: list[int]
+) -> None:
+    """Fault: an answer waits a pass longer than it has to for its slot, or nothing is begun ahead while it waits."""
+    scheduler = scheduler_of()
+    submit(scheduler, 5, max_tokens=2 if first_ends else 8)
+    submit(scheduler, *[5] * (num_running - 1))
+    compute(scheduler, scheduler.schedule()[0])
+    chunks, _ = scheduler.schedule()
+    scheduler.forks = [SimpleNamespace(waiting=range(num_owed + 1))]  # type: ignore[list-item]
+    assert [chunk.begin for chunk in scheduler.foresee(chunks)] == begins
