@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import click
 import pytest
 
-from apcbatch.cli.options import read_block_sizes
+from apcbatch.cli.options import ANYWHERE, LOCAL, read_block_sizes
 from apcbatch.cli.terminal import (
     echo,
     echo_json,
@@ -119,3 +120,13 @@ def test_text_and_warnings_go_where_they_belong(capsys: pytest.CaptureFixture[st
     echo_row("odd  x", 2, "odd")
     assert capsys.readouterr().out == "odd  x\n"
     assert json_document({"b": [1], "a": "\u00e9"}) == '{\n  "b": [\n    1\n  ],\n  "a": "\u00e9"\n}\n'.encode()
+
+
+def test_a_path_that_cannot_be_used_is_named_by_where_it_was_given() -> None:
+    """Fault: a sentence that names no argument, or one with the dots of its usage."""
+    argument, option = click.Argument(["inputs"], metavar="INPUT..."), click.Option(["--json"])
+    for parameter, name in ((argument, "INPUT"), (click.Argument(["folder"]), "folder"), (option, "--json")):
+        with pytest.raises(UsageError, match=f"^{name}\\b[^.]"):
+            LOCAL.convert("s3://bucket/x", parameter, None)
+        assert ANYWHERE.convert("s3://bucket/x", parameter, None) == "s3://bucket/x"
+    assert LOCAL.convert("file:///x/y", option, None) == LOCAL.convert("/x/y", None, None) == "/x/y"
