@@ -11,6 +11,7 @@ import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
+from apcbatch.cli.options import GroupedCommand, GroupedOption, config_options, given_flags, short_help_option
 from apcbatch.cli.program import cli, main
 from apcbatch.cli.run import FIRST_OPTIONS
 from apcbatch.config import OPTIONS, flag_name
@@ -123,3 +124,70 @@ def test_a_default_is_shown_where_there_is_one(flag, default):
     whole = " ".join(CliRunner().invoke(cli, ["run", "--help"], prog_name="apcbatch").output.split())
     own = whole.partition(f" {flag} ")[2].partition(" --")[0]
     assert ("[default: " in own) == (default is not None) and (default is None or f"[default: {default}]" in own), own
+
+
+WHOLE = """\
+Usage: made [OPTIONS]
+
+  First.
+
+  Second.
+
+Other options:
+  -h             Show the 2 options to begin with, and stop.
+  --other X|yes  another
+  --help         Show this message and exit.
+
+Output options:
+  -q, --quiet           No line for each request.
+  --trace / --no-trace  Record passes, shared prefixes and their first words in
+                        OUT.trace.jsonl, for `apcbatch report`.
+
+Reuse options:
+  --block-size N     Tokens between snapshot positions; 1 is every position.
+                     [default: 64]
+  --store DIR        Keep snapshots in DIR for later runs.
+  --no-store         Keep nothing on disk.
+  --store-size SIZE  Maximum size of the store on disk.  [default: 20GiB]
+  --pool-size SIZE   Maximum size of snapshots in memory; by default a quarter
+                     of the RAM, at most 4GiB.
+
+Generation options:
+  --stop TEXT  Text that ends an answer and is removed from it; may be given
+               several times.
+"""
+SHORT = """\
+Usage: made [OPTIONS]
+
+  First.
+
+Options to begin with:
+  --block-size N        Tokens between snapshot positions; 1 is every position.
+                        [default: 64]
+  --trace / --no-trace  Record passes, shared prefixes and their first words in
+                        OUT.trace.jsonl, for `apcbatch report`.
+
+  the end
+"""
+
+
+def test_a_command_with_options_of_each_kind():
+    """Fault: a default, a group, an opposite or a short flag is missing; or a default is taken for what was given."""
+
+    @click.command(cls=GroupedCommand, context_settings={"help_option_names": ["--help"]})
+    @short_help_option(("block_size", "trace"), "the end")
+    @config_options(["quiet", "trace", "block_size", "store", "store_size", "pool_size", "stop"])
+    @click.option("--other", metavar="X|yes", cls=GroupedOption, help="another")
+    @click.pass_context
+    def made(ctx, **options):
+        """First.
+
+        Second."""
+        click.echo(sorted(given_flags(ctx).items()))
+
+    words = ["--stop", "a", "--stop", "b", "-q", "--no-trace", "--block-size", "7", "--no-store", "--other", "x"]
+    given = [("block_size", "7"), ("no_store", True), ("quiet", True), ("stop", ("a", "b")), ("trace", False)]
+    asked = {("--help",): WHOLE, ("-h",): SHORT, (): "[]\n", tuple(words): f"{given}\n"}
+    assert {flags: CliRunner().invoke(made, flags).output for flags in asked} == asked
+    assert [item.value for item in ShellComplete(made, {}, "made", "_X").get_completions(["--other"], "")] == ["yes"]
+    assert ShellComplete(made, {}, "made", "_X").get_completions(["-h"], "--bl")[0].value == "--block-size"

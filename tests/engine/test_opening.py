@@ -101,13 +101,13 @@ def test_a_gpu_without_kernels_is_told(
     tiny_checkpoint: Callable[..., Path], open_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fault: a run takes hours beside an idle GPU and nobody knows why; or a warning where the CPU was asked for."""
-    told: list[str] = []
+    sentence = "a CUDA device is here and this build has no kernels for it, so the CPU is used; see apcbatch doctor"
     monkeypatch.setattr(open, "choose_devices", lambda name, gpus: [torch.device("cpu")])
-    for is_there, device in ((True, "auto"), (True, "cpu"), (False, "auto")):
+    for is_there, device, said in ((True, "auto", [sentence]), (True, "cpu", []), (False, "auto", [])):
+        told: list[str] = []
         monkeypatch.setattr(torch.cuda, "is_available", lambda is_there=is_there: is_there)
         open_engine(tiny_checkpoint("mamba"), device=device, pool_size_bytes=1 << 16, warn=told.append)
-    [sentence] = told
-    assert sentence.startswith("a CUDA device is here and this build has no kernels for it, so the CPU is used")
+        assert told == said, (is_there, device)
 
 
 @pytest.mark.parametrize(
