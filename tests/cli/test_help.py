@@ -178,16 +178,18 @@ def test_a_command_with_options_of_each_kind():
     @short_help_option(("block_size", "trace"), "the end")
     @config_options(["quiet", "trace", "block_size", "store", "store_size", "pool_size", "stop"])
     @click.option("--other", metavar="X|yes", cls=GroupedOption, help="another")
+    @click.option("--count", type=int, hidden=True)
     @click.pass_context
     def made(ctx, **options):
         """First.
 
         Second."""
+        assert "h" not in options
         click.echo(sorted(given_flags(ctx).items()))
 
     words = ["--stop", "a", "--stop", "b", "-q", "--no-trace", "--block-size", "7", "--no-store", "--other", "x"]
     given = [("block_size", "7"), ("no_store", True), ("quiet", True), ("stop", ("a", "b")), ("trace", False)]
-    asked = {("--help",): WHOLE, ("-h",): SHORT, (): "[]\n", tuple(words): f"{given}\n"}
+    asked = {("--help",): WHOLE, ("-h",): SHORT, ("--count", "x", "-h"): SHORT, (): "[]\n", tuple(words): f"{given}\n"}
     assert {flags: CliRunner().invoke(made, flags).output for flags in asked} == asked
     assert [item.value for item in ShellComplete(made, {}, "made", "_X").get_completions(["--other"], "")] == ["yes"]
     assert ShellComplete(made, {}, "made", "_X").get_completions(["-h"], "--bl")[0].value == "--block-size"
