@@ -193,3 +193,24 @@ def test_a_command_with_options_of_each_kind():
     assert {flags: CliRunner().invoke(made, flags).output for flags in asked} == asked
     assert [item.value for item in ShellComplete(made, {}, "made", "_X").get_completions(["--other"], "")] == ["yes"]
     assert ShellComplete(made, {}, "made", "_X").get_completions(["-h"], "--bl")[0].value == "--block-size"
+
+
+@pytest.mark.parametrize(
+    ("words", "argument"),
+    [
+        (["report"], "OUT..."),
+        (["show"], "INPUT..."),
+        (["plan"], "INPUT..."),
+        (["tune-block-size"], "INPUT..."),
+        (["store", "stat"], "DIR"),
+        (["store", "check"], "DIR"),
+        (["store", "prune", "--size", "1"], "DIR"),
+    ],
+)
+def test_a_command_says_what_it_needs(words, argument, capsys, monkeypatch, tmp_path):
+    """Fault: a command without its argument does nothing and ends with 0, or ends in a traceback."""
+    monkeypatch.chdir(tmp_path)
+    assert main([*words, "nothing.jsonl"]) == 2
+    assert "nothing.jsonl" in capsys.readouterr().err
+    assert main(words) == 2
+    assert f"Missing argument '{argument}'" in capsys.readouterr().err
