@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from apcbatch.engine.finish import Completion, failed_choice, failed_pass, no_room, not_finite, requests_of
-from apcbatch.engine.sequence import Chunk, Sequence, fork_answers, make_sequence
+from apcbatch.engine.sequence import Chunk, Keep, Sequence, fork_answers, make_sequence
 from apcbatch.errors import RequestError
 from apcbatch.types import Request
 
@@ -50,9 +50,9 @@ def running(answers: int = 1) -> list[Sequence]:
 
 def test_a_sequence_gives_back_what_later_passes_hold_for_it() -> None:
     """Fault: an answer has ended, and a pass begun ahead keeps slots for it; or one that goes on is ended."""
-    (sequence,) = running()
+    (sequence,), (other,) = running(), running()
     ahead = Chunk(sequence, 3, 1)
-    parts = Parts(ahead, Chunk(*running(), 3, 1))
+    parts = Parts(ahead, Chunk(other, 3, 1))
     sequence.finish_reason = "stop"
     (result,) = parts.completion.finish(sequence)
     assert (result.id, result.finish_reason) == ("r", "stop")
@@ -68,7 +68,8 @@ def test_several_answers_have_one_result() -> None:
     """Fault: a result that lacks an answer, or that is returned for each of them."""
     answers, parts = running(3), Parts()
     told: list[tuple[Any, ...]] = []
-    parts.completion.observer = SimpleNamespace(answered=lambda *of: told.append(of))  # type: ignore[assignment]
+    completion: Any = parts.completion
+    completion.observer = SimpleNamespace(answered=lambda *of: told.append(of))
     answers[0].cached_tokens, answers[0].cached_from = 2, "disk"
     results = []
     for sequence in (answers[2], answers[0], answers[1], answers[1]):
@@ -84,8 +85,8 @@ def test_a_failure_ends_all_answers_of_its_request_alone() -> None:
     answers, (other,), (waits,) = running(2), running(), running()
     chunks = [Chunk(one, 3, 1) for one in (*answers, other)]
     parts, current = Parts(), SimpleNamespace(chunks=chunks, finite_keeps=lambda chunk: chunk.keep[:1])
-    keeps: Any = ["finite", "broken"]
-    chunks[0].keep = list(keeps)
+    finite, broken = Keep(1, b"1", 7), Keep(2, b"2", 8)
+    chunks[0].keep = [finite, broken]
     assert requests_of(chunks[1:2]) == set(answers)
     failures = {chunks[0]: not_finite(), chunks[1]: no_room(waits)}
     published: list[Any] = []
@@ -93,7 +94,7 @@ def test_a_failure_ends_all_answers_of_its_request_alone() -> None:
     current_pass: Any = current
     (result,) = parts.completion.fail(current_pass, failures, was_read=True)
     assert (result.id, result.error) == ("r", failures[chunks[1]])
-    assert published == [(chunks[0], ["finite"]), (chunks[1], [])] and chunks[0].keep == ["broken"]
+    assert published == [(chunks[0], [finite]), (chunks[1], [])] and chunks[0].keep == [broken]
     assert parts.of("finish") == answers and parts.of("cancel") == parts.of("release") == chunks[:2]
     assert parts.of("drop_answers") == [answers[0].forks] and other.is_running
     published.clear()
@@ -129,7 +130,7 @@ def test_all_that_has_begun_is_dropped() -> None:
         (failed_pass(RuntimeError("DefaultCPUAllocator: no")), "out_of_memory", "memory ran out"),
         (failed_pass(ValueError("odd")), "internal", "ValueError('odd') in a pass with this request; run it again"),
         (failed_choice(ValueError("odd")), "internal", "ValueError('odd') while this request's next token was chosen"),
-        (failed_choice(RequestError("timeout", "late")), "timeout", "late"),
+        (failed_choice(RequestError("invalid_request", "late")), "invalid_request", "late"),
         (not_finite(), "non_finite", "became NaN or infinite for this request"),
     ],
 )

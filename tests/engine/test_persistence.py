@@ -289,7 +289,7 @@ def test_a_size_that_would_drop_most_of_a_store_is_told(
 ) -> None:
     """Fault: a forgotten --store-size empties a store in silence; or a warning where less than half would go."""
     told: list[str] = []
-    opened = SimpleNamespace(held=held, is_read_only=is_read_only)
-    monkeypatch.setattr(persistence_module.Store, "open", lambda folder, **options: opened)
+    opened: Any = SimpleNamespace(held=held, is_read_only=is_read_only)
+    monkeypatch.setattr("apcbatch.store.Store.open", lambda folder, **options: opened)
     assert persistence_module.open_store(tmp_path, 1000, 0, True, told.append) is opened
     assert [said in one for one in told] == [True] * bool(said)

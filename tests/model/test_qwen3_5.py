@@ -300,10 +300,9 @@ def test_a_file_that_says_nothing_is_the_family_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", ["text", "whole"])
 def test_what_both_parts_may_say_is_read_from_the_one_that_does(place: str, tmp_path: Path) -> None:
     """Fault: an answer that never ends, as its end is named beside the text model; or an embedding that is not tied."""
-    ours, text = {"eos_token_id": [7, 8]}, {"tie_word_embeddings": False}
-    text |= ours if place == "text" else {}
-    whole = {"model_type": "qwen3_5", "tie_word_embeddings": True, "text_config": text}
-    whole |= {"eos_token_id": 9} if place == "text" else ours
+    ends = {"text": [7, 8], "whole": 9} if place == "text" else {"whole": [7, 8]}
+    text = {"tie_word_embeddings": False} | ({"eos_token_id": ends["text"]} if "text" in ends else {})
+    whole = {"model_type": "qwen3_5", "tie_word_embeddings": True, "eos_token_id": ends["whole"], "text_config": text}
     (tmp_path / "config.json").write_text(json.dumps(whole))
     config = load_model_config(tmp_path)
     assert config.eos_token_ids == (7, 8) and config.tie_word_embeddings

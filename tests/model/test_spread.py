@@ -190,13 +190,17 @@ def test_a_tensor_that_goes_to_another_device_waits_for_nothing_else(monkeypatch
     lines: list[str] = []
     current: list[Any] = []
 
+    def noted(line: str) -> str:
+        lines.append(line)
+        return f"the {line}"
+
     def stream(device: object) -> Any:
         name = f"passes of {device}" if current else next(names)
         return SimpleNamespace(
             name=name,
             wait_stream=lambda other: lines.append(f"{name} waits for {other.name}"),
             wait_event=lambda event: lines.append(f"{name} waits for {event}"),
-            record_event=lambda: lines.append(f"event on {name}") or f"the event on {name}",
+            record_event=lambda: noted(f"event on {name}"),
         )
 
     names = iter(("leaving", "arriving"))
