@@ -6,11 +6,12 @@ import itertools
 import random
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -303,3 +304,40 @@ def test_a_mark_of_several_devices_is_reached_by_all() -> None:
     marks: Any = [SimpleNamespace(wait=lambda number=number: reached.append(number)) for number in range(3)]
     Marks(marks).wait()
     assert reached == [0, 1, 2]
+
+
+def test_each_tensor_and_each_kernel_is_on_the_device_of_its_stage(
+    tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: a layer's weights lie on another device than its state, or a kernel is launched on another one."""
+    folder, given, entered = tiny_checkpoint("mamba"), list[Any](), list[int]()
+    gpus = [torch.device("cuda", number) for number in range(2)]
+
+    def checkpoint(*arguments: Any) -> Any:
+        given.extend(arguments)
+        raise InterruptedError
+
+    monkeypatch.setattr("apcbatch.model.pipeline.Checkpoint", checkpoint)
+    backends: Any = [SimpleNamespace(numerics=lambda *_: "same")] * 2
+    arena: Any = SimpleNamespace(stages=[SimpleNamespace(device=device) for device in gpus])
+    with pytest.raises(InterruptedError):
+        load_stages(folder, load_model_config(folder), torch.float32, arena, [range(1), range(1, 11)], backends)
+    _, first, device_of, _ = given
+    names = ["embeddings.weight", "layers.0.mixer.D", "layers.1.mixer.D", "layers.10.norm.weight", "norm_f.weight"]
+    assert first == gpus[0] and [device_of(f"backbone.{name}").index for name in names] == [0, 0, 1, 1, 1]
+    assert device_of("lm_head.weight") == gpus[1]
+
+    def on(device: torch.device) -> Any:
+        entered.append(device.index)
+        return nullcontext()
+
+    sent = SimpleNamespace(receive=lambda: torch.ones(1))
+    monkeypatch.setattr("apcbatch.model.pipeline._on", on)
+    monkeypatch.setattr("apcbatch.model.pipeline.Hop", lambda *devices: SimpleNamespace(send=lambda tensor: sent))
+    run = lambda *given: torch.ones(1)  # noqa: E731
+    stages: Any = [Mock(forward=run, forward_scored=run, head=run) for _ in range(3)]
+    model, batch = SpreadLM(stages, [*gpus, torch.device("cuda", 2)]), Entering(None)
+    model.forward(batch)  # type: ignore[arg-type]
+    model.forward_scored(batch)  # type: ignore[arg-type]
+    model.head(torch.ones(1))
+    assert entered == [0, 1, 2, 0, 1, 2, 2]
