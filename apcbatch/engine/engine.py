@@ -211,7 +211,7 @@ class Engine:
         for chunk in chunks:
             self._scheduler.advance(chunk)
         for sequence in [chunk.sequence for chunk in chunks]:
-            if sequence.finish_reason or sequence.forks is not None:
+            if sequence.finish_reason:
                 self._snapshots.cover(sequence)
                 results += self._completion.finish(sequence)
         self._counters.seconds["decode"] += self._drafting.take_learning_s()

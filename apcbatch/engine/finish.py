@@ -28,16 +28,14 @@ class Completion:
         self._scheduler, self._snapshots, self._drafting, self._pipeline = scheduler, snapshots, drafting, pipeline
 
     def finish(self, sequence: Sequence) -> list[Result]:
-        """End a sequence at its last token. Return its request's result if no other answer is outstanding."""
-        if sequence.finish_reason:
-            self._snapshots.complete(sequence)
-            self._end(sequence)
+        """End a sequence that has its last token. Return its request's result if no other answer is outstanding."""
+        self._snapshots.complete(sequence)
+        self._end(sequence)
         forks = sequence.forks
-        if forks is None:
-            return [self._result(sequence)] if sequence.finish_reason else []
-        if forks.delivered or not forks.finished:
-            return []
-        forks.delivered = True
+        if forks is not None:
+            if forks.delivered or not forks.finished:
+                return []
+            forks.delivered = True
         return [self._result(sequence)]
 
     def fail(self, current: Pass, failures: dict[Chunk, RequestError], was_read: bool = False) -> list[Result]:

@@ -59,7 +59,7 @@ class PendingHandover:
         """Record the snapshots that a planned sequence has not published when it ends, so that the first reader of each
         can take over."""
         pending, retention = self._pending.remove(sequence.number), sequence.retention
-        if not pending or not isinstance(retention, ByPlan):
+        if not pending:
             return
         # a held snapshot already counts the readers of a running sequence
         has_begun = sequence.is_running

@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 from apcbatch.cli.program import main
+from apcbatch.job.doctor import Finding
 from apcbatch.model.locate import locate_model
 
 
@@ -84,3 +85,14 @@ def test_the_instruction_set_can_be_chosen(capsys, monkeypatch):
     monkeypatch.setenv("APCBATCH_ISA", "avx3")
     assert main(["doctor", "--device", "cpu"]) == 2
     assert "APCBATCH_ISA is 'avx3'; expected one of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("faults", "code"), [(1, 1), (0, 0)])
+def test_each_finding_is_a_row(capsys, monkeypatch, faults, code):
+    """Fault: a warning fails a script, a fault does not, or the words of two rows do not stand below each other."""
+    found = [Finding("python", True, "3.11"), Finding("template", True, "none", is_warning=True)]
+    found += [Finding("extension", False, "missing")] * faults
+    monkeypatch.setattr("apcbatch.job.doctor.examine", lambda resolved: found)
+    assert main(["doctor"]) == code
+    rows = ["ok    python     3.11", "WARN  template   none", "FAIL  extension  missing"]
+    assert capsys.readouterr().out.splitlines() == rows[: 2 + faults]

@@ -11,6 +11,7 @@ import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
+from apcbatch.cli.options import GroupedCommand, GroupedOption, config_options, given_flags, short_help_option
 from apcbatch.cli.program import cli, main
 from apcbatch.cli.run import FIRST_OPTIONS
 from apcbatch.config import OPTIONS, flag_name
@@ -69,6 +70,11 @@ def test_the_short_help_comes_before_other_faults(words):
         (["run", "x", "--store"], "st", [("dir", "st")]),
         (["run"], "ch", [("file", "ch")]),
         (["report", "x", "-o"], "r", [("file", "r")]),
+        (["run", "-h"], "--max-t", [("plain", "--max-tokens")]),
+        (["run", "x", "--policy"], "la", [("plain", "last")]),
+        (["run", "x", "--policy"], "x", []),
+        (["run", "x", "--config"], "c", [("file", "c")]),
+        (["store", "stat"], "st", [("dir", "st")]),
     ],
 )
 def test_a_shell_completes_commands_options_values_and_files(words, incomplete, found):
@@ -118,3 +124,93 @@ def test_a_default_is_shown_where_there_is_one(flag, default):
     whole = " ".join(CliRunner().invoke(cli, ["run", "--help"], prog_name="apcbatch").output.split())
     own = whole.partition(f" {flag} ")[2].partition(" --")[0]
     assert ("[default: " in own) == (default is not None) and (default is None or f"[default: {default}]" in own), own
+
+
+WHOLE = """\
+Usage: made [OPTIONS]
+
+  First.
+
+  Second.
+
+Other options:
+  -h             Show the 2 options to begin with, and stop.
+  --other X|yes  another
+  --help         Show this message and exit.
+
+Output options:
+  -q, --quiet           No line for each request.
+  --trace / --no-trace  Record passes, shared prefixes and their first words in
+                        OUT.trace.jsonl, for `apcbatch report`.
+
+Reuse options:
+  --block-size N     Tokens between snapshot positions; 1 is every position.
+                     [default: 64]
+  --store DIR        Keep snapshots in DIR for later runs.
+  --no-store         Keep nothing on disk.
+  --store-size SIZE  Maximum size of the store on disk.  [default: 20GiB]
+  --pool-size SIZE   Maximum size of snapshots in memory; by default a quarter
+                     of the RAM, at most 4GiB.
+
+Generation options:
+  --stop TEXT  Text that ends an answer and is removed from it; may be given
+               several times.
+"""
+SHORT = """\
+Usage: made [OPTIONS]
+
+  First.
+
+Options to begin with:
+  --block-size N        Tokens between snapshot positions; 1 is every position.
+                        [default: 64]
+  --trace / --no-trace  Record passes, shared prefixes and their first words in
+                        OUT.trace.jsonl, for `apcbatch report`.
+
+  the end
+"""
+
+
+def test_a_command_with_options_of_each_kind():
+    """Fault: a default, a group, an opposite or a short flag is missing; or a default is taken for what was given."""
+
+    @click.command(cls=GroupedCommand, context_settings={"help_option_names": ["--help"]})
+    @short_help_option(("block_size", "trace"), "the end")
+    @config_options(["quiet", "trace", "block_size", "store", "store_size", "pool_size", "stop"])
+    @click.option("--other", metavar="X|yes", cls=GroupedOption, help="another")
+    @click.option("--count", type=int, hidden=True)
+    @click.pass_context
+    def made(ctx, **options):
+        """First.
+
+        Second."""
+        assert "h" not in options
+        click.echo(sorted(given_flags(ctx).items()))
+
+    words = ["--stop", "a", "--stop", "b", "-q", "--no-trace", "--block-size", "7", "--no-store", "--other", "x"]
+    given = [("block_size", "7"), ("no_store", True), ("quiet", True), ("stop", ("a", "b")), ("trace", False)]
+    asked = {("--help",): WHOLE, ("-h",): SHORT, ("--count", "x", "-h"): SHORT, (): "[]\n", tuple(words): f"{given}\n"}
+    assert {flags: CliRunner().invoke(made, flags).output for flags in asked} == asked
+    assert [item.value for item in ShellComplete(made, {}, "made", "_X").get_completions(["--other"], "")] == ["yes"]
+    assert ShellComplete(made, {}, "made", "_X").get_completions(["-h"], "--bl")[0].value == "--block-size"
+
+
+@pytest.mark.parametrize(
+    ("words", "argument"),
+    [
+        (["report"], "OUT..."),
+        (["show"], "INPUT..."),
+        (["plan"], "INPUT..."),
+        (["tune-block-size"], "INPUT..."),
+        (["store", "stat"], "DIR"),
+        (["store", "check"], "DIR"),
+        (["store", "prune", "--size", "1"], "DIR"),
+    ],
+)
+def test_a_command_says_what_it_needs(words, argument, capsys, monkeypatch, tmp_path):
+    """Fault: a command without its argument does nothing and ends with 0, or ends in a traceback."""
+    monkeypatch.chdir(tmp_path)
+    assert main([*words, "nothing.jsonl"]) == 2
+    assert "nothing.jsonl" in capsys.readouterr().err
+    assert main(words) == 2
+    assert f"Missing argument '{argument}'" in capsys.readouterr().err

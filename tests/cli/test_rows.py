@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import io
 import sys
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
+import click
 import pytest
 
-from apcbatch.cli.options import read_block_sizes
-from apcbatch.cli.terminal import echo_json, echo_row
+from apcbatch.cli.options import ANYWHERE, LOCAL, read_block_sizes
+from apcbatch.cli.terminal import (
+    echo,
+    echo_json,
+    echo_row,
+    json_document,
+    survey_with_bar,
+    terminal_width,
+    warn,
+    write_output,
+)
 from apcbatch.errors import UsageError
 from apcbatch.sampling import MOST_TOKENS
 
@@ -61,3 +74,59 @@ def test_json_ends_with_one_newline(data: bytes, shown: str, capsys: pytest.Capt
     """Fault: two documents stand on one line, an empty line follows one, or a text of it commands the terminal."""
     echo_json(data)
     assert capsys.readouterr().out == shown
+
+
+def test_an_output_goes_to_its_file_or_to_standard_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fault: a file that cannot be written is a traceback, or `-` becomes a file."""
+    write_output("--json", str(tmp_path / "t.json"), b"{}\n")
+    assert (tmp_path / "t.json").read_bytes() == b"{}\n" and capsys.readouterr().out == ""
+    write_output("--json", "-", b"[1]")
+    assert capsys.readouterr().out == "[1]\n" and [path.name for path in tmp_path.iterdir()] == ["t.json"]
+    with pytest.raises(UsageError, match="^--json .*none/t.json cannot be written: No such file or directory$"):
+        write_output("--json", str(tmp_path / "none" / "t.json"), b"{}")
+
+
+def test_reading_is_shown_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: a bar that stands still, stays behind, or gets into a file."""
+    bar = Mock(__enter__=lambda one: one, __exit__=lambda *_: None, spec=["update", "__enter__", "__exit__"])
+    made = Mock(return_value=bar)
+
+    def survey(config: Any, inputs: Any, warn: Any, advance: Any, sample: Any) -> Any:
+        for _ in range(3):
+            advance()
+        return config, inputs, sample
+
+    monkeypatch.setattr("tqdm.tqdm", made)
+    monkeypatch.setattr("apcbatch.tuning.survey.survey", survey)
+    given: Any = ("config", "inputs", "sample")
+    assert survey_with_bar(*given) == given
+    assert bar.update.call_count == 3
+    made.assert_called_once_with(desc="reading", unit=" lines", leave=False, disable=None)
+
+
+def test_a_stream_that_is_no_terminal_has_no_width() -> None:
+    """Fault: what goes into a file is folded at the width of somebody's terminal."""
+    stream = Stream()
+    assert terminal_width(stream) is not None
+    stream.is_terminal = False
+    assert terminal_width(stream) is terminal_width(None) is None
+
+
+def test_text_and_warnings_go_where_they_belong(capsys: pytest.CaptureFixture[str]) -> None:
+    """Fault: a warning gets into a pipe, or a letter of it commands the terminal."""
+    echo("a\x1b\nb")
+    warn("c\x1b")
+    assert capsys.readouterr() == ("a\\x1b\nb\n", "warning: c\\x1b\n")
+    echo_row("odd  x", 2, "odd")
+    assert capsys.readouterr().out == "odd  x\n"
+    assert json_document({"b": [1], "a": "\u00e9"}) == '{\n  "b": [\n    1\n  ],\n  "a": "\u00e9"\n}\n'.encode()
+
+
+def test_a_path_that_cannot_be_used_is_named_by_where_it_was_given() -> None:
+    """Fault: a sentence that names no argument, or one with the dots of its usage."""
+    argument, option = click.Argument(["inputs"], metavar="INPUT..."), click.Option(["--json"])
+    for parameter, name in ((argument, "INPUT"), (click.Argument(["folder"]), "folder"), (option, "--json")):
+        with pytest.raises(UsageError, match=f"^{name}\\b[^.]"):
+            LOCAL.convert("s3://bucket/x", parameter, None)
+        assert ANYWHERE.convert("s3://bucket/x", parameter, None) == "s3://bucket/x"
+    assert LOCAL.convert("file:///x/y", option, None) == LOCAL.convert("/x/y", None, None) == "/x/y"

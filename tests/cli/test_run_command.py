@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import click
 import pytest
@@ -17,6 +21,7 @@ from apcbatch.config import OPTIONS
 from apcbatch.errors import StoppedError, UsageError
 from apcbatch.formats import FORMAT_CHOICES, TURNS
 from apcbatch.job import open
+from apcbatch.job.signals import Interrupted
 
 
 @pytest.fixture(autouse=True)
@@ -177,9 +182,93 @@ def test_how_the_program_was_called(monkeypatch, tmp_path):
     assert streams.program_words() == ["apcbatch"]
     monkeypatch.setattr("sys.argv", ["/lib/apcbatch/__main__.py"])
     assert streams.program_words()[1:] == ["-m", "apcbatch"]
+    other = tmp_path / "apcbatch"
+    other.write_text("#!/bin/sh\n")
+    called = {"/lib/other/__main__.py": "apcbatch", "/nowhere/apcbatch": "apcbatch", "/usr/bin/env": "apcbatch"}
+    for name, word in (called | {str(other): str(other), str(script): "apcbatch"}).items():
+        monkeypatch.setattr("sys.argv", [name])
+        assert streams.program_words() == [word], name
 
 
 def test_the_entry_point_takes_the_process_arguments(monkeypatch, capsys):
     """Fault: the installed script prints help whatever it is given."""
     monkeypatch.setattr("sys.argv", ["apcbatch", "--version"])
     assert entry_point() == 0 and capsys.readouterr().out.startswith("apcbatch ")
+
+
+def test_an_interrupt_before_there_is_a_command_has_its_code(monkeypatch):
+    """Fault: Ctrl-C while the program is being imported is a traceback, or one at its very end is another code."""
+    ignored = []
+    monkeypatch.setattr("apcbatch.cli.signal.signal", lambda *given: ignored.append(given))
+    monkeypatch.setattr(program, "main", lambda: 3)
+    assert entry_point() == 3
+    monkeypatch.setattr(program, "main", Mock(side_effect=KeyboardInterrupt))
+    assert entry_point() == 130 and ignored == [(signal.SIGINT, signal.SIG_IGN)] * 2
+
+
+def test_a_closed_stream_is_opened_before_a_file_gets_its_number(monkeypatch):
+    """Fault: what is printed goes into OUT, which got the descriptor of standard output."""
+    opened = []
+
+    def fstat(number):
+        if number != 0:
+            raise OSError(9, "Bad file descriptor")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(streams.os, "fstat", fstat)
+        patch.setattr(streams.os, "open", lambda *given: opened.append(given))
+        streams.take_standard_descriptors()
+    assert opened == [("/dev/null", os.O_RDWR)] * 2
+    error = sys.stderr
+    streams.take_standard_descriptors()
+    assert sys.stderr is error
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", None)
+        streams.take_standard_descriptors()
+        assert sys.stderr.name == "/dev/null" and sys.stderr.write("x") == 1
+        sys.stderr.close()
+
+
+def test_an_argument_that_no_file_can_have_is_refused(capsys):
+    """Fault: a NUL character ends in an internal error of whatever meets it first."""
+    assert main(["run", "in.jsonl", "-o", "a\0b"]) == 2
+    assert "the argument 'a\\x00b' holds a NUL character" in capsys.readouterr().err
+
+
+def test_what_is_said_commands_no_terminal_and_fails_nowhere(monkeypatch, capsys):
+    """Fault: a sentence is obeyed by a terminal, stays in a buffer, or a full disk turns it into a traceback."""
+    streams.say("a\x1b[2J\nb")
+    assert capsys.readouterr().err == "a\\x1b[2J\nb\n"
+    monkeypatch.setattr("sys.stderr", broken := Mock(flush=Mock(side_effect=OSError(28, "No space"))))
+    streams.say("lost")
+    assert broken.flush.called
+
+
+@pytest.mark.parametrize(
+    ("result", "last_line", "code", "said"),
+    [
+        (None, None, 0, ""),
+        (3, None, 3, ""),
+        (0, lambda code: f"again {code}", 0, ""),
+        (2, lambda code: f"again {code}", 2, ""),
+        (1, lambda code: f"again {code}", 1, "again 1\n"),
+        (130, lambda code: f"again {code}", 130, "again 130\n"),
+        (Interrupted(143), lambda code: f"again {code}", 143, "again 143\n"),
+    ],
+)
+def test_the_last_line_is_what_continues(monkeypatch, capsys, result, last_line, code, said):
+    """Fault: a command that goes on is named where nothing is to be done, or none where something is."""
+
+    def run(*_, obj, **options):
+        obj.last_line = last_line
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    left = []
+    monkeypatch.setattr(program, "settle_leaving", lambda: left.append(True))
+    monkeypatch.setattr(program.cli, "main", run)
+    assert main(["doctor"]) == code and not left
+    assert capsys.readouterr().err == said
+    monkeypatch.setattr("sys.argv", ["apcbatch", "doctor"])
+    assert main() == code and left == [True], "the process ends with its own command line alone"

@@ -248,6 +248,16 @@ def test_settings_stand_in_columns_in_their_own_letters():
     assert lines[-4:-2] == ['  stop   ["\u00e9\u6771"]  (line)', "  top_p  1.0  (default)"]
 
 
+def test_a_terminal_of_one_column_is_taken_for_the_least_that_can_be_read():
+    """Fault: a narrow pane ends in an error or in a line for each letter; or a wide one gets the rows of a pipe."""
+    found = found_of("abcd", text="wxyz", reading="r", error_code=None)
+    lines = [list(inspection_lines(found, width, mark)) for width in (1, 8, 200)]
+    text = lines[0].index("")
+    assert lines[0][:text] == lines[1][:text] != lines[2][:text] and max(map(cells, lines[0][:text])) == 8
+    assert lines[0][text + 2 :][:2] == ["wx", "yz"] and "wxyz" in lines[1]
+    assert lines[2][:2] == ["line 1 (of no known format, model m)", "line 1 read as a conversation: r"]
+
+
 @pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.parametrize("name", ["tau_bench", "taskmaster4", "toolbench_dfs"])

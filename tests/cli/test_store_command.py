@@ -15,6 +15,8 @@ import pytest
 from apcbatch.cli.program import main
 from apcbatch.cli.store import _parse_age
 from apcbatch.store import Store
+from apcbatch.store.index import ModelStats
+from apcbatch.store.store import StoreStats
 
 MODELS = {"mamba": b"\x01" * 32, "jamba": b"\x02" * 32}
 
@@ -192,3 +194,42 @@ def test_a_folder_whose_name_is_no_text(folder, capsys):
 def test_an_age_is_in_its_unit(age, seconds):
     """Fault: snapshots are dropped that are younger than was said."""
     assert _parse_age(age) == seconds
+
+
+@pytest.mark.parametrize(
+    ("words", "given", "options", "out"),
+    [
+        (["stat"], None, {"read_only": True}, (
+            "S: 5 snapshots, 1.5 KiB\n"
+            "  abababababab         4 snapshots     1.0 KiB  up to 192 tokens  restored 7 times  last used TIME  a?b\n"
+            "  cdcdcdcdcdcd         1 snapshots       512 B  up to 64 tokens  restored 0 times  last used never  \n"
+        )),
+        (["check"], (), {"maintenance": True}, (
+            "a?b is torn\n"
+            "1 snapshots are whole (2.0 KiB), 1 faults; 3 files and 4 index rows removed, 5 rows added, 6 snapshots "
+            "stranded\n"
+        )),
+        (["prune", "--size", "2KiB"], (2048, None, None), {"maintenance": True},
+         "1 snapshots (2.0 KiB) dropped; 3 (4.0 KiB) are left\n"),
+        (["prune", "--older-than", "2m", "--model", "org/m"], (None, 120.0, "org/m"), {"maintenance": True}, None),
+        (["prune", "--model", "./x/m/"], (None, None, "m"), {"maintenance": True}, None),
+    ],
+)  # fmt: skip
+def test_each_number_stands_in_its_place(tmp_path, monkeypatch, capsys, words, given, options, out):
+    """Fault: a number is told as another one, a store is locked to look into it, or a bound is lost on its way."""
+    used = time.mktime((2026, 5, 4, 3, 2, 1, 0, 0, -1))
+    models = [ModelStats("a\x1bb", "ab" * 32, 4, 1024, 192, 7, used), ModelStats("", "cd" * 32, 1, 512, 64, 0, 0.0)]
+    stats = StoreStats("S", 1, 5, 1536, 9, False, 0, models)
+    numbers = {"num_verified": 1, "num_bytes": 2048, "num_files_removed": 3, "num_rows_dropped": 4, "num_adopted": 5}
+    checked = SimpleNamespace(faults=["a\x1bb is torn"], num_stranded=6, **numbers)
+    left = {"num_removed": 1, "num_bytes_removed": 2048, "num_left": 3, "num_bytes_left": 4096}
+    calls = []
+    opened = SimpleNamespace(
+        stats=lambda: stats,
+        check=lambda *of: calls.append(of) or checked,
+        prune=lambda *of: calls.append(of) or SimpleNamespace(**left),
+    )
+    monkeypatch.setattr(Store, "open", lambda folder, warn, **how: calls.append(how) or nullcontext(opened))
+    assert main(["store", words[0], str(tmp_path), *words[1:]]) == (words == ["check"])
+    assert calls == [options] + [given] * (given is not None)
+    assert out is None or capsys.readouterr().out == out.replace("TIME", "2026-05-04 03:02")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from types import SimpleNamespace
@@ -115,6 +116,22 @@ def test_each_output_goes_where_it_was_asked_for(monkeypatch, tmp_path, capsys, 
     lines = captured.err.splitlines()
     assert captured.out == f"{out}\n" and len(lines) == len(said)
     assert all(line.startswith(words) for line, words in zip(lines, said, strict=True)), lines
+
+
+def test_each_file_holds_what_its_flag_says(monkeypatch, tmp_path, capsys):
+    """Fault: the numbers are written where the choice or the picture was asked for, or a file is not named."""
+    monkeypatch.setattr(tune, "_find", lambda *_: CHOICE)
+    monkeypatch.setattr("apcbatch.tuning.export.text.tuning_lines", lambda *_: iter(["table"]))
+    monkeypatch.setattr("apcbatch.tuning.export.documents.tuning_document", lambda *_: {"a": 1})
+    monkeypatch.setattr("apcbatch.tuning.export.plot.check_plot", lambda path: path[-3:])
+    monkeypatch.setattr("apcbatch.tuning.export.plot.draw", lambda tuning, kind: f"a picture, {kind}".encode())
+    assert main(["tune-block-size", "in.jsonl", "--plot", "t.svg", "--json", "t.json", "--write", "t.yaml"]) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert said[:2] == ["wrote t.json", "wrote t.svg"] and said[2].startswith("wrote t.yaml (") and len(said) == 4
+    assert (tmp_path / "t.svg").read_text() == "a picture, svg" and json.loads((tmp_path / "t.json").read_text())["a"]
+    assert "block_size: 96" in (tmp_path / "t.yaml").read_text()
+    assert main(["tune-block-size", "in.jsonl", "--plot", "-", "--json", "-"]) == 2
+    assert "only --json goes to standard output" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("num_real_runs", "num_run"), [(0, 0), (1, 1), (5, 2)])

@@ -346,3 +346,17 @@ def test_the_seconds_saved_are_those_beyond_passes_without_drafts() -> None:
     one.accepted = 0
     drafting.measure([one, other], 3.0)
     assert drafting.saved_s == pytest.approx(0.0)
+
+
+def test_answers_of_earlier_runs_are_drafted_from() -> None:
+    """Fault: a resumed run learns nothing from what it has answered before, or fails without drafts."""
+    added: list[tuple[Any, ...]] = []
+    index: Any = SimpleNamespace(add=lambda *given: added.append(given), held_bytes=7)
+    nothing: Any = None
+    drafting, without = Drafting(index, nothing, (), 0), Drafting(None, nothing, (), 0)
+    text: Any = [1, 2]
+    drafting.add_text(text)
+    without.add_text(text)
+    assert added == [([1, 2], 0, 0)] and (drafting.held_bytes, without.held_bytes) == (7, 0)
+    without.measure([decoding([])], 1.0)
+    assert not without._costs and not without._plain_costs and not without.is_promising([decoding([0.9]).sequence])

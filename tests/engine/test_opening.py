@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from apcbatch import Engine
 from apcbatch.config import Config
 from apcbatch.engine import open
 from apcbatch.errors import UsageError
+from apcbatch.model.families import load_model_config, state_layout
 
 
 @pytest.mark.parametrize(("family", "policy"), [("mamba", "all"), ("jamba", "planned"), ("jamba", "none")])
@@ -69,3 +71,66 @@ def test_the_first_pass_of_a_device_fits_its_memory(
     assert (chunk.begin, chunk.count, chunk.samples, sequence.slot) == (0, count, True, 0)
     assert np.array_equal(sequence.pages, np.arange(pages)) and len(sequence.tokens) == count
     assert read == [1] * (not fails)
+
+
+def test_drafts_are_warmed_up_at_each_size_that_may_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: the first pass with drafts waits for a kernel to be chosen, or one is tried that no pass will have."""
+    made: list[tuple[int, int, int]] = []
+
+    def begin(model: object, arena: object, decodes: object, chunks: list[Any]) -> Any:
+        [chunk] = chunks
+        made.append((chunk.count, len(chunk.draft), len(chunk.sequence.pages)))
+        return SimpleNamespace(failed=True)
+
+    monkeypatch.setattr(open, "Pass", begin)
+    nothing: Any = None
+    for most_rows, num_pages, drafts in (
+        (8, None, []),
+        (9, None, [(1, 15, 0)]),
+        (64, None, [(1, 15, 0), (1, 63, 0)]),
+        (65, None, [(1, 15, 0), (1, 63, 0), (1, 127, 0)]),
+        (999, None, [(1, 15, 0), (1, 63, 0), (1, 127, 0), (1, 255, 0)]),
+        (999, 2, [(1, 15, 1), (1, 63, 1), (1, 127, 2)]),
+    ):
+        made.clear()
+        open.warm_up(nothing, nothing, 5, num_pages, most_rows)
+        assert made == [(5, 0, 1 if num_pages else 0), *drafts], most_rows
+
+
+def test_a_gpu_without_kernels_is_told(
+    tiny_checkpoint: Callable[..., Path], open_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: a run takes hours beside an idle GPU and nobody knows why; or a warning where the CPU was asked for."""
+    sentence = "a CUDA device is here and this build has no kernels for it, so the CPU is used; see apcbatch doctor"
+    monkeypatch.setattr(open, "choose_devices", lambda name, gpus: [torch.device("cpu")])
+    for is_there, device, said in ((True, "auto", [sentence]), (True, "cpu", []), (False, "auto", [])):
+        told: list[str] = []
+        monkeypatch.setattr(torch.cuda, "is_available", lambda is_there=is_there: is_there)
+        open_engine(tiny_checkpoint("mamba"), device=device, pool_size_bytes=1 << 16, warn=told.append)
+        assert told == said, (is_there, device)
+
+
+@pytest.mark.parametrize(
+    ("draft", "max_running", "quarter", "most", "num_slots"),
+    [
+        (("lookup",), 5, 80, 64, 64),
+        (("lookup",), 50, 80, 100, 80),
+        (("lookup",), 50, 10, 100, 64),
+        (("lookup",), 33, 99, 66, 66),
+        ((), 50, 80, 0, 0),
+    ],
+)
+def test_drafted_states_have_slots_of_their_own(
+    draft: Any, max_running: int, quarter: int, most: int, num_slots: int, tiny_checkpoint: Callable[..., Path],
+    open_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Fault: the states of drafted tokens take more than a fourth of a device's pool, or the place of others."""
+    monkeypatch.setattr(open, "writes_draft_states", lambda device: True)
+    folder = tiny_checkpoint("mamba")
+    slot_bytes = state_layout(load_model_config(folder), "float32").slot_bytes
+    options = {"draft": draft, "max_running": max_running, "pool_size_bytes": 4 * quarter * slot_bytes}
+    engine = open_engine(folder, dtype="float32", **options)
+    first = max_running + 4 * quarter
+    assert engine._drafting._slots == list(range(first, first + num_slots))
+    assert engine._drafting._most_in_pass == most
+    assert {len(part) for part in engine._arena.slots.values()} == {first + num_slots}  # type: ignore[union-attr]

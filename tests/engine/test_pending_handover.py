@@ -12,7 +12,12 @@ import pytest
 
 from apcbatch import Engine
 from apcbatch.engine import step
+from apcbatch.engine.pending import PendingSnapshots
+from apcbatch.engine.pending_handover import PendingHandover
+from apcbatch.engine.policy import retention_of
+from apcbatch.engine.sequence import Sequence, make_sequence
 from apcbatch.plan.planner import Planner
+from apcbatch.types import Request, RequestPlan
 from tests.effort import tries
 from tests.engine.runs import by_id, serve, tokens
 from tests.engine.test_given_back import ROOMY, Books
@@ -108,3 +113,154 @@ def test_whatever_fails_the_rest_is_reused(
         books.balance()
         assert not any(snapshot.reads_left for snapshot in books.pool._held.values()), data.where
         engine.close()
+
+
+class Shelf:
+    """A handover of made-up sequences of 20 tokens. held: key -> readers of each snapshot in memory."""
+
+    def __init__(self, **held: int) -> None:
+        self.held = {key.encode(): reads for key, reads in held.items()}
+        self.pending = PendingSnapshots()
+        self.made: list[Sequence] = []
+        snapshots: Any = self
+        self.handover = PendingHandover(self.pending, snapshots, self.made.__getitem__)
+
+    def holds(self, key: bytes) -> bool:
+        return key in self.held
+
+    def add_reads(self, key: bytes, reads: int) -> None:
+        self.held[key] += reads
+
+    def drop_reader(self, key: bytes) -> None:
+        self.held[key] -= 1
+
+    def submit(self, plan: RequestPlan | None) -> Sequence:
+        """A sequence whose snapshots are pending; the key of position 8 is k8 in each."""
+        sequence = make_sequence(Request("", [1] * 20, plan=plan), 9, None)
+        sequence.number, retention = len(self.made), retention_of("planned", sequence.request, 20, 4)
+        sequence.retention = retention
+        sequence.keys = {position: b"k%d" % position for position in retention.key_positions()}
+        sequence.source = sequence.keys.get(retention.plan.resume_at, b"")
+        retention.follow(sequence.keys, self.pending)
+        positions = retention.pending_at_submission()
+        self.pending.add(sequence.number, [(position, sequence.keys[position]) for position in positions])
+        self.made.append(sequence)
+        return sequence
+
+    def fail(self, sequence: Sequence) -> None:
+        self.handover.record(sequence)
+
+    def publishers(self, *positions: int) -> list[list[int]]:
+        return [list(self.pending.publishers(b"k%d" % position)) for position in positions]
+
+
+def kept_of(sequence: Sequence) -> dict[int, int]:
+    """The positions that a sequence is to publish, with their readers."""
+    return {position: sequence.retention.reads(position) for position in sequence.retention.kept(0, 20)}
+
+
+FAILS = RequestPlan(resume_at=4, keep=(8, 12), reads=(2, 1), ideal=5)
+AT_8, AT_12 = RequestPlan(resume_at=8, ideal=9), RequestPlan(resume_at=12, ideal=13)
+
+
+def test_the_reader_of_the_longest_comes_first() -> None:
+    """Fault: the reader of 12 does not resume where the failed request would have, or leaves 8 to be computed again."""
+    shelf = Shelf(k4=1)
+    first, *others = (shelf.submit(plan) for plan in (FAILS, AT_12, AT_8, AT_8))
+    assert shelf.publishers(4, 8, 12) == [[], [0], [0]] and len(shelf.pending) == 2
+    shelf.fail(first)
+    assert (first.source, len(shelf.pending)) == (b"", 0)
+    shelf.handover.take_over(others[0])
+    assert kept_of(others[0]) == {8: 2} and shelf.publishers(8, 12) == [[1], []]
+    assert (others[0].source, list(others[0].keys)) == (b"k4", [4, 8, 12])
+    assert (others[0].retention.plan.ideal, others[0].retention.leader) == (5, -1)
+    for other in others[1:]:
+        assert shelf.pending.is_pending_from(other.retention.leader, b"k8"), "taken over, so it is waited for"
+        shelf.handover.take_over(other)
+        assert (kept_of(other), other.source) == ({}, b"k8")
+    shelf.pending.remove(1)
+    assert not shelf.pending.is_pending_from(0, b"k8") and not shelf.pending.taken_over and shelf.held == {b"k4": 1}
+
+
+def test_the_reader_of_the_longest_comes_last() -> None:
+    """Fault: it does not wait for the part that another reader publishes, or is not counted as a reader of that."""
+    shelf = Shelf(k4=1)
+    first, last, other, third = (shelf.submit(plan) for plan in (FAILS, AT_12, AT_8, AT_8))
+    shelf.fail(first)
+    assert not shelf.handover.must_wait(last), "it may publish all of it itself"
+    shelf.handover.take_over(other)
+    assert (kept_of(other), other.source, kept_of(third)) == ({8: 2}, b"k4", {})
+    assert shelf.handover.must_wait(last) and not shelf.handover.must_wait(third)
+    shelf.pending.remove(other.number)
+    assert not shelf.handover.must_wait(last)
+    shelf.handover.take_over(last)
+    assert (kept_of(last), last.source, last.retention.leader) == ({}, b"k8", 2)
+    assert (list(last.keys), last.retention.plan.ideal) == ([4, 8, 12], 5)
+    assert not shelf.handover._failed and shelf.held == {b"k4": 1}
+
+
+def test_what_future_runs_get_is_handed_over_as_far_as_the_reader_computes() -> None:
+    """Fault: a snapshot for future runs is lost with the request, or is promised beyond the reader's own prefix."""
+    shelf = Shelf()
+    first, reader = shelf.submit(RequestPlan(keep=(8,), reads=(1,), keep_for_later=(4, 12))), shelf.submit(AT_8)
+    shelf.fail(first)
+    shelf.handover.take_over(reader)
+    assert (kept_of(reader), shelf.publishers(4, 8, 12)) == ({4: 0}, [[1], [], []])
+    assert [reader.retention.is_for_later(position) for position in (4, 8, 12)] == [True, False, False]
+    assert not shelf.handover._failed
+
+
+def test_a_snapshot_that_another_request_published_is_read_there() -> None:
+    """Fault: readers are missing of a snapshot that two requests made, so that it goes too early; or the snapshot that
+    the failed one would have read is held for ever."""
+    shelf = Shelf(k4=2)
+    first, reader = shelf.submit(FAILS), shelf.submit(AT_12)
+    shelf.fail(first)
+    shelf.held |= {b"k8": 5, b"k12": 3}
+    shelf.handover.take_over(reader)
+    assert shelf.held == {b"k4": 2, b"k8": 5, b"k12": 4} and (kept_of(reader), reader.source) == ({}, b"k12")
+    shelf.handover.take_over(shelf.submit(AT_8))
+    assert shelf.held == {b"k4": 1, b"k8": 7, b"k12": 4} and not shelf.handover._failed
+
+
+@pytest.mark.parametrize(("is_running", "readers"), [(True, [{12: 1}]), (False, [{8: 2, 12: 1}])])
+def test_readers_are_counted_once(is_running: bool, readers: list[dict[int, int]]) -> None:
+    """Fault: a snapshot in memory counts the readers of a request that had begun a second time, or not at all those of
+    one that had not."""
+    shelf = Shelf(k8=2)
+    first = shelf.submit(FAILS)
+    first.slot = 0 if is_running else -1
+    shelf.fail(first)
+    assert [failed.reads for failed in shelf.handover._failed] == readers
+    shelf.fail(first)
+    shelf.fail(shelf.submit(None))
+    shelf.fail(shelf.submit(RequestPlan(keep_for_later=(16,))))
+    assert len(shelf.handover._failed) == 1 and len(shelf.pending) == 0, "nobody waits for the others"
+
+
+def test_a_reader_that_is_dropped_is_dropped_where_it_counts() -> None:
+    """Fault: a snapshot is kept, or published, for a reader that has failed; or another reader loses it."""
+    shelf = Shelf(k4=2)
+    first, second = shelf.submit(FAILS), shelf.submit(FAILS)
+    shelf.handover.drop_reader(b"k4")
+    assert shelf.held == {b"k4": 1}
+    shelf.handover.drop_reader(b"k8", 1)
+    shelf.handover.drop_reader(b"k8")
+    shelf.handover.drop_reader(b"k8", 7)
+    assert (kept_of(first), kept_of(second)) == ({12: 1}, {8: 1, 12: 1})
+    shelf.pending.remove(0)
+    shelf.fail(second)
+    shelf.handover.drop_reader(b"k16")
+    shelf.handover.drop_reader(b"k12")
+    assert [failed.reads for failed in shelf.handover._failed] == [{8: 1, 12: 0}] and shelf.held == {b"k4": 1}
+    shelf.handover.drop_reader(b"k8")
+    assert not shelf.handover._failed and shelf.held == {b"k4": 0}, "nobody is left to resume from k4 for it"
+
+
+def test_the_end_of_a_run_drops_all_readers() -> None:
+    """Fault: a snapshot is held, after an abort, for requests that were dropped."""
+    shelf = Shelf(k4=1)
+    shelf.fail(shelf.submit(FAILS))
+    shelf.fail(shelf.submit(RequestPlan(keep=(16,), reads=(1,))))  # which resumes from none
+    shelf.handover.clear()
+    assert not shelf.handover._failed and shelf.held == {b"k4": 0}

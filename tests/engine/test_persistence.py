@@ -273,3 +273,23 @@ def test_closing_ends_what_reads_ahead_once() -> None:
     kept.close()
     kept.close()
     assert closed == [True]
+
+
+@pytest.mark.parametrize(
+    ("held", "is_read_only", "said"),
+    [
+        ((1, 2001), False, "holds 2,001 bytes in 1 snapshot, and --store-size is 1,000 bytes: at least 1,001 bytes of"),
+        ((1200, 5000), False, "holds 5,000 bytes in 1,200 snapshots, and --store-size is 1,000 bytes: at least 4,000"),
+        ((1, 2000), False, ""),
+        ((9, 5000), True, ""),
+    ],
+)
+def test_a_size_that_would_drop_most_of_a_store_is_told(
+    held: tuple[int, int], is_read_only: bool, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Fault: a forgotten --store-size empties a store in silence; or a warning where less than half would go."""
+    told: list[str] = []
+    opened: Any = SimpleNamespace(held=held, is_read_only=is_read_only)
+    monkeypatch.setattr("apcbatch.store.Store.open", lambda folder, **options: opened)
+    assert persistence_module.open_store(tmp_path, 1000, 0, True, told.append) is opened
+    assert [said in one for one in told] == [True] * bool(said)

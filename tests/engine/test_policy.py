@@ -147,3 +147,29 @@ def test_promises_are_gone_when_they_are_kept() -> None:
     assert (len(pending), list(pending.publishers(b"b"))) == (1, [])
     pending.remove(2)
     assert not pending
+
+
+def test_the_longest_that_is_pending_lies_between_its_bounds() -> None:
+    """Fault: a sequence waits for what it has already, or for what it may not resume from."""
+    pending, keys = PendingSnapshots(), {position: b"%d" % position for position in (64, 128, 192, 256)}
+    pending.add(3, [(position, keys[position]) for position in (64, 192, 256)])
+    found = {(above, below): pending.longest(keys, above, below) for above in (0, 64, 191, 192) for below in (192, 256)}
+    expected = {(0, 192): b"64", (0, 256): b"192", (64, 256): b"192", (191, 256): b"192"}
+    assert {bounds: key for bounds, key in found.items() if key is not None} == expected
+    assert pending.longest(keys, 0, 257) == b"256" and len(pending) == 3
+
+
+def test_who_takes_over_is_waited_for_by_all() -> None:
+    """Fault: a reader submitted before the one that took over computes the prefix itself; or it waits for ever."""
+    pending = PendingSnapshots()
+    pending.add(5, [(64, b"a"), (192, b"c")])
+    pending.add(7, [(64, b"a")])
+    assert [pending.is_pending_from(number, b"a") for number in (5, 6, 7)] == [True, False, True]
+    pending.take_over(5, [(128, b"b")])
+    assert pending.taken_over == {5} and pending.publishers(b"a") == [7, 5]
+    assert all(pending.is_pending_from(6, key) for key in (b"a", b"b", b"c"))
+    assert not pending.is_pending_from(6, b"d") and not pending.is_pending_from(6, None)
+    assert pending.remove(5, 63) == [] and pending.remove(5, 64) == [(64, b"a")]
+    assert not pending.is_pending_from(6, b"a"), "the other one has not taken over"
+    assert pending.remove(5) == [(128, b"b"), (192, b"c")] and pending.remove(5) == []
+    assert not pending.taken_over and len(pending) == 1

@@ -10,6 +10,8 @@ import pytest
 from apcbatch.engine import pool as pool_module
 from apcbatch.engine.page_tables import PageTables
 from apcbatch.engine.pool import NO_PAGES, PagePool, Snapshot, SnapshotPool
+from apcbatch.engine.sequence import Sequence, make_sequence
+from apcbatch.types import Request
 
 SLOT, PAGE = 100, 10
 
@@ -223,3 +225,80 @@ def test_pages_are_handed_out_once() -> None:
     with pytest.raises(IndexError):
         for _ in range(3):
             pages.allocate()
+
+
+class Copied:
+    """An arena that notes which page was copied to which."""
+
+    def __init__(self) -> None:
+        self.pages: list[tuple[int, int]] = []
+
+    def copy_page(self, source: int, target: int) -> None:
+        self.pages.append((source, target))
+
+
+def tables_of(num_pages: int, has_kv: bool = True) -> tuple[PageTables, PagePool, Copied]:
+    pages, arena = PagePool(num_pages), Copied()
+    pool = SnapshotPool(range(4), pages, SLOT, PAGE, 1000)
+    return PageTables(pages, pool, arena, has_kv), pages, arena  # type: ignore[arg-type]
+
+
+def sequence_of(length: int, max_tokens: int = 1, answers: int = 1) -> Sequence:
+    request = Request("r", [1] * length, max_tokens=max_tokens, n=answers, temperature=1.0)
+    return make_sequence(request, 9, None)
+
+
+@pytest.mark.parametrize(
+    ("length", "max_tokens", "answers", "to_end", "by_fork", "to_start"),
+    [
+        (63, 1, 1, 1, 1, 2),
+        (64, 1, 1, 2, 1, 3),
+        (64, 64, 1, 2, 1, 3),
+        (64, 65, 3, 3, 2, 4),  # the answers share the prompt's only page
+        (65, 63, 3, 3, 1, 4),  # and here each has a copy of its second page
+        (128, 1, 3, 3, 1, 4),
+        (130, 200, 3, 7, 4, 8),
+    ],
+)
+def test_a_sequence_needs_pages_to_its_end(
+    length: int, max_tokens: int, answers: int, to_end: int, by_fork: int, to_start: int
+) -> None:
+    """Fault: a running sequence finds no page; or one waits for pages that it will not use."""
+    tables, _, _ = tables_of(20)
+    sequence = sequence_of(length, max_tokens, answers)
+    found = tables.needed_to_end(sequence), tables.needed_by_fork(sequence), tables.needed_to_start(sequence)
+    assert found == (to_end, by_fork, to_start)
+    sequence.computed = length
+    assert tables.needed_to_end(sequence) == -(-(length + max_tokens) // 64), "it forks no more"
+    none, _, _ = tables_of(20, has_kv=False)
+    assert (none.needed_to_start(sequence), none.needed_by_fork(sequence), none.extend(sequence, 90)) == (0, 0, 0)
+
+
+def test_pages_are_added_as_tokens_come() -> None:
+    """Fault: a page too many or too few, counted or not; or one that its sequence does not give back."""
+    tables, pages, _ = tables_of(5)
+    sequence = sequence_of(200)
+    assert [tables.extend(sequence, end) for end in (1, 64, 65, 200, 64)] == [1, 0, 1, 2, 0]
+    assert sequence.pages.tolist() == [0, 1, 2, 3] and sequence.pages.dtype == np.int64
+    assert [tables.covering(sequence, position).tolist() for position in (64, 65)] == [[0], [0, 1]]
+    tables.release(sequence)
+    assert pages.num_free == 5 and len(sequence.pages) == 0
+
+
+@pytest.mark.parametrize(
+    ("position", "held", "own", "copied"),
+    [(128, 2, [0, 1], []), (100, 2, [0, 2], [(1, 2)]), (10, 1, [1], [(0, 1)]), (0, 0, [], [])],
+)
+def test_a_restored_sequence_shares_full_pages(
+    position: int, held: int, own: list[int], copied: list[tuple[int, int]]
+) -> None:
+    """Fault: a sequence writes into the page of a snapshot, or a full page is copied."""
+    tables, pages, arena = tables_of(5)
+    snapshot = Snapshot(b"a", position, 0, np.array([pages.allocate() for _ in range(held)], np.int64))
+    sequence, before = sequence_of(200), snapshot.pages.tolist()
+    tables.adopt(sequence, snapshot)
+    assert (sequence.pages.tolist(), arena.pages, snapshot.pages.tolist()) == (own, copied, before)
+    tables.release(snapshot)
+    assert pages.num_free == 5 - len(own)
+    tables.release(sequence)
+    assert pages.num_free == 5

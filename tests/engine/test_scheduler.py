@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from apcbatch.engine.admission import PassBudget
 from apcbatch.engine.drafting import Drafting
 from apcbatch.engine.scheduler import Scheduler, num_live_slots
 from apcbatch.engine.sequence import Chunk, Sequence, make_sequence
-from apcbatch.types import Policy, Request
+from apcbatch.types import Policy, Request, RequestPlan
 from tests.engine.test_snapshots import snapshots_of
 
 
@@ -257,3 +258,53 @@ def test_slots_are_left_for_the_answers_of_an_admitted_prompt() -> None:
     chunks, _ = scheduler.schedule()
     assert shown(chunks) == [(0, 0, 4)] and (scheduler._num_owed, list(scheduler.waiting)) == (2, [other])
     assert (prompt.num_answers, prompt.will_fork, prompt.siblings) == (3, True, [prompt])
+
+
+def test_one_that_waits_for_a_prefix_holds_up_only_those_who_share_it() -> None:
+    """Fault: a prompt that waits for another one's prefix keeps all that come after it from free slots."""
+    scheduler = scheduler_of("all", max_batch_tokens=20)
+    stem = [50] * 40
+    prompts = [stem, [*stem, 51], [52] * 10, [*stem, 53]]
+    made = [make_sequence(Request(f"{prompt[-1]}", prompt, max_tokens=8), 1000, None) for prompt in prompts]
+    for sequence in made:
+        scheduler._snapshots.prepare(sequence)
+        scheduler.submit(sequence)
+    assert shown(scheduler.schedule()[0]) == [(0, 0, 20)]
+    scheduler._budget = PassBudget(64, 4, 1)
+    assert shown(scheduler.schedule({made[0]: 20})[0]) == [(0, 20, 20), (2, 0, 10)]
+    assert list(scheduler.waiting) == [made[1], made[3]]
+
+
+def test_one_that_finds_no_slots_is_not_overtaken_unless_it_has_a_plan() -> None:
+    """Fault: an unplanned prompt of several answers waits while later ones compute what it shares with them; or a
+    planned one, whose readers wait in any case, holds up the others."""
+    for plan, admitted in ((None, [0]), (RequestPlan(), [0, 2])):
+        scheduler = scheduler_of(max_running=4)
+        submit(scheduler, 4, n=2, temperature=1.0)
+        (second,) = submit(scheduler, 5, n=3, temperature=1.0, plan=plan)
+        submit(scheduler, 6)
+        chunks, _ = scheduler.schedule()
+        assert [chunk.sequence.number for chunk in chunks] == admitted and scheduler.waiting[0] is second
+
+
+@pytest.mark.parametrize(
+    ("num_running", "first_ends", "num_owed", "begins"),
+    [
+        (4, False, 1, [6, 6, 6, 6]),
+        (4, True, 1, []),  # its slot is for an answer that waits
+        (4, True, 0, [6, 6, 6]),
+        (3, False, 1, []),  # a slot is free for it now
+        (3, False, 0, [6, 6, 6]),
+    ],
+)
+def test_no_pass_is_foreseen_that_an_answer_of_a_prompt_might_join(
+    num_running: int, first_ends: bool, num_owed: int, begins: list[int]
+) -> None:
+    """Fault: an answer waits a pass longer than it has to for its slot, or nothing is begun ahead while it waits."""
+    scheduler = scheduler_of()
+    submit(scheduler, 5, max_tokens=2 if first_ends else 8)
+    submit(scheduler, *[5] * (num_running - 1))
+    compute(scheduler, scheduler.schedule()[0])
+    chunks, _ = scheduler.schedule()
+    scheduler.forks = [SimpleNamespace(waiting=range(num_owed + 1))]  # type: ignore[list-item]
+    assert [chunk.begin for chunk in scheduler.foresee(chunks)] == begins

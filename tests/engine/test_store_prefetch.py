@@ -9,10 +9,12 @@ from queue import Empty
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from apcbatch.engine.snapshot_arrays import ALIGNMENT, Staging, slot_in_memory, staged_bytes
+from apcbatch.engine.pool import Snapshot
+from apcbatch.engine.snapshot_arrays import ALIGNMENT, Staging, parts_of, slot_in_memory, staged_bytes
 from apcbatch.engine.snapshots import Snapshots
 from apcbatch.engine.store_prefetch import StorePrefetcher
 from apcbatch.layout import CONV, KV, SSM, StateLayout
@@ -195,3 +197,41 @@ def test_what_waiting_sequences_resume_from_is_wanted_in_their_order(monkeypatch
     persistence.prefetches = False
     snapshots.prefetch(waiting)
     assert len(wanted) == 4
+
+
+def test_without_pinned_memory_buffers_are_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: a limit of locked memory ends the run, though copies would only be slower."""
+    pins: list[bool] = []
+    empty = torch.empty
+
+    def allocate(*shape: int, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        pins.append(pin_memory)
+        if pin_memory:
+            raise RuntimeError("CUDA error: OS call failed or operation not supported on this OS")
+        return empty(*shape, **options)
+
+    monkeypatch.setattr(torch, "empty", allocate)
+    for is_there in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda is_there=is_there: is_there)
+        buffer = Staging(LAYOUT, 2).take()
+        assert {name: (part.shape, part.dtype) for name, part in buffer.items()} == {
+            "ssm": ((1, 2, 3), torch.float32), "conv": ((1, 1, 3), torch.bfloat16),
+        }  # fmt: skip
+    assert pins == [True, False, False]
+
+
+def test_what_leaves_a_device_is_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: a snapshot that is sent is not the slot's state, or changes with the next pass."""
+    arena = StateArena(
+        StateLayout.of([*LAYOUT.parts, KV.part(1, (2, None, 1, 2), "float32")]), 2, 3, torch.device("cpu")
+    )
+    for tensor in (*arena.slots.values(), *arena.pages.values()):
+        tensor.copy_(torch.randn(tensor.shape))
+    snapshot = Snapshot(b"a", 70, 1, np.array([2, 0]))
+    views = parts_of(arena, snapshot, 64)
+    assert views["ssm"].data_ptr() == arena.slots["ssm"][1].data_ptr() and views["kv"].shape[2] == 6
+    monkeypatch.setattr(StateArena, "on_host", False)
+    parts = parts_of(arena, snapshot, 64)
+    assert list(parts) == list(views) and all(torch.equal(parts[name], views[name]) for name in views)
+    arena.slots["ssm"].zero_()
+    assert parts["ssm"].abs().sum() > 0

@@ -82,3 +82,14 @@ def test_no_thread_keeps_the_process() -> None:
     go_on.set()
     ahead.close()
     assert begun and all(thread.daemon for thread in begun)
+
+
+def test_as_much_is_made_as_fits() -> None:
+    """Catches room that is left empty from the beginning, or that is lost with each thing that is taken."""
+    made = threading.Semaphore(0)
+    ahead = things(1, 41, lambda name: made.release() or name)
+    assert all(made.acquire(timeout=5) for _ in range(5)), "below 41 bytes one more of 10 is begun"
+    for name in NAMES[:3]:
+        ahead.take(name)
+        assert made.acquire(timeout=5)
+    ahead.close()

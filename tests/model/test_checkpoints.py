@@ -6,9 +6,11 @@ import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
@@ -380,3 +382,38 @@ def test_tensors_are_read_ahead_by_their_bytes_in_the_order_of_use(tiny_checkpoi
     assert sizes == {name: tensor.nbytes for name, tensor in weights_of(folder).items()}
     layers = [int(found[1]) for name in sizes if (found := re.search(r"layers\.(\d+)\.", name))]
     assert layers == sorted(layers) and "layers" not in list(sizes)[-1]
+
+
+def test_tensors_are_read_in_the_order_of_the_layers(tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
+    """Fault: the memory for reading ahead is full of what comes last; or the bytes of a tensor are those of another
+    dtype, or of no number."""
+    tensors = weights_of(tiny_checkpoint("mamba"))
+    name, num_layers = "backbone.layers.1.mixer.D", len({one for one in tensors if one.endswith("mixer.D")})
+    changed = {name: tensors[name].to(torch.bfloat16)}
+    folder = with_weights(tiny_checkpoint("mamba"), tmp_path / "m", changed)
+    with Checkpoint(folder, torch.device("cpu")) as checkpoint:
+        sizes = checkpoint.sizes()
+    assert sizes == {name: changed.get(name, tensor).nbytes for name, tensor in tensors.items()}
+    layers = [int(name.split(".")[2]) if ".layers." in name else 99 for name in sizes]
+    assert layers == sorted(layers) and set(layers) == {*range(num_layers), 99}
+    packed = with_weights(folder, tmp_path / "packed", {name: torch.zeros(72, dtype=torch.int8)})
+    with Checkpoint(packed, torch.device("cpu")) as checkpoint:
+        assert sizes.keys() - checkpoint.sizes().keys() == {name}
+
+
+def test_a_file_that_breaks_while_it_is_read_is_named(
+    tiny_checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: a disk that fails ends in a traceback, or leaves threads that read on."""
+    name, closed = "backbone.norm_f.weight", []
+    take = Mock(side_effect=SafetensorError("the disk failed"))
+    monkeypatch.setattr(
+        weights, "Ahead", lambda *_, **options: Mock(take=take, close=lambda: closed.append(options["threads"]))
+    )
+    sentence = f"model.safetensors: tensor {name} cannot be read .the disk failed.; copy the checkpoint again"
+    with (
+        pytest.raises(ModelError, match=sentence),
+        Checkpoint(tiny_checkpoint("mamba"), torch.device("cpu")) as checkpoint,
+    ):
+        checkpoint.take(name, (36,))
+    assert closed == [1], "the processor reads and digests in one thread beside its own"

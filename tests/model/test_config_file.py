@@ -8,13 +8,16 @@ import os
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from transformers import AutoConfig
 
 from apcbatch import Engine
 from apcbatch.errors import ModelError
 from apcbatch.model.families import load_model_config
+from apcbatch.model.locate import BUNDLED, locate_model, name_of
 from tests.model.folders import REMOVED, copy_of, with_config
 
 Checkpoints = Callable[..., Path]
@@ -299,3 +302,47 @@ def test_links_of_a_hub_cache_are_followed(tiny_checkpoint: Checkpoints, tmp_pat
         (tmp_path / path.name).symlink_to(path)
     Engine(tmp_path, pool_size_bytes=1 << 20).close()
     assert json.loads((tmp_path / "config.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("name", "short", "what"),
+    [
+        ("org/name", "org/name", "neither a folder nor in the Hugging Face cache"),
+        ("org/there", "there", None),
+        ("./org/name", "name", "is not a folder"),
+        ("/org/name", "name", "is not a folder"),
+        ("~/name", "name", "is not a folder"),
+        ("a/b/c/", "c", "is not a folder"),
+        ("org/name/x", "x", "is not a folder"),
+        ("name", "name", "is not a folder"),
+        ("notes", "notes", "model 'notes' is a file; expected a model folder$"),
+        ("..", "PARENT", None),
+        ("demo", "demo", None),
+    ],
+)
+def test_a_name_is_that_of_a_folder_or_of_a_hub(
+    name: str, short: str, what: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: a slip in a path is looked for in the hub's cache, or a store has a model under its whole path."""
+    (tmp_path / "here" / "org" / "there").mkdir(parents=True)
+    (tmp_path / "here" / "notes").write_text("x")
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("HOME", str(tmp_path / "nowhere"))
+    assert name_of(name) == short.replace("PARENT", tmp_path.name)
+    if what is None:
+        assert locate_model(name) == BUNDLED.get(name, Path(name))
+        return
+    with pytest.raises(ModelError, match=what):
+        locate_model(name)
+
+
+def test_the_hub_may_not_know_or_not_allow_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: a name that the hub's own library refuses, or a cache that cannot be read, ends in a traceback."""
+    for error in (HFValidationError("odd"), LocalEntryNotFoundError("none"), PermissionError(13, "no")):
+        monkeypatch.setattr("huggingface_hub.snapshot_download", Mock(side_effect=error))
+        with pytest.raises(ModelError, match="hf download org/name"):
+            locate_model("org/name")
+    asked = Mock(return_value="/x")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", asked)
+    assert locate_model("org/name") == Path("/x")
+    asked.assert_called_once_with("org/name", local_files_only=True)

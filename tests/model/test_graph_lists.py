@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 import torch
 
 from apcbatch.kernels.ragged import Ragged
+from apcbatch.model import batch as batch_module
 from apcbatch.model.batch import Batch
 from apcbatch.model.graphs import _DraftLists, _Lists
 
@@ -77,3 +81,34 @@ def test_a_smaller_draft_leaves_nothing_of_the_larger_one() -> None:
     assert lists.token_slots.tolist() == [50, 51, 52, 53] + [-1] * 12
     assert lists.context.tolist() == [9, 10, -1, -1]
     assert lists.page_table[:2, :2].tolist() == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize("scored", [None, [0, 2]])
+def test_a_batch_goes_to_its_device_in_one_transfer(scored: list[int] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: a list of a pass lands in the place of another one, is left on the host, or is sent by itself."""
+    sent: list[int] = []
+    kept: list[object] = []
+
+    def uploaded(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        sent.append(tensor.numel())
+        return tensor.clone()
+
+    monkeypatch.setattr(batch_module, "uploaded", uploaded)
+    monkeypatch.setattr(batch_module, "batch_on", lambda device, ragged: kept.append(ragged))
+    rows = None if scored is None else torch.tensor(scored)
+    made = replace(batch(3, 2), scored_rows=rows, chosen=torch.tensor([4]), with_logprobs=True)
+    there = made.on(torch.device("cpu"))
+    assert sent == [3 + 3 + 6 + 3 + 3 + len(scored or [])] and kept == [made.ragged]
+    for name in ("token_ids", "logits_rows", "page_table", "context", "token_slots", "scored_rows"):
+        found, expected = getattr(there, name), getattr(made, name)
+        assert (found is expected is None) or (torch.equal(found, expected) and found is not expected), name
+    assert there.chosen is made.chosen and there.with_logprobs and there.ragged is made.ragged
+
+
+def test_tokens_that_were_not_read_are_looked_up() -> None:
+    """Fault: a pass begun ahead computes another row's token, or fails on one that is not finite."""
+    made = replace(batch(4, 2), token_ids=torch.tensor([9, -1, -3, -2]))
+    assert replace(made, chosen=torch.tensor([5, -1, 7])).tokens.tolist() == [9, 5, 7, 0]
+    assert made.tokens is made.token_ids
+    ragged = Ragged.create(torch.tensor([0, 2, 4]), torch.tensor([0, 1]), torch.tensor([0, 1]))
+    assert replace(made, ragged=ragged, context=torch.tensor([7, 0])).positions.tolist() == [7, 8, 0, 1]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from apcbatch import Engine, Request
 from apcbatch.engine.open import EngineOptions, open_parts
@@ -292,3 +292,36 @@ def test_a_device_without_its_kernels_refuses_it(
     with pytest.raises(UsageError, match=sentence):
         Engine(folder, pool_size_bytes=1 << 20, device="cuda")
     check_kinds(load_model_config(tiny_checkpoint("jamba")), torch.device("cuda", 0))
+
+
+def test_a_file_that_says_nothing_is_the_family_itself(tmp_path: Path) -> None:
+    """Fault: a default, of a key that checkpoints seldom leave out, is not the one of transformers."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_5_text"}))
+    config: Any = load_model_config(tmp_path)
+    oracle = AutoConfig.for_model("qwen3_5_text")
+    same = (
+        "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+        "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
+        "linear_conv_kernel_dim", "tie_word_embeddings",
+    )  # fmt: skip
+    assert {name: getattr(config, name) for name in same} == {name: getattr(oracle, name) for name in same}
+    assert (config.norm_eps, config.context_length) == (oracle.rms_norm_eps, oracle.max_position_embeddings)
+    kinds = {"delta": "linear_attention", "attention": "full_attention"}
+    assert [kinds[kind] for kind in config.mixers] == oracle.layer_types
+    assert config.feed_forwards == ("mlp",) * oracle.num_hidden_layers
+    rotary = oracle.rope_parameters
+    assert (config.rotary_dim, config.rope_theta) == (256 * rotary["partial_rotary_factor"], rotary["rope_theta"])
+    without = (config.d_inner, config.d_state, config.d_conv, config.dt_rank, config.num_experts)
+    assert not any(without) and not (config.conv_bias or config.proj_bias or config.eos_token_ids)
+    assert (config.mixer_norm, config.mixer_norm_eps) == ("none", 0.0)
+
+
+@pytest.mark.parametrize("place", ["text", "whole"])
+def test_what_both_parts_may_say_is_read_from_the_one_that_does(place: str, tmp_path: Path) -> None:
+    """Fault: an answer that never ends, as its end is named beside the text model; or an embedding that is not tied."""
+    ends = {"text": [7, 8], "whole": 9} if place == "text" else {"whole": [7, 8]}
+    text = {"tie_word_embeddings": False} | ({"eos_token_id": ends["text"]} if "text" in ends else {})
+    whole = {"model_type": "qwen3_5", "tie_word_embeddings": True, "eos_token_id": ends["whole"], "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    config = load_model_config(tmp_path)
+    assert config.eos_token_ids == (7, 8) and config.tie_word_embeddings

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -183,6 +185,76 @@ def test_a_tensor_that_is_there_stays_there() -> None:
     assert Hop(CPU, CPU).send(tensor).receive() is tensor
 
 
+def test_a_tensor_that_goes_to_another_device_waits_for_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: memory that is used again while it is copied, a tensor that is read before it is there, or a stage that
+    waits for later passes of another one."""
+    lines: list[str] = []
+    current: list[Any] = []
+
+    def noted(line: str) -> str:
+        lines.append(line)
+        return f"the {line}"
+
+    def stream(device: object) -> Any:
+        name = f"passes of {device}" if current else next(names)
+        return SimpleNamespace(
+            name=name,
+            wait_stream=lambda other: lines.append(f"{name} waits for {other.name}"),
+            wait_event=lambda event: lines.append(f"{name} waits for {event}"),
+            record_event=lambda: noted(f"event on {name}"),
+        )
+
+    names = iter(("leaving", "arriving"))
+    monkeypatch.setattr(torch.cuda, "Stream", stream)
+    hop = Hop(torch.device("cuda", 0), torch.device("cuda", 1))
+    current.append("passes")
+    monkeypatch.setattr(torch.cuda, "current_stream", stream)
+
+    @contextmanager
+    def on(stream: Any) -> Iterator[None]:
+        current.append(stream.name)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "stream", on)
+
+    def tensor(name: str, device: str) -> Any:
+        def to(target: object, non_blocking: bool) -> Any:
+            lines.append(f"{name} to {target} on {current[1:]}" + " async" * non_blocking)
+            return tensor("copy", str(target))
+
+        return SimpleNamespace(
+            to=to, device=device, record_stream=lambda stream: lines.append(f"{name} is used by {stream.name}")
+        )
+
+    sent = hop.send(tensor("tensor", "cuda:0"))
+    assert lines == [
+        "leaving waits for passes of cuda:0",
+        "tensor to cuda:1 on ['leaving', 'arriving'] async",
+        "event on arriving",
+        "tensor is used by leaving",
+    ]
+    lines.clear()
+    assert sent.receive() is sent.tensor
+    assert lines == ["passes of cuda:1 waits for the event on arriving", "copy is used by passes of cuda:1"]
+
+
+@pytest.mark.parametrize(
+    ("weights", "count", "begins"),
+    [([1, 1, 1], 2, [0, 1]), ([1, 1, 1, 1, 1], 3, [0, 1, 3]), ([4, 1, 1, 1], 3, [0, 1, 2]), ([0, 0, 0], 2, [0, 1])],
+)
+def test_ties_give_the_last_stage_more(weights: list[int], count: int, begins: list[int]) -> None:
+    """Fault: two processes of one run cut a model at different layers."""
+    assert [part.start for part in balanced(weights, count)] == begins
+
+
+def test_a_spread_slot_is_in_no_one_place(arenas: tuple[StateArena, SpreadArena]) -> None:
+    """Fault: a slot is written to the store without the layers of other devices."""
+    assert not arenas[1].on_host
+    with pytest.raises(ValueError, match="slot 2 lies in 3 stages, in no one place; copy it out"):
+        arenas[1].host_slot(2)
+
+
 def test_what_cannot_be_parted_is_refused(
     tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,3 +304,40 @@ def test_a_mark_of_several_devices_is_reached_by_all() -> None:
     marks: Any = [SimpleNamespace(wait=lambda number=number: reached.append(number)) for number in range(3)]
     Marks(marks).wait()
     assert reached == [0, 1, 2]
+
+
+def test_each_tensor_and_each_kernel_is_on_the_device_of_its_stage(
+    tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: a layer's weights lie on another device than its state, or a kernel is launched on another one."""
+    folder, given, entered = tiny_checkpoint("mamba"), list[Any](), list[int]()
+    gpus = [torch.device("cuda", number) for number in range(2)]
+
+    def checkpoint(*arguments: Any) -> Any:
+        given.extend(arguments)
+        raise InterruptedError
+
+    monkeypatch.setattr("apcbatch.model.pipeline.Checkpoint", checkpoint)
+    backends: Any = [SimpleNamespace(numerics=lambda *_: "same")] * 2
+    arena: Any = SimpleNamespace(stages=[SimpleNamespace(device=device) for device in gpus])
+    with pytest.raises(InterruptedError):
+        load_stages(folder, load_model_config(folder), torch.float32, arena, [range(1), range(1, 11)], backends)
+    _, first, device_of, _ = given
+    names = ["embeddings.weight", "layers.0.mixer.D", "layers.1.mixer.D", "layers.10.norm.weight", "norm_f.weight"]
+    assert first == gpus[0] and [device_of(f"backbone.{name}").index for name in names] == [0, 0, 1, 1, 1]
+    assert device_of("lm_head.weight") == gpus[1]
+
+    def on(device: torch.device) -> Any:
+        entered.append(device.index)
+        return nullcontext()
+
+    sent = SimpleNamespace(receive=lambda: torch.ones(1))
+    monkeypatch.setattr("apcbatch.model.pipeline._on", on)
+    monkeypatch.setattr("apcbatch.model.pipeline.Hop", lambda *devices: SimpleNamespace(send=lambda tensor: sent))
+    run = lambda *given: torch.ones(1)  # noqa: E731
+    stages: Any = [Mock(forward=run, forward_scored=run, head=run) for _ in range(3)]
+    model, batch = SpreadLM(stages, [*gpus, torch.device("cuda", 2)]), Entering(None)
+    model.forward(batch)  # type: ignore[arg-type]
+    model.forward_scored(batch)  # type: ignore[arg-type]
+    model.head(torch.ones(1))
+    assert entered == [0, 1, 2, 0, 1, 2, 2]

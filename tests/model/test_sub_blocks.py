@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +20,7 @@ from apcbatch.kernels.layer import Residual
 from apcbatch.model import families
 from apcbatch.model.attention import ATTENTION
 from apcbatch.model.batch import Batch
-from apcbatch.model.causal_lm import Part
+from apcbatch.model.causal_lm import CausalLM, Part
 from apcbatch.model.delta_net import DELTA_NET
 from apcbatch.model.family import Family
 from apcbatch.model.feed_forward import MIXTURE, MLP
@@ -227,3 +230,13 @@ def test_the_name_of_the_arithmetic_is_per_kind() -> None:
     backend.kinds = {**backend.kinds, "delta": KindOnDevice(None, 2), "attention": KindOnDevice(None, 3)}
     assert backend.numerics(torch.float32, ["mamba", "mlp"]) == before
     assert backend.numerics(torch.float32, ["mamba", "delta", "attention"]) == "f32-fma-1-attention3-delta2"
+
+
+def test_the_rows_of_a_graph_are_those_of_its_tightest_part() -> None:
+    """Fault: a graph is captured of more rows than a kernel of it takes."""
+    parts = [SimpleNamespace(most_captured=most) for most in (7, 5, 9)]
+    layers = [[SimpleNamespace(block=SimpleNamespace(part=part))] for part in (*parts, None)]
+    model: Any = SimpleNamespace(layers=layers)
+    assert CausalLM.most_captured.fget(model) == 5  # type: ignore[attr-defined]
+    model.layers = layers[3:]
+    assert CausalLM.most_captured.fget(model) == sys.maxsize  # type: ignore[attr-defined]

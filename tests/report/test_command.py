@@ -102,6 +102,7 @@ def test_what_is_refused_is_refused_with_a_sentence(out: Path, apcbatch: Command
     before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
     (tmp_path / "notes.txt").write_text("mine\n")
     (tmp_path / "folder").mkdir()
+    (tmp_path / "two.jsonl").write_bytes(out.read_bytes())
     os.mkfifo(tmp_path / "pipe")
     cases = {
         ("nothing.jsonl",): "nothing.jsonl cannot be read",
@@ -123,9 +124,12 @@ def test_what_is_refused_is_refused_with_a_sentence(out: Path, apcbatch: Command
         ("out.jsonl", "-o", "pipe", "--overwrite"): "is a named pipe",
         ("out.jsonl", "-o", "/dev/full"): "is a device",
         ("out.jsonl", "-o", "none/r.html"): "mkdir -p",
-        ("out.jsonl", "-o", "out.jsonl", "--overwrite"): "are the same file",
+        ("out.jsonl", "-o", "out.jsonl", "--overwrite"): "OUT and -o are the same file",
         ("out.jsonl", "-o", "out.jsonl.run.json", "--overwrite"): "are the same file",
         ("out.jsonl", "-o", "out.jsonl.trace.jsonl", "--overwrite"): "are the same file",
+        ("out.jsonl", "two.jsonl", "-o", "two.jsonl", "--overwrite"): "OUT 2 and -o are the same file",
+        ("out.jsonl", "two.jsonl", "-o", "out.jsonl.run.json", "--overwrite"): "OUT 1.run.json and -o are the same",
+        ("out.jsonl", "two.jsonl", "./two.jsonl"): "./two.jsonl is given twice; name each OUT once",
         ("out.jsonl", "-o", "in.jsonl", "--overwrite", "--prompts", "in.jsonl"): "are the same file",
         ("out.jsonl", "-o", "t.json", "--tune", "t.json"): "are the same file",
         ("out.jsonl", "--tune", "none.json"): "--tune none.json cannot be read",

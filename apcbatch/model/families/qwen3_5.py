@@ -24,18 +24,18 @@ _MIXER_OF_TYPE = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Qwen35Config(ModelConfig):
     """ModelConfig with the sizes of the delta nets and the rotary position embedding. rotary_dim: rotated columns of an
     attention head. rope_theta: base of the embedding's wavelengths."""
 
-    linear_num_key_heads: int = 0
-    linear_num_value_heads: int = 0
-    linear_key_head_dim: int = 0
-    linear_value_head_dim: int = 0
-    linear_conv_kernel_dim: int = 0
-    rotary_dim: int = 0
-    rope_theta: float = 0.0
+    linear_num_key_heads: int
+    linear_num_value_heads: int
+    linear_key_head_dim: int
+    linear_value_head_dim: int
+    linear_conv_kernel_dim: int
+    rotary_dim: int
+    rope_theta: float
 
 
 def read(whole: ConfigReader, family: str) -> Qwen35Config:
