@@ -29,9 +29,11 @@ class Touched:
     def of(self, mutant: Mutant) -> list[str]:
         """The tests that can notice, those of the module's own folder first, and the quickest of them first.
 
-        What runs on import is noticed by any test of the module."""
+        What runs on import, outside of any test (""), is noticed by any test of the module."""
         by_line = self.tests.get(mutant.path, {})
-        lines = by_line if mutant.on_import else [line for line in mutant.lines if line in by_line]
+        lines: Iterable[int] = [line for line in mutant.lines if line in by_line]
+        if mutant.on_import or any("" in by_line[line] for line in lines):
+            lines = by_line
         found = {test for line in lines for test in by_line[line] if test in self.seconds}
         own = mutant.path.replace("apcbatch/", "tests/", 1).rpartition("/")[0] + "/"
         return sorted(found, key=lambda test: (not test.startswith(own), self.seconds[test], test))
@@ -73,7 +75,7 @@ def gather(records: Iterable[tuple[Path, Path]]) -> Touched:
                     continue
                 by_line = tests[str(Path(name).relative_to(root))]
                 for line, names in data.contexts_by_lineno(name).items():
-                    by_line[line] |= set(names) - {""}
+                    by_line[line] |= set(names)
     lists = {path: {line: sorted(names) for line, names in lines.items()} for path, lines in tests.items()}
     return Touched(lists, seconds, sorted(bad))
 
