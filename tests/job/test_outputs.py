@@ -153,7 +153,7 @@ def test_a_name_that_sorts_before_a_dash_is_a_name(tmp_path, monkeypatch):
 def test_what_is_only_read_may_be_read_twice(tmp_path):
     """Fault: an INPUT that cannot be written, or that another option reads too, is refused; or a model that is not
     there is reported as an output's fault."""
-    inputs = ("https://host/in.jsonl", "-", str(tmp_path / "in.jsonl"))
+    inputs = ("memory://in.jsonl", "-", str(tmp_path / "in.jsonl"))
     read = {"--draft-from": str(tmp_path / "in.jsonl"), "--config": None}
     outputs = {"OUT": str(tmp_path / "o"), "--summary": "/dev/null", "--report": "/dev/null", "--json": "-"}
     check_outputs(Config(model="./nowhere"), inputs, read, outputs)
