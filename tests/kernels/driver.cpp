@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "attention.h"
-#include "head_scan.h"
 #include "dispatch.h"
 #include "head_rows.h"
+#include "head_scan.h"
 #include "linear.h"
 #include "partition.h"
 #include "rowwise.h"
@@ -327,19 +327,23 @@ void try_scan() {
     check("the states of selective_scan", state, after, 2e-2, false, run);
 }
 
-void try_delta_rule() {
+void try_head_scan(HeadRule rule) {
     const Batch batch(80);
+    const bool is_ssd = rule == HeadRule::ssd;
+    const float dt_min = 0.1f, dt_max = 2.0f;
     const int64_t t = batch.cu.back(), key_heads = pick(1, 2), group = pick(1, 3), K = pick(1, 40);
     const int64_t lanes = pick(1, 70), blocks = pick(1, 2), heads = key_heads * group, V = lanes * blocks;
     const int64_t keys = key_heads * K, values = heads * V, block = K * lanes;
     const DType type = any_dtype();
     Array q(type, t * keys), k(type, t * keys), v(type, t * values), b(type, t * heads), a(type, t * heads);
-    Array A(DType::float32, heads), bias(DType::float32, heads), out(DType::float32, t * values);
+    Array A(DType::float32, heads), bias(DType::float32, heads), D(DType::float32, heads);
+    Array out(DType::float32, t * values);
     Array state(DType::float32, batch.num_slots * heads * blocks * block);
     for (int64_t i = 0; i < heads; ++i) A.set(i, -std::fabs(float(A.at(i))));
     const std::string begin(state.memory.get(), size_t(state.bytes()));
     std::vector<double> expected(size_t(t * values)), after = worth(state), S(static_cast<size_t>(K));
     const auto norm = [&](const Array& x, int64_t first) {
+        if (is_ssd) return 1.0;
         double sum = 1e-6;
         for (int64_t i = 0; i < K; ++i) sum += x.at(first + i) * x.at(first + i);
         return 1.0 / std::sqrt(sum);
@@ -355,53 +359,61 @@ void try_delta_rule() {
             for (int64_t n = batch.cu[size_t(s)]; n < batch.cu[size_t(s) + 1]; ++n) {
                 const int64_t key = n * keys + head / group * K;
                 const double raw = a.at(n * heads + head) + bias.at(head);
-                const double step = std::fmax(raw, 0.0) + std::log1p(std::exp(-std::fabs(raw)));
+                double step = std::fmax(raw, 0.0) + std::log1p(std::exp(-std::fabs(raw)));
+                if (is_ssd) step = std::fmin(std::fmax(step, double(dt_min)), double(dt_max));
                 const double decay = std::exp(A.at(head) * step), unit_k = norm(k, key);
                 double read = 0.0, y = 0.0;
                 for (int64_t i = 0; i < K; ++i) read += decay * k.at(key + i) * unit_k * S[size_t(i)];
-                const double u = (v.at(n * values + c) - read) / (1.0 + std::exp(-b.at(n * heads + head)));
+                const double x = v.at(n * values + c);
+                const double u = is_ssd ? step * x : (x - read) / (1.0 + std::exp(-b.at(n * heads + head)));
                 for (int64_t i = 0; i < K; ++i) {
                     S[size_t(i)] = decay * S[size_t(i)] + k.at(key + i) * unit_k * u;
                     y += q.at(key + i) * S[size_t(i)];
                 }
-                expected[size_t(n * values + c)] = y * norm(q, key) / std::sqrt(double(K));
+                expected[size_t(n * values + c)] =
+                    is_ssd ? y + D.at(head) * x : y * norm(q, key) / std::sqrt(double(K));
                 batch.kept(s, n, [&](int64_t to) {
                     for (int64_t i = 0; i < K; ++i) after[size_t(place(to, i))] = S[size_t(i)];
                 });
             }
         }
     }
-    DeltaParams p{batch.params(),
-                  type,
-                  key_heads,
-                  heads,
-                  K,
-                  V,
-                  lanes,
-                  q.data(),
-                  keys,
-                  k.data(),
-                  keys,
-                  v.data(),
-                  values,
-                  b.data(),
-                  heads,
-                  a.data(),
-                  heads,
-                  A.floats(),
-                  bias.floats(),
-                  state.floats(),
-                  heads * blocks * block,
-                  out.floats(),
-                  values,
-                  V};
-    Array memory(DType::float32, delta_floats(p, t));
+    HeadScanParams p{batch.params(),
+                     rule,
+                     type,
+                     key_heads,
+                     heads,
+                     K,
+                     V,
+                     lanes,
+                     q.data(),
+                     keys,
+                     k.data(),
+                     keys,
+                     v.data(),
+                     values,
+                     b.data(),
+                     heads,
+                     a.data(),
+                     heads,
+                     A.floats(),
+                     bias.floats(),
+                     D.floats(),
+                     dt_min,
+                     dt_max,
+                     state.floats(),
+                     heads * blocks * block,
+                     out.floats(),
+                     values,
+                     V};
+    Array memory(DType::float32, head_scan_floats(p, t));
     const auto run = [&](int threads) {
         std::memcpy(state.data(), begin.data(), begin.size());
-        delta_rule(p, memory.floats(), threads);
+        head_scan(p, memory.floats(), threads);
     };
-    check("delta_rule", out, expected, 1e-3, false, run);
-    check("the states of delta_rule", state, after, 1e-3, false, run);
+    const std::string name = is_ssd ? "ssd" : "delta_rule";
+    check(name, out, expected, 1e-3, false, run);
+    check("the states of " + name, state, after, 1e-3, false, run);
 }
 
 void try_attention() {
@@ -483,7 +495,8 @@ int main(int count, char** arguments) {
         try_head_rows();
         try_conv();
         try_scan();
-        try_delta_rule();
+        try_head_scan(HeadRule::delta);
+        try_head_scan(HeadRule::ssd);
         try_attention();
     } while (std::chrono::steady_clock::now() - begin < limit);
     std::printf("%lld comparisons\n", static_cast<long long>(comparisons));
