@@ -13,6 +13,13 @@
 namespace apcbatch {
 namespace {
 
+// Returns the arguments of convolve. weight: (channels, width). bias: (channels) or null. Both float32.
+ConvParams mixer_conv(DType dtype, std::int64_t channels, std::int64_t width, Address weight, Address bias,
+                      const View& state) {
+    const View none = {0, 0, dtype};
+    return conv_params({}, none, {weight, width, DType::float32}, bias, state, none, channels, width);
+}
+
 MambaMixer mamba_mixer(const PreNorm& norm, const Projection& in_proj, const Projection& x_proj,
                        const Projection& dt_proj, const Projection& out_proj, std::int64_t d_state,
                        std::int64_t width, Address conv_weight, Address conv_bias, Address A, Address D,
@@ -26,9 +33,7 @@ MambaMixer mamba_mixer(const PreNorm& norm, const Projection& in_proj, const Pro
     p.dt_proj = dt_proj;
     p.out_proj = out_proj;
     p.d_state = d_state;
-    p.width = width;
-    p.conv_weight = floats(conv_weight, width);
-    p.conv_bias = floats(conv_bias, kMaybe);
+    p.conv = mixer_conv(p.dtype, dt_proj.out, width, conv_weight, conv_bias, conv);
     p.A = floats(A, d_state);
     p.D = floats(D, d_state);
     p.dt_bias = floats(dt_bias, d_state);
@@ -39,42 +44,20 @@ MambaMixer mamba_mixer(const PreNorm& norm, const Projection& in_proj, const Pro
     p.norm_eps = norm_eps;
     p.ssm = static_cast<float*>(values(ssm, DType::float32, kMaybe));
     p.ssm_stride = ssm.stride;
-    p.conv = values(conv, p.dtype, kMaybe);
-    p.conv_stride = conv.stride;
     return p;
 }
 
-// is_ssd: the rule; its D, limits of dt and head_norm are as in HeadMixer.
-HeadMixer head_mixer(const PreNorm& norm, bool is_ssd, const Projection& in_proj, const Projection& out_proj,
-                     std::int64_t key_heads, std::int64_t value_heads, std::int64_t key_dim,
-                     std::int64_t value_dim, std::int64_t lanes, std::int64_t width, Address conv_weight,
-                     Address conv_bias, Address A, Address dt_bias, Address D, float dt_min, float dt_max,
-                     Address head_norm, float head_norm_eps, const View& state, const View& conv) {
+HeadMixer head_mixer(const PreNorm& norm, const HeadScanParams& scan, const Projection& in_proj,
+                     const Projection& out_proj, std::int64_t width, Address conv_weight, Address conv_bias,
+                     Address head_norm, float head_norm_eps, const View& conv) {
     HeadMixer p;
     p.norm = norm;
-    p.rule = is_ssd ? HeadRule::ssd : HeadRule::delta;
-    p.dtype = in_proj.dtype;
+    p.scan = scan;
     p.in_proj = in_proj;
     p.out_proj = out_proj;
-    p.key_heads = key_heads;
-    p.value_heads = value_heads;
-    p.key_dim = key_dim;
-    p.value_dim = value_dim;
-    p.lanes = lanes;
-    p.width = width;
-    p.conv_weight = floats(conv_weight, width);
-    p.conv_bias = floats(conv_bias, kMaybe);
-    p.A = floats(A, value_heads);
-    p.dt_bias = floats(dt_bias, value_heads);
-    p.D = floats(D, is_ssd ? value_heads : kMaybe);
-    p.dt_min = dt_min;
-    p.dt_max = dt_max;
-    p.head_norm = floats(head_norm, value_dim);
+    p.conv = mixer_conv(scan.dtype, 2 * p.keys() + p.values(), width, conv_weight, conv_bias, conv);
+    p.head_norm = floats(head_norm, scan.value_dim);
     p.head_norm_eps = head_norm_eps;
-    p.state = static_cast<float*>(values(state, DType::float32, kMaybe));
-    p.state_stride = state.stride;
-    p.conv = values(conv, p.dtype, kMaybe);
-    p.conv_stride = conv.stride;
     return p;
 }
 
@@ -156,10 +139,8 @@ void bind_layers(py::module_& m) {
              "has_norms"_a, "dt_norm"_a, "B_norm"_a, "C_norm"_a, "norm_eps"_a, "ssm"_a, "conv"_a)
         .def("run", &run_sub_block, ReleaseGil());
     py::class_<HeadMixer, SubBlock, std::shared_ptr<HeadMixer>>(m, "HeadMixer")
-        .def(py::init(&head_mixer), py::kw_only(), "norm"_a, "is_ssd"_a, "in_proj"_a, "out_proj"_a,
-             "key_heads"_a, "value_heads"_a, "key_dim"_a, "value_dim"_a, "lanes"_a, "width"_a,
-             "conv_weight"_a, "conv_bias"_a, "A"_a, "dt_bias"_a, "D"_a, "dt_min"_a, "dt_max"_a, "head_norm"_a,
-             "head_norm_eps"_a, "state"_a, "conv"_a)
+        .def(py::init(&head_mixer), py::kw_only(), "norm"_a, "scan"_a, "in_proj"_a, "out_proj"_a, "width"_a,
+             "conv_weight"_a, "conv_bias"_a, "head_norm"_a, "head_norm_eps"_a, "conv"_a)
         .def("run", &run_sub_block, ReleaseGil());
     py::class_<AttentionMixer, SubBlock, std::shared_ptr<AttentionMixer>>(m, "AttentionMixer")
         .def(py::init(&attention_mixer), py::kw_only(), "norm"_a, "qkv_proj"_a, "o_proj"_a, "heads"_a,

@@ -33,44 +33,50 @@ void bound_selective_scan(const RaggedParams& ragged, const View& x, const View&
                    num_threads);
 }
 
-// is_ssd: the rule; it has D and limits of dt, and no b. q, k: (t, key_heads, key_dim). v: (t, value_heads,
-// value_dim). out: (value_heads, t, value_dim) or, with ssd, (t, value_heads, value_dim). b, a: (t,
-// value_heads). A, dt_bias, D: (value_heads). state: (slots, value_heads, value_dim / lanes, key_dim, lanes).
-void bound_head_scan(const RaggedParams& ragged, bool is_ssd, const View& q, const View& k, const View& v,
-                     const View& b, const View& a, Address A, Address dt_bias, Address D, float dt_min,
-                     float dt_max, const View& state, const View& out, std::int64_t key_heads,
-                     std::int64_t value_heads, std::int64_t key_dim, std::int64_t value_dim,
-                     std::int64_t lanes, int num_threads) {
-    const std::int64_t sequences = ragged.num_sequences;
+// Arguments that are the same in every call. dtype: code of the activations'. A, dt_bias: (value_heads). D:
+// (value_heads), for the rule ssd, which also has the limits of dt; null for delta. state: (slots,
+// value_heads, value_dim / lanes, key_dim, lanes).
+HeadScanParams head_scan_params(int dtype, std::int64_t key_heads, std::int64_t value_heads,
+                                std::int64_t key_dim, std::int64_t value_dim, std::int64_t lanes, Address A,
+                                Address dt_bias, Address D, float dt_min, float dt_max, const View& state) {
     HeadScanParams p;
-    p.ragged = ragged;
-    p.rule = is_ssd ? HeadRule::ssd : HeadRule::delta;
-    p.dtype = q.dtype;
+    p.rule = D == 0 ? HeadRule::delta : HeadRule::ssd;
+    p.dtype = dtype_of(dtype);
     p.key_heads = key_heads;
     p.value_heads = value_heads;
     p.key_dim = key_dim;
     p.value_dim = value_dim;
     p.lanes = lanes;
-    p.q = values(q, sequences);
-    p.q_stride = q.stride;
-    p.k = values(k, q.dtype, sequences);
-    p.k_stride = k.stride;
-    p.v = values(v, q.dtype, sequences);
-    p.v_stride = v.stride;
-    p.b = values(b, q.dtype, is_ssd ? kMaybe : sequences);
-    p.b_stride = b.stride;
-    p.a = values(a, q.dtype, sequences);
-    p.a_stride = a.stride;
     p.A = floats(A, value_heads);
     p.dt_bias = floats(dt_bias, value_heads);
-    p.D = floats(D, is_ssd ? value_heads : kMaybe);
+    p.D = floats(D, kMaybe);
     p.dt_min = dt_min;
     p.dt_max = dt_max;
     p.state = static_cast<float*>(values(state, DType::float32, kMaybe));
     p.state_stride = state.stride;
+    return p;
+}
+
+// q, k: (t, key_heads, key_dim). v: (t, value_heads, value_dim). b: (t, value_heads), not read by ssd. a: (t,
+// value_heads). out: (value_heads, t, value_dim) or, of ssd, (t, value_heads, value_dim).
+void bound_head_scan(HeadScanParams p, const RaggedParams& ragged, const View& q, const View& k,
+                     const View& v, const View& b, const View& a, const View& out, int num_threads) {
+    const std::int64_t sequences = ragged.num_sequences;
+    const bool is_ssd = p.rule == HeadRule::ssd;
+    p.ragged = ragged;
+    p.q = values(q, p.dtype, sequences);
+    p.q_stride = q.stride;
+    p.k = values(k, p.dtype, sequences);
+    p.k_stride = k.stride;
+    p.v = values(v, p.dtype, sequences);
+    p.v_stride = v.stride;
+    p.b = values(b, p.dtype, is_ssd ? kMaybe : sequences);
+    p.b_stride = b.stride;
+    p.a = values(a, p.dtype, sequences);
+    p.a_stride = a.stride;
     p.out = static_cast<float*>(values(out, DType::float32, sequences));
-    p.out_stride = is_ssd ? out.stride : value_dim;
-    p.out_head_stride = is_ssd ? value_dim : out.stride;
+    p.out_stride = is_ssd ? out.stride : p.value_dim;
+    p.out_head_stride = is_ssd ? p.value_dim : out.stride;
     const std::int64_t tokens = ragged.cu_seqlens[sequences];
     head_scan(p, reinterpret_cast<float*>(thread_workspace(4 * head_scan_floats(p, tokens))), num_threads);
 }
@@ -94,8 +100,11 @@ void bind_recurrent(py::module_& m) {
     m.def("selective_scan", &apcbatch::bound_selective_scan, ReleaseGil(), py::kw_only(), "ragged"_a, "x"_a,
           "dt"_a, "A"_a, "B"_a, "C"_a, "D"_a, "z"_a, "dt_bias"_a, "state"_a, "out"_a, "d_inner"_a,
           "d_state"_a, "num_threads"_a);
-    m.def("head_scan", &apcbatch::bound_head_scan, ReleaseGil(), py::kw_only(), "ragged"_a, "is_ssd"_a, "q"_a,
-          "k"_a, "v"_a, "b"_a, "a"_a, "A"_a, "dt_bias"_a, "D"_a, "dt_min"_a, "dt_max"_a, "state"_a, "out"_a,
-          "key_heads"_a, "value_heads"_a, "key_dim"_a, "value_dim"_a, "lanes"_a, "num_threads"_a);
+    py::class_<apcbatch::HeadScanParams>(m, "HeadScanParams")
+        .def(py::init(&apcbatch::head_scan_params), py::kw_only(), "dtype"_a, "key_heads"_a, "value_heads"_a,
+             "key_dim"_a, "value_dim"_a, "lanes"_a, "A"_a, "dt_bias"_a, "D"_a, "dt_min"_a, "dt_max"_a,
+             "state"_a);
+    m.def("head_scan", &apcbatch::bound_head_scan, ReleaseGil(), "params"_a, py::kw_only(), "ragged"_a, "q"_a,
+          "k"_a, "v"_a, "b"_a, "a"_a, "out"_a, "num_threads"_a);
     m.def("elementwise", &apcbatch::bound_elementwise, ReleaseGil());
 }

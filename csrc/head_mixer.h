@@ -19,29 +19,19 @@ namespace apcbatch {
 // taps, h: hidden, c: channels of the convolution, 2 Hk K + Hv V.
 struct HeadMixer final : SubBlock {
     PreNorm norm;
-    HeadRule rule = HeadRule::delta;
-    DType dtype = DType::float32;  // of the activations and of the convolution's state
+    HeadScanParams scan;  // all but ragged, the inputs of each token and out
+    ConvParams conv;      // for convolve; state (num_slots, w - 1, c)
     // (c + Hv V + 2 Hv, h), rows of q, k, v, z, b, a; without b in ssd. (h, Hv V)
     Projection in_proj, out_proj;
-    std::int64_t key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0;
-    std::int64_t lanes = 0;              // columns of v in a block of the state
-    std::int64_t width = 0;              // w
-    const float* conv_weight = nullptr;  // (c, w)
-    const float* conv_bias = nullptr;    // (c) or null
-    const float* A = nullptr;            // (Hv), -exp(A_log)
-    const float* dt_bias = nullptr;      // (Hv)
-    const float* D = nullptr;            // (Hv); ssd only
-    float dt_min = 0.0f, dt_max = 0.0f;  // ssd only
-    const float* head_norm = nullptr;    // delta: (V), ssd: (Hv V)
+    const float* head_norm = nullptr;  // delta: (V), ssd: (Hv V)
     float head_norm_eps = 0.0f;
-    float* state = nullptr;  // (num_slots, Hv, V / lanes, K, lanes), slot stride state_stride
-    std::int64_t state_stride = 0;
-    void* conv = nullptr;  // (num_slots, w - 1, c), slot stride conv_stride
-    std::int64_t conv_stride = 0;
 
-    std::int64_t channels() const { return 2 * key_heads * key_dim + value_heads * value_dim; }
+    bool is_ssd() const { return scan.rule == HeadRule::ssd; }
+    std::int64_t channels() const { return conv.d_inner; }
+    std::int64_t keys() const { return scan.key_heads * scan.key_dim; }
+    std::int64_t values() const { return scan.value_heads * scan.value_dim; }
     // Columns of b and a, or of a alone.
-    std::int64_t gates() const { return (rule == HeadRule::ssd ? 1 : 2) * value_heads; }
+    std::int64_t gates() const { return (is_ssd() ? 1 : 2) * scan.value_heads; }
     std::int64_t scratch_bytes(std::int64_t t) const override;
     void run(const SubBlockInputs& inputs, const Residual& residual, char* memory,
              int num_threads) const override;

@@ -177,10 +177,10 @@ class UnitScan {
                         run_columns<2>(tile, block, v * kLanes);
                         break;
                     case 3:
-                        run_columns<3>(tile, block, v * kLanes);
+                        run_columns < kMost<3 ? kMost : 3>(tile, block, v * kLanes);
                         break;
                     default:
-                        run_columns<4>(tile, block, v * kLanes);
+                        run_columns<kMost>(tile, block, v * kLanes);
                 }
             }
         }
@@ -201,7 +201,6 @@ class UnitScan {
 
     template <int kVecs>
     void run_columns(const Tile& tile, int64_t block, int64_t column) const {
-        if constexpr (kRule == HeadRule::ssd && kVecs > kPair) return;
         if (stride == kBlock) {
             run_group<kVecs, int(kBlock)>(tile, block, column);
         } else {
@@ -209,23 +208,53 @@ class UnitScan {
         }
     }
 
+    // Addresses of a group of vectors over a tile: of its columns in the state before the tile, between its
+    // tokens and after it, and in v and the outputs of its first token. left: columns from the group on.
+    struct Group {
+        const float* from;
+        float *work, *to;
+        const float* values;
+        float* out;
+        int64_t left;
+        uintptr_t after;
+    };
+
     // Runs kVecs vectors from `column` of a block over the tile.
     template <int kVecs, int kStride>
     void run_group(const Tile& tile, int64_t block, int64_t column) const {
+        const int64_t value = (unit.block + block) * p.lanes + column;
+        const Group group = {
+            state(tile.from, block) + column,
+            states + block * p.key_dim * stride + column,
+            state(tile.to, block) + column,
+            inputs.v(unit.head, tile.token) + value,
+            p.out + unit.head * p.out_head_stride + tile.token * p.out_stride + value,
+            p.lanes - column,
+            after(tile, block, column),
+        };
         if constexpr (kRule == HeadRule::ssd) {
-            run_ssd<kVecs, kStride>(tile, block, column);
+            run_ssd<kVecs, kStride>(tile, group);
         } else {
-            run_delta<kVecs, kStride>(tile, block, column);
+            run_delta<kVecs, kStride>(tile, group);
+        }
+    }
+
+    template <int kVecs>
+    APC_INLINE void load_value(const Group& group, int64_t t, Vec* x) const {
+        for (int v = 0; v < kVecs; ++v) {
+            x[v] = load_first(group.values + t * p.value_dim + v * kLanes, group.left - v * kLanes);
+        }
+    }
+    template <int kVecs>
+    APC_INLINE void store_output(const Group& group, int64_t t, const Vec* o) const {
+        for (int v = 0; v < kVecs; ++v) {
+            store_first(o[v], group.out + t * p.out_stride + v * kLanes, group.left - v * kLanes);
         }
     }
 
     template <int kVecs, int kStride>
-    void run_ssd(const Tile& tile, int64_t block, int64_t column) const {
-        const float* from = state(tile.from, block) + column;
-        float *work = states + block * p.key_dim * stride + column, *to = state(tile.to, block) + column;
-        const int64_t value = (unit.block + block) * p.lanes + column;
-        const float* values = inputs.v(unit.head, tile.token) + value;
-        float* out = p.out + unit.head * p.out_head_stride + tile.token * p.out_stride + value;
+    void run_ssd(const Tile& tile, const Group& group) const {
+        const float* from = group.from;
         const Vec D = Vec::broadcast(p.D[unit.head]);
         Vec x[2][kVecs], u[2][kVecs], o[2][kVecs], none[kVecs];
         for (int64_t t = 0; t < tile.tokens;) {
@@ -235,65 +264,50 @@ class UnitScan {
             for (int i = 0; i < count; ++i) {
                 const float* q = inputs.q(key_head, tile.token + t + i);
                 keys[i] = {q, q + columns, q, p.key_dim};
-                for (int v = 0; v < kVecs; ++v) {
-                    const int64_t left = p.lanes - column - v * kLanes;
-                    x[i][v] = load_first(values + (t + i) * p.value_dim + v * kLanes, left);
-                    u[i][v] = Vec::broadcast(gates[2 * i + 1]) * x[i][v];
-                }
+                load_value<kVecs>(group, t + i, x[i]);
+                for (int v = 0; v < kVecs; ++v) u[i][v] = Vec::broadcast(gates[2 * i + 1]) * x[i][v];
             }
-            const Columns<kStride> rows = {from, t + count < tile.tokens ? work : to, stride};
+            float* to = t + count < tile.tokens ? group.work : group.to;
+            const Columns<kStride> rows = {from, to, stride};
             if (count == 2) {
                 const float decay[2] = {gates[0], gates[2]};
                 update_block_twice<kVecs, kStride>(keys, rows, decay, u, o);
             } else {
-                update_block<kVecs, kStride, false>(keys[0], rows, gates[0], u[0], after(tile, block, column),
-                                                    o[0], none);
+                update_block<kVecs, kStride, false>(keys[0], rows, gates[0], u[0], group.after, o[0], none);
             }
-            from = work;
+            from = to;
             for (int i = 0; i < count; ++i, ++t) {
-                for (int v = 0; v < kVecs; ++v) {
-                    const int64_t left = p.lanes - column - v * kLanes;
-                    accumulate(o[i][v], D, x[i][v]);
-                    store_first(o[i][v], out + t * p.out_stride + v * kLanes, left);
-                }
+                for (int v = 0; v < kVecs; ++v) accumulate(o[i][v], D, x[i][v]);
+                store_output<kVecs>(group, t, o[i]);
             }
         }
     }
 
     template <int kVecs, int kStride>
-    void run_delta(const Tile& tile, int64_t block, int64_t column) const {
-        const float* from = state(tile.from, block) + column;
-        float *work = states + block * p.key_dim * stride + column, *to = state(tile.to, block) + column;
-        const int64_t value = (unit.block + block) * p.lanes + column;
-        const float* values = inputs.v(unit.head, tile.token) + value;
-        float* out = p.out + unit.head * p.out_head_stride + tile.token * p.out_stride + value;
+    void run_delta(const Tile& tile, const Group& group) const {
+        const float* from = group.from;
         Vec u[kVecs], o[kVecs], m[kVecs];
         prepare(tile, 0);
         if (tile.tokens > 1) prepare(tile, 1);
-        read_block<kVecs, kStride>(decay_k(0), p.key_dim, {from, work, stride}, m);
+        read_block<kVecs, kStride>(decay_k(0), p.key_dim, {from, group.work, stride}, m);
         for (int64_t t = 0; t < tile.tokens; ++t) {
             // Two tokens ahead, so that it overlaps with the sums of the previous update.
             if (t + 2 < tile.tokens) prepare(tile, t + 2);
             const float* gate = inputs.gates_of(unit.head, tile.token + t);
             const Vec beta = Vec::broadcast(gate[1]);
-            for (int v = 0; v < kVecs; ++v) {
-                const int64_t left = p.lanes - column - v * kLanes;
-                u[v] = beta * (load_first(values + t * p.value_dim + v * kLanes, left) - m[v]);
-            }
+            load_value<kVecs>(group, t, u);
+            for (int v = 0; v < kVecs; ++v) u[v] = beta * (u[v] - m[v]);
             const float* q = inputs.q(key_head, tile.token + t);
             if (t + 1 < tile.tokens) {
                 const Keys token = {q, q + columns, decay_k(t + 1), p.key_dim};
-                update_block<kVecs, kStride, true>(token, {from, work, stride}, gate[0], u, 0, o, m);
-                from = work;
+                update_block<kVecs, kStride, true>(token, {from, group.work, stride}, gate[0], u, 0, o, m);
+                from = group.work;
             } else {
                 const Keys token = {q, q + columns, q, p.key_dim};
-                update_block<kVecs, kStride, false>(token, {from, to, stride}, gate[0], u,
-                                                    after(tile, block, column), o, m);
+                update_block<kVecs, kStride, false>(token, {from, group.to, stride}, gate[0], u, group.after,
+                                                    o, m);
             }
-            for (int v = 0; v < kVecs; ++v) {
-                const int64_t left = p.lanes - column - v * kLanes;
-                store_first(o[v], out + t * p.out_stride + v * kLanes, left);
-            }
+            store_output<kVecs>(group, t, o);
         }
     }
 

@@ -211,4 +211,8 @@ void project(const Projection& projection, const Rows& x, const int64_t* x_rows,
     linear(args, num_threads);
 }
 
+Rows columns_from(const Rows& rows, int64_t first) {
+    return {rows.t, static_cast<char*>(rows.data) + first * bytes_of(rows.dtype), rows.stride, rows.dtype};
+}
+
 }  // namespace apcbatch

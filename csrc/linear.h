@@ -101,6 +101,8 @@ struct Rows {
     int64_t stride = 0;
     DType dtype = DType::float32;
 };
+// Returns the rows without their first columns.
+Rows columns_from(const Rows& rows, int64_t first);
 // Computes y = x W^T (+ bias) for y.t rows. x_rows: see LinearArgs.
 void project(const Projection& projection, const Rows& x, const int64_t* x_rows, const Rows& y,
              int num_threads);

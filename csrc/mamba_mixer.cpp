@@ -39,30 +39,6 @@ class Layout {
     Rows rows(char* memory, int i) const { return {t_, memory + offset_[i], stride_[i], dtype_}; }
 };
 
-Rows columns_from(const Rows& rows, std::int64_t first) {
-    return {rows.t, static_cast<char*>(rows.data) + first * bytes_of(rows.dtype), rows.stride, rows.dtype};
-}
-
-void convolve(const MambaMixer& p, const RaggedParams& ragged, const Rows& from, const Rows& to,
-              int num_threads) {
-    const PartTimer timer(Part::convolution);
-    ConvParams conv;
-    conv.ragged = ragged;
-    conv.dtype = p.dtype;
-    conv.d_inner = p.dt_proj.out;
-    conv.width = p.width;
-    conv.x = from.data;
-    conv.x_stride = from.stride;
-    conv.weight = p.conv_weight;
-    conv.weight_dtype = DType::float32;
-    conv.bias = p.conv_bias;
-    conv.state = p.conv;
-    conv.state_stride = p.conv_stride;
-    conv.out = to.data;
-    conv.out_stride = to.stride;
-    causal_conv(conv, num_threads);
-}
-
 // Norms the first `columns` columns of the rows into contiguous rows at `to`. Returns these.
 Rows norm(const MambaMixer& p, const Rows& rows, std::int64_t columns, const float* weight, void* to,
           int num_threads) {
@@ -166,8 +142,7 @@ void MambaMixer::replay(const Replay* replays, std::int64_t num_replays, const c
     std::vector<std::int64_t> cu_seqlens(sequences + 1), slots(sequences), snapshot_cu(sequences + 1);
     for (std::int64_t i = 0; i < num_replays; ++i) {
         const Replay& one = replays[i];
-        shift_in(static_cast<char*>(conv) + one.slot * conv_stride * size, width - 1, d * size,
-                 kept + one.first * row_bytes, row_bytes, one.count);
+        shift_in(conv, one.slot, kept + one.first * row_bytes, row_bytes, one.count);
         cu_seqlens[2 * std::size_t(i)] = one.first;
         cu_seqlens[2 * std::size_t(i) + 1] = cu_seqlens[2 * std::size_t(i) + 2] = one.first + one.count;
         slots[2 * std::size_t(i)] = one.slot;
@@ -202,7 +177,7 @@ void MambaMixer::run(const SubBlockInputs& inputs, const Residual& residual, cha
     pre_norm(p.norm, t, h, residual, normed.data, p.dtype, num_threads);
     const Rows xz = layout.xz(memory), u = layout.x(memory), low = layout.low(memory);
     project(p.in_proj, normed, nullptr, xz, num_threads);  // (t, h) -> (t, 2d)
-    convolve(p, ragged, xz, u, num_threads);               // (t, d) of it -> (t, d)
+    convolve(p.conv, ragged, xz, u, num_threads);          // (t, d) of it -> (t, d)
     project(p.x_proj, u, nullptr, low, num_threads);       // (t, d) -> (t, r + 2n)
     Selection s = select(p, low, layout.low_normed(memory), num_threads);
     const Rows dt = layout.dt(memory);

@@ -14,9 +14,8 @@ struct MambaMixer final : SubBlock {
     PreNorm norm;
     DType dtype = DType::float32;                   // of the activations and of the convolution's state
     Projection in_proj, x_proj, dt_proj, out_proj;  // (2d, h), (r + 2n, d), (d, r), (h, d)
-    std::int64_t d_state = 0, width = 0;            // n, w
-    const float* conv_weight = nullptr;             // (d, w)
-    const float* conv_bias = nullptr;               // (d) or null
+    std::int64_t d_state = 0;                       // n
+    ConvParams conv;                                // for convolve; state (num_slots, w - 1, d)
     const float* A = nullptr;                       // (n, d)
     const float* D = nullptr;                       // (d)
     const float* dt_bias = nullptr;                 // (d)
@@ -25,8 +24,6 @@ struct MambaMixer final : SubBlock {
     float norm_eps = 0.0f;
     float* ssm = nullptr;  // (num_slots, n, d), slot stride ssm_stride
     std::int64_t ssm_stride = 0;
-    void* conv = nullptr;  // (num_slots, w - 1, d), slot stride conv_stride
-    std::int64_t conv_stride = 0;
 
     std::int64_t scratch_bytes(std::int64_t t) const override;
     void run(const SubBlockInputs& inputs, const Residual& residual, char* memory,

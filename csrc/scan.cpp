@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "linear.h"
+#include "parts.h"
 #include "share.h"
 
 namespace apcbatch {
@@ -98,8 +100,21 @@ std::int64_t scan_alone_bytes(std::int64_t d_inner, std::int64_t d_state, std::i
     return std::int64_t(sizeof(float)) * scratch_floats(tokens, d_state, widest);
 }
 
-void shift_in(char* state, std::int64_t past, std::int64_t input_bytes, const char* rows,
-              std::int64_t row_bytes, std::int64_t count) {
+void convolve(ConvParams conv, const RaggedParams& ragged, const Rows& from, const Rows& to,
+              int num_threads) {
+    const PartTimer timer(Part::convolution);
+    conv.ragged = ragged;
+    conv.x = from.data;
+    conv.x_stride = from.stride;
+    conv.out = to.data;
+    conv.out_stride = to.stride;
+    causal_conv(conv, num_threads);
+}
+
+void shift_in(const ConvParams& conv, std::int64_t slot, const char* rows, std::int64_t row_bytes,
+              std::int64_t count) {
+    const std::int64_t size = bytes_of(conv.dtype), past = conv.width - 1, input_bytes = conv.d_inner * size;
+    char* state = static_cast<char*>(conv.state) + slot * conv.state_stride * size;
     const std::int64_t left = count < past ? past - count : 0;
     std::memmove(state, state + (past - left) * input_bytes, std::size_t(left * input_bytes));
     for (std::int64_t i = left; i < past; ++i) {

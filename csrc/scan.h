@@ -10,6 +10,8 @@
 
 namespace apcbatch {
 
+struct Rows;  // linear.h
+
 // Elementwise functions of vmath.h, for tests.
 enum class Elementwise : int {
     exp = 0,
@@ -22,15 +24,17 @@ enum class Elementwise : int {
 };
 
 void causal_conv(const ConvParams& params, int num_threads);
+// Convolves the first columns of the rows `from` into `to`, within a mixer. conv: the arguments that are the
+// same in every pass, all but ragged, x and out.
+void convolve(ConvParams conv, const RaggedParams& ragged, const Rows& from, const Rows& to, int num_threads);
 void selective_scan(const ScanParams& params, int num_threads);
 // Runs the scan of every second sequence, from the first, on this thread alone. memory: scan_alone_bytes for
 // its sizes, at most `tokens` a sequence.
 void selective_scan_alone(const ScanParams& params, char* memory);
 std::int64_t scan_alone_bytes(std::int64_t d_inner, std::int64_t d_state, std::int64_t tokens);
-// Shifts `count` raw inputs, each row_bytes after the one before, into a convolution's state of `past`
-// inputs, oldest first.
-void shift_in(char* state, std::int64_t past, std::int64_t input_bytes, const char* rows,
-              std::int64_t row_bytes, std::int64_t count);
+// Shifts `count` raw inputs, row_bytes apart, into the convolution's state in a slot.
+void shift_in(const ConvParams& conv, std::int64_t slot, const char* rows, std::int64_t row_bytes,
+              std::int64_t count);
 void elementwise(Elementwise function, const float* from, float* to, std::int64_t count);
 
 // Return the scratch of one unit of `channels` channels, in floats, for selective_scan_unit and

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 import torch
 
 from apcbatch import _C
-from apcbatch.kernels.arguments import DTYPE_CODES, FLOAT32, address, require_parameter, slot_stride
+from apcbatch.kernels.arguments import DTYPE_CODES, address, require_parameter, slot_stride
+from apcbatch.kernels.cpu.head_scan import head_scan_params
 from apcbatch.kernels.cpu.linear import PackedLinear
 from apcbatch.kernels.cpu.ops import MAX_CONV_WIDTH
 from apcbatch.kernels.cpu.sub_block import FusedSubBlock, norm_plan
@@ -37,32 +38,21 @@ class FusedHeadMixer(FusedSubBlock):
         state: torch.Tensor,
         conv: torch.Tensor,
     ) -> None:
-        ssd = weights if isinstance(weights, Mamba2Weights) else None
-        sizes = _check(weights, state)
         self.weights = weights
         self._kept_alive = norm, weights, state, conv  # the plan below holds their addresses
         self.hidden, dtype = weights.in_proj.in_features, weights.in_proj.dtype
         channels, width = weights.conv_weight.shape
         self.num_slots = min(state.shape[0], conv.shape[0])
-        blocks = sizes["value_heads"], sizes["value_dim"] // sizes["lanes"], sizes["key_dim"], sizes["lanes"]
-        dt_min, dt_max = ssd.dt_limits if ssd else (0.0, 0.0)
         self.plan = _C.HeadMixer(
             norm=norm_plan(norm, self.hidden),
-            is_ssd=ssd is not None,
+            scan=_scan_params(weights, state),
             in_proj=weights.in_proj.plan,
             out_proj=weights.out_proj.plan,
-            **sizes,
             width=width,
             conv_weight=weights.conv_weight.data_ptr(),
-            conv_bias=address(ssd.conv_bias) if ssd else 0,
-            A=weights.A.data_ptr(),
-            dt_bias=weights.dt_bias.data_ptr(),
-            D=ssd.D.data_ptr() if ssd else 0,
-            dt_min=dt_min,
-            dt_max=dt_max,
+            conv_bias=address(weights.conv_bias) if isinstance(weights, Mamba2Weights) else 0,
             head_norm=weights.norm.data_ptr(),
             head_norm_eps=weights.norm_eps,
-            state=(state.data_ptr(), slot_stride(state, blocks, torch.float32), FLOAT32),
             conv=(conv.data_ptr(), slot_stride(conv, (width - 1, channels), dtype), DTYPE_CODES[dtype]),
         )
 
@@ -77,17 +67,20 @@ class FusedHeadMixer(FusedSubBlock):
         yield MatrixProduct(t, self.weights.out_proj, torch.float32)
 
 
-def _check(w: DeltaNetWeights[PackedLinear] | Mamba2Weights[PackedLinear], state: torch.Tensor) -> dict[str, int]:
-    """Return the sizes of the heads and of a block of the state. Raises ValueError if a shape or a dtype does not
-    fit."""
-    if isinstance(w, Mamba2Weights):
-        shown, key_heads, gates, num_values = "C and B", w.groups, 1, w.norm.numel()
-        value_dim = num_values // max(1, w.A.numel())
-    else:
-        shown, key_heads, gates, value_dim = "q and k", w.key_heads, 2, w.norm.numel()
+def _scan_params(
+    w: DeltaNetWeights[PackedLinear] | Mamba2Weights[PackedLinear], state: torch.Tensor
+) -> _C.HeadScanParams:
+    """Check that the weights and the state fit each other, and return the arguments of the recurrence. Raises
+    ValueError if a shape or a dtype does not fit."""
     value_heads, dtype = w.A.numel(), w.in_proj.dtype
     channels, width = w.conv_weight.shape[0], w.conv_weight.shape[-1]
-    values, lanes = value_heads * value_dim, state.shape[-1]
+    if isinstance(w, Mamba2Weights):
+        shown, key_heads, gates, value_dim = "C and B", w.groups, 1, w.norm.numel() // max(1, value_heads)
+        D, limits, bias, num_norm = w.D, w.dt_limits, w.conv_bias, value_heads * value_dim
+    else:
+        shown, key_heads, gates, value_dim = "q and k", w.key_heads, 2, w.norm.numel()
+        D, limits, bias, num_norm = None, (0.0, 0.0), None, value_dim
+    values = value_heads * value_dim
     keys = (channels - values) // 2  # columns of q, and of k
     if not 1 <= width <= MAX_CONV_WIDTH:
         raise ValueError(f"a mixer has 1 to {MAX_CONV_WIDTH} taps; this one {width}")
@@ -96,8 +89,6 @@ def _check(w: DeltaNetWeights[PackedLinear] | Mamba2Weights[PackedLinear], state
             f"the convolution must have the channels of {shown}, {key_heads} heads each, and of {value_heads} heads of "
             f"{value_dim}, a multiple of the former heads; it has {channels}"
         )
-    if lanes == 0 or value_dim % lanes:
-        raise ValueError(f"state must have blocks that divide the {value_dim} columns; it is {tuple(state.shape)}")
     projections = {
         "in_proj": (w.in_proj, channels + values + gates * value_heads, w.in_proj.in_features),
         "out_proj": (w.out_proj, w.in_proj.in_features, values),
@@ -108,15 +99,9 @@ def _check(w: DeltaNetWeights[PackedLinear] | Mamba2Weights[PackedLinear], state
                 f"{name} must be ({rows}, {columns}) {dtype}; it is ({packed.out_features}, {packed.in_features}) "
                 f"{packed.dtype}"
             )
-    vectors = {"A": (w.A, value_heads), "dt_bias": (w.dt_bias, value_heads), "norm": (w.norm, w.norm.numel())}
-    if isinstance(w, Mamba2Weights):
-        vectors |= {"D": (w.D, value_heads), "norm": (w.norm, values)}
-        if w.conv_bias is not None:
-            vectors["conv_bias"] = w.conv_bias, channels
     require_parameter(w.conv_weight, "conv_weight", (channels, width), torch.float32)
-    for name, (vector, size) in vectors.items():
-        require_parameter(vector, name, (size,), torch.float32)
-    key_dim = keys // key_heads
-    return {
-        "key_heads": key_heads, "value_heads": value_heads, "key_dim": key_dim, "value_dim": value_dim, "lanes": lanes
-    }  # fmt: skip
+    if bias is not None:
+        require_parameter(bias, "conv_bias", (channels,), torch.float32)
+    require_parameter(w.norm, "norm", (num_norm,), torch.float32)
+    heads = (key_heads, keys // key_heads), (value_heads, value_dim)
+    return head_scan_params(dtype, *heads, w.A, w.dt_bias, state, D, limits)

@@ -12,12 +12,16 @@ G groups of B and C, N d_state, H heads of P columns.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from apcbatch import _C
 from apcbatch.kernels.arguments import (
+    DTYPE_CODES,
     FLOAT32,
     address,
+    dtype_code,
     require_cpu,
     require_one_dtype,
     require_parameter,
@@ -51,10 +55,11 @@ def delta_rule(
     `lanes`. The slots that the batch names are read and written in place. Returns o, (t, Hv, V) float32, a transposed
     view of (Hv, t, V) contiguous.
     """
-    _check_heads(("q", q), ("k", k), ("v", v), ragged)
-    t, value_heads, value_dim = v.shape
-    out = torch.empty(value_heads, t, value_dim, dtype=torch.float32)
-    _scan(("q", q), ("k", k), ("v", v), {"b": b, "a": a}, {"A": A, "dt_bias": dt_bias}, (0.0, 0.0), state, out, ragged)
+    inputs = {"q": q, "k": k, "v": v, "a": a, "b": b}
+    _check_inputs(inputs, ragged)
+    params = head_scan_params(q.dtype, q.shape[1:], v.shape[1:], A, dt_bias, state)
+    out = torch.empty(v.shape[1], v.shape[0], v.shape[2], dtype=torch.float32)
+    _run(params, inputs, state, out, ragged)
     return out.transpose(0, 1)
 
 
@@ -79,84 +84,91 @@ def ssd(
     lanes, N, lanes) float32, any slot stride: S (N, P) of each head, its columns in blocks of `lanes`. The slots that
     the batch names are read and written in place. Returns y, (t, H, P) float32 contiguous.
     """
-    _check_heads(("C", C), ("B", B), ("x", x), ragged)
+    inputs = {"C": C, "B": B, "x": x, "dt": dt}
+    _check_inputs(inputs, ragged)
+    params = head_scan_params(C.dtype, C.shape[1:], x.shape[1:], A, dt_bias, state, D, dt_limits)
     out = torch.empty(x.shape, dtype=torch.float32)
-    vectors = {"A": A, "dt_bias": dt_bias, "D": D}
-    _scan(("C", C), ("B", B), ("x", x), {"dt": dt}, vectors, dt_limits, state, out, ragged)
+    _run(params, inputs, state, out, ragged)
     return out
 
 
-Named = tuple[str, torch.Tensor]
-
-
-def _check_heads(q: Named, k: Named, v: Named, ragged: Ragged) -> None:
-    """Raise ValueError unless the shapes of these named inputs fit each other and the batch."""
-    require_cpu(q[1], q[0])
-    names, shapes = zip(*((name, tuple(tensor.shape)) for name, tensor in (q, k, v)), strict=True)
-    if any(len(shape) != 3 or shape[0] != ragged.num_tokens or 0 in shape[1:] for shape in shapes):
-        raise ValueError(
-            f"{names[0]}, {names[1]} and {names[2]} must be ({ragged.num_tokens}, heads, columns); they are "
-            f"{', '.join(map(str, shapes))}"
-        )
-    if shapes[0] != shapes[1] or shapes[2][1] % shapes[0][1]:
-        raise ValueError(
-            f"{names[0]} and {names[1]} must have one shape, and {names[2]} a multiple of their heads; they are "
-            f"{', '.join(map(str, shapes))}"
-        )
-
-
-def _scan(
-    q: Named,
-    k: Named,
-    v: Named,
-    gates: dict[str, torch.Tensor],
-    vectors: dict[str, torch.Tensor],
-    dt_limits: tuple[float, float],
+def head_scan_params(
+    dtype: torch.dtype,
+    keys: Sequence[int],
+    values: Sequence[int],
+    A: torch.Tensor,
+    dt_bias: torch.Tensor,
     state: torch.Tensor,
-    out: torch.Tensor,
-    ragged: Ragged,
-) -> None:
-    """Check the arguments that the rules share, and run the kernel (csrc/head_scan.h): the delta rule, or with the
-    vector D that of Mamba-2. gates: (t, heads) each, the last one a. vectors: (heads,) each. The kernel reads b, the
-    first gate, in the delta rule only."""
-    (t, heads, columns), (key_heads, key_dim) = v[1].shape, q[1].shape[1:]
-    for name, tensor in gates.items():
-        if tuple(tensor.shape) != (t, heads):
-            raise ValueError(f"{name} must be ({t}, {heads}), a value a head; it is {tuple(tensor.shape)}")
-    for name, tensor in (k, v, *gates.items()):
-        require_cpu(tensor, name)
-        require_one_dtype(q[1], q[0], tensor, name)
-    for name, tensor in vectors.items():
-        require_parameter(tensor, name, (heads,), torch.float32)
-    lanes = state.shape[-1]
-    if lanes == 0 or columns % lanes:
-        raise ValueError(f"state must have blocks that divide the {columns} columns; it is {tuple(state.shape)}")
-    stride = slot_stride(state, (heads, columns // lanes, key_dim, lanes), torch.float32)
-    require_slots(ragged.max_slot, state.shape[0])
-    (b_name, b), (a_name, a) = list(gates.items())[0], list(gates.items())[-1]
-    D = vectors.get("D")
-    _C.head_scan(
-        ragged=ragged.params,
-        is_ssd=D is not None,
-        q=view(q[1], q[0]),
-        k=view(k[1], k[0]),
-        v=view(v[1], v[0]),
-        b=view(b, b_name),
-        a=view(a, a_name),
-        A=vectors["A"].data_ptr(),
-        dt_bias=vectors["dt_bias"].data_ptr(),
+    D: torch.Tensor | None = None,
+    dt_limits: tuple[float, float] = (0.0, 0.0),
+) -> _C.HeadScanParams:
+    """Return the kernel's arguments that are the same in every call. With D they are those of Mamba-2, otherwise those
+    of the delta rule.
+
+    dtype: that of the activations. keys: (Hk, K), in Mamba-2 (G, N). values: (Hv, V), in Mamba-2 (H, P). The result
+    holds addresses of A, dt_bias, D and state, so the caller must keep these alive. Raises ValueError if a shape or a
+    dtype does not fit.
+    """
+    (key_heads, key_dim), (heads, value_dim), lanes = keys, values, state.shape[-1]
+    for name, vector in (("A", A), ("dt_bias", dt_bias), *([] if D is None else [("D", D)])):
+        require_parameter(vector, name, (heads,), torch.float32)
+    if lanes == 0 or value_dim % lanes:
+        raise ValueError(f"state must have blocks that divide the {value_dim} columns; it is {tuple(state.shape)}")
+    stride = slot_stride(state, (heads, value_dim // lanes, key_dim, lanes), torch.float32)
+    return _C.HeadScanParams(
+        dtype=DTYPE_CODES[dtype],
+        key_heads=key_heads,
+        value_heads=heads,
+        key_dim=key_dim,
+        value_dim=value_dim,
+        lanes=lanes,
+        A=A.data_ptr(),
+        dt_bias=dt_bias.data_ptr(),
         D=address(D),
         dt_min=dt_limits[0],
         dt_max=dt_limits[1],
         state=(state.data_ptr(), stride, FLOAT32),
-        out=view(out, "out"),
-        key_heads=key_heads,
-        value_heads=heads,
-        key_dim=key_dim,
-        value_dim=columns,
-        lanes=lanes,
-        num_threads=num_threads(),
     )
+
+
+def _check_inputs(inputs: dict[str, torch.Tensor], ragged: Ragged) -> None:
+    """Raise ValueError unless the inputs fit each other and the batch. The first three are q, k and v, or C, B and x;
+    the others have one value per token and value head."""
+    (q_name, q), (k_name, k), (v_name, v), *gates = inputs.items()
+    require_cpu(q, q_name)
+    dtype_code(q, q_name)
+    shapes = [tuple(tensor.shape) for tensor in (q, k, v)]
+    shown = ", ".join(map(str, shapes))
+    if any(len(shape) != 3 or shape[0] != ragged.num_tokens or 0 in shape[1:] for shape in shapes):
+        raise ValueError(
+            f"{q_name}, {k_name} and {v_name} must be ({ragged.num_tokens}, heads, columns); they are {shown}"
+        )
+    if shapes[0] != shapes[1] or shapes[2][1] % shapes[0][1]:
+        raise ValueError(
+            f"{q_name} and {k_name} must have one shape, and {v_name} a multiple of their heads; they are {shown}"
+        )
+    for name, tensor in gates:
+        if tuple(tensor.shape) != shapes[2][:2]:
+            raise ValueError(f"{name} must be {shapes[2][:2]}, a value a head; it is {tuple(tensor.shape)}")
+    for name, tensor in inputs.items():
+        require_cpu(tensor, name)
+        require_one_dtype(q, q_name, tensor, name)
+
+
+def _run(
+    params: _C.HeadScanParams,
+    inputs: dict[str, torch.Tensor],
+    state: torch.Tensor,
+    out: torch.Tensor,
+    ragged: Ragged,
+) -> None:
+    """Run the kernel (csrc/head_scan.h). Raises ValueError unless the state has the batch's slots."""
+    require_slots(ragged.max_slot, state.shape[0])
+    q, k, v, a, *b = (view(tensor, name) for name, tensor in inputs.items())
+    _C.head_scan(
+        params, ragged=ragged.params, q=q, k=k, v=v, b=b[0] if b else None, a=a, out=view(out, "out"),
+        num_threads=num_threads(),
+    )  # fmt: skip
 
 
 def gated_norm(
