@@ -110,12 +110,14 @@ KV = Role("kv", Extent.TOKENS, ("2", TOKEN_AXIS, "kv_head", "head_dim"))
 
 
 MOST_LANES = 64
+_BLOCK_VALUES = 8192
 
 
-def value_lanes(d_value: int, most: int = MOST_LANES) -> int:
-    """Return the number of columns of a block of a matrix state: the largest divisor of d_value that is at most `most`.
-    A block of 64 columns and 128 rows is 32 KiB in float32 and stays in the L1 cache."""
-    return next(lanes for lanes in range(min(d_value, most), 0, -1) if d_value % lanes == 0)
+def value_lanes(d_key: int, d_value: int) -> int:
+    """Return the number of columns of a block of a matrix state (d_key, d_value): the largest divisor of d_value that
+    is at most 64, and at most 8192 / d_key. Such a block is at most 32 KiB in float32 and stays in the L1 cache."""
+    most = max(1, min(d_value, MOST_LANES, _BLOCK_VALUES // d_key))
+    return next(lanes for lanes in range(most, 0, -1) if d_value % lanes == 0)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Open and read regular files of a bounded size, such as configurations and tokenizers.
+"""Open, read and lock regular files. Those that are read, such as configurations and tokenizers, have a bounded size.
 
 Invariants:
 - Only regular files are read: a named pipe would block for ever, and a device has no end.
@@ -9,8 +9,10 @@ Invariants:
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
+import time
 from pathlib import Path
 from typing import BinaryIO
 
@@ -49,6 +51,20 @@ def read_regular_file(path: str | Path, max_bytes: int) -> bytes:
     if len(data) > max_bytes:
         raise _error(errno.EFBIG, f"it holds more than {max_bytes:,} bytes; at most that many are read", path)
     return data
+
+
+def lock_within(descriptor: int, wait_s: float) -> bool:
+    """Lock an open file exclusively against other processes (flock). Return False if another holder kept the lock for
+    wait_s seconds. Raises OSError, as on a file system without locks."""
+    end = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                return False
+            time.sleep(0.01)
 
 
 def _error(number: int, sentence: str, path: str | Path) -> OSError:

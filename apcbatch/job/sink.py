@@ -9,7 +9,6 @@ line).
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import sys
@@ -29,6 +28,7 @@ from apcbatch.errors import StoppedError, UsageError
 from apcbatch.job.disk import BackgroundCall, Disk, replacing
 from apcbatch.job.output_paths import STDOUT
 from apcbatch.process import silence
+from apcbatch.regular_files import lock_within
 
 SYNC_EVERY_S = 2.0
 LOCK_WAIT_S = 2.0  # a helper process of a killed run holds the run's lock until it runs its own program
@@ -280,18 +280,9 @@ class FileSink:
 
     def _lock(self, fd: int) -> None:
         """Lock OUT against other runs. Raises UsageError if one holds the lock for more than LOCK_WAIT_S."""
-        end = time.monotonic() + LOCK_WAIT_S
-        while True:
-            try:
-                return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() >= end:
-                    raise UsageError(
-                        f"output {self.path} is being written by another run; wait for it, or choose another"
-                    ) from None
-                time.sleep(0.01)
-            except OSError:
-                return None  # a file system without locks
+        with suppress(OSError):  # a file system without locks
+            if not lock_within(fd, LOCK_WAIT_S):
+                raise UsageError(f"output {self.path} is being written by another run; wait for it, or choose another")
 
 
 def open_sink(output: str, ordered: bool) -> FileSink | StreamSink:

@@ -96,7 +96,7 @@ def _products(config: ModelConfig) -> dict[str, tuple[int, int]]:
 
 def _state(config: ModelConfig, layer: int, dtype: str) -> tuple[StatePart, ...]:
     sizes = DeltaNetSizes.of(config)
-    lanes = value_lanes(sizes.value_dim)
+    lanes = value_lanes(sizes.key_dim, sizes.value_dim)
     return (
         DELTA.part(layer, (sizes.value_heads, sizes.value_dim // lanes, sizes.key_dim, lanes), dtype),
         CONV.part(layer, (sizes.width - 1, sizes.channels), dtype),

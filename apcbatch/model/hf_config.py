@@ -125,10 +125,10 @@ class ConfigReader:
         """Return the least and the largest value of an interval of numbers from 0 on; the largest may be infinite.
         Raises ModelError."""
         value = self.values.get(key)
-        ends = [_untagged(end) for end in value] if isinstance(value, (list, tuple)) else value
-        if ends is None:
+        if value is None:
             return default
-        if not isinstance(ends, list) or len(ends) != 2 or not all(type(end) in (int, float) for end in ends):
+        ends: list[Any] = [_untagged(end) for end in value] if isinstance(value, list) else []
+        if len(ends) != 2 or not all(type(end) in (int, float) for end in ends):
             raise self.wrong(key, value, "two numbers")
         least, largest = ends
         if not 0 <= least <= largest or not least <= sys.float_info.max:

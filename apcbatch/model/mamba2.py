@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from apcbatch.layout import CONV, MOST_LANES, SSD, StatePart, value_lanes
+from apcbatch.layout import CONV, SSD, StatePart, value_lanes
 from apcbatch.model.hf_config import ModelConfig
 from apcbatch.model.sub_blocks import Fused, SubBlockKind
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from apcbatch.kernels.layer import PreNorm
     from apcbatch.model.sub_blocks import StateTensors
     from apcbatch.model.tensor_source import TensorSource
-
-_BLOCK_VALUES = 8192  # of a state block, in float32 32 KiB
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,7 @@ def _products(config: ModelConfig) -> dict[str, tuple[int, int]]:
 
 def _state(config: ModelConfig, layer: int, dtype: str) -> tuple[StatePart, ...]:
     sizes = Mamba2Sizes.of(config)
-    lanes = value_lanes(sizes.head_dim, max(1, min(MOST_LANES, _BLOCK_VALUES // sizes.d_state)))
+    lanes = value_lanes(sizes.d_state, sizes.head_dim)
     return (
         SSD.part(layer, (sizes.heads, sizes.head_dim // lanes, sizes.d_state, lanes), dtype),
         CONV.part(layer, (sizes.width - 1, sizes.channels), dtype),

@@ -14,14 +14,14 @@ long as mapping.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import stat
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Literal, Protocol
+
+from apcbatch.regular_files import lock_within
 
 Buffer = bytes | bytearray | memoryview
 Kind = Literal["file", "folder", "other"]
@@ -222,17 +222,11 @@ class Files:
     def lock(self, path: str, wait_s: float) -> FileLock | None:
         """Lock a file, which is created if missing. Return None if another holder kept the lock for wait_s seconds."""
         fd, _ = _open_plain(path, os.O_CREAT | os.O_RDWR, self.mode)
+        lock = None
         try:
-            end = time.monotonic() + wait_s
-            while True:
-                try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    return FileLock(fd)
-                except BlockingIOError:
-                    if time.monotonic() >= end:
-                        os.close(fd)
-                        return None
-                    time.sleep(0.01)
-        except BaseException:
-            os.close(fd)
-            raise
+            if lock_within(fd, wait_s):
+                lock = FileLock(fd)
+        finally:
+            if lock is None:
+                os.close(fd)
+        return lock

@@ -10,6 +10,7 @@ import random
 
 import pytest
 
+from apcbatch import regular_files
 from apcbatch.errors import StoppedError, UsageError
 from apcbatch.job import sink as sink_module
 from apcbatch.job.disk import Disk
@@ -148,7 +149,7 @@ def test_a_file_system_without_locks_will_do(tmp_path, monkeypatch):
     def refuse(fd, how):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(sink_module.fcntl, "flock", refuse)
+    monkeypatch.setattr(regular_files.fcntl, "flock", refuse)
     sink = FileSink(tmp_path / "out.jsonl")
     sink.append(line(1))
     sink.finish(ordered=True)
@@ -266,7 +267,7 @@ def test_a_lock_that_is_given_up_soon_is_waited_for(tmp_path, monkeypatch):
     """Fault: a run that continues a killed one at once is refused, as a helper process that was being started still
     has the killed one's OUT open."""
     killed = FileSink(tmp_path / "out.jsonl")
-    monkeypatch.setattr("apcbatch.job.sink.time.sleep", lambda seconds: killed.close())
+    monkeypatch.setattr("apcbatch.regular_files.time.sleep", lambda seconds: killed.close())
     FileSink(tmp_path / "out.jsonl").close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 
@@ -18,10 +19,28 @@ SIZES = [(1, 1, 8, 8), (2, 4, 5, 24), (1, 3, 13, 40), (2, 2, 6, 67), (1, 2, 36, 
 
 
 @dataclass
-class DeltaRule:
-    """Arguments of delta_rule over t tokens; state slots are (Hv, V / lanes, K, lanes)."""
+class Rule:
+    """Arguments of a recurrence over t tokens. inputs: names of those with a row for each token, the first two k or B
+    (t, heads, K) and v or x (t, heads, V). State slots are (heads of v, V / lanes, K, lanes)."""
 
-    inputs = ("q", "k", "v", "b", "a")  # those with a row for each token
+    inputs: ClassVar[tuple[str, ...]]
+
+    def arena(self, slots: int) -> torch.Tensor:
+        """Random states, every second layer's, as a model's arena has them."""
+        (_, _, k), (_, heads, v) = (getattr(self, name).shape for name in self.inputs[:2])
+        lanes = value_lanes(k, v)
+        return torch.randn(slots, 2, heads, v // lanes, k, lanes)[:, 1]
+
+    def tokens(self, begin: int, end: int) -> Any:
+        cut = {name: getattr(self, name)[begin:end] for name in self.inputs}
+        return dataclasses.replace(self, **cut)
+
+
+@dataclass
+class DeltaRule(Rule):
+    """Arguments of delta_rule."""
+
+    inputs = ("k", "v", "q", "b", "a")
 
     q: torch.Tensor
     k: torch.Tensor
@@ -40,16 +59,6 @@ class DeltaRule:
         parts = qkv.split([hk * k, hk * k, hv * v], 1)
         q, k_, v_ = (part.unflatten(1, (heads, -1)) for part, heads in zip(parts, (hk, hk, hv), strict=True))
         return cls(q, k_, v_, ba[:, :hv], ba[:, hv:], -torch.rand(hv) - 0.01, torch.randn(hv), dtype)
-
-    def arena(self, slots: int) -> torch.Tensor:
-        """Random states, every second layer's, as a model's arena has them."""
-        (hv, v), k = self.v.shape[1:], self.k.shape[2]
-        lanes = value_lanes(v)
-        return torch.randn(slots, 2, hv, v // lanes, k, lanes)[:, 1]
-
-    def tokens(self, begin: int, end: int) -> DeltaRule:
-        cut = {name: getattr(self, name)[begin:end] for name in self.inputs}
-        return dataclasses.replace(self, **cut)
 
     @property
     def arguments(self) -> tuple[torch.Tensor, ...]:
@@ -70,10 +79,10 @@ LIMITS = 0.05, 1.5  # of the step; both bind for some tokens
 
 
 @dataclass
-class Ssd:
-    """Arguments of ssd over t tokens; state slots are (H, P / lanes, N, lanes)."""
+class Ssd(Rule):
+    """Arguments of ssd."""
 
-    inputs = ("x", "dt", "B", "C")  # those with a row for each token
+    inputs = ("B", "x", "C", "dt")
 
     x: torch.Tensor
     dt: torch.Tensor
@@ -93,16 +102,6 @@ class Ssd:
         C, B, x = (part.unflatten(1, (heads, -1)) for part, heads in zip(parts, (g, g, h), strict=True))
         dt = torch.randn(t, 2 * h).to(dtype)[:, h:]
         return cls(x, dt, -torch.rand(h) - 0.01, B, C, torch.randn(h), torch.randn(h), LIMITS, dtype)
-
-    def arena(self, slots: int) -> torch.Tensor:
-        """Random states, every second layer's, as a model's arena has them."""
-        (h, p), n = self.x.shape[1:], self.B.shape[2]
-        lanes = value_lanes(p)
-        return torch.randn(slots, 2, h, p // lanes, n, lanes)[:, 1]
-
-    def tokens(self, begin: int, end: int) -> Ssd:
-        cut = {name: getattr(self, name)[begin:end] for name in self.inputs}
-        return dataclasses.replace(self, **cut)
 
     @property
     def arguments(self) -> tuple[torch.Tensor, ...]:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from apcbatch.kernels import reference
+from apcbatch.kernels.processor import set_isa
 from apcbatch.kernels.ragged import Ragged
 from apcbatch.model.devices import backend_for
 
@@ -233,6 +234,18 @@ def assert_mates_change_no_bit(inputs: Inputs, lengths: Sequence[int]) -> torch.
     for slot in set(range(4 * b)) - named:
         assert same_bits(arena[slot], before[slot]), f"slot {slot} was written"
     return outputs
+
+
+def assert_isas_change_no_bit(inputs: Inputs, start: torch.Tensor, batch: Ragged, isas: Sequence[str]) -> None:
+    """The outputs and the states that begin as `start` are the same on each instruction set."""
+    results = []
+    for name in isas:
+        set_isa(name)
+        arena = start.clone()
+        results.append((name, inputs.run(arena, batch), arena))
+    for name, outputs, arena in results:
+        assert same_bits(outputs, results[0][1]), f"outputs of {name}"
+        assert same_bits(arena, results[0][2]), f"states of {name}"
 
 
 def assert_threads_change_no_bit(inputs: Inputs) -> None:

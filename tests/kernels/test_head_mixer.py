@@ -52,7 +52,7 @@ class Mixer:
     def arena(self, slots: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Every second layer's states, as a model's arena has them."""
         _, _, hv, k, v, w = self.size
-        lanes = value_lanes(v)
+        lanes = value_lanes(k, v)
         states = torch.randn(slots, 2, hv, v // lanes, k, lanes)
         return states[:, 1], torch.randn(slots, 2, w - 1, self.channels).to(self.dtype)[:, 1]
 

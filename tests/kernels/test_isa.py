@@ -12,7 +12,7 @@ import pytest
 from apcbatch.config import Config
 from apcbatch.kernels.processor import isa, set_isa
 from csrc.build_flags import FOLDER, instruction_sets, isa_flags
-from tests.kernels.recurrent import DTYPES, Conv, Scan, ragged, same_bits
+from tests.kernels.recurrent import DTYPES, Conv, Scan, assert_isas_change_no_bit, ragged
 from tests.kernels.test_vmath import EXP, EXP2, LOG1P_UNIT, SIGMOID, SILU, SOFTPLUS, apply
 
 
@@ -25,14 +25,7 @@ def test_bits_of_the_recurrent_ops(every_isa, dtype, op, size):
         inputs.dt[:, 5] = 60.0  # beyond the bound of the shorter power
     start = inputs.arena(3)
     batch = ragged([65, 5], [0, -1], [0, 1], [[(7, 2)], []])
-    results = []
-    for name in every_isa:
-        set_isa(name)
-        arena = start.clone()
-        results.append((name, inputs.run(arena, batch), arena))
-    for name, outputs, arena in results:
-        assert same_bits(outputs, results[0][1]), f"outputs of {name}"
-        assert same_bits(arena, results[0][2]), f"states of {name}"
+    assert_isas_change_no_bit(inputs, start, batch, every_isa)
 
 
 @pytest.mark.parametrize("function", [EXP, EXP2, LOG1P_UNIT, SOFTPLUS, SILU, SIGMOID])

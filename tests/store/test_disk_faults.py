@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from apcbatch import regular_files
 from apcbatch.errors import UsageError
 from apcbatch.store import Store, database, environment
 from apcbatch.store.database import Database, IndexUnavailable, Values
@@ -192,7 +193,7 @@ def test_a_lock_that_the_system_refuses_leaves_no_file_open(folder: Path, monkey
     def refuse(fd: int, how: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(environment.fcntl, "flock", refuse)
+    monkeypatch.setattr(regular_files.fcntl, "flock", refuse)
     before = os.listdir("/proc/self/fd")
     with pytest.raises(OSError, match="No locks available"):
         environment.Files().lock(f"{folder}.lock", 0)
