@@ -170,8 +170,9 @@ class Kernels:
     ) -> Iterator[Figure]:
         """Measure a recurrence over heads of one long sequence, and of one new token per sequence.
 
-        role: of its state. ops_each: vector operations per element of the state and token. heads: of q, k and v.
-        columns: of q, and of v. scan(q, k, v, gates, state, batch): runs it.
+        role: name of its state's role. ops_each: vector operations per element of the state, for each token. heads:
+        numbers of heads of q, k and v. columns: columns of q, and of v, over all their heads. scan(q, k, v, gates,
+        state, batch): run the recurrence.
         """
         stack = next(one for one in state_layout(self._config, "float32").stacks if one.role.name == role)
         shape = [int(size or 0) for size in stack.shape]

@@ -77,7 +77,7 @@ class ReadyQueue:
         return groups
 
     def _candidates(self, is_idle: bool, least: float, *places: Heap) -> list[Group]:
-        """Take the groups to choose from out of the heaps `places`, by descending priority.
+        """Pop the groups that `pop` chooses among from the heaps `places`. Return them by descending priority.
 
         is_idle: see pop. least: minimum priority of a group, as a share of the first group's priority.
         """

@@ -89,8 +89,8 @@ class StateTable:
     def ended(self, item: Item, has_failed: bool = False) -> list[State]:
         """Remove a finished request from its states. Return the states without a maker that groups wait for.
 
-        has_failed: the states that the failed request did not make get a new maker: their first reader in the same
-        group, or without one the new maker of the next deeper state. That maker computes them for the unit anyway.
+        has_failed: each state that the request did not make gets a new maker: the state's first reader in the same
+        group. If it has none there, the new maker of the next deeper state makes it too, on the way to that state.
         """
         if item.resume is not None:
             item.resume.readers.discard(item)

@@ -4,7 +4,7 @@ Invariants:
 - States with their makers and readers form a forest. A maker precedes its readers in the plan's order.
 - A request is in one group.
 - All states that a group reads from other groups are made by one request, so the groups form a forest too.
-- A group runs longer than the quantum only if it is a single request.
+- When a group is cut, it runs longer than the quantum only if it is a single request.
 
 The quantum is the maximum run time of a group. It shrinks with the remaining work, so the last groups are the smallest.
 
@@ -279,8 +279,8 @@ def estimate(items: Iterable[Item], rates: Rates) -> None:
 class Cutter:
     """Cuts submitted requests into groups.
 
-    A cluster, (seconds, requests), becomes a part of one group. It holds a request, and later requests that resume from
-    its states or from those of another request in the cluster.
+    A cluster is a tuple (seconds, requests) whose requests stay in one group. All requests but its first resume from a
+    state that another request of the cluster makes.
     """
 
     def __init__(self, items: list[Item], quantum: Quantum, other_s: float = 0.0) -> None:
@@ -320,8 +320,10 @@ class Cutter:
         return total, joined
 
     def _close(self, clusters: list[tuple[float, list[Item]]]) -> None:
-        """Pack clusters into groups that fit the quantum, the longest cluster first. clusters: all resume from states
-        of one request, or all from none."""
+        """Pack clusters into groups that fit the quantum, the longest cluster first.
+
+        clusters: their first requests either all resume from states of the same earlier request, or all from none.
+        """
         bag: list[Item] = []
         bag_s = 0.0
         for seconds, members in sorted(clusters, key=lambda cluster: -cluster[0]):
@@ -348,8 +350,8 @@ class Cutter:
 
 
 def _extend_path(item: Item, critical_path_s: float) -> None:
-    """Extend the critical path of the request that makes the state which `item` resumes from: by a path of
-    critical_path_s, if that makes it longer."""
+    """Set the critical path of the maker of the state that `item` resumes from to at least the maker's seconds plus
+    critical_path_s."""
     maker = item.resume.maker if item.resume is not None else None
     if maker is not None:
         maker.critical_path_s = max(maker.critical_path_s, maker.seconds + critical_path_s)

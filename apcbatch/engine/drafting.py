@@ -95,7 +95,8 @@ class Drafting:
         """Return the number of tokens to verify of each sequence's proposal.
 
         Take the tokens with the largest reach until a further row lowers the expected tokens per second. Take none if
-        the rate is below MARGIN times that of a pass without drafts, or to measure such passes (PLAIN_RUN)."""
+        the rate is below MARGIN times that of a pass without drafts. Take none either while such passes are measured
+        (PLAIN_RUN)."""
         taken = [0] * len(proposals)
         if not any(proposals):
             return taken
@@ -159,8 +160,9 @@ class Drafting:
     def measure(self, chunks: list[Chunk], seconds: float) -> None:
         """Add the seconds of a pass without prompts, counted from the end of the previous pass.
 
-        A pass without drafts is slower after one with drafts or prompts, as its batch is made anew. So only one after
-        another of its kind tells what decoding without drafts costs, and one after prompts tells nothing."""
+        A pass without drafts is slower if the last pass had drafts or prompts, as its batch is made anew. So it counts
+        as a sample of decoding without drafts only if the last pass had neither. After prompts it is no sample.
+        """
         waited, self._waited = self._waited, False
         last, self._last = self._last, "prompts"
         if self._drafts is None or any(chunk.sequence.in_prefill for chunk in chunks):

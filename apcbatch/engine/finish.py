@@ -28,7 +28,8 @@ class Completion:
         self._scheduler, self._snapshots, self._drafting, self._pipeline = scheduler, snapshots, drafting, pipeline
 
     def finish(self, sequence: Sequence) -> list[Result]:
-        """End a sequence that has its last token. Return its request's result if no other answer is outstanding."""
+        """End a sequence that has its last token. Return its request's result if all of the request's answers have
+        ended."""
         self._snapshots.complete(sequence)
         self._end(sequence)
         forks = sequence.forks

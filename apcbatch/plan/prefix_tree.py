@@ -84,7 +84,8 @@ class PrefixTree:
                     yield node, position, key
 
     def _common_with_latest(self, tokens: TokenArray) -> tuple[int, int]:
-        """Return the last node and position that this request's path has in common with the latest request's."""
+        """Return the deepest node that this request's path shares with the latest request's path, and the number of
+        tokens that they share."""
         position = common_length(self._latest, tokens)
         node = self._latest_node
         while node != ROOT and self.begin(node) >= position:
@@ -92,8 +93,10 @@ class PrefixTree:
         return node, position
 
     def _descend(self, tokens: TokenArray, node: int, position: int) -> tuple[int, int]:
-        """Follow the tokens down the tree from a position on their path. Return the node and the position up to which
-        they match."""
+        """Descend the tree along the tokens. Return the last node on their path, and the number of tokens that match.
+
+        node, position: where to begin; the tokens before `position` are known to match the path to `node`.
+        """
         while position == self.end[node] and position < len(tokens):
             child = self._children.get(_child_key(node, tokens[position]))
             if child is None:

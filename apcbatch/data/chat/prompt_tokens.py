@@ -44,8 +44,8 @@ def prompt_tokens(
 
 
 def _parts(tokenizer: Tokenizer, text: str, ids: list[int], offsets: list[tuple[int, int]]) -> Iterator[str]:
-    """Yield the text of each token: the characters that it covers, and before them those that no token covers. The last
-    token that covers any also gets the characters after it."""
+    """Yield the text of each token: the characters that it covers, with the uncovered characters before them. The last
+    token that covers a character also gets all characters after it."""
     end = 0
     last = max((at for at, (begin, until) in enumerate(offsets) if begin < until), default=-1)
     for at, (number, (begin, until)) in enumerate(zip(ids, offsets, strict=True)):

@@ -165,8 +165,8 @@ class Renderer:
         return self.reasoning_parser.ends_open(self.decode(prompt.token_ids[-_LAST_TOKENS:].tolist()))
 
     def _unread_options(self, template_options: TemplateOptions) -> tuple[str, ...]:
-        """Return a warning about the request's options that the template does not read, as a tuple of one sentence; an
-        empty tuple if it reads all options."""
+        """Return a tuple with one warning that names the request's options which the template does not read; an empty
+        tuple if it reads them all."""
         given = [*template_options.variables, *(["documents"] if template_options.documents else [])]
         if not (template_options.add_generation_prompt or template_options.continue_final_message):
             given.append("add_generation_prompt")

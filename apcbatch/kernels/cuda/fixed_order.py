@@ -195,8 +195,8 @@ def _library(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, pieces: int
 def _in_pieces(
     x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, pieces: int, in_turn: bool
 ) -> tuple[object, torch.Tensor | None]:
-    """Return the product for cuBLASLt, and the tensor (pieces, rows, out) float32 that it writes the sums of the pieces
-    to, if they must be added afterwards, else None."""
+    """Return the product for cuBLASLt, and the tensor of the pieces' sums (pieces, rows, out) float32, which the caller
+    must add up. The tensor is None if cuBLASLt adds them itself."""
     if pieces == 1 or in_turn:
         return _product(x, weight, y, pieces), None
     parts = torch.empty((pieces, *y.shape), dtype=torch.float32, device=y.device)
