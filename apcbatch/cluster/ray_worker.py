@@ -214,14 +214,13 @@ class WorkerActor:
         if not states:
             return {}, {}
         begin = time.monotonic()
-        refs = [state.ref for _, state in states]
-        ray.wait(refs, num_returns=len(refs), timeout=FETCH_S)
+        ready, _ = ray.wait([state.ref for _, state in states], num_returns=len(states), timeout=FETCH_S)
         fetched = {}
         for key, state in states:
-            try:
-                fetched[key] = memoryview(ray.get(state.ref, timeout=1.0))
-            except ray.exceptions.RayError:  # lost with its node, or late: the worker computes it again
+            if state.ref not in ready:  # late: the worker computes it again
                 continue
+            with suppress(ray.exceptions.RayError):  # lost with its node: likewise
+                fetched[key] = memoryview(ray.get(state.ref, timeout=FETCH_S))
         num_bytes = sum(state.num_bytes for key, state in states if key in fetched and state.node != self._node)
         return fetched, {"import_bytes": num_bytes, "import_s": time.monotonic() - begin} if num_bytes else {}
 

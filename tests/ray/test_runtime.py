@@ -136,9 +136,9 @@ def test_states_go_from_worker_to_worker(talk: Talk) -> None:
     talk.runtime.submit(first, unit(1, "make 20", exports=(b"ab",)), {})
     [small] = [one.state for one in talk.done(1) if isinstance(one, Exported)]
     talk.runtime.submit(first, unit(2, "make 2000000", "sleep 60", exports=(b"ab",)), {})
-    said = talk.until(lambda event: isinstance(event, Received) and isinstance(event.message, Exported))
-    assert isinstance(said, Received) and isinstance(said.message, Exported)
-    large = said.message.state
+    made = talk.until(lambda event: isinstance(event, Received) and isinstance(event.message, Exported))
+    assert isinstance(made, Received) and isinstance(made.message, Exported)
+    large = made.message.state
     assert talk.runtime._ray.wait([large.ref], timeout=PATIENCE_S, fetch_local=False)[0], "it never comes"
     os.kill(talk.pids[first], signal.SIGKILL)
     lost = talk.until(lambda event: isinstance(event, Lost))
@@ -147,11 +147,11 @@ def test_states_go_from_worker_to_worker(talk: Talk) -> None:
     for number, handle, count in ((3, large, 1000000), (4, small, 10), (5, large, 1000000)):
         talk.runtime.submit(second, unit(number, "say", imports=(b"ab",)), {b"ab": handle})
         done = talk.until(lambda event: isinstance(event, Received) and isinstance(event.message, Done))
-        assert (
-            isinstance(done, Received) and isinstance(done.message, Done) and done.message.counters["import_bytes"] > 0
-        )
-        answers = [event.message for event in talk.events if isinstance(event, Received)]
-        assert [one.result.token_ids for one in answers if isinstance(one, Answer)] == [[count]]
+        assert isinstance(done, Received) and isinstance(done.message, Done)
+        said = [event.message for event in talk.events if isinstance(event, Received)]
+        assert not [one for one in said if isinstance(one, ImportFailed)], f"unit {number}: {said}"
+        assert done.message.counters["import_bytes"] > 0, done
+        assert [one.result.token_ids for one in said if isinstance(one, Answer)] == [[count]]
         talk.events.clear()
     assert talk.runtime.held([b"here", b"there"]) == {b"here"}
 
