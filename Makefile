@@ -99,8 +99,8 @@ RACES := tests/kernels/test_cuda.py::test_batch_in_place \
     'tests/kernels/test_cuda_rows.py::test_paged_attention[6-3-96-dtype1]' \
     'tests/kernels/test_cuda_experts.py::test_mixture[1-4-2]' 'tests/kernels/test_cuda_experts.py::test_mixture[9-4-2]' \
     'tests/kernels/test_cuda_experts.py::test_mixture[33-4-2]' \
-    'tests/kernels/test_cuda.py::test_single_tokens_of_many_sequences[torch.float32-16]' \
-    'tests/kernels/test_cuda.py::test_single_tokens_of_many_convolutions[torch.bfloat16-4]'
+    'tests/kernels/test_cuda.py::test_scans_of_short_sequences[torch.float32-16-5-16]' \
+    'tests/kernels/test_cuda.py::test_convolutions_of_short_sequences[torch.bfloat16-4-5-16]'
 
 test-cuda:
 	APCBATCH_CUDA=1 $(PYTHON) setup.py build_ext --inplace

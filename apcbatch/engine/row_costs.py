@@ -9,7 +9,9 @@ from statistics import median
 SAMPLES = 7  # passes kept per row count
 KNOWN = 3  # samples that suffice for an estimate
 EXPIRES = 512  # passes
-UNKNOWN_SLOPE = 0.02  # small, so that unmeasured row counts are tried
+# Unmeasured row counts: what a row adds, small so that they are tried.
+UNKNOWN_SLOPE = 0.02  # of the pass's seconds
+UNKNOWN_SHARE = 0.25  # of a row's mean seconds; the smaller of the two counts
 
 
 class RowCosts:
@@ -70,21 +72,26 @@ class RowCosts:
     def of(self, rows: int) -> float:
         """Return the estimated seconds of a pass.
 
-        Beyond the largest measured row count, each row adds UNKNOWN_SLOPE times its seconds; below the smallest one the
-        same holds. Without samples the base is 1 second."""
+        Beyond the largest measured row count, each row adds UNKNOWN_SLOPE times its seconds, or UNKNOWN_SHARE of its
+        seconds per row if that is less; below the smallest one the same holds. Without samples the base is 1 second."""
         if not self._is_fitted:  # not in `add`, as most passes without drafts need no estimate
             self._fit()
         known, seconds = self._rows, self._seconds
         if not known:
-            return 1 + UNKNOWN_SLOPE * rows
+            return 1 + _added(rows, 0)
         rows = max(rows, 1)
         at = bisect_left(known, rows)
         if at == len(known):
-            return seconds[-1] * (1 + UNKNOWN_SLOPE * (rows - known[-1]))
+            return seconds[-1] * (1 + _added(rows - known[-1], known[-1]))
         if at == 0:
-            return seconds[0] / (1 + UNKNOWN_SLOPE * (known[0] - rows))
+            return seconds[0] / (1 + _added(known[0] - rows, known[0]))
         share = (rows - known[at - 1]) / (known[at] - known[at - 1])
         return seconds[at - 1] + share * (seconds[at] - seconds[at - 1])
+
+
+def _added(rows: int, known: int) -> float:
+    """Return the share of a pass's seconds that further rows are assumed to add to it. known: rows of the pass."""
+    return rows * min(UNKNOWN_SLOPE, UNKNOWN_SHARE / max(known, 1))
 
 
 def _rounded(rows: int) -> int:

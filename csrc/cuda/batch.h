@@ -6,11 +6,12 @@
 namespace apcbatch {
 namespace cuda {
 
-// Packed batch. longer: its sequences of several tokens. single: its sequences of one token.
+// order: (sequences,) on the device; the first num_longer are those of many tokens.
 struct Batch {
     RaggedParams ragged;
-    std::int64_t num_tokens, longest;  // longest: tokens of the longest sequence
-    Selection longer, single;
+    std::int64_t num_tokens;
+    const std::int64_t* order;
+    std::int64_t num_longer;
 };
 
 }  // namespace cuda

@@ -3,8 +3,9 @@
 // Inputs before the first token come from the initial slot, oldest first, or are zeros. A written slot
 // receives the last w - 1 raw inputs, bit for bit. A thread owns two adjacent channels.
 //
-// For a long batch, one launch computes the outputs in runs of tokens and only reads slots. A second launch
-// then writes the slots, as a sequence may end in the slot that it began with.
+// One launch computes the outputs in runs of tokens and only reads slots. A second launch then writes the
+// slots, as a sequence may end in the slot that it began with. A batch of short sequences has a kernel of its
+// own.
 #include <stdexcept>
 
 #include "element.cuh"
@@ -17,7 +18,6 @@ namespace cuda {
 namespace {
 
 constexpr int kConvThreads = 128, kRunTokens = 16;
-constexpr std::int64_t kShortTokens = 4;  // up to this length, one launch computes outputs and slots
 
 template <class W>
 __device__ __forceinline__ float widened(const void* from, std::int64_t i) {
@@ -157,84 +157,73 @@ __global__ void __launch_bounds__(kConvThreads)
     }
 }
 
-// A thread processes two channels of a sequence: its tokens if kSteps, then its slots.
-template <class T, int kWidth, bool kPaired, bool kSteps>
+// A thread writes two channels of a sequence's slots.
+template <class T, int kWidth, bool kPaired>
 __global__ void __launch_bounds__(kConvThreads)
-    conv_sequences_kernel(const __grid_constant__ ConvParams p, int channel_tiles) {
+    conv_slots_kernel(const __grid_constant__ ConvParams p, int channel_tiles) {
     const std::int64_t c = 2 * (std::int64_t(blockIdx.x % channel_tiles) * kConvThreads + threadIdx.x);
     const std::int64_t sequence = blockIdx.x / channel_tiles;
     if (c >= p.d_inner) return;
     Channels<T, kWidth, kPaired> channels(p, c);
     const std::int64_t begin = p.ragged.cu_seqlens[sequence], end = p.ragged.cu_seqlens[sequence + 1];
-    if (kSteps) {
-        channels.recall(begin, 0, p.ragged.initial_slots[sequence]);
-        for (std::int64_t t = begin; t < end; ++t) channels.step(t);
-    }
     channels.write_slots(sequence, begin, end - begin);
 }
 
 template <class T, int kWidth, bool kPaired>
-void launch(const ConvParams& p, std::int64_t num_tokens, std::int64_t longest, cudaStream_t stream) {
+void launch(const ConvParams& p, std::int64_t num_tokens, cudaStream_t stream) {
     const std::int64_t tiles = (p.d_inner + 2 * kConvThreads - 1) / (2 * kConvThreads);
     const unsigned sequences = unsigned(tiles * p.ragged.num_sequences);
-    if (longest <= kShortTokens) {
-        conv_sequences_kernel<T, kWidth, kPaired, true>
-            <<<sequences, kConvThreads, 0, stream>>>(p, int(tiles));
-        check_launch("causal_conv");
-        return;
-    }
     const unsigned runs = unsigned(tiles * ((num_tokens + kRunTokens - 1) / kRunTokens));
     conv_runs_kernel<T, kWidth, kPaired><<<runs, kConvThreads, 0, stream>>>(p, num_tokens, int(tiles));
     check_launch("causal_conv");
-    conv_sequences_kernel<T, kWidth, kPaired, false><<<sequences, kConvThreads, 0, stream>>>(p, int(tiles));
+    conv_slots_kernel<T, kWidth, kPaired><<<sequences, kConvThreads, 0, stream>>>(p, int(tiles));
     check_launch("causal_conv's slots");
 }
 
 template <class T, bool kPaired>
-void launch_width(const ConvParams& p, std::int64_t num_tokens, std::int64_t longest, cudaStream_t stream) {
+void launch_width(const ConvParams& p, std::int64_t num_tokens, cudaStream_t stream) {
     switch (p.width) {
         case 1:
-            return launch<T, 1, kPaired>(p, num_tokens, longest, stream);
+            return launch<T, 1, kPaired>(p, num_tokens, stream);
         case 2:
-            return launch<T, 2, kPaired>(p, num_tokens, longest, stream);
+            return launch<T, 2, kPaired>(p, num_tokens, stream);
         case 3:
-            return launch<T, 3, kPaired>(p, num_tokens, longest, stream);
+            return launch<T, 3, kPaired>(p, num_tokens, stream);
         case 4:
-            return launch<T, 4, kPaired>(p, num_tokens, longest, stream);
+            return launch<T, 4, kPaired>(p, num_tokens, stream);
         case 5:
-            return launch<T, 5, kPaired>(p, num_tokens, longest, stream);
+            return launch<T, 5, kPaired>(p, num_tokens, stream);
         case 6:
-            return launch<T, 6, kPaired>(p, num_tokens, longest, stream);
+            return launch<T, 6, kPaired>(p, num_tokens, stream);
         case 7:
-            return launch<T, 7, kPaired>(p, num_tokens, longest, stream);
+            return launch<T, 7, kPaired>(p, num_tokens, stream);
         case 8:
-            return launch<T, 8, kPaired>(p, num_tokens, longest, stream);
+            return launch<T, 8, kPaired>(p, num_tokens, stream);
     }
     throw std::invalid_argument("the CUDA convolution has 1 to 8 taps; it got " + std::to_string(p.width));
 }
 
 template <class T>
-void launch_dtype(const ConvParams& p, std::int64_t num_tokens, std::int64_t longest, cudaStream_t stream) {
+void launch_dtype(const ConvParams& p, std::int64_t num_tokens, cudaStream_t stream) {
     if (aligned<T>({{p.x, p.x_stride}, {p.out, p.out_stride}, {p.state, p.state_stride}}, p.d_inner, 2)) {
-        launch_width<T, true>(p, num_tokens, longest, stream);
+        launch_width<T, true>(p, num_tokens, stream);
     } else {
-        launch_width<T, false>(p, num_tokens, longest, stream);
+        launch_width<T, false>(p, num_tokens, stream);
     }
 }
 
 }  // namespace
 
-void causal_conv(const ConvParams& p, std::int64_t num_tokens, std::int64_t longest, cudaStream_t stream) {
+void causal_conv(const ConvParams& p, std::int64_t num_tokens, std::int64_t num_longer, cudaStream_t stream) {
     if (num_tokens == 0) return;
-    const bool single = longest == 1 && num_tokens == p.ragged.num_sequences;
-    if (single && takes_conv_step(p)) return causal_conv_step(p, stream);
+    if (num_longer == 0 && takes_conv_short(p)) return causal_conv_short(p, stream);
     switch (p.dtype) {
         case DType::float32:
-            return launch_dtype<float>(p, num_tokens, longest, stream);
+            return launch_dtype<float>(p, num_tokens, stream);
         case DType::bfloat16:
-            return launch_dtype<__nv_bfloat16>(p, num_tokens, longest, stream);
+            return launch_dtype<__nv_bfloat16>(p, num_tokens, stream);
         case DType::float16:
-            return launch_dtype<__half>(p, num_tokens, longest, stream);
+            return launch_dtype<__half>(p, num_tokens, stream);
     }
 }
 

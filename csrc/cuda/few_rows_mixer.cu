@@ -81,7 +81,8 @@ struct Convolved {
     };
 };
 
-// Results of dt_proj: the raw dt of a channel, with which its states take one step (see selective_step.cu).
+// Results of dt_proj: the raw dt of a channel, with which its states take one step (see
+// selective_scan_short.cu).
 struct Stepped {
     static constexpr bool kCollected = true;
     static constexpr int kHeld = 1;

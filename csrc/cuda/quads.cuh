@@ -1,4 +1,4 @@
-// Loads and stores of four adjacent elements, and sums over a warp and a block, for row-wise kernels.
+// Loads and stores of adjacent elements in groups, and sums over a warp and a block.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,13 @@
 namespace apcbatch {
 namespace cuda {
 
-template <class T>
-struct alignas(4 * sizeof(T)) Quad {
-    T at[4];
+// Adjacent elements that one aligned access loads or stores.
+template <class T, int kCount>
+struct alignas(kCount * sizeof(T)) Group {
+    T at[kCount];
 };
+template <class T>
+using Quad = Group<T, 4>;
 
 // Load or store kStep elements: 4, or 1 in the first component.
 template <int kStep, class T>

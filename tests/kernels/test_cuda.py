@@ -12,7 +12,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from apcbatch.kernels.cuda.batch import DeviceBatch
+from apcbatch.kernels.cuda import batch as batch_module
+from apcbatch.kernels.cuda.batch import SHORT, DeviceBatch, batch_on
 from apcbatch.kernels.cuda.ops import CudaOps
 from apcbatch.kernels.cuda.ops import ops as cuda
 from tests.kernels.recurrent import DTYPES, Conv, Scan, assert_close, ragged, same_bits
@@ -29,14 +30,14 @@ def on_cuda() -> Iterator[None]:
         yield
 
 
-def mixed_batch(lengths: list[int]):
-    """Some sequences with an initial state, a final slot, snapshots; slots 0 to 4 b."""
+def mixed_batch(lengths: list[int], most: int = 2):
+    """Some sequences with an initial state, a final slot, at most so many snapshots; slots 0 to (2 + most) b."""
     b = len(lengths)
     initial = [random.choice([-1, s]) for s in range(b)]
     final = [random.choice([-1, s, b + s]) for s in range(b)]
     kept: list[list[tuple[int, int]]] = []
     for s, n in enumerate(lengths):
-        positions = sorted(random.sample(range(1, n + 1), min(n, 2)))
+        positions = sorted(random.sample(range(1, n + 1), random.randint(0, min(n, most))))
         kept.append([(position, (2 + i) * b + s) for i, position in enumerate(positions)])
     return ragged(lengths, initial, final, kept)
 
@@ -115,37 +116,52 @@ def test_rows_at_any_address(dtype, offset):
         assert same_bits(first, second)
 
 
+def short_batches(count: int, most: int):
+    """Short sequences, at most so many snapshots each; and the same batch as one of long ones."""
+    lengths = [random.randint(1, SHORT) for _ in range(count)] if most > 1 else [1] * count
+    short = mixed_batch(lengths, most)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batch_module, "SHORT", 0)
+        long = dataclasses.replace(short)
+        batch_on(CUDA, long)
+    return short, long
+
+
+@pytest.mark.parametrize(("count", "most"), [(1, SHORT), (5, SHORT), (401, 2), (401, 1)])
 @pytest.mark.parametrize("d_state", [5, 16, 17])
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
-def test_single_tokens_of_many_sequences(dtype, d_state):
-    """A sequence that goes on with the inputs of the one before it in its block, or other bits where channels do not
-    lie in pairs."""
-    inputs = Scan.random(401, 1026, d_state, dtype)
-    wide = torch.zeros(401, 1027, dtype=dtype)
+def test_scans_of_short_sequences(dtype, d_state, count, most):
+    """A sequence that goes on with the inputs of the one before it in its block, a snapshot after another token, or
+    other bits than in tiles, or where channels do not lie in pairs."""
+    short, long = short_batches(count, most)
+    inputs = Scan.random(short.num_tokens, 1026, d_state, dtype)
+    wide = torch.zeros(short.num_tokens, 1027, dtype=dtype)
     wide[:, 1:] = inputs.x
-    batch = mixed_batch([1] * 401)
-    start = inputs.arena(4 * 401)
-    together, apart = start.clone(), start.clone()
-    y = inputs.run(together, batch)
-    assert same_bits(y, dataclasses.replace(inputs, x=wide[:, 1:]).run(apart, batch))
-    assert same_bits(together, apart)
+    start = inputs.arena((2 + most) * count)
+    together, apart, tiled = start.clone(), start.clone(), start.clone()
+    y = inputs.run(together, short)
+    assert same_bits(y, dataclasses.replace(inputs, x=wide[:, 1:]).run(apart, short))
+    assert same_bits(y, inputs.run(tiled, long))
+    assert same_bits(together, apart) and same_bits(together, tiled)
 
 
+@pytest.mark.parametrize(("count", "most"), [(1, SHORT), (5, SHORT), (401, 2), (401, 1)])
 @pytest.mark.parametrize("width", [2, 3, 4])
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
-def test_single_tokens_of_many_convolutions(dtype, width):
-    """A sequence that goes on with the inputs of the one before it in its block, taps of another channel, or other bits
-    where channels do not lie in fours."""
-    inputs = Conv.random(401, 1028, width, dtype)
-    wide = torch.zeros(401, 1029, dtype=dtype)
+def test_convolutions_of_short_sequences(dtype, width, count, most):
+    """A sequence that goes on with the inputs of the one before it in its block, a snapshot after another token, taps
+    of another channel, or other bits where channels do not lie in fours."""
+    short, long = short_batches(count, most)
+    inputs = Conv.random(short.num_tokens, 1028, width, dtype)
+    wide = torch.zeros(short.num_tokens, 1029, dtype=dtype)
     wide[:, 1:] = inputs.x
-    batch = mixed_batch([1] * 401)
-    start = inputs.arena(4 * 401)
-    together, apart, exact = start.clone(), start.clone(), start.double()
-    y = inputs.run(together, batch)
-    assert same_bits(y, dataclasses.replace(inputs, x=wide[:, 1:]).run(apart, batch))
-    assert same_bits(together, apart)
-    assert_close(y, inputs.expect(exact, batch), dtype)
+    start = inputs.arena((2 + most) * count)
+    together, apart, in_runs, exact = start.clone(), start.clone(), start.clone(), start.double()
+    y = inputs.run(together, short)
+    assert same_bits(y, dataclasses.replace(inputs, x=wide[:, 1:]).run(apart, short))
+    assert same_bits(y, inputs.run(in_runs, long))
+    assert same_bits(together, apart) and same_bits(together, in_runs)
+    assert_close(y, inputs.expect(exact, short), dtype)
     assert_close(together, exact, dtype)
 
 

@@ -10,20 +10,22 @@ import torch
 from apcbatch.kernels.cuda.extension import extension
 from apcbatch.kernels.ragged import Ragged
 
+SHORT = 16  # maximum tokens of a sequence that a thread walks through; longer ones are scanned in tiles
+
 
 class DeviceBatch:
     """Copy of one Ragged on the device. params: the batch as the compiled module takes it. lists: all index tensors of
     `_lists`, concatenated, int64 on the device.
 
-    most_snapshots: if given, `lists` has room for this number of snapshots, and the kernels treat every sequence as one
-    of several tokens. Then `lists` may be overwritten by those of another batch with the same numbers of sequences and
-    tokens, at most most_snapshots snapshots, and no sequence longer than the longest one here.
+    most_snapshots: if given, `lists` has room for this number of snapshots, and the kernels treat every sequence as a
+    short one. Then `lists` may be overwritten by those of another batch with the same numbers of sequences and tokens,
+    and at most most_snapshots snapshots.
     """
 
     def __init__(self, ragged: Ragged, device: torch.device, most_snapshots: int | None = None) -> None:
-        lists, lengths, num_longer = _lists(ragged)
+        lists, num_longer = _lists(ragged)
         if most_snapshots is not None:
-            num_longer = ragged.num_sequences
+            num_longer = 0
             lists[4] = lists[5] = torch.zeros(most_snapshots, dtype=torch.int64, device="cpu")
         self.num_sequences = ragged.num_sequences
         self.num_tokens = ragged.num_tokens
@@ -33,9 +35,7 @@ class DeviceBatch:
         starts = [self.lists.data_ptr()]
         for part in lists:
             starts.append(starts[-1] + part.numel() * part.element_size())
-        self.params = extension().Batch(
-            ragged.num_sequences, ragged.num_tokens, max(lengths, default=0), num_longer, *starts[:-1]
-        )
+        self.params = extension().Batch(ragged.num_sequences, ragged.num_tokens, num_longer, *starts[:-1])
 
     @property
     def cu_seqlens(self) -> torch.Tensor:
@@ -56,12 +56,9 @@ def uploaded(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return (tensor.pin_memory() if tensor.numel() else tensor).to(device, non_blocking=True)
 
 
-def _lists(ragged: Ragged) -> tuple[list[torch.Tensor], list[int], int]:
-    """Return the index tensors in the order that _CUDA.Batch takes, the sequences' lengths, and the number of sequences
-    with several tokens.
-
-    The last tensor orders the sequences, the longest first, so that those of one token are contiguous at the end.
-    """
+def _lists(ragged: Ragged) -> tuple[list[torch.Tensor], int]:
+    """Return the index tensors in the order that _CUDA.Batch takes, and the number of sequences with more than SHORT
+    tokens. The last tensor orders the sequences, the longest first."""
     lengths = ragged.cu_seqlens.diff().tolist()
     order = sorted(range(len(lengths)), key=lambda sequence: -lengths[sequence])
     lists = [
@@ -73,7 +70,7 @@ def _lists(ragged: Ragged) -> tuple[list[torch.Tensor], list[int], int]:
         ragged.snapshot_slots,
         torch.tensor(order, dtype=torch.int64, device="cpu"),
     ]
-    return lists, lengths, sum(length > 1 for length in lengths)
+    return lists, sum(length > SHORT for length in lengths)
 
 
 def batch_on(device: torch.device, ragged: Ragged | DeviceBatch) -> DeviceBatch:
