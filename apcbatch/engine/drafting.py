@@ -21,6 +21,7 @@ from apcbatch.drafts.drafts import Drafts
 from apcbatch.engine.row_costs import RowCosts
 from apcbatch.engine.sequence import Chunk, Sequence
 from apcbatch.model.causal_lm import CausalLM
+from apcbatch.model.graphs import GraphedLM
 from apcbatch.model.pipeline import Model
 from apcbatch.prefix import TokenArray
 
@@ -41,6 +42,8 @@ class Drafting:
     def __init__(self, drafts: Drafts | None, model: Model, slots: Iterable[int], most: int) -> None:
         self._drafts, self._most_in_pass = drafts, most
         self._model = model if isinstance(model, CausalLM) else None  # the only one that may replay
+        self._graphed = model if isinstance(model, GraphedLM) else None
+        self._num_graphs = 0  # captured until the last pass was read
         self._slots = list(slots)
         self._costs, self._plain_costs = RowCosts(), RowCosts()
         self._num_begun = 0  # passes
@@ -161,11 +164,13 @@ class Drafting:
         """Add the seconds of a pass without prompts, counted from the end of the previous pass.
 
         A pass without drafts is slower if the last pass had drafts or prompts, as its batch is made anew. So it counts
-        as a sample of decoding without drafts only if the last pass had neither. After prompts it is no sample.
+        as a sample of decoding without drafts only if the last pass had neither. It is no sample after prompts, nor if
+        a CUDA graph was captured meanwhile.
         """
         waited, self._waited = self._waited, False
         last, self._last = self._last, "prompts"
-        if self._drafts is None or any(chunk.sequence.in_prefill for chunk in chunks):
+        num_graphs, self._num_graphs = self._num_graphs, self._graphed.num_graphs if self._graphed else 0
+        if self._drafts is None or any(chunk.sequence.in_prefill for chunk in chunks) or num_graphs < self._num_graphs:
             return
         number, rows = len(chunks), sum(chunk.num_rows for chunk in chunks)
         self._last = "plain" if rows == number else "drafts"

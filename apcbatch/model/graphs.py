@@ -1,8 +1,8 @@
 """A model on a CUDA device: decode passes are replayed as CUDA graphs, others are launched op by op.
 
 A graph is captured on first use for each shape: (sequences, pages per sequence) of a decode pass, and (rows, sequences,
-pages per sequence) of a pass that verifies drafts, up to LARGEST_DRAFT_GRAPH. The sizes are rounded up; a smaller batch
-is padded with sequences that read and write no state and no page.
+pages per sequence) of a pass that verifies drafts. The sizes are rounded up; a smaller batch is padded with sequences
+that read and write no state and no page.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from apcbatch.kernels.cuda.batch import DeviceBatch, batch_on
@@ -22,11 +23,10 @@ from apcbatch.model.peer_transfer import Sent
 
 LARGEST_GRAPH = 256  # maximum rows of a captured pass, and of `chosen`
 NARROWEST_TABLE = 16  # pages per sequence, for models with attention
-LARGEST_DRAFT_GRAPH = (
-    40,
-    96,
-)  # (sequences, rows); a larger pass takes the device longer than the host takes to launch it
-FEWEST_DRAFT_ROWS = 4
+# Rows of a captured pass with drafts, and the eighths of them that may be sequences: few shapes, since a capture takes
+# as long as several passes.
+DRAFT_ROWS = (4, 8, 16, 32, 48, 64, 96, 128, 192, 256)
+DRAFT_EIGHTHS = (1, 3, 5, 7)
 LARGEST_TABLE = 1 << 16  # maximum entries of a captured page table: attention's workspace grows with them
 
 
@@ -76,6 +76,11 @@ class GraphedLM:
         return self._model.send_back(tokens)
 
     @property
+    def num_graphs(self) -> int:
+        """Number of captured graphs."""
+        return len(self._graphs)
+
+    @property
     def _most_captured(self) -> int:
         return min(LARGEST_GRAPH, self._model.most_captured)
 
@@ -84,13 +89,7 @@ class GraphedLM:
         equal in a pass without drafts."""
         size = rows = _power_of_two(batch.ragged.num_sequences)
         if _verifies_drafts(batch) and self._model.is_first and self._model.is_last:
-            most_size, most_rows = LARGEST_DRAFT_GRAPH
-            draft_size = _rounded(batch.ragged.num_sequences + 1, 8)  # at least one padding sequence
-            fewest = batch.ragged.num_tokens + draft_size - batch.ragged.num_sequences
-            draft_rows = max(FEWEST_DRAFT_ROWS, _rounded(fewest, 16))
-            fits = batch.ragged.snapshot_slots.numel() <= draft_rows - draft_size
-            if draft_size <= most_size and draft_rows <= most_rows and fits:
-                size, rows = draft_size, draft_rows
+            rows, size = _draft_shape(batch.ragged) or (rows, size)
         if not self._has_pages:
             return rows, size, 0
         return rows, size, max(NARROWEST_TABLE, _power_of_two(batch.page_table.shape[1]))
@@ -212,8 +211,7 @@ class _Lists:
 
 class _DraftLists(_Lists):
     """Inputs of a pass that verifies drafts, padded to `rows` tokens in `size` sequences of any lengths, with at most
-    rows - size snapshots. The last sequence is always padding. Padding sequences have one token each, except for the
-    last one: it has all remaining tokens."""
+    rows - size snapshots. The padding sequences share the padding tokens evenly."""
 
     def __init__(
         self, rows: int, size: int, columns: int, device: torch.device | None = None, *, pin_memory: bool = False
@@ -248,8 +246,7 @@ class _DraftLists(_Lists):
             own.numpy()[given.numel() :] = rest
         cu_seqlens, initial, final, snapshot_cu, positions, slots, _ = (part.numpy() for part in self._parts)
         cu_seqlens[: b + 1] = ragged.cu_seqlens.numpy()
-        cu_seqlens[b:] = range(t, t + size - b + 1)  # padding sequences: one row each
-        cu_seqlens[size] = rows
+        cu_seqlens[b:] = t + np.arange(size - b + 1) * (rows - t) // max(1, size - b)
         initial[:b], final[:b] = ragged.initial_slots.numpy(), ragged.final_slots.numpy()
         initial[b:] = final[b:] = -1
         snapshot_cu[: b + 1], snapshot_cu[b + 1 :] = ragged.snapshot_cu.numpy(), k
@@ -294,10 +291,17 @@ def _is_decode(batch: Batch) -> bool:
     return ragged.num_tokens == b == batch.logits_rows.numel() and not ragged.snapshot_slots.numel()
 
 
-def _rounded(count: int, step: int) -> int:
-    """Round `count` up: to a power of two if it is at most `step`, which is a power of two; otherwise to a multiple of
-    `step`."""
-    return _power_of_two(count) if count <= step else -(-count // step) * step
+def _draft_shape(ragged: Ragged) -> tuple[int, int] | None:
+    """Return the fewest (rows, sequences) of a graph that a pass with drafts fits into, or None. Each padding sequence
+    has a token, and each padding token a sequence."""
+    b, t, k = ragged.num_sequences, ragged.num_tokens, ragged.snapshot_slots.numel()
+    for rows in DRAFT_ROWS:
+        for eighths in DRAFT_EIGHTHS:
+            size = max(2, rows * eighths // 8)
+            sequences, tokens = size - b, rows - t  # padding
+            if k <= rows - size and (0 < sequences <= tokens or sequences == tokens == 0):
+                return rows, size
+    return None
 
 
 def _power_of_two(count: int) -> int:

@@ -16,6 +16,7 @@ from apcbatch.engine.drafting import MARGIN, Drafting
 from apcbatch.engine.policy import Nothing
 from apcbatch.engine.row_costs import RowCosts
 from apcbatch.engine.sequence import Chunk, make_sequence
+from apcbatch.model.graphs import GraphedLM
 from tests.effort import seeds
 from tests.engine.scripted_drafts import make_rows_free
 from tests.tiny import VOCAB
@@ -300,6 +301,31 @@ def test_what_an_answer_adds_to_the_index(forks: int | None, known: int, monkeyp
     drafting.learn(sequence)
     assert added == [([1, 2, 3, 4], 3, known)]
     assert [drafting.take_learning_s() for _ in range(2)] == [1.0, 0.0]
+
+
+class Capturing(GraphedLM):
+    """A model of which only the number of captured graphs is asked."""
+
+    def __init__(self) -> None:
+        self.captured = 0
+
+    @property
+    def num_graphs(self) -> int:
+        return self.captured
+
+
+def test_a_pass_that_captures_a_graph_is_no_sample() -> None:
+    """Fault: rows that seem dear for ever, since the first pass that had so many captured its graph."""
+    model = Capturing()
+    drafting = Drafting(object(), model, range(9), 9)  # type: ignore[arg-type]
+    chunk = decoding([])
+    chunk.sequence.computed = chunk.sequence.num_prompt
+    for seconds, captured in ((1.0, 1), (30.0, 2), (1.0, 2), (1.0, 2), (50.0, 3), (1.0, 3)):
+        model.captured = captured
+        drafting.measure([chunk], seconds)
+    for costs in (drafting._costs, drafting._plain_costs):
+        assert not costs or costs.of(1) == 1.0
+    assert drafting._plain_costs
 
 
 def test_costs_never_fall_with_rows() -> None:

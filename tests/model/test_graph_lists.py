@@ -10,7 +10,7 @@ import torch
 from apcbatch.kernels.ragged import Ragged
 from apcbatch.model import batch as batch_module
 from apcbatch.model.batch import Batch
-from apcbatch.model.graphs import _DraftLists, _Lists
+from apcbatch.model.graphs import _draft_shape, _DraftLists, _Lists
 
 
 def batch(b: int, pages: int) -> Batch:
@@ -72,7 +72,7 @@ def test_a_smaller_draft_leaves_nothing_of_the_larger_one() -> None:
     lists.fill(draft_batch([3, 1], 2))
     cu_seqlens, initial, final, snapshot_cu, positions, slots, order = (part.tolist() for part in lists._parts)
     assert lists.present.tolist() == [4]
-    assert cu_seqlens == [0, 3, 4, 5, 16]
+    assert cu_seqlens == [0, 3, 4, 10, 16]
     assert initial == final == [5, 6, -1, -1]
     assert snapshot_cu == [0, 2, 2, 2, 2]
     assert positions[:2] == [1, 2] and slots[:2] == [100, 101]
@@ -81,6 +81,27 @@ def test_a_smaller_draft_leaves_nothing_of_the_larger_one() -> None:
     assert lists.token_slots.tolist() == [50, 51, 52, 53] + [-1] * 12
     assert lists.context.tolist() == [9, 10, -1, -1]
     assert lists.page_table[:2, :2].tolist() == [[0, 1], [2, 3]]
+
+
+def test_drafts_fit_into_few_shapes() -> None:
+    """Fault: a pass that its graph has no room for, padding that no sequence has, or a graph for every batch."""
+    shapes = set()
+    for b in range(1, 140):
+        for t in range(b + 1, 280):
+            ragged = draft_batch([t - b + 1] + [1] * (b - 1), 1).ragged if (b + t) % 7 == 0 else None
+            if ragged is None:
+                continue
+            shape = _draft_shape(ragged)
+            if shape is None:
+                assert t > 190, f"{b} sequences, {t} tokens"
+                continue
+            shapes.add(shape)
+            lists = _DraftLists(*shape, 1)
+            lists.fill(draft_batch([t - b + 1] + [1] * (b - 1), 1))
+            lengths = lists._parts[0].diff()
+            assert lengths.min() >= 1 and lengths.sum() == shape[0] and lengths[b - 1] == (1 if b > 1 else t)
+            assert lengths.max() <= shape[0] - shape[1] + 1
+    assert len(shapes) <= 30
 
 
 @pytest.mark.parametrize("scored", [None, [0, 2]])

@@ -10,7 +10,7 @@ import torch
 from apcbatch.kernels.cuda.extension import extension
 from apcbatch.kernels.ragged import Ragged
 
-SHORT = 16  # maximum tokens of a sequence that a thread walks through; longer ones are scanned in tiles
+SHORT = 64  # maximum tokens of a sequence that a thread walks through; longer ones are scanned in tiles
 
 
 class DeviceBatch:
