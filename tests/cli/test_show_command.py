@@ -293,8 +293,9 @@ def test_the_file_is_left_alone(capsys, tmp_path):
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
-    [(["in.jsonl", "--line", "0"], "--line"), (["in.jsonl", "--turn", "0"], "--turn"), ([], "INPUT")],
-)
+    [(["in.jsonl", "--line", "0"], "--line': 0 is not in the range"),
+     (["in.jsonl", "--turn", "0"], "--turn': 0 is not in the range"), ([], "INPUT")],
+)  # fmt: skip
 def test_what_is_not_there_is_refused(words, sentence, capsys):
     """Fault: line 0, which is the last one in Python; or a command without an input that shows nothing."""
     assert main(["show", *words]) == 2

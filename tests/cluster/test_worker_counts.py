@@ -53,8 +53,8 @@ def test_a_unit_counts_its_answers() -> None:
     """Catches a unit whose time or tokens are others than its answers took, from which the rates are learnt."""
     running = RunningUnit(Unit(1, (Piece(0, None, None), Piece(1, None, None)), {}, {}))
     some = {"computed_tokens": 4, "prefill_ms": 250.0, "decode_ms": 750.0}
-    other = Result("other", 10, [1, 2])
-    running.add(0, Result("one", 10, [1, 2, 3], **some, others=[other]))
+    others = [Result("other", 10, [1, 2]), Result("short", 10, [1]), Result("empty", 10, [])]
+    running.add(0, Result("one", 10, [1, 2, 3], **some, others=others))
     running.add(1, Result("two", 10, **some, error=RequestError("invalid_request", "no")))
     assert (running.seconds, running.prefill_tokens, running.decode_tokens, running.num_left) == (1.0, 4, 3, 0)
     assert [message.number for message in running.messages] == [0, 1]

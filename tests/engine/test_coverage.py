@@ -115,6 +115,19 @@ def test_what_grows_again_is_inexact_down_to_its_leaves() -> None:
     check_counts(tree)
 
 
+def test_a_branch_that_grew_again_does_not_stop_the_dropping() -> None:
+    """Catches a bound on nodes that is not kept once the oldest candidate is no leaf any more."""
+    tree = CoverageTree(max_nodes=10)
+    others = [(number,) for number in range(50, 59)]
+    for prompt in [(1, 1), (1, 2), *others[:8]]:
+        tree.insert(array(prompt))
+    assert lengths(tree, [(1, 1), (1, 2), *others]) == [1, 1] + [1] * 8 + [0]
+    for prompt in [(1, 3), others[8]]:
+        tree.insert(array(prompt))
+    assert lengths(tree, [(1, 3), *others]) == [2, 0, 0] + [1] * 7
+    check_counts(tree)
+
+
 def test_what_goes_on_is_one_node() -> None:
     """Catches a growing conversation that takes a node for each turn, so that the bound on nodes comes too soon, and
     one whose growth does not keep it alive."""

@@ -208,6 +208,14 @@ def test_gated_norm(every_isa, dtype, size, gate_first):
         assert same_bits(gated_norm(x[7:9], gate[7:9], weight, 1e-6, gate_first), results[0][7:9])
 
 
+@pytest.mark.parametrize("lanes", [0, 5, 48])
+def test_blocks_that_do_not_divide_the_columns_are_refused(lanes):
+    """A division by zero, or columns of a block that no state has."""
+    rule = DeltaRule.random(2, (1, 2, 8, 24))
+    with pytest.raises(ValueError, match="state must have blocks that divide the 24 columns"):
+        rule.run(torch.zeros(2, 2, 1, 8, lanes), ragged([2], [0], [1]))
+
+
 def test_lanes_of_a_block():
     """A block that is larger than the L1 cache, or columns that no block has."""
     lanes = {v: value_lanes(128, v) for v in (1, 8, 24, 40, 64, 67, 96, 128, 256)}

@@ -136,6 +136,7 @@ INFINITY = {"__float__": "Infinity"}
     ("mamba", {"hidden_size": "x" * 10**6}, "hidden_size is 'x.*; expected an integer"),
     ("mamba2", {"use_bias": True}, "use_bias is True; expected false, the only one supported"),
     ("mamba2", {"num_heads": 5}, "num_heads is 5; expected a number that times head_dim 12 is 72, the d_inner"),
+    ("mamba2", {"num_heads": 8}, "num_heads is 8; expected a number that times head_dim 12 is 72, the d_inner"),
     ("mamba2", {"n_groups": 4}, "num_heads is 6; expected a multiple of n_groups, 4"),
     ("mamba2", {"conv_kernel": 1}, "conv_kernel is 1; expected an integer from 2"),
     ("mamba2", {"time_step_limit": 3}, "time_step_limit is 3; expected two numbers"),
