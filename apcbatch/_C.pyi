@@ -40,7 +40,9 @@ class RaggedParams:
     ) -> None: ...
 
 class Projection:
-    def __init__(self, *, out_features: int, in_features: int, weights: int, dtype: int, bias: int) -> None: ...
+    def __init__(
+        self, *, out_features: int, in_features: int, weights: int, dtype: int, scale: int, bias: int
+    ) -> None: ...
 
 class PreNorm:
     def __init__(self, weight: int, eps: float, /) -> None: ...
@@ -191,6 +193,7 @@ class Stack:
         norm: PreNorm,
         head: Projection,
         embedding: int,
+        embedding_scale: float,
         /,
     ) -> None: ...
     def run(

@@ -6,9 +6,10 @@ namespace apcbatch {
 namespace {
 
 // weights: packed, of the type with code `dtype`.
-Projection projection(std::int64_t out, std::int64_t in, Address weights, int dtype, Address bias) {
+Projection projection(std::int64_t out, std::int64_t in, Address weights, int dtype, Address scale,
+                      Address bias) {
     const DType type = dtype_of(dtype);
-    return {out, in, values({weights, 0, type}, out), type, floats(bias, kMaybe)};
+    return {out, in, values({weights, 0, type}, out), type, floats(scale, kMaybe), floats(bias, kMaybe)};
 }
 
 void bound_pack_linear(const View& weight, std::int64_t out, std::int64_t in, Address packed,
@@ -33,6 +34,7 @@ void bound_linear(std::int64_t t, const View& x, const Projection& weights, cons
     args.x_dtype = x.dtype;
     args.w = weights.weights;
     args.w_dtype = weights.dtype;
+    args.scale = weights.scale;
     args.bias = weights.bias;
     args.y = values(y, t);
     args.y_stride = y.stride;
@@ -47,7 +49,7 @@ void bind_linear(py::module_& m) {
     using namespace py::literals;
     py::class_<apcbatch::Projection>(m, "Projection")
         .def(py::init(&apcbatch::projection), py::kw_only(), "out_features"_a, "in_features"_a, "weights"_a,
-             "dtype"_a, "bias"_a);
+             "dtype"_a, "scale"_a, "bias"_a);
     m.def("packed_bytes", [](std::int64_t out, std::int64_t in, int dtype) {
         return apcbatch::packed_bytes(out, in, apcbatch::dtype_of(dtype));
     });

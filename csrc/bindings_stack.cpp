@@ -16,7 +16,7 @@ namespace {
 using Entry = std::pair<std::shared_ptr<SubBlock>, bool>;
 
 StackParams stack_params(const py::list& layers, const PreNorm& norm, const Projection& head,
-                         Address embedding) {
+                         Address embedding, float embedding_scale) {
     StackParams p;
     for (const py::handle one : layers) {
         p.layers.emplace_back();
@@ -27,6 +27,7 @@ StackParams stack_params(const py::list& layers, const PreNorm& norm, const Proj
     p.norm = norm;
     p.head = head;
     p.embedding = values({embedding, 0, head.dtype}, kMaybe);
+    p.embedding_scale = embedding_scale;
     return p;
 }
 
@@ -125,8 +126,9 @@ void bind_stack(py::module_& m) {
     py::class_<BoundPass>(m, "Pass").def(py::init(&bound_pass));
     py::class_<BoundStack>(m, "Stack")
         .def(py::init([](const py::list& layers, const PreNorm& norm, const Projection& head,
-                         Address embedding) {
-            return std::make_unique<BoundStack>(BoundStack{stack_params(layers, norm, head, embedding), {}});
+                         Address embedding, float embedding_scale) {
+            return std::make_unique<BoundStack>(
+                BoundStack{stack_params(layers, norm, head, embedding, embedding_scale), {}});
         }))
         .def("run", &bound_run_stack)
         .def("replay", &bound_replay);

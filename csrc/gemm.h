@@ -57,21 +57,23 @@ struct Scratch {
     float* sums;  // (panels, scratch_rows, kPanel) partial sums
 };
 
-// Adds the bias to the finished sums of at most kMostPanels panels and writes the columns that exist in y.
-// Where all columns exist, the register tiles do this themselves. Works row by row, to fill whole cache lines
-// of y.
+// Applies scale and bias to the finished sums of at most kMostPanels panels and writes the columns that
+// exist. Where all columns exist, the register tiles do this themselves. Works row by row, to fill whole
+// cache lines of y.
 template <class Y>
 void finish(const LinearArgs& args, const LinearPiece& piece, const Scratch& scratch, int64_t p,
             int64_t panels) {
     const int64_t column = (piece.panel + p) * kPanel, panel = scratch_rows(piece.rows) * kPanel;
     const int64_t columns = args.out - column < panels * kPanel ? args.out - column : panels * kPanel;
-    float bias[kMostPanels * kPanel] = {};
+    float scale[kMostPanels * kPanel] = {}, bias[kMostPanels * kPanel] = {};
+    if (args.scale) memcpy(scale, args.scale + column, size_t(4 * columns));
     if (args.bias) memcpy(bias, args.bias + column, size_t(4 * columns));
     const float* sums = scratch.sums + p * panel;
     for (int64_t r = 0; r < piece.rows; ++r, sums += kPanel) {
         Y* to = static_cast<Y*>(args.y) + (piece.row + r) * args.y_stride + column;
         for (int64_t i = 0; i < columns; i += kLanes) {
-            const Vec sum = Vec::load(sums + i / kPanel * panel + i % kPanel);
+            Vec sum = Vec::load(sums + i / kPanel * panel + i % kPanel);
+            if (args.scale) sum = sum * Vec::load(scale + i);
             store_first(args.bias ? sum + Vec::load(bias + i) : sum, to + i, columns - i);
         }
     }
@@ -123,6 +125,7 @@ void run_panels(const LinearArgs& args, const LinearPiece& piece, const Block& b
     t.sums_panel = scratch_rows(piece.rows) * kPanel;
     t.y_row = args.y_stride;
     t.y_dtype = args.y_dtype;
+    t.scale = args.scale ? args.scale + column : nullptr;
     t.bias = args.bias ? args.bias + column : nullptr;
     const bool direct = block.last && column + panels * kPanel <= args.out;
     for (int64_t i = 0, row = 0; i < tiles; ++i) {

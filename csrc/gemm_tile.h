@@ -52,7 +52,7 @@ template <Mode mode>
 struct Registers {};
 
 // Operands of one tile. Its sums start at zero or at `from`. They are written to `to` (rows of kPanel, panels
-// sums_panel apart) or, with the bias added, to y (rows y_row apart).
+// sums_panel apart) or, with scale and bias applied, to y (rows y_row apart).
 struct Tile {
     const char* a;        // rows of x in scratch
     const char* b;        // block of the first panel
@@ -67,7 +67,7 @@ struct Tile {
     void* y;  // or null
     int64_t y_row;
     DType y_dtype;
-    const float* bias;  // or null
+    const float *scale, *bias;  // or null
 };
 
 // Loads 4 bytes as a float; they may hold two bfloat16 values.
@@ -156,13 +156,14 @@ APC_INLINE void store_sums(const Vec (&acc)[Rows][Vecs], To* to, int64_t row, in
     }
 }
 
-template <int Rows, int Vecs>
-APC_INLINE void add_bias(Vec (&acc)[Rows][Vecs], const float* bias) {
+// Replaces each sum by apply(sum, values of its columns).
+template <int Rows, int Vecs, class Apply>
+APC_INLINE void apply_columns(Vec (&acc)[Rows][Vecs], const float* values, const Apply& apply) {
 #pragma GCC unroll 8
     for (int v = 0; v < Vecs; ++v) {
-        const Vec value = Vec::load(bias + v * kLanes);
+        const Vec value = Vec::load(values + v * kLanes);
 #pragma GCC unroll 16
-        for (int r = 0; r < Rows; ++r) acc[r][v] = acc[r][v] + value;
+        for (int r = 0; r < Rows; ++r) acc[r][v] = apply(acc[r][v], value);
     }
 }
 
@@ -202,7 +203,8 @@ __attribute__((noinline)) void tile(const Tile& t) {
     }
     if (mode == Mode::kWidened && t.k % 2 != 0) multiply(acc, a, even);
     if (!t.y) return store_sums(acc, t.to, kPanel, t.sums_panel);
-    if (t.bias) add_bias(acc, t.bias);
+    if (t.scale) apply_columns(acc, t.scale, [](Vec sum, Vec value) { return sum * value; });
+    if (t.bias) apply_columns(acc, t.bias, [](Vec sum, Vec value) { return sum + value; });
     with_type(t.y_dtype,
               [&](auto y) { store_sums(acc, static_cast<TypeOf<decltype(y)>*>(t.y), t.y_row, kPanel); });
 }

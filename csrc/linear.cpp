@@ -204,6 +204,7 @@ void project(const Projection& projection, const Rows& x, const int64_t* x_rows,
     args.x_dtype = x.dtype;
     args.w = projection.weights;
     args.w_dtype = projection.dtype;
+    args.scale = projection.scale;
     args.bias = projection.bias;
     args.y = y.data;
     args.y_stride = y.stride;

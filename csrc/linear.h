@@ -1,9 +1,9 @@
-// Packed matrix product y = x W^T (+ bias): arguments, packed layout, entry points.
+// Packed matrix product y = x W^T (* scale) (+ bias): arguments, packed layout, entry points.
 //
 // Arithmetic of one output element: one float32 accumulator from +0, fused multiply-adds over k in strictly
-// ascending order, then the bias, then one rounding to the output type. Two instruction sets multiply
-// bfloat16 in steps of several k, each step one instruction (gemm_tile.h, gemm_amx.h). An element always
-// depends on its row of x and its row of W alone.
+// ascending order, then times the scale, plus the bias, then one rounding to the output type. Two instruction
+// sets multiply bfloat16 in steps of several k, each step one instruction (gemm_tile.h, gemm_amx.h). An
+// element always depends on its row of x and its row of W alone.
 #pragma once
 
 #include <stdint.h>
@@ -42,8 +42,9 @@ struct LinearArgs {
     DType x_dtype = DType::float32;
     const void* w = nullptr;  // packed
     DType w_dtype = DType::float32;
-    const float* bias = nullptr;  // (out) or null
-    void* y = nullptr;            // (t, out), row stride y_stride
+    const float* scale = nullptr;  // (out) or null
+    const float* bias = nullptr;   // (out) or null
+    void* y = nullptr;             // (t, out), row stride y_stride
     int64_t y_stride = 0;
     DType y_dtype = DType::float32;
 };
@@ -74,12 +75,12 @@ struct LinearIsa {
 APC_ISAS(APC_DECLARE, )
 #undef APC_DECLARE
 
-// Projection: packed weights (out, in) and a bias (out) or null.
+// Projection: packed weights (out, in), and a scale and a bias (out), each of them or null.
 struct Projection {
     int64_t out = 0, in = 0;
     const void* weights = nullptr;
     DType dtype = DType::float32;
-    const float* bias = nullptr;
+    const float *scale = nullptr, *bias = nullptr;
 };
 
 constexpr int64_t panels_of(int64_t out) { return (out + kPanel - 1) / kPanel; }
@@ -103,7 +104,7 @@ struct Rows {
 };
 // Returns the rows without their first columns.
 Rows columns_from(const Rows& rows, int64_t first);
-// Computes y = x W^T (+ bias) for y.t rows. x_rows: see LinearArgs.
+// Computes y = x W^T (* scale) (+ bias) for y.t rows. x_rows: see LinearArgs.
 void project(const Projection& projection, const Rows& x, const int64_t* x_rows, const Rows& y,
              int num_threads);
 

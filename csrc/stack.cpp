@@ -37,14 +37,12 @@ void widen(const BFloat16* from, std::int64_t count, float* to) {
     }
 }
 
-// Looks up the embeddings: tokens (t) -> (t, h) float32.
+// Looks up the embeddings, times their scale: tokens (t) -> (t, h) float32.
 void embed(const StackParams& p, std::int64_t t, const std::int64_t* tokens, float* to, int num_threads) {
     const PartTimer timer(Part::embedding);
     const std::int64_t h = p.head.in, row_bytes = h * bytes_of(p.head.dtype);
     const bool wide = p.head.dtype == DType::float32;
-    if (p.embedding == nullptr && wide)
-        return unpack_rows(p.head.weights, p.head.out, h, p.head.dtype, tokens, t, to, num_threads);
-    char* rows = wide ? nullptr : thread_workspace(t * row_bytes);
+    char* rows = wide ? reinterpret_cast<char*>(to) : thread_workspace(t * row_bytes);
     if (p.embedding == nullptr)
         unpack_rows(p.head.weights, p.head.out, h, p.head.dtype, tokens, t, rows, num_threads);
     const char* embedding = static_cast<const char*>(p.embedding);
@@ -52,10 +50,14 @@ void embed(const StackParams& p, std::int64_t t, const std::int64_t* tokens, flo
         for (std::int64_t r = begin; r < end; ++r) {
             const char* from =
                 embedding == nullptr ? rows + r * row_bytes : embedding + tokens[r] * row_bytes;
-            if (wide) {
-                std::memcpy(to + r * h, from, std::size_t(row_bytes));
-            } else {
-                widen(reinterpret_cast<const BFloat16*>(from), h, to + r * h);
+            float* row = to + r * h;
+            if (!wide) {
+                widen(reinterpret_cast<const BFloat16*>(from), h, row);
+            } else if (embedding != nullptr) {
+                std::memcpy(row, from, std::size_t(row_bytes));
+            }
+            if (p.embedding_scale != 1.0f) {
+                for (std::int64_t i = 0; i < h; ++i) row[i] *= p.embedding_scale;
             }
         }
     });

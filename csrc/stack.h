@@ -27,6 +27,7 @@ struct StackParams {
     PreNorm norm;                     // the final norm
     Projection head;                  // (vocabulary, h)
     const void* embedding = nullptr;  // (vocabulary, h) contiguous of the head's type; null: the head's rows
+    float embedding_scale = 1.0f;
 };
 
 // Recurrence inputs of the rows PassParams::kept of the last pass that had any, for each sub-block in

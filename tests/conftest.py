@@ -179,7 +179,7 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory):
     made: dict[tuple, Path] = {}
 
     def make(name: str, seed: int = 0, **overrides: object) -> Path:
-        key = (name, seed, *sorted(overrides.items()))
+        key = (name, seed, str(sorted(overrides.items())))
         if key not in made:
             made[key] = tmp_path_factory.mktemp(f"{name}-")
             save_tiny(made[key], name, seed, overrides)

@@ -8,6 +8,8 @@ import torch
 from transformers import (
     FalconMambaConfig,
     FalconMambaForCausalLM,
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
     JambaConfig,
     JambaForCausalLM,
     Mamba2Config,
@@ -75,11 +77,31 @@ _MAMBA2 = {
     "conv_kernel": 4,
     "eos_token_id": 0,
 }
+_GRANITE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 36,
+    "shared_intermediate_size": 44,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_local_experts": 0,
+    "mamba_n_heads": 6,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 8,
+    "tie_word_embeddings": True,
+    "embedding_multiplier": 12,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.1,
+    "logits_scaling": 3,
+    "eos_token_id": 0,
+}
 FAMILIES = {
     "mamba": (MambaConfig, MambaForCausalLM, _MAMBA),
     "falcon_mamba": (FalconMambaConfig, FalconMambaForCausalLM, {**_MAMBA, "tie_word_embeddings": False}),
     "jamba": (JambaConfig, JambaForCausalLM, _JAMBA),
     "mamba2": (Mamba2Config, Mamba2ForCausalLM, _MAMBA2),
+    "granitemoehybrid": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM, _GRANITE),
     "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM, _QWEN),
 }
 
@@ -88,7 +110,10 @@ def make_tiny(name: str, seed: int, overrides: dict):
     """A model whose every weight is random: also the norms, A_log, D and the biases, which init to constants."""
     config_class, model_class, defaults = FAMILIES[name]
     torch.manual_seed(seed)
-    model = model_class(config_class(**{**defaults, **overrides})).float().eval()
+    values = {**defaults, **overrides}
+    if "layer_types" in values:
+        values["layer_types"] = values["layer_types"][: values["num_hidden_layers"]]
+    model = model_class(config_class(**values)).float().eval()
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if "A_log" in key:

@@ -107,9 +107,9 @@ class BackendOf(Ops[LinearT]):
         return self.arithmetic(dtype) + "".join(f"-{kind}{version}" for kind, version in versions if version > 1)
 
     @abstractmethod
-    def pack_linear(self, weight: torch.Tensor) -> LinearT:
+    def pack_linear(self, weight: torch.Tensor, scale: torch.Tensor | None = None) -> LinearT:
         """Prepare weights (out, in) for `linear`: float32 or bfloat16, on a CUDA device also float16, any row stride.
-        Raises ValueError."""
+        scale: (out,) float32, factors of the float32 sums; on the CPU alone. Raises ValueError."""
 
     def sub_block(self, kind: str, norm: PreNorm, *weights_and_state: Any) -> Any:
         """Make the fused form of a sub-block from its norm, weights and state. Returns None if the device has none."""
@@ -130,10 +130,12 @@ class BackendOf(Ops[LinearT]):
         norm: PreNorm,
         head: LinearT,
         embedding: torch.Tensor | None,
+        embedding_scale: float,
     ) -> PassStack | None:
         """Make the call that runs a whole pass (apcbatch.kernels.cpu.stack). Returns None if the device has none.
 
         norm: the final norm. embedding: (vocabulary, h) in the head's dtype; None: tied, the head's rows.
+        embedding_scale: factor of the embeddings.
         """
         return None
 

@@ -67,7 +67,7 @@ class Ops(ABC, Generic[LinearT]):
         out_dtype: torch.dtype | None = None,
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Compute y = x W^T (+ bias), accumulated in float32.
+        """Compute y = x W^T (* scale) (+ bias), accumulated in float32. scale: that of the packed weights.
 
         x: (t, in), any row stride. packed: weights (out, in) of the backend's `pack_linear`. out_dtype: None for x's;
         on a CUDA device x's or float32. bias: (out,). Returns (t, out) in out_dtype. On the CPU, a float32 x is first

@@ -77,7 +77,7 @@ def _load(config: ModelConfig, source: TensorSource, norm: PreNorm, state: State
     conv_weight = source.take("conv1d.weight", (channels, 1, sizes.width))
     weights = DeltaNetWeights(
         in_proj=source.pack(torch.cat(in_proj)),
-        out_proj=source.packed("out_proj", h, values),
+        out_proj=source.packed_output("out_proj", h, values),
         key_heads=sizes.key_heads,
         conv_weight=conv_weight.float().squeeze(1).contiguous(),
         A=-torch.exp(source.take("A_log", (heads,)).double()).float(),

@@ -1,4 +1,4 @@
-"""Feed-forward sub-blocks: a SwiGLU MLP (Jamba, Qwen3.5), and a mixture of such experts (Jamba).
+"""Feed-forward sub-blocks: a SwiGLU MLP (Jamba, Qwen3.5, Granite), and a mixture of such experts (Jamba).
 
 torch is imported only when one is loaded. Invariant: a token's result does not depend on other tokens or their routing;
 it is the sum over its experts, in ascending order of expert.
@@ -22,6 +22,15 @@ def _load_mlp(config: ModelConfig, source: TensorSource, norm: PreNorm, _: State
     return Fused(source.backend, source.backend.sub_block(MLP.name, norm, _expert(config, source)))
 
 
+def _load_shared_mlp(config: ModelConfig, source: TensorSource, norm: PreNorm, _: StateTensors) -> Fused:
+    """Load an MLP under the names of Granite: input_linear has the rows of gate, then of up."""
+    from apcbatch.kernels.layer import Expert
+
+    h, f = config.hidden_size, config.intermediate_size
+    expert = Expert(source.packed("input_linear", 2 * f, h), source.packed_output("output_linear", h, f))
+    return Fused(source.backend, source.backend.sub_block(MLP.name, norm, expert))
+
+
 def _load_mixture(config: ModelConfig, source: TensorSource, norm: PreNorm, _: StateTensors) -> Fused:
     """Load a mixture of experts. Each token uses its num_experts_per_tok likeliest experts."""
     router = source.pack(source.take("router.weight", (config.num_experts, config.hidden_size)))
@@ -38,8 +47,7 @@ def _expert(config: ModelConfig, source: TensorSource) -> Expert[Linear]:
     h, f = config.hidden_size, config.intermediate_size
     gate = source.take("gate_proj.weight", (f, h))
     up = source.take("up_proj.weight", (f, h))
-    down = source.take("down_proj.weight", (h, f))
-    return Expert(source.pack(torch.cat([gate, up])), source.pack(down))  # (2f, h), (h, f)
+    return Expert(source.pack(torch.cat([gate, up])), source.packed_output("down_proj", h, f))  # (2f, h), (h, f)
 
 
 def _mlp_products(config: ModelConfig) -> dict[str, tuple[int, int]]:
@@ -52,4 +60,5 @@ def _mixture_products(config: ModelConfig) -> dict[str, tuple[int, int]]:
 
 
 MLP = SubBlockKind("mlp", _load_mlp, _mlp_products)
+SHARED_MLP = SubBlockKind("mlp", _load_shared_mlp, _mlp_products)
 MIXTURE = SubBlockKind("mixture", _load_mixture, _mixture_products)

@@ -10,6 +10,7 @@ import json
 import math
 import reprlib
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +24,17 @@ LARGEST_SIZE = (1 << 31) - 1
 MOST_LAYERS = 1 << 14
 MOST_JSON_BYTES = 16 << 20
 _TAGGED = ("Infinity", "-Infinity", "NaN")
+
+
+@dataclass(frozen=True)
+class Multipliers:
+    """Factors in a model's forward pass. embedding: of the embeddings. residual: of the output of each sub-block.
+    attention: of the scores q k^T; None for head_dim^-0.5. logits: of the logits."""
+
+    embedding: float = 1.0
+    residual: float = 1.0
+    attention: float | None = None
+    logits: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -63,6 +75,11 @@ class ModelConfig:
     @property
     def num_layers(self) -> int:
         return len(self.mixers)
+
+    @property
+    def factors(self) -> Multipliers:
+        """The multipliers of this family; in most families there are none."""
+        return Multipliers()
 
     def architecture(self) -> dict[str, Any]:
         """Return all fields that determine the computation, as plain values. They are part of the fingerprint, beside
@@ -134,6 +151,25 @@ class ConfigReader:
         if not 0 <= least <= largest or not least <= sys.float_info.max:
             raise self.wrong(key, value, "two ascending numbers from 0 on, of which only the second may be infinite")
         return float(least), float(largest) if largest <= sys.float_info.max else float("inf")
+
+    def layer_types(self, layers: int, kinds: Mapping[str, str], *keys: str) -> tuple[str, ...] | None:
+        """Return the kind of each layer's mixer, from the list under the first of the keys that is there; None if none
+        is. kinds: name in the list -> kind; errors name the first two. Raises ModelError."""
+        key = next((key for key in keys if self.values.get(key) is not None), None)
+        if key is None:
+            return None
+        types = self.values[key]
+        if not isinstance(types, list) or len(types) != layers:
+            raise self.wrong(key, types, f"a list with the type of each of the {layers} layers")
+        for number, name in enumerate(types):
+            if not isinstance(name, str) or name not in kinds:
+                raise self.wrong(f"{key}[{number}]", name, " or ".join(list(kinds)[:2]))
+        return tuple(kinds[name] for name in types)
+
+    def require_multiple(self, key: str, value: int, divisor_key: str, divisor: int) -> None:
+        """Raise ModelError unless a value is a multiple of another one."""
+        if value % divisor:
+            raise self.wrong(key, value, f"a multiple of {divisor_key}, {divisor}")
 
     def expanded(self, key: str, hidden_size: int) -> int:
         """Return hidden_size times the factor under the key (2 if it is missing), rounded down. Raises ModelError."""

@@ -35,7 +35,7 @@ def _load(config: ModelConfig, source: TensorSource, norm: PreNorm, state: State
         in_proj=source.packed("in_proj", 2 * d, h),
         x_proj=source.packed("x_proj", r + 2 * n, d),
         dt_proj=source.packed("dt_proj", d, r),
-        out_proj=source.packed("out_proj", h, d),
+        out_proj=source.packed_output("out_proj", h, d),
         in_bias=source.vector("in_proj.bias", 2 * d) if config.proj_bias else None,
         out_bias=source.vector("out_proj.bias", h) if config.proj_bias else None,
         conv_weight=conv_weight.float().squeeze(1).contiguous(),

@@ -80,7 +80,7 @@ def _load(config: ModelConfig, source: TensorSource, norm: PreNorm, state: State
     bias = source.take("conv1d.bias", (sizes.channels,)) if config.conv_bias else None
     weights = Mamba2Weights(
         in_proj=source.pack(torch.cat([C, B, x, z, dt])),
-        out_proj=source.packed("out_proj", h, inner),
+        out_proj=source.packed_output("out_proj", h, inner),
         groups=sizes.groups,
         conv_weight=channels(source.take("conv1d.weight", (sizes.channels, 1, sizes.width)).squeeze(1)),
         conv_bias=None if bias is None else channels(bias),

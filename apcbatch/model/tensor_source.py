@@ -14,12 +14,13 @@ from apcbatch.model.weights import Checkpoint
 @dataclass(frozen=True)
 class TensorSource:
     """Tensors of one block of a checkpoint. prefix: prefix of their names, without the dot after it. dtype, backend:
-    dtype of packed matrices, and the backend that packs them."""
+    dtype of packed matrices, and the backend that packs them. output_scale: factor of a sub-block's output."""
 
     checkpoint: Checkpoint
     prefix: str
     dtype: torch.dtype
     backend: Backend
+    output_scale: float = 1.0
 
     def below(self, name: str) -> TensorSource:
         """Return the tensors of a named part of the block."""
@@ -41,3 +42,10 @@ class TensorSource:
     def packed(self, name: str, rows: int, columns: int) -> Linear:
         """Return the matrix (rows, columns) of a projection, packed."""
         return self.pack(self.take(f"{name}.weight", (rows, columns)))
+
+    def packed_output(self, name: str, rows: int, columns: int) -> Linear:
+        """Return the matrix (rows, columns) of a sub-block's last projection, packed with output_scale."""
+        weight = self.take(f"{name}.weight", (rows, columns)).to(self.dtype)
+        scale = None if self.output_scale == 1 else torch.full((rows,), self.output_scale, device=weight.device)
+        packed: Linear = self.backend.pack_linear(weight, scale)
+        return packed

@@ -119,7 +119,7 @@ def check_a_draw(folder: Path, runs_ahead: bool = False, **fixed: object) -> Non
     engine.close()
 
 
-@pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "jamba", "mamba2", "qwen3_5"])
+@pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "jamba", "mamba2", "granitemoehybrid", "qwen3_5"])
 def test_drafts_change_no_bit(family: str, way: str, tiny_checkpoint) -> None:
     """Catches a draft that reaches the answer: a row computed otherwise, a state that runs ahead, a setting that sees
     rejected tokens, a snapshot of a rejected position."""

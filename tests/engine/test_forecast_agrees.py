@@ -73,7 +73,8 @@ def check(checkpoint: Path, policy: str, order: str, max_running: int, seed: int
 def test_the_engine_agrees(policy: str, max_running: int, tiny_checkpoint: Callable[..., Path]) -> None:
     """Catches the engine and the tables drifting apart, requests side by side that overtake each other or one that
     needs more slots, failed ones that are counted, and a scored prompt that is called cold."""
-    orders = [("mamba", "file"), *((family, "auto") for family in ("mamba", "jamba", "mamba2", "qwen3_5"))]
+    every = ("mamba", "jamba", "mamba2", "granitemoehybrid", "qwen3_5")
+    orders = [("mamba", "file"), *((family, "auto") for family in every)]
     for family, order in orders:
         for seed in random.sample(range(10**6), tries(10)):
             check(tiny_checkpoint(family), policy, order, max_running, seed)

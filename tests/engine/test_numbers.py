@@ -176,7 +176,7 @@ def names_of(folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "jamba", "mamba2", "qwen3_5"])
+@pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "jamba", "mamba2", "granitemoehybrid", "qwen3_5"])
 def test_weights_that_are_not_finite_give_no_answer(
     family: str, tiny_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -47,7 +47,7 @@ def scored(seed: int, count: int = 7) -> list[Request]:
     return requests
 
 
-@pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "jamba", "mamba2", "qwen3_5"])
+@pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "jamba", "mamba2", "granitemoehybrid", "qwen3_5"])
 def test_scores_equal_transformers(family: str, tiny_checkpoint: Callable[..., Path]) -> None:
     """Catches the log-probability of a neighbour's row or token: each one against a full forward of the outside oracle,
     and ranks and alternatives against its sorted row."""

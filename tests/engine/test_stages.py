@@ -23,7 +23,7 @@ from tests.engine.test_sameness import agent_prompts
 Stages = Callable[[int], None]
 
 
-@pytest.fixture(params=["mamba", "falcon_mamba", "jamba", "mamba2", "qwen3_5"])
+@pytest.fixture(params=["mamba", "falcon_mamba", "jamba", "mamba2", "granitemoehybrid", "qwen3_5"])
 def folder(request: pytest.FixtureRequest, tiny_checkpoint: Callable[..., Path]) -> Path:
     """A checkpoint of four layers, in two of the families with a head that is not the embedding."""
     return tiny_checkpoint(request.param, num_hidden_layers=4)

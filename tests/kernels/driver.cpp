@@ -116,22 +116,23 @@ double silu(double x) { return x / (1.0 + std::exp(-x)); }
 void try_linear() {
     const int64_t t = pick(0, 40), in = pick(1, 530), out = pick(1, 90), gap = pick(0, 3);
     const DType type = any_dtype();
-    Array x(any_dtype(), t * (in + gap)), w(type, out * in, 0.1), bias(DType::float32, out);
+    Array x(any_dtype(), t * (in + gap)), w(type, out * in, 0.1);
+    Array scale(DType::float32, out), bias(DType::float32, out);
     Array packed(type, packed_bytes(out, in, type) / bytes_of(type)), y(any_dtype(), t * out);
     pack_linear(w.data(), in, out, in, type, packed.data(), 2);
-    const bool biased = coin();
+    const bool scaled = coin(), biased = coin();
     std::vector<double> expected;
     for (int64_t r = 0; r < t; ++r) {
         for (int64_t o = 0; o < out; ++o) {
-            double sum = biased ? bias.at(o) : 0.0;
+            double sum = 0.0;
             for (int64_t k = 0; k < in; ++k) sum += x.at(r * (in + gap) + k) * w.at(o * in + k);
-            expected.push_back(sum);
+            expected.push_back((scaled ? sum * scale.at(o) : sum) + (biased ? bias.at(o) : 0.0));
         }
     }
     const double tolerance = type == DType::bfloat16 ? 3e-2 : 1e-4;
     check("linear", y, expected, tolerance, type == DType::bfloat16, [&](int threads) {
         linear({t, in, out, x.data(), in + gap, nullptr, x.dtype, packed.data(), type,
-                biased ? bias.floats() : nullptr, y.data(), out, y.dtype},
+                scaled ? scale.floats() : nullptr, biased ? bias.floats() : nullptr, y.data(), out, y.dtype},
                threads);
     });
     const Integers row = {pick(0, out - 1)};

@@ -115,6 +115,23 @@ def test_rounds_once_to_nearest_even(isa):
     assert torch.equal(y, (x + bias).to(torch.bfloat16))
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("weight_dtype", FLOATS, ids=str)
+def test_a_scale_multiplies_the_float32_sum(shape, weight_dtype, isa):
+    """A scale that comes after the bias or after the rounding, one of another column, or one that is fused with the
+    bias on one instruction set."""
+    t, inputs, outputs = shape
+    weight, x = torch.randn(outputs, inputs).to(weight_dtype), torch.randn(t, inputs)
+    scale, bias = torch.randn(outputs), torch.randn(outputs)
+    packed = ops.pack_linear(weight, scale)
+    sums = ops.linear(x, ops.pack_linear(weight))
+    for bias_or_none, expected in ((None, sums * scale), (bias, sums * scale + bias)):
+        assert torch.equal(ops.linear(x, packed, bias=bias_or_none), expected)
+        rounded = ops.linear(x, packed, out_dtype=torch.bfloat16, bias=bias_or_none)
+        assert torch.equal(rounded, expected.bfloat16())
+    assert torch.equal(packed.rows(torch.tensor([0])), weight[:1]), "an embedding that shares them has no scale"
+
+
 def test_a_nan_stays_in_its_row():
     """Rows that leak into each other through padding."""
     x = torch.randn(20, 33)
@@ -152,6 +169,8 @@ def test_no_rows_give_no_rows():
         (lambda p: ops.linear(torch.randn(2, 5), p, torch.float16), "out_dtype must be float32 or bfloat16"),
         (lambda p: ops.linear(torch.randn(2, 5), p, bias=torch.randn(4)), r"bias must be \(3,\)"),
         (lambda p: ops.pack_linear(torch.randn(0, 5)), "at least one row"),
+        (lambda p: ops.pack_linear(torch.randn(3, 5), torch.ones(4)), "scale must be"),
+        (lambda p: ops.pack_linear(torch.randn(3, 5), torch.ones(3).double()), "scale must be"),
     ],
 )
 def test_unusable_arguments_are_sentences(call, sentence):

@@ -38,10 +38,8 @@ def make_arena(num_slots: int = 3, num_pages: int = 4) -> StateArena:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_slot_and_a_page_weigh_what_the_layout_says(dtype: str, tiny_checkpoint: Callable[..., Path]) -> None:
     """Fault: the bytes in the plan are computed by another formula than those of the memory that is allocated."""
-    folders = [
-        locate_model("demo"),
-        *(tiny_checkpoint(name) for name in ("mamba", "falcon_mamba", "jamba", "mamba2", "qwen3_5")),
-    ]
+    every = ("mamba", "falcon_mamba", "jamba", "mamba2", "granitemoehybrid", "qwen3_5")
+    folders = [locate_model("demo"), *map(tiny_checkpoint, every)]
     for config in map(load_model_config, folders):
         layout = state_layout(config, dtype)
         arena = StateArena(layout, 3, 5, CPU)

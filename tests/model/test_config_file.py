@@ -138,6 +138,22 @@ INFINITY = {"__float__": "Infinity"}
     ("mamba2", {"num_heads": 5}, "num_heads is 5; expected a number that times head_dim 12 is 72, the d_inner"),
     ("mamba2", {"num_heads": 8}, "num_heads is 8; expected a number that times head_dim 12 is 72, the d_inner"),
     ("mamba2", {"n_groups": 4}, "num_heads is 6; expected a multiple of n_groups, 4"),
+    ("granitemoehybrid", {"num_local_experts": 4}, "num_local_experts is 4; expected 0, the only one supported"),
+    ("granitemoehybrid", {"position_embedding_type": "rope"}, "position_embedding_type is 'rope'; expected \"nope\""),
+    ("granitemoehybrid", {"attention_bias": True}, "attention_bias is True; expected false"),
+    ("granitemoehybrid", {"mamba_proj_bias": True}, "mamba_proj_bias is True; expected false"),
+    ("granitemoehybrid", {"layer_types": ["mamba"]}, "layer_types is .*; expected a list with the type of each"),
+    ("granitemoehybrid", {"layer_types": ["mamba2"] * 4}, r"layer_types\[0\] is 'mamba2'; expected linear_attention"),
+    ("granitemoehybrid", {"layer_types": ["attention"] * 4}, "all of 4 layers are attention; expected a linear_att"),
+    ("granitemoehybrid", {"layer_types": None, "layers_block_type": 3}, "layers_block_type is 3; expected a list"),
+    ("granitemoehybrid", {"num_key_value_heads": 3}, "num_attention_heads is 4; expected a multiple of num_key_value"),
+    ("granitemoehybrid", {"num_attention_heads": 5}, "num_attention_heads is 5; expected a multiple of num_key_value"),
+    ("granitemoehybrid", {"num_attention_heads": 8}, "hidden_size is 36; expected a multiple of num_attention"),
+    ("granitemoehybrid", {"mamba_n_groups": 4}, "mamba_n_heads is 6; expected a multiple of mamba_n_groups, 4"),
+    ("granitemoehybrid", {"mamba_n_heads": 10}, "mamba_n_heads is 10; expected a divisor of 72, the d_inner"),
+    ("granitemoehybrid", {"mamba_d_head": 8}, "mamba_d_head is 8; expected 12, the only one supported"),
+    ("granitemoehybrid", {"logits_scaling": 0}, "logits_scaling is 0.0; expected a number above 0"),
+    ("granitemoehybrid", {"logits_scaling": 5e-324}, "logits_scaling is 5e-324; expected a number above 0"),
     ("mamba2", {"conv_kernel": 1}, "conv_kernel is 1; expected an integer from 2"),
     ("mamba2", {"time_step_limit": 3}, "time_step_limit is 3; expected two numbers"),
     ("mamba2", {"time_step_limit": [0, 1, 2]}, r"time_step_limit is \[0, 1, 2\]; expected two numbers"),
@@ -190,6 +206,35 @@ def test_what_the_file_does_not_say_is_the_familys_default(tiny_checkpoint: Chec
     assert (config.d_inner, config.d_state, config.d_conv) == (72, oracle.state_size, oracle.conv_kernel)
     assert (config.norm_eps, config.proj_bias) == (oracle.layer_norm_epsilon, oracle.use_bias)
     assert config.dt_rank == 3 == -(-36 // 16)
+
+
+def test_both_names_of_layer_types_are_read(tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
+    """Fault: a checkpoint of before transformers 5 is refused, or all its layers are taken for Mamba-2."""
+    types = {"layer_types": REMOVED, "layers_block_type": ["mamba", "attention", "attention", "mamba"]}
+    old = load_model_config(with_config(tiny_checkpoint("granitemoehybrid"), tmp_path / "old", **types))
+    assert old.mixers == ("mamba2", "attention", "attention", "mamba2")
+    no_types = with_config(tiny_checkpoint("granitemoehybrid"), tmp_path / "none", layer_types=None)
+    assert load_model_config(no_types).mixers == ("mamba2",) * 4
+    wide = with_config(tiny_checkpoint("granitemoehybrid"), tmp_path / "wide", head_dim=16, num_key_value_heads=None)
+    assert (load_model_config(wide).head_dim, load_model_config(wide).num_key_value_heads) == (16, 4)
+
+
+def test_granite_without_more_is_that_of_transformers(tmp_path: Path) -> None:
+    """Fault: a default that is not the one of transformers, or a multiplier that is left out."""
+    values = {"model_type": "granitemoehybrid", "num_local_experts": 0}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    found, oracle = load_model_config(tmp_path).architecture(), AutoConfig.for_model("granitemoehybrid")
+    assert found["mixers"] == ("mamba2",) * oracle.num_hidden_layers
+    names = {
+        "vocab_size": "vocab_size", "hidden_size": "hidden_size", "d_state": "mamba_d_state", "d_conv": "mamba_d_conv",
+        "conv_bias": "mamba_conv_bias", "norm_eps": "rms_norm_eps", "tie_word_embeddings": "tie_word_embeddings",
+        "intermediate_size": "shared_intermediate_size", "num_attention_heads": "num_attention_heads",
+        "num_key_value_heads": "num_key_value_heads", "mamba2_heads": "mamba_n_heads",
+        "mamba2_head_dim": "mamba_d_head", "mamba2_groups": "mamba_n_groups", "time_step_limit": "time_step_limit",
+    }  # fmt: skip
+    assert {name: found[name] for name in names} == {name: getattr(oracle, names[name]) for name in names}
+    assert found["multipliers"] == {"embedding": 1.0, "residual": 1.0, "attention": 1.0, "logits": 1.0}
+    assert load_model_config(tmp_path).context_length == oracle.max_position_embeddings
 
 
 @pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "mamba2", "jamba"])

@@ -43,6 +43,19 @@ CONFIGS = {
         "mamba_dt_rank": 3,
     },
     "mamba2": {"hidden_size": 36, "num_hidden_layers": 2, "num_heads": 6, "head_dim": 12, "n_groups": 2},
+    "granitemoehybrid": {
+        "hidden_size": 36,
+        "num_hidden_layers": 2,
+        "layer_types": ["mamba", "attention"],
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "mamba_n_heads": 6,
+        "num_local_experts": 0,
+        "embedding_multiplier": 12,
+        "residual_multiplier": 0.22,
+        "attention_multiplier": 0.0625,
+        "logits_scaling": 8,
+    },
     "qwen3_5": {"hidden_size": 36, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2},
 }
 # Of the first version with the family, for weights with the digest 00 01 .. 0f in bfloat16 and the arithmetic
@@ -52,6 +65,7 @@ FINGERPRINTS = {
     "falcon_mamba": "cc97c58fc5728c3add5b9427f50b399d637f80a517b9097c0f6bbb9ae88b0e81",
     "jamba": "2de937b8abae44793ffa6565255970a875e681f7e024143f3b92afd94b3cd17b",
     "mamba2": "e7555d04f028b369404575ba08c63788d7132c27e07bf363aad01c9ec41d8ae2",
+    "granitemoehybrid": "e217a1b744bc2df9552fd75dda414e912f2e6264ebdc2a9b695f391ce63a3f46",
     "qwen3_5": "ebf2e17bc39517c4baaea9d90855c2d04e81cd7f7da2f7776753da5d58ace5ec",
 }
 PRETEND = '''
@@ -133,6 +147,7 @@ def test_every_module_of_the_folder_is_a_family() -> None:
         "Qwen3_5ForConditionalGeneration",
         "Qwen3_5ForCausalLM",
         "Mamba2ForCausalLM",
+        "GraniteMoeHybridForCausalLM",
     ]
     files = {path.stem for path in Path(families.__file__).parent.glob("*.py")} - {"__init__"}
     assert {family.model_type for family in families.families()} == files
@@ -180,7 +195,7 @@ def test_the_sentence_about_an_unknown_architecture_lists_all(
     with pytest.raises(
         ModelError,
         match="one of MambaForCausalLM, FalconMambaForCausalLM, JambaForCausalLM, Qwen3_5ForConditionalGeneration, "
-        "Qwen3_5ForCausalLM, Mamba2ForCausalLM, PretendForCausalLM$",
+        "Qwen3_5ForCausalLM, Mamba2ForCausalLM, GraniteMoeHybridForCausalLM, PretendForCausalLM$",
     ):
         load_model_config(folder)
 

@@ -1,8 +1,8 @@
-"""Matrix product of the CPU: pack the weights once, then compute y = x W^T (+ bias) for any number of rows.
+"""Matrix product of the CPU: pack the weights once, then compute y = x W^T (* scale) (+ bias) for any number of rows.
 
 Invariant: a row of y depends on that row of x alone. Each element is one float32 accumulator: fused multiply-adds over
-the inputs in ascending order, then the bias, then one rounding. On avx512bf16 and amx, one step takes several bfloat16
-inputs.
+the inputs in ascending order, then times the scale, plus the bias, then one rounding. On avx512bf16 and amx, one step
+takes several bfloat16 inputs.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from apcbatch.kernels.arguments import (
     require_cpu,
     require_indices,
     require_matrix,
+    require_parameter,
     view,
 )
 from apcbatch.kernels.processor import num_threads
@@ -26,12 +27,14 @@ from apcbatch.kernels.processor import num_threads
 @dataclass(frozen=True, eq=False)
 class PackedLinear:
     """Weights (out_features, in_features) in the order that `linear` reads them. data: the packed weights. dtype:
-    float32 or bfloat16. plan: their address and sizes for the compiled module, without a bias."""
+    float32 or bfloat16. scale: (out,) float32, factors of the columns of y, or None. plan: addresses and sizes for the
+    compiled module, without a bias."""
 
     data: torch.Tensor
     out_features: int
     in_features: int
     dtype: torch.dtype
+    scale: torch.Tensor | None = None
     plan: _C.Projection = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -46,28 +49,31 @@ class PackedLinear:
         return rows
 
 
-def pack_linear(weight: torch.Tensor) -> PackedLinear:
-    """Copy weights into the order that `linear` reads. weight: (out, in) float32 or bfloat16, any row stride. Raises
-    ValueError."""
+def pack_linear(weight: torch.Tensor, scale: torch.Tensor | None = None) -> PackedLinear:
+    """Copy weights into the order that `linear` reads. weight: (out, in) float32 or bfloat16, any row stride. scale:
+    (out,) float32, factors of the columns of y. Raises ValueError."""
     require_cpu(weight, "weight")
     require_matrix(weight, "weight")
     out_features, in_features = weight.shape
     if out_features == 0 or in_features == 0:
         raise ValueError(f"weight must have at least one row and one column; it is {tuple(weight.shape)}")
+    if scale is not None:
+        require_parameter(scale, "scale", (out_features,), torch.float32)
     code = dtype_code(weight, "weight")
     count = _C.packed_bytes(out_features, in_features, code) // weight.element_size()
     data = torch.empty(count, dtype=weight.dtype)
     _C.pack_linear(view(weight, "weight"), out_features, in_features, data.data_ptr(), num_threads())
-    return PackedLinear(data, out_features, in_features, weight.dtype)
+    return PackedLinear(data, out_features, in_features, weight.dtype, scale)
 
 
 def projection(packed: PackedLinear, bias: torch.Tensor | None) -> _C.Projection:
     """Make the compiled module's handle of packed weights and a contiguous float32 bias. It holds addresses only: the
-    caller keeps both tensors alive."""
+    caller keeps the tensors alive."""
     return _C.Projection(
         out_features=packed.out_features,
         in_features=packed.in_features,
         weights=packed.data.data_ptr(),
         dtype=dtype_code(packed.data, "weight"),
+        scale=address(packed.scale),
         bias=address(bias),
     )

@@ -30,11 +30,16 @@ from apcbatch.kernels.ragged import Ragged
 
 
 class FusedStack:
-    """A whole pass in one call. layers: sub-blocks of each layer (StackSubBlock). norm, head, embedding: see
-    BackendOf.pass_stack. Raises ValueError if a shape or a dtype does not fit."""
+    """A whole pass in one call. layers: sub-blocks of each layer (StackSubBlock). norm, head, embedding,
+    embedding_scale: see BackendOf.pass_stack. Raises ValueError if a shape or a dtype does not fit."""
 
     def __init__(
-        self, layers: Sequence[Sequence[StackEntry]], norm: PreNorm, head: PackedLinear, embedding: torch.Tensor | None
+        self,
+        layers: Sequence[Sequence[StackEntry]],
+        norm: PreNorm,
+        head: PackedLinear,
+        embedding: torch.Tensor | None,
+        embedding_scale: float = 1.0,
     ) -> None:
         self._vocabulary, self._hidden, self._dtype = head.out_features, head.in_features, head.dtype
         if embedding is not None:
@@ -46,7 +51,7 @@ class FusedStack:
         self._num_pages = min((part.num_pages for part in parts if part.num_pages is not None), default=0)
         self._has_pages = any(part.num_pages is not None for part in parts)
         plans = [[(entry.part.plan, entry.is_beside) for entry in layer] for layer in layers]
-        self._plan = _C.Stack(plans, norm_plan(norm, self._hidden), head.plan, address(embedding))
+        self._plan = _C.Stack(plans, norm_plan(norm, self._hidden), head.plan, address(embedding), embedding_scale)
         self._checked: _CheckedPass | None = None
 
     def __call__(

@@ -41,8 +41,10 @@ class CudaBackend(CudaOps, BackendOf[DeviceLinear]):
         name = str(dtype).removeprefix("torch.")
         return f"cuda-sm{major}{minor}-{name}-{products}-torch{torch.__version__}-{CUDA_NUMERICS_VERSION}"
 
-    def pack_linear(self, weight: torch.Tensor) -> DeviceLinear:
+    def pack_linear(self, weight: torch.Tensor, scale: torch.Tensor | None = None) -> DeviceLinear:
         """Prepare weights (out, in), of any stride, for `linear`: see BackendOf."""
+        if scale is not None:
+            raise ValueError("products with a scale have no CUDA kernel: run them on the CPU")
         return pack_linear(weight, self.exact, self._products)
 
     def layer_stack(self, layers: Sequence[Sequence[StackEntry]]) -> DeviceMambaStack | None:

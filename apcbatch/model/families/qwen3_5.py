@@ -44,8 +44,8 @@ def read(whole: ConfigReader, family: str) -> Qwen35Config:
     _check_choices(reader)
     heads, kv_heads = reader.integer("num_attention_heads", 16), reader.integer("num_key_value_heads", 4)
     key_heads, value_heads = reader.integer("linear_num_key_heads", 16), reader.integer("linear_num_value_heads", 32)
-    _check_multiple(reader, "num_attention_heads", heads, "num_key_value_heads", kv_heads)
-    _check_multiple(reader, "linear_num_value_heads", value_heads, "linear_num_key_heads", key_heads)
+    reader.require_multiple("num_attention_heads", heads, "num_key_value_heads", kv_heads)
+    reader.require_multiple("linear_num_value_heads", value_heads, "linear_num_key_heads", key_heads)
     mixers = _mixers(reader)
     head_dim = reader.integer("head_dim", 256)
     rotary = read_rotary(reader, head_dim, default_factor=0.25)
@@ -92,25 +92,13 @@ def _check_choices(reader: ConfigReader) -> None:
     reader.require("mlp_only_layers", [], [])
 
 
-def _check_multiple(reader: ConfigReader, key: str, value: int, divisor_key: str, divisor: int) -> None:
-    if value % divisor:
-        raise reader.wrong(key, value, f"a multiple of {divisor_key}, {divisor}")
-
-
 def _mixers(reader: ConfigReader) -> tuple[str, ...]:
     """Return the kind of each layer's mixer, from layer_types or else full_attention_interval."""
     layers = reader.integer("num_hidden_layers", 32, maximum=MOST_LAYERS)
-    types = reader.values.get("layer_types")
-    if types is None:
+    mixers = reader.layer_types(layers, _MIXER_OF_TYPE, "layer_types")
+    if mixers is None:
         interval = reader.integer("full_attention_interval", 4)
         mixers = tuple("delta" if (i + 1) % interval else "attention" for i in range(layers))
-    else:
-        if not isinstance(types, list) or len(types) != layers:
-            raise reader.wrong("layer_types", types, f"a list with the type of each of the {layers} layers")
-        for number, name in enumerate(types):
-            if not isinstance(name, str) or name not in _MIXER_OF_TYPE:
-                raise reader.wrong(f"layer_types[{number}]", name, " or ".join(list(_MIXER_OF_TYPE)[:2]))
-        mixers = tuple(_MIXER_OF_TYPE[name] for name in types)
     if "delta" not in mixers:
         raise ModelError(
             f"{reader.path}: all of {layers} layers are attention; expected a linear_attention layer, whose state can "

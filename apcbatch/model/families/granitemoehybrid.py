@@ -1,0 +1,127 @@
+"""Granite 4.0-H, the dense models: each layer has a Mamba-2 mixer, or attention without position embeddings, and then
+an MLP. Embeddings, outputs of sub-blocks, attention scores and logits have multipliers, in the manner of Yang et al.,
+"Tensor Programs V", arXiv 2203.03466."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from apcbatch.errors import ModelError
+from apcbatch.model.attention import ATTENTION
+from apcbatch.model.families.mamba2 import Mamba2Config
+from apcbatch.model.family import Family
+from apcbatch.model.feed_forward import SHARED_MLP
+from apcbatch.model.hf_config import MOST_LAYERS, ConfigReader, Multipliers
+from apcbatch.model.mamba2 import MAMBA2
+from apcbatch.model.sub_blocks import SubBlock
+
+_MIXER_OF_TYPE = {
+    "linear_attention": "mamba2",
+    "full_attention": "attention",
+    "mamba": "mamba2",  # the names before transformers 5
+    "attention": "attention",
+}
+
+
+@dataclass(frozen=True)
+class GraniteConfig(Mamba2Config):
+    """Mamba2Config with the family's multipliers."""
+
+    multipliers: Multipliers = Multipliers()
+
+    @property
+    def factors(self) -> Multipliers:
+        return self.multipliers
+
+
+def read(reader: ConfigReader, family: str) -> GraniteConfig:
+    """Return the ModelConfig of config.json."""
+    reader.require("num_local_experts", 8, 0)
+    reader.require("position_embedding_type", None, "nope", None)
+    reader.require("attention_bias", False, False)
+    reader.require("mamba_proj_bias", False, False)
+    hidden_size = reader.integer("hidden_size", 4096)
+    layers = reader.integer("num_hidden_layers", 32, maximum=MOST_LAYERS)
+    mixers = reader.layer_types(layers, _MIXER_OF_TYPE, "layer_types", "layers_block_type") or ("mamba2",) * layers
+    if "mamba2" not in mixers:
+        raise ModelError(
+            f"{reader.path}: all of {layers} layers are attention; expected a linear_attention layer, whose state can "
+            "be kept"
+        )
+    heads = reader.integer("num_attention_heads", 32)
+    kv_heads = heads if reader.values.get("num_key_value_heads") is None else reader.integer("num_key_value_heads", 1)
+    reader.require_multiple("num_attention_heads", heads, "num_key_value_heads", kv_heads)
+    head_dim = reader.values.get("head_dim")
+    if head_dim is None:
+        reader.require_multiple("hidden_size", hidden_size, "num_attention_heads", heads)
+        head_dim = hidden_size // heads
+    else:
+        head_dim = reader.integer("head_dim", 64)
+    mamba_heads, groups = reader.integer("mamba_n_heads", 128), reader.integer("mamba_n_groups", 1)
+    d_inner = reader.expanded("mamba_expand", hidden_size)
+    reader.require_multiple("mamba_n_heads", mamba_heads, "mamba_n_groups", groups)
+    if d_inner % mamba_heads:
+        raise reader.wrong("mamba_n_heads", mamba_heads, f"a divisor of {d_inner}, the d_inner")
+    reader.require("mamba_d_head", "auto", d_inner // mamba_heads, "auto")
+    eps = reader.number("rms_norm_eps", 1e-6)
+    return GraniteConfig(
+        family=family,
+        vocab_size=reader.integer("vocab_size", 32000),
+        hidden_size=hidden_size,
+        mixers=mixers,
+        feed_forwards=("mlp",) * layers,
+        d_inner=d_inner,
+        d_state=reader.integer("mamba_d_state", 256),
+        d_conv=reader.integer("mamba_d_conv", 4, minimum=2),
+        dt_rank=0,
+        conv_bias=reader.flag("mamba_conv_bias", True),
+        proj_bias=False,
+        norm_eps=eps,
+        mixer_norm="none",
+        mixer_norm_eps=0.0,
+        tie_word_embeddings=reader.flag("tie_word_embeddings", False),
+        intermediate_size=reader.integer("shared_intermediate_size", 1024),
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        context_length=reader.integer("max_position_embeddings", 2048),
+        eos_token_ids=reader.eos_token_ids(),
+        mamba2_heads=mamba_heads,
+        mamba2_head_dim=d_inner // mamba_heads,
+        mamba2_groups=groups,
+        time_step_limit=reader.interval("time_step_limit", (0.0, float("inf"))),
+        multipliers=Multipliers(
+            embedding=reader.number("embedding_multiplier", 1.0),
+            residual=reader.number("residual_multiplier", 1.0),
+            attention=reader.number("attention_multiplier", 1.0),
+            logits=1 / _positive(reader, "logits_scaling"),
+        ),
+    )
+
+
+def _positive(reader: ConfigReader, key: str) -> float:
+    """Return a number above 0; 1 for a missing key. Raises ModelError."""
+    value = reader.number(key, 1.0)
+    if value <= 0 or 1 / value == float("inf"):
+        raise reader.wrong(key, value, "a number above 0")
+    return value
+
+
+_MIXERS = {
+    "mamba2": SubBlock("input_layernorm", "mamba", MAMBA2),
+    "attention": SubBlock("input_layernorm", "self_attn", ATTENTION),
+}
+
+FAMILY = Family(
+    model_type="granitemoehybrid",
+    architectures=("GraniteMoeHybridForCausalLM",),
+    read=read,
+    embedding="model.embed_tokens",
+    layers="model.layers",
+    final_norm="model.norm",
+    layer=lambda config, i: (
+        _MIXERS[config.mixers[i]],
+        SubBlock("post_attention_layernorm", "shared_mlp", SHARED_MLP),
+    ),
+    rank=5,
+)
