@@ -145,7 +145,9 @@ class Mlp(SubBlock):
     def __init__(self, norm: PreNorm, expert: Expert, /) -> None: ...
 
 class Mixture(SubBlock):
-    def __init__(self, norm: PreNorm, router: Projection, experts_per_token: int, experts: list[Expert], /) -> None: ...
+    def __init__(
+        self, norm: PreNorm, router: Projection, experts_per_token: int, is_normalised: bool, experts: list[Expert], /
+    ) -> None: ...
 
 class AttentionMixer(SubBlock):
     def __init__(

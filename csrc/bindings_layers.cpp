@@ -108,11 +108,12 @@ Mlp mlp(const PreNorm& norm, const ExpertParams& expert) {
 }
 
 Mixture mixture(const PreNorm& norm, const Projection& router, std::int64_t experts_per_token,
-                const py::list& experts) {
+                bool is_normalised, const py::list& experts) {
     Mixture p;
     p.norm = norm;
     p.router = router;
     p.experts_per_token = experts_per_token;
+    p.is_normalised = is_normalised;
     for (const py::handle one : experts) p.experts.push_back(one.cast<ExpertParams>());
     return p;
 }

@@ -61,6 +61,15 @@ struct Routing {
     float* weights;        // (t k), parallel to tokens
 };
 
+// Divides each row of k weights by its sum, added in order.
+void normalise(std::int64_t t, std::int64_t k, float* weights) {
+    for (std::int64_t r = 0; r < t; ++r, weights += k) {
+        float sum = 0.0f;
+        for (std::int64_t j = 0; j < k; ++j) sum += weights[j];
+        for (std::int64_t j = 0; j < k; ++j) weights[j] /= sum;
+    }
+}
+
 void choose_experts(const Mixture& p, const Rows& x, float* logits, float* weights, std::int64_t* experts,
                     int num_threads) {
     const std::int64_t n = p.router.out;
@@ -75,6 +84,7 @@ void choose_experts(const Mixture& p, const Rows& x, float* logits, float* weigh
     top.weights = weights;
     top.indices = experts;
     softmax_topk(top, num_threads);
+    if (p.is_normalised) normalise(top.t, top.k, weights);
 }
 
 // Groups the t k (token, expert) pairs by expert, by a counting sort that keeps the order of the tokens.

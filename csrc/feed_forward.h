@@ -26,10 +26,12 @@ struct Mlp final : SubBlock {
 };
 
 // Mixture: each token uses its experts_per_token likeliest experts, weighted by the softmax over all experts.
+// is_normalised: these weights are divided by their sum, which is the softmax over the chosen experts.
 struct Mixture final : SubBlock {
     PreNorm norm;
     Projection router;  // (experts, h)
     std::int64_t experts_per_token = 0;
+    bool is_normalised = false;
     std::vector<ExpertParams> experts;
 
     std::int64_t scratch_bytes(std::int64_t t) const override;

@@ -24,7 +24,6 @@ from apcbatch.kernels.ragged import Ragged
 from apcbatch.layout import DELTA, KV, SSD
 from apcbatch.model.delta_net import DELTA_NET, DeltaNetSizes
 from apcbatch.model.families import family_of, state_layout
-from apcbatch.model.feed_forward import MIXTURE
 from apcbatch.model.hf_config import ModelConfig
 from apcbatch.model.mamba import MAMBA
 from apcbatch.model.mamba2 import MAMBA2, Mamba2Sizes
@@ -58,7 +57,7 @@ class Kernels:
         if MAMBA2 in self._blocks:
             yield from self._ssd()
         yield self._norm()
-        if MIXTURE in self._blocks:
+        if "moe" in self._config.feed_forwards:
             yield self._routing()
         if any(part.role == KV for part in state_layout(self._config, "float32").parts):
             yield self._attention()

@@ -1,4 +1,4 @@
-"""Feed-forward sub-blocks: a SwiGLU MLP (Jamba, Qwen3.5, Granite), and a mixture of such experts (Jamba).
+"""Feed-forward sub-blocks: a SwiGLU MLP (Jamba, Qwen3.5, Granite), and a mixture of such experts (Jamba, Granite).
 
 torch is imported only when one is loaded. Invariant: a token's result does not depend on other tokens or their routing;
 it is the sum over its experts, in ascending order of expert.
@@ -6,7 +6,7 @@ it is the sum over its experts, in ascending order of expert.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from apcbatch.model.hf_config import ModelConfig
 from apcbatch.model.sub_blocks import Fused, SubBlockKind
@@ -20,15 +20,6 @@ if TYPE_CHECKING:
 def _load_mlp(config: ModelConfig, source: TensorSource, norm: PreNorm, _: StateTensors) -> Fused:
     """Load an MLP: one expert for all tokens."""
     return Fused(source.backend, source.backend.sub_block(MLP.name, norm, _expert(config, source)))
-
-
-def _load_shared_mlp(config: ModelConfig, source: TensorSource, norm: PreNorm, _: StateTensors) -> Fused:
-    """Load an MLP under the names of Granite: input_linear has the rows of gate, then of up."""
-    from apcbatch.kernels.layer import Expert
-
-    h, f = config.hidden_size, config.intermediate_size
-    expert = Expert(source.packed("input_linear", 2 * f, h), source.packed_output("output_linear", h, f))
-    return Fused(source.backend, source.backend.sub_block(MLP.name, norm, expert))
 
 
 def _load_mixture(config: ModelConfig, source: TensorSource, norm: PreNorm, _: StateTensors) -> Fused:
@@ -50,9 +41,44 @@ def _expert(config: ModelConfig, source: TensorSource) -> Expert[Linear]:
     return Expert(source.pack(torch.cat([gate, up])), source.packed_output("down_proj", h, f))  # (2f, h), (h, f)
 
 
+def _load_shared_mlp(config: ModelConfig, source: TensorSource, norm: PreNorm, _: StateTensors) -> Fused:
+    """Load an MLP under Granite's names: input_linear has the rows of gate, then of up."""
+    from apcbatch.kernels.layer import Expert
+
+    h, f = config.hidden_size, _shared_columns(config)
+    expert = Expert(source.packed("input_linear", 2 * f, h), source.packed_output("output_linear", h, f))
+    return Fused(source.backend, source.backend.sub_block(MLP.name, norm, expert))
+
+
+def _load_normalised_mixture(config: ModelConfig, source: TensorSource, norm: PreNorm, _: StateTensors) -> Fused:
+    """Load a mixture under Granite's names, with the weights of all experts in one tensor. The weights of a token's
+    experts are the softmax over these experts."""
+    from apcbatch.kernels.layer import Expert
+
+    count, h, f = config.num_experts, config.hidden_size, config.intermediate_size
+    router = source.packed("router.layer", count, h)
+    inputs = source.take("input_linear.weight", (count, 2 * f, h))
+    outputs = source.take("output_linear.weight", (count, h, f))
+    experts = [Expert(source.pack(inputs[i]), source.pack_output(outputs[i])) for i in range(count)]
+    part = source.backend.sub_block(MIXTURE.name, norm, router, experts, config.num_experts_per_tok, True)
+    return Fused(source.backend, part)
+
+
+def _shared_columns(config: ModelConfig) -> int:
+    """Return the inner columns of Granite's MLP, which has the field shared_intermediate_size."""
+    fields: Any = config
+    columns: int = fields.shared_intermediate_size
+    return columns
+
+
 def _mlp_products(config: ModelConfig) -> dict[str, tuple[int, int]]:
     h, f = config.hidden_size, config.intermediate_size
     return {"gate_up_proj": (h, 2 * f), "down_proj": (f, h)}
+
+
+def _shared_products(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    h, f = config.hidden_size, _shared_columns(config)
+    return {"input_linear": (h, 2 * f), "output_linear": (f, h)}
 
 
 def _mixture_products(config: ModelConfig) -> dict[str, tuple[int, int]]:
@@ -60,5 +86,6 @@ def _mixture_products(config: ModelConfig) -> dict[str, tuple[int, int]]:
 
 
 MLP = SubBlockKind("mlp", _load_mlp, _mlp_products)
-SHARED_MLP = SubBlockKind("mlp", _load_shared_mlp, _mlp_products)
 MIXTURE = SubBlockKind("mixture", _load_mixture, _mixture_products)
+SHARED_MLP = SubBlockKind("mlp", _load_shared_mlp, _shared_products)
+NORMALISED_MIXTURE = SubBlockKind("mixture", _load_normalised_mixture, _mixture_products)

@@ -43,9 +43,12 @@ class TensorSource:
         """Return the matrix (rows, columns) of a projection, packed."""
         return self.pack(self.take(f"{name}.weight", (rows, columns)))
 
-    def packed_output(self, name: str, rows: int, columns: int) -> Linear:
-        """Return the matrix (rows, columns) of a sub-block's last projection, packed with output_scale."""
-        weight = self.take(f"{name}.weight", (rows, columns)).to(self.dtype)
-        scale = None if self.output_scale == 1 else torch.full((rows,), self.output_scale, device=weight.device)
-        packed: Linear = self.backend.pack_linear(weight, scale)
+    def pack_output(self, weight: torch.Tensor) -> Linear:
+        """Pack the matrix (h, in) of a sub-block's last projection, with output_scale."""
+        scale = None if self.output_scale == 1 else torch.full((len(weight),), self.output_scale, device=weight.device)
+        packed: Linear = self.backend.pack_linear(weight.to(self.dtype), scale)
         return packed
+
+    def packed_output(self, name: str, rows: int, columns: int) -> Linear:
+        """Return the matrix (rows, columns) of a sub-block's last projection, packed."""
+        return self.pack_output(self.take(f"{name}.weight", (rows, columns)))

@@ -52,13 +52,15 @@ def one_by_one(x, gate_up, down, k=ops):
     return k.linear(y, pack(down), out_dtype=torch.promote_types(x.dtype, torch.float32))
 
 
-def mixed(x, router, experts, per_token, k=ops):
+def mixed(x, router, experts, per_token, k=ops, is_normalised=False):
     """Each token on its own, its experts in ascending order: the definition of the mixture."""
     wide = torch.promote_types(x.dtype, torch.float32)
     rows = []
     for row in x.split(1):
         logits = k.linear(row, k.pack_linear(router), out_dtype=wide)
         weights, chosen = k.softmax_topk(logits, per_token)
+        if is_normalised:
+            weights = weights / sum(weights[0].tolist()[1:], weights[0, 0])
         total = torch.zeros(row.shape, dtype=wide)
         for weight, expert in sorted(zip(weights[0], chosen[0].tolist(), strict=True), key=lambda pair: pair[1]):
             total += one_by_one(row, *experts[expert], k) * weight
@@ -81,15 +83,16 @@ def test_mlp_equals_its_ops_one_by_one(shape, dtype, isa):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("per_token", [1, 2, 5])
-def test_mixture_equals_each_token_on_its_own(shape, dtype, per_token, isa):
+@pytest.mark.parametrize("is_normalised", [False, True])
+def test_mixture_equals_each_token_on_its_own(shape, dtype, per_token, is_normalised, isa):
     """A token that gets another's expert or weight, a sum in the order of likelihood instead of experts, a part that
     was fused into the sum unrounded; an expert that nobody chose."""
     experts = [make_mlp(*shape, dtype) for _ in range(5)]
     router = torch.randn(5, shape[0]).to(dtype)
     router[3] = -100 * router[1]  # hardly ever chosen
     norm, sums = make_norm(shape[0]), torch.randn(41, shape[0])
-    mixture = ops.sub_block("mixture", norm, ops.pack_linear(router), pack(experts), per_token)
-    expected = mixed(normed(norm, sums, dtype), router, experts, per_token)
+    mixture = ops.sub_block("mixture", norm, ops.pack_linear(router), pack(experts), per_token, is_normalised)
+    expected = mixed(normed(norm, sums, dtype), router, experts, per_token, is_normalised=is_normalised)
     for rows in (slice(0, 1), slice(3, 8), slice(0, 41)):
         assert same_bits(run(mixture, sums[rows]), expected[rows])
 

@@ -138,7 +138,8 @@ INFINITY = {"__float__": "Infinity"}
     ("mamba2", {"num_heads": 5}, "num_heads is 5; expected a number that times head_dim 12 is 72, the d_inner"),
     ("mamba2", {"num_heads": 8}, "num_heads is 8; expected a number that times head_dim 12 is 72, the d_inner"),
     ("mamba2", {"n_groups": 4}, "num_heads is 6; expected a multiple of n_groups, 4"),
-    ("granitemoehybrid", {"num_local_experts": 4}, "num_local_experts is 4; expected 0, the only one supported"),
+    ("granitemoehybrid", {"num_experts_per_tok": 6}, "num_experts_per_tok is 6; expected at most 5 experts"),
+    ("granitemoehybrid", {"num_local_experts": -1}, "num_local_experts is -1; expected an integer from 0"),
     ("granitemoehybrid", {"position_embedding_type": "rope"}, "position_embedding_type is 'rope'; expected \"nope\""),
     ("granitemoehybrid", {"attention_bias": True}, "attention_bias is True; expected false"),
     ("granitemoehybrid", {"mamba_proj_bias": True}, "mamba_proj_bias is True; expected false"),
@@ -221,14 +222,15 @@ def test_both_names_of_layer_types_are_read(tiny_checkpoint: Checkpoints, tmp_pa
 
 def test_granite_without_more_is_that_of_transformers(tmp_path: Path) -> None:
     """Fault: a default that is not the one of transformers, or a multiplier that is left out."""
-    values = {"model_type": "granitemoehybrid", "num_local_experts": 0}
-    (tmp_path / "config.json").write_text(json.dumps(values))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "granitemoehybrid"}))
     found, oracle = load_model_config(tmp_path).architecture(), AutoConfig.for_model("granitemoehybrid")
     assert found["mixers"] == ("mamba2",) * oracle.num_hidden_layers
     names = {
         "vocab_size": "vocab_size", "hidden_size": "hidden_size", "d_state": "mamba_d_state", "d_conv": "mamba_d_conv",
         "conv_bias": "mamba_conv_bias", "norm_eps": "rms_norm_eps", "tie_word_embeddings": "tie_word_embeddings",
-        "intermediate_size": "shared_intermediate_size", "num_attention_heads": "num_attention_heads",
+        "intermediate_size": "intermediate_size", "shared_intermediate_size": "shared_intermediate_size",
+        "num_experts": "num_local_experts", "num_experts_per_tok": "num_experts_per_tok",
+        "num_attention_heads": "num_attention_heads",
         "num_key_value_heads": "num_key_value_heads", "mamba2_heads": "mamba_n_heads",
         "mamba2_head_dim": "mamba_d_head", "mamba2_groups": "mamba_n_groups", "time_step_limit": "time_step_limit",
     }  # fmt: skip

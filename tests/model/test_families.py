@@ -50,7 +50,6 @@ CONFIGS = {
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "mamba_n_heads": 6,
-        "num_local_experts": 0,
         "embedding_multiplier": 12,
         "residual_multiplier": 0.22,
         "attention_multiplier": 0.0625,
@@ -65,7 +64,7 @@ FINGERPRINTS = {
     "falcon_mamba": "cc97c58fc5728c3add5b9427f50b399d637f80a517b9097c0f6bbb9ae88b0e81",
     "jamba": "2de937b8abae44793ffa6565255970a875e681f7e024143f3b92afd94b3cd17b",
     "mamba2": "e7555d04f028b369404575ba08c63788d7132c27e07bf363aad01c9ec41d8ae2",
-    "granitemoehybrid": "e217a1b744bc2df9552fd75dda414e912f2e6264ebdc2a9b695f391ce63a3f46",
+    "granitemoehybrid": "a3953dfd812b1bfc67a0bc04749aff4652446b8d1df42499467c45b0b13af571",
     "qwen3_5": "ebf2e17bc39517c4baaea9d90855c2d04e81cd7f7da2f7776753da5d58ace5ec",
 }
 PRETEND = '''

@@ -31,9 +31,11 @@ CASES = {
     "mamba2-one-group": ("mamba2", {"n_groups": 1, "tie_word_embeddings": True, "conv_kernel": 3}),
     "mamba2-wide": ("mamba2", {"n_groups": 6, "head_dim": 24, "expand": 4, "state_size": 13, "use_conv_bias": False}),
     "granite": ("granitemoehybrid", {}),
-    "granite-untied": (
+    "granite-experts": ("granitemoehybrid", {"num_experts_per_tok": 5, "num_local_experts": 7}),
+    "granite-dense": (
         "granitemoehybrid",
         {
+            "num_local_experts": 0,
             "tie_word_embeddings": False,
             "layer_types": ["full_attention", "linear_attention"],
             "num_hidden_layers": 2,

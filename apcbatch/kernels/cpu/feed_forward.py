@@ -40,8 +40,8 @@ class FusedMixture(FusedSubBlock):
     Raises ValueError if a shape or a dtype does not fit.
 
     Each token uses the experts_per_token experts with the largest router logits, weighted by the softmax over all
-    experts. The chosen weights are not normalised again. router: (experts, h). experts: of one shape and of the
-    router's dtype.
+    experts. is_normalised: the chosen weights are divided by their sum. router: (experts, h). experts: of one shape and
+    of the router's dtype.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class FusedMixture(FusedSubBlock):
         router: PackedLinear,
         experts: Sequence[Expert[PackedLinear]],
         experts_per_token: int,
+        is_normalised: bool = False,
     ) -> None:
         takes = (router.in_features, router.dtype)
         shapes = {(e.gate_up.in_features, e.gate_up.dtype, e.down.in_features) for e in experts}
@@ -66,7 +67,7 @@ class FusedMixture(FusedSubBlock):
         self._norm, self._router, self._experts = norm, router, list(experts)  # alive: the plan has their addresses
         self._experts_per_token, self.hidden = experts_per_token, router.in_features
         plans = [_expert_plan(expert) for expert in experts]
-        self.plan = _C.Mixture(norm_plan(norm, self.hidden), router.plan, experts_per_token, plans)
+        self.plan = _C.Mixture(norm_plan(norm, self.hidden), router.plan, experts_per_token, is_normalised, plans)
 
     def __call__(self, residual: Residual, _: Ragged) -> None:
         """Run the sub-block. Raises ValueError unless the residual has the norm's columns."""

@@ -1,6 +1,9 @@
-"""Granite 4.0-H, the dense models: each layer has a Mamba-2 mixer, or attention without position embeddings, and then
-an MLP. Embeddings, outputs of sub-blocks, attention scores and logits have multipliers, in the manner of Yang et al.,
-"Tensor Programs V", arXiv 2203.03466."""
+"""Granite 4.0-H: each layer has a Mamba-2 mixer, or attention without position embeddings, and then an MLP, in some
+models in parallel with a mixture of experts.
+
+Embeddings, outputs of sub-blocks, attention scores and logits have multipliers, in the manner of Yang et al., "Tensor
+Programs V", arXiv 2203.03466.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from apcbatch.errors import ModelError
 from apcbatch.model.attention import ATTENTION
 from apcbatch.model.families.mamba2 import Mamba2Config
 from apcbatch.model.family import Family
-from apcbatch.model.feed_forward import SHARED_MLP
+from apcbatch.model.feed_forward import NORMALISED_MIXTURE, SHARED_MLP
 from apcbatch.model.hf_config import MOST_LAYERS, ConfigReader, Multipliers
 from apcbatch.model.mamba2 import MAMBA2
 from apcbatch.model.sub_blocks import SubBlock
@@ -25,8 +28,9 @@ _MIXER_OF_TYPE = {
 
 @dataclass(frozen=True)
 class GraniteConfig(Mamba2Config):
-    """Mamba2Config with the family's multipliers."""
+    """Mamba2Config with the family's multipliers. shared_intermediate_size: inner columns of the MLP."""
 
+    shared_intermediate_size: int = 0
     multipliers: Multipliers = Multipliers()
 
     @property
@@ -36,7 +40,6 @@ class GraniteConfig(Mamba2Config):
 
 def read(reader: ConfigReader, family: str) -> GraniteConfig:
     """Return the ModelConfig of config.json."""
-    reader.require("num_local_experts", 8, 0)
     reader.require("position_embedding_type", None, "nope", None)
     reader.require("attention_bias", False, False)
     reader.require("mamba_proj_bias", False, False)
@@ -63,33 +66,40 @@ def read(reader: ConfigReader, family: str) -> GraniteConfig:
     if d_inner % mamba_heads:
         raise reader.wrong("mamba_n_heads", mamba_heads, f"a divisor of {d_inner}, the d_inner")
     reader.require("mamba_d_head", "auto", d_inner // mamba_heads, "auto")
-    eps = reader.number("rms_norm_eps", 1e-6)
+    experts, experts_per_tok = reader.integer("num_local_experts", 8, minimum=0), 0
+    if experts:
+        experts_per_tok = reader.integer("num_experts_per_tok", 2)
+        if experts_per_tok > experts:
+            raise reader.wrong("num_experts_per_tok", experts_per_tok, f"at most {experts} experts")
     return GraniteConfig(
         family=family,
         vocab_size=reader.integer("vocab_size", 32000),
         hidden_size=hidden_size,
         mixers=mixers,
-        feed_forwards=("mlp",) * layers,
+        feed_forwards=("moe" if experts else "mlp",) * layers,
         d_inner=d_inner,
         d_state=reader.integer("mamba_d_state", 256),
         d_conv=reader.integer("mamba_d_conv", 4, minimum=2),
         dt_rank=0,
         conv_bias=reader.flag("mamba_conv_bias", True),
         proj_bias=False,
-        norm_eps=eps,
+        norm_eps=reader.number("rms_norm_eps", 1e-6),
         mixer_norm="none",
         mixer_norm_eps=0.0,
         tie_word_embeddings=reader.flag("tie_word_embeddings", False),
-        intermediate_size=reader.integer("shared_intermediate_size", 1024),
+        intermediate_size=reader.integer("intermediate_size", 11008) if experts else 0,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
+        num_experts=experts,
+        num_experts_per_tok=experts_per_tok,
         context_length=reader.integer("max_position_embeddings", 2048),
         eos_token_ids=reader.eos_token_ids(),
         mamba2_heads=mamba_heads,
         mamba2_head_dim=d_inner // mamba_heads,
         mamba2_groups=groups,
         time_step_limit=reader.interval("time_step_limit", (0.0, float("inf"))),
+        shared_intermediate_size=reader.integer("shared_intermediate_size", 1024),
         multipliers=Multipliers(
             embedding=reader.number("embedding_multiplier", 1.0),
             residual=reader.number("residual_multiplier", 1.0),
@@ -111,6 +121,11 @@ _MIXERS = {
     "mamba2": SubBlock("input_layernorm", "mamba", MAMBA2),
     "attention": SubBlock("input_layernorm", "self_attn", ATTENTION),
 }
+_SHARED = SubBlock("post_attention_layernorm", "shared_mlp", SHARED_MLP)
+_FEED_FORWARDS = {
+    "mlp": (_SHARED,),
+    "moe": (SubBlock("post_attention_layernorm", "block_sparse_moe", NORMALISED_MIXTURE), _SHARED),
+}
 
 FAMILY = Family(
     model_type="granitemoehybrid",
@@ -119,9 +134,6 @@ FAMILY = Family(
     embedding="model.embed_tokens",
     layers="model.layers",
     final_norm="model.norm",
-    layer=lambda config, i: (
-        _MIXERS[config.mixers[i]],
-        SubBlock("post_attention_layernorm", "shared_mlp", SHARED_MLP),
-    ),
+    layer=lambda config, i: (_MIXERS[config.mixers[i]], *_FEED_FORWARDS[config.feed_forwards[i]]),
     rank=5,
 )
