@@ -76,10 +76,8 @@ class Draw:
 def make_draw(seed: int, kill: bool) -> Draw:
     """The draw of a seed; kill: a way with SIGKILL goes before the others."""
     draw = np.random.default_rng(seed)
-    family, dtype = (
-        _one(draw, "mamba", "falcon_mamba", "jamba", "mamba2", "granitemoehybrid", "qwen3_5"),
-        _one(draw, "float32", "bfloat16"),
-    )
+    family = _one(draw, "mamba", "falcon_mamba", "jamba", "mamba2", "granitemoehybrid", "qwen3_5")
+    dtype = _one(draw, "float32", "bfloat16")
     weights_seed, isa_rank = int(draw.integers(3)), float(draw.random())
     generation = {
         "turns": _one(draw, "each", "each", "last", "rollout"),
