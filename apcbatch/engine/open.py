@@ -160,8 +160,8 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
     layout = state_layout(config, options.dtype)
     keeps, pool_bytes = keeps_snapshots(options.policy), options.pool_size_bytes
     num_snapshots = min(pool_bytes // layout.slot_bytes, MAX_SNAPSHOT_SLOTS) if keeps else 0
-    # live sequences and snapshots may each take the pool's size for KV
-    num_pages = 2 * pool_bytes // layout.page_bytes if layout.page_bytes else 0
+    # live sequences and snapshots may each take the pool's size for KV; a sequence that starts may need one page more
+    num_pages = 2 * pool_bytes // layout.page_bytes + 1 if layout.page_bytes else 0
     num_live = num_live_slots(len(devices) * options.max_running)
     layers = stage_layers(folder, config, len(devices))
     first_draft = num_live + num_snapshots

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -58,8 +59,11 @@ def test_the_engine_follows_the_plan(folder: Path, max_running: int, max_batch_t
                 assert (peak > 0) == (planned > 0) and peak <= planned, data.where
 
 
-def test_the_engine_follows_a_plan_for_little_memory(folder: Path) -> None:
-    """Catches a pool that drops what the plan counts on: the plan's bytes are the pool's bytes."""
+@pytest.mark.parametrize("family", ["mamba", "jamba", "qwen3_5"])
+def test_the_engine_follows_a_plan_for_little_memory(family: str, tiny_checkpoint: Callable[..., Path]) -> None:
+    """Catches a pool that drops what the plan counts on: the plan's bytes are the pool's bytes, also where they are
+    those of one page."""
+    folder = tiny_checkpoint(family, **{"full_attention_interval": 2} if family == "qwen3_5" else {})
     options = {"block_size": 2, "policy": "planned", "max_running": 1}
     probe = Engine(folder, pool_size_bytes=PLENTY, **options)
     footprint = Footprint(probe._pool._slot_bytes, probe._pool._page_bytes // 64, 64)
