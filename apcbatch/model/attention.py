@@ -69,7 +69,7 @@ class AttentionMixer:
         self.qkv_proj = source.pack(_qkv(form, config, source))
         self.o_proj = source.packed_output("o_proj", config.hidden_size, self.heads * self.head_dim)
         self.k_cache, self.v_cache = state[KV.name]  # (pages, page_tokens, kv heads, head_dim)
-        scale = config.factors.attention
+        scale = config.multipliers.attention
         self.scale = self.head_dim**-0.5 if scale is None else scale
         self.norms = _norms(config, source) if form.has_norms else None
         self.is_gated = form.is_gated

@@ -118,7 +118,7 @@ class CausalLM:
             if self.is_last:
                 self.final_norm = self._norm(checkpoint, f"{family.final_norm}.weight")
                 head = self._load_head(checkpoint, embedding, shape)
-                scale = config.factors.logits
+                scale = config.multipliers.logits
                 scales = None if scale == 1 else torch.full((config.vocab_size,), scale, device=arena.device)
                 self.lm_head = backend.pack_linear(head.to(arena.device, dtype), scales)
             self.numerics = backend.numerics(dtype, [kind.name for kind in family.kinds(config)])
@@ -136,7 +136,7 @@ class CausalLM:
 
     def _load_layer(self, checkpoint: Checkpoint, i: int, arena: StateArena) -> list[_Entry]:
         prefix, state = f"{self._family.layers}.{i}", arena.layer(i)
-        source = TensorSource(checkpoint, prefix, self.dtype, self.backend, self.config.factors.residual)
+        source = TensorSource(checkpoint, prefix, self.dtype, self.backend, self.config.multipliers.residual)
         entries: list[_Entry] = []
         norm_name = ""
         for block in self._family.layer(self.config, i):
@@ -177,14 +177,14 @@ class CausalLM:
         layer_stack = self.backend.layer_stack(layers)
         if not (self.is_first and self.is_last):
             return None, layer_stack
-        scale = self.config.factors.embedding
+        scale = self.config.multipliers.embedding
         return self.backend.pass_stack(layers, self.final_norm, self.lm_head, self.embedding, scale), layer_stack
 
     def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Embed token ids (t,) -> (t, h) float32. A tied embedding is read from the packed head, so it is in memory
         only once."""
         rows = self.lm_head.rows(token_ids) if self.embedding is None else self.embedding[token_ids]
-        scale = self.config.factors.embedding
+        scale = self.config.multipliers.embedding
         return rows.float() if scale == 1 else rows.float() * scale
 
     def forward(self, batch: Batch, entering: torch.Tensor | None = None) -> torch.Tensor:

@@ -77,8 +77,8 @@ class ModelConfig:
         return len(self.mixers)
 
     @property
-    def factors(self) -> Multipliers:
-        """The multipliers of this family; in most families there are none."""
+    def multipliers(self) -> Multipliers:
+        """The multipliers of the forward pass; most families have none."""
         return Multipliers()
 
     def architecture(self) -> dict[str, Any]:

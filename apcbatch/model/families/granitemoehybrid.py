@@ -28,14 +28,11 @@ _MIXER_OF_TYPE = {
 
 @dataclass(frozen=True)
 class GraniteConfig(Mamba2Config):
-    """Mamba2Config with the family's multipliers. shared_intermediate_size: inner columns of the MLP."""
+    """Mamba2Config with multipliers. shared_intermediate_size: inner columns of the MLP, beside intermediate_size, those
+    of an expert."""
 
     shared_intermediate_size: int = 0
     multipliers: Multipliers = Multipliers()
-
-    @property
-    def factors(self) -> Multipliers:
-        return self.multipliers
 
 
 def read(reader: ConfigReader, family: str) -> GraniteConfig:
