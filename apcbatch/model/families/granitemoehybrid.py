@@ -28,8 +28,8 @@ _MIXER_OF_TYPE = {
 
 @dataclass(frozen=True)
 class GraniteConfig(Mamba2Config):
-    """Mamba2Config with multipliers. shared_intermediate_size: inner columns of the MLP, beside intermediate_size, those
-    of an expert."""
+    """Mamba2Config with multipliers. intermediate_size: inner columns of an expert. shared_intermediate_size: those of
+    the MLP."""
 
     shared_intermediate_size: int = 0
     multipliers: Multipliers = Multipliers()
