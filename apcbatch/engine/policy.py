@@ -110,8 +110,6 @@ class Retention(ABC):
 
     def waits(self, keys: dict[int, bytes], pending: PendingSnapshots, available: Callable[[], int]) -> bool:
         """Return whether a longer prefix of the prompt is pending than is available now."""
-        if pending.publishers(self.awaited):
-            return True
         self.awaited = pending.longest(keys, available(), self._resumable + 1) if pending else None
         return self.awaited is not None
 

@@ -68,6 +68,12 @@ def check(checkpoint: Path, policy: str, order: str, max_running: int, seed: int
     engine.close()
 
 
+def test_a_snapshot_that_is_there_is_not_awaited(tiny_checkpoint: Callable[..., Path]) -> None:
+    """Catches a request that waits for a snapshot that is there, since another request will keep it too, and is
+    overtaken by one like itself."""
+    check(tiny_checkpoint("mamba"), "last", "auto", 8, 125088)
+
+
 @pytest.mark.parametrize("max_running", [1, 2, 8])
 @pytest.mark.parametrize("policy", ["all", "last", "planned"])
 def test_the_engine_agrees(policy: str, max_running: int, tiny_checkpoint: Callable[..., Path]) -> None:
