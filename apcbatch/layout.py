@@ -114,8 +114,8 @@ _BLOCK_VALUES = 8192
 
 
 def value_lanes(d_key: int, d_value: int) -> int:
-    """Return the number of columns of a block of a matrix state (d_key, d_value): the largest divisor of d_value that
-    is at most 64, and at most 8192 / d_key. Such a block is at most 32 KiB in float32 and stays in the L1 cache."""
+    """Return how many columns one block of a matrix state (d_key, d_value) has: the largest divisor of d_value that is
+    at most 64, and at most 8192 / d_key. Such a block is at most 32 KiB in float32 and stays in the L1 cache."""
     most = max(1, min(d_value, MOST_LANES, _BLOCK_VALUES // d_key))
     return next(lanes for lanes in range(most, 0, -1) if d_value % lanes == 0)
 

@@ -163,9 +163,9 @@ class Drafting:
     def measure(self, chunks: list[Chunk], seconds: float) -> None:
         """Add the seconds of a pass without prompts, counted from the end of the previous pass.
 
-        A pass without drafts is slower if the last pass had drafts or prompts, as its batch is made anew. So it counts
-        as a sample of decoding without drafts only if the last pass had neither. It is no sample after prompts, nor if
-        a CUDA graph was captured meanwhile.
+        Ignore a pass during which a CUDA graph was captured, and one without drafts right after prompts. A pass without
+        drafts counts as one with drafts if it made its batch anew, after a pass with drafts, or if the host waited to
+        draft for it.
         """
         waited, self._waited = self._waited, False
         last, self._last = self._last, "prompts"

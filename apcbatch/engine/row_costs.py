@@ -9,9 +9,9 @@ from statistics import median
 SAMPLES = 7  # passes kept per row count
 KNOWN = 3  # samples that suffice for an estimate
 EXPIRES = 512  # passes
-# Unmeasured row counts: what a row adds, small so that they are tried.
-UNKNOWN_SLOPE = 0.02  # of the pass's seconds
-UNKNOWN_SHARE = 0.25  # of a row's mean seconds; the smaller of the two counts
+# Extra time of an unmeasured row, the smaller of both; low, so that larger passes are tried.
+UNKNOWN_SLOPE = 0.02  # as a share of the pass's seconds
+UNKNOWN_SHARE = 0.25  # as a share of the mean seconds of the pass's rows
 
 
 class RowCosts:
@@ -72,8 +72,8 @@ class RowCosts:
     def of(self, rows: int) -> float:
         """Return the estimated seconds of a pass.
 
-        Beyond the largest measured row count, each row adds UNKNOWN_SLOPE times its seconds, or UNKNOWN_SHARE of its
-        seconds per row if that is less; below the smallest one the same holds. Without samples the base is 1 second."""
+        Between two measured row counts it is interpolated. Beyond the largest one, and below the smallest, it is
+        extrapolated from that count's seconds by `_added`. Without samples a pass of no row takes 1 second."""
         if not self._is_fitted:  # not in `add`, as most passes without drafts need no estimate
             self._fit()
         known, seconds = self._rows, self._seconds
@@ -90,7 +90,7 @@ class RowCosts:
 
 
 def _added(rows: int, known: int) -> float:
-    """Return the share of a pass's seconds that further rows are assumed to add to it. known: rows of the pass."""
+    """Return the assumed extra time of further rows, as a share of the seconds of a pass with `known` rows."""
     return rows * min(UNKNOWN_SLOPE, UNKNOWN_SHARE / max(known, 1))
 
 

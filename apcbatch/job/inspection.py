@@ -245,8 +245,8 @@ def _add_prompt(
 
 
 def _add_reuse(found: Inspection, read: _RequestsRead, config: Config, footprint: Footprint) -> None:
-    """Set the reuse fields of `found`: the prefixes that it shares, the boundaries that the policy would keep, and the
-    position where the plan would resume the request. They are those of an input that ends with the request's line."""
+    """Fill in what a request reuses: the prefixes that it shares with others, the boundaries that the policy keeps, and
+    the position where the plan resumes it. Lines after the request's own do not count."""
     index, length = read.index[found.turn], len(found.tokens)
     for tokens, other in common_prefixes(read.tree, index):
         ticket = read.tickets[other]

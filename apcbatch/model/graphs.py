@@ -77,7 +77,7 @@ class GraphedLM:
 
     @property
     def num_graphs(self) -> int:
-        """Number of captured graphs."""
+        """Number of CUDA graphs captured so far."""
         return len(self._graphs)
 
     @property
@@ -292,8 +292,8 @@ def _is_decode(batch: Batch) -> bool:
 
 
 def _draft_shape(ragged: Ragged) -> tuple[int, int] | None:
-    """Return the fewest (rows, sequences) of a graph that a pass with drafts fits into, or None. Each padding sequence
-    has a token, and each padding token a sequence."""
+    """Return (rows, sequences) of the smallest graph for a pass with drafts, or None if no graph fits. Each padding
+    sequence must get at least one padding token, and each padding token a sequence."""
     b, t, k = ragged.num_sequences, ragged.num_tokens, ragged.snapshot_slots.numel()
     for rows in DRAFT_ROWS:
         for eighths in DRAFT_EIGHTHS:

@@ -44,8 +44,11 @@ def prompt_tokens(
 
 
 def _parts(tokenizer: Tokenizer, text: str, ids: list[int], offsets: list[tuple[int, int]]) -> Iterator[str]:
-    """Yield the text of each token: the characters that it covers, with the uncovered characters before them. The last
-    token that covers a character also gets all characters after it."""
+    """Yield the text of each token: what lies before the end of its offsets and has not been yielded.
+
+    Of several tokens of one character, the last gets the character. The last token with offsets gets the rest of the
+    text. A special token that is not in the text, with the offsets (0, 0), gives its own text.
+    """
     end = 0
     last = max((at for at, (begin, until) in enumerate(offsets) if begin < until), default=-1)
     for at, (number, (begin, until)) in enumerate(zip(ids, offsets, strict=True)):

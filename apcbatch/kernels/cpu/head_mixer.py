@@ -70,7 +70,7 @@ class FusedHeadMixer(FusedSubBlock):
 def _scan_params(
     w: DeltaNetWeights[PackedLinear] | Mamba2Weights[PackedLinear], state: torch.Tensor
 ) -> _C.HeadScanParams:
-    """Check that the weights and the state fit each other, and return the arguments of the recurrence. Raises
+    """Check the weights of a mixer against each other and its state, and pack the constants of its recurrence. Raises
     ValueError if a shape or a dtype does not fit."""
     value_heads, dtype = w.A.numel(), w.in_proj.dtype
     channels, width = w.conv_weight.shape[0], w.conv_weight.shape[-1]

@@ -102,12 +102,11 @@ def head_scan_params(
     D: torch.Tensor | None = None,
     dt_limits: tuple[float, float] = (0.0, 0.0),
 ) -> _C.HeadScanParams:
-    """Return the kernel's arguments that are the same in every call. With D they are those of Mamba-2, otherwise those
-    of the delta rule.
+    """Check and pack what a recurrence needs besides the inputs of a call: that of Mamba-2 if D is given, otherwise the
+    delta rule.
 
-    dtype: that of the activations. keys: (Hk, K), in Mamba-2 (G, N). values: (Hv, V), in Mamba-2 (H, P). The result
-    holds addresses of A, dt_bias, D and state, so the caller must keep these alive. Raises ValueError if a shape or a
-    dtype does not fit.
+    dtype: of the inputs. keys: (Hk, K), in Mamba-2 (G, N). values: (Hv, V), in Mamba-2 (H, P). The result holds
+    addresses: the caller keeps A, dt_bias, D and state alive. Raises ValueError if a shape or a dtype does not fit.
     """
     (key_heads, key_dim), (heads, value_dim), lanes = keys, values, state.shape[-1]
     for name, vector in (("A", A), ("dt_bias", dt_bias), *([] if D is None else [("D", D)])):
@@ -132,8 +131,8 @@ def head_scan_params(
 
 
 def _check_inputs(inputs: dict[str, torch.Tensor], ragged: Ragged) -> None:
-    """Raise ValueError unless the inputs fit each other and the batch. The first three are q, k and v, or C, B and x;
-    the others have one value per token and value head."""
+    """Raise ValueError unless the inputs of a call fit each other and the batch. inputs: q, k and v, or C, B and x,
+    (t, heads, columns) each; then the gates, (t, value heads) each."""
     (q_name, q), (k_name, k), (v_name, v), *gates = inputs.items()
     require_cpu(q, q_name)
     dtype_code(q, q_name)
