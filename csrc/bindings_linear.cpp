@@ -25,21 +25,8 @@ void bound_unpack_rows(const Projection& weights, Address indices, std::int64_t 
 }
 
 void bound_linear(std::int64_t t, const View& x, const Projection& weights, const View& y, int num_threads) {
-    LinearArgs args;
-    args.t = t;
-    args.in = weights.in;
-    args.out = weights.out;
-    args.x = values(x, t);
-    args.x_stride = x.stride;
-    args.x_dtype = x.dtype;
-    args.w = weights.weights;
-    args.w_dtype = weights.dtype;
-    args.scale = weights.scale;
-    args.bias = weights.bias;
-    args.y = values(y, t);
-    args.y_stride = y.stride;
-    args.y_dtype = y.dtype;
-    linear(args, num_threads);
+    const Rows from = {t, values(x, t), x.stride, x.dtype}, to = {t, values(y, t), y.stride, y.dtype};
+    linear(linear_args(weights, from, nullptr, to), num_threads);
 }
 
 }  // namespace

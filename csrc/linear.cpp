@@ -191,9 +191,7 @@ void linear(const LinearArgs& args, int num_threads) {
     });
 }
 
-void project(const Projection& projection, const Rows& x, const int64_t* x_rows, const Rows& y,
-             int num_threads) {
-    const PartTimer timer(Part::products);
+LinearArgs linear_args(const Projection& projection, const Rows& x, const int64_t* x_rows, const Rows& y) {
     LinearArgs args;
     args.t = y.t;
     args.in = projection.in;
@@ -209,7 +207,13 @@ void project(const Projection& projection, const Rows& x, const int64_t* x_rows,
     args.y = y.data;
     args.y_stride = y.stride;
     args.y_dtype = y.dtype;
-    linear(args, num_threads);
+    return args;
+}
+
+void project(const Projection& projection, const Rows& x, const int64_t* x_rows, const Rows& y,
+             int num_threads) {
+    const PartTimer timer(Part::products);
+    linear(linear_args(projection, x, x_rows, y), num_threads);
 }
 
 Rows columns_from(const Rows& rows, int64_t first) {

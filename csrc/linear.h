@@ -104,7 +104,9 @@ struct Rows {
 };
 // Returns the rows without their first columns.
 Rows columns_from(const Rows& rows, int64_t first);
-// Computes y = x W^T (* scale) (+ bias) for y.t rows. x_rows: see LinearArgs.
+// Returns the arguments of y = x W^T (* scale) (+ bias) for y.t rows. x_rows: see LinearArgs.
+LinearArgs linear_args(const Projection& projection, const Rows& x, const int64_t* x_rows, const Rows& y);
+// Computes this product, and counts its time as that of Part::products.
 void project(const Projection& projection, const Rows& x, const int64_t* x_rows, const Rows& y,
              int num_threads);
 

@@ -214,7 +214,7 @@ class WorkerActor:
         if not states:
             return {}, {}
         begin = time.monotonic()
-        ready, _ = ray.wait([state.ref for _, state in states], num_returns=len(states), timeout=FETCH_S)
+        ready = set(ray.wait([state.ref for _, state in states], num_returns=len(states), timeout=FETCH_S)[0])
         fetched = {}
         for key, state in states:
             if state.ref not in ready:  # late: the worker computes it again

@@ -24,7 +24,7 @@ from apcbatch.model.families import family_of, load_model_config
 from apcbatch.model.hf_config import ModelConfig
 from apcbatch.model.peer_transfer import Sent
 from apcbatch.model.sub_blocks import LoadedSubBlock
-from apcbatch.model.tensor_source import TensorSource
+from apcbatch.model.tensor_source import TensorSource, pack_scaled
 from apcbatch.model.weights import Checkpoint
 
 
@@ -118,9 +118,7 @@ class CausalLM:
             if self.is_last:
                 self.final_norm = self._norm(checkpoint, f"{family.final_norm}.weight")
                 head = self._load_head(checkpoint, embedding, shape)
-                scale = config.multipliers.logits
-                scales = None if scale == 1 else torch.full((config.vocab_size,), scale, device=arena.device)
-                self.lm_head = backend.pack_linear(head.to(arena.device, dtype), scales)
+                self.lm_head = pack_scaled(backend, head.to(arena.device, dtype), config.multipliers.logits)
             self.numerics = backend.numerics(dtype, [kind.name for kind in family.kinds(config)])
             if part is None:
                 self.identify(checkpoint.finish(), arena.layout.description)

@@ -42,7 +42,7 @@ def _expert(config: ModelConfig, source: TensorSource) -> Expert[Linear]:
 
 
 def _load_shared_mlp(config: ModelConfig, source: TensorSource, norm: PreNorm, _: StateTensors) -> Fused:
-    """Load an MLP under Granite's names: input_linear has the rows of gate, then of up."""
+    """Load an MLP from Granite's tensors: input_linear has the rows of gate, then of up."""
     from apcbatch.kernels.layer import Expert
 
     h, f = config.hidden_size, _shared_columns(config)
@@ -51,8 +51,8 @@ def _load_shared_mlp(config: ModelConfig, source: TensorSource, norm: PreNorm, _
 
 
 def _load_normalised_mixture(config: ModelConfig, source: TensorSource, norm: PreNorm, _: StateTensors) -> Fused:
-    """Load a mixture under Granite's names, with the weights of all experts in one tensor. The weights of a token's
-    experts are the softmax over these experts."""
+    """Load a mixture from Granite's tensors, each of which holds all experts. A token's experts are weighted by the
+    softmax over their own router logits."""
     from apcbatch.kernels.layer import Expert
 
     count, h, f = config.num_experts, config.hidden_size, config.intermediate_size
@@ -65,7 +65,7 @@ def _load_normalised_mixture(config: ModelConfig, source: TensorSource, norm: Pr
 
 
 def _shared_columns(config: ModelConfig) -> int:
-    """Return the inner columns of Granite's MLP, which has the field shared_intermediate_size."""
+    """Return the inner columns of Granite's MLP: the config's field shared_intermediate_size."""
     fields: Any = config
     columns: int = fields.shared_intermediate_size
     return columns

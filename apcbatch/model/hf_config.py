@@ -10,7 +10,7 @@ import json
 import math
 import reprlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -37,7 +37,7 @@ class Multipliers:
     logits: float = 1.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Sizes and options of one architecture, under the field's usual names. A size or an option that it lacks is 0,
     False, None, "none" or empty.
@@ -53,15 +53,15 @@ class ModelConfig:
     hidden_size: int
     mixers: tuple[str, ...]
     feed_forwards: tuple[str, ...]
-    d_inner: int
-    d_state: int
-    d_conv: int
-    dt_rank: int
-    conv_bias: bool
-    proj_bias: bool
+    d_inner: int = 0
+    d_state: int = 0
+    d_conv: int = 0
+    dt_rank: int = 0
+    conv_bias: bool = False
+    proj_bias: bool = False
     norm_eps: float
-    mixer_norm: MixerNorm
-    mixer_norm_eps: float
+    mixer_norm: MixerNorm = "none"
+    mixer_norm_eps: float = 0.0
     tie_word_embeddings: bool
     intermediate_size: int = 0
     num_attention_heads: int = 0
@@ -165,6 +165,14 @@ class ConfigReader:
             if not isinstance(name, str) or name not in kinds:
                 raise self.wrong(f"{key}[{number}]", name, " or ".join(list(kinds)[:2]))
         return tuple(kinds[name] for name in types)
+
+    def require_state(self, mixers: Collection[str]) -> None:
+        """Raise ModelError if all mixers are attention: such a model has no state to keep."""
+        if set(mixers) == {"attention"}:
+            raise ModelError(
+                f"{self.path}: all of {len(mixers)} layers are attention; expected a linear_attention layer, whose "
+                "state can be kept"
+            )
 
     def require_multiple(self, key: str, value: int, divisor_key: str, divisor: int) -> None:
         """Raise ModelError unless a value is a multiple of another one."""

@@ -14,7 +14,7 @@ from apcbatch.model.weights import Checkpoint
 @dataclass(frozen=True)
 class TensorSource:
     """Tensors of one block of a checkpoint. prefix: prefix of their names, without the dot after it. dtype, backend:
-    dtype of packed matrices, and the backend that packs them. output_scale: factor of a sub-block's output."""
+    dtype of packed matrices, and the backend that packs them. output_scale: factor of the outputs of sub-blocks."""
 
     checkpoint: Checkpoint
     prefix: str
@@ -36,8 +36,7 @@ class TensorSource:
 
     def pack(self, weight: torch.Tensor) -> Linear:
         """Pack a matrix (out, in) for the backend's product."""
-        packed: Linear = self.backend.pack_linear(weight.to(self.dtype))
-        return packed
+        return pack_scaled(self.backend, weight.to(self.dtype), 1.0)
 
     def packed(self, name: str, rows: int, columns: int) -> Linear:
         """Return the matrix (rows, columns) of a projection, packed."""
@@ -45,10 +44,15 @@ class TensorSource:
 
     def pack_output(self, weight: torch.Tensor) -> Linear:
         """Pack the matrix (h, in) of a sub-block's last projection, with output_scale."""
-        scale = None if self.output_scale == 1 else torch.full((len(weight),), self.output_scale, device=weight.device)
-        packed: Linear = self.backend.pack_linear(weight.to(self.dtype), scale)
-        return packed
+        return pack_scaled(self.backend, weight.to(self.dtype), self.output_scale)
 
     def packed_output(self, name: str, rows: int, columns: int) -> Linear:
         """Return the matrix (rows, columns) of a sub-block's last projection, packed."""
         return self.pack_output(self.take(f"{name}.weight", (rows, columns)))
+
+
+def pack_scaled(backend: Backend, weight: torch.Tensor, factor: float) -> Linear:
+    """Pack a matrix (out, in) for the backend's product, with the same factor for all of its results."""
+    scale = None if factor == 1 else torch.full((len(weight),), factor, device=weight.device)
+    packed: Linear = backend.pack_linear(weight, scale)
+    return packed

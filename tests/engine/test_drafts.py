@@ -16,7 +16,7 @@ from tests.effort import tries
 from tests.engine.runs import by_id, tokens, told
 from tests.engine.scripted_drafts import make_rows_free
 from tests.engine.test_cuda_engine import MODELS
-from tests.tiny import VOCAB
+from tests.tiny import FAMILIES, VOCAB
 
 
 class Oracle:
@@ -119,7 +119,7 @@ def check_a_draw(folder: Path, runs_ahead: bool = False, **fixed: object) -> Non
     engine.close()
 
 
-@pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "jamba", "mamba2", "granitemoehybrid", "qwen3_5"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_drafts_change_no_bit(family: str, way: str, tiny_checkpoint) -> None:
     """Catches a draft that reaches the answer: a row computed otherwise, a state that runs ahead, a setting that sees
     rejected tokens, a snapshot of a rejected position."""

@@ -24,7 +24,7 @@ from apcbatch.errors import ERROR_CODES, RETRYABLE, UsageError
 from tests.effort import tries
 from tests.engine import runs
 from tests.engine.runs import ending
-from tests.tiny import VOCAB
+from tests.tiny import FAMILIES, VOCAB
 
 PROMPT = [1 + i * 7 % 90 for i in range(40)]
 
@@ -178,7 +178,7 @@ def names_of(folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "jamba", "mamba2", "granitemoehybrid", "qwen3_5"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_weights_that_are_not_finite_give_no_answer(
     family: str, tiny_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from apcbatch import Engine, Request
-from tests.tiny import VOCAB
+from tests.tiny import FAMILIES, VOCAB
 
 Answers = dict[str, tuple[list[int], list[float]]]
 
@@ -45,7 +45,7 @@ def answers(engine: Engine, requests: list[Request]) -> Answers:
     return {result.id: (result.token_ids, result.logprobs or []) for result in results}
 
 
-@pytest.fixture(params=["mamba", "falcon_mamba", "jamba", "mamba2", "granitemoehybrid", "qwen3_5"])
+@pytest.fixture(params=FAMILIES)
 def family(request: pytest.FixtureRequest) -> str:
     return request.param
 

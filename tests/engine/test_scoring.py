@@ -23,7 +23,7 @@ from apcbatch.plan.prefix_tree import PrefixTree
 from tests.effort import tries
 from tests.engine.runs import by_id, serve, tokens
 from tests.engine.test_given_back import Books
-from tests.tiny import VOCAB
+from tests.tiny import FAMILIES, VOCAB
 
 ROOMY = 16 << 20
 
@@ -47,7 +47,7 @@ def scored(seed: int, count: int = 7) -> list[Request]:
     return requests
 
 
-@pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "jamba", "mamba2", "granitemoehybrid", "qwen3_5"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_scores_equal_transformers(family: str, tiny_checkpoint: Callable[..., Path]) -> None:
     """Catches the log-probability of a neighbour's row or token: each one against a full forward of the outside oracle,
     and ranks and alternatives against its sorted row."""

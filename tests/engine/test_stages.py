@@ -19,11 +19,12 @@ from apcbatch.prefix import prefix_key
 from tests.effort import tries
 from tests.engine.runs import by_id, tokens, told
 from tests.engine.test_sameness import agent_prompts
+from tests.tiny import FAMILIES
 
 Stages = Callable[[int], None]
 
 
-@pytest.fixture(params=["mamba", "falcon_mamba", "jamba", "mamba2", "granitemoehybrid", "qwen3_5"])
+@pytest.fixture(params=FAMILIES)
 def folder(request: pytest.FixtureRequest, tiny_checkpoint: Callable[..., Path]) -> Path:
     """A checkpoint of four layers, in two of the families with a head that is not the embedding."""
     return tiny_checkpoint(request.param, num_hidden_layers=4)

@@ -13,6 +13,7 @@ from apcbatch.layout import PAGE_TOKENS, Extent, Role, StateLayout
 from apcbatch.model.arena import StateArena
 from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.model.locate import locate_model
+from tests.tiny import FAMILIES
 
 STATE = Role("state", Extent.AT, ("head", "k", "v"), ("head", "v", "k"), "float32")
 TAIL = Role("conv", Extent.TAIL, ("last", "channel"), ("channel", "last"))
@@ -38,8 +39,7 @@ def make_arena(num_slots: int = 3, num_pages: int = 4) -> StateArena:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_slot_and_a_page_weigh_what_the_layout_says(dtype: str, tiny_checkpoint: Callable[..., Path]) -> None:
     """Fault: the bytes in the plan are computed by another formula than those of the memory that is allocated."""
-    every = ("mamba", "falcon_mamba", "jamba", "mamba2", "granitemoehybrid", "qwen3_5")
-    folders = [locate_model("demo"), *map(tiny_checkpoint, every)]
+    folders = [locate_model("demo"), *map(tiny_checkpoint, FAMILIES)]
     for config in map(load_model_config, folders):
         layout = state_layout(config, dtype)
         arena = StateArena(layout, 3, 5, CPU)

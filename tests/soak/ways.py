@@ -13,6 +13,7 @@ import numpy as np
 from apcbatch.types import DRAFT_SOURCES
 from tests.soak.conversations import Dataset
 from tests.soak.settings import run_settings
+from tests.tiny import FAMILIES
 
 BLOCK_SIZES = (1, 7, 16, 48, 64, 100, 544)
 BUDGETS = (7, 33, 100, 512, 2048, 8192)
@@ -76,7 +77,7 @@ class Draw:
 def make_draw(seed: int, kill: bool) -> Draw:
     """The draw of a seed; kill: a way with SIGKILL goes before the others."""
     draw = np.random.default_rng(seed)
-    family = _one(draw, "mamba", "falcon_mamba", "jamba", "mamba2", "granitemoehybrid", "qwen3_5")
+    family = _one(draw, *FAMILIES)
     dtype = _one(draw, "float32", "bfloat16")
     weights_seed, isa_rank = int(draw.integers(3)), float(draw.random())
     generation = {

@@ -53,9 +53,8 @@ class DeviceMixture:
         router: DeviceLinear,
         experts: Sequence[Expert[DeviceLinear]],
         experts_per_token: int,
-        is_normalised: bool = False,
     ) -> None:
-        self._norm, self._is_normalised = norm, is_normalised
+        self._norm = norm
         self.router, self.experts_per_token = router, experts_per_token
         self.experts = [Expert(part.gate_up.in_one_piece(), part.down.in_one_piece()) for part in experts]
         self._numbers = torch.arange(len(experts), device=router.weight.device)
@@ -66,11 +65,6 @@ class DeviceMixture:
         x = ops.normed(residual, self._norm, self.router.dtype)
         logits = ops.linear(x, self.router, out_dtype=torch.float32)  # (t, h) -> (t, e)
         weights, chosen = ops.softmax_topk(logits, self.experts_per_token)  # (t, k) each
-        if self._is_normalised:
-            total = weights[:, 0]
-            for i in range(1, self.experts_per_token):  # in order, as a reduction's order depends on t
-                total = total + weights[:, i]
-            weights = weights / total.unsqueeze(1)
         few = x.shape[0] <= self.most_captured
         make = self._few.mixture if few else self._one_by_one
         residual.leave(make(x, weights, chosen, residual.present))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from apcbatch.errors import ModelError
 from apcbatch.model.attention import ATTENTION
 from apcbatch.model.families.mamba2 import Mamba2Config
 from apcbatch.model.family import Family
@@ -43,11 +42,7 @@ def read(reader: ConfigReader, family: str) -> GraniteConfig:
     hidden_size = reader.integer("hidden_size", 4096)
     layers = reader.integer("num_hidden_layers", 32, maximum=MOST_LAYERS)
     mixers = reader.layer_types(layers, _MIXER_OF_TYPE, "layer_types", "layers_block_type") or ("mamba2",) * layers
-    if "mamba2" not in mixers:
-        raise ModelError(
-            f"{reader.path}: all of {layers} layers are attention; expected a linear_attention layer, whose state can "
-            "be kept"
-        )
+    reader.require_state(mixers)
     heads = reader.integer("num_attention_heads", 32)
     kv_heads = heads if reader.values.get("num_key_value_heads") is None else reader.integer("num_key_value_heads", 1)
     reader.require_multiple("num_attention_heads", heads, "num_key_value_heads", kv_heads)
@@ -77,12 +72,8 @@ def read(reader: ConfigReader, family: str) -> GraniteConfig:
         d_inner=d_inner,
         d_state=reader.integer("mamba_d_state", 256),
         d_conv=reader.integer("mamba_d_conv", 4, minimum=2),
-        dt_rank=0,
         conv_bias=reader.flag("mamba_conv_bias", True),
-        proj_bias=False,
         norm_eps=reader.number("rms_norm_eps", 1e-6),
-        mixer_norm="none",
-        mixer_norm_eps=0.0,
         tie_word_embeddings=reader.flag("tie_word_embeddings", False),
         intermediate_size=reader.integer("intermediate_size", 11008) if experts else 0,
         num_attention_heads=heads,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from apcbatch.errors import ModelError
 from apcbatch.model.attention import GATED_ATTENTION
 from apcbatch.model.delta_net import DELTA_NET
 from apcbatch.model.family import Family
@@ -57,15 +56,7 @@ def read(whole: ConfigReader, family: str) -> Qwen35Config:
         hidden_size=reader.integer("hidden_size", 4096),
         mixers=mixers,
         feed_forwards=("mlp",) * len(mixers),
-        d_inner=0,
-        d_state=0,
-        d_conv=0,
-        dt_rank=0,
-        conv_bias=False,
-        proj_bias=False,
         norm_eps=reader.number("rms_norm_eps", 1e-6),
-        mixer_norm="none",
-        mixer_norm_eps=0.0,
         tie_word_embeddings=ties.flag("tie_word_embeddings", False),
         intermediate_size=reader.integer("intermediate_size", 12288),
         num_attention_heads=heads,
@@ -99,11 +90,7 @@ def _mixers(reader: ConfigReader) -> tuple[str, ...]:
     if mixers is None:
         interval = reader.integer("full_attention_interval", 4)
         mixers = tuple("delta" if (i + 1) % interval else "attention" for i in range(layers))
-    if "delta" not in mixers:
-        raise ModelError(
-            f"{reader.path}: all of {layers} layers are attention; expected a linear_attention layer, whose state can "
-            "be kept"
-        )
+    reader.require_state(mixers)
     return mixers
 
 
