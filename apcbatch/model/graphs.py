@@ -244,11 +244,12 @@ class _DraftLists(_Lists):
         ):
             own.numpy()[: given.numel()] = given.numpy()
             own.numpy()[given.numel() :] = rest
-        cu_seqlens, initial, final, snapshot_cu, positions, slots, _ = (part.numpy() for part in self._parts)
+        cu_seqlens, initial, final, snapshot_cu, positions, slots, order = (part.numpy() for part in self._parts)
         cu_seqlens[: b + 1] = ragged.cu_seqlens.numpy()
         cu_seqlens[b:] = t + np.arange(size - b + 1) * (rows - t) // max(1, size - b)
         initial[:b], final[:b] = ragged.initial_slots.numpy(), ragged.final_slots.numpy()
         initial[b:] = final[b:] = -1
+        order[:] = np.argsort(cu_seqlens[:-1] - cu_seqlens[1:], kind="stable")  # the longest first
         snapshot_cu[: b + 1], snapshot_cu[b + 1 :] = ragged.snapshot_cu.numpy(), k
         positions[:k], slots[:k] = ragged.snapshot_positions.numpy(), ragged.snapshot_slots.numpy()
         table = self.page_table.numpy()
@@ -265,7 +266,7 @@ class _DraftLists(_Lists):
         rows, size = self.token_ids.numel(), self.context.numel()
         longest = rows - size + 1
         ragged = Ragged.create(torch.cat([torch.zeros(1, dtype=torch.int64), torch.arange(size) + longest]))
-        ragged.on(device, partial(DeviceBatch, most_snapshots=rows - size))
+        ragged.on(device, partial(DeviceBatch, most_snapshots=rows - size, present=self.present))
         return Batch(
             token_ids=self.token_ids,
             ragged=ragged,

@@ -214,9 +214,10 @@ void launch_dtype(const ConvParams& p, std::int64_t num_tokens, cudaStream_t str
 
 }  // namespace
 
-void causal_conv(const ConvParams& p, std::int64_t num_tokens, std::int64_t num_longer, cudaStream_t stream) {
+void causal_conv(const ConvParams& p, const Batch& batch, cudaStream_t stream) {
+    const std::int64_t num_tokens = batch.num_tokens;
     if (num_tokens == 0) return;
-    if (num_longer == 0 && takes_conv_short(p)) return causal_conv_short(p, stream);
+    if (batch.num_longer == 0 && takes_conv_short(p)) return causal_conv_short(p, batch, stream);
     switch (p.dtype) {
         case DType::float32:
             return launch_dtype<float>(p, num_tokens, stream);

@@ -1,6 +1,7 @@
 // Causal convolution of short sequences, for passes that decode or verify drafts. A thread has four adjacent
-// channels. It walks through the tokens of several sequences, and prefetches the next token's inputs during
-// each. Arithmetic and order are those of causal_conv, so the bits are the same.
+// channels. It walks through a part of a sequence, or through several sequences of one token, in tiles, and
+// loads the next tile's inputs during each. Arithmetic and order are those of causal_conv, so the bits are
+// the same.
 #include <stdexcept>
 
 #include "dependent_launch.cuh"
@@ -16,19 +17,25 @@ namespace {
 
 constexpr int kThreads = 64, kChannels = 4;
 constexpr std::int64_t kBlocksAtOnce = 2048;
+constexpr std::int64_t kPartTokens = 16;  // of a sequence, at least a window
 
 // Raw inputs of four channels, the newest last.
 template <class T, int kWidth>
 struct Window {
     Quad<T> inputs[kWidth];
 
-    // Loads the inputs before the sequence, as after a step.
-    __device__ __forceinline__ void load(const ConvParams& p, std::int64_t slot, std::int64_t c) {
-        const T* state = static_cast<const T*>(p.state) + slot * p.state_stride + c;
+    // Loads the inputs before token `first` of a sequence, as after a step: the state if it is the sequence's
+    // first token, otherwise inputs of the sequence.
+    __device__ __forceinline__ void load(const ConvParams& p, const Where& at, std::int64_t first,
+                                         std::int64_t c) {
+        const bool begins = first == at.begin;
+        const T* state = static_cast<const T*>(p.state) + at.initial * p.state_stride + c;
+        const T* x = static_cast<const T*>(p.x) + (first - (kWidth - 1)) * p.x_stride + c;
 #pragma unroll
         for (int k = 1; k < kWidth; ++k) {
             inputs[k] = Quad<T>{{T(0.0f), T(0.0f), T(0.0f), T(0.0f)}};
-            if (slot >= 0) inputs[k] = *reinterpret_cast<const Quad<T>*>(state + (k - 1) * p.d_inner);
+            const T* from = begins ? state + (k - 1) * p.d_inner : x + (k - 1) * p.x_stride;
+            if (!begins || at.initial >= 0) inputs[k] = *reinterpret_cast<const Quad<T>*>(from);
         }
     }
 
@@ -50,47 +57,78 @@ struct Window {
 };
 
 template <class T>
-__device__ __forceinline__ Quad<T> input_of(const ConvParams& p, std::int64_t token, std::int64_t c) {
-    return *reinterpret_cast<const Quad<T>*>(static_cast<const T*>(p.x) + token * p.x_stride + c);
-}
+struct Inputs {
+    Quad<T> x[kTileTokens];
 
+    __device__ __forceinline__ void load(const ConvParams& p, const Tile& tile, std::int64_t c) {
+#pragma unroll
+        for (int t = 0; t < kTileTokens; ++t) {
+            const T* from = static_cast<const T*>(p.x) + (tile.first + t) * p.x_stride + c;
+            if (t < tile.count) x[t] = *reinterpret_cast<const Quad<T>*>(from);
+        }
+    }
+};
+
+// Grid: channel tiles, groups of `each` sequences, parts of kPartTokens tokens of a sequence. The first part
+// of a sequence writes its final state, since only that part reads the initial one, which may have the same
+// slot.
 template <class T, int kWidth>
 __global__ void __launch_bounds__(kThreads)
-    causal_conv_short_kernel(const __grid_constant__ ConvParams p, int each, int channel_tiles) {
-    __shared__ Where all[kMostSequences];
+    causal_conv_short_kernel(const __grid_constant__ ConvParams p, const std::int64_t* present, int each) {
+    __shared__ Where all[kMostSequences];  // `end`: of the part
+    __shared__ std::int64_t ends[kMostSequences];
+    __shared__ SlotTable table;
     let_next_begin();
-    const std::int64_t c = (std::int64_t(blockIdx.x % channel_tiles) * kThreads + threadIdx.x) * kChannels;
-    const int first = int(blockIdx.x) / channel_tiles * each;
-    const int here = min(each, int(p.ragged.num_sequences) - first);
-    const bool any = c < p.d_inner;
+    const std::int64_t own = (std::int64_t(blockIdx.x) * kThreads + threadIdx.x) * kChannels;
+    const int first = int(blockIdx.y) * each, here = min(each, int(p.ragged.num_sequences) - first);
+    const bool any = own < p.d_inner;
+    const std::int64_t c = any ? own : 0;  // a thread without channels only loads
+    const std::int64_t before = std::int64_t(blockIdx.z) * kPartTokens;
     float weight[kWidth][kChannels], bias[kChannels] = {};  // in memory, weights are (channel, tap)
-    if (any) {
-        const float* from = static_cast<const float*>(p.weight) + c * kWidth;
+    const float* from = static_cast<const float*>(p.weight) + c * kWidth;
 #pragma unroll
-        for (int k = 0; k < kWidth; ++k) load<kChannels>(from + k * kChannels, weight[k]);
-        if (p.bias) load<kChannels>(static_cast<const float*>(p.bias) + c, bias);
-    }
+    for (int k = 0; k < kWidth; ++k) load<kChannels>(from + k * kChannels, weight[k]);
+    if (p.bias) load<kChannels>(static_cast<const float*>(p.bias) + c, bias);
     await_before();
-    if (int(threadIdx.x) < here) all[threadIdx.x] = where(p.ragged, first + threadIdx.x);
+    if (int(threadIdx.x) < here) {
+        Where at = where(p.ragged, first + threadIdx.x);
+        ends[threadIdx.x] = at.end;
+        at.end = min(at.end, at.begin + before + kPartTokens);
+        all[threadIdx.x] = at;
+    }
     __syncthreads();
-    if (!any) return;
-    Window<T, kWidth> next_window;
-    next_window.load(p, all[0].initial, c);
-    Quad<T> next = input_of<T>(p, all[0].begin, c);
+    if (all[0].begin + before >= all[0].end) return;  // there is no such part
+    if (is_padding(present, all[0], each)) return;
+    Window<T, kWidth> window, next_window;
+    Inputs<T> next;
+    Tile tile = tile_at(all, 0, all[0].begin + before);
+    next_window.load(p, all[0], tile.first, c);
+    next.load(p, tile, c);
+    int last = -1;  // the sequence of the last tile
 #pragma unroll 1
-    for (int i = 0; i < here; ++i) {
-        Window<T, kWidth> window = next_window;
-        Snapshots snapshots(p.ragged, all[i]);
-        const std::int64_t end = all[i].end;
-#pragma unroll 1
-        for (std::int64_t token = all[i].begin; token < end; ++token) {
-            window.step(next);
-            if (token + 1 < end) {
-                next = input_of<T>(p, token + 1, c);
-            } else if (i + 1 < here) {
-                next_window.load(p, all[i + 1].initial, c);
-                next = input_of<T>(p, all[i + 1].begin, c);
+    while (tile.i < here) {
+        const Where at = all[tile.i];
+        const Inputs<T> now = next;
+        const Tile after = tile_after(all, tile, here);
+        if (tile.i != last) {
+            window = next_window;
+            table.fill(p.ragged, at, tile.first, at.end);
+            if (any && before == 0 && at.end < ends[tile.i]) {
+                Window<T, kWidth> final;
+                final.load(p, at, ends[tile.i], c);
+                final.write(p, at.final, c);
             }
+        }
+        last = tile.i;
+        if (after.i < here) {
+            if (after.i != tile.i) next_window.load(p, all[after.i], after.first, c);
+            next.load(p, after, c);
+        }
+        const std::int64_t begun = tile.first - at.begin - before;
+#pragma unroll
+        for (int t = 0; t < kTileTokens; ++t) {
+            if (t >= tile.count) break;
+            window.step(now.x[t]);
             float out[kChannels];
 #pragma unroll
             for (int j = 0; j < kChannels; ++j) {
@@ -103,31 +141,36 @@ __global__ void __launch_bounds__(kThreads)
                 }
                 out[j] = silu(out[j]);
             }
-            store<kChannels>(out, static_cast<T*>(p.out) + token * p.out_stride + c);
-            window.write(p, snapshots.slot_after(token), c);
+            if (!any) continue;
+            store<kChannels>(out, static_cast<T*>(p.out) + (tile.first + t) * p.out_stride + c);
+            window.write(p, table.slot_after(at, begun + t), c);
         }
-        window.write(p, all[i].final, c);
+        const bool ends_here = before == 0 && tile.first + tile.count == ends[tile.i];
+        if (any && ends_here) window.write(p, at.final, c);
+        tile = after;
     }
 }
 
 template <class T, int kWidth>
-void launch(const ConvParams& p, cudaStream_t stream) {
+void launch(const ConvParams& p, const Batch& batch, cudaStream_t stream) {
+    const std::int64_t sequences = p.ragged.num_sequences;
     const std::int64_t tiles = (p.d_inner + kThreads * kChannels - 1) / (kThreads * kChannels);
-    const std::int64_t each = sequences_each(p.ragged.num_sequences, tiles, kBlocksAtOnce);
-    const std::int64_t groups = (p.ragged.num_sequences + each - 1) / each;
-    launch_dependent(causal_conv_short_kernel<T, kWidth>, dim3(unsigned(tiles * groups)), kThreads, 0, stream,
-                     "causal_conv_short", p, int(each), int(tiles));
+    const std::int64_t parts = (batch.longest + kPartTokens - 1) / kPartTokens;
+    const std::int64_t each = parts > 1 ? 1 : sequences_each(sequences, batch.longest, tiles, kBlocksAtOnce);
+    const dim3 grid(unsigned(tiles), unsigned((sequences + each - 1) / each), unsigned(parts));
+    launch_dependent(causal_conv_short_kernel<T, kWidth>, grid, kThreads, 0, stream, "causal_conv_short", p,
+                     batch.present, int(each));
 }
 
 template <class T>
-void launch_width(const ConvParams& p, cudaStream_t stream) {
+void launch_width(const ConvParams& p, const Batch& batch, cudaStream_t stream) {
     switch (p.width) {
         case 2:
-            return launch<T, 2>(p, stream);
+            return launch<T, 2>(p, batch, stream);
         case 3:
-            return launch<T, 3>(p, stream);
+            return launch<T, 3>(p, batch, stream);
         case 4:
-            return launch<T, 4>(p, stream);
+            return launch<T, 4>(p, batch, stream);
     }
     throw std::invalid_argument("causal_conv_short has 2 to 4 taps; it got " + std::to_string(p.width));
 }
@@ -145,8 +188,8 @@ bool takes_conv_short(const ConvParams& p) {
     return lies;
 }
 
-void causal_conv_short(const ConvParams& p, cudaStream_t stream) {
-    with_element(p.dtype, [&](auto element) { launch_width<decltype(element)>(p, stream); });
+void causal_conv_short(const ConvParams& p, const Batch& batch, cudaStream_t stream) {
+    with_element(p.dtype, [&](auto element) { launch_width<decltype(element)>(p, batch, stream); });
 }
 
 }  // namespace cuda

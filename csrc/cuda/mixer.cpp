@@ -123,7 +123,7 @@ void run_mixer(const Mixer& m, const MixerPass& pass, cudaStream_t stream) {
     convolution.x_stride = 2 * d;
     convolution.out = at.x;
     convolution.out_stride = d;
-    causal_conv(convolution, t, pass.batch.num_longer, stream);
+    causal_conv(convolution, pass.batch, stream);
     multiply(m.x_proj, pass.kernels.x_proj, at.x, d, at.low, m.dtype);
 
     const std::int64_t low = r + 2 * n;
@@ -153,7 +153,7 @@ void run_mixer(const Mixer& m, const MixerPass& pass, cudaStream_t stream) {
     scan.z = column(at.xz, d, m.dtype);
     scan.z_stride = 2 * d;
     scan.out = at.y;
-    selective_scan(scan, pass.batch.order, pass.batch.num_longer, 0, stream);
+    selective_scan(scan, pass.batch, 0, stream);
     multiply(m.out_proj, pass.kernels.out_proj, at.y, d, pass.left, DType::float32);
 }
 

@@ -1,7 +1,7 @@
 // Launch all kernels of several Mamba mixers by one call, to save host time. The bits equal those of the ops.
 #pragma once
 
-#include "batch.h"
+#include "launch.h"
 #include "library.h"
 #include "rows.h"
 

@@ -27,12 +27,11 @@ int choose_lanes(const ScanParams& p, const Selection& selection) {
 
 }  // namespace
 
-void selective_scan(const ScanParams& p, const std::int64_t* order, std::int64_t num_longer, int lanes,
-                    cudaStream_t stream) {
-    Selection selection = {order, p.ragged.num_sequences};
+void selective_scan(const ScanParams& p, const Batch& batch, int lanes, cudaStream_t stream) {
+    Selection selection = {batch.order, p.ragged.num_sequences};
     if (takes_scan_short(p)) {
-        selective_scan_short(p, {order + num_longer, selection.count - num_longer}, stream);
-        selection.count = num_longer;
+        selective_scan_short(p, batch, stream);
+        selection.count = batch.num_longer;
     }
     if (selection.count == 0) return;
     if (p.d_state > kMostStates) {

@@ -19,36 +19,68 @@ __device__ __forceinline__ Where where(const RaggedParams& ragged, std::int64_t 
             ragged.final_slots[sequence], ragged.snapshot_cu[sequence],    ragged.snapshot_cu[sequence + 1]};
 }
 
-// The snapshots of one sequence, in order.
-class Snapshots {
-  public:
-    __device__ __forceinline__ Snapshots(const RaggedParams& ragged, const Where& at)
-        : ragged_(ragged), begin_(at.begin), next_(at.snapshot), end_(at.snapshots_end) {
-        find();
-    }
+// Returns true if a block has one sequence and that is padding. present: see Batch.
+__device__ __forceinline__ bool is_padding(const std::int64_t* present, const Where& at, int each) {
+    return each == 1 && present && at.begin >= *present;
+}
 
-    // Returns the slot for the state after a token, and goes on to the next snapshot; -1: none.
-    __device__ __forceinline__ std::int64_t slot_after(std::int64_t token) {
-        if (token != last_) return -1;
-        const std::int64_t slot = ragged_.snapshot_slots[next_++];
-        find();
-        return slot;
-    }
+constexpr int kTileTokens = 4;     // tokens whose inputs are loaded together, ahead of their turn
+constexpr int kTableTokens = 256;  // tokens of a SlotTable
 
-  private:
-    __device__ __forceinline__ void find() {
-        last_ = next_ < end_ ? begin_ + ragged_.snapshot_positions[next_] - 1 : -1;
-    }
-
-    const RaggedParams& ragged_;
-    const std::int64_t begin_;
-    std::int64_t next_, last_;  // last_: last token before the next snapshot; -1: none
-    const std::int64_t end_;
+// A position in the short sequences of a block: `count` tokens from `first` on, of sequence i.
+struct Tile {
+    int i;
+    std::int64_t first;
+    int count;
 };
 
-// Returns the number of sequences that a block processes. tiles: blocks per sequence. at_once: approximate
-// number of blocks that run in parallel.
-inline std::int64_t sequences_each(std::int64_t sequences, std::int64_t tiles, std::int64_t at_once) {
+template <int kTokens = kTileTokens>
+__device__ __forceinline__ Tile tile_at(const Where* all, int i, std::int64_t first) {
+    return {i, first, int(min(std::int64_t(kTokens), all[i].end - first))};
+}
+
+// Returns the tile after this one; its `i` is past the last sequence if there is none. A sequence has at
+// least one token.
+template <int kTokens = kTileTokens>
+__device__ __forceinline__ Tile tile_after(const Where* all, const Tile& tile, int sequences) {
+    const std::int64_t next = tile.first + tile.count;
+    if (next < all[tile.i].end) return tile_at<kTokens>(all, tile.i, next);
+    if (tile.i + 1 < sequences) return tile_at<kTokens>(all, tile.i + 1, all[tile.i + 1].begin);
+    return {sequences, 0, 0};
+}
+
+// The slot of the snapshot after each token of a sequence, in shared memory, for kTableTokens tokens at a
+// time. Looked up there, it does not make each token wait for global memory.
+struct SlotTable {
+    std::int64_t slots[kTableTokens];
+
+    // Fills the table for at most kTableTokens tokens [first, end) of a sequence, if it has a snapshot.
+    // Called by all threads of the block.
+    __device__ __forceinline__ void fill(const RaggedParams& ragged, const Where& at, std::int64_t first,
+                                         std::int64_t end) {
+        if (at.snapshot == at.snapshots_end) return;
+        __syncthreads();  // its last contents were read
+        const int here = int(min(std::int64_t(kTableTokens), end - first));
+        for (int k = int(threadIdx.x); k < here; k += int(blockDim.x)) slots[k] = -1;
+        __syncthreads();
+        for (std::int64_t s = at.snapshot + threadIdx.x; s < at.snapshots_end; s += blockDim.x) {
+            const std::int64_t k = at.begin + ragged.snapshot_positions[s] - 1 - first;
+            if (0 <= k && k < here) slots[k] = ragged.snapshot_slots[s];
+        }
+        __syncthreads();
+    }
+
+    // Returns the slot for the state after token k of the table; -1: none.
+    __device__ __forceinline__ std::int64_t slot_after(const Where& at, std::int64_t k) const {
+        return at.snapshot == at.snapshots_end ? -1 : slots[k % kTableTokens];
+    }
+};
+
+// Returns the number of sequences that a block processes: one if a sequence has more than a tile. tiles:
+// blocks per sequence. at_once: approximate number of blocks that run in parallel.
+inline std::int64_t sequences_each(std::int64_t sequences, std::int64_t longest, std::int64_t tiles,
+                                   std::int64_t at_once) {
+    if (longest > kTileTokens) return 1;
     const std::int64_t each = (tiles * sequences + at_once - 1) / at_once;
     return each < kMostSequences ? each : kMostSequences;
 }

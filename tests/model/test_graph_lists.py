@@ -76,7 +76,7 @@ def test_a_smaller_draft_leaves_nothing_of_the_larger_one() -> None:
     assert initial == final == [5, 6, -1, -1]
     assert snapshot_cu == [0, 2, 2, 2, 2]
     assert positions[:2] == [1, 2] and slots[:2] == [200, 201]
-    assert order == [0, 1, 2, 3]
+    assert order == [2, 3, 0, 1], "the longest first"
     assert lists.token_ids.tolist() == [1, 2, 3, 4] + [0] * 12
     assert lists.token_slots.tolist() == [50, 51, 52, 53] + [-1] * 12
     assert lists.context.tolist() == [9, 10, -1, -1]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from apcbatch.kernels.arguments import address
 from apcbatch.kernels.cuda.extension import extension
 from apcbatch.kernels.ragged import Ragged
 
@@ -19,13 +20,19 @@ class DeviceBatch:
 
     most_snapshots: if given, `lists` has room for this number of snapshots, and the kernels treat every sequence as a
     short one. Then `lists` may be overwritten by those of another batch with the same numbers of sequences and tokens,
-    and at most most_snapshots snapshots.
+    and at most most_snapshots snapshots. present: number of real tokens, as in Batch; the caller keeps it alive.
     """
 
-    def __init__(self, ragged: Ragged, device: torch.device, most_snapshots: int | None = None) -> None:
-        lists, num_longer = _lists(ragged)
+    def __init__(
+        self,
+        ragged: Ragged,
+        device: torch.device,
+        most_snapshots: int | None = None,
+        present: torch.Tensor | None = None,
+    ) -> None:
+        lists, longest, num_longer = _lists(ragged)
         if most_snapshots is not None:
-            num_longer = 0
+            longest, num_longer = ragged.num_tokens - ragged.num_sequences + 1, 0
             lists[4] = lists[5] = torch.zeros(most_snapshots, dtype=torch.int64, device="cpu")
         self.num_sequences = ragged.num_sequences
         self.num_tokens = ragged.num_tokens
@@ -35,7 +42,8 @@ class DeviceBatch:
         starts = [self.lists.data_ptr()]
         for part in lists:
             starts.append(starts[-1] + part.numel() * part.element_size())
-        self.params = extension().Batch(ragged.num_sequences, ragged.num_tokens, num_longer, *starts[:-1])
+        sizes = ragged.num_sequences, ragged.num_tokens, longest, num_longer
+        self.params = extension().Batch(*sizes, *starts[:-1], address(present))
 
     @property
     def cu_seqlens(self) -> torch.Tensor:
@@ -56,9 +64,9 @@ def uploaded(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return (tensor.pin_memory() if tensor.numel() else tensor).to(device, non_blocking=True)
 
 
-def _lists(ragged: Ragged) -> tuple[list[torch.Tensor], int]:
-    """Return the index tensors in the order that _CUDA.Batch takes, and the number of sequences with more than SHORT
-    tokens. The last tensor orders the sequences, the longest first."""
+def _lists(ragged: Ragged) -> tuple[list[torch.Tensor], int, int]:
+    """Return the index tensors in the order that _CUDA.Batch takes, the maximum tokens of a sequence, and the number of
+    sequences with more than SHORT tokens. The last tensor orders the sequences, the longest first."""
     lengths = ragged.cu_seqlens.diff().tolist()
     order = sorted(range(len(lengths)), key=lambda sequence: -lengths[sequence])
     lists = [
@@ -70,7 +78,7 @@ def _lists(ragged: Ragged) -> tuple[list[torch.Tensor], int]:
         ragged.snapshot_slots,
         torch.tensor(order, dtype=torch.int64, device="cpu"),
     ]
-    return lists, sum(length > SHORT for length in lengths)
+    return lists, max(lengths, default=0), sum(length > SHORT for length in lengths)
 
 
 def batch_on(device: torch.device, ragged: Ragged | DeviceBatch) -> DeviceBatch:
