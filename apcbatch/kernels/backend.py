@@ -109,7 +109,7 @@ class BackendOf(Ops[LinearT]):
     @abstractmethod
     def pack_linear(self, weight: torch.Tensor, scale: torch.Tensor | None = None) -> LinearT:
         """Prepare weights (out, in) for `linear`: float32 or bfloat16, on a CUDA device also float16, any row stride.
-        scale: (out,) float32, factors of the float32 sums; on the CPU alone. Raises ValueError."""
+        scale: (out,) float32, factors of the float32 sums. Raises ValueError."""
 
     def sub_block(self, kind: str, norm: PreNorm, *weights_and_state: Any) -> Any:
         """Make the fused form of a sub-block from its norm, weights and state. Returns None if the device has none."""

@@ -200,7 +200,7 @@ class Ops(ABC, Generic[LinearT]):
         return self._of_two("silu_mul", gate, "gate", up, "up")
 
     def sigmoid_mul(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        """Compute x * sigmoid(gate) in float32, rounded once. CPU only.
+        """Compute x * sigmoid(gate) in float32, rounded once.
 
         x, gate: (t, h), of one dtype, any row stride. Returns (t, h) in that dtype.
         """
@@ -222,8 +222,8 @@ class Ops(ABC, Generic[LinearT]):
     def norm_rope(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, steps: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
-        """Compute the rms_norm of each head, then its rotary position embedding, in float32, rounded once. CPU only. Su
-        et al., arXiv 2104.09864, section 3.2, in the form that rotates column i with column p + i: for i < p and the
+        """Compute the rms_norm of each head, then its rotary position embedding, in float32, rounded once. Su et al.,
+        arXiv 2104.09864, section 3.2, in the form that rotates column i with column p + i: for i < p and the
         normed x, y_i = x_i cos - x_(p + i) sin and y_(p + i) = x_(p + i) cos + x_i sin, of the angle
         position * steps_i. The columns from 2p on are only normed.
 

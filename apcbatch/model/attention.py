@@ -127,7 +127,7 @@ def _norms(config: ModelConfig, source: TensorSource) -> QueryKeyNorms:
 
     rotary = cast(RotaryConfig, config)
     q, k = (1 + source.vector(f"{name}_norm.weight", config.head_dim) for name in "qk")
-    return QueryKeyNorms(q, k, config.norm_eps, rotary_steps(rotary.rotary_dim, rotary.rope_theta))
+    return QueryKeyNorms(q, k, config.norm_eps, rotary_steps(rotary.rotary_dim, rotary.rope_theta).to(q.device))
 
 
 def _products(form: AttentionForm, config: ModelConfig) -> dict[str, tuple[int, int]]:

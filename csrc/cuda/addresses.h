@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "../views.h"
-#include "batch.h"
+#include "launch.h"
 #include "library.h"
 
 namespace apcbatch {
@@ -29,6 +29,7 @@ inline LibraryChoice choice_of(const std::string& bytes) {
 
 void bind_rows(py::module_& module);
 void bind_experts(py::module_& module);
+void bind_heads(py::module_& module);
 void bind_mixer(py::module_& module);
 void bind_products(py::module_& module);
 

@@ -15,20 +15,22 @@ namespace {
 using namespace apcbatch;
 using namespace apcbatch::cuda;
 
-Batch batch(int64_t num_sequences, int64_t num_tokens, int64_t num_longer, Address cu_seqlens,
-            Address initial_slots, Address final_slots, Address snapshot_cu, Address snapshot_positions,
-            Address snapshot_slots, Address order) {
+Batch batch(int64_t num_sequences, int64_t num_tokens, int64_t longest, int64_t num_longer,
+            Address cu_seqlens, Address initial_slots, Address final_slots, Address snapshot_cu,
+            Address snapshot_positions, Address snapshot_slots, Address order, Address present) {
     return {{num_sequences, integers(cu_seqlens), integers(initial_slots), integers(final_slots),
              integers(snapshot_cu), integers(snapshot_positions), integers(snapshot_slots)},
             num_tokens,
+            longest,
             integers(order),
-            num_longer};
+            num_longer,
+            integers(present)};
 }
 
 void conv(const Batch& batch, const View& x, const View& weight, Address bias, const View& state,
           const View& out, int64_t d_inner, int64_t width, Address stream) {
-    causal_conv(conv_params(batch.ragged, x, weight, bias, state, out, d_inner, width), batch.num_tokens,
-                batch.num_longer, stream_of(stream));
+    causal_conv(conv_params(batch.ragged, x, weight, bias, state, out, d_inner, width), batch,
+                stream_of(stream));
 }
 
 void scan(const Batch& batch, const View& x, const View& dt, Address A, const View& B, const View& C,
@@ -36,7 +38,7 @@ void scan(const Batch& batch, const View& x, const View& dt, Address A, const Vi
           int64_t d_state, int lanes, Address stream) {
     const ScanParams params =
         scan_params(batch.ragged, x, dt, A, B, C, D, z, dt_bias, state, out, d_inner, d_state);
-    selective_scan(params, batch.order, batch.num_longer, lanes, stream_of(stream));
+    selective_scan(params, batch, lanes, stream_of(stream));
 }
 
 }  // namespace
@@ -53,6 +55,7 @@ PYBIND11_MODULE(_CUDA, m) {
           "D"_a, "z"_a, "dt_bias"_a, "state"_a, "out"_a, "d_inner"_a, "d_state"_a, "lanes"_a, "stream"_a);
     bind_rows(m);
     bind_experts(m);
+    bind_heads(m);
     bind_products(m);
     bind_mixer(m);
 }

@@ -30,8 +30,8 @@ inline bool begins_early() { return attribute_of_device(cudaDevAttrComputeCapabi
 
 // Launches a kernel in clusters. cluster: blocks per cluster; more than one needs sm_90.
 template <class... Parameters, class... Arguments>
-void launch_clusters(void (*kernel)(Parameters...), dim3 blocks, unsigned threads, int cluster,
-                     int shared_bytes, cudaStream_t stream, const char* name, Arguments... arguments) {
+void launch_clusters(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, int cluster, int shared_bytes,
+                     cudaStream_t stream, const char* name, Arguments... arguments) {
     cudaLaunchAttribute attributes[2] = {};
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[0].val.programmaticStreamSerializationAllowed = 1;
@@ -40,7 +40,7 @@ void launch_clusters(void (*kernel)(Parameters...), dim3 blocks, unsigned thread
     attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = blocks;
-    config.blockDim = dim3(threads);
+    config.blockDim = threads;
     config.dynamicSmemBytes = std::size_t(shared_bytes);
     config.stream = stream;
     config.attrs = attributes;
@@ -49,7 +49,7 @@ void launch_clusters(void (*kernel)(Parameters...), dim3 blocks, unsigned thread
 }
 
 template <class... Parameters, class... Arguments>
-void launch_dependent(void (*kernel)(Parameters...), dim3 blocks, unsigned threads, int shared_bytes,
+void launch_dependent(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, int shared_bytes,
                       cudaStream_t stream, const char* name, Arguments... arguments) {
     launch_clusters(kernel, blocks, threads, 1, shared_bytes, stream, name, arguments...);
 }

@@ -1,6 +1,6 @@
-// exp2, softplus, SiLU and the sum over states of the CUDA kernels. Every operation is an explicit intrinsic,
-// so the bits are the same in every kernel, under any compiler flags and unrolling. Polynomials: see
-// csrc/vmath.h.
+// exp2, softplus, the sigmoid, SiLU and the sum over states of the CUDA kernels. Every operation is an
+// explicit intrinsic, so the bits are the same in every kernel, under any compiler flags and unrolling.
+// Polynomials: see csrc/vmath.h.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -40,12 +40,15 @@ __device__ __forceinline__ float softplus(float x) {
     return __fadd_rn(positive_part(x), log1p_unit(exp2_unit(__fmul_rn(fabsf(x), -kLog2e))));
 }
 
-// x / (1 + e^-x), the reciprocal within 1 ulp.
-__device__ __forceinline__ float silu(float x) {
+// 1 / (1 + e^-x), the reciprocal within 1 ulp.
+__device__ __forceinline__ float sigmoid(float x) {
     float r;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(__fadd_rn(1.0f, exp2_unit(__fmul_rn(x, -kLog2e)))));
-    return __fmul_rn(x, r);
+    return r;
 }
+
+// x / (1 + e^-x).
+__device__ __forceinline__ float silu(float x) { return __fmul_rn(x, sigmoid(x)); }
 
 // Sum over states, in the same order in every kernel: h C of two adjacent states, then a balanced tree over
 // the pairs of 16 states, then the groups of 16 in ascending order. Absent states have C = -0.

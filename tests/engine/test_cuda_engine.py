@@ -32,6 +32,9 @@ MODELS = {
     "mamba at once": ("mamba", AT_ONCE),
     "falcon_mamba at once": ("falcon_mamba", AT_ONCE),
     "jamba whole": ("jamba", WHOLE),
+    "qwen3_5": ("qwen3_5", {}),
+    "mamba2": ("mamba2", {}),
+    "granitemoehybrid": ("granitemoehybrid", {"num_local_experts": 0}),
 }
 COLD = {"policy": "none", "max_running": 1}
 

@@ -10,6 +10,7 @@ import torch
 from apcbatch.kernels.backend import NOT_FUSED, BackendOf, KindOnDevice, StackEntry
 from apcbatch.kernels.cuda.feed_forward import DeviceMixture, DeviceMlp
 from apcbatch.kernels.cuda.fixed_order import FixedOrderProducts
+from apcbatch.kernels.cuda.head_mixer import DeviceHeadMixer
 from apcbatch.kernels.cuda.linear import DeviceLinear, pack_linear
 from apcbatch.kernels.cuda.mamba import DeviceMamba, DeviceMambaStack
 from apcbatch.kernels.cuda.ops import CudaOps
@@ -28,8 +29,12 @@ class CudaBackend(CudaOps, BackendOf[DeviceLinear]):
 
     kinds: ClassVar[Mapping[str, KindOnDevice]] = {
         "mamba": KindOnDevice(DeviceMamba),
+        "mamba2": KindOnDevice(DeviceHeadMixer),
+        "delta": KindOnDevice(DeviceHeadMixer),
         "attention": NOT_FUSED,
+        "gated_attention": NOT_FUSED,
         "mlp": KindOnDevice(DeviceMlp),
+        "shared_mlp": KindOnDevice(DeviceMlp),
         "mixture": KindOnDevice(DeviceMixture),
     }
 
@@ -43,9 +48,7 @@ class CudaBackend(CudaOps, BackendOf[DeviceLinear]):
 
     def pack_linear(self, weight: torch.Tensor, scale: torch.Tensor | None = None) -> DeviceLinear:
         """Prepare weights (out, in), of any stride, for `linear`: see BackendOf."""
-        if scale is not None:
-            raise ValueError("products with a scale have no CUDA kernel: run them on the CPU")
-        return pack_linear(weight, self.exact, self._products)
+        return pack_linear(weight, self.exact, self._products, scale)
 
     def layer_stack(self, layers: Sequence[Sequence[StackEntry]]) -> DeviceMambaStack | None:
         """Make the call that runs all layers of a model with only Mamba mixers. Returns None for other models."""

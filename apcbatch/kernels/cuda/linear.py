@@ -22,13 +22,14 @@ class DeviceLinear:
 
     exact: whether a row's bits must not depend on the other rows. fixed_order: the device's fixed-order products; None
     if they do not support these weights. pieces: number of pieces of the inputs, each with its own sum (see
-    apcbatch.kernels.cuda.fixed_order).
+    apcbatch.kernels.cuda.fixed_order). scale: (out,) float32, factors of the float32 sums, or None.
     """
 
     weight: torch.Tensor
     exact: bool
     fixed_order: FixedOrderProducts | None
     pieces: int = 1
+    scale: torch.Tensor | None = None
 
     @property
     def out_features(self) -> int:
@@ -55,13 +56,16 @@ class DeviceLinear:
         return self.weight[indices]
 
 
-def pack_linear(weight: torch.Tensor, exact: bool, products: FixedOrderProducts) -> DeviceLinear:
-    """Prepare weights for `linear`. weight: (out, in), any stride. exact: see DeviceLinear. products: those of the
-    weights' device."""
+def pack_linear(
+    weight: torch.Tensor, exact: bool, products: FixedOrderProducts, scale: torch.Tensor | None = None
+) -> DeviceLinear:
+    """Prepare weights for `linear`. weight: (out, in), any stride. exact, scale: see DeviceLinear. products: those of
+    the weights' device."""
     weight = weight.contiguous()
+    scale = None if scale is None else scale.to(weight.device)
     if not products.takes(weight):
-        return DeviceLinear(weight, exact, None)
-    return DeviceLinear(weight, exact, products, pieces_of(weight))
+        return DeviceLinear(weight, exact, None, scale=scale)
+    return DeviceLinear(weight, exact, products, pieces_of(weight), scale)
 
 
 def product(x: torch.Tensor, packed: DeviceLinear, out_dtype: torch.dtype, bias: torch.Tensor | None) -> torch.Tensor:
@@ -70,12 +74,15 @@ def product(x: torch.Tensor, packed: DeviceLinear, out_dtype: torch.dtype, bias:
     if x.dtype != packed.dtype:
         raise ValueError(f"x must be {packed.dtype}, as the weights are; it is {x.dtype}")
     products = packed.fixed_order_for(x.shape[0])
+    summed = out_dtype if packed.scale is None else torch.float32
     if products is not None:
-        y = products.product(x, packed.weight, out_dtype, packed.pieces)
+        y = products.product(x, packed.weight, summed, packed.pieces)
     elif packed.exact:
-        y = _padded_product(x, packed.weight, out_dtype)
+        y = _padded_product(x, packed.weight, summed)
     else:
-        y = _product(x, packed.weight, out_dtype)
+        y = _product(x, packed.weight, summed)
+    if packed.scale is not None:
+        y = y.mul_(packed.scale).to(out_dtype)
     return y if bias is None else y.add_(bias.to(y.dtype))
 
 

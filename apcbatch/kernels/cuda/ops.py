@@ -19,7 +19,6 @@ from apcbatch.kernels.ops import Ops
 from apcbatch.kernels.ragged import Ragged
 
 _LIMITS = {"taps": "MOST_TAPS", "states": "MOST_STATES", "choices": "MOST_CHOICES"}
-_CPU_ALONE = frozenset({"norm_rope", "sigmoid_mul"})
 
 
 class CudaOps(Ops[DeviceLinear]):
@@ -45,8 +44,6 @@ class CudaOps(Ops[DeviceLinear]):
         return [y for _, y, _ in norms]
 
     def _launch(self, name: str, beside: torch.Tensor, *arguments: Any) -> None:
-        if name in _CPU_ALONE:
-            raise ValueError(f"the op {name} has no kernel on a CUDA device: run it on the CPU")
         with torch.cuda.device(beside.device):
             getattr(extension(), name)(*arguments, current_stream())
 

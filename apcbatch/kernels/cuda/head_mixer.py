@@ -1,0 +1,97 @@
+"""Gated delta net and Mamba-2 mixers on a CUDA device, composed of the ops: see apcbatch.kernels.cpu.head_mixer.
+
+The recurrence runs in float32 with the state in registers, token by token, so a row's bits do not depend on how a
+sequence was cut or on the rest of the batch. A mixer's constants are packed once, when it is made.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from apcbatch.kernels.arguments import address, require_slots, slot_stride, view
+from apcbatch.kernels.cuda.batch import DeviceBatch, batch_on
+from apcbatch.kernels.cuda.extension import DTYPE_CODES, current_stream, extension
+from apcbatch.kernels.cuda.linear import DeviceLinear
+from apcbatch.kernels.cuda.ops import ops
+from apcbatch.kernels.layer import DeltaNetWeights, Mamba2Weights, PreNorm, Residual
+from apcbatch.kernels.ragged import Ragged
+
+
+class DeviceHeadMixer:
+    """See apcbatch.kernels.cpu.head_mixer.FusedHeadMixer. state and conv are on the device."""
+
+    most_captured = sys.maxsize
+
+    def __init__(
+        self,
+        norm: PreNorm,
+        weights: DeltaNetWeights[DeviceLinear] | Mamba2Weights[DeviceLinear],
+        state: torch.Tensor,
+        conv: torch.Tensor,
+    ) -> None:
+        w = weights
+        self._norm, self._weights, self._conv, self._state = norm, w, conv, state
+        self._value_heads, self._values = w.A.numel(), w.out_proj.in_features
+        self._channels = w.conv_weight.shape[0]
+        is_ssd = isinstance(w, Mamba2Weights)
+        self._conv_bias = w.conv_bias if isinstance(w, Mamba2Weights) else None
+        key_heads = w.groups if isinstance(w, Mamba2Weights) else w.key_heads
+        # heads that are normed alone: in Mamba-2 the columns of a group
+        self._normed_heads = key_heads if is_ssd else self._value_heads
+        key_dim = (self._channels - self._values) // (2 * key_heads)
+        value_dim, lanes = self._values // self._value_heads, state.shape[-1]
+        shape = self._value_heads, value_dim // lanes, key_dim, lanes
+        limits = w.dt_limits if isinstance(w, Mamba2Weights) else (0.0, 0.0)
+        float32 = DTYPE_CODES[torch.float32]
+        self._params = extension().HeadScanParams(
+            dtype=DTYPE_CODES[w.in_proj.dtype],
+            key_heads=key_heads,
+            value_heads=self._value_heads,
+            key_dim=key_dim,
+            value_dim=value_dim,
+            lanes=lanes,
+            A=w.A.data_ptr(),
+            dt_bias=w.dt_bias.data_ptr(),
+            D=address(w.D if isinstance(w, Mamba2Weights) else None),
+            dt_min=limits[0],
+            dt_max=limits[1],
+            state=(state.data_ptr(), slot_stride(state, shape, torch.float32, state.device), float32),
+        )
+
+    def __call__(self, residual: Residual, ragged: Ragged | DeviceBatch) -> None:
+        batch, w = batch_on(residual.sum.device, ragged), self._weights
+        require_slots(batch.max_slot, self._state.shape[0])
+        h = ops.normed(residual, self._norm, w.in_proj.dtype)
+        projected = ops.linear(h, w.in_proj)  # (t, h) -> q, k, v, z and gates
+        x = ops.causal_conv(projected[:, : self._channels], w.conv_weight, self._conv_bias, self._conv, batch)
+        y = self.scan(x, projected[:, self._channels + self._values :], batch)
+        y = self.gated_norm(y, projected[:, self._channels : self._channels + self._values])
+        residual.leave(ops.linear(y, w.out_proj, out_dtype=torch.float32))  # (t, Hv V) -> (t, h)
+
+    def scan(self, x: torch.Tensor, gates: torch.Tensor, batch: DeviceBatch) -> torch.Tensor:
+        """Run the recurrence. x: (t, c), columns of q, k, v. gates: (t, 2 Hv), columns of b, a; in Mamba-2 (t, H), of
+        dt. Returns o, (t, Hv V) float32."""
+        out = torch.empty((batch.num_tokens, self._values), dtype=torch.float32, device=x.device)
+        size = extension().head_scan_bytes(self._params, batch.num_tokens)
+        memory = torch.empty(size, dtype=torch.uint8, device=x.device)
+        views = view(x, "x", DTYPE_CODES), view(gates, "gates", DTYPE_CODES)
+        with torch.cuda.device(x.device):
+            extension().head_scan(
+                self._params, batch.params, *views, memory.data_ptr(), out.data_ptr(), current_stream()
+            )
+        return out
+
+    def gated_norm(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """Compute the gated RMS norm of each head, in Mamba-2 of each group (apcbatch.kernels.cpu.head_scan). x: (t, Hv
+        V) float32 contiguous. gate: (t, Hv V). Returns (t, Hv V) in gate's dtype."""
+        w, heads = self._weights, self._normed_heads
+        y = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+        t, columns = len(x), self._values // heads
+        gate_first = isinstance(w, Mamba2Weights)
+        norm = w.norm.data_ptr(), columns if gate_first else 0, w.norm_eps, gate_first
+        views = view(gate, "gate", DTYPE_CODES), *norm, view(y, "y", DTYPE_CODES)
+        with torch.cuda.device(x.device):
+            extension().gated_norm(t, heads, columns, x.data_ptr(), *views, current_stream())
+        return y

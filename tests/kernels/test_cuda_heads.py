@@ -1,0 +1,165 @@
+"""The CUDA kernels over heads: against the references in float64, and the same bits however sequences are cut."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from apcbatch.kernels import reference
+from apcbatch.kernels.cuda.batch import batch_on
+from apcbatch.kernels.cuda.head_mixer import DeviceHeadMixer
+from apcbatch.kernels.cuda.ops import ops as cuda
+from apcbatch.kernels.layer import DeltaNetWeights, Mamba2Weights, PreNorm, rotary_steps
+from apcbatch.kernels.ragged import Ragged
+from apcbatch.model.devices import backend_for
+from tests.kernels.heads import LIMITS, RULES, SIZES, DeltaRule, Rule
+from tests.kernels.recurrent import DTYPES, assert_close, poison, ragged, same_bits
+from tests.kernels.test_cuda import mixed_batch
+
+pytestmark = pytest.mark.cuda
+CUDA = torch.device("cuda", 0)
+LENGTHS = [1, 2, 7, 8, 9, 16, 31, 65, 300]
+ALL_SIZES = [*SIZES, (1, 3, 160, 64), (1, 2, 256, 128)]
+FLOATS = [*DTYPES, torch.float16]
+
+
+@pytest.fixture(autouse=True)
+def on_cuda() -> Iterator[None]:
+    """Tensors are made on the CUDA device."""
+    with torch.device(CUDA):
+        yield
+
+
+def mixer(inputs: Rule, state: torch.Tensor) -> DeviceHeadMixer:
+    """A mixer with these inputs' constants; its projections are not run."""
+    hidden, width, heads = 8, 4, inputs.A.numel()
+    (_, key_heads, key_dim), (_, _, value_dim) = (getattr(inputs, name).shape for name in inputs.inputs[:2])
+    values = heads * value_dim
+    channels = 2 * key_heads * key_dim + values
+    is_delta = isinstance(inputs, DeltaRule)
+    pack = backend_for(CUDA, exact=True).pack_linear
+    shared = {
+        "in_proj": pack(torch.randn(channels + values + (2 if is_delta else 1) * heads, hidden).to(inputs.dtype)),
+        "out_proj": pack(torch.randn(hidden, values).to(inputs.dtype)),
+        "conv_weight": torch.randn(channels, width),
+        "A": inputs.A,
+        "dt_bias": inputs.dt_bias,
+        "norm": torch.randn(value_dim if is_delta else values),
+        "norm_eps": 1e-6,
+    }
+    weights = (
+        DeltaNetWeights(key_heads=key_heads, **shared)
+        if is_delta
+        else Mamba2Weights(groups=key_heads, conv_bias=None, D=inputs.D, dt_limits=LIMITS, **shared)
+    )
+    conv = torch.zeros(len(state), width - 1, channels, dtype=inputs.dtype)
+    return DeviceHeadMixer(PreNorm(torch.ones(hidden), 1e-6), weights, state, conv)
+
+
+def scan(inputs: Rule, state: torch.Tensor, batch: Ragged) -> torch.Tensor:
+    """o (t, Hv, V) of the recurrence."""
+    names = ("q", "k", "v") if isinstance(inputs, DeltaRule) else ("C", "B", "x")
+    x = torch.cat([getattr(inputs, name).flatten(1) for name in names], 1)
+    gates = torch.cat([inputs.b, inputs.a], 1) if isinstance(inputs, DeltaRule) else inputs.dt
+    poison((len(x), inputs.A.numel() * getattr(inputs, names[2]).shape[2]), torch.float32)
+    out = mixer(inputs, state).scan(x, gates, batch_on(CUDA, batch))
+    return out.view(getattr(inputs, names[2]).shape)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("size", ALL_SIZES, ids=str)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_a_scan_matches_float64(rule, size, dtype):
+    """A row of the state in another lane, an absent column that counts, a snapshot of another token."""
+    inputs, batch = RULES[rule].random(sum(LENGTHS), size, dtype), mixed_batch(LENGTHS)
+    arena = inputs.arena(4 * len(LENGTHS))
+    wide = arena.double()
+    assert_close(scan(inputs, arena, batch), inputs.expect(wide, batch), dtype)
+    assert_close(arena, wide, dtype)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("size", [SIZES[1], SIZES[5], (1, 2, 256, 128)], ids=str)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_cuts_change_no_bit(rule, size, dtype):
+    """A state that is rounded between two chunks, a tile that begins elsewhere, or a decoded token that is not the
+    prefilled one."""
+    inputs, total = RULES[rule].random(523, size, dtype), 523
+    start = inputs.arena(4)
+    whole = start.clone()
+    snapshots = sorted(random.sample(range(1, total), 2))
+    y = scan(inputs, whole, ragged([total], [0], [1], [[(snapshots[0], 2), (snapshots[1], 3)]]))
+    cuts = sorted({*random.sample(range(1, total), 5), 1, 2, 3, 300, 301, *snapshots})
+    pieces, cut = [], start.clone()
+    for begin, end in zip([0, *cuts], [*cuts, total], strict=True):
+        pieces.append(scan(inputs.tokens(begin, end), cut, ragged([end - begin], [1 if begin else 0], [1])))
+        if end in snapshots:
+            assert same_bits(cut[1], whole[2 + snapshots.index(end)])
+    assert same_bits(torch.cat(pieces), y)
+    assert same_bits(cut[1], whole[1]) and same_bits(whole[0], start[0])
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_company_changes_no_bit(rule):
+    """A sequence that reads another one's state, or whose bits depend on how many there are."""
+    inputs, batch = RULES[rule].random(sum(LENGTHS), SIZES[5], torch.bfloat16), mixed_batch(LENGTHS)
+    arena = inputs.arena(4 * len(LENGTHS))
+    start = arena.clone()
+    y, begin = scan(inputs, arena, batch), 0
+    for sequence, length in enumerate(LENGTHS):
+        initial = int(batch.initial_slots[sequence])
+        alone = start.clone()
+        made = scan(inputs.tokens(begin, begin + length), alone, ragged([length], [initial], [0]))
+        assert same_bits(made, y[begin : begin + length])
+        begin += length
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("size", [(2, 6, 8, 12), (1, 4, 16, 128), (3, 6, 16, 130)], ids=str)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_a_gated_norm_matches_float64(rule, size, dtype):
+    """A norm over other columns, or the gate on the wrong side of it."""
+    inputs = RULES[rule].random(37, size, dtype)
+    made = mixer(inputs, inputs.arena(1))
+    heads = size[1] if rule == "delta" else size[0]
+    columns = size[1] * size[3] // heads
+    x, gate = torch.randn(37, heads * columns), torch.randn(37, heads * columns + 3).to(dtype)[:, 3:]
+    weight = made._weights.norm.double()
+    y = made.gated_norm(x, gate)
+    parts = x.double().view(37, heads, columns), gate.double().reshape(37, heads, columns)
+    weight = weight if rule == "delta" else weight.view(heads, columns)
+    expected = reference.gated_norm(*parts, weight, 1e-6, rule == "ssd")
+    assert_close(y.view(37, heads, columns), expected, dtype)
+    assert same_bits(made.gated_norm(x[5:6], gate[5:6]), y[5:6])
+
+
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(256, 64), (24, 24), (13, 4), (7, 0), (256, 256)])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_norm_rope_and_the_gate_match_float64(head_dim, rotary_dim, dtype):
+    """An angle of another position, a column that is not turned with its partner, or a row that depends on others."""
+    x = torch.randn(41, 5 * head_dim).to(dtype)[:, head_dim:].view(41, 4, head_dim)
+    weight, steps = torch.rand(head_dim) + 0.5, rotary_steps(rotary_dim, 1e7).to(CUDA)
+    positions = torch.randint(0, 1 << 18, (41,))
+    y = cuda.norm_rope(x, weight, 1e-6, steps, positions)
+    assert_close(y, reference.norm_rope(x.double(), weight.double(), 1e-6, steps, positions), dtype)
+    assert same_bits(cuda.norm_rope(x[7:8], weight, 1e-6, steps, positions[7:8]), y[7:8])
+    gate = torch.randn(41, 4 * head_dim + 1).to(dtype)[:, 1:]
+    gated = cuda.sigmoid_mul(y.view(41, -1), gate)
+    assert_close(gated, reference.sigmoid_mul(y.view(41, -1).double(), gate.double()), dtype)
+    assert same_bits(cuda.sigmoid_mul(y[3:4].view(1, -1), gate[3:4]), gated[3:4])
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_scale_multiplies_the_float32_sum(exact, dtype):
+    """A product that is rounded before its scale, or scaled by another row's."""
+    backend = backend_for(CUDA, exact)
+    x, weight, scale = torch.randn(67, 96).to(dtype), torch.randn(40, 96).to(dtype), torch.rand(40) + 0.1
+    sums = backend.linear(x, backend.pack_linear(weight), torch.float32)
+    scaled = backend.pack_linear(weight, scale)
+    assert same_bits(backend.linear(x, scaled, torch.float32), sums * scale)
+    assert same_bits(backend.linear(x, scaled), (sums * scale).to(dtype))
+    assert same_bits(scaled.rows(torch.tensor([3, 1])), weight[[3, 1]])
