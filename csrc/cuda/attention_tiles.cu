@@ -20,7 +20,9 @@ namespace cuda {
 namespace {
 
 constexpr int kWarpRows = 16;
-constexpr int kManyWarps = 8;  // warps of a block for chunks of many rows
+// Warps of a block for chunks of many rows: as many as fit in shared memory.
+template <int kDim>
+constexpr int kManyWarps = kDim <= 128 ? 8 : 4;
 constexpr int kPagesOfSplit = int(kSplitTokens / kPageTokens);
 constexpr int kChunk = 8;  // elements in 16 bytes
 
@@ -306,7 +308,7 @@ void launch(const PagedAttention& p, std::int64_t blocks, cudaStream_t stream) {
 
 template <int kDim, class T>
 void launch_dim(PagedAttention p, cudaStream_t stream) {
-    using Many = Shape<kDim, kManyWarps>;
+    using Many = Shape<kDim, kManyWarps<kDim>>;
     p.scale *= kAttentionLog2e;
     if (p.parts) return launch<Shape<kDim, 1>, T>(p, num_splits(p.max_context), stream);
     launch<Many, T>(p, (p.max_new * (p.heads / p.kv_heads) + Many::kRows - 1) / Many::kRows, stream);
@@ -315,7 +317,8 @@ void launch_dim(PagedAttention p, cudaStream_t stream) {
 template <class T>
 void launch_dtype(const PagedAttention& p, cudaStream_t stream) {
     if (p.head_dim <= 64) return launch_dim<64, T>(p, stream);
-    launch_dim<128, T>(p, stream);
+    if (p.head_dim <= 128) return launch_dim<128, T>(p, stream);
+    launch_dim<256, T>(p, stream);
 }
 
 // Returns true if the addresses are aligned: rows of each head in the cache to 16 bytes, queries to 4 bytes.
@@ -330,9 +333,11 @@ bool is_aligned(const PagedAttention& p) {
 }  // namespace
 
 bool takes_tiles(const PagedAttention& p) {
-    if (p.q_dtype == DType::float32 || p.head_dim > 128 || !is_aligned(p)) return false;
+    if (p.q_dtype == DType::float32 || p.head_dim > 256 || !is_aligned(p)) return false;
+    const int needed =
+        p.head_dim <= 128 ? Shape<128, kManyWarps<128>>::kBytes : Shape<256, kManyWarps<256>>::kBytes;
     return attribute_of_device(cudaDevAttrComputeCapabilityMajor) >= 8 &&
-           attribute_of_device(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= Shape<128, kManyWarps>::kBytes;
+           attribute_of_device(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= needed;
 }
 
 void attention_tiles(const PagedAttention& p, cudaStream_t stream) {

@@ -25,6 +25,10 @@ namespace {
 constexpr int kLanes = 8, kPair = 2, kColumns = 32, kThreads = kLanes * kColumns / kPair;
 constexpr int kPrepareWarps = 4;
 
+// Maximum tokens of a sequence for a scan that is launched early, while the inputs are prepared. Its blocks
+// then lie where that leaves room, several on one multiprocessor and none on others, which slows long scans.
+constexpr std::int64_t kMostEarly = 64;
+
 // Rows of a padded key, a multiple of 16 that a kernel exists for: 64, 128 or 256.
 std::int64_t padded_keys(std::int64_t key_dim) { return key_dim <= 64 ? 64 : key_dim <= 128 ? 128 : 256; }
 
@@ -90,11 +94,24 @@ struct Chains {
         of[c][r] = __fmaf_rn(a, b, of[c][r]);
     }
 
-    // Returns the sum over the lanes of column c.
-    __device__ __forceinline__ float sum(int c) const {
-        float total = __fadd_rn(__fadd_rn(of[c][0], of[c][1]), __fadd_rn(of[c][2], of[c][3]));
-#pragma unroll
-        for (int lane = 1; lane < kLanes; lane *= 2) {
+    // Returns the sum of column c over the lanes, to all of them.
+    __device__ __forceinline__ float sum(int c) const { return over_lanes(joined(c), 1); }
+
+    // Returns the sum of column 0 to the even lanes, and of column 1 to the odd ones: half the exchanges.
+    __device__ __forceinline__ float own_sum(int lane) const {
+        const float first = joined(0), second = joined(1);
+        const bool odd = lane % 2 == 1;
+        const float other = __shfl_xor_sync(0xffffffffu, odd ? first : second, 1);
+        return over_lanes(__fadd_rn(odd ? second : first, other), 2);
+    }
+
+  private:
+    __device__ __forceinline__ float joined(int c) const {
+        return __fadd_rn(__fadd_rn(of[c][0], of[c][1]), __fadd_rn(of[c][2], of[c][3]));
+    }
+
+    static __device__ __forceinline__ float over_lanes(float total, int lane) {
+        for (; lane < kLanes; lane *= 2) {
             total = __fadd_rn(total, __shfl_xor_sync(0xffffffffu, total, lane));
         }
         return total;
@@ -149,7 +166,7 @@ struct PairState {
     }
 };
 
-// Inputs of a tile in shared memory. keys: q, then k of each token. kTokens divides kTableTokens.
+// Inputs of a tile in shared memory. keys: q, then k of each token.
 template <int kPadded>
 struct TileInputs {
     static constexpr int kTokens = kPadded <= 128 ? 16 : 8;
@@ -175,7 +192,6 @@ __global__ void __launch_bounds__(kThreads, kPadded <= 128 ? 4 : 2)
     constexpr int kRows = kPadded / kLanes, kTokens = Inputs::kTokens;
     constexpr int kShare = kTokens * kColumns / kThreads;  // values of a tile that a thread loads
     __shared__ Inputs tiles[2];
-    __shared__ SlotTable table;
     let_next_begin();
     const int lane = int(threadIdx.x) % kLanes, pair = int(threadIdx.x) / kLanes * kPair;
     const std::int64_t first_column = std::int64_t(blockIdx.x) * kColumns;
@@ -241,15 +257,20 @@ __global__ void __launch_bounds__(kThreads, kPadded <= 128 ? 4 : 2)
     arrive(tiles[0]);
     float* out = p.out + at.begin * p.out_stride + head * p.out_head_stride + first_column + pair + lane;
     const bool writes = lane < kPair && first_column + pair + lane < p.value_dim;
+    // The next snapshot, and the token that it follows: as its position is loaded long before that token, no
+    // token waits for it.
+    std::int64_t snapshot = at.snapshot, last;
+    const auto find = [&] {
+        last = snapshot < at.snapshots_end ? at.begin + p.ragged.snapshot_positions[snapshot] - 1 : at.end;
+    };
+    find();
     int odd = 0;
 #pragma unroll 1
     for (std::int64_t first = at.begin; first < at.end; first += kTokens, odd = 1 - odd) {
         const bool more = first + kTokens < at.end;
         if (more) fetch(first + kTokens, tiles[1 - odd]);
-        if ((first - at.begin) % kTableTokens == 0) table.fill(p.ragged, at, first, at.end);
         const Inputs& tile = tiles[odd];
         const int count = int(min(std::int64_t(kTokens), at.end - first));
-        const int in_table = int((first - at.begin) % kTableTokens);
         float k[kRows], read[kPair] = {};  // read: sum_i k_i S_i of the next token
         tile.read(0, 1, lane, k);
         if constexpr (kDelta) {
@@ -262,50 +283,55 @@ __global__ void __launch_bounds__(kThreads, kPadded <= 128 ? 4 : 2)
 #pragma unroll
             for (int c = 0; c < kPair; ++c) read[c] = m.sum(c);
         }
+        int t = 0;
+#pragma unroll 1
+        while (t < count) {
+            const int stop =
+                int(min(std::int64_t(count), last + 1 - first));  // a run without a snapshot inside
 #pragma unroll 2
-        for (int t = 0; t < count; ++t) {
-            const float decay = tile.gates[t].x, gate = tile.gates[t].y;
-            const float2 v = *reinterpret_cast<const float2*>(&tile.values[t][pair]);
-            const float value[kPair] = {v.x, v.y};
-            float u[kPair], next[kRows];
+            for (; t < stop; ++t) {
+                const float decay = tile.gates[t].x, gate = tile.gates[t].y;
+                const float2 v = *reinterpret_cast<const float2*>(&tile.values[t][pair]);
+                const float value[kPair] = {v.x, v.y};
+                float u[kPair], next[kRows];
 #pragma unroll
-            for (int c = 0; c < kPair; ++c) {
-                u[c] = kDelta ? __fmul_rn(gate, __fsub_rn(value[c], __fmul_rn(decay, read[c])))
-                              : __fmul_rn(gate, value[c]);
-            }
-            tile.read(min(t + 1, count - 1), 1, lane, next);
-            Chains o, m;
+                for (int c = 0; c < kPair; ++c) {
+                    u[c] = kDelta ? __fmul_rn(gate, __fsub_rn(value[c], __fmul_rn(decay, read[c])))
+                                  : __fmul_rn(gate, value[c]);
+                }
+                tile.read(min(t + 1, count - 1), 1, lane, next);
+                Chains o, m;
 #pragma unroll
-            for (int i = 0; i < kRows; i += 4) {
-                const float4 four = *reinterpret_cast<const float4*>(&tile.keys[t][0][i * kLanes + lane * 4]);
-                const float q[4] = {four.x, four.y, four.z, four.w};
+                for (int i = 0; i < kRows; i += 4) {
+                    const float4 four =
+                        *reinterpret_cast<const float4*>(&tile.keys[t][0][i * kLanes + lane * 4]);
+                    const float q[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-                for (int r = 0; r < 4; ++r) {
+                    for (int r = 0; r < 4; ++r) {
 #pragma unroll
-                    for (int c = 0; c < kPair; ++c) {
-                        float& s = S.rows[i + r][c];
-                        s = __fmaf_rn(k[i + r], u[c], __fmul_rn(decay, s));
-                        o.add(c, r, q[r], s);
-                        if constexpr (kDelta) m.add(c, r, next[i + r], s);
+                        for (int c = 0; c < kPair; ++c) {
+                            float& s = S.rows[i + r][c];
+                            s = __fmaf_rn(k[i + r], u[c], __fmul_rn(decay, s));
+                            o.add(c, r, q[r], s);
+                            if constexpr (kDelta) m.add(c, r, next[i + r], s);
+                        }
                     }
                 }
-            }
-            float y[kPair];
+                if constexpr (kDelta) {
 #pragma unroll
-            for (int c = 0; c < kPair; ++c) {
-                y[c] = o.sum(c);
-                if constexpr (kDelta) read[c] = m.sum(c);
-                if constexpr (!kDelta) y[c] = __fmaf_rn(D, value[c], y[c]);
-            }
-            if (writes) *out = lane == 0 ? y[0] : y[1];
-            out += p.out_stride;
+                    for (int c = 0; c < kPair; ++c) read[c] = m.sum(c);
+                }
+                float y = o.own_sum(lane);
+                if constexpr (!kDelta) y = __fmaf_rn(D, lane % 2 == 1 ? value[1] : value[0], y);
+                if (writes) *out = y;
+                out += p.out_stride;
 #pragma unroll
-            for (int i = 0; i < kRows; ++i) k[i] = next[i];
-            const std::int64_t slot = table.slot_after(at, in_table + t);
-            if (slot >= 0) {
-                columns_of(slot, columns);
-                S.store(columns, key_dim, stride, lane, paired);
+                for (int i = 0; i < kRows; ++i) k[i] = next[i];
             }
+            if (first + t != last + 1 || snapshot >= at.snapshots_end) continue;
+            columns_of(p.ragged.snapshot_slots[snapshot++], columns);
+            find();
+            S.store(columns, key_dim, stride, lane, paired);
         }
         if (more) arrive(tiles[1 - odd]);
     }
@@ -317,8 +343,12 @@ template <class T, bool kDelta, int kPadded>
 void launch_scan(const HeadScanParams& p, const Batch& batch, const Prepared& prepared, cudaStream_t stream) {
     const dim3 grid(unsigned((p.value_dim + kColumns - 1) / kColumns), unsigned(p.value_heads),
                     unsigned(p.ragged.num_sequences));
-    launch_dependent(head_scan_kernel<T, kDelta, kPadded>, grid, kThreads, 0, stream, "head_scan", p,
-                     prepared, batch.order);
+    const auto kernel = head_scan_kernel<T, kDelta, kPadded>;
+    if (batch.longest <= kMostEarly) {
+        return launch_dependent(kernel, grid, kThreads, 0, stream, "head_scan", p, prepared, batch.order);
+    }
+    kernel<<<grid, kThreads, 0, stream>>>(p, prepared, batch.order);
+    check_launch("head_scan");
 }
 
 template <class T, bool kDelta>
