@@ -137,16 +137,41 @@ def gated_norm(
     num_threads: int,
     /,
 ) -> None: ...
+def relu_square(t: int, f: int, x: View, y: View, num_threads: int, /) -> None: ...
+def sigmoid_topk(
+    t: int,
+    n: int,
+    k: int,
+    logits: View,
+    weights: int,
+    indices: int,
+    bias: int,
+    groups: int,
+    top_groups: int,
+    num_threads: int,
+    /,
+) -> None: ...
 
 class Expert:
-    def __init__(self, gate_up: Projection, down: Projection, /) -> None: ...
+    def __init__(self, gate_up: Projection, down: Projection, is_gated: bool, /) -> None: ...
 
 class Mlp(SubBlock):
     def __init__(self, norm: PreNorm, expert: Expert, /) -> None: ...
 
 class Mixture(SubBlock):
     def __init__(
-        self, norm: PreNorm, router: Projection, experts_per_token: int, is_normalised: bool, experts: list[Expert], /
+        self,
+        *,
+        norm: PreNorm,
+        router: Projection,
+        experts_per_token: int,
+        is_normalised: bool,
+        bias: int,
+        groups: int,
+        top_groups: int,
+        scale: float,
+        latent: tuple[Projection, ...],
+        experts: list[Expert],
     ) -> None: ...
 
 class AttentionMixer(SubBlock):

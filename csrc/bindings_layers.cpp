@@ -96,8 +96,8 @@ AttentionMixer attention_mixer(const PreNorm& norm, const Projection& qkv_proj, 
     return p;
 }
 
-ExpertParams expert(const Projection& gate_up, const Projection& down) {
-    return {gate_up.dtype, gate_up, down};
+ExpertParams expert(const Projection& gate_up, const Projection& down, bool is_gated) {
+    return {gate_up.dtype, gate_up, down, is_gated};
 }
 
 Mlp mlp(const PreNorm& norm, const ExpertParams& expert) {
@@ -107,13 +107,20 @@ Mlp mlp(const PreNorm& norm, const ExpertParams& expert) {
     return p;
 }
 
+// bias: of sigmoid_topk, (experts), or null for softmax_topk. latent: latent_in and latent_out, or empty.
 Mixture mixture(const PreNorm& norm, const Projection& router, std::int64_t experts_per_token,
-                bool is_normalised, const py::list& experts) {
+                bool is_normalised, Address bias, std::int64_t groups, std::int64_t top_groups, float scale,
+                const py::tuple& latent, const py::list& experts) {
     Mixture p;
     p.norm = norm;
     p.router = router;
     p.experts_per_token = experts_per_token;
     p.is_normalised = is_normalised;
+    p.sigmoid = {floats(bias, kMaybe), groups, top_groups, scale};
+    if (!latent.empty()) {
+        p.latent_in = latent[0].cast<Projection>();
+        p.latent_out = latent[1].cast<Projection>();
+    }
     for (const py::handle one : experts) p.experts.push_back(one.cast<ExpertParams>());
     return p;
 }
@@ -152,7 +159,8 @@ void bind_layers(py::module_& m) {
         .def(py::init(&mlp))
         .def("run", &run_sub_block, ReleaseGil());
     py::class_<Mixture, SubBlock, std::shared_ptr<Mixture>>(m, "Mixture")
-        .def(py::init(&mixture))
+        .def(py::init(&mixture), py::kw_only(), "norm"_a, "router"_a, "experts_per_token"_a,
+             "is_normalised"_a, "bias"_a, "groups"_a, "top_groups"_a, "scale"_a, "latent"_a, "experts"_a)
         .def("run", &run_sub_block, ReleaseGil());
     m.def("record_parts", &record_parts);
     m.def("part_seconds", &bound_part_seconds);

@@ -1,4 +1,5 @@
-// Python bindings (pybind11) of the row-wise ops: norms, gated product, top-k, argmax and log-probabilities.
+// Python bindings (pybind11) of the row-wise ops: norms, gated product, squared ReLU, top-k, argmax and
+// log-probabilities.
 #include "bindings.h"
 #include "rowwise.h"
 
@@ -63,9 +64,15 @@ void bound_silu_mul(std::int64_t t, std::int64_t f, const View& gate, const View
     silu_mul(p, num_threads);
 }
 
+// x, y: (t, f), of one type.
+void bound_relu_square(std::int64_t t, std::int64_t f, const View& x, const View& y, int num_threads) {
+    relu_square({t, f, values(x, t * f), x.stride, values(y, x.dtype, t * f), y.stride, x.dtype},
+                num_threads);
+}
+
 // logits: (t, n) float32. weights, indices: (t, k) contiguous.
-void bound_softmax_topk(std::int64_t t, std::int64_t n, std::int64_t k, const View& logits, Address weights,
-                        Address indices, int num_threads) {
+TopkParams topk(std::int64_t t, std::int64_t n, std::int64_t k, const View& logits, Address weights,
+                Address indices) {
     TopkParams p;
     p.t = t;
     p.n = n;
@@ -74,7 +81,23 @@ void bound_softmax_topk(std::int64_t t, std::int64_t n, std::int64_t k, const Vi
     p.stride = logits.stride;
     p.weights = floats(weights, t);
     p.indices = integers(indices, t);
-    softmax_topk(p, num_threads);
+    return p;
+}
+
+void bound_softmax_topk(std::int64_t t, std::int64_t n, std::int64_t k, const View& logits, Address weights,
+                        Address indices, int num_threads) {
+    softmax_topk(topk(t, n, k, logits, weights, indices), num_threads);
+}
+
+// bias: (n).
+void bound_sigmoid_topk(std::int64_t t, std::int64_t n, std::int64_t k, const View& logits, Address weights,
+                        Address indices, Address bias, std::int64_t groups, std::int64_t top_groups,
+                        int num_threads) {
+    TopkParams p = topk(t, n, k, logits, weights, indices);
+    p.bias = floats(bias, n);
+    p.groups = groups;
+    p.top_groups = top_groups;
+    sigmoid_topk(p, num_threads);
 }
 
 // logits: (t, n) float32. tokens: (t), written if `choose`, else read. logprobs: (t) or none.
@@ -98,6 +121,8 @@ void bind_rows(py::module_& m) {
     m.def("rms_norm", &apcbatch::bound_rms_norm, ReleaseGil());
     m.def("gated_norm", &apcbatch::bound_gated_norm, ReleaseGil());
     m.def("silu_mul", &apcbatch::bound_silu_mul, ReleaseGil());
+    m.def("relu_square", &apcbatch::bound_relu_square, ReleaseGil());
     m.def("softmax_topk", &apcbatch::bound_softmax_topk, ReleaseGil());
+    m.def("sigmoid_topk", &apcbatch::bound_sigmoid_topk, ReleaseGil());
     m.def("logprob", &apcbatch::bound_logprob, ReleaseGil());
 }

@@ -1,4 +1,4 @@
-// Softmax with top-k of experts, argmax and log-probabilities of a row of logits.
+// Softmax or sigmoids with top-k of experts, argmax and log-probabilities of a row of logits.
 //
 // Invariant: exponentials are float32 (vmath.h) of logit - max. Those of a vocabulary are summed in float64:
 // element i is added to lane i mod 32, then the lanes are added in a fixed tree. Those of experts are summed
@@ -101,7 +101,44 @@ APC_INLINE void select_largest(const float* logits, int64_t n, int64_t k, int64_
     }
 }
 
+// Returns the sum of the two largest values.
+APC_INLINE float top_two_sum(const float* values, int64_t n) {
+    int64_t largest[2];
+    select_largest(values, n, 2, largest);
+    return values[largest[0]] + values[largest[1]];
+}
+
+// Replaces the scores of all groups but the top_groups by minus infinity. The lower group comes first on
+// ties.
+APC_INLINE void keep_top_groups(const TopkParams& p, float* scores, float* sums) {
+    const int64_t columns = p.n / p.groups;
+    for (int64_t g = 0; g < p.groups; ++g) sums[g] = top_two_sum(scores + g * columns, columns);
+    for (int64_t g = 0; g < p.groups; ++g) {
+        int64_t before = 0;
+        for (int64_t i = 0; i < p.groups; ++i) before += sums[i] > sums[g] || (sums[i] == sums[g] && i < g);
+        if (before < p.top_groups) continue;
+        for (int64_t i = g * columns; i < (g + 1) * columns; ++i) scores[i] = -__builtin_inff();
+    }
+}
+
 }  // namespace
+
+void sigmoid_topk_rows(const TopkParams& p, int64_t begin, int64_t end, char* scratch) {
+    float *sigmoids = reinterpret_cast<float*>(scratch), *scores = sigmoids + p.n + 16;
+    for (int64_t r = begin; r < end; ++r) {
+        const float* logits = p.logits + r * p.stride;
+        for (int64_t at = 0; at < p.n; at += kLanes) {
+            sigmoid(load_first(logits + at, p.n - at)).store(sigmoids + at);
+        }
+        for (int64_t i = 0; i < p.n; ++i) scores[i] = sigmoids[i] + p.bias[i];
+        const bool finite = row_top(logits, p.n).finite && row_top(scores, p.n).finite;
+        if (p.top_groups < p.groups) keep_top_groups(p, scores, scores + p.n + 16);
+        int64_t* indices = p.indices + r * p.k;
+        select_largest(scores, p.n, p.k, indices);
+        for (int64_t j = 0; j < p.k; ++j)
+            p.weights[r * p.k + j] = finite ? sigmoids[indices[j]] : __builtin_nanf("");
+    }
+}
 
 void softmax_topk_rows(const TopkParams& p, int64_t begin, int64_t end, char* scratch) {
     float* exponentials = reinterpret_cast<float*>(scratch);

@@ -30,10 +30,14 @@ std::int64_t hidden_bytes(const ExpertParams& p, std::int64_t t) {
     return t * p.gate_up.out * bytes_of(p.dtype);
 }
 
-// Replaces the first half of each row by silu(first half) * second half.
-void gate_in_place(const ExpertParams& p, std::int64_t t, char* hidden, int num_threads) {
+// Replaces the first f columns of each row by silu(gate) * up, or by the square of relu(up).
+void activate_in_place(const ExpertParams& p, std::int64_t t, char* hidden, int num_threads) {
     const PartTimer timer(Part::gated_product);
     const std::int64_t f = p.down.in;
+    if (!p.is_gated) {
+        relu_square({t, f, hidden, f, hidden, f, p.dtype}, num_threads);
+        return;
+    }
     SiluMulParams product;
     product.t = t;
     product.f = f;
@@ -44,13 +48,13 @@ void gate_in_place(const ExpertParams& p, std::int64_t t, char* hidden, int num_
     silu_mul(product, num_threads);
 }
 
-// Computes y = down(silu(gate x) * up x) for the t rows of x in x_rows. hidden: hidden_bytes(p, t) bytes.
+// Computes an expert's y for the t rows of x in x_rows. hidden: hidden_bytes(p, t) bytes.
 void run_expert(const ExpertParams& p, std::int64_t t, const void* x, const std::int64_t* x_rows,
                 char* hidden, float* y, int num_threads) {
-    const std::int64_t h = p.gate_up.in, f = p.down.in;
-    const Rows normed{t, const_cast<void*>(x), h, p.dtype}, gate_up{t, hidden, 2 * f, p.dtype};
-    project(p.gate_up, normed, x_rows, gate_up, num_threads);  // (t, h) -> (t, 2f)
-    gate_in_place(p, t, hidden, num_threads);                  // (t, 2f) -> its first f columns
+    const std::int64_t h = p.gate_up.in;
+    const Rows normed{t, const_cast<void*>(x), h, p.dtype}, gate_up{t, hidden, p.gate_up.out, p.dtype};
+    project(p.gate_up, normed, x_rows, gate_up, num_threads);                   // (t, h) -> (t, 2f) or (t, f)
+    activate_in_place(p, t, hidden, num_threads);                               // its first f columns
     project(p.down, gate_up, nullptr, {t, y, h, DType::float32}, num_threads);  // (t, f) -> (t, h)
 }
 
@@ -61,12 +65,12 @@ struct Routing {
     float* weights;        // (t k), parallel to tokens
 };
 
-// Divides each row of k weights by its sum, added in order.
+// Divides each row of k weights by its sum, added in order, plus 1e-20: sigmoids can all be 0.
 void normalise(std::int64_t t, std::int64_t k, float* weights) {
     for (std::int64_t r = 0; r < t; ++r, weights += k) {
         float sum = 0.0f;
         for (std::int64_t j = 0; j < k; ++j) sum += weights[j];
-        for (std::int64_t j = 0; j < k; ++j) weights[j] /= sum;
+        for (std::int64_t j = 0; j < k; ++j) weights[j] /= sum + 1e-20f;
     }
 }
 
@@ -83,8 +87,12 @@ void choose_experts(const Mixture& p, const Rows& x, float* logits, float* weigh
     top.stride = n;
     top.weights = weights;
     top.indices = experts;
-    softmax_topk(top, num_threads);
+    top.bias = p.sigmoid.bias;
+    top.groups = p.sigmoid.groups;
+    top.top_groups = p.sigmoid.top_groups;
+    top.bias == nullptr ? softmax_topk(top, num_threads) : sigmoid_topk(top, num_threads);
     if (p.is_normalised) normalise(top.t, top.k, weights);
+    for (std::int64_t i = 0; i < top.t * top.k; ++i) weights[i] *= p.sigmoid.scale;
 }
 
 // Groups the t k (token, expert) pairs by expert, by a counting sort that keeps the order of the tokens.
@@ -119,14 +127,15 @@ void add_weighted(const float* parts, const std::int64_t* tokens, const float* w
 
 // Working memory of a mixture.
 struct MixtureMemory {
-    float *logits, *weights, *part;
+    float *logits, *weights, *part, *sums;
     std::int64_t* experts;
     Routing routing;
-    char *hidden, *normed;
+    char *hidden, *normed, *latent;
     std::int64_t bytes;
 
     MixtureMemory(const Mixture& p, std::int64_t t, char* memory) {
-        const std::int64_t h = p.router.in, n = p.router.out, k = p.experts_per_token;
+        const std::int64_t n = p.router.out, k = p.experts_per_token, inner = p.experts[0].gate_up.in;
+        const std::int64_t value_bytes = bytes_of(p.experts[0].dtype), l = p.is_latent() ? inner : 0;
         Parts parts(memory);
         logits = parts.take<float>(t * n);
         weights = parts.take<float>(t * k);
@@ -134,9 +143,11 @@ struct MixtureMemory {
         routing.begin = parts.take<std::int64_t>(n + 1);
         routing.tokens = parts.take<std::int64_t>(t * k);
         routing.weights = parts.take<float>(t * k);
-        part = parts.take<float>(t * h);
+        part = parts.take<float>(t * inner);
         hidden = parts.take<char>(hidden_bytes(p.experts[0], t));
-        normed = parts.take<char>(t * h * bytes_of(p.experts[0].dtype));
+        normed = parts.take<char>(t * p.router.in * value_bytes);
+        latent = parts.take<char>(t * l * value_bytes);
+        sums = parts.take<float>(t * l);
         bytes = parts.bytes();
     }
 };
@@ -161,17 +172,25 @@ void Mixture::run(const SubBlockInputs& inputs, const Residual& residual, char* 
     const DType dtype = experts[0].dtype;
     const MixtureMemory at(*this, t, memory);
     pre_norm(norm, t, h, residual, at.normed, dtype, num_threads);
-    float* y = residual.delta;
-    choose_experts(*this, {t, at.normed, h, dtype}, at.logits, at.weights, at.experts, num_threads);
+    const Rows normed{t, at.normed, h, dtype}, out{t, residual.delta, h, DType::float32};
+    choose_experts(*this, normed, at.logits, at.weights, at.experts, num_threads);
     group_by_expert(t, k, n, at.experts, at.weights, at.routing);
-    std::memset(y, 0, sizeof(float) * std::size_t(t * h));
+    Rows x = normed, y = out;
+    if (is_latent()) {
+        x = {t, at.latent, latent_in.out, dtype};
+        y = {t, at.sums, latent_in.out, DType::float32};
+        project(latent_in, normed, nullptr, x, num_threads);  // (t, h) -> (t, l)
+    }
+    float* sums = static_cast<float*>(y.data);
+    std::memset(sums, 0, sizeof(float) * std::size_t(t * y.stride));
     for (std::int64_t e = 0; e < n; ++e) {
         const std::int64_t first = at.routing.begin[e], count = at.routing.begin[e + 1] - first;
         if (count == 0) continue;
         const std::int64_t* tokens = at.routing.tokens + first;
-        run_expert(experts[std::size_t(e)], count, at.normed, tokens, at.hidden, at.part, num_threads);
-        add_weighted(at.part, tokens, at.routing.weights + first, count, h, y, num_threads);
+        run_expert(experts[std::size_t(e)], count, x.data, tokens, at.hidden, at.part, num_threads);
+        add_weighted(at.part, tokens, at.routing.weights + first, count, y.stride, sums, num_threads);
     }
+    if (is_latent()) project(latent_out, y, nullptr, out, num_threads);  // (t, l) -> (t, h)
 }
 
 }  // namespace apcbatch

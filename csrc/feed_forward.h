@@ -1,7 +1,9 @@
-// Feed-forward sub-blocks, norm included, one call each: a SwiGLU MLP, and a mixture of SwiGLU experts.
+// Feed-forward sub-blocks, norm included, one call each: an MLP, and a mixture of experts, each of them an
+// MLP.
 //
-// Shazeer 2020, "GLU variants improve transformer". A token's mixture is summed over its experts in ascending
-// order. Each weighted output is rounded before it is added. The sum is independent of other tokens' routing.
+// An MLP is SwiGLU (Shazeer 2020, "GLU variants improve transformer"), or a squared ReLU without a gate (So
+// et al. 2021, "Primer"). A token's mixture is summed over its experts in ascending order. Each weighted
+// output is rounded before it is added. The sum is independent of other tokens' routing.
 #pragma once
 
 #include <vector>
@@ -13,7 +15,8 @@ namespace apcbatch {
 
 struct ExpertParams {
     DType dtype = DType::float32;  // of the activations
-    Projection gate_up, down;      // (2f, h): gate rows, then up rows; (h, f)
+    Projection gate_up, down;      // (2f, h): gate rows, then up rows, or (f, h): up rows alone; (h, f)
+    bool is_gated = true;          // down(silu(gate x) * up x); false: down(relu(up x)^2)
 };
 
 struct Mlp final : SubBlock {
@@ -25,14 +28,28 @@ struct Mlp final : SubBlock {
              int num_threads) const override;
 };
 
-// Mixture: each token uses its experts_per_token likeliest experts, weighted by the softmax over all experts.
-// is_normalised: these weights are divided by their sum, which is the softmax over the chosen experts.
+// Rule by which sigmoid_topk chooses a token's experts, and the factor of their weights (DeepSeek-AI 2024,
+// "DeepSeek-V3", section 2.1.2).
+struct SigmoidRouting {
+    const float* bias = nullptr;  // (experts); null: the rule is softmax_topk
+    std::int64_t groups = 1, top_groups = 1;
+    float scale = 1.0f;
+};
+
+// Mixture: each token uses its experts_per_token likeliest experts, weighted by the softmax over all experts,
+// or by their sigmoids. is_normalised: these weights are divided by their sum, for softmax the softmax over
+// the chosen experts. With latent projections the experts work on l columns: y = latent_out(mixture(latent_in
+// x)).
 struct Mixture final : SubBlock {
     PreNorm norm;
     Projection router;  // (experts, h)
     std::int64_t experts_per_token = 0;
     bool is_normalised = false;
+    SigmoidRouting sigmoid;
+    Projection latent_in, latent_out;  // (l, h), (h, l); null weights: none
     std::vector<ExpertParams> experts;
+
+    bool is_latent() const { return latent_in.weights != nullptr; }
 
     std::int64_t scratch_bytes(std::int64_t t) const override;
     void run(const SubBlockInputs& inputs, const Residual& residual, char* memory,

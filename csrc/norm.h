@@ -1,5 +1,5 @@
 // RMS norm (Zhang and Sennrich 2019, equation 4), alone, after the residual addition or gated by silu(gate);
-// and silu(gate) * up. square_sum.h has the order of the norm's sum.
+// silu(gate) * up, and the squared ReLU. square_sum.h has the order of the norm's sum.
 #pragma once
 
 #include "rowwise.h"
@@ -54,6 +54,18 @@ void silu_mul_typed(const SiluMulParams& p, int64_t begin, int64_t end) {
     }
 }
 
+template <class T>
+void relu_square_typed(const ReluSquareParams& p, int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+        const T* x = static_cast<const T*>(p.x) + r * p.x_stride;
+        T* y = static_cast<T*>(p.y) + r * p.y_stride;
+        for (int64_t at = 0; at < p.f; at += kLanes) {
+            const Vec value = max(Vec::zero(), load_first(x + at, p.f - at));  // keeps NaN
+            store_first(value * value, y + at, p.f - at);
+        }
+    }
+}
+
 template <bool kGateFirst, class T>
 void gated_norm_typed(const GatedNormParams& p, int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
@@ -99,6 +111,10 @@ void gated_norm_rows(const GatedNormParams& p, int64_t begin, int64_t end) {
 
 void silu_mul_rows(const SiluMulParams& p, int64_t begin, int64_t end) {
     with_type(p.dtype, [&](auto gate) { silu_mul_typed<TypeOf<decltype(gate)>>(p, begin, end); });
+}
+
+void relu_square_rows(const ReluSquareParams& p, int64_t begin, int64_t end) {
+    with_type(p.dtype, [&](auto x) { relu_square_typed<TypeOf<decltype(x)>>(p, begin, end); });
 }
 
 }  // namespace APC_ISA

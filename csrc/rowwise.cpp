@@ -23,9 +23,21 @@ void silu_mul(const SiluMulParams& params, int num_threads) {
                [&](int64_t begin, int64_t end, char*) { run(params, begin, end); });
 }
 
+void relu_square(const ReluSquareParams& params, int num_threads) {
+    const auto run = APC_FOR_ISA(relu_square_rows);
+    share_rows(params.t, params.f, num_threads, 0,
+               [&](int64_t begin, int64_t end, char*) { run(params, begin, end); });
+}
+
 void softmax_topk(const TopkParams& params, int num_threads) {
     const auto run = APC_FOR_ISA(softmax_topk_rows);
     share_rows(params.t, params.n, num_threads, topk_scratch_bytes(params.n),
+               [&](int64_t begin, int64_t end, char* scratch) { run(params, begin, end, scratch); });
+}
+
+void sigmoid_topk(const TopkParams& params, int num_threads) {
+    const auto run = APC_FOR_ISA(sigmoid_topk_rows);
+    share_rows(params.t, params.n, num_threads, 3 * topk_scratch_bytes(params.n),
                [&](int64_t begin, int64_t end, char* scratch) { run(params, begin, end, scratch); });
 }
 

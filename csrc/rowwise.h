@@ -1,5 +1,5 @@
-// Row-wise ops: RMS norm, gated RMS norm, the SwiGLU product, and top-k, argmax and log-probabilities of
-// logits. Arguments and entry points; norm.h and choose.h have the arithmetic.
+// Row-wise ops: RMS norm, gated RMS norm, the SwiGLU product, the squared ReLU, and top-k, argmax and
+// log-probabilities of logits. Arguments and entry points; norm.h and choose.h have the arithmetic.
 #pragma once
 
 #include <stdint.h>
@@ -52,14 +52,28 @@ struct SiluMulParams {
     DType dtype = DType::float32;
 };
 
-// Top-k: the k largest logits of each row, the lower index first on ties, and their softmax over the whole
-// row.
+// Squared ReLU: y = max(x, 0)^2. y may be the same memory as x.
+struct ReluSquareParams {
+    int64_t t = 0, f = 0;
+    const void* x = nullptr;  // (t, f)
+    int64_t x_stride = 0;
+    void* y = nullptr;  // (t, f)
+    int64_t y_stride = 0;
+    DType dtype = DType::float32;
+};
+
+// Top-k, the lower index first on ties. softmax_topk: the k largest logits of each row, and their softmax
+// over the whole row. sigmoid_topk: the k largest scores of each row, sigmoid(logit) + bias, and the sigmoids
+// of these logits, all NaN if a logit or a score of the row is not finite. The columns are in equal groups,
+// of which only the top_groups are used whose two largest scores have the largest sums.
 struct TopkParams {
     int64_t t = 0, n = 0, k = 0;
     const float* logits = nullptr;  // (t, n)
     int64_t stride = 0;
-    float* weights = nullptr;    // (t, k) contiguous
-    int64_t* indices = nullptr;  // (t, k) contiguous
+    float* weights = nullptr;     // (t, k) contiguous
+    int64_t* indices = nullptr;   // (t, k) contiguous
+    const float* bias = nullptr;  // (n): of sigmoid_topk
+    int64_t groups = 1, top_groups = 1;
 };
 
 // Log-probability of one token per row: logit - max - log(sum of exp(logit - max)).
@@ -77,10 +91,12 @@ struct LogprobParams {
 void rms_norm(const NormParams& params, int num_threads);
 void gated_norm(const GatedNormParams& params, int num_threads);
 void silu_mul(const SiluMulParams& params, int num_threads);
+void relu_square(const ReluSquareParams& params, int num_threads);
 void softmax_topk(const TopkParams& params, int num_threads);
+void sigmoid_topk(const TopkParams& params, int num_threads);
 void logprob(const LogprobParams& params, int num_threads);
 
-// Returns the scratch bytes of softmax_topk: the exponentials of a row.
+// Returns the scratch bytes of softmax_topk: the exponentials of a row. sigmoid_topk needs three times these.
 constexpr int64_t topk_scratch_bytes(int64_t n) { return 4 * (n + 16); }
 
 #define APC_DECLARE(argument, name, ...)                                                         \
@@ -88,7 +104,9 @@ constexpr int64_t topk_scratch_bytes(int64_t n) { return 4 * (n + 16); }
     void rms_norm_rows(const NormParams& params, int64_t begin, int64_t end);                    \
     void gated_norm_rows(const GatedNormParams& params, int64_t begin, int64_t end);             \
     void silu_mul_rows(const SiluMulParams& params, int64_t begin, int64_t end);                 \
+    void relu_square_rows(const ReluSquareParams& params, int64_t begin, int64_t end);           \
     void softmax_topk_rows(const TopkParams& params, int64_t begin, int64_t end, char* scratch); \
+    void sigmoid_topk_rows(const TopkParams& params, int64_t begin, int64_t end, char* scratch); \
     void logprob_rows(const LogprobParams& params, int64_t begin, int64_t end);                  \
     }
 APC_ISAS(APC_DECLARE, )

@@ -167,22 +167,40 @@ class AttentionWeights(Generic[LinearT]):
 
 @dataclass(frozen=True, eq=False)
 class Expert(Generic[LinearT]):
-    """Weights of a SwiGLU feed-forward network: down(silu(gate x) * up x). Shazeer, "GLU variants", arXiv 2002.05202.
+    """Weights of a feed-forward network: SwiGLU, down(silu(gate x) * up x), or without a gate a squared ReLU,
+    down(relu(up x)^2). Shazeer, "GLU variants", arXiv 2002.05202; So et al., "Primer", arXiv 2109.08668.
 
-    gate_up: (2f, h), rows of gate, then of up. down: (h, f), of the same dtype. Raises ValueError.
+    gate_up: (2f, h), rows of gate, then of up; without a gate (f, h), those of up. down: (h, f), of the same dtype.
+    Raises ValueError.
     """
 
     gate_up: LinearT
     down: LinearT
+    is_gated: bool = True
 
     def __post_init__(self) -> None:
         gate_up, down = self.gate_up, self.down
-        h, f = gate_up.in_features, down.in_features
-        if gate_up.out_features != 2 * f or down.out_features != h or gate_up.dtype != down.dtype:
+        h, f, parts = gate_up.in_features, down.in_features, 2 if self.is_gated else 1
+        if gate_up.out_features != parts * f or down.out_features != h or gate_up.dtype != down.dtype:
             raise ValueError(
-                f"gate_up must be (2f, h) and down (h, f) of one dtype; they are ({gate_up.out_features}, {h}) "
-                f"{gate_up.dtype} and ({down.out_features}, {f}) {down.dtype}"
+                f"gate_up must be ({'2f' if self.is_gated else 'f'}, h) and down (h, f) of one dtype; they are "
+                f"({gate_up.out_features}, {h}) {gate_up.dtype} and ({down.out_features}, {f}) {down.dtype}"
             )
+
+
+@dataclass(frozen=True, eq=False)
+class SigmoidRouting:
+    """Rule by which a mixture chooses a token's experts by sigmoids instead of a softmax: arguments of
+    apcbatch.kernels.cpu.feed_forward.sigmoid_topk. DeepSeek-AI, "DeepSeek-V3", arXiv 2412.19437, section 2.1.2.
+
+    bias: (experts,) float32, added to the sigmoids for the choice only. groups: number of equal groups of experts.
+    top_groups: number of groups that a token may use. scale: factor of the weights, after they are normalised.
+    """
+
+    bias: torch.Tensor
+    groups: int = 1
+    top_groups: int = 1
+    scale: float = 1.0
 
 
 class MatrixProduct(NamedTuple):

@@ -1,8 +1,9 @@
 """Specification of the ops in plain PyTorch. The kernels are tested against it.
 
 Shapes and dtypes of arguments and results are those of apcbatch.kernels.ops; for delta_rule, ssd and gated_norm, those
-of apcbatch.kernels.cpu.head_scan. Here activations may also be float64. The ops compute in float32, or in float64 for
-float64 activations; tests derive their tolerances from the float64 results. Recurrent ops compute one token at a time.
+of apcbatch.kernels.cpu.head_scan; for relu_square and sigmoid_topk, those of apcbatch.kernels.cpu.feed_forward.
+Here activations may also be float64. The ops compute in float32, or in float64 for float64 activations; tests derive
+their tolerances from the float64 results. Recurrent ops compute one token at a time.
 """
 
 from __future__ import annotations
@@ -227,6 +228,11 @@ def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return (F.silu(gate.to(compute)) * up.to(compute)).to(gate.dtype)
 
 
+def relu_square(x: torch.Tensor) -> torch.Tensor:
+    """Compute max(x, 0)^2."""
+    return x.to(torch.promote_types(x.dtype, torch.float32)).relu().square().to(x.dtype)
+
+
 def sigmoid_mul(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
     """Compute x * sigmoid(gate)."""
     compute = torch.promote_types(x.dtype, torch.float32)
@@ -293,6 +299,22 @@ def softmax_topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tens
     their indices. On ties the lower index comes first."""
     indices = logits.sort(dim=-1, descending=True, stable=True).indices[:, :k]
     return logits.softmax(-1).gather(1, indices), indices
+
+
+def sigmoid_topk(
+    logits: torch.Tensor, k: int, bias: torch.Tensor, groups: int = 1, top_groups: int = 1
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return two tensors for the k columns of each row with the largest sigmoid(logit) + bias, among the top_groups
+    groups with the largest sums of their two largest: their sigmoids, and their indices. On ties the lower group and
+    the lower index come first."""
+    sigmoids = logits.sigmoid()
+    scores = (sigmoids + bias).view(len(logits), groups, -1)  # (t, groups, columns of a group)
+    if top_groups < groups:
+        order = scores.topk(2).values.sum(-1).sort(descending=True, stable=True).indices
+        scores = scores.scatter(1, order[:, top_groups:, None].expand(-1, -1, scores.shape[2]), -torch.inf)
+    indices = scores.flatten(1).sort(dim=-1, descending=True, stable=True).indices[:, :k]
+    finite = (logits.isfinite() & (sigmoids + bias).isfinite()).all(1, keepdim=True)
+    return sigmoids.gather(1, indices).where(finite, torch.nan), indices
 
 
 def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

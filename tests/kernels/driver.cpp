@@ -146,20 +146,22 @@ void try_rows() {
     const int64_t t = pick(0, 9), h = pick(1, 200);
     Array x(any_dtype(), t * h), weight(DType::float32, h), y(any_dtype(), t * h), up(x.dtype, t * h);
     Array gated(x.dtype, t * h), logits(DType::float32, t * h), chances(DType::float32, t);
-    std::vector<double> normed, product, likeliest;
+    std::vector<double> normed, product, squares, likeliest, nearest;
     Integers tokens(static_cast<size_t>(t)), best(static_cast<size_t>(t));
     for (int64_t r = 0; r < t; ++r) {
-        double squares = 0.0, highest = -1e30, sum = 0.0;
+        double length = 0.0, highest = -1e30, sum = 0.0;
         for (int64_t i = r * h; i < (r + 1) * h; ++i) {
-            squares += x.at(i) * x.at(i);
+            length += x.at(i) * x.at(i);
+            squares.push_back(x.at(i) > 0.0 ? x.at(i) * x.at(i) : 0.0);
             highest = std::fmax(highest, logits.at(i));
         }
         for (int64_t i = 0; i < h; ++i) {
-            normed.push_back(x.at(r * h + i) / std::sqrt(squares / double(h) + 1e-5) * weight.at(i));
+            normed.push_back(x.at(r * h + i) / std::sqrt(length / double(h) + 1e-5) * weight.at(i));
             product.push_back(silu(x.at(r * h + i)) * up.at(r * h + i));
             sum += std::exp(logits.at(r * h + i) - highest);
         }
         likeliest.push_back(1.0 / sum);
+        nearest.push_back(1.0 / (1.0 + std::exp(-highest)));
     }
     check("rms_norm", y, normed, 1e-5, false, [&](int threads) {
         rms_norm({t, h, x.data(), h, x.dtype, nullptr, 0, DType::float32, weight.floats(), 1e-5f, y.data(),
@@ -168,6 +170,19 @@ void try_rows() {
     });
     check("silu_mul", gated, product, 1e-5, false, [&](int threads) {
         silu_mul({t, h, x.data(), h, up.data(), h, gated.data(), h, x.dtype}, threads);
+    });
+    check("relu_square", gated, squares, 1e-5, false,
+          [&](int threads) { relu_square({t, h, x.data(), h, gated.data(), h, x.dtype}, threads); });
+    const Array bias(DType::float32, h, 0.0);
+    check("sigmoid_topk", chances, nearest, 1e-5, false, [&](int threads) {
+        TopkParams top{t, h, 1, logits.floats(), h, chances.floats(), best.data(), bias.floats()};
+        sigmoid_topk(top, threads);
+        const std::string of_all(chances.memory.get(), size_t(chances.bytes()));
+        if (h % 2 == 0) {  // its reads and writes alone: which group is used depends on rounding
+            top.groups = h / 2;
+            sigmoid_topk(top, threads);
+        }
+        std::memcpy(chances.data(), of_all.data(), of_all.size());
     });
     check("softmax_topk", chances, likeliest, 1e-5, false, [&](int threads) {
         softmax_topk({t, h, 1, logits.floats(), h, chances.floats(), best.data()}, threads);

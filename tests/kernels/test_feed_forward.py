@@ -1,4 +1,4 @@
-"""The SwiGLU MLP and the mixture in one call: the bits of the ops one by one, whatever else is routed where."""
+"""The MLP and the mixture in one call: the bits of the kernels one by one, whatever else is routed where."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import pytest
 import torch
 
 from apcbatch.kernels import reference
+from apcbatch.kernels.cpu import feed_forward
 from apcbatch.kernels.cpu.backend import CpuBackend
-from apcbatch.kernels.layer import Expert, PreNorm
+from apcbatch.kernels.cpu.feed_forward import relu_square, sigmoid_topk
+from apcbatch.kernels.layer import Expert, PreNorm, SigmoidRouting
+from apcbatch.kernels.processor import set_isa
 from tests.kernels.recurrent import DTYPES, poison, same_bits
 
 ops = CpuBackend()
@@ -17,9 +20,10 @@ pytestmark = pytest.mark.pairwise
 SHAPES = [(16, 24), (33, 45), (40, 44), (70, 130)]  # h, f
 
 
-def make_mlp(h: int, f: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """gate_up (2f, h) and down (h, f)."""
-    return (torch.randn(2 * f, h) * h**-0.5).to(dtype), (torch.randn(h, f) * f**-0.5).to(dtype)
+def make_mlp(h: int, f: int, dtype: torch.dtype, is_gated: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+    """gate_up (2f, h), without a gate (f, h), and down (h, f)."""
+    rows = 2 * f if is_gated else f
+    return (torch.randn(rows, h) * h**-0.5).to(dtype), (torch.randn(h, f) * f**-0.5).to(dtype)
 
 
 def normed(norm, sums, dtype, k=ops):
@@ -32,7 +36,10 @@ def make_norm(h: int) -> PreNorm:
 
 
 def pack(experts) -> list[Expert]:
-    return [Expert(ops.pack_linear(gate_up), ops.pack_linear(down)) for gate_up, down in experts]
+    return [
+        Expert(ops.pack_linear(gate_up), ops.pack_linear(down), len(gate_up) == 2 * down.shape[1])
+        for gate_up, down in experts
+    ]
 
 
 def run(part, sums):
@@ -43,36 +50,42 @@ def run(part, sums):
     return residual.delta
 
 
-def one_by_one(x, gate_up, down, k=ops):
-    """Product, gate, product: the definition of the MLP."""
+def one_by_one(x, gate_up, down, k=ops, own=feed_forward):
+    """Product, gate or squared ReLU, product: the definition of the MLP."""
     f = down.shape[1]
     pack = k.pack_linear
     both = k.linear(x, pack(gate_up))
-    y = k.silu_mul(both[:, :f], both[:, f:])
+    y = own.relu_square(both) if both.shape[1] == f else k.silu_mul(both[:, :f], both[:, f:])
     return k.linear(y, pack(down), out_dtype=torch.promote_types(x.dtype, torch.float32))
 
 
-def mixed(x, router, experts, per_token, k=ops, is_normalised=False):
+def mixed(x, router, experts, per_token, k=ops, is_normalised=False, sigmoid=None, latent=(), own=feed_forward):
     """Each token on its own, its experts in ascending order: the definition of the mixture."""
     wide = torch.promote_types(x.dtype, torch.float32)
     rows = []
     for row in x.split(1):
         logits = k.linear(row, k.pack_linear(router), out_dtype=wide)
-        weights, chosen = k.softmax_topk(logits, per_token)
+        if sigmoid is None:
+            weights, chosen = k.softmax_topk(logits, per_token)
+        else:
+            weights, chosen = own.sigmoid_topk(logits, per_token, sigmoid.bias, sigmoid.groups, sigmoid.top_groups)
         if is_normalised:
             weights = weights / sum(weights[0].tolist()[1:], weights[0, 0])
-        total = torch.zeros(row.shape, dtype=wide)
+        weights = weights * (1.0 if sigmoid is None else sigmoid.scale)
+        part = k.linear(row, k.pack_linear(latent[0])) if latent else row
+        total = torch.zeros(part.shape, dtype=wide)
         for weight, expert in sorted(zip(weights[0], chosen[0].tolist(), strict=True), key=lambda pair: pair[1]):
-            total += one_by_one(row, *experts[expert], k) * weight
-        rows.append(total)
+            total += one_by_one(part, *experts[expert], k, own) * weight
+        rows.append(k.linear(total, k.pack_linear(latent[1])) if latent else total)
     return torch.cat(rows)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_mlp_equals_its_ops_one_by_one(shape, dtype, isa):
-    """The gated product in place overwrites a value that is still to be read, or the down projection reads beside."""
-    gate_up, down = make_mlp(*shape, dtype)
+@pytest.mark.parametrize("is_gated", [True, False])
+def test_mlp_equals_its_ops_one_by_one(shape, dtype, is_gated, isa):
+    """The product in place overwrites a value that is still to be read, or the down projection reads beside."""
+    gate_up, down = make_mlp(*shape, dtype, is_gated)
     norm = make_norm(shape[0])
     mlp = ops.sub_block("mlp", norm, *pack([(gate_up, down)]))
     for t in (1, 5, 37):
@@ -95,6 +108,116 @@ def test_mixture_equals_each_token_on_its_own(shape, dtype, per_token, is_normal
     expected = mixed(normed(norm, sums, dtype), router, experts, per_token, is_normalised=is_normalised)
     for rows in (slice(0, 1), slice(3, 8), slice(0, 41)):
         assert same_bits(run(mixture, sums[rows]), expected[rows])
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "router_dtype"),
+    [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32)],
+    ids=str,
+)
+@pytest.mark.parametrize(("per_token", "groups", "top_groups"), [(1, 1, 1), (3, 3, 2), (6, 2, 2), (2, 3, 1)])
+@pytest.mark.parametrize("is_normalised", [False, True])
+@pytest.mark.parametrize("columns", [0, 8, 37])
+def test_sigmoid_mixture_equals_each_token_on_its_own(
+    shape, dtype, router_dtype, per_token, groups, top_groups, is_normalised, columns, isa
+):
+    """A bias that reaches the weights, an expert of a group that is left out, a factor before the sum, sums of latent
+    columns that are rounded once too often, and a router that is rounded to the experts' dtype."""
+    h, f = shape
+    experts = [make_mlp(columns or h, f, dtype, is_gated=False) for _ in range(6)]
+    router = torch.randn(6, h).to(router_dtype)
+    latent = [torch.randn(columns, h).to(dtype) * h**-0.5, torch.randn(h, columns).to(dtype)] if columns else []
+    sigmoid = SigmoidRouting(torch.randn(6) * 0.3, groups, top_groups, 2.5)
+    norm, sums = make_norm(h), torch.randn(41, h)
+    projections = tuple(map(ops.pack_linear, latent))
+    rule = per_token, is_normalised, sigmoid, projections
+    mixture = ops.sub_block("relu2_mixture", norm, ops.pack_linear(router), pack(experts), *rule)
+    x = normed(norm, sums, dtype)
+    expected = mixed(x, router, experts, per_token, is_normalised=is_normalised, sigmoid=sigmoid, latent=latent)
+    for rows in (slice(0, 1), slice(3, 8), slice(0, 41)):
+        assert same_bits(run(mixture, sums[rows]), expected[rows])
+
+
+def test_sigmoid_mixture_is_close_to_float64():
+    """Kernels that are wrong in the same way as the fused call."""
+    experts = [make_mlp(24, 45, torch.float32, is_gated=False) for _ in range(6)]
+    router, norm, sums = torch.randn(6, 33), make_norm(33), torch.randn(20, 33)
+    latent = [torch.randn(24, 33) * 33**-0.5, torch.randn(33, 24) * 24**-0.5]
+    sigmoid = SigmoidRouting(torch.randn(6) * 0.3, 3, 2, 2.5)
+    x = normed(norm, sums.double(), torch.float64, reference)
+    wide = [(up.double(), down.double()) for up, down in experts]
+    expected = mixed(x, router.double(), wide, 3, reference, True, sigmoid, [one.double() for one in latent], reference)
+    rule = 3, True, sigmoid, tuple(map(ops.pack_linear, latent))
+    y = run(ops.sub_block("relu2_mixture", norm, ops.pack_linear(router), pack(experts), *rule), sums)
+    torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_weights_that_are_all_zero_stay_so():
+    """Sigmoids of 0 that are divided by their sum."""
+    router = ops.pack_linear(torch.full((4, 16), -1e30))
+    experts, norm = pack([make_mlp(16, 24, torch.float32, is_gated=False)] * 4), make_norm(16)
+    mixture = ops.sub_block("relu2_mixture", norm, router, experts, 2, True, SigmoidRouting(torch.zeros(4)))
+    assert not run(mixture, torch.rand(3, 16)).any()
+
+
+@pytest.mark.parametrize("columns", [1, 15, 16, 17, 101])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_relu_square_is_exact(columns, dtype, every_isa):
+    """A tail or an instruction set that rounds otherwise, a negative value that is squared, a NaN that becomes 0."""
+    wide = torch.randn(7, columns + 5).to(dtype)
+    x = wide[:, 3 : 3 + columns]
+    x[0, 0], x[1, 0], x[2, 0] = -0.0, float("nan"), float("inf")
+    for isa in every_isa:
+        set_isa(isa)
+        y = relu_square(x)
+        assert y.dtype == dtype and same_bits(y.nan_to_num(7.0), reference.relu_square(x).nan_to_num(7.0))
+
+
+@pytest.mark.parametrize(
+    ("experts", "groups", "top_groups"), [(1, 1, 1), (6, 3, 2), (128, 1, 1), (36, 9, 4), (20, 2, 2)]
+)
+def test_sigmoid_topk_matches_the_reference(experts, groups, top_groups, every_isa, threads):
+    """A group or an expert that is left out wrongly, another order, a bias in the weights, bits of another instruction
+    set."""
+    logits, bias = torch.randn(301, experts + 3)[:, 3:] * 2, torch.randn(experts) * 0.5
+    for k in {1, top_groups * experts // groups}:
+        made = []
+        for isa in every_isa:
+            set_isa(isa)
+            made.append(sigmoid_topk(logits, k, bias, groups, top_groups))
+        (weights, chosen), *others = made
+        expected, expected_chosen = reference.sigmoid_topk(logits.double(), k, bias.double(), groups, top_groups)
+        assert torch.equal(chosen, expected_chosen)
+        torch.testing.assert_close(weights.double(), expected, rtol=1e-6, atol=1e-30)
+        assert all(same_bits(weights, other) and torch.equal(chosen, indices) for other, indices in others)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_logit_or_bias_that_is_not_finite_makes_all_weights_nan(value):
+    """A broken router whose weights, 0 or 1, look sound."""
+    logits, bias = torch.randn(3, 21), torch.randn(21)
+    expected, _ = sigmoid_topk(logits, 4, bias, 3, 2)
+    for column in (0, 20):
+        broken = logits.clone()
+        broken[1, column] = value
+        weights, chosen = sigmoid_topk(broken, 4, bias, 3, 2)
+        assert same_bits(weights[::2], expected[::2]) and bool(weights[1].isnan().all())
+        assert 0 <= int(chosen.min()) <= int(chosen.max()) < 21
+        assert bool(reference.sigmoid_topk(broken, 4, bias, 3, 2)[0][1].isnan().all())
+        hurt = bias.clone()
+        hurt[column] = value
+        assert bool(sigmoid_topk(logits, 4, hurt, 3, 2)[0].isnan().all())
+
+
+def test_the_lower_expert_and_group_come_first_on_ties():
+    """Experts that depend on the order of a search."""
+    logits, bias = torch.zeros(1, 6), torch.zeros(6)
+    for k, groups, top_groups, chosen in ((3, 1, 1, [0, 1, 2]), (2, 3, 1, [0, 1]), (4, 3, 2, [0, 1, 2, 3])):
+        assert sigmoid_topk(logits, k, bias, groups, top_groups)[1].tolist() == [chosen]
+        assert reference.sigmoid_topk(logits, k, bias, groups, top_groups)[1].tolist() == [chosen]
+    bias[5] = 0.1
+    assert sigmoid_topk(logits, 2, bias, 3, 1)[1].tolist() == [[5, 4]]
 
 
 def test_mixture_is_close_to_float64():
@@ -141,9 +264,55 @@ def test_refuses_what_does_not_fit():
         Expert(gate_up, ops.pack_linear(torch.randn(16, 24).bfloat16()))
     router = ops.pack_linear(torch.randn(2, 16))
     narrower, half = pack([make_mlp(16, 23, torch.float32), make_mlp(16, 24, torch.bfloat16)])
-    for experts in ([expert, narrower], [expert, half], [half, half], []):
+    (ungated,) = pack([make_mlp(16, 24, torch.float32, is_gated=False)])
+    for experts in ([expert, narrower], [expert, half], [expert, ungated], []):
         with pytest.raises(ValueError, match="experts must have one shape"):
             ops.sub_block("mixture", norm, router, experts, 1)
+    with pytest.raises(ValueError, match="experts must have one shape"):
+        ops.sub_block("mixture", norm, ops.pack_linear(torch.randn(2, 16).bfloat16()), [expert, expert], 1)
+    with pytest.raises(ValueError, match=r"gate_up must be \(f, h\)"):
+        Expert(gate_up, down, is_gated=False)
+    for shapes in ([(16, 16)], [(16, 16), (16, 15)], [(16, 16), (17, 16)], [(16, 15), (16, 16)], [(16, 16)] * 3):
+        latent = tuple(ops.pack_linear(torch.randn(shape)) for shape in shapes)
+        with pytest.raises(ValueError, match=r"latent must be \(l, 16\) and \(16, l\)"):
+            ops.sub_block("relu2_mixture", norm, router, [expert, expert], 1, False, None, latent)
     for experts, per_token in (([expert] * 2, 0), ([expert] * 2, 3), ([expert], 1), ([expert] * 3, 1)):
         with pytest.raises(ValueError, match=r"experts_per_token must lie in 1 to [123];"):
             ops.sub_block("mixture", norm, router, experts, per_token)
+
+
+@pytest.mark.parametrize(
+    ("k", "columns", "groups", "top_groups", "sentence"),
+    [
+        (0, 6, 1, 1, "k must lie in 1 to 6"),
+        (5, 6, 3, 2, "k must lie in 1 to 4, the columns of 2 groups; it is 5"),
+        (1, 6, 4, 2, "groups must divide the 6 columns"),
+        (1, 6, 0, 1, "top_groups must lie in 1 to groups"),
+        (1, 6, 3, 4, "top_groups must lie in 1 to groups"),
+        (1, 6, 3, 0, "top_groups must lie in 1 to groups"),
+        (1, 6, 6, 5, "into at least 2 each"),
+        (1, 5, 1, 1, "bias must be contiguous of shape"),
+    ],
+)
+def test_a_routing_that_does_not_fit_is_refused(k, columns, groups, top_groups, sentence):
+    """An expert beside the list, read by the kernel."""
+    bias, experts = torch.zeros(columns), pack([make_mlp(16, 24, torch.float32)] * 6)
+    with pytest.raises(ValueError, match=sentence):
+        sigmoid_topk(torch.randn(2, 6), k, bias, groups, top_groups)
+    if k:
+        rule = k, False, SigmoidRouting(bias, groups, top_groups)
+        with pytest.raises(ValueError, match=sentence):
+            ops.sub_block("relu2_mixture", make_norm(16), ops.pack_linear(torch.randn(6, 16)), experts, *rule)
+
+
+@pytest.mark.parametrize("call", [relu_square, lambda x: sigmoid_topk(x, 1, torch.zeros(3))])
+def test_kernels_refuse_what_they_cannot_read(call):
+    """An address of another device or type handed to the kernel."""
+    for x, sentence in (
+        (torch.zeros(2, 3, device="meta"), "must be on the CPU"),
+        (torch.zeros(3), "have two dimensions"),
+        (torch.zeros(2, 3).half(), "must be float32"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            call(x)
+    assert len(relu_square(torch.zeros(0, 3))) == 0 and len(sigmoid_topk(torch.zeros(0, 3), 1, torch.zeros(3))[0]) == 0

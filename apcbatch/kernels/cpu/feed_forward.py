@@ -1,6 +1,7 @@
-"""Fused feed-forward sub-blocks on the CPU, one call each: a SwiGLU MLP, and a mixture of SwiGLU experts.
+"""Fused feed-forward sub-blocks on the CPU, one call each: an MLP, and a mixture of experts; and the two kernels that
+they have besides the ops.
 
-Invariants: the bits equal those of running the ops one by one. A token's mixture is summed over its experts in
+Invariants: the bits equal those of running the kernels one by one. A token's mixture is summed over its experts in
 ascending order, independent of the routing of other tokens.
 """
 
@@ -11,15 +12,49 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from apcbatch import _C
+from apcbatch.kernels.arguments import require_cpu, require_logits, require_matrix, require_parameter, view
 from apcbatch.kernels.cpu.linear import PackedLinear
 from apcbatch.kernels.cpu.ops import ops
 from apcbatch.kernels.cpu.sub_block import FusedSubBlock, norm_plan
-from apcbatch.kernels.layer import Expert, MatrixProduct, PreNorm, Residual
+from apcbatch.kernels.layer import Expert, MatrixProduct, PreNorm, Residual, SigmoidRouting
+from apcbatch.kernels.processor import num_threads
 from apcbatch.kernels.ragged import Ragged
 
 
+def relu_square(x: torch.Tensor) -> torch.Tensor:
+    """Compute max(x, 0)^2 in float32, rounded once. So et al., "Primer", arXiv 2109.08668.
+
+    x: (t, f) float32 or bfloat16, any row stride. Returns (t, f) in x's dtype. Raises ValueError.
+    """
+    require_cpu(x, "x")
+    require_matrix(x, "x")
+    y = torch.empty(x.shape, dtype=x.dtype)
+    _C.relu_square(x.shape[0], x.shape[1], view(x, "x"), view(y, "y"), num_threads())
+    return y
+
+
+def sigmoid_topk(
+    logits: torch.Tensor, k: int, bias: torch.Tensor, groups: int = 1, top_groups: int = 1
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return two tensors for the k columns of each row with the largest scores, sigmoid(logit) + bias: their sigmoids,
+    and their indices. Only the top_groups of `groups` equal groups of columns are used: those with the largest sums of
+    their two largest scores. DeepSeek-AI, "DeepSeek-V3", arXiv 2412.19437, section 2.1.2.
+
+    logits: (t, columns) float32, any row stride. bias: (columns,) float32 contiguous. Returns (t, k) float32 and (t, k)
+    int64, in descending order of score, the lower group and the lower index first on ties. The sigmoids of a row with a
+    logit or a score that is not finite are NaN. Raises ValueError.
+    """
+    require_cpu(logits, "logits")
+    t, n = require_logits(logits)
+    _check_routing(n, k, SigmoidRouting(bias, groups, top_groups))
+    sigmoids, indices = torch.empty(t, k), torch.empty(t, k, dtype=torch.int64)
+    results = sigmoids.data_ptr(), indices.data_ptr()
+    _C.sigmoid_topk(t, n, k, view(logits, "logits"), *results, bias.data_ptr(), groups, top_groups, num_threads())
+    return sigmoids, indices
+
+
 class FusedMlp(FusedSubBlock):
-    """Pre-norm and SwiGLU MLP in one call. A call stores the output, (t, h), as the residual's delta. Raises
+    """Pre-norm and MLP in one call. A call stores the output, (t, h), as the residual's delta. Raises
     ValueError if the norm does not fit."""
 
     def __init__(self, norm: PreNorm, expert: Expert[PackedLinear]) -> None:
@@ -36,12 +71,14 @@ class FusedMlp(FusedSubBlock):
 
 
 class FusedMixture(FusedSubBlock):
-    """Pre-norm and mixture of SwiGLU experts in one call. A call stores the output, (t, h), as the residual's delta.
-    Raises ValueError if a shape or a dtype does not fit.
+    """Pre-norm and mixture of experts in one call. A call stores the output, (t, h), as the residual's delta. Raises
+    ValueError if a shape or a dtype does not fit.
 
     Each token uses the experts_per_token experts with the largest router logits, weighted by the softmax over all
-    experts. is_normalised: the chosen weights are divided by their sum. router: (experts, h). experts: of one shape and
-    of the router's dtype.
+    experts; with `sigmoid`, those that sigmoid_topk chooses, weighted by their sigmoids. is_normalised: the chosen
+    weights are divided by their sum. router: (experts, h), float32 or of the experts' dtype. experts: of one shape,
+    dtype and activation. latent: projections (l, h) and (h, l) of their dtype; the experts then map l columns to l:
+    y = latent[1](mixture(latent[0] x)). Empty: none, and l is h.
     """
 
     def __init__(
@@ -51,42 +88,81 @@ class FusedMixture(FusedSubBlock):
         experts: Sequence[Expert[PackedLinear]],
         experts_per_token: int,
         is_normalised: bool = False,
+        sigmoid: SigmoidRouting | None = None,
+        latent: tuple[PackedLinear, ...] = (),
     ) -> None:
-        takes = (router.in_features, router.dtype)
-        shapes = {(e.gate_up.in_features, e.gate_up.dtype, e.down.in_features) for e in experts}
-        if len(shapes) != 1 or {shape[:2] for shape in shapes} != {takes}:
+        shapes = {(e.gate_up.in_features, e.gate_up.dtype, e.down.in_features, e.is_gated) for e in experts}
+        dtype = experts[0].down.dtype if experts else router.dtype
+        takes = (latent[0].out_features if latent else router.in_features, dtype)
+        if len(shapes) != 1 or {shape[:2] for shape in shapes} != {takes} or router.dtype not in (dtype, torch.float32):
             raise ValueError(
-                f"experts must have one shape, and the router's inputs and dtype {takes}; their (inputs, dtype, inner "
-                f"columns) are {sorted(map(str, shapes))}"
+                f"experts must have one shape, {takes[0]} inputs, and the router's dtype, {router.dtype}, unless that "
+                f"is torch.float32; their (inputs, dtype, inner columns, is_gated) are {sorted(map(str, shapes))}"
             )
+        h, pairs = router.in_features, [(one.out_features, one.in_features, one.dtype) for one in latent]
+        if latent and pairs != [(takes[0], h, dtype), (h, takes[0], dtype)]:
+            raise ValueError(f"latent must be (l, {h}) and ({h}, l) of the experts' {dtype}; they are {pairs}")
         if router.out_features != len(experts) or not 1 <= experts_per_token <= len(experts):
             raise ValueError(
                 f"the router must have {len(experts)} rows, one for each expert, and experts_per_token must lie in 1 "
                 f"to {len(experts)}; there are {router.out_features} rows, and it is {experts_per_token}"
             )
+        if sigmoid is not None:
+            _check_routing(len(experts), experts_per_token, sigmoid)
         self._norm, self._router, self._experts = norm, router, list(experts)  # alive: the plan has their addresses
-        self._experts_per_token, self.hidden = experts_per_token, router.in_features
-        plans = [_expert_plan(expert) for expert in experts]
-        self.plan = _C.Mixture(norm_plan(norm, self.hidden), router.plan, experts_per_token, is_normalised, plans)
+        self._sigmoid, self._latent = sigmoid, latent
+        self._experts_per_token, self.hidden = experts_per_token, h
+        self.plan = _C.Mixture(
+            norm=norm_plan(norm, h),
+            router=router.plan,
+            experts_per_token=experts_per_token,
+            is_normalised=is_normalised,
+            bias=0 if sigmoid is None else sigmoid.bias.data_ptr(),
+            groups=1 if sigmoid is None else sigmoid.groups,
+            top_groups=1 if sigmoid is None else sigmoid.top_groups,
+            scale=1.0 if sigmoid is None else sigmoid.scale,
+            latent=tuple(one.plan for one in latent),
+            experts=[_expert_plan(expert) for expert in experts],
+        )
 
     def __call__(self, residual: Residual, _: Ragged) -> None:
         """Run the sub-block. Raises ValueError unless the residual has the norm's columns."""
         self.run(residual)
 
     def products(self, residual: Residual) -> Iterator[MatrixProduct]:
-        """Yield the router's product, then those of each expert for the rows routed to it. Runs the router to count
-        these rows."""
-        router, t = self._router, residual.sum.shape[0]
+        """Yield the products of the router and the latent projections, then those of each expert for the rows routed to
+        it. Runs the router to count these rows."""
+        router, t, sigmoid, k = self._router, residual.sum.shape[0], self._sigmoid, self._experts_per_token
         yield MatrixProduct(t, router, torch.float32)
-        x = ops.normed(residual.rows(torch.arange(t)), self._norm, router.dtype)
-        _, chosen = ops.softmax_topk(ops.linear(x, router, torch.float32), self._experts_per_token)
+        for one, out_dtype in zip(self._latent, (None, torch.float32), strict=False):
+            yield MatrixProduct(t, one, out_dtype)
+        x = ops.normed(residual.rows(torch.arange(t)), self._norm, self._experts[0].down.dtype)
+        logits = ops.linear(x, router, torch.float32)
+        if sigmoid is None:
+            _, chosen = ops.softmax_topk(logits, k)
+        else:
+            _, chosen = sigmoid_topk(logits, k, sigmoid.bias, sigmoid.groups, sigmoid.top_groups)
         for expert, rows in zip(self._experts, chosen.flatten().bincount(minlength=len(self._experts)), strict=True):
             if rows:
                 yield from _expert_products(expert, int(rows))
 
 
+def _check_routing(experts: int, k: int, routing: SigmoidRouting) -> None:
+    """Raise ValueError unless sigmoid_topk can choose k of the experts."""
+    groups, top_groups = routing.groups, routing.top_groups
+    require_parameter(routing.bias, "bias", (experts,), torch.float32)
+    if not 1 <= top_groups <= groups or experts % groups or (top_groups < groups and experts < 2 * groups):
+        raise ValueError(
+            f"groups must divide the {experts} columns, into at least 2 each if top_groups is less than groups, and "
+            f"top_groups must lie in 1 to groups; they are {groups} and {top_groups}"
+        )
+    most = top_groups * (experts // groups)
+    if not 1 <= k <= most:
+        raise ValueError(f"k must lie in 1 to {most}, the columns of {top_groups} groups; it is {k}")
+
+
 def _expert_plan(expert: Expert[PackedLinear]) -> _C.Expert:
-    return _C.Expert(expert.gate_up.plan, expert.down.plan)
+    return _C.Expert(expert.gate_up.plan, expert.down.plan, expert.is_gated)
 
 
 def _expert_products(expert: Expert[PackedLinear], rows: int) -> Iterator[MatrixProduct]:
