@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,8 @@ from apcbatch.model.causal_lm import ignored_tensors
 from apcbatch.model.devices import check_kinds
 from apcbatch.model.families import load_model_config
 from tests.model.folders import REMOVED, sharded, weights_of, with_config, with_weights
-from tests.tiny import VOCAB, save_tiny
+from tests.model.parity import LENGTHS, assert_equals_oracle
+from tests.tiny import save_tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -57,51 +57,10 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return folder, oracle, 1e-5 if "rms_norm_eps" in overrides else 2e-4
 
 
-def watched(engine: Engine) -> list[torch.Tensor]:
-    """The logits of each pass from now on."""
-    seen: list[torch.Tensor] = []
-    model = engine._model
-
-    def kept(run: Callable[..., Any], *arguments: Any) -> Any:
-        found = run(*arguments)
-        seen.append((found if isinstance(found, torch.Tensor) else found.logits).clone())
-        return found
-
-    for name in ("passed", "_forward"):
-        run = getattr(model, name)
-        setattr(model, name, lambda *arguments, run=run: kept(run, *arguments))
-    return seen
-
-
-def in_float64(oracle: Any, token_ids: list[int], monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
-    """The oracle's logits, with float64 wherever its code asks for float32: there its own rounding errors reach 1.5e-5
-    of the largest logit."""
-    with monkeypatch.context() as patch, torch.no_grad():
-        patch.setattr(torch.Tensor, "float", torch.Tensor.double)
-        patch.setattr(torch, "float32", torch.float64)
-        patch.setattr(torch, "float", torch.float64)
-        logits: torch.Tensor = oracle(torch.tensor([token_ids]), use_cache=False).logits[0]
-    assert logits.dtype == torch.float64
-    return logits
-
-
-@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 300])
+@pytest.mark.parametrize("length", LENGTHS)
 def test_logits_equal_transformers(length: int, case: tuple[Path, Any, float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches any departure from the architecture: logits of a prompt that is cut anywhere and of 50 tokens after it
-    are within 1e-5 of the outside oracle, and each token is its likeliest."""
-    folder, oracle, tolerance = case
-    prompt = torch.randint(1, VOCAB, (length,), generator=torch.Generator().manual_seed(length)).tolist()
-    budget = random.randint(1, max(2, length))
-    engine = Engine(folder, pool_size_bytes=16 << 20, max_batch_tokens=budget, block_size=5, draft=())
-    logits = watched(engine)
-    (result,) = engine.run([Request("r", prompt, max_tokens=50, ignore_eos=True)])
-    engine.close()
-    assert result.error is None
-    expected = in_float64(oracle, prompt + result.token_ids[:-1], monkeypatch)[length - 1 :]
-    found = torch.cat(logits)[-50:]
-    error = (found - expected).abs().max() / expected.abs().max()
-    assert error <= tolerance, f"relative error {error:.2e}"
-    assert result.token_ids == expected.argmax(1).tolist()
+    """Catches any departure from the architecture."""
+    assert_equals_oracle(case[0], case[1], length, case[2], monkeypatch)
 
 
 def multimodal(folder: Path, target: Path, **top: object) -> Path:
