@@ -16,6 +16,8 @@ from transformers import (
     Mamba2ForCausalLM,
     MambaConfig,
     MambaForCausalLM,
+    NemotronHConfig,
+    NemotronHForCausalLM,
     Qwen3_5ForCausalLM,
     Qwen3_5TextConfig,
 )
@@ -98,12 +100,36 @@ _GRANITE = {
     "logits_scaling": 3,
     "eos_token_id": 0,
 }
+_NEMOTRON = {
+    "vocab_size": VOCAB,
+    "hidden_size": 36,
+    "intermediate_size": 44,
+    "num_hidden_layers": 5,
+    "layer_types": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention"],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 10,
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 10,  # 60 columns of heads, not the 72 of expand
+    "n_groups": 2,
+    "ssm_state_size": 8,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 3,
+    "n_group": 3,
+    "topk_group": 2,
+    "routed_scaling_factor": 2.5,
+    "moe_intermediate_size": 20,
+    "moe_shared_expert_intermediate_size": 28,
+    "time_step_min": 1e-30,  # transformers limits steps to this in prefill, instead of to time_step_limit
+    "eos_token_id": 0,
+}
 FAMILIES = {
     "mamba": (MambaConfig, MambaForCausalLM, _MAMBA),
     "falcon_mamba": (FalconMambaConfig, FalconMambaForCausalLM, {**_MAMBA, "tie_word_embeddings": False}),
     "jamba": (JambaConfig, JambaForCausalLM, _JAMBA),
     "mamba2": (Mamba2Config, Mamba2ForCausalLM, _MAMBA2),
     "granitemoehybrid": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM, _GRANITE),
+    "nemotron_h": (NemotronHConfig, NemotronHForCausalLM, _NEMOTRON),
     "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM, _QWEN),
 }
 
@@ -128,6 +154,9 @@ def make_tiny(name: str, seed: int, overrides: dict):
                 parameter.copy_(torch.randn_like(parameter) * 0.3)
             else:
                 parameter.copy_(torch.randn_like(parameter) * (0.7 if "embed" in key else parameter.shape[-1] ** -0.5))
+        for key, buffer in model.named_buffers():
+            if key.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.randn_like(buffer) * 0.3)
     if getattr(model.config, "tie_word_embeddings", False):
         model.tie_weights()
     return model

@@ -17,6 +17,7 @@ import torch
 from apcbatch.bench.figures import Figure, Sizes, median_ratio, median_s, timed
 from apcbatch.bench.products import product_shapes
 from apcbatch.kernels.arguments import PAGE_TOKENS
+from apcbatch.kernels.cpu.feed_forward import sigmoid_topk
 from apcbatch.kernels.cpu.head_scan import delta_rule, ssd
 from apcbatch.kernels.cpu.linear import PackedLinear, pack_linear
 from apcbatch.kernels.cpu.ops import ops
@@ -202,9 +203,13 @@ class Kernels:
         return self._figure("residual and RMS norm", value, "ns a token and channel", share)
 
     def _routing(self) -> Figure:
-        tokens, experts = self._sizes.kernel_tokens, self._config.num_experts
+        config: Any = self._config
+        tokens, experts = self._sizes.kernel_tokens, config.num_experts
         logits = torch.randn(tokens, experts)
-        route = partial(ops.softmax_topk, logits, self._config.num_experts_per_tok)
+        route = partial(ops.softmax_topk, logits, config.num_experts_per_tok)
+        if hasattr(config, "topk_group"):  # that of a family whose experts are chosen by sigmoids
+            groups = config.n_group, config.topk_group
+            route = partial(sigmoid_topk, logits, config.num_experts_per_tok, torch.randn(experts), *groups)
         seconds = median_s(route, self._sizes)
         return Figure(GROUP, "routing to experts", 1e9 * seconds / tokens, "ns a token", {})
 

@@ -172,7 +172,7 @@ def poisoned(folder: Path, target: Path, name: str, at: int, value: float) -> Pa
 
 def names_of(folder: Path) -> list[str]:
     """The tensors that every request uses: all but the rows and experts that it may pass by."""
-    passed_by = ("experts", "block_sparse_moe.input", "block_sparse_moe.output")
+    passed_by = (".experts.", "block_sparse_moe.input", "block_sparse_moe.output")
     names = load_file(folder / "model.safetensors")
     return [name for name in names if not any(part in name for part in passed_by)]
 

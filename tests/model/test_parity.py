@@ -48,6 +48,23 @@ CASES = {
             "embedding_multiplier": 0.3,
         },
     ),
+    "nemotron": ("nemotron_h", {}),
+    "nemotron-latent": (
+        "nemotron_h",
+        {"moe_latent_size": 16, "n_group": 1, "topk_group": 1, "norm_topk_prob": False, "num_experts_per_tok": 1},
+    ),
+    "nemotron-dense": (
+        "nemotron_h",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["mlp", "linear_attention", "full_attention"],
+            "n_groups": 1,
+            "head_dim": 24,
+            "num_key_value_heads": 4,
+            "conv_kernel": 3,
+            "use_conv_bias": False,
+        },
+    ),
     "jamba-experts": ("jamba", {}),
     "jamba-dense": ("jamba", {"num_experts": 1, "num_experts_per_tok": 1}),
     "jamba-tied": ("jamba", {"tie_word_embeddings": True, "num_key_value_heads": 1, "mamba_d_conv": 2}),

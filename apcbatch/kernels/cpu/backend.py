@@ -31,5 +31,7 @@ class CpuBackend(CpuOps, BackendOf[PackedLinear]):
         "gated_attention": KindOnDevice(FusedAttention),
         "mlp": KindOnDevice(FusedMlp),
         "mixture": KindOnDevice(FusedMixture),
+        "relu2_mlp": KindOnDevice(FusedMlp),
+        "relu2_mixture": KindOnDevice(FusedMixture),
     }
     pass_stack = staticmethod(FusedStack)
