@@ -90,6 +90,7 @@ class HeadMixer(SubBlock):
         conv_bias: int,
         head_norm: int,
         head_norm_eps: float,
+        gate_first: bool,
         conv: View,
     ) -> None: ...
 
@@ -131,6 +132,7 @@ def gated_norm(
     x_head_stride: int,
     gate: View,
     weight: int,
+    weight_stride: int,
     eps: float,
     gate_first: bool,
     y: View,

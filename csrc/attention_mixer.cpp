@@ -90,7 +90,7 @@ void attend(const AttentionMixer& p, const PagedSequences& sequences, const Rows
 }  // namespace
 
 std::int64_t AttentionMixer::scratch_bytes(std::int64_t t) const {
-    const std::int64_t positions = norms.q == nullptr ? 0 : position_bytes(t);
+    const std::int64_t positions = norms.is_none() ? 0 : position_bytes(t);
     return positions + t * (qkv_proj.in + o_proj.in + qkv_proj.out) * bytes_of(dtype);
 }
 
@@ -100,7 +100,7 @@ void AttentionMixer::run(const SubBlockInputs& inputs, const Residual& residual,
     const PagedSequences& sequences = inputs.sequences;
     const std::int64_t t = inputs.t, h = p.qkv_proj.in, d = p.o_proj.in, value_bytes = bytes_of(p.dtype);
     std::int64_t* positions = nullptr;
-    if (p.norms.q != nullptr) {
+    if (!p.norms.is_none()) {
         positions = reinterpret_cast<std::int64_t*>(memory);
         memory += position_bytes(t);
     }

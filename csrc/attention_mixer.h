@@ -11,11 +11,13 @@ namespace apcbatch {
 
 // RMS norms of queries and keys, and their rotary position embedding: see NormRopeParams.
 struct QueryKeyNorms {
-    const float* q = nullptr;  // (head_dim); null: neither norms nor rotation
+    const float* q = nullptr;  // (head_dim); null: no norms
     const float* k = nullptr;  // (head_dim)
     float eps = 0.0f;
     const std::int64_t* steps = nullptr;  // (pairs)
-    std::int64_t pairs = 0;
+    std::int64_t pairs = 0;               // 0: no rotation
+
+    bool is_none() const { return q == nullptr && pairs == 0; }
 };
 
 // Attention mixer, filled once per layer. h: hidden; d: heads * head_dim. Each pass writes its keys and

@@ -70,7 +70,7 @@ void bound_norm_rope(std::int64_t t, std::int64_t heads, std::int64_t head_dim, 
     p.head_dim = head_dim;
     p.x = values(x, t * heads * head_dim);
     p.x_stride = x.stride;
-    p.weight = floats(weight, head_dim);
+    p.weight = floats(weight, kMaybe);
     p.eps = eps;
     p.steps = integers(steps, pairs);
     p.pairs = pairs;

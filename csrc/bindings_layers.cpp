@@ -49,15 +49,16 @@ MambaMixer mamba_mixer(const PreNorm& norm, const Projection& in_proj, const Pro
 
 HeadMixer head_mixer(const PreNorm& norm, const HeadScanParams& scan, const Projection& in_proj,
                      const Projection& out_proj, std::int64_t width, Address conv_weight, Address conv_bias,
-                     Address head_norm, float head_norm_eps, const View& conv) {
+                     Address head_norm, float head_norm_eps, bool gate_first, const View& conv) {
     HeadMixer p;
     p.norm = norm;
     p.scan = scan;
     p.in_proj = in_proj;
     p.out_proj = out_proj;
     p.conv = mixer_conv(scan.dtype, 2 * p.keys() + p.values(), width, conv_weight, conv_bias, conv);
-    p.head_norm = floats(head_norm, scan.value_dim);
+    p.head_norm = floats(head_norm, kMaybe);
     p.head_norm_eps = head_norm_eps;
+    p.gate_first = gate_first;
     return p;
 }
 
@@ -148,7 +149,7 @@ void bind_layers(py::module_& m) {
         .def("run", &run_sub_block, ReleaseGil());
     py::class_<HeadMixer, SubBlock, std::shared_ptr<HeadMixer>>(m, "HeadMixer")
         .def(py::init(&head_mixer), py::kw_only(), "norm"_a, "scan"_a, "in_proj"_a, "out_proj"_a, "width"_a,
-             "conv_weight"_a, "conv_bias"_a, "head_norm"_a, "head_norm_eps"_a, "conv"_a)
+             "conv_weight"_a, "conv_bias"_a, "head_norm"_a, "head_norm_eps"_a, "gate_first"_a, "conv"_a)
         .def("run", &run_sub_block, ReleaseGil());
     py::class_<AttentionMixer, SubBlock, std::shared_ptr<AttentionMixer>>(m, "AttentionMixer")
         .def(py::init(&attention_mixer), py::kw_only(), "norm"_a, "qkv_proj"_a, "o_proj"_a, "heads"_a,

@@ -25,11 +25,12 @@ void bound_rms_norm(std::int64_t t, std::int64_t h, const View& x, const View& d
     rms_norm(p, num_threads);
 }
 
-// x: (t, heads, d) float32, heads x_head_stride apart. gate: (t, heads, d). weight: (d), or (heads, d) with
-// gate_first. y: (t, heads, d) contiguous, of gate's type.
+// x: (t, heads, d) float32, heads x_head_stride apart. gate: (t, heads, d). weight: (d) or (heads, d),
+// weight_stride 0 or d, or none. y: (t, heads, d) contiguous, of gate's type.
 void bound_gated_norm(std::int64_t t, std::int64_t heads, std::int64_t d, const View& x,
-                      std::int64_t x_head_stride, const View& gate, Address weight, float eps,
-                      bool gate_first, const View& y, int num_threads) {
+                      std::int64_t x_head_stride, const View& gate, Address weight,
+                      std::int64_t weight_stride, float eps, bool gate_first, const View& y,
+                      int num_threads) {
     GatedNormParams p;
     p.t = t;
     p.heads = heads;
@@ -40,8 +41,8 @@ void bound_gated_norm(std::int64_t t, std::int64_t heads, std::int64_t d, const 
     p.gate = values(gate, t);
     p.gate_stride = gate.stride;
     p.gate_first = gate_first;
-    p.weight = floats(weight, d);
-    p.weight_stride = gate_first ? d : 0;
+    p.weight = floats(weight, kMaybe);
+    p.weight_stride = weight_stride;
     p.eps = eps;
     p.y = values(y, gate.dtype, t);
     p.dtype = gate.dtype;

@@ -63,7 +63,7 @@ Rows norm_heads(const HeadMixer& p, const Buffers& buffers, int num_threads) {
     const PartTimer timer(Part::norms);
     GatedNormParams norm;
     norm.t = buffers.projected.t;
-    norm.gate_first = p.is_ssd();
+    norm.gate_first = p.gate_first;
     norm.heads = p.is_ssd() ? p.scan.key_heads : p.scan.value_heads;
     norm.d = p.values() / norm.heads;
     norm.x = buffers.out;

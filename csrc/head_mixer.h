@@ -4,9 +4,9 @@
 // Input projection, causal convolution and SiLU over q, k and v, the recurrence, a gated RMS norm, output
 // projection. A gated delta net (Yang, Kautz and Hatamizadeh, arXiv 2412.06464, section 3.4) norms each head,
 // then multiplies it by SiLU(z). Mamba-2 (Dao and Gu, arXiv 2405.21060, section 7) multiplies by SiLU(z),
-// then norms the heads of each key head together. In a bfloat16 model values are rounded after the input
-// projection, after the SiLU of the convolution and after the gated norm; between these everything is
-// float32. The bits equal those of the kernels called one by one.
+// then norms the heads of each key head together; some models norm first, or not at all. In a bfloat16 model
+// values are rounded after the input projection, after the SiLU of the convolution and after the gated norm;
+// between these everything is float32. The bits equal those of the kernels called one by one.
 #pragma once
 
 #include "head_scan.h"
@@ -23,8 +23,9 @@ struct HeadMixer final : SubBlock {
     ConvParams conv;      // for convolve; state (num_slots, w - 1, c)
     // (c + Hv V + 2 Hv, h), rows of q, k, v, z, b, a; without b in ssd. (h, Hv V)
     Projection in_proj, out_proj;
-    const float* head_norm = nullptr;  // delta: (V), ssd: (Hv V)
+    const float* head_norm = nullptr;  // delta: (V), ssd: (Hv V) or null for no norm
     float head_norm_eps = 0.0f;
+    bool gate_first = false;  // multiplies by SiLU(z) before the norm
 
     bool is_ssd() const { return scan.rule == HeadRule::ssd; }
     std::int64_t channels() const { return conv.d_inner; }

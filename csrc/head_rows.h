@@ -10,13 +10,13 @@
 namespace apcbatch {
 
 // RMS norm of each head, x / sqrt(mean(x^2) + eps) * weight, then the rotation of its first 2 * pairs
-// columns: columns i and pairs + i by the angle of the token's position and step i. y may be the same memory
-// as x.
+// columns; without a weight the rotation alone: columns i and pairs + i by the angle of the token's position
+// and step i. y may be the same memory as x.
 struct NormRopeParams {
     int64_t t = 0, heads = 0, head_dim = 0;
     const void* x = nullptr;  // (t, heads, head_dim), token stride x_stride
     int64_t x_stride = 0;
-    const float* weight = nullptr;  // (head_dim)
+    const float* weight = nullptr;  // (head_dim) or null
     float eps = 0.0f;
     const int64_t* steps = nullptr;  // (pairs): angle per position, in 2^-64 turns
     int64_t pairs = 0;

@@ -71,11 +71,16 @@ void norm_rope_typed(const NormRopeParams& p, int64_t begin, int64_t end, char* 
         const T* x = static_cast<const T*>(p.x) + r * p.x_stride;
         T* y = static_cast<T*>(p.y) + r * p.y_stride;
         for (int64_t h = 0; h < p.heads; ++h, x += d, y += d) {
-            const Vec scale = Vec::broadcast(1.0f / __builtin_sqrtf(square_sum(x, d) / float(d) + p.eps));
-            for (int64_t at = 0; at < d; at += kLanes) {
-                const int64_t left = d - at;
-                store_first(load_first(x + at, left) * scale * load_first(p.weight + at, left), head + at,
-                            left);
+            if (p.weight) {
+                const Vec scale = Vec::broadcast(1.0f / __builtin_sqrtf(square_sum(x, d) / float(d) + p.eps));
+                for (int64_t at = 0; at < d; at += kLanes) {
+                    const int64_t left = d - at;
+                    store_first(load_first(x + at, left) * scale * load_first(p.weight + at, left), head + at,
+                                left);
+                }
+            } else {
+                for (int64_t at = 0; at < d; at += kLanes)
+                    store_first(load_first(x + at, d - at), head + at, d - at);
             }
             rotate(head, p.pairs, cosine, sine);
             for (int64_t at = 0; at < d; at += kLanes) {

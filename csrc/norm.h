@@ -66,6 +66,12 @@ void relu_square_typed(const ReluSquareParams& p, int64_t begin, int64_t end) {
     }
 }
 
+template <class T>
+APC_INLINE void gate_head(const float* x, const T* gate, T* y, int64_t d) {
+    for (int64_t at = 0; at < d; at += kLanes)
+        store_first(load_first(x + at, d - at) * silu(load_first(gate + at, d - at)), y + at, d - at);
+}
+
 template <bool kGateFirst, class T>
 void gated_norm_typed(const GatedNormParams& p, int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
@@ -73,6 +79,10 @@ void gated_norm_typed(const GatedNormParams& p, int64_t begin, int64_t end) {
             const float* x = p.x + r * p.x_stride + head * p.x_head_stride;
             const T* gate = static_cast<const T*>(p.gate) + r * p.gate_stride + head * p.d;
             T* y = static_cast<T*>(p.y) + (r * p.heads + head) * p.d;
+            if (!p.weight) {
+                gate_head(x, gate, y, p.d);
+                continue;
+            }
             const float* weight = p.weight + head * p.weight_stride;
             const auto value = [&](int64_t at) __attribute__((always_inline)) {
                 const Vec one = load_first(x + at, p.d - at);

@@ -25,7 +25,8 @@ struct NormParams {
     DType y_dtype = DType::float32;
 };
 
-// Gated RMS norm of each head: y = x / sqrt(mean(x^2) + eps) * weight * silu(gate).
+// Gated RMS norm of each head: y = x / sqrt(mean(x^2) + eps) * weight * silu(gate); without a weight there is
+// no norm: y = x * silu(gate).
 struct GatedNormParams {
     int64_t t = 0, heads = 0, d = 0;
     bool gate_first = false;   // norm x * silu(gate), in place of gating the norm of x
@@ -33,7 +34,7 @@ struct GatedNormParams {
     int64_t x_stride = 0, x_head_stride = 0;
     const void* gate = nullptr;  // (t, heads, d), row stride gate_stride
     int64_t gate_stride = 0;
-    const float* weight = nullptr;  // (d) of all heads, or (heads, d): weight_stride 0 or d
+    const float* weight = nullptr;  // (d) of all heads, or (heads, d): weight_stride 0 or d; or null
     int64_t weight_stride = 0;
     float eps = 0.0f;
     void* y = nullptr;             // (t, heads, d) contiguous

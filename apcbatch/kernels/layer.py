@@ -97,7 +97,8 @@ class Mamba2Weights(Generic[LinearT]):
 
     in_proj: (c + H P + H, h), rows of C, B, x, z, dt. out_proj: (h, H P). groups: G, a divisor of H. conv_weight: (c,
     w). conv_bias: (c,). A: (H,), -exp(A_log). D: (H,). dt_bias: (H,). dt_limits: of the step, softplus(dt + dt_bias).
-    norm: (H P,), weight of the gated RMS norm over the columns of each group. norm_eps: its eps.
+    norm: (H P,), weight of the gated RMS norm over the columns of each group, or None for the gate alone. norm_eps: its
+    eps. gate_first: multiply by silu(z) before the norm, not after it.
     """
 
     in_proj: LinearT
@@ -109,20 +110,21 @@ class Mamba2Weights(Generic[LinearT]):
     D: torch.Tensor
     dt_bias: torch.Tensor
     dt_limits: tuple[float, float]
-    norm: torch.Tensor
+    norm: torch.Tensor | None
     norm_eps: float
+    gate_first: bool = True
 
 
 @dataclass(frozen=True, eq=False)
 class QueryKeyNorms:
     """RMS norms of queries and keys, and the rotary position embedding that follows: arguments of `norm_rope`.
 
-    q, k: weights (head_dim,) float32. eps: of both norms. steps: (rotary_dim / 2,) int64, in 2^-64 turns per position
-    (`rotary_steps`).
+    q, k: weights (head_dim,) float32; both None: the embedding alone. eps: of both norms. steps: (rotary_dim / 2,)
+    int64, in 2^-64 turns per position (`rotary_steps`).
     """
 
-    q: torch.Tensor
-    k: torch.Tensor
+    q: torch.Tensor | None
+    k: torch.Tensor | None
     eps: float
     steps: torch.Tensor
 

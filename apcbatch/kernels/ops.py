@@ -220,15 +220,15 @@ class Ops(ABC, Generic[LinearT]):
         return y
 
     def norm_rope(
-        self, x: torch.Tensor, weight: torch.Tensor, eps: float, steps: torch.Tensor, positions: torch.Tensor
+        self, x: torch.Tensor, weight: torch.Tensor | None, eps: float, steps: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
         """Compute the rms_norm of each head, then its rotary position embedding, in float32, rounded once. Su et al.,
         arXiv 2104.09864, section 3.2, in the form that rotates column i with column p + i: for i < p and the
         normed x, y_i = x_i cos - x_(p + i) sin and y_(p + i) = x_(p + i) cos + x_i sin, of the angle
         position * steps_i. The columns from 2p on are only normed.
 
-        x: (t, heads, head_dim), any token stride. weight: (head_dim,). steps: (p,) int64 contiguous, in 2^-64 turns
-        (`rotary_steps`), 2p at most head_dim. positions: (t,) int64 contiguous, absolute. Returns
+        x: (t, heads, head_dim), any token stride. weight: (head_dim,); None: no norm. steps: (p,) int64 contiguous, in
+        2^-64 turns (`rotary_steps`), 2p at most head_dim. positions: (t,) int64 contiguous, absolute. Returns
         (t, heads, head_dim) in x's dtype. For given steps, cos and sin have an error below 1e-15 before they are
         rounded to float32.
         """
@@ -241,11 +241,12 @@ class Ops(ABC, Generic[LinearT]):
             raise ValueError(f"steps must be at most half of the {head_dim} columns of a head; they are {pairs}")
         require_parameter(steps, "steps", (pairs,), torch.int64, x.device)
         require_parameter(positions, "positions", (t,), torch.int64, x.device)
-        weight = float_vector(weight, "weight", head_dim, x, "x")
+        if weight is not None:
+            weight = float_vector(weight, "weight", head_dim, x, "x")
         y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         rows, result = view(x, "x", self._codes), view(y, "y", self._codes)
         angles = steps.data_ptr(), pairs, positions.data_ptr()
-        self._launch("norm_rope", x, t, heads, head_dim, rows, weight.data_ptr(), eps, *angles, result)
+        self._launch("norm_rope", x, t, heads, head_dim, rows, address(weight), eps, *angles, result)
         return y
 
     def softmax_topk(self, logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:

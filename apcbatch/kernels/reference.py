@@ -154,12 +154,14 @@ def _unit_rows(x: torch.Tensor) -> torch.Tensor:
 
 
 def gated_norm(
-    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, gate_first: bool = False
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor | None, eps: float, gate_first: bool = False
 ) -> torch.Tensor:
     """Compute norm(x) * weight * silu(gate), or with gate_first norm(x * silu(gate)) * weight, for each head, where
-    norm(x) = x / sqrt(mean(x^2) + eps); see apcbatch.kernels.cpu.head_scan."""
+    norm(x) = x / sqrt(mean(x^2) + eps); without a weight x * silu(gate). See apcbatch.kernels.cpu.head_scan."""
     compute = torch.promote_types(gate.dtype, torch.float32)
     factor = F.silu(gate.to(compute))
+    if weight is None:
+        return (x.to(compute) * factor).to(gate.dtype)
     if gate_first:
         return (rms_norm(x.to(compute) * factor, None, eps, compute) * weight.to(compute)).to(gate.dtype)
     return (rms_norm(x.to(compute), weight, eps, compute) * factor).to(gate.dtype)
@@ -240,12 +242,12 @@ def sigmoid_mul(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
 
 
 def norm_rope(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, steps: torch.Tensor, positions: torch.Tensor
+    x: torch.Tensor, weight: torch.Tensor | None, eps: float, steps: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
-    """Compute the rms_norm of each head, then rotate its first 2p columns; see apcbatch.kernels.ops. Angles, cosines
-    and sines are computed in float64."""
+    """Compute the rms_norm of each head, unless weight is None, then rotate its first 2p columns; see
+    apcbatch.kernels.ops. Angles, cosines and sines are computed in float64."""
     compute = torch.promote_types(x.dtype, torch.float32)
-    y, pairs = rms_norm(x, weight, eps, compute), steps.numel()
+    y, pairs = x.to(compute) if weight is None else rms_norm(x, weight, eps, compute), steps.numel()
     radians = steps.double() * (2 * math.pi / 2**TURN_BITS)
     angles = (positions.double().unsqueeze(1) * radians).unsqueeze(1)  # (t, 1, pairs): the same for all heads
     cos, sin = angles.cos().to(compute), angles.sin().to(compute)

@@ -195,6 +195,7 @@ void try_rows() {
 }
 
 void try_head_rows() {
+    const bool normed = coin();
     const int64_t t = pick(0, 9), heads = pick(1, 4), dim = pick(1, 150), pairs = pick(0, dim / 2);
     const int64_t row = heads * dim, gap = pick(0, 3), stride = row + gap;
     const DType type = any_dtype();
@@ -212,7 +213,7 @@ void try_head_rows() {
                 to[i] = x.at(r * stride + head * dim + i);
                 squares += to[i] * to[i];
             }
-            for (int64_t i = 0; i < dim; ++i)
+            for (int64_t i = 0; normed && i < dim; ++i)
                 to[i] = to[i] / std::sqrt(squares / double(dim) + 1e-5) * weight.at(i);
             for (int64_t i = 0; i < pairs; ++i) {
                 const uint64_t part = uint64_t(positions[size_t(r)]) * uint64_t(steps[size_t(i)]);
@@ -226,8 +227,8 @@ void try_head_rows() {
             product.push_back(x.at(r * stride + i) / (1.0 + std::exp(-gate.at(r * row + i))));
     }
     check("norm_rope", y, turned, 1e-5, false, [&](int threads) {
-        norm_rope({t, heads, dim, x.data(), stride, weight.floats(), 1e-5f, steps.data(), pairs,
-                   positions.data(), y.data(), row, type},
+        norm_rope({t, heads, dim, x.data(), stride, normed ? weight.floats() : nullptr, 1e-5f, steps.data(),
+                   pairs, positions.data(), y.data(), row, type},
                   threads);
     });
     check("sigmoid_mul", gated, product, 1e-5, false, [&](int threads) {

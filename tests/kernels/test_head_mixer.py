@@ -102,10 +102,24 @@ class Mamba2Mixer(Mixer):
         w, g = self.weights, self.size[1]
         y = rules.ssd(v, gates, w.A, k, q, w.D, w.dt_bias, w.dt_limits, state, batch)
         y, z = (value.reshape(len(z), g, -1) for value in (y, z))
-        return rules.gated_norm(y, z, w.norm.view(g, -1), w.norm_eps, gate_first=True)
+        return rules.gated_norm(y, z, None if w.norm is None else w.norm.view(g, -1), w.norm_eps, w.gate_first)
 
 
-MIXERS = {"delta": Mixer, "mamba2": Mamba2Mixer}
+class NormFirstMixer(Mamba2Mixer):
+    kind = "norm_first_mamba2"
+
+    def random(self, projections):
+        return replace(super().random(projections), gate_first=False)
+
+
+class NormlessMixer(Mamba2Mixer):
+    kind = "normless_mamba2"
+
+    def random(self, projections):
+        return replace(super().random(projections), norm=None)
+
+
+MIXERS = {"delta": Mixer, "mamba2": Mamba2Mixer, "norm first": NormFirstMixer, "normless": NormlessMixer}
 
 
 @pytest.mark.parametrize("kind", MIXERS)

@@ -39,10 +39,12 @@ def close(y: torch.Tensor, expected: torch.Tensor) -> bool:
 
 @pytest.mark.parametrize(("head_dim", "rotary_dim"), FORMS)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_norm_rope_matches_float64(head_dim, rotary_dim, dtype, isa):
+@pytest.mark.parametrize("has_norm", [True, False])
+def test_norm_rope_matches_float64(head_dim, rotary_dim, dtype, has_norm, isa):
     """A tail of a half that is rotated twice or not, columns past rotary_dim that are, an angle of the wrong position,
     and the precision of float32 angles, which is 1e-2 at position 100,000."""
-    steps, weight = rotary_steps(rotary_dim, 1e7), torch.randn(head_dim)
+    steps, weight = rotary_steps(rotary_dim, 1e7), torch.randn(head_dim) if has_norm else None
+    wide = weight.double() if has_norm else None
     for _ in range(tries(3)):
         t, heads = random.randint(1, 9), random.randint(1, 5)
         x, positions = rows(t, heads, head_dim, dtype), torch.randint(MOST + 1, (t,))
@@ -50,7 +52,7 @@ def test_norm_rope_matches_float64(head_dim, rotary_dim, dtype, isa):
         poison(x.shape, dtype)
         y = ops.norm_rope(x, weight, 1e-6, steps, positions)
         assert y.dtype == dtype and y.is_contiguous()
-        assert close(y, reference.norm_rope(x.double(), weight.double(), 1e-6, steps, positions))
+        assert close(y, reference.norm_rope(x.double(), wide, 1e-6, steps, positions))
         assert close(y, reference.norm_rope(x, weight, 1e-6, steps, positions).double())
 
 
@@ -77,9 +79,10 @@ def test_angles_are_those_of_the_paper():
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_rows_and_threads_and_instruction_sets_give_the_same_bits(dtype, every_isa, threads):
+@pytest.mark.parametrize("weight", [torch.rand(72) + 0.5, None], ids=["norm", "no norm"])
+def test_rows_and_threads_and_instruction_sets_give_the_same_bits(dtype, weight, every_isa, threads):
     """A row whose bits depend on its place, on the threads or on the processor."""
-    steps, weight = rotary_steps(44, 1e6), torch.randn(72)
+    steps = rotary_steps(44, 1e6)
     x, positions, gate = rows(301, 4, 72, dtype), torch.randint(MOST, (301,)), torch.randn(301, 288).to(dtype)
     made = []
     for isa in every_isa[::-1]:  # "plain" last

@@ -188,15 +188,17 @@ def test_gates_at_their_edges():
 
 
 @pytest.mark.parametrize("gate_first", [False, True])
+@pytest.mark.parametrize("weights", ["of all heads", "of each head", "none"])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_gated_norm(every_isa, dtype, size, gate_first):
-    """A head's mean over other columns, a gate that is not this column's; bits that depend on the instruction set or
-    the rows around."""
+def test_gated_norm(every_isa, dtype, size, weights, gate_first):
+    """A head's mean over other columns, a gate or a weight that is not this column's; bits that depend on the
+    instruction set or the rows around."""
     _, heads, _, columns = size
     x, gate = torch.randn(23, heads, columns), torch.randn(23, heads, 2 * columns).to(dtype)[..., columns:].clone()
-    weight = torch.randn(heads, columns) if gate_first else torch.randn(columns)
-    expected = reference.gated_norm(x.double(), gate.double(), weight.double(), 1e-6, gate_first)
+    weight = {"of all heads": torch.randn(columns), "of each head": torch.randn(heads, columns)}.get(weights)
+    wide = None if weight is None else weight.double()
+    expected = reference.gated_norm(x.double(), gate.double(), wide, 1e-6, gate_first)
     results = []
     for name in every_isa:
         set_isa(name)
@@ -257,7 +259,7 @@ def test_refuses_what_does_not_fit():
             replace(scan, **change).run(state, batch)
     x = torch.randn(5, 4, 24)
     for arguments, sentence in (
-        ((x, x, torch.ones(24), 1e-6, True), "weight must be contiguous of shape"),
+        ((x, x, torch.ones(3, 24), 1e-6, True), "weight must be contiguous of shape"),
         ((x, x[:, :3], torch.ones(24), 1e-6), "like gate"),
         ((x.bfloat16(), x, torch.ones(24), 1e-6), "x must be float32"),
         ((x, x, torch.ones(23), 1e-6), "weight must be contiguous of shape"),

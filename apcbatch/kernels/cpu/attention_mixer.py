@@ -1,7 +1,8 @@
 """Attention mixer of one layer inside the CPU's stack.
 
 Invariant: the bits equal those of the ops run one by one in this order: normed, linear (qkv_proj), norm_rope of queries
-and of keys (only with norms), write_kv, paged_attention, sigmoid_mul (only with gates), linear (o_proj).
+and of keys (only with norms or rotary position embeddings), write_kv, paged_attention, sigmoid_mul (only with gates),
+linear (o_proj).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from apcbatch import _C
-from apcbatch.kernels.arguments import cache_views, require_parameter
+from apcbatch.kernels.arguments import address, cache_views, require_parameter
 from apcbatch.kernels.cpu.linear import PackedLinear
 from apcbatch.kernels.cpu.sub_block import StackSubBlock, norm_plan
 from apcbatch.kernels.layer import AttentionWeights, PreNorm, QueryKeyNorms
@@ -67,9 +68,12 @@ def _norms(norms: QueryKeyNorms | None, head_dim: int) -> tuple[int, int, float,
     if norms is None:
         return 0, 0, 0.0, 0, 0
     pairs = norms.steps.numel()
-    require_parameter(norms.q, "the norm of queries", (head_dim,), torch.float32)
-    require_parameter(norms.k, "the norm of keys", (head_dim,), torch.float32)
+    if (norms.q is None) != (norms.k is None):
+        raise ValueError("the norms of queries and of keys must both be given, or neither")
+    for weight, which in ((norms.q, "queries"), (norms.k, "keys")):
+        if weight is not None:
+            require_parameter(weight, f"the norm of {which}", (head_dim,), torch.float32)
     require_parameter(norms.steps, "steps", (pairs,), torch.int64)
     if 2 * pairs > head_dim:
         raise ValueError(f"steps must be at most half of the {head_dim} columns of a head; they are {pairs}")
-    return norms.q.data_ptr(), norms.k.data_ptr(), norms.eps, norms.steps.data_ptr(), pairs
+    return address(norms.q), address(norms.k), norms.eps, norms.steps.data_ptr(), pairs

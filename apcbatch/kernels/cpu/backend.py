@@ -26,9 +26,12 @@ class CpuBackend(CpuOps, BackendOf[PackedLinear]):
     kinds: ClassVar[Mapping[str, KindOnDevice]] = {
         "mamba": KindOnDevice(FusedMamba),
         "mamba2": KindOnDevice(FusedHeadMixer),
+        "norm_first_mamba2": KindOnDevice(FusedHeadMixer),
+        "normless_mamba2": KindOnDevice(FusedHeadMixer),
         "delta": KindOnDevice(FusedHeadMixer),
         "attention": KindOnDevice(FusedAttention),
         "gated_attention": KindOnDevice(FusedAttention),
+        "rotary_attention": KindOnDevice(FusedAttention),
         "mlp": KindOnDevice(FusedMlp),
         "mixture": KindOnDevice(FusedMixture),
         "relu2_mlp": KindOnDevice(FusedMlp),

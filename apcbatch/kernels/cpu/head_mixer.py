@@ -51,8 +51,9 @@ class FusedHeadMixer(FusedSubBlock):
             width=width,
             conv_weight=weights.conv_weight.data_ptr(),
             conv_bias=address(weights.conv_bias) if isinstance(weights, Mamba2Weights) else 0,
-            head_norm=weights.norm.data_ptr(),
+            head_norm=address(weights.norm),
             head_norm_eps=weights.norm_eps,
+            gate_first=isinstance(weights, Mamba2Weights) and weights.gate_first,
             conv=(conv.data_ptr(), slot_stride(conv, (width - 1, channels), dtype), DTYPE_CODES[dtype]),
         )
 
@@ -75,7 +76,7 @@ def _scan_params(
     value_heads, dtype = w.A.numel(), w.in_proj.dtype
     channels, width = w.conv_weight.shape[0], w.conv_weight.shape[-1]
     if isinstance(w, Mamba2Weights):
-        shown, key_heads, gates, value_dim = "C and B", w.groups, 1, w.norm.numel() // max(1, value_heads)
+        shown, key_heads, gates, value_dim = "C and B", w.groups, 1, w.out_proj.in_features // max(1, value_heads)
         D, limits, bias, num_norm = w.D, w.dt_limits, w.conv_bias, value_heads * value_dim
     else:
         shown, key_heads, gates, value_dim = "q and k", w.key_heads, 2, w.norm.numel()
@@ -102,6 +103,7 @@ def _scan_params(
     require_parameter(w.conv_weight, "conv_weight", (channels, width), torch.float32)
     if bias is not None:
         require_parameter(bias, "conv_bias", (channels,), torch.float32)
-    require_parameter(w.norm, "norm", (num_norm,), torch.float32)
+    if w.norm is not None:
+        require_parameter(w.norm, "norm", (num_norm,), torch.float32)
     heads = (key_heads, keys // key_heads), (value_heads, value_dim)
     return head_scan_params(dtype, *heads, w.A, w.dt_bias, state, D, limits)

@@ -171,14 +171,15 @@ def _run(
 
 
 def gated_norm(
-    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, gate_first: bool = False
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor | None, eps: float, gate_first: bool = False
 ) -> torch.Tensor:
     """Compute norm(x) * weight * silu(gate) for each head in float32, rounded once, where norm(x) = x / sqrt(mean(x^2)
     + eps): Yang, Kautz and Hatamizadeh, arXiv 2412.06464, section 3.4. gate_first: compute norm(x * silu(gate)) *
-    weight instead, as Mamba-2 does over the columns of a group: Dao and Gu, arXiv 2405.21060, section 7.
+    weight instead, as Mamba-2 does over the columns of a group: Dao and Gu, arXiv 2405.21060, section 7. weight None:
+    compute x * silu(gate).
 
     x: (t, Hv, V) float32, any stride of tokens and heads. gate: (t, Hv, V) float32 or bfloat16, any token stride.
-    weight: (V,) float32, with gate_first (Hv, V). Returns (t, Hv, V) in gate's dtype.
+    weight: (V,) float32, or one for each head, (Hv, V). Returns (t, Hv, V) in gate's dtype.
     """
     require_cpu(x, "x")
     require_cpu(gate, "gate")
@@ -188,8 +189,11 @@ def gated_norm(
             f"{tuple(x.shape)} and {tuple(gate.shape)}"
         )
     t, heads, columns = x.shape
-    require_parameter(weight, "weight", (heads, columns) if gate_first else (columns,), torch.float32)
+    is_shared = weight is not None and weight.dim() == 1
+    if weight is not None:
+        require_parameter(weight, "weight", (columns,) if is_shared else (heads, columns), torch.float32)
     y = torch.empty(gate.shape, dtype=gate.dtype)
-    rows = (x.data_ptr(), x.stride(0), FLOAT32), x.stride(1), view(gate, "gate"), weight.data_ptr()
-    _C.gated_norm(t, heads, columns, *rows, eps, gate_first, view(y, "y"), num_threads())
+    rows = (x.data_ptr(), x.stride(0), FLOAT32), x.stride(1), view(gate, "gate")
+    norm = *rows, address(weight), 0 if is_shared else columns, eps
+    _C.gated_norm(t, heads, columns, *norm, gate_first, view(y, "y"), num_threads())
     return y
