@@ -6,6 +6,8 @@ from pathlib import Path
 
 import torch
 from transformers import (
+    FalconH1Config,
+    FalconH1ForCausalLM,
     FalconMambaConfig,
     FalconMambaForCausalLM,
     GraniteMoeHybridConfig,
@@ -123,12 +125,37 @@ _NEMOTRON = {
     "time_step_min": 1e-30,  # transformers limits steps to this in prefill, instead of to time_step_limit
     "eos_token_id": 0,
 }
+_FALCON_H1 = {
+    "vocab_size": VOCAB,
+    "hidden_size": 36,
+    "intermediate_size": 44,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 10,
+    "mamba_d_ssm": 60,
+    "mamba_n_heads": 6,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 8,
+    "embedding_multiplier": 5.66,
+    "lm_head_multiplier": 0.35,
+    "mlp_multipliers": [0.88, 0.55],
+    "key_multiplier": 0.39,
+    "attention_in_multiplier": 1.1,
+    "attention_out_multiplier": 0.94,
+    "ssm_multipliers": [0.35, 1.2, 0.31, 0.88, 0.42],
+    "ssm_in_multiplier": 1.25,
+    "ssm_out_multiplier": 0.24,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+    "eos_token_id": 0,
+}
 FAMILIES = {
     "mamba": (MambaConfig, MambaForCausalLM, _MAMBA),
     "falcon_mamba": (FalconMambaConfig, FalconMambaForCausalLM, {**_MAMBA, "tie_word_embeddings": False}),
     "jamba": (JambaConfig, JambaForCausalLM, _JAMBA),
     "mamba2": (Mamba2Config, Mamba2ForCausalLM, _MAMBA2),
     "granitemoehybrid": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM, _GRANITE),
+    "falcon_h1": (FalconH1Config, FalconH1ForCausalLM, _FALCON_H1),
     "nemotron_h": (NemotronHConfig, NemotronHForCausalLM, _NEMOTRON),
     "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM, _QWEN),
 }

@@ -27,7 +27,7 @@ from apcbatch.model.delta_net import DELTA_NET, DeltaNetSizes
 from apcbatch.model.families import family_of, state_layout
 from apcbatch.model.hf_config import ModelConfig
 from apcbatch.model.mamba import MAMBA
-from apcbatch.model.mamba2 import MAMBA2, Mamba2Sizes
+from apcbatch.model.mamba2 import Mamba2Sizes
 
 GROUP = "kernels"
 # Vector operations per element (csrc/vmath.h, csrc/scan_states.h). Each counts as one fma: 2 flops at peak.
@@ -55,12 +55,13 @@ class Kernels:
             yield from self._decode_steps()
         if DELTA_NET in self._blocks:
             yield from self._delta_rules()
-        if MAMBA2 in self._blocks:
+        roles = {part.role for part in state_layout(self._config, "float32").parts}
+        if SSD in roles:
             yield from self._ssd()
         yield self._norm()
         if "moe" in self._config.feed_forwards:
             yield self._routing()
-        if any(part.role == KV for part in state_layout(self._config, "float32").parts):
+        if KV in roles:
             yield self._attention()
         yield from self._products()
 

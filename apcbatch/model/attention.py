@@ -1,8 +1,10 @@
-"""Attention mixers: grouped queries over a paged KV cache, plain as in Jamba, or gated as in Qwen3.5.
+"""Attention mixers: grouped queries over a paged KV cache, plain as in Jamba, rotary as in Falcon-H1, or gated as in
+Qwen3.5.
 
-Plain: Lieber et al., "Jamba", arXiv 2403.19887, section 3, without position embeddings. Gated: RMS norms of queries and
-keys, rotary position embedding of the first columns of a head (Su et al., arXiv 2104.09864), and an output gate (Qiu et
-al., "Gated Attention for Large Language Models", arXiv 2505.06708). torch is imported only when a mixer is loaded.
+Plain: Lieber et al., "Jamba", arXiv 2403.19887, section 3, without position embeddings. Rotary: with rotary position
+embedding of the first columns of a head (Su et al., arXiv 2104.09864). Gated: besides, RMS norms of queries and keys
+before it, and an output gate (Qiu et al., "Gated Attention for Large Language Models", arXiv 2505.06708). torch is
+imported only when a mixer is loaded.
 """
 
 from __future__ import annotations
@@ -26,10 +28,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AttentionForm:
-    """Optional parts of an attention mixer. has_norms: queries and keys get RMS norms with weights 1 + w, then rotary
-    position embeddings; the config must be a RotaryConfig. is_gated: the mixer has an output gate; in q_proj, each
-    head's gate rows follow its query rows."""
+    """Optional parts of an attention mixer. is_rotary: queries and keys get rotary position embeddings; the config must
+    be a RotaryConfig. has_norms: before these, RMS norms with weights 1 + w. is_gated: the mixer has an output gate; in
+    q_proj, each head's gate rows follow its query rows."""
 
+    is_rotary: bool = False
     has_norms: bool = False
     is_gated: bool = False
 
@@ -66,12 +69,12 @@ class AttentionMixer:
             config.num_key_value_heads,
             config.head_dim,
         )
-        self.qkv_proj = source.pack(_qkv(form, config, source))
+        self.qkv_proj = source.pack_parts(**_qkv(form, config, source))
         self.o_proj = source.packed_output("o_proj", config.hidden_size, self.heads * self.head_dim)
         self.k_cache, self.v_cache = state[KV.name]  # (pages, page_tokens, kv heads, head_dim)
         scale = config.multipliers.attention
         self.scale = self.head_dim**-0.5 if scale is None else scale
-        self.norms = _norms(config, source) if form.has_norms else None
+        self.norms = _norms(form, config, source, self.k_cache.device) if form.is_rotary else None
         self.is_gated = form.is_gated
         weights = AttentionWeights(self.qkv_proj, self.o_proj, self.heads, self.scale, self.norms, self.is_gated)
         self.part = source.backend.sub_block(kind, norm, weights, self.k_cache, self.v_cache)
@@ -104,30 +107,29 @@ class AttentionMixer:
         residual.leave(left)
 
 
-def _qkv(form: AttentionForm, config: ModelConfig, source: TensorSource) -> torch.Tensor:
+def _qkv(form: AttentionForm, config: ModelConfig, source: TensorSource) -> dict[str, torch.Tensor]:
     """Return the weights (rows, h) of all queries, keys and values, in this order, and then those of the gates if the
     form is gated."""
-    import torch
-
     h, heads, head_dim = config.hidden_size, config.num_attention_heads, config.head_dim
     kv = config.num_key_value_heads * head_dim
-    gates = []
+    gates = {}
     if form.is_gated:
         both = source.take("q_proj.weight", (2 * heads * head_dim, h)).view(heads, 2, head_dim, h)
         q_weight, gate_weight = both[:, 0].reshape(-1, h), both[:, 1].reshape(-1, h)  # (heads * head_dim, h) each
-        gates = [gate_weight]
+        gates = {"gates": gate_weight}
     else:
         q_weight = source.take("q_proj.weight", (heads * head_dim, h))
     k_weight, v_weight = source.take("k_proj.weight", (kv, h)), source.take("v_proj.weight", (kv, h))
-    return torch.cat([q_weight, k_weight, v_weight, *gates])
+    return {"q": q_weight, "k": k_weight, "v": v_weight, **gates}
 
 
-def _norms(config: ModelConfig, source: TensorSource) -> QueryKeyNorms:
+def _norms(form: AttentionForm, config: ModelConfig, source: TensorSource, device: torch.device) -> QueryKeyNorms:
     from apcbatch.kernels.layer import QueryKeyNorms, rotary_steps
 
-    rotary = cast(RotaryConfig, config)
-    q, k = (1 + source.vector(f"{name}_norm.weight", config.head_dim) for name in "qk")
-    return QueryKeyNorms(q, k, config.norm_eps, rotary_steps(rotary.rotary_dim, rotary.rope_theta).to(q.device))
+    rotary, q, k = cast(RotaryConfig, config), None, None
+    if form.has_norms:
+        q, k = (1 + source.vector(f"{name}_norm.weight", config.head_dim) for name in "qk")
+    return QueryKeyNorms(q, k, config.norm_eps, rotary_steps(rotary.rotary_dim, rotary.rope_theta).to(device))
 
 
 def _products(form: AttentionForm, config: ModelConfig) -> dict[str, tuple[int, int]]:
@@ -150,4 +152,5 @@ def attention(name: str, form: AttentionForm) -> SubBlockKind:
 
 
 ATTENTION = attention("attention", AttentionForm())
-GATED_ATTENTION = attention("gated_attention", AttentionForm(has_norms=True, is_gated=True))
+ROTARY_ATTENTION = attention("rotary_attention", AttentionForm(is_rotary=True))
+GATED_ATTENTION = attention("gated_attention", AttentionForm(is_rotary=True, has_norms=True, is_gated=True))

@@ -134,7 +134,8 @@ class CausalLM:
 
     def _load_layer(self, checkpoint: Checkpoint, i: int, arena: StateArena) -> list[_Entry]:
         prefix, state = f"{self._family.layers}.{i}", arena.layer(i)
-        source = TensorSource(checkpoint, prefix, self.dtype, self.backend, self.config.multipliers.residual)
+        factors = self.config.multipliers
+        source = TensorSource(checkpoint, prefix, self.dtype, self.backend, factors.residual, factors.parts)
         entries: list[_Entry] = []
         norm_name = ""
         for block in self._family.layer(self.config, i):

@@ -34,14 +34,12 @@ def _load_mixture(config: ModelConfig, source: TensorSource, norm: PreNorm, _: S
 
 
 def _expert(config: ModelConfig, source: TensorSource) -> Expert[Linear]:
-    import torch
-
     from apcbatch.kernels.layer import Expert
 
     h, f = config.hidden_size, config.intermediate_size
     gate = source.take("gate_proj.weight", (f, h))
     up = source.take("up_proj.weight", (f, h))
-    return Expert(source.pack(torch.cat([gate, up])), source.packed_output("down_proj", h, f))  # (2f, h), (h, f)
+    return Expert(source.pack_parts(gate=gate, up=up), source.packed_output("down_proj", h, f))  # (2f, h), (h, f)
 
 
 def _load_shared_mlp(config: ModelConfig, source: TensorSource, norm: PreNorm, _: StateTensors) -> Fused:

@@ -36,6 +36,12 @@ class Multipliers:
     attention: float | None = None
     logits: float = 1.0
 
+    @property
+    def parts(self) -> Mapping[str, float]:
+        """Factors of the results of parts of a layer's products, by name: z, x, B, C, dt of a Mamba-2 mixer, q, k, v of
+        attention, gate, up of an MLP, and the last projections out_proj, o_proj, down_proj. 1 if not listed."""
+        return {}
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
@@ -137,6 +143,16 @@ class ConfigReader:
         if not abs(value) <= sys.float_info.max:  # NaN, infinity, or an integer that no float holds
             raise self.wrong(key, value, "a finite number")
         return float(value)
+
+    def numbers(self, key: str, count: int) -> tuple[float, ...]:
+        """Return a list of `count` finite numbers; ones if the key is missing or null. Raises ModelError."""
+        values = self.values.get(key)
+        if values is None:
+            return (1.0,) * count
+        if not isinstance(values, list) or len(values) != count:
+            raise self.wrong(key, values, f"{count} numbers")
+        items = ConfigReader(self.path, {f"{key}[{i}]": value for i, value in enumerate(values)}, self.prefix)
+        return tuple(items.number(name, 1.0) for name in items.values)
 
     def interval(self, key: str, default: tuple[float, float]) -> tuple[float, float]:
         """Return the least and the largest value of an interval of numbers from 0 on; the largest may be infinite.

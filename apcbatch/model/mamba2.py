@@ -1,14 +1,15 @@
 """The Mamba-2 mixer.
 
-Dao and Gu, "Transformers are SSMs", arXiv 2405.21060, section 7. torch is imported only when a mixer is loaded. The
-family's config has the fields of Mamba2Sizes as mamba2_heads (H), mamba2_head_dim (P), mamba2_groups (G), and
-time_step_limit.
+Dao and Gu, "Transformers are SSMs", arXiv 2405.21060, section 7. Each form of its gated norm (Norm) is a SubBlockKind.
+torch is imported only when a mixer is loaded. The family's config has the fields of Mamba2Sizes as mamba2_heads (H),
+mamba2_head_dim (P), mamba2_groups (G), and time_step_limit.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 from apcbatch.layout import CONV, SSD, StatePart, value_lanes
 from apcbatch.model.hf_config import ModelConfig
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from apcbatch.kernels.layer import PreNorm
     from apcbatch.model.sub_blocks import StateTensors
     from apcbatch.model.tensor_source import TensorSource
+
+# Whether the gate silu(z) is multiplied before the norm, after it, or without a norm.
+Norm = Literal["gate_first", "norm_first", "none"]
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,9 @@ class Mamba2Sizes:
         return self.channels + self.inner + self.heads
 
 
-def _load(config: ModelConfig, source: TensorSource, norm: PreNorm, state: StateTensors) -> Fused:
+def _load(
+    kind: str, form: Norm, config: ModelConfig, source: TensorSource, norm: PreNorm, state: StateTensors
+) -> Fused:
     """Load a mixer. state: this layer's ssd (slots, H, P / lanes, N, lanes) and conv (slots, w - 1, 2 G N + H P), whose
     channels are those of C, B and x in this order."""
     import torch
@@ -79,7 +85,7 @@ def _load(config: ModelConfig, source: TensorSource, norm: PreNorm, state: State
 
     bias = source.take("conv1d.bias", (sizes.channels,)) if config.conv_bias else None
     weights = Mamba2Weights(
-        in_proj=source.pack(torch.cat([C, B, x, z, dt])),
+        in_proj=source.pack_parts(C=C, B=B, x=x, z=z, dt=dt),
         out_proj=source.packed_output("out_proj", h, inner),
         groups=sizes.groups,
         conv_weight=channels(source.take("conv1d.weight", (sizes.channels, 1, sizes.width)).squeeze(1)),
@@ -88,10 +94,11 @@ def _load(config: ModelConfig, source: TensorSource, norm: PreNorm, state: State
         D=source.vector("D", heads),
         dt_bias=source.vector("dt_bias", heads),
         dt_limits=fields.time_step_limit,
-        norm=source.vector("norm.weight", inner),
+        norm=None if form == "none" else source.vector("norm.weight", inner),
         norm_eps=config.norm_eps,
+        gate_first=form == "gate_first",
     )
-    part = source.backend.sub_block(MAMBA2.name, norm, weights, state[SSD.name], state[CONV.name])
+    part = source.backend.sub_block(kind, norm, weights, state[SSD.name], state[CONV.name])
     return Fused(source.backend, part)
 
 
@@ -114,8 +121,14 @@ def _sizes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return {
         "conv1d.weight": (sizes.channels, 1, sizes.width),
         "A_log": (sizes.heads,),
-        "norm.weight": (sizes.inner,),
+        "out_proj.weight": (config.hidden_size, sizes.inner),
     }
 
 
-MAMBA2 = SubBlockKind("mamba2", _load, _products, _state, _sizes)
+def _mamba2(name: str, form: Norm) -> SubBlockKind:
+    return SubBlockKind(name, partial(_load, name, form), _products, _state, _sizes)
+
+
+MAMBA2 = _mamba2("mamba2", "gate_first")
+NORM_FIRST_MAMBA2 = _mamba2("norm_first_mamba2", "norm_first")
+NORMLESS_MAMBA2 = _mamba2("normless_mamba2", "none")

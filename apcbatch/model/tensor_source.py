@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -14,13 +15,15 @@ from apcbatch.model.weights import Checkpoint
 @dataclass(frozen=True)
 class TensorSource:
     """Tensors of one block of a checkpoint. prefix: prefix of their names, without the dot after it. dtype, backend:
-    dtype of packed matrices, and the backend that packs them. output_scale: factor of the outputs of sub-blocks."""
+    dtype of packed matrices, and the backend that packs them. output_scale: factor of the outputs of sub-blocks.
+    part_scales: factors of the results of parts of products, by the part's name (Multipliers.parts)."""
 
     checkpoint: Checkpoint
     prefix: str
     dtype: torch.dtype
     backend: Backend
     output_scale: float = 1.0
+    part_scales: Mapping[str, float] = field(default_factory=dict)
 
     def below(self, name: str) -> TensorSource:
         """Return the tensors of a named part of the block."""
@@ -42,13 +45,24 @@ class TensorSource:
         """Return the matrix (rows, columns) of a projection, packed."""
         return self.pack(self.take(f"{name}.weight", (rows, columns)))
 
-    def pack_output(self, weight: torch.Tensor) -> Linear:
-        """Pack the matrix (h, in) of a sub-block's last projection, with output_scale."""
-        return pack_scaled(self.backend, weight.to(self.dtype), self.output_scale)
+    def pack_parts(self, **parts: torch.Tensor) -> Linear:
+        """Pack matrices (out, in), one below the other, for one product. The results of each have its part_scales."""
+        scales = [self.part_scales.get(name, 1.0) for name in parts]
+        weight = torch.cat(list(parts.values())).to(self.dtype)
+        if all(scale == 1 for scale in scales):
+            return self.pack(weight)
+        rows = torch.tensor([len(part) for part in parts.values()])
+        scale = torch.tensor(scales).repeat_interleave(rows).to(weight.device)
+        packed: Linear = self.backend.pack_linear(weight, scale)
+        return packed
+
+    def pack_output(self, weight: torch.Tensor, name: str = "") -> Linear:
+        """Pack the matrix (h, in) of a sub-block's last projection, with output_scale and the name's part_scales."""
+        return pack_scaled(self.backend, weight.to(self.dtype), self.output_scale * self.part_scales.get(name, 1.0))
 
     def packed_output(self, name: str, rows: int, columns: int) -> Linear:
         """Return the matrix (rows, columns) of a sub-block's last projection, packed."""
-        return self.pack_output(self.take(f"{name}.weight", (rows, columns)))
+        return self.pack_output(self.take(f"{name}.weight", (rows, columns)), name)
 
 
 def pack_scaled(backend: Backend, weight: torch.Tensor, factor: float) -> Linear:

@@ -49,6 +49,7 @@ PRODUCTS = {
     "jamba": 3 * 4 + 2 + 4 * 2 + 1,
     "mamba2": 2 * 2 + 1,
     "granitemoehybrid": 4 * 2 + 4 * (1 + 2 + 2) + 1,
+    "falcon_h1": 3 * (2 + 2 + 2) + 1,
     "nemotron_h": 3 * 2 + 2 + (1 + 2 + 2) + 1,
     "qwen3_5": 3 * 2 + 2 + 4 * 2 + 1,
 }
@@ -62,6 +63,7 @@ PRODUCTS = {
         ("jamba", "bfloat16"),
         ("mamba2", "bfloat16"),
         ("granitemoehybrid", "bfloat16"),
+        ("falcon_h1", "float32"),
         ("nemotron_h", "bfloat16"),
         ("qwen3_5", "float32"),
     ],
@@ -78,7 +80,9 @@ def test_document(tiny_checkpoint, family: str, dtype: str) -> None:
     assert len(set(names)) == len(names)
     assert {"prefill of 24", "decode, 3 running", "restore of 8 tokens from the page cache"} <= set(names)
     assert ("routing to experts" in names) == (family in ("jamba", "granitemoehybrid", "nemotron_h"))
-    assert ("Mamba-2 scan of 64 tokens" in names) == (family in ("mamba2", "granitemoehybrid", "nemotron_h"))
+    assert ("Mamba-2 scan of 64 tokens" in names) == (
+        family in ("mamba2", "granitemoehybrid", "falcon_h1", "nemotron_h")
+    )
     assert ("delta rule of one token, 3 running" in names) == (family == "qwen3_5")
     passes = {(f["running"], f["rows"]) for f in document["figures"] if f["group"] == "rows"}
     assert passes == {(1, 1), (1, 3), (1, 6), (3, 3), (3, 6)}
@@ -129,6 +133,7 @@ KERNELS = {
     "jamba": {"MambaMixer", "Mlp", "Mixture", *ATTENTION_OPS},
     "mamba2": {"HeadMixer"},
     "granitemoehybrid": {"HeadMixer", "Mlp", "Mixture", *ATTENTION_OPS},
+    "falcon_h1": {"HeadMixer", "Mlp", *ATTENTION_OPS},
     "nemotron_h": {"HeadMixer", "Mlp", "Mixture", *ATTENTION_OPS},
     "qwen3_5": {"HeadMixer", "Mlp", *ATTENTION_OPS},
 }
@@ -136,7 +141,9 @@ KERNELS = {
 BESIDE_THE_OPS = {"unpack_rows", "span", "check_sequences", "record_parts", "part_seconds"}
 
 
-@pytest.mark.parametrize("family", ["mamba", "jamba", "mamba2", "granitemoehybrid", "nemotron_h", "qwen3_5"])
+@pytest.mark.parametrize(
+    "family", ["mamba", "jamba", "mamba2", "granitemoehybrid", "falcon_h1", "nemotron_h", "qwen3_5"]
+)
 def test_no_kernel_runs_beside_the_ops(family: str, tiny_checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault: a kernel that a pass calls by another way than its backend's ops, whose time is then the interpreter's."""
     engine = Engine(tiny_checkpoint(family), pool_size_bytes=1 << 20)

@@ -45,7 +45,7 @@ def test_a_slot_and_a_page_weigh_what_the_layout_says(dtype: str, tiny_checkpoin
         arena = StateArena(layout, 3, 5, CPU)
         assert sum(part.nbytes for part in arena.slots.values()) == 3 * layout.slot_bytes > 0
         assert sum(part.nbytes for part in arena.pages.values()) == 5 * layout.page_bytes
-        assert bool(arena.pages) == layout.has_tokens == ("attention" in config.mixers)
+        assert bool(arena.pages) == layout.has_tokens == any(name in config.mixers for name in ("attention", "hybrid"))
 
 
 def test_a_page_has_the_tokens_that_the_kernels_expect() -> None:

@@ -55,6 +55,17 @@ CONFIGS = {
         "attention_multiplier": 0.0625,
         "logits_scaling": 8,
     },
+    "falcon_h1": {
+        "hidden_size": 36,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 10,
+        "mamba_d_ssm": 60,
+        "mamba_n_heads": 6,
+        "mlp_multipliers": [0.5, 2],
+        "ssm_in_multiplier": 1.25,
+    },
     "nemotron_h": {"hidden_size": 36, "hybrid_override_pattern": "ME*-", "num_hidden_layers": 4, "time_step_min": 0.01},
     "qwen3_5": {"hidden_size": 36, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2},
 }
@@ -66,6 +77,7 @@ FINGERPRINTS = {
     "jamba": "2de937b8abae44793ffa6565255970a875e681f7e024143f3b92afd94b3cd17b",
     "mamba2": "e7555d04f028b369404575ba08c63788d7132c27e07bf363aad01c9ec41d8ae2",
     "granitemoehybrid": "a3953dfd812b1bfc67a0bc04749aff4652446b8d1df42499467c45b0b13af571",
+    "falcon_h1": "4862d4cdeaebed1d9285db2849b2dcb7f7fdbac9f6c4f33f6592484c053dbb09",
     "nemotron_h": "b4c35ceb9a37bcd89fa442fdb565e466c93374b270fb5388e4154f47b2fbcf21",
     "qwen3_5": "ebf2e17bc39517c4baaea9d90855c2d04e81cd7f7da2f7776753da5d58ace5ec",
 }
@@ -150,6 +162,7 @@ def test_every_module_of_the_folder_is_a_family() -> None:
         "Mamba2ForCausalLM",
         "GraniteMoeHybridForCausalLM",
         "NemotronHForCausalLM",
+        "FalconH1ForCausalLM",
     ]
     files = {path.stem for path in Path(families.__file__).parent.glob("*.py")} - {"__init__"}
     assert {family.model_type for family in families.families()} == files
@@ -197,7 +210,8 @@ def test_the_sentence_about_an_unknown_architecture_lists_all(
     with pytest.raises(
         ModelError,
         match="one of MambaForCausalLM, FalconMambaForCausalLM, JambaForCausalLM, Qwen3_5ForConditionalGeneration, "
-        "Qwen3_5ForCausalLM, Mamba2ForCausalLM, GraniteMoeHybridForCausalLM, NemotronHForCausalLM, PretendForCausalLM$",
+        "Qwen3_5ForCausalLM, Mamba2ForCausalLM, GraniteMoeHybridForCausalLM, NemotronHForCausalLM, "
+        "FalconH1ForCausalLM, PretendForCausalLM$",
     ):
         load_model_config(folder)
 

@@ -19,7 +19,7 @@ from apcbatch.kernels.layer import AttentionWeights, PreNorm, QueryKeyNorms, rot
 from apcbatch.kernels.processor import set_isa
 from apcbatch.layout import PAGE_TOKENS
 from apcbatch.model import families
-from apcbatch.model.attention import ATTENTION, GATED_ATTENTION
+from apcbatch.model.attention import ATTENTION, GATED_ATTENTION, ROTARY_ATTENTION
 from apcbatch.model.batch import Batch
 from apcbatch.model.causal_lm import Part
 from apcbatch.model.family import Family
@@ -178,7 +178,7 @@ def test_matches_transformers_at_every_cut(sizes: str, length: int, load: Load) 
 
 
 @pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize("kind", [ATTENTION, GATED_ATTENTION], ids=["plain", "gated"])
+@pytest.mark.parametrize("kind", [ATTENTION, ROTARY_ATTENTION, GATED_ATTENTION], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", PASSES)
 def test_one_call_has_the_bits_of_the_ops(
@@ -251,6 +251,7 @@ def test_a_mixer_that_does_not_fit_is_refused() -> None:
         (replace(good, o_proj=packed[2]), "must be"),
         (replace(good, norms=replace(norms, q=torch.ones(9))), "the norm of queries must be"),
         (replace(good, norms=replace(norms, k=ones.bfloat16())), "the norm of keys must be"),
+        (replace(good, norms=replace(norms, k=None)), "must both be given, or neither"),
         (replace(good, norms=replace(norms, steps=norms.steps.int())), "steps must be"),
         (replace(good, norms=replace(norms, steps=rotary_steps(10, THETA))), "at most half of the 8 columns"),
     ):

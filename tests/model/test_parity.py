@@ -48,6 +48,21 @@ CASES = {
             "embedding_multiplier": 0.3,
         },
     ),
+    "falcon-h1": ("falcon_h1", {}),
+    "falcon-h1-norm-first": ("falcon_h1", {"mamba_rms_norm": True, "num_key_value_heads": 4, "head_dim": 8}),
+    "falcon-h1-gate-first": (
+        "falcon_h1",
+        {
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+            "tie_word_embeddings": True,
+            "mamba_d_ssm": None,
+            "mamba_n_heads": 4,
+            "mamba_conv_bias": False,
+            "mlp_multipliers": None,
+            "ssm_multipliers": None,
+        },
+    ),
     "nemotron": ("nemotron_h", {}),
     "nemotron-latent": (
         "nemotron_h",

@@ -1,0 +1,147 @@
+"""Falcon-H1: each layer has a Mamba-2 mixer in parallel with rotary attention, under one norm, and then an MLP. Zuo et
+al., "Falcon-H1", arXiv 2507.22448.
+
+Embeddings, logits, and parts of products in each layer have multipliers, in the manner of Yang et al., "Tensor Programs
+V", arXiv 2203.03466.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from apcbatch.model.attention import ROTARY_ATTENTION
+from apcbatch.model.families.mamba2 import Mamba2Config
+from apcbatch.model.family import Family
+from apcbatch.model.feed_forward import MLP
+from apcbatch.model.hf_config import MOST_LAYERS, ConfigReader, ModelConfig, Multipliers
+from apcbatch.model.mamba2 import MAMBA2, NORM_FIRST_MAMBA2, NORMLESS_MAMBA2
+from apcbatch.model.rotary import read_rotary
+from apcbatch.model.sub_blocks import SubBlock
+
+
+@dataclass(frozen=True)
+class FalconH1Multipliers(Multipliers):
+    """Multipliers with those of the layers, as in config.json. ssm: of z, x, B, C and dt. mlp: of an MLP's gate and
+    output."""
+
+    ssm: tuple[float, ...] = (1.0,) * 5
+    ssm_in: float = 1.0
+    ssm_out: float = 1.0
+    attention_in: float = 1.0
+    attention_out: float = 1.0
+    key: float = 1.0
+    mlp: tuple[float, ...] = (1.0,) * 2
+
+    @property
+    def parts(self) -> Mapping[str, float]:
+        """See Multipliers. A factor of a product's input is one of its results."""
+        return {
+            **{name: self.ssm_in * factor for name, factor in zip(("z", "x", "B", "C", "dt"), self.ssm, strict=True)},
+            "out_proj": self.ssm_out,
+            "q": self.attention_in,
+            "k": self.attention_in * self.key,
+            "v": self.attention_in,
+            "o_proj": self.attention_out,
+            "gate": self.mlp[0],
+            "down_proj": self.mlp[1],
+        }
+
+
+@dataclass(frozen=True)
+class FalconH1Config(Mamba2Config):
+    """Mamba2Config with rotary position embedding. mamba_rms_norm: whether the mixers have a norm.
+    mamba_norm_before_gate: whether it comes before the gate. rotary_dim: all columns of a head."""
+
+    mamba_rms_norm: bool = False
+    mamba_norm_before_gate: bool = True
+    rotary_dim: int = 0
+    rope_theta: float = 0.0
+    multipliers: FalconH1Multipliers = FalconH1Multipliers()
+
+
+def read(reader: ConfigReader, family: str) -> FalconH1Config:
+    """Return the ModelConfig of config.json."""
+    for bias in ("attention_bias", "mamba_proj_bias", "mlp_bias", "projectors_bias"):
+        reader.require(bias, False, False)
+    reader.require("mamba_use_mlp", True, True)
+    hidden_size = reader.integer("hidden_size", 4096)
+    layers = reader.integer("num_hidden_layers", 32, maximum=MOST_LAYERS)
+    heads = reader.integer("num_attention_heads", 32)
+    kv_heads = (
+        heads if reader.values.get("num_key_value_heads", 8) is None else reader.integer("num_key_value_heads", 8)
+    )
+    reader.require_multiple("num_attention_heads", heads, "num_key_value_heads", kv_heads)
+    if reader.values.get("head_dim") is None:
+        reader.require_multiple("hidden_size", hidden_size, "num_attention_heads", heads)
+    head_dim = hidden_size // heads if reader.values.get("head_dim") is None else reader.integer("head_dim", 1)
+    rotary = read_rotary(reader, head_dim, default_factor=1.0)
+    if rotary.dim != head_dim:
+        raise reader.wrong("partial_rotary_factor", rotary.dim / head_dim, "1, the only one supported")
+    mamba_heads, groups = reader.integer("mamba_n_heads", 128), reader.integer("mamba_n_groups", 1)
+    has_size = reader.values.get("mamba_d_ssm", 1024) is not None
+    d_inner = reader.integer("mamba_d_ssm", 1024) if has_size else reader.expanded("mamba_expand", hidden_size)
+    reader.require_multiple("mamba_n_heads", mamba_heads, "mamba_n_groups", groups)
+    if d_inner % mamba_heads:
+        raise reader.wrong("mamba_n_heads", mamba_heads, f"a divisor of {d_inner}, the d_inner")
+    reader.require("mamba_d_head", "auto", d_inner // mamba_heads, "auto")
+    return FalconH1Config(
+        family=family,
+        vocab_size=reader.integer("vocab_size", 128000),
+        hidden_size=hidden_size,
+        mixers=("hybrid",) * layers,
+        feed_forwards=("mlp",) * layers,
+        d_inner=d_inner,
+        d_state=reader.integer("mamba_d_state", 256),
+        d_conv=reader.integer("mamba_d_conv", 4, minimum=2),
+        conv_bias=reader.flag("mamba_conv_bias", True),
+        norm_eps=reader.number("rms_norm_eps", 1e-5),
+        tie_word_embeddings=reader.flag("tie_word_embeddings", False),
+        intermediate_size=reader.integer("intermediate_size", 14336),
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        context_length=reader.integer("max_position_embeddings", 8192),
+        eos_token_ids=reader.eos_token_ids(),
+        mamba2_heads=mamba_heads,
+        mamba2_head_dim=d_inner // mamba_heads,
+        mamba2_groups=groups,
+        time_step_limit=reader.interval("time_step_limit", (0.0, float("inf"))),
+        mamba_rms_norm=reader.flag("mamba_rms_norm", False),
+        mamba_norm_before_gate=reader.flag("mamba_norm_before_gate", True),
+        rotary_dim=rotary.dim,
+        rope_theta=rotary.theta,
+        multipliers=FalconH1Multipliers(
+            embedding=reader.number("embedding_multiplier", 1.0),
+            logits=reader.number("lm_head_multiplier", 1.0),
+            ssm=reader.numbers("ssm_multipliers", 5),
+            ssm_in=reader.number("ssm_in_multiplier", 1.0),
+            ssm_out=reader.number("ssm_out_multiplier", 1.0),
+            attention_in=reader.number("attention_in_multiplier", 1.0),
+            attention_out=reader.number("attention_out_multiplier", 1.0),
+            key=reader.number("key_multiplier", 1.0),
+            mlp=reader.numbers("mlp_multipliers", 2),
+        ),
+    )
+
+
+def _layer(config: ModelConfig, _: int) -> tuple[SubBlock, ...]:
+    assert isinstance(config, FalconH1Config)
+    mamba2 = NORM_FIRST_MAMBA2 if config.mamba_norm_before_gate else MAMBA2
+    return (
+        SubBlock("input_layernorm", "mamba", mamba2 if config.mamba_rms_norm else NORMLESS_MAMBA2),
+        SubBlock("input_layernorm", "self_attn", ROTARY_ATTENTION),
+        SubBlock("pre_ff_layernorm", "feed_forward", MLP),
+    )
+
+
+FAMILY = Family(
+    model_type="falcon_h1",
+    architectures=("FalconH1ForCausalLM",),
+    read=read,
+    embedding="model.embed_tokens",
+    layers="model.layers",
+    final_norm="model.final_layernorm",
+    layer=_layer,
+    rank=7,
+)
