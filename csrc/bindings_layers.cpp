@@ -101,10 +101,12 @@ ExpertParams expert(const Projection& gate_up, const Projection& down, bool is_g
     return {gate_up.dtype, gate_up, down, is_gated};
 }
 
-Mlp mlp(const PreNorm& norm, const ExpertParams& expert) {
+// gate: null for none.
+Mlp mlp(const PreNorm& norm, const ExpertParams& expert, const Projection* gate) {
     Mlp p;
     p.norm = norm;
     p.expert = expert;
+    if (gate != nullptr) p.gate = *gate;
     return p;
 }
 

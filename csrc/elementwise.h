@@ -1,5 +1,5 @@
-// The functions of vmath.h over an array, so that tests can check each one's error bound on each instruction
-// set.
+// The functions of vmath.h over an array: for few values within a pass, and for tests of each one's error
+// bound on each instruction set.
 #pragma once
 
 #include "scan.h"

@@ -4,6 +4,7 @@
 
 #include "parts.h"
 #include "rowwise.h"
+#include "scan.h"
 #include "share.h"
 
 namespace apcbatch {
@@ -57,6 +58,34 @@ void run_expert(const ExpertParams& p, std::int64_t t, const void* x, const std:
     activate_in_place(p, t, hidden, num_threads);                               // its first f columns
     project(p.down, gate_up, nullptr, {t, y, h, DType::float32}, num_threads);  // (t, f) -> (t, h)
 }
+
+// Multiplies each row of y (t, h) by the sigmoid of its logit, gate x. logits: (t), overwritten.
+void gate_rows(const Projection& gate, const Rows& x, float* logits, float* y, int num_threads) {
+    project(gate, x, nullptr, {x.t, logits, 1, DType::float32}, num_threads);  // (t, h) -> (t, 1)
+    const PartTimer timer(Part::gated_product);
+    elementwise(Elementwise::sigmoid, logits, logits, x.t);
+    const std::int64_t h = gate.in;
+    share_rows(x.t, h, num_threads, 0, [&](std::int64_t begin, std::int64_t end, char*) {
+        for (std::int64_t r = begin; r < end; ++r) {
+            for (std::int64_t c = 0; c < h; ++c) y[r * h + c] *= logits[r];
+        }
+    });
+}
+
+// Working memory of an MLP.
+struct MlpMemory {
+    char *hidden, *normed;
+    float* logits;  // of the gate
+    std::int64_t bytes;
+
+    MlpMemory(const Mlp& p, std::int64_t t, char* memory) {
+        Parts parts(memory);
+        hidden = parts.take<char>(hidden_bytes(p.expert, t));
+        normed = parts.take<char>(t * p.expert.gate_up.in * bytes_of(p.expert.dtype));
+        logits = parts.take<float>(t * p.gate.out);
+        bytes = parts.bytes();
+    }
+};
 
 // Tokens grouped by expert: those of expert e are tokens[begin[e]] to tokens[begin[e + 1] - 1], ascending.
 struct Routing {
@@ -154,14 +183,15 @@ struct MixtureMemory {
 
 }  // namespace
 
-std::int64_t Mlp::scratch_bytes(std::int64_t t) const {
-    return hidden_bytes(expert, t) + t * expert.gate_up.in * bytes_of(expert.dtype);
-}
+std::int64_t Mlp::scratch_bytes(std::int64_t t) const { return MlpMemory(*this, t, nullptr).bytes; }
 
 void Mlp::run(const SubBlockInputs& inputs, const Residual& residual, char* memory, int num_threads) const {
-    char* normed = memory + hidden_bytes(expert, inputs.t);
-    pre_norm(norm, inputs.t, expert.gate_up.in, residual, normed, expert.dtype, num_threads);
-    run_expert(expert, inputs.t, normed, nullptr, memory, residual.delta, num_threads);
+    const std::int64_t t = inputs.t, h = expert.gate_up.in;
+    const MlpMemory at(*this, t, memory);
+    pre_norm(norm, t, h, residual, at.normed, expert.dtype, num_threads);
+    run_expert(expert, t, at.normed, nullptr, at.hidden, residual.delta, num_threads);
+    if (gate.out > 0)
+        gate_rows(gate, {t, at.normed, h, expert.dtype}, at.logits, residual.delta, num_threads);
 }
 
 std::int64_t Mixture::scratch_bytes(std::int64_t t) const { return MixtureMemory(*this, t, nullptr).bytes; }

@@ -19,9 +19,12 @@ struct ExpertParams {
     bool is_gated = true;          // down(silu(gate x) * up x); false: down(relu(up x)^2)
 };
 
+// gate: (1, h); each token's output is multiplied by the sigmoid of its logit, as in the shared expert of a
+// mixture. out is 0 without one.
 struct Mlp final : SubBlock {
     PreNorm norm;
     ExpertParams expert;
+    Projection gate;
 
     std::int64_t scratch_bytes(std::int64_t t) const override;
     void run(const SubBlockInputs& inputs, const Residual& residual, char* memory,

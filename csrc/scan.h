@@ -12,7 +12,7 @@ namespace apcbatch {
 
 struct Rows;  // linear.h
 
-// Elementwise functions of vmath.h, for tests.
+// Elementwise functions of vmath.h.
 enum class Elementwise : int {
     exp = 0,
     exp2 = 1,

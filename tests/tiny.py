@@ -21,6 +21,8 @@ from transformers import (
     NemotronHConfig,
     NemotronHForCausalLM,
     Qwen3_5ForCausalLM,
+    Qwen3_5MoeForCausalLM,
+    Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
 )
 
@@ -69,6 +71,13 @@ _QWEN = {
     "linear_value_head_dim": 12,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
     "eos_token_id": 0,
+}
+_QWEN_MOE = {
+    **{key: value for key, value in _QWEN.items() if key != "intermediate_size"},
+    "moe_intermediate_size": 20,
+    "shared_expert_intermediate_size": 28,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
 }
 _MAMBA2 = {
     "vocab_size": VOCAB,
@@ -158,6 +167,7 @@ FAMILIES = {
     "falcon_h1": (FalconH1Config, FalconH1ForCausalLM, _FALCON_H1),
     "nemotron_h": (NemotronHConfig, NemotronHForCausalLM, _NEMOTRON),
     "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM, _QWEN),
+    "qwen3_5_moe": (Qwen3_5MoeTextConfig, Qwen3_5MoeForCausalLM, _QWEN_MOE),
 }
 
 
@@ -191,7 +201,7 @@ def make_tiny(name: str, seed: int, overrides: dict):
 
 def _is_offset(name: str, key: str) -> bool:
     """Whether a norm multiplies by 1 + its weights."""
-    return name == "qwen3_5" and "linear_attn" not in key
+    return name.startswith("qwen3") and "linear_attn" not in key
 
 
 def save_tiny(folder: Path, name: str, seed: int, overrides: dict) -> None:

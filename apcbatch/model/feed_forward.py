@@ -1,5 +1,5 @@
-"""Feed-forward sub-blocks: a SwiGLU MLP (Jamba, Qwen3.5, Granite) or one with a squared ReLU (Nemotron-H), and a
-mixture of such experts (Jamba, Granite, Nemotron-H).
+"""Feed-forward sub-blocks: a SwiGLU MLP (Jamba, Qwen3.5, Granite) or one with a squared ReLU (Nemotron-H), a mixture
+of such experts (Jamba, Granite, Qwen, Nemotron-H), and the gated expert that all tokens share (Qwen).
 
 torch is imported only when one is loaded. Invariant: a token's result does not depend on other tokens or their routing;
 it is the sum over its experts, in ascending order of expert.
@@ -22,21 +22,40 @@ if TYPE_CHECKING:
 
 def _load_mlp(config: ModelConfig, source: TensorSource, norm: PreNorm, _: StateTensors) -> Fused:
     """Load an MLP: one expert for all tokens."""
-    return Fused(source.backend, source.backend.sub_block(MLP.name, norm, _expert(config, source)))
+    expert = _expert(source, config.hidden_size, config.intermediate_size)
+    return Fused(source.backend, source.backend.sub_block(MLP.name, norm, expert))
 
 
-def _load_mixture(config: ModelConfig, source: TensorSource, norm: PreNorm, _: StateTensors) -> Fused:
+def _load_mixture(
+    kind: str, router: str, config: ModelConfig, source: TensorSource, norm: PreNorm, _: StateTensors
+) -> Fused:
     """Load a mixture of experts. Each token uses its num_experts_per_tok likeliest experts."""
-    router = source.pack(source.take("router.weight", (config.num_experts, config.hidden_size)))
-    experts = [_expert(config, source.below(f"experts.{i}")) for i in range(config.num_experts)]
-    part = source.backend.sub_block(MIXTURE.name, norm, router, experts, config.num_experts_per_tok)
-    return Fused(source.backend, part)
+    weights = source.packed(router, config.num_experts, config.hidden_size), _experts(config, source)
+    return Fused(source.backend, source.backend.sub_block(kind, norm, *weights, config.num_experts_per_tok))
 
 
-def _expert(config: ModelConfig, source: TensorSource) -> Expert[Linear]:
+def _experts(config: ModelConfig, source: TensorSource) -> list[Expert[Linear]]:
+    """Return the experts of a mixture. A checkpoint has them one by one, or all in two tensors, as the modules of
+    transformers 5 do."""
+    if "experts.gate_up_proj" in source:
+        return _packed_experts(config, source, "experts.gate_up_proj", "experts.down_proj")
+    h, f = config.hidden_size, config.intermediate_size
+    return [_expert(source.below(f"experts.{i}"), h, f) for i in range(config.num_experts)]
+
+
+def _packed_experts(config: ModelConfig, source: TensorSource, gate_up: str, down: str) -> list[Expert[Linear]]:
+    """Return the experts that are stored in two tensors (experts, 2f, h) and (experts, h, f)."""
     from apcbatch.kernels.layer import Expert
 
-    h, f = config.hidden_size, config.intermediate_size
+    count, h, f = config.num_experts, config.hidden_size, config.intermediate_size
+    inputs, outputs = source.take(gate_up, (count, 2 * f, h)), source.take(down, (count, h, f))
+    return [Expert(source.pack(inputs[i]), source.pack_output(outputs[i])) for i in range(count)]
+
+
+def _expert(source: TensorSource, h: int, f: int) -> Expert[Linear]:
+    """Return an expert of f inner columns."""
+    from apcbatch.kernels.layer import Expert
+
     gate = source.take("gate_proj.weight", (f, h))
     up = source.take("up_proj.weight", (f, h))
     return Expert(source.pack_parts(gate=gate, up=up), source.packed_output("down_proj", h, f))  # (2f, h), (h, f)
@@ -54,15 +73,18 @@ def _load_shared_mlp(config: ModelConfig, source: TensorSource, norm: PreNorm, _
 def _load_normalised_mixture(config: ModelConfig, source: TensorSource, norm: PreNorm, _: StateTensors) -> Fused:
     """Load a mixture from Granite's tensors, each of which holds all experts. A token's experts are weighted by the
     softmax over their own router logits."""
-    from apcbatch.kernels.layer import Expert
-
-    count, h, f = config.num_experts, config.hidden_size, config.intermediate_size
-    router = source.packed("router.layer", count, h)
-    inputs = source.take("input_linear.weight", (count, 2 * f, h))
-    outputs = source.take("output_linear.weight", (count, h, f))
-    experts = [Expert(source.pack(inputs[i]), source.pack_output(outputs[i])) for i in range(count)]
-    part = source.backend.sub_block(MIXTURE.name, norm, router, experts, config.num_experts_per_tok, True)
+    router = source.packed("router.layer", config.num_experts, config.hidden_size)
+    experts = _packed_experts(config, source, "input_linear.weight", "output_linear.weight")
+    part = source.backend.sub_block(NORMALISED_MIXTURE.name, norm, router, experts, config.num_experts_per_tok)
     return Fused(source.backend, part)
+
+
+def _load_shared_expert(config: ModelConfig, source: TensorSource, norm: PreNorm, _: StateTensors) -> Fused:
+    """Load the expert that all tokens share. Its output is multiplied by the sigmoid of the token's shared_expert_gate
+    logit."""
+    expert = _expert(source.below("shared_expert"), config.hidden_size, _shared_columns(config))
+    gate = source.packed("shared_expert_gate", 1, config.hidden_size)
+    return Fused(source.backend, source.backend.sub_block(SHARED_EXPERT.name, norm, expert, gate))
 
 
 def _load_relu2_mlp(columns: str, config: ModelConfig, source: TensorSource, norm: PreNorm, _: StateTensors) -> Fused:
@@ -103,7 +125,7 @@ def _relu2_expert(source: TensorSource, h: int, f: int) -> Expert[Linear]:
 
 
 def _shared_columns(config: ModelConfig) -> int:
-    """Return the inner columns of Granite's MLP: the config's field shared_intermediate_size."""
+    """Return the inner columns of the MLP or expert beside a mixture: the config's field shared_intermediate_size."""
     fields: Any = config
     columns: int = fields.shared_intermediate_size
     return columns
@@ -117,6 +139,11 @@ def _mlp_products(config: ModelConfig) -> dict[str, tuple[int, int]]:
 def _shared_products(config: ModelConfig) -> dict[str, tuple[int, int]]:
     h, f = config.hidden_size, _shared_columns(config)
     return {"input_linear": (h, 2 * f), "output_linear": (f, h)}
+
+
+def _shared_expert_products(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    h, f = config.hidden_size, _shared_columns(config)
+    return {"shared_gate_up_proj": (h, 2 * f), "shared_down_proj": (f, h), "shared_expert_gate": (h, 1)}
 
 
 def _mixture_products(config: ModelConfig) -> dict[str, tuple[int, int]]:
@@ -136,6 +163,13 @@ def _relu2_mixture_products(config: ModelConfig) -> dict[str, tuple[int, int]]:
     return {**experts, "router": (h, config.num_experts), **projections}
 
 
+def mixture(router: str, is_normalised: bool) -> SubBlockKind:
+    """Return the SubBlockKind of mixtures whose experts are below `experts`. router: name of the router's tensor.
+    is_normalised: the weights of a token's experts are divided by their sum."""
+    kind = "normalised_mixture" if is_normalised else "mixture"
+    return SubBlockKind(kind, partial(_load_mixture, kind, router), _mixture_products)
+
+
 def relu2_mlp(columns: str, prefix: str = "") -> SubBlockKind:
     """Return the SubBlockKind of MLPs with a squared ReLU. columns: the config's field of their inner columns. prefix:
     of their products' names."""
@@ -143,7 +177,8 @@ def relu2_mlp(columns: str, prefix: str = "") -> SubBlockKind:
 
 
 MLP = SubBlockKind("mlp", _load_mlp, _mlp_products)
-MIXTURE = SubBlockKind("mixture", _load_mixture, _mixture_products)
+MIXTURE = mixture("router", is_normalised=False)
 SHARED_MLP = SubBlockKind("mlp", _load_shared_mlp, _shared_products)
-NORMALISED_MIXTURE = SubBlockKind("mixture", _load_normalised_mixture, _mixture_products)
+NORMALISED_MIXTURE = SubBlockKind("normalised_mixture", _load_normalised_mixture, _mixture_products)
+SHARED_EXPERT = SubBlockKind("shared_expert", _load_shared_expert, _shared_expert_products)
 RELU2_MIXTURE = SubBlockKind("relu2_mixture", _load_relu2_mixture, _relu2_mixture_products)

@@ -123,6 +123,10 @@ class ConfigReader:
         object."""
         return self if self.values.get("text_config") is None else self.below("text_config")
 
+    def with_defaults(self, defaults: Mapping[str, Any]) -> ConfigReader:
+        """Return a reader in which `defaults` are the values of missing keys."""
+        return ConfigReader(self.path, {**defaults, **self.values}, self.prefix)
+
     def require(self, key: str, default: object, *allowed: object) -> None:
         """Raise ModelError unless a value is in `allowed`; the message names the first allowed value. default: value of
         a missing key."""

@@ -29,6 +29,9 @@ class TensorSource:
         """Return the tensors of a named part of the block."""
         return replace(self, prefix=f"{self.prefix}.{name}")
 
+    def __contains__(self, name: str) -> bool:
+        return f"{self.prefix}.{name}" in self.checkpoint
+
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """Return a tensor as it is stored; see Checkpoint.take."""
         return self.checkpoint.take(f"{self.prefix}.{name}", shape)

@@ -52,6 +52,7 @@ PRODUCTS = {
     "falcon_h1": 3 * (2 + 2 + 2) + 1,
     "nemotron_h": 3 * 2 + 2 + (1 + 2 + 2) + 1,
     "qwen3_5": 3 * 2 + 2 + 4 * 2 + 1,
+    "qwen3_5_moe": 3 * 2 + 2 + 4 * (1 + 2 * 2 + 3) + 1,
 }
 
 
@@ -66,6 +67,7 @@ PRODUCTS = {
         ("falcon_h1", "float32"),
         ("nemotron_h", "bfloat16"),
         ("qwen3_5", "float32"),
+        ("qwen3_5_moe", "bfloat16"),
     ],
 )
 def test_document(tiny_checkpoint, family: str, dtype: str) -> None:
@@ -79,11 +81,11 @@ def test_document(tiny_checkpoint, family: str, dtype: str) -> None:
     names = [figure["name"] for figure in document["figures"]]
     assert len(set(names)) == len(names)
     assert {"prefill of 24", "decode, 3 running", "restore of 8 tokens from the page cache"} <= set(names)
-    assert ("routing to experts" in names) == (family in ("jamba", "granitemoehybrid", "nemotron_h"))
+    assert ("routing to experts" in names) == (family in ("jamba", "granitemoehybrid", "nemotron_h", "qwen3_5_moe"))
     assert ("Mamba-2 scan of 64 tokens" in names) == (
         family in ("mamba2", "granitemoehybrid", "falcon_h1", "nemotron_h")
     )
-    assert ("delta rule of one token, 3 running" in names) == (family == "qwen3_5")
+    assert ("delta rule of one token, 3 running" in names) == (family in ("qwen3_5", "qwen3_5_moe"))
     passes = {(f["running"], f["rows"]) for f in document["figures"] if f["group"] == "rows"}
     assert passes == {(1, 1), (1, 3), (1, 6), (3, 3), (3, 6)}
     [prefill] = [f for f in document["figures"] if f["name"] == "parts of a prefill of 24"]
@@ -136,14 +138,13 @@ KERNELS = {
     "falcon_h1": {"HeadMixer", "Mlp", *ATTENTION_OPS},
     "nemotron_h": {"HeadMixer", "Mlp", "Mixture", *ATTENTION_OPS},
     "qwen3_5": {"HeadMixer", "Mlp", *ATTENTION_OPS},
+    "qwen3_5_moe": {"HeadMixer", "Mlp", "Mixture", *ATTENTION_OPS},
 }
 # Of the compiled module, what a pass may call outside of any op: the tied embedding, the lists of a batch.
 BESIDE_THE_OPS = {"unpack_rows", "span", "check_sequences", "record_parts", "part_seconds"}
 
 
-@pytest.mark.parametrize(
-    "family", ["mamba", "jamba", "mamba2", "granitemoehybrid", "falcon_h1", "nemotron_h", "qwen3_5"]
-)
+@pytest.mark.parametrize("family", KERNELS)
 def test_no_kernel_runs_beside_the_ops(family: str, tiny_checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault: a kernel that a pass calls by another way than its backend's ops, whose time is then the interpreter's."""
     engine = Engine(tiny_checkpoint(family), pool_size_bytes=1 << 20)

@@ -95,6 +95,26 @@ def test_mlp_equals_its_ops_one_by_one(shape, dtype, is_gated, isa):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_gated_mlp_equals_its_ops_one_by_one(shape, dtype, isa):
+    """A gate of another token, of what the MLP left in place of its input, or whose sigmoid has other bits in the last
+    rows than in whole vectors."""
+    gate_up, down = make_mlp(*shape, dtype)
+    norm, gate = make_norm(shape[0]), torch.randn(1, shape[0]).to(dtype)
+    [expert], packed = pack([(gate_up, down)]), ops.pack_linear(gate)
+    sums = torch.randn(37, shape[0])
+    x = normed(norm, sums, dtype)
+    logits = ops.linear(x, packed, out_dtype=torch.float32).expand(-1, shape[0]).contiguous()
+    expected = ops.sigmoid_mul(one_by_one(x, gate_up, down), logits)
+    mlp = ops.sub_block("shared_expert", norm, expert, packed)
+    for rows in (slice(0, 1), slice(3, 8), slice(0, 37)):
+        assert same_bits(run(mlp, sums[rows]), expected[rows])
+    wide = [x.double(), gate_up.double(), down.double()]
+    exact = reference.sigmoid_mul(one_by_one(*wide, reference), (x.double() @ gate.double().t()).expand(-1, shape[0]))
+    assert (expected - exact).abs().max() <= (1e-5 if dtype == torch.float32 else 2e-2) * exact.abs().max()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("per_token", [1, 2, 5])
 @pytest.mark.parametrize("is_normalised", [False, True])
 def test_mixture_equals_each_token_on_its_own(shape, dtype, per_token, is_normalised, isa):
@@ -251,6 +271,9 @@ def test_refuses_what_does_not_fit():
         Expert(down, gate_up)
     with pytest.raises(ValueError, match="norm must be contiguous of shape"):
         ops.sub_block("mlp", make_norm(17), expert)
+    for gate in (torch.randn(2, 16), torch.randn(1, 17), torch.randn(1, 16).bfloat16()):
+        with pytest.raises(ValueError, match="the gate must have one row, and the expert's inputs and dtype"):
+            ops.sub_block("shared_expert", norm, expert, ops.pack_linear(gate))
     with pytest.raises(ValueError, match="must have the part's 16 columns"):
         ops.sub_block("mlp", norm, expert)(ops.residual(torch.randn(2, 17)), None)
     with pytest.raises(ValueError, match="the router must have 2 rows, one for each expert"):

@@ -117,7 +117,7 @@ INFINITY = {"__float__": "Infinity"}
 
 @pytest.mark.parametrize("family, changes, sentence", [
     ("mamba", {"architectures": ["LlamaForCausalLM"]}, "names the architecture 'LlamaForCausalLM', which is not supp"),
-    ("mamba", {"architectures": ["Qwen3_5MoeForConditionalGeneration"]}, "'Qwen3_5MoeForConditionalGeneration', which"),
+    ("mamba", {"architectures": ["Qwen3VLMoeForConditionalGeneration"]}, "'Qwen3VLMoeForConditionalGeneration', which"),
     ("mamba", {"architectures": [["x" * 10_000]]}, "a list, which is not supported; expected one of Mamba"),
     ("mamba", {"architectures": None, "model_type": None}, "config.json names no architecture; expected one of Mamba"),
     ("mamba", {"architectures": None, "model_type": None, "ssm_cfg": {}}, r"of the mamba_ssm package .* \(-hf\)"),
@@ -155,6 +155,12 @@ INFINITY = {"__float__": "Infinity"}
     ("granitemoehybrid", {"mamba_d_head": 8}, "mamba_d_head is 8; expected 12, the only one supported"),
     ("granitemoehybrid", {"logits_scaling": 0}, "logits_scaling is 0.0; expected a number above 0"),
     ("granitemoehybrid", {"logits_scaling": 5e-324}, "logits_scaling is 5e-324; expected a number above 0"),
+    ("qwen3_5_moe", {"num_experts_per_tok": 6}, "num_experts_per_tok is 6; expected at most 5 experts"),
+    ("qwen3_5_moe", {"num_experts": 0}, "num_experts is 0; expected an integer from 1"),
+    ("qwen3_5_moe", {"norm_topk_prob": 1}, "norm_topk_prob is 1; expected true or false"),
+    ("qwen3_5_moe", {"moe_intermediate_size": 0}, "moe_intermediate_size is 0; expected an integer from 1"),
+    ("qwen3_5_moe", {"shared_expert_intermediate_size": 0}, "shared_expert_intermediate_size is 0; expected an integ"),
+    ("qwen3_5_moe", {"attn_output_gate": False}, "attn_output_gate is False; expected true"),
     ("mamba2", {"conv_kernel": 1}, "conv_kernel is 1; expected an integer from 2"),
     ("mamba2", {"time_step_limit": 3}, "time_step_limit is 3; expected two numbers"),
     ("mamba2", {"time_step_limit": [0, 1, 2]}, r"time_step_limit is \[0, 1, 2\]; expected two numbers"),

@@ -68,6 +68,13 @@ CONFIGS = {
     },
     "nemotron_h": {"hidden_size": 36, "hybrid_override_pattern": "ME*-", "num_hidden_layers": 4, "time_step_min": 0.01},
     "qwen3_5": {"hidden_size": 36, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2},
+    "qwen3_5_moe": {
+        "hidden_size": 36,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+    },
 }
 # Of the first version with the family, for weights with the digest 00 01 .. 0f in bfloat16 and the arithmetic
 # "numerics".
@@ -79,8 +86,22 @@ FINGERPRINTS = {
     "granitemoehybrid": "a3953dfd812b1bfc67a0bc04749aff4652446b8d1df42499467c45b0b13af571",
     "falcon_h1": "4862d4cdeaebed1d9285db2849b2dcb7f7fdbac9f6c4f33f6592484c053dbb09",
     "nemotron_h": "b4c35ceb9a37bcd89fa442fdb565e466c93374b270fb5388e4154f47b2fbcf21",
+    "qwen3_5_moe": "d38b7336ccb1948ba4d856c8e9263dff2e89bc7000becca8685925e1546374b7",
     "qwen3_5": "ebf2e17bc39517c4baaea9d90855c2d04e81cd7f7da2f7776753da5d58ace5ec",
 }
+ARCHITECTURES = [
+    "MambaForCausalLM",
+    "FalconMambaForCausalLM",
+    "JambaForCausalLM",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForConditionalGeneration",
+    "Qwen3_5MoeForCausalLM",
+    "Mamba2ForCausalLM",
+    "GraniteMoeHybridForCausalLM",
+    "NemotronHForCausalLM",
+    "FalconH1ForCausalLM",
+]
 PRETEND = '''
 """A second name for Mamba, with other tensor names."""
 
@@ -153,17 +174,7 @@ def test_stored_tensors_stay(tmp_path: Path) -> None:
 def test_every_module_of_the_folder_is_a_family() -> None:
     """Catches a family that is not found, one under another's name, and lists in another order."""
     names = [name for family in families.families() for name in family.architectures]
-    assert names == [
-        "MambaForCausalLM",
-        "FalconMambaForCausalLM",
-        "JambaForCausalLM",
-        "Qwen3_5ForConditionalGeneration",
-        "Qwen3_5ForCausalLM",
-        "Mamba2ForCausalLM",
-        "GraniteMoeHybridForCausalLM",
-        "NemotronHForCausalLM",
-        "FalconH1ForCausalLM",
-    ]
+    assert names == ARCHITECTURES
     files = {path.stem for path in Path(families.__file__).parent.glob("*.py")} - {"__init__"}
     assert {family.model_type for family in families.families()} == files
 
@@ -207,12 +218,7 @@ def test_the_sentence_about_an_unknown_architecture_lists_all(
 ) -> None:
     """Catches a list of the supported architectures beside the families themselves."""
     folder = with_config(tiny_checkpoint("mamba"), tmp_path / "model", architectures=["Llama"])
-    with pytest.raises(
-        ModelError,
-        match="one of MambaForCausalLM, FalconMambaForCausalLM, JambaForCausalLM, Qwen3_5ForConditionalGeneration, "
-        "Qwen3_5ForCausalLM, Mamba2ForCausalLM, GraniteMoeHybridForCausalLM, NemotronHForCausalLM, "
-        "FalconH1ForCausalLM, PretendForCausalLM$",
-    ):
+    with pytest.raises(ModelError, match=f"one of {', '.join(ARCHITECTURES)}, PretendForCausalLM$"):
         load_model_config(folder)
 
 

@@ -28,18 +28,23 @@ Checkpoints = Callable[..., Path]
 # At the start of a prompt a head's output can be near zero; its norm enlarges the rounding errors there, of both sides,
 # up to eps^-0.5 times. With the eps of real models neither is within 1e-5 of float64.
 WIDE_EPS = {"rms_norm_eps": 1e-3}
-CASES: dict[str, dict[str, Any]] = {
-    "real eps": {},
-    "odd sizes": WIDE_EPS,
-    "tied, one key head": {
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "real eps": ("qwen3_5", {}),
+    "odd sizes": ("qwen3_5", WIDE_EPS),
+    "tied, one key head": ("qwen3_5", {
         **WIDE_EPS,
         "tie_word_embeddings": True, "linear_num_key_heads": 1, "linear_conv_kernel_dim": 3, "head_dim": 20,
         "num_key_value_heads": 4,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 1.0},
-    },
-    "no attention": {
+    }),
+    "no attention": ("qwen3_5", {
         **WIDE_EPS, "layer_types": ["linear_attention"] * 2, "num_hidden_layers": 2, "linear_num_value_heads": 2,
-    },
+    }),
+    "experts": ("qwen3_5_moe", WIDE_EPS),
+    "all experts": ("qwen3_5_moe", {
+        **WIDE_EPS, "num_experts": 3, "num_experts_per_tok": 3, "shared_expert_intermediate_size": 7,
+        "tie_word_embeddings": True,
+    }),
 }  # fmt: skip
 SWITCHES = {"attn_output_gate": True, "mamba_ssm_dtype": "float32", "full_attention_interval": 4}
 
@@ -47,9 +52,10 @@ SWITCHES = {"attn_output_gate": True, "mamba_ssm_dtype": "float32", "full_attent
 @pytest.fixture(scope="module", params=CASES)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, float]:
     """(a checkpoint, the model that transformers makes of it in float64, the tolerance)"""
-    folder, overrides = tmp_path_factory.mktemp("qwen"), CASES[request.param]
-    save_tiny(folder, "qwen3_5", 1, overrides)
-    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().double()
+    folder, (family, overrides) = tmp_path_factory.mktemp("qwen"), CASES[request.param]
+    save_tiny(folder, family, 1, overrides)
+    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, experts_implementation="eager")
+    oracle = oracle.eval().double()
     rotary = oracle.model.rotary_emb
     table = oracle.config.rope_parameters
     columns = int(oracle.config.head_dim * table["partial_rotary_factor"])
@@ -63,14 +69,20 @@ def test_logits_equal_transformers(length: int, case: tuple[Path, Any, float], m
     assert_equals_oracle(case[0], case[1], length, case[2], monkeypatch)
 
 
-def multimodal(folder: Path, target: Path, **top: object) -> Path:
+def multimodal(
+    folder: Path,
+    target: Path,
+    model_type: str = "qwen3_5",
+    architecture: str = "Qwen3_5ForConditionalGeneration",
+    **top: object,
+) -> Path:
     """The same text model as a multimodal checkpoint: nested, under another prefix, with a vision tower and heads that
     predict further tokens."""
     text = json.loads((folder / "config.json").read_text())
     text["tie_word_embeddings"], tied = REMOVED, text.get("tie_word_embeddings", False)
     nested = {key: value for key, value in text.items() if value is not REMOVED and key != "architectures"}
     nested |= {**SWITCHES, "mtp_num_hidden_layers": 1}
-    values = {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "text_config": nested,
+    values = {"architectures": [architecture], "model_type": model_type, "text_config": nested,
               "vision_config": {"depth": 2}, "image_token_id": 90, "tie_word_embeddings": tied, **top}  # fmt: skip
     target.mkdir(parents=True)
     (target / "config.json").write_text(json.dumps(values))
@@ -111,6 +123,33 @@ def test_the_text_of_a_multimodal_checkpoint_is_read(
     assert ignored_tensors(text) is None
     said = ignored_tensors(folder)
     assert said == f"{folder}: 3 tensors are ignored, of parts that are not run (2 of mtp.*, 1 of model.visual.*)"
+
+
+def with_packed_experts(folder: Path, target: Path) -> Path:
+    """The same model with the experts of a layer in two tensors, as released checkpoints have them."""
+    tensors, packed = weights_of(folder), {}
+    for begin in sorted({name.split("experts.")[0] for name in tensors if ".experts." in name}):
+        count = sum(name.startswith(f"{begin}experts.") and "down_proj" in name for name in tensors)
+        gate, up, down = (
+            torch.stack([tensors[f"{begin}experts.{i}.{part}_proj.weight"] for i in range(count)])
+            for part in ("gate", "up", "down")
+        )
+        packed |= {f"{begin}experts.gate_up_proj": torch.cat([gate, up], 1), f"{begin}experts.down_proj": down}
+    return with_weights(folder, target, {name: REMOVED for name in tensors if ".experts." in name} | packed)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_experts_are_found_under_either_name(dtype: str, tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
+    """Catches a released checkpoint, nested and with packed experts, that is refused, or whose gate and up are swapped,
+    where `save_pretrained` writes each expert by itself."""
+    folder = tiny_checkpoint("qwen3_5_moe")
+    packed = with_packed_experts(folder, tmp_path / "packed")
+    whole = multimodal(packed, tmp_path / "whole", "qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration")
+    expected = answers(folder, dtype=dtype)[1]
+    assert answers(packed, dtype=dtype)[1] == answers(whole, dtype=dtype)[1] == expected
+    name = "model.language_model.layers.0.mlp.experts.down_proj"
+    with pytest.raises(ModelError, match=f"tensor {name} is missing; expected one of shape .5, 36, 20."):
+        answers(with_weights(whole, tmp_path / "missing", {name: REMOVED}))
 
 
 def test_errors_name_tensors_as_the_files_do(tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
@@ -253,13 +292,14 @@ def test_a_device_without_its_kernels_refuses_it(
     check_kinds(load_model_config(tiny_checkpoint("jamba")), torch.device("cuda", 0))
 
 
-def test_a_file_that_says_nothing_is_the_family_itself(tmp_path: Path) -> None:
+@pytest.mark.parametrize("model_type", ["qwen3_5_text", "qwen3_5_moe_text"])
+def test_a_file_that_says_nothing_is_the_family_itself(model_type: str, tmp_path: Path) -> None:
     """Fault: a default, of a key that checkpoints seldom leave out, is not the one of transformers."""
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_5_text"}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
     config: Any = load_model_config(tmp_path)
-    oracle = AutoConfig.for_model("qwen3_5_text")
+    oracle = AutoConfig.for_model(model_type)
     same = (
-        "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+        "vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim",
         "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
         "linear_conv_kernel_dim", "tie_word_embeddings",
     )  # fmt: skip
@@ -267,10 +307,17 @@ def test_a_file_that_says_nothing_is_the_family_itself(tmp_path: Path) -> None:
     assert (config.norm_eps, config.context_length) == (oracle.rms_norm_eps, oracle.max_position_embeddings)
     kinds = {"delta": "linear_attention", "attention": "full_attention"}
     assert [kinds[kind] for kind in config.mixers] == oracle.layer_types
-    assert config.feed_forwards == ("mlp",) * oracle.num_hidden_layers
+    has_experts = model_type != "qwen3_5_text"
+    assert config.feed_forwards == ("moe" if has_experts else "mlp",) * oracle.num_hidden_layers
+    if has_experts:
+        found = (config.num_experts, config.num_experts_per_tok, config.intermediate_size)
+        assert found == (oracle.num_experts, oracle.num_experts_per_tok, oracle.moe_intermediate_size)
+        assert config.shared_intermediate_size == oracle.shared_expert_intermediate_size
+    else:
+        assert config.intermediate_size == oracle.intermediate_size and not config.num_experts
     rotary = oracle.rope_parameters
     assert (config.rotary_dim, config.rope_theta) == (256 * rotary["partial_rotary_factor"], rotary["rope_theta"])
-    without = (config.d_inner, config.d_state, config.d_conv, config.dt_rank, config.num_experts)
+    without = (config.d_inner, config.d_state, config.d_conv, config.dt_rank)
     assert not any(without) and not (config.conv_bias or config.proj_bias or config.eos_token_ids)
     assert (config.mixer_norm, config.mixer_norm_eps) == ("none", 0.0)
 

@@ -23,7 +23,7 @@ from apcbatch.model.batch import Batch
 from apcbatch.model.causal_lm import CausalLM, Part
 from apcbatch.model.delta_net import DELTA_NET
 from apcbatch.model.family import Family
-from apcbatch.model.feed_forward import MIXTURE, MLP
+from apcbatch.model.feed_forward import MIXTURE, MLP, SHARED_EXPERT, mixture
 from apcbatch.model.hf_config import ModelConfig
 from apcbatch.model.mamba import MAMBA
 from apcbatch.model.sub_blocks import SubBlock, SubBlockKind
@@ -49,19 +49,27 @@ ARRANGEMENTS = {
         (SubBlock("norm_1", "linear_attn", DELTA_NET), SubBlock("norm_2", "mlp", MLP)),
         (SubBlock("norm_1", "self_attn", ATTENTION), SubBlock("norm_2", "mlp", MLP)),
     ],
+    "qwen3_5_moe": [
+        (
+            SubBlock("norm_1", "linear_attn", DELTA_NET),
+            SubBlock("norm_2", "mlp", mixture("gate", is_normalised=True)),
+            SubBlock("norm_2", "mlp", SHARED_EXPERT),
+        )
+    ],
     "three_beside": [(*BOTH, SubBlock("input_layernorm", "feed_forward", MLP))],
 }
 
 
 @dataclass(frozen=True)
 class Config(ModelConfig):
-    """With the sizes of the delta net, as a family that has it."""
+    """With the sizes of the delta net and of a shared expert, as a family that has them."""
 
     linear_num_key_heads: int = 2
     linear_num_value_heads: int = 4
     linear_key_head_dim: int = 8
     linear_value_head_dim: int = 24
     linear_conv_kernel_dim: int = 4
+    shared_intermediate_size: int = 28
 
 
 class RandomTensors:
@@ -213,6 +221,10 @@ def test_products_of_every_sub_block_are_noted(load: Load) -> None:
     products.again()
     names = "in_proj x_proj dt_proj out_proj qkv_proj o_proj gate_up_proj down_proj lm_head"
     assert list(product_shapes(loaded.config)) == names.split()
+    loaded, products = load(ARRANGEMENTS["qwen3_5_moe"]), Products()
+    with products.recording(loaded.model.backend):
+        loaded.model.forward(loaded.batch([0], [1]))
+    assert len(products) == 2 + (1 + 2 * 2) + (2 + 1) + 1
     loaded, products = load(ARRANGEMENTS["qwen3_5"]), Products()
     with products.recording(loaded.model.backend):
         loaded.model.forward(loaded.batch([0], [5]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import ClassVar
 
 from apcbatch.kernels import processor
@@ -34,7 +35,9 @@ class CpuBackend(CpuOps, BackendOf[PackedLinear]):
         "rotary_attention": KindOnDevice(FusedAttention),
         "mlp": KindOnDevice(FusedMlp),
         "mixture": KindOnDevice(FusedMixture),
+        "normalised_mixture": KindOnDevice(partial(FusedMixture, is_normalised=True)),
         "relu2_mlp": KindOnDevice(FusedMlp),
         "relu2_mixture": KindOnDevice(FusedMixture),
+        "shared_expert": KindOnDevice(FusedMlp),
     }
     pass_stack = staticmethod(FusedStack)

@@ -1,5 +1,5 @@
-"""Fused feed-forward sub-blocks on the CPU, one call each: an MLP, and a mixture of experts; and the two kernels that
-they have besides the ops.
+"""Fused feed-forward sub-blocks on the CPU, one call each: an MLP, gated or not, and a mixture of experts; and the two
+kernels that they have besides the ops.
 
 Invariants: the bits equal those of running the kernels one by one. A token's mixture is summed over its experts in
 ascending order, independent of the routing of other tokens.
@@ -54,12 +54,22 @@ def sigmoid_topk(
 
 
 class FusedMlp(FusedSubBlock):
-    """Pre-norm and MLP in one call. A call stores the output, (t, h), as the residual's delta. Raises
-    ValueError if the norm does not fit."""
+    """Pre-norm and MLP in one call. A call stores the output, (t, h), as the residual's delta.
 
-    def __init__(self, norm: PreNorm, expert: Expert[PackedLinear]) -> None:
-        self._kept_alive, self._expert, self.hidden = norm, expert, expert.gate_up.in_features
-        self.plan = _C.Mlp(norm_plan(norm, self.hidden), _expert_plan(expert))
+    gate: (1, h), of the expert's dtype, as the shared expert of a mixture has one: each token's output is multiplied by
+    the sigmoid of its float32 logit. Raises ValueError if a shape or a dtype does not fit.
+    """
+
+    def __init__(self, norm: PreNorm, expert: Expert[PackedLinear], gate: PackedLinear | None = None) -> None:
+        takes = (expert.gate_up.in_features, expert.gate_up.dtype)
+        if gate is not None and (gate.out_features, gate.in_features, gate.dtype) != (1, *takes):
+            raise ValueError(
+                f"the gate must have one row, and the expert's inputs and dtype {takes}; it is ({gate.out_features}, "
+                f"{gate.in_features}) {gate.dtype}"
+            )
+        self._kept_alive, self._expert, self._gate, self.hidden = norm, expert, gate, expert.gate_up.in_features
+        gate_plan = None if gate is None else gate.plan
+        self.plan = _C.Mlp(norm_plan(norm, self.hidden), _expert_plan(expert), gate_plan)
 
     def __call__(self, residual: Residual, _: Ragged) -> None:
         """Run the sub-block. Raises ValueError unless the residual has the norm's columns."""
@@ -67,7 +77,10 @@ class FusedMlp(FusedSubBlock):
 
     def products(self, residual: Residual) -> Iterator[MatrixProduct]:
         """See FusedSubBlock."""
-        return _expert_products(self._expert, residual.sum.shape[0])
+        t = residual.sum.shape[0]
+        yield from _expert_products(self._expert, t)
+        if self._gate is not None:
+            yield MatrixProduct(t, self._gate, torch.float32)
 
 
 class FusedMixture(FusedSubBlock):

@@ -6,6 +6,7 @@ Models", arXiv 2505.06708. Only the text model of a multimodal checkpoint is loa
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from apcbatch.model.attention import GATED_ATTENTION
@@ -37,9 +38,9 @@ class Qwen35Config(ModelConfig):
     rope_theta: float
 
 
-def read(whole: ConfigReader, family: str) -> Qwen35Config:
-    """Return the ModelConfig of config.json."""
-    reader = whole.text_model()
+def read(whole: ConfigReader, family: str, defaults: Mapping[str, int] = {}) -> Qwen35Config:
+    """Return the ModelConfig of config.json. defaults: values of missing keys, where a family differs from Qwen3.5."""
+    reader = whole.text_model().with_defaults(defaults)
     _check_choices(reader)
     heads, kv_heads = reader.integer("num_attention_heads", 16), reader.integer("num_key_value_heads", 4)
     key_heads, value_heads = reader.integer("linear_num_key_heads", 16), reader.integer("linear_num_value_heads", 32)
@@ -94,7 +95,7 @@ def _mixers(reader: ConfigReader) -> tuple[str, ...]:
     return mixers
 
 
-_MIXERS = {
+MIXERS = {
     "delta": SubBlock("input_layernorm", "linear_attn", DELTA_NET),
     "attention": SubBlock("input_layernorm", "self_attn", GATED_ATTENTION),
 }
@@ -107,7 +108,7 @@ FAMILY = Family(
     embedding="model.embed_tokens",
     layers="model.layers",
     final_norm="model.norm",
-    layer=lambda config, i: (_MIXERS[config.mixers[i]], SubBlock("post_attention_layernorm", "mlp", MLP)),
+    layer=lambda config, i: (MIXERS[config.mixers[i]], SubBlock("post_attention_layernorm", "mlp", MLP)),
     prefixes={"model.language_model.": "model."},
     ignored=("mtp.", "model.visual."),
     norm_offset=1.0,
