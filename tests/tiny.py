@@ -24,6 +24,8 @@ from transformers import (
     Qwen3_5MoeForCausalLM,
     Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
 )
 
 VOCAB = 97
@@ -168,6 +170,7 @@ FAMILIES = {
     "nemotron_h": (NemotronHConfig, NemotronHForCausalLM, _NEMOTRON),
     "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM, _QWEN),
     "qwen3_5_moe": (Qwen3_5MoeTextConfig, Qwen3_5MoeForCausalLM, _QWEN_MOE),
+    "qwen3_next": (Qwen3NextConfig, Qwen3NextForCausalLM, _QWEN_MOE),
 }
 
 

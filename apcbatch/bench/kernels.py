@@ -53,7 +53,7 @@ class Kernels:
             yield from self._scans()
             yield self._convolution()
             yield from self._decode_steps()
-        if DELTA_NET in self._blocks:
+        if DELTA_NET.name in {kind.name for kind in self._blocks}:
             yield from self._delta_rules()
         roles = {part.role for part in state_layout(self._config, "float32").parts}
         if SSD in roles:

@@ -1,4 +1,4 @@
-"""The gated delta net mixer of Qwen3.5 and its relatives.
+"""The gated delta net mixer of Qwen3.5 and Qwen3-Next.
 
 Yang, Kautz and Hatamizadeh, "Gated Delta Networks", arXiv 2412.06464, section 3.4. torch is imported only when a mixer
 is loaded. The family's config has the fields linear_num_key_heads (Hk), linear_key_head_dim (K),
@@ -7,7 +7,9 @@ linear_num_value_heads (Hv), linear_value_head_dim (V) and linear_conv_kernel_di
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from apcbatch.layout import CONV, DELTA, StatePart, value_lanes
@@ -15,6 +17,8 @@ from apcbatch.model.hf_config import ModelConfig
 from apcbatch.model.sub_blocks import Fused, SubBlockKind
 
 if TYPE_CHECKING:
+    import torch
+
     from apcbatch.kernels.layer import PreNorm
     from apcbatch.model.sub_blocks import StateTensors
     from apcbatch.model.tensor_source import TensorSource
@@ -63,7 +67,33 @@ class DeltaNetSizes:
         return self.channels + self.values + 2 * self.value_heads
 
 
-def _load(config: ModelConfig, source: TensorSource, norm: PreNorm, state: StateTensors) -> Fused:
+InProj = Callable[[DeltaNetSizes, "TensorSource", int], "list[torch.Tensor]"]
+"""in_proj(sizes, source, h): the rows of q, k, v, z, b and a, (rows, h) each, of neighbours also several together."""
+
+
+def _in_proj(sizes: DeltaNetSizes, source: TensorSource, h: int) -> list[torch.Tensor]:
+    """Take the rows from Qwen3.5's tensors."""
+    heads = sizes.value_heads
+    rows = {"qkv": sizes.channels, "z": sizes.values, "b": heads, "a": heads}
+    return [source.take(f"in_proj_{name}.weight", (count, h)) for name, count in rows.items()]
+
+
+def _grouped_in_proj(sizes: DeltaNetSizes, source: TensorSource, h: int) -> list[torch.Tensor]:
+    """Take the rows from Qwen3-Next's two tensors: for each key head its rows of q and of k, then those of v and of z
+    of its value heads; for each key head those of b and of a."""
+    import torch
+
+    keys, values, heads = sizes.key_dim, sizes.values // sizes.key_heads, sizes.value_heads // sizes.key_heads
+    qkvz = source.take("in_proj_qkvz.weight", (2 * sizes.keys + 2 * sizes.values, h)).view(sizes.key_heads, -1, h)
+    ba = source.take("in_proj_ba.weight", (2 * sizes.value_heads, h)).view(sizes.key_heads, -1, h)
+    parts = (
+        *torch.split(qkvz, [keys, keys, values, values], 1),
+        *torch.split(ba, heads, 1),
+    )  # (Hk, rows of a key head, h) each
+    return [part.reshape(-1, h) for part in parts]
+
+
+def _load(in_proj: InProj, config: ModelConfig, source: TensorSource, norm: PreNorm, state: StateTensors) -> Fused:
     """Load a mixer. state: this layer's delta (slots, Hv, V / lanes, K, lanes) and conv (slots, w - 1, 2 Hk K + Hv
     V)."""
     import torch
@@ -72,11 +102,9 @@ def _load(config: ModelConfig, source: TensorSource, norm: PreNorm, state: State
 
     sizes, h = DeltaNetSizes.of(config), config.hidden_size
     heads, channels, values = sizes.value_heads, sizes.channels, sizes.values
-    rows = {"qkv": channels, "z": values, "b": heads, "a": heads}
-    in_proj = [source.take(f"in_proj_{name}.weight", (count, h)) for name, count in rows.items()]
     conv_weight = source.take("conv1d.weight", (channels, 1, sizes.width))
     weights = DeltaNetWeights(
-        in_proj=source.pack(torch.cat(in_proj)),
+        in_proj=source.pack(torch.cat(in_proj(sizes, source, h))),
         out_proj=source.packed_output("out_proj", h, values),
         key_heads=sizes.key_heads,
         conv_weight=conv_weight.float().squeeze(1).contiguous(),
@@ -112,4 +140,5 @@ def _sizes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     }
 
 
-DELTA_NET = SubBlockKind("delta", _load, _products, _state, _sizes)
+DELTA_NET = SubBlockKind("delta", partial(_load, _in_proj), _products, _state, _sizes)
+GROUPED_DELTA_NET = replace(DELTA_NET, load=partial(_load, _grouped_in_proj))

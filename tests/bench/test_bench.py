@@ -53,6 +53,7 @@ PRODUCTS = {
     "nemotron_h": 3 * 2 + 2 + (1 + 2 + 2) + 1,
     "qwen3_5": 3 * 2 + 2 + 4 * 2 + 1,
     "qwen3_5_moe": 3 * 2 + 2 + 4 * (1 + 2 * 2 + 3) + 1,
+    "qwen3_next": 3 * 2 + 2 + 4 * (1 + 2 * 2 + 3) + 1,
 }
 
 
@@ -68,6 +69,7 @@ PRODUCTS = {
         ("nemotron_h", "bfloat16"),
         ("qwen3_5", "float32"),
         ("qwen3_5_moe", "bfloat16"),
+        ("qwen3_next", "float32"),
     ],
 )
 def test_document(tiny_checkpoint, family: str, dtype: str) -> None:
@@ -81,11 +83,12 @@ def test_document(tiny_checkpoint, family: str, dtype: str) -> None:
     names = [figure["name"] for figure in document["figures"]]
     assert len(set(names)) == len(names)
     assert {"prefill of 24", "decode, 3 running", "restore of 8 tokens from the page cache"} <= set(names)
-    assert ("routing to experts" in names) == (family in ("jamba", "granitemoehybrid", "nemotron_h", "qwen3_5_moe"))
+    with_experts = ("jamba", "granitemoehybrid", "nemotron_h", "qwen3_5_moe", "qwen3_next")
+    assert ("routing to experts" in names) == (family in with_experts)
     assert ("Mamba-2 scan of 64 tokens" in names) == (
         family in ("mamba2", "granitemoehybrid", "falcon_h1", "nemotron_h")
     )
-    assert ("delta rule of one token, 3 running" in names) == (family in ("qwen3_5", "qwen3_5_moe"))
+    assert ("delta rule of one token, 3 running" in names) == family.startswith("qwen3")
     passes = {(f["running"], f["rows"]) for f in document["figures"] if f["group"] == "rows"}
     assert passes == {(1, 1), (1, 3), (1, 6), (3, 3), (3, 6)}
     [prefill] = [f for f in document["figures"] if f["name"] == "parts of a prefill of 24"]
@@ -139,6 +142,7 @@ KERNELS = {
     "nemotron_h": {"HeadMixer", "Mlp", "Mixture", *ATTENTION_OPS},
     "qwen3_5": {"HeadMixer", "Mlp", *ATTENTION_OPS},
     "qwen3_5_moe": {"HeadMixer", "Mlp", "Mixture", *ATTENTION_OPS},
+    "qwen3_next": {"HeadMixer", "Mlp", "Mixture", *ATTENTION_OPS},
 }
 # Of the compiled module, what a pass may call outside of any op: the tied embedding, the lists of a batch.
 BESIDE_THE_OPS = {"unpack_rows", "span", "check_sequences", "record_parts", "part_seconds"}

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import Mamba2Config, Qwen3_5TextConfig
+from transformers import Mamba2Config, Qwen3_5TextConfig, Qwen3NextConfig
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
 from apcbatch.kernels.layer import PreNorm
 from apcbatch.kernels.ragged import Ragged
 from apcbatch.layout import StateLayout
 from apcbatch.model.arena import StateArena
-from apcbatch.model.delta_net import DELTA_NET
+from apcbatch.model.delta_net import DELTA_NET, GROUPED_DELTA_NET
 from apcbatch.model.devices import backend_for
 from apcbatch.model.mamba2 import MAMBA2
 from apcbatch.model.sub_blocks import SubBlockKind
@@ -47,16 +49,19 @@ class StateDict:
 Made = tuple[torch.nn.Module, SimpleNamespace, SubBlockKind]
 
 
-def delta_net(sizes: tuple[int, int, int, int]) -> Made:
+def delta_net(sizes: tuple[int, int, int, int], is_grouped: bool = False) -> Made:
     """The mixer of transformers, the fields of our config, and our kind."""
-    config = Qwen3_5TextConfig(
+    config = (Qwen3NextConfig if is_grouped else Qwen3_5TextConfig)(
         hidden_size=HIDDEN, linear_num_key_heads=sizes[0], linear_num_value_heads=sizes[1],
         linear_key_head_dim=sizes[2], linear_value_head_dim=sizes[3], num_hidden_layers=1,
         layer_types=["linear_attention"], num_attention_heads=4,
     )  # fmt: skip
     names = [name for name in vars(config) if name.startswith("linear_")]
     fields = {name: getattr(config, name) for name in names}
-    return Qwen3_5GatedDeltaNet(config, 0), SimpleNamespace(**fields, norm_eps=config.rms_norm_eps), DELTA_NET
+    made = SimpleNamespace(**fields, norm_eps=config.rms_norm_eps)
+    if is_grouped:
+        return Qwen3NextGatedDeltaNet(config, 0), made, GROUPED_DELTA_NET
+    return Qwen3_5GatedDeltaNet(config, 0), made, DELTA_NET
 
 
 def mamba2(sizes: tuple[int, int, int, int]) -> Made:
@@ -74,7 +79,7 @@ def mamba2(sizes: tuple[int, int, int, int]) -> Made:
     return Mamba2Mixer(config, 0), fields, MAMBA2
 
 
-MAKERS = {"delta": delta_net, "mamba2": mamba2}
+MAKERS = {"delta": delta_net, "grouped delta": partial(delta_net, is_grouped=True), "mamba2": mamba2}
 
 
 class Mixers:

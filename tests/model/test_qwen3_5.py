@@ -45,6 +45,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         **WIDE_EPS, "num_experts": 3, "num_experts_per_tok": 3, "shared_expert_intermediate_size": 7,
         "tie_word_embeddings": True,
     }),
+    "grouped projections": ("qwen3_next", WIDE_EPS),
+    "grouped projections, weights as they are": ("qwen3_next", {
+        **WIDE_EPS, "norm_topk_prob": False, "num_experts_per_tok": 3, "linear_num_key_heads": 3,
+        "linear_num_value_heads": 6, "linear_conv_kernel_dim": 2,
+    }),
 }  # fmt: skip
 SWITCHES = {"attn_output_gate": True, "mamba_ssm_dtype": "float32", "full_attention_interval": 4}
 
@@ -292,7 +297,7 @@ def test_a_device_without_its_kernels_refuses_it(
     check_kinds(load_model_config(tiny_checkpoint("jamba")), torch.device("cuda", 0))
 
 
-@pytest.mark.parametrize("model_type", ["qwen3_5_text", "qwen3_5_moe_text"])
+@pytest.mark.parametrize("model_type", ["qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"])
 def test_a_file_that_says_nothing_is_the_family_itself(model_type: str, tmp_path: Path) -> None:
     """Fault: a default, of a key that checkpoints seldom leave out, is not the one of transformers."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))

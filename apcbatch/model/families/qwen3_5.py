@@ -81,7 +81,7 @@ def _check_choices(reader: ConfigReader) -> None:
     reader.require("attention_bias", False, False)
     reader.require("attn_output_gate", True, True)
     reader.require("mamba_ssm_dtype", "float32", "float32")
-    reader.require("mlp_only_layers", [], [])
+    reader.require("mlp_only_layers", [], [], None)
 
 
 def _mixers(reader: ConfigReader) -> tuple[str, ...]:
