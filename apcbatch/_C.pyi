@@ -154,6 +154,11 @@ def sigmoid_topk(
     /,
 ) -> None: ...
 
+class ShortConv(SubBlock):
+    def __init__(
+        self, *, norm: PreNorm, in_proj: Projection, out_proj: Projection, width: int, conv_weight: int, conv: View
+    ) -> None: ...
+
 class Expert:
     def __init__(self, gate_up: Projection, down: Projection, is_gated: bool, /) -> None: ...
 

@@ -40,7 +40,7 @@ SPEAKERS: Mapping[str, Role] = {
 }
 
 # The parsers of data/output/tool_parsers/ and data/output/reasoning.py, for the options that name them.
-TOOL_PARSERS: tuple[str, ...] = ("granite", "hermes", "jamba", "llama3", "mistral", "nemotron", "qwen-coder")
+TOOL_PARSERS: tuple[str, ...] = ("granite", "hermes", "jamba", "lfm2", "llama3", "mistral", "nemotron", "qwen-coder")
 REASONING_PARSERS: tuple[str, ...] = ("think", "mistral", "granite")
 
 CHAT_URL = "/v1/chat/completions"

@@ -9,6 +9,7 @@
 #include "mamba_mixer.h"
 #include "parts.h"
 #include "scratch.h"
+#include "short_conv.h"
 
 namespace apcbatch {
 namespace {
@@ -59,6 +60,17 @@ HeadMixer head_mixer(const PreNorm& norm, const HeadScanParams& scan, const Proj
     p.head_norm = floats(head_norm, kMaybe);
     p.head_norm_eps = head_norm_eps;
     p.gate_first = gate_first;
+    return p;
+}
+
+ShortConv short_conv(const PreNorm& norm, const Projection& in_proj, const Projection& out_proj,
+                     std::int64_t width, Address conv_weight, const View& conv) {
+    ShortConv p;
+    p.norm = norm;
+    p.in_proj = in_proj;
+    p.out_proj = out_proj;
+    p.conv = mixer_conv(in_proj.dtype, in_proj.in, width, conv_weight, 0, conv);
+    p.conv.has_silu = false;
     return p;
 }
 
@@ -152,6 +164,10 @@ void bind_layers(py::module_& m) {
     py::class_<HeadMixer, SubBlock, std::shared_ptr<HeadMixer>>(m, "HeadMixer")
         .def(py::init(&head_mixer), py::kw_only(), "norm"_a, "scan"_a, "in_proj"_a, "out_proj"_a, "width"_a,
              "conv_weight"_a, "conv_bias"_a, "head_norm"_a, "head_norm_eps"_a, "gate_first"_a, "conv"_a)
+        .def("run", &run_sub_block, ReleaseGil());
+    py::class_<ShortConv, SubBlock, std::shared_ptr<ShortConv>>(m, "ShortConv")
+        .def(py::init(&short_conv), py::kw_only(), "norm"_a, "in_proj"_a, "out_proj"_a, "width"_a,
+             "conv_weight"_a, "conv"_a)
         .def("run", &run_sub_block, ReleaseGil());
     py::class_<AttentionMixer, SubBlock, std::shared_ptr<AttentionMixer>>(m, "AttentionMixer")
         .def(py::init(&attention_mixer), py::kw_only(), "norm"_a, "qkv_proj"_a, "o_proj"_a, "heads"_a,

@@ -1,6 +1,6 @@
 // Depthwise causal convolution and SiLU of one unit (a range of channels of a run of sequences, or of a
 // range of tokens of one sequence):
-//   out_t = silu(bias + sum_k weight_k x_(t - w + 1 + k)), k ascending, in float32.
+//   out_t = silu(bias + sum_k weight_k x_(t - w + 1 + k)), k ascending, in float32; the sum without has_silu.
 // Inputs before the first token come from the initial slot, oldest first, or are zeros. A written slot
 // receives the last w - 1 raw inputs, bit for bit.
 #pragma once
@@ -19,7 +19,7 @@ constexpr int64_t kTile = 256;
 
 // Computation of one unit. T: type of x, state and out. Scratch: weight (w, channel) and bias (channel) as
 // floats, then the inputs before the first token (w - 1, channel). conv_scratch_floats returns its size.
-template <class T>
+template <bool kSilu, class T>
 class UnitConv {
   public:
     UnitConv(const ConvParams& params, const Unit& unit, float* scratch)
@@ -135,7 +135,7 @@ class UnitConv {
 #pragma GCC unroll 4
             for (int64_t k = 0; k < width; ++k)
                 total = fma(Vec::load(weight + k * padded + c), window[j + k], total);
-            y[j] = silu(total);
+            y[j] = kSilu ? silu(total) : total;
         }
     }
 
@@ -146,9 +146,9 @@ class UnitConv {
     }
 };
 
-template <class T>
+template <bool kSilu, class T>
 void run_unit(const ConvParams& params, const Unit& unit, float* scratch) {
-    UnitConv<T> conv(params, unit, scratch);
+    UnitConv<kSilu, T> conv(params, unit, scratch);
     for (int64_t s = unit.sequence_begin; s < unit.sequence_end; ++s)
         conv.run(s, unit.token_begin, unit.token_end);
 }
@@ -156,7 +156,11 @@ void run_unit(const ConvParams& params, const Unit& unit, float* scratch) {
 }  // namespace conv
 
 void causal_conv_unit(const ConvParams& params, const Unit& unit, float* scratch) {
-    with_type(params.dtype, [&](auto x) { conv::run_unit<TypeOf<decltype(x)>>(params, unit, scratch); });
+    with_type(params.dtype, [&](auto x) {
+        using T = TypeOf<decltype(x)>;
+        params.has_silu ? conv::run_unit<true, T>(params, unit, scratch)
+                        : conv::run_unit<false, T>(params, unit, scratch);
+    });
 }
 
 }  // namespace APC_ISA

@@ -41,7 +41,7 @@ void rms_norm_typed(const NormParams& p, int64_t begin, int64_t end) {
     }
 }
 
-template <class T>
+template <bool kSilu, class T>
 void silu_mul_typed(const SiluMulParams& p, int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
         const T* gate = static_cast<const T*>(p.gate) + r * p.gate_stride;
@@ -49,7 +49,8 @@ void silu_mul_typed(const SiluMulParams& p, int64_t begin, int64_t end) {
         T* y = static_cast<T*>(p.y) + r * p.y_stride;
         for (int64_t at = 0; at < p.f; at += kLanes) {
             const int64_t left = p.f - at;
-            store_first(silu(load_first(gate + at, left)) * load_first(up + at, left), y + at, left);
+            const Vec one = load_first(gate + at, left);
+            store_first((kSilu ? silu(one) : one) * load_first(up + at, left), y + at, left);
         }
     }
 }
@@ -120,7 +121,10 @@ void gated_norm_rows(const GatedNormParams& p, int64_t begin, int64_t end) {
 }
 
 void silu_mul_rows(const SiluMulParams& p, int64_t begin, int64_t end) {
-    with_type(p.dtype, [&](auto gate) { silu_mul_typed<TypeOf<decltype(gate)>>(p, begin, end); });
+    with_type(p.dtype, [&](auto gate) {
+        using T = TypeOf<decltype(gate)>;
+        p.has_silu ? silu_mul_typed<true, T>(p, begin, end) : silu_mul_typed<false, T>(p, begin, end);
+    });
 }
 
 void relu_square_rows(const ReluSquareParams& p, int64_t begin, int64_t end) {

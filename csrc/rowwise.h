@@ -41,7 +41,8 @@ struct GatedNormParams {
     DType dtype = DType::float32;  // of gate and y
 };
 
-// SwiGLU product: y = silu(gate) * up. y may be the same memory as gate.
+// SwiGLU product: y = silu(gate) * up, or without silu, on the CPU alone, gate * up. y may be the same memory
+// as gate.
 struct SiluMulParams {
     int64_t t = 0, f = 0;
     const void* gate = nullptr;  // (t, f)
@@ -51,6 +52,7 @@ struct SiluMulParams {
     void* y = nullptr;  // (t, f)
     int64_t y_stride = 0;
     DType dtype = DType::float32;
+    bool has_silu = true;
 };
 
 // Squared ReLU: y = max(x, 0)^2. y may be the same memory as x.

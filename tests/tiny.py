@@ -14,6 +14,8 @@ from transformers import (
     GraniteMoeHybridForCausalLM,
     JambaConfig,
     JambaForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     Mamba2Config,
     Mamba2ForCausalLM,
     MambaConfig,
@@ -160,6 +162,18 @@ _FALCON_H1 = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
     "eos_token_id": 0,
 }
+_LFM2 = {
+    "vocab_size": VOCAB,
+    "hidden_size": 36,
+    "intermediate_size": 60,
+    "block_multiple_of": 11,
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", "full_attention", "conv", "conv"],
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+    "eos_token_id": 0,
+}
 FAMILIES = {
     "mamba": (MambaConfig, MambaForCausalLM, _MAMBA),
     "falcon_mamba": (FalconMambaConfig, FalconMambaForCausalLM, {**_MAMBA, "tie_word_embeddings": False}),
@@ -170,6 +184,7 @@ FAMILIES = {
     "nemotron_h": (NemotronHConfig, NemotronHForCausalLM, _NEMOTRON),
     "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM, _QWEN),
     "qwen3_5_moe": (Qwen3_5MoeTextConfig, Qwen3_5MoeForCausalLM, _QWEN_MOE),
+    "lfm2": (Lfm2Config, Lfm2ForCausalLM, _LFM2),
     "qwen3_next": (Qwen3NextConfig, Qwen3NextForCausalLM, _QWEN_MOE),
 }
 

@@ -116,6 +116,18 @@ class Mamba2Weights(Generic[LinearT]):
 
 
 @dataclass(frozen=True, eq=False)
+class ShortConvWeights(Generic[LinearT]):
+    """Weights of a gated short convolution. The projections are packed and of one dtype.
+
+    in_proj: (3h, h), rows of B, C, x. out_proj: (h, h). conv_weight: (h, w) float32 contiguous.
+    """
+
+    in_proj: LinearT
+    out_proj: LinearT
+    conv_weight: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class QueryKeyNorms:
     """RMS norms of queries and keys, and the rotary position embedding that follows: arguments of `norm_rope`.
 

@@ -1,10 +1,9 @@
-"""Attention mixers: grouped queries over a paged KV cache, plain as in Jamba, rotary as in Falcon-H1, or gated as in
-Qwen3.5.
+"""Attention mixers: grouped queries over a paged KV cache, plain (Jamba), rotary (Falcon-H1, LFM2) or gated (Qwen3.5).
 
 Plain: Lieber et al., "Jamba", arXiv 2403.19887, section 3, without position embeddings. Rotary: with rotary position
-embedding of the first columns of a head (Su et al., arXiv 2104.09864). Gated: besides, RMS norms of queries and keys
-before it, and an output gate (Qiu et al., "Gated Attention for Large Language Models", arXiv 2505.06708). torch is
-imported only when a mixer is loaded.
+embedding of the first columns of a head (Su et al., arXiv 2104.09864), in some models after RMS norms of queries and
+keys. Gated: an output gate besides (Qiu et al., "Gated Attention for Large Language Models", arXiv 2505.06708). torch
+is imported only when a mixer is loaded.
 """
 
 from __future__ import annotations
@@ -29,12 +28,15 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class AttentionForm:
     """Optional parts of an attention mixer. is_rotary: queries and keys get rotary position embeddings; the config must
-    be a RotaryConfig. has_norms: before these, RMS norms with weights 1 + w. is_gated: the mixer has an output gate; in
-    q_proj, each head's gate rows follow its query rows."""
+    be a RotaryConfig. norms: names of the tensors with the weights of the RMS norms of queries and keys before these;
+    None: no norms. norm_offset: number added to these weights. is_gated: the mixer has an output gate; in q_proj, each
+    head's gate rows follow its query rows. output: name of the last projection."""
 
     is_rotary: bool = False
-    has_norms: bool = False
+    norms: tuple[str, str] | None = None
+    norm_offset: float = 0.0
     is_gated: bool = False
+    output: str = "o_proj"
 
 
 class RotaryConfig(Protocol):
@@ -70,7 +72,7 @@ class AttentionMixer:
             config.head_dim,
         )
         self.qkv_proj = source.pack_parts(**_qkv(form, config, source))
-        self.o_proj = source.packed_output("o_proj", config.hidden_size, self.heads * self.head_dim)
+        self.o_proj = source.packed_output(form.output, config.hidden_size, self.heads * self.head_dim)
         self.k_cache, self.v_cache = state[KV.name]  # (pages, page_tokens, kv heads, head_dim)
         scale = config.multipliers.attention
         self.scale = self.head_dim**-0.5 if scale is None else scale
@@ -127,8 +129,8 @@ def _norms(form: AttentionForm, config: ModelConfig, source: TensorSource, devic
     from apcbatch.kernels.layer import QueryKeyNorms, rotary_steps
 
     rotary, q, k = cast(RotaryConfig, config), None, None
-    if form.has_norms:
-        q, k = (1 + source.vector(f"{name}_norm.weight", config.head_dim) for name in "qk")
+    if form.norms is not None:
+        q, k = (form.norm_offset + source.vector(f"{name}.weight", config.head_dim) for name in form.norms)
     return QueryKeyNorms(q, k, config.norm_eps, rotary_steps(rotary.rotary_dim, rotary.rope_theta).to(device))
 
 
@@ -153,4 +155,6 @@ def attention(name: str, form: AttentionForm) -> SubBlockKind:
 
 ATTENTION = attention("attention", AttentionForm())
 ROTARY_ATTENTION = attention("rotary_attention", AttentionForm(is_rotary=True))
-GATED_ATTENTION = attention("gated_attention", AttentionForm(is_rotary=True, has_norms=True, is_gated=True))
+GATED_ATTENTION = attention(
+    "gated_attention", AttentionForm(is_rotary=True, norms=("q_norm", "k_norm"), norm_offset=1.0, is_gated=True)
+)

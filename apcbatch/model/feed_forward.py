@@ -1,5 +1,6 @@
-"""Feed-forward sub-blocks: a SwiGLU MLP (Jamba, Qwen3.5, Granite) or one with a squared ReLU (Nemotron-H), a mixture
-of such experts (Jamba, Granite, Qwen, Nemotron-H), and the gated expert that all tokens share (Qwen).
+"""Feed-forward sub-blocks: a SwiGLU MLP (Jamba, Qwen3.5, Granite, Falcon-H1, LFM2) or one with a squared ReLU
+(Nemotron-H), a mixture of such experts (Jamba, Granite, Qwen, Nemotron-H), and the gated expert that all tokens share
+(Qwen).
 
 torch is imported only when one is loaded. Invariant: a token's result does not depend on other tokens or their routing;
 it is the sum over its experts, in ascending order of expert.
@@ -20,9 +21,14 @@ if TYPE_CHECKING:
     from apcbatch.model.tensor_source import TensorSource
 
 
-def _load_mlp(config: ModelConfig, source: TensorSource, norm: PreNorm, _: StateTensors) -> Fused:
+_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+
+
+def _load_mlp(
+    projections: tuple[str, str, str], config: ModelConfig, source: TensorSource, norm: PreNorm, _: StateTensors
+) -> Fused:
     """Load an MLP: one expert for all tokens."""
-    expert = _expert(source, config.hidden_size, config.intermediate_size)
+    expert = _expert(source, config.hidden_size, config.intermediate_size, projections)
     return Fused(source.backend, source.backend.sub_block(MLP.name, norm, expert))
 
 
@@ -52,13 +58,13 @@ def _packed_experts(config: ModelConfig, source: TensorSource, gate_up: str, dow
     return [Expert(source.pack(inputs[i]), source.pack_output(outputs[i])) for i in range(count)]
 
 
-def _expert(source: TensorSource, h: int, f: int) -> Expert[Linear]:
-    """Return an expert of f inner columns."""
+def _expert(source: TensorSource, h: int, f: int, projections: tuple[str, str, str] = _PROJECTIONS) -> Expert[Linear]:
+    """Return an expert of f inner columns. projections: names of gate, up and down."""
     from apcbatch.kernels.layer import Expert
 
-    gate = source.take("gate_proj.weight", (f, h))
-    up = source.take("up_proj.weight", (f, h))
-    return Expert(source.pack_parts(gate=gate, up=up), source.packed_output("down_proj", h, f))  # (2f, h), (h, f)
+    gate, up = (source.take(f"{name}.weight", (f, h)) for name in projections[:2])
+    down = source.packed_output(projections[2], h, f)
+    return Expert(source.pack_parts(gate=gate, up=up), down)  # (2f, h), (h, f)
 
 
 def _load_shared_mlp(config: ModelConfig, source: TensorSource, norm: PreNorm, _: StateTensors) -> Fused:
@@ -163,6 +169,11 @@ def _relu2_mixture_products(config: ModelConfig) -> dict[str, tuple[int, int]]:
     return {**experts, "router": (h, config.num_experts), **projections}
 
 
+def mlp(projections: tuple[str, str, str]) -> SubBlockKind:
+    """Return the SubBlockKind of MLPs. projections: names of gate, up and down."""
+    return SubBlockKind("mlp", partial(_load_mlp, projections), _mlp_products)
+
+
 def mixture(router: str, is_normalised: bool) -> SubBlockKind:
     """Return the SubBlockKind of mixtures whose experts are below `experts`. router: name of the router's tensor.
     is_normalised: the weights of a token's experts are divided by their sum."""
@@ -176,7 +187,7 @@ def relu2_mlp(columns: str, prefix: str = "") -> SubBlockKind:
     return SubBlockKind("relu2_mlp", partial(_load_relu2_mlp, columns), partial(_relu2_products, columns, prefix))
 
 
-MLP = SubBlockKind("mlp", _load_mlp, _mlp_products)
+MLP = mlp(_PROJECTIONS)
 MIXTURE = mixture("router", is_normalised=False)
 SHARED_MLP = SubBlockKind("mlp", _load_shared_mlp, _shared_products)
 NORMALISED_MIXTURE = SubBlockKind("normalised_mixture", _load_normalised_mixture, _mixture_products)

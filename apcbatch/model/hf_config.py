@@ -186,18 +186,26 @@ class ConfigReader:
                 raise self.wrong(f"{key}[{number}]", name, " or ".join(list(kinds)[:2]))
         return tuple(kinds[name] for name in types)
 
-    def require_state(self, mixers: Collection[str]) -> None:
-        """Raise ModelError if all mixers are attention: such a model has no state to keep."""
+    def require_state(self, mixers: Collection[str], expected: str = "linear_attention") -> None:
+        """Raise ModelError if all mixers are attention: such a model has no state to keep. expected: a layer type with
+        a state."""
         if set(mixers) == {"attention"}:
             raise ModelError(
-                f"{self.path}: all of {len(mixers)} layers are attention; expected a linear_attention layer, whose "
-                "state can be kept"
+                f"{self.path}: all of {len(mixers)} layers are attention; expected a {expected} layer, whose state can "
+                "be kept"
             )
 
     def require_multiple(self, key: str, value: int, divisor_key: str, divisor: int) -> None:
         """Raise ModelError unless a value is a multiple of another one."""
         if value % divisor:
             raise self.wrong(key, value, f"a multiple of {divisor_key}, {divisor}")
+
+    def head_dim(self, hidden_size: int, heads: int) -> int:
+        """Return the columns of an attention head; by default they divide hidden_size. Raises ModelError."""
+        if self.values.get("head_dim") is not None:
+            return self.integer("head_dim", 64)
+        self.require_multiple("hidden_size", hidden_size, "num_attention_heads", heads)
+        return hidden_size // heads
 
     def expanded(self, key: str, hidden_size: int) -> int:
         """Return hidden_size times the factor under the key (2 if it is missing), rounded down. Raises ModelError."""

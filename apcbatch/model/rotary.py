@@ -13,7 +13,6 @@ from apcbatch.model.hf_config import ConfigReader
 # mrope: a text token has the same position in every section, so for text it equals the plain embedding.
 _PLAIN = ("default", "mrope")
 _KEYS = ("rope_theta", "partial_rotary_factor", "rope_type", "type", "mrope_section", "mrope_interleaved")
-_DEFAULT_THETA = 10_000.0
 
 
 class Rotary(NamedTuple):
@@ -24,9 +23,9 @@ class Rotary(NamedTuple):
     theta: float
 
 
-def read_rotary(reader: ConfigReader, head_dim: int, default_factor: float) -> Rotary:
+def read_rotary(reader: ConfigReader, head_dim: int, default_factor: float, default_theta: float = 10_000.0) -> Rotary:
     """Return the rotary embedding of config.json. default_factor: fraction of a head's columns to rotate if the file
-    does not say. Raises ModelError."""
+    does not say. default_theta: base of the wavelengths then. Raises ModelError."""
     has_new_name = reader.values.get("rope_parameters") is not None
     table = reader.below("rope_parameters" if has_new_name else "rope_scaling")
     kind = "rope_type" if "rope_type" in table.values else "type"
@@ -39,7 +38,7 @@ def read_rotary(reader: ConfigReader, head_dim: int, default_factor: float) -> R
         holder = table if key in table.values else reader
         return holder, holder.number(key, default)
 
-    holder, theta = number("rope_theta", _DEFAULT_THETA)
+    holder, theta = number("rope_theta", default_theta)
     if theta <= 0:
         raise holder.wrong("rope_theta", theta, "a number above 0")
     holder, factor = number("partial_rotary_factor", default_factor)

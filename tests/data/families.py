@@ -62,6 +62,16 @@ CALLS = {
 {%- for call in message.tool_calls or [] %}{%- if not loop.first %}{{- '; ' }}{%- endif %}
     {{- '{"name": "' + call.function.name + '", "parameters": ' + call.function.arguments | tojson + '}' }}
 {%- endfor %}""",
+    "lfm2": """{{- message.content }}
+{%- if message.tool_calls %}{{- '<|tool_call_start|>[' }}
+    {%- for call in message.tool_calls %}
+        {{- call.function.name + '(' }}
+        {%- for name, value in call.function.arguments | items %}
+            {{- name + '=' + value | tojson }}{%- if not loop.last %}{{- ', ' }}{%- endif %}
+        {%- endfor %}{{- ')' }}
+        {%- if not loop.last %}{{- ', ' }}{%- endif %}
+    {%- endfor %}{{- ']<|tool_call_end|>' }}
+{%- endif %}""",
     "granite": """{%- if message.tool_calls %}{{- message.content + '<|tool_call|>[' }}
     {%- for call in message.tool_calls %}
         {{- {"name": call.function.name, "arguments": call.function.arguments} | tojson }}

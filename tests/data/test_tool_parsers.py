@@ -51,6 +51,7 @@ WRITTEN = {
     "<parameter=n>\n1\n</parameter>\n</function>\n</tool_call>",
     "mistral": f'[TOOL_CALLS][{{"name": "get", "arguments": {TEXT}}}]',
     "llama3": f'<|python_tag|>{{"name": "get", "parameters": {TEXT}}}',
+    "lfm2": f"<|tool_call_start|>[get(q={json.dumps(ARGUMENTS['q'], ensure_ascii=False)}, n=1)]<|tool_call_end|>",
     "granite": f'<|tool_call|>[{{"name": "get", "arguments": {TEXT}}}]',
     "nemotron": f'<TOOLCALL>[{{"name": "get", "arguments": {TEXT}}}]</TOOLCALL>',
 }
@@ -148,6 +149,12 @@ def test_the_syntax_of_a_parser_is_what_it_reads(parser: Any) -> None:
             Call("f", {"a": 1}), Call("g", {})
         ]),
         ("granite", '<tool_call>[{"name": "f", "arguments": {}}]', [Call("f", {})]),
+        ("lfm2", "<|tool_call_start|>[a.b-c(), g( x = 'it\\'s\\n\\q' , y=[True, null,-1.5e3,],\n), h(z={\"k\": {}},)]"
+         "<|tool_call_end|>", [
+            Call("a.b-c", {}), Call("g", {"x": "it's\n\\q", "y": [True, None, -1500.0]}), Call("h", {"z": {"k": {}}})
+        ]),
+        ("lfm2", '<|tool_call_start|>[{"name": "f", "arguments": {"a": 1}}]<|tool_call_end|>', [Call("f", {"a": 1})]),
+        ("lfm2", '<|tool_call_start|> {"name": "f"} <|tool_call_end|>', [Call("f", {})]),
         ("qwen-coder", "<function=get>\n</function>", [Call("get", {})]),
         ("qwen-coder", "<function=get><parameter=q>\n\n a \n\n</parameter></function></tool_call>", [
             Call("get", {"q": "\n a \n"})
@@ -195,6 +202,34 @@ def test_what_else_is_a_call(name: str, text: str, calls: list[Call]) -> None:
         ("llama3", '<|python_tag|>brave_search.call(query="x")', 0),
         ("llama3", '{"name": "f", "parameters": {}}; and {"name"', 1),
         ("granite", '<|tool_call|>{"name": 5}', 0),
+        *(
+            ("lfm2", f"<|tool_call_start|>{block}<|tool_call_end|>", 0)
+            for block in (
+                "[]",
+                "f()",
+                "[f]",
+                "[f(]",
+                '[f("x")]',
+                "[f(a)]",
+                "[f(a=)]",
+                "[f(a=b)]",
+                "[f(a=1 b=2)]",
+                "[f(a='x)]",
+                "[f(a={1: 2})]",
+                "[f(a=[1)]",
+                "[f(a=007)]",
+                "[f(a=1e400)]",
+                "[f(a=(1, 2))]",
+                "[f(a=g())]",
+                "[f()] x",
+                "[f(a='\\ud800')]",
+                "[f(a=1+1)]",
+                "[f(a=__import__('os'))]",
+                "[f(a=" + "[" * 400 + "]" * 400 + ")]",
+                "[f(a=" + "9" * 5000 + ")]",
+            )
+        ),
+        ("lfm2", "<|tool_call_start|>[f(a=1)]", 0),
         ("nemotron", "<TOOLCALL>[1]</TOOLCALL>", 0),
         ("qwen-coder", "<tool_call>{}", 0),
         ("qwen-coder", "<tool_call><function=get><parameter=q>a</function></tool_call>", 0),
@@ -418,6 +453,7 @@ def test_work_grows_with_the_text(parser: Any) -> None:
     """Fault: a hostile answer takes the square of its length."""
     texts = [hostile() for _ in range(tries(120))]
     units = [*parser.markers, '<tool_call>{"', "<function=f><parameter=a>", '[TOOL_CALLS]f{"a":"', "<function=f>\n"]
+    units += ["<|tool_call_start|>[f(a='", '<|tool_call_start|>[f(a="\\', "<|tool_call_start|>[f(a=[{", "[f(a=1),"]
     units += ["<tool_call><function=f><parameter=a></parameter>", '<tool_call>{"a":[', "</parameter>\n ", "{", "[{"]
     texts += [lambda count, unit=unit: unit * count for unit in units]
     texts.append(lambda count: "<function=f><parameter=a>" * count + "</parameter><parameter=b>")
@@ -428,6 +464,23 @@ def test_work_grows_with_the_text(parser: Any) -> None:
         assert len(found.content) <= len(written)
         if written == parser.markers[0] * 2_000:
             assert found.content == written and found.calls == []
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), inner),
+)  # fmt: skip
+
+
+@given(st.dictionaries(st.from_regex(r"[a-z_]+", fullmatch=True), VALUES), st.sampled_from([repr, json.dumps]))
+def test_values_in_the_syntax_of_python_come_back(arguments: dict[str, Any], written: Callable[[Any], str]) -> None:
+    """Fault: an escape, a number, a word or a nested value that becomes another one."""
+    arguments = json.loads(json.dumps(arguments))
+    pairs = ", ".join(f"{key}={written(value)}" for key, value in arguments.items())
+    found = tool_parsers()["lfm2"].find(f"a<|tool_call_start|>[f({pairs})]<|tool_call_end|>b", [])
+    assert found.num_malformed == 0 and found.content == "ab"
+    assert found.calls == [Call("f", arguments)] and json.dumps(found.calls[0].arguments) == json.dumps(arguments)
 
 
 def test_messages_of_an_answer_are_messages() -> None:

@@ -147,6 +147,7 @@ void try_rows() {
     Array x(any_dtype(), t * h), weight(DType::float32, h), y(any_dtype(), t * h), up(x.dtype, t * h);
     Array gated(x.dtype, t * h), logits(DType::float32, t * h), chances(DType::float32, t);
     std::vector<double> normed, product, squares, likeliest, nearest;
+    const bool has_silu = coin();
     Integers tokens(static_cast<size_t>(t)), best(static_cast<size_t>(t));
     for (int64_t r = 0; r < t; ++r) {
         double length = 0.0, highest = -1e30, sum = 0.0;
@@ -157,7 +158,8 @@ void try_rows() {
         }
         for (int64_t i = 0; i < h; ++i) {
             normed.push_back(x.at(r * h + i) / std::sqrt(length / double(h) + 1e-5) * weight.at(i));
-            product.push_back(silu(x.at(r * h + i)) * up.at(r * h + i));
+            const double gate = x.at(r * h + i);
+            product.push_back((has_silu ? silu(gate) : gate) * up.at(r * h + i));
             sum += std::exp(logits.at(r * h + i) - highest);
         }
         likeliest.push_back(1.0 / sum);
@@ -169,7 +171,7 @@ void try_rows() {
                  threads);
     });
     check("silu_mul", gated, product, 1e-5, false, [&](int threads) {
-        silu_mul({t, h, x.data(), h, up.data(), h, gated.data(), h, x.dtype}, threads);
+        silu_mul({t, h, x.data(), h, up.data(), h, gated.data(), h, x.dtype, has_silu}, threads);
     });
     check("relu_square", gated, squares, 1e-5, false,
           [&](int threads) { relu_square({t, h, x.data(), h, gated.data(), h, x.dtype}, threads); });
@@ -272,6 +274,7 @@ void try_conv() {
     const Batch batch(90);
     const int64_t t = batch.cu.back(), d = pick(1, 150), w = pick(1, 8), past = w - 1;
     const DType type = any_dtype();
+    const bool has_silu = coin();
     Array x(type, t * d), weight(DType::float32, d * w), state(type, batch.num_slots * past * d),
         out(type, t * d);
     const std::string begin(state.memory.get(), size_t(state.bytes()));
@@ -289,14 +292,14 @@ void try_conv() {
                         sum += weight.at(c * w + k) * state.at((slot * past + before) * d + c);
                     }
                 }
-                expected.push_back(silu(sum));
+                expected.push_back(has_silu ? silu(sum) : sum);
             }
         }
     }
     check("causal_conv", out, expected, 1e-4, false, [&](int threads) {
         std::memcpy(state.data(), begin.data(), begin.size());
         causal_conv({batch.params(), type, d, w, x.data(), d, weight.data(), DType::float32, nullptr,
-                     state.data(), past * d, out.data(), d},
+                     state.data(), past * d, out.data(), d, has_silu},
                     threads);
     });
 }

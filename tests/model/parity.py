@@ -1,4 +1,4 @@
-"""A model's logits against those of transformers in float64."""
+"""A checkpoint's logits against those that transformers computes in float64."""
 
 from __future__ import annotations
 
@@ -9,11 +9,25 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from apcbatch import Engine, Request
 from tests.tiny import VOCAB
 
 LENGTHS = [1, 2, 63, 64, 65, 300]  # of prompts
+
+
+def oracle_of(folder: Path) -> Any:
+    """The model that transformers makes of a checkpoint, in float64, as are its wavelengths of rotary positions."""
+    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, experts_implementation="eager")
+    oracle, config = oracle.eval().double(), oracle.config
+    if not hasattr(oracle.model, "rotary_emb"):
+        return oracle
+    table = config.rope_parameters
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    columns = int(head_dim * table.get("partial_rotary_factor", 1))
+    oracle.model.rotary_emb.inv_freq = table["rope_theta"] ** (-torch.arange(0, columns, 2).double() / columns)
+    return oracle
 
 
 def watched(engine: Engine) -> list[torch.Tensor]:

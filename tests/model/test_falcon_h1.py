@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from apcbatch.errors import ModelError, UsageError
 from apcbatch.model.devices import check_kinds
 from apcbatch.model.families import load_model_config
 from tests.model.folders import REMOVED, with_config
-from tests.model.parity import LENGTHS, assert_equals_oracle
+from tests.model.parity import LENGTHS, assert_equals_oracle, oracle_of
 from tests.tiny import save_tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -40,10 +40,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """(a checkpoint, the model that transformers makes of it in float64)"""
     folder = tmp_path_factory.mktemp("falcon")
     save_tiny(folder, "falcon_h1", 1, CASES[request.param])
-    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().double()
-    columns, theta = oracle.config.head_dim, oracle.config.rope_parameters["rope_theta"]
-    oracle.model.rotary_emb.inv_freq = theta ** (-torch.arange(0, columns, 2).double() / columns)
-    return folder, oracle
+    return folder, oracle_of(folder)
 
 
 @pytest.mark.parametrize("length", LENGTHS)

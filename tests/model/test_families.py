@@ -76,6 +76,13 @@ CONFIGS = {
         "num_experts_per_tok": 2,
     },
 }
+CONFIGS["lfm2"] = {
+    "hidden_size": 36,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "full_attn_idxs": [1],
+}
 CONFIGS["qwen3_next"] = CONFIGS["qwen3_5_moe"]
 # Of the first version with the family, for weights with the digest 00 01 .. 0f in bfloat16 and the arithmetic
 # "numerics".
@@ -88,6 +95,7 @@ FINGERPRINTS = {
     "falcon_h1": "4862d4cdeaebed1d9285db2849b2dcb7f7fdbac9f6c4f33f6592484c053dbb09",
     "nemotron_h": "b4c35ceb9a37bcd89fa442fdb565e466c93374b270fb5388e4154f47b2fbcf21",
     "qwen3_5_moe": "d38b7336ccb1948ba4d856c8e9263dff2e89bc7000becca8685925e1546374b7",
+    "lfm2": "004fda04537b2fed97c85720bcdd9181cb96bde9fd129023a542147fb1403763",
     "qwen3_next": "b185206c7dc153ac5c9b2fee8e8200127e4801a9b4403d5d646862519112529c",
     "qwen3_5": "ebf2e17bc39517c4baaea9d90855c2d04e81cd7f7da2f7776753da5d58ace5ec",
 }
@@ -104,6 +112,7 @@ ARCHITECTURES = [
     "GraniteMoeHybridForCausalLM",
     "NemotronHForCausalLM",
     "FalconH1ForCausalLM",
+    "Lfm2ForCausalLM",
 ]
 PRETEND = '''
 """A second name for Mamba, with other tensor names."""

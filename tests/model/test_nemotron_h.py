@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from apcbatch import Engine, Request
 from apcbatch.errors import ModelError, UsageError
@@ -17,7 +17,7 @@ from apcbatch.model.causal_lm import ignored_tensors
 from apcbatch.model.devices import check_kinds
 from apcbatch.model.families import load_model_config
 from tests.model.folders import REMOVED, with_config, with_weights
-from tests.model.parity import LENGTHS, assert_equals_oracle
+from tests.model.parity import LENGTHS, assert_equals_oracle, oracle_of
 from tests.tiny import save_tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -43,8 +43,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     of time_step_min."""
     folder = tmp_path_factory.mktemp("nemotron")
     save_tiny(folder, "nemotron_h", 1, CASES[request.param])
-    options = {"dtype": torch.float32, "experts_implementation": "eager"}  # the other ones have no float64
-    oracle = AutoModelForCausalLM.from_pretrained(folder, **options).eval().double()
+    oracle = oracle_of(folder)
     for layer in oracle.model.layers:
         layer.mixer.time_step_limit = tuple(oracle.config.time_step_limit)
     return folder, oracle

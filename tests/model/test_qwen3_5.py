@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from apcbatch import Engine, Request
 from apcbatch.engine.open import EngineOptions, open_parts
@@ -19,7 +19,7 @@ from apcbatch.model.causal_lm import ignored_tensors
 from apcbatch.model.devices import check_kinds
 from apcbatch.model.families import load_model_config
 from tests.model.folders import REMOVED, sharded, weights_of, with_config, with_weights
-from tests.model.parity import LENGTHS, assert_equals_oracle
+from tests.model.parity import LENGTHS, assert_equals_oracle, oracle_of
 from tests.tiny import save_tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -59,13 +59,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """(a checkpoint, the model that transformers makes of it in float64, the tolerance)"""
     folder, (family, overrides) = tmp_path_factory.mktemp("qwen"), CASES[request.param]
     save_tiny(folder, family, 1, overrides)
-    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, experts_implementation="eager")
-    oracle = oracle.eval().double()
-    rotary = oracle.model.rotary_emb
-    table = oracle.config.rope_parameters
-    columns = int(oracle.config.head_dim * table["partial_rotary_factor"])
-    rotary.inv_freq = table["rope_theta"] ** (-torch.arange(0, columns, 2).double() / columns)
-    return folder, oracle, 1e-5 if "rms_norm_eps" in overrides else 2e-4
+    return folder, oracle_of(folder), 1e-5 if "rms_norm_eps" in overrides else 2e-4
 
 
 @pytest.mark.parametrize("length", LENGTHS)

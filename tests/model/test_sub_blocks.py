@@ -26,6 +26,7 @@ from apcbatch.model.family import Family
 from apcbatch.model.feed_forward import MIXTURE, MLP, SHARED_EXPERT, mixture
 from apcbatch.model.hf_config import ModelConfig
 from apcbatch.model.mamba import MAMBA
+from apcbatch.model.short_conv import SHORT_CONV
 from apcbatch.model.sub_blocks import SubBlock, SubBlockKind
 from tests.kernels.recurrent import ragged, same_bits
 from tests.model.passes import PASSES, Loaded
@@ -33,7 +34,7 @@ from tests.tiny import VOCAB
 
 pytestmark = pytest.mark.pairwise
 
-KINDS = {"M": MAMBA, "D": DELTA_NET, "*": ATTENTION, "-": MLP, "E": MIXTURE}
+KINDS = {"M": MAMBA, "D": DELTA_NET, "*": ATTENTION, "-": MLP, "E": MIXTURE, "C": SHORT_CONV}
 ONE = {name: (SubBlock("norm", "mixer", kind),) for name, kind in KINDS.items()}
 BOTH = (SubBlock("input_layernorm", "mamba", MAMBA), SubBlock("input_layernorm", "self_attn", ATTENTION))
 MIXED = (SubBlock("norm_2", "block_sparse_moe", MIXTURE), SubBlock("norm_2", "shared_mlp", MLP))
@@ -56,6 +57,7 @@ ARRANGEMENTS = {
             SubBlock("norm_2", "mlp", SHARED_EXPERT),
         )
     ],
+    "lfm2": [ONE["C"], ONE["*"], ONE["C"], ONE["-"]],
     "three_beside": [(*BOTH, SubBlock("input_layernorm", "feed_forward", MLP))],
 }
 
@@ -180,7 +182,7 @@ def test_a_kind_without_a_fused_form_runs_by_its_ops(kind: str, load: Load) -> N
     assert same_bits(loaded.model.forward(batch), fused.model.forward(batch))
 
 
-@pytest.mark.parametrize("arrangement", ["falcon_h1", "qwen3_5"])
+@pytest.mark.parametrize("arrangement", ["falcon_h1", "qwen3_5", "lfm2"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_replay_has_the_bits_of_a_pass(arrangement: str, dtype: torch.dtype, threads: int, load: Load) -> None:
     """Catches an input of a recurrence that is not kept for drafted tokens, kept after it was overwritten, or replayed

@@ -14,6 +14,7 @@ from apcbatch.kernels.cpu.head_mixer import FusedHeadMixer
 from apcbatch.kernels.cpu.linear import PackedLinear, pack_linear
 from apcbatch.kernels.cpu.mamba import FusedMamba
 from apcbatch.kernels.cpu.ops import CpuOps
+from apcbatch.kernels.cpu.short_conv import FusedShortConv
 from apcbatch.kernels.cpu.stack import FusedStack
 
 
@@ -30,6 +31,7 @@ class CpuBackend(CpuOps, BackendOf[PackedLinear]):
         "norm_first_mamba2": KindOnDevice(FusedHeadMixer),
         "normless_mamba2": KindOnDevice(FusedHeadMixer),
         "delta": KindOnDevice(FusedHeadMixer),
+        "short_conv": KindOnDevice(FusedShortConv),
         "attention": KindOnDevice(FusedAttention),
         "gated_attention": KindOnDevice(FusedAttention),
         "rotary_attention": KindOnDevice(FusedAttention),

@@ -72,9 +72,7 @@ def read(reader: ConfigReader, family: str) -> FalconH1Config:
         heads if reader.values.get("num_key_value_heads", 8) is None else reader.integer("num_key_value_heads", 8)
     )
     reader.require_multiple("num_attention_heads", heads, "num_key_value_heads", kv_heads)
-    if reader.values.get("head_dim") is None:
-        reader.require_multiple("hidden_size", hidden_size, "num_attention_heads", heads)
-    head_dim = hidden_size // heads if reader.values.get("head_dim") is None else reader.integer("head_dim", 1)
+    head_dim = reader.head_dim(hidden_size, heads)
     rotary = read_rotary(reader, head_dim, default_factor=1.0)
     if rotary.dim != head_dim:
         raise reader.wrong("partial_rotary_factor", rotary.dim / head_dim, "1, the only one supported")

@@ -46,12 +46,6 @@ def read(reader: ConfigReader, family: str) -> GraniteConfig:
     heads = reader.integer("num_attention_heads", 32)
     kv_heads = heads if reader.values.get("num_key_value_heads") is None else reader.integer("num_key_value_heads", 1)
     reader.require_multiple("num_attention_heads", heads, "num_key_value_heads", kv_heads)
-    head_dim = reader.values.get("head_dim")
-    if head_dim is None:
-        reader.require_multiple("hidden_size", hidden_size, "num_attention_heads", heads)
-        head_dim = hidden_size // heads
-    else:
-        head_dim = reader.integer("head_dim", 64)
     mamba_heads, groups = reader.integer("mamba_n_heads", 128), reader.integer("mamba_n_groups", 1)
     d_inner = reader.expanded("mamba_expand", hidden_size)
     reader.require_multiple("mamba_n_heads", mamba_heads, "mamba_n_groups", groups)
@@ -78,7 +72,7 @@ def read(reader: ConfigReader, family: str) -> GraniteConfig:
         intermediate_size=reader.integer("intermediate_size", 11008) if experts else 0,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
-        head_dim=head_dim,
+        head_dim=reader.head_dim(hidden_size, heads),
         num_experts=experts,
         num_experts_per_tok=experts_per_tok,
         context_length=reader.integer("max_position_embeddings", 2048),

@@ -1,0 +1,63 @@
+"""Fused gated short convolutions on the CPU: pre-norm and mixer of one layer in one call.
+
+y = out_proj(C * conv(B * x)). In a bfloat16 model values are rounded after in_proj, after each of the two products and
+after the convolution; between these everything is float32. Weights and state are checked once, when a mixer is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from apcbatch import _C
+from apcbatch.kernels.arguments import DTYPE_CODES, require_parameter, slot_stride
+from apcbatch.kernels.cpu.linear import PackedLinear
+from apcbatch.kernels.cpu.ops import MAX_CONV_WIDTH
+from apcbatch.kernels.cpu.sub_block import FusedSubBlock, norm_plan
+from apcbatch.kernels.layer import MatrixProduct, PreNorm, Residual, ShortConvWeights
+from apcbatch.kernels.ragged import Ragged
+
+
+class FusedShortConv(FusedSubBlock):
+    """Mixer of one layer, bound to its weights and state slots. A call stores the output, (t, h), as the residual's
+    delta.
+
+    conv: (num_slots, w - 1, h) in the projections' dtype, any slot stride: the last values of B * x. Raises ValueError
+    if a shape or a dtype does not fit.
+    """
+
+    def __init__(self, norm: PreNorm, weights: ShortConvWeights[PackedLinear], conv: torch.Tensor) -> None:
+        self.weights = weights
+        self._kept_alive = norm, weights, conv  # the plan below holds their addresses
+        self.hidden, dtype = weights.in_proj.in_features, weights.in_proj.dtype
+        width = weights.conv_weight.shape[-1]
+        for name, packed, rows in (("in_proj", weights.in_proj, 3), ("out_proj", weights.out_proj, 1)):
+            wanted = rows * self.hidden, self.hidden
+            if (packed.out_features, packed.in_features) != wanted or packed.dtype != dtype:
+                raise ValueError(
+                    f"{name} must be {wanted} {dtype}; it is ({packed.out_features}, {packed.in_features}) "
+                    f"{packed.dtype}"
+                )
+        if not 1 <= width <= MAX_CONV_WIDTH:
+            raise ValueError(f"a mixer has 1 to {MAX_CONV_WIDTH} taps; this one {width}")
+        require_parameter(weights.conv_weight, "conv_weight", (self.hidden, width), torch.float32)
+        self.num_slots = conv.shape[0]
+        self.plan = _C.ShortConv(
+            norm=norm_plan(norm, self.hidden),
+            in_proj=weights.in_proj.plan,
+            out_proj=weights.out_proj.plan,
+            width=width,
+            conv_weight=weights.conv_weight.data_ptr(),
+            conv=(conv.data_ptr(), slot_stride(conv, (width - 1, self.hidden), dtype), DTYPE_CODES[dtype]),
+        )
+
+    def __call__(self, residual: Residual, ragged: Ragged) -> None:
+        """Run the mixer; see run_over."""
+        self.run_over(residual, ragged)
+
+    def products(self, residual: Residual) -> Iterator[MatrixProduct]:
+        """See FusedSubBlock."""
+        t = residual.sum.shape[0]
+        yield MatrixProduct(t, self.weights.in_proj)
+        yield MatrixProduct(t, self.weights.out_proj, torch.float32)
