@@ -288,6 +288,7 @@ class Engine:
     def flush(self) -> None:
         """Wait until every kept snapshot is on disk."""
         if self._persistence:
+            self._snapshots.offer_again()
             self._persistence.wait()
 
     def close(self) -> None:

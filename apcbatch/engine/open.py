@@ -177,7 +177,9 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
     )
     store = persistence = None
     if options.store is not None and keeps:
-        store = open_store(Path(options.store), options.store_size_bytes, pool_bytes, arena.on_host, warn)
+        store = open_store(
+            Path(options.store), options.store_size_bytes, pool_bytes, layout.slot_bytes, arena.on_host, warn
+        )
         persistence = Persistence(store, arena, loaded.fingerprint, name)
     pages = PagePool(num_pages)
     pool = SnapshotPool(

@@ -28,24 +28,33 @@ from apcbatch.model.pipeline_arena import Arena
 from apcbatch.store import Store
 
 WRITE_THREADS = 4  # threads of the store for a device; each has one pinned buffer
-DEVICE_QUEUE_BYTES = 1 << 30  # bytes of snapshots queued for writing
+QUEUED_SNAPSHOTS = 32  # that the store's queue has room for: one of each sequence of a pass
+HOST_QUEUE_BYTES, DEVICE_QUEUE_BYTES = 256 << 20, 1 << 30  # at least, if the states are small
 MOST_READ_THREADS = 8
 STAGING_BYTES = 256 << 20  # bytes of pinned memory for prefetched snapshots
 MOST_PREFETCHED = 64  # snapshots
 
 
-def open_store(
-    folder: Path, size_bytes: int, pool_size_bytes: int, on_host: bool, warn: Callable[[str], None]
-) -> Store:
-    """Open the store of an engine. On the CPU one thread writes. With a device, WRITE_THREADS do, and queued snapshots
-    occupy a bounded part of the device's pool. Raises UsageError."""
+def queue_bytes(slot_bytes: int, pool_bytes: int, on_host: bool) -> int:
+    """Return the size of the store's queue. Queued states occupy their slots of the pool, of a device's a quarter at
+    most; on the host half of it, or HOST_QUEUE_BYTES if that is more."""
+    wanted = QUEUED_SNAPSHOTS * slot_bytes
     if on_host:
-        store = Store.open(folder, size_limit_bytes=size_bytes, warn=warn)
-    else:
-        queue_bytes = min(DEVICE_QUEUE_BYTES, pool_size_bytes // 4)
-        store = Store.open(
-            folder, size_limit_bytes=size_bytes, warn=warn, queue_bytes=queue_bytes, write_threads=WRITE_THREADS
-        )
+        return max(HOST_QUEUE_BYTES, min(wanted, pool_bytes // 2))
+    return min(max(DEVICE_QUEUE_BYTES, wanted), pool_bytes // 4)
+
+
+def open_store(
+    folder: Path, size_bytes: int, pool_bytes: int, slot_bytes: int, on_host: bool, warn: Callable[[str], None]
+) -> Store:
+    """Open the store of an engine. On the CPU one thread writes, with a device WRITE_THREADS. Raises UsageError."""
+    store = Store.open(
+        folder,
+        size_limit_bytes=size_bytes,
+        warn=warn,
+        queue_bytes=queue_bytes(slot_bytes, pool_bytes, on_host),
+        write_threads=1 if on_host else WRITE_THREADS,
+    )
     count, num_bytes = store.held
     if 2 * size_bytes < num_bytes and not store.is_read_only:
         snapshots = f"{count:,} snapshot" + "s" * (count != 1)
@@ -110,9 +119,9 @@ class Persistence:
         present = self._store.present(list(keys.values()))
         return [position for position, key in keys.items() if key in present]
 
-    def save(self, snapshot: Snapshot, parent: tuple[bytes, int] | None) -> bool:
+    def save(self, snapshot: Snapshot, parent: tuple[bytes, int] | None, again: bool = False) -> bool:
         """Queue a snapshot for writing. It stays pinned until it is written, or until a device's slot is copied. Return
-        False if the store refuses it."""
+        False if the store refuses it. again: it did before; wait until its queue has room."""
         write = self._writing.get(snapshot.key)
         if write is not None:
             if not write.is_pinned:  # it may have been evicted and computed again
@@ -133,7 +142,9 @@ class Persistence:
             self._fingerprint,
             arrays,
             lambda key, is_stored: self._done.append((key, is_stored)),
+            again,
         )
+        snapshot.refused = not snapshot.stored
         if not snapshot.stored:
             self._written(snapshot.key, False)
         return snapshot.stored

@@ -68,8 +68,8 @@ class PagePool:
 class Snapshot:
     """Snapshot in the pool. pages: cover exactly its `position` tokens, the last page in part. reads_left: planned
     requests that have not resumed from it yet. for_later: kept for future runs. was_read: a sequence has resumed from
-    it. stored: the store has it, or its write is under way. store_parent: nearest ancestor in the store, as (key,
-    position)."""
+    it. stored: the store has it, or its write is under way. refused: the store did not take it when it was offered.
+    store_parent: nearest ancestor in the store, as (key, position)."""
 
     key: bytes
     position: int
@@ -80,6 +80,7 @@ class Snapshot:
     for_later: bool = False
     was_read: bool = False
     stored: bool = False
+    refused: bool = False
     store_parent: tuple[bytes, int] | None = None
 
 
@@ -128,6 +129,10 @@ class SnapshotPool:
     def peek(self, key: bytes) -> Snapshot | None:
         """Return the snapshot of a key, without marking it as consumed."""
         return self._held.get(key)
+
+    def refused(self) -> list[Snapshot]:
+        """Return the snapshots that the store did not take when they were offered, by ascending position."""
+        return sorted((one for one in self._held.values() if one.refused), key=lambda one: one.position)
 
     def holds(self, snapshot: Snapshot) -> bool:
         """Return whether this snapshot is still in the pool; a dropped one's slot may have another state."""

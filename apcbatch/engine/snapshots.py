@@ -173,6 +173,12 @@ class Snapshots:
         if sequence.rolling is not None:
             self._persist(sequence, sequence.rolling)
 
+    def offer_again(self) -> None:
+        """Queue the snapshots in memory that the store had no room in its queue for. Wait for room."""
+        if self._persistence is not None:
+            for snapshot in self._pool.refused():
+                self._persistence.save(snapshot, snapshot.store_parent, again=True)
+
     # The Python surface
 
     def positions(self, tokens: TokenArray) -> list[int]:

@@ -54,7 +54,7 @@ class StoreStats:
 
 
 class Store:
-    """An open store folder, made by `Store.open`. Any thread may call its methods. `put` never waits."""
+    """An open store folder, made by `Store.open`. Any thread may call its methods. `put` never waits unless told to."""
 
     def __init__(self, path: str, size_limit_bytes: int, files: Files, status: Status, opened: Opened) -> None:
         self._path = path
@@ -156,6 +156,7 @@ class Store:
         fingerprint: bytes,
         arrays: Mapping[str, Array] | Fetch,
         on_done: OnDone | None = None,
+        again: bool = False,
     ) -> bool:
         """Queue a snapshot to be stored in the background. Return at once whether it was queued.
 
@@ -167,6 +168,9 @@ class Store:
         which happens once. For a registered layout, arrays may be a function that returns a context manager with the
         arrays as its value. A thread of the store calls it when the file is written; OSError from it means that the
         arrays are not available.
+
+        again: the queue was full when this snapshot was put before. Wait until it has room, and count the snapshot as
+        skipped no longer.
 
         Returns False if the queue is full, the snapshot is queued already, or the store is read-only or closed. Then
         the arrays are not read, and on_done is not called. Raises ValueError for what the format or the registered
@@ -187,7 +191,7 @@ class Store:
             except BadSnapshot as error:
                 raise ValueError(str(error)) from error
         offer = Offer(header, fetch, header.num_data_bytes, on_done)
-        return self._writer is not None and self._writer.offer(offer)
+        return self._writer is not None and self._writer.offer(offer, again)
 
     def touch(self, key: bytes) -> None:
         """Count a use of a snapshot, which raises its value. The count is written in the background."""

@@ -1,7 +1,7 @@
 """Writer: the store's background disk writer: a bounded queue, one thread, and two transactions per batch.
 
-`offer` never waits; it refuses if the queue is full. The thread collects work for a moment, then stores a batch in
-three steps:
+`offer` refuses if the queue is full, or waits if told to. The thread collects work for a moment, then stores a batch
+in three steps:
 1. A transaction chooses the snapshots to store, evicts others for them and reserves their bytes.
 2. The files are written under temporary names, without any lock.
 3. A transaction renames the files and enters them in the index.
@@ -141,23 +141,29 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="apcbatch-store", daemon=True)
         self._thread.start()
 
-    def offer(self, offer: Offer) -> bool:
-        """Queue a snapshot. Return False if the queue is full or closed, or contains it already."""
+    def offer(self, offer: Offer, again: bool) -> bool:
+        """Queue a snapshot. Return False if the queue is full or closed, or has it already. again: see Store.put."""
         with self._change:
+            if again:
+                self._change.wait_for(lambda: self._is_closing or self._has_room(offer))
             if self._is_closing:
                 return False
             if offer.key in self._queued_keys:
                 self._status.count(duplicates=1)
                 return False
-            is_too_long = len(self._queued_keys) >= self._queue_offers
-            is_too_large = self._num_bytes + offer.num_bytes > self._queue_bytes
-            if self._queued_keys and (is_too_long or is_too_large):
+            if not self._has_room(offer):
                 self._status.count(skipped_full_queue=1)
                 return False
+            self._status.count(skipped_full_queue=-again)
             self._queued_keys.add(offer.key)
             self._num_bytes += offer.num_bytes
             self.append(offer)
         return True
+
+    def _has_room(self, offer: Offer) -> bool:
+        """Return whether the queue has room for an offer. An empty one has room for any."""
+        is_short = len(self._queued_keys) < self._queue_offers
+        return not self._queued_keys or (is_short and self._num_bytes + offer.num_bytes <= self._queue_bytes)
 
     def append(self, work: Offer | Touch | Suspect) -> None:
         """Queue work regardless of the queue's length."""

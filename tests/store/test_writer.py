@@ -86,7 +86,8 @@ def test_a_snapshot_on_its_way_is_not_taken_twice(store: Store) -> None:
 
 
 def test_a_full_queue_refuses_and_counts(folder: Path, warnings: list[str]) -> None:
-    """A slow disk must never hold up the batch: put returns, the snapshot is skipped, the caller is told."""
+    """A slow disk must never hold up the batch: put returns, the snapshot is skipped, the caller is told. Offered again
+    it waits for room, and counts as skipped no longer."""
     release = threading.Event()
     with Store.open(folder, warn=warnings.append, queue_snapshots=3) as store:
         first = key_of("first", 16)
@@ -94,8 +95,11 @@ def test_a_full_queue_refuses_and_counts(folder: Path, warnings: list[str]) -> N
         taken = [store.put(key_of("a", i), i + 1, None, FINGERPRINT, arrays_of(key_of("a", i))) for i in range(6)]
         assert taken == [True, True, False, False, False, False]
         assert store.counters.skipped_full_queue == 4
-        release.set()
-    assert len(object_files(folder)) == 3
+        threading.Timer(0.05, release.set).start()
+        for i in range(2, 6):
+            assert store.put(key_of("a", i), i + 1, None, FINGERPRINT, arrays_of(key_of("a", i)), again=True)
+            assert store.counters.skipped_full_queue == 5 - i, "it is not skipped any more"
+    assert len(object_files(folder)) == 7
 
 
 def test_the_queue_is_bounded_in_bytes_but_takes_one_of_any_size(folder: Path, warnings: list[str]) -> None:
