@@ -6,11 +6,11 @@ resolution.py resolves the values of one run.
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from apcbatch.cores import find_memory
 from apcbatch.formats import FORMAT_CHOICES, REASONING_PARSERS, TOOL_PARSERS, TURNS, Turns
 from apcbatch.option_values import Kind, Spec, shown
 from apcbatch.sampling import LONGEST_STOP_TEXT, MOST_STOP_TEXTS, MOST_TOKENS, SETTINGS
@@ -58,8 +58,8 @@ def setting(name: str, **limits: Any) -> Any:
 
 
 def default_pool_size() -> int:
-    """Return a quarter of this machine's memory, at most 4 GiB, in bytes."""
-    return min(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4, 4 << 30)
+    """Return a quarter of the memory that this process may use, at most 4 GiB, in bytes."""
+    return min(find_memory() // 4, 4 << 30)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Find the cores that this process may use, and settings of the machine that slow a run down.
+"""Find the cores and the memory that this process may use, and settings of the machine that slow a run down.
 
 A limit that the system does not report counts as absent.
 """
@@ -6,6 +6,7 @@ A limit that the system does not report counts as absent.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,6 +67,15 @@ def find_cores(root: Path = Path("/")) -> Cores:
     )
 
 
+def find_memory(root: Path = Path("/")) -> int:
+    """Return the bytes of memory that this process may use: the machine's, or the limit of its control group if that is
+    less. root: parent folder of `sys` and `proc`."""
+    names = ("memory.max", "memory.limit_in_bytes")
+    texts = [_read(folder / name) for folder in _groups(root, "memory") for name in names]
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([machine, *(int(text) for text in texts if text.isdecimal())])
+
+
 def _read(path: Path) -> str:
     try:
         return path.read_text().strip()
@@ -92,22 +102,25 @@ def _chosen(text: str) -> str | None:
 
 def _quota(root: Path) -> float | None:
     """Return the smallest CPU limit of the process's control group and its ancestors, for cgroup v1 and v2."""
-    limits = []
+    known = [limit for folder in _groups(root, "cpu") if (limit := _limit(folder)) is not None]
+    return min(known, default=None)
+
+
+def _groups(root: Path, controller: str) -> Iterator[Path]:
+    """Yield the folders of the process's control group and its ancestors, for cgroup v1 and v2."""
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, name = rest.partition(":")
         base = root / "sys/fs/cgroup"
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
         base = base / controllers if controllers else base
         own = base / name.lstrip("/")
         for folder in [own, *own.parents]:
-            limits.append(_limit(folder))
+            yield folder
             if folder == base:
                 break
-        limits.append(_limit(base))
-    known = [limit for limit in limits if limit is not None]
-    return min(known, default=None)
+        yield base
 
 
 def _limit(folder: Path) -> float | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from apcbatch.cores import Cores, find_cores
+from apcbatch.cores import Cores, find_cores, find_memory
 
 EIGHT = set(range(8))
 
@@ -84,6 +84,35 @@ def test_the_quota_of_a_container(
     """Catches threads that the system stops for most of each period, in both versions of control groups."""
     write(tmp_path, files)
     assert (find_cores(tmp_path).quota, find_cores(tmp_path).threads) == (quota, threads)
+
+
+@pytest.mark.parametrize(
+    ("files", "limit"),
+    [
+        ({}, 1 << 40),
+        ({"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/memory.max": "9", "sys/fs/cgroup/memory.max": "max"}, 9),
+        (
+            {
+                "proc/self/cgroup": "4:cpu:/x\n3:memory:/job",
+                "sys/fs/cgroup/memory/job/memory.limit_in_bytes": "77",
+                "sys/fs/cgroup/cpu/x/memory.limit_in_bytes": "5",
+            },
+            77,
+        ),
+        (
+            {"proc/self/cgroup": "3:memory:/x", "sys/fs/cgroup/memory/x/memory.limit_in_bytes": f"{(1 << 63) - 4096}"},
+            1 << 40,
+        ),
+    ],
+)
+def test_the_memory_of_a_container(
+    files: dict[str, str], limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: a run plans with the machine's memory and is killed at its container's limit, in both versions of control
+    groups."""
+    monkeypatch.setattr("os.sysconf", lambda name: {"SC_PHYS_PAGES": 1 << 28, "SC_PAGE_SIZE": 1 << 12}[name])
+    write(tmp_path, files)
+    assert find_memory(tmp_path) == limit
 
 
 def test_what_is_wrong_is_said(ours: set[int], tmp_path: Path) -> None:

@@ -14,17 +14,17 @@ from apcbatch.errors import EXIT_OK, EXIT_STOPPED
 EPILOG = """\b
 Examples:
   apcbatch doctor
-  apcbatch doctor --model ./my-mamba --dtype bfloat16
+  apcbatch doctor --model ./my-mamba --dtype bfloat16 --max-running 64
   apcbatch doctor --store ~/states
   apcbatch doctor --model ./my-jamba --gpus 2
 """
 
 
 @click.command(cls=GroupedCommand, epilog=EPILOG, short_help="Check Python, torch, kernels, model and store.")
-@config_options(("model", "dtype", "device", "gpus", "store"))
+@config_options(("model", "dtype", "device", "gpus", "store", "pool_size", "max_running"))
 @click.pass_context
 def doctor(ctx: click.Context, /, **options: Any) -> int:
-    """Check Python, torch, the compiled kernels, the model, its chat template and the store: one line each.
+    """Check Python, torch, the compiled kernels, the model, its memory and chat template, and the store: one line each.
 
     A line that fails ends with the fix, and the exit status is 1. WARN is what spoils most runs and fails none,
     such as a model without a chat template.

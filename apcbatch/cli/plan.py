@@ -28,7 +28,7 @@ from apcbatch.types import POLICIES
 OPTION_NAMES = (
     "model", "dtype", "format", *COLUMN_OPTIONS, "turns", "limit", "window", "window_tokens", "order",
     "max_tokens", "max_request_tokens", "system_prompt", "template_kwargs", "block_size", "min_gain_tokens",
-    "store_size", "pool_size", "draft", "draft_memory",
+    "store_size", "pool_size", "draft", "draft_memory", "max_running",
 )  # fmt: skip
 TABLES = sorted(set(POLICIES) - {"none"})
 
@@ -65,8 +65,8 @@ def plan(ctx: click.Context, /, inputs: tuple[str, ...], **options: Any) -> None
     future runs alone, what a store would hold afterwards, and the most snapshots live at once with one
     request after the other. A store that holds something already is not looked at: a run with it restores more.
 
-    Below stand the tokens that a pass would give with drafts, if the model answered as the first 200 recorded
-    answers do; --draft none leaves them out.
+    Below stand the memory that a run may need at --max-running, and the tokens that a pass would give with
+    drafts, if the model answered as the first 200 recorded answers do; --draft none leaves these out.
     """
     resolved = resolution.load(given_flags(ctx), options["config_file"])
     given = options["block_sizes"]

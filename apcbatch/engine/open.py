@@ -15,11 +15,12 @@ from apcbatch.draft_sources import draft_sources
 from apcbatch.drafts.drafts import Drafts
 from apcbatch.engine.admission import COST_ON_DEVICE
 from apcbatch.engine.drafting import Drafting
+from apcbatch.engine.memory import MemoryPlan, num_live_slots, num_weights
 from apcbatch.engine.page_tables import PageTables
 from apcbatch.engine.persistence import Persistence, open_store
 from apcbatch.engine.policy import keeps_snapshots
 from apcbatch.engine.pool import PagePool, SnapshotPool
-from apcbatch.engine.scheduler import Scheduler, num_live_slots
+from apcbatch.engine.scheduler import Scheduler
 from apcbatch.engine.sequence import Chunk, Sequence
 from apcbatch.engine.snapshots import Snapshots
 from apcbatch.engine.step import DecodeBatches, Pass
@@ -28,7 +29,7 @@ from apcbatch.fingerprint import key_fingerprint
 from apcbatch.kernels.processor import num_threads, set_isa, set_threads
 from apcbatch.layout import PAGE_TOKENS
 from apcbatch.model.causal_lm import check_sizes
-from apcbatch.model.devices import check_kinds, choose_devices, load_model, make_arena, missing_kinds
+from apcbatch.model.devices import check_kinds, choose_devices, load_model, make_arena, memory_of, missing_kinds
 from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.model.hf_config import ModelConfig
 from apcbatch.model.locate import locate_model, name_of
@@ -81,7 +82,7 @@ class EngineOptions:
     store: str | Path | None = None
     store_size_bytes: int = Config.store_size
     cache_salt: str | None = None
-    pool_size_bytes: int = 4 << 30
+    pool_size_bytes: int = Config.pool_size
     max_batch_tokens: int = Config.max_batch_tokens
     max_running: int = Config.max_running
     max_request_tokens: int = Config.max_request_tokens
@@ -169,6 +170,18 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
     num_drafts = 0  # slots for the states of drafted tokens; on the CPU a pass keeps inputs instead
     if writes_draft_states(devices[0]):
         num_drafts = min(most_drafted, max(FEWEST_DRAFTED, pool_bytes // 4 // max(1, layout.slot_bytes)))
+    MemoryPlan(
+        layout=layout,
+        dtype=options.dtype,
+        num_weights=num_weights(folder, config),
+        num_live=num_live,
+        draft_states=num_drafts,
+        pool_bytes=pool_bytes,
+        keeps=keeps,
+        has_store=options.store is not None,
+        draft_bytes=options.draft_memory_bytes if options.draft else 0,
+        on_host=devices[0].type == "cpu",
+    ).check(*memory_of(devices))
     arena = make_arena(layout, first_draft + num_drafts, num_pages, devices, layers)
     # one pass being read, one in flight per device, and one prefill pass, so that no device waits for the host
     passes = len(devices) + 2

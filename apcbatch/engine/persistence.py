@@ -20,6 +20,7 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
+from apcbatch.engine.memory import queue_bytes
 from apcbatch.engine.pool import NO_PAGES, PagePool, Snapshot, SnapshotPool
 from apcbatch.engine.snapshot_arrays import Staging, as_arrays, assemble, parts_of
 from apcbatch.engine.store_prefetch import Read, StorePrefetcher
@@ -28,20 +29,9 @@ from apcbatch.model.pipeline_arena import Arena
 from apcbatch.store import Store
 
 WRITE_THREADS = 4  # threads of the store for a device; each has one pinned buffer
-QUEUED_SNAPSHOTS = 32  # that the store's queue has room for: one of each sequence of a pass
-HOST_QUEUE_BYTES, DEVICE_QUEUE_BYTES = 256 << 20, 1 << 30  # at least, if the states are small
 MOST_READ_THREADS = 8
 STAGING_BYTES = 256 << 20  # bytes of pinned memory for prefetched snapshots
 MOST_PREFETCHED = 64  # snapshots
-
-
-def queue_bytes(slot_bytes: int, pool_bytes: int, on_host: bool) -> int:
-    """Return the size of the store's queue. Queued states occupy their slots of the pool, of a device's a quarter at
-    most; on the host half of it, or HOST_QUEUE_BYTES if that is more."""
-    wanted = QUEUED_SNAPSHOTS * slot_bytes
-    if on_host:
-        return max(HOST_QUEUE_BYTES, min(wanted, pool_bytes // 2))
-    return min(max(DEVICE_QUEUE_BYTES, wanted), pool_bytes // 4)
 
 
 def open_store(

@@ -22,6 +22,7 @@ from types import MappingProxyType
 
 from apcbatch.engine.admission import Admission, PassBudget, PrefillAdmission
 from apcbatch.engine.drafting import Drafting
+from apcbatch.engine.memory import num_live_slots
 from apcbatch.engine.page_tables import PageTables
 from apcbatch.engine.pending import PendingSnapshots
 from apcbatch.engine.pending_handover import PendingHandover
@@ -30,12 +31,6 @@ from apcbatch.engine.sequence import Chunk, Forks, Keep, Sequence
 from apcbatch.engine.snapshots import Snapshots
 
 NONE_IN_FLIGHT: Mapping[Sequence, int] = MappingProxyType({})
-
-
-def num_live_slots(max_running: int) -> int:
-    """Return the number of slots of live states: max_running, but at least two. A prompt with several answers needs
-    two: one holds the state at its end, while an answer runs in the other."""
-    return max(max_running, 2)
 
 
 class Scheduler:

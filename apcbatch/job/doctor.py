@@ -6,7 +6,7 @@ import platform
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ def examine(config: Config) -> Iterator[Finding]:
         ("kernels", _kernels),
         ("cuda", lambda: _cuda(config.device, config.gpus)),
         ("model", lambda: _model(config)),
+        ("memory", lambda: _memory(config)),
         ("template", lambda: _template(config)),
         ("store", lambda: _store(config.store)),
     ]
@@ -195,6 +196,20 @@ def _model(config: Config) -> str:
     found = f"{config.model} is complete, {config.dtype}, fingerprint {engine.fingerprint[:12]}"
     ignored = ignored_tensors(locate_model(config.model))
     return "; ".join(filter(None, [found, ignored, note_of(config.model)]))
+
+
+def _memory(config: Config) -> str:
+    """Tell what a run with the model may need, and refuse what exceeds the memory that there is."""
+    from apcbatch.engine.memory import MemoryPlan, num_weights
+    from apcbatch.model.devices import choose_devices, memory_of
+    from apcbatch.model.families import load_model_config, state_layout
+
+    folder = locate_model(config.model)
+    model, devices = load_model_config(folder), choose_devices(config.device, config.gpus)
+    plan = MemoryPlan.of(config, state_layout(model, config.dtype), num_weights(folder, model))
+    plan, limit = replace(plan, on_host=devices[0].type == "cpu"), memory_of(devices)
+    plan.check(*limit)
+    return plan.needs(config.max_running, limit[0])
 
 
 def _template(config: Config) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from apcbatch.cores import find_memory
 from apcbatch.errors import UsageError
 from apcbatch.kernels.backend import Backend
 from apcbatch.kernels.cpu.backend import CpuBackend
@@ -90,6 +91,14 @@ def backend_for(device: torch.device, exact: bool = True) -> Backend:
     of the batch. On the CPU every product is computed in this way.
     """
     return CudaBackend(device, exact) if device.type == "cuda" else CpuBackend()
+
+
+def memory_of(devices: Sequence[torch.device]) -> tuple[int, str]:
+    """Return the bytes of memory that a model on these devices may take, and the subject of a sentence about them."""
+    if devices[0].type == "cpu":
+        return find_memory(), "this process may use"
+    total = sum(torch.cuda.get_device_properties(device).total_memory for device in devices)
+    return total, "the device has" if len(devices) == 1 else f"the {len(devices)} devices have"
 
 
 def make_arena(

@@ -19,6 +19,7 @@ from apcbatch.data.input.layouts import LineOptions
 from apcbatch.data.input.records import Conversation
 from apcbatch.data.input.source import open_source
 from apcbatch.data.tokenization.no_tokenizer import check_first, load_any_tokenizer
+from apcbatch.engine.memory import MemoryPlan, num_weights
 from apcbatch.engine.validation import check_request
 from apcbatch.errors import RequestError, UsageError
 from apcbatch.formats import Turns
@@ -41,7 +42,7 @@ class Survey:
     tree: prefix tree of their prompts; a conversation's number is its input line. footprint: bytes of the model's
     snapshots. num_lines: input lines that have a request. num_windows: windows that `run` plans one after the other.
     num_unstable: lines whose template changes the rendering of earlier turns. errors: number of refused requests by
-    code.
+    code. memory: what a run may take.
     """
 
     tree: PrefixTree
@@ -50,6 +51,7 @@ class Survey:
     num_windows: int = 1
     num_unstable: int = 0
     errors: Counter[str] = field(default_factory=Counter)
+    memory: MemoryPlan | None = None
 
 
 class _WatchedRenderer(Renderer):
@@ -84,8 +86,8 @@ def survey(
     renderer = _WatchedRenderer(load_any_tokenizer(folder, warn), warn=warn, options=ChatOptions.of(config))
     if not renderer.tokenizer.reads_text:
         records = check_first(records, folder)
-    footprint = Footprint.of(state_layout(model, config.dtype))
-    found = Survey(PrefixTree(), footprint)
+    layout = state_layout(model, config.dtype)
+    found = Survey(PrefixTree(), Footprint.of(layout), memory=MemoryPlan.of(config, layout, num_weights(folder, model)))
     references = None if sample is None else SampleReferences(renderer, sample)
     feeder = Feeder(config, records, renderer, PreviousAnswers(), references=references)
     line, window = 0, Window(config)

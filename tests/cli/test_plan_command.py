@@ -24,6 +24,8 @@ def test_the_table_has_every_policy_on_every_grid(capsys):
     head = next(number for number, row in enumerate(rows) if row[:1] == ["block"])
     table = rows[head + 1 : head + 10]
     assert [row[0] for row in table[::3]] == ["1", "5", "8"]
+    [memory] = [line for line in [" ".join(row) for row in rows] if line.startswith("Memory: up to ")]
+    assert "GiB at --max-running 32: weights 0." in memory and "32 running states 0." in memory
     assert [row[1] if len(row[0]) == 1 else row[0] for row in table] == ["all", "last", "planned"] * 3
 
 

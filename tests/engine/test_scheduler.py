@@ -9,7 +9,8 @@ import pytest
 
 from apcbatch.engine.admission import PassBudget
 from apcbatch.engine.drafting import Drafting
-from apcbatch.engine.scheduler import Scheduler, num_live_slots
+from apcbatch.engine.memory import num_live_slots
+from apcbatch.engine.scheduler import Scheduler
 from apcbatch.engine.sequence import Chunk, Sequence, make_sequence
 from apcbatch.types import Policy, Request, RequestPlan
 from tests.engine.test_snapshots import snapshots_of

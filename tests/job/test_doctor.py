@@ -21,7 +21,9 @@ from apcbatch.model.locate import DEMO_DIR
 from apcbatch.resolution import load
 from apcbatch.types import Result
 
-CHECKS = ("_python", "_torch", "_extension", "_threads", "_kernels", "_cuda", "_model", "_template", "_store")
+CHECKS = (
+    "_python", "_torch", "_extension", "_threads", "_kernels", "_cuda", "_model", "_memory", "_template", "_store",
+)  # fmt: skip
 
 
 def text_of(check: Callable[..., str], *arguments: Any) -> str:
@@ -109,6 +111,16 @@ def test_a_model_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) 
     found = text_of(doctor._model, load({"device": "cpu"}, None, {}))
     assert found.startswith("model demo does not answer: ") and "it broke" in found
     assert found.endswith("; fix: check the checkpoint's files")
+
+
+def test_what_a_run_may_need_is_told_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: a machine on which the run will be killed passes, or a container's limit is not seen."""
+    given = {"device": "cpu", "max_running": "7", "pool_size": "3GiB", "store": "states", "model": "demo-jamba"}
+    found = text_of(doctor._memory, load(given, None, {}))
+    assert "GiB at --max-running 7: weights 0.01 GiB, 7 running states 0.00 GiB, snapshots 3.00 GiB, KV of" in found
+    monkeypatch.setattr("apcbatch.model.devices.find_memory", lambda: 2 << 30)
+    with pytest.raises(UsageError, match="this process may use 2.00 GiB: .*; give --pool-size 384MiB$"):
+        doctor._memory(load(given, None, {}))
 
 
 EACH = "{% for m in messages %}{{ m.content }}"
@@ -199,7 +211,7 @@ def test_a_scan_is_compared_with_the_reference(
 
 def test_every_check_is_made_and_each_failure_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a check that ends the others, one that is left out, and a failure without a fix."""
-    raised = (None, doctor.CheckFailed("a", "b"), UsageError("c"), None, OSError("d"), None, ValueError("e"),
+    raised = (None, doctor.CheckFailed("a", "b"), UsageError("c"), None, OSError("d"), None, ValueError("e"), None,
               ImportError("f"), RuntimeError("g"))  # fmt: skip
     errors = dict(zip(CHECKS, raised, strict=True))
 
@@ -219,5 +231,6 @@ def test_every_check_is_made_and_each_failure_is_a_line(monkeypatch: pytest.Monk
     assert found == [
         ("python", True, "good"), ("torch", False, "a; fix: b"), ("extension", False, "c"),
         ("threads", True, "good"), ("kernels", False, "d" + again), ("cuda", True, "good"),
-        ("model", False, "e" + again), ("template", False, "f" + again), ("store", False, "g" + again),
+        ("model", False, "e" + again), ("memory", True, "good"),
+        ("template", False, "f" + again), ("store", False, "g" + again),
     ]  # fmt: skip

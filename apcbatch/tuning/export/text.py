@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from apcbatch.config import Config
+from apcbatch.cores import find_memory
 from apcbatch.display import wrap
 from apcbatch.job.planning import windows_note
 from apcbatch.option_values import rounded_size
@@ -100,7 +101,8 @@ def forecast_lines(
 ) -> Iterator[str]:
     """Yield the report of `plan`. width: the terminal's columns, None for a pipe."""
     table = Table(FORECAST_COLUMNS, width)
-    for line in chain(_forecast_lines(forecast, surveyed, config, table), _draft_lines(drafts)):
+    memory = _memory_lines(surveyed, config)
+    for line in chain(_forecast_lines(forecast, surveyed, config, table), memory, _draft_lines(drafts)):
         yield from _wrapped(line, width)
 
 
@@ -127,6 +129,12 @@ def _forecast_lines(forecast: Forecast, surveyed: Survey, config: Config, table:
     note = windows_note(surveyed.num_windows, config)
     if note is not None:
         yield f"  the window: {note}"
+
+
+def _memory_lines(surveyed: Survey, config: Config) -> Iterator[str]:
+    if surveyed.memory is not None:
+        yield ""
+        yield f"Memory: {surveyed.memory.needs(config.max_running, find_memory())}"
 
 
 def _draft_lines(drafts: DraftForecast | None) -> Iterator[str]:

@@ -1,0 +1,174 @@
+"""Plan the memory of an engine from the layout of its state, before anything is allocated.
+
+Each part is an upper bound: memory is taken only as it is used. The parts of the pool are the snapshots and, in a model
+with attention, once more its size for the KV of running requests. Importing this module does not load torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from apcbatch.config import Config
+from apcbatch.draft_sources import draft_sources
+from apcbatch.errors import ModelError, UsageError
+from apcbatch.layout import DTYPE_BYTES, StateLayout
+from apcbatch.model.families import family_of
+from apcbatch.model.hf_config import ModelConfig, load_json
+from apcbatch.model.quantization import FLOATING
+from apcbatch.option_values import format_size
+
+QUEUED_SNAPSHOTS = 32  # that the store's queue has room for: one of each sequence of a pass
+HOST_QUEUE_BYTES, DEVICE_QUEUE_BYTES = 256 << 20, 1 << 30  # at least, if the states are small
+PROGRAM_BYTES = 300 << 20  # Python, torch, the tokenizer
+LEAST_POOL_BYTES = 64 << 20  # of a --pool-size that an error proposes
+
+
+def num_live_slots(max_running: int) -> int:
+    """Return the number of slots of live states: max_running, but at least two. A prompt with several answers needs
+    two: one holds the state at its end, while an answer runs in the other."""
+    return max(max_running, 2)
+
+
+def queue_bytes(slot_bytes: int, pool_bytes: int, on_host: bool) -> int:
+    """Return the size of the store's queue. Queued states occupy their slots of the pool, of a device's a quarter at
+    most; on the host half of it, or HOST_QUEUE_BYTES if that is more."""
+    wanted = QUEUED_SNAPSHOTS * slot_bytes
+    if on_host:
+        return max(HOST_QUEUE_BYTES, min(wanted, pool_bytes // 2))
+    return min(max(DEVICE_QUEUE_BYTES, wanted), pool_bytes // 4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPlan:
+    """Memory of an engine, in the memory of the host or of its devices together.
+
+    num_weights: numbers of the checkpoint; None if it has no weights. num_live: slots of running sequences.
+    draft_states: slots for the states of drafted tokens. pool_bytes, draft_bytes: capacities of the snapshots and of
+    the index of drafts. keeps: whether snapshots are kept. has_store: whether they are also written to a store.
+    """
+
+    layout: StateLayout
+    dtype: str
+    num_weights: int | None
+    num_live: int
+    draft_states: int = 0
+    pool_bytes: int
+    keeps: bool
+    has_store: bool
+    draft_bytes: int
+    on_host: bool = True
+
+    @classmethod
+    def of(cls, config: Config, layout: StateLayout, num_weights: int | None) -> MemoryPlan:
+        """Plan a run on the CPU. Raises UsageError for an invalid --draft."""
+        return cls(
+            layout=layout,
+            dtype=config.dtype,
+            num_weights=num_weights,
+            num_live=num_live_slots(config.gpus * config.max_running),
+            pool_bytes=config.pool_size,
+            keeps=config.policy != "none",
+            has_store=config.store is not None,
+            draft_bytes=config.draft_memory if draft_sources(config) else 0,
+        )
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Return the bytes of each part by what it is, without empty ones."""
+        slot, has_kv = self.layout.slot_bytes, self.layout.has_tokens
+        snapshots = self.pool_bytes if has_kv else self.pool_bytes // max(1, slot) * slot
+        queue = queue_bytes(slot, self.pool_bytes, True) if self.has_store and self.keeps and has_kv else 0
+        found = {
+            "weights": (self.num_weights or 0) * DTYPE_BYTES[self.dtype],
+            f"{self.num_live} running states": self.num_live * slot,
+            "states of drafts": self.draft_states * slot,
+            "snapshots": snapshots if self.keeps else 0,
+            "KV of running requests": self.pool_bytes if has_kv else 0,
+        }
+        if self.on_host:
+            found |= {
+                "KV waiting for the store": queue,
+                "drafts": self.draft_bytes,
+                "Python and torch": PROGRAM_BYTES,
+            }
+        return {name: size for name, size in found.items() if size}
+
+    @property
+    def total(self) -> int:
+        """Bytes of all parts."""
+        return sum(self.parts.values())
+
+    def needs(self, max_running: int, limit_bytes: int) -> str:
+        """Return a text about the memory that a run at --max-running may take, of limit_bytes that there are."""
+        missing = "" if self.num_weights else " without the weights, which are not here"
+        total, limit = in_gib(self.total), in_gib(limit_bytes)
+        return f"up to {total} of {limit} GiB at --max-running {max_running}{missing}: {self._described()}"
+
+    def _described(self) -> str:
+        return ", ".join(f"{name} {in_gib(size)} GiB" for name, size in self.parts.items())
+
+    def check(self, limit_bytes: int, where: str) -> None:
+        """Raise UsageError if the parts exceed limit_bytes, with the options that each alone would make them fit.
+        where: subject of the sentence about the limit."""
+        if self.total <= limit_bytes:
+            return
+        remedies = list(self._remedies(limit_bytes))
+        remedy = " or ".join(remedies) or (
+            "a smaller --max-running and --pool-size" + " and --dtype bfloat16" * (self.dtype == "float32")
+        )
+        raise UsageError(
+            f"the run may need {in_gib(self.total)} GiB, and {where} {in_gib(limit_bytes)} GiB: {self._described()}; "
+            f"give {remedy}"
+        )
+
+    def _remedies(self, limit_bytes: int) -> Iterator[str]:
+        if self.dtype == "float32" and replace(self, dtype="bfloat16").total <= limit_bytes:
+            yield "--dtype bfloat16"
+        pool = _largest(self.pool_bytes, LEAST_POOL_BYTES, lambda n: replace(self, pool_bytes=n).total <= limit_bytes)
+        if pool is not None:
+            yield f"--pool-size {format_size(pool >> 20 << 20)}"
+        live = _largest(self.num_live, 1, lambda n: replace(self, num_live=num_live_slots(n)).total <= limit_bytes)
+        if live is not None:
+            yield f"--max-running {live}"
+
+
+def num_weights(folder: Path, config: ModelConfig) -> int | None:
+    """Return how many numbers the checkpoint's tensors have, from their headers: those that are loaded, a tied head not
+    counted. Return None if there are no files of weights, or one cannot be read."""
+    family, total = family_of(config), 0
+    index = folder / "model.safetensors.index.json"
+    try:
+        names = set(load_json(index)["weight_map"].values()) if index.is_file() else {"model.safetensors"}
+        paths = [folder / name for name in names]
+        if not all(path.is_file() for path in paths):
+            return None
+        for path in paths:
+            with safe_open(path, framework="np") as file:
+                for name in file.keys():  # noqa: SIM118  (it is no mapping)
+                    is_tied = config.tie_word_embeddings and name == f"{family.head}.weight"
+                    tensor = file.get_slice(name)
+                    if not (is_tied or name.startswith(family.ignored)) and tensor.get_dtype() in FLOATING:
+                        total += math.prod(tensor.get_shape())
+    except (ModelError, SafetensorError, OSError, KeyError, AttributeError, TypeError):
+        return None
+    return total
+
+
+def in_gib(num_bytes: int) -> str:
+    """Return a size in GiB with two decimals."""
+    return f"{num_bytes / 2**30:.2f}"
+
+
+def _largest(given: int, least: int, fits: Callable[[int], bool]) -> int | None:
+    """Return the first of half, a quarter, .. of `given` that fits; None if none from `least` on does."""
+    value = given // 2
+    while value >= least:
+        if fits(value):
+            return value
+        value //= 2
+    return None
