@@ -1,5 +1,6 @@
 // Python bindings (pybind11) of packed weights and their product.
 #include "bindings.h"
+#include "huge_pages.h"
 #include "linear.h"
 
 namespace apcbatch {
@@ -10,6 +11,10 @@ Projection projection(std::int64_t out, std::int64_t in, Address weights, int dt
                       Address bias) {
     const DType type = dtype_of(dtype);
     return {out, in, values({weights, 0, type}, out), type, floats(scale, kMaybe), floats(bias, kMaybe)};
+}
+
+void bound_want_huge_pages(Address memory, std::int64_t bytes) {
+    want_huge_pages(reinterpret_cast<void*>(memory), bytes);
 }
 
 void bound_pack_linear(const View& weight, std::int64_t out, std::int64_t in, Address packed,
@@ -37,9 +42,11 @@ void bind_linear(py::module_& m) {
     py::class_<apcbatch::Projection>(m, "Projection")
         .def(py::init(&apcbatch::projection), py::kw_only(), "out_features"_a, "in_features"_a, "weights"_a,
              "dtype"_a, "scale"_a, "bias"_a);
+    m.attr("BLOCK_INPUTS") = apcbatch::kBlockK;
     m.def("packed_bytes", [](std::int64_t out, std::int64_t in, int dtype) {
         return apcbatch::packed_bytes(out, in, apcbatch::dtype_of(dtype));
     });
+    m.def("want_huge_pages", &apcbatch::bound_want_huge_pages);
     m.def("pack_linear", &apcbatch::bound_pack_linear, ReleaseGil());
     m.def("unpack_rows", &apcbatch::bound_unpack_rows, ReleaseGil());
     m.def("linear", &apcbatch::bound_linear, ReleaseGil());

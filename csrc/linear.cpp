@@ -5,7 +5,6 @@
 #include <stdexcept>
 #include <string>
 
-#include "huge_pages.h"
 #include "parts.h"
 #include "share.h"
 
@@ -160,7 +159,6 @@ int64_t packed_bytes(int64_t out, int64_t in, DType dtype) {
 
 void pack_linear(const void* weight, int64_t stride, int64_t out, int64_t in, DType dtype, void* packed,
                  int num_threads) {
-    want_huge_pages(packed, packed_bytes(out, in, dtype));
     with_type(dtype, [&](auto of) {
         using T = TypeOf<decltype(of)>;
         pack(static_cast<const T*>(weight), stride, out, in, static_cast<T*>(packed), num_threads);

@@ -107,9 +107,12 @@ class BackendOf(Ops[LinearT]):
         return self.arithmetic(dtype) + "".join(f"-{kind}{version}" for kind, version in versions if version > 1)
 
     @abstractmethod
-    def pack_linear(self, weight: torch.Tensor, scale: torch.Tensor | None = None) -> LinearT:
-        """Prepare weights (out, in) for `linear`: float32 or bfloat16, on a CUDA device also float16, any row stride.
-        scale: (out,) float32, factors of the float32 sums. Raises ValueError."""
+    def pack_linear(
+        self, weight: torch.Tensor, scale: torch.Tensor | None = None, dtype: torch.dtype | None = None
+    ) -> LinearT:
+        """Prepare weights (out, in), any row stride, for `linear`. scale: (out,) float32, factors of the float32 sums.
+        dtype: that of the packed weights, None for the weight's: float32 or bfloat16, on a CUDA device also float16.
+        Raises ValueError."""
 
     def sub_block(self, kind: str, norm: PreNorm, *weights_and_state: Any) -> Any:
         """Make the fused form of a sub-block from its norm, weights and state. Returns None if the device has none."""

@@ -114,11 +114,15 @@ class CausalLM:
             self.taken_embedding = None if self.is_last else embedding
             shares_head = self.is_last and config.tie_word_embeddings
             self.embedding = embedding.to(dtype) if self.is_first and not shares_head else None
+            if self.is_last:  # before the layers, as these large tensors are in memory twice while they are packed
+                tied = embedding if config.tie_word_embeddings else None
+                del embedding
+                head = self._load_head(checkpoint, tied, shape).to(arena.device)
+                self.lm_head = pack_scaled(backend, head, dtype, config.multipliers.logits)
+                del head, tied
             self.layers = [self._load_layer(checkpoint, i, arena) for i in layers]
             if self.is_last:
                 self.final_norm = self._norm(checkpoint, f"{family.final_norm}.weight")
-                head = self._load_head(checkpoint, embedding, shape)
-                self.lm_head = pack_scaled(backend, head.to(arena.device, dtype), config.multipliers.logits)
             self.numerics = backend.numerics(dtype, [kind.name for kind in family.kinds(config)])
             if part is None:
                 self.identify(checkpoint.finish(), arena.layout.description)
@@ -150,9 +154,12 @@ class CausalLM:
         offset = self._family.norm_offset
         return PreNorm(weight + offset if offset else weight, self.config.norm_eps)
 
-    def _load_head(self, checkpoint: Checkpoint, embedding: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+    def _load_head(
+        self, checkpoint: Checkpoint, embedding: torch.Tensor | None, shape: tuple[int, int]
+    ) -> torch.Tensor:
+        """Return the head's weights. embedding: that of a tied head."""
         head = f"{self._family.head}.weight"
-        if not self.config.tie_word_embeddings:
+        if embedding is None:
             return checkpoint.take(head, shape)
         if head in checkpoint and not torch.equal(checkpoint.take(head, shape).to(embedding.device), embedding):
             raise ModelError(

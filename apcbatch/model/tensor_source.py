@@ -42,7 +42,7 @@ class TensorSource:
 
     def pack(self, weight: torch.Tensor) -> Linear:
         """Pack a matrix (out, in) for the backend's product."""
-        return pack_scaled(self.backend, weight.to(self.dtype), 1.0)
+        return pack_scaled(self.backend, weight, self.dtype, 1.0)
 
     def packed(self, name: str, rows: int, columns: int) -> Linear:
         """Return the matrix (rows, columns) of a projection, packed."""
@@ -50,26 +50,25 @@ class TensorSource:
 
     def pack_parts(self, **parts: torch.Tensor) -> Linear:
         """Pack matrices (out, in), one below the other, for one product. The results of each have its part_scales."""
-        scales = [self.part_scales.get(name, 1.0) for name in parts]
-        weight = torch.cat(list(parts.values())).to(self.dtype)
-        if all(scale == 1 for scale in scales):
+        weight, factors = torch.cat(list(parts.values())), [self.part_scales.get(name, 1.0) for name in parts]
+        if all(factor == 1 for factor in factors):
             return self.pack(weight)
         rows = torch.tensor([len(part) for part in parts.values()])
-        scale = torch.tensor(scales).repeat_interleave(rows).to(weight.device)
-        packed: Linear = self.backend.pack_linear(weight, scale)
+        scale = torch.tensor(factors).repeat_interleave(rows).to(weight.device)
+        packed: Linear = self.backend.pack_linear(weight, scale, self.dtype)
         return packed
 
     def pack_output(self, weight: torch.Tensor, name: str = "") -> Linear:
         """Pack the matrix (h, in) of a sub-block's last projection, with output_scale and the name's part_scales."""
-        return pack_scaled(self.backend, weight.to(self.dtype), self.output_scale * self.part_scales.get(name, 1.0))
+        return pack_scaled(self.backend, weight, self.dtype, self.output_scale * self.part_scales.get(name, 1.0))
 
     def packed_output(self, name: str, rows: int, columns: int) -> Linear:
         """Return the matrix (rows, columns) of a sub-block's last projection, packed."""
         return self.pack_output(self.take(f"{name}.weight", (rows, columns)), name)
 
 
-def pack_scaled(backend: Backend, weight: torch.Tensor, factor: float) -> Linear:
-    """Pack a matrix (out, in) for the backend's product, with the same factor for all of its results."""
+def pack_scaled(backend: Backend, weight: torch.Tensor, dtype: torch.dtype, factor: float) -> Linear:
+    """Pack a matrix (out, in) in a dtype for the backend's product, with the same factor for all of its results."""
     scale = None if factor == 1 else torch.full((len(weight),), factor, device=weight.device)
-    packed: Linear = backend.pack_linear(weight, scale)
+    packed: Linear = backend.pack_linear(weight, scale, dtype)
     return packed

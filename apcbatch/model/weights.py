@@ -7,14 +7,16 @@ folder are opened, and never pickle formats.
 
 from __future__ import annotations
 
+import json
 import math
+import mmap
 import os
 import re
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import xxhash
@@ -34,6 +36,17 @@ INDEX = "model.safetensors.index.json"
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,200}\.safetensors")
 MOST_THREADS = 8  # threads that read weights for a device
 AHEAD_BYTES = 1 << 30
+RESIDENT_SHARE = 32  # on the CPU, a 32nd of the weights is read ahead at most, and as much stays mapped once taken
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+class _File(NamedTuple):
+    """A mapped file of weights. begin: offset of its data. tensors: entries of its header by name, each with `dtype`,
+    `shape` and `data_offsets`."""
+
+    memory: mmap.mmap
+    begin: int
+    tensors: Mapping[str, Any]
 
 
 class Checkpoint:
@@ -53,7 +66,7 @@ class Checkpoint:
     ) -> None:
         self._device, self._device_of = device, device_of or (lambda name: device)
         self.model_dir = model_dir
-        self._files: dict[Path, Any] = {}  # safe_open has no types
+        self._files: dict[Path, _File] = {}
         self._where = self._locate()
         self._stored_names: dict[str, str] = {}  # name here -> name in the file
         self._prefix = ("", "")  # beginning of names here, and in the files
@@ -63,6 +76,8 @@ class Checkpoint:
             self._rename(family)
         self._digests: dict[str, bytes] = {}
         self._ahead: Ahead[tuple[torch.Tensor, bytes]] | None = None  # made when the first tensor is taken
+        self._most_mapped = AHEAD_BYTES
+        self._mapped = 0  # bytes of the tensors taken since the last _unmap
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -70,6 +85,7 @@ class Checkpoint:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if self._ahead is not None:
             self._ahead.close()
+        self._unmap()
         self._files.clear()
 
     def __contains__(self, name: str) -> bool:
@@ -84,51 +100,61 @@ class Checkpoint:
                 f"{self.model_dir}: tensor {self._shown(name)} is missing; expected one of shape {list(shape)}"
             )
         found = self._header(name)
-        check_floating(path, self._shown(name), found.get_dtype())  # first, since packed weights have another shape too
-        if tuple(found.get_shape()) != shape:
+        check_floating(path, self._shown(name), found["dtype"])  # first, since packed weights have another shape too
+        if tuple(found["shape"]) != shape:
             raise ModelError(
-                f"{path}: tensor {self._shown(name)} has shape {found.get_shape()}; expected {list(shape)} by "
-                "config.json"
+                f"{path}: tensor {self._shown(name)} has shape {found['shape']}; expected {list(shape)} by config.json"
             )
         return path
 
     def check_dtypes(self) -> None:
         """Raise ModelError for the first tensor, by name, with a quantised or unknown dtype. Reads headers only."""
         for name in sorted(self._where):
-            check_floating(self._where[name], self._shown(name), self._header(name).get_dtype())
+            check_floating(self._where[name], self._shown(name), self._header(name)["dtype"])
 
     def sizes(self) -> dict[str, int]:
         """Return the bytes of each floating-point tensor by name, in the order of the layers; tensors outside the
         layers come last."""
         found = {name: self._header(name) for name in self._where}
         return {
-            name: math.prod(found[name].get_shape()) * FLOATING[found[name].get_dtype()]
+            name: math.prod(found[name]["shape"]) * FLOATING[found[name]["dtype"]]
             for name in sorted(found, key=_by_layer)
-            if found[name].get_dtype() in FLOATING
+            if found[name]["dtype"] in FLOATING
         }
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """Return the tensor `name`, which must have exactly `shape`, in the file's floating-point dtype. An infinite
         number becomes NaN, which propagates, so that a damaged weight never gives a plausible answer."""
-        path = self.require(name, shape)
+        self.require(name, shape)
         if self._ahead is None:
             self._ahead = self._read_ahead()
-        try:
-            tensor, self._digests[name] = self._ahead.take(name)
-        except SafetensorError as error:
-            raise ModelError(
-                f"{path}: tensor {self._shown(name)} cannot be read ({error}); copy the checkpoint again"
-            ) from None
+        tensor, self._digests[name] = self._ahead.take(name)
+        self._mapped += tensor.nbytes
+        if self._mapped > self._most_mapped:
+            self._unmap()
         return tensor
 
     def _read_ahead(self) -> Ahead[tuple[torch.Tensor, bytes]]:
         """Return a prefetcher that reads the tensors, digests them and moves them to their devices."""
-        threads = 1 if self._device.type == "cpu" else min(MOST_THREADS, os.cpu_count() or 1)
-        return Ahead(self._read, self.sizes(), threads=threads, most_bytes=AHEAD_BYTES)
+        sizes, on_host = self.sizes(), self._device.type == "cpu"
+        threads = 1 if on_host else min(MOST_THREADS, os.cpu_count() or 1)
+        if on_host:
+            self._most_mapped = min(AHEAD_BYTES, sum(sizes.values()) // RESIDENT_SHARE)
+        return Ahead(self._read, sizes, threads=threads, most_bytes=self._most_mapped)
+
+    def _unmap(self) -> None:
+        """Give the pages of the files back to the system, so that weights do not stay in memory beside their packed
+        form. A tensor that is still in use is read from its file again."""
+        self._mapped = 0
+        for file in self._files.values():
+            file.memory.madvise(mmap.MADV_DONTNEED)
 
     def _read(self, name: str) -> tuple[torch.Tensor, bytes]:
         """Return a tensor on its device, with infinities replaced by NaN, and the digest of its bytes in the file."""
-        tensor: torch.Tensor = self._files[self._where[name]].get_tensor(self._stored_names.get(name, name))
+        file, entry = self._files[self._where[name]], self._header(name)
+        shape, offset = entry["shape"], file.begin + entry["data_offsets"][0]
+        dtype = _DTYPES[entry["dtype"]]
+        tensor = torch.frombuffer(file.memory, dtype=dtype, count=math.prod(shape), offset=offset).view(shape)
         label = f"{name} {tensor.dtype} {list(tensor.shape)}".encode()
         digest = xxhash.xxh3_128_digest(tensor.reshape(-1).view(torch.uint8).numpy().data) + label
         tensor = tensor.to(self._device_of(name))
@@ -182,15 +208,15 @@ class Checkpoint:
         return theirs + name.removeprefix(ours) if name.startswith(ours) else name
 
     def _header(self, name: str) -> Any:
-        """Return the safetensors header entry (dtype and shape) of a tensor, without its data."""
-        return self._files[self._where[name]].get_slice(self._stored_names.get(name, name))
+        """Return the safetensors header entry of a tensor: see _File."""
+        return self._files[self._where[name]].tensors[self._stored_names.get(name, name)]
 
     def _locate(self) -> dict[str, Path]:
         """Open all files, which reads their headers, and return the file of every tensor."""
         index = self.model_dir / INDEX
         if not index.exists():
             path = self.model_dir / SINGLE
-            return dict.fromkeys(self._open(path).keys(), path)
+            return dict.fromkeys(self._open(path).tensors, path)
         weight_map = load_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
             raise ModelError(f"{index}: weight_map is missing; expected an object of tensor names and file names")
@@ -210,16 +236,21 @@ class Checkpoint:
             )
         for file_name in file_names:
             path = self.model_dir / file_name
-            where.update(dict.fromkeys(self._open(path).keys(), path))
+            where.update(dict.fromkeys(self._open(path).tensors, path))
         for name, file_name in weight_map.items():
             if name not in where or where[name].name != file_name:
                 raise ModelError(f"{self.model_dir / file_name}: tensor {name} is missing; {INDEX} lists it there")
         return where
 
-    def _open(self, path: Path) -> Any:
+    def _open(self, path: Path) -> _File:
         try:
-            open_regular_file(path).close()  # safe_open would wait for a named pipe
-            self._files[path] = safe_open(path, framework="pt")
+            # safe_open checks the header and the length; of a named pipe it would wait for the other end
+            with open_regular_file(path) as stream, safe_open(path, framework="pt"):
+                memory = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+            begin = 8 + int.from_bytes(memory[:8], "little")
+            tensors = json.loads(memory[8:begin])
+            tensors.pop("__metadata__", None)
+            self._files[path] = _File(memory, begin, tensors)
         except FileNotFoundError:
             what = what_it_is(self.model_dir) or f"{self.model_dir} holds no weights"
             raise ModelError(f"{path} does not exist: {what}; expected safetensors") from None

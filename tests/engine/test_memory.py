@@ -50,6 +50,7 @@ def test_the_parts_are_those_of_the_layout() -> None:
     ("changes", "limit", "remedy"),
     [
         ({}, 11 * GiB, "--dtype bfloat16 or --pool-size 2GiB"),
+        ({"num_weights": 3 * GiB, "pool_bytes": 64 * MiB}, 8 * GiB, "--dtype bfloat16"),
         ({}, 12 * GiB, "--dtype bfloat16 or --pool-size 2GiB"),
         ({"dtype": "bfloat16"}, 6 * GiB, "--pool-size 1GiB"),
         ({"num_live": 999}, 20 * GiB, "--pool-size 2GiB or --max-running 499"),

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from apcbatch.kernels import reference
+from apcbatch.kernels.cpu import linear
 from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.processor import set_isa
 
@@ -142,6 +143,18 @@ def test_a_nan_stays_in_its_row():
     assert y[11].isnan().all()
     keep = torch.arange(20) != 11
     assert torch.equal(y[keep], clean[keep])
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("given", [*FLOATS, torch.float16, torch.float64], ids=str)
+def test_weights_of_another_dtype_are_packed_piece_by_piece(given, dtype, monkeypatch):
+    """Fault: a piece is packed in another's place, is rounded in another way, or a ragged last one is left out."""
+    monkeypatch.setattr(linear, "PIECE_ROWS", 32)
+    for out, inputs in ((1, 1), (16, 256), (33, 300), (101, 515), (64, 700)):
+        weight = strided(out, inputs, given)
+        packed, whole = ops.pack_linear(weight, None, dtype), ops.pack_linear(weight.to(dtype))
+        assert (packed.dtype, packed.out_features, packed.in_features) == (dtype, out, inputs)
+        assert torch.equal(packed.data, whole.data)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)

@@ -23,6 +23,8 @@ from apcbatch.kernels.arguments import (
 )
 from apcbatch.kernels.processor import num_threads
 
+PIECE_ROWS = 1 << 13  # of weights that are converted at a time; a multiple of the outputs of a panel
+
 
 @dataclass(frozen=True, eq=False)
 class PackedLinear:
@@ -49,9 +51,15 @@ class PackedLinear:
         return rows
 
 
-def pack_linear(weight: torch.Tensor, scale: torch.Tensor | None = None) -> PackedLinear:
-    """Copy weights into the order that `linear` reads. weight: (out, in) float32 or bfloat16, any row stride. scale:
-    (out,) float32, factors of the columns of y. Raises ValueError."""
+def pack_linear(
+    weight: torch.Tensor, scale: torch.Tensor | None = None, dtype: torch.dtype | None = None
+) -> PackedLinear:
+    """Copy weights into the order that `linear` reads. weight: (out, in), any row stride. scale: (out,) float32,
+    factors of the columns of y. dtype: float32 or bfloat16, of the packed weights; None for the weight's, which then is
+    one of them. Raises ValueError.
+
+    Weights of another dtype are converted piece by piece, so that no converted copy of all of them takes memory.
+    """
     require_cpu(weight, "weight")
     require_matrix(weight, "weight")
     out_features, in_features = weight.shape
@@ -59,11 +67,20 @@ def pack_linear(weight: torch.Tensor, scale: torch.Tensor | None = None) -> Pack
         raise ValueError(f"weight must have at least one row and one column; it is {tuple(weight.shape)}")
     if scale is not None:
         require_parameter(scale, "scale", (out_features,), torch.float32)
-    code = dtype_code(weight, "weight")
-    count = _C.packed_bytes(out_features, in_features, code) // weight.element_size()
-    data = torch.empty(count, dtype=weight.dtype)
-    _C.pack_linear(view(weight, "weight"), out_features, in_features, data.data_ptr(), num_threads())
-    return PackedLinear(data, out_features, in_features, weight.dtype, scale)
+    dtype = dtype or weight.dtype
+    code = dtype_code(weight.new_empty(0, dtype=dtype), "weight")
+    num_bytes = _C.packed_bytes(out_features, in_features, code)
+    data = torch.empty(num_bytes // dtype.itemsize, dtype=dtype)
+    _C.want_huge_pages(data.data_ptr(), num_bytes)
+    rows, columns = (out_features, in_features) if weight.dtype == dtype else (PIECE_ROWS, _C.BLOCK_INPUTS)
+    for k in range(0, in_features, columns):
+        block = data.data_ptr() + (_C.packed_bytes(out_features, k, code) if k else 0)
+        for row in range(0, out_features, rows):
+            piece = weight[row : row + rows, k : k + columns].to(dtype)
+            outputs, inputs = piece.shape
+            begin = block + (_C.packed_bytes(row, inputs, code) if row else 0)
+            _C.pack_linear(view(piece, "weight"), outputs, inputs, begin, num_threads())
+    return PackedLinear(data, out_features, in_features, dtype, scale)
 
 
 def projection(packed: PackedLinear, bias: torch.Tensor | None) -> _C.Projection:

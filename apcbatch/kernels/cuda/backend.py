@@ -46,9 +46,11 @@ class CudaBackend(CudaOps, BackendOf[DeviceLinear]):
         name = str(dtype).removeprefix("torch.")
         return f"cuda-sm{major}{minor}-{name}-{products}-torch{torch.__version__}-{CUDA_NUMERICS_VERSION}"
 
-    def pack_linear(self, weight: torch.Tensor, scale: torch.Tensor | None = None) -> DeviceLinear:
+    def pack_linear(
+        self, weight: torch.Tensor, scale: torch.Tensor | None = None, dtype: torch.dtype | None = None
+    ) -> DeviceLinear:
         """Prepare weights (out, in), of any stride, for `linear`: see BackendOf."""
-        return pack_linear(weight, self.exact, self._products, scale)
+        return pack_linear(weight.to(dtype or weight.dtype), self.exact, self._products, scale)
 
     def layer_stack(self, layers: Sequence[Sequence[StackEntry]]) -> DeviceMambaStack | None:
         """Make the call that runs all layers of a model with only Mamba mixers. Returns None for other models."""
