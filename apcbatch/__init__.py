@@ -1,4 +1,4 @@
-"""apcbatch: offline batch inference for agentic multi-turn workloads on Mamba and Jamba models.
+"""apcbatch: offline batch inference for agentic multi-turn workloads on recurrent and hybrid models.
 
 The Python surface is `LLM` and `Answer` for conversations and text, and `Engine`, `Request` and `Result` for token ids.
 `LLM` and `Engine` are imported on first use, so `import apcbatch` and the command line's help do not load torch.

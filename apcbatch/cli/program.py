@@ -44,7 +44,7 @@ Examples:
 )
 @click.version_option(VERSION, "--version", message="apcbatch %(version)s")
 def cli() -> None:
-    """Offline batch inference for agentic multi-turn workloads on Mamba and Jamba models.
+    """Offline batch inference for agentic multi-turn workloads on recurrent and hybrid models.
 
     Prefixes that requests share are computed once: their states are kept in memory and, with --store, on
     disk.
