@@ -33,8 +33,8 @@ def on_cuda() -> Iterator[None]:
         yield
 
 
-def mixer(inputs: Rule, state: torch.Tensor) -> DeviceHeadMixer:
-    """A mixer with these inputs' constants; its projections are not run."""
+def mixer(inputs: Rule, state: torch.Tensor, gate_first: bool = True, has_norm: bool = True) -> DeviceHeadMixer:
+    """A mixer with these inputs' constants; its projections are not run. gate_first, has_norm: of Mamba-2."""
     hidden, width, heads = 8, 4, inputs.A.numel()
     (_, key_heads, key_dim), (_, _, value_dim) = (getattr(inputs, name).shape for name in inputs.inputs[:2])
     values = heads * value_dim
@@ -47,13 +47,15 @@ def mixer(inputs: Rule, state: torch.Tensor) -> DeviceHeadMixer:
         "conv_weight": torch.randn(channels, width),
         "A": inputs.A,
         "dt_bias": inputs.dt_bias,
-        "norm": torch.randn(value_dim if is_delta else values),
+        "norm": torch.randn(value_dim if is_delta else values) if has_norm else None,
         "norm_eps": 1e-6,
     }
     weights = (
         DeltaNetWeights(key_heads=key_heads, **shared)
         if is_delta
-        else Mamba2Weights(groups=key_heads, conv_bias=None, D=inputs.D, dt_limits=LIMITS, **shared)
+        else Mamba2Weights(
+            groups=key_heads, conv_bias=None, D=inputs.D, dt_limits=LIMITS, gate_first=gate_first, **shared
+        )
     )
     conv = torch.zeros(len(state), width - 1, channels, dtype=inputs.dtype)
     return DeviceHeadMixer(PreNorm(torch.ones(hidden), 1e-6), weights, state, conv)
@@ -117,21 +119,25 @@ def test_company_changes_no_bit(rule):
         begin += length
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    ("rule", "gate_first", "has_norm"),
+    [("delta", False, True), ("ssd", True, True), ("ssd", False, True), ("ssd", True, False)],
+)
 @pytest.mark.parametrize("size", [(2, 6, 8, 12), (1, 4, 16, 128), (3, 6, 16, 130)], ids=str)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_a_gated_norm_matches_float64(rule, size, dtype):
-    """A norm over other columns, or the gate on the wrong side of it."""
+def test_a_gated_norm_matches_float64(rule, gate_first, has_norm, size, dtype):
+    """A norm over other columns, one that is not there, or the gate on the wrong side of it."""
     inputs = RULES[rule].random(37, size, dtype)
-    made = mixer(inputs, inputs.arena(1))
+    made = mixer(inputs, inputs.arena(1), gate_first, has_norm)
     heads = size[1] if rule == "delta" else size[0]
     columns = size[1] * size[3] // heads
     x, gate = torch.randn(37, heads * columns), torch.randn(37, heads * columns + 3).to(dtype)[:, 3:]
-    weight = made._weights.norm.double()
+    weight = made._weights.norm
     y = made.gated_norm(x, gate)
     parts = x.double().view(37, heads, columns), gate.double().reshape(37, heads, columns)
-    weight = weight if rule == "delta" else weight.view(heads, columns)
-    expected = reference.gated_norm(*parts, weight, 1e-6, rule == "ssd")
+    if weight is not None:
+        weight = weight.double() if rule == "delta" else weight.double().view(heads, columns)
+    expected = reference.gated_norm(*parts, weight, 1e-6, gate_first)
     assert_close(y.view(37, heads, columns), expected, dtype)
     assert same_bits(made.gated_norm(x[5:6], gate[5:6]), y[5:6])
 
@@ -143,6 +149,8 @@ def test_norm_rope_and_the_gate_match_float64(head_dim, rotary_dim, dtype):
     x = torch.randn(41, 5 * head_dim).to(dtype)[:, head_dim:].view(41, 4, head_dim)
     weight, steps = torch.rand(head_dim) + 0.5, rotary_steps(rotary_dim, 1e7).to(CUDA)
     positions = torch.randint(0, 1 << 18, (41,))
+    turned = cuda.norm_rope(x, None, 1e-6, steps, positions)
+    assert_close(turned, reference.norm_rope(x.double(), None, 1e-6, steps, positions), dtype)
     y = cuda.norm_rope(x, weight, 1e-6, steps, positions)
     assert_close(y, reference.norm_rope(x.double(), weight.double(), 1e-6, steps, positions), dtype)
     assert same_bits(cuda.norm_rope(x[7:8], weight, 1e-6, steps, positions[7:8]), y[7:8])

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import AutoConfig
 
-from apcbatch.errors import ModelError, UsageError
-from apcbatch.model.devices import check_kinds
+from apcbatch.errors import ModelError
 from apcbatch.model.families import load_model_config
 from tests.model.folders import REMOVED, with_config
 from tests.model.parity import LENGTHS, assert_equals_oracle, oracle_of
@@ -108,12 +106,6 @@ def test_what_is_not_implemented_is_refused_by_name(
     """Catches a switch or a size that is passed over in silence."""
     with pytest.raises(ModelError, match=f"config.json: .*{sentence}"):
         load_model_config(with_config(tiny_checkpoint("falcon_h1"), tmp_path / "m", **changes))
-
-
-def test_a_cuda_device_refuses_it(tiny_checkpoint: Checkpoints) -> None:
-    """Catches weights that are loaded before the device is found to lack a kind of sub-block."""
-    with pytest.raises(UsageError, match="models of the family falcon_h1 have no .*normless_mamba2, rotary_attention"):
-        check_kinds(load_model_config(tiny_checkpoint("falcon_h1")), torch.device("cuda", 0))
 
 
 def test_a_file_that_says_nothing_is_the_family_itself(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from apcbatch.fingerprint import model_fingerprint
 from apcbatch.kernels.processor import numerics
 from apcbatch.layout import TensorLayout
 from apcbatch.model import families
+from apcbatch.model.devices import missing_kinds
 from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.model.locate import locate_model
 from tests.model.folders import weights_of, with_config
@@ -189,6 +190,34 @@ def test_every_module_of_the_folder_is_a_family() -> None:
     assert names == ARCHITECTURES
     files = {path.stem for path in Path(families.__file__).parent.glob("*.py")} - {"__init__"}
     assert {family.model_type for family in families.families()} == files
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides", "missing"),
+    [
+        ("mamba", {}, []),
+        ("falcon_mamba", {}, []),
+        ("jamba", {}, []),
+        ("mamba2", {}, []),
+        ("granitemoehybrid", {"num_local_experts": 0}, []),
+        ("granitemoehybrid", {}, ["normalised_mixture"]),
+        ("falcon_h1", {}, []),
+        ("falcon_h1", {"mamba_rms_norm": True}, []),
+        ("nemotron_h", {}, ["relu2_mixture", "relu2_mlp"]),
+        ("lfm2", {}, ["short_conv"]),
+        ("qwen3_5", {}, []),
+        ("qwen3_5_moe", {}, ["normalised_mixture", "shared_expert"]),
+        ("qwen3_next", {"norm_topk_prob": False}, ["shared_expert"]),
+    ],
+)
+def test_the_kinds_that_a_cuda_device_lacks(
+    family: str, overrides: dict[str, object], missing: list[str], tiny_checkpoint: Callable[..., Path]
+) -> None:
+    """Catches a family that is refused where its kernels are, or whose weights are given to kernels that compute
+    something else."""
+    config = load_model_config(tiny_checkpoint(family, **overrides))
+    assert sorted(set(missing_kinds(config, torch.device("cuda", 0)))) == missing
+    assert missing_kinds(config, torch.device("cpu")) == []
 
 
 @pytest.fixture

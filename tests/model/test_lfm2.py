@@ -12,8 +12,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from apcbatch import Engine
-from apcbatch.errors import ModelError, UsageError
+from apcbatch.errors import ModelError
 from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.layer import PreNorm, ShortConvWeights
 from apcbatch.kernels.processor import set_isa
@@ -218,11 +217,3 @@ def test_a_file_that_says_nothing_is_the_family_itself(tmp_path: Path) -> None:
     kinds = {"short_conv": "conv", "attention": "full_attention"}
     assert [kinds[kind] for kind in config.mixers] == oracle.layer_types
     assert config.intermediate_size == 8192 and config.rotary_dim == config.head_dim == 80
-
-
-def test_a_device_without_its_kernels_refuses_it(tiny_checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a GPU that is given a kind of sub-block that it lacks."""
-    monkeypatch.setattr("apcbatch.engine.open.choose_devices", lambda device, gpus: [torch.device("cuda", 0)])
-    sentence = "--device cuda: models of the family lfm2 have no kernels there .short_conv, rotary_attention."
-    with pytest.raises(UsageError, match=sentence):
-        Engine(tiny_checkpoint("lfm2"), pool_size_bytes=1 << 20, device="cuda")

@@ -12,9 +12,8 @@ import torch
 from transformers import AutoConfig
 
 from apcbatch import Engine, Request
-from apcbatch.errors import ModelError, UsageError
+from apcbatch.errors import ModelError
 from apcbatch.model.causal_lm import ignored_tensors
-from apcbatch.model.devices import check_kinds
 from apcbatch.model.families import load_model_config
 from tests.model.folders import REMOVED, with_config, with_weights
 from tests.model.parity import LENGTHS, assert_equals_oracle, oracle_of
@@ -133,14 +132,6 @@ def test_what_is_not_implemented_is_refused_by_name(
     """Catches a switch or a size that is passed over in silence."""
     with pytest.raises(ModelError, match=f"config.json: .*{sentence}"):
         load_model_config(with_config(tiny_checkpoint("nemotron_h"), tmp_path / "m", **changes))
-
-
-def test_a_cuda_device_refuses_it(tiny_checkpoint: Checkpoints) -> None:
-    """Catches weights that are loaded before the device is found to lack a kind of sub-block."""
-    with pytest.raises(
-        UsageError, match="--device cuda: models of the family nemotron_h have no .*relu2_mixture, relu2"
-    ):
-        check_kinds(load_model_config(tiny_checkpoint("nemotron_h")), torch.device("cuda", 0))
 
 
 def test_a_file_that_says_little_is_that_of_transformers(tmp_path: Path) -> None:

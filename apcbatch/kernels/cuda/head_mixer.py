@@ -89,8 +89,8 @@ class DeviceHeadMixer:
         w, heads = self._weights, self._normed_heads
         y = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
         t, columns = len(x), self._values // heads
-        gate_first = isinstance(w, Mamba2Weights)
-        norm = w.norm.data_ptr(), columns if gate_first else 0, w.norm_eps, gate_first
+        stride, gate_first = (columns, w.gate_first) if isinstance(w, Mamba2Weights) else (0, False)
+        norm = address(w.norm), stride, w.norm_eps, gate_first
         views = view(gate, "gate", DTYPE_CODES), *norm, view(y, "y", DTYPE_CODES)
         with torch.cuda.device(x.device):
             extension().gated_norm(t, heads, columns, x.data_ptr(), *views, current_stream())
