@@ -10,7 +10,6 @@ import torch
 
 from apcbatch.kernels import reference
 from apcbatch.kernels.cpu.backend import CpuBackend
-from apcbatch.kernels.cuda.ops import CudaOps
 from apcbatch.kernels.layer import rotary_steps
 from apcbatch.kernels.processor import set_isa
 from tests.effort import tries
@@ -159,10 +158,3 @@ def test_unusable_arguments_are_sentences(call, sentence):
     """Wrong shapes and dtypes that would reach the kernel as addresses."""
     with pytest.raises(ValueError, match=sentence):
         call()
-
-
-@pytest.mark.parametrize("name", ["norm_rope", "sigmoid_mul"])
-def test_a_cuda_device_refuses_them_by_name(name):
-    """An op without a kernel on a device that ends in an AttributeError of the compiled module."""
-    with pytest.raises(ValueError, match=f"the op {name} has no kernel on a CUDA device"):
-        CudaOps._launch(None, name, X)
