@@ -17,7 +17,7 @@ from tests.engine.test_scoring import scored
 pytestmark = pytest.mark.cuda
 
 ROOM = 64 << 20
-FAMILIES = ("mamba", "falcon_mamba", "jamba", "mamba2", "falcon_h1", "qwen3_5")
+FAMILIES = ("mamba", "falcon_mamba", "jamba", "mamba2", "qwen3_5")
 
 
 def run(folder: Path, requests: list[Request], **options: object) -> dict[str, Result]:

@@ -35,8 +35,6 @@ MODELS = {
     "qwen3_5": ("qwen3_5", {}),
     "mamba2": ("mamba2", {}),
     "granitemoehybrid": ("granitemoehybrid", {"num_local_experts": 0}),
-    "falcon_h1": ("falcon_h1", {}),
-    "falcon_h1, norm first": ("falcon_h1", {"mamba_rms_norm": True}),
 }
 COLD = {"policy": "none", "max_running": 1}
 

@@ -30,12 +30,9 @@ class CudaBackend(CudaOps, BackendOf[DeviceLinear]):
     kinds: ClassVar[Mapping[str, KindOnDevice]] = {
         "mamba": KindOnDevice(DeviceMamba),
         "mamba2": KindOnDevice(DeviceHeadMixer),
-        "norm_first_mamba2": KindOnDevice(DeviceHeadMixer),
-        "normless_mamba2": KindOnDevice(DeviceHeadMixer),
         "delta": KindOnDevice(DeviceHeadMixer),
         "attention": NOT_FUSED,
         "gated_attention": NOT_FUSED,
-        "rotary_attention": NOT_FUSED,
         "mlp": KindOnDevice(DeviceMlp),
         "mixture": KindOnDevice(DeviceMixture),
     }
