@@ -28,6 +28,9 @@ from apcbatch.prefix import TokenArray
 MOST_DRAFTED = 64  # tokens of one draft
 MARGIN = 1.03  # minimum ratio of tokens per second to a pass without drafts; above 1, as measured seconds vary
 PLAIN_RUN, PLAIN_CYCLE = 4, 16  # while the seconds of a pass without drafts are unknown, 4 of 16 passes, in a row
+WINDOW = 64  # passes after which the search for drafts is weighed
+LOSS = 0.02  # minimum share of a window's seconds that makes it pause
+LONGEST_PAUSE = 1024  # passes
 LEARNING = 0.02  # weight of one draft in the estimated acceptance of forced tokens
 
 
@@ -48,6 +51,9 @@ class Drafting:
         self._costs, self._plain_costs = RowCosts(), RowCosts()
         self._num_begun = 0  # passes
         self._waited = False  # whether the host reads the last pass before it begins the next, to draft
+        self._search_s = 0.0  # of the last pass
+        self._gain_s = self._window_s = 0.0  # of the window
+        self._num_weighed, self._pause, self._pause_end = 0, WINDOW, 0  # passes
         self._last: Literal["prompts", "plain", "drafts"] = "prompts"  # what the last pass had
         self.saved_s: float | None = None
         self._learning_s = 0.0
@@ -80,8 +86,10 @@ class Drafting:
         """Draft for the decode chunks of a pass, as far as it pays."""
         if not self._capacity:
             return
+        begin = time.perf_counter()
         proposals = [self._propose(chunk.sequence, self._most(chunk)) for chunk in chunks]
         chosen = self._choose(proposals)
+        self._search_s = time.perf_counter() - begin
         self._num_begun += 1
         replays, first_kept = self._replays, 0
         for count, chunk, proposal in zip(chosen, chunks, proposals, strict=True):
@@ -165,9 +173,10 @@ class Drafting:
 
         Ignore a pass during which a CUDA graph was captured, and one without drafts right after prompts. A pass without
         drafts counts as one with drafts if it made its batch anew, after a pass with drafts, or if the host waited to
-        draft for it.
+        draft for it. The seconds of a pass without drafts are counted without those of the search.
         """
         waited, self._waited = self._waited, False
+        search_s, self._search_s = self._search_s, 0.0
         last, self._last = self._last, "prompts"
         num_graphs, self._num_graphs = self._num_graphs, self._graphed.num_graphs if self._graphed else 0
         if self._drafts is None or any(chunk.sequence.in_prefill for chunk in chunks) or num_graphs < self._num_graphs:
@@ -177,11 +186,32 @@ class Drafting:
         if rows == number and last == "prompts":
             return
         is_plain = rows == number and last == "plain" and not waited
-        (self._plain_costs if is_plain else self._costs).add(rows, seconds)
-        (self._costs if is_plain else self._plain_costs).age()
+        if is_plain:
+            self._plain_costs.add(rows, seconds - search_s)
+            self._costs.age()
+        else:
+            self._costs.add(rows, seconds)
+            self._plain_costs.age()
+        gain_s = -search_s
         if rows > number and self._plain_costs.knows(number):
             brought = sum(chunk.count + chunk.accepted for chunk in chunks) / number  # plain passes for as many tokens
-            self.saved_s = (self.saved_s or 0.0) + brought * self._plain_costs.of(number) - seconds
+            gain_s = brought * self._plain_costs.of(number) - seconds
+            self.saved_s = (self.saved_s or 0.0) + gain_s
+        self._weigh(gain_s, seconds)
+
+    def _weigh(self, gain_s: float, seconds: float) -> None:
+        """Add a pass to the window. At its end, pause the search if it cost more time than drafts saved: for WINDOW
+        passes at first, twice as long after each further such window."""
+        self._gain_s += gain_s
+        self._window_s += seconds
+        self._num_weighed += 1
+        if self._num_weighed < WINDOW:
+            return
+        pays = self._gain_s >= -LOSS * self._window_s
+        if not pays:
+            self._pause_end = self._num_begun + self._pause
+        self._pause = WINDOW if pays else min(2 * self._pause, LONGEST_PAUSE)
+        self._gain_s, self._window_s, self._num_weighed = 0.0, 0.0, 0
 
     def learn(self, sequence: Sequence) -> None:
         """Add an ended answer and its prompt to the draft index."""
@@ -225,6 +255,8 @@ class Drafting:
         forced = list(sequence.sampler.forced())[:most] if sequence.sampler is not None else []
         if forced:
             return Draft(forced, [self._forced_reach ** (1 + place) for place in range(len(forced))], "grammar")
+        if self._num_begun < self._pause_end:
+            return None
         drafter = sequence.drafter
         if drafter is None:
             prompt = sequence.tokens[: sequence.num_prompt]

@@ -7,12 +7,14 @@ import random
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from apcbatch import Request
 from apcbatch.drafts.drafter import Draft
-from apcbatch.engine.drafting import MARGIN, Drafting
+from apcbatch.engine import drafting as drafting_module
+from apcbatch.engine.drafting import LONGEST_PAUSE, MARGIN, WINDOW, Drafting
 from apcbatch.engine.policy import Nothing
 from apcbatch.engine.row_costs import RowCosts
 from apcbatch.engine.sequence import Chunk, make_sequence
@@ -373,6 +375,48 @@ def test_the_seconds_saved_are_those_beyond_passes_without_drafts() -> None:
     one.accepted = 0
     drafting.measure([one, other], 3.0)
     assert drafting.saved_s == pytest.approx(0.0)
+
+
+def test_a_search_that_does_not_pay_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: a small model is slowed by the search for drafts through a whole run, a pause never ends or does not grow,
+    or one that follows windows that paid is a long one."""
+    now = 0.0
+    monkeypatch.setattr(drafting_module.time, "perf_counter", lambda: now)
+    drafting = Drafting(object(), None, range(9), 9)  # type: ignore[arg-type]
+    chunk = decoding([])
+    chunk.sequence.computed = chunk.sequence.num_prompt
+    chunk.sequence.drafter.propose = search = MagicMock(return_value=None)  # type: ignore[union-attr]
+
+    def passes(search_s: float, drafted: int = 0) -> int:
+        """Run a window. Return the number of passes until the next search."""
+        nonlocal now
+
+        def searched(most: int) -> None:
+            nonlocal now
+            now += search_s
+
+        search.side_effect = searched
+        for _ in range(WINDOW):
+            drafting.add_drafts([chunk])
+            drafting.measure([chunk], 1.0 + search_s)
+        search.reset_mock()
+        paused = 0
+        while True:
+            drafting.add_drafts([chunk])
+            if search.called:
+                return paused
+            paused += 1
+
+    assert passes(0.01) == 0, "a loss that noise may be"
+    drafting._num_weighed, drafting._gain_s, drafting._window_s = 0, 0.0, 0.0
+    assert passes(0.5) == WINDOW
+    assert passes(0.5) == 2 * WINDOW
+    for _ in range(9):
+        longest = passes(0.5)
+    assert longest == LONGEST_PAUSE
+    assert passes(0.0) == 0
+    assert passes(0.5) == WINDOW
+    assert drafting._plain_costs.of(1) == pytest.approx(1.0), "without the search"
 
 
 def test_answers_of_earlier_runs_are_drafted_from() -> None:
