@@ -6,6 +6,8 @@ from pathlib import Path
 
 import torch
 from transformers import (
+    BambaConfig,
+    BambaForCausalLM,
     FalconH1Config,
     FalconH1ForCausalLM,
     FalconMambaConfig,
@@ -162,6 +164,21 @@ _FALCON_H1 = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
     "eos_token_id": 0,
 }
+_BAMBA = {
+    "vocab_size": VOCAB,
+    "hidden_size": 36,
+    "intermediate_size": 44,
+    "num_hidden_layers": 4,
+    "attn_layer_indices": [1],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "mamba_n_heads": 6,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 8,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+    "eos_token_id": 0,
+}
 _LFM2 = {
     "vocab_size": VOCAB,
     "hidden_size": 36,
@@ -180,6 +197,7 @@ FAMILIES = {
     "jamba": (JambaConfig, JambaForCausalLM, _JAMBA),
     "mamba2": (Mamba2Config, Mamba2ForCausalLM, _MAMBA2),
     "granitemoehybrid": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM, _GRANITE),
+    "bamba": (BambaConfig, BambaForCausalLM, _BAMBA),
     "falcon_h1": (FalconH1Config, FalconH1ForCausalLM, _FALCON_H1),
     "nemotron_h": (NemotronHConfig, NemotronHForCausalLM, _NEMOTRON),
     "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM, _QWEN),

@@ -1,4 +1,5 @@
-"""Attention mixers: grouped queries over a paged KV cache, plain (Jamba), rotary (Falcon-H1, LFM2) or gated (Qwen3.5).
+"""Attention mixers: grouped queries over a paged KV cache, plain (Jamba), rotary (Bamba, Falcon-H1, LFM2) or gated
+(Qwen3.5).
 
 Plain: Lieber et al., "Jamba", arXiv 2403.19887, section 3, without position embeddings. Rotary: with rotary position
 embedding of the first columns of a head (Su et al., arXiv 2104.09864), in some models after RMS norms of queries and

@@ -1,4 +1,4 @@
-"""Feed-forward sub-blocks: a SwiGLU MLP (Jamba, Qwen3.5, Granite, Falcon-H1, LFM2) or one with a squared ReLU
+"""Feed-forward sub-blocks: a SwiGLU MLP (Jamba, Qwen3.5, Granite, Bamba, Falcon-H1, LFM2) or one with a squared ReLU
 (Nemotron-H), a mixture of such experts (Jamba, Granite, Qwen, Nemotron-H), and the gated expert that all tokens share
 (Qwen).
 

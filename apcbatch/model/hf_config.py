@@ -186,6 +186,13 @@ class ConfigReader:
                 raise self.wrong(f"{key}[{number}]", name, " or ".join(list(kinds)[:2]))
         return tuple(kinds[name] for name in types)
 
+    def places(self, key: str, layers: int) -> list[int]:
+        """Return the list of numbers of layers, from 0, under a key. Raises ModelError."""
+        listed = self.values.get(key)
+        if not isinstance(listed, list) or not all(type(i) is int and 0 <= i < layers for i in listed):
+            raise self.wrong(key, listed, f"a list of numbers of the {layers} layers, from 0")
+        return listed
+
     def require_state(self, mixers: Collection[str], expected: str = "linear_attention") -> None:
         """Raise ModelError if all mixers are attention: such a model has no state to keep. expected: a layer type with
         a state."""

@@ -49,6 +49,7 @@ PRODUCTS = {
     "jamba": 3 * 4 + 2 + 4 * 2 + 1,
     "mamba2": 2 * 2 + 1,
     "granitemoehybrid": 4 * 2 + 4 * (1 + 2 + 2) + 1,
+    "bamba": 3 * 2 + 2 + 4 * 2 + 1,
     "falcon_h1": 3 * (2 + 2 + 2) + 1,
     "nemotron_h": 3 * 2 + 2 + (1 + 2 + 2) + 1,
     "lfm2": 3 * 2 + 2 + 4 * 2 + 1,
@@ -66,6 +67,7 @@ PRODUCTS = {
         ("jamba", "bfloat16"),
         ("mamba2", "bfloat16"),
         ("granitemoehybrid", "bfloat16"),
+        ("bamba", "bfloat16"),
         ("falcon_h1", "float32"),
         ("nemotron_h", "bfloat16"),
         ("qwen3_5", "float32"),
@@ -88,7 +90,7 @@ def test_document(tiny_checkpoint, family: str, dtype: str) -> None:
     with_experts = ("jamba", "granitemoehybrid", "nemotron_h", "qwen3_5_moe", "qwen3_next")
     assert ("routing to experts" in names) == (family in with_experts)
     assert ("Mamba-2 scan of 64 tokens" in names) == (
-        family in ("mamba2", "granitemoehybrid", "falcon_h1", "nemotron_h")
+        family in ("mamba2", "granitemoehybrid", "bamba", "falcon_h1", "nemotron_h")
     )
     assert ("delta rule of one token, 3 running" in names) == family.startswith("qwen3")
     passes = {(f["running"], f["rows"]) for f in document["figures"] if f["group"] == "rows"}
@@ -140,6 +142,7 @@ KERNELS = {
     "jamba": {"MambaMixer", "Mlp", "Mixture", *ATTENTION_OPS},
     "mamba2": {"HeadMixer"},
     "granitemoehybrid": {"HeadMixer", "Mlp", "Mixture", *ATTENTION_OPS},
+    "bamba": {"HeadMixer", "Mlp", *ATTENTION_OPS},
     "falcon_h1": {"HeadMixer", "Mlp", *ATTENTION_OPS},
     "nemotron_h": {"HeadMixer", "Mlp", "Mixture", *ATTENTION_OPS},
     "lfm2": {"ShortConv", "Mlp", *ATTENTION_OPS},

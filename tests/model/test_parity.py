@@ -63,6 +63,7 @@ CASES = {
             "ssm_multipliers": None,
         },
     ),
+    "bamba": ("bamba", {}),
     "nemotron": ("nemotron_h", {}),
     "nemotron-latent": (
         "nemotron_h",

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from apcbatch.model.attention import ROTARY_ATTENTION
-from apcbatch.model.families.mamba2 import Mamba2Config
+from apcbatch.model.families.mamba2 import Mamba2Config, read_mixers
 from apcbatch.model.family import Family
 from apcbatch.model.feed_forward import MLP
 from apcbatch.model.hf_config import MOST_LAYERS, ConfigReader, ModelConfig, Multipliers
@@ -76,23 +76,14 @@ def read(reader: ConfigReader, family: str) -> FalconH1Config:
     rotary = read_rotary(reader, head_dim, default_factor=1.0)
     if rotary.dim != head_dim:
         raise reader.wrong("partial_rotary_factor", rotary.dim / head_dim, "1, the only one supported")
-    mamba_heads, groups = reader.integer("mamba_n_heads", 128), reader.integer("mamba_n_groups", 1)
     has_size = reader.values.get("mamba_d_ssm", 1024) is not None
     d_inner = reader.integer("mamba_d_ssm", 1024) if has_size else reader.expanded("mamba_expand", hidden_size)
-    reader.require_multiple("mamba_n_heads", mamba_heads, "mamba_n_groups", groups)
-    if d_inner % mamba_heads:
-        raise reader.wrong("mamba_n_heads", mamba_heads, f"a divisor of {d_inner}, the d_inner")
-    reader.require("mamba_d_head", "auto", d_inner // mamba_heads, "auto")
     return FalconH1Config(
         family=family,
         vocab_size=reader.integer("vocab_size", 128000),
         hidden_size=hidden_size,
         mixers=("hybrid",) * layers,
         feed_forwards=("mlp",) * layers,
-        d_inner=d_inner,
-        d_state=reader.integer("mamba_d_state", 256),
-        d_conv=reader.integer("mamba_d_conv", 4, minimum=2),
-        conv_bias=reader.flag("mamba_conv_bias", True),
         norm_eps=reader.number("rms_norm_eps", 1e-5),
         tie_word_embeddings=reader.flag("tie_word_embeddings", False),
         intermediate_size=reader.integer("intermediate_size", 14336),
@@ -101,10 +92,6 @@ def read(reader: ConfigReader, family: str) -> FalconH1Config:
         head_dim=head_dim,
         context_length=reader.integer("max_position_embeddings", 8192),
         eos_token_ids=reader.eos_token_ids(),
-        mamba2_heads=mamba_heads,
-        mamba2_head_dim=d_inner // mamba_heads,
-        mamba2_groups=groups,
-        time_step_limit=reader.interval("time_step_limit", (0.0, float("inf"))),
         mamba_rms_norm=reader.flag("mamba_rms_norm", False),
         mamba_norm_before_gate=reader.flag("mamba_norm_before_gate", True),
         rotary_dim=rotary.dim,
@@ -120,6 +107,7 @@ def read(reader: ConfigReader, family: str) -> FalconH1Config:
             key=reader.number("key_multiplier", 1.0),
             mlp=reader.numbers("mlp_multipliers", 2),
         ),
+        **read_mixers(reader, d_inner),
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from apcbatch.model.attention import ATTENTION
-from apcbatch.model.families.mamba2 import Mamba2Config
+from apcbatch.model.families.mamba2 import Mamba2Config, read_mixers
 from apcbatch.model.family import Family
 from apcbatch.model.feed_forward import NORMALISED_MIXTURE, SHARED_MLP
 from apcbatch.model.hf_config import MOST_LAYERS, ConfigReader, Multipliers
@@ -46,12 +46,6 @@ def read(reader: ConfigReader, family: str) -> GraniteConfig:
     heads = reader.integer("num_attention_heads", 32)
     kv_heads = heads if reader.values.get("num_key_value_heads") is None else reader.integer("num_key_value_heads", 1)
     reader.require_multiple("num_attention_heads", heads, "num_key_value_heads", kv_heads)
-    mamba_heads, groups = reader.integer("mamba_n_heads", 128), reader.integer("mamba_n_groups", 1)
-    d_inner = reader.expanded("mamba_expand", hidden_size)
-    reader.require_multiple("mamba_n_heads", mamba_heads, "mamba_n_groups", groups)
-    if d_inner % mamba_heads:
-        raise reader.wrong("mamba_n_heads", mamba_heads, f"a divisor of {d_inner}, the d_inner")
-    reader.require("mamba_d_head", "auto", d_inner // mamba_heads, "auto")
     experts, experts_per_tok = reader.integer("num_local_experts", 8, minimum=0), 0
     if experts:
         experts_per_tok = reader.integer("num_experts_per_tok", 2)
@@ -63,10 +57,6 @@ def read(reader: ConfigReader, family: str) -> GraniteConfig:
         hidden_size=hidden_size,
         mixers=mixers,
         feed_forwards=("moe" if experts else "mlp",) * layers,
-        d_inner=d_inner,
-        d_state=reader.integer("mamba_d_state", 256),
-        d_conv=reader.integer("mamba_d_conv", 4, minimum=2),
-        conv_bias=reader.flag("mamba_conv_bias", True),
         norm_eps=reader.number("rms_norm_eps", 1e-6),
         tie_word_embeddings=reader.flag("tie_word_embeddings", False),
         intermediate_size=reader.integer("intermediate_size", 11008) if experts else 0,
@@ -77,10 +67,6 @@ def read(reader: ConfigReader, family: str) -> GraniteConfig:
         num_experts_per_tok=experts_per_tok,
         context_length=reader.integer("max_position_embeddings", 2048),
         eos_token_ids=reader.eos_token_ids(),
-        mamba2_heads=mamba_heads,
-        mamba2_head_dim=d_inner // mamba_heads,
-        mamba2_groups=groups,
-        time_step_limit=reader.interval("time_step_limit", (0.0, float("inf"))),
         shared_intermediate_size=reader.integer("shared_intermediate_size", 1024),
         multipliers=Multipliers(
             embedding=reader.number("embedding_multiplier", 1.0),
@@ -88,6 +74,7 @@ def read(reader: ConfigReader, family: str) -> GraniteConfig:
             attention=reader.number("attention_multiplier", 1.0),
             logits=1 / _positive(reader, "logits_scaling"),
         ),
+        **read_mixers(reader, reader.expanded("mamba_expand", hidden_size)),
     )
 
 

@@ -68,9 +68,7 @@ def _mixers(reader: ConfigReader) -> tuple[str, ...]:
     layers = reader.integer("num_hidden_layers", 32, maximum=MOST_LAYERS)
     mixers = reader.layer_types(layers, _MIXER_OF_TYPE, "layer_types")
     if mixers is None:
-        places = reader.values.get("full_attn_idxs")
-        if not isinstance(places, list) or not all(type(i) is int and 0 <= i < layers for i in places):
-            raise reader.wrong("full_attn_idxs", places, f"a list of numbers of the {layers} layers, from 0")
+        places = reader.places("full_attn_idxs", layers)
         mixers = tuple("attention" if i in places else "short_conv" for i in range(layers))
     reader.require_state(mixers, "conv")
     return mixers

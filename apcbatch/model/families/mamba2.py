@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from apcbatch.model.family import Family
 from apcbatch.model.hf_config import MOST_LAYERS, ConfigReader, ModelConfig
@@ -50,6 +51,26 @@ def read(reader: ConfigReader, family: str) -> Mamba2Config:
         mamba2_groups=groups,
         time_step_limit=reader.interval("time_step_limit", (0.0, float("inf"))),
     )
+
+
+def read_mixers(reader: ConfigReader, d_inner: int) -> dict[str, Any]:
+    """Return the fields of Mamba2Config that say what the mixers of a hybrid are, from the keys mamba_*. Raises
+    ModelError."""
+    heads, groups = reader.integer("mamba_n_heads", 128), reader.integer("mamba_n_groups", 1)
+    reader.require_multiple("mamba_n_heads", heads, "mamba_n_groups", groups)
+    if d_inner % heads:
+        raise reader.wrong("mamba_n_heads", heads, f"a divisor of {d_inner}, the d_inner")
+    reader.require("mamba_d_head", "auto", d_inner // heads, "auto")
+    return {
+        "d_inner": d_inner,
+        "d_state": reader.integer("mamba_d_state", 256),
+        "d_conv": reader.integer("mamba_d_conv", 4, minimum=2),
+        "conv_bias": reader.flag("mamba_conv_bias", True),
+        "mamba2_heads": heads,
+        "mamba2_head_dim": d_inner // heads,
+        "mamba2_groups": groups,
+        "time_step_limit": reader.interval("time_step_limit", (0.0, float("inf"))),
+    }
 
 
 FAMILY = Family(
