@@ -179,6 +179,7 @@ class Mixture(SubBlock):
         groups: int,
         top_groups: int,
         scale: float,
+        eps: float,
         latent: tuple[Projection, ...],
         experts: list[Expert],
     ) -> None: ...

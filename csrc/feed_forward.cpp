@@ -94,12 +94,12 @@ struct Routing {
     float* weights;        // (t k), parallel to tokens
 };
 
-// Divides each row of k weights by its sum, added in order, plus 1e-20: sigmoids can all be 0.
-void normalise(std::int64_t t, std::int64_t k, float* weights) {
+// Divides each row of k weights by its sum, added in order, plus eps: sigmoids can all be 0.
+void normalise(std::int64_t t, std::int64_t k, float eps, float* weights) {
     for (std::int64_t r = 0; r < t; ++r, weights += k) {
         float sum = 0.0f;
         for (std::int64_t j = 0; j < k; ++j) sum += weights[j];
-        for (std::int64_t j = 0; j < k; ++j) weights[j] /= sum + 1e-20f;
+        for (std::int64_t j = 0; j < k; ++j) weights[j] /= sum + eps;
     }
 }
 
@@ -120,7 +120,7 @@ void choose_experts(const Mixture& p, const Rows& x, float* logits, float* weigh
     top.groups = p.sigmoid.groups;
     top.top_groups = p.sigmoid.top_groups;
     top.bias == nullptr ? softmax_topk(top, num_threads) : sigmoid_topk(top, num_threads);
-    if (p.is_normalised) normalise(top.t, top.k, weights);
+    if (p.is_normalised) normalise(top.t, top.k, p.sigmoid.eps, weights);
     for (std::int64_t i = 0; i < top.t * top.k; ++i) weights[i] *= p.sigmoid.scale;
 }
 

@@ -32,11 +32,11 @@ struct Mlp final : SubBlock {
 };
 
 // Rule by which sigmoid_topk chooses a token's experts, and the factor of their weights (DeepSeek-AI 2024,
-// "DeepSeek-V3", section 2.1.2).
+// "DeepSeek-V3", section 2.1.2). eps: added to the sum that weights are divided by.
 struct SigmoidRouting {
     const float* bias = nullptr;  // (experts); null: the rule is softmax_topk
     std::int64_t groups = 1, top_groups = 1;
-    float scale = 1.0f;
+    float scale = 1.0f, eps = 1e-20f;
 };
 
 // Mixture: each token uses its experts_per_token likeliest experts, weighted by the softmax over all experts,

@@ -18,6 +18,8 @@ from transformers import (
     JambaForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
+    Lfm2MoeConfig,
+    Lfm2MoeForCausalLM,
     Mamba2Config,
     Mamba2ForCausalLM,
     MambaConfig,
@@ -191,6 +193,14 @@ _LFM2 = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
     "eos_token_id": 0,
 }
+_LFM2_MOE = {
+    **{key: value for key, value in _LFM2.items() if key != "block_multiple_of"},
+    "num_dense_layers": 1,
+    "moe_intermediate_size": 20,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "routed_scaling_factor": 1.5,
+}
 FAMILIES = {
     "mamba": (MambaConfig, MambaForCausalLM, _MAMBA),
     "falcon_mamba": (FalconMambaConfig, FalconMambaForCausalLM, {**_MAMBA, "tie_word_embeddings": False}),
@@ -203,6 +213,7 @@ FAMILIES = {
     "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM, _QWEN),
     "qwen3_5_moe": (Qwen3_5MoeTextConfig, Qwen3_5MoeForCausalLM, _QWEN_MOE),
     "lfm2": (Lfm2Config, Lfm2ForCausalLM, _LFM2),
+    "lfm2_moe": (Lfm2MoeConfig, Lfm2MoeForCausalLM, _LFM2_MOE),
     "qwen3_next": (Qwen3NextConfig, Qwen3NextForCausalLM, _QWEN_MOE),
 }
 
@@ -228,7 +239,7 @@ def make_tiny(name: str, seed: int, overrides: dict):
             else:
                 parameter.copy_(torch.randn_like(parameter) * (0.7 if "embed" in key else parameter.shape[-1] ** -0.5))
         for key, buffer in model.named_buffers():
-            if key.endswith("e_score_correction_bias"):
+            if key.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.copy_(torch.randn_like(buffer) * 0.3)
     if getattr(model.config, "tie_word_embeddings", False):
         model.tie_weights()

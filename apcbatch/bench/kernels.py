@@ -208,8 +208,8 @@ class Kernels:
         tokens, experts = self._sizes.kernel_tokens, config.num_experts
         logits = torch.randn(tokens, experts)
         route = partial(ops.softmax_topk, logits, config.num_experts_per_tok)
-        if hasattr(config, "topk_group"):  # that of a family whose experts are chosen by sigmoids
-            groups = config.n_group, config.topk_group
+        if hasattr(config, "routed_scaling_factor"):  # that of a family whose experts are chosen by sigmoids
+            groups = getattr(config, "n_group", 1), getattr(config, "topk_group", 1)
             route = partial(sigmoid_topk, logits, config.num_experts_per_tok, torch.randn(experts), *groups)
         seconds = median_s(route, self._sizes)
         return Figure(GROUP, "routing to experts", 1e9 * seconds / tokens, "ns a token", {})

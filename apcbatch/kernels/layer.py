@@ -209,12 +209,14 @@ class SigmoidRouting:
 
     bias: (experts,) float32, added to the sigmoids for the choice only. groups: number of equal groups of experts.
     top_groups: number of groups that a token may use. scale: factor of the weights, after they are normalised.
+    eps: added to the sum that the weights are divided by.
     """
 
     bias: torch.Tensor
     groups: int = 1
     top_groups: int = 1
     scale: float = 1.0
+    eps: float = 1e-20
 
 
 class MatrixProduct(NamedTuple):

@@ -1,6 +1,6 @@
 """Feed-forward sub-blocks: a SwiGLU MLP (Jamba, Qwen3.5, Granite, Bamba, Falcon-H1, LFM2) or one with a squared ReLU
-(Nemotron-H), a mixture of such experts (Jamba, Granite, Qwen, Nemotron-H), and the gated expert that all tokens share
-(Qwen).
+(Nemotron-H), a mixture of such experts (Jamba, Granite, Qwen, LFM2, Nemotron-H), and the gated expert that all tokens
+share (Qwen).
 
 torch is imported only when one is loaded. Invariant: a token's result does not depend on other tokens or their routing;
 it is the sum over its experts, in ascending order of expert.
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+LFM2_PROJECTIONS = ("w1", "w3", "w2")
 
 
 def _load_mlp(
@@ -36,24 +37,27 @@ def _load_mixture(
     kind: str, router: str, config: ModelConfig, source: TensorSource, norm: PreNorm, _: StateTensors
 ) -> Fused:
     """Load a mixture of experts. Each token uses its num_experts_per_tok likeliest experts."""
-    weights = source.packed(router, config.num_experts, config.hidden_size), _experts(config, source)
-    return Fused(source.backend, source.backend.sub_block(kind, norm, *weights, config.num_experts_per_tok))
+    packed = source.packed(router, config.num_experts, config.hidden_size)
+    experts = _experts(config, source, config.intermediate_size)
+    return Fused(source.backend, source.backend.sub_block(kind, norm, packed, experts, config.num_experts_per_tok))
 
 
-def _experts(config: ModelConfig, source: TensorSource) -> list[Expert[Linear]]:
-    """Return the experts of a mixture. A checkpoint has them one by one, or all in two tensors, as the modules of
-    transformers 5 do."""
+def _experts(
+    config: ModelConfig, source: TensorSource, f: int, projections: tuple[str, str, str] = _PROJECTIONS
+) -> list[Expert[Linear]]:
+    """Return the experts of a mixture, of f inner columns. A checkpoint has them one by one, or all in two tensors, as
+    the modules of transformers 5 do. projections: names of gate, up and down of a single one."""
     if "experts.gate_up_proj" in source:
-        return _packed_experts(config, source, "experts.gate_up_proj", "experts.down_proj")
-    h, f = config.hidden_size, config.intermediate_size
-    return [_expert(source.below(f"experts.{i}"), h, f) for i in range(config.num_experts)]
+        return _packed_experts(config, source, f, "experts.gate_up_proj", "experts.down_proj")
+    below = (source.below(f"experts.{i}") for i in range(config.num_experts))
+    return [_expert(one, config.hidden_size, f, projections) for one in below]
 
 
-def _packed_experts(config: ModelConfig, source: TensorSource, gate_up: str, down: str) -> list[Expert[Linear]]:
+def _packed_experts(config: ModelConfig, source: TensorSource, f: int, gate_up: str, down: str) -> list[Expert[Linear]]:
     """Return the experts that are stored in two tensors (experts, 2f, h) and (experts, h, f)."""
     from apcbatch.kernels.layer import Expert
 
-    count, h, f = config.num_experts, config.hidden_size, config.intermediate_size
+    count, h = config.num_experts, config.hidden_size
     inputs, outputs = source.take(gate_up, (count, 2 * f, h)), source.take(down, (count, h, f))
     return [Expert(source.pack(inputs[i]), source.pack_output(outputs[i])) for i in range(count)]
 
@@ -80,9 +84,27 @@ def _load_normalised_mixture(config: ModelConfig, source: TensorSource, norm: Pr
     """Load a mixture from Granite's tensors, each of which holds all experts. A token's experts are weighted by the
     softmax over their own router logits."""
     router = source.packed("router.layer", config.num_experts, config.hidden_size)
-    experts = _packed_experts(config, source, "input_linear.weight", "output_linear.weight")
+    names = "input_linear.weight", "output_linear.weight"
+    experts = _packed_experts(config, source, config.intermediate_size, *names)
     part = source.backend.sub_block(NORMALISED_MIXTURE.name, norm, router, experts, config.num_experts_per_tok)
     return Fused(source.backend, part)
+
+
+def _load_sigmoid_mixture(config: ModelConfig, source: TensorSource, norm: PreNorm, _: StateTensors) -> Fused:
+    """Load a mixture whose experts are chosen by sigmoids (SigmoidRouting), from LFM2's tensors. The config has the
+    fields moe_intermediate_size, use_expert_bias, norm_topk_prob and routed_scaling_factor."""
+    import torch
+
+    from apcbatch.kernels.layer import SigmoidRouting
+
+    fields: Any = config
+    count = config.num_experts
+    bias = source.vector("expert_bias", count) if fields.use_expert_bias else torch.zeros(count)
+    sigmoid = SigmoidRouting(bias, scale=fields.routed_scaling_factor, eps=1e-6)
+    router = source.packed("gate", count, config.hidden_size)
+    experts = _experts(config, source, fields.moe_intermediate_size, LFM2_PROJECTIONS)
+    rule = config.num_experts_per_tok, fields.norm_topk_prob, sigmoid
+    return Fused(source.backend, source.backend.sub_block(SIGMOID_MIXTURE.name, norm, router, experts, *rule))
 
 
 def _load_shared_expert(config: ModelConfig, source: TensorSource, norm: PreNorm, _: StateTensors) -> Fused:
@@ -156,6 +178,12 @@ def _mixture_products(config: ModelConfig) -> dict[str, tuple[int, int]]:
     return {**_mlp_products(config), "router": (config.hidden_size, config.num_experts)}
 
 
+def _sigmoid_mixture_products(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    fields: Any = config
+    h, f = config.hidden_size, fields.moe_intermediate_size
+    return {"expert_gate_up_proj": (h, 2 * f), "expert_down_proj": (f, h), "router": (h, config.num_experts)}
+
+
 def _relu2_products(columns: str, name: str, config: ModelConfig) -> dict[str, tuple[int, int]]:
     h, f = config.hidden_size, getattr(config, columns)
     return {f"{name}up_proj": (h, f), f"{name}down_proj": (f, h)}
@@ -191,5 +219,6 @@ MLP = mlp(_PROJECTIONS)
 MIXTURE = mixture("router", is_normalised=False)
 SHARED_MLP = SubBlockKind("mlp", _load_shared_mlp, _shared_products)
 NORMALISED_MIXTURE = SubBlockKind("normalised_mixture", _load_normalised_mixture, _mixture_products)
+SIGMOID_MIXTURE = SubBlockKind("sigmoid_mixture", _load_sigmoid_mixture, _sigmoid_mixture_products)
 SHARED_EXPERT = SubBlockKind("shared_expert", _load_shared_expert, _shared_expert_products)
 RELU2_MIXTURE = SubBlockKind("relu2_mixture", _load_relu2_mixture, _relu2_mixture_products)

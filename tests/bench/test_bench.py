@@ -53,6 +53,7 @@ PRODUCTS = {
     "falcon_h1": 3 * (2 + 2 + 2) + 1,
     "nemotron_h": 3 * 2 + 2 + (1 + 2 + 2) + 1,
     "lfm2": 3 * 2 + 2 + 4 * 2 + 1,
+    "lfm2_moe": 3 * 2 + 2 + 2 + 3 * (1 + 2 * 2) + 1,
     "qwen3_5": 3 * 2 + 2 + 4 * 2 + 1,
     "qwen3_5_moe": 3 * 2 + 2 + 4 * (1 + 2 * 2 + 3) + 1,
     "qwen3_next": 3 * 2 + 2 + 4 * (1 + 2 * 2 + 3) + 1,
@@ -74,6 +75,7 @@ PRODUCTS = {
         ("qwen3_5_moe", "bfloat16"),
         ("qwen3_next", "float32"),
         ("lfm2", "bfloat16"),
+        ("lfm2_moe", "float32"),
     ],
 )
 def test_document(tiny_checkpoint, family: str, dtype: str) -> None:
@@ -87,7 +89,7 @@ def test_document(tiny_checkpoint, family: str, dtype: str) -> None:
     names = [figure["name"] for figure in document["figures"]]
     assert len(set(names)) == len(names)
     assert {"prefill of 24", "decode, 3 running", "restore of 8 tokens from the page cache"} <= set(names)
-    with_experts = ("jamba", "granitemoehybrid", "nemotron_h", "qwen3_5_moe", "qwen3_next")
+    with_experts = ("jamba", "granitemoehybrid", "nemotron_h", "qwen3_5_moe", "qwen3_next", "lfm2_moe")
     assert ("routing to experts" in names) == (family in with_experts)
     assert ("Mamba-2 scan of 64 tokens" in names) == (
         family in ("mamba2", "granitemoehybrid", "bamba", "falcon_h1", "nemotron_h")
@@ -96,7 +98,7 @@ def test_document(tiny_checkpoint, family: str, dtype: str) -> None:
     passes = {(f["running"], f["rows"]) for f in document["figures"] if f["group"] == "rows"}
     assert passes == {(1, 1), (1, 3), (1, 6), (3, 3), (3, 6)}
     [prefill] = [f for f in document["figures"] if f["name"] == "parts of a prefill of 24"]
-    expected = {"matrix products", "convolution", "norms", REST} | ({"scan"} if family != "lfm2" else set())
+    expected = {"matrix products", "convolution", "norms", REST} | (set() if family.startswith("lfm2") else {"scan"})
     assert expected <= set(prefill["parts"])
     assert sum(prefill["parts"].values()) == pytest.approx(1.0)
     [share] = [f for f in document["figures"] if f["name"].startswith("matrix products alone")]
@@ -146,6 +148,7 @@ KERNELS = {
     "falcon_h1": {"HeadMixer", "Mlp", *ATTENTION_OPS},
     "nemotron_h": {"HeadMixer", "Mlp", "Mixture", *ATTENTION_OPS},
     "lfm2": {"ShortConv", "Mlp", *ATTENTION_OPS},
+    "lfm2_moe": {"ShortConv", "Mlp", "Mixture", *ATTENTION_OPS},
     "qwen3_5": {"HeadMixer", "Mlp", *ATTENTION_OPS},
     "qwen3_5_moe": {"HeadMixer", "Mlp", "Mixture", *ATTENTION_OPS},
     "qwen3_next": {"HeadMixer", "Mlp", "Mixture", *ATTENTION_OPS},

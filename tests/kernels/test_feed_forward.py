@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 
@@ -70,7 +72,8 @@ def mixed(x, router, experts, per_token, k=ops, is_normalised=False, sigmoid=Non
         else:
             weights, chosen = own.sigmoid_topk(logits, per_token, sigmoid.bias, sigmoid.groups, sigmoid.top_groups)
         if is_normalised:
-            weights = weights / sum(weights[0].tolist()[1:], weights[0, 0])
+            eps = 0.0 if sigmoid is None else sigmoid.eps
+            weights = weights / (sum(weights[0].tolist()[1:], weights[0, 0]) + eps)
         weights = weights * (1.0 if sigmoid is None else sigmoid.scale)
         part = k.linear(row, k.pack_linear(latent[0])) if latent else row
         total = torch.zeros(part.shape, dtype=wide)
@@ -148,7 +151,7 @@ def test_sigmoid_mixture_equals_each_token_on_its_own(
     experts = [make_mlp(columns or h, f, dtype, is_gated=False) for _ in range(6)]
     router = torch.randn(6, h).to(router_dtype)
     latent = [torch.randn(columns, h).to(dtype) * h**-0.5, torch.randn(h, columns).to(dtype)] if columns else []
-    sigmoid = SigmoidRouting(torch.randn(6) * 0.3, groups, top_groups, 2.5)
+    sigmoid = SigmoidRouting(torch.randn(6) * 0.3, groups, top_groups, 2.5, random.choice([1e-20, 1e-6, 0.1]))
     norm, sums = make_norm(h), torch.randn(41, h)
     projections = tuple(map(ops.pack_linear, latent))
     rule = per_token, is_normalised, sigmoid, projections

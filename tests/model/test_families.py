@@ -93,6 +93,7 @@ CONFIGS["lfm2"] = {
     "num_key_value_heads": 2,
     "full_attn_idxs": [1],
 }
+CONFIGS["lfm2_moe"] = {**CONFIGS["lfm2"], "num_dense_layers": 1, "num_experts": 5, "num_experts_per_tok": 2}
 CONFIGS["qwen3_next"] = CONFIGS["qwen3_5_moe"]
 # Of the first version with the family, for weights with the digest 00 01 .. 0f in bfloat16 and the arithmetic
 # "numerics".
@@ -107,6 +108,7 @@ FINGERPRINTS = {
     "nemotron_h": "b4c35ceb9a37bcd89fa442fdb565e466c93374b270fb5388e4154f47b2fbcf21",
     "qwen3_5_moe": "d38b7336ccb1948ba4d856c8e9263dff2e89bc7000becca8685925e1546374b7",
     "lfm2": "004fda04537b2fed97c85720bcdd9181cb96bde9fd129023a542147fb1403763",
+    "lfm2_moe": "bcf1e7c7cb297a4acb020795433e457b072b42b02a1dc0a9afd2397a1b8a4b4c",
     "qwen3_next": "b185206c7dc153ac5c9b2fee8e8200127e4801a9b4403d5d646862519112529c",
     "qwen3_5": "ebf2e17bc39517c4baaea9d90855c2d04e81cd7f7da2f7776753da5d58ace5ec",
 }
@@ -125,6 +127,7 @@ ARCHITECTURES = [
     "BambaForCausalLM",
     "FalconH1ForCausalLM",
     "Lfm2ForCausalLM",
+    "Lfm2MoeForCausalLM",
 ]
 PRETEND = '''
 """A second name for Mamba, with other tensor names."""
@@ -217,6 +220,7 @@ def test_every_module_of_the_folder_is_a_family() -> None:
         ("falcon_h1", {"mamba_rms_norm": True}, ["norm_first_mamba2", "rotary_attention"]),
         ("nemotron_h", {}, ["relu2_mixture", "relu2_mlp"]),
         ("lfm2", {}, ["rotary_attention", "short_conv"]),
+        ("lfm2_moe", {}, ["rotary_attention", "short_conv", "sigmoid_mixture"]),
         ("qwen3_5", {}, []),
         ("qwen3_5_moe", {}, ["normalised_mixture", "shared_expert"]),
         ("qwen3_next", {"norm_topk_prob": False}, ["shared_expert"]),

@@ -64,6 +64,7 @@ CASES = {
         },
     ),
     "bamba": ("bamba", {}),
+    "lfm2-experts": ("lfm2_moe", {}),
     "nemotron": ("nemotron_h", {}),
     "nemotron-latent": (
         "nemotron_h",

@@ -31,6 +31,7 @@ WIDE = {
     "nemotron_h": {"hidden_size": 160, "intermediate_size": 416, "moe_latent_size": 96, "moe_intermediate_size": 200},
     "qwen3_5": {"hidden_size": 160, "intermediate_size": 416, "head_dim": 24, "linear_value_head_dim": 40},
     "lfm2": {"hidden_size": 192, "intermediate_size": 420},
+    "lfm2_moe": {"hidden_size": 192, "intermediate_size": 420, "moe_intermediate_size": 130},
     "qwen3_5_moe": {"hidden_size": 160, "moe_intermediate_size": 130, "shared_expert_intermediate_size": 416},
 }
 FAMILIES = tuple(WIDE)

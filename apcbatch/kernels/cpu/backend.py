@@ -39,6 +39,7 @@ class CpuBackend(CpuOps, BackendOf[PackedLinear]):
         "mixture": KindOnDevice(FusedMixture),
         "normalised_mixture": KindOnDevice(partial(FusedMixture, is_normalised=True)),
         "relu2_mlp": KindOnDevice(FusedMlp),
+        "sigmoid_mixture": KindOnDevice(FusedMixture),
         "relu2_mixture": KindOnDevice(FusedMixture),
         "shared_expert": KindOnDevice(FusedMlp),
     }

@@ -134,6 +134,7 @@ class FusedMixture(FusedSubBlock):
             groups=1 if sigmoid is None else sigmoid.groups,
             top_groups=1 if sigmoid is None else sigmoid.top_groups,
             scale=1.0 if sigmoid is None else sigmoid.scale,
+            eps=1e-20 if sigmoid is None else sigmoid.eps,
             latent=tuple(one.plan for one in latent),
             experts=[_expert_plan(expert) for expert in experts],
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from apcbatch.model.attention import ROTARY_ATTENTION, AttentionForm, attention
 from apcbatch.model.family import Family
-from apcbatch.model.feed_forward import mlp
+from apcbatch.model.feed_forward import LFM2_PROJECTIONS, mlp
 from apcbatch.model.hf_config import LARGEST_SIZE, MOST_LAYERS, ConfigReader, ModelConfig
 from apcbatch.model.rotary import read_rotary
 from apcbatch.model.short_conv import SHORT_CONV
@@ -90,11 +90,11 @@ def _inner_columns(reader: ConfigReader) -> int:
 
 _FORM = AttentionForm(is_rotary=True, norms=("q_layernorm", "k_layernorm"), output="out_proj")
 _ATTENTION = attention(ROTARY_ATTENTION.name, _FORM)
-_MIXERS = {
+MIXERS = {
     "short_conv": SubBlock("operator_norm", "conv", SHORT_CONV),
     "attention": SubBlock("operator_norm", "self_attn", _ATTENTION),
 }
-_MLP = SubBlock("ffn_norm", "feed_forward", mlp(("w1", "w3", "w2")))
+FEED_FORWARD = SubBlock("ffn_norm", "feed_forward", mlp(LFM2_PROJECTIONS))
 
 FAMILY = Family(
     model_type="lfm2",
@@ -103,6 +103,6 @@ FAMILY = Family(
     embedding="model.embed_tokens",
     layers="model.layers",
     final_norm="model.embedding_norm",
-    layer=lambda config, i: (_MIXERS[config.mixers[i]], _MLP),
+    layer=lambda config, i: (MIXERS[config.mixers[i]], FEED_FORWARD),
     rank=8,
 )
