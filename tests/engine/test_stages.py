@@ -95,7 +95,11 @@ def test_as_much_is_cached_and_kept(
         stages(count)
         engines.append(open_engine(folder, policy=policy, max_running=2))
     one, several = engines
-    cached = [{key: result.cached_tokens for key, result in serve(engine, requests).items()} for engine in engines]
+    served = [serve(engine, requests) for engine in engines]
+    # a prompt that goes on as an answer happens to begin finds more if that answer is there already
+    begun = {(*request.token_ids, served[0][request.id].token_ids[0]) for request in requests}
+    lucky = {r.id for r in requests if any(tuple(r.token_ids[: len(one)]) == one for one in begun)}
+    cached = [{key: one.cached_tokens for key, one in results.items() if key not in lucky} for results in served]
     assert cached[0] == cached[1], f"seed {seed}"
     history = list(requests[-1].token_ids)
     assert one.boundaries(history) == several.boundaries(history)

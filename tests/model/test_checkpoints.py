@@ -386,7 +386,7 @@ def test_weights_that_were_taken_do_not_stay_in_memory(tmp_path: Path) -> None:
                 "of 64 tensors, 2 that were taken, 3 that are read ahead, the pages around them"
             )
         checkpoint.finish()
-    assert mapped() < 4 * size
+    assert mapped() < 2 * 4 * size, "the last one that was taken, and the pages around it"
     assert all(bool((tensor == number).all()) for number, tensor in enumerate(kept))
 
 
