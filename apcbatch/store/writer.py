@@ -132,6 +132,7 @@ class Writer:
         self._queue_offers = queue_offers
         self._queue: deque[Offer | Touch | Suspect] = deque()
         self._queued_keys: set[bytes] = set()
+        self._refused_keys: set[bytes] = set()  # as the queue was full; taken later, they count as skipped no longer
         self._num_bytes = 0
         self._num_put = 0
         self._num_done = 0
@@ -153,8 +154,11 @@ class Writer:
                 return False
             if not self._has_room(offer):
                 self._status.count(skipped_full_queue=1)
+                self._refused_keys.add(offer.key)
                 return False
-            self._status.count(skipped_full_queue=-again)
+            if again and offer.key in self._refused_keys:
+                self._refused_keys.remove(offer.key)
+                self._status.count(skipped_full_queue=-1)
             self._queued_keys.add(offer.key)
             self._num_bytes += offer.num_bytes
             self.append(offer)

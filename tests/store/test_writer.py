@@ -83,6 +83,8 @@ def test_a_snapshot_on_its_way_is_not_taken_twice(store: Store) -> None:
     store.flush()
     assert answers == [True, False, False]
     assert (store.counters.written, store.counters.duplicates) == (1, 2)
+    assert store.put(key, 16, None, FINGERPRINT, arrays_of(key), again=True)
+    assert store.counters.skipped_full_queue == 0, "the queue was never full, so nothing is skipped no longer"
 
 
 def test_a_full_queue_refuses_and_counts(folder: Path, warnings: list[str]) -> None:
