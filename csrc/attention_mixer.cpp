@@ -7,7 +7,7 @@ namespace apcbatch {
 namespace {
 
 // Returns the bytes of t positions, in whole cache lines.
-std::int64_t position_bytes(std::int64_t t) { return (8 * t + 63) / 64 * 64; }
+std::int64_t position_bytes(std::int64_t t) { return whole_lines(8 * t); }
 
 // Writes the absolute position of each token of the pass.
 void write_positions(const PagedSequences& sequences, std::int64_t* positions) {

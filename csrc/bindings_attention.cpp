@@ -60,41 +60,15 @@ void bound_paged_attention(const View& q, const View& k_cache, const View& v_cac
     paged_attention(p, num_threads);
 }
 
-// x, y: (t, heads, head_dim), of one type. weight: (head_dim). steps: (pairs). positions: (t).
 void bound_norm_rope(std::int64_t t, std::int64_t heads, std::int64_t head_dim, const View& x, Address weight,
                      float eps, Address steps, std::int64_t pairs, Address positions, const View& y,
                      int num_threads) {
-    NormRopeParams p;
-    p.t = t;
-    p.heads = heads;
-    p.head_dim = head_dim;
-    p.x = values(x, t * heads * head_dim);
-    p.x_stride = x.stride;
-    p.weight = floats(weight, kMaybe);
-    p.eps = eps;
-    p.steps = integers(steps, pairs);
-    p.pairs = pairs;
-    p.positions = integers(positions, t);
-    p.y = values(y, x.dtype, t * heads * head_dim);
-    p.y_stride = y.stride;
-    p.dtype = x.dtype;
-    norm_rope(p, num_threads);
+    norm_rope(norm_rope_params(t, heads, head_dim, x, weight, eps, steps, pairs, positions, y), num_threads);
 }
 
-// x, gate, y: (t, h), of one type.
 void bound_sigmoid_mul(std::int64_t t, std::int64_t h, const View& x, const View& gate, const View& y,
                        int num_threads) {
-    SigmoidMulParams p;
-    p.t = t;
-    p.h = h;
-    p.x = values(x, t * h);
-    p.x_stride = x.stride;
-    p.gate = values(gate, x.dtype, t * h);
-    p.gate_stride = gate.stride;
-    p.y = values(y, x.dtype, t * h);
-    p.y_stride = y.stride;
-    p.dtype = x.dtype;
-    sigmoid_mul(p, num_threads);
+    sigmoid_mul(sigmoid_mul_params(t, h, x, gate, y), num_threads);
 }
 
 int bound_check_sequences(const Sequences& sequences, std::int64_t t, std::int64_t pages) {

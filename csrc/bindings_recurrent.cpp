@@ -33,30 +33,6 @@ void bound_selective_scan(const RaggedParams& ragged, const View& x, const View&
                    num_threads);
 }
 
-// Arguments that are the same in every call. dtype: code of the activations'. A, dt_bias: (value_heads). D:
-// (value_heads), for the rule ssd, which also has the limits of dt; null for delta. state: (slots,
-// value_heads, value_dim / lanes, key_dim, lanes).
-HeadScanParams head_scan_params(int dtype, std::int64_t key_heads, std::int64_t value_heads,
-                                std::int64_t key_dim, std::int64_t value_dim, std::int64_t lanes, Address A,
-                                Address dt_bias, Address D, float dt_min, float dt_max, const View& state) {
-    HeadScanParams p;
-    p.rule = D == 0 ? HeadRule::delta : HeadRule::ssd;
-    p.dtype = dtype_of(dtype);
-    p.key_heads = key_heads;
-    p.value_heads = value_heads;
-    p.key_dim = key_dim;
-    p.value_dim = value_dim;
-    p.lanes = lanes;
-    p.A = floats(A, value_heads);
-    p.dt_bias = floats(dt_bias, value_heads);
-    p.D = floats(D, kMaybe);
-    p.dt_min = dt_min;
-    p.dt_max = dt_max;
-    p.state = static_cast<float*>(values(state, DType::float32, kMaybe));
-    p.state_stride = state.stride;
-    return p;
-}
-
 // q, k: (t, key_heads, key_dim). v: (t, value_heads, value_dim). b: (t, value_heads), not read by ssd. a: (t,
 // value_heads). out: (value_heads, t, value_dim) or, of ssd, (t, value_heads, value_dim).
 void bound_head_scan(HeadScanParams p, const RaggedParams& ragged, const View& q, const View& k,

@@ -25,28 +25,13 @@ void bound_rms_norm(std::int64_t t, std::int64_t h, const View& x, const View& d
     rms_norm(p, num_threads);
 }
 
-// x: (t, heads, d) float32, heads x_head_stride apart. gate: (t, heads, d). weight: (d) or (heads, d),
-// weight_stride 0 or d, or none. y: (t, heads, d) contiguous, of gate's type.
 void bound_gated_norm(std::int64_t t, std::int64_t heads, std::int64_t d, const View& x,
                       std::int64_t x_head_stride, const View& gate, Address weight,
                       std::int64_t weight_stride, float eps, bool gate_first, const View& y,
                       int num_threads) {
-    GatedNormParams p;
-    p.t = t;
-    p.heads = heads;
-    p.d = d;
-    p.x = static_cast<float*>(values(x, DType::float32, t));
-    p.x_stride = x.stride;
-    p.x_head_stride = x_head_stride;
-    p.gate = values(gate, t);
-    p.gate_stride = gate.stride;
-    p.gate_first = gate_first;
-    p.weight = floats(weight, kMaybe);
-    p.weight_stride = weight_stride;
-    p.eps = eps;
-    p.y = values(y, gate.dtype, t);
-    p.dtype = gate.dtype;
-    gated_norm(p, num_threads);
+    gated_norm(
+        gated_norm_params(t, heads, d, x, x_head_stride, gate, weight, weight_stride, eps, gate_first, y),
+        num_threads);
 }
 
 // gate, up, y: (t, f), of one type.

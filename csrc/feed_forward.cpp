@@ -17,7 +17,7 @@ class Parts {
     template <class T>
     T* take(std::int64_t count) {
         T* part = memory_ == nullptr ? nullptr : reinterpret_cast<T*>(memory_ + bytes_);
-        bytes_ += (count * std::int64_t(sizeof(T)) + 63) / 64 * 64;
+        bytes_ += whole_lines(count * std::int64_t(sizeof(T)));
         return part;
     }
     std::int64_t bytes() const { return bytes_; }

@@ -10,8 +10,6 @@
 namespace apcbatch {
 namespace {
 
-std::int64_t whole_lines(std::int64_t bytes) { return (bytes + 63) / 64 * 64; }
-
 // Buffers of a pass, consecutive in the workspace.
 struct Buffers {
     Rows normed;     // (t, h)

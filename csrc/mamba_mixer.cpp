@@ -20,7 +20,7 @@ class Layout {
         for (int i = 0; i < 6; ++i) {
             offset_[i] = bytes_;
             stride_[i] = columns[i];
-            bytes_ += (t * columns[i] * bytes_of(dtype_) + 63) / 64 * 64;
+            bytes_ += whole_lines(t * columns[i] * bytes_of(dtype_));
         }
     }
     std::int64_t bytes() const { return bytes_; }
@@ -126,11 +126,11 @@ void keep(const MambaMixer& p, const SubBlockInputs& inputs, const Rows& raw, co
 }  // namespace
 
 std::int64_t MambaMixer::kept_bytes() const {
-    return ((3 * dt_proj.out + d_state) * bytes_of(dtype) + 63) / 64 * 64;
+    return whole_lines((3 * dt_proj.out + d_state) * bytes_of(dtype));
 }
 
 std::int64_t MambaMixer::replay_bytes(std::int64_t count) const {
-    const std::int64_t output = (dt_proj.out * bytes_of(dtype) + 63) / 64 * 64;
+    const std::int64_t output = whole_lines(dt_proj.out * bytes_of(dtype));
     return output + scan_alone_bytes(dt_proj.out, d_state, count);
 }
 
@@ -162,7 +162,7 @@ void MambaMixer::replay(const Replay* replays, std::int64_t num_replays, const c
     scan.state = ssm;
     scan.state_stride = ssm_stride;
     scan.out = memory;  // of every row
-    selective_scan_alone(scan, memory + (d * size + 63) / 64 * 64);
+    selective_scan_alone(scan, memory + whole_lines(d * size));
 }
 
 std::int64_t MambaMixer::scratch_bytes(std::int64_t t) const { return Layout(*this, t).bytes(); }

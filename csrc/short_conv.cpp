@@ -10,8 +10,6 @@
 namespace apcbatch {
 namespace {
 
-std::int64_t whole_lines(std::int64_t bytes) { return (bytes + 63) / 64 * 64; }
-
 // Overwrites the first h columns of `rows` with their products with the first h columns of `factors`.
 void multiply(const Rows& rows, const Rows& factors, std::int64_t h, int num_threads) {
     const PartTimer timer(Part::convolution);

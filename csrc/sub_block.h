@@ -42,6 +42,9 @@ struct Replay {
     std::int64_t first = 0, count = 0;
 };
 
+// Returns a number of bytes rounded up to whole cache lines of 64.
+constexpr std::int64_t whole_lines(std::int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
 // Sub-block bound to its weights and state. Filled once per layer, then read by all passes.
 struct SubBlock {
     virtual ~SubBlock() = default;

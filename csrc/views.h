@@ -8,7 +8,10 @@
 #include <stdexcept>
 #include <string>
 
+#include "head_rows.h"
+#include "head_scan.h"
 #include "params.h"
+#include "rowwise.h"
 
 namespace py = pybind11;
 
@@ -118,6 +121,92 @@ inline ScanParams scan_params(const RaggedParams& ragged, const View& x, const V
     params.out = values(out, x.dtype, b);
     params.out_stride = out.stride;
     return params;
+}
+
+// Arguments of head_scan that are the same in every call. dtype: code of the activations'. A, dt_bias:
+// (value_heads). D: (value_heads), for the rule ssd, which also has the limits of dt; null for delta. state:
+// (slots, value_heads, value_dim / lanes, key_dim, lanes).
+inline HeadScanParams head_scan_params(int dtype, std::int64_t key_heads, std::int64_t value_heads,
+                                       std::int64_t key_dim, std::int64_t value_dim, std::int64_t lanes,
+                                       Address A, Address dt_bias, Address D, float dt_min, float dt_max,
+                                       const View& state) {
+    HeadScanParams p;
+    p.rule = D == 0 ? HeadRule::delta : HeadRule::ssd;
+    p.dtype = dtype_of(dtype);
+    p.key_heads = key_heads;
+    p.value_heads = value_heads;
+    p.key_dim = key_dim;
+    p.value_dim = value_dim;
+    p.lanes = lanes;
+    p.A = floats(A, value_heads);
+    p.dt_bias = floats(dt_bias, value_heads);
+    p.D = floats(D, kMaybe);
+    p.dt_min = dt_min;
+    p.dt_max = dt_max;
+    p.state = static_cast<float*>(values(state, DType::float32, kMaybe));
+    p.state_stride = state.stride;
+    return p;
+}
+
+// x: (t, heads, d) float32, heads x_head_stride apart. gate: (t, heads, d). weight: (d) or (heads, d),
+// weight_stride 0 or d, or none. y: (t, heads, d) contiguous, of gate's type.
+inline GatedNormParams gated_norm_params(std::int64_t t, std::int64_t heads, std::int64_t d, const View& x,
+                                         std::int64_t x_head_stride, const View& gate, Address weight,
+                                         std::int64_t weight_stride, float eps, bool gate_first,
+                                         const View& y) {
+    GatedNormParams p;
+    p.t = t;
+    p.heads = heads;
+    p.d = d;
+    p.x = static_cast<float*>(values(x, DType::float32, t));
+    p.x_stride = x.stride;
+    p.x_head_stride = x_head_stride;
+    p.gate = values(gate, t);
+    p.gate_stride = gate.stride;
+    p.gate_first = gate_first;
+    p.weight = floats(weight, kMaybe);
+    p.weight_stride = weight_stride;
+    p.eps = eps;
+    p.y = values(y, gate.dtype, t);
+    p.dtype = gate.dtype;
+    return p;
+}
+
+// x, y: (t, heads, head_dim), of one type. weight: (head_dim). steps: (pairs). positions: (t).
+inline NormRopeParams norm_rope_params(std::int64_t t, std::int64_t heads, std::int64_t head_dim,
+                                       const View& x, Address weight, float eps, Address steps,
+                                       std::int64_t pairs, Address positions, const View& y) {
+    NormRopeParams p;
+    p.t = t;
+    p.heads = heads;
+    p.head_dim = head_dim;
+    p.x = values(x, t * heads * head_dim);
+    p.x_stride = x.stride;
+    p.weight = floats(weight, kMaybe);
+    p.eps = eps;
+    p.steps = integers(steps, pairs);
+    p.pairs = pairs;
+    p.positions = integers(positions, t);
+    p.y = values(y, x.dtype, t * heads * head_dim);
+    p.y_stride = y.stride;
+    p.dtype = x.dtype;
+    return p;
+}
+
+// x, gate, y: (t, h), of one type.
+inline SigmoidMulParams sigmoid_mul_params(std::int64_t t, std::int64_t h, const View& x, const View& gate,
+                                           const View& y) {
+    SigmoidMulParams p;
+    p.t = t;
+    p.h = h;
+    p.x = values(x, t * h);
+    p.x_stride = x.stride;
+    p.gate = values(gate, x.dtype, t * h);
+    p.gate_stride = gate.stride;
+    p.y = values(y, x.dtype, t * h);
+    p.y_stride = y.stride;
+    p.dtype = x.dtype;
+    return p;
 }
 
 }  // namespace apcbatch

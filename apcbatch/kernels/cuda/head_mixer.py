@@ -91,7 +91,7 @@ class DeviceHeadMixer:
         t, columns = len(x), self._values // heads
         stride, gate_first = (columns, w.gate_first) if isinstance(w, Mamba2Weights) else (0, False)
         norm = address(w.norm), stride, w.norm_eps, gate_first
-        views = view(gate, "gate", DTYPE_CODES), *norm, view(y, "y", DTYPE_CODES)
+        views = view(x, "x", DTYPE_CODES), view(gate, "gate", DTYPE_CODES), *norm, view(y, "y", DTYPE_CODES)
         with torch.cuda.device(x.device):
-            extension().gated_norm(t, heads, columns, x.data_ptr(), *views, current_stream())
+            extension().gated_norm(t, heads, columns, *views, current_stream())
         return y
