@@ -18,7 +18,6 @@ from apcbatch.kernels.cpu.ops import ops
 from apcbatch.kernels.cpu.sub_block import FusedSubBlock, norm_plan
 from apcbatch.kernels.layer import Expert, MatrixProduct, PreNorm, Residual, SigmoidRouting
 from apcbatch.kernels.processor import num_threads
-from apcbatch.kernels.ragged import Ragged
 
 
 def relu_square(x: torch.Tensor) -> torch.Tensor:
@@ -70,10 +69,6 @@ class FusedMlp(FusedSubBlock):
         self._kept_alive, self._expert, self._gate, self.hidden = norm, expert, gate, expert.gate_up.in_features
         gate_plan = None if gate is None else gate.plan
         self.plan = _C.Mlp(norm_plan(norm, self.hidden), _expert_plan(expert), gate_plan)
-
-    def __call__(self, residual: Residual, _: Ragged) -> None:
-        """Run the sub-block. Raises ValueError unless the residual has the norm's columns."""
-        self.run(residual)
 
     def products(self, residual: Residual) -> Iterator[MatrixProduct]:
         """See FusedSubBlock."""
@@ -138,10 +133,6 @@ class FusedMixture(FusedSubBlock):
             latent=tuple(one.plan for one in latent),
             experts=[_expert_plan(expert) for expert in experts],
         )
-
-    def __call__(self, residual: Residual, _: Ragged) -> None:
-        """Run the sub-block. Raises ValueError unless the residual has the norm's columns."""
-        self.run(residual)
 
     def products(self, residual: Residual) -> Iterator[MatrixProduct]:
         """Yield the products of the router and the latent projections, then those of each expert for the rows routed to

@@ -18,7 +18,6 @@ from apcbatch.kernels.cpu.linear import PackedLinear
 from apcbatch.kernels.cpu.ops import MAX_CONV_WIDTH
 from apcbatch.kernels.cpu.sub_block import FusedSubBlock, norm_plan
 from apcbatch.kernels.layer import DeltaNetWeights, Mamba2Weights, MatrixProduct, PreNorm, Residual
-from apcbatch.kernels.ragged import Ragged
 
 
 class FusedHeadMixer(FusedSubBlock):
@@ -56,10 +55,6 @@ class FusedHeadMixer(FusedSubBlock):
             gate_first=isinstance(weights, Mamba2Weights) and weights.gate_first,
             conv=(conv.data_ptr(), slot_stride(conv, (width - 1, channels), dtype), DTYPE_CODES[dtype]),
         )
-
-    def __call__(self, residual: Residual, ragged: Ragged) -> None:
-        """Run the mixer; see run_over."""
-        self.run_over(residual, ragged)
 
     def products(self, residual: Residual) -> Iterator[MatrixProduct]:
         """See FusedSubBlock."""

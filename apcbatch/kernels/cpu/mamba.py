@@ -23,7 +23,6 @@ from apcbatch.kernels.cpu.linear import PackedLinear, projection
 from apcbatch.kernels.cpu.ops import MAX_CONV_WIDTH, MAX_D_STATE
 from apcbatch.kernels.cpu.sub_block import FusedSubBlock, norm_plan
 from apcbatch.kernels.layer import MambaWeights, MatrixProduct, PreNorm, Residual
-from apcbatch.kernels.ragged import Ragged
 
 
 class FusedMamba(FusedSubBlock):
@@ -66,10 +65,6 @@ class FusedMamba(FusedSubBlock):
             ssm=(ssm.data_ptr(), slot_stride(ssm, (n, d), torch.float32), FLOAT32),
             conv=(conv.data_ptr(), slot_stride(conv, (width - 1, d), dtype), DTYPE_CODES[dtype]),
         )
-
-    def __call__(self, residual: Residual, ragged: Ragged) -> None:
-        """Run the mixer; see run_over."""
-        self.run_over(residual, ragged)
 
     def products(self, residual: Residual) -> Iterator[MatrixProduct]:
         """See FusedSubBlock."""

@@ -16,7 +16,6 @@ from apcbatch.kernels.cpu.linear import PackedLinear
 from apcbatch.kernels.cpu.ops import MAX_CONV_WIDTH
 from apcbatch.kernels.cpu.sub_block import FusedSubBlock, norm_plan
 from apcbatch.kernels.layer import MatrixProduct, PreNorm, Residual, ShortConvWeights
-from apcbatch.kernels.ragged import Ragged
 
 
 class FusedShortConv(FusedSubBlock):
@@ -51,10 +50,6 @@ class FusedShortConv(FusedSubBlock):
             conv_weight=weights.conv_weight.data_ptr(),
             conv=(conv.data_ptr(), slot_stride(conv, (width - 1, self.hidden), dtype), DTYPE_CODES[dtype]),
         )
-
-    def __call__(self, residual: Residual, ragged: Ragged) -> None:
-        """Run the mixer; see run_over."""
-        self.run_over(residual, ragged)
 
     def products(self, residual: Residual) -> Iterator[MatrixProduct]:
         """See FusedSubBlock."""

@@ -45,22 +45,19 @@ class FusedSubBlock(StackSubBlock, ABC):
     def products(self, residual: Residual) -> Iterator[MatrixProduct]:
         """Yield the matrix products of a call with this residual, in order. For benchmarks."""
 
-    def run_over(self, residual: Residual, ragged: Ragged) -> None:
-        """Run the sub-block alone, on the state slots that the batch names. Raises ValueError unless the residual has
-        one row per token of the batch, and the state has the batch's slots."""
-        if residual.sum.shape[0] != ragged.num_tokens:
-            raise ValueError(
-                f"the residual must have a row for each of the batch's {ragged.num_tokens} tokens; it is "
-                f"{tuple(residual.sum.shape)}"
-            )
-        require_slots(ragged.max_slot, self.num_slots or 0)
-        self.run(residual, ragged)
-
-    def run(self, residual: Residual, ragged: Ragged | None = None) -> None:
-        """Run the sub-block alone. ragged: None for a kind without slots. Raises ValueError unless the residual has the
-        sub-block's columns."""
+    def __call__(self, residual: Residual, ragged: Ragged) -> None:
+        """Run the sub-block alone, a kind with slots on those that the batch names. Raises ValueError unless the
+        residual has the sub-block's columns, and for a kind with slots a row for each token of the batch, and the state
+        the batch's slots."""
+        if self.num_slots is not None:
+            if residual.sum.shape[0] != ragged.num_tokens:
+                raise ValueError(
+                    f"the residual must have a row for each of the batch's {ragged.num_tokens} tokens; it is "
+                    f"{tuple(residual.sum.shape)}"
+                )
+            require_slots(ragged.max_slot, self.num_slots)
         t, places = residual.sum.shape[0], addresses(residual, self.hidden)
-        self.plan.run(t, None if ragged is None else ragged.params, *places, num_threads())
+        self.plan.run(t, None if self.num_slots is None else ragged.params, *places, num_threads())
 
 
 def norm_plan(norm: PreNorm, hidden: int) -> _C.PreNorm:
