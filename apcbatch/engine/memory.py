@@ -64,8 +64,8 @@ class MemoryPlan:
     on_host: bool = True
 
     @classmethod
-    def of(cls, config: Config, layout: StateLayout, num_weights: int | None) -> MemoryPlan:
-        """Plan a run on the CPU. Raises UsageError for an invalid --draft."""
+    def of(cls, config: Config, layout: StateLayout, num_weights: int | None, on_host: bool = True) -> MemoryPlan:
+        """Plan a run, on a device without the states of drafts. Raises UsageError for an invalid --draft."""
         return cls(
             layout=layout,
             dtype=config.dtype,
@@ -75,6 +75,7 @@ class MemoryPlan:
             keeps=config.policy != "none",
             has_store=config.store is not None,
             draft_bytes=config.draft_memory if draft_sources(config) else 0,
+            on_host=on_host,
         )
 
     @property

@@ -6,7 +6,7 @@ import platform
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -206,8 +206,8 @@ def _memory(config: Config) -> str:
 
     folder = locate_model(config.model)
     model, devices = load_model_config(folder), choose_devices(config.device, config.gpus)
-    plan = MemoryPlan.of(config, state_layout(model, config.dtype), num_weights(folder, model))
-    plan, limit = replace(plan, on_host=devices[0].type == "cpu"), memory_of(devices)
+    layout, on_host, limit = state_layout(model, config.dtype), devices[0].type == "cpu", memory_of(devices)
+    plan = MemoryPlan.of(config, layout, num_weights(folder, model), on_host)
     plan.check(*limit)
     return plan.needs(config.max_running, limit[0])
 

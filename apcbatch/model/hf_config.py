@@ -207,6 +207,14 @@ class ConfigReader:
         if value % divisor:
             raise self.wrong(key, value, f"a multiple of {divisor_key}, {divisor}")
 
+    def kv_heads(self, heads: int, default: int) -> int:
+        """Return the number of key and value heads, a divisor of that of query heads, `heads`; null stands for it.
+        default: for a missing key. Raises ModelError."""
+        key = "num_key_value_heads"
+        kv_heads = heads if self.values.get(key, default) is None else self.integer(key, default)
+        self.require_multiple("num_attention_heads", heads, key, kv_heads)
+        return kv_heads
+
     def head_dim(self, hidden_size: int, heads: int) -> int:
         """Return the columns of an attention head; by default they divide hidden_size. Raises ModelError."""
         if self.values.get("head_dim") is not None:

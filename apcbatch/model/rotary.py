@@ -13,6 +13,7 @@ from apcbatch.model.hf_config import ConfigReader
 # mrope: a text token has the same position in every section, so for text it equals the plain embedding.
 _PLAIN = ("default", "mrope")
 _KEYS = ("rope_theta", "partial_rotary_factor", "rope_type", "type", "mrope_section", "mrope_interleaved")
+_DEFAULT_THETA = 10_000.0
 
 
 class Rotary(NamedTuple):
@@ -23,7 +24,9 @@ class Rotary(NamedTuple):
     theta: float
 
 
-def read_rotary(reader: ConfigReader, head_dim: int, default_factor: float, default_theta: float = 10_000.0) -> Rotary:
+def read_rotary(
+    reader: ConfigReader, head_dim: int, default_factor: float, default_theta: float = _DEFAULT_THETA
+) -> Rotary:
     """Return the rotary embedding of config.json. default_factor: fraction of a head's columns to rotate if the file
     does not say. default_theta: base of the wavelengths then. Raises ModelError."""
     has_new_name = reader.values.get("rope_parameters") is not None
@@ -46,6 +49,15 @@ def read_rotary(reader: ConfigReader, head_dim: int, default_factor: float, defa
     if dim < 2 or dim % 2:
         raise holder.wrong("partial_rotary_factor", factor, _expected(head_dim))
     return Rotary(dim, theta)
+
+
+def read_whole_rotary(reader: ConfigReader, head_dim: int, default_theta: float = _DEFAULT_THETA) -> Rotary:
+    """Return the rotary embedding of config.json for a family that rotates all columns of a head. Raises ModelError if
+    the file says otherwise."""
+    rotary = read_rotary(reader, head_dim, 1.0, default_theta)
+    if rotary.dim != head_dim:
+        raise reader.wrong("partial_rotary_factor", rotary.dim / head_dim, "1, the only one supported")
+    return rotary
 
 
 def _expected(head_dim: int) -> str:

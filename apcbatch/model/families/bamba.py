@@ -31,10 +31,7 @@ def read(reader: ConfigReader, family: str) -> BambaConfig:
         reader.require(bias, False, False)
     hidden_size = reader.integer("hidden_size", 4096)
     heads = reader.integer("num_attention_heads", 32)
-    kv_heads = (
-        heads if reader.values.get("num_key_value_heads", 8) is None else reader.integer("num_key_value_heads", 8)
-    )
-    reader.require_multiple("num_attention_heads", heads, "num_key_value_heads", kv_heads)
+    kv_heads = reader.kv_heads(heads, default=8)
     head_dim = reader.head_dim(hidden_size, heads)
     # transformers reads the factor inside rope_parameters alone; beside it, any value means a half.
     rotary_reader = ConfigReader(reader.path, {**reader.values, "partial_rotary_factor": 0.5})

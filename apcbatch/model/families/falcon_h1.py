@@ -16,7 +16,7 @@ from apcbatch.model.family import Family
 from apcbatch.model.feed_forward import MLP
 from apcbatch.model.hf_config import MOST_LAYERS, ConfigReader, ModelConfig, Multipliers
 from apcbatch.model.mamba2 import MAMBA2, NORM_FIRST_MAMBA2, NORMLESS_MAMBA2
-from apcbatch.model.rotary import read_rotary
+from apcbatch.model.rotary import read_whole_rotary
 from apcbatch.model.sub_blocks import SubBlock
 
 
@@ -68,14 +68,9 @@ def read(reader: ConfigReader, family: str) -> FalconH1Config:
     hidden_size = reader.integer("hidden_size", 4096)
     layers = reader.integer("num_hidden_layers", 32, maximum=MOST_LAYERS)
     heads = reader.integer("num_attention_heads", 32)
-    kv_heads = (
-        heads if reader.values.get("num_key_value_heads", 8) is None else reader.integer("num_key_value_heads", 8)
-    )
-    reader.require_multiple("num_attention_heads", heads, "num_key_value_heads", kv_heads)
+    kv_heads = reader.kv_heads(heads, default=8)
     head_dim = reader.head_dim(hidden_size, heads)
-    rotary = read_rotary(reader, head_dim, default_factor=1.0)
-    if rotary.dim != head_dim:
-        raise reader.wrong("partial_rotary_factor", rotary.dim / head_dim, "1, the only one supported")
+    theta = read_whole_rotary(reader, head_dim).theta
     has_size = reader.values.get("mamba_d_ssm", 1024) is not None
     d_inner = reader.integer("mamba_d_ssm", 1024) if has_size else reader.expanded("mamba_expand", hidden_size)
     return FalconH1Config(
@@ -94,8 +89,8 @@ def read(reader: ConfigReader, family: str) -> FalconH1Config:
         eos_token_ids=reader.eos_token_ids(),
         mamba_rms_norm=reader.flag("mamba_rms_norm", False),
         mamba_norm_before_gate=reader.flag("mamba_norm_before_gate", True),
-        rotary_dim=rotary.dim,
-        rope_theta=rotary.theta,
+        rotary_dim=head_dim,
+        rope_theta=theta,
         multipliers=FalconH1Multipliers(
             embedding=reader.number("embedding_multiplier", 1.0),
             logits=reader.number("lm_head_multiplier", 1.0),

@@ -44,8 +44,7 @@ def read(reader: ConfigReader, family: str) -> GraniteConfig:
     mixers = reader.layer_types(layers, _MIXER_OF_TYPE, "layer_types", "layers_block_type") or ("mamba2",) * layers
     reader.require_state(mixers)
     heads = reader.integer("num_attention_heads", 32)
-    kv_heads = heads if reader.values.get("num_key_value_heads") is None else reader.integer("num_key_value_heads", 1)
-    reader.require_multiple("num_attention_heads", heads, "num_key_value_heads", kv_heads)
+    kv_heads = reader.kv_heads(heads, default=heads)
     experts, experts_per_tok = reader.integer("num_local_experts", 8, minimum=0), 0
     if experts:
         experts_per_tok = reader.integer("num_experts_per_tok", 2)

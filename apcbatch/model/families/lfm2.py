@@ -11,7 +11,7 @@ from apcbatch.model.attention import ROTARY_ATTENTION, AttentionForm, attention
 from apcbatch.model.family import Family
 from apcbatch.model.feed_forward import LFM2_PROJECTIONS, mlp
 from apcbatch.model.hf_config import LARGEST_SIZE, MOST_LAYERS, ConfigReader, ModelConfig
-from apcbatch.model.rotary import read_rotary
+from apcbatch.model.rotary import read_whole_rotary
 from apcbatch.model.short_conv import SHORT_CONV
 from apcbatch.model.sub_blocks import SubBlock
 
@@ -38,9 +38,7 @@ def read(reader: ConfigReader, family: str) -> Lfm2Config:
     heads, kv_heads = reader.integer("num_attention_heads", 32), reader.integer("num_key_value_heads", 8)
     reader.require_multiple("num_attention_heads", heads, "num_key_value_heads", kv_heads)
     head_dim = reader.head_dim(hidden_size, heads)
-    rotary = read_rotary(reader, head_dim, default_factor=1.0, default_theta=1e6)
-    if rotary.dim != head_dim:
-        raise reader.wrong("partial_rotary_factor", rotary.dim / head_dim, "1, the only one supported")
+    theta = read_whole_rotary(reader, head_dim, default_theta=1e6).theta
     mixers = _mixers(reader)
     ties = "tie_embedding" if "tie_embedding" in reader.values else "tie_word_embeddings"
     return Lfm2Config(
@@ -58,8 +56,8 @@ def read(reader: ConfigReader, family: str) -> Lfm2Config:
         head_dim=head_dim,
         context_length=reader.integer("max_position_embeddings", 128000),
         eos_token_ids=reader.eos_token_ids(),
-        rotary_dim=rotary.dim,
-        rope_theta=rotary.theta,
+        rotary_dim=head_dim,
+        rope_theta=theta,
     )
 
 
