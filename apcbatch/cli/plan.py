@@ -66,7 +66,7 @@ def plan(ctx: click.Context, /, inputs: tuple[str, ...], **options: Any) -> None
     request after the other. A store that holds something already is not looked at: a run with it restores more.
 
     Below stand the memory that a run may need at --max-running, and the tokens that a pass would give with
-    drafts, if the model answered as the first 200 recorded answers do; --draft none leaves these out.
+    drafts, if the model answered as the first 200 recorded answers do; --draft none leaves the tokens out.
     """
     resolved = resolution.load(given_flags(ctx), options["config_file"])
     given = options["block_sizes"]

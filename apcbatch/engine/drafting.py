@@ -29,7 +29,7 @@ MOST_DRAFTED = 64  # tokens of one draft
 MARGIN = 1.03  # minimum ratio of tokens per second to a pass without drafts; above 1, as measured seconds vary
 PLAIN_RUN, PLAIN_CYCLE = 4, 16  # while the seconds of a pass without drafts are unknown, 4 of 16 passes, in a row
 WINDOW = 64  # passes after which the search for drafts is weighed
-LOSS = 0.02  # minimum share of a window's seconds that makes it pause
+LOSS = 0.02  # net loss, as a share of the window's seconds, from which the search pauses
 LONGEST_PAUSE = 1024  # passes
 LEARNING = 0.02  # weight of one draft in the estimated acceptance of forced tokens
 
@@ -173,7 +173,7 @@ class Drafting:
 
         Ignore a pass during which a CUDA graph was captured, and one without drafts right after prompts. A pass without
         drafts counts as one with drafts if it made its batch anew, after a pass with drafts, or if the host waited to
-        draft for it. The seconds of a pass without drafts are counted without those of the search.
+        draft for it. The seconds of the search are not counted as those of a pass without drafts.
         """
         waited, self._waited = self._waited, False
         search_s, self._search_s = self._search_s, 0.0
@@ -200,8 +200,9 @@ class Drafting:
         self._weigh(gain_s, seconds)
 
     def _weigh(self, gain_s: float, seconds: float) -> None:
-        """Add a pass to the window. At its end, pause the search if it cost more time than drafts saved: for WINDOW
-        passes at first, twice as long after each further such window."""
+        """Add a pass to the window. At the window's end, pause the search for drafts if it cost more time than drafts
+        saved. The first pause lasts WINDOW passes, and each pause that follows without a window that paid lasts twice
+        as long, up to LONGEST_PAUSE."""
         self._gain_s += gain_s
         self._window_s += seconds
         self._num_weighed += 1

@@ -1,7 +1,7 @@
-"""Plan the memory of an engine from the layout of its state, before anything is allocated.
+"""Compute the maximum memory of an engine before it allocates anything.
 
-Each part is an upper bound: memory is taken only as it is used. The parts of the pool are the snapshots and, in a model
-with attention, once more its size for the KV of running requests. Importing this module does not load torch.
+Memory is taken only as it is used, so each part is an upper bound. In a model with attention the pool's size counts
+twice: running requests may hold as much KV as the pool may hold snapshots. Importing this module does not load torch.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ def num_live_slots(max_running: int) -> int:
 
 
 def queue_bytes(slot_bytes: int, pool_bytes: int, on_host: bool) -> int:
-    """Return the size of the store's queue. Queued states occupy their slots of the pool, of a device's a quarter at
-    most; on the host half of it, or HOST_QUEUE_BYTES if that is more."""
+    """Return the size of the store's queue in bytes, that of QUEUED_SNAPSHOTS states within two bounds. On the host it
+    is at most half of the pool, but at least HOST_QUEUE_BYTES. On a device it is at least DEVICE_QUEUE_BYTES, but at
+    most a quarter of the pool, since queued states occupy slots there."""
     wanted = QUEUED_SNAPSHOTS * slot_bytes
     if on_host:
         return max(HOST_QUEUE_BYTES, min(wanted, pool_bytes // 2))
@@ -45,11 +46,12 @@ def queue_bytes(slot_bytes: int, pool_bytes: int, on_host: bool) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
-    """Memory of an engine, in the memory of the host or of its devices together.
+    """Memory that an engine may take, on the host or on all of its devices together.
 
-    num_weights: numbers of the checkpoint; None if it has no weights. num_live: slots of running sequences.
-    draft_states: slots for the states of drafted tokens. pool_bytes, draft_bytes: capacities of the snapshots and of
-    the index of drafts. keeps: whether snapshots are kept. has_store: whether they are also written to a store.
+    num_weights: number of weights in the checkpoint; None if they are not here. num_live: number of slots of running
+    sequences. draft_states: number of slots for the states of drafted tokens. pool_bytes, draft_bytes: capacities of
+    the snapshot pool and of the draft index. keeps: whether snapshots are kept. has_store: whether they are also
+    written to a store.
     """
 
     layout: StateLayout
@@ -80,7 +82,7 @@ class MemoryPlan:
 
     @property
     def parts(self) -> dict[str, int]:
-        """Return the bytes of each part by what it is, without empty ones."""
+        """Return the size of each part in bytes, by its name. Parts of 0 bytes are left out."""
         slot, has_kv = self.layout.slot_bytes, self.layout.has_tokens
         snapshots = self.pool_bytes if has_kv else self.pool_bytes // max(1, slot) * slot
         queue = queue_bytes(slot, self.pool_bytes, True) if self.has_store and self.keeps and has_kv else 0
@@ -105,7 +107,8 @@ class MemoryPlan:
         return sum(self.parts.values())
 
     def needs(self, max_running: int, limit_bytes: int) -> str:
-        """Return a text about the memory that a run at --max-running may take, of limit_bytes that there are."""
+        """Return a text that compares the total with limit_bytes and lists the parts. max_running: value of
+        --max-running."""
         missing = "" if self.num_weights else " without the weights, which are not here"
         total, limit = in_gib(self.total), in_gib(limit_bytes)
         return f"up to {total} of {limit} GiB at --max-running {max_running}{missing}: {self._described()}"
@@ -114,8 +117,8 @@ class MemoryPlan:
         return ", ".join(f"{name} {in_gib(size)} GiB" for name, size in self.parts.items())
 
     def check(self, limit_bytes: int, where: str) -> None:
-        """Raise UsageError if the parts exceed limit_bytes, with the options that each alone would make them fit.
-        where: subject of the sentence about the limit."""
+        """Raise UsageError if the total exceeds limit_bytes. The error names each option that alone makes the run fit.
+        where: beginning of the sentence about the limit, such as `the device has`."""
         if self.total <= limit_bytes:
             return
         remedies = list(self._remedies(limit_bytes))
@@ -139,8 +142,8 @@ class MemoryPlan:
 
 
 def num_weights(folder: Path, config: ModelConfig) -> int | None:
-    """Return how many numbers the checkpoint's tensors have, from their headers: those that are loaded, a tied head not
-    counted. Return None if there are no files of weights, or one cannot be read."""
+    """Return the number of weights that are loaded, from the headers of the checkpoint's files. A tied head does not
+    count. Return None if there are no such files, or one cannot be read."""
     family, total = family_of(config), 0
     index = folder / "model.safetensors.index.json"
     try:
@@ -166,7 +169,8 @@ def in_gib(num_bytes: int) -> str:
 
 
 def _largest(given: int, least: int, fits: Callable[[int], bool]) -> int | None:
-    """Return the first of half, a quarter, .. of `given` that fits; None if none from `least` on does."""
+    """Return the largest number that fits among half of `given`, a quarter of it and so on, or None if none of at least
+    `least` fits."""
     value = given // 2
     while value >= least:
         if fits(value):

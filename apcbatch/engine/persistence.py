@@ -111,7 +111,7 @@ class Persistence:
 
     def save(self, snapshot: Snapshot, parent: tuple[bytes, int] | None, again: bool = False) -> bool:
         """Queue a snapshot for writing. It stays pinned until it is written, or until a device's slot is copied. Return
-        False if the store refuses it. again: it did before; wait until its queue has room."""
+        False if the store refuses it. again: see Store.put."""
         write = self._writing.get(snapshot.key)
         if write is not None:
             if not write.is_pinned:  # it may have been evicted and computed again

@@ -68,7 +68,7 @@ class PagePool:
 class Snapshot:
     """Snapshot in the pool. pages: cover exactly its `position` tokens, the last page in part. reads_left: planned
     requests that have not resumed from it yet. for_later: kept for future runs. was_read: a sequence has resumed from
-    it. stored: the store has it, or its write is under way. refused: the store did not take it when it was offered.
+    it. stored: the store has it, or its write is under way. refused: the store refused it when it was last offered.
     store_parent: nearest ancestor in the store, as (key, position)."""
 
     key: bytes
@@ -131,7 +131,7 @@ class SnapshotPool:
         return self._held.get(key)
 
     def refused(self) -> list[Snapshot]:
-        """Return the snapshots that the store did not take when they were offered, by ascending position."""
+        """Return the snapshots that the store refused, by ascending position."""
         return sorted((one for one in self._held.values() if one.refused), key=lambda one: one.position)
 
     def holds(self, snapshot: Snapshot) -> bool:

@@ -174,7 +174,7 @@ class Snapshots:
             self._persist(sequence, sequence.rolling)
 
     def offer_again(self) -> None:
-        """Queue the snapshots in memory that the store had no room in its queue for. Wait for room."""
+        """Offer the refused snapshots in memory to the store again, and wait for room in its queue."""
         if self._persistence is not None:
             for snapshot in self._pool.refused():
                 self._persistence.save(snapshot, snapshot.store_parent, again=True)

@@ -199,7 +199,7 @@ def _model(config: Config) -> str:
 
 
 def _memory(config: Config) -> str:
-    """Tell what a run with the model may need, and refuse what exceeds the memory that there is."""
+    """Return a text about the memory that a run with the model may need. Raises UsageError if there is less."""
     from apcbatch.engine.memory import MemoryPlan, num_weights
     from apcbatch.model.devices import choose_devices, memory_of
     from apcbatch.model.families import load_model_config, state_layout

@@ -98,7 +98,7 @@ class Mamba2Weights(Generic[LinearT]):
     in_proj: (c + H P + H, h), rows of C, B, x, z, dt. out_proj: (h, H P). groups: G, a divisor of H. conv_weight: (c,
     w). conv_bias: (c,). A: (H,), -exp(A_log). D: (H,). dt_bias: (H,). dt_limits: of the step, softplus(dt + dt_bias).
     norm: (H P,), weight of the gated RMS norm over the columns of each group, or None for the gate alone. norm_eps: its
-    eps. gate_first: multiply by silu(z) before the norm, not after it.
+    eps. gate_first: whether to multiply by silu(z) before the norm; otherwise after it.
     """
 
     in_proj: LinearT
@@ -131,8 +131,8 @@ class ShortConvWeights(Generic[LinearT]):
 class QueryKeyNorms:
     """RMS norms of queries and keys, and the rotary position embedding that follows: arguments of `norm_rope`.
 
-    q, k: weights (head_dim,) float32; both None: the embedding alone. eps: of both norms. steps: (rotary_dim / 2,)
-    int64, in 2^-64 turns per position (`rotary_steps`).
+    q, k: weights (head_dim,) float32, or both None for no norms. eps: of both norms. steps: (rotary_dim / 2,) int64, in
+    2^-64 turns per position (`rotary_steps`).
     """
 
     q: torch.Tensor | None
@@ -204,7 +204,7 @@ class Expert(Generic[LinearT]):
 
 @dataclass(frozen=True, eq=False)
 class SigmoidRouting:
-    """Rule by which a mixture chooses a token's experts by sigmoids instead of a softmax: arguments of
+    """Routing of a mixture by sigmoids in place of a softmax: arguments of
     apcbatch.kernels.cpu.feed_forward.sigmoid_topk. DeepSeek-AI, "DeepSeek-V3", arXiv 2412.19437, section 2.1.2.
 
     bias: (experts,) float32, added to the sigmoids for the choice only. groups: number of equal groups of experts.

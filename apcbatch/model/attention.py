@@ -3,8 +3,8 @@
 
 Plain: Lieber et al., "Jamba", arXiv 2403.19887, section 3, without position embeddings. Rotary: with rotary position
 embedding of the first columns of a head (Su et al., arXiv 2104.09864), in some models after RMS norms of queries and
-keys. Gated: an output gate besides (Qiu et al., "Gated Attention for Large Language Models", arXiv 2505.06708). torch
-is imported only when a mixer is loaded.
+keys. Gated: rotary with norms and an output gate (Qiu et al., "Gated Attention for Large Language Models", arXiv
+2505.06708). torch is imported only when a mixer is loaded.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class AttentionForm:
     """Optional parts of an attention mixer. is_rotary: queries and keys get rotary position embeddings; the config must
-    be a RotaryConfig. norms: names of the tensors with the weights of the RMS norms of queries and keys before these;
-    None: no norms. norm_offset: number added to these weights. is_gated: the mixer has an output gate; in q_proj, each
-    head's gate rows follow its query rows. output: name of the last projection."""
+    be a RotaryConfig. norms: names of the weights of RMS norms, which queries and keys get before the embeddings; None:
+    no norms. norm_offset: number added to these weights. is_gated: the mixer has an output gate; in q_proj, each head's
+    gate rows follow its query rows. output: name of the last projection."""
 
     is_rotary: bool = False
     norms: tuple[str, str] | None = None

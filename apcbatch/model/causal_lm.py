@@ -157,7 +157,8 @@ class CausalLM:
     def _load_head(
         self, checkpoint: Checkpoint, embedding: torch.Tensor | None, shape: tuple[int, int]
     ) -> torch.Tensor:
-        """Return the head's weights. embedding: that of a tied head."""
+        """Return the head's weights. embedding: the embedding of the checkpoint if it ties the head to it; None for a
+        head of its own."""
         head = f"{self._family.head}.weight"
         if embedding is None:
             return checkpoint.take(head, shape)

@@ -79,8 +79,8 @@ def _in_proj(sizes: DeltaNetSizes, source: TensorSource, h: int) -> list[torch.T
 
 
 def _grouped_in_proj(sizes: DeltaNetSizes, source: TensorSource, h: int) -> list[torch.Tensor]:
-    """Take the rows from Qwen3-Next's two tensors: for each key head its rows of q and of k, then those of v and of z
-    of its value heads; for each key head those of b and of a."""
+    """Take the rows from Qwen3-Next's two tensors, which are grouped by key head: the first has the rows of q, k, v and
+    z of each group, the second those of b and a."""
     import torch
 
     keys, values, heads = sizes.key_dim, sizes.values // sizes.key_heads, sizes.value_heads // sizes.key_heads

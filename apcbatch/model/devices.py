@@ -94,7 +94,8 @@ def backend_for(device: torch.device, exact: bool = True) -> Backend:
 
 
 def memory_of(devices: Sequence[torch.device]) -> tuple[int, str]:
-    """Return the bytes of memory that a model on these devices may take, and the subject of a sentence about them."""
+    """Return the bytes of memory that a model on these devices may take, and the beginning of a sentence about them,
+    such as `the device has`."""
     if devices[0].type == "cpu":
         return find_memory(), "this process may use"
     total = sum(torch.cuda.get_device_properties(device).total_memory for device in devices)

@@ -116,7 +116,7 @@ def _load_shared_expert(config: ModelConfig, source: TensorSource, norm: PreNorm
 
 
 def _load_relu2_mlp(columns: str, config: ModelConfig, source: TensorSource, norm: PreNorm, _: StateTensors) -> Fused:
-    """Load an MLP with a squared ReLU. columns: the config's field of its inner columns."""
+    """Load an MLP with a squared ReLU. columns: name of the config's field for its inner columns."""
     expert = _relu2_expert(source, config.hidden_size, getattr(config, columns))
     return Fused(source.backend, source.backend.sub_block("relu2_mlp", norm, expert))
 
@@ -210,8 +210,8 @@ def mixture(router: str, is_normalised: bool) -> SubBlockKind:
 
 
 def relu2_mlp(columns: str, prefix: str = "") -> SubBlockKind:
-    """Return the SubBlockKind of MLPs with a squared ReLU. columns: the config's field of their inner columns. prefix:
-    of their products' names."""
+    """Return the SubBlockKind of MLPs with a squared ReLU. columns: name of the config's field for their inner columns.
+    prefix: prefix of the names of their products."""
     return SubBlockKind("relu2_mlp", partial(_load_relu2_mlp, columns), partial(_relu2_products, columns, prefix))
 
 

@@ -38,8 +38,9 @@ class Multipliers:
 
     @property
     def parts(self) -> Mapping[str, float]:
-        """Factors of the results of parts of a layer's products, by name: z, x, B, C, dt of a Mamba-2 mixer, q, k, v of
-        attention, gate, up of an MLP, and the last projections out_proj, o_proj, down_proj. 1 if not listed."""
+        """Factor of the results of each part of a layer's products, by the part's name: z, x, B, C, dt of a Mamba-2
+        mixer, q, k, v of attention, gate, up of an MLP, and the last projections out_proj, o_proj, down_proj. A part
+        that is not listed has the factor 1."""
         return {}
 
 
@@ -187,7 +188,7 @@ class ConfigReader:
         return tuple(kinds[name] for name in types)
 
     def places(self, key: str, layers: int) -> list[int]:
-        """Return the list of numbers of layers, from 0, under a key. Raises ModelError."""
+        """Return the layer numbers listed under a key, counted from 0. Raises ModelError."""
         listed = self.values.get(key)
         if not isinstance(listed, list) or not all(type(i) is int and 0 <= i < layers for i in listed):
             raise self.wrong(key, listed, f"a list of numbers of the {layers} layers, from 0")

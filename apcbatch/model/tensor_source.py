@@ -16,7 +16,7 @@ from apcbatch.model.weights import Checkpoint
 class TensorSource:
     """Tensors of one block of a checkpoint. prefix: prefix of their names, without the dot after it. dtype, backend:
     dtype of packed matrices, and the backend that packs them. output_scale: factor of the outputs of sub-blocks.
-    part_scales: factors of the results of parts of products, by the part's name (Multipliers.parts)."""
+    part_scales: see Multipliers.parts."""
 
     checkpoint: Checkpoint
     prefix: str
@@ -49,7 +49,8 @@ class TensorSource:
         return self.pack(self.take(f"{name}.weight", (rows, columns)))
 
     def pack_parts(self, **parts: torch.Tensor) -> Linear:
-        """Pack matrices (out, in), one below the other, for one product. The results of each have its part_scales."""
+        """Pack matrices (out, in) as one, their rows in the given order. The results of each are multiplied by its
+        factor in part_scales."""
         weight, factors = torch.cat(list(parts.values())), [self.part_scales.get(name, 1.0) for name in parts]
         if all(factor == 1 for factor in factors):
             return self.pack(weight)
@@ -59,7 +60,8 @@ class TensorSource:
         return packed
 
     def pack_output(self, weight: torch.Tensor, name: str = "") -> Linear:
-        """Pack the matrix (h, in) of a sub-block's last projection, with output_scale and the name's part_scales."""
+        """Pack the matrix (h, in) of a sub-block's last projection. Its results are multiplied by output_scale and by
+        the factor of `name` in part_scales."""
         return pack_scaled(self.backend, weight, self.dtype, self.output_scale * self.part_scales.get(name, 1.0))
 
     def packed_output(self, name: str, rows: int, columns: int) -> Linear:

@@ -143,8 +143,8 @@ class Checkpoint:
         return Ahead(self._read, sizes, threads=threads, most_bytes=self._most_mapped)
 
     def _unmap(self) -> None:
-        """Give the pages of the files back to the system, so that weights do not stay in memory beside their packed
-        form. A tensor that is still in use is read from its file again."""
+        """Release the mapped pages of the files, so that weights do not stay in memory beside their packed form. A
+        tensor that is still in use is read from its file again."""
         self._mapped = 0
         for file in self._files.values():
             file.memory.madvise(mmap.MADV_DONTNEED)

@@ -54,7 +54,7 @@ class StoreStats:
 
 
 class Store:
-    """An open store folder, made by `Store.open`. Any thread may call its methods. `put` never waits unless told to."""
+    """An open store folder, made by `Store.open`. Any thread may call its methods. `put` waits only with `again`."""
 
     def __init__(self, path: str, size_limit_bytes: int, files: Files, status: Status, opened: Opened) -> None:
         self._path = path
@@ -158,7 +158,7 @@ class Store:
         on_done: OnDone | None = None,
         again: bool = False,
     ) -> bool:
-        """Queue a snapshot to be stored in the background. Return at once whether it was queued.
+        """Queue a snapshot to be stored in the background. Return whether it was queued, without `again` at once.
 
         position: number of tokens consumed. parent: (key, position) of the nearest ancestor that was put before; the
         parent is evicted after this snapshot. A snapshot with `kv` and a parent is stored only if its parent is stored.
@@ -169,8 +169,7 @@ class Store:
         arrays as its value. A thread of the store calls it when the file is written; OSError from it means that the
         arrays are not available.
 
-        again: the queue was full when this snapshot was put before. Wait until it has room, and count the snapshot as
-        skipped no longer.
+        again: wait until the queue has room. A snapshot that the full queue refused before counts as skipped no longer.
 
         Returns False if the queue is full, the snapshot is queued already, or the store is read-only or closed. Then
         the arrays are not read, and on_done is not called. Raises ValueError for what the format or the registered

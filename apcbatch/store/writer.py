@@ -1,7 +1,7 @@
 """Writer: the store's background disk writer: a bounded queue, one thread, and two transactions per batch.
 
-`offer` refuses if the queue is full, or waits if told to. The thread collects work for a moment, then stores a batch
-in three steps:
+`offer` refuses a snapshot if the queue is full, or with `again` waits for room. The thread collects work for a moment,
+then stores a batch in three steps:
 1. A transaction chooses the snapshots to store, evicts others for them and reserves their bytes.
 2. The files are written under temporary names, without any lock.
 3. A transaction renames the files and enters them in the index.
@@ -143,7 +143,8 @@ class Writer:
         self._thread.start()
 
     def offer(self, offer: Offer, again: bool) -> bool:
-        """Queue a snapshot. Return False if the queue is full or closed, or has it already. again: see Store.put."""
+        """Queue a snapshot. Return False if the queue is full or closed, or already contains the snapshot. again: see
+        Store.put."""
         with self._change:
             if again:
                 self._change.wait_for(lambda: self._is_closing or self._has_room(offer))
@@ -165,7 +166,7 @@ class Writer:
         return True
 
     def _has_room(self, offer: Offer) -> bool:
-        """Return whether the queue has room for an offer. An empty one has room for any."""
+        """Return whether the queue has room for an offer. An empty queue has room for an offer of any size."""
         is_short = len(self._queued_keys) < self._queue_offers
         return not self._queued_keys or (is_short and self._num_bytes + offer.num_bytes <= self._queue_bytes)
 

@@ -42,7 +42,7 @@ class Survey:
     tree: prefix tree of their prompts; a conversation's number is its input line. footprint: bytes of the model's
     snapshots. num_lines: input lines that have a request. num_windows: windows that `run` plans one after the other.
     num_unstable: lines whose template changes the rendering of earlier turns. errors: number of refused requests by
-    code. memory: what a run may take.
+    code. memory: plan of a run's memory.
     """
 
     tree: PrefixTree

@@ -49,8 +49,8 @@ __device__ __forceinline__ Tile tile_after(const Where* all, const Tile& tile, i
     return {sequences, 0, 0};
 }
 
-// The slot of the snapshot after each token of a sequence, in shared memory, for kTableTokens tokens at a
-// time. Looked up there, it does not make each token wait for global memory.
+// The slot of the snapshot after each token of a sequence, for kTableTokens tokens at a time. It is in shared
+// memory, so that no token waits for global memory.
 struct SlotTable {
     std::int64_t slots[kTableTokens];
 

@@ -55,8 +55,8 @@ def sigmoid_topk(
 class FusedMlp(FusedSubBlock):
     """Pre-norm and MLP in one call. A call stores the output, (t, h), as the residual's delta.
 
-    gate: (1, h), of the expert's dtype, as the shared expert of a mixture has one: each token's output is multiplied by
-    the sigmoid of its float32 logit. Raises ValueError if a shape or a dtype does not fit.
+    gate: (1, h), of the expert's dtype, for the shared expert of a mixture: each token's output is multiplied by the
+    sigmoid of its float32 logit. None: no gate. Raises ValueError if a shape or a dtype does not fit.
     """
 
     def __init__(self, norm: PreNorm, expert: Expert[PackedLinear], gate: PackedLinear | None = None) -> None:
@@ -85,8 +85,8 @@ class FusedMixture(FusedSubBlock):
     Each token uses the experts_per_token experts with the largest router logits, weighted by the softmax over all
     experts; with `sigmoid`, those that sigmoid_topk chooses, weighted by their sigmoids. is_normalised: the chosen
     weights are divided by their sum. router: (experts, h), float32 or of the experts' dtype. experts: of one shape,
-    dtype and activation. latent: projections (l, h) and (h, l) of their dtype; the experts then map l columns to l:
-    y = latent[1](mixture(latent[0] x)). Empty: none, and l is h.
+    dtype and activation. latent: projections (l, h) before and (h, l) after the experts, of their dtype, so that the
+    experts have l columns: y = latent[1](mixture(latent[0] x)). Empty: no projections.
     """
 
     def __init__(

@@ -55,10 +55,10 @@ def pack_linear(
     weight: torch.Tensor, scale: torch.Tensor | None = None, dtype: torch.dtype | None = None
 ) -> PackedLinear:
     """Copy weights into the order that `linear` reads. weight: (out, in), any row stride. scale: (out,) float32,
-    factors of the columns of y. dtype: float32 or bfloat16, of the packed weights; None for the weight's, which then is
-    one of them. Raises ValueError.
+    factors of the columns of y. dtype: of the packed weights, float32 or bfloat16; by default the weight's own. Raises
+    ValueError.
 
-    Weights of another dtype are converted piece by piece, so that no converted copy of all of them takes memory.
+    Weights of another dtype are converted piece by piece, to avoid a converted copy of all of them.
     """
     require_cpu(weight, "weight")
     require_matrix(weight, "weight")

@@ -84,8 +84,9 @@ class DeviceHeadMixer:
         return out
 
     def gated_norm(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        """Compute the gated RMS norm of each head, in Mamba-2 of each group (apcbatch.kernels.cpu.head_scan). x: (t, Hv
-        V) float32 contiguous. gate: (t, Hv V). Returns (t, Hv V) in gate's dtype."""
+        """Compute the gated RMS norm over the columns of each head, in Mamba-2 over those of each group: see
+        apcbatch.kernels.cpu.head_scan. x: (t, Hv V) float32 contiguous. gate: (t, Hv V). Returns (t, Hv V) in gate's
+        dtype."""
         w, heads = self._weights, self._normed_heads
         y = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
         t, columns = len(x), self._values // heads

@@ -22,8 +22,8 @@ from apcbatch.model.sub_blocks import SubBlock
 
 @dataclass(frozen=True)
 class FalconH1Multipliers(Multipliers):
-    """Multipliers with those of the layers, as in config.json. ssm: of z, x, B, C and dt. mlp: of an MLP's gate and
-    output."""
+    """Multipliers of the model and of parts of its layers, named as in config.json. ssm: of z, x, B, C and dt. mlp: of
+    an MLP's gate and output."""
 
     ssm: tuple[float, ...] = (1.0,) * 5
     ssm_in: float = 1.0
@@ -35,7 +35,7 @@ class FalconH1Multipliers(Multipliers):
 
     @property
     def parts(self) -> Mapping[str, float]:
-        """See Multipliers. A factor of a product's input is one of its results."""
+        """See Multipliers. A factor of a product's input is applied to the product's results."""
         return {
             **{name: self.ssm_in * factor for name, factor in zip(("z", "x", "B", "C", "dt"), self.ssm, strict=True)},
             "out_proj": self.ssm_out,

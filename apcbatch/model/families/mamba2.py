@@ -54,8 +54,7 @@ def read(reader: ConfigReader, family: str) -> Mamba2Config:
 
 
 def read_mixers(reader: ConfigReader, d_inner: int) -> dict[str, Any]:
-    """Return the fields of Mamba2Config that say what the mixers of a hybrid are, from the keys mamba_*. Raises
-    ModelError."""
+    """Return the fields of Mamba2Config for the mixers of a hybrid, from the keys mamba_*. Raises ModelError."""
     heads, groups = reader.integer("mamba_n_heads", 128), reader.integer("mamba_n_groups", 1)
     reader.require_multiple("mamba_n_heads", heads, "mamba_n_groups", groups)
     if d_inner % heads:

@@ -32,8 +32,8 @@ _KIND_OF_LETTER = {"M": "mamba2", "*": "attention", "-": "mlp", "E": "moe"}
 @dataclass(frozen=True)
 class NemotronHConfig(Mamba2Config):
     """Mamba2Config with the sizes and the routing of the experts. intermediate_size: inner columns of an MLP.
-    moe_latent_size: columns of an expert's input and output; 0: hidden_size. Of each layer, either mixers or
-    feed_forwards has "none"."""
+    moe_latent_size: columns of an expert's input and output; 0: hidden_size. A layer with a mixer has "none" in
+    feed_forwards, any other one has it in mixers."""
 
     moe_intermediate_size: int = 0
     moe_shared_expert_intermediate_size: int = 0

@@ -39,7 +39,7 @@ class Qwen35Config(ModelConfig):
 
 
 def read(whole: ConfigReader, family: str, defaults: Mapping[str, int] = {}) -> Qwen35Config:
-    """Return the ModelConfig of config.json. defaults: values of missing keys, where a family differs from Qwen3.5."""
+    """Return the ModelConfig of config.json. defaults: values for missing keys that are not Qwen3.5's."""
     reader = whole.text_model().with_defaults(defaults)
     _check_choices(reader)
     heads, kv_heads = reader.integer("num_attention_heads", 16), reader.integer("num_key_value_heads", 4)

@@ -29,7 +29,7 @@ _DEFAULTS = {"hidden_size": 2048, "num_hidden_layers": 40, "num_key_value_heads"
 
 
 def read(whole: ConfigReader, family: str, defaults: Mapping[str, int] = _DEFAULTS) -> Qwen35MoeConfig:
-    """Return the ModelConfig of config.json. defaults: values of missing keys, where a family differs from Qwen3.5."""
+    """Return the ModelConfig of config.json. defaults: values for missing keys that are not Qwen3.5's."""
     dense, reader = qwen3_5.read(whole, family, defaults), whole.text_model().with_defaults(defaults)
     experts, per_tok = reader.integer("num_experts", 256), reader.integer("num_experts_per_tok", 8)
     if per_tok > experts:
