@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,16 +47,15 @@ def watched(engine: Engine) -> list[torch.Tensor]:
     return seen
 
 
-def in_float64(oracle: Any, token_ids: list[int], monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
-    """The oracle's logits, with float64 wherever its code asks for float32: there its own rounding errors reach 1.5e-5
-    of the largest logit."""
+@contextmanager
+def in_float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Code of transformers that asks for float32 gets float64: in float32 its own rounding errors reach 1.5e-5 of the
+    largest value."""
     with monkeypatch.context() as patch, torch.no_grad():
         patch.setattr(torch.Tensor, "float", torch.Tensor.double)
         patch.setattr(torch, "float32", torch.float64)
         patch.setattr(torch, "float", torch.float64)
-        logits: torch.Tensor = oracle(torch.tensor([token_ids]), use_cache=False).logits[0]
-    assert logits.dtype == torch.float64
-    return logits
+        yield
 
 
 def assert_equals_oracle(
@@ -70,7 +70,9 @@ def assert_equals_oracle(
     (result,) = engine.run([Request("r", prompt, max_tokens=50, ignore_eos=True)])
     engine.close()
     assert result.error is None
-    expected = in_float64(oracle, prompt + result.token_ids[:-1], monkeypatch)[length - 1 :]
+    with in_float64(monkeypatch):
+        expected = oracle(torch.tensor([prompt + result.token_ids[:-1]]), use_cache=False).logits[0, length - 1 :]
+    assert expected.dtype == torch.float64
     found = torch.cat(logits)[-50:]
     error = (found - expected).abs().max() / expected.abs().max()
     assert error <= tolerance, f"relative error {error:.2e}"
