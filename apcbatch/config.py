@@ -21,6 +21,7 @@ ENV_DEBUG = "APCBATCH_DEBUG"
 ENV_CONFIG = "APCBATCH_CONFIG"
 
 DEFAULT_POLICY = "planned"
+UNMEASURED_GAIN = 64  # tokens; --min-gain-tokens auto where nothing is measured
 MOST_CONVERSATIONS = 2**31 - 1
 MOST_RUNNING = 1 << 16
 MOST_GPUS = 1 << 6
@@ -248,10 +249,13 @@ class Config:
         "Snapshots to keep: those that later requests resume from, all, the last of each prompt, or none.",
         choices=POLICIES,
     )
-    min_gain_tokens: int = option(
-        64,
+    min_gain_tokens: int | None = option(
+        None,
         "Reuse",
-        "Keep a snapshot for later runs only if it saves N tokens over the previous one (policy planned).",
+        "Keep a snapshot for later runs only if it saves N tokens over the previous one (policy planned); auto is as "
+        "many as are computed here in the time of reading a snapshot, measured once for a store.",
+        "integer",
+        metavar="N|auto",
         minimum=1,
         maximum=MOST_TOKENS,
     )
@@ -390,6 +394,16 @@ class Config:
     verbose: bool = option(False, "Output", "Times and settings as well.", flag="-v")
 
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether the requests are planned. A rollout cannot be: its prompts are not known yet."""
+        return self.policy == "planned" and self.turns != "rollout"
+
+    @property
+    def gain_tokens(self) -> int:
+        """--min-gain-tokens; UNMEASURED_GAIN if it is auto and nothing is measured."""
+        return UNMEASURED_GAIN if self.min_gain_tokens is None else self.min_gain_tokens
 
     def values(self) -> dict[str, Any]:
         """Return the printable value of each option by name, without secrets, in the order of the help."""

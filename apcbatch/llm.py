@@ -31,7 +31,7 @@ from apcbatch.errors import RequestError, UsageError
 from apcbatch.formats import CHAT_URL, COMPLETIONS_URL, TURNS, Turns
 from apcbatch.job.feed import Feeder
 from apcbatch.job.open import check_stop_tokens, make_engine
-from apcbatch.job.planning import work_source
+from apcbatch.job.planning import with_measured_gain, work_source
 from apcbatch.job.previous_answers import PreviousAnswers
 from apcbatch.job.record import error_line, result_line
 from apcbatch.job.references import EarlierAnswers, References
@@ -94,6 +94,7 @@ class LLM:
         self._renderer = Renderer.load(folder, warn=warn, options=ChatOptions.of(self._config))
         self._earlier = EarlierAnswers.of(self._config, folder, warn)
         self._engine: JobEngine | None = make_engine(self._config, warn)
+        self._config = with_measured_gain(self._config, self._engine.reading_tokens)
 
     def __enter__(self) -> LLM:
         return self

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from apcbatch.address import as_path, is_address, shown_address
 from apcbatch.errors import UsageError
 
+AUTO = "auto"
 FILE_MARK = "@"  # prefix of a file name given instead of a text
 SIZE_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 SIZE_UNITS |= {f"{unit}IB": size for unit, size in SIZE_UNITS.items()}
@@ -33,8 +34,8 @@ class Spec:
     """The accepted values of one option.
 
     minimum, maximum: inclusive bounds; the maximum of a text is its length in characters. above: exclusive lower bound.
-    optional: null is accepted. most: if given, the value is a tuple of at most `most` values, each of which meets the
-    rest of the Spec.
+    optional: null is accepted; if the metavar ends in `|auto`, so is the word `auto`. most: if given, the value is a
+    tuple of at most `most` values, each of which meets the rest of the Spec.
 
     flag: short form of the flag; '' for none, None if the option has no flag at all. secret: the value is never
     printed, except in the form `@FILE`, which names a file with the secret. opposite: flag that turns off a switch
@@ -63,6 +64,11 @@ class Spec:
         """Whether `@FILE` stands for the text in a file."""
         return (self.metavar or "").endswith("@FILE")
 
+    @property
+    def has_auto(self) -> bool:
+        """Whether the word `auto` stands for null."""
+        return self.optional and (self.metavar or "").endswith(f"|{AUTO}")
+
 
 def shown(spec: Spec, value: Any) -> Any:
     """Return a parsed value in a form that shows no secret and can be written as JSON or YAML.
@@ -72,6 +78,8 @@ def shown(spec: Spec, value: Any) -> Any:
     """
     if spec.most is not None:
         return list(value)
+    if value is None and spec.has_auto:
+        return AUTO
     if spec.path and value is not None:
         return shown_address(value)
     return None if spec.secret and value is not None and not value.startswith(FILE_MARK) else value
@@ -94,7 +102,7 @@ def parse_value(spec: Spec, raw: Any, where: str) -> Any:
             raise ValueError(f"{where} has {len(several)} values; expected at most {spec.most}")
         one = dataclasses.replace(spec, most=None)
         return tuple(dict.fromkeys(parse_value(one, value, where) for value in several))
-    if raw is None:
+    if raw is None or (raw == AUTO and spec.has_auto):
         if spec.optional:
             return None
         raise ValueError(f"{where} is null; expected {_expected(spec)}")
@@ -218,7 +226,7 @@ def _expected(spec: Spec) -> str:
         return f"a size such as 20GiB or 512MiB{most}"
     if spec.kind == "text":
         return "a text that is not empty, in Unicode and without NUL"
-    words = ["an integer" if spec.kind == "integer" else "a number"]
+    words = [f"{AUTO} or " * spec.has_auto + ("an integer" if spec.kind == "integer" else "a number")]
     if spec.above is not None:
         words.append(f"above {spec.above}")
     if spec.minimum is not None:

@@ -9,6 +9,7 @@ import pytest
 from apcbatch import config, option_values, resolution
 from apcbatch.draft_sources import draft_sources
 from apcbatch.errors import UsageError
+from apcbatch.job.continuation import command_words
 
 
 def resolve(flags=None, environ=None, file=None):
@@ -188,8 +189,21 @@ def test_an_empty_file_changes_nothing(tmp_path):
 def test_the_defaults_satisfy_their_own_specs():
     """Fault: a default that no user could give."""
     for name, value in config.Config().values().items():
-        parsed = option_values.parse_value(config.OPTIONS[name], value, name)
-        assert (list(parsed) if isinstance(parsed, tuple) else parsed) == value
+        spec = config.OPTIONS[name]
+        assert option_values.shown(spec, option_values.parse_value(spec, value, name)) == value
+
+
+def test_auto_stands_for_null_where_it_is_named() -> None:
+    """Catches a word that only one of the flag, a file and the command that continues takes, or one for any option."""
+    for raw in ("auto", None):
+        assert option_values.parse_value(config.OPTIONS["min_gain_tokens"], raw, "x") is None
+    assert option_values.shown(config.OPTIONS["min_gain_tokens"], None) == "auto"
+    given = resolution.resolve({"min_gain_tokens": "auto"}, {}, {"min_gain_tokens": 7}, "file")
+    assert given.min_gain_tokens is None and given.gain_tokens == 64
+    assert command_words(["apcbatch"], ["a"], "b", None, given, [])[-2:] == ["--min-gain-tokens", "auto"]
+    for name in ("block_size", "limit"):
+        with pytest.raises(ValueError, match="x is 'auto'; expected an integer from"):
+            option_values.parse_value(config.OPTIONS[name], "auto", "x")
 
 
 def test_an_option_may_come_several_times():

@@ -38,7 +38,7 @@ BOMBS = {
     "max_running: 100000000000": "expected an integer from 1 up to 65536",
     "max_batch_tokens: 1000000000000": "expected an integer from 1 up to 2147483647",
     "max_tokens: 10000000000": "expected an integer from 1 up to 2147483647",
-    "min_gain_tokens: 10000000000": "expected an integer from 1 up to 2147483647",
+    "min_gain_tokens: 10000000000": "expected auto or an integer from 1 up to 2147483647",
     "limit: 9223372036854775808": "expected an integer from 0 up to 2147483647",
     "store_size: 99999999TiB": "expected a size such as 20GiB or 512MiB, up to 1048576TiB",
     "pool_size: " + "9" * 4_000: "expected a size such as",

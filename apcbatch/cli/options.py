@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 
 from apcbatch.config import OPTIONS, Config, flag_name, opposite_flag
 from apcbatch.errors import UsageError
-from apcbatch.option_values import Spec, brief, format_size, parse_path
+from apcbatch.option_values import Spec, brief, format_size, parse_path, shown
 from apcbatch.sampling import MOST_TOKENS
 
 METAVARS = {"integer": "N", "number": "F", "size": "SIZE"}
@@ -148,9 +148,9 @@ def _option(name: str, spec: Spec) -> Callable[[Any], Any]:
         return _switch(name, spec.group, spec.help, spec.flag)
     metavar = spec.metavar or ("|".join(spec.choices) if spec.choices else METAVARS[spec.kind])
     repeated = spec.most is not None
-    default = getattr(Config, name)
+    default = shown(spec, getattr(Config, name))
     help = spec.help
-    if default is not None and default != () and name != "pool_size":
+    if default not in (None, []) and name != "pool_size":
         help += f"  [default: {format_size(default) if spec.kind == 'size' else default}]"
     return click.option(
         flag_name(name),

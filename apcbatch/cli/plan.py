@@ -28,7 +28,7 @@ from apcbatch.types import POLICIES
 OPTION_NAMES = (
     "model", "dtype", "format", *COLUMN_OPTIONS, "turns", "limit", "window", "window_tokens", "order",
     "max_tokens", "max_request_tokens", "system_prompt", "template_kwargs", "block_size", "min_gain_tokens",
-    "store_size", "pool_size", "draft", "draft_memory", "max_running",
+    "store", "store_size", "pool_size", "draft", "draft_memory", "max_running",
 )  # fmt: skip
 TABLES = sorted(set(POLICIES) - {"none"})
 
@@ -63,7 +63,8 @@ def plan(ctx: click.Context, /, inputs: tuple[str, ...], **options: Any) -> None
     tokenizer are needed. Columns: hit rate (the restored share of all prompt tokens), missed (covered by an
     earlier request and not found), the snapshots kept in the run, those of them that are read, those kept for
     future runs alone, what a store would hold afterwards, and the most snapshots live at once with one
-    request after the other. A store that holds something already is not looked at: a run with it restores more.
+    request after the other. Of a --store, only what reading a snapshot costs is read; a run with one that holds
+    snapshots already restores more.
 
     Below stand the memory that a run may need at --max-running, and the tokens that a pass would give with
     drafts, if the model answered as the first 200 recorded answers do; --draft none leaves the tokens out.
@@ -73,7 +74,9 @@ def plan(ctx: click.Context, /, inputs: tuple[str, ...], **options: Any) -> None
     sizes = BLOCK_SIZES if given is None else read_block_sizes("--block-sizes", given, "1,64,544")
     from apcbatch.data.input.inputs import find_inputs
     from apcbatch.job.output_paths import check_outputs
+    from apcbatch.job.planning import with_recorded_gain
 
+    resolved = with_recorded_gain(resolved)
     found = find_inputs(inputs, warn)
     read = {"--config": resolution.config_path(options["config_file"])}
     check_outputs(resolved, found.files, read, {"--json": options["json_path"]})

@@ -71,6 +71,7 @@ class ClusterEngine:
         self.fingerprint, self.key_fingerprint = facts.fingerprint, facts.key_fingerprint
         self.footprint, self.dtype, self.device = facts.footprint, facts.dtype, facts.device
         self.context_length, self.vocab_size = facts.context_length, facts.vocab_size
+        self.reading_tokens = facts.reading_tokens
         self._submitted = SubmitBuffer(facts.key_fingerprint)
 
     def run(self, requests: Iterable[Request]) -> Iterator[Result]:

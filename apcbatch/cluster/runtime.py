@@ -39,7 +39,7 @@ class WorkerFacts:
 
     node: machine it runs on; workers of one node share states without the network. max_request_tokens: maximum tokens
     of a prompt and its answer. max_running: maximum requests in a batch, 0 if batching does not pay. pool_bytes:
-    capacity of its snapshot pool. state_bytes: capacity of its node for exported states.
+    capacity of its snapshot pool. reading_tokens: see JobEngine. state_bytes: capacity of its node for exported states.
 
     All workers of a run must agree in these: version (of the program), weights_digest, model_files (digest of the
     model's other files), numerics (arithmetic of the kernels) and fingerprint (see fingerprint.py).
@@ -62,6 +62,7 @@ class WorkerFacts:
     version: str = VERSION
     weights_digest: str = ""
     model_files: str = ""
+    reading_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

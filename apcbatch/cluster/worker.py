@@ -122,6 +122,7 @@ class Worker:
             model_files=model_files_digest(locate_model(self._config.model)),
             max_running=self._config.max_running * engine.gpus,
             pool_bytes=self._config.pool_size,
+            reading_tokens=engine.reading_tokens,
         )
 
     def held(self, keys: Collection[Key]) -> set[Key]:

@@ -61,7 +61,7 @@ class Engine:
         self.gpus = num_devices if self.device == "cuda" else 0
         self.model_name, self.key_fingerprint = parts.name, parts.key_fingerprint
         self.fingerprint, self.weights_digest = parts.model.fingerprint.hex(), parts.model.weights_digest.hex()
-        self.numerics = parts.model.numerics
+        self.numerics, self.reading_tokens = parts.model.numerics, parts.reading_tokens
         self.footprint = Footprint.of(parts.arena.layout)
         self.context_length, self.vocab_size = parts.config.context_length, parts.config.vocab_size
         self.eos_token_ids = frozenset(parts.config.eos_token_ids)

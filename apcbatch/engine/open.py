@@ -6,42 +6,46 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 
-from apcbatch.config import OPTIONS, Config
+from apcbatch.config import OPTIONS, UNMEASURED_GAIN, Config
 from apcbatch.cores import find_cores
+from apcbatch.data.model_files import model_files_digest
 from apcbatch.draft_sources import draft_sources
 from apcbatch.drafts.drafts import Drafts
 from apcbatch.engine.admission import COST_ON_DEVICE
 from apcbatch.engine.drafting import Drafting
+from apcbatch.engine.first_passes import measure_reading, warm_up
 from apcbatch.engine.memory import MemoryPlan, num_live_slots, num_weights
 from apcbatch.engine.page_tables import PageTables
 from apcbatch.engine.persistence import Persistence, open_store
 from apcbatch.engine.policy import keeps_snapshots
 from apcbatch.engine.pool import PagePool, SnapshotPool
 from apcbatch.engine.scheduler import Scheduler
-from apcbatch.engine.sequence import Chunk, Sequence
 from apcbatch.engine.snapshots import Snapshots
-from apcbatch.engine.step import DecodeBatches, Pass
 from apcbatch.errors import UsageError
 from apcbatch.fingerprint import key_fingerprint
 from apcbatch.kernels.processor import num_threads, set_isa, set_threads
-from apcbatch.layout import PAGE_TOKENS
 from apcbatch.model.causal_lm import check_sizes
-from apcbatch.model.devices import check_kinds, choose_devices, load_model, make_arena, memory_of, missing_kinds
+from apcbatch.model.devices import (
+    check_kinds,
+    choose_devices,
+    load_model,
+    make_arena,
+    memory_of,
+    missing_kinds,
+    name_of_devices,
+)
 from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.model.hf_config import ModelConfig
 from apcbatch.model.locate import locate_model, name_of
 from apcbatch.model.pipeline import Model, stage_layers
 from apcbatch.model.pipeline_arena import Arena
 from apcbatch.sampling import Bounds
-from apcbatch.store import Store
-from apcbatch.types import DRAFT_SOURCES, DraftSource, Policy, Request
+from apcbatch.store import ReadingCost, Store
+from apcbatch.types import DRAFT_SOURCES, DraftSource, Policy
 
 MAX_SNAPSHOT_SLOTS = 1 << 20
-WARM_UP_TOKENS = 1024
-WARM_UP_DRAFTS = (16, 64, 128, 256)  # rows
 FEWEST_DRAFTED = 64  # lower bound of the maximum drafted tokens of a pass
 _WHOLE_NUMBERS = (
     "block_size",
@@ -71,6 +75,7 @@ class EngineOptions:
     max_batch_tokens, max_running: tokens and sequences per pass. max_request_tokens: most tokens of a prompt and its
     answer; a longer request fails. draft: sources of draft tokens; an empty tuple turns drafts off, so that a pass
     computes one token of each answer. draft_memory_bytes: capacity of the index that drafts are found in.
+    measures_reading: measure what reading a snapshot of the store costs, unless the store knows it.
     """
 
     dtype: str = Config.dtype
@@ -88,6 +93,7 @@ class EngineOptions:
     max_request_tokens: int = Config.max_request_tokens
     draft: tuple[DraftSource, ...] = ("siblings", "history", "lookup")
     draft_memory_bytes: int = Config.draft_memory
+    measures_reading: bool = False
 
     def __post_init__(self) -> None:
         for name in ("dtype", "policy"):
@@ -121,13 +127,15 @@ class EngineOptions:
             max_request_tokens=config.max_request_tokens,
             draft=draft_sources(config),
             draft_memory_bytes=config.draft_memory,
+            measures_reading=config.min_gain_tokens is None and config.is_planned,
         )
 
 
 @dataclass(frozen=True)
 class EngineParts:
     """Parts of an engine. name: the model's name. key_fingerprint: the model's fingerprint with the cache salt.
-    runs_ahead: whether the device computes the next pass while the host reads one."""
+    runs_ahead: whether the device computes the next pass while the host reads one. reading_tokens: what reading a
+    snapshot of the store costs, in tokens; None if nobody asked."""
 
     name: str
     config: ModelConfig
@@ -144,6 +152,7 @@ class EngineParts:
     drafting: Drafting
     scheduler: Scheduler
     runs_ahead: bool
+    reading_tokens: int | None
 
 
 def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], None]) -> EngineParts:
@@ -234,6 +243,14 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
     if devices[0].type != "cpu":
         most_rows = options.max_running + num_drafts if num_drafts else 0
         warm_up(loaded, arena, options.max_batch_tokens, num_pages if layout.has_tokens else None, most_rows)
+    reading_tokens = None
+    if options.measures_reading and store is not None:
+        unmeasured = ReadingCost(model_files_digest(folder), options.dtype, name_of_devices(devices), UNMEASURED_GAIN)
+        most_pages = num_pages if layout.has_tokens else None
+        most_tokens = min(options.max_batch_tokens, config.context_length or options.max_batch_tokens)
+        reading_tokens = store.reading_tokens(
+            unmeasured, lambda: measure_reading(loaded, arena, store, most_tokens, most_pages, config.vocab_size)
+        )
     return EngineParts(
         name,
         config,
@@ -250,6 +267,7 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
         drafting,
         scheduler,
         runs_ahead,
+        reading_tokens,
     )
 
 
@@ -257,33 +275,6 @@ def writes_draft_states(device: torch.device) -> bool:
     """Return whether a pass on this device writes the state after each drafted token to a slot. If not, the accepted
     tokens are replayed from the inputs that the pass kept (CausalLM.replay)."""
     return device.type != "cpu"
-
-
-def warm_up(model: Model, arena: Arena, max_batch_tokens: int, num_pages: int | None, most_rows: int) -> None:
-    """Run dummy passes in slot 0 and the first pages, before any request uses them: a prompt, then drafts of each size
-    of WARM_UP_DRAFTS below 2 * most_rows. num_pages: KV pages of the arena; None for a model without attention.
-    most_rows: maximum rows of a pass with drafts; 0 without drafts. Exceptions are ignored: later passes raise them
-    again."""
-    most = WARM_UP_TOKENS if num_pages is None else min(WARM_UP_TOKENS, num_pages * PAGE_TOKENS)
-    count = min(max_batch_tokens, most)
-    if count < 1:
-        return
-    _run_first(model, arena, count, [0] * count, 0, num_pages)
-    for rows in WARM_UP_DRAFTS:  # the device's matrix products choose a kernel by the number of rows
-        if rows // 2 < most_rows and rows <= most:
-            _run_first(model, arena, rows, [0], rows - 1, num_pages)
-
-
-def _run_first(
-    model: Model, arena: Arena, rows: int, prompt: list[int], num_drafted: int, num_pages: int | None
-) -> None:
-    request = Request("", prompt, max_tokens=rows)
-    sequence = Sequence(request, np.zeros(len(prompt), np.int32), len(prompt), len(prompt), len(prompt) + rows, slot=0)
-    if num_pages is not None:
-        sequence.pages = np.arange(-(-rows // PAGE_TOKENS))
-    current = Pass(model, arena, DecodeBatches(), [Chunk(sequence, 0, len(prompt), draft=[0] * num_drafted)])
-    if not current.failed:
-        current.read()
 
 
 def use_processor(config: Config) -> None:

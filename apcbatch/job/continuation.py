@@ -64,7 +64,7 @@ def _flag(name: str, config: Config) -> Iterator[str]:
         yield "--no-store"
     elif value is False and getattr(Config, name) is True:
         yield opposite_flag(name)
-    elif spec.flag is None or value is None or value is False:
+    elif spec.flag is None or (value is None and not spec.has_auto) or value is False:
         return
     elif value is True:
         yield flag

@@ -26,7 +26,7 @@ from apcbatch.engine.validation import room_for_answer
 from apcbatch.errors import RequestError, UsageError
 from apcbatch.formats import Format
 from apcbatch.job.feed import Feeder
-from apcbatch.job.planning import planner_for
+from apcbatch.job.planning import planner_for, with_recorded_gain
 from apcbatch.job.previous_answers import PreviousAnswers
 from apcbatch.job.record import Ticket
 from apcbatch.job.request import settings_of
@@ -256,7 +256,7 @@ def _add_reuse(found: Inspection, read: _RequestsRead, config: Config, footprint
     elif config.policy == "last" and found.boundaries:
         found.kept = {last_boundary(length, config.block_size): "the last boundary"}
     elif config.policy == "planned":
-        plan = planner_for(config, footprint).plan(read.tree).requests[index]
+        plan = planner_for(with_recorded_gain(config), footprint).plan(read.tree).requests[index]
         later = dict.fromkeys(plan.keep_for_later, "for later runs")
         readers = {position: f"read by {count}" for position, count in zip(plan.keep, plan.reads, strict=True)}
         found.kept = dict(sorted((later | readers).items()))

@@ -29,6 +29,7 @@ from apcbatch.errors import UsageError
 from apcbatch.job.feed import Feeder
 from apcbatch.job.output import Output
 from apcbatch.job.output_paths import STDOUT, check_outputs, check_summary
+from apcbatch.job.planning import with_measured_gain
 from apcbatch.job.previous_answers import PreviousAnswers, drop_unusable, last_answers, read_answers
 from apcbatch.job.references import EarlierAnswers, References, open_earlier
 from apcbatch.job.request import read_salt
@@ -142,6 +143,7 @@ def open_run(
     if not isinstance(sink, FileSink):
         stage(f"loading {config.model}")
         engine = _open_engine(config, warn, note, most_workers)
+        config = with_measured_gain(config, engine.reading_tokens)
         return OpenRun(config, records, renderer, engine, PreviousAnswers(), references)
     target = Path(os.path.realpath(output.target))
     if len(inputs.files) >= MANY_FILES:
@@ -189,7 +191,7 @@ def open_run(
         if output.is_remote:
             output.upload(str(run_file.path), RUN_FILE_SUFFIX)  # fails now if the address cannot be written
         stack.pop_all()
-    kept = trace if config.trace else None
+    kept, config = trace if config.trace else None, with_measured_gain(config, engine.reading_tokens)
     return OpenRun(config, records, renderer, engine, answers or PreviousAnswers(), references, kept)
 
 

@@ -11,19 +11,37 @@ from collections import deque
 from dataclasses import replace
 
 from apcbatch.config import Config
+from apcbatch.data.model_files import model_files_digest
 from apcbatch.job.feed import Feeder
 from apcbatch.job.work import JobEngine, Work, WorkSource
+from apcbatch.model.locate import locate_model
 from apcbatch.plan.footprint import Footprint
 from apcbatch.plan.planner import Planner
 from apcbatch.plan.prefix_tree import PrefixTree
 from apcbatch.plan.tree_shape import Order
 from apcbatch.prefix import TokenArray, as_token_array
+from apcbatch.store import find_cost
 from apcbatch.types import Request, Result
 
 
 def order_of(config: Config) -> Order:
     """Return the order of a run: the plan's under policy `planned`, unless --order is `file`; otherwise the file's."""
     return "auto" if config.policy == "planned" and config.order != "file" else "file"
+
+
+def with_measured_gain(config: Config, tokens: int | None) -> Config:
+    """Resolve --min-gain-tokens auto to the tokens that reading a snapshot costs; None leaves it as it is."""
+    if config.min_gain_tokens is not None or tokens is None:
+        return config
+    return replace(config, min_gain_tokens=tokens)
+
+
+def with_recorded_gain(config: Config) -> Config:
+    """Resolve --min-gain-tokens auto to what a run has measured last for this model and dtype, if --store has that."""
+    if config.min_gain_tokens is not None or config.store is None:
+        return config
+    found = find_cost(config.store, model_files_digest(locate_model(config.model)), config.dtype)
+    return with_measured_gain(config, None if found is None else found.tokens)
 
 
 def planner_for(
@@ -41,16 +59,14 @@ def planner_for(
         order=order_of(config),
         footprint=footprint,
         capacity_bytes=max(0, config.pool_size - reserved_bytes),
-        min_gain_tokens=config.min_gain_tokens,
+        min_gain_tokens=config.gain_tokens,
         later_budget_bytes=later_budget_bytes,
     )
 
 
 def work_source(config: Config, feeder: Feeder, engine: JobEngine) -> WorkSource:
-    """Return the feeder, wrapped in a PlannedFeeder if the policy is `planned`. A rollout cannot be planned: its
-    prompts are not known yet."""
-    is_planned = config.policy == "planned" and config.turns != "rollout"
-    return PlannedFeeder(config, feeder, engine) if is_planned else feeder
+    """Return the feeder, wrapped in a PlannedFeeder if requests are planned."""
+    return PlannedFeeder(config, feeder, engine) if config.is_planned else feeder
 
 
 class PlannedFeeder:

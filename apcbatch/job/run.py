@@ -164,10 +164,13 @@ class Job:
         self._totals.begin_running(already_done=len(opened.answers))
         self._retryable_errors = opened.answers.num_retryable
         config, engine = self._config, opened.engine
+        measured = engine.reading_tokens is not None
         place = engine.device if config.gpus == 1 else f"{config.gpus} GPUs"
         self._printer.detail(
             f"model {config.model}, {engine.dtype} on {place}; block size {config.block_size}, "
             f"policy {config.policy}, store {config.store or 'none'}"
+            + f", at least {config.min_gain_tokens} tokens saved by a snapshot for later runs"
+            * measured
         )
         if opened.answers:
             self._printer.note(f"{len(opened.answers)} requests are answered in {self._output.shown} already")

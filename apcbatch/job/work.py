@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 
 class JobEngine(Steppable, Protocol):
-    """Engine interface that `run`, `LLM`, tune-block-size and bench use."""
+    """Engine interface that `run`, `LLM`, tune-block-size and bench use. reading_tokens: number of tokens that prefill
+    computes in the time of reading a snapshot of the store; None if --min-gain-tokens auto does not ask for it."""
 
     dtype: str
     device: str
@@ -35,6 +36,7 @@ class JobEngine(Steppable, Protocol):
     footprint: Footprint
     context_length: int | None
     vocab_size: int
+    reading_tokens: int | None
 
     @property
     def counters(self) -> Counters | ClusterCounters:

@@ -16,6 +16,7 @@ from apcbatch.kernels.backend import Backend
 from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.cuda import extension as cuda
 from apcbatch.kernels.cuda.backend import CudaBackend
+from apcbatch.kernels.processor import num_threads
 from apcbatch.layout import StateLayout
 from apcbatch.model.arena import StateArena
 from apcbatch.model.causal_lm import CausalLM
@@ -100,6 +101,14 @@ def memory_of(devices: Sequence[torch.device]) -> tuple[int, str]:
         return find_memory(), "this process may use"
     total = sum(torch.cuda.get_device_properties(device).total_memory for device in devices)
     return total, "the device has" if len(devices) == 1 else f"the {len(devices)} devices have"
+
+
+def name_of_devices(devices: Sequence[torch.device]) -> str:
+    """Return the name of devices of one kind, with their number, or the CPU with the number of its threads."""
+    if devices[0].type == "cpu":
+        return f"cpu, {num_threads()} threads"
+    name = torch.cuda.get_device_name(devices[0])
+    return name if len(devices) == 1 else f"{len(devices)} x {name}"
 
 
 def make_arena(

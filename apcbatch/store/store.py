@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import os
 import shlex
+import statistics
 import time
 from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 
 from apcbatch.errors import UsageError
@@ -26,17 +27,19 @@ from apcbatch.store.check import Checker, CheckReport
 from apcbatch.store.database import IndexDamaged, IndexFault
 from apcbatch.store.environment import Files
 from apcbatch.store.eviction import PruneReport, prune
-from apcbatch.store.format import FORMAT_VERSION, Array, BadSnapshot, make_header, tensors_of
+from apcbatch.store.format import FORMAT_VERSION, KEY_BYTES, Array, BadSnapshot, make_header, read_header, tensors_of
 from apcbatch.store.index import Index, ModelStats
 from apcbatch.store.open import Opened, open_folder, sweep_now
 from apcbatch.store.reader import Chain, SnapshotReader
-from apcbatch.store.snapshot_file import SnapshotFolder, StoredSnapshot, check_layout
+from apcbatch.store.reading_costs import COSTS_NAME, ReadingCost, find_cost, with_cost
+from apcbatch.store.snapshot_file import SnapshotFolder, StoredSnapshot, check_layout, read_tensors
 from apcbatch.store.status import Status, StoreCounters
 from apcbatch.store.writer import Fetch, Offer, OnDone, Suspect, Touch, Writer
 
 DEFAULT_SIZE_LIMIT_BYTES = 20 << 30
 DEFAULT_QUEUE_BYTES = 256 << 20
 DEFAULT_QUEUE_SNAPSHOTS = 4096
+READS = 5  # of one file, to measure
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +227,49 @@ class Store:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close(drain=kind is None)
+
+    def reading_tokens(self, cost: ReadingCost, measure: Callable[[], int | None]) -> int:
+        """Return what reading a snapshot costs in tokens: as this store has it, or else as measured now and then kept.
+
+        cost: names the model, dtype and device. Its own tokens are returned if the store has no cost and is read-only,
+        or if `measure` returns None.
+        """
+        found = find_cost(self._path, cost.model, cost.dtype, cost.device)
+        if found is not None or self._session is None:
+            return (found or cost).tokens
+        tokens = measure()
+        if tokens is None:
+            return cost.tokens
+        cost = replace(cost, tokens=tokens)
+        path = self._session.temporary_path()
+        try:
+            self._files.write(path, [with_cost(self._path, cost)])
+            self._files.rename(path, os.path.join(self._path, COSTS_NAME))
+        except OSError as error:
+            self._status.failure(error, "keeping what reading a snapshot costs")
+        return cost.tokens
+
+    def time_reading(self, fingerprint: bytes, position: int, arrays: Mapping[str, Array]) -> float | None:
+        """Return the seconds of reading and verifying a snapshot of these arrays: the median of READS, from a temporary
+        file that was just written, into the arrays. None if it cannot be written or read."""
+        if self._session is None:
+            return None
+        path, seconds = self._session.temporary_path(), []
+        try:
+            self._folder.write(path, make_header(bytes(KEY_BYTES), fingerprint, position, None, arrays), arrays)
+            for _ in range(READS):
+                begin = time.perf_counter()
+                with self._files.open(path) as reader:
+                    read_tensors(reader, read_header(reader), into=arrays)
+                seconds.append(time.perf_counter() - begin)
+        except BadSnapshot:
+            return None  # the run's own reads will warn
+        except OSError as error:
+            self._status.failure(error, "measuring what reading a snapshot costs")
+            return None
+        finally:
+            self._folder.discard(path)
+        return statistics.median(seconds)
 
     @property
     def counters(self) -> StoreCounters:

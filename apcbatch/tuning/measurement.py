@@ -103,9 +103,10 @@ def temporary_engine(config: Config, warn: Callable[[str], None], *, has_store: 
     from apcbatch.job.open import make_engine
 
     parent = Path(config.store).absolute().parent if config.store else None
+    config = replace(config, draft="none", draft_from=None, min_gain_tokens=config.gain_tokens)
     with tempfile.TemporaryDirectory(dir=parent if parent and parent.is_dir() else None) as folder:
         store = str(Path(folder) / "store") if has_store else None
-        engine = make_engine(replace(config, store=store, draft="none", draft_from=None), warn)
+        engine = make_engine(replace(config, store=store), warn)
         try:
             yield engine
         finally:

@@ -1,13 +1,11 @@
-"""What an engine's options become: slots, pages and groups, and the first pass of a device."""
+"""What an engine's options become: slots, pages and groups."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -40,61 +38,6 @@ def test_an_instruction_set_that_is_not_here_is_refused_where_it_was_asked_for()
         open.use_processor(Config(threads=1, isa="z80", origins={"isa": "--isa"}))
     with pytest.raises(UsageError, match="^isa: "):
         open.use_processor(Config(threads=1, isa="z80"))
-
-
-@pytest.mark.parametrize(
-    ("max_batch_tokens", "num_pages", "count", "pages"),
-    [(5000, None, 1024, 0), (100, None, 100, 0), (5000, 3, 192, 3), (65, 3, 65, 2), (64, 3, 64, 1), (9, 0, None, 0)],
-)
-@pytest.mark.parametrize("fails", [False, True])
-def test_the_first_pass_of_a_device_fits_its_memory(
-    max_batch_tokens: int, num_pages: int | None, count: int | None, pages: int, fails: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    """Catches a warm-up beyond the pages or the pass that there is room for, one that is not waited for, and a failed
-    one that ends the opening."""
-    made: list[Any] = []
-    read: list[int] = []
-
-    def begin(model: object, arena: object, decodes: object, chunks: list[Any]) -> Any:
-        made.extend(chunks)
-        return SimpleNamespace(failed=fails, read=lambda: read.append(1))
-
-    monkeypatch.setattr(open, "Pass", begin)
-    nothing: Any = None
-    open.warm_up(nothing, nothing, max_batch_tokens, num_pages, most_rows=0)
-    if count is None:
-        assert not made
-        return
-    [chunk] = made
-    sequence = chunk.sequence
-    assert (chunk.begin, chunk.count, chunk.samples, sequence.slot) == (0, count, True, 0)
-    assert np.array_equal(sequence.pages, np.arange(pages)) and len(sequence.tokens) == count
-    assert read == [1] * (not fails)
-
-
-def test_drafts_are_warmed_up_at_each_size_that_may_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault: the first pass with drafts waits for a kernel to be chosen, or one is tried that no pass will have."""
-    made: list[tuple[int, int, int]] = []
-
-    def begin(model: object, arena: object, decodes: object, chunks: list[Any]) -> Any:
-        [chunk] = chunks
-        made.append((chunk.count, len(chunk.draft), len(chunk.sequence.pages)))
-        return SimpleNamespace(failed=True)
-
-    monkeypatch.setattr(open, "Pass", begin)
-    nothing: Any = None
-    for most_rows, num_pages, drafts in (
-        (8, None, []),
-        (9, None, [(1, 15, 0)]),
-        (64, None, [(1, 15, 0), (1, 63, 0)]),
-        (65, None, [(1, 15, 0), (1, 63, 0), (1, 127, 0)]),
-        (999, None, [(1, 15, 0), (1, 63, 0), (1, 127, 0), (1, 255, 0)]),
-        (999, 2, [(1, 15, 1), (1, 63, 1), (1, 127, 2)]),
-    ):
-        made.clear()
-        open.warm_up(nothing, nothing, 5, num_pages, most_rows)
-        assert made == [(5, 0, 1 if num_pages else 0), *drafts], most_rows
 
 
 def test_a_gpu_without_kernels_is_told(

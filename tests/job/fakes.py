@@ -34,6 +34,7 @@ class FakeEngine:
         self.model_name, self.dtype, self.device = config.model, config.dtype, "cpu"
         self.fingerprint = os.environ.get("FAKE_FINGERPRINT", "f" * 64)
         self.context_length, self.vocab_size = CONTEXT_LENGTH, VOCAB_SIZE
+        self.reading_tokens: int | None = None
         self.step_s = float(os.environ.get("FAKE_STEP_S", "0"))
         self.hold_at = int(os.environ.get("FAKE_HOLD_AT", "0"))
         self.fail_until = os.environ.get("FAKE_FAIL_ONCE")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from apcbatch.job.planning import with_measured_gain
 from apcbatch.plan.forecast import Forecast, PolicyForecast
 from apcbatch.resolution import load
 from apcbatch.tuning.choice import Candidate, Tuning, Verified
@@ -83,6 +84,8 @@ What limits the hit rate:
   the chat template: not prefix-stable in 1 conversation: earlier turns change later on
   memory: `all` keeps more than --pool-size 2.0 KiB at block 64, so that its real rate is lower without a store
   memory: `last` keeps more than --pool-size 2.0 KiB at block 64, so that its real rate is lower without a store
+  for later runs: kept if it saves at least 64 tokens, taken to be what reading one costs, until a run measures it and
+    keeps it in its --store
   the window: `run` plans this input in 3 windows, each of at most --window 512 conversations and --window-tokens
     16,777,216; it finds what is predicted here with larger ones
 """
@@ -128,6 +131,21 @@ def test_the_reports_are_those_of_their_numbers() -> None:
     for width in range(60, widest):
         [row] = (line for line in tuning_lines(TUNING, config, width) if line.endswith("<- recommended"))
         assert row.startswith("    16") and len(row) <= width, "the mark is on its row"
+
+
+def test_what_a_snapshot_for_later_must_save_is_said() -> None:
+    """Catches a number that is measured and called a guess, one that is none and not said, and words about the user's
+    own."""
+    config = load({"model": "demo", "block_size": "16"}, None, {})
+    for given, end in (
+        (
+            with_measured_gain(config, 1),
+            "1 token, which is what reading one costs, as a run with this --store has measured",
+        ),
+        (load({"model": "demo", "block_size": "16", "min_gain_tokens": "9"}, None, {}), None),
+    ):
+        lines = [line for line in forecast_lines(FORECAST, SURVEY, given) if "for later runs" in line]
+        assert lines == [f"  for later runs: kept if it saves at least {end}"] * (end is not None)
 
 
 def test_a_run_that_takes_no_time_has_no_bars() -> None:

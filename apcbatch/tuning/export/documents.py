@@ -54,7 +54,7 @@ def _reuse(block_size: int, table: PolicyForecast, config: Config) -> dict[str, 
     """Return the part of both documents that describes one block size."""
     return {
         "block_size": block_size,
-        "min_gain_tokens": config.min_gain_tokens,
+        "min_gain_tokens": config.gain_tokens,
         "cached_tokens": table.cached_tokens,
         "computed_tokens": table.computed_tokens,
         "hit_rate": table.hit_rate,

@@ -126,6 +126,13 @@ def _forecast_lines(forecast: Forecast, surveyed: Survey, config: Config, table:
     yield from table.note()
     yield ""
     yield from _limits(forecast, config)
+    if config.origins["min_gain_tokens"] == "default":
+        why = (
+            "taken to be what reading one costs, until a run measures it and keeps it in its --store"
+            if config.min_gain_tokens is None
+            else "which is what reading one costs, as a run with this --store has measured"
+        )
+        yield f"  for later runs: kept if it saves at least {_count(config.gain_tokens, 'token')}, {why}"
     note = windows_note(surveyed.num_windows, config)
     if note is not None:
         yield f"  the window: {note}"
