@@ -6,6 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+# A chat template that shows reasoning only after the last user message, as Qwen's do, unless it is told to keep it.
+DROPS_THOUGHTS = (
+    "{% set ns = namespace(last=0) %}{% for m in messages %}"
+    "{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
+    "{% for m in messages %}[{{ m.role }}]{% set words = (m.content or '').split('</think>') %}"
+    "{% set thought = m.reasoning_content or (words[0].replace('<think>', '') if words|length > 1 else '') %}"
+    "{% if thought and (loop.index0 > ns.last or preserve_thinking) %}<think>{{ thought }}</think>{% endif %}"
+    "{{ words[-1] }}{% endfor %}"
+)
+
 
 def conversation(number: int, turns: int = 2) -> dict[str, Any]:
     """A conversation of `turns` assistant turns, with words that tell it apart."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import sys
 import tempfile
@@ -213,7 +214,8 @@ def _memory(config: Config) -> str:
 
 
 def _template(config: Config) -> str:
-    """Render a short conversation with a tool call, and check that each prompt begins with the previous one."""
+    """Render a short conversation with a tool call, without and with thoughts, and check that each prompt begins with
+    the previous one."""
     from apcbatch.data.chat.render import Renderer
     from apcbatch.data.chat.template import NO_TEMPLATE
     from apcbatch.data.chat.template_options import ChatOptions
@@ -237,6 +239,15 @@ def _template(config: Config) -> str:
         return f"usable; it refuses tool calls ({rendered.failures[0].error.message})"
     if not rendered.prefix_stable:
         return f"usable, but not prefix-stable, so turns reuse less of each other: {warnings[-1]}"
+    for message in messages:
+        if message["role"] == "assistant":
+            message["reasoning_content"] = "The user asks for a definition."
+    if renderer.render(Conversation("doctor", 1, messages, None, "messages")).drops_thoughts:
+        given = json.dumps(renderer.keeps_thoughts_with)
+        return (
+            "prefix-stable, but it takes earlier thoughts out of the history: what follows them is computed again"
+            + f"; --template-kwargs '{given}' keeps them" * bool(renderer.keeps_thoughts_with)
+        )
     return "prefix-stable: each turn's prompt begins with the one before"
 
 

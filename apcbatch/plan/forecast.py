@@ -7,7 +7,7 @@ that requests run one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from apcbatch.plan.footprint import Footprint
@@ -67,7 +67,8 @@ class Forecast:
 
     ideal_tokens: prompt tokens that an earlier request covers. rewritten_prompts: prompts that do not begin with the
     whole previous prompt of their conversation; rewritten_tokens: tokens computed again for that.
-    unstable_templates: conversations whose template rewrites its own past (counted by the caller).
+    unstable_templates: conversations whose template rewrites its own past (counted by the caller); without_thoughts:
+    those of them in which it takes earlier reasoning out; thought_tokens: part of rewritten_tokens in these.
     """
 
     requests: int
@@ -77,6 +78,8 @@ class Forecast:
     rewritten_prompts: int
     rewritten_tokens: int
     unstable_templates: int
+    without_thoughts: int
+    thought_tokens: int
     grids: dict[int, dict[Policy, PolicyForecast]]
 
     @property
@@ -90,9 +93,16 @@ class Forecast:
         return _share(self.ideal_tokens, self.prompt_tokens)
 
 
-def forecast(tree: PrefixTree, block_sizes: Iterable[int], planner: Planner, unstable_templates: int = 0) -> Forecast:
+def forecast(
+    tree: PrefixTree,
+    block_sizes: Iterable[int],
+    planner: Planner,
+    unstable_templates: int = 0,
+    without_thoughts: Collection[int] = (),
+) -> Forecast:
     """Forecast all policies at every block size, with the order, footprint and limits of `planner` (not its block
-    size). `all` and `last` have no plan, so a run takes the file's order."""
+    size). `all` and `last` have no plan, so a run takes the file's order. unstable_templates: see Forecast.
+    without_thoughts: the conversations whose earlier reasoning the template takes out."""
     shape = TreeShape(tree)
     order = shape.order(planner.order)
     in_file = find_ideals(shape, shape.order("file"), {}).tokens
@@ -104,8 +114,10 @@ def forecast(tree: PrefixTree, block_sizes: Iterable[int], planner: Planner, uns
         unique_tokens=shape.unique_tokens,
         ideals=ideals,
         rewritten_prompts=len(rewritten),
-        rewritten_tokens=sum(rewritten),
+        rewritten_tokens=sum(tokens for _, tokens in rewritten),
         unstable_templates=unstable_templates,
+        without_thoughts=len(without_thoughts),
+        thought_tokens=sum(tokens for conversation, tokens in rewritten if conversation in without_thoughts),
         grids={
             block_size: _grid(shape, order, sum(ideals), sum(in_file), replace(planner, block_size=block_size))
             for block_size in sorted(set(block_sizes))
@@ -177,15 +189,15 @@ def _written_bytes(snapshots: SnapshotPlan, footprint: Footprint) -> int:
     return total
 
 
-def _rewritten(shape: TreeShape, ideals: Sequence[int]) -> Iterable[int]:
-    """Yield, for each prompt that does not begin with the whole previous prompt of its conversation, how many more of
-    its tokens would be covered if it did."""
+def _rewritten(shape: TreeShape, ideals: Sequence[int]) -> Iterable[tuple[int, int]]:
+    """Yield, for each prompt that does not begin with the whole previous prompt of its conversation, the conversation,
+    and how many more of the prompt's tokens would be covered if it did."""
     before: dict[int, int] = {}
     for index, conversation in enumerate(shape.conversation):
         other = before.get(conversation)
         before[conversation] = index
         if other is not None and not shape.extends(index, other):
-            yield max(0, min(shape.length[other], shape.resumable[index]) - ideals[index])
+            yield conversation, max(0, min(shape.length[other], shape.resumable[index]) - ideals[index])
 
 
 def _share(part: int, whole: int) -> float:

@@ -58,13 +58,13 @@ def forecast_policies(config: Config, surveyed: Survey, block_sizes: Iterable[in
     without a --store."""
     planned = replace(config, policy="planned")
     planner = planner_for(planned, surveyed.footprint, later_budget_bytes=config.store_size)
-    return forecast(surveyed.tree, block_sizes, planner, surveyed.num_unstable)
+    return forecast(surveyed.tree, block_sizes, planner, surveyed.num_unstable, surveyed.without_thoughts)
 
 
 def forecast_run(config: Config, surveyed: Survey, block_sizes: Iterable[int]) -> Forecast:
     """Forecast for `tune-block-size`, with the order and the limits of a `run` with this configuration."""
     planner = planner_for(config, surveyed.footprint)
-    return forecast(surveyed.tree, block_sizes, planner, surveyed.num_unstable)
+    return forecast(surveyed.tree, block_sizes, planner, surveyed.num_unstable, surveyed.without_thoughts)
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,8 @@ class Survey:
 
     tree: prefix tree of their prompts; a conversation's number is its input line. footprint: bytes of the model's
     snapshots. num_lines: input lines that have a request. num_windows: windows that `run` plans one after the other.
-    num_unstable: lines whose template changes the rendering of earlier turns. errors: number of refused requests by
+    num_unstable: lines whose template changes the rendering of earlier turns. without_thoughts: those of them in which
+    it takes earlier reasoning out; keeps_thoughts_with: see Renderer. errors: number of refused requests by
     code. memory: plan of a run's memory.
     """
 
@@ -50,18 +51,22 @@ class Survey:
     num_lines: int = 0
     num_windows: int = 1
     num_unstable: int = 0
+    without_thoughts: set[int] = field(default_factory=set)
+    keeps_thoughts_with: dict[str, bool] = field(default_factory=dict)
     errors: Counter[str] = field(default_factory=Counter)
     memory: MemoryPlan | None = None
 
 
 class _WatchedRenderer(Renderer):
-    """Renderer that counts the conversations that are not prefix-stable."""
+    """Renderer that notes in a survey which conversations are not prefix-stable."""
 
-    num_unstable = 0
+    survey: Survey
 
     def render(self, conversation: Conversation, turns: Turns = "each", note: NotePrompt | None = None) -> Rendered:
         rendered = super().render(conversation, turns, note)
-        self.num_unstable += not rendered.prefix_stable
+        self.survey.num_unstable += not rendered.prefix_stable
+        if rendered.drops_thoughts:
+            self.survey.without_thoughts.add(conversation.line)
         return rendered
 
 
@@ -88,6 +93,7 @@ def survey(
         records = check_first(records, folder)
     layout = state_layout(model, config.dtype)
     found = Survey(PrefixTree(), Footprint.of(layout), memory=MemoryPlan.of(config, layout, num_weights(folder, model)))
+    renderer.survey, found.keeps_thoughts_with = found, renderer.keeps_thoughts_with
     references = None if sample is None else SampleReferences(renderer, sample)
     feeder = Feeder(config, records, renderer, PreviousAnswers(), references=references)
     line, window = 0, Window(config)
@@ -113,5 +119,4 @@ def survey(
                 line = ticket.line
                 found.num_lines += 1
                 advance()
-    found.num_unstable = renderer.num_unstable
     return found

@@ -20,6 +20,7 @@ from apcbatch.data.input.records import Conversation, parse_record
 from apcbatch.data.input.source import open_source
 from apcbatch.errors import RequestError
 from apcbatch.prefix import as_token_array
+from tests.chats import DROPS_THOUGHTS
 from tests.data.conftest import (
     KINDS,
     STABLE_TEMPLATE,
@@ -50,6 +51,32 @@ def alone(renderer: Renderer, record: Conversation, num_messages: int) -> list[i
         add_generation_prompt=True,
         return_dict=False,
     )
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "thinking", "reasoning", None, "no begin"])
+def test_thoughts_that_are_taken_out_are_found(key: str | None, make_renderer: Callable[..., Renderer]) -> None:
+    """Catches thoughts of one spelling that are overlooked, and a history whose thoughts stay, or that has none."""
+    thought = "It asks for a word."
+    turns = ["user: a", "assistant: b", "tool: c", "assistant: d", "user: e"]
+    for has_thought, kept, is_dropped in ((True, False, True), (True, True, False), (False, False, False)):
+        record = conversation(*turns, chat_template_kwargs={"preserve_thinking": kept})
+        if has_thought:
+            for message in (record.messages[1], record.messages[3]):
+                if key in (None, "no begin"):
+                    message["content"] = f"{'' if key else '<think>'}{thought}</think>{message['content']}"
+                else:
+                    message[key] = thought
+        rendered = make_renderer("chatml", DROPS_THOUGHTS).render(record)
+        assert (rendered.drops_thoughts, rendered.prefix_stable) == (is_dropped, not is_dropped)
+        assert len(rendered.prompts) == 3
+
+
+def test_another_change_is_no_thought(make_renderer: Callable[..., Renderer]) -> None:
+    """Fault: every template that changes earlier turns is said to take thoughts out."""
+    record = conversation("user: a", "assistant: b", "user: c", "assistant: d")
+    record.messages[1]["reasoning_content"] = "It asks."
+    rendered = make_renderer("chatml", UNSTABLE_TEMPLATE).render(record)
+    assert not rendered.prefix_stable and not rendered.drops_thoughts
 
 
 @pytest.mark.parametrize("template", [STABLE_TEMPLATE, UNSTABLE_TEMPLATE])

@@ -20,6 +20,7 @@ from apcbatch.kernels.cuda import extension as cuda
 from apcbatch.model.locate import DEMO_DIR
 from apcbatch.resolution import load
 from apcbatch.types import Result
+from tests.chats import DROPS_THOUGHTS
 
 CHECKS = (
     "_python", "_torch", "_extension", "_threads", "_kernels", "_cuda", "_model", "_memory", "_template", "_store",
@@ -134,6 +135,12 @@ EACH = "{% for m in messages %}{{ m.content }}"
             EACH + "{{ loop.revindex }}{% endfor %}",
             "usable, but not prefix-stable, so turns reuse less of each other: the chat template is not prefix-stable",
         ),
+        (
+            DROPS_THOUGHTS,
+            "prefix-stable, but it takes earlier thoughts out of the history: what follows them is computed "
+            """again; --template-kwargs '{"preserve_thinking": true}' keeps them""",
+        ),
+        (DROPS_THOUGHTS.replace("preserve_thinking", "true"), "prefix-stable: each turn's"),
         (
             EACH + "{{ raise_exception('not ' ~ messages|length) if m.tool_calls }}{% endfor %}",
             "usable; it refuses tool calls (the chat template refuses messages[0:4]: not 4)",

@@ -16,7 +16,7 @@ from apcbatch.tuning.export.documents import forecast_document
 from apcbatch.tuning.export.text import forecast_lines
 from apcbatch.tuning.prediction import forecast_policies
 from apcbatch.tuning.survey import survey
-from tests.chats import conversation, write_lines
+from tests.chats import DROPS_THOUGHTS, conversation, write_lines
 
 KEYS = [
     "block_size",
@@ -133,6 +133,32 @@ def test_what_limits_the_rate_is_told(tmp_path: Path, chats: Path) -> None:
     assert any("not prefix-stable in 6 conversations" in line for line in lines)
     assert any("computed again, as 12 prompts of 18" in line for line in lines)
     assert len(warnings) == 1
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_what_dropped_thoughts_cost_is_told(kept: bool, tmp_path: Path) -> None:
+    """Fault: a template takes the thoughts of a reasoning model out of the history, and nothing says that this, and not
+    the grid, costs the reuse, or which option keeps them."""
+    lines = [conversation(number, turns=1) for number in range(4)]
+    more = [("tool", "7"), ("assistant", "It is 7."), ("user", "Thanks."), ("assistant", "Bye.")]
+    for line in lines[:3]:
+        line["messages"][2] |= {"reasoning": f"Conversation {line['id']} asks for a number, and a tool knows it."}
+        line["messages"] += [{"role": role, "content": text} for role, text in more]
+    model = Path(shutil.copytree(locate_model("demo"), tmp_path / "model", ignore=lambda *_: ["model.safetensors"]))
+    (model / "chat_template.jinja").write_text(DROPS_THOUGHTS)
+    given = {"template_kwargs": '{"preserve_thinking": true}'} if kept else {}
+    config = load({"model": str(model), **given}, None, {})
+    surveyed = survey(config, find_inputs([str(write_lines(tmp_path / "in.jsonl", lines))]), lambda sentence: None)
+    made = forecast_policies(config, surveyed, [64])
+    told = list(forecast_lines(made, surveyed, config))
+    assert ("  the chat template: prefix-stable" in told) is kept
+    assert [line.partition(" tokens")[0] for line in told if "thoughts" in line] == (
+        [] if kept else [f"  thoughts: {made.thought_tokens}"]
+    )
+    if not kept:
+        assert made.thought_tokens == made.rewritten_tokens > 0 and made.without_thoughts == 3
+        [line] = [line for line in told if "thoughts" in line]
+        assert line.endswith("in 3 conversations; --template-kwargs '{\"preserve_thinking\": true}' keeps them")
 
 
 def test_a_rollout_cannot_be_planned(chats: Path, capsys: pytest.CaptureFixture[str]) -> None:

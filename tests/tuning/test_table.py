@@ -52,7 +52,7 @@ NEAR, FAR = (
     {name: policy(name, cached, peak) for name in ("planned", "all", "last")}
     for cached, peak in ((1500, 1999), (399, 2000))
 )
-FORECAST = Forecast(2, 2000, 1400, [0, 1600], 1, 300, 1, {16: NEAR, 64: FAR})
+FORECAST = Forecast(2, 2000, 1400, [0, 1600], 1, 300, 1, 0, 0, {16: NEAR, 64: FAR})
 SURVEY: Any = SimpleNamespace(num_lines=1, errors=Counter(invalid_json=2, duplicate_id=1), num_windows=3, memory=None)
 RATES = (Rate(1, 2048, 0, 12345.6), Rate(32, 16, 0, 2000.0), Rate(2, 64, 1984, 1500.4))
 CANDIDATES = [

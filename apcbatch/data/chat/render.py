@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from apcbatch.data.chat.common_prefix import BaseText, common_length
-from apcbatch.data.chat.template import ChatTemplate, read_fallback, too_long
+from apcbatch.data.chat.template import ChatTemplate, read_fallback, reasoning_of, too_long
 from apcbatch.data.chat.template_options import ChatOptions, TemplateOptions, read_template_kwargs
 from apcbatch.data.chat.turns import Turn
 from apcbatch.data.checks import at_line, shown
@@ -32,6 +32,8 @@ from apcbatch.formats import Turns
 from apcbatch.prefix import TokenArray, as_token_array
 
 _SNIPPET_CHARACTERS = 24
+# Variables with which some templates keep earlier reasoning: that of Qwen3.6, that of Nemotron 3.
+_KEEP_THOUGHTS = {"preserve_thinking": True, "truncate_history_thinking": False}
 _LAST_TOKENS = 32  # number of last prompt tokens searched for the marker that begins reasoning
 _DEFAULT_OPTIONS = ChatOptions()
 NotePrompt = Callable[[Turn, str, BaseText], None]  # (turn, text of its prompt, text that its tokens are taken from)
@@ -68,11 +70,13 @@ class FailedTurn:
 @dataclass(slots=True)
 class Rendered:
     """The prompts of one conversation, in order. prefix_stable: whether the text of every prompt is a prefix of the
-    last prompt's text."""
+    last prompt's text. drops_thoughts: whether the template takes reasoning that an earlier prompt has out of the last
+    one."""
 
     prompts: list[Prompt]
     failures: list[FailedTurn] = field(default_factory=list)
     prefix_stable: bool = True
+    drops_thoughts: bool = False
 
 
 class Renderer:
@@ -134,6 +138,12 @@ class Renderer:
     def vocab_size(self) -> int:
         """Return the number of token ids; the ids below it exist in the model."""
         return self.tokenizer.vocab_size
+
+    @property
+    def keeps_thoughts_with(self) -> dict[str, bool]:
+        """Return the variables of --template-kwargs with which the template keeps earlier reasoning; empty if it reads
+        none that is known."""
+        return {name: value for name, value in _KEEP_THOUGHTS.items() if self.template.reads(name)}
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Decode an answer without special tokens, except those that enclose tool calls and reasoning."""
@@ -237,12 +247,12 @@ class Renderer:
 
     def _render_turns(self, conversation: Conversation, chosen: list[Turn], note: NotePrompt | None) -> Rendered:
         base: BaseText | None = None
-        is_stable = True
+        is_stable, drops_thoughts = True, False
         counts = [turn.num_messages for turn in reversed(chosen)]
         texts = self.template.texts(conversation.messages, conversation.tools, counts, conversation.template_options)
 
         def make_prompt(turn: Turn, custom_id: str) -> Prompt:
-            nonlocal base, is_stable
+            nonlocal base, is_stable, drops_thoughts
             text = next(texts)
             if isinstance(text, RequestError):
                 raise text
@@ -250,6 +260,7 @@ class Renderer:
             common = common_length(text, base.text)
             if common < len(text):
                 is_stable = False
+                drops_thoughts = drops_thoughts or self._has_other_thoughts(text, base.text, conversation.messages)
                 self.warn_once(
                     "prefix",
                     f"the chat template is not prefix-stable: the prompts of {custom_id} and of the last turn part "
@@ -261,8 +272,19 @@ class Renderer:
             return Prompt(turn.number, token_ids, custom_id, turn.num_messages)
 
         rendered = render_backwards(conversation, chosen, make_prompt)
-        rendered.prefix_stable = is_stable
+        rendered.prefix_stable, rendered.drops_thoughts = is_stable, drops_thoughts
         return rendered
+
+    def _has_other_thoughts(self, text: str, later: str, messages: Sequence[Message]) -> bool:
+        """Return whether a prompt's text has the reasoning of a message, and the later prompt's text has not."""
+        for message in messages:
+            thought = reasoning_of(message)
+            content, parser = message.get("content"), self.reasoning_parser
+            if thought is None and isinstance(content, str) and parser and any(end in content for end in parser.ends):
+                thought = parser.split(content, is_open=True).reasoning
+            if isinstance(thought, str) and (thought := thought.strip()) and thought in text and thought not in later:
+                return True
+        return False
 
 
 def render_backwards(

@@ -201,9 +201,14 @@ class TemplateProcess:
             raise RequestError("invalid_request", f"the messages or tools {reason}") from None
 
 
+def reasoning_of(message: Mapping[str, Any]) -> Any:
+    """Return the reasoning that a message has beside its content; None if it has none."""
+    return next((message[key] for key in _REASONING if message.get(key) is not None), None)
+
+
 def _with_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """Copy a message's reasoning to the keys `thinking` and `reasoning_content`, which templates read."""
-    reasoning = next((message[key] for key in _REASONING if message.get(key) is not None), None)
+    reasoning = reasoning_of(message)
     if reasoning is None:
         return message
     return {"thinking": reasoning, **message, "reasoning_content": reasoning}

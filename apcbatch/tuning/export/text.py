@@ -3,6 +3,7 @@ width."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -125,7 +126,7 @@ def _forecast_lines(forecast: Forecast, surveyed: Survey, config: Config, table:
             yield table.row(_forecast_row(f"{block_size}" if row == 0 else "", one))
     yield from table.note()
     yield ""
-    yield from _limits(forecast, config)
+    yield from _limits(forecast, surveyed, config)
     if config.origins["min_gain_tokens"] == "default":
         why = (
             "taken to be what reading one costs, until a run measures it and keeps it in its --store"
@@ -175,7 +176,7 @@ def _forecast_row(block_size: str, forecast: PolicyForecast) -> dict[str, str]:
     }
 
 
-def _limits(forecast: Forecast, config: Config) -> Iterator[str]:
+def _limits(forecast: Forecast, surveyed: Survey, config: Config) -> Iterator[str]:
     """Yield the reasons why the hit rate is not 100 %."""
 
     def tokens(count: int) -> str:
@@ -193,11 +194,18 @@ def _limits(forecast: Forecast, config: Config) -> Iterator[str]:
         f"{_count(forecast.rewritten_prompts, 'prompt')} of {forecast.requests:,} do not begin with the one before in "
         "their conversation"
     )
-    yield "  the chat template: " + (
-        f"not prefix-stable in {_count(forecast.unstable_templates, 'conversation')}: earlier turns change later on"
-        if forecast.unstable_templates
-        else "prefix-stable"
-    )
+    unstable = forecast.unstable_templates - forecast.without_thoughts
+    if unstable or not forecast.without_thoughts:
+        where = f"not prefix-stable in {_count(unstable, 'conversation')}: earlier turns change later on"
+        yield f"  the chat template: {where if unstable else 'prefix-stable'}"
+    if forecast.without_thoughts:
+        given = json.dumps(surveyed.keeps_thoughts_with)
+        yield (
+            f"  thoughts: {tokens(forecast.thought_tokens)} computed again, as the chat template takes earlier "
+            f"thoughts out of the history in {_count(forecast.without_thoughts, 'conversation')}"
+            + f"; --template-kwargs '{given}' keeps them"
+            * bool(surveyed.keeps_thoughts_with)
+        )
     for policy in ("all", "last"):
         large = [size for size, grid in forecast.grids.items() if grid[policy].peak_live_bytes > config.pool_size]
         if large:
