@@ -114,6 +114,46 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_experts": 16,
         "mamba_dt_rank": 256,
     },
+    "qwen3.5-0.8b": {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": "qwen3_5_text",
+        "vocab_size": 248320,
+        "hidden_size": 1024,
+        "intermediate_size": 3584,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 16,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "tie_word_embeddings": True,
+    },
+    "granite-4.0-h-350m": {
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        "model_type": "granitemoehybrid",
+        "vocab_size": 100352,
+        "hidden_size": 768,
+        "intermediate_size": 2048,
+        "shared_intermediate_size": 2048,
+        "max_position_embeddings": 32768,
+        "num_hidden_layers": 32,
+        "layer_types": ["attention" if layer in (10, 13, 17, 27) else "mamba" for layer in range(32)],
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+        "mamba_n_heads": 48,
+        "mamba_d_head": 32,
+        "mamba_d_state": 128,
+        "num_local_experts": 0,
+        "num_experts_per_tok": 0,
+        "embedding_multiplier": 12,
+        "residual_multiplier": 0.246,
+        "attention_multiplier": 0.015625,
+        "logits_scaling": 3,
+        "position_embedding_type": "nope",
+        "tie_word_embeddings": True,
+    },
 }
 FOR_THE_CPU = ("mamba-130m", "jamba-small")
 
@@ -218,13 +258,37 @@ def jamba_tensors(config: dict[str, Any], draws: Draws) -> Iterator[tuple[str, A
     yield "lm_head.weight", draws.matrix(vocabulary, hidden, gain=LOGIT_STD)
 
 
+def drawn_by_transformers(config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """The whole config of another family, and every tensor with the weights that transformers draws for a new model;
+    but A and dt of Mamba-2 are of the sizes with which its authors begin (as in mixer), since with those of
+    transformers states decay to denormal numbers, which are slow."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(SEED)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.float32)
+    draws = Draws(SEED)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("mamba.A_log"):
+                parameter.copy_(torch.rand_like(parameter).mul_(15).add_(1).log_())
+            elif name.endswith("mamba.dt_bias"):
+                parameter.copy_(torch.from_numpy(draws.dt_bias(len(parameter))))
+    tied = {"lm_head.weight"} if config["tie_word_embeddings"] else set()
+    whole = json.loads(model.config.to_json_string(use_diff=False))
+    return {**whole, **config}, {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
+
+
 def write_shape(folder: Path, config: dict[str, Any], dtype: torch.dtype = torch.bfloat16) -> None:
     """Write the checkpoint of a config (one of SHAPES, or smaller) and the bundled tokenizer into folder."""
     folder.mkdir(parents=True, exist_ok=True)
+    arrays = {"jamba": jamba_tensors, "mamba": mamba_tensors, "falcon_mamba": mamba_tensors}.get(config["model_type"])
+    if arrays is None:
+        config, drawn = drawn_by_transformers(config)
+    else:
+        drawn = {name: torch.from_numpy(array) for name, array in arrays(config, Draws(SEED))}
     contents = {**config, **SPECIAL, "dtype": str(dtype).removeprefix("torch.")}
     (folder / "config.json").write_text(json.dumps(contents, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    arrays = jamba_tensors if config["model_type"] == "jamba" else mamba_tensors
-    tensors = {name: torch.from_numpy(array).to(dtype).contiguous() for name, array in arrays(config, Draws(SEED))}
+    tensors = {name: tensor.to(dtype).contiguous() for name, tensor in drawn.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     for name in TOKENIZER_FILES:
         shutil.copyfile(DEMO / name, folder / name)

@@ -4,10 +4,10 @@ first; it measures nothing.
     python tools/make_performance_docs.py [--results benchmarks/results] [--docs docs]
 
 performance.md: engine.json (benchmarks/measure.py) and, where they are there, threads.json (benchmarks/threads.py),
-peers.json (benchmarks/peers.py) and end_to_end.json (benchmarks/end_to_end.py). performance-cuda-models.md:
-cuda_models.json (benchmarks/cuda_model.py), cuda_vllm.json (benchmarks/cuda_vllm.py), cuda_bars.json, which has what
-was aimed for, and, where it is there, cuda_gpus.json (benchmarks/cuda_gpus.py). The picture
-needs matplotlib.
+peers.json and families.json (benchmarks/peers.py) and end_to_end.json (benchmarks/end_to_end.py).
+performance-cuda-models.md: cuda_models.json (benchmarks/cuda_model.py), cuda_vllm.json (benchmarks/cuda_vllm.py),
+cuda_bars.json, which has what was aimed for, and, where it is there, cuda_gpus.json (benchmarks/cuda_gpus.py). The
+picture needs matplotlib.
 """
 
 from __future__ import annotations
@@ -39,9 +39,11 @@ def page(results: Path) -> str:
     cores = read(results / "threads.json")
     if cores is not None:
         parts += threads.sections(cores)
-    peers, end_to_end = read(results / "peers.json"), read(results / "end_to_end.json")
-    if peers is not None:
-        parts += others.peers(peers)
+    end_to_end = read(results / "end_to_end.json")
+    for name, what in (("peers", "Beside other engines"), ("families", "Qwen3.5 and Granite 4.0-H beside llama.cpp")):
+        found = read(results / f"{name}.json")
+        if found is not None:
+            parts += others.peers(found, what)
     if end_to_end is not None:
         parts += others.end_to_end(end_to_end)
     return "\n\n".join(parts) + "\n"

@@ -16,8 +16,8 @@ CONTENDERS = {
 }
 
 
-def peers(document: Document) -> list[str]:
-    """Rates of each engine and our ratio over each."""
+def peers(document: Document, what: str) -> list[str]:
+    """Rates of each engine and our ratio over each. what: the heading."""
     rows = []
     for comparison in document["comparisons"]:
         for figure in comparison["figures"]:
@@ -33,9 +33,10 @@ def peers(document: Document) -> list[str]:
                         )
                     )
     return [
-        "## Beside other engines, tokens/s",
+        f"## {what}, tokens/s",
         "Every engine ran the same checkpoint with the same number of threads, in turns. The ratio is the median of "
-        "the rounds' ratios. Rates of apcbatch differ from the table above because they were measured at another time.",
+        f"the rounds' ratios. Machine: {document['machine']['processor']}, {document['machine']['threads']} threads, "
+        f"kernels for {document['machine']['isa']}; measured at another time than the other tables.",
         table(["", "engine", OURS, "its own", "ratio"], rows),
         *_agreement(document),
         *_left_out(document),
