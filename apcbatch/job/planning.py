@@ -23,6 +23,8 @@ from apcbatch.prefix import TokenArray, as_token_array
 from apcbatch.store import find_cost
 from apcbatch.types import Request, Result
 
+MEASURED = "measured for this store"  # origin of --min-gain-tokens
+
 
 def order_of(config: Config) -> Order:
     """Return the order of a run: the plan's under policy `planned`, unless --order is `file`; otherwise the file's."""
@@ -33,7 +35,10 @@ def with_measured_gain(config: Config, tokens: int | None) -> Config:
     """Resolve --min-gain-tokens auto to the tokens that reading a snapshot costs; None leaves it as it is."""
     if config.min_gain_tokens is not None or tokens is None:
         return config
-    return replace(config, min_gain_tokens=tokens)
+    name, origins = "min_gain_tokens", config.origins
+    if origins.get(name) == "default":
+        origins = {**origins, name: MEASURED}
+    return replace(config, min_gain_tokens=tokens, origins=origins)
 
 
 def with_recorded_gain(config: Config) -> Config:

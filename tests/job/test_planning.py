@@ -2,16 +2,55 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from apcbatch.config import Config
-from apcbatch.job.planning import PlannedFeeder, order_of, planner_for, windows_note, work_source
+from apcbatch.data.model_files import model_files_digest
+from apcbatch.job.planning import (
+    PlannedFeeder,
+    order_of,
+    planner_for,
+    windows_note,
+    with_measured_gain,
+    with_recorded_gain,
+    work_source,
+)
+from apcbatch.model.locate import locate_model
 from apcbatch.plan.footprint import Footprint
+from apcbatch.resolution import load
+from apcbatch.store import ReadingCost, Store
 
 FOOTPRINT = Footprint(7)
+
+
+FLAG = "--min-gain-tokens"
+
+
+@pytest.mark.parametrize(("given", "origin"), [(None, "measured for this store"), ("auto", FLAG), ("9", FLAG)])
+def test_what_is_measured_resolves_auto_alone(given: str | None, origin: str) -> None:
+    """Catches a user's number that a measurement replaces, and a measured one that the report calls the default."""
+    config = load({} if given is None else {"min_gain_tokens": given}, None, {})
+    assert with_measured_gain(config, None) == config
+    measured = with_measured_gain(config, 7)
+    assert measured.min_gain_tokens == planner_for(measured, FOOTPRINT).min_gain_tokens == (9 if given == "9" else 7)
+    assert measured.origins["min_gain_tokens"] == origin
+    assert planner_for(load({}, None, {}), FOOTPRINT).min_gain_tokens == 64
+
+
+def test_a_gain_is_read_from_the_store(tmp_path: Path) -> None:
+    """Catches a plan with another number than the runs of the store, and one of another dtype."""
+    digest = model_files_digest(locate_model("demo"))
+    with Store.open(tmp_path, warn=lambda sentence: None) as store:
+        store.reading_tokens(ReadingCost(digest, "float32", "a GPU", 1), lambda: 700)
+    for flags, tokens in (({}, None), ({"store": tmp_path}, 700), ({"store": tmp_path, "dtype": "bfloat16"}, None)):
+        given = {name: str(value) for name, value in flags.items()}
+        assert with_recorded_gain(load(given, None, {})).min_gain_tokens == tokens
+    own = load({"store": str(tmp_path), "min_gain_tokens": "3"}, None, {})
+    assert with_recorded_gain(own).min_gain_tokens == 3
 
 
 def test_each_limit_comes_from_its_option() -> None:

@@ -11,7 +11,7 @@ from itertools import chain
 from apcbatch.config import Config
 from apcbatch.cores import find_memory
 from apcbatch.display import wrap
-from apcbatch.job.planning import windows_note
+from apcbatch.job.planning import MEASURED, windows_note
 from apcbatch.option_values import rounded_size
 from apcbatch.plan.forecast import Forecast, PolicyForecast
 from apcbatch.tuning.choice import Candidate, Tuning
@@ -127,7 +127,7 @@ def _forecast_lines(forecast: Forecast, surveyed: Survey, config: Config, table:
     yield from table.note()
     yield ""
     yield from _limits(forecast, surveyed, config)
-    if config.origins["min_gain_tokens"] == "default":
+    if config.origins["min_gain_tokens"] in ("default", MEASURED):
         why = (
             "taken to be what reading one costs, until a run measures it and keeps it in its --store"
             if config.min_gain_tokens is None
