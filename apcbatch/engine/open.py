@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from apcbatch.config import OPTIONS, UNMEASURED_GAIN, Config
+from apcbatch.config import OPTIONS, Config
 from apcbatch.cores import find_cores
 from apcbatch.data.model_files import model_files_digest
 from apcbatch.draft_sources import draft_sources
@@ -42,7 +42,7 @@ from apcbatch.model.locate import locate_model, name_of
 from apcbatch.model.pipeline import Model, stage_layers
 from apcbatch.model.pipeline_arena import Arena
 from apcbatch.sampling import Bounds
-from apcbatch.store import ReadingCost, Store
+from apcbatch.store import Store
 from apcbatch.types import DRAFT_SOURCES, DraftSource, Policy
 
 MAX_SNAPSHOT_SLOTS = 1 << 20
@@ -135,7 +135,7 @@ class EngineOptions:
 class EngineParts:
     """Parts of an engine. name: the model's name. key_fingerprint: the model's fingerprint with the cache salt.
     runs_ahead: whether the device computes the next pass while the host reads one. reading_tokens: what reading a
-    snapshot of the store costs, in tokens; None if nobody asked."""
+    snapshot of the store costs, in tokens; None if it was not asked for or cannot be measured."""
 
     name: str
     config: ModelConfig
@@ -245,11 +245,13 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
         warm_up(loaded, arena, options.max_batch_tokens, num_pages if layout.has_tokens else None, most_rows)
     reading_tokens = None
     if options.measures_reading and store is not None:
-        unmeasured = ReadingCost(model_files_digest(folder), options.dtype, name_of_devices(devices), UNMEASURED_GAIN)
         most_pages = num_pages if layout.has_tokens else None
         most_tokens = min(options.max_batch_tokens, config.context_length or options.max_batch_tokens)
         reading_tokens = store.reading_tokens(
-            unmeasured, lambda: measure_reading(loaded, arena, store, most_tokens, most_pages, config.vocab_size)
+            model_files_digest(folder),
+            options.dtype,
+            name_of_devices(devices),
+            lambda: measure_reading(loaded, arena, store, most_tokens, most_pages, config.vocab_size),
         )
     return EngineParts(
         name,

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 class JobEngine(Steppable, Protocol):
     """Engine interface that `run`, `LLM`, tune-block-size and bench use. reading_tokens: number of tokens that prefill
-    computes in the time of reading a snapshot of the store; None if --min-gain-tokens auto does not ask for it."""
+    computes in the time of reading a snapshot of the store; None if it was not asked
+    for (by --min-gain-tokens auto) or cannot be measured."""
 
     dtype: str
     device: str

@@ -6,7 +6,7 @@ from apcbatch.store.eviction import PruneReport
 from apcbatch.store.format import BadSnapshot
 from apcbatch.store.index import ModelStats
 from apcbatch.store.reader import Chain
-from apcbatch.store.reading_costs import ReadingCost, find_cost
+from apcbatch.store.reading_costs import find_cost
 from apcbatch.store.snapshot_file import StoredSnapshot
 from apcbatch.store.status import StoreCounters
 from apcbatch.store.store import Store, StoreStats
@@ -18,7 +18,6 @@ __all__ = [
     "CheckReport",
     "ModelStats",
     "PruneReport",
-    "ReadingCost",
     "Store",
     "StoreCounters",
     "StoreStats",

@@ -18,7 +18,7 @@ import statistics
 import time
 from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
 
 from apcbatch.errors import UsageError
@@ -228,30 +228,32 @@ class Store:
     ) -> None:
         self.close(drain=kind is None)
 
-    def reading_tokens(self, cost: ReadingCost, measure: Callable[[], int | None]) -> int:
-        """Return what reading a snapshot costs in tokens: as this store has it, or else as measured now and then kept.
+    def reading_tokens(self, model: str, dtype: str, device: str, measure: Callable[[], int | None]) -> int | None:
+        """Return the cost of reading a snapshot, in tokens: the stored one, or else a measured one, which is then
+        stored. None if no cost is stored and the store is read-only or `measure` returns None.
 
-        cost: names the model, dtype and device. Its own tokens are returned if the store has no cost and is read-only,
-        or if `measure` returns None.
+        model, dtype, device: see ReadingCost.
         """
-        found = find_cost(self._path, cost.model, cost.dtype, cost.device)
-        if found is not None or self._session is None:
-            return (found or cost).tokens
-        tokens = measure()
-        if tokens is None:
-            return cost.tokens
-        cost = replace(cost, tokens=tokens)
+        found = find_cost(self._path, model, dtype, device)
+        if found is not None:
+            return found.tokens
+        tokens = None if self._session is None else measure()
+        if tokens is not None:
+            self._store_cost(ReadingCost(model, dtype, device, tokens))
+        return tokens
+
+    def _store_cost(self, cost: ReadingCost) -> None:
+        assert self._session is not None
         path = self._session.temporary_path()
         try:
             self._files.write(path, [with_cost(self._path, cost)])
             self._files.rename(path, os.path.join(self._path, COSTS_NAME))
         except OSError as error:
             self._status.failure(error, "keeping what reading a snapshot costs")
-        return cost.tokens
 
     def time_reading(self, fingerprint: bytes, position: int, arrays: Mapping[str, Array]) -> float | None:
-        """Return the seconds of reading and verifying a snapshot of these arrays: the median of READS, from a temporary
-        file that was just written, into the arrays. None if it cannot be written or read."""
+        """Write a snapshot of these arrays to a temporary file, read and verify it READS times, into the arrays, and
+        return the median seconds of a read. None if it cannot be written or read."""
         if self._session is None:
             return None
         path, seconds = self._session.temporary_path(), []

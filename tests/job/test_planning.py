@@ -22,7 +22,7 @@ from apcbatch.job.planning import (
 from apcbatch.model.locate import locate_model
 from apcbatch.plan.footprint import Footprint
 from apcbatch.resolution import load
-from apcbatch.store import ReadingCost, Store
+from apcbatch.store import Store
 
 FOOTPRINT = Footprint(7)
 
@@ -45,7 +45,7 @@ def test_a_gain_is_read_from_the_store(tmp_path: Path) -> None:
     """Catches a plan with another number than the runs of the store, and one of another dtype."""
     digest = model_files_digest(locate_model("demo"))
     with Store.open(tmp_path, warn=lambda sentence: None) as store:
-        store.reading_tokens(ReadingCost(digest, "float32", "a GPU", 1), lambda: 700)
+        store.reading_tokens(digest, "float32", "a GPU", lambda: 700)
     for flags, tokens in (({}, None), ({"store": tmp_path}, 700), ({"store": tmp_path, "dtype": "bfloat16"}, None)):
         given = {name: str(value) for name, value in flags.items()}
         assert with_recorded_gain(load(given, None, {})).min_gain_tokens == tokens

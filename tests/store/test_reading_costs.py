@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from apcbatch.store import ReadingCost, Store, find_cost
-from apcbatch.store.reading_costs import COSTS_NAME, MOST_COSTS, read_costs
+from apcbatch.store import Store, find_cost
+from apcbatch.store.reading_costs import COSTS_NAME, MOST_COSTS, ReadingCost, read_costs
 
-HERE = ReadingCost("m", "float32", "cpu, 2 threads", 64)
+HERE = ("m", "float32", "cpu, 2 threads")
 
 
 def opened(folder: Path, **options: bool) -> Store:
@@ -24,14 +24,13 @@ def never() -> int:
 
 def test_each_is_measured_once(tmp_path: Path) -> None:
     """Catches a second number for one model, dtype and device, and one that serves another."""
-    others = [ReadingCost("n", "float32", HERE.device, 1), ReadingCost("m", "bfloat16", HERE.device, 1),
-              ReadingCost("m", "float32", "a GPU", 1)]  # fmt: skip
+    others = [("n", "float32", HERE[2]), ("m", "bfloat16", HERE[2]), ("m", "float32", "a GPU")]
     with opened(tmp_path) as store:
         for tokens, cost in enumerate([HERE, *others], start=5):
-            assert store.reading_tokens(cost, lambda tokens=tokens: tokens) == tokens
+            assert store.reading_tokens(*cost, lambda tokens=tokens: tokens) == tokens
     with opened(tmp_path) as store:
-        assert [store.reading_tokens(cost, never) for cost in [HERE, *others]] == [5, 6, 7, 8]
-    assert find_cost(tmp_path, "m", "float32", HERE.device).tokens == 5
+        assert [store.reading_tokens(*cost, never) for cost in [HERE, *others]] == [5, 6, 7, 8]
+    assert find_cost(tmp_path, *HERE).tokens == 5
     assert find_cost(tmp_path, "m", "float32").device == "a GPU"
     assert find_cost(tmp_path, "k", "float32") is None
     assert os.listdir(tmp_path / "tmp") == []
@@ -40,10 +39,10 @@ def test_each_is_measured_once(tmp_path: Path) -> None:
 def test_what_is_unknown_is_not_kept(tmp_path: Path) -> None:
     """Catches a guess that later runs take for a measurement."""
     with opened(tmp_path) as store:
-        assert store.reading_tokens(HERE, lambda: None) == 64
+        assert store.reading_tokens(*HERE, lambda: None) is None
         assert read_costs(tmp_path) == []
     with opened(tmp_path, read_only=True) as store:
-        assert store.reading_tokens(HERE, never) == 64
+        assert store.reading_tokens(*HERE, never) is None
         assert store.time_reading(b"f" * 32, 1, {"x": np.zeros(3, np.float32)}) is None
 
 
@@ -61,15 +60,15 @@ def test_a_damaged_file_is_replaced(content: bytes, tmp_path: Path) -> None:
     opened(tmp_path).close()
     (tmp_path / COSTS_NAME).write_bytes(content)
     with opened(tmp_path) as store:
-        assert store.reading_tokens(HERE, lambda: 5) == 5
-    assert read_costs(tmp_path) == [ReadingCost("m", "float32", HERE.device, 5)]
+        assert store.reading_tokens(*HERE, lambda: 5) == 5
+    assert read_costs(tmp_path) == [ReadingCost(*HERE, 5)]
 
 
 def test_the_oldest_are_dropped(tmp_path: Path) -> None:
     """Catches a file that grows with every model that is tried, until it is too large to be read."""
     with opened(tmp_path) as store:
         for number in range(MOST_COSTS + 3):
-            store.reading_tokens(ReadingCost(f"m{number}", "float32", "cpu", 64), lambda: 5)
+            store.reading_tokens(f"m{number}", "float32", "cpu", lambda: 5)
     assert [cost.model for cost in read_costs(tmp_path)] == [f"m{number}" for number in range(3, MOST_COSTS + 3)]
 
 
@@ -78,7 +77,7 @@ def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     told: list[str] = []
     with Store.open(tmp_path, warn=told.append) as store:
         (tmp_path / COSTS_NAME).mkdir()
-        assert store.reading_tokens(HERE, lambda: 5) == 5
+        assert store.reading_tokens(*HERE, lambda: 5) == 5
     assert len(told) == 1 and "keeping what reading a snapshot costs failed" in told[0]
 
 
