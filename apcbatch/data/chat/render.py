@@ -32,6 +32,7 @@ from apcbatch.formats import Turns
 from apcbatch.prefix import TokenArray, as_token_array
 
 _SNIPPET_CHARACTERS = 24
+_MARKER_CHARACTERS = 64  # most that a template writes between the place where prompts differ and a thought
 # Variables with which some templates keep earlier reasoning: that of Qwen3.6, that of Nemotron 3.
 _KEEP_THOUGHTS = {"preserve_thinking": True, "truncate_history_thinking": False}
 _LAST_TOKENS = 32  # number of last prompt tokens searched for the marker that begins reasoning
@@ -70,8 +71,7 @@ class FailedTurn:
 @dataclass(slots=True)
 class Rendered:
     """The prompts of one conversation, in order. prefix_stable: whether the text of every prompt is a prefix of the
-    last prompt's text. drops_thoughts: whether the template takes reasoning that an earlier prompt has out of the last
-    one."""
+    last prompt's text. drops_thoughts: whether the last prompt leaves out reasoning that an earlier one contains."""
 
     prompts: list[Prompt]
     failures: list[FailedTurn] = field(default_factory=list)
@@ -260,7 +260,7 @@ class Renderer:
             common = common_length(text, base.text)
             if common < len(text):
                 is_stable = False
-                drops_thoughts = drops_thoughts or self._has_other_thoughts(text, base.text, conversation.messages)
+                drops_thoughts |= self._part_at_thought(text, base.text, common, conversation.messages)
                 self.warn_once(
                     "prefix",
                     f"the chat template is not prefix-stable: the prompts of {custom_id} and of the last turn part "
@@ -275,15 +275,18 @@ class Renderer:
         rendered.prefix_stable, rendered.drops_thoughts = is_stable, drops_thoughts
         return rendered
 
-    def _has_other_thoughts(self, text: str, later: str, messages: Sequence[Message]) -> bool:
-        """Return whether a prompt's text has the reasoning of a message, and the later prompt's text has not."""
+    def _part_at_thought(self, text: str, later: str, common: int, messages: Sequence[Message]) -> bool:
+        """Return whether two prompts first differ at the reasoning of a message, which the later one leaves out.
+        common: number of characters at the beginning of both."""
         for message in messages:
             thought = reasoning_of(message)
             content, parser = message.get("content"), self.reasoning_parser
             if thought is None and isinstance(content, str) and parser and any(end in content for end in parser.ends):
                 thought = parser.split(content, is_open=True).reasoning
-            if isinstance(thought, str) and (thought := thought.strip()) and thought in text and thought not in later:
-                return True
+            if isinstance(thought, str) and (thought := thought.strip()):
+                window = max(0, common - len(thought)), common + _MARKER_CHARACTERS + len(thought)
+                if text.find(thought, *window) >= 0 > later.find(thought, *window):
+                    return True
         return False
 
 
