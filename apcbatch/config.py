@@ -397,12 +397,12 @@ class Config:
 
     @property
     def is_planned(self) -> bool:
-        """Whether the requests are planned. A rollout cannot be: its prompts are not known yet."""
+        """Whether requests are planned. Those of a rollout are not, as their prompts are not known yet."""
         return self.policy == "planned" and self.turns != "rollout"
 
     @property
     def gain_tokens(self) -> int:
-        """--min-gain-tokens; UNMEASURED_GAIN if it is auto and nothing is measured."""
+        """Value of --min-gain-tokens; UNMEASURED_GAIN while auto is not resolved."""
         return UNMEASURED_GAIN if self.min_gain_tokens is None else self.min_gain_tokens
 
     def values(self) -> dict[str, Any]:

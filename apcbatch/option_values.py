@@ -66,7 +66,7 @@ class Spec:
 
     @property
     def has_auto(self) -> bool:
-        """Whether the word `auto` stands for null."""
+        """Whether the word `auto` is accepted for null."""
         return self.optional and (self.metavar or "").endswith(f"|{AUTO}")
 
 

@@ -1,4 +1,4 @@
-"""Passes before the first request, in slot 0 and the first KV pages: to warm a device up, to measure."""
+"""Run passes before the first request, in slot 0 and the first KV pages: to warm up a device, and to measure."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def warm_up(model: Model, arena: Arena, max_batch_tokens: int, num_pages: int | 
 def measure_reading(
     model: Model, arena: Arena, store: Store, max_batch_tokens: int, num_pages: int | None, vocab_size: int
 ) -> int | None:
-    """Return what reading a snapshot costs: the tokens that prefill computes in that time, at least 1. None if it
-    cannot be measured.
+    """Measure the cost of reading a snapshot: return the number of tokens that prefill computes in that time, at least
+    1. None if a pass, the write or the read fails.
 
-    The snapshot has the KV of SHORT_PROMPT tokens, as that of what lies before is read with any snapshot. It is read
-    from a file that was just written, then copied to its slot.
+    The snapshot has the KV of SHORT_PROMPT tokens: with any snapshot, the KV of its ancestors is read too. It is read
+    from a file that was just written, and copied to its slot.
     """
     most, draws = _most(max_batch_tokens, num_pages), np.random.default_rng(0)
 

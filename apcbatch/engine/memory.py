@@ -35,9 +35,9 @@ def num_live_slots(max_running: int) -> int:
 
 
 def queue_bytes(slot_bytes: int, pool_bytes: int, on_host: bool) -> int:
-    """Return the size of the store's queue in bytes, that of QUEUED_SNAPSHOTS states within two bounds. On the host it
-    is at most half of the pool, but at least HOST_QUEUE_BYTES. On a device it is at least DEVICE_QUEUE_BYTES, but at
-    most a quarter of the pool, since queued states occupy slots there."""
+    """Return the size of the store's queue in bytes: the size of QUEUED_SNAPSHOTS states, within bounds. On the host:
+    at most half of the pool, but at least HOST_QUEUE_BYTES. On a device: at least DEVICE_QUEUE_BYTES, but at most a
+    quarter of the pool, since queued states occupy its slots."""
     wanted = QUEUED_SNAPSHOTS * slot_bytes
     if on_host:
         return max(HOST_QUEUE_BYTES, min(wanted, pool_bytes // 2))
@@ -67,7 +67,8 @@ class MemoryPlan:
 
     @classmethod
     def of(cls, config: Config, layout: StateLayout, num_weights: int | None, on_host: bool = True) -> MemoryPlan:
-        """Plan a run, on a device without the states of drafts. Raises UsageError for an invalid --draft."""
+        """Plan the memory of a run. The states of drafted tokens, which a device holds, are left out. Raises UsageError
+        for an invalid --draft."""
         return cls(
             layout=layout,
             dtype=config.dtype,

@@ -32,7 +32,7 @@ def order_of(config: Config) -> Order:
 
 
 def with_measured_gain(config: Config, tokens: int | None) -> Config:
-    """Resolve --min-gain-tokens auto to the tokens that reading a snapshot costs; None leaves it as it is."""
+    """Resolve --min-gain-tokens auto to the measured cost of reading a snapshot, in tokens. None: leave it auto."""
     if config.min_gain_tokens is not None or tokens is None:
         return config
     name, origins = "min_gain_tokens", config.origins
@@ -42,7 +42,7 @@ def with_measured_gain(config: Config, tokens: int | None) -> Config:
 
 
 def with_recorded_gain(config: Config) -> Config:
-    """Resolve --min-gain-tokens auto to what a run has measured last for this model and dtype, if --store has that."""
+    """Resolve --min-gain-tokens auto to the cost that --store has for this model and dtype, if it has one."""
     if config.min_gain_tokens is not None or config.store is None:
         return config
     found = find_cost(config.store, model_files_digest(locate_model(config.model)), config.dtype)

@@ -104,7 +104,7 @@ def memory_of(devices: Sequence[torch.device]) -> tuple[int, str]:
 
 
 def name_of_devices(devices: Sequence[torch.device]) -> str:
-    """Return the name of devices of one kind, with their number, or the CPU with the number of its threads."""
+    """Return a name for devices of one kind: for GPUs their name and number, for the CPU the number of threads."""
     if devices[0].type == "cpu":
         return f"cpu, {num_threads()} threads"
     name = torch.cuda.get_device_name(devices[0])

@@ -1,7 +1,7 @@
-"""What reading a snapshot costs in tokens, as runs have measured it, in a file of the store; see --min-gain-tokens.
+"""Read and write the file of a store with the measured costs of reading a snapshot; see --min-gain-tokens.
 
-Invariants: a value is measured once for each model, dtype and device, so that runs of one store plan alike; a file that
-cannot be read counts as empty.
+Invariants: each model, dtype and device is measured once, so that all runs of a store plan alike; a file that cannot be
+read counts as empty.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ MOST_COSTS = 256  # the oldest ones are dropped
 
 @dataclass(frozen=True, slots=True)
 class ReadingCost:
-    """A measured cost. model: digest of its files (data/model_files.py). device: its name, of a CPU with its threads.
-    tokens: number of tokens that prefill computes in the time of reading one snapshot."""
+    """Measured cost of reading a snapshot. model: digest of the model's files (data/model_files.py). device: name of
+    the device; for a CPU, also the number of threads. tokens: tokens that prefill computes in the time of one read."""
 
     model: str
     dtype: str
@@ -32,7 +32,7 @@ class ReadingCost:
 
 
 def read_costs(folder: str | os.PathLike[str]) -> list[ReadingCost]:
-    """Return the costs in a store's folder, the latest last."""
+    """Return the costs in a store's folder, the oldest first."""
     try:
         rows = orjson.loads(read_regular_file(os.path.join(folder, COSTS_NAME), MAX_BYTES))
     except (OSError, ValueError):
@@ -41,7 +41,7 @@ def read_costs(folder: str | os.PathLike[str]) -> list[ReadingCost]:
 
 
 def find_cost(folder: str | os.PathLike[str], model: str, dtype: str, device: str | None = None) -> ReadingCost | None:
-    """Return the latest cost for a model and dtype in a store's folder. device: None for any."""
+    """Return the latest cost of a model and dtype in a store's folder. device: None for any device."""
     wanted = (model, dtype) if device is None else (model, dtype, device)
     found = (
         cost for cost in reversed(read_costs(folder)) if (cost.model, cost.dtype, cost.device)[: len(wanted)] == wanted
