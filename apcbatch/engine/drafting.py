@@ -49,7 +49,7 @@ class Drafting:
         self._num_graphs = 0  # captured until the last pass was read
         self._slots = list(slots)
         self._costs, self._plain_costs = RowCosts(), RowCosts()
-        self._num_begun = 0  # passes
+        self._num_read = 0  # passes
         self._waited = False  # whether the host reads the last pass before it begins the next, to draft
         self._search_s = 0.0  # of the last pass
         self._gain_s = self._window_s = 0.0  # of the window
@@ -90,7 +90,6 @@ class Drafting:
         proposals = [self._propose(chunk.sequence, self._most(chunk)) for chunk in chunks]
         chosen = self._choose(proposals)
         self._search_s = time.perf_counter() - begin
-        self._num_begun += 1
         replays, first_kept = self._replays, 0
         for count, chunk, proposal in zip(chosen, chunks, proposals, strict=True):
             if proposal is None or not count:
@@ -111,7 +110,7 @@ class Drafting:
         taken = [0] * len(proposals)
         if not any(proposals):
             return taken
-        if self._num_begun % PLAIN_CYCLE < PLAIN_RUN and not self._plain_costs.knows(len(proposals)):
+        if self._num_read % PLAIN_CYCLE < PLAIN_RUN and not self._plain_costs.knows(len(proposals)):
             return taken
         candidates = [
             (-reach, place, number)
@@ -175,6 +174,7 @@ class Drafting:
         drafts counts as one with drafts if it made its batch anew, after a pass with drafts, or if the host waited to
         draft for it. The seconds of the search are not counted as those of a pass without drafts.
         """
+        was_paused, self._num_read = self._is_paused, self._num_read + 1
         waited, self._waited = self._waited, False
         search_s, self._search_s = self._search_s, 0.0
         last, self._last = self._last, "prompts"
@@ -197,7 +197,13 @@ class Drafting:
             brought = sum(chunk.count + chunk.accepted for chunk in chunks) / number  # plain passes for as many tokens
             gain_s = brought * self._plain_costs.of(number) - seconds
             self.saved_s = (self.saved_s or 0.0) + gain_s
-        self._weigh(gain_s, seconds)
+        if not was_paused:
+            self._weigh(gain_s, seconds)
+
+    @property
+    def _is_paused(self) -> bool:
+        """Whether the search for drafts is paused: see _weigh."""
+        return self._num_read < self._pause_end
 
     def _weigh(self, gain_s: float, seconds: float) -> None:
         """Add a pass to the window. At the window's end, pause the search for drafts if it cost more time than drafts
@@ -210,7 +216,7 @@ class Drafting:
             return
         pays = self._gain_s >= -LOSS * self._window_s
         if not pays:
-            self._pause_end = self._num_begun + self._pause
+            self._pause_end = self._num_read + self._pause
         self._pause = WINDOW if pays else min(2 * self._pause, LONGEST_PAUSE)
         self._gain_s, self._window_s, self._num_weighed = 0.0, 0.0, 0
 
@@ -256,7 +262,7 @@ class Drafting:
         forced = list(sequence.sampler.forced())[:most] if sequence.sampler is not None else []
         if forced:
             return Draft(forced, [self._forced_reach ** (1 + place) for place in range(len(forced))], "grammar")
-        if self._num_begun < self._pause_end:
+        if self._is_paused:
             return None
         drafter = sequence.drafter
         if drafter is None:

@@ -180,6 +180,7 @@ def test_passes_are_plain_in_a_row_until_their_seconds_are_known() -> None:
             drafting.add_drafts([chunk])
             found.append(len(chunk.draft))
             drafting.release(chunk)
+            drafting.measure([decoding([])], 1.0)  # with a prompt: counted, not measured
         return found
 
     assert counts() == ([0] * 4 + [1] * 12) * 2
@@ -238,8 +239,7 @@ def test_only_tokens_that_were_sampled_say_how_far_a_grammar_is_right(
 def test_a_pass_that_the_host_waited_for_is_no_plain_one() -> None:
     """Fault: passes that waited for drafts make those without drafts seem slow, or one such pass spoils the next."""
     drafting = Drafting(object(), None, range(9), 9)  # type: ignore[arg-type]
-    for _ in range(4):
-        drafting.add_drafts([])  # the passes that would be plain
+    drafting._num_read = 4  # after the passes that would be plain
     chunk = decoding([0.9])
     chunk.sequence.computed = chunk.sequence.num_prompt
     chunk.draft = [1]
@@ -401,11 +401,10 @@ def test_a_search_that_does_not_pay_pauses(monkeypatch: pytest.MonkeyPatch) -> N
             drafting.measure([chunk], 1.0 + search_s)
         search.reset_mock()
         paused = 0
-        while True:
-            drafting.add_drafts([chunk])
-            if search.called:
-                return paused
+        while not drafting.is_promising([chunk.sequence]) and not search.called:  # passes run ahead in a pause
+            drafting.measure([chunk], 1.0)
             paused += 1
+        return paused
 
     assert passes(0.01) == 0, "a loss that noise may be"
     drafting._num_weighed, drafting._gain_s, drafting._window_s = 0, 0.0, 0.0
