@@ -32,7 +32,7 @@ def play(player: Player, seeds: list[int], kill: bool) -> Tally:
         try:
             tally.add(player.play(make_draw(seed, kill)))
         except Difference as difference:
-            pytest.fail(f"{difference}\nrepeat with: {repeat_command(seed, kill)}", pytrace=False)
+            pytest.fail(f"{difference}\nrepeat with: {repeat_command(seed, kill, 'cpu')}", pytrace=False)
     return tally
 
 

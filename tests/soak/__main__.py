@@ -23,10 +23,11 @@ KILL_EVERY = 4
 @click.option("--seconds", default=600.0, show_default=True, help="Begin no draw after so long.")
 @click.option("--seed", type=int, help="Play this draw alone.")
 @click.option("--kill", is_flag=True, help="With --seed: the draw has a way with SIGKILL.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--folder", type=click.Path(path_type=Path), default="soak-out", show_default=True, help="Work there.")
-def soak(seconds: float, seed: int | None, kill: bool, folder: Path) -> None:
+def soak(seconds: float, seed: int | None, kill: bool, device: str, folder: Path) -> None:
     """Compare random runs with cold ones, bit for bit. A draw that differs ends it: exit status 1, its files stay."""
-    player = Player(folder.absolute())
+    player = Player(folder.absolute(), device)
     if seed is not None:
         same = _played(player, make_draw(seed, kill), kill, Tally())
     else:
@@ -58,7 +59,7 @@ def _played(player: Player, draw: Draw, kill: bool, tally: Tally) -> bool:
     try:
         played = player.play(draw)
     except Difference as difference:
-        what = f"DIFFERS\n{difference}\nrepeat with: {repeat_command(draw.seed, kill)}"
+        what = f"DIFFERS\n{difference}\nrepeat with: {repeat_command(draw.seed, kill, player.device)}"
     tally.add(played)
     click.echo(
         f"{draw.seed:>10} {draw.family:<12} {draw.dtype:<8} {draw.generation['turns']:<7} {len(draw.lines):>3} lines "
@@ -69,9 +70,10 @@ def _played(player: Player, draw: Draw, kill: bool, tally: Tally) -> bool:
     return what == "same"
 
 
-def repeat_command(seed: int, kill: bool) -> str:
+def repeat_command(seed: int, kill: bool, device: str) -> str:
     """What a user pastes to see a draw again, with its files left behind."""
-    return shlex.join(["python", "-m", "tests.soak", "--seed", str(seed), *["--kill"] * kill])
+    words = ["python", "-m", "tests.soak", "--seed", str(seed), *["--kill"] * kill]
+    return shlex.join(words + ["--device", device] * (device != "cpu"))
 
 
 if __name__ == "__main__":

@@ -74,8 +74,8 @@ class Tally:
 class Player:
     """Plays draws in a folder, which keeps the checkpoints and the files of the latest draw."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, device: str = "cpu") -> None:
+        self._folder, self.device = folder, device
         self._threads, self._isa = torch.get_num_threads(), isa_in_use()
 
     def play(self, draw: Draw) -> Tally:
@@ -87,7 +87,7 @@ class Player:
             set_isa(self._isa)
 
     def _play(self, draw: Draw) -> Tally:
-        table, tally = _Table(self._folder, draw), Tally(draws=1)
+        table, tally = _Table(self._folder, draw, self.device), Tally(draws=1)
         try:
             cold = table.cold()
             for number, way in enumerate(draw.ways):
@@ -105,10 +105,10 @@ class Player:
 class _Table:
     """One draw's files, and the commands that were run on them."""
 
-    def __init__(self, folder: Path, draw: Draw) -> None:
+    def __init__(self, folder: Path, draw: Draw, device: str) -> None:
         self.commands: list[str] = []
         self.folder = folder / "draw"
-        self._draw = draw
+        self._draw, self._device = draw, device
         self._model = _checkpoint(folder, draw.family, draw.weights_seed)
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
@@ -231,7 +231,7 @@ class _Table:
         return {**part.options, "pool_size": str(pools[part.pool])}
 
     def _arguments(self, options: dict[str, str], out: str, *flags: str) -> list[str]:
-        given = {"model": str(self._model), "dtype": self._draw.dtype, "device": "cpu"}
+        given = {"model": str(self._model), "dtype": self._draw.dtype, "device": self._device}
         given |= {**self._draw.generation, **options}
         words = ["run", "in.jsonl", "-o", out, "-q", "--progress", "none", "--logprobs", *flags]
         for name, value in given.items():
