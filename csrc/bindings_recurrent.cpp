@@ -22,8 +22,8 @@ RaggedParams ragged_params(std::int64_t num_sequences, Address cu_seqlens, Addre
 
 void bound_causal_conv(const RaggedParams& ragged, const View& x, const View& weight, Address bias,
                        const View& state, const View& out, std::int64_t d_inner, std::int64_t width,
-                       int num_threads) {
-    causal_conv(conv_params(ragged, x, weight, bias, state, out, d_inner, width), num_threads);
+                       bool has_silu, int num_threads) {
+    causal_conv(conv_params(ragged, x, weight, bias, state, out, d_inner, width, has_silu), num_threads);
 }
 
 void bound_selective_scan(const RaggedParams& ragged, const View& x, const View& dt, Address A, const View& B,
@@ -72,7 +72,7 @@ void bind_recurrent(py::module_& m) {
     // Holds addresses only: the caller keeps the arrays alive.
     py::class_<apcbatch::RaggedParams>(m, "RaggedParams").def(py::init(&apcbatch::ragged_params));
     m.def("causal_conv", &apcbatch::bound_causal_conv, ReleaseGil(), py::kw_only(), "ragged"_a, "x"_a,
-          "weight"_a, "bias"_a, "state"_a, "out"_a, "d_inner"_a, "width"_a, "num_threads"_a);
+          "weight"_a, "bias"_a, "state"_a, "out"_a, "d_inner"_a, "width"_a, "has_silu"_a, "num_threads"_a);
     m.def("selective_scan", &apcbatch::bound_selective_scan, ReleaseGil(), py::kw_only(), "ragged"_a, "x"_a,
           "dt"_a, "A"_a, "B"_a, "C"_a, "D"_a, "z"_a, "dt_bias"_a, "state"_a, "out"_a, "d_inner"_a,
           "d_state"_a, "num_threads"_a);

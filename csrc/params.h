@@ -75,7 +75,7 @@ struct ConvParams {
     std::int64_t state_stride = 0;
     void* out = nullptr;  // (t, d), token stride out_stride
     std::int64_t out_stride = 0;
-    bool has_silu = true;  // out is the SiLU of the sum; on the CPU alone it may be the sum
+    bool has_silu = true;  // out is the SiLU of the sum, else the sum
 };
 
 struct ScanParams {

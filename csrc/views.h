@@ -73,7 +73,8 @@ inline void* values(const View& view, DType dtype, std::int64_t count) {
 
 // x (t, d); weight (d, w); bias (d) of the weight's type, or none; state (slots, w - 1, d); out (t, d).
 inline ConvParams conv_params(const RaggedParams& ragged, const View& x, const View& weight, Address bias,
-                              const View& state, const View& out, std::int64_t d_inner, std::int64_t width) {
+                              const View& state, const View& out, std::int64_t d_inner, std::int64_t width,
+                              bool has_silu = true) {
     const std::int64_t b = ragged.num_sequences;
     ConvParams params;
     params.ragged = ragged;
@@ -89,6 +90,7 @@ inline ConvParams conv_params(const RaggedParams& ragged, const View& x, const V
     params.state_stride = state.stride;
     params.out = values(out, x.dtype, b);
     params.out_stride = out.stride;
+    params.has_silu = has_silu;
     return params;
 }
 

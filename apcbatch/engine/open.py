@@ -28,12 +28,10 @@ from apcbatch.fingerprint import key_fingerprint
 from apcbatch.kernels.processor import num_threads, set_isa, set_threads
 from apcbatch.model.causal_lm import check_sizes
 from apcbatch.model.devices import (
-    check_kinds,
     choose_devices,
     load_model,
     make_arena,
     memory_of,
-    missing_kinds,
     name_of_devices,
 )
 from apcbatch.model.families import load_model_config, state_layout
@@ -157,15 +155,11 @@ class EngineParts:
 
 def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], None]) -> EngineParts:
     """Load a model and make the parts of its engine. Raises UsageError, for a bad model its subclass ModelError."""
-    devices, chooses = choose_devices(options.device, options.gpus), options.device == "auto"
-    if chooses and devices[0].type == "cpu" and torch.cuda.is_available():
+    devices = choose_devices(options.device, options.gpus)
+    if options.device == "auto" and devices[0].type == "cpu" and torch.cuda.is_available():
         warn("a CUDA device is here and this build has no kernels for it, so the CPU is used; see apcbatch doctor")
     folder, name = locate_model(str(model)), name_of(str(model))
     config = load_model_config(folder)
-    if chooses and len(devices) == 1 and missing_kinds(config, devices[0]):
-        warn(f"models of the family {config.family} have no kernels for a CUDA device, so the CPU is used")
-        devices = [torch.device("cpu")]
-    check_kinds(config, devices[0])
     check_sizes(folder, config)
     layout = state_layout(config, options.dtype)
     keeps, pool_bytes = keeps_snapshots(options.policy), options.pool_size_bytes

@@ -21,10 +21,10 @@ from apcbatch.kernels.ragged import Ragged
 
 class FusedSubBlock(Protocol):
     """Sub-block of a layer run by one call, bound to its weights and state. A call norms the residual and stores its
-    output as the residual's delta. most_captured: maximum tokens of a call that a CUDA graph can capture."""
+    output as the residual's delta. can_capture: whether a CUDA graph can capture a call of MOST_CAPTURED tokens."""
 
     @property
-    def most_captured(self) -> int: ...
+    def can_capture(self) -> bool: ...
 
     def __call__(self, residual: Residual, ragged: Ragged, /) -> None: ...
 

@@ -218,6 +218,19 @@ class SigmoidRouting:
     scale: float = 1.0
     eps: float = 1e-20
 
+    def require(self, experts: int, k: int) -> None:
+        """Raise ValueError unless k of the experts can be chosen."""
+        groups, top_groups = self.groups, self.top_groups
+        require_parameter(self.bias, "bias", (experts,), torch.float32, self.bias.device)
+        if not 1 <= top_groups <= groups or experts % groups or (top_groups < groups and experts < 2 * groups):
+            raise ValueError(
+                f"groups must divide the {experts} columns, into at least 2 each if top_groups is less than groups, "
+                f"and top_groups must lie in 1 to groups; they are {groups} and {top_groups}"
+            )
+        most = top_groups * (experts // groups)
+        if not 1 <= k <= most:
+            raise ValueError(f"k must lie in 1 to {most}, the columns of {top_groups} groups; it is {k}")
+
 
 class MatrixProduct(NamedTuple):
     """One matrix product inside a fused sub-block: `rows` rows times packed weights (a Linear). out_dtype: None for the

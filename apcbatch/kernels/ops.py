@@ -81,9 +81,15 @@ class Ops(ABC, Generic[LinearT]):
         return self._product(x, packed, out_dtype or x.dtype, bias)
 
     def causal_conv(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, state: torch.Tensor, ragged: AnyBatch
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        state: torch.Tensor,
+        ragged: AnyBatch,
+        has_silu: bool = True,
     ) -> torch.Tensor:
-        """Compute the depthwise causal convolution in float32, then SiLU, rounded once.
+        """Compute the depthwise causal convolution in float32, then SiLU unless has_silu is false, rounded once.
 
         x: (t, d), any token stride. weight: (d, w) contiguous, w 1 to 8. bias: (d,) in the weight's dtype, or None.
         state: (num_slots, w - 1, d) in x's dtype, any slot stride: the last w - 1 raw inputs, oldest first, zeros for
@@ -111,6 +117,7 @@ class Ops(ABC, Generic[LinearT]):
             out=(out.data_ptr(), d, code),
             d_inner=d,
             width=width,
+            has_silu=has_silu,
         )
         return out
 

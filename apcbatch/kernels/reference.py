@@ -19,9 +19,14 @@ from apcbatch.kernels.ragged import Ragged
 
 
 def causal_conv(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, state: torch.Tensor, ragged: Ragged
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    state: torch.Tensor,
+    ragged: Ragged,
+    has_silu: bool = True,
 ) -> torch.Tensor:
-    """Compute out_t = silu(bias + sum_k weight_k x_(t - w + 1 + k)); see apcbatch.kernels.ops."""
+    """Compute out_t = silu(bias + sum_k weight_k x_(t - w + 1 + k)), or the sum; see apcbatch.kernels.ops."""
     compute = torch.promote_types(x.dtype, torch.float32)
     past = weight.shape[1] - 1
     taps = weight.to(compute).t()  # (d, w) -> (w, d)
@@ -30,7 +35,8 @@ def causal_conv(
     def step(token: int, window: torch.Tensor) -> torch.Tensor:
         window = torch.cat([window, x[token : token + 1]])  # (w, d): the last w raw inputs
         total = (taps * window.to(compute)).sum(0)
-        out[token] = F.silu(total if bias is None else total + bias.to(compute)).to(x.dtype)
+        total = total if bias is None else total + bias.to(compute)
+        out[token] = (F.silu(total) if has_silu else total).to(x.dtype)
         return window[window.shape[0] - past :]
 
     _run(ragged, state, step)

@@ -5,7 +5,6 @@ The layers are pre-norm and residual. The residual stream is float32 for every d
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -170,10 +169,10 @@ class CausalLM:
         return embedding
 
     @property
-    def most_captured(self) -> int:
-        """Maximum rows of a pass that a CUDA graph can capture. In a larger pass the host waits for the device."""
+    def can_capture(self) -> bool:
+        """Whether a CUDA graph can capture a pass: in none of its calls the host waits for the device."""
         parts = (entry.block.part for layer in self.layers for entry in layer)
-        return min((part.most_captured for part in parts if part is not None), default=sys.maxsize)
+        return all(part.can_capture for part in parts if part is not None)
 
     def _stacks(self) -> tuple[PassStack | None, LayerStack | None]:
         """Return the fused call for a whole pass and the one for all layers. Each is None if the device has none; both

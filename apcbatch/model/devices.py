@@ -20,7 +20,6 @@ from apcbatch.kernels.processor import num_threads
 from apcbatch.layout import StateLayout
 from apcbatch.model.arena import StateArena
 from apcbatch.model.causal_lm import CausalLM
-from apcbatch.model.families import family_of
 from apcbatch.model.graphs import GraphedLM
 from apcbatch.model.hf_config import ModelConfig
 from apcbatch.model.pipeline import Model, SpreadLM, load_stages
@@ -62,21 +61,6 @@ def choose_devices(name: str, gpus: int) -> list[torch.device]:
             "and CUDA_VISIBLE_DEVICES say"
         )
     return [torch.device("cuda", number) for number in range(gpus)]
-
-
-def missing_kinds(config: ModelConfig, device: torch.device) -> list[str]:
-    """Return the names of the model's kinds of sub-blocks that the device has no kernels for."""
-    backend = CudaBackend if device.type == "cuda" else CpuBackend
-    return [kind.name for kind in family_of(config).kinds(config) if kind.name not in backend.kinds]
-
-
-def check_kinds(config: ModelConfig, device: torch.device) -> None:
-    """Raise UsageError if the device has no kernels for a kind of sub-block of the model."""
-    if missing := missing_kinds(config, device):
-        raise UsageError(
-            f"--device {device.type}: models of the family {config.family} have no kernels there "
-            f"({', '.join(missing)}); give --device cpu"
-        )
 
 
 def ran_out_of_memory(error: Exception) -> bool:

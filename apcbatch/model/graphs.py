@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from apcbatch.kernels.cuda.batch import DeviceBatch, batch_on
+from apcbatch.kernels.cuda.batch import MOST_CAPTURED, DeviceBatch, batch_on
 from apcbatch.kernels.ragged import Ragged
 from apcbatch.model.batch import Batch
 from apcbatch.model.causal_lm import CausalLM
 from apcbatch.model.peer_transfer import Sent
 
-LARGEST_GRAPH = 256  # maximum rows of a captured pass, and of `chosen`
 NARROWEST_TABLE = 16  # pages per sequence, for models with attention
 # Rows of a captured pass with drafts, and the eighths of them that may be sequences: few shapes, since a capture takes
 # as long as several passes.
@@ -51,8 +50,8 @@ class GraphedLM:
         chosen = 0 if batch.chosen is None else batch.chosen.numel()
         is_draft = rows > size
         if (
-            not (is_draft or _is_decode(batch)) or rows > self._most_captured or size * columns > LARGEST_TABLE
-            or chosen > LARGEST_GRAPH
+            not (is_draft or _is_decode(batch)) or not self._model.can_capture or rows > MOST_CAPTURED
+            or chosen > MOST_CAPTURED or size * columns > LARGEST_TABLE
         ):  # fmt: skip
             return self._model.forward(batch.on(self._device), entering)
         graph = self._graphs.get(key)
@@ -80,10 +79,6 @@ class GraphedLM:
         """Number of CUDA graphs captured so far."""
         return len(self._graphs)
 
-    @property
-    def _most_captured(self) -> int:
-        return min(LARGEST_GRAPH, self._model.most_captured)
-
     def _graph_of(self, batch: Batch) -> tuple[int, int, int]:
         """Return the key of the graph for this pass: (rows, sequences, pages of each sequence). Rows and sequences are
         equal in a pass without drafts."""
@@ -105,7 +100,7 @@ class _Graph:
     ) -> None:
         self._staged = deque(_Staged(make_lists(pin_memory=True)) for _ in range(passes))
         self._lists = make_lists(device=device)
-        self._chosen = torch.zeros(LARGEST_GRAPH, dtype=torch.int64, device=device)
+        self._chosen = torch.zeros(MOST_CAPTURED, dtype=torch.int64, device=device)
         self._batch, self._device = self._lists.batch(device, self._chosen), device
         rows, hidden = self._lists.token_ids.numel(), model.config.hidden_size
         self._entering = None if model.is_first else torch.zeros((rows, hidden), device=device)

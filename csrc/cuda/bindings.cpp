@@ -28,8 +28,8 @@ Batch batch(int64_t num_sequences, int64_t num_tokens, int64_t longest, int64_t 
 }
 
 void conv(const Batch& batch, const View& x, const View& weight, Address bias, const View& state,
-          const View& out, int64_t d_inner, int64_t width, Address stream) {
-    causal_conv(conv_params(batch.ragged, x, weight, bias, state, out, d_inner, width), batch,
+          const View& out, int64_t d_inner, int64_t width, bool has_silu, Address stream) {
+    causal_conv(conv_params(batch.ragged, x, weight, bias, state, out, d_inner, width, has_silu), batch,
                 stream_of(stream));
 }
 
@@ -50,7 +50,7 @@ PYBIND11_MODULE(_CUDA, m) {
     m.attr("MOST_TAPS") = kMostTaps;
     py::class_<Batch>(m, "Batch").def(py::init(&batch));
     m.def("causal_conv", &conv, ReleaseGil(), py::kw_only(), "batch"_a, "x"_a, "weight"_a, "bias"_a,
-          "state"_a, "out"_a, "d_inner"_a, "width"_a, "stream"_a);
+          "state"_a, "out"_a, "d_inner"_a, "width"_a, "has_silu"_a, "stream"_a);
     m.def("selective_scan", &scan, ReleaseGil(), py::kw_only(), "batch"_a, "x"_a, "dt"_a, "A"_a, "B"_a, "C"_a,
           "D"_a, "z"_a, "dt_bias"_a, "state"_a, "out"_a, "d_inner"_a, "d_state"_a, "lanes"_a, "stream"_a);
     bind_rows(m);

@@ -25,17 +25,17 @@ py::bytes bound_maps(const std::vector<Address>& weights, std::int64_t rows, std
     return py::bytes(reinterpret_cast<const char*>(maps.data()), maps.size() * sizeof maps[0]);
 }
 
-void bound_expert_product(Address groups, int tokens, int per_token, int in, int out, bool gated,
+void bound_expert_product(Address groups, int tokens, int per_token, int in, int out, Activation activation,
                           Address weights, Address x, Address y, Address stream) {
-    expert_product({static_cast<const Groups*>(pointer(groups)), tokens, per_token, in, out, gated,
+    expert_product({static_cast<const Groups*>(pointer(groups)), tokens, per_token, in, out, activation,
                     pointer(weights), pointer(x), pointer(y)},
                    stream_of(stream));
 }
 
 void bound_expert_sum(int tokens, int per_token, int columns, Address chosen, Address present,
-                      Address weights, Address rows, Address y, Address stream) {
+                      Address weights, Address rows, Address scale, Address y, Address stream) {
     expert_sum({tokens, per_token, columns, integers(chosen), integers(present), floats(weights),
-                floats(rows), static_cast<float*>(pointer(y))},
+                floats(rows), floats(scale), static_cast<float*>(pointer(y))},
                stream_of(stream));
 }
 
@@ -43,8 +43,11 @@ void bound_expert_sum(int tokens, int per_token, int columns, Address chosen, Ad
 
 void bind_experts(py::module_& m) {
     m.attr("MOST_EXPERTS") = kMostExperts;
-    m.attr("MOST_TAKEN") = kMostTaken;
     m.attr("GROUPS_BYTES") = sizeof(Groups);
+    py::enum_<Activation>(m, "Activation")
+        .value("none", Activation::none)
+        .value("swiglu", Activation::swiglu)
+        .value("relu_square", Activation::relu_square);
     m.def("expert_maps", &bound_maps);
     m.def("takes_experts", &takes_experts);
     m.def("group", &bound_group, ReleaseGil());

@@ -1,5 +1,5 @@
-// Python bindings (pybind11) of apcbatch._CUDA: norms, top-k, argmax and log-probabilities, attention. The
-// Python side checks shapes and keeps the memory alive until the kernels have run.
+// Python bindings (pybind11) of apcbatch._CUDA: norms, top-k, routing, argmax and log-probabilities,
+// attention. The Python side checks shapes and keeps the memory alive until the kernels have run.
 #include <pybind11/stl.h>
 
 #include <tuple>
@@ -51,6 +51,27 @@ void bound_softmax_topk(int64_t t, int64_t n, int64_t k, const View& logits, Add
     softmax_topk({t, n, k, static_cast<float*>(values(logits, DType::float32, t)), logits.stride,
                   apcbatch::floats(weights, t), apcbatch::integers(indices, t)},
                  stream_of(stream));
+}
+
+// logits: (t, n) float32. bias: (n) or none. weights, indices: (t, k) contiguous.
+void bound_route(int64_t t, int64_t n, int64_t k, const View& logits, Address bias, int64_t groups,
+                 int64_t top_groups, bool is_normalised, float eps, float scale, Address weights,
+                 Address indices, Address stream) {
+    RoutingParams params;
+    static_cast<TopkParams&>(params) = {t,
+                                        n,
+                                        k,
+                                        static_cast<float*>(values(logits, DType::float32, t)),
+                                        logits.stride,
+                                        apcbatch::floats(weights, t),
+                                        apcbatch::integers(indices, t),
+                                        apcbatch::floats(bias, kMaybe),
+                                        groups,
+                                        top_groups};
+    params.is_normalised = is_normalised;
+    params.eps = eps;
+    params.scale = scale;
+    route(params, stream_of(stream));
 }
 
 // logits: (t, n) float32. tokens: (t), written if `choose`, else read. logprobs: (t) or none.
@@ -112,6 +133,7 @@ void bind_rows(py::module_& m) {
     m.def("rms_norm", &bound_rms_norm, ReleaseGil());
     m.def("silu_mul", &bound_silu_mul, ReleaseGil());
     m.def("softmax_topk", &bound_softmax_topk, ReleaseGil());
+    m.def("route", &bound_route, ReleaseGil());
     m.def("logprob", &bound_logprob, ReleaseGil());
     m.def("paged_attention", &bound_paged_attention, ReleaseGil());
     m.def("write_kv", &bound_write_kv, ReleaseGil());

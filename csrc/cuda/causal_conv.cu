@@ -1,5 +1,5 @@
-// Depthwise causal convolution and SiLU over a packed batch:
-//   out_t = silu(bias + sum_k weight_k x_(t - w + 1 + k)), k ascending, in float32.
+// Depthwise causal convolution over a packed batch:
+//   out_t = silu(bias + sum_k weight_k x_(t - w + 1 + k)), k ascending, in float32; the sum without has_silu.
 // Inputs before the first token come from the initial slot, oldest first, or are zeros. A written slot
 // receives the last w - 1 raw inputs, bit for bit. A thread owns two adjacent channels.
 //
@@ -85,8 +85,8 @@ struct Channels {
             const float2 in = widen_pair<T>(window[k]);
             sum = make_float2(__fmaf_rn(weight[k].x, in.x, sum.x), __fmaf_rn(weight[k].y, in.y, sum.y));
         }
-        store_pair<T>(static_cast<T*>(p.out) + token * p.out_stride + c,
-                      make_float2(silu(sum.x), silu(sum.y)), both, kPaired);
+        if (p.has_silu) sum = make_float2(silu(sum.x), silu(sum.y));
+        store_pair<T>(static_cast<T*>(p.out) + token * p.out_stride + c, sum, both, kPaired);
     }
 
     __device__ __forceinline__ void write(std::int64_t slot, const Pair<T> (&tail)[kWidth]) const {

@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(kThreads)
                     out[j] = __fmaf_rn(weight[tap / kChannels][tap % kChannels],
                                        widen(window.inputs[k].at[j]), out[j]);
                 }
-                out[j] = silu(out[j]);
+                if (p.has_silu) out[j] = silu(out[j]);
             }
             if (!any) continue;
             store<kChannels>(out, static_cast<T*>(p.out) + (tile.first + t) * p.out_stride + c);

@@ -1,4 +1,4 @@
-// Softmax with top-k, argmax and log-probabilities of rows of logits.
+// Choice of experts, argmax and log-probabilities of rows of logits.
 //
 // Invariant: a row's result depends on that row alone. Sums are fixed trees over its columns, and the lower
 // index wins a tie. A row with NaN or infinity gives the token -1.
@@ -7,6 +7,7 @@
 #include "dependent_launch.cuh"
 #include "quads.cuh"
 #include "rows.h"
+#include "vector_math.cuh"
 
 namespace apcbatch {
 namespace cuda {
@@ -34,34 +35,93 @@ __device__ __forceinline__ Best warp_best(Best best) {
 
 constexpr int kTopkWarps = 4;
 
-// A warp processes a row; a lane holds every 32nd logit.
-__global__ void __launch_bounds__(32 * kTopkWarps) softmax_topk_kernel(TopkParams p) {
+// The two largest values, the larger first.
+struct TopTwo {
+    float first = -INFINITY, second = -INFINITY;
+
+    __device__ __forceinline__ void add(const TopTwo& other) {
+        second = fmaxf(fminf(first, other.first), fmaxf(second, other.second));
+        first = fmaxf(first, other.first);
+    }
+};
+
+// Replaces the scores of all groups but the top_groups by minus infinity. A lane holds every 32nd score in
+// `mine`. sums: scratch for a number for each group. The lower group comes first on ties.
+__device__ __forceinline__ void keep_top_groups(const TopkParams& p, int lane, float* mine, float* sums) {
+    const int columns = int(p.n / p.groups), groups = int(p.groups);
+    for (int g = 0; g < groups; ++g) {
+        TopTwo top;
+        for (int i = 0, at = lane; at < p.n; ++i, at += 32) {
+            if (at / columns == g) top.add({mine[i], -INFINITY});
+        }
+#pragma unroll
+        for (int other = 16; other > 0; other /= 2) {
+            top.add({__shfl_xor_sync(0xffffffffu, top.first, other),
+                     __shfl_xor_sync(0xffffffffu, top.second, other)});
+        }
+        if (lane == 0) sums[g] = __fadd_rn(top.first, top.second);
+    }
+    __syncwarp();
+    for (int i = 0, at = lane; at < p.n; ++i, at += 32) {
+        const int own = at / columns;
+        int before = 0;
+        for (int g = 0; g < groups; ++g) before += sums[g] > sums[own] || (sums[g] == sums[own] && g < own);
+        if (before >= p.top_groups) mine[i] = -INFINITY;
+    }
+}
+
+// A warp processes a row; a lane holds every 32nd logit or score.
+template <bool kSigmoid>
+__global__ void __launch_bounds__(32 * kTopkWarps) route_kernel(const __grid_constant__ RoutingParams p) {
+    __shared__ float sums[kSigmoid ? kTopkWarps : 1][kSigmoid ? kMostChoices : 1];
     let_next_begin();
     await_before();
-    const int lane = threadIdx.x % 32;
-    const std::int64_t row = std::int64_t(blockIdx.x) * kTopkWarps + threadIdx.x / 32;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const std::int64_t row = std::int64_t(blockIdx.x) * kTopkWarps + warp;
     if (row >= p.t) return;
     const float* logits = p.logits + row * p.stride;
     float mine[kMostChoices / 32];
-    Best best = none();
-    for (int i = 0, at = lane; at < p.n; ++i, at += 32) {
-        mine[i] = logits[at];
-        best = better(best, Best{mine[i], at});
+    float highest = 0.0f, exponentials = 1.0f;  // of the softmax
+    bool finite = true;
+    if constexpr (kSigmoid) {
+        for (int i = 0, at = lane; at < p.n; ++i, at += 32) {
+            mine[i] = __fadd_rn(sigmoid(logits[at]), p.bias[at]);
+            finite = finite && isfinite(logits[at]) && isfinite(mine[i]);
+        }
+        finite = __all_sync(0xffffffffu, finite);
+        if (p.top_groups < p.groups) keep_top_groups(p, lane, mine, sums[warp]);
+    } else {
+        Best best = none();
+        for (int i = 0, at = lane; at < p.n; ++i, at += 32) {
+            mine[i] = logits[at];
+            best = better(best, Best{mine[i], at});
+        }
+        highest = warp_best(best).value;
+        exponentials = 0.0f;
+        for (int i = 0, at = lane; at < p.n; ++i, at += 32) exponentials += expf(mine[i] - highest);
+        exponentials = warp_sum(exponentials);
     }
-    const float highest = warp_best(best).value;
+    float* weights = p.weights + row * p.k;
     float sum = 0.0f;
-    for (int i = 0, at = lane; at < p.n; ++i, at += 32) sum += expf(mine[i] - highest);
-    sum = warp_sum(sum);
     for (std::int64_t j = 0; j < p.k; ++j) {
-        best = none();
+        Best best = none();
         for (int i = 0, at = lane; at < p.n; ++i, at += 32) best = better(best, Best{mine[i], at});
         best = warp_best(best);
-        if (best.index == INT_MAX) best.index = 0;  // all logits are NaN
+        if (best.index == INT_MAX) best.index = 0;  // all are NaN
         if (best.index % 32 == lane) mine[best.index / 32] = -INFINITY;
         if (lane == 0) {
+            const float weight = !kSigmoid ? expf(best.value - highest) / exponentials
+                                 : finite  ? sigmoid(logits[best.index])
+                                           : NAN;
+            sum = __fadd_rn(sum, weight);
             p.indices[row * p.k + j] = best.index;
-            p.weights[row * p.k + j] = expf(best.value - highest) / sum;
+            weights[j] = weight;
         }
+    }
+    if (lane != 0) return;
+    const float divisor = p.is_normalised ? __fadd_rn(sum, p.eps) : 1.0f;
+    for (std::int64_t j = 0; j < p.k; ++j) {
+        weights[j] = __fmul_rn(__fdiv_rn(weights[j], divisor), p.scale);
     }
 }
 
@@ -104,10 +164,18 @@ __global__ void __launch_bounds__(kRowThreads) logprob_kernel(LogprobParams p) {
 
 }  // namespace
 
-void softmax_topk(const TopkParams& p, cudaStream_t stream) {
+void route(const RoutingParams& p, cudaStream_t stream) {
     if (p.t == 0) return;
-    launch_dependent(softmax_topk_kernel, dim3(unsigned((p.t + kTopkWarps - 1) / kTopkWarps)),
-                     32 * kTopkWarps, 0, stream, "softmax_topk", p);
+    const dim3 blocks(unsigned((p.t + kTopkWarps - 1) / kTopkWarps));
+    launch_dependent(p.bias ? route_kernel<true> : route_kernel<false>, blocks, 32 * kTopkWarps, 0, stream,
+                     "route", p);
+}
+
+void softmax_topk(const TopkParams& p, cudaStream_t stream) {
+    RoutingParams params;
+    static_cast<TopkParams&>(params) = p;
+    params.bias = nullptr;
+    route(params, stream);
 }
 
 void logprob(const LogprobParams& p, cudaStream_t stream) {

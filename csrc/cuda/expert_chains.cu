@@ -1,5 +1,5 @@
-// Products of experts with the rows of few tokens. Each element is one fixed-order sum (see products.h), so a
-// token has the same bits as in a large batch. The weights are read once per 8 or 32 tokens of an expert.
+// Products of experts with the rows of their tokens. Each element is one fixed-order sum (see products.h), so
+// a token has the same bits as in a large batch. The weights are read once per 8 or 32 tokens of an expert.
 //
 // The blocks, one per multiprocessor, loop over tiles: an expert, some of its weight rows, some of its
 // tokens, and all inputs. So no sums are combined across blocks. One thread copies weights to a ring buffer
@@ -61,9 +61,10 @@ struct Place {
 };
 
 // Position of one user of the ring buffer: tile, input, slot of the ring.
-template <class T, bool kGated>
+template <class T, Activation kActivation>
 struct ChainPlace {
-    static constexpr int kRowsEach = kGated ? T::kRows / 2 : T::kRows;  // columns of y in a tile
+    // Columns of y in a tile.
+    static constexpr int kRowsEach = kActivation == Activation::swiglu ? T::kRows / 2 : T::kRows;
     const ExpertProduct& p;
     const Groups& groups;
     const int row_tiles;
@@ -89,9 +90,11 @@ struct ChainPlace {
     }
 };
 
-template <class T, bool kGated>
+template <class T, Activation kActivation>
 struct ExpertChains {
-    using At = ChainPlace<T, kGated>;
+    static constexpr bool kGated = kActivation == Activation::swiglu;
+    static constexpr bool kOfTokens = kActivation != Activation::none;  // reads rows of tokens
+    using At = ChainPlace<T, kActivation>;
 
     const ExpertProduct& p;
     const Groups& groups;
@@ -137,7 +140,7 @@ struct ExpertChains {
                 __syncwarp();
                 for (int i = lane; i < count; i += 32) {
                     const int place = at.at.first + i;
-                    rows[i] = kGated ? groups.pairs[place] / p.per_token : place;
+                    rows[i] = kOfTokens ? __ldcg(pairs_of(p.groups) + place) / p.per_token : place;
                 }
                 __syncwarp();
             }
@@ -206,17 +209,22 @@ struct ExpertChains {
                                 up = widen(narrow<Bf16>(sums[j][i + 2]));
                     static_cast<Bf16*>(p.y)[std::int64_t(at) * p.out + out] =
                         narrow<Bf16>(gate / (1.0f + expf(-gate)) * up);
+                } else if constexpr (kOfTokens) {
+                    const float up = widen(narrow<Bf16>(sums[j][i])), relu = up < 0.0f ? 0.0f : up;
+                    static_cast<Bf16*>(p.y)[std::int64_t(at) * p.out + out] =
+                        narrow<Bf16>(__fmul_rn(relu, relu));
                 } else {
-                    static_cast<float*>(p.y)[std::int64_t(groups.pairs[at]) * p.out + out] = sums[j][i];
+                    static_cast<float*>(p.y)[std::int64_t(__ldcg(pairs_of(p.groups) + at)) * p.out + out] =
+                        sums[j][i];
                 }
             }
         }
     }
 };
 
-// The groups are complete before a gated product starts its dependent, plain product. So a plain product may
-// read the groups and copy its weights before it waits for the tokens' rows.
-template <class T, bool kGated>
+// The groups are complete before a product with an activation starts its dependent, one without. So the
+// latter may read the groups and copy its weights before it waits for the tokens' rows.
+template <class T, Activation kActivation>
 __global__ void __launch_bounds__(T::kThreads, 1)
     expert_chains_kernel(const __grid_constant__ ExpertProduct p) {
 #if __CUDA_ARCH__ >= 900
@@ -225,8 +233,9 @@ __global__ void __launch_bounds__(T::kThreads, 1)
     __shared__ std::uint64_t barriers[2 * T::kStages];
     __shared__ int rows[T::kTokens];
     const unsigned past = shared_address(memory) % kOctetBytes;
-    const ExpertChains<T, kGated> product = {p, groups, memory + (past ? kOctetBytes - past : 0),
-                                             shared_address(barriers)};
+    constexpr bool kOfTokens = kActivation != Activation::none;
+    const ExpertChains<T, kActivation> product = {p, groups, memory + (past ? kOctetBytes - past : 0),
+                                                  shared_address(barriers)};
     if (threadIdx.x == 0) {
         for (int i = 0; i < T::kStages; ++i) {
             init_barrier(product.full(i), 1 + 32);
@@ -234,13 +243,13 @@ __global__ void __launch_bounds__(T::kThreads, 1)
         }
         publish_barriers();
     }
-    if (kGated) await_before();
+    if (kOfTokens) await_before();
     let_next_begin();
     for (int i = threadIdx.x; i < int(sizeof(Groups) / sizeof(int)); i += T::kThreads)
         reinterpret_cast<int*>(&groups)[i] = __ldcg(reinterpret_cast<const int*>(p.groups) + i);
     __syncthreads();
     if (threadIdx.x == 32 * T::kMultiply) product.copy_weights();
-    if (!kGated) await_before();
+    if (!kOfTokens) await_before();
     const int helper = int(threadIdx.x) / 32 - T::kMultiply;
     if (helper < 0) {
         product.multiply();
@@ -250,9 +259,9 @@ __global__ void __launch_bounds__(T::kThreads, 1)
 #endif
 }
 
-template <class T, bool kGated>
+template <class T, Activation kActivation>
 void launch(const ExpertProduct& p, cudaStream_t stream) {
-    const auto kernel = expert_chains_kernel<T, kGated>;
+    const auto kernel = expert_chains_kernel<T, kActivation>;
     const int blocks = attribute_of_device(cudaDevAttrMultiProcessorCount);
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, T::kBytes),
           "the shared memory of expert_product");
@@ -261,7 +270,14 @@ void launch(const ExpertProduct& p, cudaStream_t stream) {
 
 template <class T>
 void launch(const ExpertProduct& p, cudaStream_t stream) {
-    p.gated ? launch<T, true>(p, stream) : launch<T, false>(p, stream);
+    switch (p.activation) {
+        case Activation::none:
+            return launch<T, Activation::none>(p, stream);
+        case Activation::swiglu:
+            return launch<T, Activation::swiglu>(p, stream);
+        case Activation::relu_square:
+            return launch<T, Activation::relu_square>(p, stream);
+    }
 }
 
 }  // namespace

@@ -7,50 +7,58 @@ namespace apcbatch {
 namespace cuda {
 namespace {
 
-constexpr int kGroupThreads = 512, kGroupWarps = kGroupThreads / 32;
+constexpr int kGroupThreads = 256, kGroupWarps = kGroupThreads / 32;
 constexpr int kSumThreads = 256;
 
-// A warp per expert scans all pairs, 32 at a time: first it counts those of its expert, then it writes them.
-__global__ void __launch_bounds__(kGroupThreads) group_kernel(Grouping p) {
-    __shared__ int chosen[kMostTaken], counts[kMostExperts];
+// A block per expert reads all pairs twice: to count those of each expert before it, and to write its own.
+__global__ void __launch_bounds__(kGroupThreads) group_kernel(const __grid_constant__ Grouping p) {
+    __shared__ int counts[kMostExperts];
+    __shared__ int own[kGroupWarps];  // pairs of the block's expert, of those that a warp reads
     let_next_begin();
     await_before();
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, expert = blockIdx.x;
     const int tokens = p.present ? int(min(std::int64_t(p.tokens), *p.present)) : p.tokens;
     const int pairs = tokens * p.per_token;
-    for (int pair = threadIdx.x; pair < kMostTaken; pair += kGroupThreads)
-        chosen[pair] = pair < pairs ? int(p.chosen[pair]) : -1;
+    for (int i = threadIdx.x; i < p.num_experts; i += kGroupThreads) counts[i] = 0;
     __syncthreads();
-    for (int expert = warp; expert < p.num_experts; expert += kGroupWarps) {
-        int count = 0;
-        for (int first = 0; first < pairs; first += 32)
-            count += __popc(__ballot_sync(0xffffffffu, chosen[first + lane] == expert));
-        if (lane == 0) counts[expert] = count;
+    for (int pair = threadIdx.x; pair < pairs; pair += kGroupThreads) {
+        const int chosen = int(p.chosen[pair]);
+        if (chosen <= expert) atomicAdd(&counts[chosen], 1);
     }
     __syncthreads();
-    for (int expert = warp; expert < p.num_experts; expert += kGroupWarps) {
-        if (counts[expert] == 0) continue;
-        int place = 0, before = 0;
-        for (int other = 0; other < expert; ++other) {
-            place += counts[other];
-            before += counts[other] > 0;
-        }
-        if (lane == 0) {
+    int place = 0, before = 0;  // pairs and number of the experts before it
+    for (int i = lane; i < expert; i += 32) {
+        place += counts[i];
+        before += counts[i] > 0;
+    }
+    place = __reduce_add_sync(0xffffffffu, place);
+    before = __reduce_add_sync(0xffffffffu, before);
+    const bool is_last = expert + 1 == p.num_experts;
+    if (threadIdx.x == 0) {
+        const int experts = before + (counts[expert] > 0);
+        if (counts[expert] > 0) {
             p.groups->expert[before] = expert;
             p.groups->begins[before] = place;
         }
-        for (int first = 0; first < pairs; first += 32) {
-            const bool mine = chosen[first + lane] == expert;
-            const unsigned all = __ballot_sync(0xffffffffu, mine);
-            if (mine) p.groups->pairs[place + __popc(all & ((1u << lane) - 1))] = first + lane;
-            place += __popc(all);
+        if (is_last) {
+            p.groups->experts = experts;
+            p.groups->begins[experts] = pairs;
         }
     }
-    if (threadIdx.x == 0) {
-        int experts = 0;
-        for (int expert = 0; expert < p.num_experts; ++expert) experts += counts[expert] > 0;
-        p.groups->experts = experts;
-        p.groups->begins[experts] = pairs;
+    if (counts[expert] == 0) return;
+    for (int first = 0; first < pairs; first += kGroupThreads) {
+        const int pair = first + int(threadIdx.x);
+        const bool mine = pair < pairs && int(p.chosen[pair]) == expert;
+        const unsigned all = __ballot_sync(0xffffffffu, mine);
+        __syncthreads();
+        if (lane == 0) own[warp] = __popc(all);
+        __syncthreads();
+        int at = place;
+        for (int i = 0; i < kGroupWarps; ++i) {
+            if (i < warp) at += own[i];
+            place += own[i];
+        }
+        if (mine) pairs_of(p.groups)[at + __popc(all & ((1u << lane) - 1))] = pair;
     }
 }
 
@@ -76,6 +84,10 @@ __global__ void __launch_bounds__(kSumThreads) expert_sum_kernel(ExpertSum p) {
         if (pair < 0) break;
         float row[4];
         load<4>(p.rows + pair * p.columns + column, row);
+        if (p.scale) {
+#pragma unroll
+            for (int c = 0; c < 4; ++c) row[c] = __fmul_rn(row[c], p.scale[column + c]);
+        }
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
             const float part = __fmul_rn(row[c], p.weights[pair]);
@@ -89,7 +101,7 @@ __global__ void __launch_bounds__(kSumThreads) expert_sum_kernel(ExpertSum p) {
 }  // namespace
 
 void group(const Grouping& p, cudaStream_t stream) {
-    launch_dependent(group_kernel, dim3(1), kGroupThreads, 0, stream, "group", p);
+    launch_dependent(group_kernel, dim3(unsigned(p.num_experts)), kGroupThreads, 0, stream, "group", p);
 }
 
 void expert_sum(const ExpertSum& p, cudaStream_t stream) {

@@ -10,7 +10,7 @@
 namespace apcbatch {
 namespace cuda {
 
-constexpr std::int64_t kMostChoices = 1024;  // maximum columns of softmax_topk
+constexpr std::int64_t kMostChoices = 1024;  // maximum columns of softmax_topk and route
 constexpr std::int64_t kMostHeadDim = 256;
 
 void rms_norm(const NormParams& params, cudaStream_t stream);
@@ -20,6 +20,15 @@ constexpr int kMostNorms = 3;
 void rms_norms(const NormParams* params, int count, cudaStream_t stream);
 void silu_mul(const SiluMulParams& params, cudaStream_t stream);
 void softmax_topk(const TopkParams& params, cudaStream_t stream);
+
+// Choice and weights of a mixture's experts: softmax_topk, or with a bias sigmoid_topk. is_normalised: each
+// weight is divided by the row's sum of weights plus eps. Then it is multiplied by scale.
+struct RoutingParams : TopkParams {
+    bool is_normalised = false;
+    float eps = 0.0f, scale = 1.0f;
+};
+
+void route(const RoutingParams& params, cudaStream_t stream);
 void logprob(const LogprobParams& params, cudaStream_t stream);
 
 // Attention splits its sums at absolute positions that are multiples of kSplitTokens, and joins the splits in

@@ -13,11 +13,11 @@ from apcbatch import Engine, Request, Result
 from tests.engine.runs import by_id
 from tests.engine.test_forks import alone, check_same, several
 from tests.engine.test_scoring import scored
+from tests.tiny import FAMILIES
 
 pytestmark = pytest.mark.cuda
 
 ROOM = 64 << 20
-FAMILIES = ("mamba", "falcon_mamba", "jamba", "mamba2", "qwen3_5")
 
 
 def run(folder: Path, requests: list[Request], **options: object) -> dict[str, Result]:

@@ -152,12 +152,13 @@ class Conv:
     weight: torch.Tensor
     bias: torch.Tensor | None
     dtype: torch.dtype
+    has_silu: bool = True
 
     @classmethod
     def random(cls, t: int, d: int, width: int = 4, dtype: torch.dtype = torch.float32, options: bool = True) -> Conv:
-        """x is a column slice; options: with bias."""
+        """x is a column slice; options: with bias and SiLU."""
         x = torch.randn(t, 2 * d).to(dtype)[:, :d]
-        return cls(x, torch.randn(d, width), torch.randn(d) if options else None, dtype)
+        return cls(x, torch.randn(d, width), torch.randn(d) if options else None, dtype, options)
 
     def arena(self, slots: int) -> torch.Tensor:
         d, width = self.weight.shape
@@ -169,17 +170,19 @@ class Conv:
     def channels(self, begin: int, end: int) -> Conv:
         """With a bias."""
         cut = slice(begin, end)
-        return Conv(self.x[:, cut].contiguous(), self.weight[cut].clone(), self.bias[cut].clone(), self.dtype)
+        x, bias = self.x[:, cut].contiguous(), self.bias[cut].clone()
+        return dataclasses.replace(self, x=x, weight=self.weight[cut].clone(), bias=bias)
 
     def run(self, state: torch.Tensor, batch: Ragged) -> torch.Tensor:
         poison(self.x.shape, self.dtype)
-        return backend_for(self.x.device).causal_conv(self.x, self.weight, self.bias, state, batch)
+        ops = backend_for(self.x.device)
+        return ops.causal_conv(self.x, self.weight, self.bias, state, batch, self.has_silu)
 
     def expect(self, state: torch.Tensor, batch: Ragged) -> torch.Tensor:
         """The reference in float64; state must be float64."""
         bias = None if self.bias is None else self.bias.double()
         with one_thread():
-            return reference.causal_conv(self.x.double(), self.weight.double(), bias, state, batch)
+            return reference.causal_conv(self.x.double(), self.weight.double(), bias, state, batch, self.has_silu)
 
 
 Inputs = Scan | Conv

@@ -24,11 +24,13 @@ ops = CpuBackend()
 
 def test_reference_is_the_convolution():
     """A reference that is wrong in the same way as the kernel."""
-    inputs = Conv.random(50, 10)
-    wide = inputs.arena(1).double()
-    padded, taps = F.pad(inputs.x.double().t(), (3, 0)), inputs.weight.double().unsqueeze(1)
-    expected = F.silu(F.conv1d(padded, taps, inputs.bias.double(), groups=10))
-    torch.testing.assert_close(inputs.expect(wide, ragged([50])), expected.t())
+    for options in (True, False):
+        inputs = Conv.random(50, 10, options=options)
+        wide = inputs.arena(1).double()
+        padded, taps = F.pad(inputs.x.double().t(), (3, 0)), inputs.weight.double().unsqueeze(1)
+        expected = F.conv1d(padded, taps, inputs.bias.double() if options else None, groups=10)
+        expected = F.silu(expected) if options else expected
+        torch.testing.assert_close(inputs.expect(wide, ragged([50])), expected.t())
 
 
 @on_devices

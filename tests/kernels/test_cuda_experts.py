@@ -1,4 +1,4 @@
-"""The experts of decode passes on a CUDA device: right against float64, and a token's bits its own."""
+"""Experts on a CUDA device: right against float64, and a token's bits its own."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import random
 import pytest
 import torch
 
+from apcbatch.kernels import reference
 from apcbatch.kernels.cuda.backend import CudaBackend
-from apcbatch.kernels.cuda.experts import FewTokens
-from apcbatch.kernels.cuda.feed_forward import DeviceMixture
-from apcbatch.kernels.layer import Expert, PreNorm
+from apcbatch.kernels.cuda.experts import GroupedExperts
+from apcbatch.kernels.cuda.feed_forward import MOST_CAPTURED, DeviceMixture, route
+from apcbatch.kernels.layer import Expert, PreNorm, SigmoidRouting
 
 ops = CudaBackend(torch.device("cuda", 0), exact=True)
 
@@ -23,24 +24,47 @@ def draw(*shape: int, scale: float = 1.0) -> torch.Tensor:
     return (torch.randn(*shape, device="cuda") * scale).bfloat16()
 
 
-def make(experts: int, hidden: int, inner: int) -> tuple[FewTokens, torch.Tensor, torch.Tensor]:
-    gate_up, down = draw(experts, 2 * inner, hidden, scale=hidden**-0.5), draw(experts, hidden, inner)
-    few = FewTokens([ops.pack_linear(part) for part in gate_up], [ops.pack_linear(part) for part in down])
-    return few, gate_up, down
+def draw_experts(
+    experts: int, hidden: int, inner: int, is_gated: bool, exact: bool = True
+) -> tuple[list[Expert], torch.Tensor, torch.Tensor]:
+    """Experts, and their weights: gate and up, or up alone, (experts, 2f or f, h), and down (experts, h, f), which the
+    experts hold as a quarter of it with a scale of 4, or as it is."""
+    pack = CudaBackend(torch.device("cuda", 0), exact).pack_linear
+    gate_up = draw(experts, (2 if is_gated else 1) * inner, hidden, scale=hidden**-0.5)
+    down = draw(experts, hidden, inner)
+    scale = torch.full((hidden,), 4.0, device="cuda") if random.random() < 0.5 else None
+    held = down if scale is None else down / 4
+    return [Expert(pack(a), pack(b, scale), is_gated) for a, b in zip(gate_up, held, strict=True)], gate_up, down
 
 
-def make_mixture(gate_up: torch.Tensor, down: torch.Tensor, k: int, exact: bool) -> DeviceMixture:
+def make_mixture(experts: list[Expert], k: int, exact: bool = True) -> DeviceMixture:
     """Of these experts, k for each token."""
-    pack = CudaBackend(gate_up.device, exact).pack_linear
-    experts, _, hidden = gate_up.shape
-    parts = [Expert(pack(a), pack(b)) for a, b in zip(gate_up, down, strict=True)]
-    return DeviceMixture(PreNorm(torch.ones(hidden, device="cuda"), 1e-6), pack(draw(experts, hidden)), parts, k)
+    hidden = experts[0].down.out_features
+    router = CudaBackend(torch.device("cuda", 0), exact).pack_linear(draw(len(experts), hidden))
+    return DeviceMixture(PreNorm(torch.ones(hidden, device="cuda"), 1e-6), router, experts, k)
 
 
 def expected(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
     """One expert in float64, but for the rounding of what its second product takes."""
-    gate, up = (x.double() @ gate_up.double().t()).chunk(2, dim=1)
-    return (torch.nn.functional.silu(gate) * up).bfloat16().double() @ down.double().t()
+    sums = x.double() @ gate_up.double().t()
+    if len(gate_up) == down.shape[1]:  # no gate
+        inner = sums.relu().square()
+    else:
+        gate, up = sums.chunk(2, dim=1)
+        inner = torch.nn.functional.silu(gate) * up
+    return inner.bfloat16().double() @ down.double().t()
+
+
+def mixed(
+    x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
+) -> torch.Tensor:
+    """The mixture in float64."""
+    exact = torch.zeros(len(x), down.shape[1], dtype=torch.float64, device="cuda")
+    for expert in chosen.unique().tolist():
+        rows = (chosen == expert).any(1)
+        weight = (weights * (chosen == expert)).sum(dim=1, keepdim=True).double()
+        exact[rows] += weight[rows] * expected(x[rows], gate_up[expert], down[expert])
+    return exact
 
 
 def close(actual: torch.Tensor, exact: torch.Tensor) -> bool:
@@ -49,99 +73,190 @@ def close(actual: torch.Tensor, exact: torch.Tensor) -> bool:
 
 @pytest.mark.parametrize(("hidden", "inner"), SHAPES)
 @pytest.mark.parametrize("t", COUNTS)
-def test_one_expert(t: int, hidden: int, inner: int) -> None:
+@pytest.mark.parametrize("is_gated", [True, False])
+def test_one_expert(is_gated: bool, t: int, hidden: int, inner: int) -> None:
     """Catches tails of rows, of inputs and of tokens that are left out, and a token that depends on its company."""
-    few, gate_up, down = make(1, hidden, inner)
+    experts, gate_up, down = draw_experts(1, hidden, inner, is_gated)
+    grouped = GroupedExperts(experts)
     x = draw(t, hidden)
     ones, first = torch.ones(t, 1, device="cuda"), torch.zeros(t, 1, dtype=torch.int64, device="cuda")
-    y = few.mixture(x, ones, first, None)
+    y = grouped.mixture(x, ones, first, None)
     assert close(y, expected(x, gate_up[0], down[0]))
     one = random.randrange(t)
-    assert torch.equal(few.mixture(x[one : one + 1].clone(), ones[:1], first[:1], None), y[one : one + 1])
+    assert torch.equal(grouped.mixture(x[one : one + 1].clone(), ones[:1], first[:1], None), y[one : one + 1])
 
 
-@pytest.mark.parametrize(("experts", "k"), [(4, 2), (16, 2), (128, 2), (5, 1), (3, 3), (16, 4)])
-@pytest.mark.parametrize("t", COUNTS)
+@pytest.mark.parametrize(
+    ("experts", "k"), [(4, 2), (16, 2), (128, 2), (5, 1), (3, 3), (16, 4), (128, 6), (257, 8), (512, 10)]
+)
+@pytest.mark.parametrize("t", [*COUNTS, 1500])
 def test_mixture(t: int, experts: int, k: int) -> None:
     """Catches a token that goes to another expert or takes another's weight, experts added in the order of their
     likelihood, tokens that are not there and are not zero, and a token that depends on its company."""
-    t, hidden, inner = min(t, 512 // k), 64, 96
-    few, gate_up, down = make(experts, hidden, inner)
-    x = draw(t, hidden)
+    hidden, inner = 64, 32
+    parts, gate_up, down = draw_experts(experts, hidden, inner, random.random() < 0.5)
+    grouped, x = GroupedExperts(parts), draw(t, hidden)
     weights, chosen = ops.softmax_topk(torch.randn(t, experts, device="cuda") * 2, k)
     there = random.randrange(1, t + 1)
-    y = few.mixture(x, weights, chosen, torch.tensor([there], device="cuda"))
-    exact = torch.zeros(t, hidden, dtype=torch.float64, device="cuda")
-    for expert in range(experts):
-        weight = (weights * (chosen == expert)).sum(dim=1, keepdim=True).double()
-        exact += weight * expected(x, gate_up[expert], down[expert])
-    assert close(y[:there], exact[:there])
+    y = grouped.mixture(x, weights, chosen, torch.tensor([there], device="cuda"))
+    assert close(y[:there], mixed(x[:there], weights[:there], chosen[:there], gate_up, down))
     assert not y[there:].any()
-    assert torch.equal(few.mixture(x, weights, chosen, None)[:there], y[:there])
+    assert torch.equal(grouped.mixture(x, weights, chosen, None)[:there], y[:there])
     one = random.randrange(there)
-    alone = few.mixture(x[one : one + 1].clone(), weights[one : one + 1], chosen[one : one + 1], None)
+    alone = grouped.mixture(x[one : one + 1].clone(), weights[one : one + 1], chosen[one : one + 1], None)
     assert torch.equal(alone, y[one : one + 1])
 
 
 def test_everyone_wants_the_same_experts() -> None:
     """Catches an expert with more tokens than a tile has, and experts without any."""
-    few, gate_up, down = make(16, 64, 96)
+    parts, gate_up, down = draw_experts(16, 64, 96, True)
     x, weights = draw(200, 64), torch.rand(200, 2, device="cuda")
     chosen = torch.tensor([[9, 3]], device="cuda").repeat(200, 1)
-    exact = sum(weights[:, i : i + 1].double() * expected(x, gate_up[e], down[e]) for i, e in ((0, 9), (1, 3)))
-    assert close(few.mixture(x, weights, chosen, None), exact)
+    assert close(GroupedExperts(parts).mixture(x, weights, chosen, None), mixed(x, weights, chosen, gate_up, down))
 
 
 @pytest.mark.parametrize("is_exact", [True, False])
+@pytest.mark.parametrize("is_gated", [True, False])
 @pytest.mark.parametrize("t", [7, 300, 1000, 2000])
-def test_many_tokens(t: int, is_exact: bool) -> None:
+def test_one_expert_after_the_other(t: int, is_gated: bool, is_exact: bool) -> None:
     """Catches a token that goes to another expert, a filled-up row that is taken for one, and experts without tokens
     or without any to fill up."""
     experts, k, hidden = 6, 2, 64
-    _, gate_up, down = make(experts, hidden, 96)
-    mixture = make_mixture(gate_up, down, k, is_exact)
+    parts, gate_up, down = draw_experts(experts, hidden, 96, is_gated, is_exact)
     x, weights = draw(t, hidden), torch.rand(t, k, device="cuda")
     chosen = torch.randint(5, (t, k), device="cuda")
     chosen[:, 1] = (chosen[:, 0] + 1 + chosen[:, 1] % 4) % 5
-    exact = torch.zeros(t, hidden, dtype=torch.float64, device="cuda")
-    for expert in range(experts):
-        weight = (weights * (chosen == expert)).sum(dim=1, keepdim=True).double()
-        exact += weight * expected(x, gate_up[expert], down[expert])
-    assert close(mixture._one_by_one(x, weights, chosen, None), exact)
+    made = make_mixture(parts, k, is_exact)._one_by_one(x, weights, chosen, None)
+    assert close(made, mixed(x, weights, chosen, gate_up, down))
 
 
 @pytest.mark.parametrize(("hidden", "inner"), [(64, 96), (512, 1040), (1536, 528), (4096, 128), (80, 2064)])
 @pytest.mark.parametrize("t", [*COUNTS, 5, 100])
-def test_experts_at_once_equal_one_by_one(t: int, hidden: int, inner: int) -> None:
+@pytest.mark.parametrize("is_gated", [True, False])
+def test_experts_at_once_equal_one_by_one(is_gated: bool, t: int, hidden: int, inner: int) -> None:
     """Catches products in another order than the library's, a gate that is not rounded as it is there, experts that are
     added otherwise, and a token that depends on its company: of few tokens and of many."""
     experts, k = 7, 2
-    _, gate_up, down = make(experts, hidden, inner)
-    mixture = make_mixture(gate_up, down, k, exact=True)
-    assert mixture.most_captured == 256
+    mixture = make_mixture(draw_experts(experts, hidden, inner, is_gated)[0], k)
+    assert mixture.can_capture
     x, (weights, chosen) = draw(t, hidden), ops.softmax_topk(torch.randn(t, experts, device="cuda") * 2, k)
-    y = mixture._few.mixture(x, weights, chosen, None)
+    y = mixture._grouped.mixture(x, weights, chosen, None)
     assert torch.equal(y, mixture._one_by_one(x, weights, chosen, None))
     one = slice(random.randrange(t), None)
-    assert torch.equal(mixture._few.mixture(x[one].clone(), weights[one], chosen[one], None), y[one])
+    assert torch.equal(mixture._grouped.mixture(x[one].clone(), weights[one], chosen[one], None), y[one])
     many = [torch.cat([part, part.roll(1, 0), part.flip(0)]) for part in (x, weights, chosen)]
     assert torch.equal(mixture._one_by_one(*many, None)[:t], y)
+    assert torch.equal(mixture._grouped.mixture(*many, None)[:t], y)
+
+
+def test_experts_with_much_work_run_one_by_one() -> None:
+    """Fault: a captured pass in which the host waits for the device, or a large product in small tiles."""
+    mixture = make_mixture(draw_experts(4, 4096, 2048, True)[0], 2)
+    assert mixture._is_grouped(2 * MOST_CAPTURED) and not mixture._is_grouped(2 * 4096)
+    assert make_mixture(draw_experts(4, 64, 32, True)[0], 2)._is_grouped(2 * 4096)
 
 
 def test_a_row_of_nan_stays_alone() -> None:
     """Catches a token without a sensible choice that spoils the others' or is counted twice where there is no room."""
-    few, _, _ = make(8, 64, 96)
-    x, logits = draw(8, 64), torch.randn(8, 8, device="cuda")
-    clean = few.mixture(x, *ops.softmax_topk(logits, 2), None)
-    logits[3] = torch.nan
-    x[3] = torch.nan
-    spoiled = few.mixture(x, *ops.softmax_topk(logits, 2), None)
-    others = torch.arange(8, device="cuda") != 3
-    assert torch.equal(spoiled[others], clean[others])
+    for is_gated in (True, False):
+        grouped = GroupedExperts(draw_experts(8, 64, 96, is_gated)[0])
+        x, logits = draw(8, 64), torch.randn(8, 8, device="cuda")
+        clean = grouped.mixture(x, *ops.softmax_topk(logits, 2), None)
+        logits[3] = torch.nan
+        x[3] = torch.nan
+        spoiled = grouped.mixture(x, *ops.softmax_topk(logits, 2), None)
+        others = torch.arange(8, device="cuda") != 3
+        assert torch.equal(spoiled[others], clean[others]) and bool(spoiled[3].isnan().all())
 
 
 @pytest.mark.parametrize(("hidden", "inner", "dtype"), [(36, 64, torch.bfloat16), (64, 64, torch.float32)])
 def test_what_the_kernels_do_not_take(hidden: int, inner: int, dtype: torch.dtype) -> None:
     """Catches shapes and dtypes that would be read beyond their rows."""
     gate_up, down = (torch.zeros(shape, dtype=dtype, device="cuda") for shape in ((2 * inner, hidden), (hidden, inner)))
-    assert FewTokens([ops.pack_linear(gate_up)], [ops.pack_linear(down)]).most_pairs == 0
+    grouped = GroupedExperts([Expert(ops.pack_linear(gate_up), ops.pack_linear(down))])
+    assert not grouped.is_supported
+
+
+def test_scales_that_the_kernels_do_not_take() -> None:
+    """Catches a factor of a projection that is left out."""
+    gate_up, down = draw(64, 64), draw(64, 32)
+    one, two = (torch.full((64,), factor, device="cuda") for factor in (1.5, 2.0))
+    pack = ops.pack_linear
+    assert GroupedExperts([Expert(pack(gate_up), pack(down, one))] * 2).is_supported
+    for scales in ((one, two), (one, None), (None, one)):
+        assert not GroupedExperts([Expert(pack(gate_up), pack(down, scale)) for scale in scales]).is_supported
+    assert not GroupedExperts([Expert(pack(gate_up, one), pack(down))]).is_supported
+
+
+@pytest.mark.parametrize(
+    ("experts", "groups", "top_groups"), [(1, 1, 1), (6, 3, 2), (128, 1, 1), (36, 9, 4), (20, 2, 2), (1024, 8, 3)]
+)
+@pytest.mark.parametrize("is_normalised", [True, False])
+def test_sigmoid_routing_matches_the_reference(experts: int, groups: int, top_groups: int, is_normalised: bool) -> None:
+    """Catches a group or an expert that is left out wrongly, another order, a bias in the weights, and a row that
+    depends on its company."""
+    bias = torch.randn(experts, device="cuda") * 0.5
+    logits = torch.randn(301, experts, device="cuda") * 2
+    scores = logits.double().sigmoid() + bias.double()
+    sums = scores.view(301, groups, -1).sort(descending=True).values[:, :, :2].sum(2)
+    gaps = [values.sort().values.diff() > 1e-6 for values in (scores, sums)]  # float32 may order closer ones otherwise
+    clear = gaps[0].all(1) & gaps[1].all(1)
+    assert clear.sum() > 20
+    for k in {1, min(22, top_groups * experts // groups)}:
+        routing = SigmoidRouting(bias, groups, top_groups, 2.5, 1e-6)
+        weights, chosen = route(logits, k, is_normalised, routing)
+        exact, order = reference.sigmoid_topk(logits.double(), k, bias.double(), groups, top_groups)
+        if is_normalised:
+            exact = exact / (exact.sum(1, keepdim=True) + 1e-6)
+        assert torch.equal(chosen[clear], order[clear])
+        torch.testing.assert_close(weights[clear].double(), 2.5 * exact[clear], rtol=2e-6, atol=1e-30)
+        one = random.randrange(301)
+        alone = route(logits[one : one + 1].clone(), k, is_normalised, routing)
+        assert torch.equal(alone[0][0], weights[one]) and torch.equal(alone[1][0], chosen[one])
+
+
+def test_softmax_routing_is_normalised() -> None:
+    """Catches weights of the whole softmax where those of the chosen experts are due, and the other way round."""
+    logits = torch.randn(77, 60, device="cuda") * 3
+    whole, order = ops.softmax_topk(logits, 6)
+    weights, chosen = route(logits, 6, True, None)
+    assert torch.equal(chosen, order)
+    torch.testing.assert_close(weights, whole / whole.sum(1, keepdim=True), rtol=1e-6, atol=0)
+    weights, chosen = route(logits, 6, False, None)
+    assert torch.equal(chosen, order) and torch.equal(weights, whole)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_logit_or_bias_that_is_not_finite_makes_all_weights_nan(value: float) -> None:
+    """Catches a broken router whose weights, 0 or 1, look sound."""
+    logits, bias = torch.randn(3, 42, device="cuda"), torch.randn(42, device="cuda")
+    sound, _ = route(logits, 4, True, SigmoidRouting(bias, 3, 2))
+    for column in (0, 41):
+        broken = logits.clone()
+        broken[1, column] = value
+        weights, chosen = route(broken, 4, True, SigmoidRouting(bias, 3, 2))
+        assert torch.equal(weights[::2], sound[::2]) and bool(weights[1].isnan().all())
+        assert 0 <= int(chosen.min()) <= int(chosen.max()) < 42
+        hurt = bias.clone()
+        hurt[column] = value
+        assert bool(route(logits, 4, True, SigmoidRouting(hurt, 3, 2))[0].isnan().all())
+
+
+def test_the_lower_expert_and_group_come_first_on_ties() -> None:
+    """Catches experts that depend on the order of a search."""
+    logits, bias = torch.zeros(1, 6, device="cuda"), torch.zeros(6, device="cuda")
+    for k, groups, top_groups, chosen in ((3, 1, 1, [0, 1, 2]), (2, 3, 1, [0, 1]), (4, 3, 2, [0, 1, 2, 3])):
+        assert route(logits, k, False, SigmoidRouting(bias, groups, top_groups))[1].tolist() == [chosen]
+    bias[5] = 0.1
+    assert route(logits, 2, False, SigmoidRouting(bias, 3, 1))[1].tolist() == [[5, 4]]
+
+
+def test_a_routing_that_does_not_fit_is_refused() -> None:
+    """Catches a choice beyond the experts, whose indices would be read as an expert's."""
+    logits = torch.zeros(2, 6, device="cuda")
+    with pytest.raises(ValueError, match="k must lie in 1 to 6"):
+        route(logits, 7, False, None)
+    with pytest.raises(ValueError, match="k must lie in 1 to 2, the columns of 1 groups"):
+        route(logits, 3, False, SigmoidRouting(torch.zeros(6, device="cuda"), 3, 1))
+    with pytest.raises(ValueError, match="a mixture may have 1024 experts"):
+        route(torch.zeros(2, 1025, device="cuda"), 1, False, None)

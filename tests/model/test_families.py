@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,13 +15,15 @@ from safetensors.torch import save_file
 from apcbatch import Engine, Request
 from apcbatch.errors import ModelError
 from apcbatch.fingerprint import model_fingerprint
+from apcbatch.kernels.cpu.backend import CpuBackend
+from apcbatch.kernels.cuda.backend import CudaBackend
 from apcbatch.kernels.processor import numerics
 from apcbatch.layout import TensorLayout
 from apcbatch.model import families
-from apcbatch.model.devices import missing_kinds
 from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.model.locate import locate_model
 from tests.model.folders import weights_of, with_config
+from tests.tiny import FAMILIES
 
 CONFIGS = {
     "mamba": {"hidden_size": 36, "num_hidden_layers": 2, "state_size": 8, "time_step_rank": 3},
@@ -206,34 +209,13 @@ def test_every_module_of_the_folder_is_a_family() -> None:
     assert {family.model_type for family in families.families()} == files
 
 
-@pytest.mark.parametrize(
-    ("family", "overrides", "missing"),
-    [
-        ("mamba", {}, []),
-        ("falcon_mamba", {}, []),
-        ("jamba", {}, []),
-        ("mamba2", {}, []),
-        ("granitemoehybrid", {"num_local_experts": 0}, []),
-        ("granitemoehybrid", {}, ["normalised_mixture"]),
-        ("bamba", {}, ["rotary_attention"]),
-        ("falcon_h1", {}, ["normless_mamba2", "rotary_attention"]),
-        ("falcon_h1", {"mamba_rms_norm": True}, ["norm_first_mamba2", "rotary_attention"]),
-        ("nemotron_h", {}, ["relu2_mixture", "relu2_mlp"]),
-        ("lfm2", {}, ["rotary_attention", "short_conv"]),
-        ("lfm2_moe", {}, ["rotary_attention", "short_conv", "sigmoid_mixture"]),
-        ("qwen3_5", {}, []),
-        ("qwen3_5_moe", {}, ["normalised_mixture", "shared_expert"]),
-        ("qwen3_next", {"norm_topk_prob": False}, ["shared_expert"]),
-    ],
-)
-def test_the_kinds_that_a_cuda_device_lacks(
-    family: str, overrides: dict[str, object], missing: list[str], tiny_checkpoint: Callable[..., Path]
-) -> None:
-    """Catches a family that is refused where its kernels are, or whose weights are given to kernels that compute
-    something else."""
-    config = load_model_config(tiny_checkpoint(family, **overrides))
-    assert sorted(set(missing_kinds(config, torch.device("cuda", 0)))) == missing
-    assert missing_kinds(config, torch.device("cpu")) == []
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("backend", [CpuBackend, CudaBackend])
+def test_every_device_has_every_kind(backend: Any, family: str, tiny_checkpoint: Callable[..., Path]) -> None:
+    """Fault: a kind of sub-block that one device lacks, so that it runs op by op, or not at all."""
+    config = load_model_config(tiny_checkpoint(family))
+    assert {kind.name for kind in families.family_of(config).kinds(config)} <= set(backend.kinds)
+    assert set(CpuBackend.kinds) == set(CudaBackend.kinds)
 
 
 @pytest.fixture

@@ -13,8 +13,7 @@ from safetensors.torch import save_file
 from transformers import AutoConfig
 
 from apcbatch import Engine, Request
-from apcbatch.engine.open import EngineOptions, open_parts
-from apcbatch.errors import ModelError, UsageError
+from apcbatch.errors import ModelError
 from apcbatch.model.causal_lm import ignored_tensors
 from apcbatch.model.families import load_model_config
 from tests.model.folders import REMOVED, sharded, weights_of, with_config, with_weights
@@ -256,40 +255,6 @@ def test_stop_tokens_and_tying_are_found_on_either_level(tiny_checkpoint: Checkp
     del text["eos_token_id"]
     top = load_model_config(with_config(whole, tmp_path / "top", eos_token_id=7, text_config=text))
     assert not top.tie_word_embeddings and top.eos_token_ids == (7,)
-
-
-def test_a_device_without_its_kernels_is_not_chosen(
-    tiny_checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Catches a run without --device that a GPU's presence ends, or that leaves the GPU unused and says nothing."""
-    cuda = [torch.device("cuda", 0)]
-    monkeypatch.setattr("apcbatch.engine.open.choose_devices", lambda device, gpus: cuda * gpus)
-    warnings: list[str] = []
-    opened = open_parts(
-        tiny_checkpoint("qwen3_5_moe"), EngineOptions(pool_size_bytes=1 << 20, device="auto"), warnings.append
-    )
-    assert [device.type for device in opened.devices] == ["cpu"]
-    assert warnings == ["models of the family qwen3_5_moe have no kernels for a CUDA device, so the CPU is used"]
-    with pytest.raises(UsageError, match="--device cuda: models of the family qwen3_5_moe"):
-        open_parts(
-            tiny_checkpoint("qwen3_5_moe"),
-            EngineOptions(pool_size_bytes=1 << 20, device="auto", gpus=2),
-            warnings.append,
-        )
-
-
-def test_a_device_without_its_kernels_refuses_it(
-    tiny_checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Catches weights that are loaded before the device is found to lack a kind of sub-block."""
-    folder = with_weights(tiny_checkpoint("qwen3_5_moe"), tmp_path / "m", {"model.norm.weight": REMOVED})
-    monkeypatch.setattr("apcbatch.engine.open.choose_devices", lambda device, gpus: [torch.device("cuda", 0)])
-    sentence = (
-        "--device cuda: models of the family qwen3_5_moe have no kernels there .normalised_mixture, shared_expert.; "
-        "give --device cpu"
-    )
-    with pytest.raises(UsageError, match=sentence):
-        Engine(folder, pool_size_bytes=1 << 20, device="cuda")
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"])

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from apcbatch import _C
-from apcbatch.kernels.arguments import require_cpu, require_logits, require_matrix, require_parameter, view
+from apcbatch.kernels.arguments import require_cpu, require_logits, require_matrix, view
 from apcbatch.kernels.cpu.linear import PackedLinear
 from apcbatch.kernels.cpu.ops import ops
 from apcbatch.kernels.cpu.sub_block import FusedSubBlock, norm_plan
@@ -45,7 +45,7 @@ def sigmoid_topk(
     """
     require_cpu(logits, "logits")
     t, n = require_logits(logits)
-    _check_routing(n, k, SigmoidRouting(bias, groups, top_groups))
+    SigmoidRouting(bias, groups, top_groups).require(n, k)
     sigmoids, indices = torch.empty(t, k), torch.empty(t, k, dtype=torch.int64)
     results = sigmoids.data_ptr(), indices.data_ptr()
     _C.sigmoid_topk(t, n, k, view(logits, "logits"), *results, bias.data_ptr(), groups, top_groups, num_threads())
@@ -116,7 +116,7 @@ class FusedMixture(FusedSubBlock):
                 f"to {len(experts)}; there are {router.out_features} rows, and it is {experts_per_token}"
             )
         if sigmoid is not None:
-            _check_routing(len(experts), experts_per_token, sigmoid)
+            sigmoid.require(len(experts), experts_per_token)
         self._norm, self._router, self._experts = norm, router, list(experts)  # alive: the plan has their addresses
         self._sigmoid, self._latent = sigmoid, latent
         self._experts_per_token, self.hidden = experts_per_token, h
@@ -150,20 +150,6 @@ class FusedMixture(FusedSubBlock):
         for expert, rows in zip(self._experts, chosen.flatten().bincount(minlength=len(self._experts)), strict=True):
             if rows:
                 yield from _expert_products(expert, int(rows))
-
-
-def _check_routing(experts: int, k: int, routing: SigmoidRouting) -> None:
-    """Raise ValueError unless sigmoid_topk can choose k of the experts."""
-    groups, top_groups = routing.groups, routing.top_groups
-    require_parameter(routing.bias, "bias", (experts,), torch.float32)
-    if not 1 <= top_groups <= groups or experts % groups or (top_groups < groups and experts < 2 * groups):
-        raise ValueError(
-            f"groups must divide the {experts} columns, into at least 2 each if top_groups is less than groups, and "
-            f"top_groups must lie in 1 to groups; they are {groups} and {top_groups}"
-        )
-    most = top_groups * (experts // groups)
-    if not 1 <= k <= most:
-        raise ValueError(f"k must lie in 1 to {most}, the columns of {top_groups} groups; it is {k}")
 
 
 def _expert_plan(expert: Expert[PackedLinear]) -> _C.Expert:

@@ -39,7 +39,7 @@ class StackSubBlock:
 class FusedSubBlock(StackSubBlock, ABC):
     """Sub-block that also runs alone, as one call (apcbatch.kernels.backend.FusedSubBlock)."""
 
-    most_captured = 0  # no CUDA graph holds what runs on the CPU
+    can_capture = False
 
     @abstractmethod
     def products(self, residual: Residual) -> Iterator[MatrixProduct]:

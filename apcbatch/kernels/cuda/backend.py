@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -14,6 +15,7 @@ from apcbatch.kernels.cuda.head_mixer import DeviceHeadMixer
 from apcbatch.kernels.cuda.linear import DeviceLinear, pack_linear
 from apcbatch.kernels.cuda.mamba import DeviceMamba, DeviceMambaStack
 from apcbatch.kernels.cuda.ops import CudaOps
+from apcbatch.kernels.cuda.short_conv import DeviceShortConv
 
 # Increment with each change to a CUDA kernel that changes a bit of any result.
 CUDA_NUMERICS_VERSION = 5
@@ -30,11 +32,20 @@ class CudaBackend(CudaOps, BackendOf[DeviceLinear]):
     kinds: ClassVar[Mapping[str, KindOnDevice]] = {
         "mamba": KindOnDevice(DeviceMamba),
         "mamba2": KindOnDevice(DeviceHeadMixer),
+        "norm_first_mamba2": KindOnDevice(DeviceHeadMixer),
+        "normless_mamba2": KindOnDevice(DeviceHeadMixer),
         "delta": KindOnDevice(DeviceHeadMixer),
+        "short_conv": KindOnDevice(DeviceShortConv),
         "attention": NOT_FUSED,
         "gated_attention": NOT_FUSED,
+        "rotary_attention": NOT_FUSED,
         "mlp": KindOnDevice(DeviceMlp),
         "mixture": KindOnDevice(DeviceMixture),
+        "normalised_mixture": KindOnDevice(partial(DeviceMixture, is_normalised=True)),
+        "relu2_mlp": KindOnDevice(DeviceMlp),
+        "sigmoid_mixture": KindOnDevice(DeviceMixture),
+        "relu2_mixture": KindOnDevice(DeviceMixture),
+        "shared_expert": KindOnDevice(DeviceMlp),
     }
 
     def arithmetic(self, dtype: torch.dtype) -> str:

@@ -11,6 +11,7 @@ from apcbatch.kernels.arguments import address
 from apcbatch.kernels.cuda.extension import extension
 from apcbatch.kernels.ragged import Ragged
 
+MOST_CAPTURED = 256  # rows of a pass that a CUDA graph captures
 SHORT = 64  # maximum tokens of a sequence that a thread walks through; longer ones are scanned in tiles
 
 

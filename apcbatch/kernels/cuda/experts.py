@@ -1,4 +1,4 @@
-"""SwiGLU experts for the few tokens of a decode pass on a CUDA device.
+"""All experts of a mixture in one call on a CUDA device, for experts with few tokens each.
 
 Tokens are grouped by expert on the device. So the host does not wait, and a CUDA graph can capture the pass.
 
@@ -16,27 +16,28 @@ import torch
 from apcbatch.kernels.arguments import address
 from apcbatch.kernels.cuda.extension import ALIGNMENT, current_stream, extension
 from apcbatch.kernels.cuda.linear import DeviceLinear
+from apcbatch.kernels.layer import Expert
 
 
-class FewTokens:
-    """Grouped experts of one mixture, for few tokens.
+class GroupedExperts:
+    """Experts of one mixture. experts: of one activation. is_supported: whether the kernels support the device, and the
+    experts' dtype, shape and scales."""
 
-    gate_ups: (2f, h) each, rows of gate, then of up. downs: (h, f) each. most_pairs: maximum (token, expert) pairs of
-    a call; 0 if the kernels do not support the dtype, the shape or the device.
-    """
-
-    def __init__(self, gate_ups: Sequence[DeviceLinear], downs: Sequence[DeviceLinear]) -> None:
-        self._kept_alive = list(gate_ups), list(downs)
-        self.most_pairs = 0
-        if not _alike(gate_ups) or not _alike(downs):
+    def __init__(self, experts: Sequence[Expert[DeviceLinear]]) -> None:
+        self._experts = list(experts)  # kept alive
+        gate_ups, downs = [one.gate_up for one in experts], [one.down for one in experts]
+        self.is_supported = False
+        if not _alike(gate_ups) or not _alike(downs) or gate_ups[0].scale is not None:
             return
         self._hidden, self._inner = downs[0].out_features, downs[0].in_features
+        activations = extension().Activation
+        self._activation = activations.swiglu if experts[0].is_gated else activations.relu_square
         device = downs[0].weight.device
         with torch.cuda.device(device):
             if len(downs) > extension().MOST_EXPERTS or not extension().takes_experts():
                 return
         self._maps = [_maps(parts).to(device) for parts in (gate_ups, downs)]
-        self.most_pairs = extension().MOST_TAKEN
+        self.is_supported = True
 
     def mixture(
         self,
@@ -47,19 +48,19 @@ class FewTokens:
     ) -> torch.Tensor:
         """Return the weighted sum of each token's experts, (t, h) float32.
 
-        x: (t, h) bfloat16 contiguous. weights: (t, k) float32. chosen: (t, k) int64, experts of each token; t * k is at
-        most most_pairs. present: (1,) int64, number of real tokens, which come first; None: all. The rows of the other,
-        padding tokens are zero. Raises ValueError.
+        x: (t, h) bfloat16 contiguous. weights: (t, k) float32. chosen: (t, k) int64, experts of each token. present:
+        (1,) int64, number of real tokens, which come first; None: all. The rows of the other, padding tokens are zero.
+        Raises ValueError.
         """
         t, k = chosen.shape
-        self._require(x, t * k)
-        groups = torch.empty(extension().GROUPS_BYTES, dtype=torch.uint8, device=x.device)
+        self._require(x)
+        groups = torch.empty(extension().GROUPS_BYTES + 4 * t * k, dtype=torch.uint8, device=x.device)
         y = torch.empty((t, self._hidden), dtype=torch.float32, device=x.device)
         routing = chosen.data_ptr(), address(present)
         with torch.cuda.device(x.device):
-            extension().group(t, k, len(self._kept_alive[0]), *routing, groups.data_ptr(), current_stream())
+            extension().group(t, k, len(self._experts), *routing, groups.data_ptr(), current_stream())
             rows = self._products(x, t, k, groups.data_ptr())
-            operands = weights.data_ptr(), rows.data_ptr(), y.data_ptr()
+            operands = weights.data_ptr(), rows.data_ptr(), address(self._experts[0].down.scale), y.data_ptr()
             extension().expert_sum(t, k, self._hidden, *routing, *operands, current_stream())
         return y
 
@@ -70,18 +71,18 @@ class FewTokens:
         rows = torch.empty((t * k, self._hidden), dtype=torch.float32, device=x.device)
         gate_ups, downs = (maps.data_ptr() for maps in self._maps)
         product, h, f, stream = extension().expert_product, self._hidden, self._inner, current_stream()
-        product(groups, t, k, h, f, True, gate_ups, x.data_ptr(), inner.data_ptr(), stream)
-        product(groups, t, k, f, h, False, downs, inner.data_ptr(), rows.data_ptr(), stream)
+        product(groups, t, k, h, f, self._activation, gate_ups, x.data_ptr(), inner.data_ptr(), stream)
+        product(groups, t, k, f, h, extension().Activation.none, downs, inner.data_ptr(), rows.data_ptr(), stream)
         return rows
 
-    def _require(self, x: torch.Tensor, pairs: int) -> None:
+    def _require(self, x: torch.Tensor) -> None:
         if (
             x.dtype != torch.bfloat16 or x.dim() != 2 or x.shape[1] != self._hidden or not x.is_contiguous()
-            or x.data_ptr() % ALIGNMENT or pairs > self.most_pairs
+            or x.data_ptr() % ALIGNMENT
         ):  # fmt: skip
             raise ValueError(
-                f"x must be contiguous bfloat16 of {self._hidden} columns, for {self.most_pairs} pairs of token and "
-                f"expert at most; it is {x.dtype} of shape {tuple(x.shape)} with strides {x.stride()}, for {pairs}"
+                f"x must be contiguous bfloat16 of {self._hidden} columns; it is {x.dtype} of shape {tuple(x.shape)} "
+                f"with strides {x.stride()}"
             )
 
 
@@ -93,8 +94,17 @@ def _maps(parts: Sequence[DeviceLinear]) -> torch.Tensor:
 
 
 def _alike(parts: Sequence[DeviceLinear]) -> bool:
-    """Return True if all weights are bfloat16 with fixed-order products, and of one shape."""
+    """Return True if all weights are bfloat16 with fixed-order products, and of one shape and scale."""
     return all(
-        part.fixed_order is not None and part.dtype == torch.bfloat16 and part.weight.shape == parts[0].weight.shape
+        part.fixed_order is not None
+        and part.dtype == torch.bfloat16
+        and part.weight.shape == parts[0].weight.shape
+        and _is_same(part.scale, parts[0].scale)
         for part in parts
     )
+
+
+def _is_same(scale: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    if scale is None or other is None:
+        return scale is other
+    return torch.equal(scale, other)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
-from apcbatch.kernels.cuda.experts import FewTokens
+from apcbatch.kernels.arguments import view
+from apcbatch.kernels.cuda.batch import MOST_CAPTURED
+from apcbatch.kernels.cuda.experts import GroupedExperts
+from apcbatch.kernels.cuda.extension import current_stream, extension
 from apcbatch.kernels.cuda.linear import DeviceLinear
 from apcbatch.kernels.cuda.ops import ops
-from apcbatch.kernels.layer import Expert, PreNorm, Residual
+from apcbatch.kernels.layer import Expert, PreNorm, Residual, SigmoidRouting
 from apcbatch.kernels.ragged import Ragged
 
 # Pad each expert's rows to a multiple of ROWS_AT_ONCE: for each new number of rows, cuBLASLt chooses a kernel anew and
@@ -18,33 +21,69 @@ from apcbatch.kernels.ragged import Ragged
 # slows the device by 1 to 2 %.
 ROWS_AT_ONCE = 64
 MOST_FILLED = 512  # rows of an expert, on average; exclusive
+# Work of an expert, rows * h * f on average, up to which GroupedExperts takes less time than the launches of one expert
+# after the other.
+MOST_GROUPED_WORK = 2e9
 
 
-def swiglu(expert: Expert[DeviceLinear], x: torch.Tensor) -> torch.Tensor:
-    """Compute down(silu(gate x) * up x). x: (t, h) in the weights' dtype. Returns (t, h) float32."""
+def route(
+    logits: torch.Tensor, k: int, is_normalised: bool, sigmoid: SigmoidRouting | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Choose the k experts of each token and weight them: see apcbatch.kernels.cpu.feed_forward.FusedMixture.
+
+    logits: (t, experts) float32 contiguous, at most 1,024 experts. Returns (t, k) float32 and (t, k) int64, in
+    descending order of logit or score, the lower index first on ties. Raises ValueError.
+    """
+    t, experts = logits.shape
+    if experts > (most := extension().MOST_CHOICES):
+        raise ValueError(f"a mixture may have {most} experts on a CUDA device; it has {experts}")
+    if sigmoid is not None:
+        sigmoid.require(experts, k)
+    elif not 1 <= k <= experts:
+        raise ValueError(f"k must lie in 1 to {experts}, the number of experts; it is {k}")
+    weights = torch.empty((t, k), dtype=torch.float32, device=logits.device)
+    chosen = torch.empty((t, k), dtype=torch.int64, device=logits.device)
+    if sigmoid is None:
+        choice, eps, scale = (0, 1, 1), 0.0, 1.0
+    else:
+        choice, eps, scale = (sigmoid.bias.data_ptr(), sigmoid.groups, sigmoid.top_groups), sigmoid.eps, sigmoid.scale
+    results = weights.data_ptr(), chosen.data_ptr()
+    with torch.cuda.device(logits.device):
+        rows = view(logits, "logits")
+        extension().route(t, experts, k, rows, *choice, is_normalised, eps, scale, *results, current_stream())
+    return weights, chosen
+
+
+def run_expert(expert: Expert[DeviceLinear], x: torch.Tensor) -> torch.Tensor:
+    """Compute the expert's output. x: (t, h) in the weights' dtype. Returns (t, h) float32."""
     f = expert.down.in_features
-    gate_up = ops.linear(x, expert.gate_up)  # (t, h) -> (t, 2f)
-    return ops.linear(ops.silu_mul(gate_up[:, :f], gate_up[:, f:]), expert.down, out_dtype=torch.float32)
+    gate_up = ops.linear(x, expert.gate_up)  # (t, h) -> (t, 2f) or (t, f)
+    inner = ops.silu_mul(gate_up[:, :f], gate_up[:, f:]) if expert.is_gated else torch.relu(gate_up).square_()
+    return ops.linear(inner, expert.down, out_dtype=torch.float32)
 
 
 class DeviceMlp:
-    """SwiGLU MLP: see apcbatch.kernels.cpu.feed_forward.FusedMlp."""
+    """MLP, gated or not: see apcbatch.kernels.cpu.feed_forward.FusedMlp."""
 
-    most_captured = sys.maxsize
+    can_capture = True
 
-    def __init__(self, norm: PreNorm, expert: Expert[DeviceLinear]) -> None:
-        self._norm, self._expert = norm, expert
+    def __init__(self, norm: PreNorm, expert: Expert[DeviceLinear], gate: DeviceLinear | None = None) -> None:
+        self._norm, self._expert, self._gate = norm, expert, gate
 
     def __call__(self, residual: Residual, _: Ragged) -> None:
-        residual.leave(swiglu(self._expert, ops.normed(residual, self._norm, self._expert.down.dtype)))
+        x = ops.normed(residual, self._norm, self._expert.down.dtype)
+        y = run_expert(self._expert, x)
+        if self._gate is not None:
+            y.mul_(ops.linear(x, self._gate, out_dtype=torch.float32).sigmoid_())  # (t, h) * (t, 1)
+        residual.leave(y)
 
 
 class DeviceMixture:
-    """Mixture of SwiGLU experts: see apcbatch.kernels.cpu.feed_forward.FusedMixture.
+    """Mixture of experts: see apcbatch.kernels.cpu.feed_forward.FusedMixture.
 
-    Up to most_captured tokens, FewTokens runs all experts at once without a transfer to the host. With more tokens the
-    experts run one after the other. Then each call waits until the host has read the number of tokens per expert from
-    the device, so no CUDA graph can capture it.
+    GroupedExperts runs all experts at once, without a transfer to the host, if it supports them and they have little
+    work each, or in a captured pass. Otherwise the experts run one after the other. Then each call waits until the host
+    has read the number of tokens per expert from the device, so no CUDA graph can capture it.
     """
 
     def __init__(
@@ -53,21 +92,39 @@ class DeviceMixture:
         router: DeviceLinear,
         experts: Sequence[Expert[DeviceLinear]],
         experts_per_token: int,
+        is_normalised: bool = False,
+        sigmoid: SigmoidRouting | None = None,
+        latent: tuple[DeviceLinear, ...] = (),
     ) -> None:
-        self._norm = norm
+        device = router.weight.device
+        self._norm, self._is_normalised, self._latent = norm, is_normalised, latent
+        self._sigmoid = sigmoid and replace(sigmoid, bias=sigmoid.bias.to(device))
         self.router, self.experts_per_token = router, experts_per_token
-        self.experts = [Expert(part.gate_up.in_one_piece(), part.down.in_one_piece()) for part in experts]
-        self._numbers = torch.arange(len(experts), device=router.weight.device)
-        self._few = FewTokens([expert.gate_up for expert in experts], [expert.down for expert in experts])
-        self.most_captured = self._few.most_pairs // experts_per_token
+        self.experts = [
+            replace(one, gate_up=one.gate_up.in_one_piece(), down=one.down.in_one_piece()) for one in experts
+        ]
+        self._numbers = torch.arange(len(experts), device=device)
+        self._grouped = GroupedExperts(self.experts)
+        self.can_capture = self._grouped.is_supported
 
     def __call__(self, residual: Residual, _: Ragged) -> None:
-        x = ops.normed(residual, self._norm, self.router.dtype)
-        logits = ops.linear(x, self.router, out_dtype=torch.float32)  # (t, h) -> (t, e)
-        weights, chosen = ops.softmax_topk(logits, self.experts_per_token)  # (t, k) each
-        few = x.shape[0] <= self.most_captured
-        make = self._few.mixture if few else self._one_by_one
-        residual.leave(make(x, weights, chosen, residual.present))
+        x = ops.normed(residual, self._norm, self.experts[0].down.dtype)
+        logits = ops.linear(x.to(self.router.dtype), self.router, out_dtype=torch.float32)  # (t, h) -> (t, e)
+        weights, chosen = route(logits, self.experts_per_token, self._is_normalised, self._sigmoid)  # (t, k) each
+        if self._latent:
+            x = ops.linear(x, self._latent[0])  # (t, h) -> (t, l)
+        make = self._grouped.mixture if self._is_grouped(chosen.numel()) else self._one_by_one
+        y = make(x, weights, chosen, residual.present)
+        if self._latent:
+            y = ops.linear(y.to(x.dtype), self._latent[1], out_dtype=torch.float32)  # (t, l) -> (t, h)
+        residual.leave(y)
+
+    def _is_grouped(self, pairs: int) -> bool:
+        """Return whether GroupedExperts runs this number of (token, expert) pairs."""
+        down = self.experts[0].down
+        work = pairs / len(self.experts) * down.in_features * down.out_features
+        may_be_captured = pairs <= MOST_CAPTURED * self.experts_per_token
+        return self._grouped.is_supported and (may_be_captured or work <= MOST_GROUPED_WORK)
 
     def _one_by_one(
         self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, _: torch.Tensor | None
@@ -82,7 +139,7 @@ class DeviceMixture:
         else:
             place, sizes = order.argsort(), counts.tolist()
         taken = torch.split(x[order // self.experts_per_token], sizes)
-        made = [swiglu(expert, part) for expert, part in zip(self.experts, taken, strict=True) if len(part)]
+        made = [run_expert(expert, part) for expert, part in zip(self.experts, taken, strict=True) if len(part)]
         place = place.view_as(chosen)  # (t, k): row of each pair in `rows`
         rows = torch.cat(made) if made else x.new_empty(x.shape, dtype=torch.float32)
         y = rows[place[:, 0]] * weights[:, :1]

@@ -6,8 +6,6 @@ sequence was cut or on the rest of the batch. A mixer's constants are packed onc
 
 from __future__ import annotations
 
-import sys
-
 import torch
 
 from apcbatch.kernels.arguments import address, require_slots, slot_stride, view
@@ -22,7 +20,7 @@ from apcbatch.kernels.ragged import Ragged
 class DeviceHeadMixer:
     """See apcbatch.kernels.cpu.head_mixer.FusedHeadMixer. state and conv are on the device."""
 
-    most_captured = sys.maxsize
+    can_capture = True
 
     def __init__(
         self,

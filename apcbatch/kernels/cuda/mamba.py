@@ -5,7 +5,6 @@ A mixer runs as one C++ call that launches all kernels (apcbatch.kernels.cuda.co
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 import torch
@@ -22,7 +21,7 @@ from apcbatch.kernels.ragged import Ragged
 class DeviceMamba:
     """See apcbatch.kernels.cpu.mamba."""
 
-    most_captured = sys.maxsize
+    can_capture = True
 
     def __init__(
         self, norm: PreNorm, weights: MambaWeights[DeviceLinear], ssm: torch.Tensor, conv: torch.Tensor

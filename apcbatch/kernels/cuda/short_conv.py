@@ -1,0 +1,27 @@
+"""Gated short convolutions on a CUDA device, composed of the ops: see apcbatch.kernels.cpu.short_conv."""
+
+from __future__ import annotations
+
+import torch
+
+from apcbatch.kernels.cuda.batch import DeviceBatch, batch_on
+from apcbatch.kernels.cuda.linear import DeviceLinear
+from apcbatch.kernels.cuda.ops import ops
+from apcbatch.kernels.layer import PreNorm, Residual, ShortConvWeights
+from apcbatch.kernels.ragged import Ragged
+
+
+class DeviceShortConv:
+    """See apcbatch.kernels.cpu.short_conv.FusedShortConv. conv is on the device."""
+
+    can_capture = True
+
+    def __init__(self, norm: PreNorm, weights: ShortConvWeights[DeviceLinear], conv: torch.Tensor) -> None:
+        self._norm, self._weights, self._conv = norm, weights, conv
+
+    def __call__(self, residual: Residual, ragged: Ragged | DeviceBatch) -> None:
+        batch, w = batch_on(residual.sum.device, ragged), self._weights
+        normed = ops.normed(residual, self._norm, w.in_proj.dtype)
+        B, C, x = ops.linear(normed, w.in_proj).chunk(3, 1)  # (t, h) -> (t, 3h)
+        y = ops.causal_conv(B * x, w.conv_weight, None, self._conv, batch, has_silu=False)
+        residual.leave(ops.linear(C * y, w.out_proj, out_dtype=torch.float32))  # (t, h) -> (t, h)
