@@ -21,7 +21,7 @@ from apcbatch.kernels.ragged import Ragged
 
 class FusedSubBlock(Protocol):
     """Sub-block of a layer run by one call, bound to its weights and state. A call norms the residual and stores its
-    output as the residual's delta. can_capture: whether a CUDA graph can capture a call of MOST_CAPTURED tokens."""
+    output as the residual's delta. can_capture: whether a CUDA graph can capture calls of MOST_CAPTURED tokens."""
 
     @property
     def can_capture(self) -> bool: ...

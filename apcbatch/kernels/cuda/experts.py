@@ -1,4 +1,4 @@
-"""All experts of a mixture in one call on a CUDA device, for experts with few tokens each.
+"""All experts of a mixture in one call on a CUDA device, for experts with little work each.
 
 Tokens are grouped by expert on the device. So the host does not wait, and a CUDA graph can capture the pass.
 
