@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -36,9 +37,14 @@ def tracked(*folders: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel, without its compiled modules, and with the source archive."""
-    folder = tmp_path_factory.mktemp("packages")
-    subprocess.run([sys.executable, "-c", BUILD, str(folder)], cwd=ROOT, check=True, capture_output=True)
+    """A folder with the wheel, without its compiled modules, and with the source archive. They are made from a copy of
+    the tree, as the archive is put together in the tree: two processes that test at once would be in each other's
+    way."""
+    tree, folder = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("packages")
+    for name in tracked():
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, tree / name)
+    subprocess.run([sys.executable, "-c", BUILD, str(folder)], cwd=tree, check=True, capture_output=True)
     return folder
 
 
