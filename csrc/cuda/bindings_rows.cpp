@@ -46,28 +46,31 @@ void bound_silu_mul(int64_t t, int64_t f, const View& gate, const View& up, cons
 }
 
 // logits: (t, n) float32. weights, indices: (t, k) contiguous.
-void bound_softmax_topk(int64_t t, int64_t n, int64_t k, const View& logits, Address weights, Address indices,
-                        Address stream) {
-    softmax_topk({t, n, k, static_cast<float*>(values(logits, DType::float32, t)), logits.stride,
-                  apcbatch::floats(weights, t), apcbatch::integers(indices, t)},
-                 stream_of(stream));
+RoutingParams routing(int64_t t, int64_t n, int64_t k, const View& logits, Address weights, Address indices) {
+    RoutingParams params;
+    params.t = t;
+    params.n = n;
+    params.k = k;
+    params.logits = static_cast<float*>(values(logits, DType::float32, t));
+    params.stride = logits.stride;
+    params.weights = apcbatch::floats(weights, t);
+    params.indices = apcbatch::integers(indices, t);
+    return params;
 }
 
-// logits: (t, n) float32. bias: (n) or none. weights, indices: (t, k) contiguous.
+void bound_softmax_topk(int64_t t, int64_t n, int64_t k, const View& logits, Address weights, Address indices,
+                        Address stream) {
+    route(routing(t, n, k, logits, weights, indices), stream_of(stream));
+}
+
+// bias: (n) or none. The others: see routing.
 void bound_route(int64_t t, int64_t n, int64_t k, const View& logits, Address bias, int64_t groups,
                  int64_t top_groups, bool is_normalised, float eps, float scale, Address weights,
                  Address indices, Address stream) {
-    RoutingParams params;
-    static_cast<TopkParams&>(params) = {t,
-                                        n,
-                                        k,
-                                        static_cast<float*>(values(logits, DType::float32, t)),
-                                        logits.stride,
-                                        apcbatch::floats(weights, t),
-                                        apcbatch::integers(indices, t),
-                                        apcbatch::floats(bias, kMaybe),
-                                        groups,
-                                        top_groups};
+    RoutingParams params = routing(t, n, k, logits, weights, indices);
+    params.bias = apcbatch::floats(bias, kMaybe);
+    params.groups = groups;
+    params.top_groups = top_groups;
     params.is_normalised = is_normalised;
     params.eps = eps;
     params.scale = scale;

@@ -171,13 +171,6 @@ void route(const RoutingParams& p, cudaStream_t stream) {
                      "route", p);
 }
 
-void softmax_topk(const TopkParams& p, cudaStream_t stream) {
-    RoutingParams params;
-    static_cast<TopkParams&>(params) = p;
-    params.bias = nullptr;
-    route(params, stream);
-}
-
 void logprob(const LogprobParams& p, cudaStream_t stream) {
     if (p.t == 0) return;
     logprob_kernel<<<unsigned(p.t), kRowThreads, 0, stream>>>(p);

@@ -19,10 +19,10 @@ void rms_norm(const NormParams& params, cudaStream_t stream);
 constexpr int kMostNorms = 3;
 void rms_norms(const NormParams* params, int count, cudaStream_t stream);
 void silu_mul(const SiluMulParams& params, cudaStream_t stream);
-void softmax_topk(const TopkParams& params, cudaStream_t stream);
 
-// Choice and weights of a mixture's experts: softmax_topk, or with a bias sigmoid_topk. is_normalised: each
-// weight is divided by the row's sum of weights plus eps. Then it is multiplied by scale.
+// Arguments of the choice and weights of a mixture's experts: those of softmax_topk without a bias, of
+// sigmoid_topk with one. Each weight is then divided by the row's sum of weights plus eps if is_normalised,
+// and multiplied by scale.
 struct RoutingParams : TopkParams {
     bool is_normalised = false;
     float eps = 0.0f, scale = 1.0f;
