@@ -99,7 +99,8 @@ def _load_sigmoid_mixture(config: ModelConfig, source: TensorSource, norm: PreNo
 
     fields: Any = config
     count = config.num_experts
-    bias = source.vector("expert_bias", count) if fields.use_expert_bias else torch.zeros(count)
+    has_bias, device = fields.use_expert_bias, norm.weight.device
+    bias = source.vector("expert_bias", count) if has_bias else torch.zeros(count, device=device)
     sigmoid = SigmoidRouting(bias, scale=fields.routed_scaling_factor, eps=1e-6)
     router = source.packed("gate", count, config.hidden_size)
     experts = _experts(config, source, fields.moe_intermediate_size, LFM2_PROJECTIONS)

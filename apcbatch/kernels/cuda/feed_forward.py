@@ -21,8 +21,7 @@ from apcbatch.kernels.ragged import Ragged
 # slows the device by 1 to 2 %.
 ROWS_AT_ONCE = 64
 MOST_FILLED = 512  # rows of an expert, on average; exclusive
-# Work of an expert, rows * h * f on average, up to which GroupedExperts takes less time than the launches of one expert
-# after the other.
+# Maximum work of an expert, rows * h * f on average, for which GroupedExperts is faster than one expert after another.
 MOST_GROUPED_WORK = 2e9
 
 
@@ -81,9 +80,9 @@ class DeviceMlp:
 class DeviceMixture:
     """Mixture of experts: see apcbatch.kernels.cpu.feed_forward.FusedMixture.
 
-    GroupedExperts runs all experts at once, without a transfer to the host, if it supports them and they have little
-    work each, or in a captured pass. Otherwise the experts run one after the other. Then each call waits until the host
-    has read the number of tokens per expert from the device, so no CUDA graph can capture it.
+    GroupedExperts, if it supports the experts, runs them all at once in passes that a CUDA graph may capture, and
+    wherever each expert has little work. Otherwise the experts run one after the other. Each call then waits until the
+    host has read the number of tokens per expert from the device, so no CUDA graph can capture it.
     """
 
     def __init__(
@@ -96,14 +95,13 @@ class DeviceMixture:
         sigmoid: SigmoidRouting | None = None,
         latent: tuple[DeviceLinear, ...] = (),
     ) -> None:
-        device = router.weight.device
         self._norm, self._is_normalised, self._latent = norm, is_normalised, latent
-        self._sigmoid = sigmoid and replace(sigmoid, bias=sigmoid.bias.to(device))
+        self._sigmoid = sigmoid
         self.router, self.experts_per_token = router, experts_per_token
         self.experts = [
             replace(one, gate_up=one.gate_up.in_one_piece(), down=one.down.in_one_piece()) for one in experts
         ]
-        self._numbers = torch.arange(len(experts), device=device)
+        self._numbers = torch.arange(len(experts), device=router.weight.device)
         self._grouped = GroupedExperts(self.experts)
         self.can_capture = self._grouped.is_supported
 
