@@ -67,8 +67,8 @@ class MemoryPlan:
 
     @classmethod
     def of(cls, config: Config, layout: StateLayout, num_weights: int | None, on_host: bool = True) -> MemoryPlan:
-        """Plan the memory of a run. The states of drafted tokens, which a device holds, are left out. Raises UsageError
-        for an invalid --draft."""
+        """Plan the memory of a run. On a device, the states of drafted tokens are not counted. Raises UsageError for an
+        invalid --draft."""
         return cls(
             layout=layout,
             dtype=config.dtype,

@@ -219,7 +219,7 @@ class SigmoidRouting:
     eps: float = 1e-20
 
     def require(self, experts: int, k: int) -> None:
-        """Raise ValueError unless k of the experts can be chosen."""
+        """Check that k of the experts can be chosen. Raises ValueError."""
         groups, top_groups = self.groups, self.top_groups
         require_parameter(self.bias, "bias", (experts,), torch.float32, self.bias.device)
         if not 1 <= top_groups <= groups or experts % groups or (top_groups < groups and experts < 2 * groups):

@@ -89,7 +89,7 @@ class Ops(ABC, Generic[LinearT]):
         ragged: AnyBatch,
         has_silu: bool = True,
     ) -> torch.Tensor:
-        """Compute the depthwise causal convolution in float32, then SiLU unless has_silu is false, rounded once.
+        """Compute the depthwise causal convolution in float32 and, if has_silu, its SiLU; round once.
 
         x: (t, d), any token stride. weight: (d, w) contiguous, w 1 to 8. bias: (d,) in the weight's dtype, or None.
         state: (num_slots, w - 1, d) in x's dtype, any slot stride: the last w - 1 raw inputs, oldest first, zeros for

@@ -26,7 +26,8 @@ def causal_conv(
     ragged: Ragged,
     has_silu: bool = True,
 ) -> torch.Tensor:
-    """Compute out_t = silu(bias + sum_k weight_k x_(t - w + 1 + k)), or the sum; see apcbatch.kernels.ops."""
+    """Compute s_t = bias + sum_k weight_k x_(t - w + 1 + k). Returns silu(s), or s without has_silu; see
+    apcbatch.kernels.ops."""
     compute = torch.promote_types(x.dtype, torch.float32)
     past = weight.shape[1] - 1
     taps = weight.to(compute).t()  # (d, w) -> (w, d)

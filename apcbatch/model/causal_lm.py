@@ -170,7 +170,7 @@ class CausalLM:
 
     @property
     def can_capture(self) -> bool:
-        """Whether a CUDA graph can capture a pass: in none of its calls the host waits for the device."""
+        """Whether a CUDA graph can capture a pass, as none of its sub-blocks makes the host wait for the device."""
         parts = (entry.block.part for layer in self.layers for entry in layer)
         return all(part.can_capture for part in parts if part is not None)
 

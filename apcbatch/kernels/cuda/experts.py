@@ -20,8 +20,8 @@ from apcbatch.kernels.layer import Expert
 
 
 class GroupedExperts:
-    """Experts of one mixture. experts: of one activation. is_supported: whether the kernels support the device, and the
-    experts' dtype, shape and scales."""
+    """All experts of one mixture, with the same activation. is_supported: whether the kernels support the device and
+    the experts' dtype, shape and scales."""
 
     def __init__(self, experts: Sequence[Expert[DeviceLinear]]) -> None:
         self._experts = list(experts)  # kept alive
