@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -51,7 +52,7 @@ class Batch:
         device = self.token_ids.device
         return self.ragged.cu_seqlens if device.type == "cpu" else batch_on(device, self.ragged).cu_seqlens
 
-    @property
+    @cached_property
     def positions(self) -> torch.Tensor:
         """Absolute position of each token, (t,) int64."""
         offsets, t = self.cu_seqlens, self.token_ids.numel()

@@ -7,15 +7,20 @@ that read and write no state and no page.
 
 from __future__ import annotations
 
+import gc
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
+from threading import Lock
 from typing import Any
 
 import numpy as np
 import torch
 
 from apcbatch.kernels.cuda.batch import MOST_CAPTURED, DeviceBatch, batch_on
+from apcbatch.kernels.cuda.extension import own_stream
 from apcbatch.kernels.ragged import Ragged
 from apcbatch.model.batch import Batch
 from apcbatch.model.causal_lm import CausalLM
@@ -27,6 +32,7 @@ NARROWEST_TABLE = 16  # pages per sequence, for models with attention
 DRAFT_ROWS = (4, 8, 16, 32, 48, 64, 96, 128, 192, 256)
 DRAFT_EIGHTHS = (1, 3, 5, 7)
 LARGEST_TABLE = 1 << 16  # maximum entries of a captured page table: attention's workspace grows with them
+_CAPTURE = Lock()  # torch supports one capture at a time in a process
 
 
 class GraphedLM:
@@ -105,21 +111,18 @@ class _Graph:
         rows, hidden = self._lists.token_ids.numel(), model.config.hidden_size
         self._entering = None if model.is_first else torch.zeros((rows, hidden), device=device)
         self._model = model
-        side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side):  # warm-up: libraries select kernels and allocate outside the graph
-            self._pass()
-        torch.cuda.current_stream(device).wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
-        # thread_local: other threads copy snapshots during the capture, and those copies must not be captured.
-        with torch.cuda.graph(self._graph, pool=memory, stream=side, capture_error_mode="thread_local"):
-            self._made = self._pass()
+        with _capturing(device) as side:
+            self._pass()  # warm-up: libraries select kernels and allocate outside the graph
+            # thread_local: other threads copy snapshots meanwhile, on other streams.
+            with torch.cuda.graph(self._graph, pool=memory, stream=side, capture_error_mode="thread_local"):
+                self._made = self._pass()
         self.memory = self._graph.pool()
 
     def _pass(self) -> torch.Tensor:
         self._lists.copy_to(batch_on(self._device, self._batch.ragged))
         entering = None if self._entering is None else self._entering.clone()  # the pass changes it in place
-        return self._model.forward(self._batch, entering)
+        return self._model.forward(replace(self._batch), entering)  # a new Batch has no positions yet
 
     def replay(self, batch: Batch, entering: torch.Tensor | None = None) -> torch.Tensor:
         """Queue a replay for the batch. Return its logits or residual stream, which the next replay overwrites."""
@@ -135,6 +138,25 @@ class _Graph:
             self._chosen[: batch.chosen.numel()].copy_(batch.chosen)
         self._graph.replay()
         return self._made[: batch.ragged.num_tokens]
+
+
+@contextmanager
+def _capturing(device: torch.device) -> Iterator[torch.cuda.Stream]:
+    """Run the block's work on the device's stream for captures, after the current stream's work and before its later
+    work. No garbage is collected meanwhile: a graph in it, such as that of an engine that was dropped, cannot be
+    destroyed during a capture, which would fail."""
+    current, side = torch.cuda.current_stream(device), own_stream(device, "capture")
+    with _CAPTURE:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            side.wait_stream(current)
+            with torch.cuda.stream(side):  # restores the current stream also if the capture fails
+                yield side
+            current.wait_stream(side)
+        finally:
+            if collects:
+                gc.enable()
 
 
 class _Staged:

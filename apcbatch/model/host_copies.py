@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from apcbatch.kernels.cuda.extension import own_stream
+
 Pair = tuple[torch.Tensor, torch.Tensor]
 """(target, source) of a copy; contiguous."""
 
@@ -23,8 +25,8 @@ class Copies:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._on_host = device.type == "cpu"
-        self._out: Any = None if self._on_host else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._in: Any = None if self._on_host else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._out: Any = None if self._on_host else own_stream(device, "copy out")
+        self._in: Any = None if self._on_host else own_stream(device, "copy in")
 
     def mark(self) -> Point:
         """Return a mark after the work submitted to the device so far."""

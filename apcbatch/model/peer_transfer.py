@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from apcbatch.kernels.cuda.extension import own_stream
+
 
 @dataclass(frozen=True)
 class Sent:
@@ -34,8 +36,7 @@ class Hop:
     def __init__(self, source: torch.device, target: torch.device) -> None:
         self._source, self._target = source, target
         if source != target:
-            self._leaving = torch.cuda.Stream(source)  # type: ignore[no-untyped-call]
-            self._arriving = torch.cuda.Stream(target)  # type: ignore[no-untyped-call]
+            self._leaving, self._arriving = own_stream(source, "send"), own_stream(target, "receive")
 
     def send(self, tensor: torch.Tensor) -> Sent:
         """Begin to copy a tensor that the source's current stream computes. Nothing may write to the tensor

@@ -14,6 +14,8 @@ import os
 import re
 import reprlib
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -140,7 +142,9 @@ class Checkpoint:
         threads = 1 if on_host else min(MOST_THREADS, os.cpu_count() or 1)
         if on_host:
             self._most_mapped = min(AHEAD_BYTES, sum(sizes.values()) // RESIDENT_SHARE)
-        return Ahead(self._read, sizes, threads=threads, most_bytes=self._most_mapped)
+        devices = {self._device_of(name) for name in sizes}
+        streams = {device: torch.cuda.current_stream(device) for device in devices if device.type == "cuda"}
+        return Ahead(partial(self._read, streams), sizes, threads=threads, most_bytes=self._most_mapped)
 
     def _unmap(self) -> None:
         """Release the mapped pages of the files, so that weights do not stay in memory beside their packed form. A
@@ -149,17 +153,20 @@ class Checkpoint:
         for file in self._files.values():
             file.memory.madvise(mmap.MADV_DONTNEED)
 
-    def _read(self, name: str) -> tuple[torch.Tensor, bytes]:
-        """Return a tensor on its device, with infinities replaced by NaN, and the digest of its bytes in the file."""
+    def _read(self, streams: Mapping[torch.device, torch.cuda.Stream], name: str) -> tuple[torch.Tensor, bytes]:
+        """Return a tensor on its device, with infinities replaced by NaN, and the digest of its bytes in the file.
+        streams: stream of each CUDA device that uses the tensor, so that its memory is not reused too early."""
         file, entry = self._files[self._where[name]], self._header(name)
         shape, offset = entry["shape"], file.begin + entry["data_offsets"][0]
         dtype = _DTYPES[entry["dtype"]]
         tensor = torch.frombuffer(file.memory, dtype=dtype, count=math.prod(shape), offset=offset).view(shape)
         label = f"{name} {tensor.dtype} {list(tensor.shape)}".encode()
         digest = xxhash.xxh3_128_digest(tensor.reshape(-1).view(torch.uint8).numpy().data) + label
-        tensor = tensor.to(self._device_of(name))
-        if not finite_rows(tensor.reshape(1, -1)):
-            tensor = tensor.where(tensor.isfinite(), math.nan)
+        device = self._device_of(name)
+        with torch.cuda.stream(streams[device]) if device in streams else nullcontext():
+            tensor = tensor.to(device)
+            if not finite_rows(tensor.reshape(1, -1)):
+                tensor = tensor.where(tensor.isfinite(), math.nan)
         return tensor, digest
 
     def finish(self) -> bytes:

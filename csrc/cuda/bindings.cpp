@@ -41,6 +41,13 @@ void scan(const Batch& batch, const View& x, const View& dt, Address A, const Vi
     selective_scan(params, batch, lanes, stream_of(stream));
 }
 
+// Makes a stream of the current device that is never destroyed.
+Address new_stream() {
+    cudaStream_t stream = nullptr;
+    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a new stream");
+    return reinterpret_cast<Address>(stream);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_CUDA, m) {
@@ -48,6 +55,7 @@ PYBIND11_MODULE(_CUDA, m) {
     m.doc() = "apcbatch CUDA kernels over addresses and a stream (private; see apcbatch.kernels.cuda.ops)";
     m.attr("MOST_STATES") = kMostStates;
     m.attr("MOST_TAPS") = kMostTaps;
+    m.def("new_stream", &new_stream);
     py::class_<Batch>(m, "Batch").def(py::init(&batch));
     m.def("causal_conv", &conv, ReleaseGil(), py::kw_only(), "batch"_a, "x"_a, "weight"_a, "bias"_a,
           "state"_a, "out"_a, "d_inner"_a, "width"_a, "has_silu"_a, "stream"_a);

@@ -1,10 +1,11 @@
-"""Load the compiled CUDA kernels, and provide the dtype codes, alignment and stream that they take."""
+"""Load the compiled CUDA kernels, and provide the dtype codes, alignment and streams that they take."""
 
 from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
 from types import ModuleType
+from typing import Literal
 
 import torch
 
@@ -28,3 +29,16 @@ def extension() -> ModuleType:
 def current_stream() -> int:
     """Return the address of the stream that torch launches on."""
     return torch.cuda.current_stream(torch.cuda.current_device()).cuda_stream
+
+
+@cache
+def own_stream(
+    device: torch.device, purpose: Literal["capture", "copy in", "copy out", "send", "receive"]
+) -> torch.cuda.Stream:
+    """Return this process's only stream for a purpose on a device.
+
+    torch.cuda.Stream() takes one of 32 streams in turn. So after 32 calls two purposes may share a stream, and a copy
+    that another thread makes during a capture becomes part of the graph.
+    """
+    with torch.cuda.device(device):
+        return torch.cuda.ExternalStream(extension().new_stream(), device)  # type: ignore[no-untyped-call]
