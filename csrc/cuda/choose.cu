@@ -2,6 +2,8 @@
 //
 // Invariant: a row's result depends on that row alone. Sums are fixed trees over its columns, and the lower
 // index wins a tie. A row with NaN or infinity gives the token -1.
+#include <cooperative_groups.h>
+
 #include <climits>
 
 #include "dependent_launch.cuh"
@@ -137,29 +139,64 @@ __device__ __forceinline__ Best block_best(Best best) {
     return best;
 }
 
-__global__ void __launch_bounds__(kRowThreads) logprob_kernel(LogprobParams p) {
-    const std::int64_t row = blockIdx.x;
+constexpr int kRowBlocks = 8;  // blocks of a row, a cluster; 1 before sm_90
+
+// What a block found in its columns of a row.
+struct Found {
+    Best best;
+    float sum;  // of exp(logit - the largest logit)
+    bool finite;
+};
+
+// The blocks of a cluster share a row.
+template <int kBlocks>
+__global__ void __launch_bounds__(kRowThreads) logprob_kernel(const __grid_constant__ LogprobParams p) {
+    __shared__ Found found, all;  // by this block; by all blocks of the row
+    const auto found_by = [&](int block) -> const Found& {
+        if constexpr (kBlocks > 1) return *cooperative_groups::this_cluster().map_shared_rank(&found, block);
+        return found;
+    };
+    const auto meet = [] { kBlocks > 1 ? cooperative_groups::this_cluster().sync() : __syncthreads(); };
+    const std::int64_t row = blockIdx.x / kBlocks;
+    const int first = int(blockIdx.x % kBlocks) * kRowThreads + int(threadIdx.x);
+    const bool writes = first == 0;
     const float* logits = p.logits + row * p.stride;
+    await_before();
     Best best = none();
     bool finite = true;
 #pragma unroll 8
-    for (int at = threadIdx.x; at < p.n; at += kRowThreads) {
+    for (int at = first; at < p.n; at += kBlocks * kRowThreads) {
         const float logit = logits[at];
         finite = finite && isfinite(logit);
         best = better(best, Best{logit, at});
     }
     best = block_best(best);
-    if (p.choose) {
-        finite = __syncthreads_and(finite);
-        if (threadIdx.x == 0) p.tokens[row] = finite ? best.index : -1;
+    finite = __syncthreads_and(finite);
+    if (threadIdx.x == 0) found = {best, 0.0f, finite};
+    meet();
+    if (threadIdx.x < 32) {  // a lane reads what one block found
+        const Found theirs = found_by(int(threadIdx.x) % kBlocks);
+        const Best highest = warp_best(theirs.best);
+        const bool are_finite = __all_sync(0xffffffffu, theirs.finite);
+        if (threadIdx.x == 0) all = {highest, 0.0f, are_finite};
     }
-    if (!p.logprobs) return;
-    float sum = 0.0f;
+    __syncthreads();
+    best = all.best;
+    finite = all.finite;
+    if (p.choose && writes) p.tokens[row] = finite ? best.index : -1;
+    if (p.logprobs) {
+        float sum = 0.0f;
 #pragma unroll 8
-    for (int at = threadIdx.x; at < p.n; at += kRowThreads) sum += expf(logits[at] - best.value);
-    sum = block_sum<kRowThreads>(sum);
-    if (threadIdx.x == 0)
-        p.logprobs[row] = p.tokens[row] < 0 ? NAN : logits[p.tokens[row]] - best.value - logf(sum);
+        for (int at = first; at < p.n; at += kBlocks * kRowThreads) sum += expf(logits[at] - best.value);
+        sum = block_sum<kRowThreads>(sum);
+        if (threadIdx.x == 0) found.sum = sum;
+        meet();
+        if (writes) {
+            for (int block = 1; block < kBlocks; ++block) sum = __fadd_rn(sum, found_by(block).sum);
+            p.logprobs[row] = p.tokens[row] < 0 ? NAN : logits[p.tokens[row]] - best.value - logf(sum);
+        }
+    }
+    meet();  // no block ends while another one reads what it found
 }
 
 }  // namespace
@@ -173,8 +210,10 @@ void route(const RoutingParams& p, cudaStream_t stream) {
 
 void logprob(const LogprobParams& p, cudaStream_t stream) {
     if (p.t == 0) return;
-    logprob_kernel<<<unsigned(p.t), kRowThreads, 0, stream>>>(p);
-    check_launch("logprob");
+    const bool clusters = attribute_of_device(cudaDevAttrComputeCapabilityMajor) >= 9;
+    const int blocks = clusters ? kRowBlocks : 1;
+    launch_clusters(clusters ? logprob_kernel<kRowBlocks> : logprob_kernel<1>, dim3(unsigned(p.t * blocks)),
+                    kRowThreads, blocks, 0, stream, "logprob", p);
 }
 
 }  // namespace cuda
