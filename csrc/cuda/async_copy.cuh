@@ -14,6 +14,13 @@ __device__ __forceinline__ void copy_chunk(void* to, const void* from, bool ther
                  : "memory");
 }
 
+// Copies 8 bytes. Both addresses are multiples of 8.
+__device__ __forceinline__ void copy_eight(void* to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(unsigned(__cvta_generic_to_shared(to))),
+                 "l"(from)
+                 : "memory");
+}
+
 // Groups all copies started since the last commit.
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

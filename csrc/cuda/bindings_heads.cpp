@@ -11,7 +11,7 @@ namespace {
 // ssd of a alone, (t, value_heads) each. memory: head_scan_bytes(params, t) bytes. out: (t, value_heads
 // value_dim) float32 contiguous.
 void bound_head_scan(HeadScanParams p, const Batch& batch, const View& x, const View& gates, Address memory,
-                     Address out, Address stream) {
+                     Address out, int own, Address stream) {
     const int64_t size = bytes_of(p.dtype), keys = p.key_heads * p.key_dim;
     const char* columns = static_cast<const char*>(values(x, p.dtype, batch.num_tokens));
     const char* gate = static_cast<const char*>(values(gates, p.dtype, batch.num_tokens));
@@ -26,7 +26,7 @@ void bound_head_scan(HeadScanParams p, const Batch& batch, const View& x, const 
     p.out = static_cast<float*>(pointer(out));
     p.out_stride = p.value_heads * p.value_dim;
     p.out_head_stride = p.value_dim;
-    head_scan(p, batch, pointer(memory), stream_of(stream));
+    head_scan(p, batch, own, pointer(memory), stream_of(stream));
 }
 
 // x: (t, heads d) float32, heads next to each other: see gated_norm_params.

@@ -14,8 +14,10 @@ namespace cuda {
 constexpr std::int64_t kMostKeyDim = 256;  // columns of a key, or d_state
 constexpr std::int64_t kMostRotaryPairs = 128;
 
-// Runs a recurrence for the whole batch. memory: head_scan_bytes(params, tokens of the batch) bytes.
-void head_scan(const HeadScanParams& params, const Batch& batch, void* memory, cudaStream_t stream);
+// Runs a recurrence for the whole batch. own: 1, 2 or 4 columns of the state for each thread; 0: chosen by
+// the number of columns. Every choice gives the same bits. memory: head_scan_bytes(params, tokens of the
+// batch) bytes.
+void head_scan(const HeadScanParams& params, const Batch& batch, int own, void* memory, cudaStream_t stream);
 std::int64_t head_scan_bytes(const HeadScanParams& params, std::int64_t num_tokens);
 
 void gated_norm(const GatedNormParams& params, cudaStream_t stream);

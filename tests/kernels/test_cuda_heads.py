@@ -67,7 +67,8 @@ def scan(inputs: Rule, state: torch.Tensor, batch: Ragged) -> torch.Tensor:
     x = torch.cat([getattr(inputs, name).flatten(1) for name in names], 1)
     gates = torch.cat([inputs.b, inputs.a], 1) if isinstance(inputs, DeltaRule) else inputs.dt
     poison((len(x), inputs.A.numel() * getattr(inputs, names[2]).shape[2]), torch.float32)
-    out = mixer(inputs, state).scan(x, gates, batch_on(CUDA, batch))
+    own = random.choice((0, 1, 2, 4))  # it changes no bit
+    out = mixer(inputs, state).scan(x, gates, batch_on(CUDA, batch), own)
     return out.view(getattr(inputs, names[2]).shape)
 
 

@@ -68,16 +68,16 @@ class DeviceHeadMixer:
         y = self.gated_norm(y, projected[:, self._channels : self._channels + self._values])
         residual.leave(ops.linear(y, w.out_proj, out_dtype=torch.float32))  # (t, Hv V) -> (t, h)
 
-    def scan(self, x: torch.Tensor, gates: torch.Tensor, batch: DeviceBatch) -> torch.Tensor:
+    def scan(self, x: torch.Tensor, gates: torch.Tensor, batch: DeviceBatch, own: int = 0) -> torch.Tensor:
         """Run the recurrence. x: (t, c), columns of q, k, v. gates: (t, 2 Hv), columns of b, a; in Mamba-2 (t, H), of
-        dt. Returns o, (t, Hv V) float32."""
+        dt. own: columns of a thread, 1, 2 or 4; 0: chosen. Returns o, (t, Hv V) float32."""
         out = torch.empty((batch.num_tokens, self._values), dtype=torch.float32, device=x.device)
         size = extension().head_scan_bytes(self._params, batch.num_tokens)
         memory = torch.empty(size, dtype=torch.uint8, device=x.device)
         views = view(x, "x", DTYPE_CODES), view(gates, "gates", DTYPE_CODES)
         with torch.cuda.device(x.device):
             extension().head_scan(
-                self._params, batch.params, *views, memory.data_ptr(), out.data_ptr(), current_stream()
+                self._params, batch.params, *views, memory.data_ptr(), out.data_ptr(), own, current_stream()
             )
         return out
 
