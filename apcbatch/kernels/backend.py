@@ -44,11 +44,13 @@ NOT_FUSED = KindOnDevice(None)
 
 
 class StackEntry(NamedTuple):
-    """Sub-block in a stack. is_beside: run it in parallel with the previous sub-block, on the same residual, and add
-    both outputs."""
+    """Sub-block in a stack. part: its fused form; None: it has none. is_beside: run it in parallel with the previous
+    sub-block, on the same residual, and add both outputs. run(residual, batch): runs the sub-block alone, with what
+    is_beside needs."""
 
     part: Any
     is_beside: bool
+    run: Callable[[Residual, Any], None]
 
 
 class Pages(NamedTuple):
@@ -80,7 +82,7 @@ class PassStack(Protocol):
     def replay(self, replays: Sequence[tuple[int, int, int]], /) -> None: ...
 
 
-LayerStack: TypeAlias = Callable[[Residual, Ragged], bool]
+LayerStack: TypeAlias = Callable[[Residual, Any], None]
 Around: TypeAlias = Callable[..., Any]  # (name of an op, the op, its arguments ...) -> what the op returns
 
 
@@ -119,12 +121,9 @@ class BackendOf(Ops[LinearT]):
         make = self.kinds.get(kind, NOT_FUSED).make
         return None if make is None else make(norm, *weights_and_state)
 
-    def layer_stack(self, layers: Sequence[Sequence[StackEntry]]) -> LayerStack | None:
-        """Make the call that runs all layers. Returns None if the device has none for them.
-
-        The call takes a residual and a batch. It runs all layers and returns True; or it returns False, with nothing
-        done, if the caller must run the sub-blocks one by one for this batch. Both ways give the same bits.
-        """
+    def layer_stack(self, layers: Sequence[Sequence[StackEntry]], hidden: int) -> LayerStack | None:
+        """Make the call that runs all layers on a residual and a model's Batch, with fewer calls than the sub-blocks
+        one by one and the same bits. Returns None if the device has none. hidden: columns of the residual."""
         return None
 
     def pass_stack(

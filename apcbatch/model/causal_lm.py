@@ -62,6 +62,13 @@ class _Entry(NamedTuple):
     block: LoadedSubBlock
     is_beside: bool
 
+    def run(self, residual: Residual, batch: Batch) -> None:
+        """Run the sub-block on its own."""
+        left = residual.beside() if self.is_beside else None
+        self.block(residual, batch)
+        if left is not None:
+            residual.join(left)
+
 
 @dataclass(frozen=True)
 class Part:
@@ -175,13 +182,14 @@ class CausalLM:
         return all(part.can_capture for part in parts if part is not None)
 
     def _stacks(self) -> tuple[PassStack | None, LayerStack | None]:
-        """Return the fused call for a whole pass and the one for all layers. Each is None if the device has none; both
-        are None if a sub-block runs op by op. The first is None for a pipeline stage, too."""
-        layers = [[StackEntry(entry.block.part, entry.is_beside) for entry in layer] for layer in self.layers]
-        if any(entry.part is None for layer in layers for entry in layer):
-            return None, None
-        layer_stack = self.backend.layer_stack(layers)
-        if not (self.is_first and self.is_last):
+        """Return the fused call for a whole pass and the one for all layers. Each is None if the device has none. The
+        first is None, too, for a pipeline stage or if a sub-block has no fused form."""
+        layers = [
+            [StackEntry(entry.block.part, entry.is_beside, entry.run) for entry in layer] for layer in self.layers
+        ]
+        layer_stack = self.backend.layer_stack(layers, self.config.hidden_size)
+        is_fused = all(entry.part is not None for layer in layers for entry in layer)
+        if not (is_fused and self.is_first and self.is_last):
             return None, layer_stack
         scale = self.config.multipliers.embedding
         return self.backend.pass_stack(layers, self.final_norm, self.lm_head, self.embedding, scale), layer_stack
@@ -262,14 +270,12 @@ class CausalLM:
         ops = self.backend
         residual = ops.residual(self._embed(batch.tokens) if entering is None else entering, batch.present)
         is_watched = ops.is_observed or self.on_layer is not None
-        if self._layer_stack is not None and not is_watched and self._layer_stack(residual, batch.ragged):
+        if self._layer_stack is not None and not is_watched:
+            self._layer_stack(residual, batch)
             return residual
         for layer in self.layers:
             if self.on_layer is not None:
                 self.on_layer()
             for entry in layer:
-                left = residual.beside() if entry.is_beside else None
-                entry.block(residual, batch)
-                if left is not None:
-                    residual.join(left)
+                entry.run(residual, batch)
         return residual

@@ -30,7 +30,7 @@ inline LibraryChoice choice_of(const std::string& bytes) {
 void bind_rows(py::module_& module);
 void bind_experts(py::module_& module);
 void bind_heads(py::module_& module);
-void bind_mixer(py::module_& module);
+void bind_program(py::module_& module);
 void bind_products(py::module_& module);
 
 }  // namespace cuda

@@ -65,5 +65,5 @@ PYBIND11_MODULE(_CUDA, m) {
     bind_experts(m);
     bind_heads(m);
     bind_products(m);
-    bind_mixer(m);
+    bind_program(m);
 }

@@ -7,25 +7,12 @@ namespace apcbatch {
 namespace cuda {
 namespace {
 
-// x: (t, 2 key_heads key_dim + value_heads value_dim), columns of q, k and v. gates: columns of b and a, of
-// ssd of a alone, (t, value_heads) each. memory: head_scan_bytes(params, t) bytes. out: (t, value_heads
-// value_dim) float32 contiguous.
+// x, gates, out: see head_scan_over. memory: head_scan_bytes(params, t) bytes.
 void bound_head_scan(HeadScanParams p, const Batch& batch, const View& x, const View& gates, Address memory,
                      Address out, int own, Address stream) {
-    const int64_t size = bytes_of(p.dtype), keys = p.key_heads * p.key_dim;
-    const char* columns = static_cast<const char*>(values(x, p.dtype, batch.num_tokens));
-    const char* gate = static_cast<const char*>(values(gates, p.dtype, batch.num_tokens));
-    p.ragged = batch.ragged;
-    p.q = columns;
-    p.k = columns + keys * size;
-    p.v = columns + 2 * keys * size;
-    p.q_stride = p.k_stride = p.v_stride = x.stride;
-    p.b = gate;
-    p.a = p.rule == HeadRule::delta ? gate + p.value_heads * size : gate;
-    p.b_stride = p.a_stride = gates.stride;
-    p.out = static_cast<float*>(pointer(out));
-    p.out_stride = p.value_heads * p.value_dim;
-    p.out_head_stride = p.value_dim;
+    p = head_scan_over(p, batch, values(x, p.dtype, batch.num_tokens), x.stride,
+                       values(gates, p.dtype, batch.num_tokens), gates.stride,
+                       static_cast<float*>(pointer(out)));
     head_scan(p, batch, own, pointer(memory), stream_of(stream));
 }
 

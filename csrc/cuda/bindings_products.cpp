@@ -68,6 +68,12 @@ void bind_products(py::module_& m) {
               const py::gil_scoped_release released;
               sum_pieces(floats(parts), count, pieces, pointer(y), dtype_of(y_dtype), stream_of(stream));
           });
+    m.def("scale_columns", [](Address x, Address factors, std::int64_t rows, std::int64_t columns, Address y,
+                              int y_dtype, Address stream) {
+        const py::gil_scoped_release released;
+        scale_columns(floats(x), floats(factors), rows, columns, pointer(y), dtype_of(y_dtype),
+                      stream_of(stream));
+    });
     m.def("chain_product", [](const ProductParams& params, Address stream) {
         const py::gil_scoped_release released;
         chain_product(params, stream_of(stream));

@@ -38,6 +38,16 @@ void launch_sum(const float* parts, std::int64_t count, int pieces, Out* y, cuda
                      "sum_pieces", parts, count, pieces, y);
 }
 
+template <class Out>
+__global__ void __launch_bounds__(kChainThreads)
+    scale_columns_kernel(const float* x, const float* factors, std::int64_t count, std::int64_t columns,
+                         Out* y) {
+    let_next_begin();
+    await_before();
+    const std::int64_t at = std::int64_t(blockIdx.x) * kChainThreads + threadIdx.x;
+    if (at < count) y[at] = narrow<Out>(__fmul_rn(x[at], factors[at % columns]));
+}
+
 // A thread computes one element, in float32.
 __global__ void __launch_bounds__(kChainThreads) float_chain_kernel(const __grid_constant__ ProductParams p) {
     const int row = int(blockIdx.x) * kChainThreads + int(threadIdx.x);
@@ -60,6 +70,18 @@ void sum_pieces(const float* parts, std::int64_t count, int pieces, void* y, DTy
     if (count == 0) return;
     if (y_dtype == DType::float32) return launch_sum(parts, count, pieces, static_cast<float*>(y), stream);
     launch_sum(parts, count, pieces, static_cast<__nv_bfloat16*>(y), stream);
+}
+
+void scale_columns(const float* x, const float* factors, std::int64_t rows, std::int64_t columns, void* y,
+                   DType y_dtype, cudaStream_t stream) {
+    const std::int64_t count = rows * columns;
+    if (count == 0) return;
+    const dim3 blocks(unsigned((count + kChainThreads - 1) / kChainThreads));
+    with_element(y_dtype, [&](auto element) {
+        using Out = decltype(element);
+        launch_dependent(scale_columns_kernel<Out>, blocks, kChainThreads, 0, stream, "scale_columns", x,
+                         factors, count, columns, static_cast<Out*>(y));
+    });
 }
 
 void chain_product(const ProductParams& p, cudaStream_t stream) {

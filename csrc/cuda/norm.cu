@@ -134,7 +134,9 @@ __global__ void __launch_bounds__(kWideThreads) silu_mul_kernel(SiluMulParams p)
     load<kStep>(static_cast<const T*>(p.gate) + row * p.gate_stride + column, gate);
     load<kStep>(static_cast<const T*>(p.up) + row * p.up_stride + column, up);
 #pragma unroll
-    for (int i = 0; i < kStep; ++i) gate[i] = gate[i] / (1.0f + expf(-gate[i])) * up[i];
+    for (int i = 0; i < kStep; ++i) {
+        gate[i] = (p.has_silu ? gate[i] / (1.0f + expf(-gate[i])) : gate[i]) * up[i];
+    }
     store<kStep>(gate, static_cast<T*>(p.y) + row * p.y_stride + column);
 }
 

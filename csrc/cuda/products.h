@@ -32,6 +32,11 @@ void chain_product(const ProductParams& params, cudaStream_t stream);
 void sum_pieces(const float* parts, std::int64_t count, int pieces, void* y, DType y_dtype,
                 cudaStream_t stream);
 
+// Computes y[row, column] = x[row, column] * factors[column], rounded once. x: (rows, columns) float32,
+// contiguous like y, and may be y.
+void scale_columns(const float* x, const float* factors, std::int64_t rows, std::int64_t columns, void* y,
+                   DType y_dtype, cudaStream_t stream);
+
 // Returns true if `in` inputs can be cut into `pieces` pieces.
 bool takes_pieces(int in, int pieces);
 

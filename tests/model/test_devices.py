@@ -139,10 +139,9 @@ class FakeCuda:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.current = SimpleNamespace(name="passes")
-        self.made = iter(("out", "in"))
 
-    def Stream(self, device: object) -> Any:
-        name = next(self.made)
+    def own_stream(self, device: object, purpose: str) -> Any:
+        name = purpose.removeprefix("copy ")
         return SimpleNamespace(
             name=name,
             wait_stream=lambda other: self.lines.append(f"{name} waits for {other.name}"),
@@ -175,6 +174,7 @@ class FakeCuda:
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     fake = FakeCuda()
     monkeypatch.setattr(host_copies.torch, "cuda", fake)
+    monkeypatch.setattr(host_copies, "own_stream", fake.own_stream)
     fake.current.wait_event = lambda event: fake.lines.append("passes wait for an event")
     return fake
 

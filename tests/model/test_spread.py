@@ -19,6 +19,7 @@ import torch
 from apcbatch import Engine
 from apcbatch.engine.snapshot_arrays import slot_in_memory
 from apcbatch.errors import ModelError, UsageError
+from apcbatch.model import peer_transfer
 from apcbatch.model.arena import StateArena, Tensors
 from apcbatch.model.devices import choose_devices
 from apcbatch.model.families import load_model_config, state_layout
@@ -195,8 +196,8 @@ def test_a_tensor_that_goes_to_another_device_waits_for_nothing_else(monkeypatch
         lines.append(line)
         return f"the {line}"
 
-    def stream(device: object) -> Any:
-        name = f"passes of {device}" if current else next(names)
+    def stream(device: object, purpose: str = "") -> Any:
+        name = {"send": "leaving", "receive": "arriving", "": f"passes of {device}"}[purpose]
         return SimpleNamespace(
             name=name,
             wait_stream=lambda other: lines.append(f"{name} waits for {other.name}"),
@@ -204,8 +205,7 @@ def test_a_tensor_that_goes_to_another_device_waits_for_nothing_else(monkeypatch
             record_event=lambda: noted(f"event on {name}"),
         )
 
-    names = iter(("leaving", "arriving"))
-    monkeypatch.setattr(torch.cuda, "Stream", stream)
+    monkeypatch.setattr(peer_transfer, "own_stream", stream)
     hop = Hop(torch.device("cuda", 0), torch.device("cuda", 1))
     current.append("passes")
     monkeypatch.setattr(torch.cuda, "current_stream", stream)

@@ -12,7 +12,6 @@ import torch
 from apcbatch import _C
 from apcbatch.kernels.layer import Residual
 from apcbatch.kernels.processor import set_isa
-from apcbatch.kernels.ragged import Ragged
 from apcbatch.model.batch import Batch
 from tests.kernels.recurrent import ragged, same_bits
 from tests.model.passes import PASSES, Loaded
@@ -134,17 +133,16 @@ def test_refuses_what_does_not_fit(tiny_checkpoint: Callable[..., Path]) -> None
 def test_a_call_for_all_mixers_stands_for_the_layers(
     tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Catches a device's call for all mixers that is not made, mixers that run twice or not at all, and a call that
-    hides layers from whoever observes the ops or is told of each layer."""
+    """Catches a device's call for all mixers that is not made, mixers that run twice, and a call that hides layers from
+    whoever observes the ops or is told of each layer."""
     loaded, asked, moved = Loaded(tiny_checkpoint("mamba")), [], []
     model = loaded.model
     mixers = [entry.block.part for layer in model.layers for entry in layer]
 
-    def at_once(residual: Residual, batch: Ragged) -> bool:
-        asked.append(batch.num_tokens)
-        for mixer in mixers if batch.num_tokens < 10 else []:
-            mixer(residual, batch)
-        return batch.num_tokens < 10
+    def at_once(residual: Residual, batch: Batch) -> None:
+        asked.append(batch.ragged.num_tokens)
+        for mixer in mixers:
+            mixer(residual, batch.ragged)
 
     for lengths in ([4, 1], [20, 3]):
         batch, before = loaded.batch([0, 7], lengths), {name: part.clone() for name, part in loaded.states.items()}

@@ -8,17 +8,19 @@ from typing import ClassVar
 
 import torch
 
-from apcbatch.kernels.backend import NOT_FUSED, BackendOf, KindOnDevice, StackEntry
+from apcbatch.kernels.backend import BackendOf, KindOnDevice, StackEntry
+from apcbatch.kernels.cuda.attention import DeviceAttention
 from apcbatch.kernels.cuda.feed_forward import DeviceMixture, DeviceMlp
 from apcbatch.kernels.cuda.fixed_order import FixedOrderProducts
 from apcbatch.kernels.cuda.head_mixer import DeviceHeadMixer
 from apcbatch.kernels.cuda.linear import DeviceLinear, pack_linear
-from apcbatch.kernels.cuda.mamba import DeviceMamba, DeviceMambaStack
+from apcbatch.kernels.cuda.mamba import DeviceMamba
 from apcbatch.kernels.cuda.ops import CudaOps
+from apcbatch.kernels.cuda.program import DeviceStack
 from apcbatch.kernels.cuda.short_conv import DeviceShortConv
 
 # Increment with each change to a CUDA kernel that changes a bit of any result.
-CUDA_NUMERICS_VERSION = 5
+CUDA_NUMERICS_VERSION = 6
 
 
 class CudaBackend(CudaOps, BackendOf[DeviceLinear]):
@@ -36,9 +38,9 @@ class CudaBackend(CudaOps, BackendOf[DeviceLinear]):
         "normless_mamba2": KindOnDevice(DeviceHeadMixer),
         "delta": KindOnDevice(DeviceHeadMixer),
         "short_conv": KindOnDevice(DeviceShortConv),
-        "attention": NOT_FUSED,
-        "gated_attention": NOT_FUSED,
-        "rotary_attention": NOT_FUSED,
+        "attention": KindOnDevice(DeviceAttention),
+        "gated_attention": KindOnDevice(DeviceAttention),
+        "rotary_attention": KindOnDevice(DeviceAttention),
         "mlp": KindOnDevice(DeviceMlp),
         "mixture": KindOnDevice(DeviceMixture),
         "normalised_mixture": KindOnDevice(partial(DeviceMixture, is_normalised=True)),
@@ -62,8 +64,6 @@ class CudaBackend(CudaOps, BackendOf[DeviceLinear]):
         """Prepare weights (out, in), of any stride, for `linear`: see BackendOf."""
         return pack_linear(weight.to(dtype or weight.dtype), self.exact, self._products, scale)
 
-    def layer_stack(self, layers: Sequence[Sequence[StackEntry]]) -> DeviceMambaStack | None:
-        """Make the call that runs all layers of a model with only Mamba mixers. Returns None for other models."""
-        mixers = [entry.part for layer in layers for entry in layer]
-        are_alone = all(len(layer) == 1 for layer in layers) and all(isinstance(one, DeviceMamba) for one in mixers)
-        return DeviceMambaStack(mixers) if are_alone else None
+    def layer_stack(self, layers: Sequence[Sequence[StackEntry]], hidden: int) -> DeviceStack:
+        """See BackendOf."""
+        return DeviceStack([entry for layer in layers for entry in layer], hidden, self.device)

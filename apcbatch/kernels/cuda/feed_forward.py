@@ -13,6 +13,7 @@ from apcbatch.kernels.cuda.experts import GroupedExperts
 from apcbatch.kernels.cuda.extension import current_stream, extension
 from apcbatch.kernels.cuda.linear import DeviceLinear
 from apcbatch.kernels.cuda.ops import ops
+from apcbatch.kernels.cuda.program import Program, require
 from apcbatch.kernels.layer import Expert, PreNorm, Residual, SigmoidRouting
 from apcbatch.kernels.ragged import Ragged
 
@@ -75,6 +76,15 @@ class DeviceMlp:
         if self._gate is not None:
             y.mul_(ops.linear(x, self._gate, out_dtype=torch.float32).sigmoid_())  # (t, h) * (t, 1)
         residual.leave(y)
+
+    def list_launches(self, program: Program) -> None:
+        """See apcbatch.kernels.cuda.program.Listed."""
+        expert, f = self._expert, self._expert.down.in_features
+        require(self._gate is None and expert.is_gated)
+        gate_up = program.product(program.normed(self._norm, expert.down.dtype), expert.gate_up)
+        inner = program.rows(f, gate_up.dtype)
+        program.launches.multiply(f, gate_up.given, gate_up.columns(f).given, True, inner.given)
+        program.leave(inner, expert.down)
 
 
 class DeviceMixture:

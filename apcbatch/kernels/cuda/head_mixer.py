@@ -13,6 +13,7 @@ from apcbatch.kernels.cuda.batch import DeviceBatch, batch_on
 from apcbatch.kernels.cuda.extension import DTYPE_CODES, current_stream, extension
 from apcbatch.kernels.cuda.linear import DeviceLinear
 from apcbatch.kernels.cuda.ops import ops
+from apcbatch.kernels.cuda.program import Program, is_parameter, require
 from apcbatch.kernels.layer import DeltaNetWeights, Mamba2Weights, PreNorm, Residual
 from apcbatch.kernels.ragged import Ragged
 
@@ -68,6 +69,34 @@ class DeviceHeadMixer:
         y = self.gated_norm(y, projected[:, self._channels : self._channels + self._values])
         residual.leave(ops.linear(y, w.out_proj, out_dtype=torch.float32))  # (t, Hv V) -> (t, h)
 
+    def list_launches(self, program: Program) -> None:
+        """See apcbatch.kernels.cuda.program.Listed."""
+        w, launches, dtype, device = self._weights, program.launches, self._weights.in_proj.dtype, program.device
+        channels, values, (_, width) = self._channels, self._values, w.conv_weight.shape
+        require(is_parameter(w.conv_weight, (channels, width), device) and 1 <= width <= extension().MOST_TAPS)
+        require(is_parameter(self._conv_bias, (channels,), device))
+        conv = slot_stride(self._conv, (width - 1, channels), dtype, device)
+        program.keeps(self._conv, self._state)
+        projected = program.product(program.normed(self._norm, dtype), w.in_proj)
+        x = program.rows(channels, dtype)
+        weight = w.conv_weight.data_ptr(), width, DTYPE_CODES[torch.float32]
+        state = self._conv.data_ptr(), conv, DTYPE_CODES[dtype]
+        launches.conv(weight, address(self._conv_bias), state, channels, width, True, projected.given, x.given)
+        memory = program.rows(extension().head_scan_bytes(self._params, 1) // 4, torch.float32)
+        y, gates = program.rows(values, torch.float32), projected.columns(channels + values)
+        launches.scan_heads(self._params, x.given, gates.given, memory.given, y.given)
+        normed, gate = program.rows(values, dtype), projected.columns(channels)
+        heads, columns, *norm = self._gated_norm
+        launches.gate(heads, columns, *norm, y.given, gate.given, normed.given)
+        program.leave(normed, w.out_proj)
+
+    @property
+    def _gated_norm(self) -> tuple[int, int, int, int, float, bool]:
+        """Parameters of the gated norm: heads, columns of each, address and stride of the weight, eps, gate_first."""
+        w, columns = self._weights, self._values // self._normed_heads
+        stride, gate_first = (columns, w.gate_first) if isinstance(w, Mamba2Weights) else (0, False)
+        return self._normed_heads, columns, address(w.norm), stride, w.norm_eps, gate_first
+
     def scan(self, x: torch.Tensor, gates: torch.Tensor, batch: DeviceBatch, own: int = 0) -> torch.Tensor:
         """Run the recurrence. x: (t, c), columns of q, k, v. gates: (t, 2 Hv), columns of b, a; in Mamba-2 (t, H), of
         dt. own: columns of a thread, 1, 2 or 4; 0: chosen. Returns o, (t, Hv V) float32."""
@@ -85,12 +114,9 @@ class DeviceHeadMixer:
         """Compute the gated RMS norm over the columns of each head, in Mamba-2 over those of each group: see
         apcbatch.kernels.cpu.head_scan. x: (t, Hv V) float32 contiguous. gate: (t, Hv V). Returns (t, Hv V) in gate's
         dtype."""
-        w, heads = self._weights, self._normed_heads
         y = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
-        t, columns = len(x), self._values // heads
-        stride, gate_first = (columns, w.gate_first) if isinstance(w, Mamba2Weights) else (0, False)
-        norm = address(w.norm), stride, w.norm_eps, gate_first
+        heads, columns, *norm = self._gated_norm
         views = view(x, "x", DTYPE_CODES), view(gate, "gate", DTYPE_CODES), *norm, view(y, "y", DTYPE_CODES)
         with torch.cuda.device(x.device):
-            extension().gated_norm(t, heads, columns, *views, current_stream())
+            extension().gated_norm(len(x), heads, columns, *views, current_stream())
         return y

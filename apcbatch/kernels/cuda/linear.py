@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from apcbatch.kernels.cuda.extension import DTYPE_CODES, current_stream, extension
 from apcbatch.kernels.cuda.fixed_order import FixedOrderProducts, pieces_of
 
 FIXED_ORDER_ROWS = 128  # up to this number, inexact products use fixed order too, as it is no slower
@@ -82,7 +83,7 @@ def product(x: torch.Tensor, packed: DeviceLinear, out_dtype: torch.dtype, bias:
     else:
         y = _product(x, packed.weight, summed)
     if packed.scale is not None:
-        y = y.mul_(packed.scale).to(out_dtype)
+        y = _scaled(y, packed.scale, out_dtype)
     return y if bias is None else y.add_(bias.to(y.dtype))
 
 
@@ -90,6 +91,15 @@ def _product(x: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype) -> t
     if out_dtype == x.dtype:
         return torch.mm(x, weight.t())
     return torch.mm(x, weight.t(), out_dtype=out_dtype)
+
+
+def _scaled(sums: torch.Tensor, scale: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
+    """Multiply float32 sums (t, out) by a factor for each column, and round once."""
+    y = sums if out_dtype == torch.float32 else torch.empty(sums.shape, dtype=out_dtype, device=sums.device)
+    result = y.data_ptr(), DTYPE_CODES[out_dtype]
+    with torch.cuda.device(sums.device):
+        extension().scale_columns(sums.data_ptr(), scale.data_ptr(), *sums.shape, *result, current_stream())
+    return y
 
 
 def _padded_product(x: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:

@@ -1,19 +1,19 @@
 """Mamba-1 mixer on a CUDA device. Arguments and results: apcbatch.kernels.cpu.mamba.
 
-A mixer runs as one C++ call that launches all kernels (apcbatch.kernels.cuda.compiled_mamba), or else op by op.
+A mixer runs in a program (apcbatch.kernels.cuda.program), or else op by op, with fused kernels for few sequences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
+from apcbatch.kernels.arguments import address, slot_stride
 from apcbatch.kernels.cuda.batch import DeviceBatch, batch_on
-from apcbatch.kernels.cuda.compiled_mamba import CompiledMambaStack, compile_mamba
+from apcbatch.kernels.cuda.extension import DTYPE_CODES, extension
 from apcbatch.kernels.cuda.few_rows import FewRows
 from apcbatch.kernels.cuda.linear import DeviceLinear
 from apcbatch.kernels.cuda.ops import ops
+from apcbatch.kernels.cuda.program import Program, Rows, is_parameter, require
 from apcbatch.kernels.layer import MambaWeights, PreNorm, Residual
 from apcbatch.kernels.ragged import Ragged
 
@@ -28,16 +28,9 @@ class DeviceMamba:
     ) -> None:
         self.norm, self.weights, self.ssm, self.conv = norm, weights, ssm, conv
         self.few_rows = FewRows(weights, ssm, conv)
-        self.compiled = compile_mamba(norm, weights, ssm, conv)
-        self._compiled_stack = DeviceMambaStack([self])
 
     def __call__(self, residual: Residual, batch: Ragged | DeviceBatch) -> None:
         batch = batch_on(residual.sum.device, batch)
-        if not self._compiled_stack(residual, batch):
-            self._one_by_one(residual, batch)
-
-    def _one_by_one(self, residual: Residual, batch: DeviceBatch) -> None:
-        """Run the mixer op by op, with fused kernels for few sequences."""
         w, few = self.weights, self.few_rows.takes(batch)
         h = ops.normed(residual, self.norm, w.in_proj.dtype)
         x, z = self.few_rows.convolved(h, batch) if few else self._convolved(h, batch)  # (t, h) -> (t, d) each
@@ -72,14 +65,32 @@ class DeviceMamba:
         dt = ops.linear(dt, w.dt_proj)  # (t, r) -> (t, d)
         return ops.selective_scan(x, dt, w.A, b, c, w.D, z, w.dt_bias, self.ssm, batch)
 
-
-class DeviceMambaStack:
-    """All layers of a model with only Mamba mixers: see BackendOf.layer_stack."""
-
-    def __init__(self, mixers: Sequence[DeviceMamba]) -> None:
-        self._few_rows = mixers[0].few_rows
-        self._compiled = CompiledMambaStack([mixer.compiled for mixer in mixers])
-
-    def __call__(self, residual: Residual, ragged: Ragged | DeviceBatch) -> bool:
-        batch = batch_on(residual.sum.device, ragged)
-        return not self._few_rows.takes(batch) and self._compiled(residual, batch)
+    def list_launches(self, program: Program) -> None:
+        """See apcbatch.kernels.cuda.program.Listed."""
+        w, launches, dtype, device = self.weights, program.launches, self.weights.in_proj.dtype, program.device
+        (n, d), r, width = w.A.shape, w.dt_proj.in_features, w.conv_weight.shape[1]
+        require(w.in_bias is None and w.out_bias is None)
+        require(1 <= width <= extension().MOST_TAPS and 1 <= n <= extension().MOST_STATES)
+        parameters = (w.conv_weight, (d, width)), (w.conv_bias, (d,)), (w.A, (n, d)), (w.D, (d,)), (w.dt_bias, (d,))
+        require(all(is_parameter(tensor, shape, device) for tensor, shape in parameters))
+        code, float32 = DTYPE_CODES[dtype], DTYPE_CODES[torch.float32]
+        conv = self.conv.data_ptr(), slot_stride(self.conv, (width - 1, d), dtype, device), code
+        ssm = self.ssm.data_ptr(), slot_stride(self.ssm, (n, d), torch.float32, device), float32
+        program.keeps(self.conv, self.ssm)
+        xz = program.product(program.normed(self.norm, dtype), w.in_proj)
+        x = program.rows(d, dtype)
+        weight = w.conv_weight.data_ptr(), width, float32
+        launches.conv(weight, address(w.conv_bias), conv, d, width, True, xz.given, x.given)
+        low = program.product(x, w.x_proj)
+        parts: tuple[Rows, ...] = (low, low.columns(r), low.columns(r + n))  # dt, B, C
+        if w.norms is not None:
+            sizes = r, n, n
+            require(all(is_parameter(norm, (size,), device) for norm, size in zip(w.norms, sizes, strict=True)))
+            norms = [(address(norm), w.norm_eps, size) for norm, size in zip(w.norms, sizes, strict=True)]
+            normed = tuple(program.rows(size, dtype) for size in sizes)
+            launches.norms(norms, [part.given for part in parts], [part.given for part in normed])
+            parts = normed
+        dt, b, c = program.product(parts[0], w.dt_proj), parts[1].given, parts[2].given
+        y, parameters_of_scan = program.rows(d, dtype), (w.A.data_ptr(), w.D.data_ptr(), w.dt_bias.data_ptr())
+        launches.scan(*parameters_of_scan, ssm, d, n, x.given, dt.given, b, c, xz.columns(d).given, y.given)
+        program.leave(y, w.out_proj)

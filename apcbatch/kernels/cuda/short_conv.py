@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from apcbatch.kernels.arguments import slot_stride
 from apcbatch.kernels.cuda.batch import DeviceBatch, batch_on
+from apcbatch.kernels.cuda.extension import DTYPE_CODES, extension
 from apcbatch.kernels.cuda.linear import DeviceLinear
 from apcbatch.kernels.cuda.ops import ops
+from apcbatch.kernels.cuda.program import Program, is_parameter, require
 from apcbatch.kernels.layer import PreNorm, Residual, ShortConvWeights
 from apcbatch.kernels.ragged import Ragged
 
@@ -25,3 +28,19 @@ class DeviceShortConv:
         B, C, x = ops.linear(normed, w.in_proj).chunk(3, 1)  # (t, h) -> (t, 3h)
         y = ops.causal_conv(B * x, w.conv_weight, None, self._conv, batch, has_silu=False)
         residual.leave(ops.linear(C * y, w.out_proj, out_dtype=torch.float32))  # (t, h) -> (t, h)
+
+    def list_launches(self, program: Program) -> None:
+        """See apcbatch.kernels.cuda.program.Listed."""
+        w, launches, dtype, device = self._weights, program.launches, self._weights.in_proj.dtype, program.device
+        h, width = w.conv_weight.shape
+        require(is_parameter(w.conv_weight, (h, width), device) and 1 <= width <= extension().MOST_TAPS)
+        state = self._conv.data_ptr(), slot_stride(self._conv, (width - 1, h), dtype, device), DTYPE_CODES[dtype]
+        weight = w.conv_weight.data_ptr(), width, DTYPE_CODES[torch.float32]
+        program.keeps(self._conv)
+        projected = program.product(program.normed(self._norm, dtype), w.in_proj)
+        B, C, x = projected, projected.columns(h), projected.columns(2 * h)
+        product, y, gated = (program.rows(h, dtype) for _ in range(3))
+        launches.multiply(h, B.given, x.given, False, product.given)
+        launches.conv(weight, 0, state, h, width, False, product.given, y.given)
+        launches.multiply(h, C.given, y.given, False, gated.given)
+        program.leave(gated, w.out_proj)

@@ -1,0 +1,204 @@
+"""Launch all kernels of consecutive sub-blocks on a CUDA device by one C++ call, to save host time and release the GIL.
+
+Invariant: it launches the same kernels as the ops one by one, so the bits are equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from apcbatch.kernels.backend import StackEntry
+from apcbatch.kernels.cuda.batch import DeviceBatch, batch_on
+from apcbatch.kernels.cuda.extension import ALIGNMENT, DTYPE_CODES, current_stream, extension
+from apcbatch.kernels.cuda.fixed_order import FixedOrderProducts, ProductShape
+from apcbatch.kernels.cuda.linear import DeviceLinear
+from apcbatch.kernels.layer import PreNorm, Residual
+
+
+class UnlistedError(Exception):
+    """The launches of a sub-block cannot be listed: its ops run one by one."""
+
+
+class Rows(NamedTuple):
+    """A matrix (t, columns) in the workspace of a pass. buffer: its number. begin: first column in the buffer. stride:
+    columns of the buffer."""
+
+    buffer: int
+    begin: int
+    stride: int
+    dtype: torch.dtype
+
+    def columns(self, begin: int) -> Rows:
+        """Return the columns from `begin` on."""
+        return self._replace(begin=self.begin + begin)
+
+    @property
+    def given(self) -> Any:
+        """The rows as the extension takes them."""
+        return extension().Rows(self.buffer, self.begin, self.stride, DTYPE_CODES[self.dtype])
+
+
+class Program:
+    """Launches of consecutive sub-blocks. hidden: columns of the residual stream. device: where the weights are.
+
+    A sub-block lists its launches once (`Listed.list_launches`), by the methods here and those of `launches`.
+    """
+
+    def __init__(self, hidden: int, device: torch.device) -> None:
+        self.launches = extension().Program()
+        self.hidden, self.device = hidden, device
+        self._products: FixedOrderProducts | None = None
+        self._weights: DeviceLinear | None = None
+        self._shapes: dict[ProductShape, int] = {}
+        self._slots: list[int] = []  # numbers of state slots
+        self._has_attention = False
+
+    def add(self, part: Listed) -> bool:
+        """Add a sub-block's launches. Returns False, with nothing added, if they cannot be listed."""
+        count, shapes = self.launches.size(), dict(self._shapes)
+        self.launches.begin()
+        try:
+            part.list_launches(self)
+        except UnlistedError:
+            self.launches.truncate(count)
+            self._shapes = shapes
+            return False
+        return True
+
+    def rows(self, columns: int, dtype: torch.dtype) -> Rows:
+        """Make a matrix (t, columns) that only this sub-block uses."""
+        return Rows(self.launches.buffer(columns * dtype.itemsize), 0, columns, dtype)
+
+    def normed(self, norm: PreNorm, dtype: torch.dtype) -> Rows:
+        """Add the pending delta to the residual stream, and return its norm."""
+        require(norm.weight.dtype == torch.float32)
+        y = self.rows(self.hidden, dtype)
+        self.launches.norm((norm.weight.data_ptr(), norm.eps, self.hidden), y.given)
+        return y
+
+    def product(self, x: Rows, packed: DeviceLinear) -> Rows:
+        """Multiply by weights (out, in), and return (t, out) in x's dtype."""
+        y = self.rows(packed.out_features, x.dtype)
+        self._multiply(x, packed, y)
+        return y
+
+    def leave(self, x: Rows, packed: DeviceLinear) -> None:
+        """Multiply by weights (h, in), and leave the result as the residual's delta."""
+        require(packed.out_features == self.hidden)
+        self._multiply(x, packed, Rows(extension().LEFT, 0, self.hidden, torch.float32))
+
+    def keeps(self, *states: torch.Tensor) -> None:
+        """Note state tensors, whose first dimension is the slot."""
+        self._slots += [state.shape[0] for state in states]
+
+    def attends(self) -> None:
+        """Note that the launches need the locations of keys and values."""
+        self._has_attention = True
+
+    def _multiply(self, x: Rows, packed: DeviceLinear, y: Rows) -> None:
+        size, is_packed = x.dtype.itemsize, x.stride == packed.in_features
+        is_aligned = x.begin * size % ALIGNMENT == 0 and (is_packed or x.stride * size % ALIGNMENT == 0)
+        require(packed.fixed_order is not None and packed.dtype == x.dtype and is_aligned)
+        self._products, self._weights = packed.fixed_order, packed
+        summed = y
+        if packed.scale is not None and y.dtype != torch.float32:
+            summed = self.rows(packed.out_features, torch.float32)
+        out, inputs, pieces = packed.out_features, packed.in_features, packed.pieces
+        shape = ProductShape(out, inputs, pieces, packed.dtype, summed.dtype, is_packed)
+        kernel = self._shapes.setdefault(shape, len(self._shapes))
+        self.launches.product((packed.weight.data_ptr(), out, inputs, pieces), kernel, x.given, summed.given)
+        if packed.scale is not None:
+            self.launches.scale(packed.scale.data_ptr(), out, summed.given, y.given)
+
+    def __call__(self, residual: Residual, batch: Any) -> bool:
+        """Run the sub-blocks. batch: as in apcbatch.model.batch.Batch. Returns False, with nothing done, if the caller
+        must run them one by one instead: a pass of single tokens, for which there are fused kernels and graphs, no
+        fixed-order product for this number of rows, the kernel of a product not chosen yet, or arguments that do not
+        fit (the ops then raise the error)."""
+        on_device, sums = batch_on(residual.sum.device, batch.ragged), residual.sum
+        rows = on_device.num_tokens
+        if rows == on_device.num_sequences or not self._fit(sums, on_device) or self._weights is None:
+            return False
+        products = self._weights.fixed_order_for(rows)
+        if products is None:
+            return False
+        kernels = [products.kernel(shape, rows) for shape in self._shapes]
+        lists, pages = self._lists(batch) if self._has_attention else ([0] * 4, 0)
+        if None in kernels or lists is None:
+            return False
+        workspace = torch.empty(self.launches.workspace_bytes(rows, kernels), dtype=torch.uint8, device=sums.device)
+        left = torch.empty_like(sums)
+        delta = residual.delta.data_ptr() if residual.has_delta else 0
+        pointers = sums.data_ptr(), delta, left.data_ptr(), workspace.data_ptr()
+        self.launches.run(on_device.params, *pointers, kernels, lists, pages, current_stream())
+        residual.leave(left)
+        return True
+
+    def _fit(self, sums: torch.Tensor, batch: DeviceBatch) -> bool:
+        return (
+            sums.shape == (batch.num_tokens, self.hidden)
+            and batch.num_tokens > 0
+            and batch.max_slot < min(self._slots, default=batch.max_slot + 1)
+            and sums.dtype == torch.float32
+            and sums.is_contiguous()
+            and sums.device == self.device
+            and torch.cuda.current_device() == self.device.index
+        )
+
+    def _lists(self, batch: Any) -> tuple[list[int] | None, int]:
+        """Return the addresses of page_table, context, token_slots and positions, and the pages of a sequence. Returns
+        None in place of the addresses if the lists do not fit."""
+        b, t = batch.ragged.num_sequences, batch.ragged.num_tokens
+        lists = batch.page_table, batch.context, batch.token_slots, batch.positions
+        sizes = (b, batch.page_table.shape[-1]), (b,), (t,), (t,)
+        do_fit = all(
+            one.shape == size and one.dtype == torch.int64 and one.is_contiguous() and one.device == self.device
+            for one, size in zip(lists, sizes, strict=True)
+        )
+        return [one.data_ptr() for one in lists] if do_fit else None, batch.page_table.shape[-1]
+
+
+class Listed(Protocol):
+    """Sub-block whose launches a Program can list."""
+
+    def list_launches(self, program: Program) -> None:
+        """Add the launches to the program. Raises UnlistedError."""
+
+
+def require(is_listed: bool) -> None:
+    """Raise UnlistedError unless is_listed."""
+    if not is_listed:
+        raise UnlistedError
+
+
+def is_parameter(tensor: torch.Tensor | None, shape: tuple[int, ...], device: torch.device) -> bool:
+    """Return True if a tensor is a kernel's parameter: float32, contiguous, of this shape, on the device; or None."""
+    if tensor is None:
+        return True
+    is_laid_out = tensor.shape == shape and tensor.is_contiguous()
+    return is_laid_out and tensor.dtype == torch.float32 and tensor.device == device
+
+
+class DeviceStack:
+    """See apcbatch.kernels.backend.LayerStack. Each group of consecutive sub-blocks that can be listed is one call."""
+
+    def __init__(self, entries: Sequence[StackEntry], hidden: int, device: torch.device) -> None:
+        self._groups: list[tuple[Program | None, list[StackEntry]]] = []
+        for entry in entries:
+            may_be_listed = hasattr(entry.part, "list_launches") and not entry.is_beside
+            last = self._groups[-1][0] if self._groups else None
+            if may_be_listed and last is not None and last.add(entry.part):
+                self._groups[-1][1].append(entry)
+                continue
+            program = Program(hidden, device)
+            is_listed = may_be_listed and program.add(entry.part)
+            self._groups.append((program if is_listed else None, [entry]))
+
+    def __call__(self, residual: Residual, batch: Any) -> None:
+        for program, entries in self._groups:
+            if program is None or not program(residual, batch):
+                for entry in entries:
+                    entry.run(residual, batch)
