@@ -54,7 +54,7 @@ class Batch:
 
     @cached_property
     def positions(self) -> torch.Tensor:
-        """Absolute position of each token, (t,) int64."""
+        """Absolute position of each token, (t,) int64, computed once for the sub-blocks of a pass."""
         offsets, t = self.cu_seqlens, self.token_ids.numel()
         first = (self.context - offsets[:-1]).repeat_interleave(offsets.diff(), output_size=t)
         return first + torch.arange(t, device=first.device)

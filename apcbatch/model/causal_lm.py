@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -268,6 +268,7 @@ class CausalLM:
     def _run(self, batch: Batch, entering: torch.Tensor | None) -> Residual:
         """Run the embedding and the layers."""
         ops = self.backend
+        batch = replace(batch)  # a copy without positions yet, since a batch's lists may be refilled between passes
         residual = ops.residual(self._embed(batch.tokens) if entering is None else entering, batch.present)
         is_watched = ops.is_observed or self.on_layer is not None
         if self._layer_stack is not None and not is_watched:

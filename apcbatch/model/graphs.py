@@ -11,7 +11,6 @@ import gc
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from threading import Lock
 from typing import Any
@@ -122,7 +121,7 @@ class _Graph:
     def _pass(self) -> torch.Tensor:
         self._lists.copy_to(batch_on(self._device, self._batch.ragged))
         entering = None if self._entering is None else self._entering.clone()  # the pass changes it in place
-        return self._model.forward(replace(self._batch), entering)  # a new Batch has no positions yet
+        return self._model.forward(self._batch, entering)
 
     def replay(self, batch: Batch, entering: torch.Tensor | None = None) -> torch.Tensor:
         """Queue a replay for the batch. Return its logits or residual stream, which the next replay overwrites."""
