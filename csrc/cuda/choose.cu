@@ -153,10 +153,17 @@ template <int kBlocks>
 __global__ void __launch_bounds__(kRowThreads) logprob_kernel(const __grid_constant__ LogprobParams p) {
     __shared__ Found found, all;  // by this block; by all blocks of the row
     const auto found_by = [&](int block) -> const Found& {
+#if __CUDA_ARCH__ >= 900
         if constexpr (kBlocks > 1) return *cooperative_groups::this_cluster().map_shared_rank(&found, block);
+#endif
         return found;
     };
-    const auto meet = [] { kBlocks > 1 ? cooperative_groups::this_cluster().sync() : __syncthreads(); };
+    const auto meet = [] {
+#if __CUDA_ARCH__ >= 900
+        if constexpr (kBlocks > 1) return cooperative_groups::this_cluster().sync();
+#endif
+        __syncthreads();
+    };
     const std::int64_t row = blockIdx.x / kBlocks;
     const int first = int(blockIdx.x % kBlocks) * kRowThreads + int(threadIdx.x);
     const bool writes = first == 0;
