@@ -45,8 +45,8 @@ NOT_FUSED = KindOnDevice(None)
 
 class StackEntry(NamedTuple):
     """Sub-block in a stack. part: its fused form; None: it has none. is_beside: run it in parallel with the previous
-    sub-block, on the same residual, and add both outputs. run(residual, batch): runs the sub-block alone, with what
-    is_beside needs."""
+    sub-block, on the same residual, and add both outputs. run(residual, batch): runs this sub-block by itself, and if
+    is_beside adds the outputs."""
 
     part: Any
     is_beside: bool
@@ -122,8 +122,8 @@ class BackendOf(Ops[LinearT]):
         return None if make is None else make(norm, *weights_and_state)
 
     def layer_stack(self, layers: Sequence[Sequence[StackEntry]], hidden: int) -> LayerStack | None:
-        """Make the call that runs all layers on a residual and a model's Batch, with fewer calls than the sub-blocks
-        one by one and the same bits. Returns None if the device has none. hidden: columns of the residual."""
+        """Make the call that runs all layers on a residual and a model's Batch. It launches several sub-blocks at once,
+        with the same bits as one by one. Returns None if the device has none. hidden: columns of the residual."""
         return None
 
     def pass_stack(

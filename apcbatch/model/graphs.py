@@ -141,9 +141,9 @@ class _Graph:
 
 @contextmanager
 def _capturing(device: torch.device) -> Iterator[torch.cuda.Stream]:
-    """Run the block's work on the device's stream for captures, after the current stream's work and before its later
-    work. No garbage is collected meanwhile: a graph in it, such as that of an engine that was dropped, cannot be
-    destroyed during a capture, which would fail."""
+    """Submit the block's work to the device's stream for captures: after work submitted to the current stream before,
+    and before work submitted to it later. Disables garbage collection meanwhile, since destroying a graph, such as that
+    of a dropped engine, makes a capture fail."""
     current, side = torch.cuda.current_stream(device), own_stream(device, "capture")
     with _CAPTURE:
         collects = gc.isenabled()

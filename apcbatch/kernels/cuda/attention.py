@@ -1,4 +1,4 @@
-"""Attention mixers on a CUDA device inside a program; elsewhere they run op by op (apcbatch.model.attention)."""
+"""Attention mixers in a program on a CUDA device. Outside a program they run op by op (apcbatch.model.attention)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class DeviceAttention:
         program.leave(y, w.o_proj)
 
     def _rotated(self, program: Program, x: Rows, heads: int, weight: torch.Tensor | None) -> Rows:
-        """Add the norm and rotary position embedding of some heads."""
+        """Add the norm and rotary position embedding of x, (t, heads * head_dim). Returns the result."""
         norms, head_dim = self._weights.norms, self._k_cache.shape[3]
         assert norms is not None
         require(is_parameter(weight, (head_dim,), program.device) and norms.steps.device == program.device)

@@ -13,7 +13,7 @@ import torch
 from apcbatch.kernels.backend import StackEntry
 from apcbatch.kernels.cuda.batch import DeviceBatch, batch_on
 from apcbatch.kernels.cuda.extension import ALIGNMENT, DTYPE_CODES, current_stream, extension
-from apcbatch.kernels.cuda.fixed_order import FixedOrderProducts, ProductShape
+from apcbatch.kernels.cuda.fixed_order import ProductShape
 from apcbatch.kernels.cuda.linear import DeviceLinear
 from apcbatch.kernels.layer import PreNorm, Residual
 
@@ -43,15 +43,16 @@ class Rows(NamedTuple):
 
 class Program:
     """Launches of consecutive sub-blocks. hidden: columns of the residual stream. device: where the weights are.
+    launches: the compiled module's list, csrc/cuda/program.h.
 
-    A sub-block lists its launches once (`Listed.list_launches`), by the methods here and those of `launches`.
+    A sub-block adds its launches once (`Listed.list_launches`): products and norms of the residual by the methods here,
+    which check the operands, others by those of `launches`.
     """
 
     def __init__(self, hidden: int, device: torch.device) -> None:
         self.launches = extension().Program()
         self.hidden, self.device = hidden, device
-        self._products: FixedOrderProducts | None = None
-        self._weights: DeviceLinear | None = None
+        self._weights: DeviceLinear | None = None  # of one of the products
         self._shapes: dict[ProductShape, int] = {}
         self._slots: list[int] = []  # numbers of state slots
         self._has_attention = False
@@ -69,40 +70,41 @@ class Program:
         return True
 
     def rows(self, columns: int, dtype: torch.dtype) -> Rows:
-        """Make a matrix (t, columns) that only this sub-block uses."""
+        """Allocate a matrix (t, columns) of the workspace, for this sub-block only."""
         return Rows(self.launches.buffer(columns * dtype.itemsize), 0, columns, dtype)
 
     def normed(self, norm: PreNorm, dtype: torch.dtype) -> Rows:
-        """Add the pending delta to the residual stream, and return its norm."""
+        """Add a launch that adds the pending delta to the residual stream and norms the sum. Returns the norm, (t, h)
+        in dtype."""
         require(norm.weight.dtype == torch.float32)
         y = self.rows(self.hidden, dtype)
         self.launches.norm((norm.weight.data_ptr(), norm.eps, self.hidden), y.given)
         return y
 
     def product(self, x: Rows, packed: DeviceLinear) -> Rows:
-        """Multiply by weights (out, in), and return (t, out) in x's dtype."""
+        """Add a product with weights (out, in). Returns (t, out) in x's dtype."""
         y = self.rows(packed.out_features, x.dtype)
         self._multiply(x, packed, y)
         return y
 
     def leave(self, x: Rows, packed: DeviceLinear) -> None:
-        """Multiply by weights (h, in), and leave the result as the residual's delta."""
+        """Add a product with weights (h, in), whose result becomes the residual's delta."""
         require(packed.out_features == self.hidden)
         self._multiply(x, packed, Rows(extension().LEFT, 0, self.hidden, torch.float32))
 
     def keeps(self, *states: torch.Tensor) -> None:
-        """Note state tensors, whose first dimension is the slot."""
+        """Register state tensors (slots, ...), so that a pass with a slot beyond them is refused."""
         self._slots += [state.shape[0] for state in states]
 
     def attends(self) -> None:
-        """Note that the launches need the locations of keys and values."""
+        """Register that the launches need the locations of keys and values."""
         self._has_attention = True
 
     def _multiply(self, x: Rows, packed: DeviceLinear, y: Rows) -> None:
         size, is_packed = x.dtype.itemsize, x.stride == packed.in_features
         is_aligned = x.begin * size % ALIGNMENT == 0 and (is_packed or x.stride * size % ALIGNMENT == 0)
         require(packed.fixed_order is not None and packed.dtype == x.dtype and is_aligned)
-        self._products, self._weights = packed.fixed_order, packed
+        self._weights = packed
         summed = y
         if packed.scale is not None and y.dtype != torch.float32:
             summed = self.rows(packed.out_features, torch.float32)
