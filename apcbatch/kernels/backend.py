@@ -44,9 +44,8 @@ NOT_FUSED = KindOnDevice(None)
 
 
 class StackEntry(NamedTuple):
-    """Sub-block in a stack. part: its fused form; None: it has none. is_beside: run it in parallel with the previous
-    sub-block, on the same residual, and add both outputs. run(residual, batch): runs this sub-block by itself, and if
-    is_beside adds the outputs."""
+    """Sub-block in a stack. part: its fused form, or None. is_beside: whether it runs in parallel with the previous
+    sub-block, on the same residual, so that both outputs are added. run(residual, batch): the call that runs it."""
 
     part: Any
     is_beside: bool

@@ -63,7 +63,7 @@ class _Entry(NamedTuple):
     is_beside: bool
 
     def run(self, residual: Residual, batch: Batch) -> None:
-        """Run the sub-block on its own."""
+        """Run the sub-block. If is_beside, it reads the previous one's input, and both outputs are added."""
         left = residual.beside() if self.is_beside else None
         self.block(residual, batch)
         if left is not None:

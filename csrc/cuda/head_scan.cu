@@ -134,21 +134,21 @@ __device__ __forceinline__ void join_lanes(int lane, Sums&... sums) {
     (sums.template join<2>(lane), ...);
 }
 
-// A lane's rows of the kOwn adjacent columns of the state that begin at `first`.
+// A lane's rows of kOwn adjacent columns of the state.
 template <int kPadded, int kOwn>
 struct ColumnsOfState {
     static constexpr int kRows = kPadded / kLanes;
     float rows[kRows][kOwn];
 
-    // Where the columns of a slot lie: see HeadScanParams::state.
+    // Where the columns lie in a slot, from column `first` on: see HeadScanParams::state.
     struct Place {
         std::int64_t head_block, first, value_dim;
         int key_dim, lanes;
         bool aligned;  // the columns are adjacent in memory and one access loads them
     };
 
-    // Calls use(address, values) for each row in the state, with the address of its first column if aligned,
-    // else for each column with the address of that.
+    // Calls use(address, row, column) for each row that the state has: once if aligned, with the address of
+    // the first column, else for each column. row, column: indices in `rows`.
     template <class Use>
     __device__ __forceinline__ void each(float* slot, const Place& at, int lane, Use use) {
 #pragma unroll

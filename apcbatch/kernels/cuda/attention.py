@@ -1,4 +1,4 @@
-"""Attention mixers in a program on a CUDA device. Outside a program they run op by op (apcbatch.model.attention)."""
+"""List the launches of attention mixers on a CUDA device (outside a program: apcbatch.model.attention)."""
 
 from __future__ import annotations
 

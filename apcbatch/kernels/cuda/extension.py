@@ -35,10 +35,10 @@ def current_stream() -> int:
 def own_stream(
     device: torch.device, purpose: Literal["capture", "copy in", "copy out", "send", "receive"]
 ) -> torch.cuda.Stream:
-    """Return this process's only stream for a purpose on a device.
+    """Return the one stream that this process uses for a purpose on a device.
 
-    torch.cuda.Stream() takes one of 32 streams in turn. So after 32 calls two purposes may share a stream, and a copy
-    that another thread makes during a capture becomes part of the graph.
+    torch.cuda.Stream() returns 32 streams in turn, so two purposes could share one. A copy that another thread submits
+    to the stream of a capture would become part of the graph.
     """
     with torch.cuda.device(device):
         return torch.cuda.ExternalStream(extension().new_stream(), device)  # type: ignore[no-untyped-call]

@@ -13,7 +13,7 @@ from apcbatch.kernels.cuda.batch import DeviceBatch, batch_on
 from apcbatch.kernels.cuda.extension import DTYPE_CODES, current_stream, extension
 from apcbatch.kernels.cuda.linear import DeviceLinear
 from apcbatch.kernels.cuda.ops import ops
-from apcbatch.kernels.cuda.program import Program, is_parameter, require
+from apcbatch.kernels.cuda.program import Program
 from apcbatch.kernels.layer import DeltaNetWeights, Mamba2Weights, PreNorm, Residual
 from apcbatch.kernels.ragged import Ragged
 
@@ -71,17 +71,11 @@ class DeviceHeadMixer:
 
     def list_launches(self, program: Program) -> None:
         """See apcbatch.kernels.cuda.program.Listed."""
-        w, launches, dtype, device = self._weights, program.launches, self._weights.in_proj.dtype, program.device
-        channels, values, (_, width) = self._channels, self._values, w.conv_weight.shape
-        require(is_parameter(w.conv_weight, (channels, width), device) and 1 <= width <= extension().MOST_TAPS)
-        require(is_parameter(self._conv_bias, (channels,), device))
-        conv = slot_stride(self._conv, (width - 1, channels), dtype, device)
-        program.keeps(self._conv, self._state)
+        w, launches, dtype = self._weights, program.launches, self._weights.in_proj.dtype
+        channels, values = self._channels, self._values
+        program.keeps(self._state)
         projected = program.product(program.normed(self._norm, dtype), w.in_proj)
-        x = program.rows(channels, dtype)
-        weight = w.conv_weight.data_ptr(), width, DTYPE_CODES[torch.float32]
-        state = self._conv.data_ptr(), conv, DTYPE_CODES[dtype]
-        launches.conv(weight, address(self._conv_bias), state, channels, width, True, projected.given, x.given)
+        x = program.convolved(projected, w.conv_weight, self._conv_bias, self._conv)
         memory = program.rows(extension().head_scan_bytes(self._params, 1) // 4, torch.float32)
         y, gates = program.rows(values, torch.float32), projected.columns(channels + values)
         launches.scan_heads(self._params, x.given, gates.given, memory.given, y.given)
@@ -92,7 +86,8 @@ class DeviceHeadMixer:
 
     @property
     def _gated_norm(self) -> tuple[int, int, int, int, float, bool]:
-        """Parameters of the gated norm: heads, columns of each, address and stride of the weight, eps, gate_first."""
+        """Return the gated norm's parameters: heads, columns of each, address and stride of the weight, eps, and
+        gate_first."""
         w, columns = self._weights, self._values // self._normed_heads
         stride, gate_first = (columns, w.gate_first) if isinstance(w, Mamba2Weights) else (0, False)
         return self._normed_heads, columns, address(w.norm), stride, w.norm_eps, gate_first

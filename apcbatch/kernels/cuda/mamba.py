@@ -68,19 +68,16 @@ class DeviceMamba:
     def list_launches(self, program: Program) -> None:
         """See apcbatch.kernels.cuda.program.Listed."""
         w, launches, dtype, device = self.weights, program.launches, self.weights.in_proj.dtype, program.device
-        (n, d), r, width = w.A.shape, w.dt_proj.in_features, w.conv_weight.shape[1]
+        (n, d), r = w.A.shape, w.dt_proj.in_features
         require(w.in_bias is None and w.out_bias is None)
-        require(1 <= width <= extension().MOST_TAPS and 1 <= n <= extension().MOST_STATES)
-        parameters = (w.conv_weight, (d, width)), (w.conv_bias, (d,)), (w.A, (n, d)), (w.D, (d,)), (w.dt_bias, (d,))
+        require(1 <= n <= extension().MOST_STATES)
+        parameters = (w.A, (n, d)), (w.D, (d,)), (w.dt_bias, (d,))
         require(all(is_parameter(tensor, shape, device) for tensor, shape in parameters))
-        code, float32 = DTYPE_CODES[dtype], DTYPE_CODES[torch.float32]
-        conv = self.conv.data_ptr(), slot_stride(self.conv, (width - 1, d), dtype, device), code
-        ssm = self.ssm.data_ptr(), slot_stride(self.ssm, (n, d), torch.float32, device), float32
-        program.keeps(self.conv, self.ssm)
+        stride = slot_stride(self.ssm, (n, d), torch.float32, device)
+        ssm = self.ssm.data_ptr(), stride, DTYPE_CODES[torch.float32]
+        program.keeps(self.ssm)
         xz = program.product(program.normed(self.norm, dtype), w.in_proj)
-        x = program.rows(d, dtype)
-        weight = w.conv_weight.data_ptr(), width, float32
-        launches.conv(weight, address(w.conv_bias), conv, d, width, True, xz.given, x.given)
+        x = program.convolved(xz, w.conv_weight, w.conv_bias, self.conv)
         low = program.product(x, w.x_proj)
         parts: tuple[Rows, ...] = (low, low.columns(r), low.columns(r + n))  # dt, B, C
         if w.norms is not None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from apcbatch.kernels.arguments import address, slot_stride
 from apcbatch.kernels.backend import StackEntry
 from apcbatch.kernels.cuda.batch import DeviceBatch, batch_on
 from apcbatch.kernels.cuda.extension import ALIGNMENT, DTYPE_CODES, current_stream, extension
@@ -37,7 +38,7 @@ class Rows(NamedTuple):
 
     @property
     def given(self) -> Any:
-        """The rows as the extension takes them."""
+        """Return the rows as the extension takes them."""
         return extension().Rows(self.buffer, self.begin, self.stride, DTYPE_CODES[self.dtype])
 
 
@@ -45,8 +46,8 @@ class Program:
     """Launches of consecutive sub-blocks. hidden: columns of the residual stream. device: where the weights are.
     launches: the compiled module's list, csrc/cuda/program.h.
 
-    A sub-block adds its launches once (`Listed.list_launches`): products and norms of the residual by the methods here,
-    which check the operands, others by those of `launches`.
+    A sub-block adds its launches once (`Listed.list_launches`): norms of the residual, products and convolutions by the
+    methods here, which check the operands, others by those of `launches`.
     """
 
     def __init__(self, hidden: int, device: torch.device) -> None:
@@ -59,13 +60,14 @@ class Program:
 
     def add(self, part: Listed) -> bool:
         """Add a sub-block's launches. Returns False, with nothing added, if they cannot be listed."""
-        count, shapes = self.launches.size(), dict(self._shapes)
+        count = self.launches.size()
+        before = dict(self._shapes), list(self._slots), self._has_attention
         self.launches.begin()
         try:
             part.list_launches(self)
         except UnlistedError:
             self.launches.truncate(count)
-            self._shapes = shapes
+            self._shapes, self._slots, self._has_attention = before
             return False
         return True
 
@@ -91,6 +93,20 @@ class Program:
         """Add a product with weights (h, in), whose result becomes the residual's delta."""
         require(packed.out_features == self.hidden)
         self._multiply(x, packed, Rows(extension().LEFT, 0, self.hidden, torch.float32))
+
+    def convolved(
+        self, x: Rows, weight: torch.Tensor, bias: torch.Tensor | None, state: torch.Tensor, has_silu: bool = True
+    ) -> Rows:
+        """Add the convolution of the first d columns of x: see Ops.causal_conv. Returns (t, d) in x's dtype."""
+        d, width = weight.shape
+        require(is_parameter(weight, (d, width), self.device) and 1 <= width <= extension().MOST_TAPS)
+        require(is_parameter(bias, (d,), self.device))
+        slots = state.data_ptr(), slot_stride(state, (width - 1, d), x.dtype, self.device), DTYPE_CODES[x.dtype]
+        taps = weight.data_ptr(), width, DTYPE_CODES[torch.float32]
+        self.keeps(state)
+        y = self.rows(d, x.dtype)
+        self.launches.conv(taps, address(bias), slots, d, width, has_silu, x.given, y.given)
+        return y
 
     def keeps(self, *states: torch.Tensor) -> None:
         """Register state tensors (slots, ...), so that a pass with a slot beyond them is refused."""

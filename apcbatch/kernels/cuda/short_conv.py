@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from apcbatch.kernels.arguments import slot_stride
 from apcbatch.kernels.cuda.batch import DeviceBatch, batch_on
-from apcbatch.kernels.cuda.extension import DTYPE_CODES, extension
 from apcbatch.kernels.cuda.linear import DeviceLinear
 from apcbatch.kernels.cuda.ops import ops
-from apcbatch.kernels.cuda.program import Program, is_parameter, require
+from apcbatch.kernels.cuda.program import Program
 from apcbatch.kernels.layer import PreNorm, Residual, ShortConvWeights
 from apcbatch.kernels.ragged import Ragged
 
@@ -31,16 +29,12 @@ class DeviceShortConv:
 
     def list_launches(self, program: Program) -> None:
         """See apcbatch.kernels.cuda.program.Listed."""
-        w, launches, dtype, device = self._weights, program.launches, self._weights.in_proj.dtype, program.device
-        h, width = w.conv_weight.shape
-        require(is_parameter(w.conv_weight, (h, width), device) and 1 <= width <= extension().MOST_TAPS)
-        state = self._conv.data_ptr(), slot_stride(self._conv, (width - 1, h), dtype, device), DTYPE_CODES[dtype]
-        weight = w.conv_weight.data_ptr(), width, DTYPE_CODES[torch.float32]
-        program.keeps(self._conv)
+        w, launches, h = self._weights, program.launches, self._weights.conv_weight.shape[0]
+        dtype = w.in_proj.dtype
         projected = program.product(program.normed(self._norm, dtype), w.in_proj)
         B, C, x = projected, projected.columns(h), projected.columns(2 * h)
-        product, y, gated = (program.rows(h, dtype) for _ in range(3))
+        product, gated = program.rows(h, dtype), program.rows(h, dtype)
         launches.multiply(h, B.given, x.given, False, product.given)
-        launches.conv(weight, 0, state, h, width, False, product.given, y.given)
+        y = program.convolved(product, w.conv_weight, None, self._conv, has_silu=False)
         launches.multiply(h, C.given, y.given, False, gated.given)
         program.leave(gated, w.out_proj)
