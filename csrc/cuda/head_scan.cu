@@ -3,9 +3,9 @@
 // and decoding gives the bits of prefill.
 //
 // A block has 16, 32 or 64 columns of one value head of one sequence. Eight lanes share one, two or four of
-// them: lane l has the rows 32 j + 4 l + r of the state, r < 4. A sum over the rows is four chains of fma
-// over j, ascending, one for each r, then (0 + 1) + (2 + 3), then lanes that differ in their first bit,
-// second, third. The rules, where S_i is row i of the state:
+// them: lane l has the rows 32 j + 4 l + r of the state, r < 4. A sum over the rows is two chains of fma,
+// over a lane's even rows and over its odd ones, ascending, then the sum of both, then lanes that differ in
+// their first bit, second, third. The rules, where S_i is row i of the state:
 //
 // delta: m = decay sum_i k_i S_i;  u = beta (v - m);  S_i = fma(k_i, u, decay S_i);  o = sum_i q_i S_i
 // ssd: u = dt x;  S_i = fma(B_i, u, decay S_i);  y = fma(D, x, sum_i C_i S_i)
@@ -29,70 +29,98 @@ constexpr int kLanes = 8, kThreads = 128, kPrepareWarps = 16;
 // then lie where that leaves room, several on one multiprocessor and none on others, which slows long scans.
 constexpr std::int64_t kMostEarly = 64;
 
+// Minimum blocks on a multiprocessor, which limits a thread's registers. padded: rows of a key; own: columns
+// of a thread, of which one is for few blocks.
+constexpr int least_blocks(int padded, int own) {
+    return padded > 128 || own == 1 ? 2 : padded * own > 256 ? 3 : 4;
+}
+
 // Rows of a padded key, a multiple of 16 that a kernel exists for: 64, 128 or 256.
 std::int64_t padded_keys(std::int64_t key_dim) { return key_dim <= 64 ? 64 : key_dim <= 128 ? 128 : 256; }
 
-// Inputs of the scan in float32: for each token and key head q, then k, padded with zeros; for each token and
-// value head decay and beta, or decay and dt.
+// Inputs of the scan in float32: for each key head, for each token, q, then k, padded with zeros; for each
+// value head, for each token, decay and beta, or decay and dt.
 struct Prepared {
-    float* keys;    // (t, key_heads, 2, padded)
-    float2* gates;  // (t, value_heads)
-    int padded;
+    float* keys;          // (key_heads, tokens, 2, padded)
+    float2* gates;        // (value_heads, tokens)
+    std::int64_t tokens;  // of the batch
 
     Prepared(const HeadScanParams& p, std::int64_t num_tokens, void* memory)
-        : keys(static_cast<float*>(memory)), padded(int(padded_keys(p.key_dim))) {
-        gates = reinterpret_cast<float2*>(keys + num_tokens * p.key_heads * 2 * padded);
+        : keys(static_cast<float*>(memory)), tokens(num_tokens) {
+        gates = reinterpret_cast<float2*>(keys + p.key_heads * tokens * 2 * padded_keys(p.key_dim));
     }
 };
 
-// A block prepares a token; a warp processes q or k of a head at a time.
-template <class T, bool kDelta>
+// A block prepares a token; a warp processes q and k of a head at a time.
+template <class T, bool kDelta, int kPadded>
 __global__ void __launch_bounds__(32 * kPrepareWarps)
     prepare_kernel(const __grid_constant__ HeadScanParams p, Prepared to) {
+    constexpr int kEach = kPadded / 32;  // columns of a lane
     await_before();
     let_next_begin();  // only now: the scan reads its states before this kernel has ended
     const std::int64_t token = blockIdx.x;
     const int lane = int(threadIdx.x) % 32;
-    for (int item = int(threadIdx.x) / 32; item < 2 * int(p.key_heads); item += kPrepareWarps) {
-        const int head = item / 2;
-        const bool is_k = item % 2 == 1;
-        const T* from = static_cast<const T*>(is_k ? p.k : p.q) + token * (is_k ? p.k_stride : p.q_stride) +
-                        head * p.key_dim;
-        float factor = 1.0f, divisor = 1.0f;
+    const T* const a = static_cast<const T*>(p.a) + token * p.a_stride;
+    const T* const b = static_cast<const T*>(p.b) + token * p.b_stride;
+    // the gates' operands are loaded first, so that no block waits for them at its end
+    int head = int(threadIdx.x);
+    float of_a = 0.0f, of_b = 0.0f;
+    const auto load_gates = [&] {
+        if (head >= p.value_heads) return;
+        of_a = widen(a[head]);
+        if constexpr (kDelta) of_b = widen(b[head]);
+    };
+    load_gates();
+    for (int item = int(threadIdx.x) / 32; item < p.key_heads; item += kPrepareWarps) {
+        const T* from[2] = {static_cast<const T*>(p.q) + token * p.q_stride + item * p.key_dim,
+                            static_cast<const T*>(p.k) + token * p.k_stride + item * p.key_dim};
+        float rows[2][kEach];
+#pragma unroll
+        for (int which = 0; which < 2; ++which) {
+#pragma unroll
+            for (int j = 0; j < kEach; ++j) {
+                const int at = lane + 32 * j;
+                rows[which][j] = at < p.key_dim ? widen(from[which][at]) : 0.0f;
+            }
+        }
         if constexpr (kDelta) {
-            float sum = 0.0f;
-            for (int at = lane; at < p.key_dim; at += 32)
-                sum = __fmaf_rn(widen(from[at]), widen(from[at]), sum);
-            factor = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(warp_sum(sum), 1e-6f)));
-            if (!is_k) divisor = __fsqrt_rn(float(p.key_dim));
+            float sums[2] = {};
+#pragma unroll
+            for (int which = 0; which < 2; ++which) {
+#pragma unroll
+                for (int j = 0; j < kEach; ++j) {
+                    sums[which] = __fmaf_rn(rows[which][j], rows[which][j], sums[which]);
+                }
+                sums[which] = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(warp_sum(sums[which]), 1e-6f)));
+            }
+            const float divisor = __fsqrt_rn(float(p.key_dim));
+#pragma unroll
+            for (int j = 0; j < kEach; ++j) {
+                rows[0][j] = __fdiv_rn(__fmul_rn(rows[0][j], sums[0]), divisor);
+                rows[1][j] = __fmul_rn(rows[1][j], sums[1]);
+            }
         }
-        float* row = to.keys + ((token * p.key_heads + head) * 2 + item % 2) * to.padded;
-        for (int at = lane; at < to.padded; at += 32) {
-            float value = at < p.key_dim ? widen(from[at]) : 0.0f;
-            if constexpr (kDelta) value = __fdiv_rn(__fmul_rn(value, factor), divisor);
-            row[at] = value;
-        }
+        float* row = to.keys + (item * to.tokens + token) * 2 * kPadded + lane;
+#pragma unroll
+        for (int j = 0; j < 2 * kEach; ++j) row[32 * j] = rows[j / kEach][j % kEach];
     }
-    for (int head = int(threadIdx.x); head < p.value_heads; head += 32 * kPrepareWarps) {
-        const float a = widen(static_cast<const T*>(p.a)[token * p.a_stride + head]);
-        float dt = softplus(__fadd_rn(a, p.dt_bias[head])), gate = dt;
-        if constexpr (kDelta) {
-            gate = sigmoid(widen(static_cast<const T*>(p.b)[token * p.b_stride + head]));
-        } else {
-            gate = dt = fminf(fmaxf(dt, p.dt_min), p.dt_max);
-        }
+    while (head < p.value_heads) {
+        float dt = softplus(__fadd_rn(of_a, p.dt_bias[head])), gate = sigmoid(of_b);
+        if constexpr (!kDelta) gate = dt = fminf(fmaxf(dt, p.dt_min), p.dt_max);
         const float decay = exp2_unit(__fmul_rn(__fmul_rn(p.A[head], dt), kLog2e));
-        to.gates[token * p.value_heads + head] = make_float2(decay, gate);
+        to.gates[head * to.tokens + token] = make_float2(decay, gate);
+        head += 32 * kPrepareWarps;
+        load_gates();
     }
 }
 
-// Four chains of fma for each of a thread's columns.
+// Chains of fma for each of a thread's columns: of even and of odd rows.
 template <int kOwn>
 struct Chains {
-    float of[kOwn][4] = {};
+    float of[kOwn][2] = {};
 
-    __device__ __forceinline__ void add(int c, int r, float a, float b) {
-        of[c][r] = __fmaf_rn(a, b, of[c][r]);
+    __device__ __forceinline__ void add(int c, int row, float a, float b) {
+        of[c][row % 2] = __fmaf_rn(a, b, of[c][row % 2]);
     }
 };
 
@@ -104,23 +132,19 @@ struct LaneSums {
     LaneSums() = default;
     __device__ __forceinline__ explicit LaneSums(const Chains<kOwn>& chains) {
 #pragma unroll
-        for (int c = 0; c < kOwn; ++c) {
-            of[c] = __fadd_rn(__fadd_rn(chains.of[c][0], chains.of[c][1]),
-                              __fadd_rn(chains.of[c][2], chains.of[c][3]));
-        }
+        for (int c = 0; c < kOwn; ++c) of[c] = __fadd_rn(chains.of[c][0], chains.of[c][1]);
     }
 
     // Adds lanes that differ in one bit, 1 << kLevel. While a lane has more than one column left, it keeps
-    // half of them and gives the other half away.
+    // half of them and gives the other half to the lane whose columns those are.
     template <int kLevel>
-    __device__ __forceinline__ void join(int lane) {
-        constexpr int kApart = 1 << kLevel, kLeft = kOwn >> kLevel;  // kLeft: columns left
-        const bool odd = lane & kApart;
+    __device__ __forceinline__ void join() {
+        constexpr int kLeft = kOwn >> kLevel;  // columns left
+        constexpr bool kHalves = kLeft > 1;
 #pragma unroll
-        for (int c = 0; c < (kLeft > 1 ? kLeft / 2 : 1); ++c) {
-            const float kept = kLeft > 1 && odd ? of[kLeft > 1 ? 2 * c + 1 : 0] : of[kLeft > 1 ? 2 * c : 0];
-            const float given = kLeft > 1 && odd ? of[2 * c] : of[kLeft > 1 ? 2 * c + 1 : 0];
-            of[c] = __fadd_rn(kept, __shfl_xor_sync(0xffffffffu, given, kApart));
+        for (int c = 0; c < (kHalves ? kLeft / 2 : 1); ++c) {
+            const float given = of[kHalves ? 2 * c + 1 : 0];
+            of[c] = __fadd_rn(of[kHalves ? 2 * c : 0], __shfl_xor_sync(0xffffffffu, given, 1 << kLevel));
         }
     }
 };
@@ -128,10 +152,10 @@ struct LaneSums {
 // Sums over the lanes; of[0] is then the sum of column lane % kOwn. Several sums advance together, as each
 // step waits for its exchange.
 template <class... Sums>
-__device__ __forceinline__ void join_lanes(int lane, Sums&... sums) {
-    (sums.template join<0>(lane), ...);
-    (sums.template join<1>(lane), ...);
-    (sums.template join<2>(lane), ...);
+__device__ __forceinline__ void join_lanes(Sums&... sums) {
+    (sums.template join<0>(), ...);
+    (sums.template join<1>(), ...);
+    (sums.template join<2>(), ...);
 }
 
 // A lane's rows of kOwn adjacent columns of the state.
@@ -150,7 +174,7 @@ struct ColumnsOfState {
     // Calls use(address, row, column) for each row that the state has: once if aligned, with the address of
     // the first column, else for each column. row, column: indices in `rows`.
     template <class Use>
-    __device__ __forceinline__ void each(float* slot, const Place& at, int lane, Use use) {
+    __device__ __forceinline__ static void each(float* slot, const Place& at, int lane, Use use) {
 #pragma unroll
         for (int c = 0; c < kOwn; ++c) {
             const std::int64_t column = at.first + c;
@@ -183,47 +207,125 @@ struct ColumnsOfState {
         });
     }
 
-    __device__ __forceinline__ void store(float* slot, const Place& at, int lane) {
+    // Exchanges element c of a row with element c ^ (lane % kOwn). Then element 0 is the column whose sum the
+    // lane completes, and it gives away the sums of the others.
+    __device__ __forceinline__ void turn(int lane) {
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) turn(rows[i], lane);
+    }
+
+    // Stores columns that have been turned.
+    __device__ __forceinline__ void store(float* slot, const Place& at, int lane) const {
         if (!slot) return;
         each(slot, at, lane, [&](float* to, int i, int c) {
+            float row[kOwn];
+            memcpy(row, rows[i], sizeof row);
+            turn(row, lane);
             if (at.aligned) {
                 Vector all;
-                memcpy(&all, rows[i], sizeof all);
+                memcpy(&all, row, sizeof all);
                 __stcs(reinterpret_cast<Vector*>(to), all);
             } else {
-                *to = rows[i][c];
+                *to = row[c];
             }
         });
     }
 
   private:
     using Vector = std::conditional_t<kOwn == 1, float, std::conditional_t<kOwn == 2, float2, float4>>;
+
+    __device__ __forceinline__ static void turn(float (&row)[kOwn], int lane) {
+#pragma unroll
+        for (int apart = 1; apart < kOwn; apart *= 2) {
+#pragma unroll
+            for (int c = 0; c < kOwn; ++c) {
+                if (c & apart) continue;
+                const float low = row[c], high = row[c + apart];
+                row[c] = lane & apart ? high : low;
+                row[c + apart] = lane & apart ? low : high;
+            }
+        }
+    }
 };
 
-// Inputs of a tile in shared memory. keys: q, then k of each token.
+// Inputs of the tokens of four tiles in shared memory; token t of the sequence is at t % kTokens.
 template <class T, int kPadded, int kColumns>
-struct TileInputs {
-    static constexpr int kTokens = kPadded <= 128 ? 16 : 8;
-    alignas(16) float keys[kTokens][2][kPadded];
-    alignas(16) T values[kTokens][kColumns];
-    float2 gates[kTokens];
+struct Ring {
+    static constexpr int kTile = kPadded <= 128 ? 8 : 4, kTiles = 4, kTokens = kTile * kTiles;
 
-    // Reads a lane's rows of q (0) or k (1) of token t: the four that begin at row i of the thread's.
-    __device__ __forceinline__ void read(int t, int which, int lane, int i, float (&to)[4]) const {
-        const float4 four = *reinterpret_cast<const float4*>(&keys[t][which][i * kLanes + lane * 4]);
-        to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
+    struct Token {
+        alignas(16) float keys[2][kPadded];  // q, k
+        alignas(16) T values[kColumns];
+        float2 gates;
+
+        // Reads a lane's rows of q (0) or k (1).
+        __device__ __forceinline__ void read(int which, int lane, float (&to)[kPadded / kLanes]) const {
+#pragma unroll
+            for (int i = 0; i < kPadded / kLanes; i += 4) {
+                const float4 four = *reinterpret_cast<const float4*>(&keys[which][i * kLanes + lane * 4]);
+                to[i] = four.x, to[i + 1] = four.y, to[i + 2] = four.z, to[i + 3] = four.w;
+            }
+        }
+    };
+
+    Token tokens[kTokens];
+};
+
+// Copies a block's inputs into the ring, a tile a call, in the order of the tokens.
+template <class T, int kPadded, int kColumns>
+struct Fetch {
+    using Inputs = Ring<T, kPadded, kColumns>;
+    static constexpr int kTile = Inputs::kTile, kKeyChunks = 2 * kPadded / 4;  // chunks: of a token
+    static constexpr int kValueChunks = kColumns * int(sizeof(T)) / 16;
+    static_assert(kThreads % kKeyChunks == 0 && kTile * kValueChunks <= kThreads);
+    const float* keys;
+    const char* values;
+    const float2* gates;
+    std::int64_t value_bytes;  // from a token to the next
+    int left, columns;         // tokens; columns that the values have
+    bool in_chunks;
+    int next = 0;  // index of the next token
+
+    __device__ __forceinline__ void operator()(Inputs& ring) {
+        const int thread = int(threadIdx.x), count = min(kTile, left);
+        typename Inputs::Token* const to = ring.tokens + next;
+#pragma unroll
+        for (int first = 0; first < kTile; first += kThreads / kKeyChunks) {
+            const int t = first + thread / kKeyChunks, at = thread % kKeyChunks * 4;
+            if (t < count) copy_chunk(&to[t].keys[0][0] + at, keys + t * 2 * kPadded + at, true);
+        }
+        if (thread < count) copy_eight(&to[thread].gates, gates + thread);
+        if (in_chunks) {
+            const int t = thread / kValueChunks, at = thread % kValueChunks * 16;
+            if (t < count) {
+                copy_chunk(reinterpret_cast<char*>(to[t].values) + at, values + t * value_bytes + at, true);
+            }
+        } else {
+            for (int k = thread; k < count * kColumns; k += kThreads) {
+                const int t = k / kColumns, c = k % kColumns;
+                const T* row = reinterpret_cast<const T*>(values + t * value_bytes);
+                to[t].values[c] = c < columns ? row[c] : T(0.0f);
+            }
+        }
+        commit_copies();
+        keys += kTile * 2 * kPadded;
+        gates += kTile;
+        values += kTile * value_bytes;
+        left -= kTile;
+        next = (next + kTile) % Inputs::kTokens;
     }
 };
 
 // kOwn: columns of a thread. The bits do not depend on it.
 template <class T, bool kDelta, int kPadded, int kOwn>
-__global__ void __launch_bounds__(kThreads, kPadded <= 128 ? 4 : 2)
+__global__ void __launch_bounds__(kThreads, least_blocks(kPadded, kOwn))
     head_scan_kernel(const __grid_constant__ HeadScanParams p, Prepared from, const std::int64_t* order) {
     constexpr int kColumns = kThreads / kLanes * kOwn;
-    using Inputs = TileInputs<T, kPadded, kColumns>;
-    constexpr int kRows = kPadded / kLanes, kTokens = Inputs::kTokens;
+    using Inputs = Ring<T, kPadded, kColumns>;
+    using Token = typename Inputs::Token;
+    constexpr int kRows = kPadded / kLanes, kTile = Inputs::kTile, kTokens = Inputs::kTokens;
     using State = ColumnsOfState<kPadded, kOwn>;
-    __shared__ Inputs tiles[2];
+    __shared__ Inputs ring;
     let_next_begin();
     const int lane = int(threadIdx.x) % kLanes, column = int(threadIdx.x) / kLanes * kOwn;
     const int own = lane % kOwn;  // the column whose sums this lane completes
@@ -243,176 +345,165 @@ __global__ void __launch_bounds__(kThreads, kPadded <= 128 ? 4 : 2)
     };
     // prepare_kernel writes neither the lists of the batch nor states
     const Where at = where(p.ragged, order[blockIdx.z]);
+    const int length = int(at.end - at.begin);
     State S;
     S.load(slot_of(at.initial), place, lane);
     await_before();
 
-    const char* first_value =
-        reinterpret_cast<const char*>(static_cast<const T*>(p.v) + head * p.value_dim + first_column);
-    const std::int64_t value_bytes = p.v_stride * std::int64_t(sizeof(T));
-    const bool in_chunks = p.value_dim % kColumns == 0 && value_bytes % 16 == 0 &&
-                           reinterpret_cast<std::uintptr_t>(first_value) % 16 == 0;
-    const auto fetch = [&](std::int64_t first, Inputs& to) {
-        const int count = int(min(std::int64_t(kTokens), at.end - first));
-        constexpr int kChunks = 2 * kPadded / 4, kValueChunks = kColumns * int(sizeof(T)) / 16;
-#pragma unroll
-        for (int k = int(threadIdx.x); k < kTokens * kChunks; k += kThreads) {
-            const int t = k / kChunks, chunk = k % kChunks;
-            const float* keys = from.keys + ((first + t) * p.key_heads + key_head) * 2 * kPadded;
-            if (t < count) copy_chunk(&to.keys[t][0][0] + chunk * 4, keys + chunk * 4, true);
-        }
-        if (int(threadIdx.x) < count) {
-            copy_eight(&to.gates[threadIdx.x], &from.gates[(first + threadIdx.x) * p.value_heads + head]);
-        }
-        if (in_chunks) {
-            for (int k = int(threadIdx.x); k < count * kValueChunks; k += kThreads) {
-                const int t = k / kValueChunks, chunk = k % kValueChunks * 16;
-                copy_chunk(reinterpret_cast<char*>(to.values[t]) + chunk,
-                           first_value + (first + t) * value_bytes + chunk, true);
-            }
-        } else {
-            for (int k = int(threadIdx.x); k < count * kColumns; k += kThreads) {
-                const int t = k / kColumns, c = k % kColumns;
-                const T* row = reinterpret_cast<const T*>(first_value + (first + t) * value_bytes);
-                to.values[t][c] = first_column + c < p.value_dim ? row[c] : T(0.0f);
-            }
-        }
-        commit_copies();
-    };
-    const auto arrive = [&] {
-        wait_for_copies<0>();
+    const T* values = static_cast<const T*>(p.v) + at.begin * p.v_stride + head * p.value_dim + first_column;
+    const bool in_chunks = p.value_dim % kColumns == 0 && p.v_stride * sizeof(T) % 16 == 0 &&
+                           reinterpret_cast<std::uintptr_t>(values) % 16 == 0;
+    Fetch<T, kPadded, kColumns> fetch = {from.keys + (key_head * from.tokens + at.begin) * 2 * kPadded,
+                                         reinterpret_cast<const char*>(values),
+                                         from.gates + head * from.tokens + at.begin,
+                                         p.v_stride * std::int64_t(sizeof(T)),
+                                         length,
+                                         int(p.value_dim - first_column),
+                                         in_chunks};
+#pragma unroll 1
+    for (int tile = 0; tile < Inputs::kTiles - 1; ++tile) fetch(ring);
+    // Waits for the next tile and the one after it, whose first tokens are read ahead.
+    const auto arrive = [] {
+        wait_for_copies<Inputs::kTiles - 3>();
         __syncthreads();
     };
-
-    fetch(at.begin, tiles[0]);
     arrive();
-    // of the token before the next one, whose sum is written last
+    S.turn(lane);  // only now: the state was on its way
+
+    // of the token before, whose sum is completed with the next m
     float* out =
         p.out + (at.begin - 1) * p.out_stride + head * p.out_head_stride + first_column + column + own;
     const bool writes = lane < kOwn && first_column + column + own < p.value_dim;
     // The next snapshot, and the token that it follows: as its position is loaded long before that token, no
     // token waits for it.
-    std::int64_t snapshot = at.snapshot, last;
+    std::int64_t snapshot = at.snapshot;
+    int last;
     const auto find = [&] {
-        last = snapshot < at.snapshots_end ? at.begin + p.ragged.snapshot_positions[snapshot] - 1 : at.end;
+        last = snapshot < at.snapshots_end ? int(p.ragged.snapshot_positions[snapshot]) - 1 : length;
     };
     find();
-    int odd = 0;
-#pragma unroll 1
-    for (std::int64_t first = at.begin; first < at.end; first += kTokens, odd = 1 - odd) {
-        const bool more = first + kTokens < at.end;
-        if (more) fetch(first + kTokens, tiles[1 - odd]);
-        const Inputs& tile = tiles[odd];
-        const int count = int(min(std::int64_t(kTokens), at.end - first));
-        float read = 0.0f;  // sum_i k_i S_i of the next token and the lane's own column
-        if constexpr (kDelta) {
-            Chains<kOwn> chains;
-#pragma unroll
-            for (int i = 0; i < kRows; i += 4) {
-                float k[4];
-                tile.read(0, 1, lane, i, k);
-#pragma unroll
-                for (int r = 0; r < 4; ++r) {
-#pragma unroll
-                    for (int c = 0; c < kOwn; ++c) chains.add(c, r, k[r], S.rows[i + r][c]);
-                }
-            }
-            LaneSums<kOwn> m(chains);
-            join_lanes(lane, m);
-            read = m.of[0];
-        }
-        // A thread of one column is mostly alone on its scheduler: it reads operands a token ahead, so that
-        // it does not wait for them. Others read rows when they need them, which takes fewer registers.
-        constexpr bool kAhead = kOwn == 1 && kPadded <= 128;
-        constexpr int kHeld = kAhead ? kRows : 4;
-        float k[kHeld], q[kHeld], next[kHeld];
-        const auto read_rows = [&](int t, int which, float (&to)[kHeld]) {
-            if constexpr (kAhead) {
-#pragma unroll
-                for (int i = 0; i < kRows; i += 4) {
-                    tile.read(t, which, lane, i, reinterpret_cast<float (&)[4]>(to[i]));
-                }
-            }
-        };
-        read_rows(0, 1, k);
-        read_rows(0, 0, q);
-        read_rows(min(1, count - 1), 1, next);
-        float2 gates = tile.gates[0];
-        float value = widen(tile.values[0][column + own]);
-        int t = 0;
-#pragma unroll 1
-        while (t < count) {
-            const int begin = t,
-                      stop = int(min(std::int64_t(count), last + 1 - first));  // no snapshot inside
-            LaneSums<kOwn> o;      // of the token before, joined with those of the next m
-            float o_value = 0.0f;  // that token's value
-            const auto write = [&](bool is_there) {
-                if constexpr (!kDelta) o.of[0] = __fmaf_rn(D, o_value, o.of[0]);
-                if (writes && is_there) *out = o.of[0];
-            };
-#pragma unroll 2
-            for (; t < stop; ++t) {
-                const int after = min(t + 1, count - 1);
-                float next_q[kHeld], next_but_one[kHeld];
-                read_rows(after, 0, next_q);
-                read_rows(min(t + 2, count - 1), 1, next_but_one);
-                const float decay = gates.x;
-                const float own_u = kDelta ? __fmul_rn(gates.y, __fsub_rn(value, __fmul_rn(decay, read)))
-                                           : __fmul_rn(gates.y, value);
-                const float this_value = value;
-                gates = tile.gates[after];
-                value = widen(tile.values[after][column + own]);
-                float u[kOwn];
-#pragma unroll
-                for (int c = 0; c < kOwn; ++c) {
-                    u[c] = kOwn == 1 ? own_u : __shfl_sync(0xffffffffu, own_u, c, kLanes);
-                }
-                Chains<kOwn> of_m, of_o;
-#pragma unroll
-                for (int i = 0; i < kRows; i += 4) {
-                    const int at = kAhead ? i : 0;
-                    if constexpr (!kAhead) {
-                        tile.read(t, 1, lane, i, k);
-                        tile.read(t, 0, lane, i, q);
-                        if constexpr (kDelta) tile.read(after, 1, lane, i, next);
-                    }
-#pragma unroll
-                    for (int r = 0; r < 4; ++r) {
-#pragma unroll
-                        for (int c = 0; c < kOwn; ++c) {
-                            float& s = S.rows[i + r][c];
-                            s = __fmaf_rn(k[at + r], u[c], __fmul_rn(decay, s));
-                            if constexpr (kDelta) of_m.add(c, r, next[at + r], s);
-                            of_o.add(c, r, q[at + r], s);
-                        }
-                    }
-                }
-                if constexpr (kDelta) {
-                    LaneSums<kOwn> m(of_m);
-                    join_lanes(lane, m, o);
-                    read = m.of[0];
-                } else {
-                    join_lanes(lane, o);
-                }
-                write(t > begin);
-                out += p.out_stride;
-                o = LaneSums<kOwn>(of_o);
-                o_value = this_value;
-                if constexpr (kAhead) {
-#pragma unroll
-                    for (int i = 0; i < kRows; ++i)
-                        k[i] = next[i], q[i] = next_q[i], next[i] = next_but_one[i];
-                }
-            }
-            join_lanes(lane, o);
-            write(true);
-            if (first + t != last + 1 || snapshot >= at.snapshots_end) continue;
-            const std::int64_t slot = p.ragged.snapshot_slots[snapshot++];
-            find();
-            S.store(slot_of(slot), place, lane);
-        }
-        if (more) arrive();
+    const auto keep = [&](int token) {
+        if (token != last) return;
+        const std::int64_t slot = p.ragged.snapshot_slots[snapshot++];
+        find();
+        S.store(slot_of(slot), place, lane);
+    };
+
+    // A thread of one column is mostly alone on its scheduler: it reads rows of k two tokens ahead and those
+    // of q one, so that it does not wait for them. Others read them when they need them, which takes fewer
+    // registers.
+    constexpr bool kAhead = kOwn == 1 && kPadded <= 128;
+    float even[kRows], odd[kRows], q[kRows];  // even, odd: k of such tokens; not ahead, `even` is of all
+    ring.tokens[0].read(1, lane, even);
+    if constexpr (kAhead) {
+        ring.tokens[1].read(1, lane, odd);
+        ring.tokens[0].read(0, lane, q);
     }
+    float read = 0.0f;  // sum_i k_i S_i of the next token and the lane's own column
+    if constexpr (kDelta) {
+        Chains<kOwn> chains;
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+            for (int c = 0; c < kOwn; ++c) chains.add(c, i, even[i], S.rows[i][c]);
+        }
+        LaneSums<kOwn> m(chains);
+        join_lanes(m);
+        read = m.of[0];
+    }
+    float2 gates = ring.tokens[0].gates;
+    float value = widen(ring.tokens[0].values[column + own]);
+    LaneSums<kOwn> o;  // of the token before
+    float o_value = 0.0f;
+    // k: rows of this token, at the end those of the next or the next but one. next_k: rows of the next
+    // token.
+    const auto step = [&](auto& k, auto& next_k, const Token& now, const Token& after,
+                          const Token& after_that, bool has_before) {
+        const float decay = gates.x, this_value = value;
+        const float own_u =
+            kDelta ? __fmul_rn(gates.y, __fsub_rn(value, __fmul_rn(decay, read))) : __fmul_rn(gates.y, value);
+        gates = after.gates;
+        value = widen(after.values[column + own]);
+        float u[kOwn];
+#pragma unroll
+        for (int c = 0; c < kOwn; ++c) u[c] = c ? __shfl_xor_sync(0xffffffffu, own_u, c) : own_u;
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+            for (int c = 0; c < kOwn; ++c) {
+                S.rows[i][c] = __fmaf_rn(k[i], u[c], __fmul_rn(decay, S.rows[i][c]));
+            }
+        }
+        if constexpr (kAhead) {
+            after_that.read(1, lane, k);
+        } else {
+            after.read(1, lane, k);
+            now.read(0, lane, q);
+        }
+        [[maybe_unused]] Chains<kOwn> of_m;
+        Chains<kOwn> of_o;
+        if constexpr (kDelta) {
+#pragma unroll
+            for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+                for (int c = 0; c < kOwn; ++c) of_m.add(c, i, next_k[i], S.rows[i][c]);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+            for (int c = 0; c < kOwn; ++c) of_o.add(c, i, q[i], S.rows[i][c]);
+        }
+        if constexpr (kAhead) after.read(0, lane, q);
+        if constexpr (kDelta) {
+            LaneSums<kOwn> m(of_m);
+            join_lanes(m, o);
+            read = m.of[0];
+        } else {
+            join_lanes(o);
+            o.of[0] = __fmaf_rn(D, o_value, o.of[0]);
+        }
+        if (writes && has_before) *out = o.of[0];
+        out += p.out_stride;
+        o = LaneSums<kOwn>(of_o);
+        o_value = this_value;
+    };
+    unsigned now = 0;  // index of the token
+#pragma unroll 1
+    for (int first = 0; first < length; first += kTile) {
+        if (first) arrive();
+        fetch(ring);
+        const int end = min(first + kTile, length);
+        if constexpr (kAhead) {
+#pragma unroll 1
+            for (int token = first; token < end; token += 2) {
+                const Token &one = ring.tokens[now], &two = ring.tokens[now + 1];
+                now = (now + 2) % kTokens;
+                const Token &three = ring.tokens[now], &four = ring.tokens[now + 1];
+                if (token + 1 == end || unsigned(last - token) < 2) {
+                    step(even, odd, one, two, three, token > 0);
+                    keep(token);
+                    if (token + 1 == end) break;
+                    step(odd, even, two, three, four, true);
+                    keep(token + 1);
+                } else {  // without a branch between the two
+                    step(even, odd, one, two, three, token > 0);
+                    step(odd, even, two, three, four, true);
+                }
+            }
+        } else {
+#pragma unroll 1
+            for (int token = first; token < end; ++token) {
+                const Token& here = ring.tokens[now];
+                now = (now + 1) % kTokens;
+                step(even, even, here, ring.tokens[now], ring.tokens[now], token > 0);
+                keep(token);
+            }
+        }
+    }
+    join_lanes(o);
+    if constexpr (!kDelta) o.of[0] = __fmaf_rn(D, o_value, o.of[0]);
+    if (writes) *out = o.of[0];
     S.store(slot_of(at.final), place, lane);
 }
 
@@ -429,11 +520,15 @@ void launch_scan(const HeadScanParams& p, const Batch& batch, const Prepared& pr
     check_launch("head_scan");
 }
 
-// Returns the columns of a thread: as many as leave most multiprocessors enough blocks.
+// Returns the columns of a thread: as many as a head has for all threads of a block and as leave most
+// multiprocessors a block.
 int own_columns(const HeadScanParams& p) {
+    constexpr int kColumns = kThreads / kLanes;
     const double columns = double(p.value_heads) * double(p.ragged.num_sequences) * double(p.value_dim);
     const double each = columns / attribute_of_device(cudaDevAttrMultiProcessorCount);
-    return each >= 96 ? 4 : each >= 24 ? 2 : 1;
+    return p.value_dim > 2 * kColumns && each >= 3 * kColumns ? 4
+           : p.value_dim > kColumns && each >= 1.5 * kColumns ? 2
+                                                              : 1;
 }
 
 template <class T, bool kDelta, int kPadded>
@@ -453,15 +548,19 @@ void launch_scan(const HeadScanParams& p, const Batch& batch, const Prepared& pr
 template <class T, bool kDelta>
 void launch(const HeadScanParams& p, const Batch& batch, int own, void* memory, cudaStream_t stream) {
     const Prepared prepared(p, batch.num_tokens, memory);
-    launch_dependent(prepare_kernel<T, kDelta>, dim3(unsigned(batch.num_tokens)), 32 * kPrepareWarps, 0,
-                     stream, "head_scan", p, prepared);
-    switch (prepared.padded) {
+    const auto run = [&](auto padded) {
+        constexpr int kPadded = decltype(padded)::value;
+        launch_dependent(prepare_kernel<T, kDelta, kPadded>, dim3(unsigned(batch.num_tokens)),
+                         32 * kPrepareWarps, 0, stream, "head_scan", p, prepared);
+        launch_scan<T, kDelta, kPadded>(p, batch, prepared, own, stream);
+    };
+    switch (padded_keys(p.key_dim)) {
         case 64:
-            return launch_scan<T, kDelta, 64>(p, batch, prepared, own, stream);
+            return run(std::integral_constant<int, 64>());
         case 128:
-            return launch_scan<T, kDelta, 128>(p, batch, prepared, own, stream);
+            return run(std::integral_constant<int, 128>());
         default:
-            return launch_scan<T, kDelta, 256>(p, batch, prepared, own, stream);
+            return run(std::integral_constant<int, 256>());
     }
 }
 

@@ -20,7 +20,7 @@ from apcbatch.kernels.cuda.program import DeviceStack
 from apcbatch.kernels.cuda.short_conv import DeviceShortConv
 
 # Increment with each change to a CUDA kernel that changes a bit of any result.
-CUDA_NUMERICS_VERSION = 6
+CUDA_NUMERICS_VERSION = 7
 
 
 class CudaBackend(CudaOps, BackendOf[DeviceLinear]):
