@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CODES = (0, 1, 2, 3, 130, 143)
-CLOCK_S = 10.0
-"""What a case may take; `patience` multiplies it on machines with other work to do."""
+CLOCK_S = 30.0
+"""What a case may take, of whose few requests each may use a helper's whole time; `patience` multiplies it on machines
+with other work to do."""
 PEAK_BYTES = 1 << 30
 """What a case may hold: the program with PyTorch takes 0.4 GiB."""
 ADDRESS_BYTES = 24 << 30

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from apcbatch.engine.observer import KeptSnapshot
+from apcbatch.errors import RequestError
 from apcbatch.job.tracing.edge_rows import edge_columns
 from apcbatch.job.tracing.edges import Edge, SnapshotCounts, TokenCounts, TraceTree, _fold_order, edges_below
 from apcbatch.job.tracing.segment import EdgeColumns
@@ -271,6 +272,25 @@ def test_a_text_is_asked_for_once_and_follows_its_stem():
     assert len(asked) == 4 == len(set(asked))
     tree.answered(array([555] * 500), 0, "none")
     assert max(map(len, edge_columns(tree.root, decode).text)) == 80 and len(asked[-1]) == 32
+
+
+def test_a_trace_waits_for_one_failed_text_at_most():
+    """Fault: a tokenizer that takes seconds to fail does so for each row, or for the same row in each trace."""
+    asked = []
+
+    def decode(token_ids):
+        asked.append(token_ids)
+        if len(asked) < 3:
+            raise RequestError("out_of_memory", "it needs too much memory")
+        return shown(token_ids)
+
+    tree = TraceTree()
+    for first in range(1, 5):
+        tree.answered(array([first, 9]), 0, "none")
+    expected = (["", "", "", "", ""], ["", "", "", "", ""], ["", "", "", "3 9", "4 9"])
+    for texts, calls in zip(expected, (1, 2, 4), strict=True):
+        assert edge_columns(tree.root, decode).text == texts
+        assert len(asked) == calls
 
 
 def test_rows_are_whole_columns():

@@ -49,16 +49,18 @@ class _Row:
 
 def edge_columns(root: Edge, decode: Decode, max_rows: int = MAX_EDGE_ROWS) -> EdgeColumns:
     """Return the edges of the tree as columns, the root first. decode: returns the text of token ids, special tokens as
-    text; called at most once per row, and only if the row's first edge has no text of the same tokens yet."""
+    text; called for a row only if its first edge has no text of the same tokens yet, and not any more after it raised
+    RequestError."""
     rows = _rows(root)
     _fold(rows, max_rows)
     rows = [row for row in rows if not row.is_folded]
     for number, row in enumerate(rows):
         row.number = number
-    return EdgeColumns(*(list(column) for column in zip(*(_fields(row, decode) for row in rows), strict=True)))
+    texts = _texts(rows, decode)
+    return EdgeColumns(*(list(column) for column in zip(*map(_fields, rows, texts), strict=True)))
 
 
-def _fields(row: _Row, decode: Decode) -> tuple[Any, ...]:
+def _fields(row: _Row, text: str) -> tuple[Any, ...]:
     """Return the values of a row, in the order of EdgeColumns."""
     counts, kept = row.counts, row.snapshots
     return (
@@ -74,7 +76,7 @@ def _fields(row: _Row, decode: Decode) -> tuple[Any, ...]:
         kept.size_bytes,
         kept.dropped,
         None if kept.dropped_s is None else round(kept.dropped_s, _DECIMALS),
-        _text(row, decode),
+        text,
         counts.requests,
     )
 
@@ -142,15 +144,19 @@ def _fold(rows: list[_Row], max_rows: int) -> None:
             heapq.heappush(leaves, (parent.counts.restored, parent.counts.computed, index_of[parent]))
 
 
-def _text(row: _Row, decode: Decode) -> str:
-    """Return the first words of a row. A partial character at the beginning is left out, since it begins in the row
-    above."""
-    known = row.first.text
-    if known is None or known[0] != row.head:
-        token_ids = np.frombuffer(row.head, np.int32).tolist()
-        try:
-            text = decode(token_ids).lstrip("\ufffd")[:MAX_CHARACTERS] if token_ids else ""
-        except RequestError:  # the tokenizer cannot decode it
-            return ""
-        known = row.first.text = (row.head, text)
-    return known[1]
+def _texts(rows: list[_Row], decode: Decode) -> list[str]:
+    """Return the first words of each row, without a partial character at the beginning, since that begins in the row
+    above. A row that the tokenizer cannot decode has none, and is not tried again; those after it have none until the
+    next trace, as an attempt that fails may take seconds."""
+    texts, can_decode = [], True
+    for row in rows:
+        known = row.first.text
+        if can_decode and (known is None or known[0] != row.head):
+            token_ids = np.frombuffer(row.head, np.int32).tolist()
+            try:
+                text = decode(token_ids).lstrip("\ufffd")[:MAX_CHARACTERS] if token_ids else ""
+            except RequestError:
+                text, can_decode = "", False
+            known = row.first.text = (row.head, text)
+        texts.append(known[1] if known is not None and known[0] == row.head else "")
+    return texts
