@@ -521,14 +521,13 @@ void launch_scan(const HeadScanParams& p, const Batch& batch, const Prepared& pr
 }
 
 // Returns the columns of a thread: as many as a head has for all threads of a block and as leave most
-// multiprocessors a block.
+// multiprocessors a block; but one only for the delta rule, whose tokens wait for each other.
 int own_columns(const HeadScanParams& p) {
     constexpr int kColumns = kThreads / kLanes;
     const double columns = double(p.value_heads) * double(p.ragged.num_sequences) * double(p.value_dim);
     const double each = columns / attribute_of_device(cudaDevAttrMultiProcessorCount);
-    return p.value_dim > 2 * kColumns && each >= 3 * kColumns ? 4
-           : p.value_dim > kColumns && each >= 1.5 * kColumns ? 2
-                                                              : 1;
+    if (p.value_dim > 2 * kColumns && each >= 3 * kColumns) return 4;
+    return each >= 1.5 * kColumns || p.rule == HeadRule::ssd ? 2 : 1;
 }
 
 template <class T, bool kDelta, int kPadded>
