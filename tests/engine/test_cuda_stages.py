@@ -98,7 +98,7 @@ def test_both_devices_replay_graphs(tiny_checkpoint: Callable[..., Path], monkey
     replayed = {key: told(one) for key, one in serve(open_engine(folder, 2, **options), requests).items()}
     first, second = (replays.count(torch.device("cuda", number)) for number in range(2))
     assert first == second > 290
-    monkeypatch.setattr(graphs, "LARGEST_GRAPH", 0)
+    monkeypatch.setattr(graphs, "MOST_CAPTURED", 0)
     assert replayed == {key: told(one) for key, one in serve(open_engine(folder, 2, **options), requests).items()}
 
 
