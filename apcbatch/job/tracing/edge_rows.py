@@ -146,8 +146,8 @@ def _fold(rows: list[_Row], max_rows: int) -> None:
 
 def _texts(rows: list[_Row], decode: Decode) -> list[str]:
     """Return the first words of each row, without a partial character at the beginning, since that begins in the row
-    above. A row that the tokenizer cannot decode has none, and is not tried again; those after it have none until the
-    next trace, as an attempt that fails may take seconds."""
+    above. A row that the tokenizer cannot decode has no words and is not tried again. The rows after it are decoded
+    for the next trace, since a failed attempt may take seconds."""
     texts, can_decode = [], True
     for row in rows:
         known = row.first.text
