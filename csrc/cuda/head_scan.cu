@@ -520,28 +520,24 @@ void launch_scan(const HeadScanParams& p, const Batch& batch, const Prepared& pr
     check_launch("head_scan");
 }
 
-// Returns the columns of a thread: as many as a head has for all threads of a block and as leave most
-// multiprocessors a block; but one only for the delta rule, whose tokens wait for each other.
+// Returns the columns of a thread: the most with which no thread of a block is without a column and most
+// multiprocessors have a block. One column is for the delta rule alone, whose tokens wait for each other.
 int own_columns(const HeadScanParams& p) {
     constexpr int kColumns = kThreads / kLanes;
     const double columns = double(p.value_heads) * double(p.ragged.num_sequences) * double(p.value_dim);
     const double each = columns / attribute_of_device(cudaDevAttrMultiProcessorCount);
     if (p.value_dim > 2 * kColumns && each >= 3 * kColumns) return 4;
-    return each >= 1.5 * kColumns || p.rule == HeadRule::ssd ? 2 : 1;
+    return each >= 1.5 * kColumns ? 2 : 1;
 }
 
 template <class T, bool kDelta, int kPadded>
 void launch_scan(const HeadScanParams& p, const Batch& batch, const Prepared& prepared, int own,
                  cudaStream_t stream) {
-    constexpr int kMost = kPadded <= 128 ? 4 : 2;
-    switch (std::min(own ? own : own_columns(p), kMost)) {
-        case 1:
-            return launch_scan<T, kDelta, kPadded, 1>(p, batch, prepared, stream);
-        case 2:
-            return launch_scan<T, kDelta, kPadded, 2>(p, batch, prepared, stream);
-        default:
-            return launch_scan<T, kDelta, kPadded, kMost>(p, batch, prepared, stream);
-    }
+    constexpr int kLeast = kDelta ? 1 : 2, kMost = kPadded <= 128 ? 4 : 2;
+    const int columns = std::clamp(own ? own : own_columns(p), kLeast, kMost);
+    if (columns == kLeast) return launch_scan<T, kDelta, kPadded, kLeast>(p, batch, prepared, stream);
+    if (columns == 2) return launch_scan<T, kDelta, kPadded, 2>(p, batch, prepared, stream);
+    launch_scan<T, kDelta, kPadded, kMost>(p, batch, prepared, stream);
 }
 
 template <class T, bool kDelta>

@@ -20,9 +20,9 @@ constexpr std::int64_t kMostRotaryPairs = 128;
 HeadScanParams head_scan_over(HeadScanParams params, const Batch& batch, const void* x, std::int64_t x_stride,
                               const void* gates, std::int64_t gates_stride, float* out);
 
-// Runs a recurrence for the whole batch. own: 1, 2 or 4 columns of the state for each thread; 0: chosen by
-// the number of columns. Every choice gives the same bits. memory: head_scan_bytes(params, tokens of the
-// batch) bytes.
+// Runs a recurrence for the whole batch. own: 1, 2 or 4 columns of the state for each thread, or the nearest
+// number with a kernel; 0: chosen by the number of columns. Every choice gives the same bits. memory:
+// head_scan_bytes(params, tokens of the batch) bytes.
 void head_scan(const HeadScanParams& params, const Batch& batch, int own, void* memory, cudaStream_t stream);
 std::int64_t head_scan_bytes(const HeadScanParams& params, std::int64_t num_tokens);
 

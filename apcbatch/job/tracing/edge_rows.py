@@ -49,7 +49,7 @@ class _Row:
 
 def edge_columns(root: Edge, decode: Decode, max_rows: int = MAX_EDGE_ROWS) -> EdgeColumns:
     """Return the edges of the tree as columns, the root first. decode: returns the text of token ids, special tokens as
-    text; called for a row only if its first edge has no text of the same tokens yet, and not any more after it raised
+    text; called for a row only if its first edge has no text of the same tokens yet, until a call raises
     RequestError."""
     rows = _rows(root)
     _fold(rows, max_rows)
@@ -150,13 +150,14 @@ def _texts(rows: list[_Row], decode: Decode) -> list[str]:
     for the next trace, since a failed attempt may take seconds."""
     texts, can_decode = [], True
     for row in rows:
-        known = row.first.text
-        if can_decode and (known is None or known[0] != row.head):
-            token_ids = np.frombuffer(row.head, np.int32).tolist()
-            try:
-                text = decode(token_ids).lstrip("\ufffd")[:MAX_CHARACTERS] if token_ids else ""
-            except RequestError:
-                text, can_decode = "", False
-            known = row.first.text = (row.head, text)
-        texts.append(known[1] if known is not None and known[0] == row.head else "")
+        head, text = row.first.text or (None, "")
+        if head != row.head:
+            text = ""
+            if can_decode and row.head:
+                try:
+                    text = decode(np.frombuffer(row.head, np.int32).tolist()).lstrip("\ufffd")[:MAX_CHARACTERS]
+                except RequestError:
+                    can_decode = False
+                row.first.text = (row.head, text)
+        texts.append(text)
     return texts

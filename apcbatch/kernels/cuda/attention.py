@@ -1,4 +1,4 @@
-"""List the launches of attention mixers on a CUDA device (outside a program: apcbatch.model.attention)."""
+"""List the launches of attention mixers for a Program. Without one, apcbatch.model.attention runs their ops."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Rows(NamedTuple):
 
     @property
     def given(self) -> Any:
-        """Return the rows as the extension takes them."""
+        """Return the matrix as the compiled module's Rows."""
         return extension().Rows(self.buffer, self.begin, self.stride, DTYPE_CODES[self.dtype])
 
 
@@ -97,7 +97,7 @@ class Program:
     def convolved(
         self, x: Rows, weight: torch.Tensor, bias: torch.Tensor | None, state: torch.Tensor, has_silu: bool = True
     ) -> Rows:
-        """Add the convolution of the first d columns of x: see Ops.causal_conv. Returns (t, d) in x's dtype."""
+        """Add the causal convolution of x's first d columns: see Ops.causal_conv. Returns (t, d) in x's dtype."""
         d, width = weight.shape
         require(is_parameter(weight, (d, width), self.device) and 1 <= width <= extension().MOST_TAPS)
         require(is_parameter(bias, (d,), self.device))
