@@ -26,6 +26,9 @@ from apcbatch.regular_files import lock_within
 Buffer = bytes | bytearray | memoryview
 Kind = Literal["file", "folder", "other"]
 _MAX_VECTORS = 64
+MOUNTS = "/proc/self/mountinfo"
+_NETWORK = {"afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "smb3", "smbfs"}
+_LOCAL_FUSE = {f"fuse.{name}" for name in ("bindfs", "encfs", "fuse-overlayfs", "gocryptfs", "mergerfs")}
 _PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -136,6 +139,19 @@ class Files:
 
     def exists(self, path: str) -> bool:
         return os.access(path, os.F_OK, follow_symlinks=False)
+
+    def network_file_system(self, folder: str) -> str | None:
+        """Return the type of the file system of a folder, such as `nfs4`, if other hosts may have mounted it too; None
+        for a local or unknown one."""
+        device = os.stat(folder).st_dev
+        with open(MOUNTS, encoding="utf-8", errors="replace") as mounts:
+            for mount in mounts:
+                place, _, kind = mount.partition(" - ")
+                if place.split(" ")[2] == f"{os.major(device)}:{os.minor(device)}":
+                    name = kind.split(" ")[0]
+                    is_fuse = name.split(".")[0] == "fuse" and name not in _LOCAL_FUSE
+                    return name if is_fuse or name in _NETWORK else None
+        return None
 
     def kind(self, path: str) -> Kind | None:
         """Return the kind of the path itself, for which a link is `other`; None if nothing is there."""

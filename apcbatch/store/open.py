@@ -72,6 +72,7 @@ def open_folder(files: Files, folder: str, read_only: bool, maintenance: bool, s
         _require_store(folder, identify(files, folder), may_create)
     except OSError as error:
         problem = f"it cannot be looked into ({error})"
+    _warn_of_network(files, folder, status)
     if problem is None and not read_only:
         if files.is_writable(folder):
             try:
@@ -108,6 +109,19 @@ def _require_store(folder: str, found: str, may_create: bool) -> None:
         )
     if found == "empty" and not may_create:
         raise UsageError(f"there is no store at {folder}; give the --store folder of an earlier run")
+
+
+def _warn_of_network(files: Files, folder: str, status: Status) -> None:
+    """Warn about a folder that several hosts may have mounted. One host alone may use it, so it is not refused."""
+    with suppress(OSError):
+        kind = files.network_file_system(folder)
+        if kind is not None:
+            status.once(
+                "network",
+                f"its folder is on {kind}, and SQLite's log is safe on one host alone: where two hosts use it at "
+                "once, its index breaks and snapshots are lost (results do not change); give each host a folder on a "
+                "local disk",
+            )
 
 
 def _open_to_write(files: Files, folder: str, thorough: bool, status: Status) -> Opened:
