@@ -1,13 +1,22 @@
-"""Settings of this process: how threads wait and allocate (set before torch is loaded), garbage collection, and
-exit."""
+"""Settings of this process: how threads wait and allocate (set before torch is loaded), garbage collection, exit, and
+the last words of a process that is ended from outside."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
 import os
+import subprocess
+import sys
 from contextlib import suppress
 from typing import IO, Any
+
+_LAST_WORDS = r"""
+import os, signal, sys
+for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_IGN)
+os.write(2, sys.stdin.buffer.read().rpartition(b"\0")[2])
+"""
 
 
 def settle_thread_waiting() -> None:
@@ -55,3 +64,30 @@ def silence(stream: IO[Any]) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
+
+
+class LastWords:
+    """Lines that are printed on the standard error if this process ends without `close`: if it is killed, or if C++
+    code of a library ends it.
+
+    A child process prints them, once the pipe from this process ends. It has its own session, so that a signal to this
+    process's group does not end it.
+    """
+
+    def __init__(self, lines: str) -> None:
+        command = [sys.executable, "-I", "-S", "-c", _LAST_WORDS]
+        self._child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+        )
+        self.replace(lines)
+
+    def replace(self, lines: str) -> None:
+        """Print these lines instead; nothing if empty. A signal handler may call it."""
+        if self._child.stdin is not None:
+            with suppress(OSError):  # the child was ended: nothing will be printed
+                os.write(self._child.stdin.fileno(), b"\0" + os.fsencode(lines))
+
+    def close(self) -> None:
+        """Print nothing, and wait for the child process to end."""
+        self.replace("")
+        self._child.communicate()

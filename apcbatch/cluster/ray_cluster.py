@@ -4,27 +4,31 @@ Invariants:
 - A local cluster ends with the RayCluster that started it.
 - The signal handlers of this process are unchanged afterwards.
 - A cluster that cannot be joined or started raises UsageError.
+- Once a process that the driver depends on is gone, no call of Ray is begun: it would block, or end this process.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import select
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from apcbatch.errors import StoppedError, UsageError
 
 LOCAL, AUTO = "local", "auto"
 CONNECT_S = 10.0
-HEAD_CHECK_S = 5.0  # interval between checks of the head
+CHECK_S = 5.0  # interval between connections to the head
+RETRY_S = 1.0  # interval between attempts to connect, and between checks while a call blocks
 HEAD_GONE_S = 20.0  # the run stops after this time without the head; Ray would end this process after 60 s
 LEAST_OBJECT_BYTES, MOST_OBJECT_BYTES = 128 << 20, 4 << 30
 STATES_SHARE = 2  # half of a node's object store is for states made there, the other half for copies of others
@@ -34,6 +38,8 @@ QUIET: Mapping[str, Any] = {"configure_logging": False, "log_to_driver": False}
 AUTH_MODE = "RAY_AUTH_MODE"
 NO_CLUSTERS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # 0: Ray's processes listen on loopback only, on any system
 TOKEN_WAYS = "Ray reads ~/.ray/auth_token, RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,34 +62,56 @@ def import_ray() -> Any:
     return ray
 
 
-class Head:
-    """Connection checks of a cluster's head process, at HOST:PORT."""
+class Server:
+    """A process of the cluster that the driver depends on, watched through a connection that stays open: the system
+    closes it when the process ends.
 
-    def __init__(self, address: str) -> None:
-        self._address, self._host_port = address, _parsed(address)
-        self._seen = self._checked = time.monotonic()
+    what: the process, as it is named to users. place: HOST and port, or the path of a socket. gone_s: time without a
+    connection after which the process counts as gone.
+    """
+
+    def __init__(self, what: str, place: tuple[str, int] | str, gone_s: float) -> None:
+        self._what, self._place, self._gone_s = what, place, gone_s
+        self._connection: socket.socket | None = None
+        self._seen = time.monotonic()
 
     def check(self) -> None:
-        """Wait until the head answers. Raises StoppedError if it has not answered for HEAD_GONE_S.
-
-        Call it regularly, and before each request to the head: such a request would block until Ray ends this process.
-        """
-        while self._host_port is not None:
-            now = time.monotonic()
-            if self._seen == self._checked and now - self._checked < HEAD_CHECK_S:
-                return
-            self._checked = now
+        """Wait until the process is connected. Raises StoppedError if it has not been for gone_s."""
+        while not self._is_connected():
             try:
-                socket.create_connection(self._host_port, CONNECT_S).close()
-                self._seen = now
-                return
+                self._connect()
             except OSError as error:
-                if time.monotonic() - self._seen > HEAD_GONE_S:
+                if time.monotonic() - self._seen >= self._gone_s:
                     raise StoppedError(
-                        f"the head of the Ray cluster at {self._address} is gone ({error}), and the cluster with it; "
-                        "start one again, and continue with --resume, with or without --ray"
+                        f"{self._what} is gone ({error.strerror or error}), and with it the cluster; start one again, "
+                        "and continue with --resume, with or without --ray"
                     ) from None
-            time.sleep(HEAD_CHECK_S / 5)
+                time.sleep(RETRY_S)
+
+    def _is_connected(self) -> bool:
+        """Return whether the other end keeps the connection open. A connection to a head must also be younger than
+        CHECK_S, because a machine that loses its power closes nothing."""
+        is_old = not isinstance(self._place, str) and time.monotonic() - self._seen > CHECK_S
+        if self._connection is None or is_old:
+            return False
+        poll = select.poll()
+        poll.register(self._connection, select.POLLRDHUP)
+        return not poll.poll(0)
+
+    def _connect(self) -> None:
+        self.close()
+        if isinstance(self._place, str):
+            self._connection = socket.socket(socket.AF_UNIX)
+            self._connection.connect(self._place)
+        else:
+            self._connection = socket.create_connection(self._place, CONNECT_S)
+        self._seen = time.monotonic()
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
 
 class RayCluster:
@@ -101,27 +129,76 @@ class RayCluster:
             _silence()
             with _own_signal_handlers():
                 _start(self.ray, cpus) if address == LOCAL else _join(self.ray, address)
-        self.head = Head(self.ray.get_runtime_context().gcs_address)
+        self._servers: list[Server] = []
+        self._gone: StoppedError | None = None
+        context = self.ray.get_runtime_context()
+        address = context.gcs_address
+        if (place := _parsed(address)) is not None:
+            self._servers.append(Server(f"the head of the Ray cluster at {address}", place, HEAD_GONE_S))
+        own = next((node for node in self._nodes() if node["NodeID"] == context.get_node_id()), {})
+        if os.path.exists(path := own.get("RayletSocketName", "")):  # first: it does not come back
+            self._servers.insert(0, Server("the raylet, Ray's process on this machine,", path, 0.0))
+
+    def check(self) -> None:
+        """Check all servers. Raises StoppedError if one is gone. Call it before each call of Ray."""
+        if self._gone is not None:
+            raise self._gone
+        try:
+            for server in self._servers:
+                server.check()
+        except StoppedError as error:
+            self._gone = error
+            raise
+
+    def call(self, act: Callable[[], T]) -> T:
+        """Return the result of a function that asks the head. Raises StoppedError if a server is gone by then.
+
+        The function runs in a thread, because a call of Ray blocks while the head is gone.
+        """
+        self.check()
+        future: Future[T] = Future()
+        threading.Thread(target=fulfil, args=(future, act), daemon=True).start()
+        while not wait([future], RETRY_S).done:
+            self.check()
+        try:
+            return future.result()
+        except Exception:  # for want of the head, or of a worker
+            self.check()
+            raise
 
     def machines(self) -> list[Machine]:
         """Return the live machines."""
-        live = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+        live = [node["Resources"] for node in self._nodes() if node["Alive"]]
         return [Machine(int(has.get("CPU", 0)), int(has.get("GPU", 0))) for has in live]
 
     def live_nodes(self) -> set[str]:
         """Return Ray's node ids of the live machines."""
-        self.head.check()
-        return {node["NodeID"] for node in self.ray.nodes() if node["Alive"]}
+        return {node["NodeID"] for node in self._nodes() if node["Alive"]}
 
     def state_bytes(self, node_id: str) -> int:
         """Return how many bytes of exported states fit into a node's object store without spilling to disk."""
-        stores = {node["NodeID"]: node["Resources"].get("object_store_memory") for node in self.ray.nodes()}
+        stores = {node["NodeID"]: node["Resources"].get("object_store_memory") for node in self._nodes()}
         return int(stores.get(node_id) or LEAST_OBJECT_BYTES) // STATES_SHARE
+
+    def _nodes(self) -> list[dict[str, Any]]:
+        """Return Ray's records of the nodes."""
+        nodes: list[dict[str, Any]] = self.call(self.ray.nodes)
+        return nodes
 
     def close(self) -> None:
         """Leave the cluster. A local cluster ends."""
+        for server in self._servers:
+            server.close()
         if self._is_own:
             self.ray.shutdown()
+
+
+def fulfil(future: Future[T], act: Callable[[], T]) -> None:
+    """Give a future the result of a function, or its error."""
+    try:
+        future.set_result(act())
+    except Exception as error:  # raised where the result is awaited
+        future.set_exception(error)
 
 
 def _silence() -> None:
@@ -144,7 +221,7 @@ def _start(ray: Any, cpus: int | None) -> None:
     was = vars(constants)["ENABLE_RAY_CLUSTER"]
     vars(constants)["ENABLE_RAY_CLUSTER"] = False
     try:
-        with _environment(NO_CLUSTERS, "0"):
+        with _environment(NO_CLUSTERS, "0"), _no_stderr():
             ray.init(address=LOCAL, include_dashboard=False, object_store_memory=object_bytes, num_cpus=cpus, **QUIET)
     except Exception as error:  # Ray has no exception type for a failed start
         ray.shutdown()
@@ -166,7 +243,7 @@ def _join(ray: Any, address: str) -> None:
     if address != AUTO or found:
         _check_is_ray(found)
     try:
-        with _environment(AUTH_MODE, _auth_mode(ray, address, found)):
+        with _environment(AUTH_MODE, _auth_mode(ray, address, found)), _no_stderr():
             ray.init(address=found or address, include_dashboard=None, **QUIET)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError, OSError, ray.exceptions.RayError) as error:
         raise _cannot_join(address, error) from None

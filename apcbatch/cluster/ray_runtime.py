@@ -3,7 +3,7 @@
 Invariants:
 - Ray never repeats a call or restarts an actor by itself.
 - The driver fetches messages, but never states.
-- Every call is bounded.
+- Every call is bounded, and none begins before RayCluster.check: StoppedError if the head or the raylet here is gone.
 - The messages of a worker arrive before its Lost event.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,7 +29,7 @@ from apcbatch.cluster.ray_worker import (
 )
 from apcbatch.cluster.runtime import Event, Lost, Ready, Received, WorkerId, WorkerKind
 from apcbatch.cluster.wire import Done, Exported, Key, Unit
-from apcbatch.errors import UsageError
+from apcbatch.errors import StoppedError, UsageError
 
 MESSAGE_S = 60.0  # maximum time to fetch a message that is ready
 HELD_S = 60.0  # maximum time for the answers of `held`
@@ -102,7 +103,7 @@ class RayRuntime:
         """Request an actor. It is pending until Ray has room for it, which Ray's autoscaler sees as demand."""
         self._num_workers += 1
         kind = self._kind
-        actor = self._class.options(
+        create = self._class.options(
             num_cpus=kind.cpus,
             num_gpus=kind.gpus,
             memory=kind.memory_bytes or None,
@@ -110,7 +111,8 @@ class RayRuntime:
             max_task_retries=0,
             max_concurrency=CONCURRENCY,
             scheduling_strategy="SPREAD",
-        ).remote()
+        )
+        actor = self._cluster.call(create.remote)
         # The worker's options, with the salt, go to its process alone: the cluster keeps an actor's own arguments.
         starting = actor.start.remote(self._make, self._options)
         self._remotes[self._num_workers] = _Remote(self._num_workers, actor, starting, self.clock())
@@ -123,12 +125,14 @@ class RayRuntime:
         """
         remote = self._remotes.get(worker)
         if remote is not None:
+            self._cluster.check()
             call = remote.actor.work.options(num_returns="streaming")
             remote.streams[unit.number] = _Stream(call.remote(unit, list(states.items())))
 
     def wait(self, timeout_s: float) -> list[Event]:
-        """Return the next events. Raises UsageError if a worker fails with a UsageError before any worker was ready."""
-        self._cluster.head.check()
+        """Return the next events. Raises StoppedError if the cluster is gone, and UsageError if a worker fails with a
+        UsageError before any worker was ready."""
+        self._cluster.check()
         self._warn_of_slow_start()
         self._end_closed()
         lost: list[Event] = list(self._unreachable_lost())
@@ -142,6 +146,7 @@ class RayRuntime:
         ready, _ = ray.wait(refs, num_returns=1, timeout=timeout_s, fetch_local=False)
         if not ready:
             return []
+        self._cluster.check()
         ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
         events: list[Event] = []
         for remote in dict.fromkeys(by_ref[ref] for ref in ready):
@@ -158,7 +163,9 @@ class RayRuntime:
         there = NodeAffinitySchedulingStrategy(node_id, soft=False)
         take = self._ray.remote(take_in_flight).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
         try:
-            numbers: Collection[int] | None = self._ray.get(take.remote(path), timeout=IN_FLIGHT_S)
+            numbers: Collection[int] | None = self._cluster.call(
+                lambda: self._ray.get(take.remote(path), timeout=IN_FLIGHT_S)
+            )
             return numbers
         except self._ray.exceptions.RayError:  # the node is gone, so no request is suspected; or it is too busy
             return None if node_id in self._cluster.live_nodes() else ()
@@ -169,9 +176,11 @@ class RayRuntime:
         if remote is None:
             return
         if remote.is_ready and not remote.streams and not remote.unreachable:
-            self._closing.append((remote.actor, remote.actor.close.remote()))
+            with suppress(StoppedError):  # raised again by `wait`
+                self._cluster.check()
+                self._closing.append((remote.actor, remote.actor.close.remote()))
         else:
-            self._ray.kill(remote.actor)
+            self._end(remote.actor)
 
     def held(self, keys: Collection[Key]) -> set[Key]:
         """Return the subset of the prefix keys whose snapshot is in the store of every node with a worker."""
@@ -179,7 +188,9 @@ class RayRuntime:
         if not keys or not actors:
             return set()
         try:
-            answers = self._ray.get([actor.held.remote(set(keys)) for actor in actors.values()], timeout=HELD_S)
+            answers = self._cluster.call(
+                lambda: self._ray.get([actor.held.remote(set(keys)) for actor in actors.values()], timeout=HELD_S)
+            )
         except self._ray.exceptions.RayError:  # a worker is gone, which `wait` reports
             return set()
         return set.intersection(*answers)
@@ -194,11 +205,17 @@ class RayRuntime:
             self.kill(worker)
         if self._closing:
             calls = [call for _, call in self._closing]
-            self._ray.wait(calls, num_returns=len(calls), timeout=CLOSE_S)
+            with suppress(StoppedError):  # the workers have ended with the cluster
+                self._cluster.call(lambda: self._ray.wait(calls, num_returns=len(calls), timeout=CLOSE_S))
             for actor, _ in self._closing:
-                self._ray.kill(actor)
+                self._end(actor)
             self._closing.clear()
         self._cluster.close()
+
+    def _end(self, actor: Any) -> None:
+        """End an actor's process. If the cluster is gone it has ended, which `wait` reports."""
+        with suppress(StoppedError):
+            self._cluster.call(lambda: self._ray.kill(actor))
 
     def _end_closed(self) -> None:
         """End the closed workers that have finished writing, to free their resources."""
@@ -206,7 +223,7 @@ class RayRuntime:
             done, _ = self._ray.wait([call for _, call in self._closing], num_returns=len(self._closing), timeout=0)
             for actor, call in [one for one in self._closing if one[1] in done]:
                 self._closing.remove((actor, call))
-                self._ray.kill(actor)
+                self._end(actor)
 
     def _awaited(self) -> dict[Any, _Remote]:
         """Return the calls and streams that can produce events, each with its worker."""
@@ -321,7 +338,7 @@ class RayRuntime:
         del self._remotes[remote.id]
         if not with_node:
             self._lost[remote.id] = _file_of(remote)
-        self._ray.kill(remote.actor)
+        self._end(remote.actor)
         return Lost(remote.id, reason, with_node)
 
 

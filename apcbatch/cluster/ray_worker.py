@@ -18,11 +18,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from apcbatch.cluster.ray_cluster import fulfil
 from apcbatch.cluster.recovery import make_file, read_in_flight
 from apcbatch.cluster.runtime import MOST_UNITS, WorkerFacts
 from apcbatch.cluster.wire import Done, Exported, Key, Message, Unit
@@ -176,14 +178,7 @@ class WorkerActor:
     def _call_in_worker_thread(self, act: Callable[[], T]) -> T:
         """Call a function in the worker's thread between two passes; return its result or raise its error."""
         future: Future[T] = Future()
-
-        def fulfil() -> None:
-            try:
-                future.set_result(act())
-            except Exception as error:  # raised in the caller
-                future.set_exception(error)
-
-        self._inbox.put(fulfil)
+        self._inbox.put(partial(fulfil, future, act))
         return future.result()
 
     def _serve(self) -> None:

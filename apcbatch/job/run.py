@@ -33,6 +33,7 @@ from apcbatch.job.totals import Totals
 from apcbatch.job.tracing.recorder import RunTrace
 from apcbatch.job.work import Failure, JobEngine, Work, WorkSource
 from apcbatch.model.locate import note_of
+from apcbatch.process import LastWords
 from apcbatch.types import Request, Result
 
 STDOUT_NAMES = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
@@ -58,7 +59,8 @@ class Job:
         self._totals = Totals()
         self._trace: RunTrace | None = None
         self._printer = Printer(config, self._totals, name == STDOUT)
-        self._signals = Signals(self.continue_command)
+        self._signals = Signals(self._final_line)
+        self._last_words: LastWords | None = None
         self._out_is_ours = False
         self._retryable_errors = 0
         self._strict_stop = False
@@ -71,7 +73,12 @@ class Job:
         check_paths(config, inputs, output, self._config_file)
         for sentence in odd_names(output.name, config.origins["report"], config.report):
             self._printer.warn(sentence)
-        with self._signals, self._printer, closing(open_sink(output.lines, self._config.ordered)) as sink:
+        with (
+            self._signals,
+            self._printer,
+            self._with_last_words(),
+            closing(open_sink(output.lines, self._config.ordered)) as sink,
+        ):
             if output.is_built_at_the_end:
                 self._printer.note(f"results go to {output.lines} here, and to {output.shown} when the run ends")
             elif not self._is_named:
@@ -82,6 +89,8 @@ class Job:
             opened = open_run(self._config, inputs, output, sink, printer.warn, printer.note, printer.stage)
             self._config = opened.config
             self._out_is_ours = isinstance(sink, FileSink)
+            if self._last_words is not None:
+                self._last_words.replace(self._words_if_ended())
             self._trace = self._begin_trace(opened, inputs)
             with _closing(opened.engine, self._trace):
                 return self._answer(opened, sink)
@@ -105,6 +114,32 @@ class Job:
     def _command_words(self, added: Sequence[str]) -> list[str]:
         output, config_file = self._output.name, self._config_file
         return command_words(self._program, self._inputs, output, config_file, self._config, added)
+
+    def _final_line(self) -> str:
+        """Return the command for the second signal, which ends this process."""
+        if self._last_words is not None:
+            self._last_words.replace("")
+        return self.continue_command()
+
+    @contextmanager
+    def _with_last_words(self) -> Iterator[None]:
+        """In a run on a cluster, have the command that continues it printed even if Ray's C++ code ends this
+        process."""
+        if self._config.ray is None:
+            yield
+            return
+        self._last_words = LastWords(self._words_if_ended())
+        try:
+            yield
+        finally:
+            self._last_words.close()
+
+    def _words_if_ended(self) -> str:
+        return (
+            "apcbatch: this process was ended from outside: by a kill, or by Ray, which ends it where it has lost the "
+            "cluster; see that the cluster is up, and continue with --resume, with or without --ray\n"
+            f"{self.continue_command()}\n"
+        )
 
     def last_line(self, exit_code: int) -> str:
         """Return the last line for stderr: the command that continues the run, or a sentence that nothing is left to

@@ -7,13 +7,14 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from apcbatch.cluster import ray_cluster
-from apcbatch.cluster.ray_cluster import AUTH_MODE, Head, RayCluster
+from apcbatch.cluster.ray_cluster import AUTH_MODE, RayCluster, Server
 from apcbatch.errors import StoppedError, UsageError
 
 
@@ -143,12 +144,72 @@ def test_a_start_that_fails_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> No
     assert ended and was == ray_constants.ENABLE_RAY_CLUSTER and ray_cluster.NO_CLUSTERS not in os.environ
 
 
-def test_a_head_that_is_gone_ends_the_run(listening: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a run that Ray ends a minute after its head, with Ray's words and without the command that continues."""
-    monkeypatch.setattr(ray_cluster, "HEAD_CHECK_S", 0.0)
-    monkeypatch.setattr(ray_cluster, "HEAD_GONE_S", 0.05)
-    head = Head(address_of(listening))
-    head.check()
-    listening.close()
-    with pytest.raises(StoppedError, match="the head of the Ray cluster at 127.* is gone .* continue with --resume"):
-        head.check()
+@pytest.fixture(params=["head", "raylet"])
+def serving(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[socket.socket]:
+    """What listens as a head does, at a port, or as a raylet, at a path."""
+    is_head = request.param == "head"
+    with socket.socket(socket.AF_INET if is_head else socket.AF_UNIX) as one:
+        one.bind(("127.0.0.1", 0) if is_head else str(tmp_path / "raylet"))
+        one.listen()
+        yield one
+
+
+def test_a_server_that_ends_is_gone_at_once(serving: socket.socket) -> None:
+    """Catches a check that answers from its last one for some seconds after the process has ended, in which a call of
+    Ray blocks or ends this process."""
+    server = Server("the head", serving.getsockname(), 0.0)
+    server.check()
+    taken = serving.accept()[0]
+    server.check()
+    taken.close()
+    server.check()  # it has ended the connection, and takes another
+    serving.accept()[0].close()
+    serving.close()
+    with pytest.raises(StoppedError, match="the head is gone .* continue with --resume, with or without --ray"):
+        server.check()
+
+
+def test_a_server_that_comes_back_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a run that ends with a head that is only started again."""
+    slept: list[float] = []
+    with socket.socket(socket.AF_UNIX) as again:
+
+        def sleep(seconds: float) -> None:
+            slept.append(seconds)
+            again.bind(str(tmp_path / "head"))
+            again.listen()
+
+        monkeypatch.setattr(ray_cluster.time, "sleep", sleep)
+        server = Server("the head", str(tmp_path / "head"), 60.0)
+        server.check()
+        server.close()
+    assert slept == [ray_cluster.RETRY_S]
+
+
+@pytest.mark.parametrize("end", ["blocks", "fails"])
+def test_a_call_that_loses_the_head_is_a_stop(
+    end: str, listening: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a call that blocks until Ray ends this process, and Ray's own error in place of the sentence."""
+    monkeypatch.setattr(ray_cluster, "HEAD_GONE_S", 0.0)
+    monkeypatch.setattr(ray_cluster, "RETRY_S", 0.01)
+    context = SimpleNamespace(gcs_address=address_of(listening), get_node_id=lambda: "here")
+    ended = threading.Event()
+    fake = SimpleNamespace(is_initialized=lambda: True, get_runtime_context=lambda: context, nodes=lambda: [])
+    monkeypatch.setattr(ray_cluster, "import_ray", lambda: fake)
+    cluster = RayCluster("auto")
+
+    def nodes() -> None:
+        listening.accept()[0].close()
+        listening.close()
+        if end == "fails":
+            raise ConnectionError("RPC error: failed to connect to all addresses")
+        ended.wait()
+
+    fake.nodes = nodes
+    with pytest.raises(StoppedError, match="the head of the Ray cluster at 127.* is gone"):
+        cluster.live_nodes()
+    with pytest.raises(StoppedError):  # and no further call is begun
+        cluster.call(lambda: pytest.fail("a call of a cluster that is gone"))
+    ended.set()
+    cluster.close()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ import psutil
 import pytest
 
 from apcbatch.model.locate import DEMO_DIR
-from tests.ray.conftest import ROOT, add_node
+from tests.ray.conftest import ROOT, STORE_BYTES, add_node
 
 PATIENCE_S = 120.0
 TIMES = ("created", "prefill_ms", "decode_ms", "drafted_tokens", "accepted_tokens")
@@ -116,12 +118,12 @@ def many(conversations: Path, tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def going(nodes: Any, many: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A run on two workers, once both are ready and it has some answers."""
-    out = tmp_path / "out.jsonl"
+@contextmanager
+def begun(address: str, many: Path, out: Path, num_workers: int) -> Iterator[subprocess.Popen[str]]:
+    """A run on a cluster, once its workers are ready and it has some answers."""
+    words = ("--workers", num_workers, "--worker-cpus", 1, "--worker-timeout", 15)
     process = subprocess.Popen(
-        command(many, "-o", out, "--ray", nodes.address, "--workers", 2, "--worker-cpus", 1, "--worker-timeout", 15),
+        command(many, "-o", out, "--ray", address, *words),
         env=environment(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -129,18 +131,27 @@ def going(nodes: Any, many: Path, tmp_path: Path) -> Iterator[subprocess.Popen[s
     )
     assert process.stderr is not None
     told: list[str] = []
-    while sum("is ready" in line for line in told) < 2:
-        line = process.stderr.readline()
-        assert line, "".join(told)
-        told.append(line)
-    end = time.monotonic() + PATIENCE_S
-    while not out.exists() or not out.stat().st_size:
-        assert time.monotonic() < end and process.poll() is None, process.communicate()[1]
-        time.sleep(0.02)
-    yield process
-    process.kill()
-    process.wait()
-    process.stderr.close()
+    try:
+        while sum("is ready" in line for line in told) < num_workers:
+            line = process.stderr.readline()
+            assert line, "".join(told)
+            told.append(line)
+        end = time.monotonic() + PATIENCE_S
+        while not out.exists() or not out.stat().st_size:
+            assert time.monotonic() < end and process.poll() is None, process.communicate()[1]
+            time.sleep(0.02)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+@pytest.fixture
+def going(nodes: Any, many: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A run on two workers."""
+    with begun(nodes.address, many, tmp_path / "out.jsonl", 2) as process:
+        yield process
 
 
 def workers() -> list[psutil.Process]:
@@ -193,3 +204,54 @@ def test_a_dead_driver_leaves_no_worker_and_can_be_continued(
     run(many, "-o", out, "--resume", "--ray", nodes.address, "--workers", 1, "--worker-cpus", 1)
     run(many, "-o", tmp_path / "alone.jsonl")
     assert answers(out) == answers(tmp_path / "alone.jsonl")
+
+
+@pytest.fixture
+def own_head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Callable[[], list[psutil.Process]]]]:
+    """(address, its processes) of a cluster that is this machine alone, beside the one of the other tests."""
+    folder = tmp_path_factory.mktemp("r")
+    ray = str(Path(sys.executable).with_name("ray"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = (f"--port={port}", "--num-cpus=1", f"--object-store-memory={STORE_BYTES}", f"--temp-dir={folder}")
+    started = subprocess.run(
+        [ray, "start", "--head", "--include-dashboard=false", *words],
+        env=environment(), capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert started.returncode == 0, started.stderr
+
+    def processes() -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if str(folder) in " ".join(process.cmdline()):
+                    found.append(process)
+        return found
+
+    yield f"127.0.0.1:{port}", processes
+    for process in processes():
+        with suppress(psutil.Error):
+            process.kill()
+
+
+@pytest.mark.parametrize("ended", [("gcs_server",), ("raylet",), ("gcs_server", "raylet")], ids="+".join)
+def test_a_dead_head_is_a_sentence_and_the_command_that_continues(
+    ended: tuple[str, ...], own_head: tuple[str, Callable[[], list[psutil.Process]]], many: Path, tmp_path: Path
+) -> None:
+    """Catches a run that waits for minutes for a worker, or ends with Ray's words or none, after its cluster."""
+    address, processes = own_head
+    out = tmp_path / "out.jsonl"
+    with begun(address, many, out, 1) as process:
+        victims = [one for one in processes() if one.name() in ended]
+        assert len(victims) == len(ended)
+        for one in victims:
+            one.kill()
+        _, stderr = process.communicate(timeout=PATIENCE_S)
+    sentence, last = stderr.splitlines()[-2:]
+    assert process.returncode == 1 and sentence.startswith("apcbatch: the ") and "is gone" in sentence, stderr
+    assert shlex.split(last)[1:4] == ["-m", "apcbatch", "run"] and last.endswith(" --resume"), stderr
+    assert ".cc:" not in stderr and "Traceback" not in stderr, stderr
+    kept = len(records(out))
+    summary = run(many, "-o", out, "--resume")
+    assert len(records(out)) == kept + summary["requests"] and not summary["errors"]
