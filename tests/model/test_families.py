@@ -23,6 +23,7 @@ from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.model.locate import locate_model
 from tests.model.folders import weights_of, with_config
 from tests.tiny import FAMILIES
+from tools import models_table
 
 CONFIGS = {
     "mamba": {"hidden_size": 36, "num_hidden_layers": 2, "state_size": 8, "time_step_rank": 3},
@@ -198,6 +199,22 @@ def test_stored_tensors_stay(tmp_path: Path) -> None:
         "ssm": TensorLayout("F32", (4, 16, 512)),
         "conv": TensorLayout("BF16", (4, 3, 512)),
     }
+
+
+def test_the_page_has_the_table_of_the_code() -> None:
+    """Fault: a family, a form of a device or the size of a state changes, and docs/models.md has the old one (run
+    python -m tools.models_table)."""
+    page = models_table.TARGET.read_text(encoding="utf-8")
+    assert models_table.BEGIN in page and models_table.document(page) == page
+    assert set(models_table.RELEASED) == {family.model_type for family in families.families()}
+
+
+def test_the_table_says_what_a_device_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: the page says of each device that it runs each family, whatever its backend has."""
+    kinds = {kind: form for kind, form in CudaBackend.kinds.items() if kind != "delta"}
+    monkeypatch.setattr(CudaBackend, "kinds", kinds)
+    rows = [row for row in models_table.lines() if "gated delta nets" in row]
+    assert len(rows) == 3 and all("| yes | yes; op by op: gated delta nets |" in row for row in rows)
 
 
 def test_every_module_of_the_folder_is_a_family() -> None:
