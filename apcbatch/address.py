@@ -1,6 +1,7 @@
-"""Addresses such as `s3://bucket/chats.jsonl`: recognise local files, open file systems with fsspec, hide secrets.
+"""Names of files: the place that an output's name leads to, and addresses such as `s3://bucket/chats.jsonl`.
 
-Invariants:
+Addresses of local files are recognised, others are opened with fsspec, and their secrets are hidden. Invariants:
+- A file is written only at a place that `output_place` has returned.
 - An address comes from the command line, never from data.
 - The address of a local file is replaced by its path when options are read, so that every check sees the file itself.
 - A printed address contains no user name, no password and no query, which may hold a signature.
@@ -8,8 +9,11 @@ Invariants:
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import shlex
+import stat
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
@@ -28,6 +32,8 @@ _USER = re.compile(r"(?<=://)(?:[^/@]*:.*|[^/]*)@", re.DOTALL)
 _QUERY = re.compile(r"\?.*", re.DOTALL)
 _SECRET_IN_TEXT = re.compile(r"(?<=://)[^/\s]*@|\?\S*")
 _LEAST_SECRET_CHARACTERS = 3  # shorter secrets are not removed from error messages
+_NO_LAST_NAME = re.compile(r"(?:^|/)\.{0,2}$")  # of a name that is empty or ends in `/`, `/.` or `/..`
+_MOST_LINKS = 40  # as many as Linux follows
 _PACKAGES = {
     "s3": "s3fs",
     "s3a": "s3fs",
@@ -63,7 +69,7 @@ def as_path(name: str) -> str:
     `//localhost/x` is `/x` (RFC 8089). Raises UsageError for a chain or a wrapper that could hide a local file.
     """
     if match := _LOCAL.fullmatch(name):
-        path = os.path.expanduser(match[1]).rstrip("/") or "/" * match[1].startswith("/")
+        path = os.path.expanduser(match[1])
         return path if path.startswith("/") else f"./{path}"  # never read as `-`, a dataset or an address
     if not is_address(name):
         return name
@@ -77,6 +83,86 @@ def as_path(name: str) -> str:
     if _protocol(last) in _WRAPPERS:
         raise UsageError(f"{shown_address(name)} cannot be used: {_protocol(last)}:// wraps another address; give that")
     return "::".join(links)
+
+
+def output_place(name: str) -> str:
+    """Return the place that the name of an output file, a path or an address, leads to: what is checked and written.
+
+    The folder is resolved. A link as last name is followed, through further links, to a file that need not exist yet.
+    The place is relative if the name is and leads through no link. An open descriptor, such as /dev/stdout, becomes
+    `/dev/fd/N`; `-` and addresses stay as they are. Raises UsageError for a name that ends in `/`, `/.` or `/..`, for a
+    folder, and for a file whose folder is missing.
+    """
+    path = as_path(name)
+    if is_address(path):
+        shown = shown_address(path)
+        if not last_part(path) or _NO_LAST_NAME.search(shown):
+            raise UsageError(f"{shown} has no file name; give one, such as s3://bucket/answers.jsonl")
+        return path
+    if path == "-":
+        return path
+    try:
+        place = _followed(path)
+        if os.path.isdir(place):
+            raise _folder_error()
+        if places(path) != places(place):  # a folder below /proc that another process sees as its root
+            raise OSError(errno.EINVAL, f"its path here is not {place}; give another name")
+        is_lexical = place == os.path.abspath(path)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no file name"
+        raise UsageError(f"{path} cannot be written: {reason}") from None
+    if _is_descriptor(place):
+        return f"/dev/fd/{os.path.basename(place)}" if place.startswith(f"/proc/{os.getpid()}/") else place
+    if not is_lexical:
+        return place
+    near = os.path.normpath(path)
+    return f"./{near}" if near == "-" or ":" in near.partition("/")[0] else near  # read again, it is this file
+
+
+def is_stream(path: str) -> bool:
+    """Return whether a path leads to an open descriptor (`/dev/stdin`), a pipe, a device or a socket, which is written
+    as it is and never replaced."""
+    try:
+        place = _followed(path)
+        return _is_descriptor(place) or stat.S_IFMT(os.stat(place).st_mode) not in (stat.S_IFREG, stat.S_IFDIR)
+    except (OSError, ValueError):
+        return False
+
+
+def _followed(path: str) -> str:
+    """Return a path with its folder resolved and a link as its last name followed. Raises OSError, also for a path
+    without a last name and for a missing folder; its `strerror` ends a sentence."""
+    for _ in range(_MOST_LINKS):
+        if _NO_LAST_NAME.search(path):
+            raise _folder_error()
+        folder = os.path.dirname(path) or "."
+        try:
+            is_folder = stat.S_ISDIR(os.stat(folder).st_mode)
+        except FileNotFoundError:
+            way = f"its folder does not exist; mkdir -p {shlex.quote(folder)}"
+            raise FileNotFoundError(errno.ENOENT, way) from None
+        if not is_folder:
+            raise NotADirectoryError(errno.ENOTDIR, f"{folder} is no folder")
+        place = os.path.join(os.path.realpath(folder, strict=True), os.path.basename(path))
+        if _is_descriptor(place):
+            return place
+        try:
+            path = os.path.join(os.path.dirname(place), os.readlink(place))
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.EINVAL):  # there is nothing, or no link
+                raise
+            return place
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+
+
+def _is_descriptor(place: str) -> bool:
+    """Return whether a place with a resolved folder is an open descriptor of a process, such as /proc/7/fd/1."""
+    folder = os.path.dirname(place)
+    return os.path.basename(folder) == "fd" and os.stat(folder).st_dev == os.stat("/proc/self").st_dev
+
+
+def _folder_error() -> OSError:
+    return IsADirectoryError(errno.EISDIR, "it names a folder; expected a file, such as out.jsonl")
 
 
 def is_read_only(name: str) -> bool:

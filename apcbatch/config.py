@@ -376,6 +376,7 @@ class Config:
         "Write the summary to FILE too, in place of an earlier summary; --overwrite replaces any other file.",
         metavar="FILE",
         path="any",
+        is_output=True,
     )
     report: str | None = option(
         None,
@@ -383,6 +384,7 @@ class Config:
         "Write a page for the browser to FILE when the run ends; see `apcbatch report`.",
         metavar="FILE",
         path="local",
+        is_output=True,
     )
     progress: str = option(
         "auto",

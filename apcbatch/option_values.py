@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Literal
 
-from apcbatch.address import as_path, is_address, shown_address
+from apcbatch.address import as_path, is_address, output_place, shown_address
 from apcbatch.errors import UsageError
 
 AUTO = "auto"
@@ -40,7 +40,8 @@ class Spec:
     flag: short form of the flag; '' for none, None if the option has no flag at all. secret: the value is never
     printed, except in the form `@FILE`, which names a file with the secret. opposite: flag that turns off a switch
     whose default is on; --no-NAME unless given. path: the text names a file or a folder, `local` or at `any` address;
-    the address of a local one is replaced by its path. meant: wrong choice -> choice to suggest.
+    the address of a local one is replaced by its path. is_output: the file is written, so its name is replaced by the
+    place that it leads to. meant: wrong choice -> choice to suggest.
     """
 
     kind: Kind
@@ -55,6 +56,7 @@ class Spec:
     flag: str | None = ""
     secret: bool = False
     path: Literal["", "local", "any"] = ""
+    is_output: bool = False
     most: int | None = None
     opposite: str | None = None
     meant: Mapping[str, str] = field(default_factory=dict)
@@ -141,18 +143,19 @@ def _parse_text(spec: Spec, raw: Any, where: str) -> str:
         raise ValueError(f"{where} is {brief(raw)}; expected {_expected(spec)}{did_you_mean}")
     if spec.may_name_file and raw.startswith(FILE_MARK):
         return FILE_MARK + parse_path(raw.removeprefix(FILE_MARK), where)
-    return parse_path(raw, where, spec.path == "any") if spec.path else raw
+    return parse_path(raw, where, spec.path == "any", spec.is_output) if spec.path else raw
 
 
-def parse_path(raw: str, where: str, is_anywhere: bool = False) -> str:
+def parse_path(raw: str, where: str, is_anywhere: bool = False, is_output: bool = False) -> str:
     """Return the path of a local file or folder, given as a path or an address.
 
-    is_anywhere: return other addresses unchanged; otherwise they raise ValueError.
+    is_anywhere: return other addresses unchanged; otherwise they raise ValueError. is_output: return the place that the
+    name of an output file leads to; ValueError if no file can be written there.
     """
     try:
-        name = as_path(raw)
+        name = output_place(raw) if is_output else as_path(raw)
     except UsageError as error:
-        raise ValueError(f"{where}: {error}") from None
+        raise ValueError(f"{where} {error}") from None
     if is_address(name) and not is_anywhere:
         raise ValueError(f"{where} is {shown_address(name)}; expected a file on this machine, or a folder")
     return name

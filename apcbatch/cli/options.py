@@ -22,12 +22,12 @@ METAVARS = {"integer": "N", "number": "F", "size": "SIZE"}
 
 class PathName(click.ParamType):  # type: ignore[type-arg]
     """Type of an argument that is a file or a folder; the address of a local file becomes its path. is_anywhere: accept
-    addresses on other machines."""
+    addresses on other machines. is_output: it is a file that is written, and its name becomes the place to write."""
 
     name = "path"
 
-    def __init__(self, is_anywhere: bool = False) -> None:
-        self._is_anywhere = is_anywhere
+    def __init__(self, is_anywhere: bool = False, is_output: bool = False) -> None:
+        self._is_anywhere, self._is_output = is_anywhere, is_output
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         is_folder = (param.metavar or "").startswith("DIR")
@@ -38,12 +38,13 @@ class PathName(click.ParamType):  # type: ignore[type-arg]
         if isinstance(param, click.Argument):
             where = (param.metavar or param.opts[0]).rstrip(".")
         try:
-            return parse_path(value, where, self._is_anywhere)
+            return parse_path(value, where, self._is_anywhere, self._is_output)
         except ValueError as error:
             raise UsageError(str(error)) from None
 
 
 LOCAL, ANYWHERE = PathName(), PathName(is_anywhere=True)
+OUTPUT, OUTPUT_ANYWHERE = PathName(is_output=True), PathName(is_anywhere=True, is_output=True)
 
 
 class GroupedOption(click.Option):
@@ -113,7 +114,7 @@ config_file_option = click.option(
     help="Take options from a YAML file; flags and APCBATCH_<OPTION> variables win over it.",
 )  # fmt: skip
 json_option = click.option(
-    "--json", "json_path", metavar="FILE", type=LOCAL, cls=GroupedOption, group="Output",
+    "--json", "json_path", metavar="FILE", type=OUTPUT, cls=GroupedOption, group="Output",
     help="Write the numbers to FILE; - is standard output, instead of the table.",
 )  # fmt: skip
 

@@ -7,7 +7,8 @@ from typing import Any
 import click
 
 from apcbatch import resolution
-from apcbatch.cli.options import ANYWHERE, LOCAL, GroupedCommand, GroupedOption, config_options, given_flags
+from apcbatch.address import output_place
+from apcbatch.cli.options import ANYWHERE, LOCAL, OUTPUT, GroupedCommand, GroupedOption, config_options, given_flags
 from apcbatch.cli.terminal import echo, warn
 from apcbatch.errors import UsageError
 
@@ -25,7 +26,7 @@ Examples:
 @click.command(cls=GroupedCommand, epilog=EPILOG, short_help="Show runs, and compare them, as a page for the browser.")
 @click.argument("outs", metavar="OUT...", type=ANYWHERE, nargs=-1, required=True)
 @click.option(
-    "-o", "--output", metavar="FILE", type=LOCAL, cls=GroupedOption, group="Output",
+    "-o", "--output", metavar="FILE", type=OUTPUT, cls=GroupedOption, group="Output",
     help="Write the page to FILE.  [default: NAME.report.html]",
 )  # fmt: skip
 @click.option(
@@ -82,7 +83,7 @@ def report(
     for place, file in enumerate(files):
         if any(same_file(file.lines, other.lines) for other in files[:place]):
             raise UsageError(f"{file.name} is given twice; name each OUT once")
-    path = default_report([file.target for file in files]) if output is None else output
+    path = output or output_place(default_report([file.target for file in files]))
     check_report("-o", path, overwrite)
     inputs = find_inputs(prompts, warn) if prompts else None
     read: dict[str, str | None] = {"--tune": tune}

@@ -13,6 +13,7 @@ import click
 from apcbatch import config, resolution
 from apcbatch.cli.options import (
     ANYWHERE,
+    OUTPUT_ANYWHERE,
     GroupedCommand,
     GroupedOption,
     config_file_option,
@@ -67,7 +68,7 @@ Examples:
 @click.argument("inputs", metavar="INPUT...", type=ANYWHERE, nargs=-1)
 @short_help_option(FIRST_OPTIONS, FIRST_EPILOG)
 @click.option(
-    "-o", "--output", metavar="OUT", type=ANYWHERE, cls=GroupedOption, group="Output",
+    "-o", "--output", metavar="OUT", type=OUTPUT_ANYWHERE, cls=GroupedOption, group="Output",
     help="Write one JSON line a request to OUT; - is standard output.  [default: NAME.answers.jsonl]",
 )  # fmt: skip
 @config_options(config.OPTIONS)

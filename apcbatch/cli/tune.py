@@ -12,7 +12,7 @@ from apcbatch import config, resolution
 from apcbatch.cli.options import (
     ANYWHERE,
     BLOCK_SIZES,
-    LOCAL,
+    OUTPUT,
     USUAL_SIZES,
     GroupedCommand,
     GroupedOption,
@@ -59,12 +59,12 @@ Examples:
     help="Run the best N for real, with one new token a request, and compare with the prediction.",
 )  # fmt: skip
 @click.option(
-    "--write", "yaml_path", metavar="FILE", type=LOCAL, cls=GroupedOption, group="Output",
+    "--write", "yaml_path", metavar="FILE", type=OUTPUT, cls=GroupedOption, group="Output",
     help="Write the choice to FILE as YAML for --config.",
 )  # fmt: skip
 @json_option
 @click.option(
-    "--plot", "plot_path", metavar="FILE.svg|FILE.png", type=LOCAL, cls=GroupedOption, group="Output",
+    "--plot", "plot_path", metavar="FILE.svg|FILE.png", type=OUTPUT, cls=GroupedOption, group="Output",
     help="Draw hit rate, bytes and predicted seconds over block size (needs matplotlib).",
 )  # fmt: skip
 @config_file_option

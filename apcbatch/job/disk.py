@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Thread
 
-STREAMS = ("/dev/", "/proc/")
+from apcbatch.address import is_stream
 
 
 class Disk:
@@ -86,14 +86,14 @@ def identity(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
 
 
 def write_file(path: str, chunks: Iterable[bytes], disk: Disk, like: str | os.PathLike[str] | None = None) -> None:
-    """Write a file atomically. A link is followed. A pipe or a device is written to directly. like: as in
-    `replacing`."""
-    if path.startswith(STREAMS) or (os.path.exists(path) and not os.path.isfile(path)):
+    """Write a file atomically; a descriptor, a pipe or a device is written to directly. path: a place, so that no link
+    is followed. like: as in `replacing`."""
+    if is_stream(path):
         with open(path, "ab", buffering=0) as stream:
             for chunk in chunks:
                 disk.write(stream.fileno(), chunk)
         return
-    with replacing(os.path.realpath(path), disk, like) as fd:
+    with replacing(path, disk, like) as fd:
         for chunk in chunks:
             disk.write(fd, chunk)
 

@@ -145,7 +145,7 @@ def open_run(
         engine = _open_engine(config, warn, note, most_workers)
         config = with_measured_gain(config, engine.reading_tokens)
         return OpenRun(config, records, renderer, engine, PreviousAnswers(), references)
-    target = Path(os.path.realpath(output.target))
+    target = Path(os.path.abspath(output.target))
     if len(inputs.files) >= MANY_FILES:
         note(f"{len(inputs.files):,} files: both ends of each are read first, for --resume to compare")
     files, prompt = model_files_digest(folder), lines.system_prompt

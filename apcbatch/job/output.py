@@ -19,12 +19,21 @@ from typing import Any
 
 import zstandard
 
-from apcbatch.address import is_address, last_part, open_filesystem, read_head, reason_of, shown_address
+from apcbatch.address import (
+    is_address,
+    is_stream,
+    last_part,
+    open_filesystem,
+    output_place,
+    read_head,
+    reason_of,
+    shown_address,
+)
 from apcbatch.config import Config
 from apcbatch.data.input.files import BROKEN, Stream, open_stream, reason
 from apcbatch.data.input.inputs import RUN_FILE_SUFFIX
 from apcbatch.errors import StoppedError, UsageError
-from apcbatch.job.disk import STREAMS, identity, replacing
+from apcbatch.job.disk import identity, replacing
 from apcbatch.job.runfile import MAX_BYTES, is_run_file
 from apcbatch.job.sink import ID, FileSink
 
@@ -39,7 +48,7 @@ _OTHER_PACKINGS = (".bz2", ".xz")
 
 @dataclass
 class Output:
-    """Paths of one OUT. name: OUT as it was given, a path or an address. target: the finished local file. lines: the
+    """Places of one OUT. name: the place of OUT, a path or an address. target: the finished local file. lines: the
     local file that lines are appended to. packing: `.gz`, `.zst`, or empty for no compression."""
 
     name: str
@@ -65,7 +74,7 @@ class Output:
     @property
     def is_built_at_the_end(self) -> bool:
         """Whether OUT is made when the run ends, from another file that lines are appended to."""
-        return self.lines != self.name
+        return self.is_remote or bool(self.packing)
 
     def exists(self) -> bool:
         """Return whether this machine has a file that a fresh run would replace."""
@@ -137,7 +146,7 @@ class Output:
             )
         if self.packing:
             try:
-                with replacing(os.path.realpath(self.target), sink.disk) as fd:
+                with replacing(self.target, sink.disk) as fd:
                     for piece in _packed(self.lines, self.packing):
                         sink.disk.write(fd, piece)
                 sink.disk.unlink(self.lines)
@@ -158,14 +167,11 @@ class Output:
 
 
 def output_for(name: str) -> Output:
-    """Return the Output for `-o NAME`; UsageError for an address without a file name, or a suffix such as `.xz`."""
-    target = name
-    if is_address(name):
-        target = last_part(name)
-        if not target:
-            raise UsageError(f"{shown_address(name)} has no file name; give one, such as s3://bucket/answers.jsonl")
+    """Return the Output at a place; UsageError for a suffix such as `.xz`, or a local file that cannot be written."""
+    target = output_place(last_part(name)) if is_address(name) else name
     suffix = os.path.splitext(target)[1].lower()
-    if target.startswith(STREAMS) or (os.path.exists(target) and not os.path.isfile(target)):
+    if is_stream(target):
+        target = os.path.realpath(target) if os.path.isfile(target) else target  # behind a descriptor
         return Output(name, target, target, "")
     if suffix in _OTHER_PACKINGS:
         raise UsageError(
@@ -173,7 +179,7 @@ def output_for(name: str) -> Output:
         )
     if suffix not in _PACKERS:
         return Output(name, target, target, "")
-    return Output(name, target, os.path.realpath(target) + PART_SUFFIX, suffix)
+    return Output(name, target, output_place(os.path.realpath(target) + PART_SUFFIX), suffix)
 
 
 def _has_bytes(path: str) -> bool:

@@ -8,19 +8,17 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shlex
 import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import orjson
 
-from apcbatch.address import is_address, is_read_only, last_part, places, read_head, shown_address
+from apcbatch.address import is_address, is_read_only, is_stream, last_part, places, read_head, shown_address
 from apcbatch.config import OPTIONS, Config
 from apcbatch.data.input.files import STDIN
 from apcbatch.data.input.inputs import HUB_PREFIX, KINDS, PACKINGS, is_hub
 from apcbatch.errors import ModelError, UsageError
-from apcbatch.job.disk import STREAMS
 from apcbatch.model.locate import locate_model
 from apcbatch.option_values import FILE_MARK
 from apcbatch.regular_files import open_regular_file
@@ -42,7 +40,7 @@ def default_output(given: Sequence[str]) -> str:
     if len(given) > 1:
         raise UsageError(f"{len(given)} inputs have no one name to make OUT's name from; {ways}")
     [input] = given
-    if input == STDIN or input.startswith(STREAMS):
+    if input == STDIN or is_stream(input):
         stream = "stdin" if input == STDIN else input
         raise UsageError(f"{stream} has no name to make OUT's name from; {ways}")
     if is_hub(input):
@@ -62,10 +60,11 @@ def without_suffixes(name: str) -> str:
 
 
 def check_outputs(config: Config, inputs: Iterable[str], read: Names, outputs: Names) -> None:
-    """Refuse an output that is another file of the command, lies in the store or beside the model's files, or cannot be
-    written.
+    """Refuse an output that is another file of the command, lies in the store or beside the model's files, or is a
+    folder.
 
-    inputs: files of INPUT. read, outputs: path or address by the name of its option; None and `-` are skipped.
+    inputs: files of INPUT. read, outputs: path or address by the name of its option, of an output the place
+    (`address.output_place`); None and `-` are skipped.
     """
     written = {name: path for name, path in outputs.items() if path is not None and path != STDOUT}
     named = {name: path for name, path in read.items() if path is not None and path != STDOUT} | written
@@ -88,7 +87,8 @@ def check_outputs(config: Config, inputs: Iterable[str], read: Names, outputs: N
         if is_address(path):
             continue
         _check_place(name, path, config)
-        _check_writable(name, path)
+        if os.path.isdir(path):
+            raise UsageError(f"{name} {path} is a folder; move it away, or choose another name")
         for stream in (sys.stdout, sys.stderr):
             if _is_redirected_to(stream, path):
                 raise UsageError(f"{name} {path} is where this command prints to; give another file")
@@ -114,15 +114,6 @@ def _regular_places(name: str) -> set[tuple[object, ...]]:
     set for an existing path that is not a regular file: several outputs may go to one pipe or device."""
     is_other = not is_address(name) and os.path.exists(name) and not os.path.isfile(name)
     return set() if is_other else places(name)
-
-
-def _check_writable(name: str, path: str) -> None:
-    if os.path.isdir(path):
-        example = os.path.join(path, "out.jsonl")
-        raise UsageError(f"{name} {path} is a folder; expected a file, such as {example}")
-    folder = os.path.dirname(os.path.realpath(path))
-    if not path.startswith(STREAMS) and not os.path.isdir(folder):
-        raise UsageError(f"{name} {path} cannot be written: its folder does not exist; mkdir -p {shlex.quote(folder)}")
 
 
 def _check_place(name: str, path: str, config: Config) -> None:
@@ -189,7 +180,7 @@ def _is_linked_below(folder: str, path: str) -> bool:
 
 def _is_redirected_to(stream: object, path: str) -> bool:
     """Return whether a standard stream is redirected to this regular file."""
-    if path.startswith(STREAMS):
+    if is_stream(path):
         return False  # the user named the stream
     try:
         return os.path.isfile(path) and os.path.samestat(os.fstat(stream.fileno()), os.stat(path))  # type: ignore[attr-defined]

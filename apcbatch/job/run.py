@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 
 import orjson
 
-from apcbatch.address import is_address, open_filesystem, reason_of, shown_address
+from apcbatch.address import is_address, open_filesystem, output_place, reason_of, shown_address
 from apcbatch.config import Config, flag_name
 from apcbatch.data.input.inputs import Inputs, find_inputs
 from apcbatch.engine.serving import serve
@@ -36,13 +36,13 @@ from apcbatch.model.locate import note_of
 from apcbatch.process import LastWords
 from apcbatch.types import Request, Result
 
-STDOUT_NAMES = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
+STDOUT_PLACE = "/dev/fd/1"
 
 
 class Job:
-    """One `apcbatch run`. inputs: as the user named them. output: None for a name made from INPUT's. program: shell
-    words that start this program again. config_file: the file of --config, or None. UsageError if OUT's name cannot be
-    used, or if none can be made from INPUT's."""
+    """One `apcbatch run`. inputs: as the user named them. output: a place, or None for one made from INPUT's name.
+    program: shell words that start this program again. config_file: the file of --config, or None. UsageError if OUT's
+    name cannot be used, or if none can be made from INPUT's."""
 
     def __init__(
         self,
@@ -53,7 +53,8 @@ class Job:
         config_file: str | None = None,
     ) -> None:
         self._is_named = output is not None
-        name = default_output(inputs) if output is None else STDOUT if output in STDOUT_NAMES else output
+        place = output_place(default_output(inputs)) if output is None else output
+        name = STDOUT if place == STDOUT_PLACE else place
         self._config, self._inputs, self._output = config, tuple(inputs), output_for(name)
         self._program, self._config_file = program, config_file
         self._totals = Totals()

@@ -198,9 +198,8 @@ def _facts_in(data: bytes) -> Mapping[str, Any] | None:
 
 
 def run_file_path(output: str) -> str:
-    """Return the path of an OUT's run file. If OUT is a link, the run file is beside the file that the link leads
-    to."""
-    return os.path.realpath(output) + RUN_FILE_SUFFIX
+    """Return the path of an OUT's run file: beside the file that OUT leads to, with each link followed."""
+    return os.path.realpath(os.path.realpath(output) + RUN_FILE_SUFFIX)
 
 
 def _as_json(facts: dict[str, Any]) -> bytes:

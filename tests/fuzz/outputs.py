@@ -29,6 +29,7 @@ OUTPUTS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("report", "old.jsonl", "--model", "model", "--prompts", "in.jsonl", "--overwrite", "-o"), (*READ[3:], *EARLIER)),
 )
 SCHEMES = ("", "", "file://", "FILE://", "file:", "local://", "Local:", "file://localhost", "simplecache::file://")
+ENDS = ("", "", "", "/", "//", "/.", "/..", "/./", "/x/..", "/../x")
 CHAINS = ("filecache::local://", "simplecache://::FILE://", "blockcache::simplecache::file:")
 
 
@@ -60,16 +61,26 @@ def fuzz_outputs(case: Case) -> None:
 
 
 def _another_name(case: Case, name: str, number: int) -> str:
-    """The absolute path of a file, of a link or a hard link to it, or one through `..`."""
-    path = case.folder / name
-    kind = case.draw.randrange(4)
+    """The absolute path of a file, of a link, a hard link or a chain of links to it, or one through `..`, the current
+    folder of the process or a linked folder; with what may not stand behind the name of a file, at times."""
+    path, end = case.folder / name, case.draw.choice(ENDS)
+    kind = case.draw.randrange(6)
     if kind == 0:
-        return str(path)
+        return f"{path}{end}"
     if kind == 1:
-        return f"{path.parent}/../{path.parent.name}//{path.name}"
+        return f"{path.parent}/../{path.parent.name}//{path.name}{end}"
+    if kind == 2:
+        return f"{case.draw.choice(('/proc/self/cwd', '/proc/self/root' + str(case.folder)))}/{name}{end}"
     other = case.folder / f"link-{number}"
-    (os.symlink if kind == 2 or name.startswith("model/") else os.link)(path, other)
-    return str(other)
+    if kind == 3:
+        other.symlink_to(case.draw.choice((case.folder, Path("."))))
+        return f"{other}/{name}{end}"
+    (os.symlink if kind == 4 or name.startswith("model/") else os.link)(path, other)
+    if case.draw.randrange(2):
+        chained = case.folder / f"link-{number}-{number}"
+        chained.symlink_to(other.name + case.draw.choice(ENDS))
+        return f"{chained}{end}"
+    return f"{other}{end}"
 
 
 def _content(folder: Path) -> dict[Path, bytes]:

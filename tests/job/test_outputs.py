@@ -94,11 +94,10 @@ def model_beside(folder):
         (("--summary", "out.jsonl.run.json"), "--summary and OUT.run.json are the same file"),
         (("--summary", "states/s.json"), "lies in the store"),
         (("-o", "states/out.jsonl"), "lies in the store"),
-        (("-o", "states"), "lies in the store"),
         (("--summary", "model/s.json"), "lies beside the files of the model"),
         (("-o", "model/config.json", "--overwrite"), "lies beside the files of the model"),
-        (("--summary", "sub"), "--summary sub is a folder"),
-        (("-o", "sub", "--overwrite"), "OUT sub is a folder"),
+        (("--summary", "sub"), "--summary sub cannot be written: it names a folder; expected a file"),
+        (("-o", "sub", "--overwrite"), "-o sub cannot be written: it names a folder; expected a file"),
         (("--summary", "missing/s.json"), "its folder does not exist; mkdir -p"),
         (("-o", "missing/o.jsonl"), "its folder does not exist; mkdir -p"),
         (("-o", "not here/o.jsonl"), "not here'"),
@@ -115,7 +114,8 @@ def test_what_belongs_to_something_else_is_not_written_over(apcbatch, tmp_path, 
     """Fault: an output replaces INPUT, the configuration, a file of the model or of the store; or ends the run late;
     also where either of the two is the address of a local file."""
     model_beside(tmp_path)
-    (tmp_path / "sub").mkdir()
+    for folder in ("sub", "states"):
+        (tmp_path / folder).mkdir()
     (tmp_path / "old.jsonl").write_text("precious")
     (tmp_path / "loop").symlink_to("loop")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
@@ -123,7 +123,7 @@ def test_what_belongs_to_something_else_is_not_written_over(apcbatch, tmp_path, 
     base = {"-o": "out.jsonl", "--config": "c.yaml", "--model": "model", "--draft-from": "old.jsonl"}
     if flags.get("--store") is None:
         base["--store"] = "states"
-    sentence = sentence.replace(" sub is", f" {tmp_path}/sub is")
+    sentence = sentence.replace(" sub cannot", f" {tmp_path}/sub cannot")
     for spelling in ("{}", *random.sample(SPELLINGS, min(tries(10), len(SPELLINGS)))):
         spelled = {flag: value if value == "-" else spelling.format(tmp_path / value) for flag, value in flags.items()}
         words = [word for pair in (base | spelled).items() for word in pair if word != "--overwrite"]
@@ -137,8 +137,8 @@ def test_what_belongs_to_something_else_is_not_written_over(apcbatch, tmp_path, 
 
 def test_an_output_after_an_address_is_checked_too(tmp_path):
     """Fault: where OUT has an address, the outputs named after it are not checked, and the run fails at its end."""
-    outputs = {"OUT": "memory://bucket/out.jsonl", "--summary": f"{tmp_path}/missing/s.json"}
-    with pytest.raises(UsageError, match="--summary .*/missing/s.json cannot be written: its folder does not exist"):
+    outputs = {"OUT": "memory://bucket/out.jsonl", "OUT.run.json": str(tmp_path)}
+    with pytest.raises(UsageError, match="OUT.run.json .* is a folder; move it away, or choose another name"):
         check_outputs(Config(), (), {}, outputs)
 
 
@@ -245,7 +245,10 @@ WRITTEN = (
     ("tune-block-size", "in.jsonl", "--write"),
     ("report", "old.jsonl", "--prompts", "in.jsonl", "--tune", "curve.json", "--overwrite", "-o"),
 )
-WAYS = ("plain {}", "plain file://{}", "up FILE:{}", "hard {}", "hard local://{}", "soft simplecache::file://{}")
+WAYS = (
+    "plain {}", "plain file://{}", "up FILE:{}", "hard {}", "hard local://{}", "soft simplecache::file://{}",
+    "plain {}/", "plain file:{}/.", "up {}/x/..", "hard local://{}//", "soft {}/./", "plain /proc/self/root{}",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("command", WRITTEN, ids=lambda command: " ".join(command[::2]))
@@ -306,7 +309,7 @@ def test_the_summary_replaces_an_earlier_one_as_a_whole(apcbatch, tmp_path, monk
 
     monkeypatch.setattr(Disk, "write", full)
     done = apcbatch(*RUN, "--summary", "s.json")
-    assert done.code == 0 and "--summary s.json was not written: No space left" in done.stderr
+    assert done.code == 0 and f"--summary {tmp_path}/real.json was not written: No space" in done.stderr
     assert (tmp_path / "real.json").read_text() == earlier
     monkeypatch.setattr(Disk, "write", write)
     done = apcbatch(*RUN, "--summary", "s.json", "--overwrite")

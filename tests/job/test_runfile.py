@@ -29,7 +29,6 @@ def run_file_of(folder: Path, **changes: Any) -> RunFile:
         (orjson.dumps(FACTS), ""),
         (None, "is missing"),
         ("folder", "is not a file"),
-        ("link", "is not a file"),
         (b"{", "cannot be read ("),
         (b"", "cannot be read ("),
         (b"[]", "is not a run file"),
@@ -47,8 +46,6 @@ def test_what_is_no_run_file_is_called_what_it_is(tmp_path: Path, content: bytes
         assert is_run_file(content) is not bool(reason)
     elif content == "folder":
         path.mkdir()
-    elif content == "link":
-        path.symlink_to("nowhere")
     facts, found = read_run_file(path)
     assert found.startswith(reason) and bool(found) == bool(reason) and facts == (None if reason else FACTS)
     if reason:

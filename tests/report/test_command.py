@@ -119,7 +119,7 @@ def test_what_is_refused_is_refused_with_a_sentence(out: Path, apcbatch: Command
         ("out.jsonl",) * 8: "is given twice",
         ("out.jsonl", "-o", "-"): "needs a file",
         ("out.jsonl", "-o", "s3://bucket/r.html"): "a file on this machine",
-        ("out.jsonl", "-o", "folder"): "is a folder",
+        ("out.jsonl", "-o", "folder"): "names a folder",
         ("out.jsonl", "-o", "pipe"): "is a named pipe",
         ("out.jsonl", "-o", "pipe", "--overwrite"): "is a named pipe",
         ("out.jsonl", "-o", "/dev/full"): "is a device",

@@ -35,8 +35,8 @@ class Trace:
 
 
 def trace_path(output: str) -> str:
-    """Return the path of an OUT's trace. If OUT is a link, the trace is beside the file that the link leads to."""
-    return os.path.realpath(output) + TRACE_SUFFIX
+    """Return the path of an OUT's trace: beside the file that OUT leads to, with each link followed."""
+    return os.path.realpath(os.path.realpath(output) + TRACE_SUFFIX)
 
 
 def read_trace(path: str | Path) -> Trace:
