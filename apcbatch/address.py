@@ -170,6 +170,12 @@ def is_read_only(name: str) -> bool:
     return _protocol(re.sub(_CACHES, "", name, count=1)) in _READ_ONLY
 
 
+def archive_of(name: str) -> str:
+    """Return the end of an address that names the archive of its file, such as `::a.zip`; empty for any other file."""
+    _, mark, rest = re.sub(_CACHES, "", name, count=1).partition("::")
+    return mark + rest
+
+
 def places(name: str, with_archive: bool = True) -> set[tuple[object, ...]]:
     """Return the identities of the files that a path or an address denotes.
 

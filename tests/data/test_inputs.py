@@ -322,13 +322,17 @@ def test_an_address_that_breaks_off_is_an_error_record(memory: Any, monkeypatch:
         ("s3://b/b/*", "b/b/*", "b/b/1", "s3://b/b/1"),
         ("aa://a/x*", "a/x*", "a/x1", "aa://a/x1"),
         ("s3://key@host/x*", "other/x*", "other/x1", None),
+        ("zip://*.jsonl::a.zip", "*.jsonl", "a.jsonl", "zip://a.jsonl::a.zip"),
+        ("simplecache::zip://d/*::s3://b/a.zip", "d/*", "d/x", "simplecache::zip://d/x::s3://b/a.zip"),
+        ("zip://::file:///t/a.zip", "", "/a.jsonl", "zip:///a.jsonl::file:///t/a.zip"),
         ("s3://b/f/*", "b/f/*", "c/f/1", None),
     ],
 )
 def test_a_file_behind_an_address_has_the_addresss_beginning(
     name: str, path: str, found: str, expected: str | None
 ) -> None:
-    """Catches a found file whose address lost the host or the options of the given one, or that is another file."""
+    """Catches a found file whose address lost the host, the options or the archive of the given one, or that is another
+    file."""
     assert _as_address(name, path, found) == expected
 
 

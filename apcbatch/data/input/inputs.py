@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from apcbatch.address import is_address, last_part, open_filesystem, places, refuse, shown_address
+from apcbatch.address import archive_of, is_address, last_part, open_filesystem, places, refuse, shown_address
 from apcbatch.data.input.files import STDIN, check_readable, reason, shown_input
 from apcbatch.errors import UsageError
 from apcbatch.regular_files import read_regular_file
@@ -180,10 +180,12 @@ def _expand_address(name: str, warn: Callable[[str], None]) -> list[str]:
 
 def _as_address(name: str, path: str, found: str) -> str | None:
     """Return the address of `found`, a path that the file system found for the pattern or folder `path` of the address
-    `name`. It begins like `name`, so it keeps the protocol and the host.
+    `name`. It begins and ends like `name`, so it keeps the protocol, the host and the archive.
 
     Return None if `name` does not contain the folder of `path`."""
     before, *pattern = _REMOTE_PATTERN.split(path, maxsplit=1)
     prefix = before.rpartition("/")[0] if pattern else path.rstrip("/")
-    place = name.find(prefix, name.index("://") + 2)
-    return name[:place] + found if place >= 0 and found.startswith(prefix) else None
+    archive = archive_of(name)
+    begin = name.removesuffix(archive)
+    place = begin.find(prefix, begin.index("://") + 2) if prefix else begin.rindex("://") + 3
+    return begin[:place] + found + archive if place >= 0 and found.startswith(prefix) else None
