@@ -16,11 +16,11 @@ from safetensors import SafetensorError, safe_open
 from apcbatch.config import Config
 from apcbatch.draft_sources import draft_sources
 from apcbatch.errors import ModelError, UsageError
-from apcbatch.layout import DTYPE_BYTES, StateLayout
+from apcbatch.layout import DTYPE_BYTES, PAGE_TOKENS, StateLayout
 from apcbatch.model.families import family_of
 from apcbatch.model.hf_config import ModelConfig, load_json
 from apcbatch.model.quantization import FLOATING
-from apcbatch.option_values import format_size
+from apcbatch.option_values import format_size, rounded_size
 
 QUEUED_SNAPSHOTS = 32  # that the store's queue has room for: one of each sequence of a pass
 HOST_QUEUE_BYTES, DEVICE_QUEUE_BYTES = 256 << 20, 1 << 30  # at least, if the states are small
@@ -130,6 +130,20 @@ class MemoryPlan:
             f"the run may need {in_gib(self.total)} GiB, and {where} {in_gib(limit_bytes)} GiB: {self._described()}; "
             f"give {remedy}"
         )
+
+    def check_pool(self, warn: Callable[[str], None]) -> None:
+        """Raise UsageError if the pool has no room for the KV of any request; warn if it has none for a snapshot."""
+        slot, page = self.layout.slot_bytes, self.layout.page_bytes
+        if self.pool_bytes < page:
+            raise UsageError(
+                f"--pool-size {format_size(self.pool_bytes)} has no room for a request: the KV of up to {PAGE_TOKENS} "
+                f"tokens takes {rounded_size(page)}; leave it out, or give {format_size(LEAST_POOL_BYTES)} or more"
+            )
+        if self.keeps and self.pool_bytes < slot + page:
+            warn(
+                f"--pool-size {format_size(self.pool_bytes)} has no room for a snapshot, which takes "
+                f"{rounded_size(slot + page)} or more: no prefix is reused, as with --policy none"
+            )
 
     def _remedies(self, limit_bytes: int) -> Iterator[str]:
         if self.dtype == "float32" and replace(self, dtype="bfloat16").total <= limit_bytes:

@@ -173,7 +173,7 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
     num_drafts = 0  # slots for the states of drafted tokens; on the CPU a pass keeps inputs instead
     if writes_draft_states(devices[0]):
         num_drafts = min(most_drafted, max(FEWEST_DRAFTED, pool_bytes // 4 // max(1, layout.slot_bytes)))
-    MemoryPlan(
+    plan = MemoryPlan(
         layout=layout,
         dtype=options.dtype,
         num_weights=num_weights(folder, config),
@@ -184,7 +184,9 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
         has_store=options.store is not None,
         draft_bytes=options.draft_memory_bytes if options.draft else 0,
         on_host=devices[0].type == "cpu",
-    ).check(*memory_of(devices))
+    )
+    plan.check(*memory_of(devices))
+    plan.check_pool(warn)
     arena = make_arena(layout, first_draft + num_drafts, num_pages, devices, layers)
     # one pass being read, one in flight per device, and one prefill pass, so that no device waits for the host
     passes = len(devices) + 2

@@ -113,6 +113,27 @@ def test_a_run_that_may_exceed_the_memory_is_refused_before_weights_are_read(
     assert not read
 
 
+def test_a_pool_without_room_is_said() -> None:
+    """Fault: `--pool-size 1MB` turns all reuse off without a word, or 0 makes each request an error record."""
+    slot, page = LAYOUT.slot_bytes, LAYOUT.page_bytes
+    told: list[str] = []
+    with pytest.raises(
+        UsageError, match=f"--pool-size {page - 1} has no room for a request: the KV of up to 64 tokens"
+    ):
+        replace(PLAN, pool_bytes=page - 1).check_pool(told.append)
+    for pool, changes, is_told in (
+        (page, {}, True),
+        (page, {"keeps": False}, False),
+        (slot + page - 1, {}, True),
+        (slot + page, {}, False),
+        (0, {"layout": LAYOUT.among(range(1))}, True),
+        (0, {"layout": LAYOUT.among(range(1)), "keeps": False}, False),
+    ):
+        told.clear()
+        replace(PLAN, pool_bytes=pool, **changes).check_pool(told.append)
+        assert len(told) == is_told and all("has no room for a snapshot, which takes" in one for one in told)
+
+
 def test_the_plan_of_a_configuration_has_its_options() -> None:
     """Fault: `plan` and `doctor` tell of another run than that of the options."""
     config = Config(max_running=5, gpus=2, pool_size=7, policy="none", draft="none", store="s", dtype="bfloat16")
