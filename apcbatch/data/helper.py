@@ -2,7 +2,7 @@
 
 Invariants: the work cannot take more than its processor time and memory, block for longer than its wall-clock limit, or
 harm the run. A helper that died is started again. Each answer belongs to its item, even after a restart. The child is
-in its own session, so it gets no signals of the terminal, and it ends with its Helper.
+in its own session, so it gets no signals of the terminal. It ends with its Helper and with the run, even when stopped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ from apcbatch.option_values import rounded_size
 
 MAX_ANSWER_BYTES = 256 << 20
 _HERE = str(Path(__file__).resolve().parents[2])
-_PROGRAM = "import sys; sys.path[:] = {path!r}; from {module} import main; main()"
+_PROGRAM = (
+    "import sys; sys.path[:] = {path!r}; from apcbatch.data.helper_child import end_with_parent; end_with_parent(); "
+    "from {module} import main; main()"
+)
 
 
 class LimitExceeded(RequestError):

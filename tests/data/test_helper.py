@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -190,6 +191,22 @@ def test_a_child_that_does_not_end_with_its_pipes_is_killed(ends: bool) -> None:
     process: Any = SimpleNamespace(stdin=pipe, stdout=pipe, wait=wait, kill=lambda: calls.append("kill"))
     helper._end(process)
     assert calls == ["close", "close", 1, *([] if ends else ["kill", None])]
+
+
+@pytest.mark.slow
+def test_a_stopped_child_ends_with_a_killed_run() -> None:
+    """Catches a stopped process that stays for ever, as it never reads that the run that it worked for has ended."""
+    program = (
+        "import os, signal; from apcbatch.data import helper; from tests.data import test_helper as here; "
+        "process = here.TemplateProcess(here.COUNT, {}); assert list(process.texts([here.USER], None, [1])) == ['1']; "
+        "child = here._running(); os.kill(child, signal.SIGSTOP); print(child, flush=True); "
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    run = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=60)
+    child, end = int(run.stdout), time.monotonic() + 30
+    while Path(f"/proc/{child}/stat").exists() and " Z " not in Path(f"/proc/{child}/stat").read_text():
+        assert time.monotonic() < end, os.kill(child, signal.SIGKILL)
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(
