@@ -18,7 +18,7 @@ from apcbatch.display import visible
 from apcbatch.errors import EXIT_OK, EXIT_STOPPED, UsageError
 from apcbatch.process import silence
 
-HANDLED = (signal.SIGINT, signal.SIGTERM)
+HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def take_standard_descriptors() -> None:

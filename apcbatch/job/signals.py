@@ -1,4 +1,5 @@
-"""Handle Ctrl-C and SIGTERM: the first one lets running requests finish, the second stops at once.
+"""Handle Ctrl-C, SIGTERM and SIGHUP (its terminal is closed): the first one lets running requests finish, the second
+stops at once.
 
 Invariant: a stop at any moment leaves no damage for clean-up code to repair, so the second signal ends the process
 immediately.
@@ -13,7 +14,11 @@ from types import FrameType
 
 from apcbatch.errors import EXIT_INTERRUPTED, EXIT_TERMINATED
 
-EXIT_CODES: dict[int, int] = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: EXIT_TERMINATED}
+EXIT_CODES: dict[int, int] = {
+    signal.SIGINT: EXIT_INTERRUPTED,
+    signal.SIGTERM: EXIT_TERMINATED,
+    signal.SIGHUP: EXIT_TERMINATED,
+}
 
 
 class Interrupted(BaseException):
@@ -24,7 +29,8 @@ class Interrupted(BaseException):
 
 
 class Signals:
-    """Handler of SIGINT and SIGTERM inside a `with` block. After the block both are ignored.
+    """Handler of the signals of EXIT_CODES inside a `with` block. After the block they are ignored, and a SIGHUP that
+    was ignored before stays so in it (`nohup`).
 
     Until `drain_on_first` is called, the first signal raises Interrupted. exit_code: exit code of the first signal,
     None before it. final_line: returns the line that the second signal prints on stderr.
@@ -37,7 +43,8 @@ class Signals:
 
     def __enter__(self) -> Signals:
         for number in EXIT_CODES:
-            signal.signal(number, self._handle)
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:

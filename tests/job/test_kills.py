@@ -1,9 +1,10 @@
-"""Signals: SIGKILL anywhere, Ctrl-C once and twice, SIGTERM, a reader that goes away."""
+"""Signals: SIGKILL anywhere, Ctrl-C once and twice, SIGTERM, a terminal or a reader that goes away."""
 
 from __future__ import annotations
 
 import json
 import os
+import pty
 import shlex
 import signal
 import subprocess
@@ -79,7 +80,7 @@ def test_killed_with_drafts_in_a_pass(tmp_path: Path, monkeypatch: pytest.Monkey
     assert answers(read_records(out)) == undisturbed
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)])
 def test_one_signal_drains(undisturbed, start, tmp_path, number, code):
     """Fault: what runs is dropped, or new requests are begun, or the last line, or the trace's command, does not
     continue the run."""
@@ -100,6 +101,22 @@ def test_one_signal_drains(undisturbed, start, tmp_path, number, code):
     segment, _ = read_trace(tmp_path / "out.jsonl.trace.jsonl").segments
     assert segment.end.exit_code == code and segment.continue_command == drained.final_line
     agrees(segment, drained.summary)
+
+
+def test_a_terminal_that_is_closed_drains(undisturbed, tmp_path):
+    """Fault: the window or the connection is closed, and what runs is dropped, or the last lines end in a traceback."""
+    child, terminal = pty.fork()
+    if not child:
+        os.chdir(tmp_path)
+        variables = os.environ | {"PYTHONPATH": str(ROOT), "FAKE_HOLD_AT": "2"}
+        os.execve(sys.executable, [sys.executable, "-m", "tests.job.fake_main", *map(str, RUN[:-1]), "bar"], variables)
+    out = tmp_path / "out.jsonl"
+    while not (out.exists() and out.read_bytes().count(b"\n") >= 2):
+        os.read(terminal, 1 << 16)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 143
+    [segment] = read_trace(tmp_path / "out.jsonl.trace.jsonl").segments
+    assert segment.end.exit_code == 143 and segment.end.summary["requests"] == len(read_records(out)) < 40
 
 
 def test_the_second_signal_stops_at_once(undisturbed, start, tmp_path):

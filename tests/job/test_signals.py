@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: what the first and the second one do."""
+"""Ctrl-C, SIGTERM and SIGHUP: what the first and the second one do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from apcbatch.job.signals import Interrupted, Signals
 
-CODES = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+CODES = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)]
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,15 @@ def test_the_first_one_ends_what_has_no_requests_yet(number: signal.Signals, cod
     with pytest.raises(Interrupted) as ended, Signals(str) as signals:
         signal.raise_signal(number)
     assert ended.value.exit_code == signals.exit_code == code
-    assert [signal.getsignal(one) for one, _ in CODES] == [signal.SIG_IGN] * 2
+    assert [signal.getsignal(one) for one, _ in CODES] == [signal.SIG_IGN] * 3
+
+
+def test_a_hangup_that_is_ignored_stays_so() -> None:
+    """Fault: `nohup apcbatch run ...` stops when its terminal is closed."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with Signals(str) as signals:
+        signal.raise_signal(signal.SIGHUP)
+        assert signals.exit_code is None
 
 
 @pytest.mark.parametrize(("number", "code"), CODES)
