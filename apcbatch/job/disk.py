@@ -1,19 +1,26 @@
 """Write OUT and the files beside it: file calls, replacement of a whole file, calls in a background thread.
 
-Tests use a Disk that drops everything that was not synced. Invariants: a temporary file is always new; a replaced file
-has either all of its old or all of its new content, even after a power cut.
+Tests use a Disk that drops everything that was not synced. Invariants: a temporary file is always new, and locked while
+its process lives; a replaced file has either all of its old or all of its new content, even after a power cut.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Thread
 
+import xxhash
+
 from apcbatch.address import is_stream
+from apcbatch.regular_files import lock_within
+
+_TEMPORARY = re.compile(r"(\.apcbatch-[0-9a-f]{16}-)[0-9a-f]{16}\.tmp")
+_LOCK_WAIT_S = 1.0  # a process that looks for left files holds the lock of one for microseconds
 
 
 class Disk:
@@ -56,9 +63,7 @@ class Disk:
 def replacing(path: str, disk: Disk, like: str | os.PathLike[str] | None = None) -> Iterator[int]:
     """Yield the descriptor of a new file, which replaces `path` at the end of the block. A block that fails leaves no
     file behind. like: file whose permissions the new one gets, by default `path`."""
-    folder = os.path.dirname(path) or "."
-    temporary = os.path.join(folder, f".apcbatch-{secrets.token_hex(8)}.tmp")
-    fd = disk.open(temporary, os.O_EXCL)
+    fd, temporary = _open_temporary(path, disk)
     try:
         model = path if like is None else like
         if os.path.exists(model):
@@ -72,7 +77,51 @@ def replacing(path: str, disk: Disk, like: str | os.PathLike[str] | None = None)
         raise
     finally:
         os.close(fd)
-    disk.sync_folder(folder)
+    disk.sync_folder(os.path.dirname(path) or ".")
+
+
+def remove_left_files(paths: Iterable[str]) -> None:
+    """Remove the temporary files that killed processes have left of these files.
+
+    One that a living process writes is locked and stays; so does one that cannot be locked, a temporary file of another
+    path, and whatever has not exactly such a name.
+    """
+    folders: dict[str, set[str]] = {}
+    for path in paths:
+        folder, prefix = os.path.split(_temporary_prefix(path))
+        folders.setdefault(folder or ".", set()).add(prefix)
+    for folder, prefixes in folders.items():
+        with suppress(OSError):
+            for name in os.listdir(folder):
+                if (match := _TEMPORARY.fullmatch(name)) and match[1] in prefixes:
+                    _remove_unlocked(os.path.join(folder, name))
+
+
+def _remove_unlocked(path: str) -> None:
+    with suppress(OSError):
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if stat.S_ISREG(os.fstat(fd).st_mode) and lock_within(fd, 0):
+                os.unlink(path)
+        finally:
+            os.close(fd)
+
+
+def _open_temporary(path: str, disk: Disk) -> tuple[int, str]:
+    """Create and lock a new file beside `path`; return its descriptor and its path."""
+    while True:
+        temporary = f"{_temporary_prefix(path)}{secrets.token_hex(8)}.tmp"
+        fd = disk.open(temporary, os.O_EXCL)
+        with suppress(OSError):  # a file system without locks
+            lock_within(fd, _LOCK_WAIT_S)
+        if os.path.exists(temporary):
+            return fd, temporary
+        os.close(fd)  # another process took it for a left one before it was locked
+
+
+def _temporary_prefix(path: str) -> str:
+    folder, name = os.path.split(path)
+    return os.path.join(folder, f".apcbatch-{xxhash.xxh3_64_hexdigest(os.fsencode(name))}-")
 
 
 def identity(path: str | os.PathLike[str]) -> tuple[int, ...] | None:

@@ -19,6 +19,7 @@ from apcbatch.config import OPTIONS, Config
 from apcbatch.data.input.files import STDIN
 from apcbatch.data.input.inputs import HUB_PREFIX, KINDS, PACKINGS, is_hub
 from apcbatch.errors import ModelError, UsageError
+from apcbatch.job.disk import remove_left_files
 from apcbatch.model.locate import locate_model
 from apcbatch.option_values import FILE_MARK
 from apcbatch.regular_files import open_regular_file
@@ -61,7 +62,7 @@ def without_suffixes(name: str) -> str:
 
 def check_outputs(config: Config, inputs: Iterable[str], read: Names, outputs: Names) -> None:
     """Refuse an output that is another file of the command, lies in the store or beside the model's files, or is a
-    folder.
+    folder. Then remove the temporary files that killed commands have left of these outputs.
 
     inputs: files of INPUT. read, outputs: path or address by the name of its option, of an output the place
     (`address.output_place`); None and `-` are skipped.
@@ -92,6 +93,7 @@ def check_outputs(config: Config, inputs: Iterable[str], read: Names, outputs: N
         for stream in (sys.stdout, sys.stderr):
             if _is_redirected_to(stream, path):
                 raise UsageError(f"{name} {path} is where this command prints to; give another file")
+    remove_left_files(path for path in written.values() if not is_address(path))
 
 
 def odd_names(output: str, flag: str, report: str | None) -> Iterator[str]:

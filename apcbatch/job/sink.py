@@ -2,7 +2,8 @@
 
 Invariants for a file: each of its lines is complete, except that a crash may leave the last one torn; only one process
 at a time writes it; it is replaced only by a complete file. A background thread syncs the lines every SYNC_EVERY_S
-seconds, after a check that OUT is still where it was opened. No line is held back in memory, so a killed run loses
+seconds, after a check that OUT is still where it was opened. When the run ends, OUT is read once and compared with a
+digest of what it should hold. No line is held back in memory, so a killed run loses
 none: --ordered sorts the file only when the run ends, by a table of each line's request number and offset (16 bytes a
 line).
 """
@@ -22,6 +23,7 @@ from typing import IO, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from apcbatch.display import json_escaped
 from apcbatch.errors import StoppedError, UsageError
@@ -33,6 +35,7 @@ from apcbatch.regular_files import lock_within
 SYNC_EVERY_S = 2.0
 LOCK_WAIT_S = 2.0  # a helper process of a killed run holds the run's lock until it runs its own program
 WINDOW_BYTES = 1 << 16
+READ_BYTES = 1 << 20
 LINE_BYTES = 1 << 13  # read at once by line_at; most lines are shorter
 ID = re.compile(rb'\{"id":"apc-(\d+)"')
 
@@ -115,6 +118,7 @@ class FileSink:
         self.disk = disk or Disk()
         self.remove_if_unused = not os.path.exists(self.path)
         self._size = 0  # in bytes; another size means that another program wrote to the file
+        self._digest: xxhash.xxh3_64 | None = None  # of the content that the file should have; None: not known
         self._is_filled = False
         self._background = BackgroundCall()
         self._next_sync, self._is_synced = time.monotonic() + SYNC_EVERY_S, True
@@ -146,7 +150,7 @@ class FileSink:
         """Empty the file for a fresh run, and sync, so that no power cut brings its lines back."""
         with self._stop_on_error("emptied"):
             self.disk.truncate(self._fd, 0)
-            self._size = 0
+            self._size, self._digest = 0, xxhash.xxh3_64()
             self.disk.sync(self._fd)
             self.disk.sync_folder(str(self.path.parent))
 
@@ -169,21 +173,24 @@ class FileSink:
         if end < size:
             with self._stop_on_error("shortened"):
                 self.disk.truncate(self._fd, end)
-                self._size = end
+                self._size, self._digest = end, self._digest_now()
         return size - end
 
     def lines(self, last_bytes: int | None = None) -> Iterator[tuple[int, bytes]]:
         """Yield (byte offset, line) of each line, from the start. last_bytes: yield only lines that lie entirely within
         that many bytes at the file's end."""
-        offset = 0
+        offset, digest = 0, xxhash.xxh3_64()
         with open(self.path, "rb") as file:
             if last_bytes is not None and (size := os.fstat(file.fileno()).st_size) > last_bytes:
                 file.seek(size - last_bytes - 1)
                 file.readline()
                 offset = file.tell()
             for line in file:
+                digest.update(line)
                 yield offset, line
                 offset += len(line)
+        if last_bytes is None:
+            self._digest = digest
 
     def line_at(self, offset: int) -> bytes:
         """Return the line that begins at a byte offset, without its newline."""
@@ -209,6 +216,8 @@ class FileSink:
             self._check_size()
             self.disk.write(self._fd, line)
         self._size += len(line)
+        if self._digest is not None:
+            self._digest.update(line)
 
     def sync_if_due(self) -> None:
         now = time.monotonic()
@@ -225,6 +234,12 @@ class FileSink:
         if not self._is_synced:
             self._sync()
             self._is_synced = True
+        if self._digest is not None and self._digest_now().digest() != self._digest.digest():
+            raise StoppedError(
+                f"output {self.path} was written to by another program while this run wrote it: it has other bytes "
+                "than this run gave it; --resume names a line that is no record, but cannot tell a changed answer: "
+                "--overwrite makes all of them again"
+            )
         if ordered:
             with open(self.path, "rb") as file:
                 table = _numbers_and_offsets(file)
@@ -250,6 +265,14 @@ class FileSink:
                 f"this run wrote it: it has {size:,} bytes of {self._size:,}; --resume answers what is missing"
             )
 
+    def _digest_now(self) -> xxhash.xxh3_64:
+        """Return the digest of the file's content."""
+        digest = xxhash.xxh3_64()
+        with self._stop_on_error("read"):
+            for begin in range(0, os.fstat(self._fd).st_size, READ_BYTES):
+                digest.update(os.pread(self._fd, READ_BYTES, begin))
+        return digest
+
     def _sync(self) -> None:
         """Sync the file, so that its lines survive a power cut."""
         with self._stop_on_error("synced"):
@@ -263,12 +286,13 @@ class FileSink:
 
     def _replace(self, lines: Iterator[bytes]) -> None:
         with self._stop_on_error("rewritten"), replacing(str(self.path), self.disk) as new:
+            digest = xxhash.xxh3_64()
             for line in lines:
                 self.disk.write(new, line)
-            self._lock(new)
-            fd = os.dup(new)
+                digest.update(line)
+            fd = os.dup(new)  # with its lock
         os.close(self._fd)
-        self._fd, self._size = fd, os.fstat(fd).st_size
+        self._fd, self._size, self._digest = fd, os.fstat(fd).st_size, digest
 
     @contextmanager
     def _stop_on_error(self, done: str) -> Iterator[None]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from apcbatch.job.disk import Disk, identity, replacing, write_file
+from apcbatch.job.disk import Disk, identity, remove_left_files, replacing, write_file
 
 
 def num_open() -> int:
@@ -74,6 +74,31 @@ def test_the_file_behind_a_descriptor_is_written_where_it_is(tmp_path: Path) -> 
         write_file(f"/dev/fd/{file.fileno()}", [b"and ", b"new"], Disk())
         assert os.fstat(file.fileno()).st_size == 11
     assert (tmp_path / "out").read_bytes() == b"old and new"
+
+
+def test_only_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    """Fault: a kill leaves a temporary file beside OUT for good; or one that a living run writes, one of another file,
+    a link or a file of the user's goes with it."""
+    left = []
+    for name in ("out", "other"):
+        if not (child := os.fork()):
+            with replacing(str(tmp_path / name), Disk()):
+                os._exit(0)  # as a kill does, without the code that cleans up
+        os.waitpid(child, 0)
+        left += {path.name for path in tmp_path.iterdir()} - {*left}
+    out, other = (tmp_path / name for name in left)
+    link = out.with_name(out.name[:-20] + "0" * 16 + ".tmp")
+    link.symlink_to(other)
+    for name in (f"{out.name}.bak", f"x{out.name}", ".apcbatch-mine.tmp"):
+        (tmp_path / name).touch()
+    out.with_name(out.name[:-20] + "1" * 16 + ".tmp").mkdir()
+    kept = {path.name for path in tmp_path.iterdir()} - {out.name}
+    with replacing(str(tmp_path / "out"), Disk()) as fd:
+        written = {path.name for path in tmp_path.iterdir()} - kept - {out.name}
+        remove_left_files([str(tmp_path / "out"), str(tmp_path / "gone" / "out")])
+        assert {path.name for path in tmp_path.iterdir()} == kept | written and len(written) == 1
+        os.write(fd, b"new")
+    assert (tmp_path / "out").read_bytes() == b"new" and {path.name for path in tmp_path.iterdir()} == kept | {"out"}
 
 
 def test_no_file_has_no_identity(tmp_path: Path) -> None:

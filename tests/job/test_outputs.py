@@ -363,6 +363,11 @@ def lengthened(folder):
         file.write(b"\n")
 
 
+def overwritten(folder):
+    with open(folder / "out.jsonl", "r+b") as file:
+        file.write(b"not json, but as long")
+
+
 GONE = "was removed, renamed or replaced while this run wrote it"
 WORDS = {
     removed: GONE,
@@ -371,6 +376,7 @@ WORDS = {
     shortened: "was shortened by another program while this run wrote it",
     emptied: "was shortened by another program while this run wrote it",
     lengthened: "was written to by another program while this run wrote it",
+    overwritten: "it has other bytes than this run gave it",
 }
 
 
@@ -395,7 +401,10 @@ def test_an_out_that_is_gone_is_noticed(apcbatch, tmp_path, monkeypatch, happens
     done = apcbatch("run", "in.jsonl", "-o", "sub/out.jsonl", *options, "--progress", "none")
     assert done.code == 1 and WORDS[happens] in done.stderr
     assert "results in" not in done.stderr and done.final_line.endswith("--resume")
-    assert len(steps) == (8 if at_the_end and WORDS[happens] == GONE else 2)
+    assert len(steps) == (8 if happens == overwritten or (at_the_end and WORDS[happens] == GONE) else 2)
+    if happens == overwritten:
+        done = apcbatch("run", "in.jsonl", "-o", "sub/out.jsonl", *options, "--resume")
+        assert done.code == 2 and "out.jsonl, line 1, is not a line that this program wrote" in done.stderr
     if happens in (shortened, emptied):
         monkeypatch.setattr(FakeEngine, "step", step)
         assert apcbatch("run", "in.jsonl", "-o", "sub/out.jsonl", *options, "--resume").code == 0
