@@ -107,14 +107,15 @@ class StreamSink:
 
 
 class FileSink:
-    """Sink for a regular file, locked for this process. Opening it leaves the content unchanged.
+    """Sink for a regular file, locked for this process. path: its place; a link is not followed. Opening leaves the
+    content unchanged.
 
     remove_if_unused: `close` removes the file if it is empty, or has only what `fill` wrote. True at first for a file
     that did not exist; the caller sets it to False before the first line.
     """
 
     def __init__(self, path: Path, disk: Disk | None = None) -> None:
-        self.path = Path(os.path.realpath(path))
+        self.path = Path(os.path.abspath(path))
         self.disk = disk or Disk()
         self.remove_if_unused = not os.path.exists(self.path)
         self._size = 0  # in bytes; another size means that another program wrote to the file
@@ -123,7 +124,7 @@ class FileSink:
         self._background = BackgroundCall()
         self._next_sync, self._is_synced = time.monotonic() + SYNC_EVERY_S, True
         try:
-            self._fd = self.disk.open(str(self.path), 0)
+            self._fd = self.disk.open(str(self.path), os.O_NOFOLLOW)
         except OSError as error:
             raise UsageError(f"output {path} cannot be opened: {error.strerror}") from None
         try:

@@ -31,8 +31,8 @@ def check_report(flag: str, path: str, overwrite: bool = False) -> None:
     report. overwrite: allow any regular file."""
     if path == STDOUT:
         raise UsageError(f"{flag} needs a file, such as run{SUFFIX}; standard output has other uses")
-    if not os.path.exists(path) or os.path.isdir(path):
-        return  # a new file; a folder is refused with every other output
+    if not os.path.exists(path):
+        return
     if not os.path.isfile(path):
         raise UsageError(f"{flag} {path} is {kind_of(os.stat(path).st_mode)}; expected a file, such as run{SUFFIX}")
     if not overwrite and not _is_replaceable(path):

@@ -14,7 +14,7 @@ import pytest
 
 from apcbatch.config import Config
 from apcbatch.errors import UsageError
-from apcbatch.job.disk import Disk
+from apcbatch.job.disk import Disk, replacing
 from apcbatch.job.output_paths import check_outputs, check_summary, same_file
 from apcbatch.model.locate import DEMO_DIR
 from tests.chats import conversation, read_records, write_lines
@@ -334,6 +334,18 @@ def test_a_summary_whose_folder_vanishes_is_a_warning(apcbatch, tmp_path, monkey
     monkeypatch.setattr(FakeEngine, "flush", lambda self: shutil.rmtree(tmp_path / "sub"))
     done = apcbatch(*RUN, "--summary", "sub/s.json")
     assert done.code == 0 and "warning: --summary sub/s.json was not written: No such file" in done.stderr
+
+
+def test_what_a_kill_left_goes_with_the_next_run(apcbatch, tmp_path):
+    """Fault: a run that was killed while it wrote its run file or its summary leaves a temporary file for good."""
+    for name in ("out.jsonl", "out.jsonl.run.json", "s.json"):
+        if not (child := os.fork()):
+            with replacing(str(tmp_path / name), Disk()):
+                os._exit(0)  # as a kill does, without the code that cleans up
+        os.waitpid(child, 0)
+    assert len(list(tmp_path.glob(".apcbatch-*.tmp"))) == 3
+    assert apcbatch(*RUN, "--summary", "s.json").code == 0
+    assert not list(tmp_path.glob(".apcbatch-*.tmp"))
 
 
 def removed(folder):

@@ -7,10 +7,12 @@ import io
 import json
 import os
 import random
+from pathlib import Path
 
 import pytest
 
 from apcbatch import regular_files
+from apcbatch.address import output_place
 from apcbatch.errors import StoppedError, UsageError
 from apcbatch.job import sink as sink_module
 from apcbatch.job.disk import Disk
@@ -333,16 +335,24 @@ def test_a_pipe_is_a_stream(tmp_path):
     os.close(reader)
 
 
-def test_a_link_is_written_through(tmp_path):
-    """Fault: rewriting replaces a symbolic link by a file."""
-    (tmp_path / "real.jsonl").write_bytes(b"")
+def test_only_what_a_link_led_to_at_first_is_written(tmp_path):
+    """Fault: rewriting replaces a symbolic link by a file, or a link that is changed after the checks leads the lines
+    to another file."""
+    for name in ("real.jsonl", "other.jsonl"):
+        (tmp_path / name).write_bytes(b"")
     (tmp_path / "link.jsonl").symlink_to("real.jsonl")
-    sink = FileSink(tmp_path / "link.jsonl")
+    place = output_place(str(tmp_path / "link.jsonl"))
+    (tmp_path / "link.jsonl").unlink()
+    (tmp_path / "link.jsonl").symlink_to("other.jsonl")
+    with pytest.raises(UsageError, match="link.jsonl cannot be opened: Too many levels of symbolic links"):
+        FileSink(tmp_path / "link.jsonl")
+    sink = FileSink(Path(place))
     sink.append(line(2))
     sink.append(line(1))
     sink.finish(ordered=True)
     sink.close()
-    assert (tmp_path / "link.jsonl").is_symlink() and (tmp_path / "real.jsonl").read_bytes() == line(1) + line(2)
+    assert (tmp_path / "real.jsonl").read_bytes() == line(1) + line(2) and not (tmp_path / "other.jsonl").read_bytes()
+    assert (tmp_path / "link.jsonl").is_symlink()
 
 
 def test_a_closed_standard_output_is_a_sentence(monkeypatch):
