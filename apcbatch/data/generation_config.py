@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from apcbatch.config import OPTIONS, Config
-from apcbatch.data.tokenization.tokenizer import read_json
+from apcbatch.data.model_files import read_model_json
 from apcbatch.errors import ModelError
 from apcbatch.option_values import brief, parse_value
 from apcbatch.sampling import SETTINGS
@@ -25,7 +25,7 @@ def _suggested(config: Config, folder: Path) -> dict[str, Any]:
     """Read the file's values of the options that are at their defaults, unchecked; empty without a file.
 
     ModelError for a file that cannot be read."""
-    values = read_json(folder / FILE)
+    values = read_model_json(folder / FILE, is_optional=True)
     draws = values.get("do_sample") is True
     found = {
         setting.option_name: values[setting.suggested_as]

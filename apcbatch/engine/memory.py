@@ -14,11 +14,12 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from apcbatch.config import Config
+from apcbatch.data.model_files import read_model_json
 from apcbatch.draft_sources import draft_sources
 from apcbatch.errors import ModelError, UsageError
 from apcbatch.layout import DTYPE_BYTES, PAGE_TOKENS, StateLayout
 from apcbatch.model.families import family_of
-from apcbatch.model.hf_config import ModelConfig, load_json
+from apcbatch.model.hf_config import ModelConfig
 from apcbatch.model.quantization import FLOATING
 from apcbatch.option_values import format_size, rounded_size
 
@@ -162,7 +163,7 @@ def num_weights(folder: Path, config: ModelConfig) -> int | None:
     family, total = family_of(config), 0
     index = folder / "model.safetensors.index.json"
     try:
-        names = set(load_json(index)["weight_map"].values()) if index.is_file() else {"model.safetensors"}
+        names = set(read_model_json(index)["weight_map"].values()) if index.is_file() else {"model.safetensors"}
         paths = [folder / name for name in names]
         if not all(path.is_file() for path in paths):
             return None

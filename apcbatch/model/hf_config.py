@@ -16,14 +16,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from apcbatch.errors import ModelError
-from apcbatch.regular_files import read_regular_file
 
 MixerNorm = Literal["none", "weightless", "weighted"]
 
 LARGEST_SIZE = (1 << 31) - 1
 MOST_LAYERS = 1 << 14
-MOST_JSON_BYTES = 16 << 20
-_TAGGED = ("Infinity", "-Infinity", "NaN")
 
 
 @dataclass(frozen=True)
@@ -142,7 +139,7 @@ class ConfigReader:
         return value
 
     def number(self, key: str, default: float) -> float:
-        value = _untagged(self.values.get(key, default))
+        value = self.values.get(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self.wrong(key, value, "a number")
         if not abs(value) <= sys.float_info.max:  # NaN, infinity, or an integer that no float holds
@@ -165,7 +162,7 @@ class ConfigReader:
         value = self.values.get(key)
         if value is None:
             return default
-        ends: list[Any] = [_untagged(end) for end in value] if isinstance(value, list) else []
+        ends: list[Any] = value if isinstance(value, list) else []
         if len(ends) != 2 or not all(type(end) in (int, float) for end in ends):
             raise self.wrong(key, value, "two numbers")
         least, largest = ends
@@ -252,26 +249,3 @@ class ConfigReader:
         if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
             raise self.wrong("eos_token_id", value, "an integer or a list of integers")
         return tuple(ids)
-
-
-def _untagged(value: object) -> object:
-    """Return the float in an object such as {"__float__": "Infinity"}: transformers 5 writes numbers that JSON lacks in
-    this form. Return any other value unchanged."""
-    if isinstance(value, dict) and value.keys() == {"__float__"} and value["__float__"] in _TAGGED:
-        return float(value["__float__"])
-    return value
-
-
-def load_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file of the checkpoint. Raises ModelError if the file cannot be read, is not valid
-    JSON or holds no object."""
-    try:
-        values = json.loads(read_regular_file(path, MOST_JSON_BYTES))
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read ({error.strerror}); expected a Hugging Face model folder") from None
-    except (ValueError, RecursionError) as error:
-        what = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise ModelError(f"{path} is not valid JSON ({what}); copy the checkpoint again") from None
-    if not isinstance(values, dict):
-        raise ModelError(f"{path} holds a {type(values).__name__}; expected a JSON object")
-    return values

@@ -24,9 +24,9 @@ import torch
 import xxhash
 from safetensors import SafetensorError, safe_open
 
+from apcbatch.data.model_files import read_model_json
 from apcbatch.errors import ModelError
 from apcbatch.model.family import Family
-from apcbatch.model.hf_config import load_json
 from apcbatch.model.host_copies import finite_rows
 from apcbatch.model.locate import what_it_is
 from apcbatch.model.prefetch import Ahead
@@ -224,7 +224,7 @@ class Checkpoint:
         if not index.exists():
             path = self.model_dir / SINGLE
             return dict.fromkeys(self._open(path).tensors, path)
-        weight_map = load_json(index).get("weight_map")
+        weight_map = read_model_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
             raise ModelError(f"{index}: weight_map is missing; expected an object of tensor names and file names")
         where: dict[str, Path] = {}

@@ -17,7 +17,7 @@ from tokenizers import AddedToken
 
 from apcbatch.data.chat.prompt_tokens import _parts, prompt_tokens
 from apcbatch.data.helper_child import DONE, REFUSED
-from apcbatch.data.model_files import model_files
+from apcbatch.data.model_files import model_files, read_model_json
 from apcbatch.data.tokenization import tokenizer as tokenizer_module
 from apcbatch.data.tokenization import tokenizer_child
 from apcbatch.data.tokenization.no_tokenizer import NoTokenizer
@@ -25,7 +25,6 @@ from apcbatch.data.tokenization.tokenizer import (
     Tokenizer,
     load_tokenizer,
     read_eos_token_ids,
-    read_json,
     read_vocab_size,
 )
 from apcbatch.data.tokenization.tokenizer_child import load
@@ -121,10 +120,10 @@ def test_a_folder_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"eos_token_id in .*generation_config.json is 'stop'; expected a token id"):
         load_tokenizer(folder)
     (folder / "generation_config.json").write_text("[]")
-    with pytest.raises(ModelError, match=r"generation_config.json holds no JSON object"):
+    with pytest.raises(ModelError, match=r"generation_config.json holds a list; expected a JSON object"):
         load_tokenizer(folder)
     (folder / "generation_config.json").write_text("{")
-    with pytest.raises(ModelError, match=r"generation_config.json cannot be read as JSON"):
+    with pytest.raises(ModelError, match=r"generation_config.json is not valid JSON"):
         load_tokenizer(folder)
     (folder / "tokenizer.json").write_text('{"version": "1.0", "added_tokens": []}')
     with pytest.raises(ModelError, match="the tokenizer in .* cannot be loaded: .*; expected tokenizer.json"):
@@ -314,7 +313,7 @@ def test_a_configuration_that_is_no_file_is_told(tmp_path: Path) -> None:
     """Catches a folder in the place of a file that ends in a traceback."""
     (tmp_path / "tokenizer_config.json").mkdir()
     with pytest.raises(ModelError, match="tokenizer_config.json cannot be read: "):
-        read_json(tmp_path / "tokenizer_config.json")
+        read_model_json(tmp_path / "tokenizer_config.json")
 
 
 def test_a_tokenizer_that_takes_no_text_at_all_is_told_at_once(

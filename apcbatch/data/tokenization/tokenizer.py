@@ -14,14 +14,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-import orjson
-
 from apcbatch.data.checks import first_line
-from apcbatch.data.model_files import MAX_FILE_BYTES, TOKENIZER_FILES, model_files
+from apcbatch.data.model_files import TOKENIZER_FILES, model_files, read_model_json
 from apcbatch.data.tokenization.tokenizer_json import TokenizerSource, load_backend, read_tokenizer_json
 from apcbatch.errors import ModelError, RequestError, StoppedError
 from apcbatch.option_values import brief
-from apcbatch.regular_files import read_regular_file
 
 if TYPE_CHECKING:
     import tokenizers
@@ -185,7 +182,7 @@ def load_tokenizer(model_dir: str | Path) -> Tokenizer:
 
 def read_vocab_size(folder: Path) -> int | None:
     """Read the number of token ids from config.json; None if it gives no valid one."""
-    size = read_json(folder / "config.json").get("vocab_size")
+    size = read_model_json(folder / "config.json", is_optional=True).get("vocab_size")
     if not isinstance(size, int) or isinstance(size, bool) or not 0 < size <= _MOST_IDS:
         return None
     return size
@@ -229,8 +226,8 @@ def read_eos_token_ids(folder: Path, tokenizer_eos: int | None = None) -> list[i
 
     tokenizer_eos: id of the tokenizer's eos token. ModelError for a value that is not an id or a list of ids."""
     for name, holder in (
-        ("generation_config.json", read_json(folder / "generation_config.json")),
-        ("config.json", read_json(folder / "config.json")),
+        ("generation_config.json", read_model_json(folder / "generation_config.json", is_optional=True)),
+        ("config.json", read_model_json(folder / "config.json", is_optional=True)),
         ("tokenizer_config.json", {"eos_token_id": tokenizer_eos}),
     ):
         value = holder.get("eos_token_id")
@@ -251,25 +248,10 @@ def _answer_schema(folder: Path) -> str:
     The text is only searched for markers, so the backslashes that escape them in patterns are removed. The patterns
     are never run, since they come with the checkpoint and could run for ever.
     """
-    config = read_json(folder / "tokenizer_config.json")
+    config = read_model_json(folder / "tokenizer_config.json", is_optional=True)
     found = [config[name] for name in _ANSWER_SCHEMAS if config.get(name) is not None]
     return json.dumps(found, ensure_ascii=False).replace("\\", "") if found else ""
 
 
 def _is_id(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_IDS
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read the object in a JSON file; empty without a file. ModelError for a file that has no JSON object."""
-    try:
-        value = orjson.loads(read_regular_file(path, MAX_FILE_BYTES))
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise ModelError(f"{path} cannot be read as JSON: {first_line(error)}") from None
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} holds no JSON object; expected the file as the model was published")
-    return value

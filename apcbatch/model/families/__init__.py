@@ -11,10 +11,11 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from apcbatch.data.model_files import read_model_json
 from apcbatch.errors import ModelError
 from apcbatch.layout import StateLayout
 from apcbatch.model.family import Family
-from apcbatch.model.hf_config import ConfigReader, ModelConfig, load_json
+from apcbatch.model.hf_config import ConfigReader, ModelConfig
 from apcbatch.model.quantization import check_not_quantised
 from apcbatch.option_values import brief
 
@@ -35,7 +36,7 @@ def family_of(config: ModelConfig) -> Family:
 def load_model_config(model_dir: Path) -> ModelConfig:
     """Return the ModelConfig of a checkpoint folder (config.json, and generation_config.json for the stop tokens)."""
     path = model_dir / "config.json"
-    reader = ConfigReader(path, load_json(path))
+    reader = ConfigReader(path, read_model_json(path))
     architectures = reader.values.get("architectures") or []
     name = architectures[0] if isinstance(architectures, list) and architectures else reader.values.get("model_type")
     family = next((one for one in families() if name in _names(one)), None)
@@ -45,11 +46,8 @@ def load_model_config(model_dir: Path) -> ModelConfig:
     reader.activation()
     config = family.read(reader, family.model_type)
     generation = model_dir / "generation_config.json"
-    if generation.exists():
-        eos = ConfigReader(generation, load_json(generation)).eos_token_ids()
-        if eos:
-            return replace(config, eos_token_ids=eos)
-    return config
+    eos = ConfigReader(generation, read_model_json(generation, is_optional=True)).eos_token_ids()
+    return replace(config, eos_token_ids=eos) if eos else config
 
 
 def _why_not(name: object, reader: ConfigReader) -> str:
