@@ -36,6 +36,7 @@ from apcbatch.job.previous_answers import PreviousAnswers
 from apcbatch.job.record import error_line, result_line
 from apcbatch.job.references import EarlierAnswers, References
 from apcbatch.job.work import Failure, JobEngine, Work, WorkSource
+from apcbatch.model.families import load_model_config
 from apcbatch.model.locate import locate_model
 from apcbatch.resolution import resolve
 from apcbatch.types import Request, Result
@@ -91,7 +92,8 @@ class LLM:
         folder = locate_model(config.model)
         self._config = with_model_defaults(config, folder)
         check_stop_tokens(self._config, folder)
-        self._renderer = Renderer.load(folder, warn=warn, options=ChatOptions.of(self._config))
+        chats = ChatOptions.of(self._config, load_model_config(folder).context_length)
+        self._renderer = Renderer.load(folder, warn=warn, options=chats)
         self._earlier = EarlierAnswers.of(self._config, folder, warn)
         self._engine: JobEngine | None = make_engine(self._config, warn)
         self._config = with_measured_gain(self._config, self._engine.reading_tokens)

@@ -1,4 +1,4 @@
-"""Run untrusted work (a chat template, a grammar, a tokenizer) in helper processes of bounded time and memory.
+"""Run untrusted work (a chat template, a grammar) in helper processes of bounded time and memory.
 
 Invariants: the work cannot take more than its processor time and memory, block for longer than its wall-clock limit, or
 harm the run. A helper that died is started again. Each answer belongs to its item, even after a restart. The child is
@@ -54,25 +54,23 @@ class Helper:
         self._start = pack_request(start_seconds, *start)
         self._child: _Child | None = None
 
-    def ask(self, item: Any, *values: Any, more_seconds: float = 0) -> tuple[bytes, bytes]:
+    def ask(self, item: Any, *values: Any) -> tuple[bytes, bytes]:
         """Return the kind and the bytes of the answer to one item. Raises the RequestErrors that `answers` yields."""
-        [answer] = self.answers([item], *values, more_seconds=more_seconds)
+        [answer] = self.answers([item], *values)
         if isinstance(answer, RequestError):
             raise answer
         return answer
 
-    def answers(
-        self, items: Sequence[Any], *values: Any, more_seconds: float = 0
-    ) -> Iterator[tuple[bytes, bytes] | RequestError]:
+    def answers(self, items: Sequence[Any], *values: Any) -> Iterator[tuple[bytes, bytes] | RequestError]:
         """Yield an answer for each item: (kind, bytes), or an error.
 
-        values: sent once, for all items. more_seconds: additional processor time per answer. The child works on later
-        items while the caller uses the earlier answers. A child is replaced if it dies, or if the caller stops before
-        the last answer. An item that exceeds a limit gets LimitExceeded. An item at which two children die for another
-        reason gets worker_lost, the error code of failures that the request did not cause. An item for which no child
-        can be started gets out_of_memory. ValueError for values that cannot be sent or are nested too deeply.
+        values: sent once, for all items. The child works on later items while the caller uses the earlier answers. A
+        child is replaced if it dies, or if the caller stops before the last answer. An item that exceeds a limit gets
+        LimitExceeded. An item at which two children die for another reason gets worker_lost, the error code of failures
+        that the request did not cause. An item for which no child can be started gets out_of_memory. ValueError for
+        values that cannot be sent or are nested too deeply.
         """
-        seconds = self._seconds + more_seconds
+        seconds = self._seconds
         done = failures = 0
         while done < len(items):
             child, error = None, None

@@ -81,7 +81,7 @@ def read_model_json(path: Path, is_optional: bool = False) -> dict[str, Any]:
     ModelError for a file that cannot be read, or that holds anything but an object of at most 128 levels.
     """
     try:
-        values = json.loads(read_regular_file(path, MAX_JSON_BYTES), object_hook=_untagged)
+        values: Any = json.loads(read_regular_file(path, MAX_JSON_BYTES), object_hook=_untagged)
     except FileNotFoundError:
         if is_optional:
             return {}
@@ -95,7 +95,7 @@ def read_model_json(path: Path, is_optional: bool = False) -> dict[str, Any]:
     else:
         if not isinstance(values, dict):
             raise ModelError(f"{path} holds a {type(values).__name__}; expected a JSON object")
-    if values is None or _is_deep(values):
+    if not isinstance(values, dict) or _is_deep(values):
         raise ModelError(f"{path} is nested too deeply; expected at most {_MOST_LEVELS} levels of JSON")
     return values
 

@@ -115,7 +115,7 @@ def inspect(
     folder = locate_model(config.model)
     config = replace(with_model_defaults(config, folder), score=False)
     model = load_model_config(folder)
-    renderer = Renderer.load(folder, warn=warn, options=ChatOptions.of(config))
+    renderer = Renderer.load(folder, warn=warn, options=ChatOptions.of(config, model.context_length))
     read = _RequestsRead(config, model.context_length)
     feeder = Feeder(config, records, renderer, PreviousAnswers())
     while not feeder.exhausted:

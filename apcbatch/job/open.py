@@ -123,12 +123,12 @@ def open_run(
     records = open_source(inputs, lines, warn=warn)
     folder = locate_model(config.model)
     config = with_model_defaults(config, folder)
-    load_model_config(folder)  # refuses an unsupported architecture before its tokenizer is read
+    model = load_model_config(folder)  # refuses an unsupported architecture before its tokenizer is read
     sentence = notice(config, folder)
     if sentence is not None:
         note(sentence)
     check_stop_tokens(config, folder)
-    renderer = Renderer.load(folder, warn=warn, options=ChatOptions.of(config))
+    renderer = Renderer.load(folder, warn=warn, options=ChatOptions.of(config, model.context_length))
     most_workers = None
     records = _check_template_early(records, renderer)
     if config.ray is not None and STDIN not in inputs.files:  # reading ahead on stdin may block

@@ -88,7 +88,8 @@ def survey(
     folder = locate_model(config.model)
     config = with_model_defaults(config, folder)
     model = load_model_config(folder)
-    renderer = _WatchedRenderer(load_any_tokenizer(folder, warn), warn=warn, options=ChatOptions.of(config))
+    options = ChatOptions.of(config, model.context_length)
+    renderer = _WatchedRenderer(load_any_tokenizer(folder, warn), warn=warn, options=options)
     if not renderer.tokenizer.reads_text:
         records = check_first(records, folder)
     layout = state_layout(model, config.dtype)

@@ -152,6 +152,14 @@ def conversation(*turns: str, **keys: object) -> Conversation:
     return good({"id": "c", "messages": messages, **keys}, line=7)
 
 
+def completion(prompt: object) -> Conversation:
+    """A completion."""
+    line = {"custom_id": "p", "method": "POST", "url": "/v1/completions", "body": {"prompt": prompt}}
+    record = parse_record(line, 5)
+    assert isinstance(record, Conversation)
+    return record
+
+
 def batch(body: object = None, **keys: object) -> dict[str, Any]:
     """A batch line for a chat; keys set to `...` are left out."""
     line = {

@@ -10,10 +10,13 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import jsonschema
+import llguidance
 import numpy as np
 import pytest
+from tokenizers import decoders
 
 from apcbatch.data.grammar import constraint as constraint_module
 from apcbatch.data.grammar.constraint import GrammarCompiler, GrammarConstraint
@@ -24,7 +27,8 @@ from apcbatch.data.output.tool_parser import CallSyntax
 from apcbatch.data.output.tool_parsers import tool_parsers
 from apcbatch.data.tokenization.tokenizer import Tokenizer, load_tokenizer
 from apcbatch.errors import RequestError
-from tests.data.conftest import KINDS
+from tests.data.conftest import KINDS, build_tokenizer, save_model
+from tests.data.family_tokenizers import FAMILY_TOKENIZERS, save_family_tokenizer
 from tests.fuzz.mutate import number_text
 from tests.schemas import random_schema
 
@@ -145,6 +149,55 @@ def test_tokenizers_of_every_kind(kind: str, model_dir: Callable[..., Path]):
         jsonschema.validate(json.loads(text), schema)
     text, is_whole = walk(tokenizer, made.constraint(StructuredOutput("regex", "[ab]{3}")), source)
     assert is_whole and re.fullmatch("[ab]{3}", text.strip())
+
+
+SCHEMA = {"type": "object", "required": ["status", "größe"], "additionalProperties": False, "properties": {
+    "status": {"enum": ["open now", "closed\nfor now"]}, "größe": {"const": "東京, it's 🦔 12 "}}}  # fmt: skip
+FORCED = [
+    StructuredOutput("json", json.dumps(SCHEMA)),
+    StructuredOutput("regex", "order number [0-9]{2}\n\n  in the city"),
+    StructuredOutput("choice", '["the city of value", "the list of value"]'),
+    StructuredOutput("calls", json.dumps([["get weather", SCHEMA]]), one_call=True),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILY_TOKENIZERS)
+def test_forced_texts_with_the_tokenizers_of_families(family: str, tmp_path: Path) -> None:
+    """Fault: with a family's pattern or normalizer, a forced text with a blank, a line end or a letter beyond ASCII is
+    an error, and an enum keeps only its one-word values."""
+    tokenizer = load_tokenizer(save_family_tokenizer(tmp_path, family))
+    made, source = GrammarCompiler(tokenizer, HERMES), random.Random(family)
+    for structure in FORCED:
+        texts = {walk(tokenizer, made.constraint(structure), source) for _ in range(5)}
+        assert all(is_whole for _, is_whole in texts)
+        for text in (one.lstrip(" ") for one, _ in texts):
+            if structure.kind == "json":
+                jsonschema.validate(json.loads(text), SCHEMA)
+            elif structure.kind == "calls":
+                call = json.loads(text.removeprefix("<tool_call>").removesuffix("</tool_call>"))
+                jsonschema.validate(call["arguments"], SCHEMA)
+            else:
+                assert re.fullmatch(structure.text if structure.kind == "regex" else "the (city|list) of value", text)
+
+
+@pytest.mark.parametrize("decoder, reason", [
+    (decoders.Sequence([decoders.Metaspace(), decoders.ByteFallback(), decoders.Fuse()]), "token [0-9]+, twice, is '▁"),
+    (decoders.Sequence([decoders.Replace("▁", "_"), decoders.ByteFallback(), decoders.Fuse()]), "token [0-9]+, twice"),
+])  # fmt: skip
+def test_a_tokenizer_that_the_library_reads_otherwise_is_refused(
+    decoder: Any, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: answers break their pattern in silence, as a token is another text to the library than in the answer; or
+    the library's form of a tokenizer is made again for each request."""
+    backend = build_tokenizer("metaspace")
+    backend.decoder = decoder
+    made = GrammarCompiler(load_tokenizer(save_model(tmp_path, backend)))
+    for pattern in ("a", "b"):
+        with pytest.raises(RequestError, match=f"cannot be made with this model's tokenizer: {reason}") as caught:
+            made.constraint(StructuredOutput("regex", pattern))
+        assert caught.value.code == "invalid_request" and len(caught.value.message) < 400
+        monkeypatch.setattr(llguidance, "LLTokenizer", None)
 
 
 @pytest.mark.parametrize("is_open", [True, False])

@@ -27,6 +27,7 @@ from tests.data.conftest import (
     UNSTABLE_TEMPLATE,
     USER,
     by_transformers,
+    completion,
     conversation,
     good,
     kept_by_transformers,
@@ -186,14 +187,6 @@ def test_a_batch_chat_is_one_prompt_of_all_messages(make_renderer: Callable[...,
     (prompt,) = renderer.render(record, turns).prompts
     assert (prompt.turn, prompt.custom_id) == (1, "b")
     assert prompt.token_ids.tolist() == alone(renderer, record, 6)
-
-
-def completion(prompt: object) -> Conversation:
-    """A completion."""
-    line = {"custom_id": "p", "method": "POST", "url": "/v1/completions", "body": {"prompt": prompt}}
-    record = parse_record(line, 5)
-    assert isinstance(record, Conversation)
-    return record
 
 
 def test_a_completion_is_its_prompt(make_renderer: Callable[..., Renderer], warnings: list[str]) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from array import array
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,10 +15,8 @@ import pytest
 from tokenizers import AddedToken
 
 from apcbatch.data.chat.prompt_tokens import _parts, prompt_tokens
-from apcbatch.data.helper_child import DONE, REFUSED
 from apcbatch.data.model_files import model_files, read_model_json
 from apcbatch.data.tokenization import tokenizer as tokenizer_module
-from apcbatch.data.tokenization import tokenizer_child
 from apcbatch.data.tokenization.no_tokenizer import NoTokenizer
 from apcbatch.data.tokenization.tokenizer import (
     Tokenizer,
@@ -27,7 +24,6 @@ from apcbatch.data.tokenization.tokenizer import (
     read_eos_token_ids,
     read_vocab_size,
 )
-from apcbatch.data.tokenization.tokenizer_child import load
 from apcbatch.errors import ModelError, RequestError
 from tests.data.conftest import KINDS, build_tokenizer, save_model
 
@@ -53,10 +49,6 @@ def test_truncation_and_padding_of_a_file_are_off(tmp_path: Path) -> None:
     loaded = load_tokenizer(save_model(tmp_path, tokenizer))
     assert len(loaded.encode("user " * 50).ids) > 50
     assert len(loaded.encode("a").ids) == 1
-    child = tokenizer_child.Tokenise(tokenizer.to_str().encode(), split_special=False)
-    for text in ("user " * 50, "a"):
-        status, numbers = child.answer("encode", text, False)
-        assert (status, array("i", numbers)[: len(numbers) // 12].tolist()) == (DONE, loaded.encode(text).ids)
 
 
 def test_a_decoded_answer_has_its_tool_calls_and_no_special_tokens(tmp_path: Path) -> None:
@@ -171,32 +163,22 @@ def test_other_vocabulary_files_give_the_ids_of_transformers(tmp_path: Path) -> 
 
 
 def test_a_tokenizer_that_cannot_be_converted_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches an AttributeError where `transformers` has no fast form of a tokenizer."""
+    """Fault: an AttributeError where `transformers` has no fast form of a tokenizer, code of the folder that is run, a
+    download, or another file of the folder that is read."""
     import transformers
 
     (tmp_path / "vocab.txt").write_text("a\n")
-    options: dict[str, object] = {}
-    monkeypatch.setattr(
-        transformers.AutoTokenizer, "from_pretrained", lambda *_, **given: options.update(given) or object()
-    )
-    assert load(str(tmp_path)) == (
-        REFUSED,
-        "it is not converted to a tokenizer.json; convert it, and put that into the folder",
-    )
-    assert options == {"local_files_only": True, "trust_remote_code": False}
+    (tmp_path / "notes.txt").touch()
+    given: dict[str, object] = {}
 
+    def read(folder: str, **options: object) -> object:
+        given.update(options, files=os.listdir(folder))
+        return object()
 
-def test_a_tokenizer_json_is_read_without_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a folder for which `transformers` asks the hub."""
-    import transformers
-
-    def read(folder: str, *, local_files_only: bool) -> None:
-        raise OSError(f"{local_files_only} {folder}")
-
-    (tmp_path / "tokenizer.json").touch()
-    monkeypatch.setattr(transformers.PreTrainedTokenizerFast, "from_pretrained", read)
-    with pytest.raises(OSError, match=f"True {tmp_path}"):
-        load(str(tmp_path))
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", read)
+    with pytest.raises(ModelError, match="it is not converted to a tokenizer.json; convert it, and put that into the"):
+        load_tokenizer(tmp_path)
+    assert given == {"local_files_only": True, "trust_remote_code": False, "files": ["vocab.txt"]}
 
 
 @pytest.mark.slow
@@ -345,9 +327,9 @@ def test_an_interrupt_is_no_damage_of_a_tokenizer(
 ) -> None:
     """Catches Ctrl-C while a tokenizer is loaded that is told as a fault of the model."""
 
-    def interrupt(folder: Path) -> None:
+    def interrupt(*given: object) -> None:
         raise error
 
-    monkeypatch.setattr(tokenizer_module, "read_tokenizer_json", interrupt)
+    monkeypatch.setattr(tokenizer_module, "read_tokenizer", interrupt)
     with pytest.raises(error):
         load_tokenizer(model_dir("chatml"))

@@ -1,4 +1,4 @@
-"""Tokenizers read without `transformers`: the same as with it in every respect that is used, or left to it."""
+"""Tokenizers read without `transformers`: the same as with it in every respect that is used."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,13 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, processors
 
-from apcbatch.data.tokenization import tokenizer_json
 from apcbatch.data.tokenization.tokenizer import load_tokenizer
-from apcbatch.data.tokenization.tokenizer_json import read_tokenizer_json
-from apcbatch.errors import RequestError
+from apcbatch.errors import ModelError
 from apcbatch.model.locate import locate_model
 from tests.conftest import ROOT
 from tests.data.conftest import CORPUS, KINDS, build_tokenizer, by_transformers, save_model
+from tests.data.family_tokenizers import FAMILY_TOKENIZERS, save_family_tokenizer
 from tests.effort import tries
 
 FIRST_SPECIAL = {"unigram": "<unk>", "metaspace": "<unk>", "legacy": "<unk>"}
@@ -40,12 +38,12 @@ TEXTS = [
 
 def assert_the_same(folder: Path) -> None:
     """Compare everything that data/ uses, on texts and on random ids."""
-    ours, theirs = read_tokenizer_json(folder), by_transformers(folder)
-    assert ours is not None
+    ours, theirs = load_tokenizer(folder).source, by_transformers(folder)
     assert ours.special_tokens_map == theirs.special_tokens_map
     assert (ours.bos_token_id, ours.eos_token_id) == (theirs.bos_token_id, theirs.eos_token_id)
     assert ours.chat_template == theirs.chat_template and ours.name_or_path == theirs.name_or_path
     mine, other = ours.backend_tokenizer, theirs.backend_tokenizer
+    other.no_padding()
     for text in TEXTS:
         for special in (False, True):
             one, two = (one.encode(text, add_special_tokens=special) for one in (mine, other))
@@ -134,13 +132,18 @@ def test_what_is_read_is_what_transformers_reads(made: tuple[str, dict[str, Any]
         (folder / "tokenizer_config.json").write_text(json.dumps(config))
         for file, content in files.items():
             (folder / file).write_bytes(content.encode())
-        if read_tokenizer_json(folder) is not None:
-            assert_the_same(folder)
+        assert_the_same(folder)
+
+
+@pytest.mark.parametrize("family", FAMILY_TOKENIZERS)
+def test_the_tokenizers_of_families_are_read_as_by_transformers(family: str, tmp_path: Path) -> None:
+    """Fault: a family whose pattern, normalizer, decoder or tokens are read otherwise than by `transformers`."""
+    assert_the_same(save_family_tokenizer(tmp_path, family))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_usual_folders_are_read(kind: str, tmp_path: Path) -> None:
-    """Fault: everything is left to `transformers`, and the comparison above compares nothing."""
+    """Fault: a key, a file or a token of a folder as `transformers` saves it is read otherwise."""
     special = FIRST_SPECIAL.get(kind, "<|endoftext|>")
     tokenizer = build_tokenizer(kind)
     declared = {str(number): added(token) for number, token in tokenizer.get_added_tokens_decoder().items()}
@@ -157,33 +160,55 @@ def test_usual_folders_are_read(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "files"),
     [
-        ({"clean_up_tokenization_spaces": True}, {}),
+        ({"clean_up_tokenization_spaces": True, "something_new": 1}, {}),
         ({"split_special_tokens": True}, {}),
-        ({"something_new": 1}, {}),
         ({"image_token": "a"}, {}),
-        ({"eos_token": "<new>"}, {}),
-        ({"eos_token": {"content": "<|endoftext|>"}}, {}),
-        ({"eos_token": 5}, {}),
+        ({"eos_token": "<new>", "pad_token": "user"}, {}),
         ({"extra_special_tokens": {"image": "a"}}, {}),
-        ({"chat_template": [{"name": "default", "template": "x"}]}, {}),
-        ({"added_tokens_decoder": {"9999": {"content": "<new>"}}}, {}),
-        ({"added_tokens_decoder": None}, {}),
-        ({}, {"special_tokens_map.json": "{}"}),
-        ({}, {"added_tokens.json": "{}"}),
-        ({}, {"additional_chat_templates/x.jinja": "x"}),
-        ({}, {"tokenizer_config.json": "{"}),
-        ({}, {"tokenizer_config.json": "[]"}),
-        ({}, {"tokenizer.json": "{}"}),
-        ({}, {"chat_template.jinja": "\udcff"}),
+        ({"extra_special_tokens": ["<x>", "user"]}, {}),
+        ({"chat_template": [{"name": "default", "template": "x"}, {"name": "rag", "template": "y"}]}, {}),
+        ({"added_tokens_decoder": {"9999": {"content": "<new>"}, "7": {"content": "user", "special": True}}}, {}),
+        ({}, {"special_tokens_map.json": '{"eos_token": {"content": "<e>", "normalized": false}, "x_token": "b"}'}),
+        ({"eos_token": "<e>"}, {"added_tokens.json": '{"<e>": 600, "<f>": 500}'}),
+        ({}, {"additional_chat_templates/x.jinja": "x\r\ny"}),
+        ({}, {"additional_chat_templates/x.jinja": "x", "chat_template.jinja": "z\r"}),
+        (None, {}),
     ],
 )
-def test_what_is_not_certain_is_left_to_transformers(config: Any, files: dict[str, str], tmp_path: Path) -> None:
-    """Fault: a key or a file that changes the tokenizer, or may, is passed over."""
-    folder = save_model(tmp_path, build_tokenizer("gpt2"), **config)
+def test_what_other_files_declare_is_read_as_by_transformers(
+    config: Any, files: dict[str, str], tmp_path: Path
+) -> None:
+    """Fault: a key or a file that adds a token, or changes one, is passed over or read otherwise."""
+    folder = save_model(tmp_path, build_tokenizer("gpt2"), **(config or {}))
+    if config is None:
+        (folder / "tokenizer_config.json").unlink()
     for name, content in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content.encode())
+    assert_the_same(folder)
+
+
+@pytest.mark.parametrize(
+    ("config", "files", "sentence"),
+    [
+        ({"eos_token": 5}, {}, "eos_token is 5; expected the text of a token"),
+        ({"added_tokens_decoder": {"7": "a", "8": 5}}, {}, "8 is 5; expected the text of a token"),
+        ({"chat_template": [1]}, {}, "chat_template is a list; expected a text, or a list of names"),
+        ({}, {"tokenizer_config.json": "{"}, "tokenizer_config.json is not valid JSON"),
+        ({}, {"tokenizer_config.json": "[]"}, "tokenizer_config.json holds a list; expected a JSON object"),
+        ({}, {"tokenizer.json": "{}"}, "the tokenizer in .* cannot be loaded: "),
+        ({}, {"chat_template.jinja": "\udcff"}, "the tokenizer in .* cannot be loaded: 'utf-8' codec can't decode"),
+    ],
+)
+def test_what_cannot_be_read_is_a_sentence(
+    config: dict[str, Any], files: dict[str, str], sentence: str, tmp_path: Path
+) -> None:
+    """Fault: a traceback for a damaged file, or a sentence that does not name it."""
+    folder = save_model(tmp_path, build_tokenizer("gpt2"), **config)
+    for name, content in files.items():
         (folder / name).write_bytes(content.encode("utf-8", "surrogateescape"))
-    assert read_tokenizer_json(folder) is None
+    with pytest.raises(ModelError, match=sentence):
+        load_tokenizer(folder)
 
 
 @pytest.mark.slow
@@ -197,41 +222,3 @@ def test_the_demo_needs_no_transformers() -> None:
         "sys.exit(bool({'transformers', 'torch'} & set(sys.modules)))"
     )
     subprocess.run([sys.executable, "-c", code, str(folder)], check=True, cwd=ROOT)
-
-
-@pytest.mark.parametrize(("num_tokens", "is_read"), [(100_000, True), (100_001, False)])
-def test_a_large_vocabulary_is_left_to_transformers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_tokens: int, is_read: bool
-) -> None:
-    """Fault: a vocabulary whose splitting `transformers` corrects is read as it stands."""
-    backend = build_tokenizer("chatml")
-    made = SimpleNamespace(get_added_tokens_decoder=backend.get_added_tokens_decoder, get_vocab_size=lambda: num_tokens)
-    monkeypatch.setattr(tokenizer_json, "load_backend", lambda *given: made)
-    assert (read_tokenizer_json(save_model(tmp_path, backend)) is not None) == is_read
-
-
-@pytest.mark.parametrize("error", [RequestError("worker_lost", "no"), RequestError("invalid_request", "no"), OSError()])
-def test_a_tokenizer_that_cannot_be_loaded_here_is_left_to_transformers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    """Fault: a lost process makes a tokenizer that is read in another way, or a damaged one ends in a traceback."""
-
-    def fail(*_: object) -> None:
-        raise error
-
-    monkeypatch.setattr(tokenizer_json, "load_backend", fail)
-    folder = save_model(tmp_path, build_tokenizer("chatml"))
-    if isinstance(error, RequestError) and error.retryable:
-        with pytest.raises(RequestError, match="no"):
-            read_tokenizer_json(folder)
-    else:
-        assert read_tokenizer_json(folder) is None
-
-
-def test_a_tokenizer_of_16_mib_is_read_here(tmp_path: Path) -> None:
-    """Fault: a file whose parsing takes much memory is parsed in this process, or a large one needs another process."""
-    folder = save_model(tmp_path, build_tokenizer("chatml"))
-    data = (folder / "tokenizer.json").read_bytes()
-    for size in (16 << 20, (16 << 20) + 1):
-        (folder / "tokenizer.json").write_bytes(data.ljust(size))
-        assert (read_tokenizer_json(folder) is not None) == (size == 16 << 20)

@@ -145,13 +145,13 @@ def _replaces(pattern: dict[str, str], content: str) -> dict[str, Any]:
 
 
 def fuzz_parts(case: Case) -> None:
-    """A tokenizer with a normalizer, pattern or decoder that backtracks, grows or does not fit."""
+    """A tokenizer with a normalizer, pattern or decoder that backtracks or does not fit, so that the library panics."""
     draw = case.draw
     document = json.loads((DEMO / "tokenizer.json").read_bytes())
     letter = draw.choice(("a", " ", "e", "\n"))
     patterns = ("(a+)+$", "(.*)*x", r"(\s|\S)*?$", "(?=(a+))a*b", ".{1000}{1000}", "(", "")
     pattern = draw.choice(({"String": letter}, {"Regex": draw.choice(patterns)}))
-    grow = [_replaces(pattern, letter * draw.choice((0, 1, 40, 100_000)))] * draw.choice((1, 2, 8, 40))
+    grow = [_replaces(pattern, letter * draw.choice((0, 1, 2)))] * draw.choice((1, 2))
     split = {"type": "Split", "pattern": pattern, "behavior": draw.choice(("Isolated", "Removed")), "invert": False}
     kind = draw.randrange(3)
     if kind == 0:
@@ -208,10 +208,8 @@ def fuzz_repeats(case: Case) -> None:
 
 
 def fuzz_helpers(case: Case) -> None:
-    """Helper processes that are killed at some of their requests, for templates, grammars and tokenizers."""
+    """Helper processes that are killed at some of their requests, for templates and grammars."""
     draw = case.draw
-    document = json.loads((DEMO / "tokenizer.json").read_bytes())
-    document["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] += "|x{9}"  # so that it works in a helper
     lines = [CONVERSATION | {"id": str(number), "guided_regex": draw.choice(("a+", "b"))} for number in range(6)]
     data = b"".join(dump_json(line) + b"\n" for line in lines)
     case.write("in.jsonl", data)
@@ -225,8 +223,7 @@ def fuzz_helpers(case: Case) -> None:
 
     helper._Child.send = attacked  # type: ignore[method-assign]
     try:
-        model = case.model({"tokenizer.json": dump_json(document)})
-        run = (*RUN, "in.jsonl", "--no-store", "--max-tokens", "2", "--model", model)
+        run = (*RUN, "in.jsonl", "--no-store", "--max-tokens", "2")
         first = case.run(*run, expect=(0, 1, 3))
     finally:
         helper._Child.send = send  # type: ignore[method-assign]

@@ -21,7 +21,7 @@ from apcbatch.data.tokenization.tokenizer import Tokenizer
 from apcbatch.prefix import TokenArray
 
 if TYPE_CHECKING:
-    from apcbatch.data.tokenization.tokenizer import Encoding
+    from tokenizers import Encoding
 
 _WINDOW_CHARACTERS = 4096
 _WORD_GUARD_CHARACTERS = 16  # minimum distance from a word joint to the first different character

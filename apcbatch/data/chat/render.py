@@ -11,14 +11,13 @@ from functools import cached_property
 from pathlib import Path
 
 from apcbatch.data.chat.common_prefix import BaseText, common_length
-from apcbatch.data.chat.template import ChatTemplate, read_fallback, reasoning_of, too_long
+from apcbatch.data.chat.template import ChatTemplate, read_fallback, reasoning_of
 from apcbatch.data.chat.template_options import ChatOptions, TemplateOptions, read_template_kwargs
 from apcbatch.data.chat.turns import Turn
 from apcbatch.data.checks import at_line, shown
 from apcbatch.data.grammar.constraint import ConstraintFactory, GrammarCompiler
 from apcbatch.data.grammar.llguidance import Thinking
 from apcbatch.data.grammar.structured_output import StructuredOutput
-from apcbatch.data.helper_child import MAX_CHARACTERS
 from apcbatch.data.input.messages import Message
 from apcbatch.data.input.records import Conversation
 from apcbatch.data.output.call_ids import recorded_ids
@@ -95,6 +94,7 @@ class Renderer:
         options: ChatOptions = _DEFAULT_OPTIONS,
     ) -> None:
         self.tokenizer = tokenizer
+        tokenizer.max_tokens = options.max_tokens
         variables = read_template_kwargs(options.template_kwargs)
         self.template = ChatTemplate(tokenizer, read_fallback(fallback_template_path), warn, variables)
         texts = (tokenizer.answer_schema, *self.template.sources)
@@ -236,8 +236,6 @@ class Renderer:
 
     def _completion_ids(self, prompt: str | list[int]) -> TokenArray:
         if isinstance(prompt, str):
-            if len(prompt) > MAX_CHARACTERS:
-                raise too_long(len(prompt))
             return self.check_tokens(as_token_array(self.tokenizer.encode_prompt(prompt)))
         for index, token_id in enumerate(prompt):
             if not 0 <= token_id < self.vocab_size:

@@ -17,7 +17,7 @@ from apcbatch.data.helper import Helper, LimitExceeded
 from apcbatch.data.helper_child import DONE, INVALID, MAX_CHARACTERS, TOO_LONG
 from apcbatch.data.input.messages import Message, Tool
 from apcbatch.data.model_files import MAX_TEMPLATE_BYTES
-from apcbatch.data.tokenization.tokenizer import Tokenizer
+from apcbatch.data.tokenization.tokenizer import Tokenizer, too_long
 from apcbatch.errors import ModelError, RequestError, UsageError
 from apcbatch.regular_files import read_regular_file
 
@@ -221,13 +221,9 @@ def _outcome(kind: bytes, data: bytes) -> Outcome:
         return text
     if kind == INVALID:
         return InvalidTemplate(text)
-    return too_long(int(text)) if kind == TOO_LONG else RequestError("invalid_request", text)
-
-
-def too_long(num_characters: int) -> RequestError:
-    """Make the error of a text that is too long to be tokenised."""
-    message = f"the prompt holds {num_characters:,} characters; at most {MAX_CHARACTERS:,} are tokenised"
-    return RequestError("context_length_exceeded", message)
+    if kind == TOO_LONG:
+        return too_long(f"{int(text):,} characters; at most {MAX_CHARACTERS:,} are tokenised")
+    return RequestError("invalid_request", text)
 
 
 def with_mark(messages: Sequence[Message]) -> list[Message]:

@@ -122,13 +122,16 @@ class ChatOptions:
     """Options of a run for chats.
 
     tool_parser, reasoning_parser: `auto`, `none` or a parser's name. template_kwargs: JSON text of an object.
+    max_tokens: limit of a prompt.
     """
 
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
     template_kwargs: str | None = None
+    max_tokens: int = Config.max_request_tokens
 
     @classmethod
-    def of(cls, config: Config) -> ChatOptions:
-        """Take the options from a configuration."""
-        return cls(config.tool_parser, config.reasoning_parser, config.template_kwargs)
+    def of(cls, config: Config, context_length: int | None = None) -> ChatOptions:
+        """Take the options from a configuration. context_length: tokens of the model's context, or None."""
+        max_tokens = min(config.max_request_tokens, context_length or config.max_request_tokens)
+        return cls(config.tool_parser, config.reasoning_parser, config.template_kwargs, max_tokens)

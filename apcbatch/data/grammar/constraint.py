@@ -2,12 +2,14 @@
 
 The grammar library is llguidance (docs/structured-output.md says why), imported at first use. Invariants: each answer
 has its own matcher, so the allowed tokens depend only on the structured output and the answer's tokens. A grammar that
-the library does not support, or that exceeds its limits, raises RequestError.
+the library does not support, or that exceeds its limits, raises RequestError. So does each one for a tokenizer whose
+tokens the library reads otherwise than they are decoded.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,6 +30,13 @@ if TYPE_CHECKING:
 
 MOST_COMPILED = 256
 _SHOWN_REASON = 300
+_COMPARED_TOKENS = 500
+# Texts with blanks, line ends and letters beyond ASCII, whose tokens are compared.
+_COMPARED_TEXTS = (
+    "order number 12 in the city",
+    '{"größe": [1, true],\n  "東京": "open  now"}',
+    "\n\n- it's\tβ 🦔 x\n",
+)
 _NAMES = {
     "json": "the JSON schema",
     "regex": "the regular expression",
@@ -49,7 +58,7 @@ class GrammarCompiler:
         special = {number: token.content for number, token in added.items()}
         module, name = "apcbatch.data.grammar.grammar_child", "the process that tries grammars"
         self._helper = Helper(module, name, tokenizer.vocab_size, special)
-        self._library: LLTokenizer | None = None
+        self._library: LLTokenizer | RequestError | None = None
         self._compiled: OrderedDict[tuple[StructuredOutput, Thinking | None], LLMatcher | RequestError] = OrderedDict()
 
     def constraint(self, structure: StructuredOutput, thinking: Thinking | None = None) -> GrammarConstraint:
@@ -98,21 +107,57 @@ class GrammarCompiler:
         return matcher
 
     def _tokens(self) -> LLTokenizer:
-        """Return the library's form of the tokenizer, made at first use."""
-        if self._library is None:
-            from llguidance import LLTokenizer
+        """Return the library's form of the tokenizer, made and compared with the tokenizer at first use.
 
-            tokenizer = self._tokenizer
-            try:
-                self._library = LLTokenizer(
-                    tokenizer.source.backend_tokenizer.to_str(),
-                    n_vocab=tokenizer.vocab_size,
-                    eos_token=list(tokenizer.eos_token_ids) or None,
-                )
-            except ValueError as error:
-                message = f"answers of a given form cannot be made with this model's tokenizer: {_line(str(error))}"
-                raise RequestError("invalid_request", message) from None
-        return self._library
+        RequestError if the library cannot read the tokenizer, or reads it otherwise."""
+        found = self._library = self._library or _read_tokenizer(self._tokenizer)
+        if isinstance(found, RequestError):
+            raise RequestError(found.code, found.message)
+        return found
+
+
+def _read_tokenizer(tokenizer: Tokenizer) -> LLTokenizer | RequestError:
+    """Return the library's form of a tokenizer, or why there is none."""
+    from llguidance import LLTokenizer
+
+    text, eos = tokenizer.source.backend_tokenizer.to_str(), list(tokenizer.eos_token_ids) or None
+    try:
+        library = LLTokenizer(text, n_vocab=tokenizer.vocab_size, eos_token=eos)
+        reason = _difference(tokenizer, library)
+    except (ValueError, RequestError) as error:
+        reason = str(error)
+    if reason is None:
+        return library
+    message = f"answers of a given form cannot be made with this model's tokenizer: {_line(reason)}"
+    return RequestError("invalid_request", message)
+
+
+def _difference(tokenizer: Tokenizer, library: LLTokenizer) -> str | None:
+    """Compare the library's bytes of some hundred tokens, and its tokens of some texts, with the decoder's texts.
+
+    Return a clause that names the first difference, or None. Two equal tokens are compared, since decoders drop a blank
+    before the first one. Added tokens, tokens that are no whole characters, and texts that the tokenizer itself cannot
+    take or changes are not compared."""
+
+    def decoded(token_ids: list[int]) -> str:
+        return tokenizer.decode_all(token_ids).lstrip(" ")
+
+    backend = tokenizer.source.backend_tokenizer
+    added = backend.get_added_tokens_decoder()
+    size = min(backend.get_vocab_size(with_added_tokens=True), tokenizer.vocab_size)
+    for number in range(0, size, -(-size // _COMPARED_TOKENS)):
+        ours = decoded([number, number])
+        theirs = library.decode_bytes([number, number]).decode("utf-8", "replace").lstrip(" ")
+        if number not in added and backend.id_to_token(number) and "\ufffd" not in ours and ours != theirs:
+            return f"token {number}, twice, is {theirs!r} to the grammar library and {ours!r} in an answer"
+    for text in _COMPARED_TEXTS:
+        with suppress(RequestError):
+            if decoded(tokenizer.encode(text).ids) != text.lstrip(" "):
+                continue
+            ids = library.tokenize_str(text)
+            if library.decode_bytes(ids) != text.encode() or decoded(ids) != text.lstrip(" "):
+                return f"the grammar library makes {decoded(ids)!r} of the text {text!r}"
+    return None
 
 
 @dataclass(frozen=True, slots=True)

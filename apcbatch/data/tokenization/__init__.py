@@ -1,1 +1,1 @@
-"""Tokenizers: encode text to token ids and decode ids to text, with untrusted tokenizers in a helper process."""
+"""Tokenizers: read them from a model folder, encode text to token ids and decode ids to text."""

@@ -15,7 +15,7 @@ from apcbatch.data.tokenization.tokenizer_json import TokenizerSource
 from apcbatch.errors import ModelError, RequestError
 
 if TYPE_CHECKING:
-    from apcbatch.data.tokenization.tokenizer import Encoding
+    from tokenizers import Encoding
 
 
 class NoTokenizer(Tokenizer):
@@ -32,7 +32,7 @@ class NoTokenizer(Tokenizer):
         self.vocab_size, self.eos_token_ids = vocab_size, tuple(eos_token_ids)
         self.answer_schema, self.added_texts = "", ()
         self._folder, self.special, self._dropped_ids = folder, {}, set()
-        self.source = TokenizerSource(None, {}, None, str(folder), None)  # type: ignore[arg-type]
+        self.source = TokenizerSource(None, {}, None, str(folder))  # type: ignore[arg-type]
 
     def require_for(self, what: str) -> NoReturn:
         """Raise RequestError: `what` needs a tokenizer."""
@@ -65,7 +65,7 @@ def load_any_tokenizer(folder: Path, warn: Callable[[str], None]) -> Tokenizer:
     Without tokenizer files, take the vocab_size of config.json, warn, and return a NoTokenizer. ModelError for a
     damaged tokenizer, and for a folder that has neither a tokenizer nor vocab_size."""
     if not folder.is_dir() or any(os.path.lexists(folder / name) for name in TOKENIZER_FILES):
-        return load_tokenizer(folder)
+        return load_tokenizer(folder, warn)
     vocab_size = read_vocab_size(folder)
     if vocab_size is None:
         return load_tokenizer(folder)  # raises the ModelError that says what is missing

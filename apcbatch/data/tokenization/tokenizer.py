@@ -1,9 +1,8 @@
 """Load the tokenizer of a model folder; encode and decode text, and find the stop tokens and the vocabulary's size.
 
-A tokenizer.json is read directly if no other file changes it (data/tokenization/tokenizer_json.py); other folders are
-read by `transformers` in a helper process. Invariants: tokenising takes bounded time and memory. A text is tokenised in
-this process only if it is short and the tokenizer's parts are known (data/tokenization/bounds.py), else in a helper
-process. A panic of the library becomes a RequestError.
+data/tokenization/tokenizer_json.py reads the files. Invariants: a text is tokenised only if it may fit into a request,
+which bounds the memory for it. Signals are handled while a long text is tokenised. What the library raises for a text,
+a panic included, becomes a RequestError.
 """
 
 from __future__ import annotations
@@ -11,24 +10,25 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from threading import Thread
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from apcbatch.config import Config
 from apcbatch.data.checks import first_line
+from apcbatch.data.helper_child import MAX_CHARACTERS
 from apcbatch.data.model_files import TOKENIZER_FILES, model_files, read_model_json
-from apcbatch.data.tokenization.tokenizer_json import TokenizerSource, load_backend, read_tokenizer_json
-from apcbatch.errors import ModelError, RequestError, StoppedError
+from apcbatch.data.tokenization.tokenizer_json import TokenizerSource, read_tokenizer
+from apcbatch.errors import ModelError, RequestError
 from apcbatch.option_values import brief
 
 if TYPE_CHECKING:
-    import tokenizers
+    from tokenizers import Encoding
 
-    from apcbatch.data.tokenization.isolated import IsolatedEncoding, IsolatedTokenizer
-
-    Encoding: TypeAlias = tokenizers.Encoding | IsolatedEncoding
-
-MAX_BYTES_HERE = 1 << 20  # limit of a normalised text tokenised in this process; a byte takes up to 220 bytes of memory
-_MOST_TOKENS_HERE = 64 << 10  # limit of tokens decoded in this process
+TOKEN_CHARACTERS = 512  # a text of more characters for each token of a request is refused before it is tokenised
+_MOST_BYTES = 2 << 20  # a longer text is counted first: a token for each byte takes 0.5 GiB
+_SHORT_CHARACTERS = 1 << 16  # a longer text takes 0.1 s and more, and is tokenised in a thread of its own
 _MOST_ADDED_CHARACTERS = 1 << 20
 _MOST_IDS = 1 << 31
 # Keys of the answer schema in transformers 5; the first is the older name.
@@ -44,7 +44,7 @@ class Tokenizer:
     eos_token_ids: stop tokens of the model. answer_schema: JSON text of the schemas that the checkpoint gives for its
     answers, or ''. markers: pattern of the added tokens at which a text is split before all else, or None; see
     data/chat/common_prefix.py. special: id -> text of the special tokens. added_texts: texts of all added tokens.
-    reads_text: False for a NoTokenizer.
+    max_tokens: limit of a request's tokens. reads_text: False for a NoTokenizer.
     """
 
     reads_text = True
@@ -61,7 +61,7 @@ class Tokenizer:
         self.eos_token_ids = tuple(eos_token_ids)
         self.answer_schema = answer_schema
         self._backend = source.backend_tokenizer
-        self._helper: IsolatedTokenizer | None = None
+        self.max_tokens = Config.max_request_tokens
         added = self._backend.get_added_tokens_decoder()
         self.added_texts = tuple(token.content for token in added.values())
         if sum(map(len, self.added_texts)) > _MOST_ADDED_CHARACTERS:
@@ -89,15 +89,33 @@ class Tokenizer:
         """Tokenise a text; return the tokens and their places in it.
 
         adds_special: add the special tokens that the model puts around plain text. RequestError for a text that the
-        library cannot tokenise within its limits."""
-        grows = self.source.growth
-        num_bytes = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
-        is_short = grows is None or num_bytes * grows <= MAX_BYTES_HERE
-        backend = self._backend if is_short else self._isolated()
+        library fails at, and, before it is tokenised, for one that a request cannot hold (context_length_exceeded)."""
+        most = min(MAX_CHARACTERS, TOKEN_CHARACTERS * self.max_tokens)
+        if len(text) > most:
+            raise too_long(f"{len(text):,} characters; at most {most:,} are tokenised")
+        backend = self._backend
         try:
-            return backend.encode(text, add_special_tokens=adds_special)
+            if len(text) <= _SHORT_CHARACTERS:
+                return backend.encode(text, add_special_tokens=adds_special)
+            if len(text) > _MOST_BYTES // 4:
+                self._check_count(text)
+            # The thread and encode_batch, which, unlike encode, releases the interpreter's lock, let this thread handle
+            # signals, and other threads run. The whole text is one piece, as no cut is safe for every tokenizer.
+            return _in_thread(lambda: backend.encode_batch([text], add_special_tokens=adds_special)[0])
         except BaseException as error:
             raise _refused(error) from None
+
+    def _check_count(self, text: str) -> None:
+        """Raise RequestError if a text of more than _MOST_BYTES has more than twice the tokens of a request.
+
+        The tokens of pieces are counted. They differ from those of the text only beside the cuts."""
+        if len(text.encode("utf-8", "surrogatepass")) <= _MOST_BYTES:
+            return
+        count = 0
+        for begin in range(0, len(text), _SHORT_CHARACTERS):
+            count += len(self._backend.encode(text[begin : begin + _SHORT_CHARACTERS], add_special_tokens=False))
+            if count > 2 * self.max_tokens:
+                raise too_long(f"more than {self.max_tokens:,} tokens, which a request may have at most")
 
     def encode_prompt(self, text: str) -> list[int]:
         """Tokenise the prompt of a completion, with the special tokens that the model adds to plain text."""
@@ -138,28 +156,16 @@ class Tokenizer:
         return self._decode(kept)
 
     def _decode(self, token_ids: Sequence[int]) -> str:
-        backend = self._backend if len(token_ids) <= _MOST_TOKENS_HERE else self._isolated()
         try:
-            return backend.decode(token_ids, skip_special_tokens=False)
+            return self._backend.decode(token_ids, skip_special_tokens=False)
         except BaseException as error:
             raise _refused(error) from None
 
-    def _isolated(self) -> tokenizers.Tokenizer | IsolatedTokenizer:
-        """Return the same tokenizer in a helper process."""
-        if self.source.growth is None:
-            return self._backend
-        if self._helper is None:
-            from apcbatch.data.tokenization.isolated import IsolatedTokenizer
 
-            split_special = bool(getattr(self._backend, "encode_special_tokens", False))
-            self._helper = IsolatedTokenizer(self._backend.to_str().encode(), split_special)
-        return self._helper
+def load_tokenizer(model_dir: str | Path, warn: Callable[[str], None] = lambda sentence: None) -> Tokenizer:
+    """Load the tokenizer of a model folder. warn: called with a sentence if its dropout is set to 0.
 
-
-def load_tokenizer(model_dir: str | Path) -> Tokenizer:
-    """Load the tokenizer of a model folder.
-
-    ModelError if a file is missing or damaged, StoppedError if the helper process was lost."""
+    ModelError if a file is missing or damaged."""
     folder = Path(model_dir)
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder; expected a model folder with config.json and tokenizer.json")
@@ -167,7 +173,7 @@ def load_tokenizer(model_dir: str | Path) -> Tokenizer:
     if not names & set(TOKENIZER_FILES):
         raise ModelError(f"{folder} has no tokenizer; expected one of {', '.join(TOKENIZER_FILES)} in the model folder")
     vocab_size = read_vocab_size(folder)
-    source = _guarded(folder, lambda: read_tokenizer_json(folder) or _converted(folder))
+    source = _guarded(folder, lambda: read_tokenizer(folder, warn))
     eos_token_ids = read_eos_token_ids(folder, source.eos_token_id)
     return _guarded(
         folder,
@@ -189,36 +195,45 @@ def read_vocab_size(folder: Path) -> int | None:
 
 
 def _guarded(folder: Path, load: Callable[[], T]) -> T:
-    """Return the result of `load`; ModelError for any error of the library, StoppedError if the helper process was
-    lost."""
+    """Return the result of `load`; ModelError for any error of the library."""
     try:
         return load()
     except BaseException as error:  # a panic of the library, written in Rust, is no Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        if isinstance(error, RequestError) and error.code == "worker_lost":
-            raise StoppedError(f"the tokenizer in {folder} was not loaded: {error}") from None
+        if isinstance(error, ModelError):
+            raise
         raise ModelError(
             f"the tokenizer in {folder} cannot be loaded: {first_line(error)}; "
             "expected tokenizer.json and tokenizer_config.json as the model was published"
         ) from None
 
 
-def _converted(folder: Path) -> TokenizerSource:
-    """Load a folder's tokenizer with `transformers`."""
-    from apcbatch.data.tokenization.isolated import read_by_transformers
+def _in_thread(work: Callable[[], T]) -> T:
+    """Return the result of `work` in another thread, or raise its error."""
+    done: Future[T] = Future()
 
-    facts = read_by_transformers(folder)
-    names, grows = facts["special_tokens_map"], facts["growth"]
-    backend = load_backend(facts["tokenizer"].encode(), grows, list(names.values()), facts["split_special"])
-    return TokenizerSource(backend, names, facts["chat_template"], str(folder), grows)
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    Thread(target=run).start()
+    return done.result()
 
 
 def _refused(error: BaseException) -> BaseException:
-    """Convert a panic of the library to a RequestError; return any other error unchanged."""
-    if type(error).__name__ != "PanicException":
+    """Convert a panic of the library, or its complaint, which is a plain Exception, to a RequestError; return any other
+    error unchanged."""
+    if type(error) is not Exception and type(error).__name__ != "PanicException":
         return error
     return RequestError("invalid_request", f"the tokenizer cannot take a text: {first_line(error)}")
+
+
+def too_long(what: str) -> RequestError:
+    """Make the error of a text that is not tokenised. what: its length and the limit."""
+    return RequestError("context_length_exceeded", f"the prompt holds {what}")
 
 
 def read_eos_token_ids(folder: Path, tokenizer_eos: int | None = None) -> list[int]:

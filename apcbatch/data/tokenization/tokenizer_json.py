@@ -1,75 +1,39 @@
-"""Read tokenizer.json without `transformers`, if no other file of the folder changes the tokenizer.
+"""Read the tokenizer of a model folder: tokenizer.json with the `tokenizers` library; without one, the vocabulary in
+another format with `transformers`.
 
-`transformers` takes a second to import, and for most folders it only parses tokenizer.json and looks up a few names.
-Other folders are read by `transformers` in a helper process (data/tokenization/isolated.py). Invariant: a tokenizer
-read here behaves like `TokenizersBackend` of `transformers` 5 in all that data/ uses.
+`transformers` takes a second to import. Of a folder with a tokenizer.json it uses only the tokens and templates that
+other files declare, which are read here. Invariant: a tokenizer read here behaves like `TokenizersBackend` of
+`transformers` 5 in all that data/ uses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
-from apcbatch.data.model_files import MAX_TEMPLATE_BYTES
-from apcbatch.data.tokenization.bounds import growth
-from apcbatch.errors import RequestError
+from apcbatch.data.model_files import MAX_FILE_BYTES, MAX_TEMPLATE_BYTES, only_model_files, read_model_json
+from apcbatch.option_values import brief
 from apcbatch.regular_files import read_regular_file
 
 if TYPE_CHECKING:
-    import tokenizers
-
-    from apcbatch.data.tokenization.isolated import IsolatedTokenizer
+    from tokenizers import AddedToken, Tokenizer
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-# Keys of tokenizer_config.json without effect beside a tokenizer.json: `transformers` ignores them, or uses them for
-# padding, truncation and tensors, which are not used here.
-_INERT = {
-    "add_bos_token",
-    "add_eos_token",
-    "add_prefix_space",
-    "backend",
-    "errors",
-    "is_local",
-    "legacy",
-    "local_files_only",
-    "model_max_length",
-    "name_or_path",
-    "response_schema",
-    "response_template",
-    "sp_model_kwargs",
-    "tokenizer_class",
-    "use_default_system_prompt",
-}
-# Keys -> the only values with which a folder is read here.
-_USUAL = {
-    "clean_up_tokenization_spaces": (False,),
-    "padding_side": ("left", "right"),
-    "split_special_tokens": (False,),
-    "truncation_side": ("left", "right"),
-}
 _EXTRA = ("extra_special_tokens", "additional_special_tokens")
-_READ = {*NAMED, *_EXTRA, "added_tokens_decoder", "chat_template"}
-# Limit of the vocabulary: `transformers` corrects how the tokenizers of some models with larger ones split a text.
-_MOST_TOKENS = 100_000
-_MOST_BYTES = 16 << 20  # limit of a tokenizer.json; parsing takes up to 25 times as much memory
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+_MOST_WORD_CHARACTERS = 100  # the time of WordPiece for a word grows with the square of its length
 
 
 @dataclass(frozen=True)
 class TokenizerSource:
-    """A loaded tokenizer, with the attributes of a `transformers` tokenizer that apcbatch uses.
+    """A loaded tokenizer, with the attributes of a `transformers` tokenizer that apcbatch uses."""
 
-    growth: as data/tokenization/bounds.py returns it; None if the backend runs in a helper process.
-    """
-
-    backend_tokenizer: tokenizers.Tokenizer | IsolatedTokenizer
+    backend_tokenizer: Tokenizer
     special_tokens_map: dict[str, str]
     chat_template: str | dict[str, str] | None
     name_or_path: str
-    growth: int | None
 
     @property
     def bos_token_id(self) -> int | None:
@@ -99,111 +63,117 @@ class TokenizerSource:
         return None if token is None else self.backend_tokenizer.token_to_id(token)
 
 
-def read_tokenizer_json(folder: Path) -> TokenizerSource | None:
-    """Read the tokenizer of a folder; return None if `transformers` must read it, as for a damaged one.
+def read_tokenizer(folder: Path, warn: Callable[[str], None]) -> TokenizerSource:
+    """Read the tokenizer of a folder, without truncation, padding and dropout; warn if it had dropout.
 
-    RequestError if the tokenizer's helper process was lost, or ran out of memory."""
-    try:
-        config = orjson.loads(read_regular_file(folder / "tokenizer_config.json", _MOST_BYTES))
-        data = read_regular_file(folder / "tokenizer.json", _MOST_BYTES)
-        parsed = orjson.loads(data)
-        template = folder / "chat_template.jinja"
-        own_template = None
-        if template.exists():  # with the line ends that reading as text gives: \n for \r\n and \r
-            own_template = "\n".join(read_regular_file(template, MAX_TEMPLATE_BYTES).decode().split("\r\n"))
-            own_template = own_template.replace("\r", "\n")
-    except (OSError, ValueError):
-        return None
-    if not _is_plain(config, parsed) or _has_other_files(folder, config):
-        return None
-    named = {name: _content(config[name]) for name in NAMED if config.get(name) is not None}
-    known = [name for name in named.values() if name is not None]
-    grows = growth(parsed)
-    try:
-        backend = load_backend(data, grows, known)
-    except Exception as error:  # `transformers` then reports the fault
-        if isinstance(error, RequestError) and error.retryable:
-            raise
-        return None
-    extra: list[object] = next((config[name] for name in _EXTRA if config.get(name)), [])
-    special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
-    if not special >= {*named.values(), *map(_content, extra)}:
-        return None  # `transformers` would add the tokens that are missing
-    if not _repeats(config.get("added_tokens_decoder", {}), backend) or backend.get_vocab_size() > _MOST_TOKENS:
-        return None
-    names = {name: content for name, content in named.items() if content is not None}
-    chosen = config.get("chat_template") if own_template is None else own_template
-    return TokenizerSource(backend, names, chosen, str(folder), grows)
-
-
-def load_backend(
-    data: bytes, grows: int | None, names: Sequence[str], split_special: bool = False
-) -> tokenizers.Tokenizer | IsolatedTokenizer:
-    """Load a tokenizer.json without truncation and padding: in this process if its growth is known, otherwise in a
-    helper process.
-
-    grows: its growth (data/tokenization/bounds.py); None if unknown. names: tokens whose ids an IsolatedTokenizer must
-    know. split_special: tokenise special tokens in a text like any other text.
-    """
-    if grows is None:
-        from apcbatch.data.tokenization.isolated import IsolatedTokenizer
-
-        return IsolatedTokenizer(data, split_special, names)
-    import tokenizers
-
-    backend = tokenizers.Tokenizer.from_buffer(data)
+    Raises what the libraries raise for damaged files, and ValueError for a tokenizer that is not supported."""
+    has_json = (folder / "tokenizer.json").exists()
+    source = _read_tokenizer_json(folder) if has_json else _read_by_transformers(folder)
+    backend = source.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
-    backend.encode_special_tokens = split_special
-    return backend
+    model: Any = backend.model
+    if getattr(model, "dropout", None):
+        warn(f"the tokenizer in {folder} has a dropout of {model.dropout:g}; it is set to 0: a text keeps its tokens")
+        model.dropout = None
+    characters = getattr(model, "max_input_chars_per_word", 0)
+    if characters > _MOST_WORD_CHARACTERS:
+        raise ValueError(f"its max_input_chars_per_word is {characters}; at most {_MOST_WORD_CHARACTERS} is supported")
+    return source
 
 
-def _is_plain(config: object, parsed: object) -> bool:
-    """Return whether this module reads all that the two files set.
+def _read_tokenizer_json(folder: Path) -> TokenizerSource:
+    """Read tokenizer.json, then add the tokens that tokenizer_config.json and older files declare."""
+    from tokenizers import Tokenizer
 
-    config: the object in tokenizer_config.json, whose keys must be read here, have no effect, or have a usual value.
-    parsed: the object in tokenizer.json, with a list of added tokens, and without truncation or padding.
-    """
-    if not isinstance(config, dict) or not isinstance(parsed, dict):
-        return False
-    return (
-        config.keys() <= _INERT | _READ | _USUAL.keys()
-        and all(config[name] in usual for name, usual in _USUAL.items() if name in config)
-        and isinstance(config.get("chat_template", ""), str)
-        and isinstance(config.get("added_tokens_decoder", {}), dict)
-        and all(isinstance(config.get(name, []), list) for name in _EXTRA)
-        and isinstance(parsed.get("added_tokens"), list)
-        and not (parsed.get("truncation") or parsed.get("padding"))
-    )
-
-
-def _has_other_files(folder: Path, config: Mapping[str, Any]) -> bool:
-    """Return whether the folder has other files with an effect: named templates, or older lists of tokens that
-    `added_tokens_decoder` does not replace."""
-    names = ["additional_chat_templates"]
-    if "added_tokens_decoder" not in config:
-        names += ["special_tokens_map.json", "added_tokens.json"]
-    return any((folder / name).exists() for name in names)
-
-
-def _content(token: object) -> str | None:
-    """Return the text of a special token given as a text or an AddedToken object; None for any other value."""
-    if isinstance(token, dict) and token.get("__type") == "AddedToken":
-        token = token.get("content")
-    return token if isinstance(token, str) else None
+    backend = Tokenizer.from_buffer(read_regular_file(folder / "tokenizer.json", MAX_FILE_BYTES))
+    config = read_model_json(folder / "tokenizer_config.json", is_optional=True)
+    backend.encode_special_tokens = config.get("split_special_tokens", False)
+    has_decoder = config.get("added_tokens_decoder") is not None
+    older = {} if has_decoder else read_model_json(folder / "special_tokens_map.json", is_optional=True)
+    padded = {} if backend.padding is None else {"pad_token": backend.padding["pad_token"]}
+    named, extra = _special_tokens(padded | config | older)
+    special = {token.content for token in (*named.values(), *extra)}
+    declared: dict[int, AddedToken]
+    if has_decoder:
+        declared = {int(key): _added_token(key, token) for key, token in config["added_tokens_decoder"].items()}
+    else:
+        ids = read_model_json(folder / "added_tokens.json", is_optional=True)
+        flags = {content: {"normalized": content not in special, "special": content in special} for content in ids}
+        declared = {ids[content]: _added_token(content, {"content": content, **flags[content]}) for content in ids}
+    added = declared | backend.get_added_tokens_decoder()
+    tokens = [added[number] for number in sorted(added)]
+    known = {token.content for token in tokens}
+    tokens += [token for token in (*named.values(), *extra) if token.content not in known]
+    names = {name: token.content for name, token in named.items()}
+    for token in tokens:
+        token.special = token.special or token.content in names.values()
+    backend.add_tokens(tokens)
+    return TokenizerSource(backend, names, _chat_template(folder, config), str(folder))
 
 
-def _repeats(declared: Mapping[str, Any], backend: tokenizers.Tokenizer | IsolatedTokenizer) -> bool:
-    """Return whether tokenizer_config.json declares only tokens that tokenizer.json has, with the same flags."""
-    own = {
-        str(number): {
-            "content": token.content,
-            "lstrip": token.lstrip,
-            "normalized": token.normalized,
-            "rstrip": token.rstrip,
-            "single_word": token.single_word,
-            "special": token.special,
-        }
-        for number, token in backend.get_added_tokens_decoder().items()
-    }
-    return all(own.get(number) == token for number, token in declared.items())
+def _special_tokens(values: Mapping[str, Any]) -> tuple[dict[str, AddedToken], list[AddedToken]]:
+    """Return the special tokens by name, such as eos_token or image_token, and those without a name."""
+    given = {name: values[name] for name in NAMED if values.get(name) is not None}
+    given |= {name: one for name, one in values.items() if name.endswith("_token") and isinstance(one, (str, dict))}
+    extra: Any = next((values[name] for name in _EXTRA if values.get(name)), [])
+    if isinstance(extra, dict):
+        given, extra = given | extra, []
+    named = {name: _special_token(name, value) for name, value in given.items()}
+    return named, [_special_token(_EXTRA[0], value) for value in extra]
+
+
+def _special_token(name: str, value: object) -> AddedToken:
+    return _added_token(name, {"special": True, **value} if isinstance(value, dict) else value)
+
+
+def _added_token(name: object, value: object) -> AddedToken:
+    """Return the token given as a text or as an object with its flags; ValueError, which says `name`, for another
+    value."""
+    from tokenizers import AddedToken
+
+    if isinstance(value, str):
+        return AddedToken(value, special=True)
+    if not isinstance(value, dict) or not isinstance(value.get("content"), str):
+        raise ValueError(f"{name} is {brief(value)}; expected the text of a token")
+    return AddedToken(value["content"], **{flag: value[flag] for flag in _FLAGS if flag in value})
+
+
+def _chat_template(folder: Path, config: Mapping[str, Any]) -> Any:
+    """Return the template, or templates by name: those of files of their own if there are any, else those of
+    tokenizer_config.json. A value of another type is returned as it is."""
+    files = {path.name.removesuffix(".jinja"): path for path in (folder / "additional_chat_templates").glob("*.jinja")}
+    if (folder / "chat_template.jinja").exists():
+        files["default"] = folder / "chat_template.jinja"
+    if files.keys() - {"default"}:
+        return {name: _text(path) for name, path in files.items()}
+    if files:
+        return _text(files["default"])
+    given = config.get("chat_template")
+    if not isinstance(given, list):
+        return given
+    if not all(isinstance(one, dict) and {"name", "template"} <= one.keys() for one in given):
+        raise ValueError(f"chat_template is {brief(given)}; expected a text, or a list of names with their templates")
+    return {one["name"]: one["template"] for one in given}
+
+
+def _text(path: Path) -> str:
+    """Read a template, with \\n for each line end, \\r\\n and \\r included."""
+    return read_regular_file(path, MAX_TEMPLATE_BYTES).decode().replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _read_by_transformers(folder: Path) -> TokenizerSource:
+    """Read a vocabulary in another format with `transformers`, without code of the folder, downloads and messages."""
+    from transformers import AutoTokenizer
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(50)  # critical errors only
+    try:
+        with only_model_files(folder) as links:
+            found = AutoTokenizer.from_pretrained(str(links), local_files_only=True, trust_remote_code=False)
+    finally:
+        logging.set_verbosity(verbosity)
+    if not hasattr(found, "backend_tokenizer"):
+        raise ValueError("it is not converted to a tokenizer.json; convert it, and put that into the folder")
+    return TokenizerSource(found.backend_tokenizer, found.special_tokens_map, found.chat_template, str(folder))
