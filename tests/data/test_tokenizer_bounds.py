@@ -151,13 +151,13 @@ def test_signals_are_handled_while_a_long_text_is_tokenised(model_dir: Callable[
     tokenizer, before = load_tokenizer(model_dir("llama3")), threading.active_count()
     at_signal: list[int] = []
     earlier = signal.signal(signal.SIGALRM, lambda *_: at_signal.append(threading.active_count()))
-    signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
     try:
         tokenizer.encode(CORPUS[1] * 3000)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, earlier)
-    assert max(at_signal) > before, "no signal was handled before the text was tokenised"
+    assert sum(number > before for number in at_signal) > 8, "signals wait until the text is tokenised"
 
 
 @pytest.mark.parametrize("name", ["notes.json", "words.txt", "old.jinja", "other.model", "vocab.txt", "merges.txt"])

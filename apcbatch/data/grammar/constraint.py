@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 
 from apcbatch.data.grammar.grammar_child import LIMITS
 from apcbatch.data.grammar.llguidance import Thinking, behind_thinking, grammar_source
@@ -117,10 +118,15 @@ class GrammarCompiler:
 
 
 def _read_tokenizer(tokenizer: Tokenizer) -> LLTokenizer | RequestError:
-    """Return the library's form of a tokenizer, or why there is none."""
+    """Return the library's form of a tokenizer, or why there is none.
+
+    A normalizer to one of Unicode's forms is left out, as a text that is forced must keep its bytes."""
     from llguidance import LLTokenizer
 
-    text, eos = tokenizer.source.backend_tokenizer.to_str(), list(tokenizer.eos_token_ids) or None
+    backend, eos = tokenizer.source.backend_tokenizer, list(tokenizer.eos_token_ids) or None
+    text = backend.to_str()
+    if type(backend.normalizer).__name__ in ("NFC", "NFD", "NFKC", "NFKD"):
+        text = orjson.dumps(orjson.loads(text) | {"normalizer": None}).decode()
     try:
         library = LLTokenizer(text, n_vocab=tokenizer.vocab_size, eos_token=eos)
         reason = _difference(tokenizer, library)
