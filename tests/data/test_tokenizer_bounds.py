@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tokenizers import Encoding, models
+from tokenizers import Encoding, models, normalizers
 from tokenizers import Tokenizer as Backend
 
 from apcbatch.data.chat.render import Renderer
@@ -121,10 +121,15 @@ def test_the_limit_of_a_text_is_that_of_its_request(model_dir: Callable[..., Pat
         renderer.render(completion("x" * 1025))
 
 
-def test_a_text_of_many_tokens_is_not_tokenised_as_a_whole(model_dir: Callable[..., Path]) -> None:
-    """Fault: gigabytes for the tokens of a line that no request can hold; or a text that one can hold is refused."""
-    tokenizer = load_tokenizer(model_dir("gpt2"))
-    text = "🦔" * 600_000  # of four bytes and four tokens each
+@pytest.mark.parametrize(("normalizer", "text"), [
+    (None, "🦔" * 600_000),  # of four bytes, and as many tokens
+    (normalizers.NFKC(), "ﷺ" * 70_000),  # of three bytes, which become 33
+])  # fmt: skip
+def test_a_text_of_many_tokens_is_not_tokenised_as_a_whole(normalizer: Any, text: str, tmp_path: Path) -> None:
+    """Fault: gigabytes for the tokens of a line that no request can hold."""
+    backend = build_tokenizer("gpt2")
+    backend.normalizer = normalizer
+    tokenizer = load_tokenizer(save_model(tmp_path, backend))
     tokenizer.max_tokens = 10_000
     with pytest.raises(RequestError, match="holds more than 10,000 tokens, which a request may have") as caught:
         tokenizer.encode(text)

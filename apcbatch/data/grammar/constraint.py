@@ -151,7 +151,7 @@ def _difference(tokenizer: Tokenizer, library: LLTokenizer) -> str | None:
     backend = tokenizer.source.backend_tokenizer
     added = backend.get_added_tokens_decoder()
     size = min(backend.get_vocab_size(with_added_tokens=True), tokenizer.vocab_size)
-    for number in range(0, size, -(-size // _COMPARED_TOKENS)):
+    for number in range(0, size, 1 + size // _COMPARED_TOKENS):
         ours = decoded([number, number])
         theirs = library.decode_bytes([number, number]).decode("utf-8", "replace").lstrip(" ")
         if number not in added and backend.id_to_token(number) and "\ufffd" not in ours and ours != theirs:

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from tokenizers import Encoding
 
 TOKEN_CHARACTERS = 512  # a text of more characters for each token of a request is refused before it is tokenised
-_MOST_BYTES = 2 << 20  # a longer text is counted first: a token for each byte takes 0.5 GiB
+_MOST_BYTES = 2 << 20  # the tokens of a longer text are counted first: one for each byte take 0.5 GiB
+_GROWTH, _MOST_GROWTH = {"NoneType": 1, "NFC": 3}, 12  # of the bytes of a text beyond ASCII by a normalizer
 _SHORT_CHARACTERS = 1 << 16  # a longer text takes 0.1 s and more, and is tokenised in a thread of its own
 _MOST_ADDED_CHARACTERS = 1 << 20
 _MOST_IDS = 1 << 31
@@ -97,8 +98,7 @@ class Tokenizer:
         try:
             if len(text) <= _SHORT_CHARACTERS:
                 return backend.encode(text, add_special_tokens=adds_special)
-            if len(text) > _MOST_BYTES // 4:
-                self._check_count(text)
+            self._check_count(text)
             # The thread and encode_batch, which, unlike encode, releases the interpreter's lock, let this thread handle
             # signals, and other threads run. The whole text is one piece, as no cut is safe for every tokenizer.
             return _in_thread(lambda: backend.encode_batch([text], add_special_tokens=adds_special)[0])
@@ -106,10 +106,12 @@ class Tokenizer:
             raise _refused(error) from None
 
     def _check_count(self, text: str) -> None:
-        """Raise RequestError if a text of more than _MOST_BYTES has more than twice the tokens of a request.
+        """Raise RequestError if a text that may have more than _MOST_BYTES when normalised has more than twice the
+        tokens of a request.
 
         The tokens of pieces are counted. They differ from those of the text only beside the cuts."""
-        if len(text.encode("utf-8", "surrogatepass")) <= _MOST_BYTES:
+        grows = 1 if text.isascii() else _GROWTH.get(type(self._backend.normalizer).__name__, _MOST_GROWTH)
+        if grows * len(text.encode("utf-8", "surrogatepass")) <= _MOST_BYTES:
             return
         count = 0
         for begin in range(0, len(text), _SHORT_CHARACTERS):

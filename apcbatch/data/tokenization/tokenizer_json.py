@@ -106,8 +106,9 @@ def _read_tokenizer_json(folder: Path) -> TokenizerSource:
     known = {token.content for token in tokens}
     tokens += [token for token in (*named.values(), *extra) if token.content not in known]
     names = {name: token.content for name, token in named.items()}
+    contents = set(names.values())
     for token in tokens:
-        token.special = token.special or token.content in names.values()
+        token.special = token.special or token.content in contents
     backend.add_tokens(tokens)
     return TokenizerSource(backend, names, _chat_template(folder, config), str(folder))
 
