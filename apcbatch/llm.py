@@ -94,6 +94,8 @@ class LLM:
         check_stop_tokens(self._config, folder)
         chats = ChatOptions.of(self._config, load_model_config(folder).context_length)
         self._renderer = Renderer.load(folder, warn=warn, options=chats)
+        if not (self._renderer.tokenizer.eos_token_ids or self._config.ignore_eos):
+            warn(self._renderer.tokenizer.ends())
         self._earlier = EarlierAnswers.of(self._config, folder, warn)
         self._engine: JobEngine | None = make_engine(self._config, warn)
         self._config = with_measured_gain(self._config, self._engine.reading_tokens)

@@ -22,6 +22,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from apcbatch.data.end_tokens import EndTokens
 from apcbatch.data.grammar.constraint import GrammarCompiler
 from apcbatch.data.grammar.structured_output import StructuredOutput
 from apcbatch.data.tokenization.tokenizer import Tokenizer
@@ -57,7 +58,7 @@ def main() -> None:
     options = parser.parse_args()
     vocab_size = json.loads((options.model / "config.json").read_text())["vocab_size"]
     backend = trained(options.model / f"bpe-{vocab_size}.json", options.text, vocab_size)
-    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend), vocab_size, (0,))
+    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend), vocab_size, EndTokens({0: ()}))
     begin = time.perf_counter()
     constraints = GrammarCompiler(tokenizer)
     structure = StructuredOutput("json", json.dumps(SCHEMA))

@@ -30,6 +30,9 @@ def inspection_lines(found: Inspection, width: int | None, paint: Paint) -> Iter
         yield from _wrapped(_grid(found), width, paint=paint)
         yield from _shared_lines(found, width, paint)
         yield from _setting_lines(found, width, paint)
+        if found.ends:
+            yield ""
+            yield from _wrapped(f"End: {found.ends}", width, paint=paint)
     yield ""
     if not found.refused:
         yield paint("Refused: nothing", "green")

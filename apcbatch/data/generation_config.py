@@ -1,8 +1,7 @@
 """Use the defaults in a model folder's generation_config.json as options of a run.
 
 As in vLLM, temperature, top_k, top_p and min_p are used only if do_sample is true, repetition_penalty and
-max_new_tokens always. The file's stop tokens do not depend on the option: data/tokenization/tokenizer.py and
-model/hf_config.py read them.
+max_new_tokens always. The file's stop tokens do not depend on the option: data/end_tokens.py reads them.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class Engine:
         self.numerics, self.reading_tokens = parts.model.numerics, parts.reading_tokens
         self.footprint = Footprint.of(parts.arena.layout)
         self.context_length, self.vocab_size = parts.config.context_length, parts.config.vocab_size
-        self.eos_token_ids = frozenset(parts.config.eos_token_ids)
+        self.eos_token_ids = parts.eos_token_ids
         self._look_ahead = LOOK_AHEAD * num_devices * options.max_running
         self._max_request_tokens = options.max_request_tokens
         self._devices, self._model, self._arena = parts.devices, parts.model, parts.arena

@@ -10,6 +10,7 @@ import torch
 
 from apcbatch.config import OPTIONS, Config
 from apcbatch.cores import find_cores
+from apcbatch.data.end_tokens import read_end_tokens
 from apcbatch.data.model_files import model_files_digest
 from apcbatch.draft_sources import draft_sources
 from apcbatch.drafts.drafts import Drafts
@@ -131,12 +132,14 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class EngineParts:
-    """Parts of an engine. name: the model's name. key_fingerprint: the model's fingerprint with the cache salt.
-    runs_ahead: whether the device computes the next pass while the host reads one. reading_tokens: what reading a
-    snapshot of the store costs, in tokens; None if it was not asked for or cannot be measured."""
+    """Parts of an engine. name: the model's name. eos_token_ids: ids that end an answer. key_fingerprint: the model's
+    fingerprint with the cache salt. runs_ahead: whether the device computes the next pass while the host reads one.
+    reading_tokens: what reading a snapshot of the store costs, in tokens; None if it was not asked for or cannot be
+    measured."""
 
     name: str
     config: ModelConfig
+    eos_token_ids: frozenset[int]
     devices: list[torch.device]
     model: Model
     key_fingerprint: bytes
@@ -161,6 +164,7 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
     folder, name = locate_model(str(model)), name_of(str(model))
     config = load_model_config(folder)
     check_sizes(folder, config)
+    end_tokens = read_end_tokens(folder, config.vocab_size)
     layout = state_layout(config, options.dtype)
     keeps, pool_bytes = keeps_snapshots(options.policy), options.pool_size_bytes
     num_snapshots = min(pool_bytes // layout.slot_bytes, MAX_SNAPSHOT_SLOTS) if keeps else 0
@@ -252,6 +256,7 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
     return EngineParts(
         name,
         config,
+        frozenset(end_tokens.files),
         devices,
         loaded,
         fingerprint,

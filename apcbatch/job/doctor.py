@@ -57,6 +57,7 @@ def examine(config: Config) -> Iterator[Finding]:
         ("template", lambda: _template(config)),
         ("store", lambda: _store(config.store)),
     ]
+        ("ends", lambda: _ends(config)),
     for name, check in checks:
         try:
             yield Finding(name, True, check())
@@ -216,6 +217,15 @@ def _memory(config: Config) -> str:
 def _template(config: Config) -> str:
     """Render a short conversation with a tool call, without and with thoughts, and check that each prompt begins with
     the previous one."""
+def _ends(config: Config) -> str:
+    from apcbatch.data.tokenization.no_tokenizer import load_any_tokenizer
+
+    tokenizer = load_any_tokenizer(locate_model(config.model), lambda sentence: None)
+    if tokenizer.end_tokens.outside or not tokenizer.eos_token_ids:
+        raise CheckWarning(tokenizer.ends())
+    return tokenizer.ends()
+
+
     from apcbatch.data.chat.render import Renderer
     from apcbatch.data.chat.template import NO_TEMPLATE
     from apcbatch.data.chat.template_options import ChatOptions

@@ -66,9 +66,9 @@ class Inspection:
     reading: how the line's fields were read, if its layout is another tool's. turn: None if the line is refused as a
     whole. turns: turns of the line that are requests. text: the prompt; None if it came as token ids, or there is none.
     boundaries: multiples of block_size in the prompt. kept: boundary -> why the policy keeps its snapshot. resume_at:
-    position where the plan resumes the request; None without a plan. shared: prefixes shared with earlier
-    requests, the shortest first. error_code: code of the error record; None if the request would be answered. refused:
-    one sentence for each reason to refuse it.
+    position where the plan resumes the request; None without a plan. shared: prefixes shared with earlier requests, the
+    shortest first. ends: sentence that names the tokens that end an answer. error_code: code of the error record; None
+    if the request would be answered. refused: one sentence for each reason to refuse it.
     """
 
     line: int
@@ -88,6 +88,7 @@ class Inspection:
     resume_at: int | None = None
     shared: list[Shared] = field(default_factory=list)
     settings: list[Setting] = field(default_factory=list)
+    ends: str = ""
     error_code: str | None = None
     refused: list[str] = field(default_factory=list)
 
@@ -134,6 +135,7 @@ def inspect(
         found.error_code, found.refused = error.code, _refused(error, record)
     if request is not None and isinstance(record, Conversation):
         _add_settings(found, record, config)
+        found.ends = renderer.tokenizer.ends()
         _add_prompt(found, request, record, config, renderer)
         if error is None:
             _add_reuse(found, read, config, Footprint.of(state_layout(model, config.dtype)))

@@ -131,6 +131,8 @@ def open_run(
     renderer = Renderer.load(folder, warn=warn, options=ChatOptions.of(config, model.context_length))
     most_workers = None
     records = _check_template_early(records, renderer)
+    if not (config.score or config.ignore_eos):
+        (note if renderer.tokenizer.eos_token_ids else warn)(renderer.tokenizer.ends())
     if config.ray is not None and STDIN not in inputs.files:  # reading ahead on stdin may block
         records, most_workers = _bound_workers(records, config.limit)
     if not renderer.tokenizer.reads_text:

@@ -74,7 +74,6 @@ class ModelConfig:
     num_experts: int = 0
     num_experts_per_tok: int = 0
     context_length: int | None = None
-    eos_token_ids: tuple[int, ...] = ()
 
     @property
     def num_layers(self) -> int:
@@ -89,7 +88,7 @@ class ModelConfig:
         """Return all fields that determine the computation, as plain values. They are part of the fingerprint, beside
         the weights."""
         fields = asdict(self)
-        del fields["eos_token_ids"], fields["context_length"]
+        del fields["context_length"]
         return fields
 
 
@@ -243,9 +242,3 @@ class ConfigReader:
         if value not in ("silu", "swish"):
             raise self.wrong("hidden_act", value, "'silu', the only one supported")
 
-    def eos_token_ids(self) -> tuple[int, ...]:
-        value = self.values.get("eos_token_id")
-        ids = value if isinstance(value, list) else [] if value is None else [value]
-        if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
-            raise self.wrong("eos_token_id", value, "an integer or a list of integers")
-        return tuple(ids)

@@ -22,7 +22,7 @@ def test_everything_is_there(capsys, tmp_path):
     """Fault: doctor finds fault with a machine on which everything runs."""
     code = main(["doctor", "--store", str(tmp_path / "states"), "--device", "cpu"])
     found = findings(capsys)
-    checks = "python torch extension threads kernels cuda model memory template store"
+    checks = "python torch extension threads kernels cuda model memory ends template store"
     assert list(found) == checks.split()
     del found["threads"]  # which may say what is to be done about the machine
     assert code == 0 and all(verdict == "ok" for verdict, _ in found.values()), found

@@ -44,7 +44,7 @@ def test_a_run(folder, columns):
     assert all(
         cells(line) <= columns
         for line in lines
-        if not line.startswith(("nothing", "warning", "results go", "the bundled model"))
+        if not line.startswith(("nothing", "warning", "results go", "the bundled model", "an answer ends"))
     )
     words = " ".join(" ".join(lines).split())
     assert "14 requests in" in words and "12 ok, 2 errors" in words
@@ -52,7 +52,9 @@ def test_a_run(folder, columns):
     assert "nothing is left to do: the error records (1 invalid_json, 1 invalid_request)" in words
     assert '"requests"' not in screen and "reading the tokenizer ..." in screen and "loading demo ..." in screen
     for part in re.split(r"[\r\n]", ESCAPE.sub("", screen)):
-        assert cells(part) <= columns or part.startswith(("nothing", "warning", "results go", "the bundled model"))
+        assert cells(part) <= columns or part.startswith(
+            ("nothing", "warning", "results go", "the bundled model", "an answer ends")
+        )
 
 
 def test_no_colours_where_none_are_wanted(folder):

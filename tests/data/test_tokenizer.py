@@ -15,15 +15,11 @@ import pytest
 from tokenizers import AddedToken
 
 from apcbatch.data.chat.prompt_tokens import _parts, prompt_tokens
+from apcbatch.data.end_tokens import EndTokens
 from apcbatch.data.model_files import model_files, read_model_json
 from apcbatch.data.tokenization import tokenizer as tokenizer_module
 from apcbatch.data.tokenization.no_tokenizer import NoTokenizer
-from apcbatch.data.tokenization.tokenizer import (
-    Tokenizer,
-    load_tokenizer,
-    read_eos_token_ids,
-    read_vocab_size,
-)
+from apcbatch.data.tokenization.tokenizer import Tokenizer, load_tokenizer, read_vocab_size
 from apcbatch.errors import ModelError, RequestError
 from tests.data.conftest import KINDS, build_tokenizer, save_model
 
@@ -68,27 +64,6 @@ def test_half_a_character_is_decoded(model_dir: Callable[..., Path]) -> None:
     tokenizer = load_tokenizer(model_dir("gpt2"))
     ids = tokenizer.encode("🦔").ids
     assert len(ids) > 1 and "\ufffd" in tokenizer.decode(ids[:1])
-
-
-@pytest.mark.parametrize(
-    ("generation", "config", "expected"),
-    [
-        ({"eos_token_id": [5, 6]}, {"eos_token_id": 7}, (5, 6)),
-        ({"eos_token_id": 5}, {"eos_token_id": 7}, (5,)),
-        ({}, {"eos_token_id": 7}, (7,)),
-        (None, {"eos_token_id": [7]}, (7,)),
-        ({"eos_token_id": None}, {"eos_token_id": []}, (2,)),
-        (None, {}, (2,)),
-    ],
-)
-def test_what_ends_an_answer(tmp_path: Path, generation: object, config: dict, expected: tuple) -> None:
-    """The generation config knows best, then the model's config, then the tokenizer."""
-    folder = save_model(tmp_path, build_tokenizer("chatml"), eos_token="<|im_end|>")
-    (folder / "config.json").write_text(json.dumps({"vocab_size": 512, **config}))
-    if generation is not None:
-        (folder / "generation_config.json").write_text(json.dumps(generation))
-    tokenizer = load_tokenizer(folder)
-    assert (tokenizer.eos_token_ids, tokenizer.vocab_size) == (expected, 512)
 
 
 def test_without_a_size_in_the_config_the_vocabulary_has_the_added_tokens(tmp_path: Path) -> None:
@@ -252,19 +227,9 @@ def test_the_schema_of_the_answers_is_searchable_text(tmp_path: Path) -> None:
 )
 def test_how_many_ids_a_model_may_have(tmp_path: Path, size: object, is_read: bool) -> None:
     """Catches a vocabulary of no or of too many ids, for which memory is taken, and one that is refused at its end."""
-    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": size}))
-    assert read_vocab_size(tmp_path) == (size if is_read else None)
-
-
-@pytest.mark.parametrize("number", [0, 2**31 - 1, 2**31, -1, True])
-def test_which_ids_may_end_an_answer(tmp_path: Path, number: object) -> None:
-    """Catches a stop token that no model can have, and the last one that it can."""
-    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": [5, number]}))
-    if type(number) is int and 0 <= number < 2**31:
-        assert read_eos_token_ids(tmp_path, 7) == [5, number]
-    else:
-        with pytest.raises(ModelError, match="expected a token id or a list of them"):
-            read_eos_token_ids(tmp_path, 7)
+    for config in ({"vocab_size": size}, {"vocab_size": 7, "text_config": {"vocab_size": size}}):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        assert read_vocab_size(tmp_path) == (size if is_read else None)
 
 
 def test_added_tokens_have_at_most_a_million_characters() -> None:
@@ -314,7 +279,7 @@ def test_a_tokenizer_that_takes_no_text_at_all_is_told_at_once(
 
 def test_without_a_tokenizer_no_text_has_tokens(tmp_path: Path) -> None:
     """Catches a text that becomes None where tokens are expected, for a folder without a tokenizer."""
-    absent = NoTokenizer(tmp_path, 9, [1])
+    absent = NoTokenizer(tmp_path, 9, EndTokens({1: ()}))
     for encode in (absent.encode, absent.encode_prompt, absent.encode_continuation):
         with pytest.raises(RequestError, match="a text needs a tokenizer, and .* has none"):
             encode("hi")

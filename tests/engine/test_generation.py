@@ -38,9 +38,14 @@ def answer(folder: Path, **options: object) -> Result:
     return result
 
 
-def with_eos(folder: Path, target: Path, in_config: object, in_generation_config: object = None) -> Path:
+def with_eos(
+    folder: Path, target: Path, in_config: object, in_generation_config: object = None, of_tokenizer: int | None = None
+) -> Path:
     """A copy of a checkpoint that ends its answers with these ids; None: the file says nothing."""
     shutil.copytree(folder, target)
+    if of_tokenizer is not None:
+        own = {"eos_token": "</s>", "added_tokens_decoder": {of_tokenizer: {"content": "</s>"}}}
+        (target / "tokenizer_config.json").write_text(json.dumps(own))
     for name, eos in (("config.json", in_config), ("generation_config.json", in_generation_config)):
         values = json.loads((target / name).read_text())
         values.pop("eos_token_id", None)
@@ -48,36 +53,39 @@ def with_eos(folder: Path, target: Path, in_config: object, in_generation_config
     return target
 
 
-def generated(folder: Path) -> list[int]:
-    """What `generate` of transformers answers to PROMPT, greedily; where it stops is what the files say."""
+def generated(folder: Path, ends: list[int]) -> list[int]:
+    """What `generate` of transformers answers to PROMPT, greedily, with these tokens as ends."""
     oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     prompt = torch.tensor([PROMPT])
     with torch.no_grad():
         tokens = oracle.generate(
             prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=NEW_TOKENS,
-            pad_token_id=0,
+            pad_token_id=0, eos_token_id=ends,
         )  # fmt: skip
     return tokens[0, len(PROMPT) :].tolist()
 
 
 @pytest.mark.parametrize(("family", "place"), [
-    ("mamba", "generation_config.json"), ("falcon_mamba", "both"), ("jamba", "several"),
+    ("mamba", "generation_config.json"), ("falcon_mamba", "all"), ("jamba", "several"), ("mamba", "tokenizer"),
 ])  # fmt: skip
 def test_answers_end_where_those_of_transformers_do(
     family: str, place: str, tiny_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Fault: an answer that runs on behind the end of sequence, stops before it, or at the wrong file's ids."""
+    """Fault: an answer that runs on behind the end of sequence, or stops before it: the ids of all files together end
+    it, so transformers gets these, which takes those of the first file."""
     folder = tiny_checkpoint(family, tie_word_embeddings=False)
     whole = answer(folder, ignore_eos=True).token_ids
     end = next(token for token in dict.fromkeys(whole) if whole.index(token) >= 3)
     never = next(token for token in range(2, VOCAB) if token not in whole)
-    eos: tuple[object, object] = {
-        "generation_config.json": (None, end),
-        "both": (whole[0], end),  # generation_config.json goes before config.json
-        "several": (None, [never, end, whole[-1]]),
+    eos: tuple[object, object, int | None] = {
+        "generation_config.json": (None, end, None),
+        "all": (whole[8], [never, whole[9]], end),
+        "several": (None, [never, end, whole[-1]], None),
+        "tokenizer": (never, None, end),
     }[place]
     stopping = with_eos(folder, tmp_path / "model", *eos)
-    expected = generated(stopping)
+    ends = [one for ids in eos if ids is not None for one in (ids if isinstance(ids, list) else [ids])]
+    expected = generated(stopping, ends)
     assert expected == whole[: len(expected)] and len(expected) < NEW_TOKENS, "the oracle did not stop"
     result = answer(stopping)
     assert (result.token_ids, result.finish_reason) == (expected, "stop")

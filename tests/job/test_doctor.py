@@ -23,7 +23,8 @@ from apcbatch.types import Result
 from tests.chats import DROPS_THOUGHTS
 
 CHECKS = (
-    "_python", "_torch", "_extension", "_threads", "_kernels", "_cuda", "_model", "_memory", "_template", "_store",
+    "_python", "_torch", "_extension", "_threads", "_kernels", "_cuda", "_model", "_memory", "_ends",
+    "_template", "_store",
 )  # fmt: skip
 
 
@@ -219,7 +220,7 @@ def test_a_scan_is_compared_with_the_reference(
 def test_every_check_is_made_and_each_failure_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a check that ends the others, one that is left out, and a failure without a fix."""
     raised = (None, doctor.CheckFailed("a", "b"), UsageError("c"), None, OSError("d"), None, ValueError("e"), None,
-              ImportError("f"), RuntimeError("g"))  # fmt: skip
+              None, ImportError("f"), RuntimeError("g"))  # fmt: skip
     errors = dict(zip(CHECKS, raised, strict=True))
 
     def check_of(error: Exception | None) -> Callable[..., str]:
@@ -239,5 +240,5 @@ def test_every_check_is_made_and_each_failure_is_a_line(monkeypatch: pytest.Monk
         ("python", True, "good"), ("torch", False, "a; fix: b"), ("extension", False, "c"),
         ("threads", True, "good"), ("kernels", False, "d" + again), ("cuda", True, "good"),
         ("model", False, "e" + again), ("memory", True, "good"),
-        ("template", False, "f" + again), ("store", False, "g" + again),
+        ("ends", True, "good"), ("template", False, "f" + again), ("store", False, "g" + again),
     ]  # fmt: skip

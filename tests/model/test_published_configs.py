@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from apcbatch.data.tokenization.tokenizer import read_eos_token_ids, read_vocab_size
+from apcbatch.data.end_tokens import read_end_tokens
+from apcbatch.data.tokenization.tokenizer import read_vocab_size
 from apcbatch.model.families import load_model_config
 
 # transformers 4 writes a bare Infinity, which JSON lacks; transformers 5 writes {"__float__": "Infinity"}.
@@ -159,6 +160,5 @@ def test_published_configs_are_read(
     attention = config.mixers.count("attention")
     assert (config.vocab_size, config.hidden_size, config.num_layers, attention, config.num_attention_heads,
             config.num_key_value_heads, config.head_dim, config.context_length) == sizes  # fmt: skip
-    assert config.eos_token_ids == eos
-    if "text_config" not in text:
-        assert read_vocab_size(tmp_path) == sizes[0] and tuple(read_eos_token_ids(tmp_path)) == eos
+    assert read_vocab_size(tmp_path) == sizes[0]
+    assert tuple(read_end_tokens(tmp_path, config.vocab_size).files) == eos

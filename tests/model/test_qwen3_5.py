@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from transformers import AutoConfig
 
 from apcbatch import Engine, Request
+from apcbatch.data.end_tokens import read_end_tokens
 from apcbatch.errors import ModelError
 from apcbatch.model.causal_lm import ignored_tensors
 from apcbatch.model.families import load_model_config
@@ -243,7 +244,7 @@ def test_a_nested_text_config_is_an_object(text: object, tmp_path: Path) -> None
 
 
 def test_stop_tokens_and_tying_are_found_on_either_level(tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
-    """Catches an answer that never ends, and a head that is missing, because a value is on the other level."""
+    """Catches an answer that never ends, and a head that is missing, because a value is on the other level, or both."""
     whole = multimodal(tiny_checkpoint("qwen3_5"), tmp_path / "m")
     text = json.loads((whole / "config.json").read_text())["text_config"]
     (whole / "generation_config.json").unlink(missing_ok=True)
@@ -251,10 +252,11 @@ def test_stop_tokens_and_tying_are_found_on_either_level(tiny_checkpoint: Checkp
     nested = with_config(whole, tmp_path / "nested", tie_word_embeddings=REMOVED,
                          text_config={**text, "tie_word_embeddings": True}, eos_token_id=7)  # fmt: skip
     found = load_model_config(nested)
-    assert found.tie_word_embeddings and found.eos_token_ids == (5, 6)
+    assert found.tie_word_embeddings and list(read_end_tokens(nested, found.vocab_size).files) == [7, 5, 6]
     del text["eos_token_id"]
-    top = load_model_config(with_config(whole, tmp_path / "top", eos_token_id=7, text_config=text))
-    assert not top.tie_word_embeddings and top.eos_token_ids == (7,)
+    top = load_model_config(with_config(whole, tmp_path / "top", eos_token_id=7,
+                                        text_config={**text, "tie_word_embeddings": True}))  # fmt: skip
+    assert not top.tie_word_embeddings and list(read_end_tokens(tmp_path / "top", top.vocab_size).files) == [7]
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"])
@@ -283,16 +285,5 @@ def test_a_file_that_says_nothing_is_the_family_itself(model_type: str, tmp_path
     rotary = oracle.rope_parameters
     assert (config.rotary_dim, config.rope_theta) == (256 * rotary["partial_rotary_factor"], rotary["rope_theta"])
     without = (config.d_inner, config.d_state, config.d_conv, config.dt_rank)
-    assert not any(without) and not (config.conv_bias or config.proj_bias or config.eos_token_ids)
+    assert not any(without) and not (config.conv_bias or config.proj_bias)
     assert (config.mixer_norm, config.mixer_norm_eps) == ("none", 0.0)
-
-
-@pytest.mark.parametrize("place", ["text", "whole"])
-def test_what_both_parts_may_say_is_read_from_the_one_that_does(place: str, tmp_path: Path) -> None:
-    """Fault: an answer that never ends, as its end is named beside the text model; or an embedding that is not tied."""
-    ends = {"text": [7, 8], "whole": 9} if place == "text" else {"whole": [7, 8]}
-    text = {"tie_word_embeddings": False} | ({"eos_token_id": ends["text"]} if "text" in ends else {})
-    whole = {"model_type": "qwen3_5", "tie_word_embeddings": True, "eos_token_id": ends["whole"], "text_config": text}
-    (tmp_path / "config.json").write_text(json.dumps(whole))
-    config = load_model_config(tmp_path)
-    assert config.eos_token_ids == (7, 8) and config.tie_word_embeddings

@@ -8,9 +8,10 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from apcbatch.data.end_tokens import EndTokens, read_end_tokens
 from apcbatch.data.input.records import BadLine, Conversation
 from apcbatch.data.model_files import TOKENIZER_FILES
-from apcbatch.data.tokenization.tokenizer import Tokenizer, load_tokenizer, read_eos_token_ids, read_vocab_size
+from apcbatch.data.tokenization.tokenizer import Tokenizer, load_tokenizer, read_vocab_size
 from apcbatch.data.tokenization.tokenizer_json import TokenizerSource
 from apcbatch.errors import ModelError, RequestError
 
@@ -28,8 +29,8 @@ class NoTokenizer(Tokenizer):
     reads_text = False
     markers = None
 
-    def __init__(self, folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        self.vocab_size, self.eos_token_ids = vocab_size, tuple(eos_token_ids)
+    def __init__(self, folder: Path, vocab_size: int, end_tokens: EndTokens) -> None:
+        self.vocab_size, self.end_tokens, self.eos_token_ids = vocab_size, end_tokens, tuple(end_tokens.files)
         self.answer_schema, self.added_texts = "", ()
         self._folder, self.special, self._dropped_ids = folder, {}, set()
         self.source = TokenizerSource(None, {}, None, str(folder))  # type: ignore[arg-type]
@@ -73,7 +74,7 @@ def load_any_tokenizer(folder: Path, warn: Callable[[str], None]) -> Tokenizer:
         f"{folder} has no tokenizer: prompts of token ids are answered with an empty text, their tokens are in "
         "apcbatch.completion_token_ids; every other line is an error record"
     )
-    return NoTokenizer(folder, vocab_size, read_eos_token_ids(folder))
+    return NoTokenizer(folder, vocab_size, read_end_tokens(folder, vocab_size))
 
 
 def check_first(records: Iterator[Conversation | BadLine], folder: Path) -> Iterator[Conversation | BadLine]:

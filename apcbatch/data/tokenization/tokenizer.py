@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from apcbatch.config import Config
 from apcbatch.data.checks import first_line
+from apcbatch.data.end_tokens import NO_END_TOKENS, EndTokens, read_end_tokens
 from apcbatch.data.helper_child import MAX_CHARACTERS
 from apcbatch.data.model_files import TOKENIZER_FILES, model_files, read_model_json
 from apcbatch.data.tokenization.tokenizer_json import TokenizerSource, read_tokenizer
 from apcbatch.errors import ModelError, RequestError
-from apcbatch.option_values import brief
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -42,10 +42,10 @@ class Tokenizer:
     """Tokenizer of one model.
 
     source: the loaded tokenizer with its named tokens and chat template. vocab_size: ids below it exist in the model.
-    eos_token_ids: stop tokens of the model. answer_schema: JSON text of the schemas that the checkpoint gives for its
-    answers, or ''. markers: pattern of the added tokens at which a text is split before all else, or None; see
-    data/chat/common_prefix.py. special: id -> text of the special tokens. added_texts: texts of all added tokens.
-    max_tokens: limit of a request's tokens. reads_text: False for a NoTokenizer.
+    end_tokens: tokens that end an answer; eos_token_ids: their ids. answer_schema: JSON text of the schemas that the
+    checkpoint gives for its answers, or ''. markers: pattern of the added tokens at which a text is split before all
+    else, or None; see data/chat/common_prefix.py. special: id -> text of the special tokens. added_texts: texts of all
+    added tokens. max_tokens: limit of a request's tokens. reads_text: False for a NoTokenizer.
     """
 
     reads_text = True
@@ -54,12 +54,12 @@ class Tokenizer:
         self,
         source: TokenizerSource,
         vocab_size: int,
-        eos_token_ids: Sequence[int] = (),
+        end_tokens: EndTokens = NO_END_TOKENS,
         answer_schema: str = "",
     ) -> None:
         self.source = source
         self.vocab_size = vocab_size
-        self.eos_token_ids = tuple(eos_token_ids)
+        self.end_tokens, self.eos_token_ids = end_tokens, tuple(end_tokens.files)
         self.answer_schema = answer_schema
         self._backend = source.backend_tokenizer
         self.max_tokens = Config.max_request_tokens
@@ -80,6 +80,10 @@ class Tokenizer:
         """Raise RequestError if the folder has no tokenizer (data/tokenization/no_tokenizer.py).
 
         what: subject of the error, such as `a conversation`."""
+
+    def ends(self) -> str:
+        """Say which tokens end an answer, and which file names each."""
+        return self.end_tokens.sentence(self.special)
 
     def keep_markers(self, markers: Iterable[str]) -> None:
         """Make `decode` keep these texts even if they are special tokens."""
@@ -174,23 +178,18 @@ def load_tokenizer(model_dir: str | Path, warn: Callable[[str], None] = lambda s
     names = model_files(folder).keys()
     if not names & set(TOKENIZER_FILES):
         raise ModelError(f"{folder} has no tokenizer; expected one of {', '.join(TOKENIZER_FILES)} in the model folder")
-    vocab_size = read_vocab_size(folder)
     source = _guarded(folder, lambda: read_tokenizer(folder, warn))
-    eos_token_ids = read_eos_token_ids(folder, source.eos_token_id)
-    return _guarded(
-        folder,
-        lambda: Tokenizer(
-            source,
-            vocab_size or source.backend_tokenizer.get_vocab_size(with_added_tokens=True),
-            eos_token_ids,
-            _answer_schema(folder),
-        ),
-    )
+    backend = source.backend_tokenizer
+    vocab_size = read_vocab_size(folder) or _guarded(folder, lambda: backend.get_vocab_size(with_added_tokens=True))
+    end_tokens, schema = read_end_tokens(folder, vocab_size), _answer_schema(folder)
+    return _guarded(folder, lambda: Tokenizer(source, vocab_size, end_tokens, schema))
 
 
 def read_vocab_size(folder: Path) -> int | None:
-    """Read the number of token ids from config.json; None if it gives no valid one."""
-    size = read_model_json(folder / "config.json", is_optional=True).get("vocab_size")
+    """Read the number of token ids from config.json, or from its text_config; None if it gives no valid one."""
+    config = read_model_json(folder / "config.json", is_optional=True)
+    text_model = config.get("text_config")
+    size = (text_model if isinstance(text_model, dict) else config).get("vocab_size")
     if not isinstance(size, int) or isinstance(size, bool) or not 0 < size <= _MOST_IDS:
         return None
     return size
@@ -238,27 +237,6 @@ def too_long(what: str) -> RequestError:
     return RequestError("context_length_exceeded", f"the prompt holds {what}")
 
 
-def read_eos_token_ids(folder: Path, tokenizer_eos: int | None = None) -> list[int]:
-    """Read the stop tokens from generation_config.json, config.json or the tokenizer: the first that gives any.
-
-    tokenizer_eos: id of the tokenizer's eos token. ModelError for a value that is not an id or a list of ids."""
-    for name, holder in (
-        ("generation_config.json", read_model_json(folder / "generation_config.json", is_optional=True)),
-        ("config.json", read_model_json(folder / "config.json", is_optional=True)),
-        ("tokenizer_config.json", {"eos_token_id": tokenizer_eos}),
-    ):
-        value = holder.get("eos_token_id")
-        ids: list[Any] = value if isinstance(value, list) else [value]
-        if value is None or not ids:
-            continue
-        if not all(_is_id(number) for number in ids):
-            raise ModelError(
-                f"eos_token_id in {folder / name} is {brief(value)}; expected a token id or a list of them"
-            )
-        return ids
-    return []
-
-
 def _answer_schema(folder: Path) -> str:
     """Return the answer schemas of tokenizer_config.json as JSON text without backslashes; empty if there are none.
 
@@ -268,7 +246,3 @@ def _answer_schema(folder: Path) -> str:
     config = read_model_json(folder / "tokenizer_config.json", is_optional=True)
     found = [config[name] for name in _ANSWER_SCHEMAS if config.get(name) is not None]
     return json.dumps(found, ensure_ascii=False).replace("\\", "") if found else ""
-
-
-def _is_id(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_IDS

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -34,7 +33,7 @@ def family_of(config: ModelConfig) -> Family:
 
 
 def load_model_config(model_dir: Path) -> ModelConfig:
-    """Return the ModelConfig of a checkpoint folder (config.json, and generation_config.json for the stop tokens)."""
+    """Return the ModelConfig of the config.json in a checkpoint folder."""
     path = model_dir / "config.json"
     reader = ConfigReader(path, read_model_json(path))
     architectures = reader.values.get("architectures") or []
@@ -44,10 +43,7 @@ def load_model_config(model_dir: Path) -> ModelConfig:
         raise ModelError(f"{path} {_why_not(name, reader)}; expected {_listed()}")
     check_not_quantised(path, reader.values)
     reader.activation()
-    config = family.read(reader, family.model_type)
-    generation = model_dir / "generation_config.json"
-    eos = ConfigReader(generation, read_model_json(generation, is_optional=True)).eos_token_ids()
-    return replace(config, eos_token_ids=eos) if eos else config
+    return family.read(reader, family.model_type)
 
 
 def _why_not(name: object, reader: ConfigReader) -> str:

@@ -54,7 +54,6 @@ def read(reader: ConfigReader, family: str) -> BambaConfig:
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
         context_length=reader.integer("max_position_embeddings", 262144),
-        eos_token_ids=reader.eos_token_ids(),
         rotary_dim=rotary.dim,
         rope_theta=rotary.theta,
         **read_mixers(reader, reader.expanded("mamba_expand", hidden_size)),

@@ -86,7 +86,6 @@ def read(reader: ConfigReader, family: str) -> FalconH1Config:
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
         context_length=reader.integer("max_position_embeddings", 8192),
-        eos_token_ids=reader.eos_token_ids(),
         mamba_rms_norm=reader.flag("mamba_rms_norm", False),
         mamba_norm_before_gate=reader.flag("mamba_norm_before_gate", True),
         rotary_dim=head_dim,

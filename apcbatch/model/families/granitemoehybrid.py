@@ -65,7 +65,6 @@ def read(reader: ConfigReader, family: str) -> GraniteConfig:
         num_experts=experts,
         num_experts_per_tok=experts_per_tok,
         context_length=reader.integer("max_position_embeddings", 2048),
-        eos_token_ids=reader.eos_token_ids(),
         shared_intermediate_size=reader.integer("shared_intermediate_size", 1024),
         multipliers=Multipliers(
             embedding=reader.number("embedding_multiplier", 1.0),

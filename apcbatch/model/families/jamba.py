@@ -59,7 +59,6 @@ def read(reader: ConfigReader, family: str) -> ModelConfig:
         num_experts=experts,
         num_experts_per_tok=experts_per_tok,
         context_length=reader.integer("max_position_embeddings", 262144),
-        eos_token_ids=reader.eos_token_ids(),
     )
 
 

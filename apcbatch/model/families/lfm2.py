@@ -55,7 +55,6 @@ def read(reader: ConfigReader, family: str) -> Lfm2Config:
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
         context_length=reader.integer("max_position_embeddings", 128000),
-        eos_token_ids=reader.eos_token_ids(),
         rotary_dim=head_dim,
         rope_theta=theta,
     )

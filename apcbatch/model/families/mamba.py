@@ -28,7 +28,6 @@ def read(reader: ConfigReader, family: str, mixer_norm: MixerNorm = "none") -> M
         mixer_norm=mixer_norm,
         mixer_norm_eps=reader.number("mixer_rms_eps", 1e-6),
         tie_word_embeddings=reader.flag("tie_word_embeddings", True),
-        eos_token_ids=reader.eos_token_ids(),
     )
 
 

@@ -45,7 +45,6 @@ def read(reader: ConfigReader, family: str) -> Mamba2Config:
         conv_bias=reader.flag("use_conv_bias", True),
         norm_eps=reader.number("layer_norm_epsilon", 1e-5),
         tie_word_embeddings=reader.flag("tie_word_embeddings", False),
-        eos_token_ids=reader.eos_token_ids(),
         mamba2_heads=heads,
         mamba2_head_dim=head_dim,
         mamba2_groups=groups,

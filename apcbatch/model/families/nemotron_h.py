@@ -74,7 +74,6 @@ def read(reader: ConfigReader, family: str) -> NemotronHConfig:
         num_key_value_heads=kv_heads,
         head_dim=reader.integer("head_dim", reader.integer("attention_head_dim", 128)),
         context_length=reader.integer("max_position_embeddings", 4096),
-        eos_token_ids=reader.eos_token_ids(),
         mamba2_heads=mamba_heads,
         mamba2_head_dim=mamba_head_dim,
         mamba2_groups=groups,

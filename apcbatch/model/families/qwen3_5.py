@@ -50,7 +50,6 @@ def read(whole: ConfigReader, family: str, defaults: Mapping[str, int] = {}) -> 
     head_dim = reader.integer("head_dim", 256)
     rotary = read_rotary(reader, head_dim, default_factor=0.25)
     ties = whole if "tie_word_embeddings" in whole.values else reader
-    ends = reader.eos_token_ids() if "eos_token_id" in reader.values else whole.eos_token_ids()
     return Qwen35Config(
         family=family,
         vocab_size=reader.integer("vocab_size", 248320),
@@ -64,7 +63,6 @@ def read(whole: ConfigReader, family: str, defaults: Mapping[str, int] = {}) -> 
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
         context_length=reader.integer("max_position_embeddings", 32768),
-        eos_token_ids=ends,
         linear_num_key_heads=key_heads,
         linear_num_value_heads=value_heads,
         linear_key_head_dim=reader.integer("linear_key_head_dim", 128),
