@@ -225,8 +225,8 @@ class Config:
     tool_parser: str = option(
         "auto",
         "Chat",
-        "Format of tool calls in answers; auto detects it from the chat template. Answers are parsed for calls only if "
-        "the request has tools.",
+        "Format of tool calls in answers; auto detects it from the chat template and the tokenizer. Answers are parsed "
+        "for calls only if the request has tools.",
         choices=("auto", *TOOL_PARSERS, "none"),
     )
     reasoning_parser: str = option(

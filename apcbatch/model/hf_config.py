@@ -191,12 +191,11 @@ class ConfigReader:
         return listed
 
     def require_state(self, mixers: Collection[str], expected: str = "linear_attention") -> None:
-        """Raise ModelError if all mixers are attention: such a model has no state to keep. expected: a layer type with
-        a state."""
+        """Raise ModelError if all mixers are attention. expected: a layer type with a recurrent state."""
         if set(mixers) == {"attention"}:
             raise ModelError(
-                f"{self.path}: all of {len(mixers)} layers are attention; expected a {expected} layer, whose state can "
-                "be kept"
+                f"{self.path}: all of {len(mixers)} layers are attention, so that the model has no recurrent state to "
+                f"cache; expected a {expected} layer (docs/models.md)"
             )
 
     def require_multiple(self, key: str, value: int, divisor_key: str, divisor: int) -> None:

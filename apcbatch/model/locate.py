@@ -1,17 +1,24 @@
 """Find a model: a bundled one, a local folder, or a hub id that is already in the cache.
 
-Nothing is ever downloaded. A folder without config.json that holds GGUF weights, an adapter or pickle weights is
-refused with an error that says so.
+Nothing is ever downloaded. A folder that holds something else, such as GGUF weights, an adapter or pointers of git-LFS,
+is refused with an error that says so.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from apcbatch.errors import ModelError
+from apcbatch.regular_files import read_regular_file
 
+_LFS_HEAD = b"version https://git-lfs"  # of a file that git has in place of a large one
+_LFS_BYTES = 1 << 10
+_READ = ("model*.safetensors", "*.json", "*.jinja", "*.model")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+_STATE_OF_TRAINING = ("training_args.bin", "optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt")
 _PACKAGE = Path(__file__).resolve().parent.parent
 ADAPTER = "adapter_config.json"
 DEMO_DIR = _PACKAGE / "demo"
@@ -51,17 +58,50 @@ def what_it_is(folder: Path, files: Iterable[Path] | None = None) -> str | None:
             f"{folder} is an adapter (LoRA, {ADAPTER}), not a model; merge it into its base model with peft "
             "(merge_and_unload, then save_pretrained) and give that folder"
         )
-    if any(name.endswith((".bin", ".pt", ".pth", ".ckpt")) for name in names):
+    if newest := max((name for name in names if _step(name) and (folder / name).is_dir()), key=_step, default=None):
+        return f"{folder} holds the checkpoints of a training and no weights; give the newest, {folder / newest}"
+    if any(name.endswith(_PICKLES) and name not in _STATE_OF_TRAINING for name in names):
         return f"{folder} holds pickle weights, which are never opened; save them as safetensors"
     return None
 
 
 def _checked(folder: Path) -> Path:
     """Return the folder. Raises ModelError if it is recognised as something other than a model."""
-    what = None if os.path.exists(folder / "config.json") else what_it_is(folder)
+    what = _pointers(folder)
+    if what is None and not os.path.exists(folder / "config.json"):
+        what = what_it_is(folder)
+    elif what is None and (folder / ADAPTER).exists() and any(folder.glob("model*.safetensors")):
+        what = (
+            f"{folder} has {ADAPTER} beside the weights of a whole model, so that it is open which of them are meant; "
+            "merge it into the model with peft (merge_and_unload, then save_pretrained) and give that folder, or move "
+            "the adapter's files away to run the model without it"
+        )
     if what is not None:
         raise ModelError(what)
     return folder
+
+
+def _pointers(folder: Path) -> str | None:
+    """Say which files that a run reads are pointers of git-LFS in place of the files; None if none is."""
+    found = sorted(path.name for pattern in _READ for path in folder.glob(pattern) if _is_pointer(path))
+    if not found:
+        return None
+    what = f"{found[0]} and {len(found) - 1} more are pointers" if found[1:] else f"{found[0]} is a pointer"
+    return f"{folder}: {what} of git-LFS, without the content; run `git lfs pull` there, or download the model again"
+
+
+def _is_pointer(path: Path) -> bool:
+    try:
+        is_small = path.stat().st_size < _LFS_BYTES
+        return is_small and read_regular_file(path, _LFS_BYTES).startswith(_LFS_HEAD)
+    except OSError:
+        return False
+
+
+def _step(name: str) -> int:
+    """Return the step in the name of a trainer's checkpoint, `checkpoint-500`; 0 for any other name."""
+    match = re.fullmatch(r"checkpoint-([0-9]{1,18})", name)
+    return int(match[1]) if match else 0
 
 
 def note_of(model: str) -> str | None:

@@ -12,6 +12,14 @@ from apcbatch.model.hf_config import ConfigReader
 
 # mrope: a text token has the same position in every section, so for text it equals the plain embedding.
 _PLAIN = ("default", "mrope")
+_SCALINGS = {
+    "yarn": "YaRN",
+    "linear": "linear scaling",
+    "dynamic": "dynamic NTK scaling",
+    "longrope": "LongRoPE",
+    "su": "LongRoPE",
+    "llama3": "the scaling of Llama 3",
+}
 _KEYS = ("rope_theta", "partial_rotary_factor", "rope_type", "type", "mrope_section", "mrope_interleaved")
 _DEFAULT_THETA = 10_000.0
 
@@ -32,6 +40,10 @@ def read_rotary(
     has_new_name = reader.values.get("rope_parameters") is not None
     table = reader.below("rope_parameters" if has_new_name else "rope_scaling")
     kind = "rope_type" if "rope_type" in table.values else "type"
+    scaling = next((name for word, name in _SCALINGS.items() if table.values.get(kind) == word), None)
+    if scaling is not None:
+        fits = '"default", for the context that the model was trained with'
+        raise table.wrong(kind, table.values[kind], f"{fits}: {scaling}, for longer ones, is not supported")
     table.require(kind, "default", *_PLAIN)
     for key, value in table.values.items():
         if key not in _KEYS:

@@ -104,8 +104,10 @@ class Checkpoint:
         found = self._header(name)
         check_floating(path, self._shown(name), found["dtype"])  # first, since packed weights have another shape too
         if tuple(found["shape"]) != shape:
+            transposed = len(shape) == 3 and tuple(found["shape"]) == (shape[0], shape[2], shape[1])
             raise ModelError(
                 f"{path}: tensor {self._shown(name)} has shape {found['shape']}; expected {list(shape)} by config.json"
+                + "; convolutions are transposed by MLX: give the checkpoint that was converted to MLX" * transposed
             )
         return path
 

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from apcbatch.data.chat.render import Renderer
 from apcbatch.data.chat.template_child import Template
 from apcbatch.data.input.messages import check_messages
 from apcbatch.data.input.records import Conversation
@@ -22,7 +23,7 @@ from apcbatch.data.input.source import open_source
 from apcbatch.data.output.tool_parser import Call
 from apcbatch.data.output.tool_parsers import choose_tool_parser, tool_parsers
 from apcbatch.formats import TOOL_PARSERS
-from tests.data.conftest import by_transformers
+from tests.data.conftest import build_tokenizer, by_transformers, save_model
 from tests.data.families import CALLS, TEMPLATES, parser_name, written_by_the_assistant
 from tests.effort import tries
 
@@ -108,6 +109,18 @@ def test_a_name_and_none_win_over_the_template() -> None:
         assert choose_tool_parser(name, TEMPLATES["jamba"]) is parser
     chosen = choose_tool_parser("auto", "no word about calls")
     assert chosen is not None and chosen.name == "hermes"
+
+
+def test_markers_among_the_added_tokens_choose_the_parser(tmp_path: Path) -> None:
+    """Fault: LFM2.5's template shows no call, so that its calls are looked for as Hermes writes them, and their markers
+    are left out of the text. A template that shows calls goes before the tokens."""
+    tokenizer = build_tokenizer("chatml")
+    tokenizer.add_special_tokens(["<|tool_call_start|>", "<|tool_call_end|>"])
+    for template, name in (("{{ messages[0].content }}", "lfm2"), (TEMPLATES["jamba"], "jamba")):
+        renderer = Renderer.load(save_model(tmp_path, tokenizer, template))
+        assert renderer.tool_parser is not None and renderer.tool_parser.name == name
+        text = "<|tool_call_start|>[f(a=1)]<|tool_call_end|>"
+        assert (renderer.tokenizer.decode(tokenizer.encode(text).ids) == text) == (name == "lfm2")
 
 
 @pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.name)

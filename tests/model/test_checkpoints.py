@@ -299,6 +299,41 @@ def test_what_is_no_model_is_named(
     refused(folder / name, rf"model '.*{name}' is a file; expected a model folder: .*{sentence}")
 
 
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 6\n"
+
+
+@pytest.mark.parametrize("files, sentence", [
+    ({"adapter_config.json": b"{}"}, "has adapter_config.json beside the weights of a whole model.* merge it into"),
+    ({SINGLE: POINTER}, "model.safetensors is a pointer of git-LFS, without the content; run `git lfs pull` there"),
+    ({SINGLE: POINTER, "tokenizer.json": POINTER, "picture.png": POINTER}, "and 1 more are pointers of git-LFS"),
+    ({SINGLE: None, "checkpoint-90/x": b"", "checkpoint-100/x": b"", "checkpoint-9": b"", "training_args.bin": b""},
+     "holds the checkpoints of a training and no weights; give the newest, .*/m/checkpoint-100;"),
+    ({SINGLE: None, "training_args.bin": b""}, "m holds no weights; expected safetensors"),
+])  # fmt: skip
+def test_what_lies_in_the_place_of_weights_is_named(
+    files: dict[str, bytes | None], sentence: str, tiny_checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    """Fault: an adapter beside weights is left out in silence; a pointer is "not a whole safetensors file"; the state
+    of a training is "pickle weights"."""
+    folder = copy_of(tiny_checkpoint("mamba"), tmp_path / "m")
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content or b"")
+        if content is None:
+            (folder / name).unlink()
+    refused(folder, sentence)
+
+
+def test_a_transposed_convolution_is_of_mlx(tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
+    """Fault: a checkpoint that was converted to MLX has a wrong shape, and nothing says which to take."""
+    folder = tiny_checkpoint("mamba")
+    name, tensor = next((name, one) for name, one in weights_of(folder).items() if name.endswith("conv1d.weight"))
+    shape = rf"\[{len(tensor)}, {tensor.shape[2]}, 1\]; expected \[{len(tensor)}, 1, {tensor.shape[2]}\]"
+    refused(
+        with_weights(folder, tmp_path / "m", {name: tensor.transpose(1, 2)}), f"{shape} by config.json; .* MLX: give"
+    )
+
+
 def entry(dtype: str, shape: list[int], begin: int, end: int) -> dict[str, object]:
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 

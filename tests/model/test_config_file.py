@@ -117,7 +117,7 @@ INFINITY = {"__float__": "Infinity"}
 
 
 @pytest.mark.parametrize("family, changes, sentence", [
-    ("mamba", {"architectures": ["LlamaForCausalLM"]}, "names the architecture 'LlamaForCausalLM', which is not supp"),
+    ("mamba", {"architectures": ["LlamaForCausalLM"]}, "names the architecture 'LlamaForCausalLM', .*docs/models.md"),
     ("mamba", {"architectures": ["Qwen3VLMoeForConditionalGeneration"]}, "'Qwen3VLMoeForConditionalGeneration', which"),
     ("mamba", {"architectures": [["x" * 10_000]]}, "a list, which is not supported; expected one of Mamba"),
     ("mamba", {"architectures": None, "model_type": None}, "config.json names no architecture; expected one of Mamba"),
@@ -146,7 +146,8 @@ INFINITY = {"__float__": "Infinity"}
     ("granitemoehybrid", {"mamba_proj_bias": True}, "mamba_proj_bias is True; expected false"),
     ("granitemoehybrid", {"layer_types": ["mamba"]}, "layer_types is .*; expected a list with the type of each"),
     ("granitemoehybrid", {"layer_types": ["mamba2"] * 4}, r"layer_types\[0\] is 'mamba2'; expected linear_attention"),
-    ("granitemoehybrid", {"layer_types": ["attention"] * 4}, "all of 4 layers are attention; expected a linear_att"),
+    ("granitemoehybrid", {"layer_types": ["attention"] * 4, "position_embedding_type": "rope"},
+     "all of 4 layers are attention, so that the model has no recurrent state to cache; expected a mamba layer"),
     ("granitemoehybrid", {"layer_types": None, "layers_block_type": 3}, "layers_block_type is 3; expected a list"),
     ("granitemoehybrid", {"num_key_value_heads": 3}, "num_attention_heads is 4; expected a multiple of num_key_value"),
     ("granitemoehybrid", {"num_attention_heads": 5}, "num_attention_heads is 5; expected a multiple of num_key_value"),

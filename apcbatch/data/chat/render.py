@@ -98,7 +98,7 @@ class Renderer:
         variables = read_template_kwargs(options.template_kwargs)
         self.template = ChatTemplate(tokenizer, read_fallback(fallback_template_path), warn, variables)
         texts = (tokenizer.answer_schema, *self.template.sources)
-        self.tool_parser = choose_tool_parser(options.tool_parser, *texts)
+        self.tool_parser = choose_tool_parser(options.tool_parser, *texts, "\n".join(tokenizer.added_texts))
         self.reasoning_parser = choose_reasoning_parser(options.reasoning_parser, (*texts, *tokenizer.added_texts))
         parsers = [parser for parser in (self.tool_parser, self.reasoning_parser) if parser is not None]
         tokenizer.keep_markers(marker for parser in parsers for marker in parser.markers)

@@ -40,7 +40,7 @@ def load_model_config(model_dir: Path) -> ModelConfig:
     name = architectures[0] if isinstance(architectures, list) and architectures else reader.values.get("model_type")
     family = next((one for one in families() if name in _names(one)), None)
     if family is None:
-        raise ModelError(f"{path} {_why_not(name, reader)}; expected {_listed()}")
+        raise ModelError(f"{path} {_why_not(name, reader)}; expected {_listed()} (docs/models.md)")
     check_not_quantised(path, reader.values)
     reader.activation()
     return family.read(reader, family.model_type)

@@ -36,13 +36,13 @@ class GraniteConfig(Mamba2Config):
 
 def read(reader: ConfigReader, family: str) -> GraniteConfig:
     """Return the ModelConfig of config.json."""
+    layers = reader.integer("num_hidden_layers", 32, maximum=MOST_LAYERS)
+    mixers = reader.layer_types(layers, _MIXER_OF_TYPE, "layer_types", "layers_block_type") or ("mamba2",) * layers
+    reader.require_state(mixers, "mamba")  # first, as Granite 4.0 without `-h` has rotary positions too
     reader.require("position_embedding_type", None, "nope", None)
     reader.require("attention_bias", False, False)
     reader.require("mamba_proj_bias", False, False)
     hidden_size = reader.integer("hidden_size", 4096)
-    layers = reader.integer("num_hidden_layers", 32, maximum=MOST_LAYERS)
-    mixers = reader.layer_types(layers, _MIXER_OF_TYPE, "layer_types", "layers_block_type") or ("mamba2",) * layers
-    reader.require_state(mixers)
     heads = reader.integer("num_attention_heads", 32)
     kv_heads = reader.kv_heads(heads, default=heads)
     experts, experts_per_tok = reader.integer("num_local_experts", 8, minimum=0), 0
