@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from apcbatch.cores import find_memory
@@ -66,7 +67,7 @@ def default_pool_size() -> int:
 @dataclass(frozen=True)
 class Config:
     """The resolved options of one run. Sizes are in bytes. origins: source of each value, such as `default` or a
-    flag."""
+    flag. begin: time when they were resolved, in ISO 8601 with its offset; on --resume, the run file's clock."""
 
     model: str = option(
         "demo",
@@ -221,6 +222,13 @@ class Config:
         "Chat",
         "Variables of the chat template, as a JSON object; a line's own values win.",
         metavar="JSON",
+    )
+    template_date: str | None = option(
+        None,
+        "Chat",
+        "Date that the chat template reads (strftime_now); by default the time when the run began, on --resume too.",
+        "date",
+        metavar="YYYY-MM-DD",
     )
     tool_parser: str = option(
         "auto",
@@ -396,6 +404,14 @@ class Config:
     verbose: bool = option(False, "Output", "Times and settings as well.", flag="-v")
 
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    begin: str = field(
+        default_factory=lambda: datetime.now().astimezone().isoformat(timespec="seconds"), compare=False, repr=False
+    )
+
+    @property
+    def template_clock(self) -> str:
+        """The time that the chat template reads for each prompt of the run: a date, or ISO 8601 with an offset."""
+        return self.template_date or self.begin
 
     @property
     def is_planned(self) -> bool:

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import date, datetime
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -23,7 +24,7 @@ SIZE_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 SIZE_UNITS |= {f"{unit}IB": size for unit, size in SIZE_UNITS.items()}
 SIZE_UNITS |= {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
-Kind = Literal["text", "integer", "number", "size", "switch"]
+Kind = Literal["text", "integer", "number", "size", "switch", "date"]
 
 SHOWN_CHARACTERS = 60
 SHOWN_BITS = 128
@@ -112,6 +113,8 @@ def parse_value(spec: Spec, raw: Any, where: str) -> Any:
         return parse_switch(raw, where)
     if spec.kind == "text":
         return _parse_text(spec, raw, where)
+    if spec.kind == "date":
+        return _parse_date(raw, where)
     value = parse_size(raw) if spec.kind == "size" else _parse_number(spec.kind, raw)
     low = spec.minimum is not None and value is not None and value < spec.minimum
     high = spec.maximum is not None and value is not None and value > spec.maximum
@@ -144,6 +147,15 @@ def _parse_text(spec: Spec, raw: Any, where: str) -> str:
     if spec.may_name_file and raw.startswith(FILE_MARK):
         return FILE_MARK + parse_path(raw.removeprefix(FILE_MARK), where)
     return parse_path(raw, where, spec.path == "any", spec.is_output) if spec.path else raw
+
+
+def _parse_date(raw: Any, where: str) -> str:
+    """Return a date, which YAML reads as one, in the form YYYY-MM-DD."""
+    try:
+        found = raw if type(raw) is date else datetime.strptime(raw, "%Y-%m-%d").date()
+    except (TypeError, ValueError):
+        raise ValueError(f"{where} is {brief(raw)}; expected a date, YYYY-MM-DD") from None
+    return found.isoformat()
 
 
 def parse_path(raw: str, where: str, is_anywhere: bool = False, is_output: bool = False) -> str:

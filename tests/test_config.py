@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import date, datetime
 
 import pytest
 
@@ -150,6 +151,20 @@ def test_sizes(text, size):
     """Fault: a decimal unit is read as a binary one or the other way round."""
     assert option_values.parse_size(text) == size
     assert option_values.parse_size(option_values.format_size(size)) == size
+
+
+@pytest.mark.parametrize("value, found", [
+    ("2026-01-05", "2026-01-05"), ("2026-1-5", "2026-01-05"), (date(2026, 1, 5), "2026-01-05"), (None, None),
+    ("2026-02-30", ""), ("", ""), ("20260105", ""), ("2026-01-05T00:00", ""), (20260105, ""),
+    (datetime(2026, 1, 5), ""),
+])  # fmt: skip
+def test_a_date_is_a_date(value, found):
+    """Fault: a date of a YAML file, which reads it as one, is refused; or what is none reaches a template."""
+    if found == "":
+        with pytest.raises(UsageError, match="c.yaml: template_date is .*; expected a date, YYYY-MM-DD"):
+            resolve({}, {}, {"template_date": value})
+    else:
+        assert resolve({}, {}, {"template_date": value}).template_date == found
 
 
 @pytest.mark.parametrize("text", ["-1", "GiB", "1 GiBs", "", None, True, 1.5])

@@ -27,8 +27,8 @@ from apcbatch.types import POLICIES
 
 OPTION_NAMES = (
     "model", "dtype", "format", *COLUMN_OPTIONS, "turns", "limit", "window", "window_tokens", "order",
-    "max_tokens", "max_request_tokens", "system_prompt", "template_kwargs", "block_size", "min_gain_tokens",
-    "store", "store_size", "pool_size", "draft", "draft_memory", "max_running",
+    "max_tokens", "max_request_tokens", "system_prompt", "template_kwargs", "template_date", "block_size",
+    "min_gain_tokens", "store", "store_size", "pool_size", "draft", "draft_memory", "max_running",
 )  # fmt: skip
 TABLES = sorted(set(POLICIES) - {"none"})
 

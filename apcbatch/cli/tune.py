@@ -31,9 +31,8 @@ if TYPE_CHECKING:
 
 OPTION_NAMES = (
     "model", "dtype", "device", "gpus", "format", *config.COLUMN_OPTIONS, "turns", "limit", "window",
-    "window_tokens", "order", "max_request_tokens", "system_prompt", "template_kwargs", "policy", "min_gain_tokens",
-    "store", "store_size", "pool_size",
-    "max_batch_tokens", "max_running",
+    "window_tokens", "order", "max_request_tokens", "system_prompt", "template_kwargs", "template_date", "policy",
+    "min_gain_tokens", "store", "store_size", "pool_size", "max_batch_tokens", "max_running",
 )  # fmt: skip
 STDIN = STDOUT = "-"
 

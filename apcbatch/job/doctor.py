@@ -9,12 +9,15 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from apcbatch.config import Config
 from apcbatch.cores import find_cores
 from apcbatch.errors import ApcbatchError
 from apcbatch.model.locate import locate_model, note_of
+
+if TYPE_CHECKING:
+    from apcbatch.data.chat.render import Renderer
 
 OLDEST_PYTHON = (3, 10)
 OLDEST_TORCH = (2, 11)
@@ -54,10 +57,10 @@ def examine(config: Config) -> Iterator[Finding]:
         ("cuda", lambda: _cuda(config.device, config.gpus)),
         ("model", lambda: _model(config)),
         ("memory", lambda: _memory(config)),
+        ("ends", lambda: _ends(config)),
         ("template", lambda: _template(config)),
         ("store", lambda: _store(config.store)),
     ]
-        ("ends", lambda: _ends(config)),
     for name, check in checks:
         try:
             yield Finding(name, True, check())
@@ -214,9 +217,6 @@ def _memory(config: Config) -> str:
     return plan.needs(config.max_running, limit[0])
 
 
-def _template(config: Config) -> str:
-    """Render a short conversation with a tool call, without and with thoughts, and check that each prompt begins with
-    the previous one."""
 def _ends(config: Config) -> str:
     from apcbatch.data.tokenization.no_tokenizer import load_any_tokenizer
 
@@ -226,9 +226,27 @@ def _ends(config: Config) -> str:
     return tokenizer.ends()
 
 
+def _template(config: Config) -> str:
+    """Describe the chat template. Raises CheckWarning if the model has none, or if its prompts change from day to
+    day."""
     from apcbatch.data.chat.render import Renderer
     from apcbatch.data.chat.template import NO_TEMPLATE
     from apcbatch.data.chat.template_options import ChatOptions
+
+    warnings: list[str] = []
+    options = ChatOptions.of(config)
+    renderer = Renderer.load(locate_model(config.model), warn=warnings.append, options=options)
+    if renderer.template.is_fallback:
+        raise CheckWarning(NO_TEMPLATE)
+    stability = _stability(renderer, warnings)
+    if changes := list(renderer.template.changes(options.is_dated)):
+        raise CheckWarning("; ".join([stability, *changes]))
+    return stability
+
+
+def _stability(renderer: Renderer, warnings: list[str]) -> str:
+    """Render a short conversation with a tool call, without and with thoughts, and say whether each prompt begins with
+    the previous one. warnings: those of the renderer so far; it appends to them."""
     from apcbatch.data.input.records import Conversation
 
     call = {"type": "function", "function": {"name": "look_up", "arguments": {"word": "tide"}}}
@@ -240,10 +258,6 @@ def _ends(config: Config) -> str:
         {"role": "assistant", "content": "The rise and fall of the sea."},
         {"role": "user", "content": "Thanks."},
     ]
-    warnings: list[str] = []
-    renderer = Renderer.load(locate_model(config.model), warn=warnings.append, options=ChatOptions.of(config))
-    if renderer.template.is_fallback:
-        raise CheckWarning(NO_TEMPLATE)
     rendered = renderer.render(Conversation("doctor", 1, messages, None, "messages"))
     if rendered.failures:
         return f"usable; it refuses tool calls ({rendered.failures[0].error.message})"

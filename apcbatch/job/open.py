@@ -33,7 +33,7 @@ from apcbatch.job.planning import with_measured_gain
 from apcbatch.job.previous_answers import PreviousAnswers, drop_unusable, last_answers, read_answers
 from apcbatch.job.references import EarlierAnswers, References, open_earlier
 from apcbatch.job.request import read_salt
-from apcbatch.job.runfile import RunFile, input_identity, run_file_path
+from apcbatch.job.runfile import RunFile, input_identity, run_file_path, with_clock_of
 from apcbatch.job.sink import FileSink, Sink
 from apcbatch.job.tracing.trace_file import TraceFile, trace_path
 from apcbatch.job.work import JobEngine
@@ -128,11 +128,13 @@ def open_run(
     if sentence is not None:
         note(sentence)
     check_stop_tokens(config, folder)
+    if config.resume and isinstance(sink, FileSink):
+        config = with_clock_of(config, run_file_path(output.target))
     renderer = Renderer.load(folder, warn=warn, options=ChatOptions.of(config, model.context_length))
-    most_workers = None
-    records = _check_template_early(records, renderer)
     if not (config.score or config.ignore_eos):
         (note if renderer.tokenizer.eos_token_ids else warn)(renderer.tokenizer.ends())
+    most_workers = None
+    records = _check_template_early(records, renderer)
     if config.ray is not None and STDIN not in inputs.files:  # reading ahead on stdin may block
         records, most_workers = _bound_workers(records, config.limit)
     if not renderer.tokenizer.reads_text:

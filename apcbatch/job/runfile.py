@@ -6,8 +6,10 @@ because answers are the same bit for bit with any of them; they may change when 
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from apcbatch.config import OPTIONS, Config
 from apcbatch.data.input.inputs import RUN_FILE_SUFFIX, Inputs
 from apcbatch.errors import UsageError
 from apcbatch.job.disk import Disk, write_file
-from apcbatch.option_values import shown
+from apcbatch.option_values import brief, shown
 from apcbatch.sampling import SETTINGS
 from apcbatch.version import VERSION
 
@@ -98,6 +100,7 @@ class RunFile:
             "model_fingerprint": None,
             "model_files": model_files,
             "draws": DRAWS,
+            "template_clock": config.template_clock,
             "system_prompt": None if system_prompt is None else xxhash.xxh3_128_hexdigest(system_prompt.encode()),
             "config": config.values(),
             "origins": dict(config.origins),
@@ -182,6 +185,20 @@ def read_run_file(path: str | Path) -> tuple[Mapping[str, Any] | None, str]:
     return facts, "" if facts else "is not a run file"
 
 
+def with_clock_of(config: Config, path: str) -> Config:
+    """Return the configuration with the begin of the run whose run file is at `path`, so that the chat template reads
+    the same time; unchanged without one. UsageError for a time that cannot be read."""
+    facts, _ = read_run_file(path)
+    clock = None if facts is None else facts.get("template_clock")
+    if clock is None:
+        return config
+    try:
+        datetime.fromisoformat(clock)
+    except (TypeError, ValueError):
+        raise UsageError(f"{path}: template_clock is {brief(clock)}; expected a time in ISO 8601") from None
+    return dataclasses.replace(config, begin=clock)
+
+
 def is_run_file(data: bytes) -> bool:
     """Return whether these are the bytes of a run file."""
     try:
@@ -219,6 +236,8 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tu
     for name in CHANGES_ANSWERS:
         pairs.append((name, earlier.get(name, shown(OPTIONS[name], getattr(Config, name))), now["config"][name]))
     pairs.append(("system_prompt", then.get("system_prompt"), now["system_prompt"]))
+    clock = then.get("template_clock", now["template_clock"])  # earlier versions did not keep it
+    pairs.append(("template_clock", clock, now["template_clock"]))
     pairs.append(("model_files", then.get("model_files"), now["model_files"]))
     if now["model_fingerprint"] is not None:
         fingerprints = then.get("model_fingerprint"), now["model_fingerprint"]

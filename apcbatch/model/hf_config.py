@@ -240,4 +240,3 @@ class ConfigReader:
         value = self.values.get("hidden_act", "silu")
         if value not in ("silu", "swish"):
             raise self.wrong("hidden_act", value, "'silu', the only one supported")
-

@@ -26,7 +26,7 @@ from apcbatch.data.model_files import model_files_digest
 from apcbatch.errors import UsageError
 from apcbatch.job.feed import Feeder
 from apcbatch.job.previous_answers import PreviousAnswers
-from apcbatch.job.runfile import input_identity, run_file_path
+from apcbatch.job.runfile import input_identity, run_file_path, with_clock_of
 from apcbatch.model.locate import locate_model
 from apcbatch.report.requests import DIGEST_BYTES
 from apcbatch.report.run import Run
@@ -108,7 +108,7 @@ class PromptReader:
                 f"the prompts of {name} were built on the answers of the run itself (--turns rollout), and INPUT does "
                 "not have those; leave --prompts out"
             )
-        return with_model_defaults(config, folder)
+        return with_model_defaults(with_clock_of(config, origin), folder)
 
 
 def _digest(request: Request) -> bytes:

@@ -10,6 +10,7 @@ import pytest
 
 from apcbatch.data.chat.render import Renderer
 from apcbatch.data.chat.template import ChatTemplate, before_mark, read_fallback, with_mark
+from apcbatch.data.chat.template_options import ChatOptions
 from apcbatch.data.tokenization.tokenizer import load_tokenizer
 from apcbatch.errors import ModelError, RequestError, UsageError
 from tests.data.conftest import STABLE_TEMPLATE, build_tokenizer, by_transformers, save_model
@@ -49,6 +50,20 @@ def test_the_template_for_tools_is_taken_where_there_are_tools(tmp_path: Path) -
     folder = save_model(tmp_path, build_tokenizer("chatml"), chat_template=named)
     template = template_of(folder)
     assert (template.render([USER]), template.render([USER], TOOLS)) == ("plain", "tools")
+
+
+def test_a_template_reads_one_time_and_draws_the_same(tmp_path: Path) -> None:
+    """Fault: prompts of equal conversations differ by the moment at which each is rendered, or by a draw."""
+    drawn = "{{ range(9999) | random }} {{ [range(9999)] | map('random') | first }} {{ lipsum(1) }}"
+    folder = save_model(tmp_path, build_tokenizer("chatml"), "{{ strftime_now('%Y-%m-%d %H:%M:%S%z') }} " + drawn)
+    clock, warned = "2026-01-05T23:59:59+14:00", []
+    renderers = [Renderer.load(folder, warn=warned.append, options=ChatOptions(clock=clock)) for _ in range(2)]
+    texts = [renderer.template.render([USER]) for renderer in renderers for _ in range(2)]
+    assert len(set(texts)) == 1 and texts[0].startswith("2026-01-05 23:59:59 ")
+    assert [f"strftime_now, here {clock} for each" in warned[0], "draws at random" in warned[1]] == [True, True]
+    dated = Renderer.load(folder, warn=warned.append, options=ChatOptions(clock="2026-01-05", is_dated=True))
+    assert dated.template.render([USER]).startswith("2026-01-05 00:00:00 ")
+    assert [sentence[:30] for sentence in warned[4:]] == [warned[1][:30]]
 
 
 def test_the_fallback_is_chatml_in_plain_text(model_dir: Callable[..., Path], warnings: list[str]) -> None:

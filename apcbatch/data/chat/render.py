@@ -96,7 +96,7 @@ class Renderer:
         self.tokenizer = tokenizer
         tokenizer.max_tokens = options.max_tokens
         variables = read_template_kwargs(options.template_kwargs)
-        self.template = ChatTemplate(tokenizer, read_fallback(fallback_template_path), warn, variables)
+        self.template = ChatTemplate(tokenizer, read_fallback(fallback_template_path), warn, variables, options.clock)
         texts = (tokenizer.answer_schema, *self.template.sources)
         self.tool_parser = choose_tool_parser(options.tool_parser, *texts, "\n".join(tokenizer.added_texts))
         self.reasoning_parser = choose_reasoning_parser(options.reasoning_parser, (*texts, *tokenizer.added_texts))
@@ -105,6 +105,8 @@ class Renderer:
         unread = [name for name in variables if not self.template.reads(name)]
         if unread:
             warn(f"the chat template does not read {', '.join(map(shown, unread))} of --template-kwargs")
+        for sentence in self.template.changes(options.is_dated):
+            warn(sentence)
         self._warn = warn
         self._warned: set[str] = set()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ NO_TEMPLATE = (
 )
 _PROBE: tuple[Message, ...] = ({"role": "user", "content": "probe"},)
 _DEFAULT_OPTIONS = TemplateOptions()
+_DRAWS = re.compile(r"\|\s*random\b|[\"']random[\"']|\blipsum\b")  # jinja's filter, also by name, and its function
 # Keys of a message's reasoning. Most templates read the first, some `thinking`.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 # Appended to the last message if the answer continues it; the prompt ends before this mark. It is private-use
@@ -49,8 +51,8 @@ class ChatTemplate:
 
     fallback: text of the template for models without one. warn: called once if the fallback is used, by
     `warn_if_fallback` or at the first conversation. variables: name -> value, for every conversation of the run; a
-    request's own variables override them. ModelError for a template that cannot be compiled, or that exceeds its time
-    or memory on a short conversation.
+    request's own variables override them. clock: time that the template reads for every text, in ISO 8601; None for
+    now. ModelError for a template that cannot be compiled, or that exceeds its time or memory on a short conversation.
     """
 
     def __init__(
@@ -59,7 +61,9 @@ class ChatTemplate:
         fallback: str,
         warn: Callable[[str], None],
         variables: Mapping[str, Any] | None = None,
+        clock: str | None = None,
     ) -> None:
+        self.clock = clock or datetime.now().astimezone().isoformat(timespec="seconds")
         self._source = tokenizer.source
         self._warn: Callable[[str], None] | None = warn
         self._own = bool(self._source.chat_template)
@@ -92,6 +96,20 @@ class ChatTemplate:
     def reads(self, name: str) -> bool:
         """Return whether the template contains this name. If not, it cannot read a variable of this name."""
         return any(re.search(rf"\b{re.escape(name)}\b", source) for source in self.sources)
+
+    def changes(self, is_dated: bool) -> Iterator[str]:
+        """Yield a sentence for each input of the template besides the conversation: the time, unless a given date is
+        read for it (is_dated), and random draws."""
+        if self.reads("strftime_now") and not is_dated:
+            yield (
+                f"the chat template puts the date into prompts (strftime_now, here {self.clock} for each): a store of "
+                "another day misses; --template-date YYYY-MM-DD sets the date"
+            )
+        if any(_DRAWS.search(source) for source in self.sources):
+            yield (
+                "the chat template draws at random (random, lipsum): each prompt gets the same draws, so that equal "
+                "conversations have equal prompts; transformers draws anew for each"
+            )
 
     def render(
         self,
@@ -157,7 +175,7 @@ class ChatTemplate:
             raise InvalidTemplate(f"it is a {type(source).__name__}; expected a text")
         process = self._processes.get(source)
         if process is None:
-            process = self._processes[source] = TemplateProcess(source, self._variables)
+            process = self._processes[source] = TemplateProcess(source, self._variables, self.clock)
         return process
 
     def _probe(self) -> None:
@@ -174,11 +192,12 @@ class ChatTemplate:
 
 
 class TemplateProcess:
-    """The helper process of one template. variables: name -> value, for every text."""
+    """The helper process of one template. variables: name -> value, for every text. clock: time that it reads for every
+    text, in ISO 8601."""
 
-    def __init__(self, source: str, variables: Mapping[str, Any]) -> None:
+    def __init__(self, source: str, variables: Mapping[str, Any], clock: str = "1970-01-01") -> None:
         module, name = "apcbatch.data.chat.template_child", "the process for the chat template"
-        self._helper = Helper(module, name, source, dict(variables))
+        self._helper = Helper(module, name, source, dict(variables), clock)
 
     def texts(
         self,

@@ -7,6 +7,7 @@ starts fast and needs little memory. Limits: data/helper_child.py.
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
@@ -23,15 +24,17 @@ from apcbatch.data.helper_child import DONE, MAX_CHARACTERS, REFUSED, TOO_LONG, 
 _NONE: Mapping[str, Any] = {}
 
 
-def environment() -> ImmutableSandboxedEnvironment:
-    """Build the jinja2 environment that `apply_chat_template` of transformers gives to a template."""
+def environment(clock: str) -> ImmutableSandboxedEnvironment:
+    """Build the jinja2 environment that `apply_chat_template` of transformers gives to a template. clock: time that
+    strftime_now formats, in ISO 8601; its offset is not shown, as in transformers."""
+    now = datetime.fromisoformat(clock).replace(tzinfo=None)
     made = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
     )
     made.filters["tojson"] = _tojson
     made.globals |= {
         "raise_exception": _raise_exception,
-        "strftime_now": _strftime_now,
+        "strftime_now": now.strftime,
         "dict": _Dict(),
         "namespace": _Namespace,
     }
@@ -39,12 +42,13 @@ def environment() -> ImmutableSandboxedEnvironment:
 
 
 class Template:
-    """One compiled template. variables: name -> value, in every request. ValueError if it cannot be compiled."""
+    """One compiled template. variables: name -> value, in every request. clock: see `environment`. ValueError if it
+    cannot be compiled."""
 
-    def __init__(self, source: str, variables: Mapping[str, Any]) -> None:
+    def __init__(self, source: str, variables: Mapping[str, Any], clock: str = "1970-01-01") -> None:
         self._variables = dict(variables)
         try:
-            self._template = environment().from_string(source)
+            self._template = environment(clock).from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"line {error.lineno}: {error.message}") from None
 
@@ -56,6 +60,7 @@ class Template:
         variables: Mapping[str, Any] = _NONE,
     ) -> Reply:
         """Render the first `count` messages. variables: the request's own; they override those of the run."""
+        random.seed(0)  # of the filter `random` and the function `lipsum`: a prompt depends on its conversation alone
         try:
             text = self._template.render({**self._variables, **variables, "messages": messages[:count], "tools": tools})
             text.encode()
@@ -68,15 +73,11 @@ class Template:
 
 def main() -> None:
     """Answer requests from standard input until it ends."""
-    serve(lambda source, variables: Template(source, variables).answer)
+    serve(lambda source, variables, clock: Template(source, variables, clock).answer)
 
 
 def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)
 
 
 def _tojson(

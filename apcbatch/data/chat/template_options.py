@@ -122,16 +122,25 @@ class ChatOptions:
     """Options of a run for chats.
 
     tool_parser, reasoning_parser: `auto`, `none` or a parser's name. template_kwargs: JSON text of an object.
-    max_tokens: limit of a prompt.
+    max_tokens: limit of a prompt. clock: time that the chat template reads, in ISO 8601; None for the time when it is
+    opened. is_dated: the clock is a given date.
     """
 
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
     template_kwargs: str | None = None
     max_tokens: int = Config.max_request_tokens
+    clock: str | None = None
+    is_dated: bool = False
 
     @classmethod
     def of(cls, config: Config, context_length: int | None = None) -> ChatOptions:
         """Take the options from a configuration. context_length: tokens of the model's context, or None."""
-        max_tokens = min(config.max_request_tokens, context_length or config.max_request_tokens)
-        return cls(config.tool_parser, config.reasoning_parser, config.template_kwargs, max_tokens)
+        return cls(
+            config.tool_parser,
+            config.reasoning_parser,
+            config.template_kwargs,
+            min(config.max_request_tokens, context_length or config.max_request_tokens),
+            config.template_clock,
+            config.template_date is not None,
+        )
