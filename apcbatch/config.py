@@ -13,7 +13,7 @@ from typing import Any
 
 from apcbatch.cores import find_memory
 from apcbatch.formats import FORMAT_CHOICES, REASONING_PARSERS, TOOL_PARSERS, TURNS, Turns
-from apcbatch.option_values import Kind, Spec, shown
+from apcbatch.option_values import AUTO, Kind, Spec, shown
 from apcbatch.sampling import LONGEST_STOP_TEXT, MOST_STOP_TEXTS, MOST_TOKENS, SETTINGS
 from apcbatch.types import POLICIES, Policy
 
@@ -77,10 +77,11 @@ class Config:
         path="local",
     )
     dtype: str = option(
-        "float32",
+        AUTO,
         "Model",
-        "Type of weights and activations; recurrent states are float32 always.",
-        choices=("float32", "bfloat16"),
+        "Type of weights and activations; auto is the checkpoint's own, with bfloat16 in place of float16. Recurrent "
+        "states are float32 always.",
+        choices=(AUTO, "float32", "bfloat16"),
     )
     device: str = option(
         "auto",

@@ -38,6 +38,7 @@ from apcbatch.job.references import EarlierAnswers, References
 from apcbatch.job.work import Failure, JobEngine, Work, WorkSource
 from apcbatch.model.families import load_model_config
 from apcbatch.model.locate import locate_model
+from apcbatch.model.own_dtype import with_own_dtype
 from apcbatch.resolution import resolve
 from apcbatch.types import Request, Result
 
@@ -90,7 +91,7 @@ class LLM:
         config = resolve({}, {}, plain, "LLM")
         self._lines = LineOptions.of(config)
         folder = locate_model(config.model)
-        self._config = with_model_defaults(config, folder)
+        self._config = with_own_dtype(with_model_defaults(config, folder), warn)
         check_stop_tokens(self._config, folder)
         chats = ChatOptions.of(self._config, load_model_config(folder).context_length)
         self._renderer = Renderer.load(folder, warn=warn, options=chats)

@@ -20,6 +20,7 @@ from apcbatch.draft_sources import draft_sources
 from apcbatch.errors import UsageError
 from apcbatch.option_values import SHOWN_CHARACTERS, nearest, parse_path, parse_switch, parse_value
 
+DEFAULT = "default"  # origin of an option that nothing gives
 # Read by setup.py and by tools/chromium.py; accepted here and ignored.
 ENV_OF_CONTRIBUTORS = ("APCBATCH_CUDA", "APCBATCH_CUDA_ARCHS", "APCBATCH_BROWSER")
 GONE = {"cpu_workers": "all workers of a run are of one kind: leave it out, and give workers and worker_gpus"}
@@ -46,7 +47,7 @@ def resolve(flags: Mapping[str, Any], environ: Mapping[str, str], file: Mapping[
         _layer(flags, flag_name),
     ]
     values: dict[str, Any] = {}
-    origins = dict.fromkeys(OPTIONS, "default")
+    origins = dict.fromkeys(OPTIONS, DEFAULT)
     for layer in layers:
         for pair in EXCLUSIVE:
             _exclude(pair, layer, values, origins)

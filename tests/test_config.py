@@ -82,7 +82,7 @@ def test_null_in_the_file_is_a_value_where_an_option_may_be_unset():
             ({"seed": str(2**63)}, {}, {}),
             r"--seed is .*; expected an integer from 0 up to 9223372036854775807",
         ),
-        (({"dtype": "float23"}, {}, {}), r"expected one of float32, bfloat16; did you mean float32\?"),
+        (({"dtype": "float23"}, {}, {}), r"expected one of auto, float32, bfloat16; did you mean float32\?"),
         (({"policy": "planed"}, {}, {}), r"--policy is 'planed'; expected one of"),
         (({"store_size": "20 gibs"}, {}, {}), r"--store-size is '20 gibs'; expected a size such as 20GiB"),
         (({}, {"APCBATCH_STRICT": "maybe"}, {}), r"APCBATCH_STRICT is 'maybe'; expected true or false"),

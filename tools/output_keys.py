@@ -228,7 +228,7 @@ SUMMARY: tuple[Key, ...] = (
     Key("block_size", "integer", "`--block-size`"),
     Key("policy", "string", "`--policy`"),
     Key("model", "string", "`--model`"),
-    Key("dtype", "string", "`--dtype`"),
+    Key("dtype", "string", "`--dtype`, `auto` resolved"),
     Key("device", "string", "`cpu` or `cuda`"),
     Key("gpus", "integer", "over how many CUDA devices the layers are spread, 1 on the CPU"),
     Key("version", "string", "of apcbatch"),

@@ -18,6 +18,7 @@ from apcbatch.engine.open import use_processor
 from apcbatch.errors import UsageError
 from apcbatch.model.families import load_model_config
 from apcbatch.model.locate import locate_model
+from apcbatch.model.own_dtype import with_own_dtype
 from apcbatch.version import VERSION
 
 
@@ -37,6 +38,7 @@ def measure(
     if "run" in groups and set(groups) != set(GROUPS) and input is None:
         raise UsageError("the group run needs conversations; give --input FILE")
     use_processor(config)
+    config = with_own_dtype(config, note)
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
     document: dict[str, Any] = {
         "version": VERSION,

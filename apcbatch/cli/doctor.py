@@ -14,7 +14,7 @@ from apcbatch.errors import EXIT_OK, EXIT_STOPPED
 EPILOG = """\b
 Examples:
   apcbatch doctor
-  apcbatch doctor --model ./my-mamba --dtype bfloat16 --max-running 64
+  apcbatch doctor --model ./my-mamba --max-running 64
   apcbatch doctor --store ~/states
   apcbatch doctor --model ./my-jamba --gpus 2
 """

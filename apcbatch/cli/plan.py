@@ -35,7 +35,7 @@ TABLES = sorted(set(POLICIES) - {"none"})
 EPILOG = """\b
 Examples:
   apcbatch plan chats.jsonl
-  apcbatch plan chats.jsonl --model ./my-mamba --dtype bfloat16
+  apcbatch plan chats.jsonl --model ./my-mamba
   apcbatch plan chats.jsonl --block-sizes 1,64,544 --order file
   apcbatch plan chats.jsonl --policy last --json plan.json
   apcbatch plan chats.jsonl --json - | jq '.candidates[] | {block_size, hit_rate}'
@@ -75,8 +75,9 @@ def plan(ctx: click.Context, /, inputs: tuple[str, ...], **options: Any) -> None
     from apcbatch.data.input.inputs import find_inputs
     from apcbatch.job.output_paths import check_outputs
     from apcbatch.job.planning import with_recorded_gain
+    from apcbatch.model.own_dtype import with_own_dtype
 
-    resolved = with_recorded_gain(resolved)
+    resolved = with_recorded_gain(with_own_dtype(resolved, warn))
     found = find_inputs(inputs, warn)
     read = {"--config": resolution.config_path(options["config_file"])}
     check_outputs(resolved, found.files, read, {"--json": options["json_path"]})

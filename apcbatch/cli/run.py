@@ -24,7 +24,7 @@ from apcbatch.cli.options import (
 from apcbatch.cli.streams import Invocation, say
 from apcbatch.cli.terminal import echo
 from apcbatch.display import json_escaped
-from apcbatch.errors import StoppedError, UsageError
+from apcbatch.errors import ModelError, StoppedError, UsageError
 from apcbatch.option_values import format_size
 
 if TYPE_CHECKING:
@@ -150,13 +150,18 @@ def _write_report(job: Job, path: str, flag: str) -> None:
 
 
 def _with_model_defaults(resolved: config.Config) -> config.Config:
-    """Add the defaults of the model's generation_config.json to the options, unless --generation-config is none."""
-    if resolved.generation_config == "none":
-        return resolved
+    """Add the checkpoint's own dtype and, with --generation-config auto, the defaults of its generation_config.json.
+    Without the latter, the model need not be there."""
     from apcbatch.data.generation_config import with_model_defaults
     from apcbatch.model.locate import locate_model
+    from apcbatch.model.own_dtype import with_own_dtype
 
-    return with_model_defaults(resolved, locate_model(resolved.model))
+    try:
+        return with_own_dtype(with_model_defaults(resolved, locate_model(resolved.model)))
+    except ModelError:
+        if resolved.generation_config == "auto":
+            raise
+        return resolved
 
 
 def show(resolved: config.Config) -> str:

@@ -85,13 +85,14 @@ def tune_block_size(ctx: click.Context, /, inputs: tuple[str, ...], **options: A
     from apcbatch.data.input.inputs import find_inputs
     from apcbatch.job.output_paths import check_outputs
     from apcbatch.job.planning import with_recorded_gain
+    from apcbatch.model.own_dtype import with_own_dtype
     from apcbatch.tuning.choice import check
     from apcbatch.tuning.export.documents import tuning_document, tuning_yaml
     from apcbatch.tuning.export.plot import check_plot, draw
     from apcbatch.tuning.export.text import tuning_lines
 
     check(resolved)
-    resolved = with_recorded_gain(resolved)
+    resolved = with_recorded_gain(with_own_dtype(resolved, warn))
     plot_format = check_plot(options["plot_path"]) if options["plot_path"] else ""
     names = {"--write": "yaml_path", "--json": "json_path", "--plot": "plot_path"}
     paths = {flag: options[name] for flag, name in names.items() if options[name] not in (None, STDOUT)}

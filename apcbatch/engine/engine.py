@@ -56,7 +56,7 @@ class Engine:
     ) -> None:
         options = replace(options, **named) if options else EngineOptions(**named)
         parts = open_parts(model, options, warn)
-        self.dtype, self.block_size, self.policy = options.dtype, options.block_size, options.policy
+        self.dtype, self.block_size, self.policy = parts.dtype, options.block_size, options.policy
         self.device, num_devices = parts.devices[0].type, len(parts.devices)
         self.gpus = num_devices if self.device == "cuda" else 0
         self.model_name, self.key_fingerprint = parts.name, parts.key_fingerprint

@@ -6,20 +6,17 @@ twice: running requests may hold as much KV as the pool may hold snapshots. Impo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-
 from apcbatch.config import Config
-from apcbatch.data.model_files import read_model_json
 from apcbatch.draft_sources import draft_sources
-from apcbatch.errors import ModelError, UsageError
+from apcbatch.errors import UsageError
 from apcbatch.layout import DTYPE_BYTES, PAGE_TOKENS, StateLayout
 from apcbatch.model.families import family_of
 from apcbatch.model.hf_config import ModelConfig
+from apcbatch.model.own_dtype import stored_weights
 from apcbatch.model.quantization import FLOATING
 from apcbatch.option_values import format_size, rounded_size
 
@@ -160,23 +157,11 @@ class MemoryPlan:
 def num_weights(folder: Path, config: ModelConfig) -> int | None:
     """Return the number of weights that are loaded, from the headers of the checkpoint's files. A tied head does not
     count. Return None if there are no such files, or one cannot be read."""
-    family, total = family_of(config), 0
-    index = folder / "model.safetensors.index.json"
-    try:
-        names = set(read_model_json(index)["weight_map"].values()) if index.is_file() else {"model.safetensors"}
-        paths = [folder / name for name in names]
-        if not all(path.is_file() for path in paths):
-            return None
-        for path in paths:
-            with safe_open(path, framework="np") as file:
-                for name in file.keys():  # noqa: SIM118  (it is no mapping)
-                    is_tied = config.tie_word_embeddings and name == f"{family.head}.weight"
-                    tensor = file.get_slice(name)
-                    if not (is_tied or name.startswith(family.ignored)) and tensor.get_dtype() in FLOATING:
-                        total += math.prod(tensor.get_shape())
-    except (ModelError, SafetensorError, OSError, KeyError, AttributeError, TypeError):
+    family, stored = family_of(config), stored_weights(folder)
+    if stored is None:
         return None
-    return total
+    left_out = (*family.ignored, *([f"{family.head}.weight"] if config.tie_word_embeddings else ()))
+    return sum(count for name, dtype, count in stored if dtype in FLOATING and not name.startswith(left_out))
 
 
 def in_gib(num_bytes: int) -> str:

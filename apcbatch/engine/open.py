@@ -38,8 +38,10 @@ from apcbatch.model.devices import (
 from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.model.hf_config import ModelConfig
 from apcbatch.model.locate import locate_model, name_of
+from apcbatch.model.own_dtype import own_dtype
 from apcbatch.model.pipeline import Model, stage_layers
 from apcbatch.model.pipeline_arena import Arena
+from apcbatch.option_values import AUTO
 from apcbatch.sampling import Bounds
 from apcbatch.store import Store
 from apcbatch.types import DRAFT_SOURCES, DraftSource, Policy
@@ -74,7 +76,8 @@ class EngineOptions:
     max_batch_tokens, max_running: tokens and sequences per pass. max_request_tokens: most tokens of a prompt and its
     answer; a longer request fails. draft: sources of draft tokens; an empty tuple turns drafts off, so that a pass
     computes one token of each answer. draft_memory_bytes: capacity of the index that drafts are found in.
-    measures_reading: measure what reading a snapshot of the store costs, unless the store knows it.
+    measures_reading: measure what reading a snapshot of the store costs, unless the store knows it. dtype: `float32`,
+    `bfloat16`, or `auto` for the checkpoint's own.
     """
 
     dtype: str = Config.dtype
@@ -132,12 +135,13 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class EngineParts:
-    """Parts of an engine. name: the model's name. eos_token_ids: ids that end an answer. key_fingerprint: the model's
-    fingerprint with the cache salt. runs_ahead: whether the device computes the next pass while the host reads one.
-    reading_tokens: what reading a snapshot of the store costs, in tokens; None if it was not asked for or cannot be
-    measured."""
+    """Parts of an engine. name: the model's name. dtype: never `auto`. eos_token_ids: ids that end an answer.
+    key_fingerprint: the model's fingerprint with the cache salt. runs_ahead: whether the device computes the next pass
+    while the host reads one. reading_tokens: what reading a snapshot of the store costs, in tokens; None if it was not
+    asked for or cannot be measured."""
 
     name: str
+    dtype: str
     config: ModelConfig
     eos_token_ids: frozenset[int]
     devices: list[torch.device]
@@ -163,9 +167,10 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
         warn("a CUDA device is here and this build has no kernels for it, so the CPU is used; see apcbatch doctor")
     folder, name = locate_model(str(model)), name_of(str(model))
     config = load_model_config(folder)
+    dtype = own_dtype(folder, warn) if options.dtype == AUTO else options.dtype
     check_sizes(folder, config)
     end_tokens = read_end_tokens(folder, config.vocab_size)
-    layout = state_layout(config, options.dtype)
+    layout = state_layout(config, dtype)
     keeps, pool_bytes = keeps_snapshots(options.policy), options.pool_size_bytes
     num_snapshots = min(pool_bytes // layout.slot_bytes, MAX_SNAPSHOT_SLOTS) if keeps else 0
     # live sequences and snapshots may each take the pool's size for KV; a sequence that starts may need one page more
@@ -179,7 +184,7 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
         num_drafts = min(most_drafted, max(FEWEST_DRAFTED, pool_bytes // 4 // max(1, layout.slot_bytes)))
     plan = MemoryPlan(
         layout=layout,
-        dtype=options.dtype,
+        dtype=dtype,
         num_weights=num_weights(folder, config),
         num_live=num_live,
         draft_states=num_drafts,
@@ -194,9 +199,7 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
     arena = make_arena(layout, first_draft + num_drafts, num_pages, devices, layers)
     # one pass being read, one in flight per device, and one prefill pass, so that no device waits for the host
     passes = len(devices) + 2
-    loaded = load_model(
-        folder, config, getattr(torch, options.dtype), arena, layers, exact=options.exact, passes=passes
-    )
+    loaded = load_model(folder, config, getattr(torch, dtype), arena, layers, exact=options.exact, passes=passes)
     store = persistence = None
     if options.store is not None and keeps:
         store = open_store(
@@ -249,12 +252,13 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
         most_tokens = min(options.max_batch_tokens, config.context_length or options.max_batch_tokens)
         reading_tokens = store.reading_tokens(
             model_files_digest(folder),
-            options.dtype,
+            dtype,
             name_of_devices(devices),
             lambda: measure_reading(loaded, arena, store, most_tokens, most_pages, config.vocab_size),
         )
     return EngineParts(
         name,
+        dtype,
         config,
         frozenset(end_tokens.files),
         devices,

@@ -186,21 +186,22 @@ def _cuda(device: str, gpus: int) -> str:
 def _model(config: Config) -> str:
     """Load every tensor and generate one token."""
     from apcbatch.engine.engine import Engine
+    from apcbatch.engine.open import EngineOptions
     from apcbatch.model.causal_lm import ignored_tensors
     from apcbatch.types import Request
 
-    engine = Engine(
-        config.model, dtype=config.dtype, device=config.device, gpus=config.gpus, policy="none", max_running=1
-    )
+    said: list[str] = []
+    options = EngineOptions(dtype=config.dtype, device=config.device, gpus=config.gpus, policy="none", max_running=1)
+    engine = Engine(config.model, options, warn=said.append)
     try:
         result = next(iter(engine.run([Request("doctor", [0], max_tokens=1)])))
         if result.error is not None:
             raise CheckFailed(f"model {config.model} does not answer: {result.error}", "check the checkpoint's files")
     finally:
         engine.close()
-    found = f"{config.model} is complete, {config.dtype}, fingerprint {engine.fingerprint[:12]}"
+    found = f"{config.model} is complete, {engine.dtype}, fingerprint {engine.fingerprint[:12]}"
     ignored = ignored_tensors(locate_model(config.model))
-    return "; ".join(filter(None, [found, ignored, note_of(config.model)]))
+    return "; ".join(filter(None, [found, *said, ignored, note_of(config.model)]))
 
 
 def _memory(config: Config) -> str:
@@ -208,8 +209,9 @@ def _memory(config: Config) -> str:
     from apcbatch.engine.memory import MemoryPlan, num_weights
     from apcbatch.model.devices import choose_devices, memory_of
     from apcbatch.model.families import load_model_config, state_layout
+    from apcbatch.model.own_dtype import with_own_dtype
 
-    folder = locate_model(config.model)
+    config, folder = with_own_dtype(config), locate_model(config.model)
     model, devices = load_model_config(folder), choose_devices(config.device, config.gpus)
     layout, on_host, limit = state_layout(model, config.dtype), devices[0].type == "cpu", memory_of(devices)
     plan = MemoryPlan.of(config, layout, num_weights(folder, model), on_host)

@@ -33,6 +33,7 @@ from apcbatch.job.request import settings_of
 from apcbatch.job.work import Failure, Work
 from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.model.locate import locate_model
+from apcbatch.model.own_dtype import with_own_dtype
 from apcbatch.plan.footprint import Footprint
 from apcbatch.plan.prefix_tree import PrefixTree, common_prefixes
 from apcbatch.prefix import as_token_array, boundaries_in, last_boundary
@@ -114,7 +115,7 @@ def inspect(
         )
     records = _Records(open_source(inputs, LineOptions.of(config), warn=warn), line)
     folder = locate_model(config.model)
-    config = replace(with_model_defaults(config, folder), score=False)
+    config = replace(with_own_dtype(with_model_defaults(config, folder), warn), score=False)
     model = load_model_config(folder)
     renderer = Renderer.load(folder, warn=warn, options=ChatOptions.of(config, model.context_length))
     read = _RequestsRead(config, model.context_length)

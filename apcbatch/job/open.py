@@ -39,6 +39,7 @@ from apcbatch.job.tracing.trace_file import TraceFile, trace_path
 from apcbatch.job.work import JobEngine
 from apcbatch.model.families import load_model_config
 from apcbatch.model.locate import locate_model
+from apcbatch.model.own_dtype import with_own_dtype
 from apcbatch.resolution import config_path
 from apcbatch.types import Request
 
@@ -122,7 +123,7 @@ def open_run(
     lines = LineOptions.of(config)
     records = open_source(inputs, lines, warn=warn)
     folder = locate_model(config.model)
-    config = with_model_defaults(config, folder)
+    config = with_own_dtype(with_model_defaults(config, folder), note)
     model = load_model_config(folder)  # refuses an unsupported architecture before its tokenizer is read
     sentence = notice(config, folder)
     if sentence is not None:

@@ -29,6 +29,7 @@ from apcbatch.job.previous_answers import PreviousAnswers
 from apcbatch.job.work import Failure
 from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.model.locate import locate_model
+from apcbatch.model.own_dtype import with_own_dtype
 from apcbatch.plan.footprint import Footprint
 from apcbatch.plan.prefix_tree import PrefixTree
 from apcbatch.prefix import as_token_array
@@ -86,7 +87,7 @@ def survey(
         )
     records = open_source(inputs, LineOptions.of(config), warn=warn)
     folder = locate_model(config.model)
-    config = with_model_defaults(config, folder)
+    config = with_own_dtype(with_model_defaults(config, folder))
     model = load_model_config(folder)
     options = ChatOptions.of(config, model.context_length)
     renderer = _WatchedRenderer(load_any_tokenizer(folder, warn), warn=warn, options=options)

@@ -230,10 +230,11 @@ def test_without_a_store_only_what_happened_is_counted(tiny_checkpoint: Callable
 
 
 def test_the_python_surface_has_the_defaults_of_the_command(tiny_checkpoint: Callable[..., Any]) -> None:
-    """Catches a default that differs between `Engine` and `apcbatch run`."""
-    engine = Engine(tiny_checkpoint("mamba"), pool_size_bytes=1 << 20)
-    assert (engine.dtype, engine.block_size) == (Config().dtype, Config().block_size)
-    engine.close()
+    """Catches a default that differs between `Engine` and `apcbatch run`, and a dtype that is not the checkpoint's."""
+    for model, dtype in ((tiny_checkpoint("mamba"), "float32"), ("demo", "bfloat16")):
+        engine = Engine(model, pool_size_bytes=1 << 20)
+        assert (engine.dtype, engine.block_size) == (dtype, Config().block_size)
+        engine.close()
     options, config = EngineOptions(), Config()
     for name in ("dtype", "exact", "block_size", "max_batch_tokens", "max_running", "store"):
         assert getattr(options, name) == getattr(config, name), name

@@ -131,11 +131,12 @@ def test_an_out_that_appears_while_the_model_is_read_stays(
 
 
 def test_standard_input_is_not_read_ahead(apcbatch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault: a cluster starts only once a pipe has ended."""
+    """Fault: a cluster starts only once a pipe has ended, or with a dtype that each worker resolves by itself."""
     seen: list[int | None] = []
 
     def open_cluster(config: Config, address: str, salt: Any, warn: Any, *others: Any) -> Any:
         seen.append(others[-1])
+        assert config.dtype == "bfloat16"
         return FakeEngine(config, warn)
 
     monkeypatch.setattr(cluster_opening, "open_cluster", open_cluster)
@@ -153,7 +154,7 @@ def test_standard_input_is_not_read_ahead(apcbatch: Any, tmp_path: Path, monkeyp
 def test_verbose_names_where_it_runs(apcbatch: Any, gpus: int, place: str) -> None:
     """Fault: -v names another device than the one that computes."""
     done = apcbatch(*RUN, "-v", "--gpus", gpus, "--block-size", 32)
-    assert f"model demo, float32 on {place}; block size 32, policy all, store none\n" in done.stderr, done.stderr
+    assert f"model demo, bfloat16 on {place}; block size 32, policy all, store none\n" in done.stderr, done.stderr
     assert "policy all" not in apcbatch(*RUN, "--overwrite", "--gpus", gpus).stderr
 
 

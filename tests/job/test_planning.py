@@ -46,7 +46,11 @@ def test_a_gain_is_read_from_the_store(tmp_path: Path) -> None:
     digest = model_files_digest(locate_model("demo"))
     with Store.open(tmp_path, warn=lambda sentence: None) as store:
         store.reading_tokens(digest, "float32", "a GPU", lambda: 700)
-    for flags, tokens in (({}, None), ({"store": tmp_path}, 700), ({"store": tmp_path, "dtype": "bfloat16"}, None)):
+    for flags, tokens in (
+        ({}, None),
+        ({"store": tmp_path, "dtype": "float32"}, 700),
+        ({"store": tmp_path, "dtype": "bfloat16"}, None),
+    ):
         given = {name: str(value) for name, value in flags.items()}
         assert with_recorded_gain(load(given, None, {})).min_gain_tokens == tokens
     own = load({"store": str(tmp_path), "min_gain_tokens": "3"}, None, {})

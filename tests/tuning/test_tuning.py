@@ -231,7 +231,7 @@ def test_each_restore_is_measured_where_it_is_said_to_come_from(monkeypatch: pyt
     monkeypatch.setattr(Engine, "run", run)
     monkeypatch.setattr(measurement, "LONG", 128)
     monkeypatch.setattr(measurement, "SHORT", 2)
-    config = load({}, None, {})
+    config = load({"dtype": "bfloat16"}, None, {})
     model = load_model_config(locate_model("demo"))
     footprint = Footprint.of(state_layout(model, config.dtype))
     measured = measurement.measure(config, footprint, pytest.fail)

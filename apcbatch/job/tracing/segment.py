@@ -103,7 +103,7 @@ class Segment:
     options: list[tuple[str, Any, str]] = field(metadata=_means("name, value and origin of each option"))
     model: str = field(metadata=_means("`--model`"))
     fingerprint: str = field(metadata=_means("fingerprint of the model, in hex"))
-    dtype: str = field(metadata=_means("`--dtype`"))
+    dtype: str = field(metadata=_means("`--dtype`, `auto` resolved"))
     device: str = field(metadata=_means("`cpu` or `cuda`"))
     machine: dict[str, Any] = field(metadata=_means("null for what is not known"))
     passes: PassColumns = field(
