@@ -369,7 +369,12 @@ class Config:
         maximum=MOST_SECONDS,
     )
 
-    resume: bool = option(False, "Output", "Run only the requests that OUT does not answer yet.")
+    resume: bool = option(
+        False,
+        "Output",
+        "Run only the requests that OUT does not answer yet. The model, and options that change answers, are those of "
+        "OUT.run.json where they are not given.",
+    )
     overwrite: bool = option(False, "Output", "Replace OUT.")
     retry_errors: bool = option(False, "Output", "Resume, and run retryable error records again.")
     ordered: bool = option(False, "Output", "Sort the lines into input order when the run ends.")

@@ -3,7 +3,8 @@
 This is the only module that reads options from the environment.
 
 Invariants:
-- Flags override APCBATCH_* variables, which override the --config file, which overrides the defaults.
+- Flags override APCBATCH_* variables, which override the --config file, which overrides the defaults; between the last
+  two are the values that `with_defaults` is given, of the earlier run on --resume and of the model.
 - Any given value overrides, even 0 or `false`.
 - Unknown keys, values out of range and options that exclude each other are refused here.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from apcbatch.config import ENV_CONFIG, ENV_DEBUG, ENV_PREFIX, OPTIONS, Config, env_name, flag_name
@@ -58,6 +60,16 @@ def resolve(flags: Mapping[str, Any], environ: Mapping[str, str], file: Mapping[
     config = Config(**values, origins=origins)
     draft_sources(config)  # refuses sources that cannot be used
     return config
+
+
+def with_defaults(config: Config, values: Mapping[str, Any], where: str, origin: Callable[[str], str]) -> Config:
+    """Replace the options that are at their defaults by the values of another source, parsed.
+
+    where: name of the source in error messages. origin: of an option by its name. Raises ValueError for a bad value.
+    """
+    left = {name: value for name, value in values.items() if config.origins.get(name) == DEFAULT}
+    parsed = {name: parse_value(OPTIONS[name], value, f"{name} in {where}") for name, value in left.items()}
+    return replace(config, **parsed, origins={**config.origins, **{name: origin(name) for name in parsed}})
 
 
 def _layer(raw: Mapping[str, Any], where: Callable[[str], str]) -> dict[str, tuple[Any, str]]:

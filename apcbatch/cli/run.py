@@ -96,13 +96,15 @@ def run(ctx: click.Context, /, inputs: tuple[str, ...], output: str | None, **op
     continues, or, after 3, that nothing is left to do because every error would recur.
     """
     resolved = resolution.load(given_flags(ctx), options["config_file"])
+    from apcbatch.job.run import Job
+
     if options["show_config"]:
+        if resolved.resume and (inputs or output):
+            resolved = Job(resolved, inputs, output, ()).config
         echo(show(_with_model_defaults(resolved)))
         return 0
     if not inputs:
         raise click.MissingParameter(ctx=ctx, param_hint="'INPUT'", param_type="argument")
-    from apcbatch.job.run import Job
-
     invocation: Invocation = ctx.obj
     job = Job(resolved, inputs, output, invocation.program, options["config_file"])
     invocation.last_line = job.last_line

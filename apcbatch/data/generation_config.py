@@ -6,15 +6,15 @@ max_new_tokens always. The file's stop tokens do not depend on the option: data/
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from apcbatch.config import OPTIONS, Config
+from apcbatch.config import Config
 from apcbatch.data.model_files import read_model_json
 from apcbatch.errors import ModelError
-from apcbatch.option_values import brief, parse_value
+from apcbatch.option_values import brief
+from apcbatch.resolution import DEFAULT, with_defaults
 from apcbatch.sampling import SETTINGS
 
 FILE = "generation_config.json"
@@ -32,7 +32,7 @@ def _suggested(config: Config, folder: Path) -> dict[str, Any]:
         if values.get(setting.suggested_as) is not None and (draws or not setting.only_drawn)
     }
     found = {"temperature": 1.0, **found} if draws else found
-    return {name: value for name, value in found.items() if config.origins.get(name) == "default"}
+    return {name: value for name, value in found.items() if config.origins.get(name) == DEFAULT}
 
 
 def with_model_defaults(config: Config, folder: Path) -> Config:
@@ -41,13 +41,10 @@ def with_model_defaults(config: Config, folder: Path) -> Config:
     Return the new configuration. ModelError for an invalid value."""
     if config.generation_config != "auto":
         return config
-    values = {}
-    for name, value in _suggested(config, folder).items():
-        try:
-            values[name] = parse_value(OPTIONS[name], value, f"{name} in {folder / FILE}")
-        except ValueError as error:
-            raise ModelError(f"{error}; mend the file, or give --generation-config none") from None
-    return dataclasses.replace(config, **values, origins={**config.origins, **dict.fromkeys(values, FILE)})
+    try:
+        return with_defaults(config, _suggested(config, folder), str(folder / FILE), lambda name: FILE)
+    except ValueError as error:
+        raise ModelError(f"{error}; mend the file, or give --generation-config none") from None
 
 
 def notice(config: Config, folder: Path) -> str | None:

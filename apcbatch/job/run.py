@@ -27,6 +27,7 @@ from apcbatch.job.output_paths import STDOUT, check_summary, default_output, odd
 from apcbatch.job.planning import work_source
 from apcbatch.job.printer import Printer
 from apcbatch.job.record import Ticket, error_line, result_line
+from apcbatch.job.runfile import with_earlier_options
 from apcbatch.job.signals import Signals
 from apcbatch.job.sink import FileSink, Sink, open_sink
 from apcbatch.job.totals import Totals
@@ -55,7 +56,10 @@ class Job:
         self._is_named = output is not None
         place = output_place(default_output(inputs)) if output is None else output
         name = STDOUT if place == STDOUT_PLACE else place
-        self._config, self._inputs, self._output = config, tuple(inputs), output_for(name)
+        self._inputs, self._output = tuple(inputs), output_for(name)
+        if config.resume and self._output.exists():
+            config = with_earlier_options(config, self._output.target)
+        self._config = config
         self._program, self._config_file = program, config_file
         self._totals = Totals()
         self._trace: RunTrace | None = None
@@ -95,6 +99,11 @@ class Job:
             self._trace = self._begin_trace(opened, inputs)
             with _closing(opened.engine, self._trace):
                 return self._answer(opened, sink)
+
+    @property
+    def config(self) -> Config:
+        """The options of the run; with --resume, those that are not given are the earlier run's."""
+        return self._config
 
     @property
     def output(self) -> str:

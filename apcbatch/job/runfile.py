@@ -22,6 +22,7 @@ from apcbatch.data.input.inputs import RUN_FILE_SUFFIX, Inputs
 from apcbatch.errors import UsageError
 from apcbatch.job.disk import Disk, write_file
 from apcbatch.option_values import brief, shown
+from apcbatch.resolution import with_defaults
 from apcbatch.sampling import SETTINGS
 from apcbatch.version import VERSION
 
@@ -41,6 +42,8 @@ CHANGES_ANSWERS = (
     "tool_parser",
     "reasoning_parser",
 )
+# Options that --resume takes from the run file where they are not given; all of them can change an answer.
+RESUMED = ("model", "exact", "system_prompt", *CHANGES_ANSWERS)
 # Names the rule by which this version seeds random draws: the line's own seed, or --seed and the line's id or content.
 # Older run files have no `draws`: those runs seeded draws by the request's number.
 DRAWS = "seed, id or content"
@@ -197,6 +200,18 @@ def with_clock_of(config: Config, path: str) -> Config:
     except (TypeError, ValueError):
         raise UsageError(f"{path}: template_clock is {brief(clock)}; expected a time in ISO 8601") from None
     return dataclasses.replace(config, begin=clock)
+
+
+def with_earlier_options(config: Config, output: str) -> Config:
+    """Return the configuration that continues OUT: options of RESUMED that are not given have the values of OUT's run
+    file, if there is one. output: path of OUT on this machine. Raises UsageError for a bad value in the file."""
+    path = run_file_path(output)
+    earlier = (read_run_file(path)[0] or {}).get("config", {})
+    values = {name: earlier[name] for name in RESUMED if name in earlier}
+    try:
+        return with_defaults(config, values, path, lambda name: f"{os.path.basename(path)}: {name}")
+    except ValueError as error:
+        raise UsageError(f"{error}; put that run's file there, or give --overwrite") from None
 
 
 def is_run_file(data: bytes) -> bool:

@@ -42,31 +42,33 @@ def undisturbed(apcbatch, tmp_path):
 
 
 def test_killed_three_times_each_request_is_there_once(undisturbed, start, tmp_path):
-    """Fault: SIGKILL loses or doubles a request."""
-    out = tmp_path / "out.jsonl"
-    for lines in (1, 9, 22):
-        process = start(*RUN, "--resume", FAKE_HOLD_AT=lines)
+    """Fault: SIGKILL loses or doubles a request, or a part that is continued by its names alone has other options."""
+    out, bare = tmp_path / "out.jsonl", (*RUN[:4], "--max-running", 3, "--progress", "none", "--resume")
+    for lines, words in ((1, (*RUN, "--resume")), (9, bare), (22, bare)):
+        process = start(*words, FAKE_HOLD_AT=lines)
         process.wait_for_lines(out, lines)
         process.send(signal.SIGKILL)
         assert process.end().code == -signal.SIGKILL
-    last = start(*RUN, "--resume").end()
+    last = start(*bare).end()
     assert last.code == 0, last.stderr
     assert 0 < last.summary["already_done"] < 40
     assert answers(read_records(out)) == undisturbed
 
 
 def test_killed_with_drafts_in_a_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault: what a killed run had drafted, or other drafts after --resume, changes or loses an answer. With the real
-    engine, which verifies drafts from the whole answers when it is killed."""
+    """Fault: what a killed run had drafted, or other drafts after --resume, changes or loses an answer; a run that was
+    begun in float32 goes on in the checkpoint's own dtype. With the real engine, which verifies drafts from the whole
+    answers when it is killed."""
     monkeypatch.chdir(tmp_path)
     write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(10)])
-    run = ["run", "in.jsonl", "-q", "--max-tokens", "60", "--ignore-eos", "--temperature", "0.7", "--progress", "none"]
-    assert main([*run, "-o", "whole.jsonl", "--draft", "none"]) == 0
+    run = ["run", "in.jsonl", "-q", "--progress", "none"]
+    drawn = ["--max-tokens", "60", "--ignore-eos", "--temperature", "0.7", "--dtype", "float32"]
+    assert main([*run, *drawn, "-o", "whole.jsonl", "--draft", "none"]) == 0
     undisturbed, out = answers(read_records(Path("whole.jsonl"))), Path("out.jsonl")
     run += ["-o", "out.jsonl", "--max-running", "2", "--resume"]
     given_up = 0
     for lines, drafts in ((1, "previous"), (5, "previous,history,lookup"), (11, "recorded,previous")):
-        words = [*run, "--draft", drafts, "--draft-from", "whole.jsonl"]
+        words = [*run, *(drawn if lines == 1 else []), "--draft", drafts, "--draft-from", "whole.jsonl"]
         process = subprocess.Popen([sys.executable, "-m", "apcbatch", *words], stdout=subprocess.DEVNULL,
                                    env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})  # fmt: skip
         while process.poll() is None and not (out.exists() and out.read_bytes().count(b"\n") >= lines):

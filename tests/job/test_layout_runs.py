@@ -56,7 +56,8 @@ def test_a_run_shows_what_it_reads_and_resumes_only_that(apcbatch: Any, tmp_path
     assert apcbatch(*mapped, "--resume").code == 3
     (tmp_path / "sys").write_text("Be long.\n")
     assert "system_prompt" in apcbatch(*mapped, "--resume").stderr
-    assert "prompt_column" in apcbatch(*run, "--messages-column", "q", "--resume").stderr
+    both = "--messages-column and out.jsonl.run.json: prompt_column exclude each other"
+    assert both in apcbatch(*run, "--messages-column", "q", "--resume").stderr
 
 
 def test_a_text_is_continued_where_the_model_has_no_template(apcbatch: Any, tmp_path: Path) -> None:

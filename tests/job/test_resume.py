@@ -114,6 +114,59 @@ def test_resume_of_a_different_run_is_refused_field_by_field(apcbatch, twelve, t
     assert (tmp_path / "out.jsonl").read_bytes() == before
 
 
+def test_an_option_that_is_not_given_is_that_of_the_earlier_run(apcbatch, twelve, tmp_path, engines, monkeypatch):
+    """Fault: --resume goes on with this version's default, or is refused for it; or it takes what need not be alike
+    from the run file, or its value in place of a given one."""
+    (tmp_path / "c.yaml").write_text("seed: 5\n")
+    given = ("--dtype", "float32", "--temperature", 0.5, "--fast", "--stop", "q", "--config", "c.yaml", "--limit", 3)
+    run = ("run", "in.jsonl", "-o", "out.jsonl")
+    assert apcbatch(*run, *OPTIONS, *given, "--turns", "last", "--system-prompt", "Be brief.").code == 0
+    path = tmp_path / "out.jsonl.run.json"
+    facts = json.loads(path.read_text())
+    facts["origins"] |= {"dtype": "default", "max_tokens": "default"}
+    path.write_text(json.dumps(facts | {"version": "0.0.1"}))  # of a version with these as its defaults
+    for words, field in (
+        (("--dtype", "bfloat16"), "dtype  then 'float32', now 'bfloat16'"),
+        (("--dtype", "auto"), "dtype  then 'float32', now 'bfloat16'"),
+        (("--max-tokens", 4), "max_tokens  then 3, now 4"),
+        (("--model", "demo-jamba"), "model_files"),
+    ):
+        refused = apcbatch(*run, *words, "--resume")
+        assert refused.code == 2 and field in refused.stderr
+    monkeypatch.setenv("APCBATCH_SEED", "6")
+    assert "seed  then 5, now 6" in apcbatch(*run, "--resume").stderr
+    monkeypatch.delenv("APCBATCH_SEED")
+    shown = {line.split(":")[0]: line for line in apcbatch(*run, "--resume", "--show-config").stdout.splitlines()}
+    assert shown["dtype"].split() == ["dtype:", "float32", "#", "out.jsonl.run.json:", "dtype"]
+    assert shown["seed"].split() == ["seed:", "5", "#", "out.jsonl.run.json:", "seed"]
+    assert shown["limit"].split() == ["limit:", "null", "#", "default"]
+    assert apcbatch(*run, "--resume").code == 0 and engines[-1].dtype == "float32"
+    assert len(answers(read_records(tmp_path / "out.jsonl"))) == 6
+    now = json.loads(path.read_text())["config"]
+    assert {name for name in now if now[name] != facts["config"][name]} == {"resume", "limit"}
+    assert now["dtype"] == "float32" and now["system_prompt"] == "Be brief." and now["stop"] == ["q"]
+
+
+@pytest.mark.parametrize(
+    ("there", "code", "said"),
+    [
+        ({"dtype": "float8"}, 2, "out.jsonl.run.json is 'float8'; expected one of auto, float32, bfloat16"),
+        ({"max_tokens": None}, 2, "out.jsonl.run.json is null"),
+        ({"dtype": "float32", "no_such_option": 1}, 0, ""),
+    ],
+)
+def test_a_value_of_the_run_file_is_checked(apcbatch, twelve, tmp_path, there, code, said):
+    """Fault: a damaged run file ends in a traceback, or one of another version is refused for an option it had."""
+    assert apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--dtype", "float32").code == 0
+    path = tmp_path / "out.jsonl.run.json"
+    facts = json.loads(path.read_text())
+    path.write_text(json.dumps(facts | {"config": facts["config"] | there}))
+    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--resume")
+    assert done.code == code and said in done.stderr and "Traceback" not in done.stderr
+    (tmp_path / "out.jsonl").unlink()
+    assert apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--resume").code == 0, "nothing to go on from"
+
+
 @pytest.mark.parametrize(("flags", "kept"), [(["--fast"], ["--fast"]), (["--exact"], ["--exact"]), ([], [])])
 def test_the_command_that_continues_keeps_the_kind_of_products(flags, kept, apcbatch, twelve, tmp_path):
     """Fault: a run that was begun with fast products goes on with exact ones, whose answers are others."""

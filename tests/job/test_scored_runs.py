@@ -272,15 +272,17 @@ def test_scores_are_the_same_cached_or_cold(run: Callable[..., Any]) -> None:
 
 
 @pytest.mark.slow
-def test_a_scored_run_goes_on(run: Callable[..., Any], tmp_path: Path) -> None:
-    """Catches answers that are scored again, or taken for generated ones, when a run is resumed."""
+def test_a_scored_run_goes_on(run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches answers that are scored again, or taken for generated ones, when a run is resumed, and a run that goes on
+    by generating."""
     lines = recorded()
     _, whole, _ = run(lines, "--score")
     kept = (tmp_path / "out.jsonl").read_bytes().splitlines(keepends=True)[:4]
     (tmp_path / "out.jsonl").write_bytes(b"".join(kept))
-    code, records, summary = run(lines, "--score", "--resume")
+    code, records, summary = run(lines, "--resume")
     assert code == 0 and scores(records) == scores(whole)
     assert (summary["already_done"], summary["score"]["answers"]) == (4, len(whole) - 4)
+    monkeypatch.setenv("APCBATCH_SCORE", "false")
     assert main(["run", "in.jsonl", "-o", "out.jsonl", "-q", "--resume"]) == 2
 
 
