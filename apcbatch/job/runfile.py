@@ -43,7 +43,7 @@ CHANGES_ANSWERS = (
     "reasoning_parser",
 )
 # Options that --resume takes from the run file where they are not given; all of them can change an answer.
-RESUMED = ("model", "exact", "system_prompt", *CHANGES_ANSWERS)
+RESUMED = ("model", "exact", "system_prompt", "template_date", *CHANGES_ANSWERS)
 # Names the rule by which this version seeds random draws: the line's own seed, or --seed and the line's id or content.
 # Older run files have no `draws`: those runs seeded draws by the request's number.
 DRAWS = "seed, id or content"
