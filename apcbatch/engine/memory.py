@@ -12,12 +12,12 @@ from pathlib import Path
 
 from apcbatch.config import Config
 from apcbatch.draft_sources import draft_sources
-from apcbatch.errors import UsageError
+from apcbatch.errors import ModelError, UsageError
 from apcbatch.layout import DTYPE_BYTES, PAGE_TOKENS, StateLayout
 from apcbatch.model.families import family_of
 from apcbatch.model.hf_config import ModelConfig
-from apcbatch.model.own_dtype import stored_weights
 from apcbatch.model.quantization import FLOATING
+from apcbatch.model.weight_files import WeightFiles
 from apcbatch.option_values import format_size, rounded_size
 
 QUEUED_SNAPSHOTS = 32  # that the store's queue has room for: one of each sequence of a pass
@@ -157,11 +157,18 @@ class MemoryPlan:
 def num_weights(folder: Path, config: ModelConfig) -> int | None:
     """Return the number of weights that are loaded, from the headers of the checkpoint's files. A tied head does not
     count. Return None if there are no such files, or one cannot be read."""
-    family, stored = family_of(config), stored_weights(folder)
-    if stored is None:
+    family = family_of(config)
+    try:
+        with WeightFiles(folder) as files:
+            return sum(
+                math.prod(tensor.shape)
+                for name, tensor in files.tensors.items()
+                if tensor.dtype in FLOATING
+                and not name.startswith(family.ignored)
+                and not (config.tie_word_embeddings and name == f"{family.head}.weight")
+            )
+    except ModelError:
         return None
-    left_out = (*family.ignored, *([f"{family.head}.weight"] if config.tie_word_embeddings else ()))
-    return sum(count for name, dtype, count in stored if dtype in FLOATING and not name.startswith(left_out))
 
 
 def in_gib(num_bytes: int) -> str:

@@ -5,20 +5,17 @@ Reads config.json and the headers of the weights, which need not be there. Impor
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-
-from safetensors import SafetensorError, safe_open
 
 from apcbatch.config import Config
 from apcbatch.data.model_files import read_model_json
 from apcbatch.errors import ModelError
 from apcbatch.model.hf_config import ConfigReader
 from apcbatch.model.locate import locate_model
-from apcbatch.model.quantization import FLOATING
+from apcbatch.model.weight_files import WeightFiles
 from apcbatch.option_values import AUTO
 from apcbatch.resolution import DEFAULT
 
@@ -57,25 +54,6 @@ def own_dtype(folder: Path, warn: Callable[[str], None]) -> str:
     return computed
 
 
-def stored_weights(folder: Path) -> list[tuple[str, str, int]] | None:
-    """Return (name, safetensors dtype, number of elements) of each tensor of a checkpoint, from the headers of its
-    files. None if there are no such files, or one cannot be read."""
-    index, found = folder / "model.safetensors.index.json", []
-    try:
-        names = set(read_model_json(index)["weight_map"].values()) if index.is_file() else {"model.safetensors"}
-        paths = [folder / Path(name).name for name in sorted(names)]
-        if not all(path.is_file() for path in paths):
-            return None
-        for path in paths:
-            with safe_open(path, framework="np") as file:
-                for name in file.keys():  # noqa: SIM118  (it is no mapping)
-                    tensor = file.get_slice(name)
-                    found.append((name, tensor.get_dtype(), math.prod(tensor.get_shape())))
-    except (ModelError, SafetensorError, OSError, KeyError, AttributeError, TypeError):
-        return None
-    return found
-
-
 def _declared(folder: Path) -> str | None:
     """Return the dtype that config.json declares for the text model; None if it names none, or another kind."""
     path = folder / "config.json"
@@ -89,9 +67,12 @@ def _declared(folder: Path) -> str | None:
 
 
 def _stored(folder: Path) -> str | None:
-    """Return the dtype of most bytes of the weights; None if there are none."""
+    """Return the dtype of most bytes of the weights; None if there are none, or a file of them cannot be read."""
     sizes: Counter[str] = Counter()
-    for _, dtype, count in stored_weights(folder) or ():
-        if dtype in FLOATING:
-            sizes[_STORED[dtype]] += count * FLOATING[dtype]
-    return sizes.most_common(1)[0][0] if sizes else None
+    try:
+        with WeightFiles(folder) as files:
+            for tensor in files.tensors.values():
+                sizes[tensor.dtype] += tensor.num_bytes
+    except ModelError:
+        return None
+    return next((_STORED[dtype] for dtype, _ in sizes.most_common() if dtype in _STORED), None)

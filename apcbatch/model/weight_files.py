@@ -1,0 +1,231 @@
+"""The safetensors files of a checkpoint, single or sharded with an index: what each tensor is, and its bytes.
+
+Invariants: only regular files with plain names in the folder are opened, each once, and its header and its tensors are
+read from that descriptor. Nothing is mapped, so a file that changes later changes nothing in memory, and one that is
+cut is an error and not a signal. Headers have bounded sizes. Importing this module does not load torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import reprlib
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, NamedTuple
+
+import xxhash
+
+from apcbatch.data.model_files import read_model_json
+from apcbatch.errors import ModelError
+from apcbatch.model.locate import what_it_is
+from apcbatch.model.quantization import FLOATING
+from apcbatch.regular_files import open_regular_file
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,200}\.safetensors")
+MOST_HEADER_BYTES = 32 << 20  # of all files of a checkpoint together
+MOST_HEADER_VALUES = 3 << 20  # of them too: 12 for each of 262,144 tensors
+MOST_DIMENSIONS = 8
+_PIECE_BYTES = 1 << 20  # that are read and digested at a time, so that they are digested out of the processor's cache
+
+
+class StoredTensor(NamedTuple):
+    """A tensor in a file. dtype: safetensors name. offset: of its first byte in the file."""
+
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    num_bytes: int
+
+
+class _Entry(NamedTuple):
+    """A tensor in a header. begin, end: offsets of its bytes behind the header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+class _File(NamedTuple):
+    """An open file of weights. identity: see _identity; as the file was opened."""
+
+    file: BinaryIO
+    identity: tuple[int, ...]
+
+
+class WeightFiles:
+    """The files of weights in one model folder, open until `close`. tensors: all of their tensors by name. Raises
+    ModelError if a file is missing, damaged or not safetensors."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.tensors: dict[str, StoredTensor] = {}
+        self._files: dict[Path, _File] = {}
+        self._header_bytes = self._header_values = 0
+        try:
+            self._locate()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> WeightFiles:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files."""
+        for opened in self._files.values():
+            opened.file.close()
+
+    def read_into(self, tensor: StoredTensor, target: memoryview) -> bytes:
+        """Fill `target`, bytes, with a tensor's bytes, and return their xxh3-128 digest. Raises ModelError if the file
+        has become shorter or cannot be read."""
+        descriptor, digest, done = self._files[tensor.path].file.fileno(), xxhash.xxh3_128(), 0
+        while done < tensor.num_bytes:
+            piece = target[done : done + _PIECE_BYTES]
+            try:
+                count = os.preadv(descriptor, [piece], tensor.offset + done)
+            except OSError as error:
+                raise _unreadable(tensor.path, error) from None
+            if not count:
+                raise _changed(tensor.path)
+            digest.update(piece[:count])
+            done += count
+        return digest.digest()
+
+    def check_unchanged(self) -> None:
+        """Raise ModelError if a name in the folder now stands for another file than the one that was opened, or for one
+        that was written to since."""
+        for path, opened in self._files.items():
+            try:
+                is_same = _identity(os.stat(path)) == opened.identity
+            except OSError:
+                is_same = False
+            if not is_same:
+                raise _changed(path)
+
+    def _locate(self) -> None:
+        """Open all files and read their headers."""
+        index = self.folder / INDEX
+        if not index.exists():
+            self._open(self.folder / SINGLE)
+            return
+        weight_map = read_model_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
+            raise ModelError(f"{index}: weight_map is missing; expected an object of tensor names and file names")
+        file_names = sorted(set(weight_map.values()))
+        for file_name in file_names:
+            if not _PLAIN_NAME.fullmatch(file_name):
+                raise ModelError(
+                    f"{index}: weight_map names {reprlib.repr(file_name)}; expected plain file names such as "
+                    "model-00001-of-00002.safetensors"
+                )
+        missing = [name for name in file_names if not (self.folder / name).exists()]
+        if missing:
+            raise ModelError(
+                f"{self.folder} lacks {len(missing)} of the {len(file_names)} files of weights that {INDEX} names: "
+                f"{', '.join(missing[:3])}{', ..' * (len(missing) > 3)}; download the model again"
+            )
+        for file_name in file_names:
+            self._open(self.folder / file_name)
+        for name, file_name in weight_map.items():
+            if name not in self.tensors or self.tensors[name].path.name != file_name:
+                raise ModelError(f"{self.folder / file_name}: tensor {name} is missing; {INDEX} lists it there")
+
+    def _open(self, path: Path) -> None:
+        """Open a file and add its tensors."""
+        try:
+            file = open_regular_file(path)
+            opened = self._files[path] = _File(file, _identity(os.fstat(file.fileno())))
+            begin, entries = self._read_header(opened)
+        except FileNotFoundError:
+            what = what_it_is(self.folder) or f"{self.folder} holds no weights"
+            raise ModelError(f"{path} does not exist: {what}; expected safetensors") from None
+        except OSError as error:
+            raise _unreadable(path, error) from None
+        except (ValueError, RecursionError) as error:
+            why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+            raise ModelError(f"{path} is not a whole safetensors file ({why:.200}); copy it again") from None
+        for name, entry in entries.items():
+            other = self.tensors.get(name)
+            if other is not None:
+                raise ModelError(
+                    f"tensor {name:.120} stands in {other.path} and in {path}; expected each tensor in one file: "
+                    "download the model again into an empty folder"
+                )
+            self.tensors[name] = StoredTensor(
+                path, entry.dtype, entry.shape, begin + entry.begin, entry.end - entry.begin
+            )
+
+    def _read_header(self, opened: _File) -> tuple[int, dict[str, _Entry]]:
+        """Return where the tensors' bytes begin in a file, and its tensors by name. Raises ValueError, with a clause,
+        unless the tensors fill the file from there to its end."""
+        file, size = opened.file, opened.identity[-1]
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= size - 8:
+            raise ValueError(f"its header should have {length:,} bytes, the file has {size:,}")
+        self._header_bytes += length
+        if self._header_bytes > MOST_HEADER_BYTES:
+            raise ValueError(
+                f"the headers of the weights have {self._header_bytes:,} bytes, the most is {MOST_HEADER_BYTES:,}"
+            )
+        raw = file.read(length)
+        self._header_values += sum(map(raw.count, (b"{", b"[", b",")))
+        if self._header_values > MOST_HEADER_VALUES:
+            raise ValueError(
+                f"the headers of the weights have {self._header_values:,} values, the most is {MOST_HEADER_VALUES:,}"
+            )
+        entries = json.loads(raw.decode(), object_pairs_hook=_compact)
+        if not isinstance(entries, dict):
+            raise ValueError("its header is no object")
+        entries.pop("__metadata__", None)
+        for name, entry in entries.items():
+            if not isinstance(entry, _Entry):
+                raise ValueError(f"its header says of {name:.80} no dtype, shape and data_offsets")
+            expected = math.prod(entry.shape) * FLOATING.get(entry.dtype, 0)
+            if entry.dtype in FLOATING and entry.end - entry.begin != expected:
+                raise ValueError(f"its header gives {name:.80} {entry.end - entry.begin:,} bytes, not {expected:,}")
+        end = 0
+        for name, entry in sorted(entries.items(), key=lambda item: item[1][2:]):
+            if entry.begin != end:
+                raise ValueError(f"its header has {name:.80} at byte {entry.begin:,} of the data, expected at {end:,}")
+            end = entry.end
+        if 8 + length + end != size:
+            raise ValueError(f"its header promises {8 + length + end:,} bytes, the file has {size:,}")
+        return 8 + length, entries
+
+
+def _compact(pairs: list[tuple[str, Any]]) -> dict[str, Any] | _Entry:
+    """Return an object of a header: an _Entry if it describes a tensor, otherwise a dict. Raises ValueError for a name
+    that stands in it twice."""
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        raise ValueError("a name stands twice in its header")
+    match values:
+        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [begin, end], **rest} if not rest:
+            is_place = type(begin) is int and type(end) is int and 0 <= begin <= end
+            if is_place and len(shape) <= MOST_DIMENSIONS and all(type(n) is int and 0 <= n < 1 << 63 for n in shape):
+                return _Entry(sys.intern(dtype), tuple(shape), begin, end)
+    return values
+
+
+def _identity(stat: os.stat_result) -> tuple[int, ...]:
+    """Return what changes if a name stands for another file, or a file is written to. The size comes last."""
+    return stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size
+
+
+def _changed(path: Path) -> ModelError:
+    return ModelError(f"{path} changed while it was read; run again once nothing writes to it")
+
+
+def _unreadable(path: Path, error: OSError) -> ModelError:
+    return ModelError(f"{path} cannot be read ({error.strerror}); expected a file of weights")
