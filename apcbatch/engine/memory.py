@@ -6,6 +6,7 @@ twice: running requests may hold as much KV as the pool may hold snapshots. Impo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,7 @@
 """The description of a model, and a reader of the Hugging Face config.json that it comes from.
 
-Invariant: every size is an integer within its bounds, so that sums and products of sizes cannot overflow. Loading the
-weights checks that the tensors have these sizes.
+Invariant: every size is an integer within its bounds, and every other number one of float32, so that sums and products
+cannot overflow. Loading the weights checks that the tensors have these sizes. Each list is read in linear time.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import reprlib
-import sys
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from apcbatch.errors import ModelError
 MixerNorm = Literal["none", "weightless", "weighted"]
 
 LARGEST_SIZE = (1 << 31) - 1
+LARGEST_NUMBER = 1e18  # so that a product of two numbers is a float32
 MOST_LAYERS = 1 << 14
 
 
@@ -137,12 +137,10 @@ class ConfigReader:
             raise self.wrong(key, value, f"an integer from {minimum} to {maximum}")
         return value
 
-    def number(self, key: str, default: float) -> float:
+    def number(self, key: str, default: float, minimum: float = -LARGEST_NUMBER) -> float:
         value = self.values.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise self.wrong(key, value, "a number")
-        if not abs(value) <= sys.float_info.max:  # NaN, infinity, or an integer that no float holds
-            raise self.wrong(key, value, "a finite number")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not minimum <= value <= LARGEST_NUMBER:
+            raise self.wrong(key, value, f"a number from {minimum:g} to {LARGEST_NUMBER:g}")
         return float(value)
 
     def numbers(self, key: str, count: int) -> tuple[float, ...]:
@@ -165,9 +163,9 @@ class ConfigReader:
         if len(ends) != 2 or not all(type(end) in (int, float) for end in ends):
             raise self.wrong(key, value, "two numbers")
         least, largest = ends
-        if not 0 <= least <= largest or not least <= sys.float_info.max:
+        if not 0 <= least <= largest or not least <= LARGEST_NUMBER:
             raise self.wrong(key, value, "two ascending numbers from 0 on, of which only the second may be infinite")
-        return float(least), float(largest) if largest <= sys.float_info.max else float("inf")
+        return float(least), float(largest) if largest <= LARGEST_NUMBER else float("inf")
 
     def layer_types(self, layers: int, kinds: Mapping[str, str], *keys: str) -> tuple[str, ...] | None:
         """Return the kind of each layer's mixer, from the list under the first of the keys that is there; None if none
@@ -183,12 +181,13 @@ class ConfigReader:
                 raise self.wrong(f"{key}[{number}]", name, " or ".join(list(kinds)[:2]))
         return tuple(kinds[name] for name in types)
 
-    def places(self, key: str, layers: int) -> list[int]:
+    def places(self, key: str, layers: int) -> frozenset[int]:
         """Return the layer numbers listed under a key, counted from 0. Raises ModelError."""
-        listed = self.values.get(key)
-        if not isinstance(listed, list) or not all(type(i) is int and 0 <= i < layers for i in listed):
+        listed: Any = self.values.get(key)
+        is_short = isinstance(listed, list) and len(listed) <= layers
+        if not is_short or not all(type(i) is int and 0 <= i < layers for i in listed):
             raise self.wrong(key, listed, f"a list of numbers of the {layers} layers, from 0")
-        return listed
+        return frozenset(listed)
 
     def require_state(self, mixers: Collection[str], expected: str = "linear_attention") -> None:
         """Raise ModelError if all mixers are attention. expected: a layer type with a recurrent state."""

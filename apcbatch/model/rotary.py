@@ -49,17 +49,14 @@ def read_rotary(
         if key not in _KEYS:
             raise table.wrong(key, value, f"no key besides {', '.join(_KEYS)}: only the default embedding is supported")
 
-    def number(key: str, default: float) -> tuple[ConfigReader, float]:
-        holder = table if key in table.values else reader
-        return holder, holder.number(key, default)
+    def holder(key: str) -> ConfigReader:
+        return table if key in table.values else reader
 
-    holder, theta = number("rope_theta", default_theta)
-    if theta <= 0:
-        raise holder.wrong("rope_theta", theta, "a number above 0")
-    holder, factor = number("partial_rotary_factor", default_factor)
+    theta = holder("rope_theta").number("rope_theta", default_theta, minimum=1)
+    factor = holder("partial_rotary_factor").number("partial_rotary_factor", default_factor)
     dim = int(head_dim * factor) if 0 < factor <= 1 else 0
     if dim < 2 or dim % 2:
-        raise holder.wrong("partial_rotary_factor", factor, _expected(head_dim))
+        raise holder("partial_rotary_factor").wrong("partial_rotary_factor", factor, _expected(head_dim))
     return Rotary(dim, theta)
 
 

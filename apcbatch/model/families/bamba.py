@@ -38,7 +38,7 @@ def read(reader: ConfigReader, family: str) -> BambaConfig:
     rotary = read_rotary(rotary_reader, head_dim, default_factor=0.5)
     layers = reader.integer("num_hidden_layers", 32, maximum=MOST_LAYERS)
     has_attention = reader.values.get("attn_layer_indices") is not None
-    places = reader.places("attn_layer_indices", layers) if has_attention else []
+    places = reader.places("attn_layer_indices", layers) if has_attention else frozenset()
     mixers = tuple("attention" if i in places else "mamba2" for i in range(layers))
     reader.require_state(mixers, "Mamba-2")
     return BambaConfig(

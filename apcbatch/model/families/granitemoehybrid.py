@@ -13,7 +13,7 @@ from apcbatch.model.attention import ATTENTION
 from apcbatch.model.families.mamba2 import Mamba2Config, read_mixers
 from apcbatch.model.family import Family
 from apcbatch.model.feed_forward import NORMALISED_MIXTURE, SHARED_MLP
-from apcbatch.model.hf_config import MOST_LAYERS, ConfigReader, Multipliers
+from apcbatch.model.hf_config import LARGEST_NUMBER, MOST_LAYERS, ConfigReader, Multipliers
 from apcbatch.model.mamba2 import MAMBA2
 from apcbatch.model.sub_blocks import SubBlock
 
@@ -70,18 +70,10 @@ def read(reader: ConfigReader, family: str) -> GraniteConfig:
             embedding=reader.number("embedding_multiplier", 1.0),
             residual=reader.number("residual_multiplier", 1.0),
             attention=reader.number("attention_multiplier", 1.0),
-            logits=1 / _positive(reader, "logits_scaling"),
+            logits=1 / reader.number("logits_scaling", 1.0, minimum=1 / LARGEST_NUMBER),
         ),
         **read_mixers(reader, reader.expanded("mamba_expand", hidden_size)),
     )
-
-
-def _positive(reader: ConfigReader, key: str) -> float:
-    """Return a number above 0; 1 for a missing key. Raises ModelError."""
-    value = reader.number(key, 1.0)
-    if value <= 0 or 1 / value == float("inf"):
-        raise reader.wrong(key, value, "a number above 0")
-    return value
 
 
 _MIXERS = {
