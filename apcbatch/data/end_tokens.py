@@ -19,6 +19,7 @@ from apcbatch.option_values import brief
 from apcbatch.regular_files import read_regular_file
 
 _MOST_IDS = 1 << 31
+_MOST_ENDS = 1 << 10  # ids that a file names
 _SHOWN = 8  # most tokens in a sentence
 
 
@@ -75,8 +76,9 @@ def _named(folder: Path) -> Iterator[tuple[str, list[int]]]:
 def _ids(values: Mapping[str, Any], path: Path) -> list[int]:
     value = values.get("eos_token_id")
     ids: list[Any] = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(_is_id(one) for one in ids):
-        raise ModelError(f"eos_token_id in {path} is {brief(value)}; expected a token id or a list of them")
+    if len(ids) > _MOST_ENDS or not all(_is_id(one) for one in ids):
+        expected = f"a token id or a list of them, {_MOST_ENDS:,} at most"
+        raise ModelError(f"eos_token_id in {path} is {brief(value)}; expected {expected}")
     return ids
 
 

@@ -16,6 +16,7 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from transformers import AutoConfig
 
 from apcbatch import Engine
+from apcbatch.data.end_tokens import read_end_tokens
 from apcbatch.data.model_files import read_model_json
 from apcbatch.errors import ModelError
 from apcbatch.model.families import load_model_config
@@ -148,8 +149,8 @@ def test_a_list_of_millions_is_read_once(family: str, key: str, tiny_checkpoint:
     types = {"layer_types": REMOVED, "layers_block_type": REMOVED, "num_hidden_layers": 1 << 14}
     listed = "M" * 4_000_000 if key == "hybrid_override_pattern" else [0] * 4_000_000
     folder = with_config(tiny_checkpoint(family), tmp_path / "m", **{**types, key: listed})
-    with pytest.raises(ModelError, match=f"{key} is .*; expected") as caught:
-        load_model_config(folder)
+    with pytest.raises(ModelError, match=f"{key} (in .* )?is .*; expected") as caught:
+        read_end_tokens(folder, load_model_config(folder).vocab_size)
     assert len(str(caught.value)) < 600
 
 
@@ -393,7 +394,7 @@ def test_only_regular_files_are_read(name: str, kind: str, tiny_checkpoint: Chec
     if kind == "loop" and name == "model.safetensors.index.json":
         load_model_config(folder)  # a link to nothing: the file is not there
     else:
-        refused(folder, f"{name} (cannot be read:|is not a whole safetensors file) .*")
+        refused(folder, f"{name} cannot be read")
 
 
 @pytest.mark.parametrize("text, value", [
