@@ -59,7 +59,8 @@ def find_nvcc() -> str | None:
 def build_cuda(nvcc: str, folder: Path, module: Path) -> None:
     """Compile every source of csrc/cuda with nvcc, side by side, and link the module with CUDA's runtime inside."""
     archs = os.environ.get("APCBATCH_CUDA_ARCHS", CUDA_ARCHS).split()
-    targets = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
+    exact = ["90a" if arch == "90" else arch for arch in archs]  # with the instructions that only Hopper has
+    targets = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in exact]
     targets.append(f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}")
     includes = [f"-I{path}" for path in (pybind11.get_include(), sysconfig.get_path("include"))]
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,9 @@
-// Python bindings (pybind11) of apcbatch._CUDA: experts of decode passes. The Python side checks shapes and
+// Python bindings (pybind11) of apcbatch._CUDA: the experts of a mixture. The Python side checks shapes and
 // keeps the memory alive until the kernels have run.
 #include <pybind11/stl.h>
 
 #include "addresses.h"
 #include "experts.h"
-#include "tensor_map.h"
 
 namespace apcbatch {
 namespace cuda {
@@ -17,25 +16,25 @@ void bound_group(int tokens, int per_token, int num_experts, Address chosen, Add
           stream_of(stream));
 }
 
-// Returns the tensor maps of the matrices (rows, columns) at these addresses, concatenated.
-py::bytes bound_maps(const std::vector<Address>& weights, std::int64_t rows, std::int64_t columns) {
-    std::vector<CUtensorMap> maps;
-    for (const Address matrix : weights)
-        maps.push_back(tensor_map(pointer(matrix), rows, columns, columns, kExpertBoxRows));
+// Returns the maps of experts with weights (out or 2 out, in) at these addresses, concatenated.
+py::bytes bound_maps(const std::vector<Address>& weights, std::int64_t out, std::int64_t in, bool gated) {
+    std::vector<ExpertMaps> maps;
+    for (const Address matrix : weights) maps.push_back(expert_maps(pointer(matrix), out, in, gated));
     return py::bytes(reinterpret_cast<const char*>(maps.data()), maps.size() * sizeof maps[0]);
 }
 
 void bound_expert_product(Address groups, int tokens, int per_token, int in, int out, Activation activation,
-                          Address weights, Address x, Address y, Address stream) {
+                          Address weights, Address x, Address y, Address scale, Address routing,
+                          Address stream) {
     expert_product({static_cast<const Groups*>(pointer(groups)), tokens, per_token, in, out, activation,
-                    pointer(weights), pointer(x), pointer(y)},
+                    pointer(weights), pointer(x), pointer(y), floats(scale), floats(routing)},
                    stream_of(stream));
 }
 
-void bound_expert_sum(int tokens, int per_token, int columns, Address chosen, Address present,
-                      Address weights, Address rows, Address scale, Address y, Address stream) {
-    expert_sum({tokens, per_token, columns, integers(chosen), integers(present), floats(weights),
-                floats(rows), floats(scale), static_cast<float*>(pointer(y))},
+void bound_expert_sum(int tokens, int per_token, int columns, Address chosen, Address present, Address rows,
+                      Address y, Address stream) {
+    expert_sum({tokens, per_token, columns, integers(chosen), integers(present), floats(rows),
+                static_cast<float*>(pointer(y))},
                stream_of(stream));
 }
 

@@ -107,10 +107,10 @@ struct ExpertChains {
 
     // Copies the weights of all tiles. Run by one thread.
     __device__ void copy_weights() const {
-        const auto* maps = static_cast<const CUtensorMap*>(p.weights);
+        const auto* maps = static_cast<const ExpertMaps*>(p.weights);
         const CUtensorMap* acquired = nullptr;
         for (At at(p, groups); at.any; at.go_on()) {
-            const CUtensorMap* map = maps + groups.expert[at.at.active];
+            const CUtensorMap* map = &maps[groups.expert[at.at.active]].chains;
             if (map != acquired) acquire_map(acquired = map);
             wait_barrier(free(at.slot), at.parity ^ 1u);
             arrive_expecting(full(at.slot), T::kSlices * T::kWeights);
@@ -165,7 +165,10 @@ struct ExpertChains {
                   high = low + (kGated ? T::kRows / 2 * kSliceRow : kOctetBytes);
         const LaneSteps lane;
         float sums[T::kNTiles][4] = {};
+        Factors its;
         for (At at(p, groups); at.any;) {
+            const bool begins = at.input == 0;
+            if (begins) its.load_pairs(p, at.at);
             const unsigned char* weights = stage(at.slot);
             const unsigned char* x = weights + T::kSlices * T::kWeights;
             const int octets = (at.at.count + kOctet - 1) / kOctet;
@@ -183,9 +186,10 @@ struct ExpertChains {
             }
             __syncwarp();
             if (threadIdx.x % 32 == 0) arrive(free(at.slot));
+            if (begins) its.load_routing(p);
             const Place<T> place = at.at;
             if (at.go_on()) {
-                put(place, sums);
+                put(place, its, sums);
 #pragma unroll
                 for (float (&tile)[4] : sums) tile[0] = tile[1] = tile[2] = tile[3] = 0.0f;
             }
@@ -193,29 +197,62 @@ struct ExpertChains {
     }
 
   private:
-    __device__ __forceinline__ void put(const Place<T>& place, const float (&sums)[T::kNTiles][4]) const {
-        const int warp = threadIdx.x / 32;
+    // Returns the first column of y of this warp.
+    static __device__ __forceinline__ int first_row(const Place<T>& place) {
+        return place.row_tile * At::kRowsEach + int(threadIdx.x) / 32 * (kGated ? kOctet : 2 * kOctet);
+    }
+
+    // Factors of a lane's results, and the pairs of its tokens, loaded long before the results need them.
+    struct Factors {
+        int pairs[T::kNTiles][2];
+        float routing[T::kNTiles][2], scales[2];
+
+        __device__ __forceinline__ void load_pairs(const ExpertProduct& p, const Place<T>& place) {
+            if constexpr (!kOfTokens) {
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    const int out = first_row(place) + row_of_sum(2 * i);
+                    scales[i] = p.scale && out < p.out ? p.scale[out] : 1.0f;
+                }
+#pragma unroll
+                for (int j = 0; j < T::kNTiles; ++j) {
+#pragma unroll
+                    for (int i = 0; i < 2; ++i)
+                        pairs[j][i] = __ldcg(pairs_of(p.groups) + place.first +
+                                             min(j * kOctet + column_of_sum(i), place.count - 1));
+                }
+            }
+        }
+        __device__ __forceinline__ void load_routing(const ExpertProduct& p) {
+            if constexpr (!kOfTokens) {
+#pragma unroll
+                for (int j = 0; j < T::kNTiles; ++j) {
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) routing[j][i] = __ldcg(p.routing + pairs[j][i]);
+                }
+            }
+        }
+    };
+
+    __device__ __forceinline__ void put(const Place<T>& place, const Factors& its,
+                                        const float (&sums)[T::kNTiles][4]) const {
 #pragma unroll
         for (int j = 0; j < T::kNTiles; ++j) {
             if (j * kOctet >= place.count) break;
 #pragma unroll
             for (int i = 0; i < (kGated ? 2 : 4); ++i) {
                 const int column = j * kOctet + column_of_sum(i), at = place.first + column;
-                const int out =
-                    place.row_tile * At::kRowsEach + warp * (kGated ? kOctet : 2 * kOctet) + row_of_sum(i);
+                const int out = first_row(place) + row_of_sum(i);
                 if (column >= place.count || out >= p.out) continue;
-                if constexpr (kGated) {  // rounds like a product that stores both, followed by silu_mul
-                    const float gate = widen(narrow<Bf16>(sums[j][i])),
-                                up = widen(narrow<Bf16>(sums[j][i + 2]));
-                    static_cast<Bf16*>(p.y)[std::int64_t(at) * p.out + out] =
-                        narrow<Bf16>(gate / (1.0f + expf(-gate)) * up);
+                if constexpr (kGated) {
+                    Bf16 y[1];
+                    gate({sums[j][i]}, {sums[j][i + 2]}, y);
+                    static_cast<Bf16*>(p.y)[std::int64_t(at) * p.out + out] = y[0];
                 } else if constexpr (kOfTokens) {
-                    const float up = widen(narrow<Bf16>(sums[j][i])), relu = up < 0.0f ? 0.0f : up;
-                    static_cast<Bf16*>(p.y)[std::int64_t(at) * p.out + out] =
-                        narrow<Bf16>(__fmul_rn(relu, relu));
+                    static_cast<Bf16*>(p.y)[std::int64_t(at) * p.out + out] = squared(sums[j][i]);
                 } else {
-                    static_cast<float*>(p.y)[std::int64_t(__ldcg(pairs_of(p.groups) + at)) * p.out + out] =
-                        sums[j][i];
+                    static_cast<float*>(p.y)[std::int64_t(its.pairs[j][i % 2]) * p.out + out] =
+                        weighted(sums[j][i], its.scales[i / 2], its.routing[j][i % 2]);
                 }
             }
         }
@@ -282,10 +319,17 @@ void launch(const ExpertProduct& p, cudaStream_t stream) {
 
 }  // namespace
 
+ExpertMaps expert_maps(const void* weights, std::int64_t out, std::int64_t in, bool gated) {
+    const int parts = gated ? 2 : 1;
+    return {tensor_map(weights, parts * out, in, in, kExpertBoxRows),
+            paired_map(weights, parts, out, in, kExpertTileRows / parts)};
+}
+
 void expert_product(const ExpertProduct& p, cudaStream_t stream) {
     if (p.tokens == 0) return;
-    if (p.in % 16) throw std::invalid_argument("an expert's inputs must be a multiple of 16");
+    if (p.in % 16 || p.out % 16) throw std::invalid_argument("an expert's sizes must be multiples of 16");
     if (p.tokens <= ChainEight::kTokens) return launch<ChainEight>(p, stream);
+    if (takes_expert_tiles(p)) return expert_tiles(p, stream);
     launch<ChainMore>(p, stream);
 }
 

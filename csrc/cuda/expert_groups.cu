@@ -7,93 +7,111 @@ namespace apcbatch {
 namespace cuda {
 namespace {
 
-constexpr int kGroupThreads = 256, kGroupWarps = kGroupThreads / 32;
+constexpr int kGroupThreads = 512, kGroupWarps = kGroupThreads / 32;
+constexpr int kTogether = 4;  // experts of a block
+constexpr int kAhead = 16;    // loads of a lane under way
 constexpr int kSumThreads = 256;
 
-// A block per expert reads all pairs twice: to count those of each expert before it, and to write its own.
+// A block reads all pairs twice: to count those of each expert before its own, and to write its own. Its
+// warps share the pairs, and each one's are consecutive.
 __global__ void __launch_bounds__(kGroupThreads) group_kernel(const __grid_constant__ Grouping p) {
-    __shared__ int counts[kMostExperts];
-    __shared__ int own[kGroupWarps];  // pairs of the block's expert, of those that a warp reads
+    __shared__ int counts[kMostExperts + kTogether];
+    __shared__ int own[kGroupWarps][kTogether];  // pairs of the block's experts, of those that a warp reads
     let_next_begin();
     await_before();
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, expert = blockIdx.x;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, expert = int(blockIdx.x) * kTogether;
     const int tokens = p.present ? int(min(std::int64_t(p.tokens), *p.present)) : p.tokens;
-    const int pairs = tokens * p.per_token;
-    for (int i = threadIdx.x; i < p.num_experts; i += kGroupThreads) counts[i] = 0;
+    const int pairs = tokens * p.per_token, each = (pairs + 32 * kGroupWarps - 1) / (32 * kGroupWarps) * 32;
+    const int begin = warp * each, end = min(pairs, begin + each);
+    for (int i = threadIdx.x; i < kMostExperts + kTogether; i += kGroupThreads) counts[i] = 0;
     __syncthreads();
-    for (int pair = threadIdx.x; pair < pairs; pair += kGroupThreads) {
-        const int chosen = int(p.chosen[pair]);
-        if (chosen <= expert) atomicAdd(&counts[chosen], 1);
+    const auto each_pair = [&](auto use) {  // by a whole warp; past the end, no expert
+        for (int first = begin + lane; first < begin + each; first += 32 * kAhead) {
+            int chosen[kAhead];
+#pragma unroll
+            for (int i = 0; i < kAhead; ++i)
+                chosen[i] = first + i * 32 < end ? int(p.chosen[first + i * 32]) : kMostExperts + kTogether;
+#pragma unroll
+            for (int i = 0; i < kAhead; ++i) {
+                if (first + i * 32 < begin + each) use(first + i * 32, chosen[i]);
+            }
+        }
+    };
+    int mine[kTogether] = {};
+    each_pair([&](int, int chosen) {
+        if (chosen < expert + kTogether) atomicAdd(&counts[chosen], 1);
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) mine[i] += chosen == expert + i;
+    });
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+        mine[i] = __reduce_add_sync(0xffffffffu, mine[i]);
+        if (lane == i) own[warp][i] = mine[i];
     }
     __syncthreads();
-    int place = 0, before = 0;  // pairs and number of the experts before it
+    int place = 0, before = 0;  // pairs and number of the experts before
     for (int i = lane; i < expert; i += 32) {
         place += counts[i];
         before += counts[i] > 0;
     }
     place = __reduce_add_sync(0xffffffffu, place);
     before = __reduce_add_sync(0xffffffffu, before);
-    const bool is_last = expert + 1 == p.num_experts;
-    if (threadIdx.x == 0) {
-        const int experts = before + (counts[expert] > 0);
-        if (counts[expert] > 0) {
-            p.groups->expert[before] = expert;
+    int at[kTogether];  // where this warp writes its next pair of an expert
+    bool are_any = false;
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+        const int count = counts[expert + i];
+        if (threadIdx.x == 0 && count > 0) {
+            p.groups->expert[before] = expert + i;
             p.groups->begins[before] = place;
         }
-        if (is_last) {
-            p.groups->experts = experts;
-            p.groups->begins[experts] = pairs;
-        }
+        at[i] = place;
+        for (int other = 0; other < warp; ++other) at[i] += own[other][i];
+        place += count;
+        before += count > 0;
+        are_any = are_any || mine[i] > 0;
     }
-    if (counts[expert] == 0) return;
-    for (int first = 0; first < pairs; first += kGroupThreads) {
-        const int pair = first + int(threadIdx.x);
-        const bool mine = pair < pairs && int(p.chosen[pair]) == expert;
-        const unsigned all = __ballot_sync(0xffffffffu, mine);
-        __syncthreads();
-        if (lane == 0) own[warp] = __popc(all);
-        __syncthreads();
-        int at = place;
-        for (int i = 0; i < kGroupWarps; ++i) {
-            if (i < warp) at += own[i];
-            place += own[i];
-        }
-        if (mine) pairs_of(p.groups)[at + __popc(all & ((1u << lane) - 1))] = pair;
+    if (threadIdx.x == 0 && expert + kTogether >= p.num_experts) {
+        p.groups->experts = before;
+        p.groups->begins[before] = pairs;
     }
+    if (!are_any) return;
+    each_pair([&](int pair, int chosen) {
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+            const unsigned all = __ballot_sync(0xffffffffu, chosen == expert + i);
+            if (chosen == expert + i) pairs_of(p.groups)[at[i] + __popc(all & ((1u << lane) - 1))] = pair;
+            at[i] += __popc(all);
+        }
+    });
 }
 
 // A thread sums four columns of a token.
 __global__ void __launch_bounds__(kSumThreads) expert_sum_kernel(ExpertSum p) {
+    __shared__ int ascending[kMostExperts];  // the token's pairs, by expert
     let_next_begin();
     await_before();
-    const int column = (int(blockIdx.x) * kSumThreads + int(threadIdx.x)) * 4;
     const std::int64_t token = blockIdx.y;
-    if (column >= p.columns) return;
-    float sum[4] = {};
-    std::int64_t last = -1;
+    const std::int64_t* chosen = p.chosen + token * p.per_token;
     const bool there = !p.present || token < *p.present;
-    for (int i = 0; there && i < p.per_token; ++i) {
-        std::int64_t next = INT64_MAX, pair = -1;  // smallest expert above `last`, and its pair; -1: none
-        for (int j = 0; j < p.per_token; ++j) {
-            const std::int64_t expert = p.chosen[token * p.per_token + j];
-            if (expert > last && expert < next) {
-                next = expert;
-                pair = token * p.per_token + j;
-            }
-        }
-        if (pair < 0) break;
+    for (int i = threadIdx.x; there && i < p.per_token; i += kSumThreads) {
+        int before = 0;
+        for (int j = 0; j < p.per_token; ++j)
+            before += chosen[j] < chosen[i] || (chosen[j] == chosen[i] && j < i);
+        ascending[before] = i;
+    }
+    __syncthreads();
+    const int column = (int(blockIdx.x) * kSumThreads + int(threadIdx.x)) * 4;
+    if (column >= p.columns) return;
+    const float* rows = p.rows + token * p.per_token * p.columns + column;
+    float sum[4] = {};
+    if (there) load<4>(rows + std::int64_t(ascending[0]) * p.columns, sum);
+#pragma unroll 4
+    for (int i = 1; i < (there ? p.per_token : 0); ++i) {
         float row[4];
-        load<4>(p.rows + pair * p.columns + column, row);
-        if (p.scale) {
+        load<4>(rows + std::int64_t(ascending[i]) * p.columns, row);
 #pragma unroll
-            for (int c = 0; c < 4; ++c) row[c] = __fmul_rn(row[c], p.scale[column + c]);
-        }
-#pragma unroll
-        for (int c = 0; c < 4; ++c) {
-            const float part = __fmul_rn(row[c], p.weights[pair]);
-            sum[c] = last < 0 ? part : __fadd_rn(sum[c], part);
-        }
-        last = next;
+        for (int c = 0; c < 4; ++c) sum[c] = __fadd_rn(sum[c], row[c]);
     }
     store<4>(sum, p.y + token * p.columns + column);
 }
@@ -101,7 +119,8 @@ __global__ void __launch_bounds__(kSumThreads) expert_sum_kernel(ExpertSum p) {
 }  // namespace
 
 void group(const Grouping& p, cudaStream_t stream) {
-    launch_dependent(group_kernel, dim3(unsigned(p.num_experts)), kGroupThreads, 0, stream, "group", p);
+    const unsigned blocks = unsigned((p.num_experts + kTogether - 1) / kTogether);
+    launch_dependent(group_kernel, dim3(blocks), kGroupThreads, 0, stream, "group", p);
 }
 
 void expert_sum(const ExpertSum& p, cudaStream_t stream) {

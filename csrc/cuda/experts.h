@@ -1,8 +1,12 @@
-// Experts with few tokens each. Tokens are grouped by expert on the device, without the host, so that a CUDA
-// graph can capture the pass. Weights and activations are bfloat16.
+// Experts of a mixture. Tokens are grouped by expert on the device, without the host, so that a CUDA graph
+// can capture the pass. Weights and activations are bfloat16.
 #pragma once
 
 #include "launch.h"
+#include "tensor_map.h"
+#ifdef __CUDACC__
+#include "element.cuh"
+#endif
 
 namespace apcbatch {
 namespace cuda {
@@ -38,32 +42,84 @@ __host__ __device__ inline const int* pairs_of(const Groups* groups) {
 // W^T.
 enum class Activation : int { none = 0, swiglu = 1, relu_square = 2 };
 
+#ifdef __CUDACC__
+// Results of a product, from its sums. They round like a product that stores its sums, followed by silu_mul
+// or the square of a ReLU.
+__device__ __forceinline__ __nv_bfloat16 squared(float sum) {
+    const float up = widen(narrow<__nv_bfloat16>(sum)), relu = up < 0.0f ? 0.0f : up;
+    return narrow<__nv_bfloat16>(__fmul_rn(relu, relu));
+}
+// Has the quotients of `/`, whose branches would keep one quotient waiting for another.
+template <int kCount>
+__device__ __forceinline__ void gate(const float (&gate_sums)[kCount], const float (&up_sums)[kCount],
+                                     __nv_bfloat16 (&y)[kCount]) {
+    float gates[kCount], divisors[kCount], quotients[kCount];
+    bool are_plain = true;  // nothing between is too small or too large for a float
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+        gates[i] = widen(narrow<__nv_bfloat16>(gate_sums[i]));
+        divisors[i] = 1.0f + expf(-gates[i]);
+        are_plain = are_plain && fabsf(gates[i]) > 0x1p-60f && gates[i] > -60.0f && gates[i] < 0x1p60f;
+        float inverse;
+        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(divisors[i]));
+        inverse = __fmaf_rn(__fmaf_rn(-divisors[i], inverse, 1.0f), inverse, inverse);
+        quotients[i] = __fmul_rn(gates[i], inverse);
+#pragma unroll
+        for (int step = 0; step < 2; ++step)
+            quotients[i] = __fmaf_rn(__fmaf_rn(-divisors[i], quotients[i], gates[i]), inverse, quotients[i]);
+    }
+    if (!are_plain) {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) quotients[i] = gates[i] / divisors[i];
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+        y[i] = narrow<__nv_bfloat16>(quotients[i] * widen(narrow<__nv_bfloat16>(up_sums[i])));
+}
+__device__ __forceinline__ float weighted(float sum, float scale, float routing) {
+    return __fmul_rn(__fmul_rn(sum, scale), routing);
+}
+#endif
+
 // Product of every expert with the rows of its pairs, each element one fixed-order sum (see products.h).
 //
 // With an activation it reads row pair / per_token of x and writes row place of y, in bfloat16. Without, it
-// reads row place of x and writes row pair of y, in float32, and follows a product with an activation of the
-// same groups.
+// reads row place of x and writes row pair of y, weighted, in float32, and follows a product with an
+// activation of the same groups.
 struct ExpertProduct {
     const Groups* groups;
     int tokens, per_token;
-    int in, out;  // columns of x, a multiple of 16; columns of y
+    int in, out;  // columns of x and of y, multiples of 16
     Activation activation;
-    const void* weights;  // (experts) tensor maps of (out or 2 out, in), boxes of kExpertBoxRows rows
+    const void* weights;  // (experts) maps of (out or 2 out, in), see ExpertMaps
     const void* x;        // rows of `in` bfloat16, contiguous, aligned to 16 bytes
     void* y;
+    // Without an activation: scale (out) or null, routing (tokens, per_token). See weighted.
+    const float *scale, *routing;
 };
 
-constexpr int kExpertBoxRows = 32;
+// Tensor maps of an expert's weights: with boxes of kExpertBoxRows rows, and paired, with boxes of
+// kExpertTileRows rows, half of them gate and half up in a gated product.
+struct ExpertMaps {
+    CUtensorMap chains, tiles;
+};
+constexpr int kExpertBoxRows = 32, kExpertTileRows = 256;
+ExpertMaps expert_maps(const void* weights, std::int64_t out, std::int64_t in, bool gated);
+
 void expert_product(const ExpertProduct& params, cudaStream_t stream);
 
-// Sum of experts: y (tokens, columns) = sum of weight * (row * scale) over a token's pairs, experts
-// ascending.
+// expert_product for kFewestTiled tokens and more, with the same bits. For fewer, tiles of fewer rows are
+// faster.
+constexpr int kFewestTiled = 32;
+bool takes_expert_tiles(const ExpertProduct& params);
+void expert_tiles(const ExpertProduct& params, cudaStream_t stream);
+
+// Sum of experts: y (tokens, columns) = sum of a token's rows, experts ascending.
 struct ExpertSum {
     int tokens, per_token, columns;  // columns: a multiple of 4
     const std::int64_t* chosen;      // (tokens, per_token)
     const std::int64_t* present;     // as in Grouping; rows of padding tokens become zero
-    const float *weights, *rows;     // (tokens, per_token), (tokens * per_token, columns)
-    const float* scale;              // (columns) or null
+    const float* rows;               // (tokens * per_token, columns)
     float* y;
 };
 

@@ -50,6 +50,17 @@ __device__ __forceinline__ void tensor_copy(unsigned to, const CUtensorMap* matr
         : "memory");
 }
 
+// The same for a paired map.
+__device__ __forceinline__ void paired_copy(unsigned to, const CUtensorMap* matrices, int column, int row,
+                                            unsigned barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %4, %4, "
+        "%3, "
+        "%4}], [%5];" ::"r"(to),
+        "l"(matrices), "r"(column), "r"(row / 16), "r"(0), "r"(barrier)
+        : "memory");
+}
+
 // Makes a map in global memory that the host wrote visible to tensor copies. Call it before the first copy by
 // the map.
 __device__ __forceinline__ void acquire_map(const CUtensorMap* matrix) {

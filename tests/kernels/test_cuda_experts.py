@@ -10,7 +10,7 @@ import torch
 from apcbatch.kernels import reference
 from apcbatch.kernels.cuda.backend import CudaBackend
 from apcbatch.kernels.cuda.experts import GroupedExperts
-from apcbatch.kernels.cuda.feed_forward import MOST_CAPTURED, DeviceMixture, route
+from apcbatch.kernels.cuda.feed_forward import DeviceMixture, route
 from apcbatch.kernels.layer import Expert, PreNorm, SigmoidRouting
 
 ops = CudaBackend(torch.device("cuda", 0), exact=True)
@@ -107,8 +107,24 @@ def test_mixture(t: int, experts: int, k: int) -> None:
     assert torch.equal(alone, y[one : one + 1])
 
 
+@pytest.mark.parametrize(("hidden", "inner"), [(64, 16), (272, 96), (80, 1072), (512, 1040), (1536, 528)])
+@pytest.mark.parametrize("is_gated", [True, False])
+def test_experts_of_uneven_numbers_of_tokens(is_gated: bool, hidden: int, inner: int) -> None:
+    """Catches experts without tokens, with one more or less than a tile or a part of it has, tails of rows and of
+    inputs in tiles of many tokens, and a token whose bits such a tile changes."""
+    counts = [0, 1, 15, 16, 17, 0, 127, 128, 129, 1000, 31, 33, 160, 161, 320, 321, 0]
+    parts, gate_up, down = draw_experts(len(counts), hidden, inner, is_gated)
+    chosen = torch.arange(len(counts), device="cuda").repeat_interleave(torch.tensor(counts, device="cuda"))
+    chosen = chosen[torch.randperm(len(chosen), device="cuda")].unsqueeze(1)
+    x, weights, grouped = draw(len(chosen), hidden), torch.rand(chosen.shape, device="cuda"), GroupedExperts(parts)
+    y = grouped.mixture(x, weights, chosen, None)
+    assert close(y, mixed(x, weights, chosen, gate_up, down))
+    few = [grouped.mixture(*some, None) for some in zip(x.split(8), weights.split(8), chosen.split(8), strict=True)]
+    assert torch.equal(torch.cat(few), y)
+
+
 def test_everyone_wants_the_same_experts() -> None:
-    """Catches an expert with more tokens than a tile has, and experts without any."""
+    """Catches a sum in the order of the choice, where it must be that of the experts."""
     parts, gate_up, down = draw_experts(16, 64, 96, True)
     x, weights = draw(200, 64), torch.rand(200, 2, device="cuda")
     chosen = torch.tensor([[9, 3]], device="cuda").repeat(200, 1)
@@ -117,10 +133,9 @@ def test_everyone_wants_the_same_experts() -> None:
 
 @pytest.mark.parametrize("is_exact", [True, False])
 @pytest.mark.parametrize("is_gated", [True, False])
-@pytest.mark.parametrize("t", [7, 300, 1000, 2000])
+@pytest.mark.parametrize("t", [7, 300])
 def test_one_expert_after_the_other(t: int, is_gated: bool, is_exact: bool) -> None:
-    """Catches a token that goes to another expert, a filled-up row that is taken for one, and experts without tokens
-    or without any to fill up."""
+    """Catches a token that goes to another expert, and experts without tokens."""
     experts, k, hidden = 6, 2, 64
     parts, gate_up, down = draw_experts(experts, hidden, 96, is_gated, is_exact)
     x, weights = draw(t, hidden), torch.rand(t, k, device="cuda")
@@ -147,13 +162,6 @@ def test_experts_at_once_equal_one_by_one(is_gated: bool, t: int, hidden: int, i
     many = [torch.cat([part, part.roll(1, 0), part.flip(0)]) for part in (x, weights, chosen)]
     assert torch.equal(mixture._one_by_one(*many, None)[:t], y)
     assert torch.equal(mixture._grouped.mixture(*many, None)[:t], y)
-
-
-def test_experts_with_much_work_run_one_by_one() -> None:
-    """Fault: a captured pass in which the host waits for the device, or a large product in small tiles."""
-    mixture = make_mixture(draw_experts(4, 4096, 2048, True)[0], 2)
-    assert mixture._is_grouped(2 * MOST_CAPTURED) and not mixture._is_grouped(2 * 4096)
-    assert make_mixture(draw_experts(4, 64, 32, True)[0], 2)._is_grouped(2 * 4096)
 
 
 def test_a_row_of_nan_stays_alone() -> None:

@@ -1,4 +1,4 @@
-"""All experts of a mixture in one call on a CUDA device, for experts with little work each.
+"""All experts of a mixture in one call on a CUDA device.
 
 Tokens are grouped by expert on the device. So the host does not wait, and a CUDA graph can capture the pass.
 
@@ -36,7 +36,8 @@ class GroupedExperts:
         with torch.cuda.device(device):
             if len(downs) > extension().MOST_EXPERTS or not extension().takes_experts():
                 return
-        self._maps = [_maps(parts).to(device) for parts in (gate_ups, downs)]
+        sizes = (gate_ups, self._inner, experts[0].is_gated), (downs, self._hidden, False)
+        self._maps = [_maps(*its).to(device) for its in sizes]
         self.is_supported = True
 
     def mixture(
@@ -59,20 +60,22 @@ class GroupedExperts:
         routing = chosen.data_ptr(), address(present)
         with torch.cuda.device(x.device):
             extension().group(t, k, len(self._experts), *routing, groups.data_ptr(), current_stream())
-            rows = self._products(x, t, k, groups.data_ptr())
-            operands = weights.data_ptr(), rows.data_ptr(), address(self._experts[0].down.scale), y.data_ptr()
-            extension().expert_sum(t, k, self._hidden, *routing, *operands, current_stream())
+            rows = self._products(x, weights, k, groups.data_ptr())
+            extension().expert_sum(t, k, self._hidden, *routing, rows.data_ptr(), y.data_ptr(), current_stream())
         return y
 
-    def _products(self, x: torch.Tensor, t: int, k: int, groups: int) -> torch.Tensor:
-        """Return each expert's output by (token, expert) pair, (t k, h) float32. Rows of padding pairs stay
+    def _products(self, x: torch.Tensor, weights: torch.Tensor, k: int, groups: int) -> torch.Tensor:
+        """Return each expert's weighted output by (token, expert) pair, (t k, h) float32. Rows of padding pairs stay
         uninitialised."""
-        inner = torch.empty((t * k, self._inner), dtype=x.dtype, device=x.device)
-        rows = torch.empty((t * k, self._hidden), dtype=torch.float32, device=x.device)
+        t, h, f = len(x), self._hidden, self._inner
+        inner = torch.empty((t * k, f), dtype=x.dtype, device=x.device)
+        rows = torch.empty((t * k, h), dtype=torch.float32, device=x.device)
         gate_ups, downs = (maps.data_ptr() for maps in self._maps)
-        product, h, f, stream = extension().expert_product, self._hidden, self._inner, current_stream()
-        product(groups, t, k, h, f, self._activation, gate_ups, x.data_ptr(), inner.data_ptr(), stream)
-        product(groups, t, k, f, h, extension().Activation.none, downs, inner.data_ptr(), rows.data_ptr(), stream)
+        product, sizes, stream = extension().expert_product, (groups, t, k), current_stream()
+        product(*sizes, h, f, self._activation, gate_ups, x.data_ptr(), inner.data_ptr(), 0, 0, stream)
+        factors = address(self._experts[0].down.scale), weights.data_ptr()
+        plain = extension().Activation.none
+        product(*sizes, f, h, plain, downs, inner.data_ptr(), rows.data_ptr(), *factors, stream)
         return rows
 
     def _require(self, x: torch.Tensor) -> None:
@@ -86,10 +89,11 @@ class GroupedExperts:
             )
 
 
-def _maps(parts: Sequence[DeviceLinear]) -> torch.Tensor:
-    """Make the tensor maps (TMA descriptors) of these weights, as one uint8 tensor on the host."""
+def _maps(parts: Sequence[DeviceLinear], out: int, is_gated: bool) -> torch.Tensor:
+    """Make the tensor maps (TMA descriptors) of these weights, (2 out, in) if is_gated, else (out, in), as one uint8
+    tensor on the host."""
     addresses = [part.weight.data_ptr() for part in parts]
-    maps = extension().expert_maps(addresses, parts[0].out_features, parts[0].in_features)
+    maps = extension().expert_maps(addresses, out, parts[0].in_features, is_gated)
     return torch.frombuffer(bytearray(maps), dtype=torch.uint8)
 
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 import torch
 
 from apcbatch.kernels.arguments import view
-from apcbatch.kernels.cuda.batch import MOST_CAPTURED
 from apcbatch.kernels.cuda.experts import GroupedExperts
 from apcbatch.kernels.cuda.extension import current_stream, extension
 from apcbatch.kernels.cuda.linear import DeviceLinear
@@ -16,14 +15,6 @@ from apcbatch.kernels.cuda.ops import ops
 from apcbatch.kernels.cuda.program import Program, require
 from apcbatch.kernels.layer import Expert, PreNorm, Residual, SigmoidRouting
 from apcbatch.kernels.ragged import Ragged
-
-# Pad each expert's rows to a multiple of ROWS_AT_ONCE: for each new number of rows, cuBLASLt chooses a kernel anew and
-# often loads it. Padding is used only if experts have ROWS_AT_ONCE to MOST_FILLED rows on average. With more rows it
-# slows the device by 1 to 2 %.
-ROWS_AT_ONCE = 64
-MOST_FILLED = 512  # rows of an expert, on average; exclusive
-# Maximum work of an expert, rows * h * f on average, for which GroupedExperts is faster than one expert after another.
-MOST_GROUPED_WORK = 2e9
 
 
 def route(
@@ -90,9 +81,9 @@ class DeviceMlp:
 class DeviceMixture:
     """Mixture of experts: see apcbatch.kernels.cpu.feed_forward.FusedMixture.
 
-    GroupedExperts, if it supports the experts, runs them all at once in passes that a CUDA graph may capture, and
-    wherever each expert has little work. Otherwise the experts run one after the other. Each call then waits until the
-    host has read the number of tokens per expert from the device, so no CUDA graph can capture it.
+    GroupedExperts, if it supports the experts, runs them all at once. Otherwise the experts run one after the other.
+    Each call then waits until the host has read the number of tokens per expert from the device, so no CUDA graph can
+    capture it.
     """
 
     def __init__(
@@ -111,7 +102,6 @@ class DeviceMixture:
         self.experts = [
             replace(one, gate_up=one.gate_up.in_one_piece(), down=one.down.in_one_piece()) for one in experts
         ]
-        self._numbers = torch.arange(len(experts), device=router.weight.device)
         self._grouped = GroupedExperts(self.experts)
         self.can_capture = self._grouped.is_supported
 
@@ -121,52 +111,20 @@ class DeviceMixture:
         weights, chosen = route(logits, self.experts_per_token, self._is_normalised, self._sigmoid)  # (t, k) each
         if self._latent:
             x = ops.linear(x, self._latent[0])  # (t, h) -> (t, l)
-        make = self._grouped.mixture if self._is_grouped(chosen.numel()) else self._one_by_one
+        make = self._grouped.mixture if self._grouped.is_supported else self._one_by_one
         y = make(x, weights, chosen, residual.present)
         if self._latent:
             y = ops.linear(y.to(x.dtype), self._latent[1], out_dtype=torch.float32)  # (t, l) -> (t, h)
         residual.leave(y)
 
-    def _is_grouped(self, pairs: int) -> bool:
-        """Return whether GroupedExperts runs this number of (token, expert) pairs."""
-        down = self.experts[0].down
-        work = pairs / len(self.experts) * down.in_features * down.out_features
-        may_be_captured = pairs <= MOST_CAPTURED * self.experts_per_token
-        return self._grouped.is_supported and (may_be_captured or work <= MOST_GROUPED_WORK)
-
     def _one_by_one(
         self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, _: torch.Tensor | None
     ) -> torch.Tensor:
-        chosen, ascending = chosen.sort(dim=1)
-        weights = weights.gather(1, ascending)
-        flat = chosen.flatten()
-        order = flat.argsort(stable=True)  # (t k,): (token, expert) pairs sorted by expert
-        counts = (flat == self._numbers.unsqueeze(1)).sum(dim=1)
-        if ROWS_AT_ONCE <= flat.numel() / len(self.experts) < MOST_FILLED:
-            order, place, sizes = _filled(order, flat, counts)
-        else:
-            place, sizes = order.argsort(), counts.tolist()
-        taken = torch.split(x[order // self.experts_per_token], sizes)
-        made = [run_expert(expert, part) for expert, part in zip(self.experts, taken, strict=True) if len(part)]
-        place = place.view_as(chosen)  # (t, k): row of each pair in `rows`
-        rows = torch.cat(made) if made else x.new_empty(x.shape, dtype=torch.float32)
-        y = rows[place[:, 0]] * weights[:, :1]
-        for i in range(1, self.experts_per_token):
-            y += rows[place[:, i]] * weights[:, i : i + 1]
+        y = torch.zeros((len(x), self.experts[0].down.out_features), dtype=torch.float32, device=x.device)
+        pairs = chosen.flatten().argsort(stable=True)  # (t k,): (token, expert) pairs sorted by expert
+        counts = chosen.flatten().bincount(minlength=len(self.experts)).tolist()
+        for expert, its in zip(self.experts, torch.split(pairs, counts), strict=True):
+            if len(its):
+                tokens = its // self.experts_per_token
+                y[tokens] += run_expert(expert, x[tokens]) * weights.flatten()[its].unsqueeze(1)
         return y
-
-
-def _filled(
-    order: torch.Tensor, chosen: torch.Tensor, counts: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
-    """Pad each expert's pairs in `order` to a multiple of ROWS_AT_ONCE.
-
-    order, chosen: (pairs,), counts: (experts,), all int64. Returns the padded order, the row of each pair in it, and
-    each expert's padded number of rows. A padding row repeats pair 0, and its result is not used.
-    """
-    spare = -counts % ROWS_AT_ONCE
-    before = spare.cumsum(0) - spare  # padding rows of the preceding experts
-    places = torch.arange(order.numel(), device=order.device) + before[chosen[order]]
-    sizes: list[int] = (counts + spare).tolist()
-    filled = order.new_zeros(sum(sizes)).scatter_(0, places, order)
-    return filled, torch.empty_like(order).scatter_(0, order, places), sizes
