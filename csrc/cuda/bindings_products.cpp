@@ -54,10 +54,6 @@ void bind_products(py::module_& m) {
     m.def("library_choices", &bound_choices);
     m.def("library_product", &bound_library);
     m.def("takes_few_rows", &takes_few_rows);
-    m.def("few_rows_product", [](const ProductParams& params, Address stream) {
-        const py::gil_scoped_release released;
-        few_rows_product(params, stream_of(stream));
-    });
     m.def("few_rows_convolution", &bound_convolution, ReleaseGil(), "product"_a, py::kw_only(), "batch"_a,
           "weight"_a, "bias"_a, "state"_a, "x"_a, "z"_a, "d_inner"_a, "width"_a, "stream"_a);
     m.def("few_rows_step", &bound_step, ReleaseGil(), "product"_a, py::kw_only(), "batch"_a, "x"_a, "A"_a,
@@ -74,9 +70,9 @@ void bind_products(py::module_& m) {
         scale_columns(floats(x), floats(factors), rows, columns, pointer(y), dtype_of(y_dtype),
                       stream_of(stream));
     });
-    m.def("chain_product", [](const ProductParams& params, Address stream) {
+    m.def("own_product", [](const ProductParams& params, Address stream) {
         const py::gil_scoped_release released;
-        chain_product(params, stream_of(stream));
+        own_product(params, stream_of(stream));
     });
 }
 

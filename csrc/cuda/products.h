@@ -25,8 +25,9 @@ struct ProductParams {
 
 constexpr int kMostFewRows = 32, kMostMixerRows = 8, kMostPieces = 8;
 
-// Computes a float32 product for any number of rows. Slow: serves as reference.
-void chain_product(const ProductParams& params, cudaStream_t stream);
+// Computes a product for any number of rows by kernels of ours: the specification of the bits. bfloat16:
+// weights and addresses as few_rows_product takes them; the weights are read once for 32 rows.
+void own_product(const ProductParams& params, cudaStream_t stream);
 
 // Computes y[i] = parts[i] + parts[count + i] + ..., in ascending order.
 void sum_pieces(const float* parts, std::int64_t count, int pieces, void* y, DType y_dtype,

@@ -18,18 +18,6 @@ bool leaves_parts(const ChainWeights& weights, const ChainKernel& kernel) {
     return kernel.of_library && weights.pieces > 1 && !kernel.in_turn;
 }
 
-// Multiplies in row blocks by our own kernel.
-void multiply_few(const ProductParams& all, cudaStream_t stream) {
-    const std::int64_t x_row = all.x_stride * bytes_of(all.dtype), y_row = all.out * bytes_of(all.y_dtype);
-    for (int begin = 0; begin < all.rows; begin += kMostFewRows) {
-        ProductParams some = all;
-        some.rows = std::min(kMostFewRows, all.rows - begin);
-        some.x = static_cast<const char*>(all.x) + begin * x_row;
-        some.y = static_cast<char*>(all.y) + begin * y_row;
-        all.dtype == DType::bfloat16 ? few_rows_product(some, stream) : chain_product(some, stream);
-    }
-}
-
 // Multiplies by a cuBLASLt kernel. Returns false if cuBLASLt does not support the call.
 bool multiply_many(const ProductParams& p, const ChainKernel& kernel, void* parts, cudaStream_t stream) {
     ProductParams made = p;
@@ -106,7 +94,7 @@ void Program::product(const ChainWeights& weights, int kernel, const Rows& x, co
         const ProductParams p = {int(run.t), weights.in, weights.out, x.dtype, weights.weight,
                                  run.at(x),  x.stride,   run.at(y),   y.dtype, weights.pieces};
         void* parts = leaves_parts(weights, chosen) ? run.parts : nullptr;
-        if (!chosen.of_library || !multiply_many(p, chosen, parts, run.stream)) multiply_few(p, run.stream);
+        if (!chosen.of_library || !multiply_many(p, chosen, parts, run.stream)) own_product(p, run.stream);
     });
 }
 

@@ -17,7 +17,9 @@ DEVICE = torch.device("cuda", 0)
 DTYPES = [torch.float32, torch.bfloat16]
 SHAPES = [
     (1, 16),
+    (1, 2048),
     (7, 48),
+    (3, 4096),
     (16, 4096),
     (192, 5120),
     (81, 1040),

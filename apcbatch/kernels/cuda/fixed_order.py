@@ -28,6 +28,7 @@ TIMINGS = 5  # runs of each kernel; the shortest time counts
 MOST_TRIAL_ROWS, TRIAL_OUTPUTS, COMPARED_ROWS = 512, 512, 64  # rows of x, outputs and rows compared in a trial
 FEWEST_WEIGHT_ROWS = 2560  # split inputs until rows of weights x pieces exceed this, which keeps the device busy
 FEWEST_INPUTS = 256  # minimum inputs of a piece
+MOST_FLOAT_ROWS = 128  # rows of x up to which our own float32 kernel is timed beside cuBLASLt's
 FEWEST_ROWS_IN_TURN = 1024  # rows of x from which cuBLASLt accumulates two pieces itself
 _STEP = {torch.bfloat16: 16, torch.float32: 1}  # the number of inputs must be a multiple of this
 
@@ -109,12 +110,20 @@ class FixedOrderProducts:
         if key not in self._chosen:
             self._chosen[key] = _fastest(weight, y.dtype, pieces, bucket)
         chosen = self._chosen[key]
-        if chosen is None or not _library(x, weight, y, pieces, chosen, _in_turn(pieces, y.dtype, bucket)):
-            _own_product(x, weight, y, pieces)
+        _run(x, weight, y, pieces, chosen, _in_turn(pieces, y.dtype, bucket))
+
+
+def _run(
+    x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, pieces: int, chosen: bytes | None, in_turn: bool
+) -> None:
+    """Compute the product into y by this cuBLASLt kernel, or by our own if it is None or does not support the call."""
+    if chosen is None or not _library(x, weight, y, pieces, chosen, in_turn):
+        _own_product(x, weight, y, pieces)
 
 
 def _fastest(weight: torch.Tensor, out_dtype: torch.dtype, pieces: int, rows: int) -> bytes | None:
-    """Return the fastest cuBLASLt kernel for this number of rows that passes the trial; None if none does."""
+    """Return the fastest cuBLASLt kernel for this number of rows that passes the trial; None if none does, or if our
+    own is faster, which is timed for few rows of float32."""
     generator = torch.Generator(weight.device).manual_seed(rows)
     x = torch.randn((rows, weight.shape[1]), device=weight.device, generator=generator)
     x = x.to(weight.dtype)
@@ -122,13 +131,13 @@ def _fastest(weight: torch.Tensor, out_dtype: torch.dtype, pieces: int, rows: in
     trial, in_turn = _Trial(weight, out_dtype, pieces, rows), _in_turn(pieces, out_dtype, rows)
     most = FEW_CANDIDATES if weight.dtype == torch.bfloat16 and rows < MOST_TIMED_ROWS else CANDIDATES
     candidates = extension().library_choices(_in_pieces(x, weight, y, pieces, in_turn)[0], in_turn, most)
-    took = {candidate: math.inf for candidate in candidates if trial.passes(candidate)}
+    took: dict[bytes | None, float] = {one: math.inf for one in candidates if trial.passes(one)}
+    if weight.dtype == torch.float32 and rows <= MOST_FLOAT_ROWS:
+        took[None] = math.inf
     cache_bytes = torch.cuda.get_device_properties(weight.device).L2_cache_size
     before = torch.empty(2 * cache_bytes, dtype=torch.uint8, device=weight.device)
     timings = [  # the candidates alternate, as an idle device's clock rises during the first runs
-        (candidate, _timed(partial(_library, x, weight, y, pieces, candidate, in_turn), before))
-        for _ in range(TIMINGS)
-        for candidate in took
+        (one, _timed(partial(_run, x, weight, y, pieces, one, in_turn), before)) for _ in range(TIMINGS) for one in took
     ]
     for candidate, (begin, end) in timings:
         end.synchronize()
@@ -215,12 +224,8 @@ def _timed(run: Callable[[], object], before: torch.Tensor) -> tuple[torch.cuda.
 
 
 def _own_product(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, pieces: int) -> None:
-    """Multiply in row blocks with our own kernel."""
-    few = x.dtype == torch.bfloat16
-    multiply = extension().few_rows_product if few else extension().chain_product
-    for begin in range(0, len(x), extension().MOST_FEW_ROWS):
-        rows = slice(begin, begin + extension().MOST_FEW_ROWS)
-        multiply(_product(x[rows], weight, y[rows], pieces), current_stream())
+    """Multiply with our own kernels."""
+    extension().own_product(_product(x, weight, y, pieces), current_stream())
 
 
 def _is_readable(x: torch.Tensor) -> bool:
