@@ -20,6 +20,7 @@ from apcbatch.data.output.stop_texts import cut_answer
 from apcbatch.errors import RequestError
 from apcbatch.job.logprobs import PromptFields, chat_logprobs, completion_logprobs
 from apcbatch.prefix import TokenArray
+from apcbatch.sampling import MOST_ANSWERS
 from apcbatch.types import Result
 
 PLAIN = OutputParser()
@@ -201,14 +202,17 @@ def _is_error(record: dict[str, Any]) -> bool:
 
 def _is_answer(record: dict[str, Any]) -> bool:
     try:
-        reason = record["response"]["body"]["choices"][0]["finish_reason"]
+        body_choices = record["response"]["body"]["choices"]
+        reason = body_choices[0]["finish_reason"]
         token_ids = record["apcbatch"]["completion_token_ids"]
     except (LookupError, TypeError):
         return False
     own_reason, stop_reason = record["apcbatch"].get("finish_reason", reason), record["apcbatch"].get("stop_reason")
     reasons = isinstance(reason, str) and isinstance(own_reason, str) and isinstance(stop_reason, int | str | None)
     choices = record["apcbatch"].get("choices", [])
-    if not reasons or not isinstance(choices, list) or not all(isinstance(one, dict) for one in choices):
+    if not reasons or not all(isinstance(them, list) and len(them) <= MOST_ANSWERS for them in (body_choices, choices)):
+        return False
+    if not all(isinstance(one, dict) for one in choices):
         return False
     return all(map(_are_token_ids, (token_ids, *(one.get("completion_token_ids") for one in choices))))
 

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from apcbatch.config import Config
-from apcbatch.data.chat.known_answers import KnownAnswers
+from apcbatch.data.chat.known_answers import MOST_KNOWN_TOKENS, KnownAnswers
 from apcbatch.data.chat.render import Prompt, Renderer
 from apcbatch.data.input.files import BROKEN, COMPRESSED, Stream, reason
-from apcbatch.data.input.lines import DEFAULT_MAX_LINE_BYTES
 from apcbatch.data.input.messages import check_messages
 from apcbatch.data.input.records import Conversation
 from apcbatch.data.model_files import model_files_digest
@@ -28,6 +27,8 @@ from apcbatch.prefix import TokenArray, as_token_array
 from apcbatch.regular_files import open_regular_file
 from apcbatch.types import DraftSource
 
+# A longer line of an earlier OUT is left out: its token ids would take ten times as many bytes.
+MOST_RECORD_BYTES = 16 << 20
 LONGEST_MAGIC = max(map(len, COMPRESSED))
 
 
@@ -36,8 +37,8 @@ class EarlierAnswers:
 
     Memory: 25 to 32 bytes per answer, plus one line at a time. A compressed OUT is decompressed to a temporary file
     without a name, since its lines are read in the order of the requests. has_same_tokens: whether that run had the
-    same tokenizer, by the digest of the model's files in its run file. num_wanted, num_found: number of requests that
-    were looked up, and of those that had an answer.
+    same tokenizer, by the digest of the model's files in its run file. num_wanted, num_found, num_used: number of
+    requests that were looked up, of those that had an answer, and of those that one was of use for.
     """
 
     def __init__(self, path: str, flag: str, model_folder: Path, warn: Callable[[str], None]) -> None:
@@ -47,7 +48,7 @@ class EarlierAnswers:
         facts, _ = read_run_file(run_file_path(path))
         self.has_same_tokens = facts is not None and facts.get("model_files") == model_files_digest(model_folder)
         self._offsets = KeyTable()
-        self.num_wanted = self.num_found = 0
+        self.num_wanted = self.num_found = self.num_used = 0
         for offset, line in _lines(self._file):
             record = _answered(line)
             if record is not None:
@@ -72,19 +73,21 @@ class EarlierAnswers:
         if offset is None:
             return None
         self._file.seek(offset)
-        record = _answered(self._file.readline(DEFAULT_MAX_LINE_BYTES))
+        record = _answered(self._file.readline(MOST_RECORD_BYTES))
         if record is None or record["custom_id"] != custom_id:  # another program writes to the file
             return None
         self.num_found += 1
         return record
 
     def warn_if_unused(self, warn: Callable[[str], None]) -> None:
-        """Warn if requests were looked up and none was found."""
-        if self.num_wanted and not self.num_found:
-            warn(
-                f"{self._flag} {self._path}: none of its {len(self):,} answers has the custom_id of a request of this "
-                "run, so that no draft was made from them"
-            )
+        """Warn if requests were looked up and no answer was of use."""
+        if self.num_wanted and not self.num_used:
+            what = f"none of its {len(self):,} answers has the custom_id of a request of this run"
+            if self.num_found:
+                what = (
+                    f"the answers to {self.num_found:,} requests of this run hold no tokens of this model's vocabulary"
+                )
+            warn(f"{self._flag} {self._path}: {what}, so that no draft was made from them")
 
     def _open(self, warn: Callable[[str], None]) -> BinaryIO:
         """Open the file, decompressed. If the compressed data is damaged or cut off, warn and use the part before."""
@@ -140,32 +143,43 @@ class References:
                     found.setdefault(turn, {})["recorded"] = [tokens]
             if self._earlier is not None:
                 for prompt in prompts:
-                    answers = list(self._earlier_answers(self._earlier, known, conversation, prompt))
+                    answers = self._earlier_answers(self._earlier, known, conversation, prompt)
                     if answers:
+                        self._earlier.num_used += 1
                         found.setdefault(prompt.turn, {})["previous"] = answers
         except Exception:  # the answers are the same without drafts
             return found
         return found
 
     def warn_if_unused(self, warn: Callable[[str], None]) -> None:
-        """Warn if no request has an answer in the file of --draft-from."""
+        """Warn if no request has a usable answer in the file of --draft-from."""
         if self._earlier is not None:
             self._earlier.warn_if_unused(warn)
 
     def _earlier_answers(
         self, earlier: EarlierAnswers, known: KnownAnswers, conversation: Conversation, prompt: Prompt
-    ) -> Iterator[TokenArray]:
-        """Yield the tokens of each answer that the earlier run gave to the request with the prompt's custom_id: the
-        recorded token ids if that run had the same tokenizer, otherwise the answer's text, tokenised."""
-        record = earlier.find(prompt.custom_id)
+    ) -> list[TokenArray]:
+        """Return the tokens of each answer that the earlier run gave to the request with the prompt's custom_id: the
+        recorded token ids if that run had the same tokenizer, otherwise the answer's text, tokenised. The last answers
+        count if they have more than MOST_KNOWN_TOKENS together."""
+        record, found, left = earlier.find(prompt.custom_id), list[TokenArray](), MOST_KNOWN_TOKENS
         if record is None:
-            return
+            return found
+        answers: list[Any] = record["response"]["body"]["choices"]
         if earlier.has_same_tokens:
-            found = [known.of_tokens(as_token_array(token_ids)) for token_ids in answers_of(record)]
-        else:
-            choices = record["response"]["body"]["choices"]
-            found = [_of_choice(known, conversation, prompt, choice) for choice in choices]
-        yield from (tokens for tokens in found if tokens is not None)
+            answers = answers_of(record)
+        for answer in reversed(answers):
+            if earlier.has_same_tokens:
+                tokens = known.of_tokens(as_token_array(answer[:MOST_KNOWN_TOKENS]))
+            else:
+                tokens = _of_choice(known, conversation, prompt, answer)
+            if tokens is None:
+                continue
+            left -= len(tokens)
+            if left < 0:
+                break
+            found.insert(0, tokens)
+        return found
 
 
 def _of_choice(
@@ -194,12 +208,12 @@ def _answered(line: bytes) -> dict[str, Any] | None:
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Yield (byte offset, line) of each line, except lines over DEFAULT_MAX_LINE_BYTES."""
+    """Yield (byte offset, line) of each line, except lines over MOST_RECORD_BYTES."""
     offset = 0
-    while line := file.readline(DEFAULT_MAX_LINE_BYTES):
+    while line := file.readline(MOST_RECORD_BYTES):
         begin, offset = offset, offset + len(line)
-        is_whole = line.endswith(b"\n") or len(line) < DEFAULT_MAX_LINE_BYTES
-        while not is_whole and (rest := file.readline(DEFAULT_MAX_LINE_BYTES)):
+        is_whole = line.endswith(b"\n") or len(line) < MOST_RECORD_BYTES
+        while not is_whole and (rest := file.readline(MOST_RECORD_BYTES)):
             offset += len(rest)
             if rest.endswith(b"\n"):
                 break

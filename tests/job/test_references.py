@@ -188,7 +188,7 @@ def test_an_overlong_line_is_passed_over(
     own = (tmp_path / "old.jsonl").read_bytes().splitlines(keepends=True)
     limit = max(map(len, own))
     (tmp_path / "old.jsonl").write_bytes(own[0] + b"x" * (3 * limit + 5) + b"\n" + b"".join(own[1:]))
-    monkeypatch.setattr(references, "DEFAULT_MAX_LINE_BYTES", limit)
+    monkeypatch.setattr(references, "MOST_RECORD_BYTES", limit)
     assert apcbatch(*RUN, "-o", "out.jsonl", "--draft-from", "old.jsonl").code == 0
     assert len(known(engines[-1].submitted, "previous")) == len(own)
 
@@ -314,6 +314,48 @@ def test_ids_that_the_model_does_not_have_are_not_passed_on(
     assert apcbatch(*RUN, "-o", "out.jsonl", "--draft-from", "old.jsonl").code == 0
     found = known(engines[-1].submitted, "previous")
     assert "one" not in found and len(found["two"]) == 1 and len(found) == 10
+    for record in records:
+        record["apcbatch"]["completion_token_ids"] = [VOCAB_SIZE]
+        record["apcbatch"].pop("choices", None)
+    write_lines(tmp_path / "old.jsonl", records)
+    done = apcbatch(*RUN, "-o", "out.jsonl", "--draft-from", "old.jsonl", "--overwrite")
+    assert done.summary["warnings"] == [
+        "--draft-from old.jsonl: the answers to 11 requests of this run hold no tokens of this model's vocabulary, so "
+        "that no draft was made from them"
+    ]
+
+
+@pytest.mark.parametrize("same_tokens", [True, False])
+def test_known_answers_have_bounded_sizes(
+    apcbatch: Any, engines: Any, lines: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same_tokens: bool
+) -> None:
+    """Fault: a record with 300,000 answers stalls the run; one answer of 20 million tokens takes 868 MiB, or 44 bytes a
+    token of each running answer's index, whatever --draft-memory is."""
+    records = begin(apcbatch, tmp_path)
+    if not same_tokens:
+        (tmp_path / "old.jsonl.run.json").unlink()
+    for record in records:
+        ours, body = record["apcbatch"], record["response"]["body"]
+        if record["custom_id"] == "one":  # more answers than any request may have
+            ours["choices"] = [{"completion_token_ids": [7]}] * (129 if same_tokens else 1)
+            body["choices"] *= 1 if same_tokens else 129
+        if record["custom_id"] == "two":
+            ours["choices"] = [{"completion_token_ids": [number] * 4} for number in range(20)]
+            body["choices"] = [
+                {**body["choices"][0], "message": {"role": "assistant", "content": "a b" * number}}
+                for number in range(20)
+            ]
+        if record["custom_id"] == "text":
+            ours["completion_token_ids"], body["choices"][0]["text"] = [7] * 100, "Once upon" + " a b c" * 100
+    write_lines(tmp_path / "old.jsonl", records)
+    for module in (known_answers, references):
+        monkeypatch.setattr(module, "MOST_KNOWN_TOKENS", 45)
+    assert apcbatch(*RUN, "-o", "out.jsonl", "--draft-from", "old.jsonl").code == 0
+    found = known(engines[-1].submitted, "previous")
+    assert "one" not in found and len(found["text"][0]) == 45
+    assert 0 < sum(map(len, found["two"])) <= 45
+    if same_tokens:
+        assert [one[0] for one in found["two"]] == [*range(9, 20)], "the last ones, in their order"
 
 
 @pytest.mark.parametrize("content", [b"", b"no JSON\n", None])
@@ -398,7 +440,7 @@ def test_lines_up_to_the_limit_are_read(
     data: bytes, lines: list[tuple[int, bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fault: a piece of an overlong line is taken for a line, or the place of the next one is wrong."""
-    monkeypatch.setattr(references, "DEFAULT_MAX_LINE_BYTES", 4)
+    monkeypatch.setattr(references, "MOST_RECORD_BYTES", 4)
     assert list(references._lines(io.BytesIO(data))) == lines
 
 

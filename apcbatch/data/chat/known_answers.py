@@ -1,8 +1,8 @@
 """Tokenise known answers to the prompts of a conversation, for drafts: recorded ones, and messages of an earlier run.
 
-Invariants: an answer that cannot be rendered or tokenised is left out, without an error. Each answer is rendered once;
-its prompt is rendered again only in a rollout. A recorded answer has the tokens that it is scored with
-(data/chat/recorded_answers.py).
+Invariants: an answer has at most its first MOST_KNOWN_TOKENS tokens; one that cannot be rendered or tokenised is left
+out, without an error. Each answer is rendered once; its prompt is rendered again only in a rollout. A recorded answer
+has the tokens that it is scored with (data/chat/recorded_answers.py).
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from apcbatch.data.input.messages import Message
 from apcbatch.data.input.records import Conversation
 from apcbatch.errors import RequestError
 from apcbatch.prefix import TokenArray, as_token_array
+
+# Limit of the known answers to one request together. The index of a running answer takes 44 bytes for each token.
+MOST_KNOWN_TOKENS = 1 << 17
 
 
 class KnownAnswers:
@@ -82,6 +85,7 @@ class KnownAnswers:
 
     def of_tokens(self, tokens: TokenArray) -> TokenArray | None:
         """Return a copy of an answer's tokens; None if there are none, or one is outside the vocabulary."""
+        tokens = tokens[:MOST_KNOWN_TOKENS]
         return tokens.copy() if len(tokens) and int(tokens.max()) < self._renderer.vocab_size else None
 
     def _behind(self, prompt: Prompt, answered: str) -> TokenArray | None:
