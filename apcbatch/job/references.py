@@ -82,12 +82,10 @@ class EarlierAnswers:
     def warn_if_unused(self, warn: Callable[[str], None]) -> None:
         """Warn if requests were looked up and no answer was of use."""
         if self.num_wanted and not self.num_used:
-            what = f"none of its {len(self):,} answers has the custom_id of a request of this run"
+            why = f"none of its {len(self):,} answers has the custom_id of a request of this run"
             if self.num_found:
-                what = (
-                    f"the answers to {self.num_found:,} requests of this run hold no tokens of this model's vocabulary"
-                )
-            warn(f"{self._flag} {self._path}: {what}, so that no draft was made from them")
+                why = f"the answers to {self.num_found:,} requests of this run hold no token of this model's vocabulary"
+            warn(f"{self._flag} {self._path}: {why}, so that no draft was made from them")
 
     def _open(self, warn: Callable[[str], None]) -> BinaryIO:
         """Open the file, decompressed. If the compressed data is damaged or cut off, warn and use the part before."""

@@ -1,7 +1,8 @@
 """The description of a model, and a reader of the Hugging Face config.json that it comes from.
 
-Invariant: every size is an integer within its bounds, and every other number one of float32, so that sums and products
-cannot overflow. Loading the weights checks that the tensors have these sizes. Each list is read in linear time.
+Invariant: every size is an integer within its bounds, and every other number but an open end of an interval is at most
+LARGEST_NUMBER, so that sums and products cannot overflow. Loading the weights checks that the tensors have these sizes.
+Each list is read in linear time.
 """
 
 from __future__ import annotations

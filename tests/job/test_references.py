@@ -320,7 +320,7 @@ def test_ids_that_the_model_does_not_have_are_not_passed_on(
     write_lines(tmp_path / "old.jsonl", records)
     done = apcbatch(*RUN, "-o", "out.jsonl", "--draft-from", "old.jsonl", "--overwrite")
     assert done.summary["warnings"] == [
-        "--draft-from old.jsonl: the answers to 11 requests of this run hold no tokens of this model's vocabulary, so "
+        "--draft-from old.jsonl: the answers to 11 requests of this run hold no token of this model's vocabulary, so "
         "that no draft was made from them"
     ]
 

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import threading
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
@@ -380,7 +381,10 @@ def test_a_header_has_bounded_sizes(tiny_checkpoint: Checkpoints, tmp_path: Path
         (b'{"__metadata__":{"a":"%s"}}' % (b"x" * (32 << 20)), "have 33,554,457 bytes, the most is 33,554,432"),
     ):
         write_safetensors(folder / SINGLE, header, b"")
+        tracemalloc.start()
         refused(folder, rf"model.safetensors is not a whole safetensors file \(.*{sentence}\); copy it again")
+        assert tracemalloc.get_traced_memory()[1] < 100 << 20
+        tracemalloc.stop()
     shards = sharded(tiny_checkpoint("mamba"), tmp_path / "shards", 3)
     for path in shards.glob("*.safetensors"):
         header, data = header_of(path)

@@ -21,7 +21,7 @@ from apcbatch.data.input.records import Conversation
 from apcbatch.errors import RequestError
 from apcbatch.prefix import TokenArray, as_token_array
 
-# Limit of the known answers to one request together. The index of a running answer takes 44 bytes for each token.
+# Limit of the known answers to one request from one source. The index of a running answer takes 44 bytes a token.
 MOST_KNOWN_TOKENS = 1 << 17
 
 
