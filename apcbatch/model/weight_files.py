@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, NamedTuple
 import xxhash
 
 from apcbatch.data.model_files import read_model_json
+from apcbatch.display import visible
 from apcbatch.errors import ModelError
 from apcbatch.model.locate import what_it_is
 from apcbatch.model.quantization import FLOATING
@@ -31,6 +32,8 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,200}\.safetensors")
 MOST_HEADER_BYTES = 32 << 20  # of all files of a checkpoint together
 MOST_HEADER_VALUES = 3 << 20  # of them too: 12 for each of 262,144 tensors
 MOST_DIMENSIONS = 8
+_MOST_NAME_CHARACTERS = 512
+_MOST_DTYPE_CHARACTERS = 16
 _PIECE_BYTES = 1 << 20  # that are read and digested at a time, so that they are digested out of the processor's cache
 
 
@@ -139,7 +142,9 @@ class WeightFiles:
             self._open(self.folder / file_name)
         for name, file_name in weight_map.items():
             if name not in self.tensors or self.tensors[name].path.name != file_name:
-                raise ModelError(f"{self.folder / file_name}: tensor {name} is missing; {INDEX} lists it there")
+                raise ModelError(
+                    f"{self.folder / file_name}: tensor {visible(name[:120])} is missing; {INDEX} lists it there"
+                )
 
     def _open(self, path: Path) -> None:
         """Open a file and add its tensors."""
@@ -189,6 +194,11 @@ class WeightFiles:
             raise ValueError("its header is no object")
         entries.pop("__metadata__", None)
         for name, entry in entries.items():
+            if len(name) > _MOST_NAME_CHARACTERS or not name.isprintable():
+                raise ValueError(
+                    f"its header has the name {reprlib.repr(name)}; expected at most {_MOST_NAME_CHARACTERS} "
+                    "printable characters"
+                )
             if not isinstance(entry, _Entry):
                 raise ValueError(f"its header says of {name:.80} no dtype, shape and data_offsets")
             expected = math.prod(entry.shape) * FLOATING.get(entry.dtype, 0)
@@ -212,8 +222,9 @@ def _compact(pairs: list[tuple[str, Any]]) -> dict[str, Any] | _Entry:
         raise ValueError("a name stands twice in its header")
     match values:
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [begin, end], **rest} if not rest:
-            is_place = type(begin) is int and type(end) is int and 0 <= begin <= end
-            if is_place and len(shape) <= MOST_DIMENSIONS and all(type(n) is int and 0 <= n < 1 << 63 for n in shape):
+            is_entry = len(dtype) <= _MOST_DTYPE_CHARACTERS and dtype.isprintable()
+            is_entry = is_entry and type(begin) is int and type(end) is int and 0 <= begin <= end
+            if is_entry and len(shape) <= MOST_DIMENSIONS and all(type(n) is int and 0 <= n < 1 << 63 for n in shape):
                 return _Entry(sys.intern(dtype), tuple(shape), begin, end)
     return values
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -57,7 +58,7 @@ def refused(folder: Path, sentence: str) -> None:
     """The folder is refused in a sentence of sane length."""
     with pytest.raises(ModelError, match=sentence) as caught:
         Engine(folder, pool_size_bytes=1 << 20, max_running=2)
-    assert len(str(caught.value)) < 700
+    assert len(str(caught.value)) < 700 and str(caught.value).isprintable()
 
 
 def kinds_of(folder: Path) -> dict[str, torch.Tensor]:
@@ -368,6 +369,25 @@ def test_a_tensors_place_is_inside_the_file(broken: object, tiny_checkpoint: Che
     header, data = header_of(folder / SINGLE)
     write_safetensors(folder / SINGLE, header | {"backbone.embeddings.weight": broken}, data)
     refused(folder, r"model.safetensors is not a whole safetensors file \(.*\); copy it again")
+
+
+@pytest.mark.parametrize("name, dtype", [
+    ("a\x1b[31m\nb", "F32"), ("\u202e", "F32"), ("a" * 100_000, "F32"), ("a", "F" * 100_000), ("a", "\x1b[31m\n"),
+], ids=["control", "bidi", "long", "long dtype", "control dtype"])  # fmt: skip
+def test_the_words_of_a_header_are_short_and_printable(
+    name: str, dtype: str, tiny_checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    """Fault: a name or a dtype goes into a message with its control characters, or in all of its length."""
+    folder = copy_of(tiny_checkpoint("mamba"), tmp_path / "m")
+    header, data = header_of(folder / SINGLE)
+    write_safetensors(folder / SINGLE, header | {name: entry(dtype, [0], len(data), len(data))}, data)
+    refused(folder, r"model.safetensors is not a whole safetensors file \(its header .*\); copy it again")
+    shards = sharded(tiny_checkpoint("mamba"), tmp_path / "shards", 2)
+    path = shards / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    index["weight_map"][name + "\x9b"] = next(iter(index["weight_map"].values()))
+    path.write_text(json.dumps(index))
+    refused(shards, "is missing; model.safetensors.index.json lists it there")
 
 
 def test_a_header_has_bounded_sizes(tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
