@@ -200,6 +200,21 @@ def test_a_tokenizer_that_the_library_reads_otherwise_is_refused(
         monkeypatch.setattr(llguidance, "LLTokenizer", None)
 
 
+def test_a_blank_that_the_decoder_drops_begins_no_answer(tmp_path: Path) -> None:
+    """Fault: an answer lacks the blank that its pattern begins with, since the decoder drops it, in silence."""
+    backend = build_tokenizer("legacy")
+    backend.decoder = decoders.Sequence([backend.decoder, decoders.Strip(" ", 1, 0)])
+    tokenizer = load_tokenizer(save_model(tmp_path, backend, eos_token="</s>"))
+    made = GrammarCompiler(tokenizer)
+    for seed in range(12):
+        text, is_whole = walk(
+            tokenizer, made.constraint(StructuredOutput("regex", "[ a-z]{5}!| (a|b) c")), random.Random(seed)
+        )
+        assert is_whole and re.fullmatch("[ a-z]{5}!", text)
+    with pytest.raises(RequestError, match="regular expression cannot be used: it begins with a blank, which this mod"):
+        allowed(tokenizer, made.constraint(StructuredOutput("regex", " a|  b")))
+
+
 @pytest.mark.parametrize("is_open", [True, False])
 def test_a_thought_comes_before_the_form(demo, constraints, is_open):
     """Fault: an answer that ends within its thought, a form that is asked of the thought, or a thought that has to come

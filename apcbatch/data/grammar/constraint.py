@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,14 @@ _NAMES = {
 }
 
 
+class _Library(NamedTuple):
+    """The library's form of a tokenizer. first: mask of the tokens that may begin an answer, in the format of
+    Constraint.fill; None for all of them."""
+
+    tokenizer: LLTokenizer
+    first: npt.NDArray[np.int32] | None
+
+
 class GrammarCompiler:
     """Compiler of grammars for one model, with an LRU cache of MOST_COMPILED grammars.
 
@@ -59,14 +67,14 @@ class GrammarCompiler:
         special = {number: token.content for number, token in added.items()}
         module, name = "apcbatch.data.grammar.grammar_child", "the process that tries grammars"
         self._helper = Helper(module, name, tokenizer.vocab_size, special)
-        self._library: LLTokenizer | RequestError | None = None
+        self._library: _Library | RequestError | None = None
         self._compiled: OrderedDict[tuple[StructuredOutput, Thinking | None], LLMatcher | RequestError] = OrderedDict()
 
     def constraint(self, structure: StructuredOutput, thinking: Thinking | None = None) -> GrammarConstraint:
         """Make the constraint of one answer. thinking: markers of the reasoning before the structured output, if any.
 
         RequestError says why the structured output cannot be used."""
-        return GrammarConstraint(self._matcher(structure, thinking).deep_copy(), structure)
+        return GrammarConstraint(self._matcher(structure, thinking).deep_copy(), structure, self._read().first)
 
     def _matcher(self, structure: StructuredOutput, thinking: Thinking | None) -> LLMatcher:
         """Return the cached matcher in its state before the first token; compile it if it is absent. Only copies of
@@ -102,12 +110,12 @@ class GrammarCompiler:
             grammar = behind_thinking(grammar, thinking, markers)
         from llguidance import LLMatcher, LLParserLimits
 
-        matcher = LLMatcher(self._tokens(), grammar, log_level=0, limits=LLParserLimits(**LIMITS))
+        matcher = LLMatcher(self._read().tokenizer, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
         if matcher.is_error():
             raise unusable(structure, matcher.get_error())
         return matcher
 
-    def _tokens(self) -> LLTokenizer:
+    def _read(self) -> _Library:
         """Return the library's form of the tokenizer, made and compared with the tokenizer at first use.
 
         RequestError if the library cannot read the tokenizer, or reads it otherwise."""
@@ -117,7 +125,7 @@ class GrammarCompiler:
         return found
 
 
-def _read_tokenizer(tokenizer: Tokenizer) -> LLTokenizer | RequestError:
+def _read_tokenizer(tokenizer: Tokenizer) -> _Library | RequestError:
     """Return the library's form of a tokenizer, or why there is none.
 
     A normalizer to one of Unicode's forms is left out, as a text that is forced must keep its bytes."""
@@ -133,7 +141,7 @@ def _read_tokenizer(tokenizer: Tokenizer) -> LLTokenizer | RequestError:
     except (ValueError, RequestError) as error:
         reason = str(error)
     if reason is None:
-        return library
+        return _Library(library, _first_tokens(tokenizer, library))
     message = f"answers of a given form cannot be made with this model's tokenizer: {_line(reason)}"
     return RequestError("invalid_request", message)
 
@@ -161,9 +169,23 @@ def _difference(tokenizer: Tokenizer, library: LLTokenizer) -> str | None:
             if decoded(tokenizer.encode(text).ids) != text.lstrip(" "):
                 continue
             ids = library.tokenize_str(text)
-            if library.decode_bytes(ids) != text.encode() or decoded(ids) != text.lstrip(" "):
-                return f"the grammar library makes {decoded(ids)!r} of the text {text!r}"
+            theirs = library.decode_bytes(ids).decode("utf-8", "replace")
+            if theirs != text or decoded(ids) != text.lstrip(" "):
+                return f"the grammar library makes {theirs!r} of the text {text!r}, and an answer {decoded(ids)!r}"
     return None
+
+
+def _first_tokens(tokenizer: Tokenizer, library: LLTokenizer) -> npt.NDArray[np.int32] | None:
+    """Return the mask of the tokens that do not begin with a blank, if the decoder drops a blank at the beginning of a
+    text, so that an answer would lack it; otherwise None."""
+    size = tokenizer.vocab_size
+    blank = (number for number in range(size) if library.decode_bytes([number]).startswith(b" "))
+    example = next(blank, None)
+    if example is None or tokenizer.decode_all([example]).startswith(" "):
+        return None
+    bits = np.ones(-(-size // 32) * 32, np.uint8)
+    bits[[example, *blank]] = 0
+    return np.packbits(bits, bitorder="little").view(np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +203,13 @@ class ConstraintFactory:
 
 
 class GrammarConstraint:
-    """The constraint of one answer: a Constraint (see types.py). matcher: the answer's own copy."""
+    """The constraint of one answer: a Constraint (see types.py). matcher: the answer's own copy. first: mask of the
+    tokens that may begin the answer, or None."""
 
-    def __init__(self, matcher: LLMatcher, structure: StructuredOutput) -> None:
-        self._matcher, self._structure = matcher, structure
+    def __init__(
+        self, matcher: LLMatcher, structure: StructuredOutput, first: npt.NDArray[np.int32] | None = None
+    ) -> None:
+        self._matcher, self._structure, self._first = matcher, structure, first
 
     def fill(self, mask: npt.NDArray[np.int32]) -> bool:
         """Set the bits of the allowed tokens in `mask`, as Constraint.fill says. Stop tokens are allowed if the answer
@@ -192,12 +217,17 @@ class GrammarConstraint:
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if self._matcher.is_error():
             raise unusable(self._structure, self._matcher.get_error())
+        if self._first is not None:
+            mask &= self._first
+            if not mask.any():
+                raise unusable(self._structure, "it begins with a blank, which this model's tokenizer drops there")
         return True
 
     def accept(self, token: int) -> bool:
         """Take the next token; return whether it completes the answer, so that no token can follow."""
         if not self._matcher.consume_token(token):
             raise unusable(self._structure, self._matcher.get_error())
+        self._first = None
         return self._matcher.is_stopped()
 
     def forced(self) -> list[int]:
