@@ -37,8 +37,8 @@ def read_rotary(
 ) -> Rotary:
     """Return the rotary embedding of config.json. default_factor: fraction of a head's columns to rotate if the file
     does not say. default_theta: base of the wavelengths then. Raises ModelError."""
-    has_new_name = reader.values.get("rope_parameters") is not None
-    table = reader.below("rope_parameters" if has_new_name else "rope_scaling")
+    has_older = bool(reader.values.get("rope_scaling"))  # transformers takes it before rope_parameters
+    table = reader.below("rope_scaling" if has_older else "rope_parameters")
     kind = "rope_type" if "rope_type" in table.values else "type"
     scaling = next((name for word, name in _SCALINGS.items() if table.values.get(kind) == word), None)
     if scaling is not None:
