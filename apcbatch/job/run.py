@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 
 import orjson
 
@@ -28,7 +28,7 @@ from apcbatch.job.planning import work_source
 from apcbatch.job.printer import Printer
 from apcbatch.job.record import Ticket, error_line, result_line
 from apcbatch.job.runfile import with_earlier_options
-from apcbatch.job.signals import Signals
+from apcbatch.job.signals import Interrupted, Signals
 from apcbatch.job.sink import FileSink, Sink, open_sink
 from apcbatch.job.totals import Totals
 from apcbatch.job.tracing.recorder import RunTrace
@@ -189,8 +189,9 @@ class Job:
             for result in results:
                 self._finish_request(result, opened, sink)
                 if not self._should_stop(engine):
-                    for work in source.follow_up(result):
-                        self._submit(work, engine, sink)
+                    with suppress(Interrupted):  # while a long text is tokenised
+                        for work in source.follow_up(result):
+                            self._submit(work, engine, sink)
             self._printer.tick(source.total)
             sink.sync_if_due()
             if self._trace is not None:
@@ -220,6 +221,7 @@ class Job:
         if opened.answers:
             self._printer.note(f"{len(opened.answers)} requests are answered in {self._output.shown} already")
         self._signals.drain_on_first()
+        opened.renderer.tokenizer.check_stop = self._signals.check
         self._printer.begin_progress()
 
     def _next_request(self, engine: JobEngine, source: WorkSource, sink: Sink) -> Request | None:
@@ -230,7 +232,10 @@ class Job:
                 return None  # the next turns of open rollouts go before new conversations
             if source.pause():
                 return None
-            work = source.next()
+            try:
+                work = source.next()
+            except Interrupted:  # while a long text is tokenised
+                continue
             if isinstance(work, Request):
                 return work
             if work is not None:

@@ -22,7 +22,7 @@ EXIT_CODES: dict[int, int] = {
 
 
 class Interrupted(BaseException):
-    """Raised by the first signal while there are no requests to finish."""
+    """Raised by the first signal while there are no requests to finish, and by Signals.check."""
 
     def __init__(self, exit_code: int) -> None:
         self.exit_code = exit_code
@@ -54,6 +54,11 @@ class Signals:
     def drain_on_first(self) -> None:
         """Make the first signal set exit_code instead of raising Interrupted, from now on."""
         self._draining = True
+
+    def check(self) -> None:
+        """Raise Interrupted after the first signal."""
+        if self.exit_code is not None:
+            raise Interrupted(self.exit_code)
 
     def take_first(self) -> bool:
         """Return True once after the first signal, otherwise False."""

@@ -164,6 +164,13 @@ def test_signals_are_handled_while_a_long_text_is_tokenised(model_dir: Callable[
         signal.signal(signal.SIGALRM, earlier)
     assert sum(number > before for number in at_signal) > 8, "signals wait until the text is tokenised"
 
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    tokenizer.check_stop = stop
+    with pytest.raises(KeyboardInterrupt):
+        tokenizer.encode(CORPUS[1] * 10_000)
+
 
 @pytest.mark.parametrize("name", ["notes.json", "words.txt", "old.jinja", "other.model", "vocab.txt", "merges.txt"])
 @pytest.mark.parametrize("kind", ["pipe", "folder", "dangling", "device", "large"])

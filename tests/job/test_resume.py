@@ -5,10 +5,12 @@ from __future__ import annotations
 import fcntl
 import json
 import shlex
+import signal
 import subprocess
 
 import pytest
 
+from apcbatch.data.tokenization.tokenizer import Tokenizer
 from apcbatch.job.previous_answers import drop_unusable, read_answers
 from apcbatch.job.sink import FileSink
 from tests.chats import conversation, read_records, write_lines
@@ -258,3 +260,22 @@ def test_lines_that_a_power_cut_tore_are_told_and_run_again(apcbatch, twelve, tm
     assert (done.code, done.summary["requests"]) == (0, 2)
     told = f"torn lines in {path}, as a kill or a power cut leaves them: 2; they are run again"
     assert done.stderr.count(told) == 1, done.stderr
+
+
+def test_the_first_signal_ends_the_wait_for_a_long_text(apcbatch, tmp_path, monkeypatch):
+    """Fault: the first Ctrl-C waits until a text of megabytes is tokenised, and answers it."""
+    encode = Tokenizer.encode
+
+    def press(self: Tokenizer, text: str, adds_special: bool = False):
+        if "conversation 1" in text:
+            signal.raise_signal(signal.SIGINT)
+            self.check_stop()
+        return encode(self, text, adds_special)
+
+    write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(3)])
+    with monkeypatch.context() as patch:
+        patch.setattr(Tokenizer, "encode", press)
+        stopped = apcbatch("run", "in.jsonl", "-o", "out.jsonl")
+    assert stopped.code == 130 and stopped.final_line.endswith("--resume"), stopped.stderr
+    resumed = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--resume")
+    assert resumed.code == 0 and len(read_records(tmp_path / "out.jsonl")) == 6

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, TypeVar
@@ -30,6 +30,7 @@ TOKEN_CHARACTERS = 512  # a text of more characters for each token of a request 
 _MOST_BYTES = 2 << 20  # the tokens of a longer text are counted first: one for each byte take 0.5 GiB
 _GROWTH, _MOST_GROWTH = {"NoneType": 1, "NFC": 3}, 12  # of the bytes of a text beyond ASCII by a normalizer
 _SHORT_CHARACTERS = 1 << 16  # a longer text takes 0.1 s and more, and is tokenised in a thread of its own
+_WAIT_S = 0.2  # between two calls of Tokenizer.check_stop
 _MOST_ADDED_CHARACTERS = 1 << 20
 _MOST_IDS = 1 << 31
 # Keys of the answer schema in transformers 5; the first is the older name.
@@ -45,10 +46,12 @@ class Tokenizer:
     end_tokens: tokens that end an answer; eos_token_ids: their ids. answer_schema: JSON text of the schemas that the
     checkpoint gives for its answers, or ''. markers: pattern of the added tokens at which a text is split before all
     else, or None; see data/chat/common_prefix.py. special: id -> text of the special tokens. added_texts: texts of all
-    added tokens. max_tokens: limit of a request's tokens. reads_text: False for a NoTokenizer.
+    added tokens. max_tokens: limit of a request's tokens. reads_text: False for a NoTokenizer. check_stop: called every
+    0.2 s while a long text is tokenised; an error that it raises ends the waiting.
     """
 
     reads_text = True
+    check_stop: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(
         self,
@@ -105,7 +108,7 @@ class Tokenizer:
             self._check_count(text)
             # The thread and encode_batch, which, unlike encode, releases the interpreter's lock, let this thread handle
             # signals, and other threads run. The whole text is one piece, as no cut is safe for every tokenizer.
-            return _in_thread(lambda: backend.encode_batch([text], add_special_tokens=adds_special)[0])
+            return _in_thread(lambda: backend.encode_batch([text], add_special_tokens=adds_special)[0], self.check_stop)
         except BaseException as error:
             raise _refused(error) from None
 
@@ -210,8 +213,8 @@ def _guarded(folder: Path, load: Callable[[], T]) -> T:
         ) from None
 
 
-def _in_thread(work: Callable[[], T]) -> T:
-    """Return the result of `work` in another thread, or raise its error."""
+def _in_thread(work: Callable[[], T], check_stop: Callable[[], None]) -> T:
+    """Return the result of `work` in another thread, or raise its error. check_stop: see Tokenizer."""
     done: Future[T] = Future()
 
     def run() -> None:
@@ -220,7 +223,9 @@ def _in_thread(work: Callable[[], T]) -> T:
         except BaseException as error:
             done.set_exception(error)
 
-    Thread(target=run).start()
+    Thread(target=run, daemon=True).start()
+    while not wait([done], _WAIT_S).done:
+        check_stop()
     return done.result()
 
 
