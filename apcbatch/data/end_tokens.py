@@ -32,7 +32,7 @@ class EndTokens:
     outside: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
     def sentence(self, texts: Mapping[int, str]) -> str:
-        """Say which tokens end an answer, and which file names each. texts: id -> text of the special tokens."""
+        """Say which tokens end an answer, and which files name each. texts: id -> text of the special tokens."""
         if not self.files:
             said = (
                 "no file of the model names a token that ends an answer (eos_token_id, eos_token): answers have "

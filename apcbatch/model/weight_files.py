@@ -30,11 +30,11 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,200}\.safetensors")
 MOST_HEADER_BYTES = 32 << 20  # of all files of a checkpoint together
-MOST_HEADER_VALUES = 3 << 20  # of them too: 12 for each of 262,144 tensors
+MOST_HEADER_VALUES = 3 << 20  # of all these headers together: 12 for each of 262,144 tensors
 MOST_DIMENSIONS = 8
 _MOST_NAME_CHARACTERS = 512
 _MOST_DTYPE_CHARACTERS = 16
-_PIECE_BYTES = 1 << 20  # that are read and digested at a time, so that they are digested out of the processor's cache
+_PIECE_BYTES = 1 << 20  # read, then digested while they are in the processor's cache
 
 
 class StoredTensor(NamedTuple):
@@ -57,7 +57,7 @@ class _Entry(NamedTuple):
 
 
 class _File(NamedTuple):
-    """An open file of weights. identity: see _identity; as the file was opened."""
+    """An open file of weights. identity: its _identity when it was opened."""
 
     file: BinaryIO
     identity: tuple[int, ...]
@@ -230,7 +230,7 @@ def _compact(pairs: list[tuple[str, Any]]) -> dict[str, Any] | _Entry:
 
 
 def _identity(stat: os.stat_result) -> tuple[int, ...]:
-    """Return what changes if a name stands for another file, or a file is written to. The size comes last."""
+    """Return a file's device, inode, mtime in ns and size, which differ after a write or a replacement."""
     return stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 

@@ -36,8 +36,8 @@ _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF
 
 
 class Buffers:
-    """Memory of tensors that are read. That of a tensor which is no longer used is used again for the next one of its
-    size: to fill new pages takes twice the time. most_bytes: of unused memory that is kept; 0 after `close`."""
+    """Memory for the tensors that are read. The memory of a freed tensor is reused for the next one of its size, as new
+    pages take twice the time to fill. most_bytes: limit of the unused memory that is kept; 0 after `close`."""
 
     def __init__(self) -> None:
         self.most_bytes = 0

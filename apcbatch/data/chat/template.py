@@ -98,8 +98,9 @@ class ChatTemplate:
         return any(re.search(rf"\b{re.escape(name)}\b", source) for source in self.sources)
 
     def changes(self, is_dated: bool) -> Iterator[str]:
-        """Yield a sentence for each input of the template besides the conversation: the time, unless a given date is
-        read for it (is_dated), and random draws."""
+        """Yield a warning for each input of the template besides the conversation: the time, and random draws.
+
+        is_dated: the time is a given date, which needs no warning."""
         if self.reads("strftime_now") and not is_dated:
             yield (
                 f"the chat template puts the date into prompts (strftime_now, here {self.clock} for each): a store of "

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 TOKEN_CHARACTERS = 512  # a text of more characters for each token of a request is refused before it is tokenised
 _MOST_BYTES = 2 << 20  # the tokens of a longer text are counted first: one for each byte take 0.5 GiB
-_GROWTH, _MOST_GROWTH = {"NoneType": 1, "NFC": 3}, 12  # of the bytes of a text beyond ASCII by a normalizer
+# By how much a normalizer, named by its type, multiplies the bytes of a text beyond ASCII at most; 12 for other types.
+_GROWTH, _MOST_GROWTH = {"NoneType": 1, "NFC": 3}, 12
 _SHORT_CHARACTERS = 1 << 16  # a longer text takes 0.1 s and more, and is tokenised in a thread of its own
 _WAIT_S = 0.2  # between two calls of Tokenizer.check_stop
 _MOST_ADDED_CHARACTERS = 1 << 20
@@ -113,10 +114,10 @@ class Tokenizer:
             raise _refused(error) from None
 
     def _check_count(self, text: str) -> None:
-        """Raise RequestError if a text that may have more than _MOST_BYTES when normalised has more than twice the
-        tokens of a request.
+        """Raise RequestError for a text with more than twice the tokens of a request. A text that has at most
+        _MOST_BYTES after normalization is not counted.
 
-        The tokens of pieces are counted. They differ from those of the text only beside the cuts."""
+        The tokens of pieces are counted; they differ from those of the whole text only near the cuts."""
         grows = 1 if text.isascii() else _GROWTH.get(type(self._backend.normalizer).__name__, _MOST_GROWTH)
         if grows * len(text.encode("utf-8", "surrogatepass")) <= _MOST_BYTES:
             return
