@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from apcbatch.display import visible
 from apcbatch.errors import ModelError
 from apcbatch.regular_files import read_regular_file
 
@@ -60,6 +61,9 @@ def what_it_is(folder: Path, files: Iterable[Path] | None = None) -> str | None:
         )
     if newest := max((name for name in names if _step(name) and (folder / name).is_dir()), key=_step, default=None):
         return f"{folder} holds the checkpoints of a training and no weights; give the newest, {folder / newest}"
+    if "snapshots" in names and "refs" in names:
+        name = folder.name.removeprefix("models--").replace("--", "/")
+        return f"{folder} is a folder of the Hugging Face cache; give {visible(name)}, or a folder in its snapshots/"
     if any(name.endswith(_PICKLES) and name not in _STATE_OF_TRAINING for name in names):
         return f"{folder} holds pickle weights, which are never opened; save them as safetensors"
     return None
