@@ -45,9 +45,9 @@ def here(tmp_path, monkeypatch) -> Path:
 
 
 def run(capsys, *arguments: object) -> tuple[int, str]:
-    """(exit code, what the run says on stderr) of `apcbatch run in.jsonl ...`."""
+    """(exit code, what the run says on stderr) of `apcbatch run in.jsonl ...` in the oracle's float32."""
     capsys.readouterr()
-    code = main(["run", "in.jsonl", "-q", "--progress", "none", *map(str, arguments)])
+    code = main(["run", "in.jsonl", "-q", "--progress", "none", "--dtype", "float32", *map(str, arguments)])
     return code, capsys.readouterr().err
 
 
