@@ -91,7 +91,7 @@ def output_place(name: str) -> str:
     The folder is resolved. A link as last name is followed, through further links, to a file that need not exist yet.
     The place is relative if the name is and leads through no link. An open descriptor, such as /dev/stdout, becomes
     `/dev/fd/N`; `-` and addresses stay as they are. Raises UsageError for a name that ends in `/`, `/.` or `/..`, for a
-    folder, and for a file whose folder is missing.
+    folder, for a descriptor that is not open, and for a file whose folder is missing.
     """
     path = as_path(name)
     if is_address(path):
@@ -105,6 +105,8 @@ def output_place(name: str) -> str:
         place = _followed(path)
         if os.path.isdir(place):
             raise _folder_error()
+        if _is_descriptor(place) and not os.path.lexists(place):
+            raise OSError(errno.EBADF, "no such descriptor is open")
         if places(path) != places(place):  # a folder below /proc that another process sees as its root
             raise OSError(errno.EINVAL, f"its path here is not {place}; give another name")
         is_lexical = place == os.path.abspath(path)

@@ -97,6 +97,8 @@ def check_paths(config: Config, inputs: Inputs, output: Output, config_file: str
         raise UsageError("--resume needs an OUT that can be read back; give -o a file")
     if is_file and not (config.resume or config.overwrite) and output.exists():
         raise UsageError(f"output {output.shown} exists; give --resume to continue it or --overwrite to replace it")
+    if config.overwrite:
+        output.check_part()
     if output.is_remote:
         output.check_address(config)
     if config.summary is not None:
@@ -173,6 +175,8 @@ def open_run(
             run_file.keep_earlier_draws()
     else:
         run_file.check_replaceable()
+        if config.resume and not sink.is_empty:
+            run_file.earlier()  # without one it is another program's file, and no torn first line
     stage(f"loading {config.model}")
     engine = _open_engine(config, warn, note, most_workers)
     with ExitStack() as stack:

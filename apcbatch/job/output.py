@@ -80,6 +80,16 @@ class Output:
         """Return whether this machine has a file that a fresh run would replace."""
         return os.path.exists(self.target) or os.path.exists(self.lines)
 
+    def check_part(self) -> None:
+        """Refuse to replace an OUT.part that is another file; UsageError."""
+        if self.packing and os.path.isfile(self.lines):
+            with open_stream(self.lines) as stream:
+                if not _is_out(stream):
+                    raise UsageError(
+                        f"{self.lines} has no answers of this program, and this run would replace it; move it away, or "
+                        "choose another -o (--overwrite replaces OUT alone)"
+                    )
+
     def check_address(self, config: Config) -> None:
         """Look for an OUT and a run file at OUT's address, and remember both; UsageError if this run may not replace
         them."""

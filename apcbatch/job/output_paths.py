@@ -25,6 +25,7 @@ from apcbatch.option_values import FILE_MARK
 from apcbatch.regular_files import open_regular_file
 
 STDOUT = "-"
+STDIN_PATH = "/dev/stdin"
 MAX_SUMMARY_BYTES = 1 << 20
 _PAGE = re.compile(r"\.x?html?$", re.IGNORECASE)
 _NO_LINES = re.compile(  # names of files that are not JSON lines
@@ -62,7 +63,8 @@ def without_suffixes(name: str) -> str:
 
 def check_outputs(config: Config, inputs: Iterable[str], read: Names, outputs: Names) -> None:
     """Refuse an output that is another file of the command, lies in the store or beside the model's files, or is a
-    folder. Then remove the temporary files that killed commands have left of these outputs.
+    folder, and standard streams that are redirected to a file of the command. Then remove the temporary files that
+    killed commands have left of these outputs.
 
     inputs: files of INPUT. read, outputs: path or address by the name of its option, of an output the place
     (`address.output_place`); None and `-` are skipped.
@@ -73,15 +75,20 @@ def check_outputs(config: Config, inputs: Iterable[str], read: Names, outputs: N
         text = getattr(config, option)
         if spec.may_name_file and text is not None and text.startswith(FILE_MARK):
             named[f"the file of {config.origins.get(option, option)}"] = text.removeprefix(FILE_MARK)
+    streams = [status for stream in (sys.stdout, sys.stderr) if (status := _file_behind(stream)) is not None]
     owners: dict[tuple[object, ...], str] = {}
-    for name, path in [*named.items(), *(("INPUT", input) for input in inputs if input != STDIN)]:
+    for name, path in [*named.items(), *(("INPUT", STDIN_PATH if input == STDIN else input) for input in inputs)]:
         if is_address(path) and name in written and is_read_only(path):
             raise UsageError(
                 f"{name} {shown_address(path)} cannot be written to; give a file, or an address such as s3://"
             )
-        for place in _regular_places(path):
+        if any(_is_at(path, status) for status in streams) and not (name in written and is_stream(path)):
+            raise UsageError(f"{name} {path} is where this command prints to; give another file, or print elsewhere")
+        is_pipe = _is_pipe(path)
+        for place in places(path) if is_pipe else _regular_places(path):
             owner = owners.setdefault(place, name)
-            if owner != name and {owner, name} & written.keys():
+            both = {owner, name}
+            if owner != name and both & written.keys() and not (is_pipe and both <= written.keys()):
                 pair = f"{name} and {owner}" if name == "INPUT" else f"{owner} and {name}"
                 raise UsageError(f"{pair} are the same file, {shown_address(path)}; give one of them another name")
     for name, path in written.items():
@@ -90,9 +97,6 @@ def check_outputs(config: Config, inputs: Iterable[str], read: Names, outputs: N
         _check_place(name, path, config)
         if os.path.isdir(path):
             raise UsageError(f"{name} {path} is a folder; move it away, or choose another name")
-        for stream in (sys.stdout, sys.stderr):
-            if _is_redirected_to(stream, path):
-                raise UsageError(f"{name} {path} is where this command prints to; give another file")
     remove_left_files(path for path in written.values() if not is_address(path))
 
 
@@ -138,8 +142,8 @@ def _check_place(name: str, path: str, config: Config) -> None:
 
 def check_summary(name: str, config: Config) -> None:
     """Raise FileExistsError if --summary would replace a file that is not an earlier summary, unless --overwrite is
-    given. A local summary may be replaced; one at an address only with --resume."""
-    if config.overwrite or not (is_address(name) or os.path.isfile(name)):
+    given. A local summary may be replaced; one at an address only with --resume. Nothing in a stream is replaced."""
+    if config.overwrite or is_stream(name) or not (is_address(name) or os.path.isfile(name)):
         return
     if is_address(name):
         data = read_head(name, MAX_SUMMARY_BYTES)
@@ -180,11 +184,26 @@ def _is_linked_below(folder: str, path: str) -> bool:
     return any(os.path.samefile(path, one) for below, _, _ in os.walk(folder) for one in _files_in(below))
 
 
-def _is_redirected_to(stream: object, path: str) -> bool:
-    """Return whether a standard stream is redirected to this regular file."""
-    if is_stream(path):
-        return False  # the user named the stream
+def _is_pipe(name: str) -> bool:
+    """Return whether a path leads to a pipe, which two outputs may share, but not an input and an output."""
     try:
-        return os.path.isfile(path) and os.path.samestat(os.fstat(stream.fileno()), os.stat(path))  # type: ignore[attr-defined]
+        return not is_address(name) and stat.S_ISFIFO(os.stat(name).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def _file_behind(stream: object) -> os.stat_result | None:
+    """Return the status of the regular file that a standard stream is redirected to; None if there is none."""
+    try:
+        status = os.fstat(stream.fileno())  # type: ignore[attr-defined]
     except (OSError, ValueError, AttributeError):
+        return None
+    return status if stat.S_ISREG(status.st_mode) else None
+
+
+def _is_at(name: str, status: os.stat_result) -> bool:
+    """Return whether a path leads to the file with this status."""
+    try:
+        return not is_address(name) and os.path.samestat(os.stat(name), status)
+    except (OSError, ValueError):
         return False

@@ -51,6 +51,7 @@ END_BYTES = 1 << 20  # read at each end of the input; divided among several file
 LEAST_END_BYTES = 1 << 12
 MOST_CHARACTERS = 1 << 12
 MAX_BYTES = 1 << 22
+MOST_SHOWN = 200  # characters of a value in an error message
 MISSING = "is missing"
 
 
@@ -149,6 +150,20 @@ class RunFile:
 
         Return whether the earlier run was of this same version.
         """
+        self._earlier = earlier = self.earlier()
+        differences = list(_differences(earlier, self._facts))
+        if differences:
+            width = max(len(field) for field, _, _ in differences)
+            rows = [f"  {field:<{width}}  then {_cut(then)}, now {_cut(now)}" for field, then, now in differences]
+            raise UsageError(
+                f"output {self.output} is of a different run; --resume would mix two kinds of answers:\n"
+                + "\n".join(rows)
+                + "\ngive the earlier values again, or another -o, or --overwrite"
+            )
+        return bool(earlier["version"] == VERSION)
+
+    def earlier(self) -> Mapping[str, Any]:
+        """Return the facts of the run that wrote OUT; UsageError if there is no run file."""
         earlier, reason = read_run_file(self.path)
         if earlier is None:
             ways = "--overwrite" if reason == MISSING else "move it away and --overwrite"
@@ -156,17 +171,7 @@ class RunFile:
                 f"{self.path} {reason}, so nothing says which run wrote {self.output}; "
                 f"put that run's file there, or choose another -o, or {ways}"
             )
-        self._earlier = earlier
-        differences = list(_differences(earlier, self._facts))
-        if differences:
-            width = max(len(field) for field, _, _ in differences)
-            rows = [f"  {field:<{width}}  then {then!r}, now {now!r}" for field, then, now in differences]
-            raise UsageError(
-                f"output {self.output} is of a different run; --resume would mix two kinds of answers:\n"
-                + "\n".join(rows)
-                + "\ngive the earlier values again, or another -o, or --overwrite"
-            )
-        return bool(earlier["version"] == VERSION)
+        return earlier
 
     def write(self) -> None:
         """Write the file atomically; UsageError if it cannot be written."""
@@ -239,6 +244,12 @@ def _as_json(facts: dict[str, Any]) -> bytes:
     option = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
     name = os.fsencode(facts["input"]["name"]).decode("utf-8", "backslashreplace")
     return orjson.dumps(facts | {"input": facts["input"] | {"name": name}}, option=option)
+
+
+def _cut(value: Any) -> str:
+    """Return a value of the run file as text of at most MOST_SHOWN characters."""
+    text = repr(value)
+    return text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 3] + "..."
 
 
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:

@@ -14,6 +14,7 @@ import pytest
 
 from apcbatch.config import Config
 from apcbatch.errors import UsageError
+from apcbatch.job import output_paths
 from apcbatch.job.disk import Disk, replacing
 from apcbatch.job.output_paths import check_outputs, check_summary, same_file
 from apcbatch.model.locate import DEMO_DIR
@@ -189,6 +190,32 @@ def test_an_output_is_not_where_the_command_prints_to(tmp_path, monkeypatch, nam
         check_outputs(Config(), (), {}, {"OUT": str(tmp_path / "pipe")})
 
 
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_a_command_does_not_print_into_what_it_reads(tmp_path, monkeypatch, name):
+    """Fault: `run in.jsonl -o - >> in.jsonl`, or any command with its output there, adds lines to its own input."""
+    path = tmp_path / "in.jsonl"
+    with open(path, "a") as stream:
+        monkeypatch.setattr(sys, name, stream)
+        for inputs, read in (((str(path),), {}), (("memory://a", str(path)), {}), ((), {"--config": str(path)})):
+            with pytest.raises(UsageError, match=f"{path} is where this command prints to; .* or print elsewhere"):
+                check_outputs(Config(), inputs, read, {"OUT": "-"})
+
+
+def test_stdin_is_a_file_of_the_command(tmp_path, monkeypatch):
+    """Fault: `run - -o in.jsonl --overwrite < in.jsonl` replaces the input, and a run whose answers go to the pipe that
+    it reads never ends. Two outputs may share a pipe."""
+    path, pipe = str(tmp_path / "in.jsonl"), str(tmp_path / "pipe")
+    (tmp_path / "in.jsonl").touch()
+    os.mkfifo(pipe)
+    for stdin in (path, pipe):
+        monkeypatch.setattr(output_paths, "STDIN_PATH", stdin)
+        with pytest.raises(UsageError, match=f"INPUT and --summary are the same file, {stdin}"):
+            check_outputs(Config(), ("-",), {}, {"OUT": "new", "--summary": stdin})
+    with pytest.raises(UsageError, match="--config and OUT are the same file"):
+        check_outputs(Config(), (), {"--config": pipe}, {"OUT": pipe})
+    check_outputs(Config(), ("in.jsonl", "/dev/null"), {}, {"OUT": pipe, "--summary": pipe, "--report": "/dev/null"})
+
+
 def test_two_names_of_one_file_are_the_same(tmp_path):
     """Fault: a report or an answer replaces the other; or two outputs may not go to /dev/null."""
     (tmp_path / "a").touch()
@@ -220,6 +247,8 @@ def test_a_summary_replaces_only_a_summary(tmp_path, content, is_ours):
     else:
         with pytest.raises(FileExistsError, match="a file is there that is no summary of a run"):
             check_summary(path, Config())
+    with open(path, "ab") as log:
+        check_summary(f"/dev/fd/{log.fileno()}", Config())  # adds a line and replaces nothing: `2> log`
 
 
 def linked(folder, name, spelling):

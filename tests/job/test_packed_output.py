@@ -77,6 +77,20 @@ def test_out_that_is_there_is_not_replaced_unasked(apcbatch, tmp_path, whole):
     assert (tmp_path / "out.gz.part").read_bytes() == before
 
 
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_file_that_is_named_part_by_chance_stays(apcbatch, tmp_path, whole, is_link):
+    """Fault: --overwrite of OUT replaces a file that is called OUT.part by chance, or the one that it links to."""
+    mine = tmp_path / ("mine" if is_link else "out.gz.part")
+    mine.write_text("precious\n")
+    if is_link:
+        (tmp_path / "out.gz.part").symlink_to("mine")
+    refused = apcbatch(*RUN, "-o", "out.gz", "--overwrite")
+    assert refused.code == 2 and f"{mine} has no answers of this program" in refused.stderr
+    assert mine.read_text() == "precious\n"
+    mine.write_bytes((tmp_path / "plain.jsonl").read_bytes()[:50])
+    assert apcbatch(*RUN, "-o", "out.gz", "--overwrite").code == 0
+
+
 @pytest.mark.parametrize("name", ["out.jsonl.bz2", "out.xz"])
 def test_what_would_not_be_packed_is_refused(apcbatch, tmp_path, whole, name):
     """Fault: plain lines in a file named .bz2."""

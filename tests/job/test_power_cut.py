@@ -33,6 +33,7 @@ class CutDisk(Disk):
     synced: dict[int, bytes]  # content by inode
     names: dict[str, int | None]  # inode by path, as the folder was synced
     now: dict[str, int | None]
+    kept: list[int] = []  # open descriptors, so that the number of a removed file is not given to another
 
     @classmethod
     def begin(cls, folder, left: int = 0) -> None:
@@ -41,6 +42,9 @@ class CutDisk(Disk):
         cls.names = {name: path.stat().st_ino for name, path in files.items()}
         cls.synced = {path.stat().st_ino: path.read_bytes() for path in files.values()}
         cls.left, cls.is_cut, cls.now = left, False, dict(cls.names)
+        while cls.kept:
+            os.close(cls.kept.pop())
+        cls.kept.extend(os.open(path, os.O_RDONLY) for path in files)
 
     def _count(self) -> None:
         cls = type(self)
@@ -53,6 +57,7 @@ class CutDisk(Disk):
         self._count()
         fd = super().open(path, flags)
         inode = os.fstat(fd).st_ino
+        self.kept.append(os.open(path, os.O_RDONLY))
         self.synced.setdefault(inode, b"")
         self.now[path] = inode
         return fd

@@ -187,13 +187,18 @@ def test_what_cannot_change_an_answer_may_change_on_the_way(apcbatch, twelve, tm
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]", '{"config": 3, "input": {}}'])
-def test_an_out_without_its_run_file_is_refused(apcbatch, twelve, tmp_path, content):
-    """Fault: without a run file anything may be mixed in; or a damaged one ends in a traceback."""
+@pytest.mark.parametrize("lines", [None, '{"a file": "of another program, without a newline"}'])
+def test_an_out_without_its_run_file_is_refused(apcbatch, twelve, tmp_path, content, lines):
+    """Fault: without a run file anything may be mixed in, or a file without a newline is taken for a torn first line
+    and emptied; or a damaged run file ends in a traceback."""
     apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS)
-    run_file = tmp_path / "out.jsonl.run.json"
+    path, run_file = tmp_path / "out.jsonl", tmp_path / "out.jsonl.run.json"
     run_file.unlink() if content is None else run_file.write_text(content)
+    path.write_text(lines or path.read_text())
+    before = path.read_bytes()
     done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--resume")
     assert done.code == 2 and "out.jsonl.run.json" in done.stderr and "--overwrite" in done.stderr
+    assert path.read_bytes() == before
 
 
 def test_an_out_that_another_run_writes_is_refused(apcbatch, twelve, tmp_path):

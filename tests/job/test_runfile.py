@@ -113,3 +113,14 @@ def test_another_version_is_told_from_this_one(tmp_path: Path) -> None:
         other.keep_earlier_draws()
         other.write()
         assert orjson.loads(file.path.read_bytes())["draws"] == version
+
+
+def test_what_differs_is_said_within_bounds(tmp_path: Path) -> None:
+    """Fault: a damaged run file fills the terminal with megabytes of one value."""
+    file = run_file_of(tmp_path)
+    file.write()
+    facts = orjson.loads(file.path.read_bytes())
+    file.path.write_bytes(orjson.dumps(facts | {"model_files": "x" * 99_999, "system_prompt": [[]] * 99_999}))
+    with pytest.raises(UsageError, match=r"then \[\[\], .*\.\.\., now None\n") as refused:
+        file.check()
+    assert len(str(refused.value)) < 1000 and "xxx..., now 'm'" in str(refused.value)
