@@ -148,6 +148,8 @@ def _followed(path: str) -> str:
         place = os.path.join(os.path.realpath(folder, strict=True), os.path.basename(path))
         if _is_descriptor(place):
             return place
+        if _is_on_procfs(os.path.dirname(place)):  # such as /proc/self/exe, which leads to the running program
+            raise OSError(errno.EINVAL, "of what lies on procfs only open descriptors, /proc/self/fd/N, can be written")
         try:
             path = os.path.join(os.path.dirname(place), os.readlink(place))
         except OSError as error:
@@ -160,7 +162,11 @@ def _followed(path: str) -> str:
 def _is_descriptor(place: str) -> bool:
     """Return whether a place with a resolved folder is an open descriptor of a process, such as /proc/7/fd/1."""
     folder = os.path.dirname(place)
-    return os.path.basename(folder) == "fd" and os.stat(folder).st_dev == os.stat("/proc/self").st_dev
+    return os.path.basename(folder) == "fd" and _is_on_procfs(folder)
+
+
+def _is_on_procfs(folder: str) -> bool:
+    return os.stat(folder).st_dev == os.stat("/proc/self").st_dev
 
 
 def _folder_error() -> OSError:

@@ -153,6 +153,8 @@ def test_the_place_of_a_name(
         ("x" * 256, "File name too long"),
         ("a\0b", "it is no file name"),
         ("/dev/fd/987654", "/dev/fd/987654 cannot be written: no such descriptor is open"),
+        ("/proc/self/exe", "only open descriptors"),
+        ("/proc/self/task/../exe", "only open descriptors"),
         ("s3://bucket", "s3://bucket has no file name"),
         ("s3://u:hush@bucket/x/..", "s3://bucket/x/.. has no file name"),
     ],
