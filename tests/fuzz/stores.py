@@ -47,7 +47,7 @@ def stock_store(folder: Path, case: Case) -> None:
     shutil.copytree(case.folder, folder)
 
 
-SETTINGS = ("--max-tokens", "2", "--block-size", "16", "--policy", "all")
+SETTINGS = ("--dtype", "float32", "--max-tokens", "2", "--block-size", "16", "--policy", "all")
 
 
 def _store(case: Case) -> Path:
