@@ -153,8 +153,8 @@ class WeightFiles:
             opened = self._files[path] = _File(file, _identity(os.fstat(file.fileno())))
             begin, entries = self._read_header(opened)
         except FileNotFoundError:
-            other = min((one.name for one in self.folder.glob("*.safetensors")), default=None)
-            held = "no weights" if other is None else f"{visible(other)}, and no {INDEX}"
+            named = min((one.name for one in self.folder.glob("*.safetensors")), default=None)
+            held = "no weights" if named is None else f"{visible(named)}, and no {INDEX}"
             what = what_it_is(self.folder) or f"{self.folder} holds {held}"
             raise ModelError(f"{path} does not exist: {what}; expected safetensors") from None
         except OSError as error:
