@@ -135,7 +135,7 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class EngineParts:
-    """Parts of an engine. name: the model's name. dtype: never `auto`. eos_token_ids: ids that end an answer.
+    """Parts of an engine. name: the model's name. dtype: resolved, never `auto`. eos_token_ids: ids that end an answer.
     key_fingerprint: the model's fingerprint with the cache salt. runs_ahead: whether the device computes the next pass
     while the host reads one. reading_tokens: what reading a snapshot of the store costs, in tokens; None if it was not
     asked for or cannot be measured."""

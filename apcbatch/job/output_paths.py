@@ -185,7 +185,7 @@ def _is_linked_below(folder: str, path: str) -> bool:
 
 
 def _is_pipe(name: str) -> bool:
-    """Return whether a path leads to a pipe, which two outputs may share, but not an input and an output."""
+    """Return whether a path leads to a pipe. Two outputs may share one; an input and an output may not."""
     try:
         return not is_address(name) and stat.S_ISFIFO(os.stat(name).st_mode)
     except (OSError, ValueError):

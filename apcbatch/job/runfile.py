@@ -194,8 +194,8 @@ def read_run_file(path: str | Path) -> tuple[Mapping[str, Any] | None, str]:
 
 
 def with_clock_of(config: Config, path: str) -> Config:
-    """Return the configuration with the begin of the run whose run file is at `path`, so that the chat template reads
-    the same time; unchanged without one. UsageError for a time that cannot be read."""
+    """Return the configuration with the start time of the run whose run file is at `path`, so that the chat template
+    reads the same time; unchanged without that file or time. UsageError for a time that cannot be read."""
     facts, _ = read_run_file(path)
     clock = None if facts is None else facts.get("template_clock")
     if clock is None:

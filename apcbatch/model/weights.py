@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint, by the names of its family, on their devices.
+"""Load the tensors of a checkpoint, by the names of its family, onto their devices.
 
 Invariants: every tensor that the family does not ignore is taken exactly once, and its shape is checked; a missing,
 surplus or mis-shaped tensor is an error that names the tensor and its file. The digest is of the bytes that were read

@@ -200,7 +200,7 @@ def read_vocab_size(folder: Path) -> int | None:
 
 
 def _guarded(folder: Path, load: Callable[[], T]) -> T:
-    """Return the result of `load`; ModelError for any error of the library."""
+    """Call `load` and return its result. Any error of the library, a panic included, becomes a ModelError."""
     try:
         return load()
     except BaseException as error:  # a panic of the library, written in Rust, is no Exception
@@ -239,7 +239,7 @@ def _refused(error: BaseException) -> BaseException:
 
 
 def too_long(what: str) -> RequestError:
-    """Make the error of a text that is not tokenised. what: its length and the limit."""
+    """Return the error for a text that is refused before it is tokenised. what: its length and the limit."""
     return RequestError("context_length_exceeded", f"the prompt holds {what}")
 
 
