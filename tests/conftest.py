@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import random
+import signal
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -58,6 +59,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
     """Name the seed that repeats what was drawn."""
     terminalreporter.write_line(f"the draws of this run again: --seed {config.option.seed}")
+
+
+@pytest.fixture(autouse=True)
+def signals() -> None:
+    """A test begins with the signals of a terminal's shell, whatever began the suite or an earlier run left: a command
+    line ends with its signals ignored, and a process inherits what is ignored."""
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -153,6 +153,17 @@ class Process:
         return Outcome(self._process.returncode, stdout, stderr)
 
 
+def killed_while_it_writes(path: Path) -> None:
+    """A process writes a file beside the path and is ended before its name is that of the path."""
+    script = f"""
+import os
+from apcbatch.job.disk import Disk, replacing
+with replacing({str(path)!r}, Disk()):
+    os._exit(9)
+"""
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 9
+
+
 @pytest.fixture
 def start(tmp_path) -> Callable[..., Process]:
     """Starts a command line as a process of its own in tmp_path."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from apcbatch.job.disk import Disk, identity, remove_left_files, replacing, write_file
+from tests.job.conftest import killed_while_it_writes
 
 
 def num_open() -> int:
@@ -81,10 +82,7 @@ def test_only_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     a link or a file of the user's goes with it."""
     left = []
     for name in ("out", "other"):
-        if not (child := os.fork()):
-            with replacing(str(tmp_path / name), Disk()):
-                os._exit(0)  # as a kill does, without the code that cleans up
-        os.waitpid(child, 0)
+        killed_while_it_writes(tmp_path / name)
         left += {path.name for path in tmp_path.iterdir()} - {*left}
     out, other = (tmp_path / name for name in left)
     link = out.with_name(out.name[:-20] + "0" * 16 + ".tmp")

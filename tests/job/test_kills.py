@@ -23,6 +23,9 @@ from tests.job.test_trace import agrees
 pytestmark = pytest.mark.slow
 RUN = ("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 4, "--max-running", 3, "--progress", "none")
 PROGRAM = f"{sys.executable} -m tests.job.fake_main"
+IN_TERMINAL = """import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"""
 
 
 def in_bash(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -107,16 +110,18 @@ def test_one_signal_drains(undisturbed, start, tmp_path, number, code):
 
 def test_a_terminal_that_is_closed_drains(undisturbed, tmp_path):
     """Fault: the window or the connection is closed, and what runs is dropped, or the last lines end in a traceback."""
-    child, terminal = pty.fork()
-    if not child:
-        os.chdir(tmp_path)
-        variables = os.environ | {"PYTHONPATH": str(ROOT), "FAKE_HOLD_AT": "2"}
-        os.execve(sys.executable, [sys.executable, "-m", "tests.job.fake_main", *map(str, RUN[:-1]), "bar"], variables)
+    terminal, end = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", IN_TERMINAL, "-m", "tests.job.fake_main", *map(str, RUN[:-1]), "bar"],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT), "FAKE_HOLD_AT": "2"}, start_new_session=True,
+        stdin=end, stdout=end, stderr=end,
+    )  # fmt: skip
+    os.close(end)
     out = tmp_path / "out.jsonl"
     while not (out.exists() and out.read_bytes().count(b"\n") >= 2):
         os.read(terminal, 1 << 16)
     os.close(terminal)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 143
+    assert process.wait(timeout=60) == 143
     [segment] = read_trace(tmp_path / "out.jsonl.trace.jsonl").segments
     assert segment.end.exit_code == 143 and segment.end.summary["requests"] == len(read_records(out)) < 40
 

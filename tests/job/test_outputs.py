@@ -15,12 +15,12 @@ import pytest
 from apcbatch.config import Config
 from apcbatch.errors import UsageError
 from apcbatch.job import output_paths
-from apcbatch.job.disk import Disk, replacing
+from apcbatch.job.disk import Disk
 from apcbatch.job.output_paths import check_outputs, check_summary, same_file
 from apcbatch.model.locate import DEMO_DIR
 from tests.chats import conversation, read_records, write_lines
 from tests.effort import tries
-from tests.job.conftest import answers
+from tests.job.conftest import answers, killed_while_it_writes
 from tests.job.fakes import FakeEngine
 
 RUN = ("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 2)
@@ -368,10 +368,7 @@ def test_a_summary_whose_folder_vanishes_is_a_warning(apcbatch, tmp_path, monkey
 def test_what_a_kill_left_goes_with_the_next_run(apcbatch, tmp_path):
     """Fault: a run that was killed while it wrote its run file or its summary leaves a temporary file for good."""
     for name in ("out.jsonl", "out.jsonl.run.json", "s.json"):
-        if not (child := os.fork()):
-            with replacing(str(tmp_path / name), Disk()):
-                os._exit(0)  # as a kill does, without the code that cleans up
-        os.waitpid(child, 0)
+        killed_while_it_writes(tmp_path / name)
     assert len(list(tmp_path.glob(".apcbatch-*.tmp"))) == 3
     assert apcbatch(*RUN, "--summary", "s.json").code == 0
     assert not list(tmp_path.glob(".apcbatch-*.tmp"))
