@@ -112,6 +112,10 @@ class Index:
         """Return the row of a key; None if there is none."""
         return next(iter(self._entries("WHERE id = ? AND key = ?", (row_id(key), key))), None)
 
+    def ids(self) -> set[int]:
+        """Return the ids of all rows."""
+        return self.database.unchecked("SELECT id FROM snapshots", ())
+
     def totals(self) -> tuple[int, int]:
         """Return (number of snapshots, bytes of their files)."""
         entries, num_bytes = self.database.row("SELECT entries, bytes FROM totals", (), is_count, is_count)

@@ -27,7 +27,7 @@ from apcbatch.store.format import (
     STORE_ID_NAME,
     SUSPECT_NAME,
 )
-from apcbatch.store.repair import _fill, _put_aside, _require_sound_side_tables, require_schema
+from apcbatch.store.repair import _enter_files, _put_aside, _require_sound_side_tables, require_schema
 from tests.effort import tries
 from tests.store.conftest import (
     FINGERPRINT,
@@ -359,9 +359,33 @@ def test_tables_of_another_program_are_no_index(folder: Path, warnings: list[str
         database.close()
 
 
+def test_files_that_the_index_lost_are_entered_again(folder: Path, warnings: list[str]) -> None:
+    """Fault: the last rows are lost in a power cut, and their files lie beside the size limit for good; or they are
+    entered while another process has the store open, which may be removing them."""
+    with Store.open(folder, warn=warnings.append) as store:
+        keys = put_chain(store, "a", 8)
+    execute(folder, "DELETE FROM snapshots WHERE position > 64")
+    path_of(folder, keys[7]).write_bytes(b"nonsense")
+    with Store.open(folder, warn=warnings.append, read_only=True) as reader:
+        assert reader.present(keys) == set(keys[:4])
+    limit = num_bytes_in(folder) // 2
+    with Store.open(folder, limit, warn=warnings.append) as store:
+        assert store.present(keys) == set(keys[:7]) and not path_of(folder, keys[7]).exists()
+        assert warnings == [
+            f"store {folder}: snapshot files were missing in the index, which a power cut can cause: 3 were entered, "
+            "1 could not be used"
+        ]
+        store.shrink()
+        assert store.present(keys) == set(keys[:3]) and num_bytes_in(folder) == store.stats().num_bytes <= limit
+        execute(folder, "DELETE FROM snapshots WHERE position > 32")
+        with Store.open(folder, warn=warnings.append) as other:
+            assert other.present(keys) == set(keys[:2])
+    assert len(warnings) == 1
+
+
 def test_what_cannot_be_read_costs_its_own_row_alone() -> None:
     """Fault: an index that is made again ends at the first file that the disk does not give."""
-    entered, removed, said = [], [], []
+    entered, removed = [], []
     header = SimpleNamespace(fingerprint=FINGERPRINT)
 
     def header_of(key: bytes) -> Any:
@@ -374,11 +398,9 @@ def test_what_cannot_be_read_costs_its_own_row_alone() -> None:
         all_keys=lambda: [away, bad, good, good], header=header_of, size=lambda key: 7, modified=lambda key: 1.0,
         remove=removed.append,
     )  # fmt: skip
-    index: Any = SimpleNamespace(model_id=lambda *_: 1, insert=lambda *row: entered.append(row))
-    status: Any = SimpleNamespace(once=lambda cause, sentence: said.append(sentence))
-    _fill(index, snapshots, "", status)
+    index: Any = SimpleNamespace(ids=set, model_id=lambda *_: 1, insert=lambda *row: entered.append(row))
+    assert _enter_files(index, snapshots) == (1, 2)
     assert entered == [(header, 7, 1, 1.0)] and removed == [bad]
-    assert said == ["a new index was made from the snapshot files: 1 snapshots are in it, 2 could not be used"]
 
 
 @pytest.mark.parametrize(
