@@ -477,13 +477,14 @@ def test_the_memory_of_a_tensor_is_its_own_while_it_is_used(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("tied", [True, False])
 def test_loading_takes_little_more_than_the_weights(
     dtype: str, stored: torch.dtype, tied: bool, tiny_checkpoint: Checkpoints, tmp_path: Path
 ) -> None:
-    """Fault: a tied embedding is in memory twice, or a converted copy of a matrix beside its packed form."""
+    """Fault: a tied embedding is in memory twice, or a converted copy of every matrix beside its packed form."""
     folder = tiny_checkpoint(
         "mamba", vocab_size=20_000, hidden_size=512, num_hidden_layers=24, tie_word_embeddings=tied
     )
@@ -503,7 +504,8 @@ def test_loading_takes_little_more_than_the_weights(
     """
     done = subprocess.run([sys.executable, "-c", code, tmp_path, dtype], capture_output=True, text=True, check=True)
     num_bytes = sum(tensor.numel() for tensor in tensors.values()) * (4 if dtype == "float32" else 2)
-    assert int(done.stdout) < 1.15 * num_bytes
+    largest = max(tensor.numel() * stored.itemsize for tensor in tensors.values())
+    assert int(done.stdout) < num_bytes + largest
 
 
 def test_memory_that_the_system_does_not_give_is_counted() -> None:
