@@ -187,7 +187,8 @@ def _model(config: Config) -> str:
     """Load every tensor and generate one token."""
     from apcbatch.engine.engine import Engine
     from apcbatch.engine.open import EngineOptions
-    from apcbatch.model.causal_lm import ignored_tensors
+    from apcbatch.model.families import family_of, load_model_config
+    from apcbatch.model.weight_files import ignored_tensors
     from apcbatch.types import Request
 
     said: list[str] = []
@@ -200,7 +201,8 @@ def _model(config: Config) -> str:
     finally:
         engine.close()
     found = f"{config.model} is complete, {engine.dtype}, fingerprint {engine.fingerprint[:12]}"
-    ignored = ignored_tensors(locate_model(config.model))
+    folder = locate_model(config.model)
+    ignored = ignored_tensors(folder, family_of(load_model_config(folder)).ignored)
     return "; ".join(filter(None, [found, *said, ignored, note_of(config.model)]))
 
 

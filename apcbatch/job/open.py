@@ -307,9 +307,11 @@ def _open_engine(
 
 def _note_ignored(config: Config, note: Callable[[str], None]) -> None:
     """Say how many tensors of the checkpoint are not used, if any."""
-    from apcbatch.model.causal_lm import ignored_tensors
+    from apcbatch.model.families import family_of, load_model_config
+    from apcbatch.model.weight_files import ignored_tensors
 
-    sentence = ignored_tensors(locate_model(config.model))
+    folder = locate_model(config.model)
+    sentence = ignored_tensors(folder, family_of(load_model_config(folder)).ignored)
     if sentence is not None:
         note(sentence)
 

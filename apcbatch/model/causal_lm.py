@@ -19,7 +19,7 @@ from apcbatch.kernels.backend import Backend, LayerStack, Pages, Passed, PassSta
 from apcbatch.kernels.layer import PreNorm, Residual
 from apcbatch.model.arena import StateArena
 from apcbatch.model.batch import Batch
-from apcbatch.model.families import family_of, load_model_config
+from apcbatch.model.families import family_of
 from apcbatch.model.hf_config import ModelConfig
 from apcbatch.model.peer_transfer import Sent
 from apcbatch.model.sub_blocks import LoadedSubBlock
@@ -39,20 +39,6 @@ def check_sizes(model_dir: Path, config: ModelConfig) -> None:
         for kind, prefix in family.kinds(config).items():
             for tensor, shape in kind.sizes(config).items():
                 checkpoint.require(f"{prefix}.{tensor}", shape)
-
-
-def ignored_tensors(model_dir: Path) -> str | None:
-    """Return a sentence about the tensors of a checkpoint that are not used; None if all are used. Raises
-    ModelError."""
-    family = family_of(load_model_config(model_dir))
-    if not family.ignored:
-        return None
-    with Checkpoint(model_dir, torch.device("cpu"), family=family) as checkpoint:
-        parts = [f"{count} of {prefix}*" for prefix, count in checkpoint.ignored.items()]
-        total = sum(checkpoint.ignored.values())
-    return (
-        f"{model_dir}: {total} tensors are ignored, of parts that are not run ({', '.join(parts)})" if total else None
-    )
 
 
 class _Entry(NamedTuple):

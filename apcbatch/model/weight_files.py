@@ -216,6 +216,19 @@ class WeightFiles:
         return 8 + length, entries
 
 
+def ignored_tensors(folder: Path, prefixes: tuple[str, ...]) -> str | None:
+    """Return a sentence about the tensors whose names begin with one of the prefixes; None if there are none. Raises
+    ModelError."""
+    if not prefixes:
+        return None
+    with WeightFiles(folder) as files:
+        counts = {prefix: sum(name.startswith(prefix) for name in files.tensors) for prefix in prefixes}
+    parts = ", ".join(f"{count} of {prefix}*" for prefix, count in counts.items() if count)
+    return (
+        f"{folder}: {sum(counts.values())} tensors are ignored, of parts that are not run ({parts})" if parts else None
+    )
+
+
 def _compact(pairs: list[tuple[str, Any]]) -> dict[str, Any] | _Entry:
     """Return an object of a header: an _Entry if it describes a tensor, otherwise a dict. Raises ValueError for a name
     that stands in it twice."""

@@ -80,7 +80,6 @@ class Checkpoint:
 
     device_of: tensor name -> device, for a model on several devices; None: `device` for all. family: has the tensors'
     other names in files, which do not change the digest, and the tensors to ignore. Errors use the names in the files.
-    ignored: prefix of ignored tensors -> their number, for the prefixes that the files have.
     """
 
     def __init__(
@@ -97,9 +96,8 @@ class Checkpoint:
         self._stored = dict(self._files.tensors)  # by the names here
         self._stored_names: dict[str, str] = {}  # name here -> name in the file
         self._prefix = ("", "")  # beginning of names here, and in the files
-        self.ignored: dict[str, int] = {}
         if family is not None:
-            self._ignore(family)
+            self._stored = {name: one for name, one in self._stored.items() if not name.startswith(family.ignored)}
             self._rename(family)
         self._digests: dict[str, bytes] = {}
         self._ahead: Ahead[tuple[torch.Tensor, bytes]] | None = None  # made when the first tensor is taken
@@ -198,15 +196,6 @@ class Checkpoint:
         for name in sorted(self._digests):
             digest.update(self._digests[name])
         return digest.digest()
-
-    def _ignore(self, family: Family) -> None:
-        """Remove the tensors that the family ignores."""
-        for prefix in family.ignored:
-            names = [name for name in self._stored if name.startswith(prefix)]
-            for name in names:
-                del self._stored[name]
-            if names:
-                self.ignored[prefix] = len(names)
 
     def _rename(self, family: Family) -> None:
         """Rename tensors that have older names or another prefix in the files to the family's names."""

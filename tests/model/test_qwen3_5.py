@@ -15,8 +15,8 @@ from transformers import AutoConfig
 from apcbatch import Engine, Request
 from apcbatch.data.end_tokens import read_end_tokens
 from apcbatch.errors import ModelError
-from apcbatch.model.causal_lm import ignored_tensors
-from apcbatch.model.families import load_model_config
+from apcbatch.model.families import family_of, load_model_config
+from apcbatch.model.weight_files import ignored_tensors
 from tests.model.folders import REMOVED, sharded, weights_of, with_config, with_weights
 from tests.model.parity import LENGTHS, assert_equals_oracle, oracle_of
 from tests.tiny import save_tiny
@@ -118,8 +118,8 @@ def test_the_text_of_a_multimodal_checkpoint_is_read(
     expected = answers(text, dtype=dtype)
     assert answers(folder, dtype=dtype) == expected and expected[1][1][2] > 0
     assert answers(sharded(folder, tmp_path / "sharded"), dtype=dtype) == expected
-    assert ignored_tensors(text) is None
-    said = ignored_tensors(folder)
+    assert ignored_tensors(text, family_of(load_model_config(text)).ignored) is None
+    said = ignored_tensors(folder, family_of(load_model_config(folder)).ignored)
     assert said == f"{folder}: 3 tensors are ignored, of parts that are not run (2 of mtp.*, 1 of model.visual.*)"
 
 
