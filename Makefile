@@ -52,16 +52,17 @@ demo: $(BUILT)
 
 # A process for each core, at most 8; a test's threads wait for one another briefly, so that they share cores well.
 PYTEST := $(BIN)/python -m pytest -q -n logical --maxprocesses 8 --dist worksteal
+EFFORT ?= 1
 test: $(TESTED)
-	$(PYTEST)
+	$(PYTEST) --effort $(EFFORT) --ignore tests/browser
 
 # Without the slow tests, and those that start a cluster or a browser.
 quick: $(TESTED)
-	$(PYTEST) -m 'not slow and not ray and not ray_runs' --ignore tests/browser
+	$(PYTEST) -m 'not slow and not ray' --ignore tests/browser
 
-# The same tests at more effort with whole runs on Ray, then those that need another environment.
+# The same tests at full effort, then those that need another environment.
 test-all: $(TESTED)
-	$(PYTEST) --effort 10 -m 'ray_runs or not ray_runs' --ignore tests/browser
+	$(MAKE) test EFFORT=10
 	$(MAKE) test-light
 	.ci/installed
 	if .ci/browser; then $(MAKE) test-browser; else echo "the tests in a browser are left out" >&2; fi
@@ -83,7 +84,7 @@ test-browser: $(TESTED)
 
 # Runs on a Ray cluster of simulated machines on this one.
 test-ray: $(TESTED)
-	$(BIN)/python -m pytest -q -m 'ray or not ray' tests/cluster tests/ray
+	$(BIN)/python -m pytest -q --effort 3 tests/cluster tests/ray
 
 # The CUDA tests, and the sanitizers over the kernels' tests, with the python and the torch that see the GPU. racecheck
 # is some hundred times slower than the kernel: a test for each kernel that shares memory between threads. It cannot run
@@ -137,15 +138,15 @@ mutants: $(TESTED)
 	$(BIN)/python -m tools.mutants
 
 # Statements and branches that the suite executes, in every process that it starts; build/coverage/html shows the lines.
-EFFORT ?= 10
 COVERAGE := $(BIN)/python -m coverage
+coverage: EFFORT = 10
 coverage: export COVERAGE_RCFILE := $(CURDIR)/tools/coverage.rc
 coverage: export COVERAGE_FILE := $(CURDIR)/build/coverage/data
 coverage: export PYTHONPATH := $(CURDIR)
 coverage: $(TESTED)
 	$(BIN)/pip install --quiet `$(BIN)/python -c '$(call EXTRA,mutants)'`
 	rm -rf build/coverage
-	-$(subst -m pytest,-m coverage run -m pytest,$(PYTEST)) --effort $(EFFORT) -m 'ray_runs or not ray_runs' --ignore tests/browser
+	-$(subst -m pytest,-m coverage run -m pytest,$(PYTEST)) --effort $(EFFORT) --ignore tests/browser
 	$(COVERAGE) combine -q
 	$(COVERAGE) html -q -d build/coverage/html
 	$(COVERAGE) report

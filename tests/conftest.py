@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 import apcbatch  # noqa: F401  (before torch: it settles how threads wait)
-from tests.effort import VARIABLE, is_full, pairwise
+from tests.effort import VARIABLE, is_full, pairwise, tries
 from tests.helpers import own_helpers, shared_helpers  # noqa: F401
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,6 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
         drawn = getattr(config, "workerinput", {}).get("seed")
         config.option.seed = random.SystemRandom().randrange(1 << 31) if drawn is None else drawn
     os.environ[VARIABLE] = str(config.option.effort)
+    settings.register_profile("effort", max_examples=tries(200), deadline=None)
+    settings.load_profile("effort")
     random.seed(config.option.seed)  # for what is drawn while tests are collected
     if _why_no_cuda() is None:
         os.environ["APCBATCH_DEVICE"] = "cpu"
@@ -83,19 +86,31 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=reason))
 
     if not is_full():
-        _leave_pairs(config, items)
+        _leave_some(config, items)
 
 
-def _leave_pairs(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave rows of each test marked `pairwise` in which each two values of its parameters meet; on CUDA, all rows."""
+def _leave_some(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what the markers `effort`, `drawn` and `pairwise` leave to more effort; on CUDA, no row of a pairwise
+    table."""
     tables: dict[tuple, list[pytest.Item]] = defaultdict(list)
-    for item in items:
-        if hasattr(item, "callspec") and item.get_closest_marker("pairwise") and not item.get_closest_marker("cuda"):
-            tables[item.parent, item.originalname].append(item)
     dropped = set()
+    for item in items:
+        least = item.get_closest_marker("effort")
+        if least is not None and config.option.effort < least.args[0]:
+            dropped.add(item)
+        elif hasattr(item, "callspec"):
+            tables[item.parent, item.originalname].append(item)
     for table in tables.values():
-        chosen = pairwise([[repr(value) for value in item.callspec.params.values()] for item in table])
-        dropped.update(item for index, item in enumerate(table) if index not in chosen)
+        count = table[0].get_closest_marker("drawn")
+        if count is not None:
+            draw = random.Random(f"{config.option.seed} {table[0].nodeid}")
+            left = draw.sample(table, min(len(table), count.args[0] * config.option.effort))
+        elif table[0].get_closest_marker("pairwise") and not table[0].get_closest_marker("cuda"):
+            chosen = pairwise([[repr(value) for value in item.callspec.params.values()] for item in table])
+            left = [table[index] for index in chosen]
+        else:
+            continue
+        dropped.update(set(table).difference(left))
     config.hook.pytest_deselected(items=[item for item in items if item in dropped])
     items[:] = [item for item in items if item not in dropped]
 

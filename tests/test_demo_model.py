@@ -126,7 +126,7 @@ def test_an_unknown_role_is_refused(tokenizer):
         render(tokenizer, [{"role": "asistant", "content": "?"}])
 
 
-@settings(max_examples=tries(200), deadline=None, database=None)
+@settings(max_examples=tries(200), database=None)
 @given(text=st.text())
 def test_any_text_comes_back(tokenizer, text):
     """A character outside of the vocabulary, or spaces and line ends that are tidied up."""
@@ -142,6 +142,7 @@ def test_awkward_text_comes_back(tokenizer, text):
     assert tokenizer.decode(ids_of(tokenizer, text)) == text
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.slow
 def test_greedy_answers_are_sentences(tokenizer, model):
     """Weights whose answer is the same for every prompt, empty, without an end, or one token repeated."""

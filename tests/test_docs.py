@@ -179,6 +179,7 @@ def test_there_are_examples() -> None:
     assert len(EXAMPLES) >= 3
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("page", "code"), EXAMPLES)
 def test_an_example_in_python_runs(page: Path, code: str, tmp_path: Path) -> None:

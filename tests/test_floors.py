@@ -169,6 +169,7 @@ def test_every_module_says_what_it_is() -> None:
     assert not silent, silent
 
 
+@pytest.mark.effort(3)
 @pytest.mark.slow
 def test_the_light_floors_tests_need_no_torch() -> None:
     """Fault: a helper or a fixture imports torch, so that the tests of store, data and prefix cannot even be collected

@@ -7,6 +7,7 @@ import pytest
 from tools.make_readme import RUN, SECONDS, TARGET, document, without_seconds
 
 
+@pytest.mark.effort(3)
 @pytest.mark.slow
 def test_the_figures_are_those_of_a_run() -> None:
     """Fault: a column, a key, or a number of the example changes, and the first page shows the old one (run

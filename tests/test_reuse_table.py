@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared" / "data"
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("path", [
     ROOT / "examples" / "agents.jsonl",

@@ -60,6 +60,7 @@ PRODUCTS = {
 }
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "dtype"),
@@ -249,6 +250,7 @@ def test_run_needs_an_input() -> None:
         measure(Config(), lambda line: None, groups=["run"])
 
 
+@pytest.mark.effort(3)
 @pytest.mark.slow
 def test_whole_runs(tmp_path: Path) -> None:
     """Faults: a run that is called warm and restores nothing; one that answers other requests than the rest."""

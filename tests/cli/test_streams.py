@@ -28,6 +28,7 @@ def in_bash(command, folder):
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     ("command", "code", "sentence"),
     [
@@ -75,6 +76,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(("place", "code"), [("flush", 3), ("close", 0), ("at_exit", 3)])
 def test_an_interrupt_while_the_run_ends_changes_nothing(tmp_path, place, code):
     """Fault: Ctrl-C in the last moment is a traceback, or takes the command that continues along."""

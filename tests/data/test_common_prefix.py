@@ -35,7 +35,7 @@ def tokenizer(request: pytest.FixtureRequest, model_dir: Callable[..., Path]) ->
 
 
 @pytest.mark.slow
-@settings(max_examples=tries(250), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=tries(250), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(beginning=LONG, ending=TEXT, other=TEXT)
 def test_a_beginning_has_the_tokens_it_has_alone(tokenizer: Tokenizer, beginning: str, ending: str, other: str) -> None:
     """A cut at a token boundary is not enough: `a  ` before `b` ends in one token alone, in two here."""

@@ -51,6 +51,7 @@ def attacks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 KILLS = [[signal.SIGKILL], [signal.SIGTERM], [signal.SIGSTOP], [signal.SIGSEGV]]
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("given", KILLS, ids=[one[0].name for one in KILLS])
 def test_a_helper_that_is_lost_once_fails_nothing(attacks: list[int], given: list[int]) -> None:

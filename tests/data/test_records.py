@@ -144,7 +144,7 @@ LINE = st.fixed_dictionaries(
 
 
 @pytest.mark.slow
-@settings(max_examples=tries(600), deadline=None)
+@settings(max_examples=tries(600))
 @given(record=LINE | JSON, wanted=st.sampled_from([None, *FORMATS]))
 def test_any_json_becomes_a_conversation_or_a_bad_line(record: object, wanted: Any) -> None:
     """An exception out of a line would end the job, or lose the line."""
@@ -158,7 +158,7 @@ def test_any_json_becomes_a_conversation_or_a_bad_line(record: object, wanted: A
         orjson.dumps(parsed.params)
 
 
-@settings(max_examples=tries(500), deadline=None)
+@settings(max_examples=tries(500))
 @given(st.binary(max_size=40))
 def test_any_bytes_become_a_conversation_or_a_bad_line(data: bytes) -> None:
     """A line may hold anything."""

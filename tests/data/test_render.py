@@ -144,7 +144,7 @@ CONTENT = st.text(st.sampled_from("ab '\n\t1é東🙂<|>_"), max_size=12) | st.s
 
 
 @pytest.mark.slow
-@settings(max_examples=tries(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=tries(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     turns=st.lists(st.tuples(st.sampled_from(["system", "user", "assistant", "tool"]), CONTENT), min_size=1, max_size=7)
 )

@@ -78,6 +78,7 @@ SIZES = [
 ]
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.slow
 @pytest.mark.usefixtures("half_a_second")
 @pytest.mark.parametrize("source", SIZES)
@@ -163,6 +164,7 @@ SAME = [
 ]
 
 
+@pytest.mark.drawn(8)
 @pytest.mark.parametrize("source", SAME)
 @pytest.mark.parametrize("has_tools", [False, True])
 def test_the_texts_are_those_of_transformers(model_dir: Callable[..., Path], source: str, has_tools: bool) -> None:

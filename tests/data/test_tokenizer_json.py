@@ -121,7 +121,7 @@ def folders(draw: st.DrawFn) -> tuple[str, dict[str, Any], dict[str, object]]:
 
 
 @pytest.mark.slow
-@settings(max_examples=tries(300), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=tries(300), suppress_health_check=list(HealthCheck))
 @given(folders())
 def test_what_is_read_is_what_transformers_reads(made: tuple[str, dict[str, Any], dict[str, str]]) -> None:
     """Fault: a named token, a template, an added token or a flag means another thing than with `transformers`."""

@@ -53,8 +53,8 @@ def folder(family: str, tiny_checkpoint: Callable[..., Path], tmp_path: Path) ->
     return copied
 
 
+@pytest.mark.drawn(8)
 @pytest.mark.slow
-@pytest.mark.pairwise
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", FAMILIES)

@@ -90,6 +90,7 @@ def test_the_last_position_where_both_exist(tiny_checkpoint, tmp_path: Path) -> 
     assert (warm.token_ids, warm.logprobs) == (cold.token_ids, cold.logprobs)
 
 
+@pytest.mark.drawn(8)
 @pytest.mark.parametrize("damage", ["truncate", "flip", "empty", "swap"])
 def test_a_bad_file_is_a_miss(damage: str, folder: Path, tmp_path: Path) -> None:
     """Catches a damaged file that becomes an answer, or that ends the run."""

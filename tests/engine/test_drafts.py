@@ -119,6 +119,7 @@ def check_a_draw(folder: Path, runs_ahead: bool = False, **fixed: object) -> Non
     engine.close()
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_drafts_change_no_bit(family: str, way: str, tiny_checkpoint) -> None:
     """Catches a draft that reaches the answer: a row computed otherwise, a state that runs ahead, a setting that sees
@@ -128,6 +129,7 @@ def test_drafts_change_no_bit(family: str, way: str, tiny_checkpoint) -> None:
         check_a_draw(folder)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("family", "num_stages"), [("mamba", 1), ("mamba", 2), ("jamba", 1), ("jamba", 3), ("qwen3_5", 1)]
 )

@@ -73,6 +73,7 @@ def test_a_sampled_token_is_drawn_and_not_the_likeliest_one(untied_folder: Path,
     engine.close()
 
 
+@pytest.mark.drawn(12)
 @pytest.mark.parametrize("num_right", range(6))
 @pytest.mark.parametrize("then", ["plain", "another draft"])
 def test_roll_back_at_every_length(num_right: int, then: str, untied_folder: Path, way: str) -> None:
@@ -128,6 +129,7 @@ class EndsWith:
         return not self._left
 
 
+@pytest.mark.drawn(16)
 @pytest.mark.parametrize("most", [1, 2, 3, 4, 9])
 @pytest.mark.parametrize("what", ["stop text", "stop token", "complete form", "limit"])
 def test_an_end_inside_a_draft(what: str, most: int, untied_folder: Path, way: str) -> None:
@@ -176,6 +178,7 @@ def test_a_draft_ends_before_a_snapshot(untied_folder: Path, way: str, launched:
     plain.close()
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("max_running", [1, 2, 16])
 def test_answers_fork_and_are_drafted(max_running: int, untied_folder: Path, way: str) -> None:
     """Fault: several answers that share a state, a page or a draft; or a draft in the pass that forks."""

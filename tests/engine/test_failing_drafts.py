@@ -72,6 +72,7 @@ def test_a_request_that_fails_at_a_drafted_token(error: Exception, where: str, u
     engine.close()
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("num_stages", [1, 2])
 @pytest.mark.parametrize("steps", [1, 3, 5])
 def test_a_run_given_up_with_drafts(

@@ -74,6 +74,7 @@ def test_a_snapshot_that_is_there_is_not_awaited(tiny_checkpoint: Callable[..., 
     check(tiny_checkpoint("mamba"), "last", "auto", 8, 125088)
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("max_running", [1, 2, 8])
 @pytest.mark.parametrize("policy", ["all", "last", "planned"])
 def test_the_engine_agrees(policy: str, max_running: int, tiny_checkpoint: Callable[..., Path]) -> None:

@@ -79,7 +79,7 @@ def test_answers_equal_those_of_requests_alone(folder: Path, open_engine: Callab
 
 
 @pytest.mark.slow
-@settings(max_examples=tries(80), deadline=None)
+@settings(max_examples=tries(80))
 @given(data=st.data())
 def test_random_schedules(data: st.DataObject, tiny_checkpoint: Callable[..., Path]) -> None:
     """Catches a deadlock, a page or a slot that is lost, and an answer that depends on what ran beside it, with random

@@ -150,6 +150,7 @@ def assert_likely(frequencies: Counter[int], expected: np.ndarray, count: int) -
     assert statistic <= bound, f"chi-square {statistic:.1f} of {degrees} degrees; expected at most {bound:.1f}"
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(("temperature", "top_k", "min_p", "top_p"), [
     (0.3, 0, 0.0, 1.0), (0.7, 0, 0.0, 0.1), (1.0, 0, 0.0, 0.95), (2.5, 0, 0.0, 0.6), (50.0, 0, 0.0, 1.0),
     (0.6, 5, 0.0, 1.0), (1.7, 1, 0.0, 1.0), (1.7, 0, 0.08, 1.0), (1.7, 9, 0.05, 0.8), (1.7, 6, 0.0, 0.7),

@@ -116,6 +116,7 @@ FORCED: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.drawn(12)
 @pytest.mark.parametrize("name", FORCED)
 def test_what_a_constraint_of_the_user_forces(name: str, folder: Path, way: str) -> None:
     """Fault: a constraint without `forced` that is refused; one that forces wrong tokens, no ids or an exception, and

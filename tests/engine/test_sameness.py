@@ -50,6 +50,7 @@ def family(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_way_of_running_gives_the_same_bits(family: str, dtype: str, tiny_checkpoint, tmp_path) -> None:
@@ -94,6 +95,7 @@ def test_a_state_reached_by_decoding_equals_one_reached_by_prefill(family: str, 
         assert torch.equal(ours[part], theirs[part]), f"seed {seed}: {part} at {position} differs"
 
 
+@pytest.mark.drawn(4)
 def test_sampling_does_not_depend_on_batch_mates(family: str, tiny_checkpoint) -> None:
     """Catches a random stream shared between requests, or drawn in the order of steps."""
     seed = random.randrange(1 << 30)
@@ -110,6 +112,7 @@ def test_sampling_does_not_depend_on_batch_mates(family: str, tiny_checkpoint) -
     assert other != alone
 
 
+@pytest.mark.drawn(4)
 def test_snapshots_do_not_depend_on_how_they_were_reached(family: str, tiny_checkpoint, tmp_path) -> None:
     """Catches a snapshot that is a function of more than its tokens: chunks, batch mates, RAM or disk."""
     seed = random.randrange(1 << 30)

@@ -47,6 +47,7 @@ def scored(seed: int, count: int = 7) -> list[Request]:
     return requests
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_scores_equal_transformers(family: str, tiny_checkpoint: Callable[..., Path]) -> None:
     """Catches the log-probability of a neighbour's row or token: each one against a full forward of the outside oracle,
@@ -77,6 +78,7 @@ def test_scores_equal_transformers(family: str, tiny_checkpoint: Callable[..., P
     engine.close()
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.slow
 def test_the_same_bits_however_they_are_computed(folder: Path) -> None:
     """Catches scores that depend on where a prompt is cut, on what it resumed from, on batch mates, or on the slices

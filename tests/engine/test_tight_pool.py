@@ -68,6 +68,7 @@ def answers(results: list[Result]) -> list[object]:
     return [told(result) for result in results]
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("block_size", [1, 64])
 def test_the_plans_own_peak_is_enough(folder: Path, block_size: int) -> None:
@@ -152,6 +153,7 @@ def test_writes_under_way_are_waited_for(tmp_path: Path, tiny_checkpoint: Callab
     assert all(results[index].cached_from == "memory" for index in (1, 22))
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("num_stages", [1, 2])
 def test_what_future_runs_get_takes_nothing_from_this_one(

@@ -40,6 +40,7 @@ OPTIONS = (
 )
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "_".join(map(str, options)))
 def test_the_sums_are_the_summary_s(run, tmp_path, options):
     """Fault: under some policy, in a rollout, of scored or of several answers, after a resume or from the store, the

@@ -112,6 +112,7 @@ HOSTILE = [0, -1, 0.5, 1e-320, -1e-320, 1e-30, 1e18, 3e38, 1e39, -1e39, 1e308, 2
 OLDER = ["rope_theta", "partial_rotary_factor", "time_step_limit", "attn_layer_indices", "full_attn_idxs"]
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_any_number_is_a_sentence_or_harmless(family: str, tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
@@ -138,6 +139,7 @@ def test_any_number_is_a_sentence_or_harmless(family: str, tiny_checkpoint: Chec
             engine.close()
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("family, key", [
     ("bamba", "attn_layer_indices"), ("lfm2", "full_attn_idxs"), ("lfm2", "layer_types"), ("qwen3_5", "layer_types"),

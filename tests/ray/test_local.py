@@ -14,6 +14,7 @@ from tests.ray.test_run import PATIENCE_S, answers, command, environment, run
 pytestmark = pytest.mark.ray
 
 
+@pytest.mark.effort(3)
 def test_a_run_on_a_cluster_of_its_own(conversations: Path, tmp_path: Path) -> None:
     """Catches a cluster that cannot be started, other answers than without it, a port that is open to other machines,
     and processes that are left."""

@@ -17,6 +17,7 @@ from tests.ray.fakes import make_fake
 pytestmark = pytest.mark.ray
 
 
+@pytest.mark.effort(3)
 @pytest.mark.usefixtures("nodes")
 def test_a_request_that_ends_workers_ends_two() -> None:
     """Catches a third process that ends, a request that is lost with it, and one that is blamed for nothing."""

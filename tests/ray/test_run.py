@@ -25,7 +25,7 @@ from tests.ray.conftest import ROOT, STORE_BYTES, add_node
 PATIENCE_S = 120.0
 TIMES = ("created", "prefill_ms", "decode_ms", "drafted_tokens", "accepted_tokens")
 
-pytestmark = [pytest.mark.ray, pytest.mark.ray_runs]
+pytestmark = [pytest.mark.ray, pytest.mark.effort(3)]
 
 
 def command(*words: object) -> list[str]:

@@ -156,6 +156,7 @@ def test_states_go_from_worker_to_worker(talk: Talk) -> None:
     assert talk.runtime.held([b"here", b"there"]) == {b"here"}
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("end", ["die", "raise", "kill while idle"])
 def test_the_end_of_a_worker_is_told(talk: Talk, end: str) -> None:
     """Catches a driver that waits for a dead worker, and answers that are dropped because their worker died after."""

@@ -87,6 +87,7 @@ def batch(number: int, **body: Any) -> dict[str, Any]:
     return {"custom_id": f"b-{number}", "method": "POST", "url": "/v1/chat/completions", "body": body}
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
