@@ -48,6 +48,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.effort(3)
 def test_the_wheel_holds_the_whole_package(built: Path) -> None:
     """Fault: packages and data are listed by hand, and a wheel lacks the one that was added last: `apcbatch bench`
     ended in ModuleNotFoundError once installed."""

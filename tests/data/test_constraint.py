@@ -161,6 +161,7 @@ FORCED = [
 ]
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILY_TOKENIZERS)
 def test_forced_texts_with_the_tokenizers_of_families(family: str, tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ def texts_rendered(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> list[
     return counts
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("turns", ["each", "last"])
 @pytest.mark.parametrize("template", [STABLE_TEMPLATE, UNSTABLE_TEMPLATE])
 @pytest.mark.parametrize("kind", KINDS)

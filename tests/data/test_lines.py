@@ -92,6 +92,7 @@ def test_lines_across_chunks_are_whole_and_long_ones_are_told(tmp_path: Path, si
     assert list(read_lines(str(path), limit)) == [(1, b"a"), (2, line), (3, b"b"), (4, last)]
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["", *PACKED])
 def test_a_long_line_is_not_held(tmp_path: Path, suffix: str) -> None:

@@ -80,6 +80,7 @@ def test_weights_that_change_under_a_run(
         assert any(result.cached_tokens for result in results.values()) == (model != other)
 
 
+@pytest.mark.drawn(10)
 @pytest.mark.slow
 @pytest.mark.pairwise
 @pytest.mark.parametrize("taken", [1, 5, 12])

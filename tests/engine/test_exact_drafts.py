@@ -42,6 +42,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Chunk]:
     return chunks
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_one_row_and_five_have_the_same_bits(dtype: str, untied_folder: Path, way: str) -> None:
     """Fault: logits of a row that depend on how many rows the pass has for its sequence."""

@@ -53,6 +53,7 @@ def spread(num_stages: int, stages: Callable[[int], None], monkeypatch: pytest.M
         monkeypatch.setattr("apcbatch.engine.open.writes_draft_states", lambda device: True)
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("where", ["fill", "accept"])
 @pytest.mark.parametrize("error", [RequestError("invalid_request", "no"), ValueError("broken")], ids=["told", "broken"])
 def test_a_request_that_fails_at_a_drafted_token(error: Exception, where: str, untied_folder: Path, way: str) -> None:
@@ -99,6 +100,7 @@ def test_a_run_given_up_with_drafts(
     engine.close()
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("is_wrong", [True, False], ids=["behind a rejected token", "of an accepted token"])
 def test_logits_that_are_not_finite(
     is_wrong: bool, untied_folder: Path, way: str, monkeypatch: pytest.MonkeyPatch
@@ -133,6 +135,7 @@ def test_logits_that_are_not_finite(
     engine.close()
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("num_stages", [1, 2])
 def test_a_pass_with_drafts_that_fails(
     num_stages: int, untied_folder: Path, way: str, stages: Callable[[int], None], monkeypatch: pytest.MonkeyPatch

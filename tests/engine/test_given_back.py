@@ -78,6 +78,7 @@ def conversations(max_tokens: int = 20) -> list[Request]:
     ]
 
 
+@pytest.mark.drawn(8)
 @pytest.mark.parametrize(("policy", "max_running"), [("all", 1), ("last", 4), ("planned", 4), ("none", 1)])
 def test_after_a_run(policy: str, max_running: int, open_books: Callable[..., Books], tmp_path: Path) -> None:
     """Catches a pin, a slot or a page that is lost with each request, with room for a few snapshots and a store."""
@@ -86,6 +87,7 @@ def test_after_a_run(policy: str, max_running: int, open_books: Callable[..., Bo
     books.balance()
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("damaged", [False, True])
 def test_after_a_look_for_longer_ones_on_disk(damaged: bool, open_books: Callable[..., Books], tmp_path: Path) -> None:
     """Fault: the snapshot in memory that is kept safe while a longer one is read from disk stayed pinned for good,
@@ -140,6 +142,7 @@ def test_after_a_pass_that_failed(open_books: Callable[..., Books], monkeypatch:
     books.balance()
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_after_an_abort(steps: int, open_books: Callable[..., Books], tmp_path: Path) -> None:
     """Catches what is lost when a run is given up midway, and an engine that cannot go on after that."""

@@ -89,6 +89,7 @@ def serve(checkpoint, seed, observed, **options):
     return requests, results, listener, counters
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("policy", ["all", "last", "planned", "none"])
 @pytest.mark.parametrize("family", ["mamba", "jamba"])
 def test_what_is_told_adds_up(family, policy, tiny_checkpoint, tmp_path):

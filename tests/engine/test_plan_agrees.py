@@ -38,6 +38,7 @@ def follow(engine: Engine, data: Dataset, plan: Plan) -> None:
     assert counters.snapshots_evicted == 0, data.where
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(("max_running", "max_batch_tokens"), [(1, 4096), (1, 23), (2, 23), (32, 23)])
 def test_the_engine_follows_the_plan(folder: Path, max_running: int, max_batch_tokens: int) -> None:

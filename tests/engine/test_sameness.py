@@ -78,6 +78,7 @@ def test_every_way_of_running_gives_the_same_bits(family: str, dtype: str, tiny_
         assert not differing, f"seed {seed}, {family} {dtype} {way}: {differing[:3]} differ from the cold run"
 
 
+@pytest.mark.drawn(8)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_state_reached_by_decoding_equals_one_reached_by_prefill(family: str, dtype: str, tiny_checkpoint) -> None:
     """Catches a decode step whose arithmetic differs from prefill's: the same prefix gives the same bytes."""

@@ -134,6 +134,7 @@ def test_each_reads_what_the_other_stored(
     assert stored[1] and stored[1] == stored[3], f"seed {seed}"
 
 
+@pytest.mark.drawn(4)
 def test_snapshots_travel_between_one_stage_and_several(
     folder: Path, open_engine: Callable[..., Engine], stages: Stages
 ) -> None:
@@ -315,6 +316,7 @@ def test_a_state_that_is_not_finite_ends_its_request_alone(
     assert broken == sound[:-1], "those before the broken one are sound, and serve others"
 
 
+@pytest.mark.drawn(4)
 def test_seconds_are_counted_once(
     folder: Path, open_engine: Callable[..., Engine], stages: Stages, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,6 +122,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize(
     ("then", "now", "source"),
     [(*pair, "in.jsonl") for pair in SETTINGS + SHAPES] + [(*pair, "-") for pair in SHAPES],

@@ -14,6 +14,7 @@ from tests.job.fakes import FakeEngine
 MESSAGES = len(conversation(1)["messages"])
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     ("lines", "options", "most"),
     [

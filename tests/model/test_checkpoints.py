@@ -476,8 +476,8 @@ def test_the_memory_of_a_tensor_is_its_own_while_it_is_used(tmp_path: Path) -> N
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.slow
-@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("tied", [True, False])
