@@ -322,8 +322,8 @@ def test_a_file_that_says_nothing_is_the_family_itself(family: str, tmp_path: Pa
             oracle.mamba_conv_bias, oracle.mamba_proj_bias,
         )  # fmt: skip
         assert (config.norm_eps, config.mixer_norm_eps) == (oracle.rms_norm_eps, oracle.rms_norm_eps)
-        assert (config.num_attention_heads, config.intermediate_size) == (
-            oracle.num_attention_heads, oracle.intermediate_size,
+        assert (config.num_attention_heads, config.num_key_value_heads, config.intermediate_size) == (
+            oracle.num_attention_heads, oracle.num_key_value_heads, oracle.intermediate_size,
         )  # fmt: skip
         assert (config.num_experts, config.num_experts_per_tok) == (oracle.num_experts, oracle.num_experts_per_tok)
         assert config.context_length == oracle.max_position_embeddings

@@ -17,7 +17,7 @@ def read(reader: ConfigReader, family: str) -> ModelConfig:
     hidden_size = reader.integer("hidden_size", 4096)
     layers = range(reader.integer("num_hidden_layers", 32, maximum=MOST_LAYERS))
     heads = reader.integer("num_attention_heads", 32)
-    kv_heads = reader.integer("num_key_value_heads", heads)
+    kv_heads = reader.integer("num_key_value_heads", 8)
     if hidden_size % heads or heads % kv_heads:
         raise ModelError(
             f"{reader.path}: hidden_size {hidden_size}, num_attention_heads {heads}, num_key_value_heads {kv_heads}; "
