@@ -43,6 +43,32 @@ def with_weights(folder: Path, target: Path, changes: Mapping[str, Any]) -> Path
     return target
 
 
+def multimodal(
+    folder: Path,
+    target: Path,
+    model_type: str = "qwen3_5",
+    architecture: str = "Qwen3_5ForConditionalGeneration",
+) -> Path:
+    """The same text model of Qwen3.5 as a multimodal checkpoint: nested, under another prefix, with a vision tower and
+    heads that predict further tokens."""
+    text = json.loads((folder / "config.json").read_text())
+    tied = text.pop("tie_word_embeddings", False)
+    nested = {key: value for key, value in text.items() if key != "architectures"}
+    nested |= {"attn_output_gate": True, "mamba_ssm_dtype": "float32", "full_attention_interval": 4,
+               "mtp_num_hidden_layers": 1}  # fmt: skip
+    values = {"architectures": [architecture], "model_type": model_type, "text_config": nested,
+              "vision_config": {"depth": 2}, "image_token_id": 90, "tie_word_embeddings": tied}  # fmt: skip
+    target.mkdir(parents=True)
+    (target / "config.json").write_text(json.dumps(values))
+    tensors = {
+        name.replace("model.", "model.language_model.", 1): tensor for name, tensor in weights_of(folder).items()
+    }
+    tensors |= {"mtp.fc.weight": torch.ones(3), "mtp.norm.weight": torch.ones(1),
+                "model.visual.patch_embed.proj.weight": torch.ones(2, 2, dtype=torch.int32)}  # fmt: skip
+    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    return target
+
+
 def sharded(folder: Path, target: Path, shards: int = 3) -> Path:
     """A copy in several files with an index, tensor by tensor in turn."""
     tensors = load_file(copy_of(folder, target) / SINGLE)
