@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parent.parent / "apcbatch"
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "apcbatch"
 FLOORS = {
     "address": 0,
     "errors": 0,
@@ -182,6 +184,14 @@ def test_the_light_floors_tests_need_no_torch() -> None:
     command = [sys.executable, "-c", code, *LIGHT_TESTS]
     done = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_tests_import_transformers_only_as_their_oracle() -> None:
+    """Fault: a module of tests imports transformers at its top, 2.5 CPU seconds in each process of pytest, though none
+    or few of its tests compare with it."""
+    files = [path for path in ROOT.joinpath("tests").rglob("*.py") if path.parent.name not in ("model", "fuzz")]
+    found = [path for path in files if re.search(r"^(from|import) transformers\b", path.read_text(), re.MULTILINE)]
+    assert found == [ROOT / "tests" / "test_demo_model.py"], found
 
 
 def test_help_needs_no_torch() -> None:

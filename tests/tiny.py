@@ -1,38 +1,22 @@
-"""Tiny random checkpoints of the supported families, made by `transformers`, with odd sizes."""
+"""Tiny random checkpoints of the supported families, with odd sizes.
+
+A checkpoint has the tensors that the package's loader takes, so that `transformers` is imported only where it is the
+oracle. tests/model/test_family_parity.py compares a checkpoint of each family with the one that `transformers` writes.
+"""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import (
-    BambaConfig,
-    BambaForCausalLM,
-    FalconH1Config,
-    FalconH1ForCausalLM,
-    FalconMambaConfig,
-    FalconMambaForCausalLM,
-    GraniteMoeHybridConfig,
-    GraniteMoeHybridForCausalLM,
-    JambaConfig,
-    JambaForCausalLM,
-    Lfm2Config,
-    Lfm2ForCausalLM,
-    Lfm2MoeConfig,
-    Lfm2MoeForCausalLM,
-    Mamba2Config,
-    Mamba2ForCausalLM,
-    MambaConfig,
-    MambaForCausalLM,
-    NemotronHConfig,
-    NemotronHForCausalLM,
-    Qwen3_5ForCausalLM,
-    Qwen3_5MoeForCausalLM,
-    Qwen3_5MoeTextConfig,
-    Qwen3_5TextConfig,
-    Qwen3NextConfig,
-    Qwen3NextForCausalLM,
-)
+from safetensors.torch import save_file
+
+from apcbatch.kernels.cpu.backend import CpuBackend
+from apcbatch.model.arena import StateArena
+from apcbatch.model.causal_lm import CausalLM, Part
+from apcbatch.model.families import load_model_config, state_layout
 
 VOCAB = 97
 
@@ -201,56 +185,71 @@ _LFM2_MOE = {
     "num_experts_per_tok": 2,
     "routed_scaling_factor": 1.5,
 }
-FAMILIES = {
-    "mamba": (MambaConfig, MambaForCausalLM, _MAMBA),
-    "falcon_mamba": (FalconMambaConfig, FalconMambaForCausalLM, {**_MAMBA, "tie_word_embeddings": False}),
-    "jamba": (JambaConfig, JambaForCausalLM, _JAMBA),
-    "mamba2": (Mamba2Config, Mamba2ForCausalLM, _MAMBA2),
-    "granitemoehybrid": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM, _GRANITE),
-    "bamba": (BambaConfig, BambaForCausalLM, _BAMBA),
-    "falcon_h1": (FalconH1Config, FalconH1ForCausalLM, _FALCON_H1),
-    "nemotron_h": (NemotronHConfig, NemotronHForCausalLM, _NEMOTRON),
-    "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM, _QWEN),
-    "qwen3_5_moe": (Qwen3_5MoeTextConfig, Qwen3_5MoeForCausalLM, _QWEN_MOE),
-    "lfm2": (Lfm2Config, Lfm2ForCausalLM, _LFM2),
-    "lfm2_moe": (Lfm2MoeConfig, Lfm2MoeForCausalLM, _LFM2_MOE),
-    "qwen3_next": (Qwen3NextConfig, Qwen3NextForCausalLM, _QWEN_MOE),
+# (model_type, architecture, sizes), as config.json has them
+FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "mamba": ("mamba", "MambaForCausalLM", _MAMBA),
+    "falcon_mamba": ("falcon_mamba", "FalconMambaForCausalLM", {**_MAMBA, "tie_word_embeddings": False}),
+    "jamba": ("jamba", "JambaForCausalLM", _JAMBA),
+    "mamba2": ("mamba2", "Mamba2ForCausalLM", _MAMBA2),
+    "granitemoehybrid": ("granitemoehybrid", "GraniteMoeHybridForCausalLM", _GRANITE),
+    "bamba": ("bamba", "BambaForCausalLM", _BAMBA),
+    "falcon_h1": ("falcon_h1", "FalconH1ForCausalLM", _FALCON_H1),
+    "nemotron_h": ("nemotron_h", "NemotronHForCausalLM", _NEMOTRON),
+    "qwen3_5": ("qwen3_5_text", "Qwen3_5ForCausalLM", _QWEN),
+    "qwen3_5_moe": ("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", _QWEN_MOE),
+    "lfm2": ("lfm2", "Lfm2ForCausalLM", _LFM2),
+    "lfm2_moe": ("lfm2_moe", "Lfm2MoeForCausalLM", _LFM2_MOE),
+    "qwen3_next": ("qwen3_next", "Qwen3NextForCausalLM", _QWEN_MOE),
 }
 
 
-def make_tiny(name: str, seed: int, overrides: dict):
-    """A model whose every weight is random: also the norms, A_log, D and the biases, which init to constants."""
-    config_class, model_class, defaults = FAMILIES[name]
-    torch.manual_seed(seed)
-    values = {**defaults, **overrides}
+class _Drawn(dict[str, torch.Tensor]):
+    """In place of a Checkpoint: draws each tensor that a loader takes, and has it by name. No value is a constant: the
+    norms, A_log, D and the biases are random too."""
+
+    def __init__(self, name: str, seed: int) -> None:
+        super().__init__()
+        self._is_qwen = name.startswith("qwen3")
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return a new tensor (shape) float32."""
+        noise = torch.randn(shape, generator=self._generator)
+        if name.endswith("A_log"):
+            a = torch.rand(shape, generator=self._generator) * 16 if self._is_qwen else torch.arange(1, shape[-1] + 1)
+            tensor = a.log() + noise * 0.3
+        elif "norm" in name and self._is_qwen and "linear_attn" not in name:  # multiplies by 1 + its weights
+            tensor = noise * 0.2
+        elif "norm" in name or name.endswith("D"):
+            tensor = 1 + noise * 0.2
+        elif "bias" in name:
+            tensor = noise * 0.3
+        else:
+            tensor = noise * (0.7 if "embed" in name else shape[-1] ** -0.5)
+        self[name] = tensor
+        return tensor
+
+
+def save_tiny(folder: Path, name: str, seed: int, overrides: dict[str, Any]) -> None:
+    """Write the checkpoint folder (without a tokenizer). overrides: other values in its config.json."""
+    model_type, architecture, sizes = FAMILIES[name]
+    values = {"architectures": [architecture], "model_type": model_type, "dtype": "float32", **sizes, **overrides}
     if "layer_types" in values:
         values["layer_types"] = values["layer_types"][: values["num_hidden_layers"]]
-    model = model_class(config_class(**values)).float().eval()
-    with torch.no_grad():
-        for key, parameter in model.named_parameters():
-            if "A_log" in key:
-                parameter.add_(torch.randn_like(parameter) * 0.3)
-            elif "norm" in key and _is_offset(name, key):
-                parameter.copy_(torch.randn_like(parameter) * 0.2)
-            elif "norm" in key or key.endswith("D"):
-                parameter.copy_(1 + torch.randn_like(parameter) * 0.2)
-            elif "bias" in key:
-                parameter.copy_(torch.randn_like(parameter) * 0.3)
-            else:
-                parameter.copy_(torch.randn_like(parameter) * (0.7 if "embed" in key else parameter.shape[-1] ** -0.5))
-        for key, buffer in model.named_buffers():
-            if key.endswith(("e_score_correction_bias", "expert_bias")):
-                buffer.copy_(torch.randn_like(buffer) * 0.3)
-    if getattr(model.config, "tie_word_embeddings", False):
-        model.tie_weights()
-    return model
+    if name == "nemotron_h":  # as transformers writes it
+        values["layers_block_type"] = values.pop("layer_types")
+        del values["num_hidden_layers"]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(values))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": values["eos_token_id"]}))
+    config = load_model_config(folder)
+    drawn, arena = _Drawn(name, seed), StateArena(state_layout(config, "float32"), 1, 1, torch.device("cpu"))
+    CausalLM(folder, config, torch.float32, arena, CpuBackend(), Part(drawn, range(config.num_layers)))
+    save_file(drawn, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def _is_offset(name: str, key: str) -> bool:
-    """Whether a norm multiplies by 1 + its weights."""
-    return name.startswith("qwen3") and "linear_attn" not in key
+def load_oracle(folder: Path) -> Any:
+    """Return the model that `transformers` makes of a checkpoint folder, in float32."""
+    from transformers import AutoModelForCausalLM  # 1 s of imports, and one module more for each family
 
-
-def save_tiny(folder: Path, name: str, seed: int, overrides: dict) -> None:
-    """Write the checkpoint folder (without a tokenizer)."""
-    make_tiny(name, seed, overrides).save_pretrained(folder)
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()

@@ -12,18 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    MinPLogitsWarper,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
 from apcbatch import Engine, Request, Result
 from apcbatch.engine.sampler import draw, request_key
 from tests.effort import tries
-from tests.tiny import VOCAB
+from tests.tiny import VOCAB, load_oracle
 
 PROMPT = torch.randint(1, VOCAB, (21,), generator=torch.Generator().manual_seed(5)).tolist()
 NEW_TOKENS = 48
@@ -55,7 +48,7 @@ def with_eos(
 
 def generated(folder: Path, ends: list[int]) -> list[int]:
     """What `generate` of transformers answers to PROMPT, greedily, with these tokens as ends."""
-    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    oracle = load_oracle(folder)
     prompt = torch.tensor([PROMPT])
     with torch.no_grad():
         tokens = oracle.generate(
@@ -119,6 +112,8 @@ def test_the_last_token_may_be_the_end(tiny_checkpoint, tmp_path: Path) -> None:
 
 def cut(logits: torch.Tensor, temperature: float, top_p: float, top_k: int = 0, min_p: float = 0.0) -> np.ndarray:
     """The distribution that transformers' warpers give in the order of docs/sampling.md, in float64."""
+    from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
     row = TemperatureLogitsWarper(temperature)(None, logits.double().unsqueeze(0))
     row = TopKLogitsWarper(min(top_k, len(logits)))(None, row) if top_k else row
     row = MinPLogitsWarper(min_p)(None, row) if min_p else row
@@ -212,7 +207,7 @@ def test_temperature_and_top_p_reach_the_engine(tiny_checkpoint: Callable[..., P
     """Fault: a request's temperature or top_p stays behind: first tokens of many requests come as often as
     transformers says, from the model's own logits."""
     folder = tiny_checkpoint("falcon_mamba")
-    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    oracle = load_oracle(folder)
     with torch.no_grad():
         logits = oracle(torch.tensor([PROMPT])).logits[0, -1]
     engine = Engine(folder, pool_size_bytes=16 << 20, block_size=5)
@@ -230,7 +225,7 @@ def test_temperature_and_top_p_reach_the_engine(tiny_checkpoint: Callable[..., P
 def test_a_logprob_is_the_models_own_whatever_the_temperature(tiny_checkpoint: Callable[..., Path]) -> None:
     """Fault: log-probabilities after temperature and top_p, or of another token than the one that was drawn."""
     folder = tiny_checkpoint("falcon_mamba")
-    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    oracle = load_oracle(folder)
     result = answer(folder, max_tokens=12, temperature=3.0, top_p=0.9, seed=2, logprobs=True, ignore_eos=True)
     tokens = PROMPT + result.token_ids
     with torch.no_grad():

@@ -128,12 +128,13 @@ def test_an_argument_that_cannot_be_used_is_a_sentence(
         Engine(tiny_checkpoint("mamba"), **{name: value})
 
 
-@pytest.mark.parametrize("family", ["mamba", "jamba"])
-def test_memory_that_is_not_there_is_a_sentence(family: str, tiny_checkpoint: Callable[..., Path]) -> None:
+@pytest.mark.parametrize(("family", "sizes"), [("mamba", {"state_size": 256, "num_hidden_layers": 64}), ("jamba", {})])
+def test_memory_that_is_not_there_is_a_sentence(
+    family: str, sizes: dict[str, int], tiny_checkpoint: Callable[..., Path]
+) -> None:
     """Fault: mmap's own OverflowError, or a list of every page, before anybody asked whether the memory is there."""
     with pytest.raises(UsageError, match=r"may need [\d.]+ GiB, and .*: weights .* running states .* snapshots [\d.]+"):
-        Engine(tiny_checkpoint(family, state_size=1 << 15) if family == "mamba" else tiny_checkpoint(family),
-               pool_size_bytes=1 << 60, max_running=1 << 16)  # fmt: skip
+        Engine(tiny_checkpoint(family, **sizes), pool_size_bytes=1 << 60, max_running=1 << 16)
 
 
 def test_the_hosts_memory_may_run_out(tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:

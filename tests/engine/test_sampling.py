@@ -11,13 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    LogitsProcessorList,
-    MinNewTokensLengthLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-    SequenceBiasLogitsProcessor,
-)
 
 from apcbatch import Engine, Request, Result
 from apcbatch.engine.sampler import LogitsProcessors, draw, top_logprobs
@@ -25,7 +18,7 @@ from apcbatch.errors import RequestError
 from tests.effort import tries
 from tests.engine import runs
 from tests.engine.runs import told
-from tests.tiny import VOCAB
+from tests.tiny import VOCAB, load_oracle
 
 PROMPT = torch.randint(1, VOCAB, (21,), generator=torch.Generator().manual_seed(5)).tolist()
 
@@ -54,8 +47,15 @@ class Only:
         return kept
 
 
-def processors(settings: dict[str, Any], num_prompt: int, ends: list[int]) -> LogitsProcessorList:
+def processors(settings: dict[str, Any], num_prompt: int, ends: list[int]) -> Any:
     """What changes logits, in the order of docs/sampling.md, by transformers' own processors where it has them."""
+    from transformers import (
+        LogitsProcessorList,
+        MinNewTokensLengthLogitsProcessor,
+        RepetitionPenaltyLogitsProcessor,
+        SequenceBiasLogitsProcessor,
+    )
+
     bias = settings.get("logit_bias")
     return LogitsProcessorList([
         *([SequenceBiasLogitsProcessor([[[token], value] for token, value in bias.items()])] if bias else []),
@@ -92,7 +92,7 @@ def test_greedy_answers_are_those_of_transformers(family: str, tiny_checkpoint: 
     """Fault: a penalty over other tokens than it should see, a bias or a mask that comes too late or not at all, an
     answer that ends before min_tokens or at another token. Token by token, for random settings."""
     folder = tiny_checkpoint(family, tie_word_embeddings=False)
-    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    oracle = load_oracle(folder)
     seed = random.randrange(1 << 30)
     source = random.Random(seed)
     prompt = torch.tensor([PROMPT])
@@ -146,7 +146,7 @@ def test_the_likeliest_tokens_have_the_log_probabilities_of_transformers(tiny_ch
     """Fault: those after settings changed the logits, of another position, or in another order; the chosen token's own
     that differs from its entry."""
     folder = tiny_checkpoint("falcon_mamba")
-    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    oracle = load_oracle(folder)
     settings = {"temperature": 1.4, "repetition_penalty": 1.5, "logit_bias": {7: 3.0}, "top_k": 30, "ignore_eos": True}
     for more in ({}, settings):
         request = Request("r", PROMPT, max_tokens=12, logprobs=True, top_logprobs=4, **more)

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from apcbatch import Engine, Request
 from apcbatch.engine import scoring, step
@@ -23,7 +22,7 @@ from apcbatch.plan.prefix_tree import PrefixTree
 from tests.effort import tries
 from tests.engine.runs import by_id, serve, tokens
 from tests.engine.test_given_back import Books
-from tests.tiny import FAMILIES, VOCAB
+from tests.tiny import FAMILIES, VOCAB, load_oracle
 
 ROOMY = 16 << 20
 
@@ -53,7 +52,7 @@ def test_scores_equal_transformers(family: str, tiny_checkpoint: Callable[..., P
     """Catches the log-probability of a neighbour's row or token: each one against a full forward of the outside oracle,
     and ranks and alternatives against its sorted row."""
     folder = tiny_checkpoint(family)
-    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    oracle = load_oracle(folder)
     engine = Engine(folder, block_size=16, max_batch_tokens=33, max_running=3, pool_size_bytes=ROOMY)
     requests = [
         Request(str(k), tokens(length, k), max_tokens=0, score_from=begin, score_top=4)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from apcbatch import resolution
 from apcbatch.cli.program import main
@@ -28,6 +27,7 @@ from tests.job import fakes
 from tests.job.conftest import ROOT, answers
 from tests.job.fakes import FakeEngine
 from tests.openai_types import parsed
+from tests.tiny import load_oracle
 
 DEMO = ROOT / "apcbatch" / "demo"
 TOKENIZER = load_tokenizer(DEMO)
@@ -112,7 +112,7 @@ def test_random_bodies_are_answered_as_transformers_answers_them(here, capsys):
     }
     write_lines(here / "in.jsonl", [completion(name, **body) for name, body in bodies.items()])
     assert run(capsys, "-o", "out.jsonl")[0] == 0
-    oracle = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32).eval()
+    oracle = load_oracle(DEMO)
     for name, record in by_id(here / "out.jsonl").items():
         body, told = bodies[name], f"{name}: {bodies[name]}"
         tokens, text, finish_reason, stop_reason = expected(oracle, TOKENIZER.encode_prompt(body["prompt"]), body)
