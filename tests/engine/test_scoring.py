@@ -22,7 +22,7 @@ from apcbatch.plan.prefix_tree import PrefixTree
 from tests.effort import tries
 from tests.engine.runs import by_id, serve, tokens
 from tests.engine.test_given_back import Books
-from tests.tiny import FAMILIES, VOCAB, load_oracle
+from tests.tiny import FAMILIES, VOCAB
 
 ROOMY = 16 << 20
 
@@ -48,19 +48,23 @@ def scored(seed: int, count: int = 7) -> list[Request]:
 
 @pytest.mark.drawn(4)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_scores_equal_transformers(family: str, tiny_checkpoint: Callable[..., Path]) -> None:
+def test_scores_equal_transformers(
+    family: str, tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Catches the log-probability of a neighbour's row or token: each one against a full forward of the outside oracle,
-    and ranks and alternatives against its sorted row."""
+    and ranks and alternatives against its sorted row. In float32 the oracle's delta nets are off by 4e-4."""
+    from tests.model.parity import in_float64, oracle_of
+
     folder = tiny_checkpoint(family)
-    oracle = load_oracle(folder)
+    oracle = oracle_of(folder)
     engine = Engine(folder, block_size=16, max_batch_tokens=33, max_running=3, pool_size_bytes=ROOMY)
     requests = [
         Request(str(k), tokens(length, k), max_tokens=0, score_from=begin, score_top=4)
         for k, (length, begin) in enumerate([(75, 1), (130, 90), (64, 64), (65, 64), (2, 1), (1, 1)])
     ]
     for request in requests:
-        with torch.no_grad():
-            rows = oracle(torch.tensor([request.token_ids])).logits[0].double().log_softmax(-1)
+        with in_float64(monkeypatch):
+            rows = oracle(torch.tensor([request.token_ids])).logits[0].log_softmax(-1)
         (result,) = engine.run([request])
         scores = result.scores
         assert result.error is None and scores is not None and result.token_ids == []
@@ -69,11 +73,11 @@ def test_scores_equal_transformers(family: str, tiny_checkpoint: Callable[..., P
         assert len(scores.logprobs) == len(scores.ranks) == len(scores.top) == len(positions)
         for position, logprob, rank, top in zip(positions, scores.logprobs, scores.ranks, scores.top, strict=True):
             row, token = rows[position - 1], request.token_ids[position]
-            assert logprob == pytest.approx(float(row[token]), abs=2e-4)
+            assert logprob == pytest.approx(float(row[token]), abs=1e-4)
             assert rank == 1 + int((row > row[token]).sum())
             best = row.topk(4)
             assert [one for one, _ in top] == best.indices.tolist()
-            assert [value for _, value in top] == pytest.approx(best.values.tolist(), abs=2e-4)
+            assert [value for _, value in top] == pytest.approx(best.values.tolist(), abs=1e-4)
     engine.close()
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from tests.model.folders import REMOVED
 
@@ -137,6 +136,8 @@ def nemotron_h(o: Any) -> Changes:
 
 
 def lfm2(o: Any) -> Changes:
+    from transformers import AutoModelForCausalLM
+
     with torch.device("meta"):
         columns = AutoModelForCausalLM.from_config(o).model.layers[0].feed_forward.w1.out_features
     return {"intermediate_size": columns, "feed_forwards": ("mlp",) * o.num_hidden_layers}

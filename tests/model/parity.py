@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from apcbatch import Engine, Request
 from tests.tiny import VOCAB
@@ -23,6 +22,8 @@ LENGTHS = [1, 2, 63, 64, 65, 300]  # of prompts
 def oracle_of(folder: Path) -> Any:
     """The model that transformers makes of a checkpoint, in float64, as are its wavelengths of rotary positions, kept
     for the session. Nemotron-H limits its steps by time_step_limit in prefill too, instead of by time_step_min."""
+    from transformers import AutoModelForCausalLM
+
     oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, experts_implementation="eager")
     oracle, config = oracle.eval().double(), oracle.config
     if config.model_type == "nemotron_h":

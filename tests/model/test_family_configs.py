@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoConfig
 
 from apcbatch.errors import ModelError
 from apcbatch.fingerprint import model_fingerprint
@@ -46,6 +45,8 @@ def entries(table: str) -> list[Any]:
 
 def assert_is_as_transformers_reads(family: str, config: ModelConfig, folder: Path) -> None:
     """Each field is that of transformers' config of the same file; one that it lacks is empty."""
+    from transformers import AutoConfig
+
     oracle: Any = AutoConfig.from_pretrained(folder)
     types = (getattr(oracle, "layer_types", None) or getattr(oracle, "layers_block_type", None)
              or [ROWS[family].mixer] * oracle.num_hidden_layers)  # fmt: skip

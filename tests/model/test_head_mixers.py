@@ -8,10 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import Mamba2Config, Qwen3_5TextConfig, Qwen3NextConfig
-from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
-from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
-from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
 from apcbatch.kernels.layer import PreNorm
 from apcbatch.kernels.ragged import Ragged
@@ -54,6 +50,10 @@ Made = tuple[torch.nn.Module, SimpleNamespace, SubBlockKind]
 
 def delta_net(sizes: tuple[int, int, int, int], is_grouped: bool = False) -> Made:
     """The mixer of transformers, the fields of our config, and our kind."""
+    from transformers import Qwen3_5TextConfig, Qwen3NextConfig
+    from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
+    from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
+
     config = (Qwen3NextConfig if is_grouped else Qwen3_5TextConfig)(
         hidden_size=HIDDEN, linear_num_key_heads=sizes[0], linear_num_value_heads=sizes[1],
         linear_key_head_dim=sizes[2], linear_value_head_dim=sizes[3], num_hidden_layers=1,
@@ -69,6 +69,9 @@ def delta_net(sizes: tuple[int, int, int, int], is_grouped: bool = False) -> Mad
 
 def mamba2(sizes: tuple[int, int, int, int]) -> Made:
     """With limits that bind for some tokens, and a bias of the convolution for two of the sizes."""
+    from transformers import Mamba2Config
+    from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
+
     groups, heads, d_state, head_dim = sizes
     limits, has_bias = (0.05, 1.5), sizes[0] == 2
     config = Mamba2Config(
