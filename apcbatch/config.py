@@ -154,18 +154,11 @@ class Config:
     limit: int | None = option(
         None, "Input", "Stop after N conversations.", "integer", minimum=0, maximum=MOST_CONVERSATIONS
     )
-    window: int = option(
-        512,
-        "Input",
-        "Maximum conversations to read ahead and plan together (policy planned).",
-        minimum=1,
-        maximum=MOST_CONVERSATIONS,
-    )
     window_tokens: int = option(
         1 << 24,
         "Input",
-        "Maximum tokens to read ahead: each conversation's history once, plus 256 a request; the last conversation is "
-        "read whole.",
+        "Maximum tokens to read ahead and plan together (policy planned): shared ones once, plus 128 a request; the "
+        "last conversation is read whole.",
         minimum=1,
         maximum=MOST_TOKENS,
     )

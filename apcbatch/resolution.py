@@ -25,7 +25,11 @@ from apcbatch.option_values import SHOWN_CHARACTERS, nearest, parse_path, parse_
 DEFAULT = "default"  # origin of an option that nothing gives
 # Read by setup.py and by tools/chromium.py; accepted here and ignored.
 ENV_OF_CONTRIBUTORS = ("APCBATCH_CUDA", "APCBATCH_CUDA_ARCHS", "APCBATCH_BROWSER")
-GONE = {"cpu_workers": "all workers of a run are of one kind: leave it out, and give workers and worker_gpus"}
+GONE = {
+    "cpu_workers": "all workers of a run are of one kind: leave it out, and give workers and worker_gpus",
+    "window": "what is read ahead is bounded by tokens and requests, not by conversations: leave it out, or give "
+    "--window-tokens",
+}
 EXCLUSIVE = (("resume", "overwrite"), ("retry_errors", "overwrite"), ("quiet", "verbose"))
 
 
@@ -41,7 +45,7 @@ def resolve(flags: Mapping[str, Any], environ: Mapping[str, str], file: Mapping[
     env_names = {name: env_name(name) for name in (*OPTIONS, "no_store")}
     for key in given:
         if key not in env_names.values():
-            hint = _gone(key.removeprefix(ENV_PREFIX).lower()) or nearest(key, env_names.values())
+            hint = gone(key.removeprefix(ENV_PREFIX).lower()) or nearest(key, env_names.values())
             raise UsageError(f"environment variable {key} is not an option of apcbatch{hint}")
     layers = [
         _layer(file, lambda name: f"{file_name}: {name}"),
@@ -77,7 +81,7 @@ def _layer(raw: Mapping[str, Any], where: Callable[[str], str]) -> dict[str, tup
     layer = {}
     for name, value in raw.items():
         if name not in OPTIONS and name != "no_store":
-            hint = _gone(name) or nearest(name, [*OPTIONS, "no_store"])
+            hint = gone(name) or nearest(name, [*OPTIONS, "no_store"])
             raise UsageError(f"{where(name[:SHOWN_CHARACTERS])} is not an option{hint}")
         try:
             if name != "no_store":
@@ -91,7 +95,7 @@ def _layer(raw: Mapping[str, Any], where: Callable[[str], str]) -> dict[str, tup
     return layer
 
 
-def _gone(name: str) -> str:
+def gone(name: str) -> str:
     """Return a clause that names the replacement of a removed option; empty for any other name."""
     return f" any more; {GONE[name]}" if name in GONE else ""
 

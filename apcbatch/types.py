@@ -35,8 +35,8 @@ class RequestPlan:
     longer be made. keep: ascending positions of its prompt to keep for later requests of this run. reads: for each of
     these positions, number of requests that will resume from it; the last of them releases the snapshot.
     keep_for_later: positions to keep for future runs. ideal: length of the longest prefix, at most prompt - 1 tokens,
-    that an earlier request in the plan covers. forked: whether an earlier request continues that prefix with a
-    different token.
+    that an earlier request of the run covers. is_ideal_exact: False if it may be longer, since the bounded tree of
+    earlier windows forgot some. forked: whether an earlier request continues that prefix with a different token.
 
     live_bytes: bytes of the plan's snapshots that are in memory when this request begins, if requests run one by one in
     the plan's order. keep_bytes: bytes of the snapshots that this request adds to them.
@@ -50,6 +50,7 @@ class RequestPlan:
     live_bytes: int = 0
     keep_bytes: int = 0
     forked: bool = False
+    is_ideal_exact: bool = True
 
 
 class Ending(Protocol):
@@ -225,7 +226,8 @@ class Result:
 
     cached_tokens: number of prompt tokens whose state was restored. boundary: the same number, as a position.
     ideal_cached_tokens: length of the longest prefix, at most prompt_tokens - 1 tokens, that the store or an earlier
-    prefill of this run covers; None if unknown. miss_reason: why cached_tokens is less than ideal_cached_tokens; `cold`
+    prefill of this run covers; None if unknown. ideal_is_bound: that prefix may be longer, since the bounded tree of
+    what was computed forgot some. miss_reason: why cached_tokens is less than ideal_cached_tokens; `cold`
     if no prefix was covered, `disabled` if the policy keeps no snapshots; otherwise None. miss_detail: the reason as a
     clause with numbers.
 
@@ -244,6 +246,7 @@ class Result:
     computed_tokens: int = 0
     cached_from: CachedFrom = "none"
     ideal_cached_tokens: int | None = None
+    ideal_is_bound: bool = False
     boundary: int = 0
     miss_reason: MissReason | None = None
     miss_detail: str | None = None

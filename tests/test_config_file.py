@@ -34,7 +34,7 @@ BOMBS = {
     "seed: " + "9" * 5_000: "cannot be read: Exceeds the limit",
     "seed: 0x" + "f" * 5_000: "seed is a number of 20000 bits; expected an integer from 0 up to 9223372036854775807",
     "block_size: 99999999999999999999": "expected an integer from 1 up to 2147483647",
-    "window: 1.0e+300": r"window is 1e\+300; expected an integer",
+    "window_tokens: 1.0e+300": r"window_tokens is 1e\+300; expected an integer",
     "max_running: 100000000000": "expected an integer from 1 up to 65536",
     "max_batch_tokens: 1000000000000": "expected an integer from 1 up to 2147483647",
     "max_tokens: 10000000000": "expected an integer from 1 up to 2147483647",
@@ -77,7 +77,7 @@ def test_what_a_file_may_hold_ends_in_a_sentence(tmp_path: Path, text: str | byt
 
 def test_the_same_values_are_refused_in_the_environment(capsys: pytest.CaptureFixture[str]) -> None:
     """Catches a bound that holds for one source alone."""
-    for name, value in (("WINDOW", "9" * 5_000), ("MAX_RUNNING", "1e9"), ("POOL_SIZE", "9" * 31)):
+    for name, value in (("WINDOW_TOKENS", "9" * 5_000), ("MAX_RUNNING", "1e9"), ("POOL_SIZE", "9" * 31)):
         with pytest.raises(UsageError, match=rf"APCBATCH_{name} is '[19]+.*; expected "):
             resolution.load({}, None, {f"APCBATCH_{name}": value})
     assert main(["plan", "x.jsonl", "--block-sizes", "1,99999999999"]) == 2

@@ -12,6 +12,7 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
+from apcbatch import resolution
 from apcbatch.config import OPTIONS, Config, flag_name, opposite_flag
 from apcbatch.errors import UsageError
 from apcbatch.option_values import Spec, brief, format_size, parse_path, shown
@@ -64,6 +65,15 @@ class GroupedOption(click.Option):
 
 class GroupedCommand(click.Command):
     """Command whose help lists its options under headings, and prints its examples verbatim."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse as click does, and name the replacement of an option that there was."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if gone := resolution.gone(error.option_name.lstrip("-").replace("-", "_")):
+                raise click.UsageError(f"{error.option_name} is not an option{gone}", ctx) from None
+            raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}

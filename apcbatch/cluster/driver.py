@@ -98,6 +98,7 @@ class ClusterEngine:
         counters = self._counters
         counters.workers = [counts.summary() for counts in self._workers.all_counts if counts.node or counts.ending]
         counters.unique_tokens = self._coverage.unique_tokens
+        counters.unique_tokens_is_bound = self._coverage.has_forgotten
         return counters
 
     def can_run(self, request: Request) -> bool:
@@ -119,6 +120,15 @@ class ClusterEngine:
             self._unplanned.add(item)
             self._look_again = 0.0
         self._num_unfinished += 1
+
+    def add_readers(self, key: Key, count: int) -> None:
+        """Add pending readers of a state: planned requests submitted later."""
+        if (state := self._submitted.add_readers(key, count)) is not None:
+            self._states.release_unwanted(state)
+
+    def release_snapshot(self, key: Key) -> None:
+        """Drop one pending reader of a state."""
+        self.add_readers(key, -1)
 
     def learn_answer(self, token_ids: list[int]) -> None:
         """Do nothing: each worker drafts from its own answers only."""

@@ -198,5 +198,5 @@ class ClusterCounters(Counters):
         self.drafts[source] = before[0] + drafted, before[1] + accepted
 
 
-_OWN = {"workers", "seconds", "drafts", "drafts_saved_s", "unique_tokens"}
+_OWN = {"workers", "seconds", "drafts", "drafts_saved_s", "unique_tokens", "unique_tokens_is_bound"}
 _NUMBERS = {one.name for one in fields(ClusterCounters)} - _OWN

@@ -230,6 +230,15 @@ class SubmitBuffer:
         self._latest.clear()
         return self.take()
 
+    def add_readers(self, key: Key, count: int) -> State | None:
+        """Expect more readers of a state, or -1: one less. Return the state; None if it has no readers to come."""
+        state = self._latest.get(key)
+        if state is not None:
+            state.future_readers += count
+            if not state.future_readers:
+                del self._latest[key]
+        return state
+
     def _link(self, item: Item) -> None:
         """Link a request to the state it resumes from and to the states it makes."""
         plan = item.request.plan
@@ -249,6 +258,8 @@ class SubmitBuffer:
             if reads:
                 key = keys[position]
                 made = State(key, position, item.number, reads, item, item.resume)
+                if (before := self._latest.get(key)) is not None:  # made before, for a reader of the next window
+                    made.future_readers, before.future_readers = reads + before.future_readers, 0
                 item.keeps[position] = self._latest[key] = made
 
 

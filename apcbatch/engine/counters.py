@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 class Counters:
     """Totals since the engine was opened.
 
-    snapshots_read: distinct snapshots that requests resumed from. store_skipped: snapshots that the store refused or
-    could not write. prefill_tokens, decode_tokens: tokens computed in passes, including those of requests that failed
+    snapshots_read: distinct snapshots that requests resumed from. unique_tokens_is_bound: unique_tokens may be off,
+    since the bounded tree of prompts forgot some. store_skipped: snapshots that the store refused or could not write.
+    prefill_tokens, decode_tokens: tokens computed in passes, including those of requests that failed
     later; of drafted ones, those that were accepted. chunks: sequences in passes, summed over passes; decode_chunks:
     those that decoded. drafts: source -> (drafted tokens that passes verified, accepted ones). drafts_saved_s: estimate
     of the seconds that they saved (apcbatch/engine/drafting.py); None if not known. peak_draft_bytes: the most
@@ -29,6 +30,7 @@ class Counters:
     snapshots_evicted: int = 0
     peak_live_snapshots: int = 0
     unique_tokens: int = 0
+    unique_tokens_is_bound: bool = False
     store_bytes_written: int = 0
     store_bytes_read: int = 0
     store_skipped: int = 0

@@ -10,6 +10,7 @@ a branch was dropped, or on an edge added there later, is inexact if the dropped
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,7 +19,7 @@ from apcbatch.prefix import TokenArray, common_length, last_boundary
 from apcbatch.types import MissReason
 
 MAX_TOKENS = 8_000_000
-MAX_NODES = 16_384
+MAX_NODES = 1 << 18  # of about 250 bytes besides their tokens
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class _Node:
     children: dict[int, _Node] = field(default_factory=dict)
     last_use: int = 0
     counted: int = 0  # leading tokens of the edge that are counted as unique
-    dropped: set[int] = field(default_factory=set)  # first tokens of dropped branches below this node
+    dropped: set[int] | None = None  # first tokens of dropped branches below this node
     regrown: bool = False  # begins like a dropped branch, which may have matched further
 
     @property
@@ -50,15 +51,15 @@ class _Node:
 
 
 class CoverageTree:
-    """Radix tree of covered prefixes, which drops the least recently extended branches first."""
+    """Radix tree of covered prefixes, which drops the least recently extended branches first. has_forgotten: a branch
+    was dropped, so that matches and unique_tokens may be bounds."""
 
     def __init__(self, max_tokens: int = MAX_TOKENS, max_nodes: int = MAX_NODES) -> None:
         self._root = _Node(b"", None)
         self._max_tokens, self._max_nodes = max_tokens, max_nodes
         self.num_tokens = 0
         self._num_nodes = 0
-        self._leaves: list[tuple[int, int, _Node]] = []  # least recently used first, by the time of entry
-        self._num_entered = 0
+        self.has_forgotten = False
         self._clock = 0
         self.unique_tokens = 0  # unique tokens of the counted prompts and answers
 
@@ -70,7 +71,7 @@ class CoverageTree:
         if on_edge < len(node.edge):
             return Match(length, True, not node.regrown)
         forked = bool(node.children or node.dropped)
-        return Match(length, forked, not node.regrown and int(tokens[length]) not in node.dropped)
+        return Match(length, forked, not node.regrown and int(tokens[length]) not in (node.dropped or ()))
 
     def insert(self, tokens: TokenArray) -> None:
         """Mark `tokens` as covered, from the first one on."""
@@ -130,35 +131,38 @@ class CoverageTree:
             parent.edge_bytes += edge.tobytes()  # extend the leaf: no new node
         else:
             first = int(edge[0])
-            regrown = parent.regrown or first in parent.dropped
-            leaf = parent.children[first] = _Node(edge.tobytes(), parent, last_use=self._clock, regrown=regrown)
+            regrown = parent.regrown or first in (parent.dropped or ())
+            parent.children[first] = _Node(edge.tobytes(), parent, last_use=self._clock, regrown=regrown)
             self._num_nodes += 1
-            self._enter(leaf)
         self.num_tokens += len(edge)
 
     def _prune(self) -> None:
         """Drop the least recently extended leaves until a tenth of both bounds is free."""
-        while self._leaves and (self.num_tokens > 0.9 * self._max_tokens or self._num_nodes > 0.9 * self._max_nodes):
-            last_use, _, leaf = heapq.heappop(self._leaves)
-            parent = leaf.parent
-            if leaf.children or parent is None:
-                continue  # no leaf any more, or dropped
-            if leaf.last_use > last_use:
-                self._enter(leaf)
-                continue
-            first = int(leaf.edge[0])
+        self.has_forgotten = True
+        leaves = [(leaf.last_use, number, leaf) for number, leaf in enumerate(self._find_leaves())]
+        heapq.heapify(leaves)
+        count = len(leaves)
+        while leaves and (self.num_tokens > 0.9 * self._max_tokens or self._num_nodes > 0.9 * self._max_nodes):
+            leaf = heapq.heappop(leaves)[2]
+            parent, first = leaf.parent, int(leaf.edge[0])
+            assert parent is not None, "the root is no leaf"
             del parent.children[first]
+            if parent.dropped is None:
+                parent.dropped = set()
             parent.dropped.add(first)
-            leaf.parent = None
             self.num_tokens -= len(leaf.edge)
             self._num_nodes -= 1
             if not parent.children and parent is not self._root:
-                self._enter(parent)
+                count += 1
+                heapq.heappush(leaves, (parent.last_use, count, parent))
 
-    def _enter(self, leaf: _Node) -> None:
-        """Enter a leaf as a candidate for dropping."""
-        self._num_entered += 1
-        heapq.heappush(self._leaves, (leaf.last_use, self._num_entered, leaf))
+    def _find_leaves(self) -> Iterator[_Node]:
+        stack = [self._root]
+        while stack:
+            node = stack.pop()
+            stack += node.children.values()
+            if not node.children and node is not self._root:
+                yield node
 
 
 def explain_miss(

@@ -112,9 +112,9 @@ class Engine:
         return True
 
     def held(self, keys: Collection[bytes]) -> set[bytes]:
-        """Return the prefix keys whose snapshot is in memory or in the store."""
+        """Return the prefix keys whose snapshot is in the store, or kept in memory for it."""
         in_store = self._store.present(keys) if self._store and keys else set()
-        return in_store | {key for key in keys if key in self._pool}
+        return in_store | {key for key in keys if (one := self._pool.peek(key)) is not None and one.for_later}
 
     def submit(self, request: Request) -> None:
         """Queue a request. An invalid one is returned by the next step as a failure."""
@@ -261,6 +261,10 @@ class Engine:
         """Drop one pending reader of a snapshot, held or still to be published."""
         self._scheduler.handover.drop_reader(key)
 
+    def add_readers(self, key: bytes, count: int) -> None:
+        """Add pending readers of a snapshot, held or still to be published: planned requests submitted later."""
+        self._scheduler.handover.add_readers(key, count)
+
     @property
     def backend(self) -> Backend:
         """The backend that runs the model's ops. For benchmarks, which observe it."""
@@ -272,6 +276,7 @@ class Engine:
         counters, snapshots, pool = self._counters, self._snapshots, self._pool
         counters.snapshots_written, counters.snapshots_read = snapshots.num_written, snapshots.num_read
         counters.snapshots_for_later, counters.unique_tokens = snapshots.num_for_later, snapshots.coverage.unique_tokens
+        counters.unique_tokens_is_bound = snapshots.coverage.has_forgotten
         counters.snapshots_evicted, counters.peak_live_snapshots = pool.evicted, pool.peak_held
         drafting = self._drafting
         counters.drafts = {source: (drafted, accepted) for source, (drafted, accepted) in drafting.counts.items()}

@@ -104,20 +104,42 @@ class PendingHandover:
     def drop_reader(self, key: bytes, leader: int = -1) -> None:
         """Drop one pending reader of a snapshot, held or still to be published. leader: number of the sequence that was
         to publish it for this reader; -1 if unknown."""
-        publishers = self._pending.publishers(key)
         if self._snapshots.holds(key):
             self._snapshots.drop_reader(key)
-        elif publishers:
-            publisher = self._sequence_of(leader if leader in publishers else publishers[0])
-            if isinstance(publisher.retention, ByPlan):
-                publisher.retention.drop_reader(next(p for p, one in publisher.keys.items() if one == key))
+        elif (found := self._publisher(key, leader)) is not None:
+            found[0].drop_reader(found[1])
         else:
-            for failed in self._failed:
-                position = next((p for p, reads in failed.reads.items() if reads and failed.keys[p] == key), None)
-                if position is not None:
-                    failed.reads[position] -= 1
-                    self._drop_unread()
-                    return
+            self._add_to_failed(key, -1)
+            self._drop_unread()
+
+    def add_readers(self, key: bytes, count: int) -> None:
+        """Add pending readers of a snapshot, held or still to be published. Without either, its first reader computes
+        it, and the others too."""
+        if self._snapshots.holds(key):
+            self._snapshots.add_reads(key, count)
+        elif (found := self._publisher(key)) is not None:
+            found[0].add_readers(found[1], count)
+        else:
+            self._add_to_failed(key, count)
+
+    def _publisher(self, key: bytes, leader: int = -1) -> tuple[ByPlan, int] | None:
+        """Return the retention of the planned sequence that will publish a key, and its position; None without one.
+        leader: the number of that sequence; -1 if unknown."""
+        publishers = self._pending.publishers(key)
+        if not publishers:
+            return None
+        publisher = self._sequence_of(leader if leader in publishers else publishers[0])
+        retention = publisher.retention
+        position = next(p for p, one in publisher.keys.items() if one == key)
+        return (retention, position) if isinstance(retention, ByPlan) else None
+
+    def _add_to_failed(self, key: bytes, count: int) -> None:
+        """Change the number of readers of a snapshot that a failed request was to publish, if there is one."""
+        for failed in self._failed:
+            position = next((p for p, reads in failed.reads.items() if reads and failed.keys[p] == key), None)
+            if position is not None:
+                failed.reads[position] += count
+                return
 
     def clear(self) -> None:
         """Drop all pending readers."""

@@ -89,7 +89,7 @@ class Retention(ABC):
         the prompts admitted before. With a plan, return the plan's ideal, which depends on neither order nor worker."""
         if self.plan is NO_PLAN:
             return replace(match, length=min(match.length, self._num_prompt - 1))
-        return Match(self.plan.ideal, self.plan.forked, True)
+        return Match(self.plan.ideal, self.plan.forked, self.plan.is_ideal_exact)
 
     def saw_fork(self, position: int) -> None:
         """Record that the prompt forked from an earlier one. position: the last boundary before the fork."""
@@ -195,6 +195,10 @@ class ByPlan(Retention):
 
     def counts_on(self, position: int) -> bool:
         return position <= self.plan.resume_at
+
+    def add_readers(self, position: int, count: int) -> None:
+        """Add pending readers of a position that it keeps."""
+        self._reads[position] = self.reads(position) + count
 
     def drop_reader(self, position: int) -> None:
         """Drop one pending reader of a position."""

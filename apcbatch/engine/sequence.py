@@ -67,6 +67,7 @@ class Sequence:
     cached_tokens: int = 0
     cached_from: CachedFrom = "none"
     ideal: int | None = None
+    ideal_is_bound: bool = False
     miss_reason: MissReason | None = None
     miss_detail: str | None = None
     prefill_s: float = 0.0
@@ -147,6 +148,7 @@ class Sequence:
             computed_tokens=self.num_prompt - self.cached_tokens,
             cached_from=self.cached_from,
             ideal_cached_tokens=self.ideal,
+            ideal_is_bound=self.ideal_is_bound,
             boundary=self.cached_tokens,
             miss_reason=self.miss_reason,
             miss_detail=self.miss_detail,

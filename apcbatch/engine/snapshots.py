@@ -255,7 +255,7 @@ class Snapshots:
         """Set the ideal of a sequence being admitted, and its miss reason."""
         covered = sequence.retention.ideal(match)
         ideal = max(covered.length, next(iter(self._stored_positions(sequence)), 0), sequence.cached_tokens)
-        sequence.ideal = ideal if covered.exact else None
+        sequence.ideal, sequence.ideal_is_bound = ideal, not covered.exact
         target = last_boundary(ideal, self._block_size)
         if match.forked:
             sequence.retention.saw_fork(target)

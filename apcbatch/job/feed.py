@@ -44,6 +44,7 @@ class Feeder:
     """
 
     plan_s = 0.0
+    beyond_window_tokens = 0
 
     def __init__(
         self,

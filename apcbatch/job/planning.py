@@ -1,7 +1,7 @@
-"""Plan the input: read a window of conversations ahead, plan it, return its requests in the plan's order.
+"""Plan the input: read a window of requests ahead, plan it, return its requests in the plan's order.
 
-Invariants: the window bounds the read-ahead; each request or failure of the feeder is returned once, the failures of a
-window before its requests.
+Invariants: the window bounds the read-ahead; each request or failure of the feeder is returned once, the failures
+before the requests of the window in which they are read.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from dataclasses import replace
 
 from apcbatch.config import Config
 from apcbatch.data.model_files import model_files_digest
+from apcbatch.engine.coverage import CoverageTree
 from apcbatch.job.feed import Feeder
 from apcbatch.job.work import JobEngine, Work, WorkSource
 from apcbatch.model.locate import locate_model
 from apcbatch.plan.footprint import Footprint
-from apcbatch.plan.planner import Planner
+from apcbatch.plan.planner import Plan, Planner
 from apcbatch.plan.prefix_tree import PrefixTree
 from apcbatch.plan.tree_shape import Order
-from apcbatch.prefix import TokenArray, as_token_array
+from apcbatch.plan.windows import Window, Windows
+from apcbatch.prefix import TokenArray, as_token_array, last_boundary, prefix_key
 from apcbatch.store import find_cost
 from apcbatch.types import Request, Result
 
@@ -74,20 +76,29 @@ def work_source(config: Config, feeder: Feeder, engine: JobEngine) -> WorkSource
     return PlannedFeeder(config, feeder, engine) if config.is_planned else feeder
 
 
+NO_WINDOW: Window[Request] = Window(PrefixTree(), [], 0)
+
+
 class PlannedFeeder:
-    """Feeder whose requests carry the prefix plan of their window."""
+    """Feeder whose requests carry the prefix plan of their window. beyond_window_tokens: tokens, up to a boundary, that
+    earlier windows had and that are computed again."""
 
     def __init__(self, config: Config, feeder: Feeder, engine: JobEngine) -> None:
         self._config, self._feeder, self._engine = config, feeder, engine
-        self._ready: deque[Work] = deque()
-        self._next: Request | None = None  # the first request of the next window
-        self._has_paused = True  # `pause` returned True for the last window
+        self._windows: Windows[Request] = Windows(config.window_tokens)
+        self._ready: deque[Work] = deque()  # failures, and requests that the engine will refuse
+        self._window = NO_WINDOW
+        self._plan: Plan | None = None
+        self._left: deque[int] = deque()  # requests of the window that are not handed out, in the plan's order
+        self._earlier = CoverageTree()  # prompts of the windows before this one
+        self._paused_at: float | None = None  # time of the last pause of this window; None: none yet
         self.plan_s = 0.0
+        self.beyond_window_tokens = 0
 
     @property
     def exhausted(self) -> bool:
         """Whether all work is handed out."""
-        return self._feeder.exhausted and not self._ready and self._next is None
+        return self._feeder.exhausted and not (self._ready or self._left or len(self._windows))
 
     @property
     def num_open_rollouts(self) -> int:
@@ -100,99 +111,115 @@ class PlannedFeeder:
         return self._feeder.total
 
     def pause(self) -> bool:
-        """Return whether the engine should run its requests before more input is read: True once at the end of each
-        window. Reading and planning the next one takes seconds, during which a cluster's workers compute the requests
-        that they have."""
-        if self._ready or self._has_paused or not self._engine.num_unfinished:
+        """Read some of the next window, for as long as the engine's last step took. Return whether the engine should
+        run its requests before more is read: True at least once between two windows, so that a cluster's workers
+        compute while the next one is read and planned."""
+        if self._ready or self._left or not self._engine.num_unfinished:
             return False
-        self._has_paused = True
+        begin = time.perf_counter()
+        if self._paused_at is not None:
+            end = begin + (begin - self._paused_at)
+            while begin < end:
+                if self._is_read or self._ready:
+                    return False
+                self._read()
+                begin = time.perf_counter()
+        self._paused_at = begin
         return True
 
     def next(self) -> Work | None:
         """Return the next request or failure; None if there is none at the moment (see exhausted)."""
-        if not self._ready:
+        while not (self._ready or self._left or self._is_read):
+            self._read()
+        if self._ready:
+            return self._ready.popleft()
+        if not self._left and len(self._windows):
             self._plan_window()
-            self._has_paused = False
-        return self._ready.popleft() if self._ready else None
+        if not self._left:
+            return None
+        request = self._hand_out(self._left.popleft())
+        if not self._left:
+            self._end_window()
+        return request
 
     def follow_up(self, result: Result) -> list[Work]:
         """Return the work that depends on a result."""
         return self._feeder.follow_up(result)
 
-    def _plan_window(self) -> None:
-        """Read a window, and queue its failures, then its requests in the plan's order."""
-        requests, window = [], Window(self._config)
-        while True:
-            work = self._next or self._feeder.next()
-            self._next = None
-            if isinstance(work, Request):
-                if not window.takes(work):
-                    self._next = work
-                    break
-                requests.append(work)
-            elif work is not None:
-                self._ready.append(work)
-            elif self._feeder.exhausted:
-                break
-        begin = time.perf_counter()
-        self._ready.extend(self._planned(requests))
-        self.plan_s += time.perf_counter() - begin
+    @property
+    def _is_read(self) -> bool:
+        """Whether the next window is read, and what follows it."""
+        return self._windows.is_complete or self._feeder.exhausted
 
-    def _planned(self, requests: list[Request]) -> list[Request]:
-        """Return the requests in the plan's order, each with its plan. Requests that the engine will refuse come first,
-        without a plan."""
+    def _read(self) -> None:
+        """Read one request or failure. The tokens of a request are in the window's tree alone until it is handed
+        out."""
+        work = self._feeder.next()
+        if isinstance(work, Request) and self._engine.can_run(work):
+            tokens, resumable = as_token_array(work.token_ids), work.resumable
+            work.token_ids = ()
+            self._windows.add(work, work.tag.ticket.line, tokens, resumable)
+        elif work is not None:
+            self._ready.append(work)
+
+    def _plan_window(self) -> None:
+        begin = time.perf_counter()
         engine, config = self._engine, self._config
-        usable: list[Request] = []
-        refused: list[Request] = []
-        for request in requests:
-            (usable if engine.can_run(request) else refused).append(request)
-        tree = PrefixTree()
-        for request in usable:
-            tree.add(as_token_array(request.token_ids), request.tag.ticket.line, request.resumable)
+        handed_over = [] if self._plan is None else self._plan.handed_on
+        self._window = self._windows.take()
+        tree = self._window.tree
         places = list(tree.keys(engine.key_fingerprint, config.block_size)) if config.store else []
         keys = engine.held({key for _, _, key in places})
         held = [(node, position) for node, position, key in places if key in keys]
         # The plan budgets the snapshots that it keeps; one that is read from the store needs pool memory as well.
         largest = max((engine.footprint.pool_bytes(position) for _, position in held), default=0)
-        plan = planner_for(config, engine.footprint, reserved_bytes=largest).plan(tree, held)
-        return refused + [replace(usable[index], plan=plan.requests[index]) for index in plan.order]
+        planner = planner_for(config, engine.footprint, reserved_bytes=largest)
+        self._plan = planner.plan(tree, held, self._window.num_requests, handed_over)
+        for one, count in zip(handed_over, self._plan.new_readers, strict=True):
+            key = prefix_key(engine.key_fingerprint, self._prompt(one.request)[: one.position], one.position)
+            if count > 0:
+                engine.add_readers(key, count)
+            elif count < 0:
+                engine.release_snapshot(key)
+        self._left.extend(self._plan.order)
+        self._paused_at = None
+        self.plan_s += time.perf_counter() - begin
 
+    def _end_window(self) -> None:
+        """Forget the window, but for its prompts if another one follows."""
+        begin, tree = time.perf_counter(), self._window.tree
+        if not self.exhausted:
+            for node in dict.fromkeys(tree.end_node[: self._window.num_requests]):
+                self._earlier.insert(tree.path_tokens(node))
+        self._window = NO_WINDOW
+        self.plan_s += time.perf_counter() - begin
 
-REQUEST_TOKENS = 256  # counted per request besides its tokens: a Request takes about 1 KiB, a token 4 bytes
+    def _hand_out(self, index: int) -> Request:
+        """Return a request of the window with its prompt and plan. Its ideal counts the prompts of all windows so
+        far."""
+        assert self._plan is not None, "the window of a request is planned"
+        request, plan, tokens = self._window.items[index], self._plan.requests[index], self._prompt(index)
+        covered = self._earlier.match(tokens)
+        length = min(covered.length, len(tokens) - 1)
+        within = last_boundary(min(length, self._window.tree.resumable[index]), self._config.block_size)
+        self.beyond_window_tokens += max(0, within - plan.resume_at)
+        if length > plan.ideal:
+            plan = replace(plan, ideal=length, forked=covered.forked)
+        if not covered.exact:
+            plan = replace(plan, is_ideal_exact=False)
+        return replace(request, token_ids=tokens, plan=plan)
 
-
-class Window:
-    """Limits of a planning window: --window conversations, --window-tokens tokens. Turns that share one array of tokens
-    count it once."""
-
-    def __init__(self, config: Config) -> None:
-        self._max_lines, self._max_tokens = config.window, config.window_tokens
-        self._num_lines = self._num_tokens = 0
-        self._line = 0
-        self._latest: TokenArray | None = None
-
-    def takes(self, request: Request) -> bool:
-        """Return whether a request belongs to this window; if so, count it."""
-        line = request.tag.ticket.line
-        if line != self._line:
-            if self._num_lines >= self._max_lines or self._num_tokens >= self._max_tokens:
-                return False
-            self._line, self._num_lines = line, self._num_lines + 1
-        tokens = as_token_array(request.token_ids)
-        whole = tokens if tokens.base is None else tokens.base
-        if whole is not self._latest:
-            self._latest = whole
-            self._num_tokens += len(whole)
-        self._num_tokens += REQUEST_TOKENS
-        return True
+    def _prompt(self, index: int) -> TokenArray:
+        """Return the prompt of a request of the window, or ahead of it, (tokens,) int32."""
+        tree = self._window.tree
+        return tree.path_tokens(tree.end_node[index])
 
 
 def windows_note(num_windows: int, config: Config) -> str | None:
-    """Return a note on windows for the reader of a forecast, which plans the whole input at once; None if the run has a
-    single window."""
-    if num_windows < 2:
+    """Return a note on windows for the reader of a forecast; None for one window, or the first and one other."""
+    if num_windows < 3:
         return None
     return (
-        f"`run` plans this input in {num_windows} windows, each of at most --window {config.window:,} conversations "
-        f"and --window-tokens {config.window_tokens:,}; it finds what is predicted here with larger ones"
+        f"the input is planned in {num_windows} windows, each of at most --window-tokens {config.window_tokens:,}; "
+        "larger ones restore more of what lies far apart"
     )

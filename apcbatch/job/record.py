@@ -103,7 +103,7 @@ def result_line(
         "cached_from": result.cached_from,
         "cached_tokens": result.cached_tokens,
         "computed_tokens": result.computed_tokens,
-        "ideal_cached_tokens": result.ideal_cached_tokens,
+        "ideal_cached_tokens": None if result.ideal_is_bound else result.ideal_cached_tokens,
         "boundary": result.boundary,
         "miss_reason": result.miss_reason,
         "finish_reason": answers[0].finish_reason,

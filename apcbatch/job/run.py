@@ -201,6 +201,11 @@ class Job:
         if opened.references is not None and source.exhausted:
             opened.references.warn_if_unused(self._printer.warn)
         self._totals.plan_s = source.plan_s
+        if source.beyond_window_tokens:
+            self._printer.note(
+                f"a larger --window-tokens would have restored up to {source.beyond_window_tokens:,} tokens more, "
+                "which earlier windows had"
+            )
         exit_code = self._end(engine, sink, exit_code)
         if feeder.exhausted and not answers.confirmed:
             answers.check_all_seen(feeder.last_line, whole=self._config.limit is None)
@@ -230,9 +235,9 @@ class Job:
         while not self._should_stop(engine) and not source.exhausted:
             if source.num_open_rollouts >= self._config.max_running:
                 return None  # the next turns of open rollouts go before new conversations
-            if source.pause():
-                return None
             try:
+                if source.pause():
+                    return None
                 work = source.next()
             except Interrupted:  # while a long text is tokenised
                 continue

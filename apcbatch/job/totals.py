@@ -75,6 +75,7 @@ class Totals:
         self.scores = ScoreTotals()
         self._decoded_tokens = 0  # answers that share a list of tokens count once; each first token comes from prefill
         self._ideal_tokens: int | None = 0
+        self._ideal_is_bound = False
         self.warnings: list[str] = []
 
     @property
@@ -120,6 +121,7 @@ class Totals:
             self.cached_by_source[result.cached_from] += result.cached_tokens
         if result.miss_reason:
             self.miss_reasons[result.miss_reason] += 1
+        self._ideal_is_bound |= result.ideal_is_bound
         if self._ideal_tokens is not None:
             ideal = result.ideal_cached_tokens
             self._ideal_tokens = None if ideal is None else self._ideal_tokens + ideal
@@ -157,9 +159,11 @@ class Totals:
             "cached_tokens": self.cached_tokens,
             "computed_tokens": self.computed_tokens,
             "unique_tokens": counters.unique_tokens,
+            "unique_tokens_is_bound": counters.unique_tokens_is_bound,
             "completion_tokens": self.completion_tokens,
             "hit_rate": self.hit_rate,
             "ideal_hit_rate": None if ideal is None else ideal / self.prompt_tokens if self.prompt_tokens else 0.0,
+            "ideal_is_bound": self._ideal_is_bound,
             "cached_by_source": dict(self.cached_by_source),
             "miss_reasons": dict(self.miss_reasons),
             **{name: getattr(counters, name) for name in ENGINE_COUNTS},

@@ -55,6 +55,12 @@ class JobEngine(Steppable, Protocol):
     def held(self, keys: Collection[bytes]) -> set[bytes]:
         """Return the subset of the prefix keys whose snapshot is in memory or in the store."""
 
+    def add_readers(self, key: bytes, count: int) -> None:
+        """Add pending readers of a snapshot, held or still to be published: planned requests submitted later."""
+
+    def release_snapshot(self, key: bytes) -> None:
+        """Drop one pending reader of a snapshot, held or still to be published."""
+
     def learn_answer(self, token_ids: list[int]) -> None:
         """Add an answer of an earlier run to the draft index."""
 
@@ -106,6 +112,7 @@ class WorkSource(Protocol):
     """Source of the requests and failures of one run."""
 
     plan_s: float  # seconds spent on planning so far
+    beyond_window_tokens: int  # tokens that a larger planning window would have restored
 
     @property
     def exhausted(self) -> bool:

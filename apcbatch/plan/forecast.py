@@ -8,13 +8,14 @@ that requests run one after the other.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from apcbatch.plan.footprint import Footprint
-from apcbatch.plan.planner import Planner
+from apcbatch.plan.planner import Plan, Planner
 from apcbatch.plan.prefix_tree import PrefixTree
-from apcbatch.plan.reuse_simulation import NOWHERE, Reuse, SnapshotPlan, find_ideals, simulate_all, simulate_last
-from apcbatch.plan.tree_shape import TreeShape
+from apcbatch.plan.reuse_simulation import NOWHERE, Reuse, find_ideals, simulate_all, simulate_last
+from apcbatch.plan.tree_shape import Order, TreeShape
+from apcbatch.plan.windows import Window
 from apcbatch.types import Policy
 
 
@@ -65,8 +66,9 @@ class PolicyForecast:
 class Forecast:
     """Shared prefixes of a dataset, and the reuse of each policy: grids[block_size][policy], ascending.
 
-    ideal_tokens: prompt tokens that an earlier request covers. rewritten_prompts: prompts that do not begin with the
-    whole previous prompt of their conversation; rewritten_tokens: tokens computed again for that.
+    order: the requests in the order of `planned`. ideal_tokens: prompt tokens that an earlier request covers.
+    rewritten_prompts: prompts that do not begin with the whole previous prompt of their conversation; rewritten_tokens:
+    tokens computed again for that.
     unstable_templates: conversations whose template rewrites its own past (counted by the caller); without_thoughts:
     those of them in which it takes earlier reasoning out; thought_tokens: part of rewritten_tokens in these.
     """
@@ -81,6 +83,7 @@ class Forecast:
     without_thoughts: int
     thought_tokens: int
     grids: dict[int, dict[Policy, PolicyForecast]]
+    order: list[int] = field(default_factory=list)
 
     @property
     def ideal_tokens(self) -> int:
@@ -99,12 +102,15 @@ def forecast(
     planner: Planner,
     unstable_templates: int = 0,
     without_thoughts: Collection[int] = (),
+    windows: Sequence[Window[None]] = (),
 ) -> Forecast:
     """Forecast all policies at every block size, with the order, footprint and limits of `planner` (not its block
     size). `all` and `last` have no plan, so a run takes the file's order. unstable_templates: see Forecast.
-    without_thoughts: the conversations whose earlier reasoning the template takes out."""
+    without_thoughts: the conversations whose earlier reasoning the template takes out. windows: the prompts of the tree
+    as a run plans them; none: all at once."""
+    windows = windows or [Window(tree, [], tree.num_requests)]
     shape = TreeShape(tree)
-    order = shape.order(planner.order)
+    order = _order(windows, planner.order)
     in_file = find_ideals(shape, shape.order("file"), {}).tokens
     ideals = find_ideals(shape, order, {}).tokens
     rewritten = list(_rewritten(shape, ideals))
@@ -119,20 +125,21 @@ def forecast(
         without_thoughts=len(without_thoughts),
         thought_tokens=sum(tokens for conversation, tokens in rewritten if conversation in without_thoughts),
         grids={
-            block_size: _grid(shape, order, sum(ideals), sum(in_file), replace(planner, block_size=block_size))
+            block_size: _grid(shape, windows, sum(ideals), sum(in_file), replace(planner, block_size=block_size))
             for block_size in sorted(set(block_sizes))
         },
+        order=order,
     )
 
 
 def _grid(
-    shape: TreeShape, order: Sequence[int], ideal: int, ideal_in_file: int, planner: Planner
+    shape: TreeShape, windows: Sequence[Window[None]], ideal: int, ideal_in_file: int, planner: Planner
 ) -> dict[Policy, PolicyForecast]:
     size, footprint, in_file = planner.block_size, planner.footprint, shape.order("file")
     return {
         "all": _forecast_unplanned("all", shape, simulate_all(shape, in_file, size, {})[0], ideal_in_file, footprint),
         "last": _forecast_unplanned("last", shape, simulate_last(shape, in_file, size, {}), ideal_in_file, footprint),
-        "planned": _forecast_planned(shape, order, ideal, planner),
+        "planned": _forecast_planned(windows, ideal, planner),
     }
 
 
@@ -157,36 +164,34 @@ def _forecast_unplanned(
     )
 
 
-def _forecast_planned(shape: TreeShape, order: Sequence[int], ideal: int, planner: Planner) -> PolicyForecast:
-    snapshots, memory = planner.plan_snapshots(shape, order, {})
-    later = planner.later.choose(shape, snapshots.owners(shape, order), {})
-    points = {snapshot.point for snapshot in snapshots.kept}
-    resume_at = [position for _, position in snapshots.source]
+def _forecast_planned(windows: Sequence[Window[None]], ideal: int, planner: Planner) -> PolicyForecast:
+    plans: list[Plan] = []
+    for window in windows:
+        handed_over = plans[-1].handed_on if plans else []
+        plans.append(planner.plan(window.tree, (), window.num_requests, handed_over))
+    resume_at = [request.resume_at for plan in plans for request in plan.requests]
     return PolicyForecast(
         policy="planned",
-        prompt_tokens=shape.prompt_tokens,
+        prompt_tokens=sum(plan.prompt_tokens for plan in plans),
         resume_at=resume_at,
-        snapshots_written=len(snapshots.kept),
-        snapshots_read=len(snapshots.kept),
-        snapshots_for_later=sum(point not in points for point in later.points),
-        written_bytes=_written_bytes(snapshots, planner.footprint),
-        store_bytes=later.num_bytes,
-        peak_live_snapshots=memory.peak_snapshots,
-        peak_live_bytes=memory.peak_bytes,
+        snapshots_written=sum(plan.snapshots_written for plan in plans),
+        snapshots_read=sum(plan.snapshots_read for plan in plans),
+        snapshots_for_later=sum(plan.snapshots_for_later for plan in plans),
+        written_bytes=sum(plan.written_bytes for plan in plans),
+        store_bytes=sum(plan.later_bytes for plan in plans),
+        peak_live_snapshots=max((plan.peak_live_snapshots for plan in plans), default=0),
+        peak_live_bytes=max((plan.peak_live_bytes for plan in plans), default=0),
         floor_tokens=ideal - sum(resume_at),
     )
 
 
-def _written_bytes(snapshots: SnapshotPlan, footprint: Footprint) -> int:
-    """Return the bytes of all snapshots, each with the KV since the nearest ancestor that its owner resumed from or
-    kept."""
-    total = 0
-    for owner, own in snapshots.kept_by().items():
-        above = snapshots.source[owner][1]
-        for snapshot in own:
-            total += footprint.snapshot_bytes(snapshot.point[1] - above)
-            above = snapshot.point[1]
-    return total
+def _order(windows: Iterable[Window[None]], order: Order) -> list[int]:
+    """Return all requests in running order: window after window."""
+    found: list[int] = []
+    for window in windows:
+        begin = len(found)
+        found += [begin + index for index in TreeShape(window.tree).order(order) if index < window.num_requests]
+    return found
 
 
 def _rewritten(shape: TreeShape, ideals: Sequence[int]) -> Iterable[tuple[int, int]]:

@@ -82,7 +82,10 @@ class FutureRuns:
         """
         if self.budget_bytes == 0:
             return KeptForLater([], 0)
-        points = (point for point in self._candidates(shape) if owners.owner(point) is not None)
+        return self.fit(shape, (point for point in self._candidates(shape) if owners.owner(point) is not None), held)
+
+    def fit(self, shape: TreeShape, points: Iterable[TreePoint], held: Held) -> KeptForLater:
+        """Return those of the points that have the minimum gain and fit the budget together. held: as in `choose`."""
         candidates = _with_gain(shape, points, held, self.min_gain_tokens)
         total = sum(self.footprint.snapshot_bytes(one.gain) for one in candidates if one.written)
         if self.budget_bytes is not None and total > self.budget_bytes:

@@ -6,17 +6,20 @@ snapshot kept for this run is read; without a memory limit each resumes where it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from apcbatch.plan.eviction import EvictionSimulation
 from apcbatch.plan.footprint import Footprint
 from apcbatch.plan.future_runs import FutureRuns
 from apcbatch.plan.prefix_tree import PrefixTree
 from apcbatch.plan.reuse_simulation import (
+    NOWHERE,
     Held,
     Ideals,
     MemoryUse,
+    PlannedSnapshot,
     SnapshotPlan,
     TreePoint,
     find_ideals,
@@ -28,16 +31,35 @@ from apcbatch.plan.reuse_simulation import (
 from apcbatch.plan.tree_shape import ORDERS, Order, TreeShape
 from apcbatch.types import RequestPlan
 
+LARGEST_SHARE = 4  # snapshots for the next window take at most a fourth of the memory for snapshots
+
+
+@dataclass(frozen=True)
+class HandedOn:
+    """Snapshot that outlives the window which computes or reads it, for the next one. request: index of the first
+    request that resumes from it, from 0 for the first request after the window. was_read: a request of the run has
+    resumed from it already."""
+
+    request: int
+    position: int
+    was_read: bool
+
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of one window.
+    """The plan of one window: the first requests of a tree. The others, the requests ahead, are those known so far of
+    the next window.
 
     order: request indexes. requests: by index. leaders: by index, the request that computes the snapshot it resumes
     from; None if it resumes from nothing, or from a snapshot held before. snapshots_written: snapshots kept for this
     run, each read at least once. snapshots_read: those, and the snapshots held before that requests resume from.
+    written_bytes: bytes of those kept for this run, each with the KV since the nearest kept ancestor.
     snapshots_for_later: snapshots kept only for future runs. later_bytes: bytes of all snapshots kept for future runs.
     peak_live_*: maximum number and bytes of live snapshots at any time if requests run one after the other.
+
+    handed_on: snapshots kept beyond this window's last request. The plan of the request that computes one counts one
+    reader more for it. new_readers: by snapshot that the last window handed on, the number of its readers besides that
+    one: -1 if there is none.
     """
 
     order: list[int]
@@ -49,10 +71,13 @@ class Plan:
     ideal_tokens: int
     snapshots_written: int
     snapshots_read: int
+    written_bytes: int
     snapshots_for_later: int
     later_bytes: int
     peak_live_snapshots: int
     peak_live_bytes: int
+    handed_on: list[HandedOn]
+    new_readers: list[int]
 
     @property
     def computed_tokens(self) -> int:
@@ -83,33 +108,94 @@ class Planner:
         if self.order not in ORDERS:
             raise ValueError(f"order is {self.order!r}; expected one of {', '.join(ORDERS)}")
 
-    def plan(self, tree: PrefixTree, held: Iterable[TreePoint] = ()) -> Plan:
-        """Return the plan for all requests of a tree.
+    def plan(
+        self,
+        tree: PrefixTree,
+        held: Iterable[TreePoint] = (),
+        num_requests: int | None = None,
+        handed_over: Sequence[HandedOn] = (),
+    ) -> Plan:
+        """Return the plan for the first requests of a tree.
 
         held: (node, position) of the boundaries whose snapshots exist before the run and stay; see PrefixTree.keys.
+        num_requests: number of requests to plan; those after them are ahead. None: all. handed_over: what the plan of
+        the last window handed on.
         """
-        shape, held_at = TreeShape(tree), held_by_node(held)
-        order = shape.order(self.order)
-        snapshots, memory = self.plan_snapshots(shape, order, held_at)
+        shape, stored = TreeShape(tree), set(held)
+        num_requests = shape.num_requests if num_requests is None else num_requests
+        order: list[int] = []
+        ahead: list[int] = []
+        for index in shape.order(self.order):
+            (order if index < num_requests else ahead).append(index)
+        here = [(shape.node_above(shape.end_node[one.request], one.position), one.position) for one in handed_over]
+        held_at = held_by_node([*stored, *here])
+        readers_ahead = self._readers_ahead(shape, order, ahead, stored, here)
+        lasting = {*here, *readers_ahead}
+        lasting_bytes = self._bytes(shape, lasting)
+        room = None if self.capacity_bytes is None else max(0, self.capacity_bytes - lasting_bytes)
+        snapshots, memory = replace(self, capacity_bytes=room).plan_snapshots(shape, order, held_at)
         owners = snapshots.owners(shape, order)
-        later = self.later.choose(shape, owners, held_at)
+        later = self.later.choose(shape, owners, held_by_node(stored))
         ideals = find_ideals(shape, order, held_at)
-        this_run = {snapshot.point for snapshot in snapshots.kept}
+        kept_by, this_run = snapshots.kept_by(), {snapshot.point for snapshot in snapshots.kept}
+        reads = Counter(snapshots.source[index] for index in order)
+        for index in order:
+            if snapshots.source[index] in here:  # in memory already, and counted in lasting_bytes
+                memory.keep_bytes[index] -= self.footprint.pool_bytes(snapshots.source[index][1])
+        was_read = {point for point, one in zip(here, handed_over, strict=True) if one.was_read or reads[point]}
+        for point in readers_ahead:
+            owner = owners.owner(point) if point not in here else None
+            if owner is not None:
+                kept_by.setdefault(owner, []).append(PlannedSnapshot(point, owner, [num_requests]))
+        later_by = later.by_owner(owners)
         return Plan(
             order=order,
-            requests=list(_request_plans(ideals, snapshots, later.by_owner(owners), memory)),
-            leaders=[None if snapshot is None else snapshot.owner for snapshot in snapshots.from_kept],
-            prompt_tokens=shape.prompt_tokens,
+            requests=[
+                _request_plan(index, snapshots.source[index][1], kept_by, later_by, ideals, memory, lasting_bytes)
+                for index in range(num_requests)
+            ],
+            leaders=[None if snapshot is None else snapshot.owner for snapshot in snapshots.from_kept[:num_requests]],
+            prompt_tokens=sum(shape.length[:num_requests]),
             unique_tokens=shape.unique_tokens,
-            cached_tokens=sum(resume_at for _, resume_at in snapshots.source),
-            ideal_tokens=sum(ideals.tokens),
-            snapshots_written=len(snapshots.kept),
-            snapshots_read=len(snapshots.kept) + snapshots.num_held_read,
+            cached_tokens=sum(snapshots.source[index][1] for index in order),
+            ideal_tokens=sum(ideals.tokens[:num_requests]),
+            snapshots_written=len(snapshots.kept) + len(set(readers_ahead) - this_run - set(here)),
+            snapshots_read=len(snapshots.kept)
+            + snapshots.num_held_read
+            - sum(one.was_read and reads[point] > 0 for point, one in zip(here, handed_over, strict=True)),
+            written_bytes=_written_bytes(snapshots, kept_by, self.footprint),
             snapshots_for_later=sum(point not in this_run for point in later.points),
             later_bytes=later.num_bytes,
-            peak_live_snapshots=memory.peak_snapshots,
-            peak_live_bytes=memory.peak_bytes,
+            peak_live_snapshots=memory.peak_snapshots + len(lasting),
+            peak_live_bytes=memory.peak_bytes + lasting_bytes,
+            handed_on=[
+                HandedOn(index - num_requests, point[1], point in was_read or point in this_run)
+                for point, index in readers_ahead.items()
+            ],
+            new_readers=[reads[point] + (point in readers_ahead) - 1 for point in here],
         )
+
+    def _readers_ahead(
+        self, shape: TreeShape, order: list[int], ahead: list[int], stored: Iterable[TreePoint], here: list[TreePoint]
+    ) -> dict[TreePoint, int]:
+        """Return the snapshots to hand on, each with the first request ahead that resumes from it: of those that this
+        window makes or has, the most valuable ones that fit. stored, here: held before and to stay; handed over."""
+        found: dict[TreePoint, int] = {}
+        if ahead:
+            reuse, owners = simulate_all(shape, order + ahead, self.block_size, held_by_node([*stored, *here]))
+            unmade, later = {NOWHERE, *stored}, set(ahead)
+            for index in ahead:
+                point = reuse.source[index]
+                if point not in unmade and (point in here or owners.owner(point) not in later):
+                    found.setdefault(point, index)
+        most = None if self.capacity_bytes is None else self.capacity_bytes // LARGEST_SHARE
+        fitting = FutureRuns(self.block_size, 1, most, self.footprint).fit(shape, found, {})
+        return {point: found[point] for point in fitting.points}
+
+    def _bytes(self, shape: TreeShape, points: Collection[TreePoint]) -> int:
+        """Return the most bytes that snapshots at these points take together."""
+        states = FutureRuns(self.block_size, 1, None, self.footprint).fit(shape, points, {})
+        return states.num_bytes + len(points) * self.footprint.page_bytes
 
     @property
     def later(self) -> FutureRuns:
@@ -127,19 +213,41 @@ class Planner:
         return snapshots, memory
 
 
-def _request_plans(
-    ideals: Ideals, snapshots: SnapshotPlan, later_by: Mapping[int, Sequence[int]], memory: MemoryUse
-) -> Iterator[RequestPlan]:
-    kept_by = snapshots.kept_by()
-    for index, (_, resume_at) in enumerate(snapshots.source):
-        own = kept_by.get(index, ())
-        yield RequestPlan(
-            resume_at=resume_at,
-            keep=tuple(snapshot.point[1] for snapshot in own),
-            reads=tuple(len(snapshot.readers) for snapshot in own),
-            keep_for_later=tuple(later_by.get(index, ())),
-            ideal=ideals.tokens[index],
-            live_bytes=memory.live_bytes[index],
-            keep_bytes=memory.keep_bytes[index],
-            forked=ideals.forked[index],
-        )
+def _request_plan(
+    index: int,
+    resume_at: int,
+    kept_by: Mapping[int, Sequence[PlannedSnapshot]],
+    later_by: Mapping[int, Sequence[int]],
+    ideals: Ideals,
+    memory: MemoryUse,
+    lasting_bytes: int,
+) -> RequestPlan:
+    """Make the plan of a request. lasting_bytes: bytes of the snapshots that outlive a window, live all the time."""
+    reads: dict[int, int] = {}
+    for snapshot in kept_by.get(index, ()):
+        position = snapshot.point[1]
+        reads[position] = reads.get(position, 0) + len(snapshot.readers)
+    return RequestPlan(
+        resume_at=resume_at,
+        keep=tuple(sorted(reads)),
+        reads=tuple(reads[position] for position in sorted(reads)),
+        keep_for_later=tuple(later_by.get(index, ())),
+        ideal=ideals.tokens[index],
+        live_bytes=memory.live_bytes[index] + lasting_bytes,
+        keep_bytes=memory.keep_bytes[index],
+        forked=ideals.forked[index],
+    )
+
+
+def _written_bytes(
+    snapshots: SnapshotPlan, kept_by: Mapping[int, Sequence[PlannedSnapshot]], footprint: Footprint
+) -> int:
+    """Return the bytes of all snapshots, each with the KV since the nearest ancestor that its owner resumed from or
+    kept."""
+    total = 0
+    for owner, own in kept_by.items():
+        above = snapshots.source[owner][1]
+        for position in sorted({snapshot.point[1] for snapshot in own}):
+            total += footprint.snapshot_bytes(position - above)
+            above = position
+    return total

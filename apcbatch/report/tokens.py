@@ -97,8 +97,8 @@ REMEDIES: dict[MissReason, str] = {
 # Remedies for a diverged request by policy; the one above is for a run with an unknown policy.
 DIVERGED: dict[str, str] = {
     "planned": (
-        "The plan keeps no snapshot where these requests leave the path of the others; give a larger --pool-size or a "
-        "larger --window, or a smaller --block-size where the path is left before the first boundary."
+        "The plan keeps no snapshot where these requests leave the path of the others; give a larger --pool-size or "
+        "--window-tokens, or a smaller --block-size where the path is left before the first boundary."
     ),
     "all": (
         "These requests leave the path of the others before the first boundary, or beside one that is not there yet; "

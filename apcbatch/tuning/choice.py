@@ -76,7 +76,7 @@ def _reason(chosen: Candidate, compared: list[Candidate], how: str) -> str:
 
 def _notes(config: Config, surveyed: Survey, candidates: list[Candidate]) -> Iterator[str]:
     """Yield reasons why a real run will differ from the prediction."""
-    note = windows_note(surveyed.num_windows, config) if config.policy == "planned" else None
+    note = windows_note(len(surveyed.windows), config) if config.policy == "planned" else None
     if note is not None:
         yield note
     large = [str(one.block_size) for one in candidates if one.table.peak_live_bytes > config.pool_size]

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 
 from apcbatch.config import Config
 from apcbatch.engine.serving import LOOK_AHEAD
-from apcbatch.job.planning import order_of, planner_for
+from apcbatch.job.planning import planner_for
 from apcbatch.plan.forecast import Forecast, forecast
+from apcbatch.plan.planner import Planner
 from apcbatch.plan.tree_shape import TreeShape
 from apcbatch.tuning.choice import Candidate
 from apcbatch.tuning.measurement import Measurement
@@ -24,7 +25,7 @@ from apcbatch.tuning.survey import Survey
 def predict(config: Config, surveyed: Survey, forecast: Forecast, measured: Measurement) -> list[Candidate]:
     """Return one candidate for each block size of a forecast, in its order."""
     shape = TreeShape(surveyed.tree)
-    order = shape.order(order_of(config))
+    order = forecast.order if config.policy == "planned" else range(shape.num_requests)
     candidates = []
     for block_size, grid in forecast.grids.items():
         table = grid[config.policy]
@@ -58,13 +59,18 @@ def forecast_policies(config: Config, surveyed: Survey, block_sizes: Iterable[in
     without a --store."""
     planned = replace(config, policy="planned")
     planner = planner_for(planned, surveyed.footprint, later_budget_bytes=config.store_size)
-    return forecast(surveyed.tree, block_sizes, planner, surveyed.num_unstable, surveyed.without_thoughts)
+    return _forecast(surveyed, block_sizes, planner)
 
 
 def forecast_run(config: Config, surveyed: Survey, block_sizes: Iterable[int]) -> Forecast:
     """Forecast for `tune-block-size`, with the order and the limits of a `run` with this configuration."""
     planner = planner_for(config, surveyed.footprint)
-    return forecast(surveyed.tree, block_sizes, planner, surveyed.num_unstable, surveyed.without_thoughts)
+    return _forecast(surveyed, block_sizes, planner)
+
+
+def _forecast(surveyed: Survey, block_sizes: Iterable[int], planner: Planner) -> Forecast:
+    thoughts = surveyed.without_thoughts
+    return forecast(surveyed.tree, block_sizes, planner, surveyed.num_unstable, thoughts, surveyed.windows)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from apcbatch.engine.validation import check_request
 from apcbatch.errors import RequestError, UsageError
 from apcbatch.formats import Turns
 from apcbatch.job.feed import Feeder
-from apcbatch.job.planning import Window
 from apcbatch.job.previous_answers import PreviousAnswers
 from apcbatch.job.work import Failure
 from apcbatch.model.families import load_model_config, state_layout
@@ -32,6 +31,7 @@ from apcbatch.model.locate import locate_model
 from apcbatch.model.own_dtype import with_own_dtype
 from apcbatch.plan.footprint import Footprint
 from apcbatch.plan.prefix_tree import PrefixTree
+from apcbatch.plan.windows import Window, Windows
 from apcbatch.prefix import as_token_array
 from apcbatch.tuning.drafts import AnsweredSample, SampleReferences
 
@@ -41,7 +41,7 @@ class Survey:
     """Requests of an input.
 
     tree: prefix tree of their prompts; a conversation's number is its input line. footprint: bytes of the model's
-    snapshots. num_lines: input lines that have a request. num_windows: windows that `run` plans one after the other.
+    snapshots. windows: the same prompts in the windows that `run` plans. num_lines: input lines that have a request.
     num_unstable: lines whose template changes the rendering of earlier turns. without_thoughts: those of them in which
     it takes earlier reasoning out; keeps_thoughts_with: see Renderer. errors: number of refused requests by
     code. memory: plan of a run's memory.
@@ -50,7 +50,7 @@ class Survey:
     tree: PrefixTree
     footprint: Footprint
     num_lines: int = 0
-    num_windows: int = 1
+    windows: list[Window[None]] = field(default_factory=list)
     num_unstable: int = 0
     without_thoughts: set[int] = field(default_factory=set)
     keeps_thoughts_with: dict[str, bool] = field(default_factory=dict)
@@ -98,27 +98,29 @@ def survey(
     renderer.survey, found.keeps_thoughts_with = found, renderer.keeps_thoughts_with
     references = None if sample is None else SampleReferences(renderer, sample)
     feeder = Feeder(config, records, renderer, PreviousAnswers(), references=references)
-    line, window = 0, Window(config)
+    line, windows = 0, Windows[None](config.window_tokens)
     while not feeder.exhausted:
         work = feeder.next()
         if isinstance(work, Failure):
             found.errors[work.error.code] += 1
         elif work is not None:
-            if not window.takes(work):
-                window = Window(config)
-                window.takes(work)
-                found.num_windows += 1
             try:
                 check_request(work, model.vocab_size, model.context_length, config.max_request_tokens)
             except RequestError as error:
                 found.errors[error.code] += 1
                 continue
             ticket = work.tag.ticket
-            found.tree.add(as_token_array(work.token_ids), ticket.line, work.resumable)
+            tokens = as_token_array(work.token_ids)
+            found.tree.add(tokens, ticket.line, work.resumable)
+            windows.add(None, ticket.line, tokens, work.resumable)
+            while windows.is_complete:
+                found.windows.append(windows.take())
             if sample is not None:
                 sample.add(work)
             if ticket.line != line:
                 line = ticket.line
                 found.num_lines += 1
                 advance()
+    while len(windows):
+        found.windows.append(windows.take())
     return found

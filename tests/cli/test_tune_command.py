@@ -83,14 +83,15 @@ def test_what_was_written_and_what_to_run_next_is_said(monkeypatch, tmp_path, ca
     monkeypatch.setattr("apcbatch.tuning.export.documents.tuning_document", lambda *_: {})
     (tmp_path / "base.yaml").write_text("max_running: 5\n")
     given = ["--config", config] if config else []
-    assert main(["tune-block-size", "in.jsonl", "--write", "t.yaml", "--limit", "2", "--window", "9", *given]) == 0
+    asked = ["tune-block-size", "in.jsonl", "--write", "t.yaml", "--limit", "2", "--window-tokens", "9"]
+    assert main([*asked, *given]) == 0
     first, command = capsys.readouterr().err.splitlines()
     assert first == "wrote t.yaml (policy planned, block_size 96, min_gain_tokens 7); to run with the choice:"
     words = shlex.split(command)
     assert words[:3] == ["apcbatch", "run", "in.jsonl"] and "--limit" not in words
     assert main([*words[1:], "--show-config"]) == 0
     shown = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
-    expected = {"block_size": "96", "min_gain_tokens": "7", "policy": "planned", "window": "9", "limit": "null"}
+    expected = {"block_size": "96", "min_gain_tokens": "7", "policy": "planned", "window_tokens": "9", "limit": "null"}
     expected["max_running"] = "5" if config else "32"
     assert all([f"{name}:", value] in shown for name, value in expected.items())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -135,7 +135,7 @@ def audit(engine: ClusterEngine, settings: ClusterSettings, most_bytes: int = SP
 
 
 def run(
-    requests: Sequence[Request],
+    requests: Sequence[Request] | Callable[[ClusterEngine], Iterator[Request]],
     num_workers: int = 4,
     speeds: Speeds = SPEEDS,
     trouble: Trouble = CALM,
@@ -146,14 +146,15 @@ def run(
     hooks: Hooks | None = None,
     **settings: object,
 ) -> Outcome:
-    """Answer requests. stop_after: the driver dies when it has so many results."""
+    """Answer requests, or those that a function of the engine yields. stop_after: the driver dies when it has so many
+    results."""
     chosen = ClusterSettings(num_workers, **settings)
     runtime = SimRuntime(speeds, trouble, per_node)
     engine = ClusterEngine(runtime, chosen, hooks or Hooks(to_wire=lambda request: request))
     if audited:
         runtime.check = lambda: audit(engine, chosen, speeds.node_bytes)
     results: list[Result] = []
-    source: Iterator[Request] = iter(requests)
+    source: Iterator[Request] = iter(requests(engine) if callable(requests) else requests)
     begin = time.thread_time() - runtime.spent_s
     for some in serve(engine, lambda: next(source, None)):
         results += some

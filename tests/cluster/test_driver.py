@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -15,11 +17,13 @@ from apcbatch.cluster.scheduler import GroupScheduler, ReadyQueue, SubmitBuffer
 from apcbatch.cluster.states import StateTable, _value
 from apcbatch.cluster.tasks import LEAST_GROUP_S, Cutter, Group, Item, Quantum, State, _extend_path
 from apcbatch.config import Config
+from apcbatch.plan.planner import Planner
 from apcbatch.types import Request, RequestPlan
 from tests.cluster.runs import Planned, check_answers, check_plan, lower_bound, num_sent, planned, repeated, run
 from tests.cluster.simulator import SimRuntime, Speeds, Trouble
-from tests.effort import seeds
-from tests.plan.plan_oracle import Dataset, dataset, numbers, random_dataset
+from tests.effort import seeds, tries
+from tests.engine.runs import planned_by_window
+from tests.plan.plan_oracle import Dataset, dataset, numbers, random_dataset, random_windows
 
 STEM = numbers(600, 1)
 
@@ -76,6 +80,28 @@ def test_tau_bench_is_done_as_planned(tau: Planned) -> None:
         check_answers(outcome, tau.requests)
         check_plan(outcome, tau.requests)
         assert outcome.runtime.computed_tokens == tau.computed_tokens
+        assert len(outcome.engine._states) == 0, "states are left that nobody reads"
+
+
+@pytest.mark.parametrize("num_workers", [1, 4])
+def test_windows_hand_states_on(num_workers: int) -> None:
+    """Catches a state that is released before the next window has read it, one that is made twice, and one that is
+    held for ever."""
+    for _ in range(tries(15)):
+        data, requests = random_dataset(random.randrange(10**6)), list[Request]()
+        windows = random_windows(data)
+
+        def submit(engine: ClusterEngine, data=data, windows=windows, requests=requests) -> Iterator[Request]:
+            for request, _ in planned_by_window(engine, data, windows, Planner(2)):
+                requests.append(request)
+                yield request
+
+        outcome = run(submit, num_workers)
+        check_answers(outcome, requests)
+        check_plan(outcome, requests)
+        assert outcome.runtime.computed_tokens == sum(
+            len(one.token_ids) - one.plan.resume_at for one in requests if one.plan is not None
+        )
         assert len(outcome.engine._states) == 0, "states are left that nobody reads"
 
 

@@ -22,7 +22,8 @@ from apcbatch.resolution import resolve
         (("--ray", "local", "--device", "cpu", "--worker-gpus", "1"), "--worker-gpus asks for one"),
         (("--ray", "local", "--worker-gpus", "2"), "up to 1"),
         (("--ray", "local", "--gpus", "2", "--worker-gpus", "0"), "--worker-gpus gives none"),
-        (("--ray", "local", "--cpu-workers", "2"), "'--workers'"),
+        (("--ray", "local", "--cpu-workers", "2"), "--cpu-workers is not an option any more; all workers"),
+        (("--window", "2"), "--window is not an option any more; what is read ahead is bounded by tokens"),
         (("--config", "gone.yaml"), "cpu_workers is not an option any more; all workers of a run are of one kind"),
     ],
 )

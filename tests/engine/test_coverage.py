@@ -106,7 +106,7 @@ def test_the_least_recently_extended_go_first_and_no_more_than_needed() -> None:
 def test_what_grows_again_is_inexact_down_to_its_leaves() -> None:
     """Catches an ideal called exact on a branch, or on a fork of it, that begins like one that was dropped."""
     tree = CoverageTree()
-    tree._root.dropped.add(5)
+    tree._root.dropped = {5}
     for prompt in ((5, 1), (6, 1), (5, 2, 3), (6, 2)):
         tree.insert(array(prompt))
     asked = [(5, 1, 9), (5, 2, 9), (5, 9), (5, 2, 3, 9), (6, 1, 9), (6, 9), (7,)]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ import pytest
 from apcbatch import Engine, Request
 from apcbatch.plan.footprint import Footprint
 from apcbatch.plan.planner import Plan, Planner
+from apcbatch.types import RequestPlan
 from tests.effort import tries
-from tests.engine.runs import serve, told
-from tests.plan.plan_oracle import Dataset, make_plan, random_dataset, within_vocabulary
+from tests.engine.runs import planned_by_window, serve, told
+from tests.plan.plan_oracle import Dataset, make_plan, random_dataset, random_windows, within_vocabulary
 from tests.tiny import VOCAB
 
 PLENTY = 16 << 20
@@ -75,6 +77,33 @@ def test_the_engine_follows_a_plan_for_little_memory(family: str, tiny_checkpoin
         if capacity >= footprint.state_bytes + footprint.page_bytes:
             plan = make_plan(data, Planner(2, "file", footprint, capacity))
             follow(Engine(folder, pool_size_bytes=capacity, **options), data, plan)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["mamba", "jamba"])
+@pytest.mark.parametrize("max_running", [1, 8])
+def test_the_engine_follows_windows(family: str, max_running: int, tiny_checkpoint: Callable[..., Path]) -> None:
+    """Catches a snapshot that is dropped before the next window has read it, or is held for ever; with requests that
+    fail, the others are answered and nothing is held for them."""
+    for number in range(tries(40)):
+        data, fails = within_vocabulary(random_dataset(random.randrange(10**6)), VOCAB), number % 2
+        options = {"max_running": max_running, "max_batch_tokens": 23, "pool_size_bytes": PLENTY}
+        engine = Engine(tiny_checkpoint(family), block_size=2, policy="planned", **options)
+        planner = Planner(2, random.choice(["auto", "file"]), engine.footprint, PLENTY)
+        plans: dict[str, RequestPlan] = {}
+
+        def requests(engine=engine, data=data, fails=fails, planner=planner, plans=plans) -> Iterator[Request]:
+            for request, plan in planned_by_window(engine, data, random_windows(data), planner):
+                plans[request.id] = plan
+                yield replace(request, top_p=5.0) if fails and random.random() < 0.3 else request
+
+        results = list(engine.run(requests()))
+        assert sorted(int(result.id) for result in results) == list(range(len(data.prompts)))
+        for result in results:
+            assert fails or result.error is None
+            assert fails or result.cached_tokens == plans[result.id].resume_at, data.where
+        assert not len(engine._pool), (data.where, fails)
+        engine.close()
 
 
 @pytest.mark.parametrize("max_running", [1, 4])

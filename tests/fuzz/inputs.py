@@ -282,7 +282,8 @@ def fuzz_layouts(case: Case) -> None:
 
 
 CONFIG: dict[str, Any] = {
-    "max_tokens": 2, "block_size": 16, "policy": "planned", "window": 8, "max_running": 4, "max_batch_tokens": 256,
+    "max_tokens": 2, "block_size": 16, "policy": "planned", "window_tokens": 800, "max_running": 4,
+    "max_batch_tokens": 256,
     "temperature": 0.5, "top_p": 0.9, "seed": 1, "limit": 2, "pool_size": "32MiB", "min_gain_tokens": 4,
     "turns": "each", "order": "auto", "summary": "summary.json", "ignore_eos": True, "logprobs": False, "store": "kept",
     "store_size": "1MiB", "dtype": "float32", "draft": "history,lookup", "draft_memory": "1MiB",
@@ -313,7 +314,8 @@ def _yaml(value: Any) -> bytes:
 
 
 OPTIONS = (
-    "max-tokens", "block-size", "window", "max-running", "max-batch-tokens", "temperature", "top-p", "seed", "limit",
+    "max-tokens", "block-size", "window-tokens", "max-running", "max-batch-tokens", "temperature", "top-p", "seed",
+    "limit",
     "pool-size", "store-size", "min-gain-tokens", "policy", "turns", "order", "summary", "format", "model", "dtype",
     "draft", "draft-from", "draft-memory",
 )  # fmt: skip

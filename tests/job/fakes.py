@@ -50,6 +50,7 @@ class FakeEngine:
         store_bytes_written store_bytes_read store_skipped"""
         self.counters = SimpleNamespace(**dict.fromkeys(counts.split(), 0))
         self.counters.peak_device_bytes = self.counters.unique_tokens = self.counters.peak_draft_bytes = 0
+        self.counters.unique_tokens_is_bound = False
         self.counters.decode_tokens = self.counters.decode_chunks = 0
         self.counters.drafts, self.counters.drafts_saved_s = {}, None
         self.learnt, self.submitted = [], []

@@ -98,9 +98,9 @@ def test_a_run_is_planned_if_its_prompts_are_known(policy: Any, turns: Any, is_p
     assert is_planned or source is feeder
 
 
-@pytest.mark.parametrize(("num_windows", "note"), [(0, None), (1, None), (2, "`run` plans this input in 2 windows, ")])
+@pytest.mark.parametrize(("num_windows", "note"), [(0, None), (2, None), (3, "the input is planned in 3 windows, ")])
 def test_a_forecast_names_the_windows_of_the_run(num_windows: int, note: str | None) -> None:
-    """Fault: the reader of a forecast is not told that a run plans less at once, or is told so of a whole plan."""
-    found = windows_note(num_windows, Config(window=1000, window_tokens=2000))
+    """Fault: the reader of a forecast is not told that not all is planned at once, or is told so of a first window."""
+    found = windows_note(num_windows, Config(window_tokens=2000))
     assert (found is None) == (note is None)
-    assert found is None or (found.startswith(str(note)) and "--window 1,000 conver" in found and "2,000;" in found)
+    assert found is None or (found.startswith(str(note)) and "--window-tokens 2,000;" in found)

@@ -22,6 +22,7 @@ ENGINE: Any = SimpleNamespace(
     counters=SimpleNamespace(
         seconds={"prefill": 2.0, "decode": 0.5, "store": 0.25},
         unique_tokens=77,
+        unique_tokens_is_bound=True,
         peak_device_bytes=5,
         peak_draft_bytes=6,
         drafts={"lookup": (8, 5), "history": (4, 0)},
@@ -71,6 +72,7 @@ def test_the_summary_adds_up(clock: list[float], monkeypatch: pytest.MonkeyPatch
         "requests": 6, "ok": 4, "errors": 2, "already_done": 6,
         "errors_by_code": {"duplicate_id": 1, "invalid_request": 1},
         "workers": None, "prompt_tokens": 250, "cached_tokens": 136, "computed_tokens": 114, "unique_tokens": 77,
+        "unique_tokens_is_bound": True, "ideal_is_bound": False,
         "completion_tokens": 13, "hit_rate": 136 / 250, "ideal_hit_rate": 150 / 250,
         "cached_by_source": {"memory": 96, "disk": 40}, "miss_reasons": {"below_grid": 2, "cold": 1},
         **{name: 100 + number for number, name in enumerate(ENGINE_COUNTS)},

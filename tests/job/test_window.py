@@ -1,10 +1,10 @@
-"""Windows: what is read ahead is bounded in conversations and in tokens, and forecasts know where they end."""
+"""Windows of a run: what is read ahead is bounded, and what they restore is what a forecast says."""
 
 from __future__ import annotations
 
 import itertools
 import json
-from itertools import groupby
+import operator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,14 +16,14 @@ from apcbatch.cli.program import main
 from apcbatch.config import Config
 from apcbatch.data.input.inputs import find_inputs
 from apcbatch.job import planning
-from apcbatch.job.planning import REQUEST_TOKENS, Window
 from apcbatch.job.record import Ticket
 from apcbatch.job.work import Tag
 from apcbatch.plan.footprint import Footprint
-from apcbatch.plan.planner import Planner
+from apcbatch.resolution import load
+from apcbatch.tuning.prediction import forecast_policies
 from apcbatch.tuning.survey import survey
 from apcbatch.types import Request
-from tests.chats import conversation, read_records, write_lines
+from tests.chats import conversation, forked_lines, read_records, write_lines
 from tests.job.conftest import answers
 from tests.job.fakes import FakeEngine
 
@@ -39,47 +39,18 @@ def requests(*conversations: tuple[int, ...]) -> list[Request]:
     return made
 
 
-def lines_by_window(config: Config, work: list[Request]) -> list[list[int]]:
-    """The input lines of each window."""
-    window, windows = Window(config), [[]]
-    for request in work:
-        if not window.takes(request):
-            window = Window(config)
-            assert window.takes(request), "a window takes its first request whatever it weighs"
-            windows.append([])
-        windows[-1].append(request.tag.ticket.line)
-    return [[line for line, _ in groupby(lines)] for lines in windows]
-
-
-def test_a_window_closes_at_either_bound() -> None:
-    """Catches a bound that is off by one, a history that counts once for each of its turns, and a conversation that
-    is cut in two."""
-    work = requests((10, 20, 1000), (5,), (5, 5), (7,))
-    assert lines_by_window(Config(window=2), work) == [[1, 2], [3, 4]]
-    assert lines_by_window(Config(window=3), work) == [[1, 2, 3], [4]]
-    first, second = 1000 + 3 * REQUEST_TOKENS, 5 + REQUEST_TOKENS
-    for tokens, expected in (
-        (1, [[1], [2], [3], [4]]),
-        (first, [[1], [2, 3, 4]]),
-        (first + 1, [[1, 2], [3, 4]]),
-        (first + second, [[1, 2], [3, 4]]),
-        (first + second + 1, [[1, 2, 3], [4]]),
-    ):
-        assert lines_by_window(Config(window_tokens=tokens), work) == expected, tokens
-
-
 class Source:
     """A feeder of these requests."""
 
     def __init__(self, work: list[Request]) -> None:
-        self._work = work
+        self.work = work
 
     @property
     def exhausted(self) -> bool:
-        return not self._work
+        return not self.work
 
     def next(self) -> Request | None:
-        return self._work.pop(0) if self._work else None
+        return self.work.pop(0) if self.work else None
 
     def follow_up(self, result: Any) -> list[Any]:
         return [result]
@@ -91,23 +62,28 @@ def engine_of(**facts: Any) -> Any:
     return SimpleNamespace(**{"num_unfinished": 0, "footprint": Footprint(7, 1), **asked, **facts})
 
 
-def test_reading_pauses_once_after_each_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault: workers idle while the next window is read, a window is planned before the last one is handed out, or the
-    first request of the last window is lost."""
+def test_reading_pauses_after_each_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: workers idle while the next window is read, more is read at once than the engine's last step took, a
+    window is planned before the last one is handed out, or the first request of the last window is lost."""
     clock = itertools.count()
     monkeypatch.setattr(planning.time, "perf_counter", lambda: float(next(clock)))
     engine: Any = engine_of(num_unfinished=1)
-    feeder: Any = planning.PlannedFeeder(Config(window=2), Source(requests((3,), (3,), (3,))), engine)
-    assert not feeder.pause(), "nothing was read"
-    assert (feeder.next().id, feeder.pause(), feeder.next().id) == ("1", False, "0"), "a refused one comes first"
+    source = Source(requests((3,), (3,), (4,), (3,)))
+    feeder: Any = planning.PlannedFeeder(Config(window_tokens=1), source, engine)
     engine.num_unfinished = 0
     assert not feeder.pause(), "nothing to compute meanwhile"
+    assert (feeder.next().id, feeder.next().id) == ("1", "0"), "a refused one comes first"
+    left = len(source.work)
     engine.num_unfinished = 1
-    assert [feeder.pause(), feeder.pause(), feeder.exhausted] == [True, False, False]
-    last = feeder.next()
-    assert (last.id, last.plan is not None, feeder.exhausted) == ("2", True, True)
-    assert [feeder.pause(), feeder.pause(), feeder.next()] == [True, False, None]
-    assert feeder.num_open_rollouts == 0 and feeder.plan_s == 3.0 and feeder.follow_up("result") == ["result"]
+    assert feeder.pause() and len(source.work) == left, "the engine runs first"
+    while feeder.pause():
+        left -= 1
+        assert len(source.work) == left, "as long as a step: one tick"
+    found = feeder.next()
+    assert (found.id, found.plan is not None, list(found.token_ids)) == ("2", True, [0] * 4)
+    engine.num_unfinished = 0
+    assert (feeder.exhausted, feeder.next().id, feeder.exhausted, feeder.next()) == (False, "3", True, None)
+    assert feeder.num_open_rollouts == 0 and feeder.plan_s > 0 and feeder.follow_up("result") == ["result"]
 
 
 @pytest.mark.parametrize(("store", "reserved"), [("s", Footprint(7, 1).pool_bytes(198)), (None, 0)])
@@ -125,32 +101,65 @@ def test_a_plan_leaves_room_for_the_largest_stored_snapshot(
     assert feeder.next().plan.resume_at == (4 if store else 0) and kept == [reserved]
 
 
-@pytest.mark.parametrize("bound", [("--window", "2"), ("--window-tokens", "1"), ("--window-tokens", "1500")])
-def test_forecasts_see_the_windows_of_the_run(
-    bound: tuple[str, str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def prefixes(records: list[dict[str, Any]], prompts: dict[str, tuple[int, ...]]) -> tuple[int, int, int]:
+    """The tokens that no earlier prompt has, those that one has without the prompt's last token, and the prompts that
+    begin another or equal it, by a plain set of prefixes. records: in the order of the run."""
+    seen: set[tuple[int, ...]] = {()}
+    ideal = 0
+    for record in records:
+        prompt = prompts[record["custom_id"]]
+        ideal += max(end for end in range(len(prompt)) if prompt[:end] in seen)
+        seen.update(prompt[:end] for end in range(len(prompt) + 1))
+    inner = {prompt[:end] for prompt in prompts.values() for end in range(len(prompt))}
+    ordered = sorted(prompts.values())
+    whole = sum(prompt in inner for prompt in ordered) + sum(map(operator.eq, ordered, ordered[1:]))
+    return len(seen) - 1, ideal, whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("order", "turns"), [("auto", 1), ("file", 1), ("auto", 3)])
+def test_what_windows_restore_is_what_is_planned_and_the_ideal_is_that_of_all(
+    order: str, turns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Catches a window by conversations alone, which took memory without a bound (614 MiB for 135 MB), and a
-    forecast that counts others than the run plans."""
+    """Catches a run that ends its windows elsewhere than its plan, a shared prefix that each window computes anew, and
+    an ideal or unique tokens that forget what earlier windows had."""
     monkeypatch.chdir(tmp_path)
-    write_lines(tmp_path / "in.jsonl", [conversation(number, turns=3) for number in range(5)])
-    planned = []
-    plan = Planner.plan
-    monkeypatch.setattr(Planner, "plan", lambda self, tree, held: planned.append(1) or plan(self, tree, held))
-    options = ("-q", "--max-tokens", "3", "--policy", "planned")
-    assert main(["run", "in.jsonl", "-o", "whole.jsonl", *options]) == 0
-    assert len(planned) == 1
-    assert main(["run", "in.jsonl", "-o", "parts.jsonl", *options, *bound]) == 0
-    num_windows = len(planned) - 1
-    assert num_windows > 1
-    assert answers(read_records(tmp_path / "whole.jsonl")) == answers(read_records(tmp_path / "parts.jsonl"))
-    config = Config(**{bound[0][2:].replace("-", "_"): int(bound[1])})
-    assert survey(config, find_inputs(["in.jsonl"]), lambda sentence: None).num_windows == num_windows
+    monkeypatch.setenv("APCBATCH_POLICY", "planned")
+    lines = forked_lines(150, systems=6, shuffled=True) if turns == 1 else [conversation(i, turns) for i in range(40)]
+    write_lines(tmp_path / "in.jsonl", lines)
+    common = ["in.jsonl", "--block-size", "1", "--order", order, "--window-tokens", "4000"]
+    assert main(["plan", *common, "--json", "plan.json"]) == 0
     capsys.readouterr()
-    assert main(["plan", "in.jsonl", *bound]) == 0
-    assert f"`run` plans this input in {num_windows} windows" in capsys.readouterr().out
+    assert main(["run", *common, "-o", "out.jsonl", "--max-tokens", "1", "--max-running", "8", "-q"]) == 0
+    printed = capsys.readouterr()
+    summary, document = json.loads(printed.out), json.loads(Path("plan.json").read_text())
+    config = load({"block_size": "1", "order": order, "window_tokens": "4000"}, None, {})
+    surveyed = survey(config, find_inputs(["in.jsonl"]), pytest.fail)
+    assert len(surveyed.windows) > 3
+    forecast = forecast_policies(config, surveyed, [1])
+    tree, records = surveyed.tree, read_records(tmp_path / "out.jsonl")
+    in_order = sorted(records, key=lambda record: record["id"])
+    resumed = [record["apcbatch"]["cached_tokens"] for record in in_order]
+    assert resumed == forecast.grids[1]["planned"].resume_at
+    prompts = [tuple(tree.path_tokens(node).tolist()) for node in tree.end_node]
+    named = dict(zip((record["custom_id"] for record in in_order), prompts, strict=True))
+    unique, ideal, whole = prefixes([in_order[index] for index in forecast.order], named)
+    assert (summary["unique_tokens"], sum(record["apcbatch"]["ideal_cached_tokens"] for record in records)) == (
+        unique,
+        ideal,
+    )
+    candidate = next(one for one in document["candidates"] if one["block_size"] == 1)
+    for name in ("cached_tokens", "computed_tokens", "snapshots_written", "snapshots_read"):
+        assert candidate[name] == summary[name], name
+    for name in ("prompt_tokens", "unique_tokens", "ideal_hit_rate", "unique_tokens_is_bound", "ideal_is_bound"):
+        assert document["dataset"][name] == summary[name], name
+    assert summary["ideal_is_bound"] is summary["unique_tokens_is_bound"] is False
+    beyond = ideal - summary["cached_tokens"]
+    assert (f"would have restored up to {beyond:,} tokens more" in printed.err) == (beyond > 0)
+    main(["run", *common[:-1], "100000", "-o", "one.jsonl", "--max-tokens", "1", "-q"])
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["computed_tokens"] <= unique + whole and "--window-tokens" not in printed.err
+    assert answers(read_records(tmp_path / "one.jsonl")) == answers(records)
 
 
 def test_a_request_beyond_the_ceiling_is_an_error_record_and_the_others_complete(
@@ -190,7 +199,7 @@ def test_an_engine_begins_before_the_next_window_is_read(apcbatch, engines, tmp_
     for name, value in hungry.items():
         monkeypatch.setattr(FakeEngine, name, value, raising=False)
     write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(12)])
-    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--window", 2)
+    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--window-tokens", 1)
     assert done.code == 0
     num_requests = len(read_records(tmp_path / "out.jsonl"))
     assert num_requests >= 12 and engines[0].most_waiting <= num_requests / 6

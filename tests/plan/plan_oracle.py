@@ -11,6 +11,7 @@ import numpy as np
 from apcbatch.plan.footprint import Footprint
 from apcbatch.plan.planner import Plan, Planner
 from apcbatch.plan.prefix_tree import PrefixTree
+from apcbatch.plan.windows import Window
 
 Prompt = tuple[int, ...]
 
@@ -226,3 +227,15 @@ def replay(data: Dataset, plan: Plan, footprint: Footprint, held: set[Prompt] = 
     assert not live, data.where
     result.num_restored += len(held_read)
     return result
+
+
+def random_windows(data: Dataset) -> list[Window[int]]:
+    """Windows of a few requests each, with all later requests ahead or with some of them; items are indexes."""
+    whole, found, begin, known = random.random() < 0.5, [], 0, 0
+    while begin < len(data.prompts):
+        count = random.randint(1, 4)
+        known = min(len(data.prompts), 10**9 if whole else max(known, begin + count + random.randint(0, 4)))
+        part = Dataset(data.prompts[begin:known], data.conversations[begin:known])
+        found.append(Window(part.tree(), list(range(begin, known)), min(count, known - begin)))
+        begin += count
+    return found

@@ -112,7 +112,7 @@ class _Maker:
     def whole(self) -> Way:
         if not self._is_rollout and self._draw.random() < 0.2:
             part = self._part(store="")
-            planned = {"policy": "planned", "window": "512"}
+            planned = {"policy": "planned", "window_tokens": "16777216"}
             return Way([replace(part, options={**part.options, **planned}, pool="ample")], holds_plan=True)
         return Way([self._part()], damage=bool(self._draw.random() < 0.2))
 
@@ -135,7 +135,7 @@ class _Maker:
             "max_batch_tokens": _one(draw, *BUDGETS),
             "max_running": _one(draw, 1, 2, 3, 8, 32),
             "order": _one(draw, "auto", "file"),
-            "window": _one(draw, 1, 2, 5, 512),
+            "window_tokens": _one(draw, 1, 500, 3000, 1 << 24),
         }
         store = _one(draw, "", "states-0", "states-0", "states-1") if store is None else store
         if store:

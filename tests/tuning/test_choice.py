@@ -20,7 +20,7 @@ from apcbatch.tuning.prediction import predict
 from tests.plan.plan_oracle import dataset
 
 COSTS = Measurement((Rate(1, 64, 0, 1000.0),), 0.5, 0.1, 0.01, 0.0, 0.25, 0.02, 0.0105, 1e-3)
-SURVEY: Any = SimpleNamespace(num_windows=1)
+SURVEY: Any = SimpleNamespace(windows=[None])
 MADE: Any = SimpleNamespace(ideal_hit_rate=0.75)
 
 
@@ -75,12 +75,11 @@ def test_what_makes_a_run_differ_is_said() -> None:
 
     def notes(peak: int = 0, windows: int = 1, **flags: object) -> str:
         config = load({"pool_size": 1000, **flags}, None, {})
-        surveyed: Any = SimpleNamespace(num_windows=windows)
+        surveyed: Any = SimpleNamespace(windows=[None] * windows)
         return "\n".join(conclude(config, surveyed, MADE, COSTS, [candidate(8, 1.0, peak=peak)]).notes)
 
-    assert notes() == notes(peak=1000, policy="all") == notes(windows=2, policy="all") == ""
-    windows = "in 2 windows, each of at most --window 1,499 conversations and --window-tokens 9,000; it finds"
-    assert windows in notes(windows=2, window=1499, window_tokens=9000)
+    assert notes() == notes(peak=1000, policy="all") == notes(windows=3, policy="all") == ""
+    assert "in 3 windows, each of at most --window-tokens 9,000; " in notes(windows=3, window_tokens=9000)
     assert "than --pool-size holds at block size 8: its real hit rate is lower" in notes(peak=1001, policy="all")
     assert notes(peak=1001) == "", "a plan keeps within it"
     assert notes(peak=1001, policy="all", store="s") == notes(store="s")
@@ -104,7 +103,7 @@ def test_restores_and_writes_are_charged_where_they_happen(
     tree = dataset([1] * 100, [1] * 60 + [2] * 40, [1] * 60 + [3] * 10).tree()
     config = load({"pool_size": 1000, "max_batch_tokens": 4096, **flags}, None, {})
     grids = {4: {"planned": table(store=700, resume_at=(0, 60, 60), peak=peak)}}
-    forecast: Any = SimpleNamespace(grids=grids)
+    forecast: Any = SimpleNamespace(grids=grids, order=[0, 1, 2])
     [found] = predict(config, SimpleNamespace(tree=tree), forecast, COSTS)  # type: ignore[arg-type]
     assert (found.block_size, found.restore_s, found.write_s) == pytest.approx((4, restore_s, write_s))
     # One pass, three chunks, 150 tokens, three snapshots for this run and two for later ones.

@@ -49,7 +49,14 @@ def test_the_document_has_its_shape(chats: Path) -> None:
     """Fault: a key is missing, renamed or added, or the candidates do not ascend."""
     _, document = report(chats, block_size="64")
     assert list(document) == ["dataset", "policy", "model", "candidates", "drafts"]
-    assert list(document["dataset"]) == ["requests", "prompt_tokens", "unique_tokens", "ideal_hit_rate"]
+    assert list(document["dataset"]) == [
+        "requests",
+        "prompt_tokens",
+        "unique_tokens",
+        "unique_tokens_is_bound",
+        "ideal_hit_rate",
+        "ideal_is_bound",
+    ]
     assert [list(candidate) for candidate in document["candidates"]] == [KEYS] * 2
     assert [candidate["block_size"] for candidate in document["candidates"]] == [16, 64]
     for candidate in document["candidates"]:
@@ -120,7 +127,7 @@ def test_what_limits_the_rate_is_told(tmp_path: Path, chats: Path) -> None:
     lines, _ = report(chats, pool_size="1")
     told = "  memory: `all` keeps more than --pool-size 1 B at block 16, 64, so that its real rate is lower without a "
     assert told + "store" in lines
-    assert any("in 3 windows, each of at most --window 2 conv" in line for line in report(chats, window="2")[0])
+    assert any("in 6 windows, each of at most --window-t" in line for line in report(chats, window_tokens="1")[0])
     model = Path(shutil.copytree(locate_model("demo"), tmp_path / "model", ignore=lambda *_: ["model.safetensors"]))
     template = "{% for m in messages %}[{{ loop.revindex }} {{ m.role }}] {{ m.content }} {% endfor %}"
     (model / "chat_template.jinja").write_text(template)

@@ -53,7 +53,9 @@ NEAR, FAR = (
     for cached, peak in ((1500, 1999), (399, 2000))
 )
 FORECAST = Forecast(2, 2000, 1400, [0, 1600], 1, 300, 1, 0, 0, {16: NEAR, 64: FAR})
-SURVEY: Any = SimpleNamespace(num_lines=1, errors=Counter(invalid_json=2, duplicate_id=1), num_windows=3, memory=None)
+SURVEY: Any = SimpleNamespace(
+    num_lines=1, errors=Counter(invalid_json=2, duplicate_id=1), windows=[None] * 3, memory=None
+)
 RATES = (Rate(1, 2048, 0, 12345.6), Rate(32, 16, 0, 2000.0), Rate(2, 64, 1984, 1500.4))
 CANDIDATES = [
     Candidate(16, NEAR["planned"], 1.5, 0.25, 0.25, Verified(0.5, 2.5, 1500)),
@@ -86,8 +88,8 @@ What limits the hit rate:
   memory: `last` keeps more than --pool-size 2.0 KiB at block 64, so that its real rate is lower without a store
   for later runs: kept if it saves at least 64 tokens, taken to be what reading one costs, until a run measures it and
     keeps it in its --store
-  the window: `run` plans this input in 3 windows, each of at most --window 512 conversations and --window-tokens
-    16,777,216; it finds what is predicted here with larger ones
+  the window: the input is planned in 3 windows, each of at most --window-tokens 16,777,216; larger ones restore more
+    of what lies far apart
 """
 TUNING_REPORT = """\
 2 requests: 2,000 prompt tokens, 1,400 of them unique; ideal hit rate 80.0 %; policy planned
@@ -167,6 +169,7 @@ def test_the_documents_are_those_of_their_numbers() -> None:
         "snapshots_written": 1234, "snapshots_read": 56, "store_bytes": 5 << 20, "peak_live_snapshots": 89,
     }  # fmt: skip
     dataset = {"requests": 2, "prompt_tokens": 2000, "unique_tokens": 1400}
+    dataset |= {"unique_tokens_is_bound": False, "ideal_is_bound": False}
     planned = forecast_document(FORECAST, "all", config)
     assert planned["dataset"] == dataset | {"ideal_hit_rate": 0.8}
     assert (planned["policy"], planned["model"], planned["candidates"][0]) == ("all", "demo", near)

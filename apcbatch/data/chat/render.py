@@ -163,7 +163,7 @@ class Renderer:
             self.reasoning_parser,
             self._is_open(conversation, prompt),
             conversation.place(prompt.num_messages),
-            recorded_ids(conversation.messages) | prompt.call_ids,
+            (recorded_ids(conversation.messages) | prompt.call_ids) or frozenset(),  # empty ones are one object
             conversation.one_call,
             (*conversation.warnings, *self._unread_options(conversation.template_options), *prompt.warnings),
         )

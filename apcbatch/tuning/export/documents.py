@@ -46,7 +46,9 @@ def _dataset(forecast: Forecast) -> dict[str, Any]:
         "requests": forecast.requests,
         "prompt_tokens": forecast.prompt_tokens,
         "unique_tokens": forecast.unique_tokens,
+        "unique_tokens_is_bound": False,  # a plan keeps the tree of the whole input
         "ideal_hit_rate": forecast.ideal_hit_rate,
+        "ideal_is_bound": False,
     }
 
 

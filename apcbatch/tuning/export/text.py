@@ -134,7 +134,7 @@ def _forecast_lines(forecast: Forecast, surveyed: Survey, config: Config, table:
             else "which is what reading one costs, as a run with this --store has measured"
         )
         yield f"  for later runs: kept if it saves at least {_count(config.gain_tokens, 'token')}, {why}"
-    note = windows_note(surveyed.num_windows, config)
+    note = windows_note(len(surveyed.windows), config)
     if note is not None:
         yield f"  the window: {note}"
 
