@@ -81,7 +81,8 @@ NO_WINDOW: Window[Request] = Window(PrefixTree(), [], 0)
 
 class PlannedFeeder:
     """Feeder whose requests carry the prefix plan of their window. beyond_window_tokens: tokens, up to a boundary, that
-    earlier windows had and that are computed again."""
+    earlier windows had and that are computed again; those of the second window, which follows a small first one, do not
+    count."""
 
     def __init__(self, config: Config, feeder: Feeder, engine: JobEngine) -> None:
         self._config, self._feeder, self._engine = config, feeder, engine
@@ -89,6 +90,7 @@ class PlannedFeeder:
         self._ready: deque[Work] = deque()  # failures, and requests that the engine will refuse
         self._window = NO_WINDOW
         self._plan: Plan | None = None
+        self._num_windows = 0  # planned so far
         self._left: deque[int] = deque()  # requests of the window that are not handed out, in the plan's order
         self._earlier = CoverageTree()  # prompts of the windows before this one
         self._paused_at: float | None = None  # time of the last pause of this window; None: none yet
@@ -181,6 +183,7 @@ class PlannedFeeder:
                 engine.add_readers(key, count)
             elif count < 0:
                 engine.release_snapshot(key)
+        self._num_windows += 1
         self._left.extend(self._plan.order)
         self._paused_at = None
         self.plan_s += time.perf_counter() - begin
@@ -201,8 +204,9 @@ class PlannedFeeder:
         request, plan, tokens = self._window.items[index], self._plan.requests[index], self._prompt(index)
         covered = self._earlier.match(tokens)
         length = min(covered.length, len(tokens) - 1)
-        within = last_boundary(min(length, self._window.tree.resumable[index]), self._config.block_size)
-        self.beyond_window_tokens += max(0, within - plan.resume_at)
+        if self._num_windows > 2:
+            within = last_boundary(min(length, self._window.tree.resumable[index]), self._config.block_size)
+            self.beyond_window_tokens += max(0, within - plan.resume_at)
         if length > plan.ideal:
             plan = replace(plan, ideal=length, forked=covered.forked)
         if not covered.exact:

@@ -19,6 +19,7 @@ from apcbatch.plan.reuse_simulation import (
     Held,
     Ideals,
     MemoryUse,
+    Owners,
     PlannedSnapshot,
     SnapshotPlan,
     TreePoint,
@@ -133,8 +134,7 @@ class Planner:
         lasting = {*here, *readers_ahead}
         lasting_bytes = self._bytes(shape, lasting)
         room = None if self.capacity_bytes is None else max(0, self.capacity_bytes - lasting_bytes)
-        snapshots, memory = replace(self, capacity_bytes=room).plan_snapshots(shape, order, held_at)
-        owners = snapshots.owners(shape, order)
+        snapshots, owners, memory = replace(self, capacity_bytes=room).plan_snapshots(shape, order, held_at)
         later = self.later.choose(shape, owners, held_by_node(stored))
         ideals = find_ideals(shape, order, held_at)
         kept_by, this_run = snapshots.kept_by(), {snapshot.point for snapshot in snapshots.kept}
@@ -201,16 +201,19 @@ class Planner:
     def later(self) -> FutureRuns:
         return FutureRuns(self.block_size, self.min_gain_tokens, self.later_budget_bytes, self.footprint)
 
-    def plan_snapshots(self, shape: TreeShape, order: Sequence[int], held: Held) -> tuple[SnapshotPlan, MemoryUse]:
-        """Return the snapshots kept for this run, and the memory that they use."""
+    def plan_snapshots(
+        self, shape: TreeShape, order: Sequence[int], held: Held
+    ) -> tuple[SnapshotPlan, Owners, MemoryUse]:
+        """Return the snapshots kept for this run, the request that computes each point, and the memory that they
+        use."""
         reuse, owners = simulate_all(shape, order, self.block_size, held)
         snapshots = plan_without_limit(reuse, owners, order, held)
         memory = measure_memory(snapshots, order, self.footprint)
         if self.capacity_bytes is not None and memory.peak_bytes > self.capacity_bytes:
             eviction = EvictionSimulation(shape, order, held, self.footprint, self.capacity_bytes)
             snapshots = eviction.run(reuse.source)
-            memory = measure_memory(snapshots, order, self.footprint)
-        return snapshots, memory
+            owners, memory = snapshots.owners(shape, order), measure_memory(snapshots, order, self.footprint)
+        return snapshots, owners, memory
 
 
 def _request_plan(

@@ -66,6 +66,10 @@ class PrefixTree:
         self.resumable.append(len(tokens) - 1 if resumable is None else resumable)
         return self.num_requests - 1
 
+    def finish(self) -> None:
+        """Free what only `add` needs; call it after the last request."""
+        self._children.clear()
+
     def path_tokens(self, node: int) -> TokenArray:
         """Return all tokens up to a node's end, (tokens,) int32; those of a request's end node are its prompt."""
         tokens = np.empty(self.end[node], np.int32)

@@ -72,6 +72,7 @@ class Windows(Generic[T]):
         """Return the next window: the first one that is complete, or what is left at the end of the input."""
         tree, items = self._tree, self._items
         window = Window(tree, items, len(items) if self._num_requests is None else self._num_requests)
+        tree.finish()
         self._limit = self._max_tokens
         self._begin()
         for index in range(window.num_requests, len(items)):

@@ -188,7 +188,7 @@ def test_the_ideal_counts_what_was_covered_and_what_is_stored() -> None:
     snapshots.coverage._root.children[1].regrown = True
     inexact = sequence_of(snapshots, [*PROMPT[:20], 7])
     snapshots.attach(inexact)
-    assert inexact.ideal is None
+    assert (inexact.ideal, inexact.ideal_is_bound) == (20, True)
     disabled = snapshots_of(None, "none")
     last = sequence_of(disabled)
     disabled.attach(last)
