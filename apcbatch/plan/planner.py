@@ -130,8 +130,9 @@ class Planner:
             (order if index < num_requests else ahead).append(index)
         here = [(shape.node_above(shape.end_node[one.request], one.position), one.position) for one in handed_over]
         held_at = held_by_node([*stored, *here])
-        readers_ahead = self._readers_ahead(shape, order, ahead, stored, here)
-        lasting = {*here, *readers_ahead}
+        in_memory = set(here)
+        readers_ahead = self._readers_ahead(shape, order, ahead, stored, in_memory)
+        lasting = {*in_memory, *readers_ahead}
         lasting_bytes = self._bytes(shape, lasting)
         room = None if self.capacity_bytes is None else max(0, self.capacity_bytes - lasting_bytes)
         snapshots, owners, memory = replace(self, capacity_bytes=room).plan_snapshots(shape, order, held_at)
@@ -140,11 +141,11 @@ class Planner:
         kept_by, this_run = snapshots.kept_by(), {snapshot.point for snapshot in snapshots.kept}
         reads = Counter(snapshots.source[index] for index in order)
         for index in order:
-            if snapshots.source[index] in here:  # in memory already, and counted in lasting_bytes
+            if snapshots.source[index] in in_memory:  # counted in lasting_bytes
                 memory.keep_bytes[index] -= self.footprint.pool_bytes(snapshots.source[index][1])
         was_read = {point for point, one in zip(here, handed_over, strict=True) if one.was_read or reads[point]}
         for point in readers_ahead:
-            owner = owners.owner(point) if point not in here else None
+            owner = owners.owner(point) if point not in in_memory else None
             if owner is not None:
                 kept_by.setdefault(owner, []).append(PlannedSnapshot(point, owner, [num_requests]))
         later_by = later.by_owner(owners)
@@ -159,7 +160,7 @@ class Planner:
             unique_tokens=shape.unique_tokens,
             cached_tokens=sum(snapshots.source[index][1] for index in order),
             ideal_tokens=sum(ideals.tokens[:num_requests]),
-            snapshots_written=len(snapshots.kept) + len(set(readers_ahead) - this_run - set(here)),
+            snapshots_written=len(snapshots.kept) + len(set(readers_ahead) - this_run - in_memory),
             snapshots_read=len(snapshots.kept)
             + snapshots.num_held_read
             - sum(one.was_read and reads[point] > 0 for point, one in zip(here, handed_over, strict=True)),
@@ -176,7 +177,7 @@ class Planner:
         )
 
     def _readers_ahead(
-        self, shape: TreeShape, order: list[int], ahead: list[int], stored: Iterable[TreePoint], here: list[TreePoint]
+        self, shape: TreeShape, order: list[int], ahead: list[int], stored: Iterable[TreePoint], here: set[TreePoint]
     ) -> dict[TreePoint, int]:
         """Return the snapshots to hand on, each with the first request ahead that resumes from it: of those that this
         window makes or has, the most valuable ones that fit. stored, here: held before and to stay; handed over."""
