@@ -501,8 +501,9 @@ def test_loading_takes_little_more_than_the_weights(
         print(peak() - before)
     """
     done = subprocess.run([sys.executable, "-c", code, tmp_path, dtype], capture_output=True, text=True, check=True)
-    num_bytes = sum(tensor.numel() for tensor in tensors.values()) * (4 if dtype == "float32" else 2)
-    largest = max(tensor.numel() * stored.itemsize for tensor in tensors.values())
+    itemsize = getattr(torch, dtype).itemsize
+    num_bytes = sum(tensor.numel() for tensor in tensors.values()) * itemsize
+    largest = max(tensor.numel() for tensor in tensors.values()) * max(itemsize, stored.itemsize)
     assert int(done.stdout) < num_bytes + largest
 
 
