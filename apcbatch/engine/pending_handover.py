@@ -84,10 +84,13 @@ class PendingHandover:
     def take_over(self, sequence: Sequence) -> None:
         """Let a sequence publish the snapshot that it was to resume from, if that snapshot's publisher has failed. The
         sequence then resumes where the publisher would have. If the publisher of that snapshot has failed too, take it
-        over as well, and so on. Call this when the sequence is admitted, or fails before."""
+        over as well, and so on. Call this when the sequence is admitted, or fails before. Another request that failed
+        to publish the same snapshot, for other readers, does not count while the sequence's own publisher is alive."""
         retention, pending = sequence.retention, list[tuple[int, bytes]]()
         end = retention.plan.resume_at
-        while (failed := self._find(sequence.keys, end)) is not None and isinstance(retention, ByPlan):
+        while isinstance(retention, ByPlan) and (failed := self._find(sequence.keys, end)) is not None:
+            if retention.leader in self._pending.publishers(failed.keys[end]):
+                break
             if self._snapshots.holds(failed.keys[end]):  # from another publisher
                 self._snapshots.add_reads(failed.keys[end], failed.reads.pop(end))
                 break
@@ -103,8 +106,10 @@ class PendingHandover:
 
     def drop_reader(self, key: bytes, leader: int = -1) -> None:
         """Drop one pending reader of a snapshot, held or still to be published. leader: number of the sequence that was
-        to publish it for this reader; -1 if unknown."""
-        if self._snapshots.holds(key):
+        to publish it for this reader; -1 if unknown. While it waits, a held snapshot's readers are those of another
+        publisher."""
+        leads = leader in self._pending.publishers(key) and not self._sequence_of(leader).is_running
+        if self._snapshots.holds(key) and not leads:
             self._snapshots.drop_reader(key)
         elif (found := self._publisher(key, leader)) is not None:
             found[0].drop_reader(found[1])
@@ -124,14 +129,15 @@ class PendingHandover:
 
     def _publisher(self, key: bytes, leader: int = -1) -> tuple[ByPlan, int] | None:
         """Return the retention of the planned sequence that will publish a key, and its position; None without one.
-        leader: the number of that sequence; -1 if unknown."""
+        leader: the number of that sequence; -1 if unknown: the last one with readers."""
         publishers = self._pending.publishers(key)
-        if not publishers:
-            return None
-        publisher = self._sequence_of(leader if leader in publishers else publishers[0])
-        retention = publisher.retention
-        position = next(p for p, one in publisher.keys.items() if one == key)
-        return (retention, position) if isinstance(retention, ByPlan) else None
+        for number in [leader] if leader in publishers else reversed(publishers):
+            publisher = self._sequence_of(number)
+            retention = publisher.retention
+            position = next(p for p, one in publisher.keys.items() if one == key)
+            if isinstance(retention, ByPlan) and (number == leader or retention.reads(position)):
+                return retention, position
+        return None
 
     def _add_to_failed(self, key: bytes, count: int) -> None:
         """Change the number of readers of a snapshot that a failed request was to publish, if there is one."""
