@@ -192,6 +192,7 @@ class Job:
                     with suppress(Interrupted):  # while a long text is tokenised
                         for work in source.follow_up(result):
                             self._submit(work, engine, sink)
+            self._should_stop(engine)  # at each step: with a full queue no request is asked for until one ends
             self._printer.tick(source.total)
             sink.sync_if_due()
             if self._trace is not None:
