@@ -122,7 +122,7 @@ class ClusterEngine:
         self._num_unfinished += 1
 
     def add_readers(self, key: Key, count: int) -> None:
-        """Add pending readers of a state: planned requests submitted later."""
+        """Count more pending readers of a state, which are planned requests that are submitted later."""
         if (state := self._submitted.add_readers(key, count)) is not None:
             self._states.release_unwanted(state)
 

@@ -262,7 +262,8 @@ class Engine:
         self._scheduler.handover.drop_reader(key)
 
     def add_readers(self, key: bytes, count: int) -> None:
-        """Add pending readers of a snapshot, held or still to be published: planned requests submitted later."""
+        """Count more pending readers of a snapshot, held or still to be published. A reader is a planned request
+        that is submitted later."""
         self._scheduler.handover.add_readers(key, count)
 
     @property

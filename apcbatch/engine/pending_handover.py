@@ -118,8 +118,8 @@ class PendingHandover:
             self._drop_unread()
 
     def add_readers(self, key: bytes, count: int) -> None:
-        """Add pending readers of a snapshot, held or still to be published. Without either, its first reader computes
-        it, and the others too."""
+        """Count more pending readers of a snapshot, held or still to be published. If it is neither, each of them
+        computes its tokens."""
         if self._snapshots.holds(key):
             self._snapshots.add_reads(key, count)
         elif (found := self._publisher(key)) is not None:
@@ -128,8 +128,8 @@ class PendingHandover:
             self._add_to_failed(key, count)
 
     def _publisher(self, key: bytes, leader: int = -1) -> tuple[ByPlan, int] | None:
-        """Return the retention of the planned sequence that will publish a key, and its position; None without one.
-        leader: the number of that sequence; -1 if unknown: the last one with readers."""
+        """Return the retention of the planned sequence that will publish a key, and the key's position; None if there
+        is none. leader: number of that sequence; -1 takes the last one with readers."""
         publishers = self._pending.publishers(key)
         for number in [leader] if leader in publishers else reversed(publishers):
             publisher = self._sequence_of(number)

@@ -53,10 +53,11 @@ class JobEngine(Steppable, Protocol):
         """Return whether `submit` would accept a request."""
 
     def held(self, keys: Collection[bytes]) -> set[bytes]:
-        """Return the subset of the prefix keys whose snapshot is in memory or in the store."""
+        """Return the prefix keys whose snapshot is in the store, or kept in memory for it."""
 
     def add_readers(self, key: bytes, count: int) -> None:
-        """Add pending readers of a snapshot, held or still to be published: planned requests submitted later."""
+        """Count more pending readers of a snapshot, held or still to be published. A reader is a planned request
+        that is submitted later."""
 
     def release_snapshot(self, key: bytes) -> None:
         """Drop one pending reader of a snapshot, held or still to be published."""

@@ -37,9 +37,8 @@ LARGEST_SHARE = 4  # snapshots for the next window take at most a fourth of the 
 
 @dataclass(frozen=True)
 class HandedOn:
-    """Snapshot that outlives the window which computes or reads it, for the next one. request: index of the first
-    request that resumes from it, from 0 for the first request after the window. was_read: a request of the run has
-    resumed from it already."""
+    """Snapshot that is kept after its window, for a request of the next one. request: index of the first request that
+    resumes from it; 0 is the first request after the window. was_read: whether a request has resumed from it."""
 
     request: int
     position: int
