@@ -167,7 +167,7 @@ class EvictionSimulation:
 
     def _passing_after(self, node: int, position: int, now: int) -> list[int]:
         """Return the ranks after `now` of the requests that could resume from a point."""
-        passing = self._passing[node]
+        passing = self._passing.get(node, ())  # none of them, where only requests ahead do
         later = passing[bisect_right(passing, now) :]
         return [rank for rank in later if self._shape.resumable[self._order[rank]] >= position]
 

@@ -230,10 +230,10 @@ def replay(data: Dataset, plan: Plan, footprint: Footprint, held: set[Prompt] = 
 
 
 def random_windows(data: Dataset) -> list[Window[int]]:
-    """Windows of a few requests each, with all later requests ahead or with some of them; items are indexes."""
+    """Windows of some requests each, with all later requests ahead or with some of them; items are indexes."""
     whole, found, begin, known = random.random() < 0.5, [], 0, 0
     while begin < len(data.prompts):
-        count = random.randint(1, 4)
+        count = random.randint(1, random.choice([4, 16]))
         known = min(len(data.prompts), 10**9 if whole else max(known, begin + count + random.randint(0, 4)))
         part = Dataset(data.prompts[begin:known], data.conversations[begin:known])
         found.append(Window(part.tree(), list(range(begin, known)), min(count, known - begin)))
