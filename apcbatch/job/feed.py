@@ -39,8 +39,9 @@ class Feeder:
     """Work source that reads the input only as far as the next request needs.
 
     keeps_answers: keep snapshots of all answers, since later requests may build on them. references: source of known
-    answers for drafts, or None. num_requests: requests numbered so far. num_skipped: requests skipped so far, because
-    OUT answers them. last_line: number of the last line read; 0 before the first.
+    answers for drafts, or None. num_conversations: lines so far that are not refused as a whole.
+    num_requests: requests numbered so far. num_skipped: requests skipped so far, because OUT answers them. last_line:
+    number of the last line read; 0 before the first.
     """
 
     plan_s = 0.0
@@ -55,7 +56,7 @@ class Feeder:
         keeps_answers: bool = False,
         references: References | None = None,
     ) -> None:
-        self.num_requests = self.num_skipped = self.num_open_rollouts = 0
+        self.num_requests = self.num_skipped = self.num_open_rollouts = self.num_conversations = 0
         self.exhausted = False
         self._config, self._renderer, self._answers = config, renderer, answers
         self._keeps_answers, self._references = keeps_answers, references
@@ -67,6 +68,19 @@ class Feeder:
     def total(self) -> int | None:
         """Requests to answer in this run; None until the whole input is read."""
         return self.num_requests - self.num_skipped if self.exhausted else None
+
+    def opening(self) -> str:
+        """Return a sentence on what is read so far: how many conversations, and how many requests they make."""
+        turns, counts = self._config.turns, (self.num_conversations, self.num_requests)
+        words = ", ".join(
+            f"{count:,} {noun}{'s' * (count != 1)}"
+            for count, noun in zip(counts, ("conversation", "request"), strict=True)
+        ) + " so far" * (not self.exhausted)
+        if turns == "last" or counts[1] <= counts[0]:
+            return words
+        if turns == "rollout":
+            return f"{words}: each turn, after the answers to those before it"
+        return f"{words}: each recorded turn; --turns last asks for {counts[0]:,}"
 
     def pause(self) -> bool:
         """Always False (see WorkSource.pause): reading one line is quick, so the engine need not run first."""
@@ -114,6 +128,7 @@ class Feeder:
         if error is not None:
             yield self._line_failure(conversation, first_id, conversation.id, error)
             return
+        self.num_conversations += 1
         self._answers.check_shape(conversation.line, turns[0])
         draw_key = self._draw_key(conversation)
         tickets = [self._ticket(conversation, turn, draw_key) for turn in turns]

@@ -91,6 +91,7 @@ class PlannedFeeder:
         self._window = NO_WINDOW
         self._plan: Plan | None = None
         self._num_windows = 0  # planned so far
+        self._num_repeated = 0  # requests of the first window, and ahead of it, with the prompt of another one
         self._left: deque[int] = deque()  # requests of the window that are not handed out, in the plan's order
         self._earlier = CoverageTree()  # prompts of the windows before this one
         self._paused_at: float | None = None  # time of the last pause of this window; None: none yet
@@ -106,6 +107,12 @@ class PlannedFeeder:
     def num_open_rollouts(self) -> int:
         """Always 0: rollouts are never planned."""
         return 0
+
+    def opening(self) -> str:
+        """Return a sentence on what is read so far: conversations, requests, and how many of these have the prompt of
+        another one."""
+        repeated = self._num_repeated
+        return self._feeder.opening() + (f"; {repeated:,} repeat the prompt of another request" if repeated else "")
 
     @property
     def total(self) -> int | None:
@@ -183,6 +190,8 @@ class PlannedFeeder:
                 engine.add_readers(key, count)
             elif count < 0:
                 engine.release_snapshot(key)
+        if not self._num_windows:
+            self._num_repeated = tree.num_requests - len(set(tree.end_node))
         self._num_windows += 1
         self._left.extend(self._plan.order)
         self._paused_at = None

@@ -185,7 +185,11 @@ class Job:
         feeder = Feeder(self._config, opened.records, opened.renderer, answers, references=opened.references)
         source = work_source(self._config, feeder, engine)
         self._begin(opened)
+        is_first = True
         for results in serve(engine, lambda: self._next_request(engine, source, sink), lambda: self._strict_stop):
+            if is_first:
+                self._printer.hint(source.opening())
+                is_first = False
             for result in results:
                 self._finish_request(result, opened, sink)
                 if not self._should_stop(engine):

@@ -127,6 +127,9 @@ class WorkSource(Protocol):
     def total(self) -> int | None:
         """Requests to answer in this run; None until the whole input is read."""
 
+    def opening(self) -> str:
+        """Return a sentence on what is read so far: how many conversations, and how many requests they make."""
+
     def pause(self) -> bool:
         """Return whether the engine should run its requests before more input is read: True once at the end of each
         planning window."""

@@ -20,6 +20,7 @@ LINES = [
         {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "And then?"}]}
     for number in range(6)
 ]  # fmt: skip
+SENTENCES = ("nothing", "warning", "results go", "the bundled model", "an answer ends", "6 conversations")
 RUN = ["run", "in.jsonl", "--overwrite", "--max-tokens", "2", "--policy", "all"]
 
 
@@ -41,20 +42,14 @@ def test_a_run(folder, columns):
     code, screen = in_terminal(RUN, columns, folder, "tests.job.fake_main")
     lines = lines_of(screen)
     assert code == 3 and "\x1b[32mok\x1b[0m" in screen and "\x1b[31merror\x1b[0m" in screen
-    assert all(
-        cells(line) <= columns
-        for line in lines
-        if not line.startswith(("nothing", "warning", "results go", "the bundled model", "an answer ends"))
-    )
+    assert all(cells(line) <= columns for line in lines if not line.startswith(SENTENCES))
     words = " ".join(" ".join(lines).split())
     assert "14 requests in" in words and "12 ok, 2 errors" in words
     assert "errors 1 invalid_json, 1 invalid_request" in words and "results in.answers.jsonl" in words
     assert "nothing is left to do: the error records (1 invalid_json, 1 invalid_request)" in words
     assert '"requests"' not in screen and "reading the tokenizer ..." in screen and "loading demo ..." in screen
     for part in re.split(r"[\r\n]", ESCAPE.sub("", screen)):
-        assert cells(part) <= columns or part.startswith(
-            ("nothing", "warning", "results go", "the bundled model", "an answer ends")
-        )
+        assert cells(part) <= columns or part.startswith(SENTENCES)
 
 
 def test_no_colours_where_none_are_wanted(folder):

@@ -52,6 +52,9 @@ class Source:
     def next(self) -> Request | None:
         return self.work.pop(0) if self.work else None
 
+    def opening(self) -> str:
+        return "what was read"
+
     def follow_up(self, result: Any) -> list[Any]:
         return [result]
 
@@ -206,3 +209,32 @@ def test_an_engine_begins_before_the_next_window_is_read(apcbatch, engines, tmp_
     num_requests = len(read_records(tmp_path / "out.jsonl"))
     assert num_requests >= 12 and engines[0].most_waiting <= num_requests / 6
     assert done.summary["seconds"]["plan"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--turns", "each"), "3 conversations, 6 requests: each recorded turn; --turns last asks for 3\n"),
+        (("--turns", "last"), "3 conversations, 3 requests\n"),
+        (("--turns", "rollout"), "3 conversations, 6 requests: each turn, after the answers to those before it\n"),
+        (("--turns", "each", "--limit", "1"), "1 conversation, 1 request\n"),
+    ],
+)
+def test_a_run_opens_with_what_it_is_asked(apcbatch: Any, options: tuple[str, ...], sentence: str) -> None:
+    """Fault: a log whose lines have the whole history each is answered turn by turn without a word."""
+    write_lines(Path("chats.jsonl"), [conversation(1, turns) | {"id": f"c-{turns}"} for turns in (1, 2, 3)])
+    assert sentence in apcbatch("run", "chats.jsonl", "-o", "out.jsonl", *options).stderr
+
+
+@pytest.mark.parametrize(
+    ("lines", "sentence"),
+    [
+        ([(3,), (4,)], "what was read"),
+        ([(3,), (9, 3, 4), (3, 4)], "what was read; 3 repeat the prompt of another request"),
+    ],
+)
+def test_a_run_opens_with_prompts_that_repeat_others(lines: list[tuple[int, ...]], sentence: str) -> None:
+    """Fault: a log whose lines have the whole history each looks like one whose requests all differ."""
+    feeder: Any = planning.PlannedFeeder(Config(), Source(requests(*lines)), engine_of(can_run=lambda request: True))
+    feeder.next()
+    assert feeder.opening() == sentence
