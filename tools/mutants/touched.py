@@ -6,10 +6,12 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from coverage import CoverageData
+from coverage.exceptions import DataError
 
 from tools.mutants.sites import Mutant
 
@@ -69,7 +71,8 @@ def gather(records: Iterable[tuple[Path, Path]]) -> Touched:
             bad |= set(record["bad"])
         for file in folder.glob("coverage.*"):
             data = CoverageData(str(file))
-            data.read()
+            with suppress(DataError):  # its process was killed while it wrote
+                data.read()
             for name in data.measured_files():
                 if not Path(name).is_relative_to(root):
                     continue
