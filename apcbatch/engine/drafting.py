@@ -13,7 +13,7 @@ Invariant: drafts change no token, log-probability, snapshot or miss reason; the
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 from apcbatch.drafts.drafter import Draft
@@ -29,7 +29,7 @@ MOST_DRAFTED = 64  # tokens of one draft
 MARGIN = 1.03  # minimum ratio of tokens per second to a pass without drafts; above 1, as measured seconds vary
 PLAIN_RUN, PLAIN_CYCLE = 4, 16  # while the seconds of a pass without drafts are unknown, 4 of 16 passes, in a row
 WINDOW = 64  # passes after which the search for drafts is weighed
-LOSS = 0.02  # net loss, as a share of the window's seconds, from which the search pauses
+LOSS = 0.01  # net loss, as a share of the window's seconds, from which the search pauses
 LONGEST_PAUSE = 1024  # passes
 LEARNING = 0.02  # weight of one draft in the estimated acceptance of forced tokens
 
@@ -38,12 +38,20 @@ class Drafting:
     """Speculative decoding of one engine.
 
     drafts: the draft index; None to draft nothing. slots: state slots for drafted tokens; empty if the model replays.
-    most: maximum drafted tokens of a pass. counts: source -> [drafted, accepted] tokens. saved_s: estimated seconds
-    saved by drafts, compared with passes of as many sequences without drafts; None before the first such estimate.
+    most: maximum drafted tokens of a pass. clock: seconds by which passes, and the search, are compared. counts: source
+    -> [drafted, accepted] tokens. saved_s: estimated seconds saved by drafts, compared with passes of as many sequences
+    without drafts; None before the first such estimate.
     """
 
-    def __init__(self, drafts: Drafts | None, model: Model, slots: Iterable[int], most: int) -> None:
-        self._drafts, self._most_in_pass = drafts, most
+    def __init__(
+        self,
+        drafts: Drafts | None,
+        model: Model,
+        slots: Iterable[int],
+        most: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._drafts, self._most_in_pass, self.clock = drafts, most, clock
         self._model = model if isinstance(model, CausalLM) else None  # the only one that may replay
         self._graphed = model if isinstance(model, GraphedLM) else None
         self._num_graphs = 0  # captured until the last pass was read
@@ -86,10 +94,10 @@ class Drafting:
         """Draft for the decode chunks of a pass, as far as it pays."""
         if not self._capacity:
             return
-        begin = time.perf_counter()
+        begin = self.clock()
         proposals = [self._propose(chunk.sequence, self._most(chunk)) for chunk in chunks]
         chosen = self._choose(proposals)
-        self._search_s = time.perf_counter() - begin
+        self._search_s = self.clock() - begin
         replays, first_kept = self._replays, 0
         for count, chunk, proposal in zip(chosen, chunks, proposals, strict=True):
             if proposal is None or not count:
@@ -228,7 +236,9 @@ class Drafting:
         is_first = sequence.forks is None or sequence.forks.sequences[0] is sequence
         known = sequence.num_covered if is_first else sequence.num_prompt
         self._drafts.add(sequence.tokens[: sequence.num_tokens], sequence.num_prompt, known)
-        self._learning_s += time.perf_counter() - begin
+        seconds = time.perf_counter() - begin
+        self._learning_s += seconds
+        self._gain_s -= seconds
 
     def take_learning_s(self) -> float:
         """Return the seconds spent in `learn` since the last call, and reset them."""

@@ -202,9 +202,8 @@ class Engine:
         for chunk in chunks:
             if chunk.draft:
                 self._drafting.settle(chunk)
-        now = time.perf_counter()
-        seconds = launching_s + now - begin
-        self._counters.add_pass(chunks, seconds)
+        self._counters.add_pass(chunks, launching_s + time.perf_counter() - begin)
+        now = self._drafting.clock()
         if self._last_read_s is not None:
             self._drafting.measure(chunks, now - self._last_read_s)
         self._last_read_s = now

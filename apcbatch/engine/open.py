@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -231,6 +232,9 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
         loaded,
         range(first_draft, first_draft + num_drafts),
         most_drafted,
+        # A CPU's passes are compared by the time of this thread, which takes part in each: other programs' time is not
+        # theirs.
+        clock=time.thread_time if devices[0].type == "cpu" else time.perf_counter,
     )
     runs_ahead = devices[0].type != "cpu" or len(devices) > 1
     scheduler = Scheduler(

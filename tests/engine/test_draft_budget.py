@@ -13,7 +13,6 @@ import pytest
 
 from apcbatch import Request
 from apcbatch.drafts.drafter import Draft
-from apcbatch.engine import drafting as drafting_module
 from apcbatch.engine.drafting import LONGEST_PAUSE, MARGIN, WINDOW, Drafting
 from apcbatch.engine.policy import Nothing
 from apcbatch.engine.row_costs import RowCosts
@@ -377,12 +376,11 @@ def test_the_seconds_saved_are_those_beyond_passes_without_drafts() -> None:
     assert drafting.saved_s == pytest.approx(0.0)
 
 
-def test_a_search_that_does_not_pay_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_that_does_not_pay_pauses() -> None:
     """Fault: a small model is slowed by the search for drafts through a whole run, a pause never ends or does not grow,
     or one that follows windows that paid is a long one."""
     now = 0.0
-    monkeypatch.setattr(drafting_module.time, "perf_counter", lambda: now)
-    drafting = Drafting(object(), None, range(9), 9)  # type: ignore[arg-type]
+    drafting = Drafting(object(), None, range(9), 9, clock=lambda: now)  # type: ignore[arg-type]
     chunk = decoding([])
     chunk.sequence.computed = chunk.sequence.num_prompt
     chunk.sequence.drafter.propose = search = MagicMock(return_value=None)  # type: ignore[union-attr]
