@@ -231,7 +231,7 @@ SUMMARY: tuple[Key, ...] = (
     Key("policy", "string", "`--policy`"),
     Key("model", "string", "`--model`"),
     Key("dtype", "string", "`--dtype`, `auto` resolved"),
-    Key("device", "string", "`cpu` or `cuda`"),
+    Key("device", "string or null", "`cpu` or `cuda`; null where nothing was left to answer"),
     Key("gpus", "integer", "over how many CUDA devices the layers are spread, 1 on the CPU"),
     Key("version", "string", "of apcbatch"),
 )

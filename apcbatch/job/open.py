@@ -50,13 +50,14 @@ CLUSTER_OPTIONS = ("workers", "worker_cpus", "worker_gpus", "worker_memory", "wo
 
 @dataclass
 class OpenRun:
-    """Open parts of a run. config: with --generation-config auto, it includes the model's defaults. references: None if
-    no drafts come from known answers. trace: None with --no-trace, or if OUT is a stream."""
+    """Open parts of a run. config: with --generation-config auto, it includes the model's defaults. engine: None if OUT
+    answers every request of INPUT: no weights are loaded. references: None if no drafts come from known answers. trace:
+    None with --no-trace, if OUT is a stream, and without an engine."""
 
     config: Config
     records: Iterator[Conversation | BadLine]
     renderer: Renderer
-    engine: JobEngine
+    engine: JobEngine | None
     answers: PreviousAnswers
     references: References | None = None
     trace: TraceFile | None = None
@@ -170,7 +171,9 @@ def open_run(
         answers = read_answers(sink)
         answers.trusts_lines, answers.same_draw_rule = same_version, run_file.same_draw_rule
         _warn_about(answers, sink, warn)
-        confirm_input(config, inputs, renderer, answers)
+        if confirm_input(config, inputs, renderer, answers):
+            sink.remove_if_unused = False
+            return OpenRun(config, records, renderer, None, answers)
         if not answers.same_draw_rule:
             run_file.keep_earlier_draws()
     else:
@@ -204,23 +207,26 @@ def open_run(
     return OpenRun(config, records, renderer, engine, answers or PreviousAnswers(), references, kept)
 
 
-def confirm_input(config: Config, inputs: Inputs, renderer: Renderer, answers: PreviousAnswers) -> None:
-    """Compare the answers in OUT with INPUT before anything is changed.
+def confirm_input(config: Config, inputs: Inputs, renderer: Renderer, answers: PreviousAnswers) -> bool:
+    """Compare the answers in OUT with INPUT before anything is changed. Return whether every request is answered.
 
     Streams and addresses are compared while the run reads them: a stream cannot be read twice, and reading an address
     again costs time and money.
     """
     if not inputs.are_files:
-        return
+        return False
     feeder = Feeder(config, open_source(inputs, LineOptions.of(config)), renderer, answers)
-    while not feeder.exhausted and answers.num_seen < len(answers):
+    is_complete = not (answers.num_torn or (config.retry_errors and answers.num_retryable))
+    while not feeder.exhausted and (is_complete or answers.num_seen < len(answers)):
         work = feeder.next()
+        is_complete &= work is None
         if isinstance(work, Request) and work.tag.rollout is not None:
             for ticket in work.tag.rollout.remaining:
                 answers.count_unchecked(ticket)
     if feeder.exhausted:
         answers.check_all_seen(feeder.last_line, whole=config.limit is None)
     answers.confirmed = answers.same_draw_rule = True
+    return is_complete
 
 
 def _check_template_early(

@@ -25,6 +25,7 @@ from apcbatch.job.open import OpenRun, check_paths, open_run
 from apcbatch.job.output import output_for
 from apcbatch.job.output_paths import STDOUT, check_summary, default_output, odd_names
 from apcbatch.job.planning import work_source
+from apcbatch.job.previous_answers import PreviousAnswers
 from apcbatch.job.printer import Printer
 from apcbatch.job.record import Ticket, error_line, result_line
 from apcbatch.job.runfile import with_earlier_options
@@ -96,9 +97,12 @@ class Job:
             self._out_is_ours = isinstance(sink, FileSink)
             if self._last_words is not None:
                 self._last_words.replace(self._words_if_ended())
-            self._trace = self._begin_trace(opened, inputs)
+            if opened.engine is None:
+                self._begin(opened.answers)
+                return self._end(None, sink, self._exit_code(opened.answers.num_errors, is_complete=True))
+            self._trace = self._begin_trace(opened, opened.engine, inputs)
             with _closing(opened.engine, self._trace):
-                return self._answer(opened, sink)
+                return self._answer(opened, opened.engine, sink)
 
     @property
     def config(self) -> Config:
@@ -158,7 +162,7 @@ class Job:
             return nothing_left(self._output.shown, self._totals.errors_by_code)
         return self.continue_command()
 
-    def _begin_trace(self, opened: OpenRun, inputs: Inputs) -> RunTrace | None:
+    def _begin_trace(self, opened: OpenRun, engine: JobEngine, inputs: Inputs) -> RunTrace | None:
         """Begin the trace of this run and attach it to the engine; return None without a trace."""
         if opened.trace is None:
             return None
@@ -167,7 +171,7 @@ class Job:
         words = self._command_words(added)
         trace = RunTrace(
             opened.trace,
-            opened.engine,
+            engine,
             config,
             words,
             inputs.shown,
@@ -176,15 +180,19 @@ class Job:
             elapsed_s=self._totals.elapsed_s,
             warn=self._printer.warn,
         )
-        opened.engine.observe(trace)
+        engine.observe(trace)
         return trace
 
-    def _answer(self, opened: OpenRun, sink: Sink) -> int:
+    def _answer(self, opened: OpenRun, engine: JobEngine, sink: Sink) -> int:
         """Answer every request, then end the run; return the exit code."""
-        engine, answers = opened.engine, opened.answers
+        answers = opened.answers
         feeder = Feeder(self._config, opened.records, opened.renderer, answers, references=opened.references)
         source = work_source(self._config, feeder, engine)
-        self._begin(opened)
+        self._begin(answers)
+        self._describe(engine)
+        self._signals.drain_on_first()
+        opened.renderer.tokenizer.check_stop = self._signals.check
+        self._printer.begin_progress()
         is_first = True
         for results in serve(engine, lambda: self._next_request(engine, source, sink), lambda: self._strict_stop):
             if is_first:
@@ -216,11 +224,14 @@ class Job:
             answers.check_all_seen(feeder.last_line, whole=self._config.limit is None)
         return exit_code
 
-    def _begin(self, opened: OpenRun) -> None:
-        self._totals.begin_running(already_done=len(opened.answers))
-        self._retryable_errors = opened.answers.num_retryable
-        config, engine = self._config, opened.engine
-        measured = engine.reading_tokens is not None
+    def _begin(self, answers: PreviousAnswers) -> None:
+        self._totals.begin_running(already_done=len(answers))
+        self._retryable_errors = answers.num_retryable
+        if answers:
+            self._printer.note(f"{len(answers)} requests are answered in {self._output.shown} already")
+
+    def _describe(self, engine: JobEngine) -> None:
+        config, measured = self._config, engine.reading_tokens is not None
         place = engine.device if config.gpus == 1 else f"{config.gpus} GPUs"
         self._printer.detail(
             f"model {config.model}, {engine.dtype} on {place}; block size {config.block_size}, "
@@ -228,11 +239,6 @@ class Job:
             + f", at least {config.min_gain_tokens} tokens saved by a snapshot for later runs"
             * measured
         )
-        if opened.answers:
-            self._printer.note(f"{len(opened.answers)} requests are answered in {self._output.shown} already")
-        self._signals.drain_on_first()
-        opened.renderer.tokenizer.check_stop = self._signals.check
-        self._printer.begin_progress()
 
     def _next_request(self, engine: JobEngine, source: WorkSource, sink: Sink) -> Request | None:
         """Return the next request for the engine, after writing the failures before it to OUT. None if no request is
@@ -304,12 +310,13 @@ class Job:
             return EXIT_STOPPED
         return EXIT_REQUEST_ERRORS if self._totals.errors + earlier_errors else EXIT_OK
 
-    def _end(self, engine: JobEngine, sink: Sink, exit_code: int) -> int:
-        """Make everything durable, then print the summary. Return the exit code; EXIT_STOPPED if OUT could not be
-        compressed or uploaded."""
+    def _end(self, engine: JobEngine | None, sink: Sink, exit_code: int) -> int:
+        """Make everything durable, then print the summary. engine: None if nothing was left to answer. Return the exit
+        code; EXIT_STOPPED if OUT could not be compressed or uploaded."""
         self._printer.end_progress()
         sink.finish(self._config.ordered)
-        engine.flush()
+        if engine is not None:
+            engine.flush()
         summary = self._totals.summary(self._config, engine)
         place = self._output.shown
         if isinstance(sink, FileSink) and self._output.is_built_at_the_end:

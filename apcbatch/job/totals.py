@@ -13,6 +13,7 @@ from collections import Counter
 from typing import Any
 
 from apcbatch.config import Config
+from apcbatch.engine.counters import Counters
 from apcbatch.job.work import JobEngine
 from apcbatch.types import Result, Scores
 from apcbatch.version import VERSION
@@ -144,9 +145,10 @@ class Totals:
             f"tokens restored; results in {'standard output' if output == '-' else output}"
         )
 
-    def summary(self, config: Config, engine: JobEngine) -> dict[str, Any]:
-        """Return the summary object; times and bytes come from the engine's counters."""
-        counters = engine.counters
+    def summary(self, config: Config, engine: JobEngine | None) -> dict[str, Any]:
+        """Return the summary object; times and bytes come from the engine's counters. engine: None if there was nothing
+        to answer."""
+        counters = Counters() if engine is None else engine.counters
         spent = counters.seconds
         ideal = self._ideal_tokens
         return {
@@ -190,8 +192,8 @@ class Totals:
             "block_size": config.block_size,
             "policy": config.policy,
             "model": config.model,
-            "dtype": engine.dtype,
-            "device": engine.device,
+            "dtype": config.dtype if engine is None else engine.dtype,
+            "device": None if engine is None else engine.device,
             "gpus": config.gpus,
             "version": VERSION,
         }

@@ -216,7 +216,8 @@ def test_a_run_goes_on_after_power_cuts(apcbatch, tmp_path, cut, number):  # noq
     assert apcbatch(*run, "--resume").code == 0
     assert len(answers(unpacked(folder / "out.gz"))) == 8
     left = sorted(name for name in os.listdir(folder) if not name.endswith(".tmp"))  # no dead machine removes those
-    assert left == ["out.gz", "out.gz.run.json", "out.gz.trace.jsonl"]
+    # a cut after the last answer leaves nothing to trace
+    assert left in (["out.gz", "out.gz.run.json"], ["out.gz", "out.gz.run.json", "out.gz.trace.jsonl"])
 
 
 def test_the_packed_file_is_synced_before_the_lines_go(apcbatch, tmp_path, cut, monkeypatch):  # noqa: F811

@@ -49,6 +49,23 @@ def test_overwrite_starts_again(apcbatch, twelve, tmp_path):
     assert json.loads((tmp_path / "out.jsonl.run.json").read_text())["config"]["max_tokens"] == 4
 
 
+@pytest.mark.parametrize(("turns", "code"), [("each", 0), ("each", 3), ("rollout", 0)])
+def test_a_complete_out_loads_no_weights(apcbatch, engines, twelve, tmp_path, turns, code):
+    """Fault: a run that has nothing left loads weights for minutes or asks for workers; or one that has something left
+    loads none."""
+    if code:
+        twelve.write_text(twelve.read_text() + "{\n")
+    run = ("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--turns", turns)
+    assert apcbatch(*run).code == code
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    done = apcbatch(*run, "--resume")
+    assert done.code == code and len(engines) == 1 and "loading" not in done.stderr
+    assert (done.summary["already_done"], done.summary["requests"]) == (12 + bool(code), 0)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    cut(tmp_path / "out.jsonl", 11)
+    assert apcbatch(*run, "--resume").summary["requests"] and len(engines) == 2
+
+
 @pytest.mark.parametrize(
     ("kept", "torn"),
     [(0, b'{"id":"apc-0000'), (0, b"\0" * 70_000), (1, b""), (7, b'{"id":"apc-0000'), (7, b"\0" * 70_000), (12, b"")],

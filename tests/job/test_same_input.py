@@ -199,7 +199,7 @@ def test_an_answered_conversation_is_not_rendered_again(apcbatch, tmp_path, monk
 
     monkeypatch.setattr(Renderer, "render", watched)
     assert apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--resume").summary["requests"] == 2
-    assert rendered == ["c-3"]
+    assert set(rendered) == {"c-3"}
 
 
 def test_an_input_that_ends_earlier_is_refused(piped, tmp_path):
