@@ -15,6 +15,7 @@ from pathlib import Path
 from apcbatch.address import shown_address
 from apcbatch.config import Config
 from apcbatch.data.chat.render import Renderer
+from apcbatch.data.chat.render_ahead import render_ahead
 from apcbatch.data.chat.template_options import ChatOptions
 from apcbatch.data.generation_config import notice, with_model_defaults
 from apcbatch.data.input.files import STDIN
@@ -152,6 +153,7 @@ def open_run(
         stage(f"loading {config.model}")
         engine = _open_engine(config, warn, note, most_workers)
         config = with_measured_gain(config, engine.reading_tokens)
+        records = _with_texts_ahead(records, config, inputs, renderer)
         return OpenRun(config, records, renderer, engine, PreviousAnswers(), references)
     target = Path(os.path.abspath(output.target))
     if len(inputs.files) >= MANY_FILES:
@@ -204,7 +206,19 @@ def open_run(
             output.upload(str(run_file.path), RUN_FILE_SUFFIX)  # fails now if the address cannot be written
         stack.pop_all()
     kept, config = trace if config.trace else None, with_measured_gain(config, engine.reading_tokens)
+    if not answers:  # an answered conversation is not rendered
+        records = _with_texts_ahead(records, config, inputs, renderer)
     return OpenRun(config, records, renderer, engine, answers or PreviousAnswers(), references, kept)
+
+
+def _with_texts_ahead(
+    records: Iterator[Conversation | BadLine], config: Config, inputs: Inputs, renderer: Renderer
+) -> Iterator[Conversation | BadLine]:
+    """Return the same records, with the texts of those that come next made ahead where no line may be waited for, and
+    prompts do not depend on answers."""
+    if config.score or config.turns == "rollout" or not inputs.are_files:
+        return records
+    return render_ahead(islice(records, config.limit), renderer, config.turns)
 
 
 def confirm_input(config: Config, inputs: Inputs, renderer: Renderer, answers: PreviousAnswers) -> bool:

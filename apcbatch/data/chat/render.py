@@ -5,7 +5,7 @@ Invariant: a prompt has the same tokens as if its messages were rendered and tok
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -36,6 +36,7 @@ _MARKER_CHARACTERS = 64  # most that a template writes between the place where p
 _KEEP_THOUGHTS = {"preserve_thinking": True, "truncate_history_thinking": False}
 _LAST_TOKENS = 32  # number of last prompt tokens searched for the marker that begins reasoning
 _DEFAULT_OPTIONS = ChatOptions()
+Texts = Iterator[str | RequestError]  # of a conversation's prompts, the last turn's first
 NotePrompt = Callable[[Turn, str, BaseText], None]  # (turn, text of its prompt, text that its tokens are taken from)
 
 
@@ -82,7 +83,8 @@ class Renderer:
     """Renderer of conversations for one model. It also makes the parsers and constraints of the answers.
 
     tool_parser, reasoning_parser: parsers for the model's answers, chosen by the options or by the model's files; None
-    without a parser. warn: called with warnings about the chat template and the options, once for each kind. UsageError
+    without a parser. texts_ahead: a conversation whose texts are made already (data/chat/render_ahead.py), and they;
+    None without one. warn: called with warnings about the chat template and the options, once for each kind. UsageError
     for invalid options, ModelError for an unusable template.
     """
 
@@ -107,6 +109,7 @@ class Renderer:
             warn(f"the chat template does not read {', '.join(map(shown, unread))} of --template-kwargs")
         for sentence in self.template.changes(options.is_dated):
             warn(sentence)
+        self.texts_ahead: tuple[object, Texts] | None = None
         self._warn = warn
         self._warned: set[str] = set()
 
@@ -207,6 +210,21 @@ class Renderer:
             raise at_line(error, conversation.line) from None
         return rendered
 
+    def texts_of(self, conversation: Conversation, turns: Turns) -> Callable[[], Texts] | None:
+        """Return a function that makes the texts of a conversation's prompts, in any thread; None if none may be made
+        early."""
+        if conversation.prompt is not None or self.template.is_fallback or not self.tokenizer.reads_text:
+            return None
+        try:
+            chosen = conversation.requests(turns)
+        except RequestError:
+            return None
+        return lambda: self._texts(conversation, chosen)
+
+    def _texts(self, conversation: Conversation, chosen: Sequence[Turn]) -> Texts:
+        counts = [turn.num_messages for turn in reversed(chosen)]
+        return self.template.texts(conversation.messages, conversation.tools, counts, conversation.template_options)
+
     def complete_without_template(self, conversation: Conversation) -> None:
         """Make a conversation of one user text a completion, if the model has no chat template."""
         if self.template.is_fallback and conversation.make_completion():
@@ -248,8 +266,10 @@ class Renderer:
     def _render_turns(self, conversation: Conversation, chosen: list[Turn], note: NotePrompt | None) -> Rendered:
         base: BaseText | None = None
         is_stable, drops_thoughts = True, False
-        counts = [turn.num_messages for turn in reversed(chosen)]
-        texts = self.template.texts(conversation.messages, conversation.tools, counts, conversation.template_options)
+        if self.texts_ahead is not None and self.texts_ahead[0] is conversation:
+            texts = self.texts_ahead[1]
+        else:
+            texts = self._texts(conversation, chosen)
 
         def make_prompt(turn: Turn, custom_id: str) -> Prompt:
             nonlocal base, is_stable, drops_thoughts

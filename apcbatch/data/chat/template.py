@@ -7,6 +7,7 @@ a RequestError of one conversation.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import repeat
@@ -72,7 +73,7 @@ class ChatTemplate:
         if not self._own:
             self._variables["add_bos"] = tokenizer.begins_with_bos
         self._run_variables = dict(variables or {})
-        self._processes: dict[str, TemplateProcess] = {}
+        self._processes: dict[tuple[str, int], TemplateProcess] = {}  # by text and thread
         self._probe()
 
     @property
@@ -165,7 +166,8 @@ class ChatTemplate:
             yield from repeat(error, len(counts))
 
     def _process(self, has_tools: bool) -> TemplateProcess:
-        """Return the helper process of the template for conversations with or without tools, made at first use."""
+        """Return this thread's helper process of the template for conversations with or without tools, made at first
+        use."""
         source: str | None = self._fallback
         if self._own:
             try:
@@ -174,9 +176,10 @@ class ChatTemplate:
                 raise InvalidTemplate(str(error)) from None
         if not isinstance(source, str):
             raise InvalidTemplate(f"it is a {type(source).__name__}; expected a text")
-        process = self._processes.get(source)
+        key = source, threading.get_ident()
+        process = self._processes.get(key)
         if process is None:
-            process = self._processes[source] = TemplateProcess(source, self._variables, self.clock)
+            process = self._processes[key] = TemplateProcess(source, self._variables, self.clock)
         return process
 
     def _probe(self) -> None:
