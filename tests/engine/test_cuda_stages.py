@@ -45,6 +45,7 @@ def test_two_devices_change_no_bit(folder: Path, dtype: str, tmp_path: Path) -> 
     cold = open_engine(folder, 1, dtype=dtype, **COLD)
     expected = {key: told(result) for key, result in serve(cold, requests).items()}
     cold.close()
+    num_cached = 0
     for gpus, options in (
         (2, COLD),
         (2, {"policy": "none", "max_running": 32}),
@@ -59,9 +60,10 @@ def test_two_devices_change_no_bit(folder: Path, dtype: str, tmp_path: Path) -> 
         results = serve(engine, requests)
         engine.close()
         found = {key: told(result) for key, result in results.items()}
+        num_cached += sum(result.cached_tokens for result in results.values())
         differing = [key for key in expected if found[key] != expected[key]]
         assert not differing, f"seed {seed}, {gpus} GPUs, {options}: {differing}"
-    assert any(result.cached_tokens for result in results.values())
+    assert num_cached, "of all engines together: the smallest pool may have no room for a snapshot's KV"
 
 
 def test_snapshots_have_the_same_bytes(folder: Path) -> None:
