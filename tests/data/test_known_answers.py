@@ -58,7 +58,9 @@ def test_a_recorded_answer_has_the_tokens_that_it_is_scored_with(
     if turns == "each":  # the last turn of --turns last is the one after the last message of another role
         assert found == scored
     assert found.items() <= scored.items() and bool(found) == (template == STABLE_TEMPLATE)
-    assert len(counts) == 2 * len(prompts)
+    # the second answer, which ends with a stop token and has no reasoning, is in the third prompt
+    is_in_a_prompt = kind == "chatml" and template == STABLE_TEMPLATE and turns == "each"
+    assert len(counts) == 2 * len(prompts) - is_in_a_prompt
 
 
 def test_an_answer_holds_no_other_tokens_alive(make_renderer: Callable[..., Renderer]) -> None:
@@ -130,4 +132,4 @@ def test_a_tokenizer_that_refuses_gives_no_answer(make_renderer: Callable[..., R
         raise RequestError("out_of_memory", "no")
 
     monkeypatch.setattr(renderer.tokenizer, "encode", refuse)
-    assert known.recorded(prompts) == {} and known.of_text("so") is None
+    assert known.recorded(prompts[-1:]) == {} and known.of_text("so") is None

@@ -1,7 +1,8 @@
 """Tokenise known answers to the prompts of a conversation, for drafts: recorded ones, and messages of an earlier run.
 
 Invariants: an answer has at most its first MOST_KNOWN_TOKENS tokens; one that cannot be rendered or tokenised is left
-out, without an error. Each answer is rendered once; its prompt is rendered again only in a rollout. A recorded answer
+out, without an error. An answer that the next turn's prompt has is not rendered, each other one once; its prompt is
+rendered again only in a rollout. A recorded answer
 has the tokens that it is scored with (data/chat/recorded_answers.py).
 """
 
@@ -15,6 +16,7 @@ import numpy as np
 from apcbatch.data.chat.common_prefix import BaseText, common_length
 from apcbatch.data.chat.recorded_answers import answer_end, tokenise_answer
 from apcbatch.data.chat.render import Prompt, Renderer
+from apcbatch.data.chat.template import reasoning_of
 from apcbatch.data.chat.turns import Turn
 from apcbatch.data.input.messages import Message
 from apcbatch.data.input.records import Conversation
@@ -51,12 +53,16 @@ class KnownAnswers:
             and prompt.num_messages < len(messages)
             and messages[prompt.num_messages]["role"] == "assistant"
         ]
-        if not answered:
-            return {}
-        counts = [prompt.num_messages + 1 for prompt in answered]
+        following = dict(zip((prompt.turn for prompt in prompts), prompts[1:], strict=False))
         found: dict[int, TokenArray] = {}
-        texts = self._renderer.template.texts(messages, conversation.tools, counts, self._options)
-        for prompt, text in zip(answered, texts, strict=True):
+        for prompt in answered:
+            tokens = self._in_prompt(prompt, following.get(prompt.turn))
+            if tokens is not None:
+                found[prompt.turn] = tokens
+        left = [prompt for prompt in answered if prompt.turn not in found]
+        counts = [prompt.num_messages + 1 for prompt in left]
+        texts = self._renderer.template.texts(messages, conversation.tools, counts, self._options) if left else ()
+        for prompt, text in zip(left, texts, strict=True):
             tokens = None if isinstance(text, RequestError) else self._behind(prompt, text)
             if tokens is not None:
                 found[prompt.turn] = tokens
@@ -87,6 +93,22 @@ class KnownAnswers:
         """Return a copy of an answer's tokens; None if there are none, or one is outside the vocabulary."""
         tokens = tokens[:MOST_KNOWN_TOKENS]
         return tokens.copy() if len(tokens) and int(tokens.max()) < self._renderer.vocab_size else None
+
+    def _in_prompt(self, prompt: Prompt, later: Prompt | None) -> TokenArray | None:
+        """Return the tokens of a recorded answer as a later prompt has them in its history, with the stop token.
+
+        None if that prompt does not begin with this one, or may leave out the answer's reasoning: it is rendered then.
+        """
+        message, begin = self._conversation.messages[prompt.num_messages], len(prompt.token_ids)
+        content, parser = message.get("content"), self._renderer.reasoning_parser
+        has_thought = isinstance(content, str) and parser and any(end in content for end in parser.ends)
+        if later is None or has_thought or reasoning_of(message) is not None:
+            return None
+        tokens = later.token_ids
+        if not np.array_equal(tokens[:begin], prompt.token_ids):
+            return None
+        stops = np.flatnonzero(np.isin(tokens[begin:], self._renderer.tokenizer.eos_token_ids))
+        return self.of_tokens(tokens[begin : begin + int(stops[0]) + 1]) if len(stops) else None
 
     def _behind(self, prompt: Prompt, answered: str) -> TokenArray | None:
         """Tokenise the answer at the end of a rendered text. answered: the text of prompt and answer."""
