@@ -258,7 +258,7 @@ class Engine:
 
     def release_snapshot(self, key: bytes) -> None:
         """Drop one pending reader of a snapshot, held or still to be published."""
-        self._scheduler.handover.drop_reader(key)
+        self._scheduler.handover.add_readers(key, -1)
 
     def add_readers(self, key: bytes, count: int) -> None:
         """Count more pending readers of a snapshot, held or still to be published. A reader is a planned request

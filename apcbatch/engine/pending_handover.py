@@ -11,10 +11,10 @@ readers is dropped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from apcbatch.engine.pending import PendingSnapshots
+from apcbatch.engine.pending import PendingSnapshots, Promise
 from apcbatch.engine.policy import ByPlan
 from apcbatch.engine.sequence import Sequence
 from apcbatch.engine.snapshots import Snapshots
@@ -22,30 +22,37 @@ from apcbatch.engine.snapshots import Snapshots
 
 @dataclass(slots=True)
 class FailedRequest:
-    """Pending snapshots of one failed planned request. keys: position -> key, ascending. reads: pending position ->
-    number of planned requests that resume from it. source: position that the failed request was to resume from; 0 for
-    none, or if it was already counted as a reader. leader: number of the sequence that publishes the snapshot at
-    `source`. later: positions kept for future runs. ideal: tokens of its prompt that other requests covered."""
+    """Pending snapshots of one failed planned request. keys: position -> key, ascending. planned: pending position ->
+    number of the sequence that was to publish it first, its readers' leader. reads: pending position -> number of
+    planned requests that resume from it. source: position that the failed request was to resume from; 0 for none, or if
+    it was already counted as a reader. leader: number of the sequence that was to publish the snapshot at `source`.
+    later: positions kept for future runs. ideal: tokens of its prompt that other requests covered."""
 
     keys: dict[int, bytes]
+    planned: dict[int, int]
     reads: dict[int, int]
     source: int
     leader: int
     later: Collection[int]
     ideal: int
 
-    def split(self, end: int, publisher: int) -> FailedRequest:
+    def split(self, end: int) -> FailedRequest:
         """Split off the positions up to `end`, for a reader of `end` that publishes them in place of the failed
         request. It is no reader of `end` any more. The remaining positions, after `end`, count as one reader of `end`:
-        the sequence that computes them will resume there. publisher: number of the sequence that publishes."""
+        the sequence that computes them will resume there."""
         rest = {p: reads for p, reads in self.reads.items() if p > end}
         taken = {p: reads - (p == end) for p, reads in self.reads.items() if p <= end}
         keys = {p: key for p, key in self.keys.items() if p <= end}
         source, leader, self.reads, self.source = self.source, self.leader, rest, 0
         if any(rest.values()):
             taken[end] += 1
-            self.source, self.leader = end, publisher
-        return FailedRequest(keys, taken, source, leader, [p for p in self.later if p <= end], self.ideal)
+            self.source, self.leader = end, self.planned[end]
+        later = [p for p in self.later if p <= end]
+        return FailedRequest(keys, self.planned, taken, source, leader, later, self.ideal)
+
+    def pending_at(self, key: bytes | None) -> int:
+        """Return the pending position with readers that has this key; 0 for none."""
+        return next((p for p, reads in self.reads.items() if reads and self.keys[p] == key), 0)
 
 
 class PendingHandover:
@@ -63,89 +70,68 @@ class PendingHandover:
             return
         # a held snapshot already counts the readers of a running sequence
         has_begun = sequence.is_running
-        reads = {p: retention.reads(p) for p, key in pending if not (has_begun and self._snapshots.holds(key))}
+        left = [promise for promise in pending if not (has_begun and self._snapshots.holds(promise.key))]
+        reads = {promise.position: retention.reads(promise.position) for promise in left}
         if any(reads.values()):
             plan, keys = retention.plan, dict(sorted(sequence.keys.items()))
+            planned = {promise.position: promise.planned for promise in left}
             source = next((position for position, key in keys.items() if key == sequence.source), 0)
-            self._failed.append(FailedRequest(keys, reads, source, retention.leader, plan.keep_for_later, plan.ideal))
+            leader, later = retention.leader, plan.keep_for_later
+            self._failed.append(FailedRequest(keys, planned, reads, source, leader, later, plan.ideal))
             sequence.source = b""
+
+    def leader_of(self, key: bytes | None) -> int:
+        """Return the last submitted sequence that was to publish a key and has not, failed or not; -1 for none."""
+        failed = [one.planned[position] for one in self._failed if (position := one.pending_at(key))]
+        return max([*self._pending.publishers(key), *failed], default=-1)
 
     def must_wait(self, sequence: Sequence) -> bool:
         """Return whether a sequence must wait for the pending snapshot that a failed request would have resumed
         from."""
-        failed = self._find(sequence.keys, sequence.retention.plan.resume_at)
+        failed = self._find(sequence.retention.awaited, sequence.retention.leader)
         while failed is not None:
-            below = self._find(failed.keys, failed.source)
+            source = failed.keys.get(failed.source)
+            below = self._find(source, failed.leader)
             if below is None:
-                return self._pending.is_pending_from(failed.leader, failed.keys.get(failed.source))
+                return failed.leader in self._pending.publishers(source)
             failed = below
         return False
 
     def take_over(self, sequence: Sequence) -> None:
         """Let a sequence publish the snapshot that it was to resume from, if that snapshot's publisher has failed. The
         sequence then resumes where the publisher would have. If the publisher of that snapshot has failed too, take it
-        over as well, and so on. Call this when the sequence is admitted, or fails before. Another request that failed
-        to publish the same snapshot, for other readers, does not count while the sequence's own publisher is alive."""
-        retention, pending = sequence.retention, list[tuple[int, bytes]]()
-        end = retention.plan.resume_at
-        while isinstance(retention, ByPlan) and (failed := self._find(sequence.keys, end)) is not None:
-            if retention.leader in self._pending.publishers(failed.keys[end]):
+        over as well, and so on. Call this when the sequence is admitted, or fails before."""
+        retention, pending = sequence.retention, list[Promise]()
+        key = sequence.source
+        while isinstance(retention, ByPlan) and (failed := self._find(key, retention.leader)) is not None:
+            end = failed.pending_at(key)
+            if self._snapshots.holds(key):  # from another publisher
+                self._snapshots.add_reads(key, failed.reads.pop(end))
                 break
-            if self._snapshots.holds(failed.keys[end]):  # from another publisher
-                self._snapshots.add_reads(failed.keys[end], failed.reads.pop(end))
-                break
-            part = failed.split(end, sequence.number)
+            part = failed.split(end)
             kept = {position: reads for position, reads in part.reads.items() if reads or position in part.later}
             retention.take_over(kept, part.later, part.ideal, part.leader)
-            sequence.keys, end = dict(sorted((part.keys | sequence.keys).items())), part.source
-            sequence.source = part.keys.get(end, b"")
-            pending += [(position, part.keys[position]) for position in kept]
+            sequence.keys = dict(sorted((part.keys | sequence.keys).items()))
+            sequence.source = key = part.keys.get(part.source, b"")
+            pending += [Promise(position, part.keys[position], part.planned[position]) for position in kept]
         if pending:
             self._pending.take_over(sequence.number, pending)
         self._drop_unread()
 
-    def drop_reader(self, key: bytes, leader: int = -1) -> None:
-        """Drop one pending reader of a snapshot, held or still to be published. leader: number of the sequence that was
-        to publish it for this reader; -1 if unknown. While it waits, a held snapshot's readers are those of another
-        publisher."""
-        leads = leader in self._pending.publishers(key) and not self._sequence_of(leader).is_running
-        if self._snapshots.holds(key) and not leads:
-            self._snapshots.drop_reader(key)
-        elif (found := self._publisher(key, leader)) is not None:
-            found[0].drop_reader(found[1])
-        else:
-            self._add_to_failed(key, -1)
+    def add_readers(self, key: bytes, count: int, leader: int | None = None) -> None:
+        """Count more pending readers of a snapshot, held or still to be published; -1: drop one. If it is neither, each
+        of them computes its tokens. leader: their leader; None for that of requests submitted now. While it waits, or
+        if it has failed, a held snapshot's readers are those of another publisher."""
+        leader = self.leader_of(key) if leader is None else leader
+        number, failed = self._pending.publishers(key).get(leader), self._find(key, leader)
+        publisher = None if number is None else self._sequence_of(number)
+        if failed is not None:
+            failed.reads[failed.pending_at(key)] += count
             self._drop_unread()
-
-    def add_readers(self, key: bytes, count: int) -> None:
-        """Count more pending readers of a snapshot, held or still to be published. If it is neither, each of them
-        computes its tokens."""
-        if self._snapshots.holds(key):
+        elif self._snapshots.holds(key) and (publisher is None or publisher.is_running):
             self._snapshots.add_reads(key, count)
-        elif (found := self._publisher(key)) is not None:
-            found[0].add_readers(found[1], count)
-        else:
-            self._add_to_failed(key, count)
-
-    def _publisher(self, key: bytes, leader: int = -1) -> tuple[ByPlan, int] | None:
-        """Return the retention of the planned sequence that will publish a key, and the key's position; None if there
-        is none. leader: number of that sequence; -1 takes the last one with readers."""
-        publishers = self._pending.publishers(key)
-        for number in [leader] if leader in publishers else reversed(publishers):
-            publisher = self._sequence_of(number)
-            retention = publisher.retention
-            position = next(p for p, one in publisher.keys.items() if one == key)
-            if isinstance(retention, ByPlan) and (number == leader or retention.reads(position)):
-                return retention, position
-        return None
-
-    def _add_to_failed(self, key: bytes, count: int) -> None:
-        """Change the number of readers of a snapshot that a failed request was to publish, if there is one."""
-        for failed in self._failed:
-            position = next((p for p, reads in failed.reads.items() if reads and failed.keys[p] == key), None)
-            if position is not None:
-                failed.reads[position] += count
-                return
+        elif publisher is not None and isinstance(publisher.retention, ByPlan):
+            publisher.retention.add_readers(next(p for p, one in publisher.keys.items() if one == key), count)
 
     def clear(self) -> None:
         """Drop all pending readers."""
@@ -153,10 +139,10 @@ class PendingHandover:
             failed.reads.clear()
         self._drop_unread()
 
-    def _find(self, keys: Mapping[int, bytes], end: int) -> FailedRequest | None:
-        """Return the failed request whose pending snapshot at `end` has readers and the key of `keys` there; None if
-        there is none. keys: position -> key."""
-        found = (one for one in self._failed if one.reads.get(end) and one.keys[end] == keys.get(end))
+    def _find(self, key: bytes | None, leader: int) -> FailedRequest | None:
+        """Return the failed request that has a pending snapshot of this key for the readers of `leader`; None if there
+        is none."""
+        found = (one for one in self._failed if (at := one.pending_at(key)) and one.planned[at] == leader)
         return next(found, None)
 
     def _drop_unread(self) -> None:
@@ -164,4 +150,4 @@ class PendingHandover:
         self._failed = [failed for failed in self._failed if any(failed.reads.values())]
         for failed in unread:
             if failed.source:
-                self.drop_reader(failed.keys[failed.source], failed.leader)
+                self.add_readers(failed.keys[failed.source], -1, failed.leader)

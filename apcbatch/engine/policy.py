@@ -42,7 +42,7 @@ class Retention(ABC):
         self._last_kept = sys.maxsize if request.keep_answer else num_prompt
         self._fork = 0
         self.awaited: bytes | None = None  # key of a boundary that another sequence will publish
-        self.leader = -1  # number of the sequence that publishes it by the plan
+        self.leader = -1  # number of the sequence that was to publish it by the plan
 
     @abstractmethod
     def kept(self, begin: int, end: int) -> Sequence[int]:
@@ -104,8 +104,9 @@ class Retention(ABC):
         at."""
         return self.kept(computed, self._num_prompt)
 
-    def follow(self, keys: dict[int, bytes], pending: PendingSnapshots) -> None:
-        """Record at submission which publisher to wait for. keys: prefix keys by position, ascending."""
+    def follow(self, keys: dict[int, bytes], leader_of: Callable[[bytes | None], int]) -> None:
+        """Record at submission which publisher to wait for. keys: prefix keys by position, ascending. leader_of: see
+        PendingHandover."""
         self.awaited = keys.get(self.plan.resume_at)
 
     def waits(self, keys: dict[int, bytes], pending: PendingSnapshots, available: Callable[[], int]) -> bool:
@@ -158,9 +159,9 @@ class ByPlan(Retention):
     """Retention by a plan: it keeps the plan's snapshots, each until its last reader, and waits for the snapshot that
     the plan resumes from.
 
-    It waits for its leader: the last earlier request that publishes this snapshot, or the one that replaces a failed
-    leader. With little memory several requests publish the same prefix, each for some readers: 3 and 7 keep position
-    128, two requests read that of 3, and 8, which comes after both, reads that of 7.
+    It waits for its leader: the last earlier request that was to publish this snapshot, or the one that replaces it if
+    it has failed. With little memory several requests publish the same prefix, each for some readers: 3 and 7 keep
+    position 128, two requests read that of 3, and 8, which comes after both, reads that of 7.
     """
 
     def __init__(self, request: Request, num_prompt: int, block_size: int) -> None:
@@ -197,12 +198,8 @@ class ByPlan(Retention):
         return position <= self.plan.resume_at
 
     def add_readers(self, position: int, count: int) -> None:
-        """Add pending readers of a position that it keeps."""
-        self._reads[position] = self.reads(position) + count
-
-    def drop_reader(self, position: int) -> None:
-        """Drop one pending reader of a position."""
-        self._reads[position] = max(0, self.reads(position) - 1)
+        """Add pending readers of a position that it keeps; -1: drop one. A position without readers is not kept."""
+        self._reads = dict(sorted({**self._reads, position: max(0, self.reads(position) + count)}.items()))
         if not self._reads[position] and not self.is_for_later(position):
             del self._reads[position]
 
@@ -212,17 +209,16 @@ class ByPlan(Retention):
     def pending_at_begin(self, computed: int) -> Sequence[int]:
         return ()
 
-    def follow(self, keys: dict[int, bytes], pending: PendingSnapshots) -> None:
-        super().follow(keys, pending)
-        self.leader = next(reversed(pending.publishers(self.awaited)), self.leader)
+    def follow(self, keys: dict[int, bytes], leader_of: Callable[[bytes | None], int]) -> None:
+        super().follow(keys, leader_of)
+        self.leader = leader_of(self.awaited)
 
     def waits(self, keys: dict[int, bytes], pending: PendingSnapshots, available: Callable[[], int]) -> bool:
-        return pending.is_pending_from(self.leader, self.awaited)
+        return self.leader in pending.publishers(self.awaited)
 
     def take_over(self, reads: Mapping[int, int], later: Iterable[int], ideal: int, leader: int) -> None:
         """Add the snapshots that a failed request was to keep. reads: position -> readers; later: positions for future
-        runs. ideal: tokens of the prompt covered by requests other than the failed one. leader: the sequence that the
-        failed one waited for."""
+        runs. ideal: tokens of the prompt covered by requests other than the failed one. leader: the failed one's."""
         self.leader = leader
         self._reads = dict(sorted({**self._reads, **reads}.items()))
         keep_for_later = tuple(sorted({*self.plan.keep_for_later, *later}))

@@ -223,7 +223,7 @@ class Scheduler:
         """Number a sequence, and record the snapshots that it will publish."""
         sequence.number = self._num_submitted
         self._num_submitted += 1
-        sequence.retention.follow(sequence.keys, self._pending)
+        sequence.retention.follow(sequence.keys, self.handover.leader_of)
         self._add_pending(sequence, sequence.retention.pending_at_submission())
 
     def drop_waiting(self) -> None:
@@ -237,7 +237,7 @@ class Scheduler:
         self.handover.take_over(sequence)
         self.handover.record(sequence)
         if sequence.source:
-            self.handover.drop_reader(sequence.source, sequence.retention.leader)
+            self.handover.add_readers(sequence.source, -1, sequence.retention.leader)
 
     def _sequence_of(self, number: int) -> Sequence:
         return next(sequence for sequence in (*self.running, *self.waiting) if sequence.number == number)

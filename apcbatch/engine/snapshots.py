@@ -109,14 +109,13 @@ class Snapshots:
             self._pool.count_read(source)
 
     def add_reads(self, key: bytes, reads: int) -> None:
-        """Add pending readers to a snapshot in the pool."""
+        """Add pending readers to a snapshot in the pool; -1: drop one."""
+        if reads < 0:
+            self._pool.count_read(key)
+            return
         snapshot = self._pool.peek(key)
         assert snapshot is not None, "it is held"
         snapshot.reads_left += reads
-
-    def drop_reader(self, key: bytes) -> None:
-        """Drop one pending reader of a snapshot."""
-        self._pool.count_read(key)
 
     def reserve(self, sequence: Sequence, position: int) -> tuple[int, bytes] | None:
         """Reserve (slot, key) for the snapshot at `position`. Return None if it is held already or does not fit."""

@@ -83,8 +83,8 @@ def test_the_engine_follows_a_plan_for_little_memory(family: str, tiny_checkpoin
 @pytest.mark.parametrize("family", ["mamba", "jamba"])
 @pytest.mark.parametrize("max_running", [1, 8])
 def test_the_engine_follows_windows(family: str, max_running: int, tiny_checkpoint: Callable[..., Path]) -> None:
-    """Catches a snapshot that is dropped before the next window has read it, or held for ever; and, with requests that
-    fail, one that waits for ever."""
+    """Catches a snapshot that is dropped before the next window has read it, or held for ever, also where requests
+    fail; and a request that waits for ever."""
     for number in range(tries(40)):
         data, fails = within_vocabulary(random_dataset(random.randrange(10**6)), VOCAB), number % 2
         options = {"max_running": max_running, "max_batch_tokens": 23, "pool_size_bytes": PLENTY}
@@ -103,6 +103,7 @@ def test_the_engine_follows_windows(family: str, max_running: int, tiny_checkpoi
             assert fails or result.error is None
             assert fails or result.cached_tokens == plans[result.id].resume_at, data.where
         assert fails or not len(engine._pool), data.where
+        assert not any(snapshot.reads_left for snapshot in engine._pool._held.values()), data.where
         engine.close()
 
 
