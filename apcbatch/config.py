@@ -241,7 +241,7 @@ class Config:
     block_size: int = option(
         64,
         "Reuse",
-        "Tokens between snapshot positions; 1 is every position.",
+        "Tokens between snapshots; those that a plan keeps for its own run lie anywhere.",
         minimum=1,
         maximum=MOST_TOKENS,
     )

@@ -3,7 +3,7 @@
     python tools/reuse_table.py examples/agents.jsonl FILE ...
 
 Each row is what `apcbatch plan FILE --block-sizes 16,64,256,1024` says with the bundled model's tokenizer and template,
-`--turns each` and policy `planned`. No weights are read.
+`--turns each` and policy `all`. No weights are read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BLOCK_SIZES = (16, 64, 256, 1024)
 def survey(path: str) -> dict[str, Any]:
     """What `apcbatch plan --json` says of an input."""
     sizes = ",".join(map(str, BLOCK_SIZES))
-    command = [sys.executable, "-m", "apcbatch", "plan", path, "--block-sizes", sizes, "--json", "-"]
+    command = [sys.executable, "-m", "apcbatch", "plan", path, "--block-sizes", sizes, "--policy", "all", "--json", "-"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found

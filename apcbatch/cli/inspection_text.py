@@ -23,7 +23,7 @@ def inspection_lines(found: Inspection, width: int | None, paint: Paint) -> Iter
         yield from _text_lines(visible(found.text, keep="\n"), width)
     if found.tokens:
         yield ""
-        what = "Tokens: position, id, text; * marks a special token, ── a boundary"
+        what = "Tokens: position, id, text; * marks a special token, ── a boundary or a kept snapshot"
         yield from _wrapped(what, width, "bold", paint=paint)
         yield from _token_lines(found, width, paint)
         yield ""
@@ -58,7 +58,8 @@ def _text_lines(text: str, width: int | None) -> Iterator[str]:
 def _token_lines(found: Inspection, width: int | None, paint: Paint) -> Iterator[str]:
     """Yield the tokens, packed into rows of the terminal's width; in a pipe each has a line of its own."""
     room = 0 if width is None else max(2, width - _POSITION_CELLS)
-    marks = {position: _rule(found, position, width) for position in found.boundaries}
+    places = {*found.boundaries, *found.kept, found.resume_at or 0} - {0}
+    marks = {position: _rule(found, position, width) for position in places}
     row: list[str] = []
     begin = taken = 0
     for position, token in enumerate(found.tokens):
@@ -86,7 +87,7 @@ def _row(begin: int, row: list[str], room: int, paint: Paint) -> Iterator[str]:
 
 
 def _rule(found: Inspection, position: int, width: int | None) -> str:
-    """Return the rule at a boundary: `── 256, kept: read by 2 ──`."""
+    """Return the rule at a boundary or a kept snapshot: `── 250, kept: read by 2 ──`."""
     label = f"── {position}"
     if position in found.kept:
         label += f", kept: {found.kept[position]}"
@@ -97,14 +98,14 @@ def _rule(found: Inspection, position: int, width: int | None) -> str:
 
 
 def _grid(found: Inspection) -> str:
-    if not found.boundaries:
+    if not found.boundaries and not found.kept:
         return f"Boundaries: none, as the prompt is shorter than block size {found.block_size:,}"
-    first, last = found.boundaries[0], found.boundaries[-1]
+    where = f", from {found.boundaries[0]:,} to {found.boundaries[-1]:,}" if found.boundaries else ""
     kept = ", ".join(f"{position:,} ({reason})" for position, reason in list(found.kept.items())[:8])
     more = f" and {len(found.kept) - 8:,} more" if len(found.kept) > 8 else ""
     return (
-        f"Boundaries: {len(found.boundaries):,} of block size {found.block_size:,}, from {first:,} to {last:,}; with "
-        f"the input up to this line, policy {found.policy} keeps {kept or 'none'}{more}"
+        f"Boundaries: {len(found.boundaries):,} of block size {found.block_size:,}{where}; with the input up to this "
+        f"line, policy {found.policy} keeps {kept or 'none'}{more}"
     )
 
 

@@ -63,8 +63,8 @@ def plan(ctx: click.Context, /, inputs: tuple[str, ...], **options: Any) -> None
     tokenizer are needed. Columns: hit rate (the restored share of all prompt tokens), missed (covered by an
     earlier request and not found), the snapshots kept in the run, those of them that are read, those kept for
     future runs alone, what a store would hold afterwards, and the most snapshots live at once with one
-    request after the other. Of a --store, only what reading a snapshot costs is read; a run with one that holds
-    snapshots already restores more.
+    request after the other. Under `planned` the grid decides only what is kept for future runs. Of a --store,
+    only what reading a snapshot costs is read; a run with one that holds snapshots already restores more.
 
     Below stand the memory that a run may need at --max-running, and the tokens that a pass would give with
     drafts, if the model answered as the first 200 recorded answers do; --draft none leaves the tokens out.

@@ -72,7 +72,8 @@ def tune_block_size(ctx: click.Context, /, inputs: tuple[str, ...], **options: A
     """Find the block size with which a run of INPUT takes the least time on this machine.
 
     Plans INPUT for every candidate, measures for a few seconds what prefill, snapshots, restores and writes
-    cost here with this model, and predicts the seconds of each. Restored tokens are exactly those that `run`
+    cost here with this model, and predicts the seconds of each. Under `planned` each restores the same, and
+    the block size is what later runs find in a --store. Restored tokens are exactly those that `run`
     reports with the same options; seconds are an estimate, which --verify puts to the test. Writes to disk
     count where --store is given; the folder itself is not touched, and taken to be empty: what it holds already
     makes a run restore more.

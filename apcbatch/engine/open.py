@@ -68,17 +68,17 @@ class EngineOptions:
     device: `cpu`, `cuda`, or `auto` for CUDA where there is one. gpus: number of CUDA devices that the layers are
     spread over (pipeline parallelism, with the answers of one device); that many groups of max_running sequences run
     concurrently. exact: on CUDA, matrix products with a fixed order of sums, so that a cached answer equals a cold one
-    bit for bit, as on the CPU; False: the libraries' products. block_size: tokens between positions that may be kept.
-    policy: `all` keeps every boundary; `last` the last one of each prompt and answer; `planned` the positions of each
-    request's plan, or for a request without a plan those of `last` and the boundary before a fork from an earlier
-    prompt; `none` no snapshot; see policy.py. store: folder of the on-disk cache, or None. store_size_bytes: limit of
-    its snapshot files. cache_salt: secret text that separates engines which share a store: each finds the snapshots of
-    its own salt only. pool_size_bytes: capacity for snapshots, in RAM or in the memory of all CUDA devices together.
-    max_batch_tokens, max_running: tokens and sequences per pass. max_request_tokens: most tokens of a prompt and its
-    answer; a longer request fails. draft: sources of draft tokens; an empty tuple turns drafts off, so that a pass
-    computes one token of each answer. draft_memory_bytes: capacity of the index that drafts are found in.
-    measures_reading: measure what reading a snapshot of the store costs, unless the store knows it. dtype: `float32`,
-    `bfloat16`, or `auto` for the checkpoint's own.
+    bit for bit, as on the CPU; False: the libraries' products. block_size: tokens between boundaries, the positions
+    that may be kept without a plan. policy: `all` keeps every boundary; `last` the last one of each prompt and answer;
+    `planned` the positions of each request's plan, on boundaries or not, or for a request without a plan those of
+    `last` and the boundary before a fork from an earlier prompt; `none` no snapshot; see policy.py. store: folder of
+    the on-disk cache, or None. store_size_bytes: limit of its snapshot files. cache_salt: secret text that separates
+    engines which share a store: each finds the snapshots of its own salt only. pool_size_bytes: capacity for snapshots,
+    in RAM or in the memory of all CUDA devices together. max_batch_tokens, max_running: tokens and sequences per pass.
+    max_request_tokens: most tokens of a prompt and its answer; a longer request fails. draft: sources of draft tokens;
+    an empty tuple turns drafts off, so that a pass computes one token of each answer. draft_memory_bytes: capacity of
+    the index that drafts are found in. measures_reading: measure what reading a snapshot of the store costs, unless the
+    store knows it. dtype: `float32`, `bfloat16`, or `auto` for the checkpoint's own.
     """
 
     dtype: str = Config.dtype

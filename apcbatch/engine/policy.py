@@ -8,7 +8,7 @@ blocks of 64, a prompt of 300 tokens that forks from an earlier one after 200, a
     all                     EveryBoundary   64, 128, 192, 256; of the answer 320, 384
     last                    LastBoundary    256; of the answer 320, then 384 in its place
     planned, without plan   LastAndFork     192, before the fork, and 256; of the answer as `last`
-    any but none, a plan    ByPlan          keep=(128,): 128, until its last reader; keep_for_later=(256,): 256
+    any but none, a plan    ByPlan          keep=(130,): 130, until its last reader; keep_for_later=(256,): 256
     none                    Nothing         nothing
 
 A plan's own positions are decided in `apcbatch.plan`.
@@ -32,12 +32,13 @@ NO_PLAN = RequestPlan()
 class Retention(ABC):
     """Retention of one request; this base class is without a plan.
 
-    Positions count tokens of the prompt and the answer. plan: the request's plan, an empty one for none.
+    Positions count tokens of the prompt and the answer. plan: the request's plan, an empty one for none. block_size:
+    tokens between the positions at which others may have kept what it resumes from.
     """
 
     def __init__(self, request: Request, num_prompt: int, block_size: int) -> None:
         self.plan = request.plan or NO_PLAN
-        self._num_prompt, self._block_size = num_prompt, block_size
+        self._num_prompt, self.block_size = num_prompt, block_size
         self._resumable = request.resumable
         self._last_kept = sys.maxsize if request.keep_answer else num_prompt
         self._fork = 0
@@ -58,7 +59,7 @@ class Retention(ABC):
 
     def key_positions(self) -> Sequence[int]:
         """Return the positions of the prompt that may be kept, resumed from or waited for, ascending."""
-        return boundaries_in(0, self._num_prompt, self._block_size)
+        return boundaries_in(0, self._num_prompt, self.block_size)
 
     def reads(self, position: int) -> int:
         """Return how many planned requests will resume from the snapshot at a position; it is held until they have."""
@@ -119,7 +120,7 @@ class EveryBoundary(Retention):
     """Retention of every boundary of prompt and answer."""
 
     def kept(self, begin: int, end: int) -> Sequence[int]:
-        return boundaries_in(begin, min(end, self._last_kept), self._block_size)
+        return boundaries_in(begin, min(end, self._last_kept), self.block_size)
 
 
 class LastBoundary(Retention):
@@ -128,14 +129,14 @@ class LastBoundary(Retention):
     def kept(self, begin: int, end: int) -> Sequence[int]:
         end = min(end, self._last_kept)
         if begin >= self._num_prompt:
-            return boundaries_in(begin, end, self._block_size)
+            return boundaries_in(begin, end, self.block_size)
         return [position for position in self._of_prompt() if begin < position <= end]
 
     def supersedes(self, position: int) -> bool:
         return position > self._num_prompt
 
     def _of_prompt(self) -> list[int]:
-        return [last_boundary(self._num_prompt, self._block_size)]
+        return [last_boundary(self._num_prompt, self.block_size)]
 
 
 class LastAndFork(LastBoundary):
@@ -165,7 +166,7 @@ class ByPlan(Retention):
     """
 
     def __init__(self, request: Request, num_prompt: int, block_size: int) -> None:
-        super().__init__(request, num_prompt, block_size)
+        super().__init__(request, num_prompt, block_size=1)
         reads = dict.fromkeys(self.plan.keep_for_later, 0) | dict(zip(self.plan.keep, self.plan.reads, strict=True))
         self._reads = dict(sorted(reads.items()))
 

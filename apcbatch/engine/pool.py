@@ -130,6 +130,10 @@ class SnapshotPool:
         """Return the snapshot of a key, without marking it as consumed."""
         return self._held.get(key)
 
+    def positions(self) -> set[int]:
+        """Return the positions of all snapshots."""
+        return {one.position for one in self._held.values()}
+
     def refused(self) -> list[Snapshot]:
         """Return the snapshots that the store refused, by ascending position."""
         return sorted((one for one in self._held.values() if one.refused), key=lambda one: one.position)

@@ -183,7 +183,8 @@ class Snapshots:
     def positions(self, tokens: TokenArray) -> list[int]:
         """Return the positions up to len(tokens) whose snapshot is in memory or in the store, ascending."""
         hasher = PrefixHasher(self._fingerprint, tokens)
-        keys = dict(hasher.keys_at(boundaries_in(0, len(tokens), self._block_size)))
+        found = {*boundaries_in(0, len(tokens), self._block_size), *self._pool.positions()}
+        keys = dict(hasher.keys_at(sorted(position for position in found if position <= len(tokens))))
         stored = set(self._persistence.positions(keys)) if self._persistence else set()
         return [p for p, key in keys.items() if key in self._pool or p in stored]
 
@@ -255,14 +256,15 @@ class Snapshots:
         covered = sequence.retention.ideal(match)
         ideal = max(covered.length, next(iter(self._stored_positions(sequence)), 0), sequence.cached_tokens)
         sequence.ideal, sequence.ideal_is_bound = ideal, not covered.exact
-        target = last_boundary(ideal, self._block_size)
+        block_size = sequence.retention.block_size
+        target = last_boundary(ideal, block_size)
         if match.forked:
             sequence.retention.saw_fork(target)
         sequence.miss_reason, sequence.miss_detail = explain_miss(
             sequence.cached_tokens,
             ideal,
             covered,
-            self._block_size,
+            block_size,
             resumable=sequence.request.resumable,
             disabled=not keeps_snapshots(self._policy),
             stranded=stranded,

@@ -66,7 +66,7 @@ class Inspection:
 
     reading: how the line's fields were read, if its layout is another tool's. turn: None if the line is refused as a
     whole. turns: turns of the line that are requests. text: the prompt; None if it came as token ids, or there is none.
-    boundaries: multiples of block_size in the prompt. kept: boundary -> why the policy keeps its snapshot. resume_at:
+    boundaries: multiples of block_size in the prompt. kept: position -> why the policy keeps its snapshot. resume_at:
     position where the plan resumes the request; None without a plan. shared: prefixes shared with earlier requests, the
     shortest first. ends: sentence that names the tokens that end an answer. error_code: code of the error record; None
     if the request would be answered. refused: one sentence for each reason to refuse it.
@@ -248,7 +248,7 @@ def _add_prompt(
 
 
 def _add_reuse(found: Inspection, read: _RequestsRead, config: Config, footprint: Footprint) -> None:
-    """Fill in what a request reuses: the prefixes that it shares with others, the boundaries that the policy keeps, and
+    """Fill in what a request reuses: the prefixes that it shares with others, the positions that the policy keeps, and
     the position where the plan resumes it. Lines after the request's own do not count."""
     index, length = read.index[found.turn], len(found.tokens)
     for tokens, other in common_prefixes(read.tree, index):

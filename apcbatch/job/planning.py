@@ -21,7 +21,7 @@ from apcbatch.plan.planner import Plan, Planner
 from apcbatch.plan.prefix_tree import PrefixTree
 from apcbatch.plan.tree_shape import Order
 from apcbatch.plan.windows import Window, Windows
-from apcbatch.prefix import TokenArray, as_token_array, last_boundary, prefix_key
+from apcbatch.prefix import TokenArray, as_token_array, prefix_key
 from apcbatch.store import find_cost
 from apcbatch.types import Request, Result
 
@@ -80,9 +80,8 @@ NO_WINDOW: Window[Request] = Window(PrefixTree(), [], 0)
 
 
 class PlannedFeeder:
-    """Feeder whose requests carry the prefix plan of their window. beyond_window_tokens: tokens, up to a boundary, that
-    earlier windows had and that are computed again; those of the second window, which follows a small first one, do not
-    count."""
+    """Feeder whose requests carry the prefix plan of their window. beyond_window_tokens: tokens that earlier windows
+    had and that are computed again; those of the second window, which follows a small first one, do not count."""
 
     def __init__(self, config: Config, feeder: Feeder, engine: JobEngine) -> None:
         self._config, self._feeder, self._engine = config, feeder, engine
@@ -214,7 +213,7 @@ class PlannedFeeder:
         covered = self._earlier.match(tokens)
         length = min(covered.length, len(tokens) - 1)
         if self._num_windows > 2:
-            within = last_boundary(min(length, self._window.tree.resumable[index]), self._config.block_size)
+            within = min(length, self._window.tree.resumable[index])
             self.beyond_window_tokens += max(0, within - plan.resume_at)
         if length > plan.ideal:
             plan = replace(plan, ideal=length, forked=covered.forked)

@@ -1,7 +1,7 @@
 """Make the plan: the order of the requests, where each resumes, and which snapshots it keeps for which readers.
 
 Invariants: requests that run one after the other in the plan's order resume exactly where the plan says, and every
-snapshot kept for this run is read; without a memory limit each resumes where it would if every boundary were kept.
+snapshot kept for this run is read; without a memory limit each resumes where it would if every position were kept.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from apcbatch.plan.reuse_simulation import (
 from apcbatch.plan.tree_shape import ORDERS, Order, TreeShape
 from apcbatch.types import RequestPlan
 
+EXACT = 1  # block size of the snapshots for this run, which lie where prompts part and end
 LARGEST_SHARE = 4  # snapshots for the next window take at most a fourth of the memory for snapshots
 
 
@@ -86,7 +87,8 @@ class Plan:
 
 @dataclass(frozen=True)
 class Planner:
-    """Plans for one block size.
+    """Plans of one input, with snapshots for this run at any position, and snapshots for future runs at multiples of
+    block_size.
 
     capacity_bytes: budget for this run's live snapshots, without those held before; None for no limit. For future
     runs: min_gain_tokens, minimum tokens that a snapshot saves over its nearest kept ancestor; later_budget_bytes,
@@ -117,7 +119,7 @@ class Planner:
     ) -> Plan:
         """Return the plan for the first requests of a tree.
 
-        held: (node, position) of the boundaries whose snapshots exist before the run and stay; see PrefixTree.keys.
+        held: (node, position) of the snapshots that exist before the run and stay; see PrefixTree.keys.
         num_requests: number of requests to plan; those after them are ahead. None: all. handed_over: what the plan of
         the last window handed on.
         """
@@ -182,7 +184,7 @@ class Planner:
         window makes or has, the most valuable ones that fit. stored, here: held before and to stay; handed over."""
         found: dict[TreePoint, int] = {}
         if ahead:
-            reuse, owners = simulate_all(shape, order + ahead, self.block_size, held_by_node([*stored, *here]))
+            reuse, owners = simulate_all(shape, order + ahead, EXACT, held_by_node([*stored, *here]))
             unmade, later = {NOWHERE, *stored}, set(ahead)
             for index in ahead:
                 point = reuse.source[index]
@@ -206,7 +208,7 @@ class Planner:
     ) -> tuple[SnapshotPlan, Owners, MemoryUse]:
         """Return the snapshots kept for this run, the request that computes each point, and the memory that they
         use."""
-        reuse, owners = simulate_all(shape, order, self.block_size, held)
+        reuse, owners = simulate_all(shape, order, EXACT, held)
         snapshots = plan_without_limit(reuse, owners, order, held)
         memory = measure_memory(snapshots, order, self.footprint)
         if self.capacity_bytes is not None and memory.peak_bytes > self.capacity_bytes:

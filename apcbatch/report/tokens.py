@@ -98,7 +98,7 @@ REMEDIES: dict[MissReason, str] = {
 DIVERGED: dict[str, str] = {
     "planned": (
         "The plan keeps no snapshot where these requests leave the path of the others; give a larger --pool-size or "
-        "--window-tokens, or a smaller --block-size where the path is left before the first boundary."
+        "--window-tokens."
     ),
     "all": (
         "These requests leave the path of the others before the first boundary, or beside one that is not there yet; "

@@ -42,14 +42,16 @@ def check(config: Config) -> None:
 def conclude(
     config: Config, surveyed: Survey, forecast: Forecast, measured: Measurement, candidates: list[Candidate]
 ) -> Tuning:
-    """Choose the fastest candidate. Candidates within 1 % of it are ties, which go to the fewest bytes kept. After real
-    runs, only the verified candidates are compared."""
+    """Choose the fastest candidate. Candidates within 1 % of it are ties, which go to --block-size under `planned`,
+    whose snapshots for this run are the same on every grid, and then to the fewest bytes kept. After real runs, only
+    the verified candidates are compared."""
     verified = [candidate for candidate in candidates if candidate.verified is not None]
     compared = verified or candidates
     fastest = min(candidate.best_known_s for candidate in compared)
     chosen = min(
         (candidate for candidate in compared if candidate.best_known_s <= TIE * fastest),
         key=lambda candidate: (
+            config.policy == "planned" and candidate.block_size != config.block_size,
             candidate.table.written_bytes + candidate.table.store_bytes,
             candidate.block_size,
         ),
@@ -70,15 +72,20 @@ def _reason(chosen: Candidate, compared: list[Candidate], how: str) -> str:
     next_best = min(others, key=lambda candidate: candidate.best_known_s)
     share = next_best.best_known_s / max(1e-9, chosen.best_known_s)
     if share <= TIE:
-        return text + f", as fast as block size {next_best.block_size} within 1 %, and keeps less."
+        text += f", as fast as block size {next_best.block_size} within 1 %"
+        return text + ("." if chosen.table.policy == "planned" else ", and keeps less.")
     return text + f"; the next best, {next_best.block_size}, takes {100 * (share - 1):.0f} % longer."
 
 
 def _notes(config: Config, surveyed: Survey, candidates: list[Candidate]) -> Iterator[str]:
     """Yield reasons why a real run will differ from the prediction."""
-    note = windows_note(len(surveyed.windows), config) if config.policy == "planned" else None
-    if note is not None:
-        yield note
+    if config.policy == "planned":
+        yield (
+            "under planned a run restores the same at each block size, as its snapshots lie where prompts part and "
+            "end; the block size is the grid of what later runs find in a --store"
+        )
+        if (note := windows_note(len(surveyed.windows), config)) is not None:
+            yield note
     large = [str(one.block_size) for one in candidates if one.table.peak_live_bytes > config.pool_size]
     if large and config.policy != "planned" and config.store is None:
         yield f"more is kept than --pool-size holds at block size {', '.join(large)}: its real hit rate is lower"

@@ -144,8 +144,8 @@ Output options:
                         OUT.trace.jsonl, for `apcbatch report`.
 
 Reuse options:
-  --block-size N     Tokens between snapshot positions; 1 is every position.
-                     [default: 64]
+  --block-size N     Tokens between snapshots; those that a plan keeps for its
+                     own run lie anywhere.  [default: 64]
   --store DIR        Keep snapshots in DIR for later runs.
   --no-store         Keep nothing on disk.
   --store-size SIZE  Maximum size of the store on disk.  [default: 20GiB]
@@ -162,8 +162,8 @@ Usage: made [OPTIONS]
   First.
 
 Options to begin with:
-  --block-size N        Tokens between snapshot positions; 1 is every position.
-                        [default: 64]
+  --block-size N        Tokens between snapshots; those that a plan keeps for
+                        its own run lie anywhere.  [default: 64]
   --trace / --no-trace  Record passes, shared prefixes and their first words in
                         OUT.trace.jsonl, for `apcbatch report`.
 

@@ -60,11 +60,11 @@ def test_the_prompt_is_the_runs(capsys, tmp_path):
 
 
 def test_what_is_shared_and_kept(capsys):
-    """Fault: a later line counts, another request is named, or the plan's positions are not on the grid."""
+    """Fault: a later line counts, another request is named, or the plan cuts a shared prompt short."""
     first = shown(capsys, "--turn", "1", "--block-size", "4")
     assert first["shared"] == [] and first["resume_at"] == 0
     assert shown(capsys, "--block-size", "1", "--turn", "1")["boundaries"] == [*range(1, first["prompt_tokens"] + 1)]
-    assert first["kept"] and all(kept["position"] % 4 == 0 for kept in first["kept"])
+    assert [kept["position"] for kept in first["kept"]] == [first["prompt_tokens"]]
     third = shown(capsys, "--line", "3", "--block-size", "4", "--policy", "all")
     assert [(one["line"], one["turn"]) for one in third["shared"]] == [(1, 1), (1, 2)]
     assert third["shared"][0]["tokens"] == first["prompt_tokens"] < third["shared"][1]["tokens"]
@@ -84,17 +84,17 @@ STORED = ("--store", "s", "--min-gain-tokens", "1")
 @pytest.mark.parametrize(
     ("arguments", "kept", "resume_at"),
     [
-        (("--line", "1", "--turn", "1", *STORED), [(4, "read by 1")], 0),
-        (("--line", "1", "--turn", "2", *STORED), [(16, "for later runs")], 4),
-        (("--line", "1", "--turn", "2"), [], 4),
+        (("--line", "1", "--turn", "1", *STORED), [(7, "read by 1")], 0),
+        (("--line", "1", "--turn", "2", *STORED), [(16, "for later runs")], 7),
+        (("--line", "1", "--turn", "2"), [], 7),
         (("--line", "3", "--pool-size", "0"), [], 0),
-        (("--line", "3"), [], 12),
+        (("--line", "3"), [], 13),
         (("--line", "1", "--policy", "last", "--block-size", "64"), [], None),
         (("--line", "1", "--policy", "last", "--block-size", "18"), [(18, "the last boundary")], None),
     ],
 )
 def test_what_the_policy_does_with_a_request(capsys, arguments, kept, resume_at):
-    """Fault: the plan of another turn is shown, or a snapshot without a boundary."""
+    """Fault: the plan of another turn is shown, or a snapshot for later runs off the grid."""
     found = shown(capsys, "--block-size", "4", *arguments)
     assert [(one["position"], one["reason"]) for one in found["kept"]] == kept and found["resume_at"] == resume_at
     assert "".join(token["text"] for token in found["tokens"]) == found["text"]
@@ -186,7 +186,7 @@ def test_tokens_fill_a_row_to_its_last_column():
     """Fault: a row has one token less than fits, a long special token is cut with its colour, or one that fits has
     none."""
     found = found_of("*a", "b", "*c", "de", "*efghijkl", "*fghijklmn")
-    rows = list(inspection_lines(found, 23, mark))[7:]
+    rows = list(inspection_lines(found, 23, mark))[8:]
     assert rows[:6] == [
         '      0  \x1b[0* "*a"\x1b]  1 "b"', '      2  \x1b[2* "*c"\x1b]', '      3  3 "de"',
         '      4  \x1b[4* "*efghijkl"\x1b]', '      5  5* "*fghijklmn', '         "',
@@ -223,10 +223,11 @@ def test_each_request_is_named_by_what_it_has(changes, line):
     ],
 )
 def test_what_is_kept_is_said_up_to_eight(kept, said):
-    """Fault: a boundary that is kept is not named, or one too many is counted."""
+    """Fault: a position that is kept, on a boundary or not, is not named, or one too many is counted."""
     lines = list(inspection_lines(found_of("a", boundaries=list(range(4, 40, 4)), kept=kept), None, mark))
-    marked = found_of(*"abcde", boundaries=[4], kept={4: "read by 2"}, resume_at=4)
-    assert "── 4, kept: read by 2, the request begins here ──" in inspection_lines(marked, None, mark)
+    marked = list(inspection_lines(found_of(*"abcde", boundaries=[4], kept={3: "read by 2"}, resume_at=2), None, mark))
+    for rule in ("── 2, the request begins here ──", "── 3, kept: read by 2 ──", "── 4 ──"):
+        assert any(line.startswith(rule) for line in marked), rule
     assert any(line.endswith(f"policy all {said}" if said.startswith("keeps") else said) for line in lines)
 
 

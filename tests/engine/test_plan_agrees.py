@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,8 +15,9 @@ from apcbatch.plan.footprint import Footprint
 from apcbatch.plan.planner import Plan, Planner
 from apcbatch.types import RequestPlan
 from tests.effort import tries
-from tests.engine.runs import planned_by_window, serve, told
-from tests.plan.plan_oracle import Dataset, make_plan, random_dataset, random_windows, within_vocabulary
+from tests.engine.runs import planned_by_window, serve, tokens, told
+from tests.engine.test_pending_handover import WAYS
+from tests.plan.plan_oracle import Dataset, dataset, make_plan, random_dataset, random_windows, within_vocabulary
 from tests.tiny import VOCAB
 
 PLENTY = 16 << 20
@@ -134,3 +136,28 @@ def test_requests_without_a_plan_run_beside_planned_ones(folder: Path, max_runni
             assert one.cached_tokens >= todo.resume_at, (data.where, index)
         restored += sum(results[f"plain{index}"].cached_tokens for index in range(len(data.prompts)))
     assert restored, "no request without a plan resumed from anything"
+
+
+@pytest.mark.parametrize("fails", [None, "at its first token", "at submission"])
+def test_equal_prompts_share_one_prefill(folder: Path, fails: str | None) -> None:
+    """Catches an equal prompt that computes more than its last token, draws as another one does, or has no answer where
+    the first fails; and a snapshot off the grid that is not listed."""
+    prompt = tokens(37, 0)
+    plan = make_plan(dataset(*[prompt] * 5), Planner(16))
+    drawn: dict[str, Any] = {"max_tokens": 8, "temperature": 2.0, "logprobs": True}
+    requests = [Request(str(i), prompt, seed=i, plan=plan.requests[i], **drawn) for i in plan.order]
+    if fails:
+        requests[0] = replace(requests[0], **WAYS[fails])
+    results = serve(Engine(folder, policy="planned", block_size=16, max_running=8), requests)
+    cold = serve(Engine(folder, policy="none", max_running=8), requests)
+    assert [told(results[one.id]) for one in requests] == [told(cold[one.id]) for one in requests]
+    assert len({tuple(results[one.id].token_ids) for one in requests}) > 1
+    cached = [results[one.id].cached_tokens for one in requests if results[one.id].error is None]
+    # the one that fails at its first token leaves its sound snapshot to the others
+    assert (
+        cached == {None: [0, 36, 36, 36, 36], "at its first token": [36] * 4, "at submission": [0, 36, 36, 36]}[fails]
+    )
+    engine = Engine(folder, policy="planned", block_size=16, pool_size_bytes=PLENTY)
+    list(engine.run([Request("", prompt, max_tokens=1, plan=RequestPlan(keep=(20, 36), reads=(1, 1)))]))
+    assert engine.boundaries(prompt) == [20, 36] and engine.boundaries(prompt[:30]) == [20]
+    engine.close()

@@ -130,20 +130,20 @@ def test_what_windows_restore_is_what_is_planned_and_the_ideal_is_that_of_all(
     monkeypatch.setenv("APCBATCH_POLICY", "planned")
     lines = forked_lines(150, systems=6, shuffled=True) if turns == 1 else [conversation(i, turns) for i in range(40)]
     write_lines(tmp_path / "in.jsonl", lines)
-    common = ["in.jsonl", "--block-size", "1", "--order", order, "--window-tokens", "4000"]
+    common = ["in.jsonl", "--order", order, "--window-tokens", "4000"]
     assert main(["plan", *common, "--json", "plan.json"]) == 0
     capsys.readouterr()
     assert main(["run", *common, "-o", "out.jsonl", "--max-tokens", "1", "--max-running", "8", "-q"]) == 0
     printed = capsys.readouterr()
     summary, document = json.loads(printed.out), json.loads(Path("plan.json").read_text())
-    config = load({"block_size": "1", "order": order, "window_tokens": "4000"}, None, {})
+    config = load({"order": order, "window_tokens": "4000"}, None, {})
     surveyed = survey(config, find_inputs(["in.jsonl"]), pytest.fail)
     assert len(surveyed.windows) > 3
-    forecast = forecast_policies(config, surveyed, [1])
+    forecast = forecast_policies(config, surveyed, [64])
     tree, records = surveyed.tree, read_records(tmp_path / "out.jsonl")
     in_order = sorted(records, key=lambda record: record["id"])
     resumed = [record["apcbatch"]["cached_tokens"] for record in in_order]
-    assert resumed == forecast.grids[1]["planned"].resume_at
+    assert resumed == forecast.grids[64]["planned"].resume_at
     prompts = [tuple(tree.path_tokens(node).tolist()) for node in tree.end_node]
     named = dict(zip((record["custom_id"] for record in in_order), prompts, strict=True))
     unique, ideal, whole = prefixes([in_order[index] for index in forecast.order], named)
@@ -151,7 +151,7 @@ def test_what_windows_restore_is_what_is_planned_and_the_ideal_is_that_of_all(
         unique,
         ideal,
     )
-    candidate = next(one for one in document["candidates"] if one["block_size"] == 1)
+    candidate = next(one for one in document["candidates"] if one["block_size"] == 64)
     for name in ("cached_tokens", "computed_tokens", "snapshots_written", "snapshots_read"):
         assert candidate[name] == summary[name], name
     for name in ("prompt_tokens", "unique_tokens", "ideal_hit_rate", "unique_tokens_is_bound", "ideal_is_bound"):
@@ -198,6 +198,8 @@ def test_an_engine_begins_before_the_next_window_is_read(apcbatch, engines, tmp_
         "wants_more": property(lambda self: True),
         "can_run": lambda self, request: True,
         "held": lambda self, keys: set(),
+        "add_readers": lambda self, key, count: None,
+        "release_snapshot": lambda self, key: None,
         "footprint": Footprint(1),
         "key_fingerprint": b"k",
     }

@@ -125,7 +125,7 @@ def test_what_is_handed_on_is_there_and_is_released(order: str, footprint: Footp
         plans, _ = run(data, windows, Planner(block_size, order, footprint))
         if len(windows[0].items) == len(data.prompts):
             work = [window.items[index] for window, plan in zip(windows, plans, strict=True) for index in plan.order]
-            expected = serve(data, work, block_size, "all").resume_at
+            expected = serve(data, work, 1, "all").resume_at
             resumed = {
                 window.items[index]: plan.requests[index].resume_at
                 for window, plan in zip(windows, plans, strict=True)

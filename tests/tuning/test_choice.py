@@ -25,7 +25,7 @@ MADE: Any = SimpleNamespace(ideal_hit_rate=0.75)
 
 
 def table(written: int = 100, store: int = 0, resume_at: tuple[int, ...] = (0, 60), peak: int = 0) -> PolicyForecast:
-    return PolicyForecast("planned", 200, list(resume_at), 3, 1, 2, written, store, 1, peak, 0)
+    return PolicyForecast("all", 200, list(resume_at), 3, 1, 2, written, store, 1, peak, 0)
 
 
 def candidate(size: int, total_s: float, real_s: float | None = None, **of_table: int) -> Candidate:
@@ -35,7 +35,7 @@ def candidate(size: int, total_s: float, real_s: float | None = None, **of_table
 
 
 def chosen(*candidates: Candidate, config: Config | None = None) -> Tuning:
-    return conclude(config or load({}, None, {}), SURVEY, MADE, COSTS, list(candidates))
+    return conclude(config or load({"policy": "all"}, None, {}), SURVEY, MADE, COSTS, list(candidates))
 
 
 def test_within_a_hundredth_it_is_the_bytes_that_decide() -> None:
@@ -44,6 +44,9 @@ def test_within_a_hundredth_it_is_the_bytes_that_decide() -> None:
     assert chosen(candidate(1, 1.0, written=9), candidate(2, 1.011, written=8)).recommended.block_size == 1
     assert chosen(candidate(1, 1.0, written=9), candidate(2, 1.0, written=8, store=2)).recommended.block_size == 1
     assert chosen(candidate(2, 1.0), candidate(1, 1.0)).recommended.block_size == 1
+    planned = load({"policy": "planned", "block_size": 2}, None, {})
+    for real, expected in ((1.01, 2), (1.02, 1)):
+        assert chosen(candidate(1, 1.0), candidate(2, real), config=planned).recommended.block_size == expected
 
 
 def test_the_reason_names_the_numbers() -> None:
@@ -78,11 +81,12 @@ def test_what_makes_a_run_differ_is_said() -> None:
         surveyed: Any = SimpleNamespace(windows=[None] * windows)
         return "\n".join(conclude(config, surveyed, MADE, COSTS, [candidate(8, 1.0, peak=peak)]).notes)
 
-    assert notes() == notes(peak=1000, policy="all") == notes(windows=3, policy="all") == ""
+    assert notes(peak=1000, policy="all") == notes(windows=3, policy="all") == ""
+    assert "the same at each block size" in notes() and "\n" not in notes()
     assert "in 3 windows, each of at most --window-tokens 9,000; " in notes(windows=3, window_tokens=9000)
     assert "than --pool-size holds at block size 8: its real hit rate is lower" in notes(peak=1001, policy="all")
-    assert notes(peak=1001) == "", "a plan keeps within it"
-    assert notes(peak=1001, policy="all", store="s") == notes(store="s")
+    assert notes(peak=1001) == notes(), "a plan keeps within it"
+    assert notes(peak=1001, policy="all", store="s") == notes(policy="all", store="s")
     assert "the store is taken to be empty" in notes(store="s")
 
 

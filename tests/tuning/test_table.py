@@ -80,7 +80,9 @@ ideal hit rate 80.0 %: what earlier requests cover, token by token, working in o
 
 What limits the hit rate:
   new: 400 tokens (20.0 %) that no earlier request covers
-  the grid: 100 tokens (5.0 %) covered, but beyond the last snapshot, at block 16 under planned
+  the plan: 100 tokens (5.0 %) covered, but computed again under planned, for lack of --pool-size or --window-tokens
+  the grid: 100 tokens (5.0 %) covered, but beyond the last snapshot, at block 16 under all; the snapshots of planned
+    lie where prompts part and end, and the grid says which of them later runs find
   rewritten history: 300 tokens (15.0 %) computed again, as 1 prompt of 2 do not begin with the one before in their
     conversation
   the chat template: not prefix-stable in 1 conversation: earlier turns change later on

@@ -184,10 +184,15 @@ def _limits(forecast: Forecast, surveyed: Survey, config: Config) -> Iterator[st
 
     yield "What limits the hit rate:"
     yield f"  new: {tokens(forecast.prompt_tokens - forecast.ideal_tokens)} that no earlier request covers"
-    own = forecast.grids[config.block_size]["planned"]
+    own = forecast.grids[config.block_size]
     yield (
-        f"  the grid: {tokens(own.floor_tokens)} covered, but beyond the last snapshot, at block "
-        f"{config.block_size} under planned"
+        f"  the plan: {tokens(own['planned'].floor_tokens)} covered, but computed again under planned, for lack of "
+        "--pool-size or --window-tokens"
+    )
+    yield (
+        f"  the grid: {tokens(own['all'].floor_tokens)} covered, but beyond the last snapshot, at block "
+        f"{config.block_size} under all; the snapshots of planned lie where prompts part and end, and the grid says "
+        "which of them later runs find"
     )
     yield (
         f"  rewritten history: {tokens(forecast.rewritten_tokens)} computed again, as "
