@@ -17,11 +17,11 @@ from apcbatch.job.feed import Feeder
 from apcbatch.job.work import JobEngine, Work, WorkSource
 from apcbatch.model.locate import locate_model
 from apcbatch.plan.footprint import Footprint
-from apcbatch.plan.planner import Plan, Planner
+from apcbatch.plan.planner import EXACT, Plan, Planner
 from apcbatch.plan.prefix_tree import PrefixTree
 from apcbatch.plan.tree_shape import Order
 from apcbatch.plan.windows import Window, Windows
-from apcbatch.prefix import TokenArray, as_token_array, prefix_key
+from apcbatch.prefix import TokenArray, as_token_array, last_boundary, prefix_key
 from apcbatch.store import find_cost
 from apcbatch.types import Request, Result
 
@@ -68,7 +68,16 @@ def planner_for(
         capacity_bytes=max(0, config.pool_size - reserved_bytes),
         min_gain_tokens=config.gain_tokens,
         later_budget_bytes=later_budget_bytes,
+        grid=grid_of(config),
     )
+
+
+def grid_of(config: Config) -> int:
+    """Return the tokens between the positions of snapshots for the run itself.
+
+    On a cluster those are block_size: units that share a few tokens would wait for each other's states, and four
+    workers take a third more time."""
+    return EXACT if config.ray is None else config.block_size
 
 
 def work_source(config: Config, feeder: Feeder, engine: JobEngine) -> WorkSource:
@@ -213,7 +222,7 @@ class PlannedFeeder:
         covered = self._earlier.match(tokens)
         length = min(covered.length, len(tokens) - 1)
         if self._num_windows > 2:
-            within = min(length, self._window.tree.resumable[index])
+            within = last_boundary(min(length, self._window.tree.resumable[index]), grid_of(self._config))
             self.beyond_window_tokens += max(0, within - plan.resume_at)
         if length > plan.ideal:
             plan = replace(plan, ideal=length, forked=covered.forked)

@@ -59,7 +59,7 @@ def planned(data: Dataset, block_size: int = 64, max_tokens: int = 32, skip: fro
         if index not in skip:
             tree.add(np.asarray(tokens, np.int32), conversation)
             indexes.append(index)
-    plan = Planner(block_size).plan(tree)
+    plan = Planner(block_size, grid=block_size).plan(tree)
     requests = [
         Request(str(indexes[i]), data.prompts[indexes[i]], max_tokens, plan=plan.requests[i], tag=("tag", indexes[i]))
         for i in plan.order

@@ -221,7 +221,7 @@ def test_a_slot_is_reserved_as_awaited_only_for_readers() -> None:
     (held,) = hold(snapshots, 16, reads=1)
     assert snapshots.reserve(sequence, 16) is None and held.reads_left == 3
     snapshots.add_reads(key_at(16), 2)
-    snapshots.drop_reader(key_at(16))
+    snapshots.add_reads(key_at(16), -1)
     assert held.reads_left == 4 and snapshots.holds(key_at(16)) and not snapshots.holds(key_at(32))
     full = snapshots_of(None, "all", slots=0)
     assert full.reserve(sequence_of(full), 16) is None
