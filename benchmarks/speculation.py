@@ -91,7 +91,7 @@ class KnownPrompts:
     def held_bytes(self) -> int:
         return self._drafts.held_bytes
 
-    def begin(self, prompt: TokenArray, references: Any) -> Drafter:
+    def begin(self, prompt: TokenArray, references: Any, most_tokens: int) -> Drafter:
         return self._drafts.begin(self._whole[prompt.tobytes()], references)
 
     def add(self, tokens: TokenArray, num_prompt: int, begin: int) -> None:

@@ -17,6 +17,7 @@ from apcbatch.prefix import TokenArray, as_token_array
 from apcbatch.types import DRAFT_SOURCES, DraftSource
 
 MOST_LOOKUP = 1 << 16  # last tokens of a prompt that lookup searches
+LOOKUP_OF_A_TOKEN = 32  # the same, for each token that the answer may have: indexing more costs more than it saves
 SIBLINGS_SHARE = 8  # siblings get max_bytes / SIBLINGS_SHARE if history is used too
 
 
@@ -41,13 +42,19 @@ class Drafts:
         """Bytes of history and siblings, at most max_bytes."""
         return self._state.bytes() + self._siblings.held_bytes
 
-    def begin(self, prompt: TokenArray, references: Mapping[DraftSource, Sequence[TokenArray]]) -> Drafter:
-        """Begin an answer. prompt: (tokens,) int32. references: for each source (recorded, previous) a list of known
-        answers to this request, each (tokens,) int32. The likeliest answer is the last of its list. Sources not in use
-        are ignored."""
+    def begin(
+        self,
+        prompt: TokenArray,
+        references: Mapping[DraftSource, Sequence[TokenArray]],
+        most_tokens: int = MOST_LOOKUP,
+    ) -> Drafter:
+        """Begin an answer of at most most_tokens. prompt: (tokens,) int32.
+
+        references: for each source (recorded, previous) a list of known answers to this request, each (tokens,) int32.
+        The likeliest answer is the last of its list. Sources not in use are ignored."""
         prompt = as_token_array(prompt)
         core = _C.Drafter(self._state, "history" in self._sources, "lookup" in self._sources)
-        searched = prompt[-MOST_LOOKUP:]
+        searched = prompt[-min(MOST_LOOKUP, LOOKUP_OF_A_TOKEN * most_tokens) :]
         core.prompt(searched.ctypes.data, len(searched))
         known = {source: list(answers) for source, answers in references.items() if source in self._sources}
         if "siblings" in self._sources:

@@ -277,7 +277,9 @@ class Drafting:
         drafter = sequence.drafter
         if drafter is None:
             prompt = sequence.tokens[: sequence.num_prompt]
-            drafter = sequence.drafter = self._drafts.begin(prompt, sequence.request.references)
+            drafter = sequence.drafter = self._drafts.begin(
+                prompt, sequence.request.references, sequence.limit - sequence.num_prompt
+            )
             sequence.num_fed = sequence.num_prompt
         if sequence.num_fed < sequence.num_tokens:
             drafter.append(sequence.tokens[sequence.num_fed : sequence.num_tokens])

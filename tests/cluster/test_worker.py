@@ -94,7 +94,7 @@ class Repeating:
 
     held_bytes = 7
 
-    def begin(self, prompt, references):
+    def begin(self, prompt, references, most_tokens):
         return self
 
     def add(self, tokens, num_prompt: int, begin: int) -> None:

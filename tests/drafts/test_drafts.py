@@ -172,10 +172,13 @@ def test_token_ids_are_checked() -> None:
 
 
 def test_a_long_prompt_takes_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault: each running answer indexes its whole prompt, however long, outside the limit on memory."""
+    """Fault: each running answer indexes its whole prompt, however long it and however short the answer may be."""
     monkeypatch.setattr(drafts_module, "MOST_LOOKUP", 100)
-    sizes = [Drafts(["lookup"], PLENTY).begin(array(drawn(length)), {}).held_bytes for length in (100, 101, 5000)]
-    assert len(set(sizes)) == 1
+    *sizes, of_one_token = [
+        Drafts(["lookup"], PLENTY).begin(array(drawn(length)), {}, most).held_bytes
+        for length, most in ((100, 9), (101, 9), (5000, 9), (5000, 4), (5000, 1))
+    ]
+    assert len(set(sizes)) == 1 and of_one_token < sizes[0]
     tail = drawn(90)
     draft = Drafts(["lookup"], PLENTY).begin(array(drawn(3000) + tail + [7, 8] + tail), {}).propose(4)
     assert draft is not None and draft.tokens[:2] == [7, 8]

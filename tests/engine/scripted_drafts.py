@@ -25,7 +25,7 @@ class Scripted:
     def __init__(self, script: Script) -> None:
         self.script, self.held_bytes = script, 0
 
-    def begin(self, prompt: np.ndarray, references: object) -> ScriptedDrafter:
+    def begin(self, prompt: np.ndarray, references: object, most_tokens: int) -> ScriptedDrafter:
         return ScriptedDrafter(prompt.tolist(), self.script)
 
     def add(self, tokens: np.ndarray, num_prompt: int, begin: int) -> None:

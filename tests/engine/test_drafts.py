@@ -25,7 +25,7 @@ class Oracle:
     def __init__(self, answers: Mapping[bytes, Sequence[Sequence[int]]], right: float) -> None:
         self.answers, self.right, self.held_bytes = answers, right, 0
 
-    def begin(self, prompt, references):
+    def begin(self, prompt, references, most_tokens):
         return OracleDrafter(self.answers[np.asarray(prompt, np.int32).tobytes()], self.right)
 
     def add(self, tokens, num_prompt, begin) -> None:
