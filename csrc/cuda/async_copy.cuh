@@ -32,6 +32,12 @@ __device__ __forceinline__ void copy_four(void* to, const void* from) {
                  : "memory");
 }
 
+// Asks for the line of an address in the L2 cache. No later load reads old bytes, whoever writes them
+// meanwhile.
+__device__ __forceinline__ void prefetch(const void* from) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(from) : "memory");
+}
+
 // Groups all copies started since the last commit.
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

@@ -4,6 +4,7 @@
 // the same.
 #include <stdexcept>
 
+#include "async_copy.cuh"
 #include "dependent_launch.cuh"
 #include "element.cuh"
 #include "launch.h"
@@ -89,16 +90,23 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int k = 0; k < kWidth; ++k) load<kChannels>(from + k * kChannels, weight[k]);
     if (p.bias) load<kChannels>(static_cast<const float*>(p.bias) + c, bias);
-    await_before();
-    if (int(threadIdx.x) < here) {
+    if (int(threadIdx.x) < here) {  // no kernel of a pass writes its lists
         Where at = where(p.ragged, first + threadIdx.x);
         ends[threadIdx.x] = at.end;
         at.end = min(at.end, at.begin + before + kPartTokens);
         all[threadIdx.x] = at;
     }
     __syncthreads();
-    if (all[0].begin + before >= all[0].end) return;  // there is no such part
-    if (is_padding(present, all[0], each)) return;
+    const bool is_absent = all[0].begin + before >= all[0].end ||  // there is no such part
+                           is_padding(present, all[0], each);
+    if (before == 0 && all[0].initial >= 0) {
+#pragma unroll
+        for (int k = 0; k + 1 < kWidth; ++k) {
+            prefetch(static_cast<const T*>(p.state) + all[0].initial * p.state_stride + k * p.d_inner + c);
+        }
+    }
+    await_before();
+    if (is_absent) return;
     Window<T, kWidth> window, next_window;
     Inputs<T> next;
     Tile tile = tile_at(all, 0, all[0].begin + before);

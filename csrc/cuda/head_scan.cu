@@ -3,27 +3,20 @@
 // and decoding gives the bits of prefill.
 //
 // A block has 16, 32 or 64 columns of one value head of one sequence. Eight lanes share one, two or four of
-// them: lane l has the rows 32 j + 4 l + r of the state, r < 4. A sum over the rows is two chains of fma,
-// over a lane's even rows and over its odd ones, ascending, then the sum of both, then lanes that differ in
-// their first bit, second, third. The rules, where S_i is row i of the state:
-//
-// delta: m = decay sum_i k_i S_i;  u = beta (v - m);  S_i = fma(k_i, u, decay S_i);  o = sum_i q_i S_i
-// ssd: u = dt x;  S_i = fma(B_i, u, decay S_i);  y = fma(D, x, sum_i C_i S_i)
+// them. The rules and the order of a sum: see head_inputs.cuh.
 #include <algorithm>
 #include <stdexcept>
 
 #include "async_copy.cuh"
 #include "dependent_launch.cuh"
-#include "heads.h"
-#include "quads.cuh"
+#include "head_inputs.cuh"
 #include "short_sequences.cuh"
-#include "vector_math.cuh"
 
 namespace apcbatch {
 namespace cuda {
 namespace {
 
-constexpr int kLanes = 8, kThreads = 128, kPrepareWarps = 16;
+constexpr int kThreads = 128, kPrepareWarps = 16;
 
 // Maximum tokens of a sequence for a scan that is launched early, while the inputs are prepared. Its blocks
 // then lie where that leaves room, several on one multiprocessor and none on others, which slows long scans.
@@ -84,31 +77,15 @@ __global__ void __launch_bounds__(32 * kPrepareWarps)
             }
         }
         if constexpr (kDelta) {
-            float sums[2] = {};
-#pragma unroll
-            for (int which = 0; which < 2; ++which) {
-#pragma unroll
-                for (int j = 0; j < kEach; ++j) {
-                    sums[which] = __fmaf_rn(rows[which][j], rows[which][j], sums[which]);
-                }
-                sums[which] = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(warp_sum(sums[which]), 1e-6f)));
-            }
-            const float divisor = __fsqrt_rn(float(p.key_dim));
-#pragma unroll
-            for (int j = 0; j < kEach; ++j) {
-                rows[0][j] = __fdiv_rn(__fmul_rn(rows[0][j], sums[0]), divisor);
-                rows[1][j] = __fmul_rn(rows[1][j], sums[1]);
-            }
+            norm_key<true>(rows[0], p.key_dim);
+            norm_key<false>(rows[1], p.key_dim);
         }
         float* row = to.keys + (item * to.tokens + token) * 2 * kPadded + lane;
 #pragma unroll
         for (int j = 0; j < 2 * kEach; ++j) row[32 * j] = rows[j / kEach][j % kEach];
     }
     while (head < p.value_heads) {
-        float dt = softplus(__fadd_rn(of_a, p.dt_bias[head])), gate = sigmoid(of_b);
-        if constexpr (!kDelta) gate = dt = fminf(fmaxf(dt, p.dt_min), p.dt_max);
-        const float decay = exp2_unit(__fmul_rn(__fmul_rn(p.A[head], dt), kLog2e));
-        to.gates[head * to.tokens + token] = make_float2(decay, gate);
+        to.gates[head * to.tokens + token] = gates_of<kDelta>(p, p.A[head], p.dt_bias[head], of_a, of_b);
         head += 32 * kPrepareWarps;
         load_gates();
     }
@@ -589,6 +566,7 @@ void head_scan(const HeadScanParams& p, const Batch& batch, int own, void* memor
         throw std::invalid_argument("the CUDA scan over heads has at most " + std::to_string(kMostKeyDim) +
                                     " columns of a key; it got " + std::to_string(p.key_dim));
     }
+    if (batch.longest == 1 && takes_head_step(p)) return head_step(p, batch, stream);
     with_element(p.dtype, [&](auto element) {
         using T = decltype(element);
         p.rule == HeadRule::delta ? launch<T, true>(p, batch, own, memory, stream)

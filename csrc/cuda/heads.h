@@ -26,6 +26,11 @@ HeadScanParams head_scan_over(HeadScanParams params, const Batch& batch, const v
 void head_scan(const HeadScanParams& params, const Batch& batch, int own, void* memory, cudaStream_t stream);
 std::int64_t head_scan_bytes(const HeadScanParams& params, std::int64_t num_tokens);
 
+// head_scan for a batch of single tokens, with the same bits, at the rate of memory. takes_head_step: returns
+// true if it supports the sizes and addresses on the current device.
+bool takes_head_step(const HeadScanParams& params);
+void head_step(const HeadScanParams& params, const Batch& batch, cudaStream_t stream);
+
 void gated_norm(const GatedNormParams& params, cudaStream_t stream);
 void norm_rope(const NormRopeParams& params, cudaStream_t stream);
 void sigmoid_mul(const SigmoidMulParams& params, cudaStream_t stream);

@@ -39,6 +39,18 @@ __device__ __forceinline__ void arrive_expecting(unsigned barrier, int bytes) {
                  : "memory");
 }
 
+// Starts a copy of `bytes` bytes from global memory, a multiple of 16, like both addresses.
+__device__ __forceinline__ void bulk_copy(unsigned to, const void* from, int bytes, unsigned barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(barrier)
+        : "memory");
+}
+// Asks for the same bytes in the L2 cache, like prefetch.
+__device__ __forceinline__ void bulk_prefetch(const void* from, int bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
 // Starts the copy of a box of a matrix (see tensor_map.h) at this column and row. Elements outside the matrix
 // become zero. The barrier counts all bytes of the box, including these.
 __device__ __forceinline__ void tensor_copy(unsigned to, const CUtensorMap* matrix, int column, int row,

@@ -106,6 +106,36 @@ def test_cuts_change_no_bit(rule, size, dtype):
 
 
 @pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    "size", [(1, 4, 128, 64), (2, 4, 128, 128), (1, 3, 128, 32), (1, 2, 256, 64), (1, 2, 128, 96)], ids=str
+)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_a_step_has_the_bits_of_the_scan(rule, size, dtype):
+    """Of single tokens, which have a kernel of their own: a state of another block, slot or sequence, a sum in another
+    order, a snapshot or a final state that is lost or before its token, a key that is not normed."""
+    initial, final, kept = [0, -1, 1, 2, 3], [0, 1, -1, 4, 3], [[], [(1, 5)], [(1, 6)], [], []]
+    inputs = RULES[rule].random(2 * len(initial), size, dtype)
+    start = inputs.arena(8)
+    whole, steps, scanned, own = start.clone(), start.clone(), [], []
+    for i, (begin, end) in enumerate(zip(initial, final, strict=True)):  # in turn: slot 1 is written, then read
+        scanned.append(scan(inputs.tokens(2 * i, 2 * i + 2), whole, ragged([2], [begin], [end], [kept[i]])))
+        for token in range(2):
+            first = ragged([1], [begin], [7], [kept[i]])
+            batch = ragged([1], [7], [end]) if token else first
+            own.append(scan(inputs.tokens(2 * i + token, 2 * i + token + 1), steps, batch))
+    whole[7] = steps[7]  # between two tokens
+    assert same_bits(torch.cat(own), torch.cat(scanned)) and same_bits(steps, whole)
+
+    start, count = inputs.arena(16), 2 * len(initial)
+    alone, together, slots = start.clone(), start.clone(), random.sample(range(16), count)
+    parts = [
+        scan(inputs.tokens(i, i + 1), alone, ragged([1], [slot], [slot if i else -1])) for i, slot in enumerate(slots)
+    ]
+    batch = ragged([1] * count, slots, [-1, *slots[1:]])
+    assert same_bits(scan(inputs, together, batch), torch.cat(parts)) and same_bits(together, alone)
+
+
+@pytest.mark.parametrize("rule", RULES)
 def test_company_changes_no_bit(rule):
     """A sequence that reads another one's state, or whose bits depend on how many there are."""
     inputs, batch = RULES[rule].random(sum(LENGTHS), SIZES[5], torch.bfloat16), mixed_batch(LENGTHS)
