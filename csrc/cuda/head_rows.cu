@@ -27,35 +27,67 @@ __device__ __forceinline__ float row_sum(float value) {
     }
 }
 
-template <int kThreads, class T>
-__global__ void gated_norm_kernel(const __grid_constant__ GatedNormParams p) {
+// kHeld: columns of a thread that it loads at once. kAgain: a row may have more than kHeld kThreads columns;
+// they are read again for the result. kBlocks: blocks on a multiprocessor, which limit a thread's registers.
+template <int kThreads, int kHeld, int kBlocks, bool kAgain, class T>
+__global__ void __launch_bounds__(kThreads == 32 ? 32 * kNarrowRows : kThreads, kBlocks)
+    gated_norm_kernel(const __grid_constant__ GatedNormParams p) {
+    constexpr int kColumns = kThreads * kHeld;
     let_next_begin();
-    await_before();
     const std::int64_t row = std::int64_t(blockIdx.x) * blockDim.y + threadIdx.y;
-    if (row >= p.t * p.heads) return;
+    if (row >= p.t * p.heads) return await_before();
     const std::int64_t token = row / p.heads, head = row % p.heads;
     const float* x = p.x + token * p.x_stride + head * p.x_head_stride;
     const T* gate = static_cast<const T*>(p.gate) + token * p.gate_stride + head * p.d;
     const float* weight = p.weight + head * p.weight_stride;
     T* y = static_cast<T*>(p.y) + row * p.d;
-    if (!p.weight) {  // the gate alone
-        for (std::int64_t at = threadIdx.x; at < p.d; at += kThreads) {
-            y[at] = narrow<T>(__fmul_rn(x[at], silu(widen(gate[at]))));
+    const int first = int(threadIdx.x), d = int(p.d);
+    float values[kHeld], weights[kHeld], gates[kHeld];
+    // Absent columns are zeros, which add nothing to the sum, so that nothing branches. Elements are widened
+    // only after all loads, as otherwise each load would wait for the one before.
+    const auto load_weights = [&](int begin) {
+#pragma unroll
+        for (int j = 0; j < kHeld; ++j) {
+            const int at = begin + j * kThreads;
+            weights[j] = p.weight && at < d ? weight[at] : 1.0f;
         }
-        return;
+    };
+    const auto load_values = [&](int begin) {
+        T raw[kHeld];
+#pragma unroll
+        for (int j = 0; j < kHeld; ++j) {
+            const int at = begin + j * kThreads;
+            values[j] = at < d ? x[at] : 0.0f;
+            raw[j] = at < d ? gate[at] : T(0.0f);
+        }
+#pragma unroll
+        for (int j = 0; j < kHeld; ++j) {
+            gates[j] = silu(widen(raw[j]));
+            values[j] = p.gate_first ? __fmul_rn(values[j], gates[j]) : values[j];
+        }
+    };
+    load_weights(first);
+    await_before();
+    float sum = 0.0f, factor = 1.0f;
+#pragma unroll 1
+    for (int begin = first; begin < d; begin += kColumns) {
+        load_values(begin);
+#pragma unroll
+        for (int j = 0; j < kHeld; ++j) sum = __fmaf_rn(values[j], values[j], sum);
     }
-    float sum = 0.0f;
-    for (std::int64_t at = threadIdx.x; at < p.d; at += kThreads) {
-        const float value = p.gate_first ? __fmul_rn(x[at], silu(widen(gate[at]))) : x[at];
-        sum = __fmaf_rn(value, value, sum);
+    if (p.weight) {
+        const float mean = __fdiv_rn(row_sum<kThreads>(sum), float(p.d));
+        factor = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, p.eps)));
     }
-    const float mean = __fdiv_rn(row_sum<kThreads>(sum), float(p.d));
-    const float factor = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, p.eps)));
-    for (std::int64_t at = threadIdx.x; at < p.d; at += kThreads) {
-        const float gated = silu(widen(gate[at]));
-        const float normed = __fmul_rn(p.gate_first ? __fmul_rn(x[at], gated) : x[at], factor);
-        const float weighted = __fmul_rn(normed, weight[at]);
-        y[at] = narrow<T>(p.gate_first ? weighted : __fmul_rn(weighted, gated));
+#pragma unroll 1
+    for (int begin = first; begin < d; begin += kColumns) {
+        if (kAgain) load_weights(begin), load_values(begin);
+#pragma unroll
+        for (int j = 0; j < kHeld; ++j) {
+            float result = __fmul_rn(__fmul_rn(values[j], factor), weights[j]);
+            result = p.gate_first ? result : __fmul_rn(result, gates[j]);
+            if (begin + j * kThreads < d) y[begin + j * kThreads] = narrow<T>(result);
+        }
     }
 }
 
@@ -144,12 +176,16 @@ void gated_norm(const GatedNormParams& p, cudaStream_t stream) {
         using T = decltype(element);
         if (p.d <= kNarrowRow) {
             const unsigned blocks = unsigned((rows + kNarrowRows - 1) / kNarrowRows);
-            launch_dependent(gated_norm_kernel<32, T>, dim3(blocks), dim3(32, kNarrowRows), 0, stream,
-                             "gated_norm", p);
-        } else {
-            launch_dependent(gated_norm_kernel<kWideThreads, T>, dim3(unsigned(rows)), dim3(kWideThreads), 0,
-                             stream, "gated_norm", p);
+            return launch_dependent(gated_norm_kernel<32, kNarrowRow / 32, 8, false, T>, dim3(blocks),
+                                    dim3(32, kNarrowRows), 0, stream, "gated_norm", p);
         }
+        constexpr int kOne = kWideThreads;
+        const auto kernel = p.d <= 4 * kOne    ? gated_norm_kernel<kOne, 4, 5, false, T>
+                            : p.d <= 12 * kOne ? gated_norm_kernel<kOne, 12, 4, false, T>
+                            : p.d <= 20 * kOne ? gated_norm_kernel<kOne, 20, 3, false, T>
+                            : p.d <= 32 * kOne ? gated_norm_kernel<kOne, 32, 2, false, T>
+                                               : gated_norm_kernel<kOne, 12, 4, true, T>;
+        launch_dependent(kernel, dim3(unsigned(rows)), dim3(kWideThreads), 0, stream, "gated_norm", p);
     });
 }
 

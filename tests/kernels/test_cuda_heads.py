@@ -154,7 +154,10 @@ def test_company_changes_no_bit(rule):
     ("rule", "gate_first", "has_norm"),
     [("delta", False, True), ("ssd", True, True), ("ssd", False, True), ("ssd", True, False)],
 )
-@pytest.mark.parametrize("size", [(2, 6, 8, 12), (1, 4, 16, 128), (3, 6, 16, 130)], ids=str)
+# one column of a thread and up to 4, 12, 20 and 32 that it holds, and more
+@pytest.mark.parametrize(
+    "size", [(2, 6, 8, 12), (1, 4, 16, 128), *((3, 3 * n, 16, 130) for n in (2, 20, 39, 60, 66))], ids=str
+)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_a_gated_norm_matches_float64(rule, gate_first, has_norm, size, dtype):
     """A norm over other columns, one that is not there, or the gate on the wrong side of it."""
