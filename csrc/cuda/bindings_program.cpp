@@ -12,6 +12,7 @@ namespace {
 using Weights = std::tuple<Address, int, int, int>;         // address, out, in, pieces
 using Kernels = std::vector<std::pair<std::string, bool>>;  // cuBLASLt kernel or "", in_turn
 using Norm = std::tuple<Address, float, int64_t>;           // address of the weight or 0, eps, columns
+using Pending = std::array<Address, 3>;                     // delta, factors, aside
 using Lists = std::array<Address, 4>;                       // page_table, context, token_slots, positions
 const View kNone = {};
 
@@ -28,25 +29,27 @@ std::vector<ChainKernel> kernels_of(const Kernels& kernels) {
     return all;
 }
 
-NormParams norm_of(const Norm& norm) {
-    NormParams params;
+SumNormParams norm_of(const Norm& norm) {
+    SumNormParams params;
     params.weight = floats(std::get<0>(norm));
     params.eps = std::get<1>(norm);
     params.h = std::get<2>(norm);
     return params;
 }
 
-std::vector<NormParams> norms_of(const std::vector<Norm>& norms) {
-    std::vector<NormParams> all;
+std::vector<SumNormParams> norms_of(const std::vector<Norm>& norms) {
+    std::vector<SumNormParams> all;
     for (const Norm& norm : norms) all.push_back(norm_of(norm));
     return all;
 }
 
-void run(const Program& program, const Batch& batch, Address sum, Address delta, Address left,
+void run(const Program& program, const Batch& batch, Address sum, const Pending& pending, Address left,
          Address workspace, const Kernels& kernels, const Lists& lists, int64_t pages, Address stream) {
     const ProgramPass pass = {batch,
                               static_cast<float*>(pointer(sum)),
-                              floats(delta),
+                              floats(pending[0]),
+                              floats(pending[1]),
+                              floats(pending[2]),
                               static_cast<float*>(pointer(left)),
                               pointer(workspace),
                               kernels_of(kernels),
@@ -74,6 +77,7 @@ void bind_program(py::module_& m) {
         .def("size", &Program::size)
         .def("norm",
              [](Program& program, const Norm& norm, const Rows& y) { program.norm(norm_of(norm), y); })
+        .def("leave", [](Program& program, Address factors) { program.leave(floats(factors)); })
         .def("norms", [](Program& program, const std::vector<Norm>& norms, const std::vector<Rows>& x,
                          const std::vector<Rows>& y) { program.norms(norms_of(norms), x, y); })
         .def("product", [](Program& program, const Weights& weights, int kernel, const Rows& x,
@@ -127,7 +131,7 @@ void bind_program(py::module_& m) {
              [](const Program& program, int64_t tokens, const Kernels& kernels) {
                  return program.workspace_bytes(tokens, kernels_of(kernels));
              })
-        .def("run", &run, ReleaseGil(), "batch"_a, "sum"_a, "delta"_a, "left"_a, "workspace"_a, "kernels"_a,
+        .def("run", &run, ReleaseGil(), "batch"_a, "sum"_a, "pending"_a, "left"_a, "workspace"_a, "kernels"_a,
              "lists"_a, "pages"_a, "stream"_a);
 }
 

@@ -12,30 +12,36 @@ namespace cuda {
 namespace {
 
 // x: (t, h). delta: (t, h) or none. weight: (h) or none. y: (t, h) contiguous.
-NormParams norm(int64_t t, int64_t h, const View& x, const View& delta, Address weight, float eps,
-                const View& y) {
-    return {t,
-            h,
-            values(x, t * h),
-            x.stride,
-            x.dtype,
-            values(delta, kMaybe),
-            delta.stride,
-            delta.dtype,
-            apcbatch::floats(weight, kMaybe),
-            eps,
-            values(y, t * h),
-            y.dtype};
+SumNormParams norm(int64_t t, int64_t h, const View& x, const View& delta, Address weight, float eps,
+                   const View& y) {
+    SumNormParams p;
+    p.t = t;
+    p.h = h;
+    p.x = values(x, t * h);
+    p.x_stride = x.stride;
+    p.x_dtype = x.dtype;
+    p.delta = values(delta, kMaybe);
+    p.delta_stride = delta.stride;
+    p.delta_dtype = delta.dtype;
+    p.weight = apcbatch::floats(weight, kMaybe);
+    p.eps = eps;
+    p.y = values(y, t * h);
+    p.y_dtype = y.dtype;
+    return p;
 }
 
-void bound_rms_norms(const std::vector<NormParams>& norms, Address stream) {
+void bound_rms_norms(const std::vector<SumNormParams>& norms, Address stream) {
     const py::gil_scoped_release released;
     rms_norms(norms.data(), int(norms.size()), stream_of(stream));
 }
 
+// factors: (h) or none. aside: (t, h) contiguous or none.
 void bound_rms_norm(int64_t t, int64_t h, const View& x, const View& delta, Address weight, float eps,
-                    const View& y, Address stream) {
-    rms_norm(norm(t, h, x, delta, weight, eps, y), stream_of(stream));
+                    const View& y, Address factors, Address aside, Address stream) {
+    SumNormParams p = norm(t, h, x, delta, weight, eps, y);
+    p.factors = apcbatch::floats(factors, kMaybe);
+    p.aside = apcbatch::floats(aside, kMaybe);
+    rms_norm(p, stream_of(stream));
 }
 
 // gate, up, y: (t, f), of one type.
@@ -131,7 +137,7 @@ void bind_rows(py::module_& m) {
     m.attr("MOST_HEAD_DIM") = kMostHeadDim;
     m.attr("SPLIT_TOKENS") = kSplitTokens;
     m.attr("MOST_SPLIT_HEADS") = kMostSplitHeads;
-    py::class_<NormParams>(m, "Norm").def(py::init(&norm));
+    py::class_<SumNormParams>(m, "Norm").def(py::init(&norm));
     m.def("rms_norms", &bound_rms_norms);
     m.def("rms_norm", &bound_rms_norm, ReleaseGil());
     m.def("silu_mul", &bound_silu_mul, ReleaseGil());

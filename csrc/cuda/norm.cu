@@ -11,21 +11,35 @@ namespace {
 
 constexpr int kWideThreads = 256;
 constexpr std::int64_t kNarrowRow = 256;  // maximum columns of a row that one warp processes
-constexpr int kHeldQuads = 4;             // quads per thread if a block holds the row in registers
+constexpr int kMostQuads = 4;             // maximum quads per thread if a block holds the row in registers
+
+// Adds aside + delta * factors to x.
+template <int kStep>
+__device__ __forceinline__ void add_delta(const SumNormParams& p, float (&x)[4], const float (&delta)[4],
+                                          const float (&factors)[4], const float (&aside)[4]) {
+#pragma unroll
+    for (int i = 0; i < kStep; ++i) {
+        float addend = delta[i];
+        if (p.factors) addend = __fmul_rn(addend, factors[i]);
+        if (p.aside) addend = __fadd_rn(aside[i], addend);
+        x[i] = __fadd_rn(x[i], addend);
+    }
+}
 
 template <int kThreads, int kStep, class X, class Delta, class Y>
-__device__ __forceinline__ void norm_row(const NormParams& p, std::int64_t row) {
+__device__ __forceinline__ void norm_row(const SumNormParams& p, std::int64_t row) {
     X* x = static_cast<X*>(p.x) + row * p.x_stride;
     const Delta* delta = p.delta ? static_cast<const Delta*>(p.delta) + row * p.delta_stride : nullptr;
     Y* y = static_cast<Y*>(p.y) + row * p.h;
     float sum = 0.0f;
     for (std::int64_t at = threadIdx.x * kStep; at < p.h; at += kThreads * kStep) {
-        float value[4], addend[4];
+        float value[4], addend[4], factors[4], aside[4];
         load<kStep>(x + at, value);
         if (delta) {
             load<kStep>(delta + at, addend);
-#pragma unroll
-            for (int i = 0; i < kStep; ++i) value[i] += addend[i];
+            if (p.factors) load<kStep>(p.factors + at, factors);
+            if (p.aside) load<kStep>(p.aside + row * p.h + at, aside);
+            add_delta<kStep>(p, value, addend, factors, aside);
             store<kStep>(value, x + at);
         }
 #pragma unroll
@@ -43,14 +57,14 @@ __device__ __forceinline__ void norm_row(const NormParams& p, std::int64_t row) 
 }
 
 template <int kThreads, int kStep, class X, class Delta, class Y>
-__global__ void __launch_bounds__(kThreads) rms_norm_kernel(NormParams p) {
+__global__ void __launch_bounds__(kThreads) rms_norm_kernel(const __grid_constant__ SumNormParams p) {
     let_next_begin();
     await_before();
     norm_row<kThreads, kStep, X, Delta, Y>(p, blockIdx.x);
 }
 
 struct NarrowNorms {
-    NormParams parts[kMostNorms];
+    SumNormParams parts[kMostNorms];
 };
 
 template <class X, class Y>
@@ -61,44 +75,47 @@ __global__ void __launch_bounds__(32) narrow_norms_kernel(const __grid_constant_
 }
 
 // The same for rows that fit in a block's registers: issues all loads at once and reads each element once.
-template <class X, class Delta, class Y>
-__global__ void __launch_bounds__(kWideThreads) held_rms_norm_kernel(NormParams p) {
+template <int kQuads, class X, class Delta, class Y>
+__global__ void __launch_bounds__(kWideThreads)
+    held_rms_norm_kernel(const __grid_constant__ SumNormParams p) {
     let_next_begin();
     const std::int64_t row = blockIdx.x;
     X* x = static_cast<X*>(p.x) + row * p.x_stride;
     const Delta* delta = p.delta ? static_cast<const Delta*>(p.delta) + row * p.delta_stride : nullptr;
     Y* y = static_cast<Y*>(p.y) + row * p.h;
-    float value[kHeldQuads][4] = {}, addend[kHeldQuads][4] = {}, weight[kHeldQuads][4];
+    float value[kQuads][4] = {}, addend[kQuads][4] = {}, weight[kQuads][4];
+    float factors[kQuads][4], aside[kQuads][4];
 #pragma unroll
-    for (int j = 0; j < kHeldQuads; ++j) {
+    for (int j = 0; j < kQuads; ++j) {
         const int at = (j * kWideThreads + int(threadIdx.x)) * 4;
 #pragma unroll
         for (int i = 0; i < 4; ++i) weight[j][i] = 1.0f;
         if (p.weight && at < p.h) load<4>(p.weight + at, weight[j]);
+        if (p.factors && at < p.h) load<4>(p.factors + at, factors[j]);
     }
     await_before();
 #pragma unroll
-    for (int j = 0; j < kHeldQuads; ++j) {
+    for (int j = 0; j < kQuads; ++j) {
         const int at = (j * kWideThreads + int(threadIdx.x)) * 4;
         if (at >= p.h) continue;
         load<4>(x + at, value[j]);
         if (delta) load<4>(delta + at, addend[j]);
+        if (p.aside) load<4>(p.aside + row * p.h + at, aside[j]);
     }
     float sum = 0.0f;
 #pragma unroll
-    for (int j = 0; j < kHeldQuads; ++j) {
+    for (int j = 0; j < kQuads; ++j) {
         const int at = (j * kWideThreads + int(threadIdx.x)) * 4;
-        if (delta) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) value[j][i] += addend[j][i];
-            if (at < p.h) store<4>(value[j], x + at);
+        if (delta && at < p.h) {
+            add_delta<4>(p, value[j], addend[j], factors[j], aside[j]);
+            store<4>(value[j], x + at);
         }
 #pragma unroll
         for (int i = 0; i < 4; ++i) sum = fmaf(value[j][i], value[j][i], sum);
     }
     const float factor = 1.0f / sqrtf(block_sum<kWideThreads>(sum) / float(p.h) + p.eps);
 #pragma unroll
-    for (int j = 0; j < kHeldQuads; ++j) {
+    for (int j = 0; j < kQuads; ++j) {
         const int at = (j * kWideThreads + int(threadIdx.x)) * 4;
         if (at >= p.h) continue;
 #pragma unroll
@@ -108,14 +125,16 @@ __global__ void __launch_bounds__(kWideThreads) held_rms_norm_kernel(NormParams 
 }
 
 template <class X, class Delta, class Y>
-void launch_rms_norm(const NormParams& p, bool quads, cudaStream_t stream) {
+void launch_rms_norm(const SumNormParams& p, bool quads, cudaStream_t stream) {
     const auto start = [&](auto kernel, unsigned threads) {
         launch_dependent(kernel, dim3(unsigned(p.t)), threads, 0, stream, "rms_norm", p);
     };
     if (p.h <= kNarrowRow) {
         start(rms_norm_kernel<32, 1, X, Delta, Y>, 32);
-    } else if (quads && p.h <= kHeldQuads * kWideThreads * 4) {
-        start(held_rms_norm_kernel<X, Delta, Y>, kWideThreads);
+    } else if (quads && p.h <= kMostQuads / 2 * kWideThreads * 4) {
+        start(held_rms_norm_kernel<kMostQuads / 2, X, Delta, Y>, kWideThreads);
+    } else if (quads && p.h <= kMostQuads * kWideThreads * 4) {
+        start(held_rms_norm_kernel<kMostQuads, X, Delta, Y>, kWideThreads);
     } else if (quads) {
         start(rms_norm_kernel<kWideThreads, 4, X, Delta, Y>, kWideThreads);
     } else {
@@ -142,11 +161,13 @@ __global__ void __launch_bounds__(kWideThreads) silu_mul_kernel(SiluMulParams p)
 
 }  // namespace
 
-void rms_norm(const NormParams& p, cudaStream_t stream) {
+void rms_norm(const SumNormParams& p, cudaStream_t stream) {
     if (p.t == 0) return;
     const bool quads = may_quad(p.x, p.x_stride, p.h, p.x_dtype) && may_quad(p.y, p.h, p.h, p.y_dtype) &&
                        may_quad(p.weight, p.h, p.h, DType::float32) &&
-                       may_quad(p.delta, p.delta_stride, p.h, p.delta_dtype);
+                       may_quad(p.delta, p.delta_stride, p.h, p.delta_dtype) &&
+                       may_quad(p.factors, p.h, p.h, DType::float32) &&
+                       may_quad(p.aside, p.h, p.h, DType::float32);
     with_element(p.y_dtype, [&](auto y) {
         if (p.delta) {
             with_element(p.delta_dtype, [&](auto delta) {
@@ -159,7 +180,7 @@ void rms_norm(const NormParams& p, cudaStream_t stream) {
     });
 }
 
-void rms_norms(const NormParams* parts, int count, cudaStream_t stream) {
+void rms_norms(const SumNormParams* parts, int count, cudaStream_t stream) {
     NarrowNorms norms = {};
     bool alike = count > 1 && count <= kMostNorms && parts[0].t > 0;
     for (int i = 0; alike && i < count; ++i) {

@@ -39,7 +39,7 @@ struct Program::Run {
     const ProgramPass& pass;
     cudaStream_t stream;
     std::int64_t t;
-    const float* delta;  // what the next norm adds to the sum
+    const float *delta, *factors, *aside;  // what the next norm adds to the sum
     std::vector<std::size_t> begins;
     void* parts;  // sums of the pieces of a product
 
@@ -57,24 +57,31 @@ int Program::buffer(std::int64_t bytes) {
     return int(used_++);
 }
 
-void Program::norm(const NormParams& params, const Rows& y) {
+void Program::norm(const SumNormParams& params, const Rows& y) {
     ops_.emplace_back([=](Run& run) {
-        NormParams p = params;
+        SumNormParams p = params;
         p.t = run.t;
         p.x = run.pass.sum;
         p.delta = run.delta;
+        p.factors = run.factors;
+        p.aside = run.aside;
         p.x_stride = p.delta_stride = p.h;
         p.y = run.at(y);
         p.y_dtype = y.dtype;
         rms_norm(p, run.stream);
         run.delta = run.pass.left;
+        run.aside = nullptr;
     });
 }
 
-void Program::norms(const std::vector<NormParams>& params, const std::vector<Rows>& x,
+void Program::leave(const float* factors) {
+    ops_.emplace_back([=](Run& run) { run.factors = factors; });
+}
+
+void Program::norms(const std::vector<SumNormParams>& params, const std::vector<Rows>& x,
                     const std::vector<Rows>& y) {
     ops_.emplace_back([=](Run& run) {
-        std::vector<NormParams> all = params;
+        std::vector<SumNormParams> all = params;
         for (std::size_t i = 0; i < all.size(); ++i) {
             all[i].t = run.t;
             all[i].x = run.at(x[i]);
@@ -237,7 +244,7 @@ std::size_t Program::workspace_bytes(std::int64_t tokens, const std::vector<Chai
 }
 
 void Program::run(const ProgramPass& pass, cudaStream_t stream) const {
-    Run run = {pass, stream, pass.batch.num_tokens, pass.delta, {}, nullptr};
+    Run run = {pass, stream, pass.batch.num_tokens, pass.delta, pass.factors, pass.aside, {}, nullptr};
     std::size_t begin = 0;
     for (const std::int64_t each : bytes_) {
         run.begins.push_back(begin);

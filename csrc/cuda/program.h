@@ -35,14 +35,15 @@ struct ChainKernel {
     LibraryChoice choice;
 };
 
-// A pass. sum: (t, h) float32, the residual stream, to which delta is added. delta: (t, h) float32 or null.
+// A pass. sum: (t, h) float32, the residual stream, to which delta is added. delta: (t, h) float32 or null,
+// with its factors and aside: see SumNormParams.
 // left: (t, h) float32, the output of the last sub-block. workspace: workspace_bytes bytes, aligned to 256.
 // kernels: of each product shape. page_table: (b, pages), and the rest, for attention: see AttentionParams
 // and KvParams.
 struct ProgramPass {
     Batch batch;
     float* sum;
-    const float* delta;
+    const float *delta, *factors, *aside;
     float* left;
     void* workspace;
     std::vector<ChainKernel> kernels;
@@ -61,8 +62,11 @@ class Program {
     std::size_t size() const { return ops_.size(); }
 
     // Add a launch. Parameters lack the pass's sizes, lists, inputs and outputs.
-    void norm(const NormParams& params, const Rows& y);  // of the residual
-    void norms(const std::vector<NormParams>& params, const std::vector<Rows>& x, const std::vector<Rows>& y);
+    void norm(const SumNormParams& params, const Rows& y);  // of the residual
+    // factors: (h) or null, of the columns of what this sub-block leaves.
+    void leave(const float* factors);
+    void norms(const std::vector<SumNormParams>& params, const std::vector<Rows>& x,
+               const std::vector<Rows>& y);
     void product(const ChainWeights& weights, int kernel, const Rows& x, const Rows& y);
     void scale(const float* factors, std::int64_t columns, const Rows& x, const Rows& y);
     void conv(const ConvParams& params, const Rows& x, const Rows& y);

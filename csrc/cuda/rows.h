@@ -13,11 +13,19 @@ namespace cuda {
 constexpr std::int64_t kMostChoices = 1024;  // maximum columns of softmax_topk and route
 constexpr std::int64_t kMostHeadDim = 256;
 
-void rms_norm(const NormParams& params, cudaStream_t stream);
+// RMS norm with a delta that is finished first: x += aside + delta * factors, each operation rounded to
+// float32.
+struct SumNormParams : NormParams {
+    const float* factors = nullptr;  // (h) or null
+    const float* aside = nullptr;    // (t, h), row stride h; or null
+};
 
-// Computes several independent norms. At most kMostNorms of narrow rows and equal types run in one launch.
+void rms_norm(const SumNormParams& params, cudaStream_t stream);
+
+// Computes several independent norms, without a delta. At most kMostNorms of narrow rows and equal types run
+// in one launch.
 constexpr int kMostNorms = 3;
-void rms_norms(const NormParams* params, int count, cudaStream_t stream);
+void rms_norms(const SumNormParams* params, int count, cudaStream_t stream);
 void silu_mul(const SiluMulParams& params, cudaStream_t stream);
 
 // Arguments of the choice and weights of a mixture's experts: those of softmax_topk without a bias, of

@@ -11,6 +11,7 @@ import torch
 from apcbatch.kernels import arguments
 from apcbatch.kernels.arguments import CPU, PAGE_TOKENS, view
 from apcbatch.kernels.cpu.backend import CpuBackend
+from apcbatch.kernels.cuda.residual import DeviceResidual
 from apcbatch.kernels.layer import Residual
 from apcbatch.kernels.processor import num_threads, set_threads
 
@@ -89,9 +90,11 @@ def test_a_dimension_of_one_has_any_stride() -> None:
         view(torch.empty_strided((3, 2, 4), (40, 7, 1)), "x")
 
 
-def test_what_a_part_left_is_added_once() -> None:
+@pytest.mark.parametrize("kind", [Residual, DeviceResidual])
+def test_what_a_part_left_is_added_once(kind: type[Residual]) -> None:
     """Catches a residual to which a part's result is added again, or not at all."""
-    stream = Residual(torch.ones(2, 3), torch.zeros(2, 3))
+    stream = kind(torch.ones(2, 3), torch.full((2, 3), 7.0))
+    assert torch.equal(stream.settled(), torch.ones(2, 3))
     stream.leave(torch.ones(2, 3))
     for _ in range(2):
         assert torch.equal(stream.settled(), torch.full((2, 3), 2.0)) and not stream.has_delta

@@ -15,7 +15,7 @@ from apcbatch.kernels.backend import StackEntry
 from apcbatch.kernels.cuda import program
 from apcbatch.kernels.cuda.mamba import DeviceMamba
 from apcbatch.kernels.cuda.program import DeviceStack, Program
-from apcbatch.kernels.layer import Residual
+from apcbatch.kernels.cuda.residual import DeviceResidual
 from apcbatch.kernels.ragged import Ragged
 from apcbatch.model.arena import StateArena
 from apcbatch.model.batch import Batch
@@ -99,7 +99,7 @@ def passed(
     """The residual stream after the mixers, what is left to add to it, and the states. calls: one for all, one for
     each, or 0 for their ops."""
     parts, states = device_mixers(mixers)
-    residual = Residual(begin.clone(), begin)
+    residual = DeviceResidual(begin.clone(), begin)
     with patch.context() as during:
         during.setattr(program.torch, "empty", poisoned)
         during.setattr(program.torch, "empty_like", lambda like: poisoned(like.shape, dtype=like.dtype))
@@ -134,7 +134,7 @@ def test_leave_to_the_ops_what_they_do_not_take() -> None:
     def taken(batch: Ragged, *mixers: RandomMixer) -> bool:
         begin, launches = torch.randn(batch.num_tokens, size[0]), Program(size[0], CUDA)
         are_listed = [launches.add(part) for part in device_mixers(list(mixers))[0]]
-        return all(are_listed) and launches(Residual(begin, begin), SimpleNamespace(ragged=batch))
+        return all(are_listed) and launches(DeviceResidual(begin, begin), SimpleNamespace(ragged=batch))
 
     plain = random_mixer(size)
     assert taken(few, plain) and taken(few, plain, random_mixer(size, norms="plain"))

@@ -12,6 +12,7 @@ from apcbatch.kernels.arguments import PAGE_TOKENS
 from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.cuda.backend import CudaBackend
 from apcbatch.kernels.cuda.linear import FIXED_ORDER_ROWS
+from apcbatch.kernels.layer import PreNorm
 
 EXACT, ops = (CudaBackend(torch.device("cuda", 0), exact) for exact in (True, False))
 
@@ -47,6 +48,38 @@ def test_norms(columns: int, dtype: torch.dtype) -> None:
     assert torch.equal(residual, kept + x.float())
     exact = residual.double() * (residual.double().pow(2).mean(1, keepdim=True) + eps).rsqrt()
     assert close(normed, exact, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("columns", [16, 257, 768, 2560, 4096, 4100])
+def test_a_norm_finishes_what_sub_blocks_left(columns: int, dtype: torch.dtype) -> None:
+    """Catches a factor that is left out or taken from another column, an output in parallel that is lost or scaled, a
+    rounding that is moved, and a norm that is shared although the sum has changed."""
+    rows, norm, other = random.randrange(1, 70), PreNorm(draw(columns), 1e-5), PreNorm(draw(columns), 1e-5)
+    sums, first, left, right = (draw(rows, columns) for _ in range(4))
+    own, factors = draw(columns), draw(columns)
+    residual = ops.residual(sums.clone())
+    residual.leave(first, own)
+    plain = sums + first * own
+    normed = ops.normed(residual, norm, dtype)
+    assert torch.equal(residual.sum, plain)
+    assert torch.equal(normed, ops.rms_norm(plain, norm.weight, norm.eps, dtype))
+    residual.leave(left, own)
+    before = residual.beside()
+    assert ops.normed(residual, norm, dtype) is normed
+    assert torch.equal(ops.normed(residual, other, dtype), ops.rms_norm(plain, other.weight, other.eps, dtype))
+    residual.leave(right, factors)
+    residual.join(before)
+    plain += left * own + right * factors
+    chosen = residual.rows(torch.tensor([rows - 1], device="cuda"))
+    for stream, expected in ((chosen, plain[-1:]), (residual, plain)):
+        normed = ops.normed(stream, norm, dtype)
+        assert torch.equal(stream.sum, expected)
+        assert torch.equal(normed, ops.rms_norm(expected, norm.weight, norm.eps, dtype))
+    residual.leave(left, factors)
+    residual.join(first)
+    assert torch.equal(residual.settled(), plain + (first + left * factors))
+    assert torch.equal(ops.normed(residual, norm, dtype), ops.rms_norm(residual.sum, norm.weight, norm.eps, dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -47,10 +47,14 @@ def route(
 
 def run_expert(expert: Expert[DeviceLinear], x: torch.Tensor) -> torch.Tensor:
     """Compute the expert's output. x: (t, h) in the weights' dtype. Returns (t, h) float32."""
+    return ops.linear(inner_of(expert, x), expert.down, out_dtype=torch.float32)
+
+
+def inner_of(expert: Expert[DeviceLinear], x: torch.Tensor) -> torch.Tensor:
+    """Compute the input of the expert's last product, (t, f)."""
     f = expert.down.in_features
     gate_up = ops.linear(x, expert.gate_up)  # (t, h) -> (t, 2f) or (t, f)
-    inner = ops.silu_mul(gate_up[:, :f], gate_up[:, f:]) if expert.is_gated else torch.relu(gate_up).square_()
-    return ops.linear(inner, expert.down, out_dtype=torch.float32)
+    return ops.silu_mul(gate_up[:, :f], gate_up[:, f:]) if expert.is_gated else torch.relu(gate_up).square_()
 
 
 class DeviceMlp:
@@ -63,10 +67,10 @@ class DeviceMlp:
 
     def __call__(self, residual: Residual, _: Ragged) -> None:
         x = ops.normed(residual, self._norm, self._expert.down.dtype)
+        if self._gate is None:
+            return ops.leave(residual, inner_of(self._expert, x), self._expert.down)
         y = run_expert(self._expert, x)
-        if self._gate is not None:
-            y.mul_(ops.linear(x, self._gate, out_dtype=torch.float32).sigmoid_())  # (t, h) * (t, 1)
-        residual.leave(y)
+        residual.leave(y.mul_(ops.linear(x, self._gate, out_dtype=torch.float32).sigmoid_()))  # (t, h) * (t, 1)
 
     def list_launches(self, program: Program) -> None:
         """See apcbatch.kernels.cuda.program.Listed."""

@@ -67,7 +67,7 @@ class DeviceHeadMixer:
         x = ops.causal_conv(projected[:, : self._channels], w.conv_weight, self._conv_bias, self._conv, batch)
         y = self.scan(x, projected[:, self._channels + self._values :], batch)
         y = self.gated_norm(y, projected[:, self._channels : self._channels + self._values])
-        residual.leave(ops.linear(y, w.out_proj, out_dtype=torch.float32))  # (t, Hv V) -> (t, h)
+        ops.leave(residual, y, w.out_proj)  # (t, Hv V) -> (t, h)
 
     def list_launches(self, program: Program) -> None:
         """See apcbatch.kernels.cuda.program.Listed."""

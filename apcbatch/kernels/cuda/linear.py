@@ -7,6 +7,7 @@ fixed-order products of up to FIXED_ORDER_ROWS rows. For more rows, cuBLAS picks
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 
@@ -47,6 +48,11 @@ class DeviceLinear:
     def fixed_order_for(self, rows: int) -> FixedOrderProducts | None:
         """Return the fixed-order products if they multiply this number of rows; None if torch.mm does."""
         return self.fixed_order if self.exact or rows <= FIXED_ORDER_ROWS else None
+
+    @cached_property
+    def unscaled(self) -> DeviceLinear:
+        """The same weights without their scale."""
+        return replace(self, scale=None)
 
     def in_one_piece(self) -> DeviceLinear:
         """Return the same weights with one sum over all inputs."""

@@ -14,7 +14,8 @@ from apcbatch.kernels.arguments import PAGE_TOKENS, address, require_one_dtype
 from apcbatch.kernels.cuda.batch import DeviceBatch, batch_on
 from apcbatch.kernels.cuda.extension import DTYPE_CODES, current_stream, extension
 from apcbatch.kernels.cuda.linear import DeviceLinear, product
-from apcbatch.kernels.layer import Residual
+from apcbatch.kernels.cuda.residual import DeviceResidual
+from apcbatch.kernels.layer import PreNorm, Residual
 from apcbatch.kernels.ops import Ops
 from apcbatch.kernels.ragged import Ragged
 
@@ -27,9 +28,41 @@ class CudaOps(Ops[DeviceLinear]):
     _codes: ClassVar[Mapping[torch.dtype, int]] = DTYPE_CODES
     lanes = 0  # threads per channel in a scan: 1, 2, 4 or 8; 0: the kernel chooses. The bits are the same for all
 
-    def residual(self, begin: torch.Tensor, present: torch.Tensor | None = None) -> Residual:
+    def residual(self, begin: torch.Tensor, present: torch.Tensor | None = None) -> DeviceResidual:
         """See Ops."""
-        return Residual(begin, begin, present)
+        return DeviceResidual(begin, begin, present)
+
+    def normed(self, residual: Residual, norm: PreNorm, dtype: torch.dtype) -> torch.Tensor:
+        """See Ops. Sub-blocks in parallel share one result, so nothing may overwrite it."""
+        assert isinstance(residual, DeviceResidual)
+        sums, delta, factors, aside = residual.sum, None, None, None
+        if residual.has_delta:
+            delta, factors, aside = residual.delta, residual.factors, residual.aside
+        elif residual.normed is not None and residual.normed[0] is norm and residual.normed[1].dtype == dtype:
+            return residual.normed[1]
+        y = self._norm(sums, delta, norm.weight, norm.eps, dtype, factors, aside)
+        residual.normed = norm, y
+        return y
+
+    def leave(self, residual: Residual, x: torch.Tensor, packed: DeviceLinear) -> None:
+        """Leave x W^T (* scale), the output of a sub-block: x (t, in) times weights (h, in)."""
+        assert isinstance(residual, DeviceResidual)
+        residual.leave(self.linear(x, packed.unscaled, out_dtype=torch.float32), packed.scale)
+
+    def _norm(
+        self,
+        x: torch.Tensor,
+        delta: torch.Tensor | None,
+        weight: torch.Tensor | None,
+        eps: float,
+        out_dtype: torch.dtype,
+        factors: torch.Tensor | None = None,
+        aside: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Add aside + delta * factors to x, then norm it: see DeviceResidual."""
+        arguments, y, _alive = self._norm_arguments(x, delta, weight, eps, out_dtype)
+        self._launch("rms_norm", x, *arguments, address(factors), address(aside))
+        return y
 
     def rms_norms(
         self,

@@ -16,6 +16,7 @@ from apcbatch.kernels.cuda.batch import DeviceBatch, batch_on
 from apcbatch.kernels.cuda.extension import ALIGNMENT, DTYPE_CODES, current_stream, extension
 from apcbatch.kernels.cuda.fixed_order import ProductShape
 from apcbatch.kernels.cuda.linear import DeviceLinear
+from apcbatch.kernels.cuda.residual import DeviceResidual
 from apcbatch.kernels.layer import PreNorm, Residual
 
 
@@ -57,17 +58,18 @@ class Program:
         self._shapes: dict[ProductShape, int] = {}
         self._slots: list[int] = []  # numbers of state slots
         self._has_attention = False
+        self._factors: torch.Tensor | None = None  # of what the last sub-block leaves
 
     def add(self, part: Listed) -> bool:
         """Add a sub-block's launches. Returns False, with nothing added, if they cannot be listed."""
         count = self.launches.size()
-        before = dict(self._shapes), list(self._slots), self._has_attention
+        before = dict(self._shapes), list(self._slots), self._has_attention, self._factors
         self.launches.begin()
         try:
             part.list_launches(self)
         except UnlistedError:
             self.launches.truncate(count)
-            self._shapes, self._slots, self._has_attention = before
+            self._shapes, self._slots, self._has_attention, self._factors = before
             return False
         return True
 
@@ -92,7 +94,9 @@ class Program:
     def leave(self, x: Rows, packed: DeviceLinear) -> None:
         """Add a product with weights (h, in), whose result becomes the residual's delta."""
         require(packed.out_features == self.hidden)
-        self._multiply(x, packed, Rows(extension().LEFT, 0, self.hidden, torch.float32))
+        self._multiply(x, packed.unscaled, Rows(extension().LEFT, 0, self.hidden, torch.float32))
+        self._factors = packed.scale
+        self.launches.leave(address(packed.scale))
 
     def convolved(
         self, x: Rows, weight: torch.Tensor, bias: torch.Tensor | None, state: torch.Tensor, has_silu: bool = True
@@ -149,10 +153,13 @@ class Program:
             return False
         workspace = torch.empty(self.launches.workspace_bytes(rows, kernels), dtype=torch.uint8, device=sums.device)
         left = torch.empty_like(sums)
-        delta = residual.delta.data_ptr() if residual.has_delta else 0
-        pointers = sums.data_ptr(), delta, left.data_ptr(), workspace.data_ptr()
+        assert isinstance(residual, DeviceResidual)
+        delta = residual.delta.data_ptr(), address(residual.factors), address(residual.aside)
+        pending = delta if residual.has_delta else (0, 0, 0)
+        pointers = sums.data_ptr(), pending, left.data_ptr(), workspace.data_ptr()
         self.launches.run(on_device.params, *pointers, kernels, lists, pages, current_stream())
-        residual.leave(left)
+        residual.leave(left, self._factors)
+        residual.normed = None
         return True
 
     def _fit(self, sums: torch.Tensor, batch: DeviceBatch) -> bool:

@@ -25,7 +25,7 @@ class DeviceShortConv:
         normed = ops.normed(residual, self._norm, w.in_proj.dtype)
         B, C, x = ops.linear(normed, w.in_proj).chunk(3, 1)  # (t, h) -> (t, 3h)
         y = ops.causal_conv(B * x, w.conv_weight, None, self._conv, batch, has_silu=False)
-        residual.leave(ops.linear(C * y, w.out_proj, out_dtype=torch.float32))  # (t, h) -> (t, h)
+        ops.leave(residual, C * y, w.out_proj)  # (t, h) -> (t, h)
 
     def list_launches(self, program: Program) -> None:
         """See apcbatch.kernels.cuda.program.Listed."""
