@@ -66,13 +66,13 @@ RoutingParams routing(int64_t t, int64_t n, int64_t k, const View& logits, Addre
 
 void bound_softmax_topk(int64_t t, int64_t n, int64_t k, const View& logits, Address weights, Address indices,
                         Address stream) {
-    route(routing(t, n, k, logits, weights, indices), stream_of(stream));
+    route(routing(t, n, k, logits, weights, indices), nullptr, nullptr, stream_of(stream));
 }
 
-// bias: (n) or none. The others: see routing.
+// bias: (n), present: (1), grouped: GROUPS_BYTES + 4 t k bytes, or none of these. The others: see routing.
 void bound_route(int64_t t, int64_t n, int64_t k, const View& logits, Address bias, int64_t groups,
                  int64_t top_groups, bool is_normalised, float eps, float scale, Address weights,
-                 Address indices, Address stream) {
+                 Address indices, Address present, Address grouped, Address stream) {
     RoutingParams params = routing(t, n, k, logits, weights, indices);
     params.bias = apcbatch::floats(bias, kMaybe);
     params.groups = groups;
@@ -80,7 +80,8 @@ void bound_route(int64_t t, int64_t n, int64_t k, const View& logits, Address bi
     params.is_normalised = is_normalised;
     params.eps = eps;
     params.scale = scale;
-    route(params, stream_of(stream));
+    route(params, apcbatch::integers(present, kMaybe), static_cast<Groups*>(pointer(grouped)),
+          stream_of(stream));
 }
 
 // logits: (t, n) float32. tokens: (t), written if `choose`, else read. logprobs: (t) or none.

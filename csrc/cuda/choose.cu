@@ -7,6 +7,7 @@
 #include <climits>
 
 #include "dependent_launch.cuh"
+#include "experts.h"
 #include "quads.cuh"
 #include "rows.h"
 #include "vector_math.cuh"
@@ -26,13 +27,18 @@ __device__ __forceinline__ Best better(Best a, Best b) {
 
 __device__ __forceinline__ Best none() { return {-INFINITY, INT_MAX}; }
 
+// Numbers that are ordered like floats, in which -0 and 0 are equal. No float is NaN.
+__device__ __forceinline__ unsigned ordered(float value) {
+    const unsigned bits = __float_as_uint(__fadd_rn(value, 0.0f));
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+// No value is NaN.
 __device__ __forceinline__ Best warp_best(Best best) {
-#pragma unroll
-    for (int lane = 16; lane > 0; lane /= 2) {
-        best = better(best, Best{__shfl_xor_sync(0xffffffffu, best.value, lane),
-                                 __shfl_xor_sync(0xffffffffu, best.index, lane)});
-    }
-    return best;
+    const unsigned mine = ordered(best.value), highest = __reduce_max_sync(0xffffffffu, mine);
+    const int index = int(__reduce_min_sync(0xffffffffu, mine == highest ? unsigned(best.index) : INT_MAX));
+    const unsigned its = __ballot_sync(0xffffffffu, mine == highest && best.index == index);
+    return {__shfl_sync(0xffffffffu, best.value, __ffs(int(its)) - 1), index};
 }
 
 constexpr int kTopkWarps = 4;
@@ -47,84 +53,173 @@ struct TopTwo {
     }
 };
 
-// Replaces the scores of all groups but the top_groups by minus infinity. A lane holds every 32nd score in
-// `mine`. sums: scratch for a number for each group. The lower group comes first on ties.
-__device__ __forceinline__ void keep_top_groups(const TopkParams& p, int lane, float* mine, float* sums) {
-    const int columns = int(p.n / p.groups), groups = int(p.groups);
-    for (int g = 0; g < groups; ++g) {
-        TopTwo top;
-        for (int i = 0, at = lane; at < p.n; ++i, at += 32) {
-            if (at / columns == g) top.add({mine[i], -INFINITY});
-        }
+// Logits or scores of a row: lane l holds those of the columns l, l + 32, ...
+template <int kEach>
+struct Held {
+    float of[kEach];
+
+    // Calls use(index, column) for each column of the lane.
+    template <class Use>
+    __device__ __forceinline__ static void each(std::int64_t columns, int lane, Use use) {
 #pragma unroll
-        for (int other = 16; other > 0; other /= 2) {
-            top.add({__shfl_xor_sync(0xffffffffu, top.first, other),
-                     __shfl_xor_sync(0xffffffffu, top.second, other)});
+        for (int i = 0; i < kEach; ++i) {
+            if (lane + i * 32 < columns) use(i, lane + i * 32);
         }
-        if (lane == 0) sums[g] = __fadd_rn(top.first, top.second);
     }
-    __syncwarp();
-    for (int i = 0, at = lane; at < p.n; ++i, at += 32) {
-        const int own = at / columns;
-        int before = 0;
-        for (int g = 0; g < groups; ++g) before += sums[g] > sums[own] || (sums[g] == sums[own] && g < own);
-        if (before >= p.top_groups) mine[i] = -INFINITY;
+
+    // Replaces the scores of all groups but the top_groups by minus infinity. sums: scratch for a number for
+    // each group. The lower group comes first on ties.
+    __device__ __forceinline__ void keep_top_groups(const TopkParams& p, int lane, float* sums) {
+        const int columns = int(p.n / p.groups), groups = int(p.groups);
+        for (int g = 0; g < groups; ++g) {
+            TopTwo top;
+            each(p.n, lane, [&](int i, int at) {
+                if (at / columns == g) top.add({of[i], -INFINITY});
+            });
+#pragma unroll
+            for (int other = 16; other > 0; other /= 2) {
+                top.add({__shfl_xor_sync(0xffffffffu, top.first, other),
+                         __shfl_xor_sync(0xffffffffu, top.second, other)});
+            }
+            if (lane == 0) sums[g] = __fadd_rn(top.first, top.second);
+        }
+        __syncwarp();
+        each(p.n, lane, [&](int i, int at) {
+            const int own = at / columns;
+            int before = 0;
+            for (int g = 0; g < groups; ++g)
+                before += sums[g] > sums[own] || (sums[g] == sums[own] && g < own);
+            if (before >= p.top_groups) of[i] = -INFINITY;
+        });
+    }
+};
+
+// Chooses and weights the experts of a row, by a warp. sums: see Held. Calls use(choice, column) in one lane.
+template <bool kSigmoid, int kEach, class Use>
+__device__ __forceinline__ void route_row(const RoutingParams& p, std::int64_t row, float* sums, Use use) {
+    const int lane = threadIdx.x % 32;
+    const float* logits = p.logits + row * p.stride;
+    Held<kEach> mine;
+    const auto each = [&](auto with) { mine.each(p.n, lane, with); };
+    float highest = 0.0f, exponentials = 1.0f;  // of the softmax
+    bool finite = true;
+    each([&](int i, int at) { mine.of[i] = logits[at]; });
+    if constexpr (kSigmoid) {
+        each([&](int i, int at) {
+            const float logit = mine.of[i];
+            mine.of[i] = __fadd_rn(sigmoid(logit), p.bias[at]);
+            finite = finite && isfinite(logit) && isfinite(mine.of[i]);
+        });
+        finite = __all_sync(0xffffffffu, finite);
+        if (p.top_groups < p.groups) mine.keep_top_groups(p, lane, sums);
+    } else {
+        Best best = none();
+        each([&](int i, int at) { best = better(best, Best{mine.of[i], at}); });
+        highest = warp_best(best).value;
+        exponentials = 0.0f;
+        each([&](int i, int) { exponentials += expf(mine.of[i] - highest); });
+        exponentials = warp_sum(exponentials);
+    }
+    float* weights = p.weights + row * p.k;
+    float sum = 0.0f, kept = 0.0f;  // kept: weight of the choice with the lane's number
+    for (int j = 0; j < p.k; ++j) {
+        Best best = none();
+        each([&](int i, int at) { best = better(best, Best{mine.of[i], at}); });
+        best = warp_best(best);
+        if (best.index == INT_MAX) best.index = 0;  // all are NaN
+        each([&](int i, int at) { mine.of[i] = at == best.index ? -INFINITY : mine.of[i]; });
+        const float weight = !kSigmoid ? expf(best.value - highest) / exponentials
+                             : finite  ? sigmoid(logits[best.index])
+                                       : NAN;
+        sum = __fadd_rn(sum, weight);
+        kept = j % 32 == lane ? weight : kept;
+        if (lane == 0) {
+            p.indices[row * p.k + j] = best.index;
+            if (p.k > 32) weights[j] = weight;
+            use(j, best.index);
+        }
+    }
+    const float divisor = p.is_normalised ? __fadd_rn(sum, p.eps) : 1.0f;
+    const auto finished = [&](float weight) { return __fmul_rn(__fdiv_rn(weight, divisor), p.scale); };
+    if (p.k <= 32 && lane < p.k) weights[lane] = finished(kept);
+    if (p.k > 32 && lane == 0) {
+        for (int j = 0; j < p.k; ++j) weights[j] = finished(weights[j]);
     }
 }
 
-// A warp processes a row; a lane holds every 32nd logit or score.
-template <bool kSigmoid>
+template <bool kSigmoid, int kEach>
 __global__ void __launch_bounds__(32 * kTopkWarps) route_kernel(const __grid_constant__ RoutingParams p) {
     __shared__ float sums[kSigmoid ? kTopkWarps : 1][kSigmoid ? kMostChoices : 1];
     let_next_begin();
     await_before();
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int warp = threadIdx.x / 32;
     const std::int64_t row = std::int64_t(blockIdx.x) * kTopkWarps + warp;
-    if (row >= p.t) return;
-    const float* logits = p.logits + row * p.stride;
-    float mine[kMostChoices / 32];
-    float highest = 0.0f, exponentials = 1.0f;  // of the softmax
-    bool finite = true;
-    if constexpr (kSigmoid) {
-        for (int i = 0, at = lane; at < p.n; ++i, at += 32) {
-            mine[i] = __fadd_rn(sigmoid(logits[at]), p.bias[at]);
-            finite = finite && isfinite(logits[at]) && isfinite(mine[i]);
+    if (row < p.t) route_row<kSigmoid, kEach>(p, row, sums[kSigmoid ? warp : 0], [](int, int) {});
+}
+
+// The same for few tokens, and groups them by expert. A block of a warp for each token.
+constexpr int kMostTogether = 32;  // maximum tokens, choices of a token, and groups of experts
+
+template <bool kSigmoid, int kEach>
+__global__ void __launch_bounds__(32 * kMostTogether)
+    route_together_kernel(const __grid_constant__ RoutingParams p, const std::int64_t* present,
+                          Groups* groups) {
+    __shared__ float sums[kSigmoid ? kMostTogether : 1][kMostTogether];
+    __shared__ alignas(16) int chosen[kMostTogether * kMostTogether];  // by pair; past the last, no expert
+    __shared__ unsigned used[kMostExperts / 32];                       // a bit for each expert
+    let_next_begin();
+    const int thread = int(threadIdx.x), warp = thread / 32, tokens = int(p.t), each = int(p.k);
+    const int pairs = each * (present ? int(min(p.t, *present)) : tokens);
+    for (int i = thread; i < kMostExperts / 32; i += 32 * tokens) used[i] = 0;
+    for (int i = thread; i < tokens * kMostTogether; i += 32 * tokens) chosen[i] = INT_MAX;
+    await_before();
+    __syncthreads();
+    route_row<kSigmoid, kEach>(p, warp, sums[kSigmoid ? warp : 0], [&](int choice, int column) {
+        if (warp * each < pairs) chosen[warp * each + choice] = column;
+    });
+    __syncthreads();
+    const int own = thread < pairs ? chosen[thread] : INT_MAX, word = own / 32;
+    const unsigned bit = 1u << own % 32;
+    int place = 0, alike = 0;  // pairs of experts before; earlier pairs of the same expert
+    if (thread < pairs) {
+        for (int i = 0; i < pairs; i += 4) {
+            const int4 four = *reinterpret_cast<const int4*>(chosen + i);
+            const int others[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                place += others[j] < own;
+                alike += others[j] == own && i + j < thread;
+            }
         }
-        finite = __all_sync(0xffffffffu, finite);
-        if (p.top_groups < p.groups) keep_top_groups(p, lane, mine, sums[warp]);
-    } else {
-        Best best = none();
-        for (int i = 0, at = lane; at < p.n; ++i, at += 32) {
-            mine[i] = logits[at];
-            best = better(best, Best{mine[i], at});
-        }
-        highest = warp_best(best).value;
-        exponentials = 0.0f;
-        for (int i = 0, at = lane; at < p.n; ++i, at += 32) exponentials += expf(mine[i] - highest);
-        exponentials = warp_sum(exponentials);
+        pairs_of(groups)[place + alike] = thread;
+        if (alike == 0) atomicOr(&used[word], bit);
     }
-    float* weights = p.weights + row * p.k;
-    float sum = 0.0f;
-    for (std::int64_t j = 0; j < p.k; ++j) {
-        Best best = none();
-        for (int i = 0, at = lane; at < p.n; ++i, at += 32) best = better(best, Best{mine[i], at});
-        best = warp_best(best);
-        if (best.index == INT_MAX) best.index = 0;  // all are NaN
-        if (best.index % 32 == lane) mine[best.index / 32] = -INFINITY;
-        if (lane == 0) {
-            const float weight = !kSigmoid ? expf(best.value - highest) / exponentials
-                                 : finite  ? sigmoid(logits[best.index])
-                                           : NAN;
-            sum = __fadd_rn(sum, weight);
-            p.indices[row * p.k + j] = best.index;
-            weights[j] = weight;
-        }
+    __syncthreads();
+    const auto experts_before = [&](int words) {
+        int count = 0;
+        for (int i = 0; i < words; ++i) count += __popc(used[i]);
+        return count;
+    };
+    if (thread < pairs && alike == 0) {
+        const int rank = experts_before(word) + __popc(used[word] & (bit - 1));
+        groups->expert[rank] = own;
+        groups->begins[rank] = place;
     }
-    if (lane != 0) return;
-    const float divisor = p.is_normalised ? __fadd_rn(sum, p.eps) : 1.0f;
-    for (std::int64_t j = 0; j < p.k; ++j) {
-        weights[j] = __fmul_rn(__fdiv_rn(weights[j], divisor), p.scale);
+    if (thread == 0) {
+        groups->experts = experts_before(kMostExperts / 32);
+        groups->begins[groups->experts] = pairs;
     }
+}
+
+// Calls run with true if the choice is by sigmoids, and with the columns of a lane.
+template <class Run>
+void with_routing(const RoutingParams& p, Run run) {
+    const auto with_rule = [&](auto sigmoid) {
+        if (p.n <= 4 * 32) return run(sigmoid, std::integral_constant<int, 4>());
+        if (p.n <= 16 * 32) return run(sigmoid, std::integral_constant<int, 16>());
+        run(sigmoid, std::integral_constant<int, int(kMostChoices / 32)>());
+    };
+    p.bias ? with_rule(std::true_type()) : with_rule(std::false_type());
 }
 
 constexpr int kRowThreads = 1024;
@@ -208,11 +303,22 @@ __global__ void __launch_bounds__(kRowThreads) logprob_kernel(const __grid_const
 
 }  // namespace
 
-void route(const RoutingParams& p, cudaStream_t stream) {
+void route(const RoutingParams& p, const std::int64_t* present, Groups* groups, cudaStream_t stream) {
     if (p.t == 0) return;
-    const dim3 blocks(unsigned((p.t + kTopkWarps - 1) / kTopkWarps));
-    launch_dependent(p.bias ? route_kernel<true> : route_kernel<false>, blocks, 32 * kTopkWarps, 0, stream,
-                     "route", p);
+    const bool together = groups && p.t <= kMostTogether && p.k <= kMostTogether &&
+                          p.groups <= kMostTogether && p.n <= kMostExperts;
+    with_routing(p, [&](auto sigmoid, auto each) {
+        constexpr bool kSigmoid = decltype(sigmoid)::value;
+        constexpr int kEach = decltype(each)::value;
+        if constexpr (kEach * 32 <= kMostExperts) {
+            if (together)
+                return launch_dependent(route_together_kernel<kSigmoid, kEach>, dim3(1), 32 * unsigned(p.t),
+                                        0, stream, "route", p, present, groups);
+        }
+        const dim3 blocks(unsigned((p.t + kTopkWarps - 1) / kTopkWarps));
+        launch_dependent(route_kernel<kSigmoid, kEach>, blocks, 32 * kTopkWarps, 0, stream, "route", p);
+    });
+    if (groups && !together) group({int(p.t), int(p.k), int(p.n), p.indices, present, groups}, stream);
 }
 
 void logprob(const LogprobParams& p, cudaStream_t stream) {

@@ -10,6 +10,7 @@
 namespace apcbatch {
 namespace cuda {
 
+struct Groups;
 constexpr std::int64_t kMostChoices = 1024;  // maximum columns of softmax_topk and route
 constexpr std::int64_t kMostHeadDim = 256;
 
@@ -36,7 +37,8 @@ struct RoutingParams : TopkParams {
     float eps = 0.0f, scale = 1.0f;
 };
 
-void route(const RoutingParams& params, cudaStream_t stream);
+// groups: null, or where to group the tokens by expert, with present: see Grouping.
+void route(const RoutingParams& params, const std::int64_t* present, Groups* groups, cudaStream_t stream);
 void logprob(const LogprobParams& params, cudaStream_t stream);
 
 // Attention splits its sums at absolute positions that are multiples of kSplitTokens, and joins the splits in

@@ -10,6 +10,7 @@ import torch
 from apcbatch.kernels import reference
 from apcbatch.kernels.cuda.backend import CudaBackend
 from apcbatch.kernels.cuda.experts import GroupedExperts
+from apcbatch.kernels.cuda.extension import current_stream, extension
 from apcbatch.kernels.cuda.feed_forward import DeviceMixture, route
 from apcbatch.kernels.layer import Expert, PreNorm, SigmoidRouting
 
@@ -141,7 +142,7 @@ def test_one_expert_after_the_other(t: int, is_gated: bool, is_exact: bool) -> N
     x, weights = draw(t, hidden), torch.rand(t, k, device="cuda")
     chosen = torch.randint(5, (t, k), device="cuda")
     chosen[:, 1] = (chosen[:, 0] + 1 + chosen[:, 1] % 4) % 5
-    made = make_mixture(parts, k, is_exact)._one_by_one(x, weights, chosen, None)
+    made = make_mixture(parts, k, is_exact)._one_by_one(x, weights, chosen)
     assert close(made, mixed(x, weights, chosen, gate_up, down))
 
 
@@ -156,11 +157,11 @@ def test_experts_at_once_equal_one_by_one(is_gated: bool, t: int, hidden: int, i
     assert mixture.can_capture
     x, (weights, chosen) = draw(t, hidden), ops.softmax_topk(torch.randn(t, experts, device="cuda") * 2, k)
     y = mixture._grouped.mixture(x, weights, chosen, None)
-    assert torch.equal(y, mixture._one_by_one(x, weights, chosen, None))
+    assert torch.equal(y, mixture._one_by_one(x, weights, chosen))
     one = slice(random.randrange(t), None)
     assert torch.equal(mixture._grouped.mixture(x[one].clone(), weights[one], chosen[one], None), y[one])
     many = [torch.cat([part, part.roll(1, 0), part.flip(0)]) for part in (x, weights, chosen)]
-    assert torch.equal(mixture._one_by_one(*many, None)[:t], y)
+    assert torch.equal(mixture._one_by_one(*many)[:t], y)
     assert torch.equal(mixture._grouped.mixture(*many, None)[:t], y)
 
 
@@ -221,6 +222,31 @@ def test_sigmoid_routing_matches_the_reference(experts: int, groups: int, top_gr
         one = random.randrange(301)
         alone = route(logits[one : one + 1].clone(), k, is_normalised, routing)
         assert torch.equal(alone[0][0], weights[one]) and torch.equal(alone[1][0], chosen[one])
+
+
+@pytest.mark.parametrize(("experts", "k"), [(6, 2), (64, 6), (72, 32), (128, 6), (512, 10)])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_few_tokens_are_grouped_where_they_are_chosen(experts: int, k: int, has_bias: bool) -> None:
+    """Catches a pair of another expert or out of order, one that is lost or of padding, an expert listed twice, and
+    weights that depend on where the grouping is made."""
+    sigmoid = (
+        SigmoidRouting(torch.randn(experts, device="cuda"), 2, 1 if k <= experts // 4 else 2) if has_bias else None
+    )
+    for t in (1, 2, 9, 31, 32, 33):
+        logits = torch.randn(t, experts, device="cuda")
+        logits[random.randrange(t)] = random.choice((float("nan"), 0.0))  # one expert chosen again and again; ties
+        present = torch.tensor([random.choice((t, random.randrange(t + 1)))], device="cuda")
+        made, expected = (torch.full_like(GroupedExperts.groups(t, k, logits.device), 0xFF) for _ in range(2))
+        weights, chosen = route(logits, k, True, sigmoid, present, made)
+        alone = route(logits, k, True, sigmoid)
+        assert torch.equal(weights.view(torch.int32), alone[0].view(torch.int32)) and torch.equal(chosen, alone[1])
+        addresses = chosen.data_ptr(), present.data_ptr(), expected.data_ptr()
+        extension().group(t, k, experts, *addresses, current_stream())
+        most, made, expected = extension().MOST_EXPERTS, made.view(torch.int32), expected.view(torch.int32)
+        count, pairs = int(expected[0]), int(present) * k
+        assert int(made[0]) == count == len(chosen[: int(present)].unique())
+        for begin, length in ((1, count), (1 + most, count + 1), (2 + 2 * most, pairs)):
+            assert torch.equal(made[begin : begin + length], expected[begin : begin + length]), (t, begin)
 
 
 def test_softmax_routing_is_normalised() -> None:

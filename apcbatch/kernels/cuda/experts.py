@@ -46,23 +46,31 @@ class GroupedExperts:
         weights: torch.Tensor,
         chosen: torch.Tensor,
         present: torch.Tensor | None,
+        groups: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the weighted sum of each token's experts, (t, h) float32.
 
         x: (t, h) bfloat16 contiguous. weights: (t, k) float32. chosen: (t, k) int64, experts of each token. present:
         (1,) int64, number of real tokens, which come first; None: all. The rows of the other, padding tokens are zero.
+        groups: the tokens by expert; None: they are grouped here.
         Raises ValueError.
         """
         t, k = chosen.shape
         self._require(x)
-        groups = torch.empty(extension().GROUPS_BYTES + 4 * t * k, dtype=torch.uint8, device=x.device)
         y = torch.empty((t, self._hidden), dtype=torch.float32, device=x.device)
         routing = chosen.data_ptr(), address(present)
         with torch.cuda.device(x.device):
-            extension().group(t, k, len(self._experts), *routing, groups.data_ptr(), current_stream())
+            if groups is None:
+                groups = self.groups(t, k, x.device)
+                extension().group(t, k, len(self._experts), *routing, groups.data_ptr(), current_stream())
             rows = self._products(x, weights, k, groups.data_ptr())
             extension().expert_sum(t, k, self._hidden, *routing, rows.data_ptr(), y.data_ptr(), current_stream())
         return y
+
+    @staticmethod
+    def groups(t: int, k: int, device: torch.device) -> torch.Tensor:
+        """Allocate memory for t tokens of k experts, grouped by expert."""
+        return torch.empty(extension().GROUPS_BYTES + 4 * t * k, dtype=torch.uint8, device=device)
 
     def _products(self, x: torch.Tensor, weights: torch.Tensor, k: int, groups: int) -> torch.Tensor:
         """Return each expert's weighted output by (token, expert) pair, (t k, h) float32. Rows of padding pairs stay

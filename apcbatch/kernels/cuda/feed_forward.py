@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from apcbatch.kernels.arguments import view
+from apcbatch.kernels.arguments import address, view
 from apcbatch.kernels.cuda.experts import GroupedExperts
 from apcbatch.kernels.cuda.extension import current_stream, extension
 from apcbatch.kernels.cuda.linear import DeviceLinear
@@ -18,11 +18,17 @@ from apcbatch.kernels.ragged import Ragged
 
 
 def route(
-    logits: torch.Tensor, k: int, is_normalised: bool, sigmoid: SigmoidRouting | None
+    logits: torch.Tensor,
+    k: int,
+    is_normalised: bool,
+    sigmoid: SigmoidRouting | None,
+    present: torch.Tensor | None = None,
+    groups: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Choose the k experts of each token and weight them: see apcbatch.kernels.cpu.feed_forward.FusedMixture.
 
-    logits: (t, experts) float32 contiguous, at most 1,024 experts. Returns (t, k) float32 and (t, k) int64, in
+    logits: (t, experts) float32 contiguous, at most 1,024 experts. groups: memory for GroupedExperts, where the tokens
+    are then grouped by expert. present: as in GroupedExperts.mixture. Returns (t, k) float32 and (t, k) int64, in
     descending order of logit or score, the lower index first on ties. Raises ValueError.
     """
     t, experts = logits.shape
@@ -38,7 +44,7 @@ def route(
         choice, eps, scale = (0, 1, 1), 0.0, 1.0
     else:
         choice, eps, scale = (sigmoid.bias.data_ptr(), sigmoid.groups, sigmoid.top_groups), sigmoid.eps, sigmoid.scale
-    results = weights.data_ptr(), chosen.data_ptr()
+    results = weights.data_ptr(), chosen.data_ptr(), address(present), address(groups)
     with torch.cuda.device(logits.device):
         rows = view(logits, "logits")
         extension().route(t, experts, k, rows, *choice, is_normalised, eps, scale, *results, current_stream())
@@ -112,18 +118,20 @@ class DeviceMixture:
     def __call__(self, residual: Residual, _: Ragged) -> None:
         x = ops.normed(residual, self._norm, self.experts[0].down.dtype)
         logits = ops.linear(x.to(self.router.dtype), self.router, out_dtype=torch.float32)  # (t, h) -> (t, e)
-        weights, chosen = route(logits, self.experts_per_token, self._is_normalised, self._sigmoid)  # (t, k) each
+        k, present = self.experts_per_token, residual.present
+        groups = self._grouped.groups(len(x), k, x.device) if self._grouped.is_supported else None
+        weights, chosen = route(logits, k, self._is_normalised, self._sigmoid, present, groups)  # (t, k) each
         if self._latent:
             x = ops.linear(x, self._latent[0])  # (t, h) -> (t, l)
-        make = self._grouped.mixture if self._grouped.is_supported else self._one_by_one
-        y = make(x, weights, chosen, residual.present)
+        if groups is None:
+            y = self._one_by_one(x, weights, chosen)
+        else:
+            y = self._grouped.mixture(x, weights, chosen, present, groups)
         if self._latent:
             y = ops.linear(y.to(x.dtype), self._latent[1], out_dtype=torch.float32)  # (t, l) -> (t, h)
         residual.leave(y)
 
-    def _one_by_one(
-        self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, _: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _one_by_one(self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         y = torch.zeros((len(x), self.experts[0].down.out_features), dtype=torch.float32, device=x.device)
         pairs = chosen.flatten().argsort(stable=True)  # (t k,): (token, expert) pairs sorted by expert
         counts = chosen.flatten().bincount(minlength=len(self.experts)).tolist()
