@@ -23,11 +23,11 @@ py::bytes bound_maps(const std::vector<Address>& weights, std::int64_t out, std:
     return py::bytes(reinterpret_cast<const char*>(maps.data()), maps.size() * sizeof maps[0]);
 }
 
-void bound_expert_product(Address groups, int tokens, int per_token, int in, int out, Activation activation,
-                          Address weights, Address x, Address y, Address scale, Address routing,
-                          Address stream) {
-    expert_product({static_cast<const Groups*>(pointer(groups)), tokens, per_token, in, out, activation,
-                    pointer(weights), pointer(x), pointer(y), floats(scale), floats(routing)},
+void bound_expert_product(Address groups, int tokens, int per_token, int experts, int in, int out,
+                          Activation activation, Address weights, Address x, Address y, Address scale,
+                          Address routing, Address stream) {
+    expert_product({static_cast<const Groups*>(pointer(groups)), tokens, per_token, experts, in, out,
+                    activation, pointer(weights), pointer(x), pointer(y), floats(scale), floats(routing)},
                    stream_of(stream));
 }
 

@@ -328,8 +328,8 @@ ExpertMaps expert_maps(const void* weights, std::int64_t out, std::int64_t in, b
 void expert_product(const ExpertProduct& p, cudaStream_t stream) {
     if (p.tokens == 0) return;
     if (p.in % 16 || p.out % 16) throw std::invalid_argument("an expert's sizes must be multiples of 16");
-    if (p.tokens <= ChainEight::kTokens) return launch<ChainEight>(p, stream);
     if (takes_expert_tiles(p)) return expert_tiles(p, stream);
+    if (p.tokens <= ChainEight::kTokens) return launch<ChainEight>(p, stream);
     launch<ChainMore>(p, stream);
 }
 

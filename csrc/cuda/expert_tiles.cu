@@ -374,7 +374,12 @@ void expert_tiles(const ExpertProduct& p, cudaStream_t stream) {
 }
 
 bool takes_expert_tiles(const ExpertProduct& p) {
-    return p.tokens >= kFewestTiled && attribute_of_device(cudaDevAttrComputeCapabilityMajor) == 9 &&
+    const int pairs = p.tokens * p.per_token, most_tiles = pairs * ((p.out + kTileRows - 1) / kTileRows);
+    const bool fills = most_tiles >= attribute_of_device(cudaDevAttrMultiProcessorCount);
+    const bool is_faster = p.activation == Activation::none
+                               ? p.tokens >= kFewestTiled || (p.in <= kShortInputs && fills)
+                               : pairs > kFewPairs * p.experts;
+    return is_faster && attribute_of_device(cudaDevAttrComputeCapabilityMajor) == 9 &&
            attribute_of_device(cudaDevAttrComputeCapabilityMinor) == 0;
 }
 

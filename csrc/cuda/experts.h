@@ -88,8 +88,8 @@ __device__ __forceinline__ float weighted(float sum, float scale, float routing)
 // activation of the same groups.
 struct ExpertProduct {
     const Groups* groups;
-    int tokens, per_token;
-    int in, out;  // columns of x and of y, multiples of 16
+    int tokens, per_token, experts;  // experts: of the mixture
+    int in, out;                     // columns of x and of y, multiples of 16
     Activation activation;
     const void* weights;  // (experts) maps of (out or 2 out, in), see ExpertMaps
     const void* x;        // rows of `in` bfloat16, contiguous, aligned to 16 bytes
@@ -108,9 +108,10 @@ ExpertMaps expert_maps(const void* weights, std::int64_t out, std::int64_t in, b
 
 void expert_product(const ExpertProduct& params, cudaStream_t stream);
 
-// expert_product for kFewestTiled tokens and more, with the same bits. For fewer, tiles of fewer rows are
-// faster.
-constexpr int kFewestTiled = 32;
+// expert_product with the same bits. takes_expert_tiles: returns true where it is faster and the device
+// supports it: with an activation for more than kFewPairs pairs an expert; without one from kFewestTiled
+// tokens on, and with at most kShortInputs inputs as soon as all multiprocessors have a tile.
+constexpr int kFewPairs = 8, kFewestTiled = 32, kShortInputs = 1024;
 bool takes_expert_tiles(const ExpertProduct& params);
 void expert_tiles(const ExpertProduct& params, cudaStream_t stream);
 

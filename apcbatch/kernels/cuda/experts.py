@@ -79,7 +79,7 @@ class GroupedExperts:
         inner = torch.empty((t * k, f), dtype=x.dtype, device=x.device)
         rows = torch.empty((t * k, h), dtype=torch.float32, device=x.device)
         gate_ups, downs = (maps.data_ptr() for maps in self._maps)
-        product, sizes, stream = extension().expert_product, (groups, t, k), current_stream()
+        product, sizes, stream = extension().expert_product, (groups, t, k, len(self._experts)), current_stream()
         product(*sizes, h, f, self._activation, gate_ups, x.data_ptr(), inner.data_ptr(), 0, 0, stream)
         factors = address(self._experts[0].down.scale), weights.data_ptr()
         plain = extension().Activation.none
