@@ -1,11 +1,19 @@
-"""How much each property test tries: `pytest --effort N`, 1 in `make test` and 10 in `make test-all`."""
+"""How much each property test tries: `pytest --effort N`, 1 in `make test` and 10 in `make test-all`; and tables whose
+rows are one test."""
 
 from __future__ import annotations
 
+import inspect
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import wraps
 from itertools import combinations
+from typing import Any
+from unittest.util import safe_repr
+
+import pytest
 
 VARIABLE = "TEST_EFFORT"  # set by tests/conftest.py before any test is collected, and inherited by child processes
 
@@ -38,6 +46,35 @@ def pairwise(rows: Sequence[Sequence[str]]) -> set[int]:
         covered = left[best]
         left = [pairs - covered for pairs in left]
     return chosen
+
+
+def table(names: str, rows: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """`pytest.mark.parametrize` as one test, for rows of a few milliseconds: the first row that fails is named.
+    `tmp_path` and `monkeypatch` are a row's own; every other fixture is shared by all rows."""
+    keys, all_values = names.replace(",", " ").split(), list(rows)
+    assert all_values, "a table without rows tests nothing"
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        @wraps(function)
+        def test(**given: Any) -> None:
+            for number, row in enumerate(all_values):
+                own = given | dict(zip(keys, [row] if len(keys) == 1 else row, strict=True))
+                with ExitStack() as stack:
+                    if "tmp_path" in given:
+                        own["tmp_path"] = given["tmp_path"] / f"row{number}"
+                        own["tmp_path"].mkdir()
+                    if "monkeypatch" in given:
+                        own["monkeypatch"] = stack.enter_context(pytest.MonkeyPatch.context())
+                    try:
+                        function(**own)
+                    except (Exception, pytest.fail.Exception) as error:
+                        raise AssertionError(f"row {number}, {safe_repr(row)[:300]}: {error}") from error
+
+        given = inspect.signature(function).parameters.values()
+        test.__signature__ = inspect.Signature([one for one in given if one.name not in keys])  # type: ignore[attr-defined]
+        return test
+
+    return decorate
 
 
 def _effort() -> int:
