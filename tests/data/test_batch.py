@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from tests.data.conftest import USER, batch, fault, good
+from tests.effort import table
 
 
 def completion(**body: object) -> dict[str, Any]:
@@ -49,7 +48,7 @@ def test_a_batch_chat_keeps_its_custom_id_and_its_parameters() -> None:
     assert good(batch({"messages": [USER], "max_tokens": 5, "seed": None})).params == {"max_tokens": 5}
 
 
-@pytest.mark.parametrize("prompt", ["once upon", [5, 0, 7]])
+@table("prompt", ["once upon", [5, 0, 7]])
 def test_a_batch_completion_has_a_prompt(prompt: object) -> None:
     """Text and token ids both."""
     record = good(completion(prompt=prompt, max_tokens=2, logprobs=1))
@@ -103,7 +102,7 @@ BATCH_FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("record", "sentence"), BATCH_FAULTS)
+@table("record, sentence", BATCH_FAULTS)
 def test_each_fault_has_its_sentence(record: object, sentence: str) -> None:
     """A user finds the fault in a line of 100 kB by the sentence alone: where, what came, what was due."""
     assert fault(record) == sentence
@@ -159,7 +158,7 @@ BODY_FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("key", "value", "sentence"), BODY_FAULTS)
+@table("key, value, sentence", BODY_FAULTS)
 def test_each_parameter_that_cannot_be_honoured_is_refused(key: str, value: object, sentence: str) -> None:
     """A parameter that is dropped in silence gives an answer that nobody asked for."""
     assert fault(batch({"messages": [USER], key: value})) == sentence

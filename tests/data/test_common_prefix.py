@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from apcbatch.data.chat.common_prefix import BaseText, common_length
 from apcbatch.data.tokenization.tokenizer import Tokenizer, load_tokenizer
 from tests.data.conftest import CORPUS, KINDS
-from tests.effort import tries
+from tests.effort import table, tries
 
 # Pieces that meet at joints: words, blanks, line ends, contractions, digits, wide characters, markers.
 PIECES = [
@@ -69,7 +69,7 @@ def encoded_characters(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) ->
     return lengths
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@table("kind", KINDS)
 def test_a_long_text_is_tokenised_once(
     kind: str, model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

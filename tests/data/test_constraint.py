@@ -23,12 +23,14 @@ from apcbatch.data.grammar.constraint import GrammarCompiler, GrammarConstraint
 from apcbatch.data.grammar.grammar_child import _Bytes
 from apcbatch.data.grammar.llguidance import Thinking, check_numbers
 from apcbatch.data.grammar.structured_output import StructuredOutput, check_structured_output
+from apcbatch.data.helper import Helper
 from apcbatch.data.output.tool_parser import CallSyntax
 from apcbatch.data.output.tool_parsers import tool_parsers
 from apcbatch.data.tokenization.tokenizer import Tokenizer, load_tokenizer
 from apcbatch.errors import RequestError
 from tests.data.conftest import KINDS, build_tokenizer, save_model
 from tests.data.family_tokenizers import FAMILY_TOKENIZERS, save_family_tokenizer
+from tests.effort import table
 from tests.fuzz.mutate import number_text
 from tests.schemas import random_schema
 
@@ -182,7 +184,7 @@ def test_forced_texts_with_the_tokenizers_of_families(family: str, tmp_path: Pat
                 assert re.fullmatch(structure.text if structure.kind == "regex" else "the (city|list) of value", text)
 
 
-@pytest.mark.parametrize("decoder, reason", [
+@table("decoder, reason", [
     (decoders.Sequence([decoders.Metaspace(), decoders.ByteFallback(), decoders.Fuse()]), "token [0-9]+, twice, is '▁"),
     (decoders.Sequence([decoders.Replace("▁", "_"), decoders.ByteFallback(), decoders.Fuse()]), "token [0-9]+, twice"),
 ])  # fmt: skip
@@ -216,7 +218,7 @@ def test_a_blank_that_the_decoder_drops_begins_no_answer(tmp_path: Path) -> None
         allowed(tokenizer, made.constraint(StructuredOutput("regex", " a|  b")))
 
 
-@pytest.mark.parametrize("is_open", [True, False])
+@table("is_open", [True, False])
 def test_a_thought_comes_before_the_form(demo, constraints, is_open):
     """Fault: an answer that ends within its thought, a form that is asked of the thought, or a thought that has to come
     where none was begun."""
@@ -246,9 +248,7 @@ def test_a_thought_may_end_with_a_token_of_its_own(demo: Tokenizer, constraints:
         assert complete
 
 
-@pytest.mark.parametrize(
-    "pattern", [r"[0-9]{3}-[0-9]{4}", r"^(yes|no)$", r"(?i)abc", r"[a-z]{2,5}@x\.org", "é{2}", r"a/b\\c"]
-)
+@table("pattern", [r"[0-9]{3}-[0-9]{4}", r"^(yes|no)$", r"(?i)abc", r"[a-z]{2,5}@x\.org", "é{2}", r"a/b\\c"])
 def test_patterns_match_the_whole_answer(demo, constraints, pattern):
     """Fault: a pattern that is looked for somewhere in the answer; an answer that goes on behind it."""
     source = random.Random(pattern)
@@ -257,8 +257,8 @@ def test_patterns_match_the_whole_answer(demo, constraints, pattern):
         assert is_whole and re.fullmatch(pattern, text)
 
 
-@pytest.mark.parametrize(
-    ("given", "blanks"),
+@table(
+    "given, blanks",
     [
         ({"whitespace_pattern": "  "}, {"  "}),
         ({"disable_any_whitespace": True}, set()),
@@ -336,8 +336,8 @@ def test_a_name_is_written_in_its_own_letters(demo, constraints):
     assert is_whole and '"name": "caf\u00e9"' in text
 
 
-@pytest.mark.parametrize(
-    ("syntax", "reason"),
+@table(
+    "syntax, reason",
     [
         (None, "writes none that are read .see --tool-parser."),
         (CallSyntax("", "<f=", ">", "</f>", "", "", arguments="xml"), "does not write their arguments as JSON"),
@@ -367,7 +367,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("structure", "words"), REFUSED, ids=[one.text[:30] for one, _ in REFUSED])
+@table("structure, words", REFUSED)
 def test_what_the_library_cannot_do_is_a_sentence(constraints, structure, words):
     """Fault: a keyword that is ignored in silence, so that the answer is not what was asked for."""
     for _ in range(2):  # the second time from what is kept
@@ -379,7 +379,7 @@ def test_what_the_library_cannot_do_is_a_sentence(constraints, structure, words)
 def test_a_grammar_that_the_library_refuses_only_here_is_a_sentence(demo, monkeypatch):
     """Fault: a grammar that its trial in the helper process let pass constrains an answer to nothing."""
     made = GrammarCompiler(demo)
-    monkeypatch.setattr(made._helper, "ask", lambda *given: (constraint_module.DONE, b"start: nope"))
+    monkeypatch.setattr(Helper, "ask", lambda *given: (constraint_module.DONE, b"start: nope"))
     with pytest.raises(RequestError, match="^the regular expression cannot be used: .*unknown name"):
         made.constraint(StructuredOutput("regex", "a"))
 
@@ -391,7 +391,7 @@ def test_the_words_of_the_library_are_short():
         assert constraint_module.unusable(structure, reason).message == f"the grammar cannot be used: {shown}"
 
 
-@pytest.mark.parametrize("special", [{}, {5: "<a>", 299: "<b>", 300: "<c>"}, {5: "<a>", 301: "<c>"}])
+@table("special", [{}, {5: "<a>", 299: "<b>", 300: "<c>"}, {5: "<a>", 301: "<c>"}])
 def test_a_grammar_is_tried_with_every_byte(special):
     """Fault: a form that needs a certain byte is refused, since the tokens of the trial lack it."""
     made = _Bytes(300, special)
@@ -482,13 +482,13 @@ CHANGED = {
 }
 
 
-@pytest.mark.parametrize("text", KEPT)
+@table("text", KEPT)
 def test_numbers_that_are_kept_are_not_refused(constraints, text):
     """Fault: the bounds of 64-bit integers, or numbers that say nothing of the answer, refused with the others."""
     constraints.constraint(StructuredOutput("json", text))
 
 
-@pytest.mark.parametrize("text", CHANGED)
+@table("text", CHANGED)
 def test_numbers_that_the_library_changes_are_refused(constraints, text):
     """Fault: an answer that its schema forbids, with `stop` and without a warning."""
     calls = StructuredOutput("calls", f'[["look_up",{{"type":"object","properties":{{"x":{text}}}}}]]')
@@ -502,8 +502,8 @@ def test_numbers_that_the_library_changes_are_refused(constraints, text):
         assert message.startswith(f"{before} cannot be used: {own}{CHANGED[text]}") and len(message) < 350
 
 
-@pytest.mark.parametrize(
-    ("steps", "is_kept"),
+@table(
+    "steps, is_kept",
     [((2**32,), True), ((1, 65535), True), ((1, 65536), False), ((-1, -65536), False), ((4, 6), True),
      ((0.01, 655.35), True), ((655.36, 0.01), False), ((0.5, 32768), False), ((1e2, 65536), False)],
 )  # fmt: skip
@@ -539,6 +539,7 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.slow
 @pytest.mark.parametrize("structure", HOSTILE, ids=[f"{one.kind} {one.text[:40]}" for one in HOSTILE])
 def test_hostile_input_is_bounded(demo, constraints, structure):
@@ -556,10 +557,10 @@ def test_hostile_input_is_bounded(demo, constraints, structure):
 
 
 @pytest.mark.slow
-def test_a_process_that_was_ended_is_begun_again(demo):
+def test_a_process_that_was_ended_is_begun_again(demo, monkeypatch):
     """Fault: after one hostile schema, every later one is refused."""
+    monkeypatch.setitem(Helper.__init__.__kwdefaults__, "seconds", 0.3)
     made = GrammarCompiler(demo)
-    made._helper._seconds = 0.3
     with pytest.raises(RequestError, match="it takes more than 0.3 seconds of processor time"):
         made.constraint(HOSTILE[1])
     assert made.constraint(StructuredOutput("regex", "ok")) is not None
@@ -568,12 +569,13 @@ def test_a_process_that_was_ended_is_begun_again(demo):
 def test_what_is_compiled_is_kept_and_bounded(demo, monkeypatch):
     """Fault: the same schema compiled for every line; ten thousand different ones kept in memory."""
     monkeypatch.setattr(constraint_module, "MOST_COMPILED", 3)
-    made, compiled = GrammarCompiler(demo), []
-    compile_one = made._compile
-    monkeypatch.setattr(made, "_compile", lambda one, *rest: compiled.append(one.text) or compile_one(one, *rest))
+    made, tried, ask = GrammarCompiler(demo), [], Helper.ask
+    monkeypatch.setattr(Helper, "ask", lambda self, *given: tried.append(given) or ask(self, *given))
+    counts = []
     for text in ("a", "b", "a", "c", "a", "d", "b"):
         made.constraint(StructuredOutput("regex", text))
-    assert compiled == ["a", "b", "c", "d", "b"] and len(made._compiled) == 3
+        counts.append(len(tried))
+    assert counts == [1, 2, 2, 3, 3, 4, 5]
 
 
 def test_answers_do_not_share_what_they_know(demo, constraints):

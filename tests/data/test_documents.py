@@ -17,6 +17,7 @@ from apcbatch.data.input.records import BadLine, Conversation
 from apcbatch.data.input.source import open_source
 from apcbatch.errors import UsageError
 from tests.data.conftest import USER
+from tests.effort import table
 
 LINES = [{"id": f"c-{number}", "messages": [USER]} for number in range(5)]
 TRICKY = [
@@ -38,7 +39,7 @@ def records_of(data: bytes, draw: random.Random, limit: int = 1 << 20) -> list[A
     return [record for _, record in split_document(cut(data, draw), limit)]
 
 
-@pytest.mark.parametrize("indent", [None, 1, 4])
+@table("indent", [None, 1, 4])
 def test_every_record_comes_out_as_it_was_written(indent: int | None) -> None:
     """Catches a bracket or a quote inside a string that ends a record, at any cut between chunks."""
     seed = random.randrange(1 << 32)
@@ -68,8 +69,8 @@ def test_a_byte_order_mark_is_taken_off_the_first_chunk_alone() -> None:
     assert list(split_document(chunks, 99)) == [(1, b'"' + mark + b'"')]
 
 
-@pytest.mark.parametrize(
-    ("data", "whole", "reason"),
+@table(
+    "data, whole, reason",
     [
         (b'[{"a": 1}, {"b"', 1, "the array has no end"),
         (b'[{"a": 1}, {"b": 2}', 2, "the array has no end"),
@@ -108,7 +109,7 @@ KINDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@table("kind", KINDS)
 def test_a_document_is_told_from_lines(kind: str) -> None:
     """Catches an array that is refused, and bad JSON lines that are swallowed as one document."""
     data, expected = KINDS[kind]
@@ -129,7 +130,7 @@ def test_lines_are_not_awaited_to_tell_them() -> None:
     assert is_document(pipe())[0] is False
 
 
-@pytest.mark.parametrize("name", ["in.json", "in.jsonl", "in.json.gz"])
+@table("name", ["in.json", "in.jsonl", "in.json.gz"])
 def test_records_of_a_document_are_lines(tmp_path: Path, name: str) -> None:
     """Catches a record without its number, or a bad one that ends the others."""
     values = [LINES[0], {"messages": []}, LINES[1]]

@@ -12,13 +12,14 @@ from apcbatch.data.end_tokens import EndTokens, read_end_tokens
 from apcbatch.data.tokenization.tokenizer import load_tokenizer
 from apcbatch.errors import ModelError
 from tests.data.conftest import build_tokenizer, save_model
+from tests.effort import table
 
 GENERATION, CONFIG, TOKENIZER = "generation_config.json", "config.json", "tokenizer_config.json"
 END = {"eos_token": "<e>"}
 UNIGRAM = {"model": {"type": "Unigram", "vocab": [["<unk>", 0], ["a", -1.5], ["<e>", -2]]}}
 
 
-@pytest.mark.parametrize("files, expected, outside", [
+@table("files, expected, outside", [
     ({GENERATION: {"eos_token_id": [5, 6]}, CONFIG: {"eos_token_id": 7}},
      {5: [GENERATION], 6: [GENERATION], 7: [CONFIG]}, {}),
     ({GENERATION: {"eos_token_id": 5}, CONFIG: {"eos_token_id": 5}}, {5: [GENERATION, CONFIG]}, {}),
@@ -48,7 +49,7 @@ def test_all_files_together(files: dict, expected: dict, outside: dict, tmp_path
     assert found == EndTokens(*({i: tuple(names) for i, names in ids.items()} for ids in (expected, outside)))
 
 
-@pytest.mark.parametrize("number", [2**31, -1, True, "2", 1.5, [1]])
+@table("number", [2**31, -1, True, "2", 1.5, [1]])
 def test_what_is_no_id_is_refused(number: object, tmp_path: Path) -> None:
     """Fault: `true` is taken as token 1; an end that no model can have."""
     (tmp_path / CONFIG).write_text(json.dumps({"eos_token_id": [5, number]}))
@@ -56,7 +57,7 @@ def test_what_is_no_id_is_refused(number: object, tmp_path: Path) -> None:
         read_end_tokens(tmp_path, 100)
 
 
-@pytest.mark.parametrize("kind", ["chatml", "gpt2", "unigram", "fallback"])
+@table("kind", ["chatml", "gpt2", "unigram", "fallback"])
 def test_the_tokenizers_end_is_the_librarys(kind: str, tmp_path: Path) -> None:
     """Fault: the files are read otherwise than by the tokenizer, so that the engine ends an answer at another id."""
     made = build_tokenizer(kind)

@@ -15,6 +15,7 @@ from apcbatch.data.input.records import Conversation, parse_record
 from apcbatch.data.input.source import open_source
 from apcbatch.formats import CHAT_URL, COMPLETIONS_URL
 from tests.data.conftest import USER, batch, fault, good
+from tests.effort import table
 from tools.make_formats_docs import TARGET, document
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
@@ -51,7 +52,7 @@ PLACES = {
 WHERE = {"chat": "body.", "completions": "body.", **{shape: f"{place}." for shape, place in PLACES.items()}}
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@table("shape", SHAPES)
 def test_each_field_is_what_its_row_of_the_table_says(shape: str) -> None:
     """Fault: a field is dropped that would change the answer, or a line is refused or warned of for a note, a null or a
     default that a client writes."""
@@ -95,7 +96,7 @@ HONOURED = {
 READ_AS = {"include_stop_str_in_output": "keeps_stop"}  # the others are called the same
 
 
-@pytest.mark.parametrize("shape", REQUESTS)
+@table("shape", REQUESTS)
 def test_a_setting_means_the_same_in_a_body_and_on_a_line(shape: str) -> None:
     """Fault: `temperature` beside `messages` does nothing."""
     logprobs = {"logprobs": 2} if shape == "completions" else {"logprobs": True, "top_logprobs": 2}
@@ -115,16 +116,16 @@ def test_a_setting_means_the_same_in_a_body_and_on_a_line(shape: str) -> None:
     assert good(request(shape, stop="")).params == good(request(shape, stop=[])).params == {"stop": ()}
 
 
-@pytest.mark.parametrize("shape", ["chat", "messages", "sharegpt"])
+@table("shape", ["chat", "messages", "sharegpt"])
 def test_tool_choice_none_hides_the_tools_of_every_shape(shape: str) -> None:
     """Fault: a line that forbids calls shows the tools all the same."""
     assert good(request(shape, tools=TOOLS, tool_choice="auto")).tools == TOOLS
     assert good(request(shape, tools=TOOLS, tool_choice="none")).tools is None
 
 
-@pytest.mark.parametrize("shape", REQUESTS)
-@pytest.mark.parametrize(
-    ("name", "value", "sentence"),
+@table("shape", REQUESTS)
+@table(
+    "name, value, sentence",
     [
         ("max_tokens", 0, "max_tokens is 0; expected an integer of at least 1"),
         ("temperature", "hot", 'temperature is "hot"; expected a number from 0 to 2'),
@@ -140,7 +141,7 @@ def test_a_setting_that_cannot_be_used_is_refused_everywhere(
     assert fault(request(shape, **{name: value})) == where + sentence
 
 
-@pytest.mark.parametrize("shape", REQUESTS)
+@table("shape", REQUESTS)
 def test_zero_is_not_false_and_one_is_not_true(shape: str) -> None:
     """Fault: Python takes true for 1, so `n: true` passes."""
     assert good(request(shape, typical_p=1.0, stream=False)).params == {}
@@ -149,8 +150,8 @@ def test_zero_is_not_false_and_one_is_not_true(shape: str) -> None:
         assert f"{name} is {json.dumps(value)}, which" in fault(request(shape, **{name: value}))
 
 
-@pytest.mark.parametrize(
-    ("record", "sentence"),
+@table(
+    "record, sentence",
     [
         (request("chat", temprature=0), 'body has the unknown field "temprature"; did you mean temperature?'),
         (request("completions", max_token=5), 'body has the unknown field "max_token"; did you mean max_tokens?'),
@@ -222,15 +223,15 @@ chosen rejected custom_id index idx seed_task user_id session_id system_prompt""
 COLUMNS = NAMES_OF_COLUMNS.split()
 
 
-@pytest.mark.parametrize("shape", ["messages", "sharegpt"])
+@table("shape", ["messages", "sharegpt"])
 def test_the_columns_of_a_dataset_are_no_slips(shape: str) -> None:
     """Fault: a dataset is refused because it has a column."""
     record = good(request(shape, **dict.fromkeys(COLUMNS, "x")))
     assert record.columns == tuple(COLUMNS) and record.params == {}
 
 
-@pytest.mark.parametrize(
-    ("name", "setting"),
+@table(
+    "name, setting",
     [
         ("temprature", "temperature"), ("Temperature", "temperature"), ("topP", "top_p"), ("top-k", "top_k"),
         ("max_token", "max_tokens"), ("maxtokens", "max_tokens"), ("max_completion_token", "max_completion_tokens"),
@@ -282,7 +283,7 @@ def test_the_columns_of_a_file_are_told(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("shape", INSIDE)
+@table("shape", INSIDE)
 def test_a_key_that_nobody_reads_is_named(shape: str) -> None:
     """Fault: a key that the template might have wanted is dropped in silence, or the line is refused."""
     record = good(request(shape, zzz=1, colour={"a": 1}))
@@ -294,7 +295,7 @@ def test_a_key_that_nobody_reads_is_named(shape: str) -> None:
         assert told == f'keys that are not read: "zzz" (first in body.{place})'
 
 
-@pytest.mark.parametrize("shape", INSIDE)
+@table("shape", INSIDE)
 def test_what_says_nothing_is_not_named(shape: str) -> None:
     """Fault: a columnar file, or the openai package, which write every key, cause a warning on each line."""
     assert good(request(shape, zzz=None, a="", b=[], c={}, refusal=None, audio=None)).warnings == ()
@@ -308,7 +309,7 @@ def test_a_list_of_names_has_an_end() -> None:
     assert "\n" not in told and len(told) < 120
 
 
-@pytest.mark.parametrize("name", ["reasoning", "thinking"])
+@table("name", ["reasoning", "thinking"])
 def test_other_names_of_reasoning_are_read(name: str) -> None:
     """Fault: the reasoning of a dataset is dropped because of its name; or a list of it refuses the line."""
     said = {"role": "assistant", "content": "a"}

@@ -25,6 +25,7 @@ from apcbatch.data.helper import Helper, LimitExceeded
 from apcbatch.data.tokenization.tokenizer import load_tokenizer
 from apcbatch.errors import RequestError
 from tests.data.conftest import STABLE_TEMPLATE
+from tests.effort import table
 
 pytestmark = pytest.mark.usefixtures("own_helpers")
 USER = {"role": "user", "content": "hi"}
@@ -115,7 +116,7 @@ def test_a_lost_helper_of_grammars_makes_no_error_that_stays(
     assert made.constraint(structure) is not None
 
 
-@pytest.mark.parametrize(("events", "polled"), [([[1]], 1), ([[], [1]], 2), ([[], []], 2)])
+@table("events, polled", [([[1]], 1), ([[], [1]], 2), ([[], []], 2)])
 def test_a_deadline_is_passed_only_if_nothing_is_there_after_it(
     monkeypatch: pytest.MonkeyPatch, events: list[list[int]], polled: int
 ) -> None:
@@ -178,7 +179,7 @@ def test_an_answer_has_at_most_256_mib(monkeypatch: pytest.MonkeyPatch) -> None:
         child.receive(1.0)
 
 
-@pytest.mark.parametrize("ends", [True, False])
+@table("ends", [True, False])
 def test_a_child_that_does_not_end_with_its_pipes_is_killed(ends: bool) -> None:
     """Catches a process at work that outlives its helper, and one that is killed before it could end."""
     calls: list[object] = []
@@ -210,8 +211,8 @@ def test_a_stopped_child_ends_with_a_killed_run() -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize(
-    ("status", "failures", "code", "sentence"),
+@table(
+    "status, failures, code, sentence",
     [
         (-signal.SIGPROF, 1, "invalid_request", "it takes more than 2.5 seconds of processor time"),
         (-signal.SIGABRT, 1, "out_of_memory", "it needs more than 1.0 GiB of memory"),
@@ -259,8 +260,8 @@ def test_a_child_limits_itself_and_times_the_start_and_each_answer(monkeypatch: 
     assert answers.getvalue() == b"".join(head(b"d", len(s)) + s for s in (b"model aaa", b"model bbb", b"model cccc"))
 
 
-@pytest.mark.parametrize(
-    ("error", "answer"),
+@table(
+    "error, answer",
     [
         (MemoryError(), (b"m", b"")),
         (RecursionError("x"), (b"i", b"it is nested too deeply")),

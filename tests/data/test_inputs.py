@@ -23,6 +23,7 @@ from apcbatch.data.input.records import BadLine, Conversation
 from apcbatch.data.input.source import open_source
 from apcbatch.errors import UsageError
 from tests.data.conftest import USER
+from tests.effort import table
 
 
 def line(name: str) -> bytes:
@@ -314,8 +315,8 @@ def test_an_address_that_breaks_off_is_an_error_record(memory: Any, monkeypatch:
     assert "memory://bucket/a.jsonl cannot be read further after line 1: connection lost" in broken.error.message
 
 
-@pytest.mark.parametrize(
-    ("name", "path", "found", "expected"),
+@table(
+    "name, path, found, expected",
     [
         ("memory://b/*.json", "/b/*.json", "/b/a.json", "memory://b/a.json"),
         ("s3://b/f/", "b/f", "b/f/1.jsonl", "s3://b/f/1.jsonl"),
@@ -348,11 +349,11 @@ def test_a_remote_file_is_read_by_its_read_alone() -> None:
     assert not hasattr(remote, "read1") and remote.read() == b"x" and remote.seekable()
 
 
-@pytest.mark.parametrize("name", ["https://host/f/?a=[1]", "HTTP://host/f*"])
+@table("name", ["https://host/f/?a=[1]", "HTTP://host/f*"])
 def test_a_web_address_is_one_file(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Catches a web server that is asked for the files of a folder, or a query that is taken for a pattern."""
     monkeypatch.setattr(inputs, "open_filesystem", lambda name: (object(), name))
-    assert inputs._expand_address(name, print) == [name]
+    assert find_inputs([name]).files == (name,)
 
 
 def test_a_folder_that_cannot_be_listed_is_a_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

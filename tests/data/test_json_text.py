@@ -21,6 +21,7 @@ from apcbatch.data.output.parser import OutputParser
 from apcbatch.data.output.tool_parsers import tool_parsers
 from tests.data.conftest import by_transformers
 from tests.data.families import TEMPLATES, parser_name, written_by_the_assistant
+from tests.effort import table
 from tests.fuzz.mutate import number_text
 
 ARGUMENTS_TEMPLATE = (
@@ -89,9 +90,7 @@ def test_an_integer_with_too_many_digits_is_pointed_at() -> None:
     assert caught.value.pos == 4303
 
 
-@pytest.mark.parametrize(
-    "value", [[float("inf")], {"a": [None, float("nan")]}, [2**70, float("inf")], ["\ud800"], [2**70, "\ud800"]]
-)
+@table("value", [[float("inf")], {"a": [None, float("nan")]}, [2**70, float("inf")], ["\ud800"], [2**70, "\ud800"]])
 def test_what_json_has_no_form_of_is_not_written(value: object) -> None:
     """Fault: a number that is not finite written as null."""
     with pytest.raises(ValueError):  # noqa: PT011
@@ -168,7 +167,7 @@ def test_json_text_in_columns(tmp_path: Path) -> None:
         assert record.messages[1]["tool_calls"][0]["function"] == json.loads(call)
 
 
-@pytest.mark.parametrize("template", TEMPLATES)
+@table("template", TEMPLATES)
 def test_generated_calls_keep_their_numbers(template: str) -> None:
     """Fault: a generated argument that loses digits, in the record or in the next turn of a rollout."""
     draw, compiled = seeded(), Template(TEMPLATES[template], {})

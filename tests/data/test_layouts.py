@@ -14,6 +14,7 @@ from apcbatch.data.input.layouts import ANY_LINE, LineOptions
 from apcbatch.data.input.records import BadLine, Conversation, parse_line
 from apcbatch.data.input.source import open_source
 from apcbatch.errors import UsageError
+from tests.effort import table
 
 USER, BOT = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}
 CHAT = [USER, BOT]
@@ -51,7 +52,7 @@ LAYOUTS: list[tuple[dict[str, Any], list[dict[str, Any]], str | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("record", "messages", "reading"), LAYOUTS)
+@table("record, messages, reading", LAYOUTS)
 def test_each_layout_is_found(record: dict[str, Any], messages: object, reading: str | None) -> None:
     """Fault: a data set as it is published is an error record for each line; or a guess is silent."""
     found = read(record)
@@ -77,7 +78,7 @@ COLUMNS: list[tuple[LineOptions, dict[str, Any], list[dict[str, Any]]]] = [
 ]
 
 
-@pytest.mark.parametrize(("options", "record", "messages"), COLUMNS)
+@table("options, record, messages", COLUMNS)
 def test_columns_are_named(options: LineOptions, record: dict[str, Any], messages: object) -> None:
     """Fault: what an option names is not what is read."""
     found = read(record, options)
@@ -86,8 +87,8 @@ def test_columns_are_named(options: LineOptions, record: dict[str, Any], message
     assert found.id == ("5" if options.id else "line-1")
 
 
-@pytest.mark.parametrize(
-    ("options", "record", "sentence"),
+@table(
+    "options, record, sentence",
     [
         (
             LineOptions("messages", messages="d"),
@@ -153,15 +154,15 @@ BLOCKS: list[tuple[list[Any], list[Any]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("messages", "expected"), BLOCKS)
+@table("messages, expected", BLOCKS)
 def test_blocks_become_messages(messages: list[Any], expected: list[Any]) -> None:
     """Fault: a history of Anthropic's or Inspect's is refused for its blocks, or loses a call or a result."""
     found = read({"messages": messages})
     assert found.messages == expected and found.warnings == ()
 
 
-@pytest.mark.parametrize("kind", [{"a": 1}, ["tool_use"], 7, None], ids=repr)
-@pytest.mark.parametrize("beside", [[], [{"type": "thinking", "thinking": "hm"}]], ids=len)
+@table("kind", [{"a": 1}, ["tool_use"], 7, None])
+@table("beside", [[], [{"type": "thinking", "thinking": "hm"}]])
 def test_a_block_of_no_known_type_is_an_error_record(kind: object, beside: list[Any]) -> None:
     """Fault: a type that is no text, here or beside a block that is known, ends the whole run."""
     message = {"role": "assistant", "content": [*beside, {"type": kind, "text": "x"}]}
@@ -181,8 +182,8 @@ def test_what_a_block_says_and_nobody_reads_is_named() -> None:
     assert isinstance(found, BadLine) and "only text can be read" in found.error.message
 
 
-@pytest.mark.parametrize(
-    ("message", "sentence"),
+@table(
+    "message, sentence",
     [
         ({"content": None}, "messages[1].content is null: rendered as an empty text"),
         ({"content": None, "refusal": "no"}, "the template is given its refusal"),
@@ -209,8 +210,8 @@ def test_a_system_prompt_is_for_lines_without_one() -> None:
     assert prompt.messages == [system, USER] and prompt.text is None
 
 
-@pytest.mark.parametrize(
-    ("data", "options", "expected"),
+@table(
+    "data, options, expected",
     [
         (b"id,prompt\r\na,hi\r\nb,\"h,\"\"i\n there\"\r\n", ANY_LINE, [("a", "hi"), ("b", 'h,"i\n there')]),
         (b"\xef\xbb\xbfprompt\tid\nhi, you\ta\n\nho\tb\n", ANY_LINE, [("a", "hi, you"), ("b", "ho")]),
@@ -258,7 +259,7 @@ def test_the_file_of_a_system_prompt_has_at_most_a_mib(tmp_path: Path) -> None:
         LineOptions.of(given)
 
 
-@pytest.mark.parametrize("line", [b"", b"\xffid,prompt", b"id\rprompt", b' {"prompt": 1}', b"[prompt"])
+@table("line", [b"", b"\xffid,prompt", b"id\rprompt", b' {"prompt": 1}', b"[prompt"])
 def test_what_is_no_header_is_no_table(line: bytes) -> None:
     """Fault: a first line that is no text, or is JSON, ends the run or makes columns."""
     assert header_of(line) is None

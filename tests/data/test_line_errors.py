@@ -6,12 +6,11 @@ import copy
 import random
 from typing import Any
 
-import pytest
-
 from apcbatch.data.checks import first_line, one_of, shown, shown_keys
 from apcbatch.data.fields import FIELDS
 from apcbatch.data.input.records import BadLine, parse_record
 from apcbatch.data.line_errors import find_errors
+from tests.effort import table
 
 LINE: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
 BODY: dict[str, Any] = {"custom_id": "c", "method": "POST", "url": "/v1/chat/completions", "body": LINE}
@@ -27,7 +26,7 @@ def message(record: object) -> str:
     return parsed.error.message
 
 
-@pytest.mark.parametrize("shape", ["line", "body"])
+@table("shape", ["line", "body"])
 def test_each_field_is_named_as_it_would_be_alone(shape: str) -> None:
     """Fault: one refusal hides another, or a sentence is made up."""
     seed = random.randrange(10**6)
@@ -55,13 +54,13 @@ def test_values_names_and_messages_come_together() -> None:
         assert any(part in sentence for sentence in found)
 
 
-@pytest.mark.parametrize("record", [LINE, BODY])
+@table("record", [LINE, BODY])
 def test_a_good_line_has_none(record: dict[str, Any]) -> None:
     """Fault: a line that is answered is said to be refused."""
     assert find_errors(record, 1) == []
 
 
-@pytest.mark.parametrize("record", [None, 5, [], {}, {"messages": 5}, {"body": 1, "x": 2}, {"conversations": []}])
+@table("record", [None, 5, [], {}, {"messages": 5}, {"body": 1, "x": 2}, {"conversations": []}])
 def test_no_line_at_all_is_one_sentence(record: object) -> None:
     """Fault: an exception for what is no request."""
     assert find_errors(record, 1) == [message(record)]
@@ -73,8 +72,8 @@ def test_thousands_of_fields_take_no_thousands_of_checks() -> None:
     assert len(find_errors(record, 1)) == 100
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
+@table(
+    "value, text",
     [
         ("x" * 40, f'"{"x" * 40}"'),
         ("x" * 41, f'"{"x" * 37}..."'),

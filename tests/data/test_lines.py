@@ -21,6 +21,7 @@ from apcbatch.data.input import lines
 from apcbatch.data.input.files import check_readable, open_stream
 from apcbatch.data.input.lines import DEFAULT_MAX_LINE_BYTES, BrokenEnd, Line, LongLine
 from apcbatch.errors import UsageError
+from tests.effort import table
 
 PACKED = (".gz", ".zst", ".bz2", ".xz")
 
@@ -44,7 +45,7 @@ def compress(data: bytes, suffix: str) -> bytes:
     return zstandard.compress(data) if suffix == ".zst" else data
 
 
-@pytest.mark.parametrize("suffix", ["", *PACKED, ".GZ"])
+@table("suffix", ["", *PACKED, ".GZ"])
 def test_lines_are_numbered_whatever_the_compression(tmp_path: Path, suffix: str) -> None:
     """A number that skips blank lines would name the wrong line in every error record."""
     path = tmp_path / f"lines.jsonl{suffix}"
@@ -52,8 +53,8 @@ def test_lines_are_numbered_whatever_the_compression(tmp_path: Path, suffix: str
     assert list(read_lines(str(path))) == [(1, b'{"a":1}'), (4, b'{"b":2}\r'), (5, b'{"c":3}')]
 
 
-@pytest.mark.parametrize("suffix", ["", *PACKED])
-@pytest.mark.parametrize("data", [None, b"", b"\n", b"\n\n  \n"])
+@table("suffix", ["", *PACKED])
+@table("data", [None, b"", b"\n", b"\n\n  \n"])
 def test_an_empty_file_has_no_lines(tmp_path: Path, suffix: str, data: bytes | None) -> None:
     """Fault: an empty input, or what `touch x.zst` makes, is an error."""
     path = tmp_path / f"empty{suffix}"
@@ -81,7 +82,7 @@ def test_a_pipe_is_not_opened_twice(tmp_path: Path) -> None:
     os.close(writer)
 
 
-@pytest.mark.parametrize("size", [9, 10, 11, 300_000, 600_000])
+@table("size", [9, 10, 11, 300_000, 600_000])
 def test_lines_across_chunks_are_whole_and_long_ones_are_told(tmp_path: Path, size: int) -> None:
     """The limit holds to the byte, and the line after a long one is read as usual."""
     path = tmp_path / "long.jsonl"
@@ -109,7 +110,7 @@ def test_a_long_line_is_not_held(tmp_path: Path, suffix: str) -> None:
     assert peak < 40 * 2**20
 
 
-@pytest.mark.parametrize(("dictionary", "fits"), [(31, True), (32, False)])
+@table("dictionary, fits", [(31, True), (32, False)])
 def test_an_xz_file_takes_up_to_256_mib(tmp_path: Path, dictionary: int, fits: bool) -> None:
     """Fault: a file packed with `xz -9e` or more is refused, or one that asks for all memory is not."""
     data = bytearray(lzma.compress(b"1\n"))
@@ -152,15 +153,15 @@ def test_damage_midway_names_the_line_that_was_reached(tmp_path: Path, suffix: s
         assert f"torn{suffix} cannot be read further after line {line - 1}: " in end.reason
 
 
-@pytest.mark.parametrize("name", ["in.jsonl", "in.jsonl.gz", "in.zst", "in", "in.parquet", "in.csv"])
-@pytest.mark.parametrize("packing", ["", *PACKED])
+@table("name", ["in.jsonl", "in.jsonl.gz", "in.zst", "in", "in.parquet", "in.csv"])
+@table("packing", ["", *PACKED])
 def test_the_name_says_nothing_about_the_content(tmp_path: Path, name: str, packing: str) -> None:
     """Catches compressed data under a plain name that are refused, and plain data under the name of compressed ones."""
     (tmp_path / name).write_bytes(compress(b'{"a":1}\n{"b":2}\n', packing))
     assert list(read_lines(str(tmp_path / name))) == [(1, b'{"a":1}'), (2, b'{"b":2}')]
 
 
-@pytest.mark.parametrize("packing", PACKED)
+@table("packing", PACKED)
 def test_compressed_stdin_is_unpacked(monkeypatch: pytest.MonkeyPatch, packing: str) -> None:
     """Catches a `-` that needs zcat, also where a pipe gives one byte at a time."""
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from apcbatch.data.input.records import Conversation
 from tests.data.conftest import USER, fault, good
+from tests.effort import table
 
 
 def call(**function: object) -> dict[str, Any]:
@@ -46,8 +45,8 @@ def test_a_line_of_messages_becomes_a_conversation() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "read"),
+@table(
+    "arguments, read",
     [
         (None, {}),
         ({}, {}),
@@ -178,7 +177,7 @@ MESSAGE_FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("record", "sentence"), MESSAGE_FAULTS)
+@table("record, sentence", MESSAGE_FAULTS)
 def test_each_fault_has_its_sentence(record: object, sentence: str) -> None:
     """A user finds the fault in a line of 100 kB by the sentence alone: where, what came, what was due."""
     assert fault(record) == sentence

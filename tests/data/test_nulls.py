@@ -15,7 +15,7 @@ from apcbatch.data.input.records import BadLine, Conversation
 from apcbatch.data.input.source import open_source
 from apcbatch.data.input.tables import _allows_null, _as_required, _schemas, settle_line
 from apcbatch.model.locate import locate_model
-from tests.effort import tries
+from tests.effort import table, tries
 
 STRING, MAYBE = {"type": "string"}, {"type": ["string", "null"]}
 TOOLS = [
@@ -124,7 +124,7 @@ def test_an_argument_that_is_null_in_the_whole_table_was_given(tmp_path: Path) -
     assert contents(inputs["rows.parquet"]) == contents(inputs["saved"]) == contents(inputs["rows.jsonl"])
 
 
-@pytest.mark.parametrize(
+@table(
     "arguments",
     [
         [{"a": 1, "b": None}],
@@ -133,7 +133,7 @@ def test_an_argument_that_is_null_in_the_whole_table_was_given(tmp_path: Path) -
         [{"a": {"b": None}}],
     ],
 )
-@pytest.mark.parametrize("nested", [False, True])
+@table("nested", [False, True])
 def test_a_json_line_keeps_its_nulls(arguments: list[dict[str, Any]], nested: bool) -> None:
     """Catches a line that nobody's table made, and that loses arguments or the nulls of its tools."""
     messages = [{"role": "user", "content": "Go."}]
@@ -210,6 +210,7 @@ def unordered(content: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.data
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(("name", "reordered"), [("tau_bench", 0), ("toolbench_dfs", 10), ("taskmaster4", 0)])
 def test_real_conversations_come_back(
     shared_data: Path, tmp_path: Path, renderer: Renderer, name: str, reordered: int
@@ -237,7 +238,7 @@ def test_real_conversations_come_back(
                 assert sent.token_ids.tolist() == read.token_ids.tolist()
 
 
-@pytest.mark.parametrize("nested", [False, True])
+@table("nested", [False, True])
 def test_nulls_of_a_table_go_from_a_line_and_from_a_body(nested: bool) -> None:
     """Catches requests that went through a table as lines of a batch, with arguments that nobody gave."""
     keys = ("role", "content", "tool_calls", "tool_call_id")
@@ -260,8 +261,8 @@ def test_calls_that_are_null_in_answers_alone_are_no_tables_work() -> None:
     assert settle_line(line) is not line, "as a table does"
 
 
-@pytest.mark.parametrize(
-    ("schema", "expected"),
+@table(
+    "schema, expected",
     [
         ({"type": "null"}, True), ({"type": ["string", "null"]}, True), ({"type": "string", "nullable": True}, True),
         ({"anyOf": [STRING, {"type": "null"}]}, True), ({"oneOf": [{"anyOf": [{"type": "null"}]}]}, True),

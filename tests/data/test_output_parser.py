@@ -6,7 +6,6 @@ import random
 from typing import Any
 
 import orjson
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from apcbatch.data.output.reasoning import PARSERS, Thought, choose_reasoning_pa
 from apcbatch.data.output.tool_parser import Call
 from apcbatch.data.output.tool_parsers import tool_parsers
 from apcbatch.formats import REASONING_PARSERS
+from tests.effort import table
 
 TOOLS = [{"type": "function", "function": {"name": "get"}}]
 CALL = '<tool_call>{"name": "get", "arguments": {"q": "é", "n": 1}}</tool_call>'
@@ -94,7 +94,7 @@ def test_one_call_where_one_is_wanted() -> None:
     assert output_parser(one_call=True).parse(CALL).warnings == []
 
 
-@pytest.mark.parametrize("text", [f"<think>{CALL}", f"<think>{CALL}</think>"])
+@table("text", [f"<think>{CALL}", f"<think>{CALL}</think>"])
 def test_a_call_in_a_thought_is_none(text: str) -> None:
     """Fault: what a model considers is done."""
     answer = output_parser().parse(text)
@@ -102,8 +102,8 @@ def test_a_call_in_a_thought_is_none(text: str) -> None:
     assert bool(answer.warnings) == ("</think>" not in text)
 
 
-@pytest.mark.parametrize(
-    ("text", "is_open", "reasoning", "content", "is_cut"),
+@table(
+    "text, is_open, reasoning, content, is_cut",
     [
         ("<think>a</think>b", False, "a", "b", False), (" \n<think>\na\n</think>\n\n b ", False, "a", " b ", False),
         ("a</think>b", True, "a", "b", False), ("a</think>b", False, None, "a</think>b", False),

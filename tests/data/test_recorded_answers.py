@@ -20,6 +20,7 @@ from tests.data.conftest import (
     good,
     kept_by_transformers,
 )
+from tests.effort import table
 
 AGENT = conversation(
     "system: The policy: an agent books, modifies or cancels flight reservations.",
@@ -103,8 +104,8 @@ def test_turns_need_not_begin_alike(make_renderer: Callable[..., Renderer]) -> N
     assert rendered.prompts == [] and len(rendered.failures) == 3
 
 
-@pytest.mark.parametrize(
-    ("record", "turns", "expected"),
+@table(
+    "record, turns, expected",
     [
         (AGENT, "each", [(1, 2), (2, 4), (3, 6)]),
         (AGENT, "last", [(3, 6)]),

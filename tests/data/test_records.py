@@ -15,11 +15,11 @@ from apcbatch.data.input.layouts import LineOptions
 from apcbatch.data.input.records import BadLine, Conversation, parse_line, parse_record
 from apcbatch.formats import FORMATS
 from tests.data.conftest import USER, batch, fault, good
-from tests.effort import tries
+from tests.effort import table, tries
 
 
-@pytest.mark.parametrize(
-    ("given_id", "conversation_id"),
+@table(
+    "given_id, conversation_id",
     [("a b", "a b"), (12, "12"), (-1, "-1"), (None, "line-3"), (..., "line-3")],
 )
 def test_ids_are_strings_and_a_missing_one_is_the_line(given_id: object, conversation_id: str) -> None:
@@ -42,14 +42,14 @@ OTHER_FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("record", "sentence"), OTHER_FAULTS)
+@table("record, sentence", OTHER_FAULTS)
 def test_each_fault_has_its_sentence(record: object, sentence: str) -> None:
     """A user finds the fault in a line of 100 kB by the sentence alone: where, what came, what was due."""
     assert fault(record) == sentence
 
 
-@pytest.mark.parametrize(
-    ("record", "custom_id"),
+@table(
+    "record, custom_id",
     [
         ({"id": "c", "messages": []}, "c#1"),
         ({"id": 5, "conversations": []}, "5#1"),
@@ -86,7 +86,7 @@ def test_an_explicit_format_takes_no_other() -> None:
                 assert parsed.error.message.startswith(f"a line of the format {wanted} needs ")
 
 
-@pytest.mark.parametrize(
+@table(
     "data",
     [b"{", b'{"messages": [}', b"\xff\xfe{}", b'{"a": NaN}', b"[1e400, NaN]", b"{} {}", b'"\\ud800"', b"[" * 100_000],
 )

@@ -279,6 +279,7 @@ def test_tools_are_rendered(model_dir: Callable[..., Path]) -> None:
     assert '"name": "get_user"' in renderer.decode(prompt.token_ids)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.parametrize("name", ["tau_bench", "toolbench_dfs", "taskmaster4"])
@@ -303,6 +304,6 @@ def test_the_end_of_a_prompt_is_searched_for_a_thought(make_renderer: Callable[.
     renderer, seen = make_renderer("chatml", STABLE_TEMPLATE), list[Any]()
     renderer.reasoning_parser = SimpleNamespace(ends_open=seen.append)
     renderer.decode = list
-    renderer._is_open(conversation("user: hi"), Prompt(1, as_token_array(list(range(100))), "c"))
+    renderer.output_parser(conversation("user: hi"), Prompt(1, as_token_array(list(range(100))), "c"))
     assert seen == [[*range(68, 100)]]
     assert snippets("x" * 30, "y" * 30, 2) == f"character 2 ({'x' * 24!r}, {'y' * 24!r})"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.data.conftest import fault, good
+from tests.effort import table
 
 
 def test_sharegpt_speakers_become_roles() -> None:
@@ -72,7 +71,7 @@ SHAREGPT_FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("record", "sentence"), SHAREGPT_FAULTS)
+@table("record, sentence", SHAREGPT_FAULTS)
 def test_each_fault_has_its_sentence(record: object, sentence: str) -> None:
     """A user finds the fault in a line of 100 kB by the sentence alone: where, what came, what was due."""
     assert fault(record) == sentence

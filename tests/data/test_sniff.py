@@ -19,6 +19,7 @@ from apcbatch.data.input.inputs import find_inputs
 from apcbatch.data.input.source import open_source
 from apcbatch.errors import UsageError
 from tests.data.conftest import USER
+from tests.effort import table
 
 NOISE = random.Random(0).randbytes(200_000)
 CSV = b"id,words\n" + b"".join(b"%d,how are you\n" % n for n in range(97))
@@ -56,7 +57,7 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("name", FILES)
+@table("name", FILES)
 def test_a_small_sample_of_the_wrong_kind_is_one_sentence(tmp_path: Path, name: str) -> None:
     """Catches 98 error records, or a table of zeros, for a CSV, an archive, a database; and a first conversation that
     is lost in the header of an archive."""
@@ -71,7 +72,7 @@ def test_a_small_sample_of_the_wrong_kind_is_one_sentence(tmp_path: Path, name: 
     assert count.get(name, "") in str(caught.value)
 
 
-@pytest.mark.parametrize("data", [b"", b"\n \n", b"[]", b"\xef\xbb\xbf", gzip.compress(b"", mtime=0)])
+@table("data", [b"", b"\n \n", b"[]", b"\xef\xbb\xbf", gzip.compress(b"", mtime=0)])
 def test_nothing_but_empty_files_is_refused(tmp_path: Path, data: bytes) -> None:
     """Catches a run of nothing that ends well; beside other files an empty one is a warning."""
     empty, good, told = tmp_path / "empty", tmp_path / "good", list[str]()
@@ -84,8 +85,8 @@ def test_nothing_but_empty_files_is_refused(tmp_path: Path, data: bytes) -> None
     assert len(list(open_source(find_inputs([str(good), str(empty)])))) == 1
 
 
-@pytest.mark.parametrize(
-    ("line", "reason"),
+@table(
+    "line, reason",
     [
         ({"messages": [{"role": "bot", "content": "x"}]}, 'messages[0].role is "bot"; expected'),
         ({"messages": [USER], "n": 0}, "n is 0; expected an integer from 1 to 128"),
@@ -101,7 +102,7 @@ def test_a_fault_in_lines_of_the_right_kind_is_called_by_its_name(
     assert reason in str(caught.value) and str(caught.value).endswith("; correct that in its lines")
 
 
-@pytest.mark.parametrize("good", [1, 50, 99])
+@table("good", [1, 50, 99])
 def test_one_line_that_can_be_used_is_enough(tmp_path: Path, good: int) -> None:
     """Catches a file that is given up for lines that are bad in part, and a bound that is off by one."""
     lines = ["no"] * 300
@@ -110,7 +111,7 @@ def test_one_line_that_can_be_used_is_enough(tmp_path: Path, good: int) -> None:
     assert len(list(open_source(str(tmp_path / "in.jsonl")))) == 300
 
 
-@pytest.mark.parametrize("first", [[JSON.decode()], ["no"], ['{"messages": []}', '{"messages": 3}']])
+@table("first", [[JSON.decode()], ["no"], ['{"messages": []}', '{"messages": 3}']])
 def test_faults_alike_behind_another_line_are_all_reported(tmp_path: Path, first: list[str]) -> None:
     """Catches a file that is given up in its middle, when its first lines were not all alike."""
     lines = [*first, *['{"messages": []}'] * 300]

@@ -17,13 +17,12 @@ import pytest
 import zstandard
 
 from apcbatch.data.input import source
-from apcbatch.data.input.layouts import ANY_LINE, LineOptions
-from apcbatch.data.input.records import BadLine, Conversation
-from apcbatch.data.input.sniff import Sniffer
+from apcbatch.data.input.layouts import LineOptions
+from apcbatch.data.input.records import BadLine, Conversation, parse_record
 from apcbatch.data.input.source import open_source
 from apcbatch.errors import UsageError
 from apcbatch.formats import Format
-from tests.effort import tries
+from tests.effort import table, tries
 
 USER = {"role": "user", "content": "hi"}
 LINES: list[Any] = [
@@ -59,7 +58,7 @@ def ids(spec: str, format: Format | None = None) -> list[str | None]:
     ]
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".jsonl.zst", ".txt"])
+@table("suffix", [".jsonl", ".jsonl.gz", ".jsonl.zst", ".txt"])
 def test_auto_tells_the_format_line_by_line(tmp_path: Path, suffix: str) -> None:
     """Files that were joined from several sources hold several formats."""
     data = b"\n".join(json.dumps(line).encode() for line in LINES)
@@ -110,7 +109,7 @@ def write_rows(path: Path, rows: Any = ROWS, batch_rows: int = 2) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("name", [*(f"rows{suffix}" for suffix in TABLES), "od[d]*?.parquet"])
+@table("name", [*(f"rows{suffix}" for suffix in TABLES), "od[d]*?.parquet"])
 def test_rows_are_lines(tmp_path: Path, name: str) -> None:
     """Nulls that the schema puts in are absent keys; tools kept as JSON text keep their own nulls."""
     spec = write_rows(tmp_path / name)
@@ -123,7 +122,7 @@ def test_rows_are_lines(tmp_path: Path, name: str) -> None:
     assert third.error.message == 'messages[0].role is "bot"; expected system, user, assistant or tool'
 
 
-@pytest.mark.parametrize("suffix", TABLES)
+@table("suffix", TABLES)
 def test_maps_are_objects(tmp_path: Path, suffix: str) -> None:
     """Fault: a map comes as a list of pairs, without the objects and nulls in it, or with keys that are no texts."""
     import pyarrow as pa
@@ -243,6 +242,7 @@ def test_importing_data_imports_nothing_heavy() -> None:
     assert len(names) > 10 and names_found.strip() == "[]"
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.parametrize(
@@ -262,38 +262,39 @@ def test_real_conversations_are_all_read(shared_data: Path, name: str, conversat
     assert counts == {"conversations": conversations, "messages": messages}
 
 
-def test_rows_that_end_in_a_fault_name_the_next_one() -> None:
-    """Catches a record whose line is not the one that its error names: rows count from 1, as lines do."""
+@table("num_rows", [2, 0])
+def test_rows_that_end_in_a_fault_name_the_next_one(
+    num_rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a record whose line is not the one that its error names: rows count from 1, as lines do; and a table of
+    which nothing can be read that is answered with one error record."""
 
-    def rows() -> Iterator[Any]:
-        yield from ROWS[:2]
+    def rows(_: object) -> Iterator[Any]:
+        yield from ROWS[:num_rows]
         raise OSError("the disk is away")
 
+    monkeypatch.setattr(source, "rows_in", rows)
     told: list[str] = []
-    reader = source._Reader(ANY_LINE, 1, told.append)
-    *read, broken = reader._rows("rows.parquet", rows(), Sniffer("rows.parquet"), (OSError,))
+    records = open_source(write_rows(tmp_path / "rows.parquet"), warn=told.append)
+    reason = f"rows.parquet cannot be read further after row {num_rows}: the disk is away"
+    if not num_rows:
+        with pytest.raises(UsageError, match=reason):
+            next(records)
+        return
+    *read, broken = records
     assert len(read) == 2 and isinstance(broken, BadLine)
     assert (broken.line, broken.error.line, broken.error.code) == (3, 3, "invalid_request")
-    assert told == [str(broken.error)] == ["rows.parquet cannot be read further after row 2: the disk is away"]
+    assert told == [str(broken.error)] and told[0].endswith(reason)
 
 
-def test_rows_that_cannot_even_begin_are_refused() -> None:
-    """Catches a table of which nothing can be read that is answered with one error record."""
-
-    def rows() -> Iterator[Any]:
-        raise OSError("the disk is away")
-        yield
-
-    with pytest.raises(UsageError, match="rows.parquet cannot be read further after row 0: the disk is away"):
-        list(source._Reader(ANY_LINE, 1, print)._rows("rows.parquet", rows(), Sniffer("rows.parquet"), (OSError,)))
-
-
-def test_a_row_that_is_nested_too_deeply_is_one_error_record(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_that_is_nested_too_deeply_is_one_error_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a row of a table that ends the run because parsing goes down with it."""
 
-    def deep(*_: object) -> None:
-        raise RecursionError
+    def deep(row: Any, *rest: Any) -> Any:
+        if row["id"] == "c":
+            raise RecursionError
+        return parse_record(row, *rest)
 
     monkeypatch.setattr(source, "parse_record", deep)
-    found = source._read_row({"messages": [USER]}, 3, ANY_LINE)
+    *_, found = open_source(write_rows(tmp_path / "rows.parquet"))
     assert isinstance(found, BadLine) and (found.line, found.error.message) == (3, "the row is nested too deeply")

@@ -10,19 +10,18 @@ from typing import Any
 
 import pytest
 
-from apcbatch.data.chat.render import Renderer
 from apcbatch.data.output.stop_texts import NOT_A_CHARACTER, StopTexts, TextStream, cut_answer
-from apcbatch.data.tokenization.tokenizer import Tokenizer
+from apcbatch.data.tokenization.tokenizer import Tokenizer, load_tokenizer
 from tests.data.conftest import CORPUS, KINDS, kept_by_transformers
 from tests.effort import tries
 
 TEXT = "It's 東京: naïve café, 🙂🙃! Привет,\n\n  def add(a, b)\n\treturn 1250 <b>x</b>\n\n"
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(scope="module", params=KINDS)
 def tokenizer(request: pytest.FixtureRequest, model_dir: Callable[..., Path]) -> Tokenizer:
     """A tokenizer of each kind."""
-    return Renderer.load(model_dir(request.param)).tokenizer
+    return load_tokenizer(model_dir(request.param))
 
 
 def ending(tokenizer: Tokenizer, ids: list[int], stops: list[str], min_tokens: int = 0) -> tuple[int, str] | None:
@@ -125,7 +124,7 @@ def test_what_comes_before_min_tokens_is_passed_over(tokenizer: Tokenizer) -> No
 
 def test_special_tokens_are_no_text(model_dir: Callable[..., Path]) -> None:
     """Fault: the name of a special token ends an answer that does not show it, or one in its middle hides a text."""
-    tokenizer = Renderer.load(model_dir("chatml")).tokenizer
+    tokenizer = load_tokenizer(model_dir("chatml"))
     marker = tokenizer.encode("<|im_start|>").ids
     assert len(marker) == 1
     ids = [*tokenizer.encode("ab").ids, *marker, *tokenizer.encode("cd").ids]
@@ -160,7 +159,7 @@ def test_a_token_is_decoded_with_few_others(tokenizer: Tokenizer, monkeypatch: p
 def test_a_stop_token_has_no_text(model_dir: Callable[..., Path]) -> None:
     """Fault: the text of a token of stop_token_ids stays, or goes though it is to be kept; the last token of an answer
     that ended otherwise goes."""
-    tokenizer = Renderer.load(model_dir("gpt2")).tokenizer
+    tokenizer = load_tokenizer(model_dir("gpt2"))
     ids = tokenizer.encode("one two").ids
     assert cut_answer(tokenizer.decode, ids, ids[-1], False).text == tokenizer.decode(ids[:-1])
     assert cut_answer(tokenizer.decode, ids, ids[-1], False).num_tokens == len(ids) - 1

@@ -10,6 +10,7 @@ import pytest
 from apcbatch.data.grammar.structured_output import WHITESPACE, StructuredOutput, check_structured_output
 from apcbatch.errors import RequestError
 from tests.data.conftest import batch, fault, good
+from tests.effort import table
 
 SCHEMA = {"type": "object", "properties": {"z": {"type": "integer"}, "a": {"type": "string"}}, "required": ["z"]}
 TEXT = json.dumps(SCHEMA, separators=(",", ":"))
@@ -65,7 +66,7 @@ GIVEN = [
 ]
 
 
-@pytest.mark.parametrize(("record", "expected"), GIVEN, ids=[json.dumps(record)[:60] for record, _ in GIVEN])
+@table("record, expected", GIVEN)
 def test_every_shape_is_read(record, expected):
     """Fault: a form that is not applied, keys in another order than the schema's, a text taken for another kind."""
     assert check_structured_output(record, TOOLS) == expected
@@ -127,7 +128,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("record", "words"), REFUSED, ids=[json.dumps(record)[:60] for record, _ in REFUSED])
+@table("record, words", REFUSED)
 def test_what_is_no_form_is_refused(record, words):
     """Fault: half of a form is applied, or none of it, without a word."""
     with pytest.raises(RequestError) as caught:
@@ -135,21 +136,21 @@ def test_what_is_no_form_is_refused(record, words):
     assert words in caught.value.message and caught.value.code == "invalid_request"
 
 
-@pytest.mark.parametrize("tools", [None, []])
+@table("tools", [None, []])
 def test_a_call_cannot_be_forced_without_tools(tools):
     """Fault: `required` without tools gives a text, or a grammar of nothing."""
     with pytest.raises(RequestError, match="there are no tools"):
         check_structured_output({"tool_choice": "required"}, tools)
 
 
-@pytest.mark.parametrize("name", ["", 3, None, ["f"]])
+@table("name", ["", 3, None, ["f"]])
 def test_a_call_of_a_tool_without_a_name_cannot_be_forced(name):
     """Fault: a grammar with a name that is no text."""
     with pytest.raises(RequestError, match="no tool has a name"):
         check_structured_output({"tool_choice": "required"}, [{"type": "function", "function": {"name": name}}])
 
 
-@pytest.mark.parametrize("parameters", [{"type": "string"}, {"type": ["object", "null"]}, [1], {"x-guidance": {}}])
+@table("parameters", [{"type": "string"}, {"type": ["object", "null"]}, [1], {"x-guidance": {}}])
 def test_a_tool_whose_parameters_are_no_object_cannot_be_forced(parameters):
     """Fault: arguments that no client reads as an object."""
     tool = {"function": {"name": "f", "parameters": parameters}}

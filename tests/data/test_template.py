@@ -6,14 +6,18 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import jinja2
 import pytest
 
 from apcbatch.data.chat.render import Renderer
 from apcbatch.data.chat.template import ChatTemplate, before_mark, read_fallback, with_mark
+from apcbatch.data.chat.template_child import Template
 from apcbatch.data.chat.template_options import ChatOptions
+from apcbatch.data.helper_child import DONE
 from apcbatch.data.tokenization.tokenizer import load_tokenizer
 from apcbatch.errors import ModelError, RequestError, UsageError
 from tests.data.conftest import STABLE_TEMPLATE, build_tokenizer, by_transformers, save_model
+from tests.effort import table
 
 USER = {"role": "user", "content": "hi\n"}
 TOOLS = [{"type": "function", "function": {"name": "get", "description": "Gets <it> & 'more'."}}]
@@ -133,6 +137,7 @@ REFUSALS = {
 }
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(("source", "reason"), REFUSALS.items())
 def test_what_a_template_raises_is_an_error_of_the_conversation(
     model_dir: Callable[..., Path], source: str, reason: str
@@ -158,21 +163,17 @@ ATTACKS = [
 ]
 
 
-@pytest.mark.parametrize("source", ATTACKS)
-def test_a_template_reaches_nothing_but_its_data(model_dir: Callable[..., Path], source: str) -> None:
+@table("source", ATTACKS)
+def test_a_template_reaches_nothing_but_its_data(source: str) -> None:
     """A template comes with a downloaded model and runs for every conversation.
 
     No attribute of Python's, no file, no change of the messages, and no endless loop may come of it.
     """
     messages = [dict(USER)]
-    template = template_of(model_dir("gpt2", source))
     try:
-        text = template.render(messages)
-    except RequestError as error:
-        text = error.message.removeprefix("the chat template refuses messages[0:1]: ")
-        assert text != error.message and "<built-in" not in text
-    else:
-        assert text == ""
+        assert Template(source, {}).answer(1, messages, None) == (DONE, "")
+    except (ImportError, OverflowError, TypeError, jinja2.TemplateError) as error:
+        assert "<built-in" not in str(error)
     assert messages == [USER]
 
 
@@ -209,18 +210,18 @@ def test_an_empty_last_message_is_continued() -> None:
     assert isinstance(before_mark("another text"), RequestError)
 
 
-@pytest.mark.parametrize("source", ["{% set n = namespace(_x=1) %}", "{% set n = namespace() %}{% set n._x = 1 %}"])
-def test_names_that_begin_with_an_underscore_are_refused(model_dir: Callable[..., Path], source: str) -> None:
+@table("source", ["{% set n = namespace(_x=1) %}", "{% set n = namespace() %}{% set n._x = 1 %}"])
+def test_names_that_begin_with_an_underscore_are_refused(source: str) -> None:
     """A namespace must not be a way to attributes of Python's."""
-    with pytest.raises(RequestError, match="_x"):
-        template_of(model_dir("gpt2", source)).render([USER])
+    with pytest.raises(jinja2.TemplateError, match="_x"):
+        Template(source, {}).answer(0, [], None)
 
 
 def test_a_template_that_becomes_no_text_fails_its_conversation(
     model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A library's method decides which of several templates is used, and may give anything."""
-    template = template_of(model_dir("chatml", STABLE_TEMPLATE))
-    monkeypatch.setattr(type(template._source), "get_chat_template", lambda self, has_tools: 5)
+    template = template_of(folder := model_dir("chatml", STABLE_TEMPLATE))
+    monkeypatch.setattr(type(load_tokenizer(folder).source), "get_chat_template", lambda self, has_tools: 5)
     with pytest.raises(RequestError, match="it is a int; expected a text"):
         template.render([USER])

@@ -17,6 +17,7 @@ from apcbatch.data.helper_child import CPU_SECONDS, DONE, MAX_CHARACTERS, MEMORY
 from apcbatch.data.tokenization.tokenizer import load_tokenizer
 from apcbatch.errors import ModelError, RequestError
 from tests.data.conftest import build_tokenizer, by_transformers, save_model
+from tests.effort import table
 
 USER = {"role": "user", "content": "hi"}
 
@@ -41,6 +42,7 @@ LOOPS = [
 ]
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.slow
 @pytest.mark.usefixtures("half_a_second")
 @pytest.mark.parametrize("source", LOOPS)
@@ -78,7 +80,7 @@ SIZES = [
 ]
 
 
-@pytest.mark.drawn(5)
+@pytest.mark.drawn(3)
 @pytest.mark.slow
 @pytest.mark.usefixtures("half_a_second")
 @pytest.mark.parametrize("source", SIZES)
@@ -104,6 +106,8 @@ NO_TEMPLATES = {
 }
 
 
+@pytest.mark.drawn(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(("source", "reason"), NO_TEMPLATES.items())
 def test_what_python_cannot_compile_is_told_at_once(model_dir: Callable[..., Path], source: str, reason: str) -> None:
     """Catches 25 nested `for`, and nesting that the parser cannot follow: internal errors before."""
@@ -164,7 +168,7 @@ SAME = [
 ]
 
 
-@pytest.mark.drawn(8)
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("source", SAME)
 @pytest.mark.parametrize("has_tools", [False, True])
 def test_the_texts_are_those_of_transformers(model_dir: Callable[..., Path], source: str, has_tools: bool) -> None:
@@ -210,7 +214,7 @@ def test_the_pages_name_the_bounds() -> None:
     assert f"{CPU_SECONDS} s of processor time, {MEMORY_BYTES >> 30} GiB of memory" in commands
 
 
-@pytest.mark.parametrize(("length", "answer"), [(1, DONE), (4_194_304, DONE), (4_194_305, TOO_LONG)])
+@table("length, answer", [(1, DONE), (4_194_304, DONE), (4_194_305, TOO_LONG)])
 def test_the_longest_text_is_one(length: int, answer: bytes) -> None:
     """Catches a text of just so many characters that is refused, and one more that is not."""
     kind, text = Template("{{ 'a' * length }}", {"length": length}).answer(0, [], None)

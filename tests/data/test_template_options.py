@@ -18,7 +18,7 @@ from apcbatch.errors import RequestError, UsageError
 from tests.data.conftest import batch, build_tokenizer, fault, good, save_model
 from tests.data.conftest import kept_by_transformers as tokenizer_of
 from tests.data.families import TEMPLATES
-from tests.effort import tries
+from tests.effort import table, tries
 
 TEMPLATE = """{%- if reasoning_effort %}{{- 'effort ' + reasoning_effort + '\\n' }}{%- endif %}
 {%- for document in documents or [] %}{{- '[' + document.title + '] ' + document.text + '\\n' }}{%- endfor %}
@@ -134,8 +134,8 @@ def test_a_template_that_leaves_the_last_message_out_is_refused(make_renderer: C
 CALLING = {"role": "assistant", "content": "a", "tool_calls": [{"function": {"name": "f"}}]}
 
 
-@pytest.mark.parametrize(
-    ("given", "sentence"),
+@table(
+    "given, sentence",
     [
         *(
             (
@@ -226,8 +226,8 @@ def test_the_run_gives_variables_and_a_line_wins(model_dir: Callable[..., Path],
     assert warnings == ['the chat template does not read "colour" of --template-kwargs']
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
+@table(
+    "text, sentence",
     [
         ("{", "--template-kwargs is not JSON: "),
         ("[1]", "--template-kwargs is a list; expected an object; give an object, as in"),
@@ -321,10 +321,9 @@ def test_a_request_keeps_the_tools_that_its_parser_reads(make_renderer: Callable
         assert [call.arguments for call in output_parser.parse(text).calls] == [{"n": 5}] * calls
 
 
-@pytest.mark.parametrize(
+@table(
     "variables",
     [{f"n{number}": 1 for number in range(64)}, {"n" * 64: 1}, {"a": "x" * ((1 << 20) - len('{"a":""}'))}],
-    ids=["names", "a name", "bytes"],
 )
 def test_the_most_variables_are_taken(variables: dict[str, Any]) -> None:
     """Fault: a bound that refuses its own value."""

@@ -22,11 +22,12 @@ from apcbatch.data.tokenization.no_tokenizer import NoTokenizer
 from apcbatch.data.tokenization.tokenizer import Tokenizer, load_tokenizer, read_vocab_size
 from apcbatch.errors import ModelError, RequestError
 from tests.data.conftest import KINDS, build_tokenizer, save_model
+from tests.effort import table
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@table("kind", KINDS)
 def test_text_survives(kind: str, model_dir: Callable[..., Path]) -> None:
     """Encoding and decoding a text that the vocabulary covers gives the same text."""
     tokenizer = load_tokenizer(model_dir(kind))
@@ -179,7 +180,7 @@ def test_code_in_a_model_folder_is_never_run(tmp_path: Path) -> None:
     assert load_tokenizer(folder).vocab_size == 600 and not ran.exists()
 
 
-@pytest.mark.parametrize(("text", "offsets", "parts"), [
+@table("text, offsets, parts", [
     ("a b", [(0, 1), (2, 3)], ["a", " b"]),
     ("é🙂a", [(0, 1), (0, 1), (1, 2), (1, 2), (1, 2), (2, 3)], ["", "é", "", "", "🙂", "a"]),
     ("ab", [(0, 1), (0, 2)], ["a", "b"]),
@@ -204,7 +205,7 @@ def test_a_prompt_is_shown_in_its_own_text(tmp_path: Path) -> None:
     assert list(_parts(source, "ab", [7, 8, 9], [(0, 0), (0, 1), (1, 2)])) == ["<7>", "a", "b"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@table("kind", KINDS)
 def test_a_continuation_is_the_whole_text(kind: str, model_dir: Callable[..., Path]) -> None:
     """Catches a first word that is lost where it makes one token with what stands before it."""
     tokenizer = load_tokenizer(model_dir(kind))
@@ -222,9 +223,7 @@ def test_the_schema_of_the_answers_is_searchable_text(tmp_path: Path) -> None:
     assert load_tokenizer(folder).answer_schema == '[{"x": "<\uff5ctool\u2581calls\uff5c>s*"}]'
 
 
-@pytest.mark.parametrize(
-    ("size", "is_read"), [(1, True), (2**31, True), (0, False), (-1, False), (2**31 + 1, False), (True, False)]
-)
+@table("size, is_read", [(1, True), (2**31, True), (0, False), (-1, False), (2**31 + 1, False), (True, False)])
 def test_how_many_ids_a_model_may_have(tmp_path: Path, size: object, is_read: bool) -> None:
     """Catches a vocabulary of no or of too many ids, for which memory is taken, and one that is refused at its end."""
     for config in ({"vocab_size": size}, {"vocab_size": 7, "text_config": {"vocab_size": size}}):
@@ -245,7 +244,7 @@ def test_added_tokens_have_at_most_a_million_characters() -> None:
         made("x" * (1 << 20), "y")
 
 
-@pytest.mark.parametrize(("name", "most"), [("chat_template.jinja", 4 << 20), ("tokenizer.json", 64 << 20)])
+@table("name, most", [("chat_template.jinja", 4 << 20), ("tokenizer.json", 64 << 20)])
 def test_a_file_of_a_model_has_so_many_bytes_and_no_more(tmp_path: Path, name: str, most: int) -> None:
     """Catches a file that fills memory, and one that is refused at its bound."""
     (tmp_path / name).touch()
@@ -286,7 +285,7 @@ def test_without_a_tokenizer_no_text_has_tokens(tmp_path: Path) -> None:
     assert not absent.begins_with_bos
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
+@table("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
 def test_an_interrupt_is_no_damage_of_a_tokenizer(
     model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:

@@ -23,6 +23,7 @@ from apcbatch.errors import ModelError, RequestError
 from tests.conftest import ROOT
 from tests.data.conftest import CORPUS, STABLE_TEMPLATE, build_tokenizer, completion, conversation, save_model
 from tests.data.family_tokenizers import FAMILY_TOKENIZERS, save_family_tokenizer
+from tests.effort import table
 
 BACKTRACKS = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
 
@@ -44,7 +45,7 @@ def test_a_text_that_the_library_panics_at_fails_alone(tmp_path: Path) -> None:
     assert tokenizer.decode(tokenizer.encode("hi").ids) == "hi"
 
 
-@pytest.mark.parametrize(("name", "fails"), [("PanicException", True), ("Exception", True), ("KeyError", False)])
+@table("name, fails", [("PanicException", True), ("Exception", True), ("KeyError", False)])
 def test_which_faults_are_the_requests(name: str, fails: bool) -> None:
     """Fault: a panic while tokens are decoded ends the run, or an error of ours is taken for the request's."""
     kinds = {
@@ -64,7 +65,7 @@ def test_which_faults_are_the_requests(name: str, fails: bool) -> None:
             call()
 
 
-@pytest.mark.parametrize("model", [models.Unigram([("a", -1.0)], unk_id=None), models.WordLevel({"a": 0}, "<unk>")])
+@table("model", [models.Unigram([("a", -1.0)], unk_id=None), models.WordLevel({"a": 0}, "<unk>")])
 def test_a_text_beyond_the_vocabulary_fails_alone(model: Any, tmp_path: Path) -> None:
     """Fault: for a model without an unknown token, an unknown character is an internal error of the run."""
     tokenizer = load_tokenizer(save_model(tmp_path, Backend(model)))
@@ -72,7 +73,7 @@ def test_a_text_beyond_the_vocabulary_fails_alone(model: Any, tmp_path: Path) ->
     assert tokenizer.encode("a").ids == [0]
 
 
-@pytest.mark.parametrize(("characters", "is_read"), [(100, True), (101, False)])
+@table("characters, is_read", [(100, True), (101, False)])
 def test_long_words_of_wordpiece_are_refused(characters: int, is_read: bool, tmp_path: Path) -> None:
     """Fault: a word of a million characters takes hours, as WordPiece's time grows with the square of its length."""
     model = models.WordPiece({"a": 0, "[UNK]": 1}, unk_token="[UNK]", max_input_chars_per_word=characters)
@@ -172,8 +173,8 @@ def test_signals_are_handled_while_a_long_text_is_tokenised(model_dir: Callable[
         tokenizer.encode(CORPUS[1] * 10_000)
 
 
-@pytest.mark.parametrize("name", ["notes.json", "words.txt", "old.jinja", "other.model", "vocab.txt", "merges.txt"])
-@pytest.mark.parametrize("kind", ["pipe", "folder", "dangling", "device", "large"])
+@table("name", ["notes.json", "words.txt", "old.jinja", "other.model", "vocab.txt", "merges.txt"])
+@table("kind", ["pipe", "folder", "dangling", "device", "large"])
 def test_odd_neighbours_are_not_read(tmp_path: Path, kind: str, name: str) -> None:
     """Catches a file beside the checkpoint that nothing needs, and that hung the run or filled its memory."""
     folder = save_model(tmp_path, build_tokenizer("chatml"))
@@ -195,7 +196,7 @@ def odd_neighbour(path: Path, kind: str) -> None:
         path.symlink_to({"dangling": "nowhere", "device": "/dev/zero"}[kind])
 
 
-@pytest.mark.parametrize("kind", ["pipe", "folder", "dangling", "device", "large"])
+@table("kind", ["pipe", "folder", "dangling", "device", "large"])
 def test_what_the_tokenizer_needs_must_be_a_file(tmp_path: Path, kind: str) -> None:
     """Catches a run that waits for the tokenizer's file without end, or reads it without end."""
     folder = save_model(tmp_path, build_tokenizer("chatml"))

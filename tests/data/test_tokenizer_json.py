@@ -21,7 +21,7 @@ from apcbatch.model.locate import locate_model
 from tests.conftest import ROOT
 from tests.data.conftest import CORPUS, KINDS, build_tokenizer, by_transformers, save_model
 from tests.data.family_tokenizers import FAMILY_TOKENIZERS, save_family_tokenizer
-from tests.effort import tries
+from tests.effort import table, tries
 
 FIRST_SPECIAL = {"unigram": "<unk>", "metaspace": "<unk>", "legacy": "<unk>"}
 BUILT = {kind: build_tokenizer(kind).to_str() for kind in KINDS}
@@ -135,13 +135,13 @@ def test_what_is_read_is_what_transformers_reads(made: tuple[str, dict[str, Any]
         assert_the_same(folder)
 
 
-@pytest.mark.parametrize("family", FAMILY_TOKENIZERS)
+@table("family", FAMILY_TOKENIZERS)
 def test_the_tokenizers_of_families_are_read_as_by_transformers(family: str, tmp_path: Path) -> None:
     """Fault: a family whose pattern, normalizer, decoder or tokens are read otherwise than by `transformers`."""
     assert_the_same(save_family_tokenizer(tmp_path, family))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@table("kind", KINDS)
 def test_usual_folders_are_read(kind: str, tmp_path: Path) -> None:
     """Fault: a key, a file or a token of a folder as `transformers` saves it is read otherwise."""
     special = FIRST_SPECIAL.get(kind, "<|endoftext|>")
@@ -157,8 +157,8 @@ def test_usual_folders_are_read(kind: str, tmp_path: Path) -> None:
     assert_the_same(folder)
 
 
-@pytest.mark.parametrize(
-    ("config", "files"),
+@table(
+    "config, files",
     [
         ({"clean_up_tokenization_spaces": True, "something_new": 1}, {}),
         ({"split_special_tokens": True}, {}),
@@ -188,8 +188,8 @@ def test_what_other_files_declare_is_read_as_by_transformers(
     assert_the_same(folder)
 
 
-@pytest.mark.parametrize(
-    ("config", "files", "sentence"),
+@table(
+    "config, files, sentence",
     [
         ({"eos_token": 5}, {}, "eos_token is 5; expected the text of a token"),
         ({"added_tokens_decoder": {"7": "a", "8": 5}}, {}, "8 is 5; expected the text of a token"),

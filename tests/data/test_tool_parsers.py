@@ -25,7 +25,7 @@ from apcbatch.data.output.tool_parsers import choose_tool_parser, tool_parsers
 from apcbatch.formats import TOOL_PARSERS
 from tests.data.conftest import build_tokenizer, by_transformers, save_model
 from tests.data.families import CALLS, TEMPLATES, parser_name, written_by_the_assistant
-from tests.effort import tries
+from tests.effort import table, tries
 
 PARSERS = list(tool_parsers().values())
 SCHEMA = {
@@ -63,14 +63,14 @@ def test_the_options_name_the_parsers_that_are_there() -> None:
     assert tuple(tool_parsers()) == TOOL_PARSERS == tuple(sorted(WRITTEN))
 
 
-@pytest.mark.parametrize("name", WRITTEN)
+@table("name", WRITTEN)
 def test_a_call_of_each_family_is_read(name: str) -> None:
     """Fault: the calls of a family are left in the text."""
     found = tool_parsers()[name].find("Let me see. " + WRITTEN[name], TOOLS)
     assert (found.content, found.calls, found.num_malformed) == ("Let me see. ", [Call("get", ARGUMENTS)], 0)
 
 
-@pytest.mark.parametrize("name", WRITTEN)
+@table("name", WRITTEN)
 def test_the_calls_of_another_family_are_text(name: str) -> None:
     """Fault: a parser that takes what its family does not write."""
     for other, text in WRITTEN.items():
@@ -80,7 +80,7 @@ def test_the_calls_of_another_family_are_text(name: str) -> None:
             assert (found.content, found.calls) == (text, [])
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@table("name", TEMPLATES)
 def test_the_template_tells_the_parser(name: str) -> None:
     """Fault: auto takes another family's parser, or two parsers claim one template."""
     assert [parser.name for parser in PARSERS if parser.detects(TEMPLATES[name])] == [parser_name(name)]
@@ -123,7 +123,7 @@ def test_markers_among_the_added_tokens_choose_the_parser(tmp_path: Path) -> Non
         assert (renderer.tokenizer.decode(tokenizer.encode(text).ids) == text) == (name == "lfm2")
 
 
-@pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.name)
+@table("parser", PARSERS)
 def test_the_syntax_of_a_parser_is_what_it_reads(parser: Any) -> None:
     """Fault: what a grammar forces is no call of the family."""
     syntax, calls = parser.syntax, [Call("get", {"n": 1, "q": "a"}), Call("get", {}), Call("get", {"q": "; ,"})]
@@ -142,8 +142,8 @@ def test_the_syntax_of_a_parser_is_what_it_reads(parser: Any) -> None:
         assert (found.calls, found.content.strip(), found.num_malformed) == (made, "", 0)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "calls"),
+@table(
+    "name, text, calls",
     [
         ("hermes", '<tool_call>{"name": "f"}</tool_call>', [Call("f", {})]),
         ("hermes", '<tool_call>{"name": "f", "arguments": null}</tool_call>', [Call("f", {})]),
@@ -183,8 +183,8 @@ def test_what_else_is_a_call(name: str, text: str, calls: list[Call]) -> None:
     assert (found.content, found.calls, found.num_malformed) == ("", calls, 0)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "calls"),
+@table(
+    "name, text, calls",
     [
         *(
             ("hermes", block, 0)
@@ -261,7 +261,7 @@ def test_what_is_malformed_stays_and_is_counted(name: str, text: str, calls: int
             assert (good.content, good.calls) == (f" {text} ", [Call("get", ARGUMENTS)])
 
 
-@pytest.mark.parametrize("text", ["", " a\n", '{"a": 1}', '{"name": "f"}', "[1]", "< tool_call >", "f[ARGS]{}"])
+@table("text", ["", " a\n", '{"a": 1}', '{"name": "f"}', "[1]", "< tool_call >", "f[ARGS]{}"])
 def test_text_without_calls_is_the_content(text: str) -> None:
     """Fault: an answer in JSON, or an empty one, is taken for a call or called malformed."""
     for parser in PARSERS:
@@ -269,8 +269,8 @@ def test_text_without_calls_is_the_content(text: str) -> None:
         assert (found.content, found.calls, found.num_malformed) == (text, [], 0)
 
 
-@pytest.mark.parametrize(
-    ("key", "text", "value"),
+@table(
+    "key, text, value",
     [
         ("q", "5", "5"), ("q", "null", "null"), ("n", "5", 5), ("n", " 5 ", 5), ("n", "5.0", 5), ("n", "5.5", "5.5"),
         ("n", "five", "five"), ("n", "true", "true"), ("x", "5", 5), ("x", "-5.5e3", -5500.0), ("b", "True", True),
@@ -289,7 +289,7 @@ def test_text_is_typed_by_the_schema(key: str, text: str, value: object) -> None
     assert call.arguments == {key: value} and type(call.arguments[key]) is type(value)
 
 
-@pytest.mark.parametrize("parameters", UNTYPED)
+@table("parameters", UNTYPED)
 def test_a_schema_of_no_use_types_nothing(parameters: Any) -> None:
     """Fault: a tool without a schema, or with a damaged one, breaks the answer."""
     text = "<function=get><parameter=n>5</parameter></function>"
@@ -308,6 +308,7 @@ def recorded(shared_data: Path) -> list[Conversation]:
     return found  # type: ignore[return-value]
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.parametrize("template", TEMPLATES)
@@ -459,6 +460,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> None:
                     monkeypatch.setattr(module, key, CountedPattern(value))
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.slow
 @pytest.mark.usefixtures("counted")
 @pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.name)

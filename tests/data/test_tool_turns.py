@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from apcbatch.data.chat.render import Renderer
 from apcbatch.data.chat.rollout import Rollout, follow_calls
 from apcbatch.data.output.tool_parser import Call
 from tests.data.conftest import good
+from tests.effort import table
 
 RECORDED = {
     "role": "assistant",
@@ -30,8 +29,8 @@ def tool(call_id: str | None, text: str = "x", **keys: str) -> dict[str, Any]:
     return {"role": "tool", "content": text, **({"tool_call_id": call_id} if call_id else {}), **keys}
 
 
-@pytest.mark.parametrize(
-    ("names", "rest", "ids", "sentence"),
+@table(
+    "names, rest, ids, sentence",
     [
         (["f", "g"], [tool("r1"), tool("r2")], ["a0", "a1"], None),
         (["g", "f"], [tool("r1"), tool("r2")], ["a1", "a0"], None),

@@ -11,6 +11,7 @@ from apcbatch.data.grammar.structured_output import check_structured_output
 from apcbatch.data.input.tools import check_tools
 from apcbatch.errors import RequestError
 from tests.data.conftest import USER, batch, fault, good
+from tests.effort import table
 
 SCHEMA = {"type": "object", "properties": {"order": {"type": "string"}}, "required": ["order"]}
 OPENAI = {"type": "function", "function": {"name": "f", "description": "d", "parameters": SCHEMA}}
@@ -34,7 +35,7 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@table("name", SHAPES)
 def test_a_tool_of_each_shape(name: str) -> None:
     """Fault: a tool that the template shows in a shape that no model was trained on, or whose schema binds no call."""
     tool, expected = SHAPES[name]
@@ -77,7 +78,7 @@ FOREIGN = [
 ]
 
 
-@pytest.mark.parametrize(("tool", "sentence"), FOREIGN)
+@table("tool, sentence", FOREIGN)
 def test_a_tool_that_cannot_be_called_is_refused_by_name(tool: Any, sentence: str) -> None:
     """Fault: what a service runs, or nobody knows, is shown to the model without a word."""
     assert fault({"messages": [USER], "tools": [tool]}).startswith(sentence)
@@ -104,7 +105,7 @@ def test_parameters_that_are_no_schema_force_nothing() -> None:
         check_structured_output({"tool_choice": "required"}, tools)
 
 
-@pytest.mark.parametrize("text", ['{"a": 1', "{'a': 1}", "[1]", "null", ""])
+@table("text", ['{"a": 1', "{'a': 1}", "[1]", "null", ""])
 def test_recorded_arguments_that_are_no_object_are_said(text: str) -> None:
     """Fault: broken JSON in a recorded call that passes without a word."""
     calls = [{"type": "function", "function": {"name": "f", "arguments": text}}] * 2

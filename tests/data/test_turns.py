@@ -7,12 +7,13 @@ import pytest
 from apcbatch.data.chat.turns import choose_turns, recorded_turns
 from apcbatch.errors import RequestError
 from apcbatch.formats import Turns
+from tests.effort import table
 
 ROLES = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
 
 
-@pytest.mark.parametrize(
-    ("roles", "each", "last"),
+@table(
+    "roles, each, last",
     [
         ("ua", [(1, 1)], (1, 1)),
         ("u", [(1, 1)], (1, 1)),
