@@ -9,6 +9,7 @@ import time
 import pytest
 
 from apcbatch.model.prefetch import Ahead
+from tests.effort import table
 
 NAMES = [f"thing {i}" for i in range(200)]
 
@@ -17,8 +18,8 @@ def things(threads: int, most_bytes: int, make=lambda name: name.upper()) -> Ahe
     return Ahead(make, dict.fromkeys(NAMES, 10), threads=threads, most_bytes=most_bytes)
 
 
-@pytest.mark.parametrize("threads", [1, 4])
-@pytest.mark.parametrize("most_bytes", [0, 25, 10_000])
+@table("threads", [1, 4])
+@table("most_bytes", [0, 25, 10_000])
 def test_any_order_of_asking(threads: int, most_bytes: int) -> None:
     """Catches a thing that is made twice or never, and an asking that waits for ever: nothing fits, or what was made
     first is asked for last."""

@@ -13,6 +13,7 @@ from apcbatch.layout import PAGE_TOKENS, Extent, Role, StateLayout
 from apcbatch.model.arena import StateArena
 from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.model.locate import locate_model
+from tests.effort import table
 from tests.tiny import FAMILIES
 
 STATE = Role("state", Extent.AT, ("head", "k", "v"), ("head", "v", "k"), "float32")
@@ -65,7 +66,7 @@ def test_a_layer_sees_its_own_parts() -> None:
     assert (arena.pages["kv_latent"][0] == 9).all() and (arena.pages["kv_latent"][1] != 9).any()
 
 
-@pytest.mark.parametrize("begin, end", [(0, 1), (0, 64), (0, 100), (63, 65), (64, 192), (70, 71), (5, 190)])
+@table("begin, end", [(0, 1), (0, 64), (0, 100), (63, 65), (64, 192), (70, 71), (5, 190)])
 def test_tokens_come_back_as_they_were_written(begin: int, end: int) -> None:
     """Catches tokens from a wrong page or offset, and others that are overwritten, whatever place the axis has."""
     arena, pages = make_arena(), torch.tensor([3, 0, 2])
@@ -133,9 +134,9 @@ def test_what_is_shown_is_a_copy_in_the_order_of_the_surface() -> None:
     assert all(torch.equal(part, kept[name]) for name, part in shown.items())
 
 
-@pytest.mark.parametrize("role", ["state", "conv"])
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("on_host", [True, False])
+@table("role", ["state", "conv"])
+@table("value", [torch.nan, torch.inf, -torch.inf])
+@table("on_host", [True, False])
 def test_every_floating_part_tells_whether_a_state_is_finite(
     role: str, value: float, on_host: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

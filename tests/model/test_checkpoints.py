@@ -22,7 +22,7 @@ from apcbatch.layout import SSM, StateLayout
 from apcbatch.model import weights
 from apcbatch.model.devices import make_arena
 from apcbatch.model.weights import Checkpoint
-from tests.effort import is_full
+from tests.effort import is_full, table
 from tests.model.folders import (
     REMOVED,
     SINGLE,
@@ -96,7 +96,7 @@ def test_a_file_beside_the_index_is_not_opened(tiny_checkpoint: Checkpoints, tmp
     assert answer(folder) == answer(tiny_checkpoint("mamba"))
 
 
-@pytest.mark.parametrize("name", [
+@table("name", [
     "../../etc/passwd", "/etc/passwd", "..", ".", "", "sub/model.safetensors", "../model.safetensors",
     "a\0b.safetensors",
     "model.bin", ".hidden.safetensors", "x" * 300 + ".safetensors", "\ud800.safetensors", "a\nb.safetensors",
@@ -110,7 +110,7 @@ def test_the_index_names_plain_files_alone(name: str, tiny_checkpoint: Checkpoin
     refused(folder, "weight_map names .*; expected plain file names such as model-00001-of-00002.safetensors")
 
 
-@pytest.mark.parametrize("weight_map", [None, [], "x", 3, {"a": 1}, {"a": None}])
+@table("weight_map", [None, [], "x", 3, {"a": 1}, {"a": None}])
 def test_an_index_without_files_is_refused(weight_map: object, tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
     """Fault: an AttributeError or TypeError for an index of another shape."""
     folder = sharded(tiny_checkpoint("mamba"), tmp_path / "m")
@@ -182,7 +182,7 @@ def test_each_tensor_has_its_shape(family: str, tiny_checkpoint: Checkpoints, tm
             refused(folder, rf"tensor {name} has shape \[.*\]; expected \[.*\] by config.json")
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn])
+@table("dtype", [torch.int32, torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn])
 def test_weights_are_floating_point(dtype: torch.dtype, tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
     """Fault: quantised weights without their scales are taken for the weights themselves."""
     single = tiny_checkpoint("mamba")
@@ -203,7 +203,7 @@ def test_every_float_is_read(dtype: torch.dtype, tiny_checkpoint: Checkpoints, t
     assert answer(stored)[0] != answer(same)[0]
 
 
-@pytest.mark.parametrize("name", ["backbone.layers.2.norm.weight", "extra", "x" * 500])
+@table("name", ["backbone.layers.2.norm.weight", "extra", "x" * 500])
 def test_a_surplus_tensor_is_refused(name: str, tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
     """Fault: a layer that config.json does not count is left out in silence."""
     folder = with_weights(tiny_checkpoint("mamba"), tmp_path / "m", {name: torch.zeros(36)})
@@ -252,7 +252,7 @@ def test_another_number_is_another_fingerprint(tiny_checkpoint: Checkpoints, tmp
     assert len(fingerprints) == len(weights) + 2
 
 
-@pytest.mark.parametrize("family, key, value", [
+@table("family, key, value", [
     ("mamba", "vocab_size", 10**9), ("mamba", "hidden_size", 1 << 29), ("mamba", "state_size", 1 << 30),
     ("mamba", "conv_kernel", 1 << 30), ("mamba", "intermediate_size", 1 << 30), ("mamba", "time_step_rank", 1 << 30),
     ("jamba", "num_experts", 1 << 30), ("jamba", "intermediate_size", 1 << 30), ("jamba", "mamba_expand", 10**7),
@@ -279,8 +279,8 @@ def test_a_folder_without_weights_is_a_sentence(tiny_checkpoint: Checkpoints, tm
     refused(folder, "m holds pickle weights, which are never opened; save them as safetensors; expected safetensors")
 
 
-@pytest.mark.parametrize("has_config", [True, False])
-@pytest.mark.parametrize("name, sentence", [
+@table("has_config", [True, False])
+@table("name, sentence", [
     ("jamba-q4_k.gguf", r"holds GGUF weights \(jamba-q4_k.gguf\), which are not read; give the checkpoint"),
     ("adapter_config.json", r"is an adapter \(LoRA, adapter_config.json\), not a model; merge it into its base model"),
     ("adapter_model.safetensors", "is an adapter .* merge it into its base model with peft"),
@@ -302,7 +302,7 @@ def test_what_is_no_model_is_named(
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 6\n"
 
 
-@pytest.mark.parametrize("files, sentence", [
+@table("files, sentence", [
     ({"adapter_config.json": b"{}"}, "has adapter_config.json beside the weights of a whole model.* merge it into"),
     ({SINGLE: POINTER}, "model.safetensors is a pointer of git-LFS, without the content; run `git lfs pull` there"),
     ({SINGLE: POINTER, "tokenizer.json": POINTER, "picture.png": POINTER}, "and 1 more are pointers of git-LFS"),
@@ -340,13 +340,13 @@ def entry(dtype: str, shape: list[int], begin: int, end: int) -> dict[str, objec
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
-@pytest.mark.parametrize("header, length", [
+@table("header, length", [
     (b"{}", 1 << 60), (b"{}", 1 << 63), (b"{}", 3), (b"{}", 0), (b"", -1), (b"{", -1), (b"[1]", -1), (b"\xff", -1),
     (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", -1),
     (b'{"__metadata__":{"a":1}}', -1),
     (b'{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]},"a":{"dtype":"F32","shape":[4],"data_offsets":[16,32]}}',
      -1),
-], ids=str)  # fmt: skip
+])  # fmt: skip
 def test_a_broken_header_is_a_sentence(
     header: bytes, length: int, tiny_checkpoint: Checkpoints, tmp_path: Path
 ) -> None:
@@ -356,13 +356,13 @@ def test_a_broken_header_is_a_sentence(
     refused(folder, r"model.safetensors is not a whole safetensors file \(.*\); copy it again")
 
 
-@pytest.mark.parametrize("broken", [
+@table("broken", [
     entry("F32", [97, 36], 0, 1), entry("F32", [97, 36], 0, 1 << 60), entry("F32", [97, 36], 1 << 60, 1 << 61),
     entry("F32", [97, 36], 16, 0), entry("F32", [-97, 36], 0, 13968),
     entry("F32", [1 << 62, 1 << 62], 0, 13968), entry("F32", [1 << 62], 0, 0), entry("F16", [97, 36], 0, 13968),
     {"dtype": "F32"}, 3, entry("F32", [97, 36] + [1] * 7, 0, 13968), entry("F32", [97, 36], 0, 13968) | {"more": 1},
     entry("F32", [True], 0, 4), entry("F32", "ab", 0, 4), entry(4, [1], 0, 4), entry("F32", [1], True, 5),
-], ids=str)  # fmt: skip
+])  # fmt: skip
 def test_a_tensors_place_is_inside_the_file(broken: object, tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
     """Fault: a tensor beyond the file, over another one, of negative or overflowing size is read."""
     folder = copy_of(tiny_checkpoint("mamba"), tmp_path / "m")
@@ -371,9 +371,9 @@ def test_a_tensors_place_is_inside_the_file(broken: object, tiny_checkpoint: Che
     refused(folder, r"model.safetensors is not a whole safetensors file \(.*\); copy it again")
 
 
-@pytest.mark.parametrize("name, dtype", [
+@table("name, dtype", [
     ("a\x1b[31m\nb", "F32"), ("\u202e", "F32"), ("a" * 100_000, "F32"), ("a", "F" * 100_000), ("a", "\x1b[31m\n"),
-], ids=["control", "bidi", "long", "long dtype", "control dtype"])  # fmt: skip
+])  # fmt: skip
 def test_the_words_of_a_header_are_short_and_printable(
     name: str, dtype: str, tiny_checkpoint: Checkpoints, tmp_path: Path
 ) -> None:
@@ -474,7 +474,7 @@ def test_the_memory_of_a_tensor_is_its_own_while_it_is_used(tmp_path: Path) -> N
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16], ids=str)

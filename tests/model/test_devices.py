@@ -18,13 +18,14 @@ from apcbatch.model.arena import StateArena
 from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.model.host_copies import Copies, Fetch, Point, finite_rows, largest
 from apcbatch.model.pipeline_arena import SpreadArena
+from tests.effort import table
 
 CPU = torch.device("cpu")
 LAYOUT = StateLayout.of([SSM.part(0, (2, 3), "float32"), SSM.part(1, (2, 3), "float32")])
 
 
-@pytest.mark.parametrize(
-    ("name", "is_there", "is_built", "chosen"),
+@table(
+    "name, is_there, is_built, chosen",
     [
         ("cpu", True, True, "cpu"),
         ("cpu", False, False, "cpu"),
@@ -57,8 +58,8 @@ def test_the_device_is_the_one_that_was_asked_for(
         assert str(devices.choose_device(name)) == chosen
 
 
-@pytest.mark.parametrize(
-    ("error", "is_memory"),
+@table(
+    "error, is_memory",
     [
         (MemoryError(), True),
         (torch.OutOfMemoryError("CUDA out of memory"), True),
@@ -93,9 +94,7 @@ def test_weights_that_find_no_memory_are_told_from_other_errors(
             assert raised.value is error
 
 
-@pytest.mark.parametrize(
-    ("count", "where"), [(1, "the device and 1.5 GiB are"), (2, "2 devices and 1.5 GiB and 2.5 GiB are")]
-)
+@table("count, where", [(1, "the device and 1.5 GiB are"), (2, "2 devices and 1.5 GiB and 2.5 GiB are")])
 def test_memory_that_a_device_does_not_give_is_counted(count: int, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a sentence with another size than the one that was asked for, or with one device's free bytes for all."""
 
@@ -233,7 +232,7 @@ def test_a_fetched_tensor_is_read_once_it_is_there(monkeypatch: pytest.MonkeyPat
     assert fetch.read() == "the copy" and lines[2:] == ["wait"]  # type: ignore[comparison-overlap]
 
 
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@table("bad", [torch.nan, torch.inf, -torch.inf])
 def test_each_number_that_is_not_finite_is_seen(bad: float) -> None:
     """Catches a row that is called finite for its largest or its smallest number alone."""
     rows = torch.randn(3, 5)

@@ -21,6 +21,7 @@ from apcbatch.layout import TensorLayout
 from apcbatch.model import families
 from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.model.locate import locate_model
+from tests.effort import table
 from tests.model.families import ROWS
 from tests.model.folders import weights_of, with_config
 from tests.tiny import FAMILIES
@@ -74,7 +75,7 @@ PRETEND_NAMES = {
 }
 
 
-@pytest.mark.parametrize("name", ["mamba", "jamba"])
+@table("name", ["mamba", "jamba"])
 def test_a_models_fingerprint_covers_its_layout(name: str, tiny_checkpoint: Callable[..., Path]) -> None:
     """Catches a fact that is left out of the fingerprint: states of another layout would be restored."""
     folder = tiny_checkpoint(name)
@@ -127,7 +128,7 @@ def test_every_module_of_the_folder_is_a_family() -> None:
     assert {family.model_type for family in families.families()} == files == set(ROWS) == set(FAMILIES)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@table("family", FAMILIES)
 def test_every_device_has_every_kind(family: str, tiny_checkpoint: Callable[..., Path]) -> None:
     """Fault: a kind of sub-block that one device lacks, so that it runs op by op, or not at all."""
     config = load_model_config(tiny_checkpoint(family))

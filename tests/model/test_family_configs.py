@@ -13,6 +13,7 @@ from apcbatch.errors import ModelError
 from apcbatch.fingerprint import model_fingerprint
 from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.model.hf_config import ModelConfig
+from tests.effort import table
 from tests.model.families import NAMES, ROWS, Changes
 from tests.model.folders import REMOVED
 
@@ -20,13 +21,19 @@ ConfigOf = Callable[[str, Changes], ModelConfig]
 
 
 @pytest.fixture
-def config_of(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> ConfigOf:
+def folder(tmp_path: Path) -> Path:
+    """A folder whose config.json each row of a table writes again."""
+    return tmp_path
+
+
+@pytest.fixture
+def config_of(tiny_checkpoint: Callable[..., Path], folder: Path) -> ConfigOf:
     """config_of(family, changes): what we read of the tiny checkpoint's config.json with these changes, which is then
-    in tmp_path."""
+    in `folder`."""
 
     def read(family: str, changes: Changes) -> ModelConfig:
         written = json.loads((tiny_checkpoint(family) / "config.json").read_text()) | changes
-        return config_of_values(tmp_path, {key: value for key, value in written.items() if value is not REMOVED})
+        return config_of_values(folder, {key: value for key, value in written.items() if value is not REMOVED})
 
     return read
 
@@ -36,11 +43,9 @@ def config_of_values(folder: Path, values: Changes) -> ModelConfig:
     return load_model_config(folder)
 
 
-def entries(table: str) -> list[Any]:
-    """(family, entry) of a table of all rows, with the family and the changed keys as the name of the test."""
-    found = [(family, entry) for family, row in ROWS.items() for entry in getattr(row, table)]
-    return [pytest.param(*one, id=f"{one[0]} {' '.join(one[1] if table in ('said', 'same') else one[1][0])}")
-            for one in found]  # fmt: skip
+def entries(name: str) -> list[Any]:
+    """(family, entry) of a table of all rows."""
+    return [(family, entry) for family, row in ROWS.items() for entry in getattr(row, name)]
 
 
 def assert_is_as_transformers_reads(family: str, config: ModelConfig, folder: Path) -> None:
@@ -73,14 +78,14 @@ def assert_is_as_transformers_reads(family: str, config: ModelConfig, folder: Pa
     assert config.context_length == getattr(oracle, "max_position_embeddings", None)
 
 
-@pytest.mark.parametrize("family", ROWS)
+@table("family", ROWS)
 def test_a_file_that_says_nothing_is_the_family_itself(family: str, tmp_path: Path) -> None:
     """Fault: a default is not the one of transformers, or a multiplier is left out."""
     config = config_of_values(tmp_path, {"model_type": family, **ROWS[family].bare})
     assert_is_as_transformers_reads(family, config, tmp_path)
 
 
-@pytest.mark.parametrize("family, case", [(family, case) for family, row in ROWS.items() for case in row.cases])
+@table("family, case", [(family, case) for family, row in ROWS.items() for case in row.cases])
 def test_the_fields_of_each_case_are_those_of_transformers(
     family: str, case: str, tiny_checkpoint: Callable[..., Path]
 ) -> None:
@@ -89,21 +94,19 @@ def test_the_fields_of_each_case_are_those_of_transformers(
     assert_is_as_transformers_reads(family, load_model_config(folder), folder)
 
 
-@pytest.mark.parametrize("family, changes", entries("said"))
-def test_the_fields_are_those_of_transformers(
-    family: str, changes: Changes, config_of: ConfigOf, tmp_path: Path
-) -> None:
+@table("family, changes", entries("said"))
+def test_the_fields_are_those_of_transformers(family: str, changes: Changes, config_of: ConfigOf, folder: Path) -> None:
     """Fault: a key that transformers reads too is passed over, or a size is rounded otherwise."""
-    assert_is_as_transformers_reads(family, config_of(family, changes), tmp_path)
+    assert_is_as_transformers_reads(family, config_of(family, changes), folder)
 
 
-@pytest.mark.parametrize("family, changes", entries("same"))
+@table("family, changes", entries("same"))
 def test_what_means_the_same_is_the_same_model(family: str, changes: Changes, config_of: ConfigOf) -> None:
     """Fault: a key or a name of an older file is not read, or a key that says nothing of the computation changes it."""
     assert config_of(family, changes) == config_of(family, {})
 
 
-@pytest.mark.parametrize("family, entry", entries("reads"))
+@table("family, entry", entries("reads"))
 def test_what_a_file_gives(family: str, entry: tuple[Changes, Changes], config_of: ConfigOf) -> None:
     """Fault: an older key, an older name of a layer's type, null, "auto" or an open end is refused or passed over."""
     changes, expected = entry
@@ -111,9 +114,9 @@ def test_what_a_file_gives(family: str, entry: tuple[Changes, Changes], config_o
     assert {name: found[name] for name in expected} == expected
 
 
-@pytest.mark.parametrize("family, entry", entries("refused"))
+@table("family, entry", entries("refused"))
 def test_what_is_not_implemented_is_refused_by_name(
-    family: str, entry: tuple[Changes, str], config_of: ConfigOf, tmp_path: Path
+    family: str, entry: tuple[Changes, str], config_of: ConfigOf, folder: Path
 ) -> None:
     """Fault: a switch or a size that is passed over in silence, or named otherwise than in the file: that of a
     multimodal checkpoint has the text model's keys below text_config."""
@@ -122,25 +125,25 @@ def test_what_is_not_implemented_is_refused_by_name(
         config_of(family, changes)
     assert len(str(caught.value)) < 600
     if ROWS[family].is_nested:
-        text = json.loads((tmp_path / "config.json").read_text())
+        text = json.loads((folder / "config.json").read_text())
         with pytest.raises(ModelError) as nested:
-            config_of_values(tmp_path, {"model_type": family, "text_config": text})
+            config_of_values(folder, {"model_type": family, "text_config": text})
         said_of = "" if sentence.startswith("all of") else "text_config."
         assert str(nested.value) == str(caught.value).replace("config.json: ", f"config.json: {said_of}")
 
 
-@pytest.mark.parametrize("family", ROWS)
-def test_every_multiplier_is_part_of_the_fingerprint(family: str, config_of: ConfigOf, tmp_path: Path) -> None:
+@table("family", ROWS)
+def test_every_multiplier_is_part_of_the_fingerprint(family: str, config_of: ConfigOf, folder: Path) -> None:
     """Fault: snapshots are restored under another multiplier."""
     plain = config_of(family, {}).architecture()
-    written = json.loads((tmp_path / "config.json").read_text())
+    written = json.loads((folder / "config.json").read_text())
     for key, value in written.items():
         if key.endswith(("_multiplier", "_multipliers", "_scaling", "_scaling_factor")) and value is not None:
             changed = [*value[:-1], 0.5] if isinstance(value, list) else 0.5
             assert config_of(family, {key: changed}).architecture() != plain, key
 
 
-@pytest.mark.parametrize("family", ROWS)
+@table("family", ROWS)
 def test_fingerprints_stay(family: str, tmp_path: Path) -> None:
     """Fault: a field, a name or a layout changes the fingerprint of models whose snapshots are on disks."""
     values, digest = ROWS[family].fingerprint

@@ -11,6 +11,7 @@ from apcbatch.kernels.ragged import Ragged
 from apcbatch.model import batch as batch_module
 from apcbatch.model.batch import Batch
 from apcbatch.model.graphs import _draft_shape, _DraftLists, _Lists
+from tests.effort import is_full, table
 
 
 def batch(b: int, pages: int) -> Batch:
@@ -85,10 +86,10 @@ def test_a_smaller_draft_leaves_nothing_of_the_larger_one() -> None:
 
 def test_drafts_fit_into_few_shapes() -> None:
     """Fault: a pass that its graph has no room for, padding that no sequence has, or a graph for every batch."""
-    shapes = set()
+    shapes, step = set(), 7 if is_full() else 29
     for b in range(1, 140):
         for t in range(b + 1, 280):
-            ragged = draft_batch([t - b + 1] + [1] * (b - 1), 1).ragged if (b + t) % 7 == 0 else None
+            ragged = draft_batch([t - b + 1] + [1] * (b - 1), 1).ragged if (b + t) % step == 0 else None
             if ragged is None:
                 continue
             shape = _draft_shape(ragged)
@@ -104,7 +105,7 @@ def test_drafts_fit_into_few_shapes() -> None:
     assert len(shapes) <= 40
 
 
-@pytest.mark.parametrize("scored", [None, [0, 2]])
+@table("scored", [None, [0, 2]])
 def test_a_batch_goes_to_its_device_in_one_transfer(scored: list[int] | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault: a list of a pass lands in the place of another one, is left on the host, or is sent by itself."""
     sent: list[int] = []

@@ -18,7 +18,7 @@ from apcbatch.model.devices import backend_for
 from apcbatch.model.mamba2 import MAMBA2
 from apcbatch.model.sub_blocks import SubBlockKind
 from apcbatch.model.tensor_source import TensorSource
-from tests.effort import tries
+from tests.effort import table, tries
 from tests.kernels.recurrent import ragged, same_bits
 from tests.model.parity import in_float64
 
@@ -130,8 +130,8 @@ def relative(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return float((actual - expected).abs().max() / expected.abs().max().clamp(min=1))
 
 
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
-@pytest.mark.parametrize("kind", MAKERS)
+@table("sizes", SIZES)
+@table("kind", MAKERS)
 def test_equals_transformers(kind, sizes, threads, monkeypatch) -> None:
     """Catches tensors packed in another order, a head that uses another's key, gate or decay, a norm of other columns,
     and a cut of the prompt that changes a bit."""
@@ -149,7 +149,7 @@ def test_equals_transformers(kind, sizes, threads, monkeypatch) -> None:
         assert all(same_bits(part[0], part[1]) for part in mixers.arena.slots.values())
 
 
-@pytest.mark.parametrize(("kind", "projected"), [("delta", 32 + 48 + 48 + 8), ("mamba2", 32 + 48 + 48 + 4)])
+@table("kind, projected", [("delta", 32 + 48 + 48 + 8), ("mamba2", 32 + 48 + 48 + 4)])
 def test_products_are_those_of_the_mixer(kind: str, projected: int) -> None:
     """Catches a benchmark that measures a product of another shape than the mixer's."""
     mixers = Mixers(kind, SIZES[0], 1)

@@ -13,6 +13,7 @@ from apcbatch.data.end_tokens import read_end_tokens
 from apcbatch.errors import ModelError
 from apcbatch.model.families import family_of, load_model_config
 from apcbatch.model.weight_files import ignored_tensors
+from tests.effort import table
 from tests.model.folders import REMOVED, multimodal, sharded, weights_of, with_config, with_weights
 from tests.model.parity import answers
 
@@ -63,7 +64,7 @@ def test_errors_name_tensors_as_the_files_do(tiny_checkpoint: Checkpoints, tmp_p
         answers(surplus)
 
 
-@pytest.mark.parametrize("text", [3, [], "x"])
+@table("text", [3, [], "x"])
 def test_a_nested_text_config_is_an_object(text: object, tmp_path: Path) -> None:
     """Catches a traceback, and the defaults in the place of what is written."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_5", "text_config": text}))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 import torch
 from safetensors.torch import save_file
 
 from apcbatch.config import Config
 from apcbatch.model.own_dtype import own_dtype, with_own_dtype
 from apcbatch.resolution import resolve
+from tests.effort import table
 
 BIG, SMALL = (64,), (3,)
 
@@ -29,8 +29,8 @@ def folder_with(folder: Path, config: dict[str, object], weights: dict[str, str]
     return folder
 
 
-@pytest.mark.parametrize(
-    ("config", "weights", "dtype", "said"),
+@table(
+    "config, weights, dtype, said",
     [
         ({"torch_dtype": "bfloat16"}, {}, "bfloat16", ""),
         ({"torch_dtype": "torch.bfloat16"}, {"a": "bfloat16"}, "bfloat16", ""),

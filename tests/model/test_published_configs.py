@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from apcbatch.data.end_tokens import read_end_tokens
 from apcbatch.data.tokenization.tokenizer import read_vocab_size
 from apcbatch.model.families import load_model_config
+from tests.effort import table
 
 # transformers 4 writes a bare Infinity, which JSON lacks; transformers 5 writes {"__float__": "Infinity"}.
 MAMBA2 = """"conv_kernel": 4, "expand": 2, "head_dim": 64, "hidden_act": "silu", "layer_norm_epsilon": 1e-05,
@@ -150,7 +149,7 @@ PUBLISHED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "sizes", "eos"), PUBLISHED.values(), ids=PUBLISHED)
+@table("text, sizes, eos", PUBLISHED.values())
 def test_published_configs_are_read(
     text: str, sizes: tuple[int | None, ...], eos: tuple[int, ...], tmp_path: Path
 ) -> None:

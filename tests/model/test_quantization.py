@@ -15,6 +15,7 @@ from apcbatch.errors import ModelError
 from apcbatch.model.families import load_model_config
 from apcbatch.model.locate import DEMO_DIR
 from apcbatch.model.quantization import FLOATING, _named, check_floating
+from tests.effort import table
 from tests.model.folders import SINGLE, sharded, weights_of, with_config, with_weights
 
 Checkpoints = Callable[..., Path]
@@ -31,8 +32,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("method", CONFIGS)
-@pytest.mark.parametrize("family", ["mamba", "jamba"])
+@table("method", CONFIGS)
+@table("family", ["mamba", "jamba"])
 def test_a_quantised_model_is_refused_by_its_method(
     method: str, family: str, tiny_checkpoint: Checkpoints, tmp_path: Path
 ) -> None:
@@ -47,7 +48,7 @@ def test_a_quantised_model_is_refused_by_its_method(
         load_model_config(folder)
 
 
-@pytest.mark.parametrize("changes", [
+@table("changes", [
     {"compression_config": CONFIGS["compressed-tensors"]}, {"text_config": {"quantization_config": CONFIGS["fp8"]}},
     {"quantization_config": "fp8"}, {"quantization_config": [1]}, {"quantization_config": {"bits": 4}},
     {"quantization_config": {"quant_method": ["x"] * 10_000}}, {"quantization_config": {"quant_method": "x" * 10_000}},
@@ -60,7 +61,7 @@ def test_wherever_and_however_it_is_said(changes: dict[str, Any], tiny_checkpoin
     assert len(str(caught.value)) < 600
 
 
-@pytest.mark.parametrize(("config", "expected"), [
+@table("config, expected", [
     ({"load_in_8bit": True}, "quantised with 'bitsandbytes' (8-bit or 4-bit numbers of bitsandbytes)"),
     ({"load_in_4bit": True}, "quantised with 'bitsandbytes' (8-bit or 4-bit numbers of bitsandbytes)"),
     ({"load_in_4bit": True, "quant_method": "GPTQ"}, "quantised with 'GPTQ' (packed integers of GPTQ)"),
@@ -72,7 +73,7 @@ def test_the_method_is_named(config: object, expected: str) -> None:
     assert _named(config) == expected
 
 
-@pytest.mark.parametrize(("dtype", "meant"), [
+@table("dtype, meant", [
     ("F8_E8M0", "8-bit floating point"), ("I8", "int8"), ("F4", "packed floating point"),
     ("F6_E2M3", "packed floating point"), ("I64", None), ("BOOL", None), *((name, "") for name in FLOATING),
 ])  # fmt: skip
@@ -91,7 +92,7 @@ def test_a_dtype_is_named_by_what_it_usually_stands_for(dtype: str, meant: str |
     )
 
 
-@pytest.mark.parametrize("nothing", [None, {}])
+@table("nothing", [None, {}])
 def test_a_config_that_says_nothing_is_taken(nothing: object, tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
     """Fault: a null, which some tools write for weights that are not quantised, is refused."""
     folder = with_config(tiny_checkpoint("mamba"), tmp_path / "m", quantization_config=nothing)

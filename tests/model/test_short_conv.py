@@ -14,7 +14,7 @@ from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.layer import PreNorm, ShortConvWeights
 from apcbatch.kernels.processor import set_isa
 from apcbatch.model.families import load_model_config, state_layout
-from tests.effort import tries
+from tests.effort import table, tries
 from tests.kernels.recurrent import DTYPES, ragged, same_bits
 
 
@@ -48,8 +48,8 @@ class Mixer:
         return self.ops.linear(y, self.ops.pack_linear(self.out_proj), out_dtype=torch.float32), raw
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("h", "width"), [(5, 3), (16, 3), (37, 2), (130, 4), (33, 8)])
+@table("dtype", DTYPES)
+@table("h, width", [(5, 3), (16, 3), (37, 2), (130, 4), (33, 8)])
 def test_the_mixer_is_its_definition_however_it_is_cut(dtype: torch.dtype, h: int, width: int, threads: int) -> None:
     """Catches B, C and x in another order, a SiLU that is not there, a tap of another token, a snapshot that is not the
     inputs before it, and a cut of the prompt that changes a bit."""
@@ -69,7 +69,7 @@ def test_the_mixer_is_its_definition_however_it_is_cut(dtype: torch.dtype, h: in
         assert same_bits(torch.cat(pieces), whole) and same_bits(mixer.conv[1], mixer.conv[0]), ends
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@table("dtype", DTYPES)
 def test_instruction_sets_give_the_same_bits_and_sequences_do_not_meet(
     dtype: torch.dtype, every_isa: list[str]
 ) -> None:

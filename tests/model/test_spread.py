@@ -26,6 +26,7 @@ from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.model.peer_transfer import Hop
 from apcbatch.model.pipeline import SpreadLM, balanced, load_stages, stage_layers
 from apcbatch.model.pipeline_arena import Marks, SpreadArena
+from tests.effort import table
 from tests.model.folders import REMOVED, weights_of, with_weights
 
 CPU = torch.device("cpu")
@@ -45,7 +46,7 @@ def test_the_largest_stage_is_as_small_as_can_be() -> None:
         assert max(sum(weights[i] for i in part) for part in parts) == min(sums)
 
 
-@pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "jamba"])
+@table("family", ["mamba", "falcon_mamba", "jamba"])
 def test_stages_weigh_about_the_same(family: str, tiny_checkpoint: Callable[..., Path]) -> None:
     """Catches an embedding or a head that is not weighed, or weighed with the wrong stage: with a vocabulary like
     eleven layers, the layers are parted in the middle only if each end has one."""
@@ -59,7 +60,7 @@ def test_stages_weigh_about_the_same(family: str, tiny_checkpoint: Callable[...,
         stage_layers(folder, config, 9)
 
 
-@pytest.mark.parametrize("tied", [True, False])
+@table("tied", [True, False])
 def test_the_embedding_weighs_on_the_first_stage_and_the_head_on_the_last(
     tied: bool, tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,8 +240,8 @@ def test_a_tensor_that_goes_to_another_device_waits_for_nothing_else(monkeypatch
     assert lines == ["passes of cuda:1 waits for the event on arriving", "copy is used by passes of cuda:1"]
 
 
-@pytest.mark.parametrize(
-    ("weights", "count", "begins"),
+@table(
+    "weights, count, begins",
     [([1, 1, 1], 2, [0, 1]), ([1, 1, 1, 1, 1], 3, [0, 1, 3]), ([4, 1, 1, 1], 3, [0, 1, 2]), ([0, 0, 0], 2, [0, 1])],
 )
 def test_ties_give_the_last_stage_more(weights: list[int], count: int, begins: list[int]) -> None:

@@ -13,6 +13,7 @@ from apcbatch import _C
 from apcbatch.kernels.layer import Residual
 from apcbatch.kernels.processor import set_isa
 from apcbatch.model.batch import Batch
+from tests.effort import table
 from tests.kernels.recurrent import ragged, same_bits
 from tests.model.passes import PASSES, Loaded
 from tests.tiny import VOCAB
@@ -48,7 +49,7 @@ def test_equals_its_ops_one_by_one(
     loaded.assert_one_call_is_its_ops(loaded.batch(*PASSES[name]))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@table("family", FAMILIES)
 def test_every_instruction_set(family: str, every_isa: list[str], tiny_checkpoint: Callable[..., Path]) -> None:
     """Catches kernels of another instruction set than the one in use."""
     for isa in every_isa:
@@ -58,7 +59,7 @@ def test_every_instruction_set(family: str, every_isa: list[str], tiny_checkpoin
         assert same_bits(loaded.op_by_op(batch)[0], loaded.model.forward(batch)), isa
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@table("family", FAMILIES)
 def test_threads_change_no_bit(family: str, tiny_checkpoint: Callable[..., Path]) -> None:
     """Catches sums whose order follows the cut of the work."""
     loaded = Loaded(tiny_checkpoint(family, **WIDE[family]))
@@ -92,7 +93,7 @@ def test_layers_are_told_and_may_fail(threads: int, tiny_checkpoint: Callable[..
     assert same_bits(loaded.model.forward(batch), expected)
 
 
-@pytest.mark.parametrize("refused", range(1, 12))
+@table("refused", range(1, 12))
 def test_memory_runs_out(refused: int, threads: int, tiny_checkpoint: Callable[..., Path]) -> None:
     """Catches threads that wait for one which has no memory, and a pass that is silently not whole."""
     loaded = Loaded(tiny_checkpoint("jamba", **WIDE["jamba"]))
@@ -186,7 +187,7 @@ def test_refuses_numbers_that_have_changed(tiny_checkpoint: Callable[..., Path])
     assert same_bits(loaded.op_by_op(batch)[0], other)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@table("family", FAMILIES)
 def test_chooses_what_the_logits_say(family: str, threads: int, tiny_checkpoint: Callable[..., Path]) -> None:
     """Catches a token, or a log-probability, that is another one than the op gives, and a row that is not finite."""
     loaded = Loaded(tiny_checkpoint(family))
