@@ -14,6 +14,7 @@ from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.cuda.residual import DeviceResidual
 from apcbatch.kernels.layer import Residual
 from apcbatch.kernels.processor import num_threads, set_threads
+from tests.effort import table
 
 OTHER = torch.device("meta")  # stands for a CUDA device: nothing is computed here
 F32 = torch.float32
@@ -36,8 +37,8 @@ CHECKS: dict[str, Callable[[torch.device, torch.device], object]] = {
 }
 
 
-@pytest.mark.parametrize("name", CHECKS)
-@pytest.mark.parametrize("device", [CPU, OTHER], ids=str)
+@table("name", CHECKS)
+@table("device", [CPU, OTHER])
 def test_a_tensor_must_lie_where_the_kernel_runs(name: str, device: torch.device) -> None:
     """Fault: the address of another memory is handed to a kernel, or a tensor of its own device is refused."""
     CHECKS[name](device, device)
@@ -61,8 +62,8 @@ def test_a_refusal_names_the_device_where_that_is_not_the_cpu() -> None:
         arguments.require_parameter(torch.empty(4, 3), "A", (3,), F32)
 
 
-@pytest.mark.parametrize(
-    ("codes", "named"),
+@table(
+    "codes, named",
     [
         ({torch.float32: 0, torch.bfloat16: 1}, "float32 or bfloat16"),
         ({torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}, "float32, bfloat16 or float16"),
@@ -175,7 +176,7 @@ WORDS = {  # words of the sentence -> (a call, what it refuses, each for one fau
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("words", WORDS)
+@table("words", WORDS)
 def test_each_fault_is_refused_alone(words: str) -> None:
     """Fault: a check that looks at one side of a bound, at one of two conditions, or that another one hides."""
     call, refused = WORDS[words]
@@ -205,7 +206,7 @@ def test_what_lies_at_a_bound_is_taken() -> None:
     set_threads(before)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@table("dtype", [torch.float32, torch.bfloat16])
 def test_a_weight_of_another_stride_or_dtype_is_read_as_its_values(dtype: torch.dtype) -> None:
     """Fault: the address of a strided vector, or of one of 16 bits, is handed on as contiguous float32."""
     weight = torch.arange(8.0).to(dtype)[::2]

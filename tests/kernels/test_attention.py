@@ -14,7 +14,7 @@ from apcbatch.kernels.arguments import PAGE_TOKENS as PAGE
 from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.layer import AttentionWeights, PreNorm
 from apcbatch.kernels.processor import set_isa
-from tests.effort import tries
+from tests.effort import table, tries
 
 ops = CpuBackend()
 
@@ -124,7 +124,7 @@ def test_cuts_change_nothing(heads, kv_heads, head_dim, dtype, isa):
             assert torch.equal(alone[0], whole[first + position])
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@table("dtype", FLOATS)
 def test_later_tokens_cannot_be_seen(dtype, isa):
     """A mask that multiplies by zero lets an infinity of a later token through."""
     case = make_case([100], [30], 4, 2, 16, dtype)
@@ -160,8 +160,8 @@ def test_large_scores_neither_overflow_nor_vanish(isa):
     assert float((y.double() - expected).abs().max()) < 0.05
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("cache_dtype", FLOATS, ids=str)
+@table("dtype", FLOATS)
+@table("cache_dtype", FLOATS)
 def test_write_kv_touches_its_rows_only(dtype, cache_dtype, isa):
     """A key written into a neighbour's page, or truncated instead of rounded."""
     cache = torch.full((5, PAGE, 2, 7), 9.0, dtype=cache_dtype)
@@ -189,7 +189,7 @@ def test_no_tokens_are_no_work():
     assert torch.equal(case.attend(), whole)
 
 
-@pytest.mark.parametrize(
+@table(
     "change, sentence",
     [
         ({"page_table": torch.tensor([[0, 5, -1]])}, r"page_table must name pages in \[0, "),
@@ -214,7 +214,7 @@ def test_unusable_arguments_are_sentences(change, sentence):
         case.attend()
 
 
-@pytest.mark.parametrize(
+@table(
     "qkv, o, heads",
     [((63, 32), (32, 32), 4), ((65, 32), (32, 32), 4), ((64, 31), (32, 32), 4), ((64, 32), (33, 32), 4),
      ((64, 32), (32, 31), 4), ((56, 24), (24, 24), 3)],

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from apcbatch.kernels.cpu.backend import CpuBackend
+from tests.effort import table
 from tests.kernels.recurrent import (
     DTYPES,
     Conv,
@@ -79,7 +80,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("message", REFUSED)
+@table("message", REFUSED)
 def test_refuses_what_it_cannot_read(message):
     """Memory read or written out of bounds because an argument was not what the kernel takes it for."""
     good = {

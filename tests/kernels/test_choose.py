@@ -8,13 +8,14 @@ import torch
 from apcbatch.kernels import reference
 from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.processor import set_isa
+from tests.effort import table
 
 ops = CpuBackend()
 
 pytestmark = pytest.mark.pairwise
 
 
-@pytest.mark.parametrize("n", [1, 2, 4, 7, 16, 33, 70])
+@table("n", [1, 2, 4, 7, 16, 33, 70])
 def test_softmax_topk_matches_the_reference(n, isa):
     """Padding that joins the softmax, weights that are normalised again, a wrong order."""
     logits = torch.randn(40, n + 3)[:, 2 : 2 + n] * 3
@@ -34,7 +35,7 @@ def test_ties_go_to_the_lower_index(isa):
     assert ops.greedy(logits)[0].tolist() == [9]
 
 
-@pytest.mark.parametrize("v", [1, 3, 16, 32, 33, 1000, 50280])
+@table("v", [1, 3, 16, 32, 33, 1000, 50280])
 def test_greedy_matches_float64(v, isa):
     """A maximum in the tail that is missed, a sum of exponentials that loses the small ones."""
     logits = torch.randn(5, v) * 4
@@ -76,7 +77,7 @@ def test_masked_logits_have_no_weight(isa):
     assert weights.tolist() == [[1.0, 0.0]] and experts.tolist() == [[7, 0]]
 
 
-@pytest.mark.parametrize("v", [1, 15, 16, 17, 64, 129, 1000])
+@table("v", [1, 15, 16, 17, 64, 129, 1000])
 def test_rows_that_are_not_finite_have_no_token(v, isa):
     """A number that is not finite in a place where no vector looks, and a row beside it that is marked with it."""
     for wrong in (torch.nan, torch.inf, -torch.inf):
@@ -90,7 +91,7 @@ def test_rows_that_are_not_finite_have_no_token(v, isa):
             assert logprobs[[0, 2]].isfinite().all()
 
 
-@pytest.mark.parametrize(
+@table(
     "call, sentence",
     [
         (lambda: ops.softmax_topk(torch.randn(2, 4), 5), "k must lie in 1 to 4"),

@@ -15,6 +15,7 @@ from apcbatch import _C
 from apcbatch.kernels.arguments import PAGE_TOKENS
 from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.ragged import Ragged
+from tests.effort import table
 from tests.kernels.recurrent import Conv, Scan, ragged, same_bits
 
 ops = CpuBackend()
@@ -48,7 +49,7 @@ def two_threads() -> Iterator[None]:
     _C.refuse_scratch(0)
 
 
-@pytest.mark.parametrize("name", ["scan", "conv", "linear", "attention", "topk"])
+@table("name", ["scan", "conv", "linear", "attention", "topk"])
 def test_memory_runs_out_inside_a_parallel_region(two_threads, name):
     """The fault: std::bad_alloc left an OpenMP region, which aborts the process."""
     op = shared_ops()[name]
@@ -126,9 +127,7 @@ def without_memory(*shape: int) -> torch.Tensor:
     return tensor
 
 
-@pytest.mark.parametrize(
-    ("make", "sentence"), [(misaligned, "must lie at a multiple"), (without_memory, "has no memory")]
-)
+@table("make, sentence", [(misaligned, "must lie at a multiple"), (without_memory, "has no memory")])
 def test_bad_addresses_are_refused(make, sentence):
     """A float that is read where none can lie, or at address zero."""
     good, bad = torch.ones(4, 8), make(4, 8)

@@ -13,6 +13,7 @@ from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.cpu.feed_forward import relu_square, sigmoid_topk
 from apcbatch.kernels.layer import Expert, PreNorm, SigmoidRouting
 from apcbatch.kernels.processor import set_isa
+from tests.effort import table
 from tests.kernels.recurrent import DTYPES, poison, same_bits
 
 ops = CpuBackend()
@@ -96,8 +97,8 @@ def test_mlp_equals_its_ops_one_by_one(shape, dtype, is_gated, isa):
         assert same_bits(run(mlp, sums), one_by_one(normed(norm, sums, dtype), gate_up, down))
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@table("shape", SHAPES)
+@table("dtype", DTYPES)
 def test_a_gated_mlp_equals_its_ops_one_by_one(shape, dtype, isa):
     """A gate of another token, of what the MLP left in place of its input, or whose sigmoid has other bits in the last
     rows than in whole vectors."""
@@ -184,8 +185,8 @@ def test_weights_that_are_all_zero_stay_so():
     assert not run(mixture, torch.rand(3, 16)).any()
 
 
-@pytest.mark.parametrize("columns", [1, 15, 16, 17, 101])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@table("columns", [1, 15, 16, 17, 101])
+@table("dtype", DTYPES)
 def test_relu_square_is_exact(columns, dtype, every_isa):
     """A tail or an instruction set that rounds otherwise, a negative value that is squared, a NaN that becomes 0."""
     wide = torch.randn(7, columns + 5).to(dtype)
@@ -221,7 +222,7 @@ def test_sigmoid_topk_matches_the_reference(experts, groups, top_groups, every_i
         assert all(same_bits(weights, other) and torch.equal(chosen, indices) for other, indices in others)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@table("value", [float("nan"), float("inf"), -float("inf")])
 def test_a_logit_or_bias_that_is_not_finite_makes_all_weights_nan(value):
     """A broken router whose weights, 0 or 1, look sound."""
     logits, bias = torch.randn(3, 21), torch.randn(21)
@@ -312,8 +313,8 @@ def test_refuses_what_does_not_fit():
             ops.sub_block("mixture", norm, router, experts, per_token)
 
 
-@pytest.mark.parametrize(
-    ("k", "columns", "groups", "top_groups", "sentence"),
+@table(
+    "k, columns, groups, top_groups, sentence",
     [
         (0, 6, 1, 1, "k must lie in 1 to 6"),
         (5, 6, 3, 2, "k must lie in 1 to 4, the columns of 2 groups; it is 5"),
@@ -336,7 +337,7 @@ def test_a_routing_that_does_not_fit_is_refused(k, columns, groups, top_groups, 
             ops.sub_block("relu2_mixture", make_norm(16), ops.pack_linear(torch.randn(6, 16)), experts, *rule)
 
 
-@pytest.mark.parametrize("call", [relu_square, lambda x: sigmoid_topk(x, 1, torch.zeros(3))])
+@table("call", [relu_square, lambda x: sigmoid_topk(x, 1, torch.zeros(3))])
 def test_kernels_refuse_what_they_cannot_read(call):
     """An address of another device or type handed to the kernel."""
     for x, sentence in (

@@ -14,6 +14,7 @@ from apcbatch.kernels.cpu.head_mixer import FusedHeadMixer
 from apcbatch.kernels.kernel_seconds import recorded_parts
 from apcbatch.kernels.layer import DeltaNetWeights, Mamba2Weights, PreNorm
 from apcbatch.layout import value_lanes
+from tests.effort import table
 from tests.kernels.heads import LIMITS
 from tests.kernels.mixers import assert_cuts_and_mates_change_no_bit, assert_equals_one_by_one, ops, run
 from tests.kernels.recurrent import DTYPES, one_thread, ragged
@@ -132,8 +133,8 @@ def test_equals_its_kernels_one_by_one(kind, size, dtype, isa, threads):
     assert_equals_one_by_one(mixer, size[0])
 
 
-@pytest.mark.parametrize("kind", MIXERS)
-@pytest.mark.parametrize("size", SIZES, ids=str)
+@table("kind", MIXERS)
+@table("size", SIZES)
 def test_close_to_float64(kind, size):
     """A fused step that is wrong in the same way as the single kernel that it calls."""
     mixer = MIXERS[kind](size, torch.float32)

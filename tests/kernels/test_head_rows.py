@@ -12,7 +12,7 @@ from apcbatch.kernels import reference
 from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.layer import rotary_steps
 from apcbatch.kernels.processor import set_isa
-from tests.effort import tries
+from tests.effort import table, tries
 from tests.kernels.recurrent import poison, same_bits
 
 ops = CpuBackend()
@@ -77,8 +77,8 @@ def test_angles_are_those_of_the_paper():
         )
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("weight", [torch.rand(72) + 0.5, None], ids=["norm", "no norm"])
+@table("dtype", FLOATS)
+@table("weight", [torch.rand(72) + 0.5, None])
 def test_rows_and_threads_and_instruction_sets_give_the_same_bits(dtype, weight, every_isa, threads):
     """A row whose bits depend on its place, on the threads or on the processor."""
     steps = rotary_steps(44, 1e6)
@@ -98,8 +98,8 @@ def test_rows_and_threads_and_instruction_sets_give_the_same_bits(dtype, weight,
     assert same_bits(ops.sigmoid_mul(turned.view(301, -1)[:, 3:], gate[:, 3:]), gated[:, 3:])
 
 
-@pytest.mark.parametrize("columns", [1, 5, 8, 16, 31, 33, 77, 768])
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@table("columns", [1, 5, 8, 16, 31, 33, 77, 768])
+@table("dtype", FLOATS)
 def test_sigmoid_mul_matches_float64(columns, dtype, isa):
     """A tail with another exponential than the vector body, overflow for large negative gates, a NaN that is lost."""
     x, gate = rows(7, 1, columns, dtype)[:, 0], rows(7, 1, columns, dtype)[:, 0] * 3
@@ -134,8 +134,8 @@ def test_no_rows():
 X, STEPS, ALL = torch.randn(2, 3, 8), rotary_steps(4, 1e4), torch.arange(2)
 
 
-@pytest.mark.parametrize(
-    ("call", "sentence"),
+@table(
+    "call, sentence",
     [
         (lambda: ops.norm_rope(X[0], torch.ones(8), 1e-6, STEPS, ALL), r"x must be \(tokens, heads, head_dim\)"),
         (lambda: ops.norm_rope(X, torch.ones(7), 1e-6, STEPS, ALL), r"weight must be \(8,\)"),

@@ -12,7 +12,7 @@ from apcbatch.kernels import reference
 from apcbatch.kernels.cpu.head_scan import gated_norm
 from apcbatch.kernels.processor import set_isa
 from apcbatch.layout import value_lanes
-from tests.effort import tries
+from tests.effort import table, tries
 from tests.kernels.heads import RULES, SIZES, DeltaRule, Ssd
 from tests.kernels.recurrent import (
     DTYPES,
@@ -122,7 +122,7 @@ def test_cuts_change_no_bit(kind, dtype, size, isa):
     assert same_bits(plain[0], truth[length])
 
 
-@pytest.mark.parametrize("kind", RULES)
+@table("kind", RULES)
 def test_a_snapshot_may_take_the_slot_that_the_sequence_began_with(kind):
     """A state that is overwritten before all of its blocks were read."""
     for size in SIZES:
@@ -145,8 +145,8 @@ def test_batch_of_ragged_sequences(kind, b, dtype, size):
     assert outputs.isfinite().all()
 
 
-@pytest.mark.parametrize("kind", RULES)
-@pytest.mark.parametrize("size", SIZES, ids=str)
+@table("kind", RULES)
+@table("size", SIZES)
 def test_threads_change_nothing(kind, size):
     """A result that depends on how heads and blocks are split over threads."""
     assert_threads_change_no_bit(RULES[kind].random(sum(THREADED), size))
@@ -211,7 +211,7 @@ def test_gated_norm(every_isa, dtype, size, weights, gate_first):
         assert same_bits(gated_norm(x[7:9], gate[7:9], weight, 1e-6, gate_first), results[0][7:9])
 
 
-@pytest.mark.parametrize("lanes", [0, 5, 48])
+@table("lanes", [0, 5, 48])
 def test_blocks_that_do_not_divide_the_columns_are_refused(lanes):
     """A division by zero, or columns of a block that no state has."""
     rule = DeltaRule.random(2, (1, 2, 8, 24))

@@ -12,12 +12,13 @@ import pytest
 from apcbatch.config import Config
 from apcbatch.kernels.processor import isa, set_isa
 from csrc.build_flags import FOLDER, instruction_sets, isa_flags
+from tests.effort import table
 from tests.kernels.recurrent import DTYPES, Conv, Scan, assert_isas_change_no_bit, ragged
 from tests.kernels.test_vmath import EXP, EXP2, LOG1P_UNIT, SIGMOID, SILU, SOFTPLUS, apply
 
 
-@pytest.mark.parametrize("op, size", [(Scan, 1), (Scan, 8), (Scan, 16), (Scan, 23), (Conv, 4)])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@table("op, size", [(Scan, 1), (Scan, 8), (Scan, 16), (Scan, 23), (Conv, 4)])
+@table("dtype", DTYPES)
 def test_bits_of_the_recurrent_ops(every_isa, dtype, op, size):
     """An operation that one instruction set contracts, reorders, or does in a scalar way at the tail."""
     inputs = op.random(70, 21, size, dtype)
@@ -28,7 +29,7 @@ def test_bits_of_the_recurrent_ops(every_isa, dtype, op, size):
     assert_isas_change_no_bit(inputs, start, batch, every_isa)
 
 
-@pytest.mark.parametrize("function", [EXP, EXP2, LOG1P_UNIT, SOFTPLUS, SILU, SIGMOID])
+@table("function", [EXP, EXP2, LOG1P_UNIT, SOFTPLUS, SILU, SIGMOID])
 def test_function_bits(every_isa, function):
     """The same for each elementwise function, over all bit patterns; NaN may differ in its payload."""
     generator = np.random.default_rng(random.getrandbits(31))

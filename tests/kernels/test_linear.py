@@ -9,6 +9,7 @@ from apcbatch.kernels import reference
 from apcbatch.kernels.cpu import linear
 from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.processor import set_isa
+from tests.effort import table
 
 ops = CpuBackend()
 
@@ -59,8 +60,8 @@ def test_matches_float64(shape, weight_dtype, isa):
                 assert float(error.max()) < tolerance
 
 
-@pytest.mark.parametrize("weight_dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("inputs, outputs", [(300, 130), (1536, 80), (48, 1536), (768, 1031)])
+@table("weight_dtype", FLOATS)
+@table("inputs, outputs", [(300, 130), (1536, 80), (48, 1536), (768, 1031)])
 def test_rows_do_not_depend_on_how_many_there_are(inputs, outputs, weight_dtype):
     """A tile height, a thread's share or a panel count that changes the arithmetic of a row: every count of
     rows from 1 to 70, and some beyond a row block, gives the bits of the whole product."""
@@ -73,8 +74,8 @@ def test_rows_do_not_depend_on_how_many_there_are(inputs, outputs, weight_dtype)
         assert torch.equal(part, whole[first : first + count]), count
 
 
-@pytest.mark.parametrize("weight_dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("t", [1, 5, 31, 200])
+@table("weight_dtype", FLOATS)
+@table("t", [1, 5, 31, 200])
 def test_threads_do_not_change_a_bit(t, weight_dtype, threads):
     """A cut between threads that changes a sum."""
     packed = ops.pack_linear(torch.randn(333, 700).to(weight_dtype))
@@ -84,7 +85,7 @@ def test_threads_do_not_change_a_bit(t, weight_dtype, threads):
     assert torch.equal(y, ops.linear(x, packed))
 
 
-@pytest.mark.parametrize("weight_dtype", FLOATS, ids=str)
+@table("weight_dtype", FLOATS)
 def test_instruction_sets_of_one_arithmetic_agree(weight_dtype, every_isa):
     """A contracted or reordered operation on one of them: processors share snapshots whose numerics are the
     same."""
@@ -145,8 +146,8 @@ def test_a_nan_stays_in_its_row():
     assert torch.equal(y[keep], clean[keep])
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("given", [*FLOATS, torch.float16, torch.float64], ids=str)
+@table("dtype", FLOATS)
+@table("given", [*FLOATS, torch.float16, torch.float64])
 def test_weights_of_another_dtype_are_packed_piece_by_piece(given, dtype, monkeypatch):
     """Fault: a piece is packed in another's place, is rounded in another way, or a ragged last one is left out."""
     monkeypatch.setattr(linear, "PIECE_ROWS", 32)
@@ -157,7 +158,7 @@ def test_weights_of_another_dtype_are_packed_piece_by_piece(given, dtype, monkey
         assert torch.equal(packed.data, whole.data)
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@table("dtype", FLOATS)
 def test_rows_come_back_from_packed_weights(dtype):
     """An embedding that shares the packed output projection reads another token's row."""
     weight = torch.randn(101, 515).to(dtype)
@@ -172,7 +173,7 @@ def test_no_rows_give_no_rows():
     assert ops.linear(torch.randn(0, 5), ops.pack_linear(torch.randn(3, 5))).shape == (0, 3)
 
 
-@pytest.mark.parametrize(
+@table(
     "call, sentence",
     [
         (lambda p: ops.linear(torch.randn(2, 6), p), r"x must have 5 columns.*it is \(2, 6\)"),

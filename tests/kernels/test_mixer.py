@@ -11,6 +11,7 @@ from apcbatch.kernels import reference
 from apcbatch.kernels.cpu.mamba import FusedMamba
 from apcbatch.kernels.kernel_seconds import recorded_parts
 from apcbatch.kernels.layer import MambaWeights, PreNorm
+from tests.effort import table
 from tests.kernels.mixers import assert_cuts_and_mates_change_no_bit, assert_equals_one_by_one, ops, run
 from tests.kernels.recurrent import DTYPES, one_thread, ragged
 
@@ -80,7 +81,7 @@ def test_equals_its_ops_one_by_one(size, dtype, norms, isa):
     assert_equals_one_by_one(mixer, size[0])
 
 
-@pytest.mark.parametrize("norms", NORMS)
+@table("norms", NORMS)
 def test_close_to_float64(norms):
     """A fused step that is wrong in the same way as the single op that it calls."""
     mixer = Mixer(SIZES[0], torch.float32, norms, biases=True)
@@ -97,7 +98,7 @@ def test_close_to_float64(norms):
     torch.testing.assert_close(y.double(), expected, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@table("dtype", DTYPES)
 def test_cuts_and_batch_mates_change_no_bit(dtype, threads):
     """A workspace that is shared between sequences, or read beyond a pass: a sequence cut into passes, beside others,
     gives other bits than in one pass alone."""

@@ -8,6 +8,7 @@ import torch
 from apcbatch.kernels import reference
 from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.processor import set_isa
+from tests.effort import table
 
 ops = CpuBackend()
 
@@ -30,8 +31,8 @@ def close(y: torch.Tensor, expected: torch.Tensor) -> bool:
     return torch.allclose(y.double(), expected.double(), rtol=TOLERANCE[y.dtype], atol=TOLERANCE[y.dtype])
 
 
-@pytest.mark.parametrize("h", WIDTHS)
-@pytest.mark.parametrize("x_dtype", FLOATS, ids=str)
+@table("h", WIDTHS)
+@table("x_dtype", FLOATS)
 def test_rms_norm_matches_float64(h, x_dtype, isa):
     """A tail that is summed twice, or not, or together with what lies beside the row."""
     x, weight = strided(7, h, x_dtype), torch.randn(h)
@@ -42,8 +43,8 @@ def test_rms_norm_matches_float64(h, x_dtype, isa):
             assert close(y, reference.rms_norm(x.double(), weight_or_none, 1e-5, torch.float64))
 
 
-@pytest.mark.parametrize("h", WIDTHS)
-@pytest.mark.parametrize("delta_dtype", FLOATS, ids=str)
+@table("h", WIDTHS)
+@table("delta_dtype", FLOATS)
 def test_add_rms_norm_is_the_sum_then_the_norm(h, delta_dtype, isa):
     """A residual that is not written, written beside its row, or rounded on the way."""
     wide = torch.full((7, h + 5), 9.0)
@@ -57,8 +58,8 @@ def test_add_rms_norm_is_the_sum_then_the_norm(h, delta_dtype, isa):
     assert bool((wide[:, :3] == 9.0).all()) and bool((wide[:, 3 + h :] == 9.0).all())
 
 
-@pytest.mark.parametrize("f", WIDTHS)
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@table("f", WIDTHS)
+@table("dtype", FLOATS)
 def test_silu_mul_matches_float64(f, dtype, isa):
     """A tail with another exponential than the vector body, overflow for large negative gates."""
     gate, up = strided(7, f, dtype), strided(7, f, dtype)
@@ -68,7 +69,7 @@ def test_silu_mul_matches_float64(f, dtype, isa):
     assert close(y, reference.silu_mul(gate.double(), up.double()))
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@table("dtype", FLOATS)
 def test_rows_and_threads_and_instruction_sets_give_the_same_bits(dtype, every_isa, threads):
     """A row whose bits depend on its place, on the threads or on the processor."""
     x, up, weight = torch.randn(301, 101).to(dtype), torch.randn(301, 101).to(dtype), torch.randn(101)
@@ -86,7 +87,7 @@ def test_rows_and_threads_and_instruction_sets_give_the_same_bits(dtype, every_i
     assert torch.equal(ops.silu_mul(x[:, 3:], up[:, 3:]), product[:, 3:])
 
 
-@pytest.mark.parametrize(
+@table(
     "call, sentence",
     [
         (

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from apcbatch.kernels.ragged import Ragged
+from tests.effort import table
 from tests.kernels.recurrent import ragged
 
 
@@ -72,7 +73,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("message, change", REFUSED, ids=[message[-40:] for message, _ in REFUSED])
+@table("message, change", REFUSED)
 def test_refuses_what_a_kernel_would_trust(message, change):
     """Offsets that leave the arrays, or two sequences that meet in one slot: memory errors or races in a kernel."""
     lists = {**GOOD, **change}
@@ -81,7 +82,7 @@ def test_refuses_what_a_kernel_would_trust(message, change):
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize(
+@table(
     "message, change",
     [
         ("cu_seqlens must go from 0", {"cu_seqlens": [1, 2, 3]}),

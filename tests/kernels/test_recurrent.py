@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 
+from tests.effort import table
 from tests.kernels.recurrent import (
     DTYPES,
     THREADED,
@@ -91,7 +92,7 @@ def test_batch_of_ragged_sequences(b, dtype, op, size):
     assert_mates_change_no_bit(op.random(sum(lengths), 40, size, dtype), lengths)
 
 
-@pytest.mark.parametrize("op, size", OPS)
+@table("op, size", OPS)
 def test_threads_change_nothing(op, size):
     """A result that depends on how the work is split over threads, by channels or by tokens; a state that is written
     before it is read."""

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from apcbatch.kernels.cpu.backend import CpuBackend
+from tests.effort import table
 from tests.kernels.recurrent import DTYPES, Scan, assert_close, on_devices, ragged, same_bits
 
 ops = CpuBackend()
@@ -109,7 +110,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("message", REFUSED)
+@table("message", REFUSED)
 def test_refuses_what_it_cannot_read(message):
     """Memory read or written out of bounds because an argument was not what the kernel takes it for."""
     good = {
@@ -130,7 +131,7 @@ def test_refuses_what_it_cannot_read(message):
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("tokens", [1, 2])
+@table("tokens", [1, 2])
 def test_decays_about_the_smallest_normal_number(isa, tokens):
     """A bound of the short power beyond 126: its bits wrap around, and a state that has decayed to nothing comes
     back as a number near 2^100."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 
 import numpy as np
-import pytest
 import torch
 
 from apcbatch import _C
+from tests.effort import table
 
 EXP, EXP2, EXP2_BOUNDED, LOG1P_UNIT, SOFTPLUS, SILU, SIGMOID = range(7)  # csrc/scan.h, Elementwise
 INF, NAN = float("inf"), float("nan")
@@ -36,7 +36,7 @@ def spread(low: float, high: float, count: int = 400_001) -> np.ndarray:
     return np.clip(np.concatenate([uniform, small, [low, high]]), low, high).astype(np.float32)
 
 
-@pytest.mark.parametrize(
+@table(
     "function, low, high, exact, bound",
     [
         (EXP, -103.9, 88.72, np.exp, 2.0),
@@ -47,7 +47,6 @@ def spread(low: float, high: float, count: int = 400_001) -> np.ndarray:
         (SILU, -88, 200, lambda x: x / (1 + np.exp(-x)), 3.2),
         (SIGMOID, -87, 200, lambda x: 1 / (1 + np.exp(-x)), 3.2),
     ],
-    ids=["exp", "exp2", "exp2_bounded", "log1p_unit", "softplus", "silu", "sigmoid"],
 )
 def test_error_bound(isa, function, low, high, exact, bound):
     """A mistyped coefficient, a wrong reduction, a lost denormal: an error above what vmath.h states."""
@@ -57,7 +56,7 @@ def test_error_bound(isa, function, low, high, exact, bound):
     assert worst_ulp(apply(function, values), exact(values.astype(np.float64))) <= bound
 
 
-@pytest.mark.parametrize(
+@table(
     "function, values, expected",
     [
         (EXP, [0.0, -0.0, 88.73, 89.5, 1e38, INF, -103.98, -1e38, -INF], [1, 1, INF, INF, INF, INF, 0, 0, 0]),
@@ -71,7 +70,6 @@ def test_error_bound(isa, function, low, high, exact, bound):
         (SILU, [0, 100, 1e30, INF], [0, 100, 1e30, INF]),
         (SIGMOID, [0, 100, INF, -200, -INF], [0.5, 1, 1, 0, 0]),
     ],
-    ids=["exp", "exp2", "exp2_bounded", "softplus", "silu", "sigmoid"],
 )
 def test_exact_values(isa, function, values, expected):
     """An overflow that is not infinity, an underflow that is not zero, a power of two that is not exact."""
@@ -86,7 +84,7 @@ def test_far_below_zero(isa):
     assert (gates <= 0).all() and (gates > -1e-36).all()
 
 
-@pytest.mark.parametrize("function", [EXP, EXP2, SOFTPLUS, SILU, SIGMOID])
+@table("function", [EXP, EXP2, SOFTPLUS, SILU, SIGMOID])
 def test_nan_stays_nan(isa, function):
     """A NaN, quiet or signalling, of either sign, that turns into a number."""
     bits = np.array([0x7FC00000, 0x7FC00001, 0x7F800001, 0xFFC00000, 0xFFFFFFFF, 0x7FD55555], np.uint32)
