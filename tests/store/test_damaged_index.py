@@ -28,7 +28,7 @@ from apcbatch.store.format import (
     SUSPECT_NAME,
 )
 from apcbatch.store.repair import _enter_files, _put_aside, _require_sound_side_tables, require_schema
-from tests.effort import tries
+from tests.effort import table, tries
 from tests.store.conftest import (
     FINGERPRINT,
     LAYOUT,
@@ -322,8 +322,8 @@ def test_a_damaged_index_that_is_only_read(folder: Path, warnings: list[str]) ->
     assert not (folder / SUSPECT_NAME).exists()
 
 
-@pytest.mark.parametrize(
-    ("table", "row", "is_sound"),
+@table(
+    "table, row, is_sound",
     [
         ("in_flight", ("s", b"", 0), True),
         ("in_flight", ("s", b"", 1), False),
@@ -403,8 +403,8 @@ def test_what_cannot_be_read_costs_its_own_row_alone() -> None:
     assert entered == [(header, 7, 1, 1.0)] and removed == [bad]
 
 
-@pytest.mark.parametrize(
-    ("error", "becomes", "words"),
+@table(
+    "error, becomes, words",
     [
         (MemoryError(), IndexUnavailable, "^out of memory$"),
         (UnicodeDecodeError("utf-8", b"x", 0, 1, "bad"), IndexDamaged, "^a text in it is no text$"),

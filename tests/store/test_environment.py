@@ -13,6 +13,7 @@ import pytest
 
 from apcbatch.store import environment
 from apcbatch.store.environment import FileReader, Files
+from tests.effort import table
 
 FILES = Files()
 
@@ -42,7 +43,7 @@ def test_what_is_written_durably_is_on_the_disk_and_so_is_its_name(
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-@pytest.mark.parametrize("most", [1, 3, 7, 1 << 20])
+@table("most", [1, 3, 7, 1 << 20])
 def test_chunks_are_written_whole_however_little_the_system_takes(
     most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,8 +131,8 @@ def test_folders_are_made_with_their_parents_or_not_at_all(tmp_path: Path) -> No
         FILES.make_folders("/proc/none")
 
 
-@pytest.mark.parametrize(
-    ("mode", "of_files", "of_folders"),
+@table(
+    "mode, of_files, of_folders",
     [(0o600, 0o600, 0o700), (0o640, 0o640, 0o750), (0o660, 0o660, 0o770), (0o644, 0o644, 0o755), (0o777, 0o666, 0o777)],
 )
 def test_new_files_follow_the_mode_of_one(mode: int, of_files: int, of_folders: int, tmp_path: Path) -> None:

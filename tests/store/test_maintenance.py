@@ -17,6 +17,7 @@ from apcbatch.store.database import Entry, IndexDamaged, entry_of, is_count, row
 from apcbatch.store.format import INDEX_NAME, MAX_FILE_BYTES, make_header
 from apcbatch.store.index import Index
 from apcbatch.store.snapshot_file import BadSnapshot, SnapshotFolder
+from tests.effort import table
 from tests.store.conftest import (
     FINGERPRINT,
     arrays_of,
@@ -169,8 +170,8 @@ def test_the_index_is_looked_up_in_parts_and_synced_at_checkpoints(folder: Path)
         assert index.sharing([keys[0][:8] + bytes(24)]) == {keys[0]}
 
 
-@pytest.mark.parametrize(
-    ("changed", "is_sound"),
+@table(
+    "changed, is_sound",
     [
         ({}, True),
         ({1: 33}, True),

@@ -10,6 +10,7 @@ import pytest
 
 from apcbatch.store import Store, find_cost
 from apcbatch.store.reading_costs import COSTS_NAME, MOST_COSTS, ReadingCost, read_costs
+from tests.effort import table
 
 HERE = ("m", "float32", "cpu, 2 threads")
 
@@ -46,14 +47,13 @@ def test_what_is_unknown_is_not_kept(tmp_path: Path) -> None:
         assert store.time_reading(b"f" * 32, 1, {"x": np.zeros(3, np.float32)}) is None
 
 
-@pytest.mark.parametrize(
+@table(
     "content",
     [b"", b"{", b"{}", b"[1]", b'[{"tokens": 5}]', b"\xff" * 9, b" " * (1 << 21),
      b'[{"model": "m", "dtype": "float32", "device": "cpu, 2 threads", "tokens": 0}]',
      b'[{"model": "m", "dtype": "float32", "device": "cpu, 2 threads", "tokens": true}]',
      b'[{"model": "m", "dtype": "float32", "device": ["cpu, 2 threads"], "tokens": 5}]',
      b'[{"model": "m", "dtype": "float32", "device": "cpu, 2 threads", "tokens": 9999999999}]'],
-    ids=lambda content: content[:12],
 )  # fmt: skip
 def test_a_damaged_file_is_replaced(content: bytes, tmp_path: Path) -> None:
     """Catches a file that stops every run of the store, and a number that no option would take."""

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from apcbatch.layout import TensorLayout
 from apcbatch.store.format import MAX_HEADER_BYTES, BadSnapshot, Header, TensorInfo, make_header, read_header
 from apcbatch.store.snapshot_file import _bytes_of, check_layout, decode, encode, read_tensors
+from tests.effort import table
 from tests.store.conftest import FINGERPRINT, key_of
 
 GOLDEN = Path(__file__).parent / "golden" / "snapshot-v1.safetensors"
@@ -139,8 +140,8 @@ def test_the_most_that_the_format_holds_is_read_back() -> None:
     assert make_header(b"k" * 32, b"f", 1, None, LARGEST).tensors == LARGEST
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
+@table(
+    "change, reason",
     [
         ({"key": b"k" * 33}, "a key has 32 bytes"),
         ({"parent": (b"p" * 31, 1)}, "a key has 32 bytes"),
@@ -160,8 +161,8 @@ def test_one_more_than_the_format_holds_is_refused(change: dict[str, object], re
         make_header(**given)
 
 
-@pytest.mark.parametrize(
-    ("asked", "reason"),
+@table(
+    "asked, reason",
     [
         ({"key": b"j" * 32}, "it holds the snapshot 6b"),
         ({"key": b"l" * 32}, "it holds the snapshot 6b"),
@@ -236,7 +237,7 @@ def test_noise_under_a_right_checksum_is_refused(text: bytes) -> None:
         read(forged(b'{"__metadata__":{"checksum":"' + b"0" * 32 + b'"' + text))
 
 
-@pytest.mark.parametrize("claimed", [0, 1, 60, MAX_HEADER_BYTES + 1, 1 << 40, (1 << 64) - 1])
+@table("claimed", [0, 1, 60, MAX_HEADER_BYTES + 1, 1 << 40, (1 << 64) - 1])
 def test_a_header_length_that_lies_is_refused_before_it_is_read(claimed: int) -> None:
     """A length of 2^64 - 1 must not become an allocation."""
     data = file_bytes(*small_snapshot())
@@ -246,8 +247,8 @@ def test_a_header_length_that_lies_is_refused_before_it_is_read(claimed: int) ->
     assert reader.largest_read <= 4096
 
 
-@pytest.mark.parametrize(
-    ("claimed", "reason"),
+@table(
+    "claimed, reason",
     [(MAX_HEADER_BYTES, "the checksum of its header"), (MAX_HEADER_BYTES + 1, "its header claims 16,385 bytes")],
 )
 def test_the_longest_header_is_read(claimed: int, reason: str) -> None:
@@ -298,7 +299,7 @@ ATTACKS: dict[str, tuple[dict[str, object], dict[str, object]]] = {
 }
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@table("name", ATTACKS)
 def test_attacks_are_refused_before_memory_is_taken(name: str) -> None:
     """A forged header with a right checksum must not reach an allocation, and not another exception
     either."""
@@ -327,7 +328,7 @@ def test_the_unforged_header_passes() -> None:
     assert read(forged({}, data[length:], checksums))[0].position == 24
 
 
-@pytest.mark.parametrize("name", ["__metadata__", "ssm"])
+@table("name", ["__metadata__", "ssm"])
 def test_a_name_twice_is_refused(name: str) -> None:
     """Two readers may take different ones of two entries with one name."""
     header = small_snapshot()[0].encode()
@@ -339,7 +340,7 @@ def test_a_name_twice_is_refused(name: str) -> None:
         read(forged(doubled, bytes(130)))
 
 
-@pytest.mark.parametrize("spelling", [b"\n", b"\t", b" "])
+@table("spelling", [b"\n", b"\t", b" "])
 def test_another_spelling_of_the_same_header_is_refused(spelling: bytes) -> None:
     """One snapshot has one file; a second spelling would hide bytes from comparisons."""
     header = small_snapshot()[0].encode()
@@ -347,8 +348,8 @@ def test_another_spelling_of_the_same_header_is_refused(spelling: bytes) -> None
         read(forged(header[8:].rstrip().replace(b'"shape":', b'"shape":' + spelling), bytes(130)))
 
 
-@pytest.mark.parametrize(
-    ("name", "layout"),
+@table(
+    "name, layout",
     [
         ("wrong shape", {"ssm": TensorLayout("F32", (1, 4, 4))}),
         ("wrong dtype", {"ssm": TensorLayout("BF16", (1, 4, 3))}),
@@ -370,8 +371,8 @@ def test_another_layout_is_refused(name: str, layout: dict[str, TensorLayout]) -
         check_layout(header, layout)
 
 
-@pytest.mark.parametrize(
-    ("arrays", "word"),
+@table(
+    "arrays, word",
     [
         ({}, "1 to 16 tensors"),
         ({"SSM": np.zeros(1, np.float32)}, "lower-case"),
@@ -385,11 +386,10 @@ def test_what_the_format_cannot_hold_is_a_fault_of_the_caller(arrays: dict[str, 
         make_header(key_of("x", 1), FINGERPRINT, 1, None, arrays)
 
 
-@pytest.mark.parametrize(
-    ("given", "is_used"),
+@table(
+    "given, is_used",
     [(np.zeros(4, np.uint8), True), (np.zeros((2, 1), np.uint16), True), (np.zeros(5, np.uint8), False),
      (np.zeros(8, np.uint8)[::2], False), (np.zeros((2, 2), np.uint8).T, False), (None, False)],
-    ids=str,
 )  # fmt: skip
 def test_a_tensor_is_read_into_what_holds_its_bytes(given: np.ndarray | None, is_used: bool) -> None:
     """Catches bytes that are written over others', or to a copy that nobody looks at."""

@@ -14,11 +14,12 @@ from apcbatch.store.environment import Files
 from apcbatch.store.format import SUSPECT_NAME
 from apcbatch.store.index import Index
 from apcbatch.store.status import MAX_BAD_SNAPSHOT_LINES, Status, StoreCounters
+from tests.effort import table
 from tests.store.conftest import put_chain
 
 
-@pytest.mark.parametrize(
-    ("error", "sentence", "leaves_a_mark"),
+@table(
+    "error, sentence, leaves_a_mark",
     [
         (OSError(errno.ENOSPC, "No space left"), "the disk is full; snapshots are not kept (results do not", False),
         (OSError(errno.EIO, "bad sector"), "reading failed ([Errno 5] bad sector); the run goes on without it", False),

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from apcbatch.store import BadSnapshot, Store, writer
+from tests.effort import table
 from tests.store.conftest import (
     FINGERPRINT,
     LAYOUT,
@@ -187,8 +188,8 @@ def test_the_first_of_several_errors_is_raised_when_all_are_called_back() -> Non
     writer._report([offer("b")])
 
 
-@pytest.mark.parametrize(
-    ("changed", "is_due"),
+@table(
+    "changed, is_due",
     [
         ({}, False),
         ({"_is_closing": True}, True),
@@ -296,8 +297,8 @@ def test_a_use_that_comes_with_the_snapshot_itself_counts(store: Store) -> None:
     assert [entry and entry.uses for entry in entries] == [3, 0]
 
 
-@pytest.mark.parametrize(
-    ("error", "is_settled", "calls"),
+@table(
+    "error, is_settled, calls",
     [
         (None, True, []),
         (FileNotFoundError(), True, ["delete"]),
