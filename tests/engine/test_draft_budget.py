@@ -18,7 +18,7 @@ from apcbatch.engine.policy import Nothing
 from apcbatch.engine.row_costs import RowCosts
 from apcbatch.engine.sequence import Chunk, make_sequence
 from apcbatch.model.graphs import GraphedLM
-from tests.effort import seeds
+from tests.effort import seeds, table
 from tests.engine.scripted_drafts import make_rows_free
 from tests.tiny import VOCAB
 
@@ -81,7 +81,7 @@ def test_the_likeliest_drafts_come_first() -> None:
     assert drafted([[0.9] * 9, [0.8] * 9, [0.7]], limited) == [4, 0, 0]
 
 
-@pytest.mark.parametrize(("most", "num_slots"), [(3, 1000), (1000, 3), (0, 1000), (1000, 0)])
+@table("most, num_slots", [(3, 1000), (1000, 3), (0, 1000), (1000, 0)])
 def test_no_more_drafts_than_a_pass_holds(most: int, num_slots: int) -> None:
     """Fault: more drafted tokens than the pass keeps inputs of, or than there are slots for their states."""
     expected = [2, 1] if most and num_slots else [0, 0]
@@ -123,8 +123,8 @@ def test_costs_are_those_measured_and_between_them_interpolated() -> None:
     assert costs.of(1) <= 2.0 and costs.of(13) >= 4.0
 
 
-@pytest.mark.parametrize(
-    ("samples", "costs"),
+@table(
+    "samples, costs",
     [
         ([], {1: 1.02, 10: 1.2}),
         ([(10, 2.0)], {5: 2 / 1.1, 10: 2.0, 15: 2.2}),
@@ -147,7 +147,7 @@ def test_costs_by_hand(samples: list[tuple[int, float]], costs: dict[int, float]
     assert {rows: found.of(rows) for rows in costs} == pytest.approx(costs)
 
 
-@pytest.mark.parametrize("passes", [511, 512])
+@table("passes", [511, 512])
 def test_costs_that_nothing_confirms_expire(passes: int) -> None:
     """Fault: a row count that seemed slow once is never tried again, or its seconds are used after it is dropped."""
     costs = RowCosts()
@@ -158,7 +158,7 @@ def test_costs_that_nothing_confirms_expire(passes: int) -> None:
     assert bool(costs) == (passes < 512) and costs.of(3) == pytest.approx(9.0 if costs else 1.06)
 
 
-@pytest.mark.parametrize(("count", "near"), [(2, [1, 2, 3]), (9, [8, 9, 10, 11, 12])])
+@table("count, near", [(2, [1, 2, 3]), (9, [8, 9, 10, 11, 12])])
 def test_a_row_count_is_known_by_its_neighbours(count: int, near: list[int]) -> None:
     """Fault: a pass without drafts is measured again and again, or taken for known by two samples or a far one."""
     costs = RowCosts()
@@ -193,7 +193,7 @@ def test_passes_are_plain_in_a_row_until_their_seconds_are_known() -> None:
     assert counts() == [0] * 32
 
 
-@pytest.mark.parametrize("between", ["drafts", "prompt"])
+@table("between", ["drafts", "prompt"])
 def test_a_plain_pass_is_measured_after_another(between: str) -> None:
     """Fault: a pass whose batch is made anew, after one with drafts or prompts, tells what plain passes cost."""
     drafting = Drafting(object(), None, range(9), 9)  # type: ignore[arg-type]
@@ -214,8 +214,8 @@ def test_a_row_that_brings_no_speed_is_left_out() -> None:
     assert drafted([[1.0, 0.5]], {1: 1.0, 2: 1.0, 3: 1.25}.__getitem__) == [1]
 
 
-@pytest.mark.parametrize(
-    ("source", "accepted", "ended", "reach"),
+@table(
+    "source, accepted, ended, reach",
     [("grammar", 3, False, 0.902), ("grammar", 1, False, 0.892), ("grammar", 1, True, 0.902),
      ("grammar", 0, False, 0.882), ("grammar", 0, True, 0.9), ("lookup", 0, False, 0.9)],
 )  # fmt: skip
@@ -255,8 +255,8 @@ def test_a_pass_that_the_host_waited_for_is_no_plain_one() -> None:
     assert not drafting._costs, "each kind of pass ages the other's costs"
 
 
-@pytest.mark.parametrize(
-    ("limit", "kept", "is_forked", "most"),
+@table(
+    "limit, kept, is_forked, most",
     [(90, [], False, 64), (68, [], False, 64), (67, [], False, 63), (5, [], False, 1), (4, [], False, 0),
      (3, [2], False, -1), (90, [10, 20], False, 6), (90, [67], False, 63), (90, [68], False, 64),
      (90, [3], False, -1), (90, [], True, 0)],
@@ -284,7 +284,7 @@ def test_what_a_grammar_forces_is_drafted_as_far_as_it_may() -> None:
     assert drafting._propose(sequence, 2) is None
 
 
-@pytest.mark.parametrize(("forks", "known"), [(None, 2), (0, 2), (1, 3)])
+@table("forks, known", [(None, 2), (0, 2), (1, 3)])
 def test_what_an_answer_adds_to_the_index(forks: int | None, known: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault: a prompt is indexed for each of its answers, or the seconds of it are counted twice."""
     added: list[tuple[list[int], int, int]] = []

@@ -5,13 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 
 from apcbatch.engine.finish import Completion, failed_choice, failed_pass, no_room, not_finite, requests_of
 from apcbatch.engine.sequence import Chunk, Keep, Sequence, fork_answers, make_sequence
 from apcbatch.errors import RequestError
 from apcbatch.types import Request
+from tests.effort import table
 
 
 class Parts:
@@ -112,8 +112,8 @@ def test_all_that_has_begun_is_dropped() -> None:
     assert parts.of("finish") == [other, answers[0]] and parts.of("drop_answers") == [answers[0].forks]
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "sentence"),
+@table(
+    "error, code, sentence",
     [
         (
             no_room(make_sequence(Request("r", [1] * 100, max_tokens=28), 9, None)),

@@ -13,6 +13,7 @@ import pytest
 from apcbatch import Engine, Request
 from apcbatch.engine import first_passes
 from apcbatch.engine.first_passes import measure_reading, warm_up
+from tests.effort import table
 
 
 @pytest.mark.parametrize(
@@ -39,11 +40,11 @@ def test_no_answer_changes(
     assert answers[0] == answers[1] and answers[0][0]
 
 
-@pytest.mark.parametrize(
-    ("max_batch_tokens", "num_pages", "count", "pages"),
+@table(
+    "max_batch_tokens, num_pages, count, pages",
     [(5000, None, 1024, 0), (100, None, 100, 0), (5000, 3, 192, 3), (65, 3, 65, 2), (64, 3, 64, 1), (9, 0, None, 0)],
 )
-@pytest.mark.parametrize("fails", [False, True])
+@table("fails", [False, True])
 def test_the_first_pass_of_a_device_fits_its_memory(
     max_batch_tokens: int, num_pages: int | None, count: int | None, pages: int, fails: bool,
     monkeypatch: pytest.MonkeyPatch,
@@ -116,8 +117,8 @@ def test_measuring_changes_no_answer(
     assert cold.reading_tokens is None
 
 
-@pytest.mark.parametrize(
-    ("family", "most", "num_pages", "lengths"),
+@table(
+    "family, most, num_pages, lengths",
     [
         ("mamba", 5000, None, [64, 64, 1638, 1638, 1638]),
         ("mamba", 9, None, [9] * 5),

@@ -15,7 +15,7 @@ from apcbatch import Engine, Request
 from apcbatch.plan.forecast import forecast
 from apcbatch.plan.planner import Planner
 from apcbatch.plan.prefix_tree import PrefixTree
-from tests.effort import tries
+from tests.effort import table, tries
 from tests.plan.plan_oracle import random_dataset, within_vocabulary
 from tests.tiny import FAMILIES, VOCAB
 
@@ -87,7 +87,7 @@ def test_the_engine_agrees(policy: str, max_running: int, tiny_checkpoint: Calla
             check(tiny_checkpoint(family), policy, order, max_running, seed)
 
 
-@pytest.mark.parametrize(("policy", "max_running", "seed"), [("all", 2, 443), ("all", 6, 105), ("all", 6, 444835)])
+@table("policy, max_running, seed", [("all", 2, 443), ("all", 6, 105), ("all", 6, 444835)])
 def test_nobody_waits_for_what_is_there(
     policy: str, max_running: int, seed: int, tiny_checkpoint: Callable[..., Path]
 ) -> None:
@@ -96,7 +96,7 @@ def test_nobody_waits_for_what_is_there(
     check(tiny_checkpoint("mamba"), policy, "file", max_running, seed)
 
 
-@pytest.mark.parametrize(("order", "seed"), [("file", 90958), ("auto", 408667)])
+@table("order, seed", [("file", 90958), ("auto", 408667)])
 def test_a_longer_prefix_of_a_waiting_scored_prompt_is_waited_for(
     order: str, seed: int, tiny_checkpoint: Callable[..., Path]
 ) -> None:

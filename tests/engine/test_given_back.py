@@ -12,6 +12,7 @@ from apcbatch import Engine, Request
 from apcbatch.engine import step
 from apcbatch.engine.finish import failed_pass
 from apcbatch.plan.planner import Planner
+from tests.effort import table
 from tests.engine.runs import by_id, tokens
 from tests.engine.test_tight_pool import requests_of
 from tests.plan.plan_oracle import dataset, make_plan
@@ -107,7 +108,7 @@ def test_after_a_look_for_longer_ones_on_disk(damaged: bool, open_books: Callabl
     books.balance()
 
 
-@pytest.mark.parametrize(("error", "code"), [
+@table("error, code", [
     (RuntimeError("the pass broke"), "internal"), (MemoryError(), "out_of_memory"),
     (RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory"), "out_of_memory"),
 ])  # fmt: skip

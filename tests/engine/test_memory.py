@@ -19,6 +19,7 @@ from apcbatch.engine.memory import MemoryPlan, num_weights
 from apcbatch.errors import UsageError
 from apcbatch.layout import KV, SSM, StateLayout
 from apcbatch.model.families import load_model_config
+from tests.effort import table
 from tests.tiny import FAMILIES
 
 MiB, GiB = 1 << 20, 1 << 30
@@ -46,8 +47,8 @@ def test_the_parts_are_those_of_the_layout() -> None:
     assert device["states of drafts"] == 30 * MiB
 
 
-@pytest.mark.parametrize(
-    ("changes", "limit", "remedy"),
+@table(
+    "changes, limit, remedy",
     [
         ({}, 11 * GiB, "--dtype bfloat16 or --pool-size 2GiB"),
         ({"num_weights": 3 * GiB, "pool_bytes": 64 * MiB}, 8 * GiB, "--dtype bfloat16"),
@@ -74,7 +75,7 @@ def test_what_does_not_fit_names_what_alone_would_make_it_fit(
         replace(plan, pool_bytes=int(pool) * GiB).check(limit, "")
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@table("family", sorted(FAMILIES))
 def test_weights_are_counted_by_their_headers(
     family: str, tiny_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:

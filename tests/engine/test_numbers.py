@@ -21,7 +21,7 @@ from apcbatch.engine.observer import StepFacts
 from apcbatch.engine.pool import PagePool
 from apcbatch.engine.sequence import Chunk, make_sequence
 from apcbatch.errors import ERROR_CODES, RETRYABLE, UsageError
-from tests.effort import tries
+from tests.effort import table, tries
 from tests.engine import runs
 from tests.engine.runs import ending
 from tests.tiny import FAMILIES, VOCAB
@@ -113,7 +113,7 @@ def test_kv_that_can_never_fit_costs_nobody_else(tiny_checkpoint: Callable[..., 
 # The engine's arguments
 
 
-@pytest.mark.parametrize("name, value", [
+@table("name, value", [
     ("block_size", 1 << 62), ("block_size", 0), ("block_size", 2.0), ("max_batch_tokens", 1 << 62),
     ("max_batch_tokens", True), ("max_running", 1 << 62), ("max_running", 0), ("pool_size_bytes", -1),
     ("max_request_tokens", 1 << 62), ("max_request_tokens", 1),
@@ -242,7 +242,7 @@ def test_an_answer_that_becomes_infinite_ends_there(tiny_checkpoint: Callable[..
     assert result.error is not None and result.error.code == "non_finite"
 
 
-@pytest.mark.parametrize("row", [
+@table("row", [
     [0.0, math.nan, 1.0], [0.0, math.inf, 1.0], [0.0, -math.inf, 1.0], [math.inf, -math.inf, 0.0],
 ])  # fmt: skip
 def test_every_logit_counts(row: list[float]) -> None:
@@ -256,7 +256,7 @@ def test_every_logit_counts(row: list[float]) -> None:
     assert greedy(CpuBackend(), logits[:0], False).read() == ([], None)
 
 
-@pytest.mark.parametrize("name", ["auto", "cuda"])
+@table("name", ["auto", "cuda"])
 def test_a_device_without_kernels_is_left_alone_or_told(
     name: str, tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

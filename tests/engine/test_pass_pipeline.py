@@ -10,6 +10,7 @@ import pytest
 
 from apcbatch.engine import pipeline
 from apcbatch.engine.pipeline import PassPipeline
+from tests.effort import table
 
 
 class FakePass:
@@ -48,9 +49,7 @@ def pipeline_of(monkeypatch: pytest.MonkeyPatch, num_devices: int, runs_ahead: b
     return made, scheduler
 
 
-@pytest.mark.parametrize(
-    ("num_devices", "prompts", "begun"), [(1, True, 1), (2, False, 2), (2, True, 3), (3, False, 3), (3, True, 4)]
-)
+@table("num_devices, prompts, begun", [(1, True, 1), (2, False, 2), (2, True, 3), (3, False, 3), (3, True, 4)])
 def test_each_device_has_a_pass_and_prompts_one_more(
     num_devices: int, prompts: bool, begun: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ from apcbatch.engine.persistence import WRITE_THREADS, Persistence
 from apcbatch.engine.pool import NO_PAGES, Snapshot
 from apcbatch.layout import CONV, SSM, StateLayout
 from apcbatch.model.arena import StateArena
+from tests.effort import table
 from tests.engine.runs import tokens
 
 
@@ -168,8 +169,8 @@ def test_a_device_that_fails_costs_the_file_alone(monkeypatch: pytest.MonkeyPatc
     store.fetch()
 
 
-@pytest.mark.parametrize(
-    ("staging_bytes", "cores", "made"),
+@table(
+    "staging_bytes, cores, made",
     [(1 << 28, None, (64, 1)), (1 << 28, 1, (64, 1)), (1 << 28, 6, (64, 3)), (1 << 28, 64, (64, 8)),
      (36 * 5, 64, (5, 5)), (35, 64, (2, 2))],
 )  # fmt: skip
@@ -262,8 +263,8 @@ def test_the_end_of_an_answer_outlives_the_engine(
 MiB, GiB = 1 << 20, 1 << 30
 
 
-@pytest.mark.parametrize(
-    ("pool_bytes", "slot_bytes", "on_host", "on_device"),
+@table(
+    "pool_bytes, slot_bytes, on_host, on_device",
     [
         (40, 9, HOST_QUEUE_BYTES, 10),
         (1 << 50, 3, HOST_QUEUE_BYTES, DEVICE_QUEUE_BYTES),
@@ -316,8 +317,8 @@ def test_closing_ends_what_reads_ahead_once() -> None:
     assert closed == [True]
 
 
-@pytest.mark.parametrize(
-    ("held", "is_read_only", "said"),
+@table(
+    "held, is_read_only, said",
     [
         ((1, 2001), False, "holds 2,001 bytes in 1 snapshot, and --store-size is 1,000 bytes: at least 1,001 bytes of"),
         ((1200, 5000), False, "holds 5,000 bytes in 1,200 snapshots, and --store-size is 1,000 bytes: at least 4,000"),

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from apcbatch.engine.coverage import Match
 from apcbatch.engine.pending import PendingSnapshots
 from apcbatch.engine.policy import Retention, keeps_snapshots, retention_of
 from apcbatch.types import POLICIES, Policy, Request, RequestPlan
+from tests.effort import table
 
 PROMPT, LENGTH, BLOCK = 300, 400, 64  # 300 tokens of prompt, 100 of the answer
 FORKED = Match(200, True, True)
@@ -28,8 +27,8 @@ def keys_of(one: Retention) -> dict[int, bytes]:
     return {position: b"%d" % position for position in one.key_positions()}
 
 
-@pytest.mark.parametrize(
-    ("policy", "of_prompt", "of_answer", "replaced"),
+@table(
+    "policy, of_prompt, of_answer, replaced",
     [
         ("all", [64, 128, 192, 256], [320, 384], False),
         ("last", [256], [320, 384], True),
@@ -60,7 +59,7 @@ def test_only_a_fork_that_was_seen_is_kept() -> None:
     assert list(one.kept(0, PROMPT)) == [256]
 
 
-@pytest.mark.parametrize("policy", ["all", "last", "planned"])
+@table("policy", ["all", "last", "planned"])
 def test_a_plan_decides_under_every_policy_that_keeps(policy: Policy) -> None:
     """Catches a plan that is not followed where requests without one run beside it."""
     one = retention(policy, PLAN)

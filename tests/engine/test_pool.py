@@ -12,6 +12,7 @@ from apcbatch.engine.page_tables import PageTables
 from apcbatch.engine.pool import NO_PAGES, PagePool, Snapshot, SnapshotPool
 from apcbatch.engine.sequence import Sequence, make_sequence
 from apcbatch.types import Request
+from tests.effort import table
 
 SLOT, PAGE = 100, 10
 
@@ -86,7 +87,7 @@ def test_what_is_pinned_or_awaited_stays() -> None:
     assert shelf.names == "cef"
 
 
-@pytest.mark.parametrize("awaited", [False, True])
+@table("awaited", [False, True])
 def test_writes_are_waited_for_before_an_awaited_one_goes(awaited: bool) -> None:
     """Catches an awaited snapshot dropped, or nothing dropped, where only a write held back an idle one; and waiting
     for writes while there is another idle one."""
@@ -248,8 +249,8 @@ def sequence_of(length: int, max_tokens: int = 1, answers: int = 1) -> Sequence:
     return make_sequence(request, 9, None)
 
 
-@pytest.mark.parametrize(
-    ("length", "max_tokens", "answers", "to_end", "by_fork", "to_start"),
+@table(
+    "length, max_tokens, answers, to_end, by_fork, to_start",
     [
         (63, 1, 1, 1, 1, 2),
         (64, 1, 1, 2, 1, 3),
@@ -285,8 +286,8 @@ def test_pages_are_added_as_tokens_come() -> None:
     assert pages.num_free == 5 and len(sequence.pages) == 0
 
 
-@pytest.mark.parametrize(
-    ("position", "held", "own", "copied"),
+@table(
+    "position, held, own, copied",
     [(128, 2, [0, 1], []), (100, 2, [0, 2], [(1, 2)]), (10, 1, [1], [(0, 1)]), (0, 0, [], [])],
 )
 def test_a_restored_sequence_shares_full_pages(

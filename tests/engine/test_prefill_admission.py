@@ -12,6 +12,7 @@ from apcbatch.engine.admission import PrefillAdmission
 from apcbatch.engine.engine import Engine
 from apcbatch.model.locate import DEMO_DIR
 from apcbatch.types import Request
+from tests.effort import table
 
 NUM_PLACES = 32
 
@@ -38,7 +39,7 @@ def test_a_gate_opens_at_a_fourth_of_the_places_or_at_its_cost() -> None:
         gate.close()
 
 
-@pytest.mark.parametrize("between", [1, 4, 32, 100, 1000])
+@table("between", [1, 4, 32, 100, 1000])
 def test_no_more_is_lost_than_a_pass_with_prompts_costs(between: int) -> None:
     """Catches a gate that stays closed while more places stand empty than the prompts would have cost, or opens for
     each place that is free. One sequence ends every `between` passes."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from apcbatch.engine.admission import PassBudget
 from apcbatch.engine.drafting import Drafting
 from apcbatch.engine.memory import num_live_slots
 from apcbatch.engine.scheduler import Scheduler
 from apcbatch.engine.sequence import Chunk, Sequence, make_sequence
 from apcbatch.types import Policy, Request, RequestPlan
+from tests.effort import table
 from tests.engine.test_snapshots import snapshots_of
 
 
@@ -53,8 +52,8 @@ def shown(chunks: list[Chunk]) -> list[tuple[int, int, int]]:
     return [(chunk.sequence.number, chunk.begin, chunk.count) for chunk in chunks]
 
 
-@pytest.mark.parametrize(
-    ("max_tokens", "groups", "decodes", "wanted", "prompts"),
+@table(
+    "max_tokens, groups, decodes, wanted, prompts",
     [
         # of running sequences; (decodes, left) -> prompt tokens wanted, and those that a pass takes
         (4096, 1, {0: 0, 5: 5, 9: 8}, {(8, 100): 3988, (5000, 0): 1}, {(8, 100): 1024, (8, 5000): 4088, (5000, 9): 1}),
@@ -96,8 +95,8 @@ def test_prompts_fill_what_decodes_leave() -> None:
     assert sorted(scheduler._free_slots) == [0, 1, 2, 3] and scheduler.num_begun == 0
 
 
-@pytest.mark.parametrize(
-    ("max_tokens", "lengths", "first_pass"),
+@table(
+    "max_tokens, lengths, first_pass",
     [
         (30, [29, 5], [(0, 0, 29), (1, 0, 1)]),
         (30, [30, 5], [(0, 0, 30)]),
@@ -157,8 +156,8 @@ def test_no_more_run_than_may() -> None:
         assert most == max_running and len(scheduler._free_slots) == 2 and not scheduler.waiting
 
 
-@pytest.mark.parametrize(
-    ("policy", "lengths", "settings", "waiting", "options", "ends"),
+@table(
+    "policy, lengths, settings, waiting, options, ends",
     [
         ("none", [5, 9], {}, [], {}, [6, 10]),
         ("none", [5, 9], {"max_tokens": 2}, [], {}, []),  # with the token that is being read, all have ended
@@ -233,7 +232,7 @@ def test_the_gate_is_closed_once_all_slots_are_taken() -> None:
     assert len(chunks) == 15 == len(scheduler.running) and len(scheduler.waiting) == 1
 
 
-@pytest.mark.parametrize("case", ["drafted", "promising", "one ends, one waits"])
+@table("case", ["drafted", "promising", "one ends, one waits"])
 def test_a_pass_is_not_foreseen_where_tokens_matter(case: str) -> None:
     """Fault: a pass is begun ahead where drafts would gain more, or with the slot of an answer that ends missing."""
     scheduler = scheduler_of()
@@ -288,8 +287,8 @@ def test_one_that_finds_no_slots_is_not_overtaken_unless_it_has_a_plan() -> None
         assert [chunk.sequence.number for chunk in chunks] == admitted and scheduler.waiting[0] is second
 
 
-@pytest.mark.parametrize(
-    ("num_running", "first_ends", "num_owed", "begins"),
+@table(
+    "num_running, first_ends, num_owed, begins",
     [
         (4, False, 1, [6, 6, 6, 6]),
         (4, True, 1, []),  # its slot is for an answer that waits

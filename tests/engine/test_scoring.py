@@ -19,7 +19,7 @@ from apcbatch.engine.scoring import score_rows
 from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.plan.planner import Planner
 from apcbatch.plan.prefix_tree import PrefixTree
-from tests.effort import tries
+from tests.effort import table, tries
 from tests.engine.runs import by_id, serve, tokens
 from tests.engine.test_given_back import Books
 from tests.tiny import FAMILIES, VOCAB
@@ -127,7 +127,7 @@ def test_what_was_generated_is_scored_alike(tiny_checkpoint: Callable[..., Path]
     engine.close()
 
 
-@pytest.mark.parametrize("slice_bytes", [1, 3 * 4 * VOCAB, 1 << 30])
+@table("slice_bytes", [1, 3 * 4 * VOCAB, 1 << 30])
 def test_slices_change_nothing(
     slice_bytes: int, tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,7 +170,7 @@ def test_ties_go_to_the_lower_id() -> None:
     assert few is not None and [token for token, _ in few.top[0]] == [1, 2, 3, 0, 5, 4]
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@table("bad", [float("nan"), float("inf"), float("-inf")])
 def test_rows_that_are_not_finite_have_no_scores(bad: float) -> None:
     """Catches numbers made of NaN."""
     rows = torch.zeros(5, 7)

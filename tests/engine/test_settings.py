@@ -13,6 +13,7 @@ from apcbatch.engine.sequence import make_sequence
 from apcbatch.engine.validation import MAX_REQUEST_TOKENS, room_for_answer
 from apcbatch.errors import RequestError, UsageError
 from apcbatch.types import Request
+from tests.effort import table
 from tests.engine.runs import by_id
 from tests.tiny import VOCAB
 
@@ -28,7 +29,7 @@ def refused(token_ids: Any, **options: Any) -> str:
     return caught.value.message
 
 
-@pytest.mark.parametrize(("token_ids", "sentence"), [
+@table("token_ids, sentence", [
     ([1.5, 2.0], NO_TOKENS), (["1", "2"], NO_TOKENS), ([True, False], NO_TOKENS), ([1, None], NO_TOKENS),
     ([[1], [2]], NO_TOKENS), ([[1], [2, 3]], NO_TOKENS), (7, NO_TOKENS), ([3, -1], NO_TOKENS), ([2**31], NO_TOKENS),
     ([2**70], NO_TOKENS), (np.array([1.0, 2.0]), NO_TOKENS), ([], "the prompt is empty"),
@@ -39,7 +40,7 @@ def test_a_prompt_of_anything_but_token_ids_is_refused(token_ids: Any, sentence:
     assert sentence in refused(token_ids)
 
 
-@pytest.mark.parametrize("token_ids", [[96, 0], (96, 0), np.array([96, 0], np.uint64), np.array([96, 0], np.int8)])
+@table("token_ids", [[96, 0], (96, 0), np.array([96, 0], np.uint64), np.array([96, 0], np.int8)])
 def test_integers_of_any_kind_are_token_ids(token_ids: Any) -> None:
     """Catches a sequence of integers that is refused, one that is not made int32, and a caller's array that is written
     to."""
@@ -47,12 +48,7 @@ def test_integers_of_any_kind_are_token_ids(token_ids: Any) -> None:
     assert (sequence.tokens[:2].tolist(), sequence.tokens.dtype) == ([96, 0], np.int32)
 
 
-def kind(value: object) -> str:
-    """A name for a test's value, however many digits it has."""
-    return value if isinstance(value, str) else type(value).__name__
-
-
-@pytest.mark.parametrize(("field", "value"), [
+@table("field, value", [
     (field, value) for field, values in {
         "max_tokens": (0, -1, 1.5, "9", None, True, math.nan, 1 << 63, 10**5000),
         "temperature": (-1e-9, math.nan, math.inf, 10**400, 10**5000, "1", None, True),
@@ -63,7 +59,7 @@ def kind(value: object) -> str:
         "logit_bias": ({1: math.nan}, {1: math.inf}), "stop_token_ids": ([-1],), "allowed_token_ids": ([1.5],),
         "top_logprobs": (21, -1), "score_from": (0, 4, True), "score_top": (21, -1),
     }.items() for value in values
-], ids=kind)  # fmt: skip
+])  # fmt: skip
 def test_a_number_that_cannot_be_used_is_an_error_record(field: str, value: object) -> None:
     """Fault: a TypeError, OverflowError or ValueError out of the engine, which ends the job, for one request."""
     beside = {"logprobs": True, "score_from": 1} if field in ("top_logprobs", "score_top") else {}
@@ -71,7 +67,7 @@ def test_a_number_that_cannot_be_used_is_an_error_record(field: str, value: obje
     assert said.startswith(f"{field} is ") and "; expected " in said
 
 
-@pytest.mark.parametrize(("options", "sentence"), [
+@table("options, sentence", [
     ({"max_tokens": 0}, "max_tokens is 0; expected an integer from 1 to"),
     ({"max_tokens": -1, "score_from": 1}, "max_tokens is -1; expected an integer from 0 to"),
     ({"n": 129}, "n is 129; expected an integer from 1 to 128"),
@@ -96,7 +92,7 @@ def test_a_setting_that_is_refused_says_what_is_expected(options: dict[str, Any]
     assert sentence in refused(PROMPT, **options)
 
 
-@pytest.mark.parametrize(("field", "value"), [
+@table("field, value", [
     ("max_tokens", 1), ("temperature", 5e-324), ("temperature", 1.7e308), ("temperature", 3), ("top_p", 5e-324),
     ("top_p", 1), ("seed", -(1 << 63)), ("seed", (1 << 64) - 1), ("n", 128), ("top_k", -1), ("min_p", 1),
     ("repetition_penalty", 1e6), ("presence_penalty", -1e6), ("score_from", 3), ("logit_bias", {VOCAB - 1: -math.inf}),
@@ -106,7 +102,7 @@ def test_a_number_at_the_edge_is_taken(field: str, value: object) -> None:
     assert make_sequence(Request("r", PROMPT, **{field: value}), VOCAB, None).num_prompt == len(PROMPT)
 
 
-@pytest.mark.parametrize(("arguments", "room"), [
+@table("arguments, room", [
     ((10, 7, None, 17), 7), ((10, 7, 12, 17), 2), ((10, 10**10, 12, 17), 2), ((11, 1, 12, 17), 1),
     ((100, 0, 100, 1000), 0),
 ])  # fmt: skip
@@ -116,7 +112,7 @@ def test_the_answer_has_the_room_that_is_left(arguments: tuple[Any, ...], room: 
     assert room_for_answer(*arguments) == room
 
 
-@pytest.mark.parametrize(("arguments", "sentence"), [
+@table("arguments, sentence", [
     ((10, 8, None, 17), r"has 10 tokens and max_tokens is 8; together at most 17 .* --max-request-tokens"),
     ((10, 8, 18, 17), "together at most 17 are served"),
     ((12, 1, 12, 100), "has 12 tokens and the model's context holds 12, one of them for the answer"),
@@ -141,7 +137,7 @@ def test_one_request_never_stops_the_others(tiny_checkpoint, open_engine) -> Non
     assert len(results["a"].token_ids) <= 4
 
 
-@pytest.mark.parametrize(("options", "sentence"), [
+@table("options, sentence", [
     ({"draft": "lookup"}, "draft is 'lookup'; expected a tuple with any of recorded, previous, siblings, history"),
     ({"draft": ("lookup", "auto")}, "draft is ('lookup', 'auto'); expected a tuple"),
     ({"draft_memory_bytes": -1}, "draft_memory_bytes is -1; expected an integer from 0"),

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
 
 from apcbatch.engine.observer import KeptSnapshot
 from apcbatch.engine.page_tables import PageTables
@@ -18,6 +17,7 @@ from apcbatch.engine.sequence import Chunk, Keep, Sequence, make_sequence
 from apcbatch.engine.snapshots import Snapshots
 from apcbatch.prefix import prefix_key
 from apcbatch.types import Policy, Request, RequestPlan
+from tests.effort import table
 
 MODEL = b"model"
 PROMPT = list(range(1, 51))  # boundaries at 16, 32 and 48
@@ -105,8 +105,8 @@ def write(snapshots: Snapshots, sequence: Sequence, *positions: int) -> list[Kee
     return keeps
 
 
-@pytest.mark.parametrize(
-    ("in_memory", "found", "loads", "got", "left", "reason"),
+@table(
+    "in_memory, found, loads, got, left, reason",
     [
         ([], {}, [], (0, "none"), [], "cold"),
         ([16], {}, [], (16, "memory"), [], None),

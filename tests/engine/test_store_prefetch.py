@@ -19,6 +19,7 @@ from apcbatch.engine.snapshots import Snapshots
 from apcbatch.engine.store_prefetch import StorePrefetcher
 from apcbatch.layout import CONV, KV, SSM, StateLayout
 from apcbatch.model.arena import StateArena, Tensors
+from tests.effort import table
 
 LAYOUT = StateLayout.of([SSM.part(0, (2, 3), "float32"), CONV.part(0, (1, 3), "bfloat16")])
 SOON_S = 5.0
@@ -148,7 +149,7 @@ def test_what_is_wanted_no_more_gives_its_buffer_back() -> None:
     assert free(staging) == 2
 
 
-@pytest.mark.parametrize("fails", [False, True])
+@table("fails", [False, True])
 def test_a_miss_and_a_failure_reach_who_asks(fails: bool) -> None:
     """Catches a caller that waits for ever, and a thread that dies of an error."""
     reader, staging = Reader(), Staging(LAYOUT, 1)
