@@ -11,6 +11,7 @@ from apcbatch import config, option_values, resolution
 from apcbatch.draft_sources import draft_sources
 from apcbatch.errors import UsageError
 from apcbatch.job.continuation import command_words
+from tests.effort import table
 
 
 def resolve(flags=None, environ=None, file=None):
@@ -36,7 +37,7 @@ def test_flags_win_over_environment_over_file_over_defaults():
     }
 
 
-@pytest.mark.parametrize("zero", ["0", 0, 0.0])
+@table("zero", ["0", 0, 0.0])
 def test_a_value_that_is_there_wins_even_when_it_is_zero(zero):
     """Fault: merging by truthiness, so that `--temperature 0` leaves the 0.7 of the file in place."""
     resolved = resolve({"temperature": zero, "limit": 0}, {}, {"temperature": 0.7, "limit": 3})
@@ -62,8 +63,8 @@ def test_null_in_the_file_is_a_value_where_an_option_may_be_unset():
         resolve({}, {}, {"block_size": None})
 
 
-@pytest.mark.parametrize(
-    ("sources", "sentence"),
+@table(
+    "sources, sentence",
     [
         (({}, {}, {"blok_size": 1}), r"c.yaml: blok_size is not an option; did you mean block_size\?"),
         (
@@ -143,8 +144,8 @@ def test_retry_errors_resumes():
     assert resolved.resume and resolved.origins["resume"] == "--retry-errors"
 
 
-@pytest.mark.parametrize(
-    ("text", "size"),
+@table(
+    "text, size",
     [("20GiB", 20 << 30), ("1.5 MB", 1_500_000), ("512m", 512 << 20), ("17", 17), (5, 5), ("0.5KiB", 512)],
 )
 def test_sizes(text, size):
@@ -153,7 +154,7 @@ def test_sizes(text, size):
     assert option_values.parse_size(option_values.format_size(size)) == size
 
 
-@pytest.mark.parametrize("value, found", [
+@table("value, found", [
     ("2026-01-05", "2026-01-05"), ("2026-1-5", "2026-01-05"), (date(2026, 1, 5), "2026-01-05"), (None, None),
     ("2026-02-30", ""), ("", ""), ("20260105", ""), ("2026-01-05T00:00", ""), (20260105, ""),
     (datetime(2026, 1, 5), ""),
@@ -167,7 +168,7 @@ def test_a_date_is_a_date(value, found):
         assert resolve({}, {}, {"template_date": value}).template_date == found
 
 
-@pytest.mark.parametrize("text", ["-1", "GiB", "1 GiBs", "", None, True, 1.5])
+@table("text", ["-1", "GiB", "1 GiBs", "", None, True, 1.5])
 def test_what_is_not_a_size(text):
     """Fault: nonsense is read as some number of bytes."""
     assert option_values.parse_size(text) is None
@@ -182,9 +183,7 @@ def test_the_file_is_read_and_named_by_the_environment(tmp_path):
     assert resolved.origins["store_size"] == f"{path}: store_size"
 
 
-@pytest.mark.parametrize(
-    ("content", "sentence"), [("- 1\n", "holds a list"), ("a: [", "is not YAML"), (None, "cannot be read")]
-)
+@table("content, sentence", [("- 1\n", "holds a list"), ("a: [", "is not YAML"), (None, "cannot be read")])
 def test_a_file_that_is_no_configuration_is_refused(tmp_path, content, sentence):
     """Fault: a traceback from the YAML reader reaches the user."""
     path = tmp_path / "c.yaml"
@@ -237,8 +236,8 @@ def test_an_option_may_come_several_times():
             option_values.parse_value(spec, raw, "--stop")
 
 
-@pytest.mark.parametrize(
-    ("flags", "sources"),
+@table(
+    "flags, sources",
     [
         ({}, "recorded siblings history lookup"),
         ({"draft_from": "file:///o.jsonl"}, "recorded previous siblings history lookup"),

@@ -10,6 +10,7 @@ from apcbatch import config, resolution
 from apcbatch.cli.program import main
 from apcbatch.config import OPTIONS
 from apcbatch.errors import UsageError
+from tests.effort import table
 
 
 def load(tmp_path: Path, text: str | bytes) -> config.Config:
@@ -66,7 +67,7 @@ BOMBS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "sentence"), BOMBS.items(), ids=range(len(BOMBS)))
+@table("text, sentence", BOMBS.items())
 def test_what_a_file_may_hold_ends_in_a_sentence(tmp_path: Path, text: str | bytes, sentence: str) -> None:
     """Catches deep nesting, numbers beyond 64 bits, NUL, huge values, aliases and duplicates: internal errors, values
     that ended in a MemoryError later, and a second value that silently won."""

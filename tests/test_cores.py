@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from apcbatch.cores import Cores, find_cores, find_memory
+from tests.effort import table
 
 EIGHT = set(range(8))
 
@@ -50,8 +51,8 @@ def test_siblings_count_once(ours: set[int], tmp_path: Path) -> None:
     assert (find_cores(tmp_path).logical, find_cores(tmp_path).physical) == (4, 3)
 
 
-@pytest.mark.parametrize(
-    ("files", "quota", "threads"),
+@table(
+    "files, quota, threads",
     [
         ({"proc/self/cgroup": "0::/job", "sys/fs/cgroup/job/cpu.max": "max 100000"}, None, 8),
         ({"proc/self/cgroup": "0::/job", "sys/fs/cgroup/job/cpu.max": "350000 100000"}, 3.5, 3),
@@ -86,8 +87,8 @@ def test_the_quota_of_a_container(
     assert (find_cores(tmp_path).quota, find_cores(tmp_path).threads) == (quota, threads)
 
 
-@pytest.mark.parametrize(
-    ("files", "limit"),
+@table(
+    "files, limit",
     [
         ({}, 1 << 40),
         ({"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/memory.max": "9", "sys/fs/cgroup/memory.max": "max"}, 9),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from apcbatch.model.locate import BUNDLED, DEMO_DIR
-from tests.effort import tries
+from tests.effort import table, tries
 
 ROOT = Path(__file__).resolve().parents[1]
 FAMILIES = {"demo": "mamba", "demo-jamba": "jamba"}
@@ -136,7 +136,7 @@ def test_any_text_comes_back(tokenizer, text):
 AWKWARD = ("\x00\x7f\u2028\ufeff", "日本語 👩‍👧 ½", " \t\r\n\n  ", "don't I'LL 1234567 ...", "é")
 
 
-@pytest.mark.parametrize("text", AWKWARD)
+@table("text", AWKWARD)
 def test_awkward_text_comes_back(tokenizer, text):
     """The same for text that a random search seldom finds."""
     assert tokenizer.decode(ids_of(tokenizer, text)) == text

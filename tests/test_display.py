@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from apcbatch.display import Paint, cells, clip, fold, quoted, visible, wrap
+from tests.effort import table
 
 printable = st.text(st.characters(exclude_categories=("Cs",))).filter(str.isprintable)
 
@@ -21,8 +21,8 @@ def test_nothing_that_a_terminal_acts_on_is_left(text: str) -> None:
     assert visible(text) == text or not text.isprintable()
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
+@table(
+    "text, shown",
     [("a\x1b[2J", "a\\x1b[2J"), ("\r\n\t\0\x9b", "\\r\\n\\t\\x00\\x9b"), ("\u202e\U000e0001", "\\u202e\\U000e0001")],
 )
 def test_escapes_are_those_of_python(text: str, shown: str) -> None:

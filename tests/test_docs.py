@@ -14,6 +14,7 @@ import pytest
 
 from apcbatch.cli.program import cli
 from apcbatch.config import ENV_CONFIG, ENV_DEBUG, OPTIONS, env_name
+from tests.effort import table
 from tools import chromium
 from tools.make_cli_docs import commands
 
@@ -35,7 +36,7 @@ def functions(path: Path) -> set[str]:
     return {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@table("page", PAGES)
 def test_the_tests_that_a_page_names_are_there(page: Path) -> None:
     """Fault: a test is renamed or dropped, and a page goes on promising what nothing checks."""
     missing = []
@@ -61,7 +62,7 @@ def names(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@table("page", PAGES)
 def test_the_paths_that_a_page_names_are_there(page: Path) -> None:
     """Fault: a module moves or a name changes, and a page sends its reader to the old place."""
     missing = []
@@ -72,7 +73,7 @@ def test_the_paths_that_a_page_names_are_there(page: Path) -> None:
     assert not missing
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/operating.md", "docs/caching.md"])
+@table("page", ["README.md", "docs/operating.md", "docs/caching.md"])
 def test_the_flags_that_a_page_names_are_there(page: str) -> None:
     """Fault: an option is renamed, and a page tells its reader to give the old one."""
     options = [one for _, command in commands(cli, "apcbatch") for one in command.params]
@@ -82,7 +83,7 @@ def test_the_flags_that_a_page_names_are_there(page: str) -> None:
     assert named - flags == set()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@table("page", PAGES)
 def test_the_variables_that_a_page_names_are_read(page: Path) -> None:
     """Fault: a variable that nothing reads; apcbatch refuses it."""
     of_the_build = VARIABLE.findall((ROOT / "setup.py").read_text())
@@ -132,14 +133,14 @@ def test_the_numbers_to_watch_are_in_the_summary() -> None:
     assert named and {name for name in named if f'"{name}"' not in sources} == set()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@table("page", PAGES)
 def test_the_files_that_a_page_links_to_are_there(page: Path) -> None:
     """Fault: a page is renamed, and the links to it lead nowhere."""
     missing = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
     assert not missing
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@table("page", PAGES)
 def test_the_headings_that_a_page_links_to_are_there(page: Path) -> None:
     """Fault: a heading is reworded, and the links to it lead to the top of a page."""
     missing = []
@@ -153,12 +154,10 @@ def test_the_headings_that_a_page_links_to_are_there(page: Path) -> None:
 def test_each_row_of_the_faults_names_its_test() -> None:
     """Fault: a promise about a fault without the test that keeps it, or a row that lost a column."""
     page = (ROOT / "docs" / "reliability.md").read_text().partition("## Faults")[2]
-    tables = re.findall(r"^\|.*(?:\n\|.*)*", page, re.MULTILINE)
-    assert len(tables) == page.count("\n### ") > 0
-    for table in tables:
-        head, rule, *faults = (
-            [cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in table.splitlines()
-        )
+    found = re.findall(r"^\|.*(?:\n\|.*)*", page, re.MULTILINE)
+    assert len(found) == page.count("\n### ") > 0
+    for one in found:
+        head, rule, *faults = ([cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in one.splitlines())
         assert head == ["fault", "how many tried", "what is promised", "the test"]
         assert set(rule) == {"---"}
         assert faults

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from apcbatch.formats import FORMAT_CHOICES, FORMATS, ROLE_ALIASES, ROLES, SPEAKERS, TURNS, detect_format
+from tests.effort import table
 
 
 def test_the_sets_are_closed() -> None:
@@ -14,8 +13,8 @@ def test_the_sets_are_closed() -> None:
     assert set(ROLE_ALIASES.values()) == set(SPEAKERS.values()) == set(ROLES)
 
 
-@pytest.mark.parametrize(
-    ("keys", "found"),
+@table(
+    "keys, found",
     [
         (["id", "messages"], "messages"),
         (["messages", "conversations"], "messages"),

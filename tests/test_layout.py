@@ -6,6 +6,7 @@ import pytest
 
 from apcbatch.layout import CONV, DELTA, KV, PAGE_TOKENS, SSM, Extent, Role, StateLayout, StatePart, TensorLayout
 from apcbatch.plan.footprint import Footprint
+from tests.effort import table
 
 # Roles of families that are not here yet, each with the sizes of a tiny model.
 MAMBA2 = Role("ssm", Extent.AT, ("head", "d_state", "head_dim"), ("head", "head_dim", "d_state"), "float32")
@@ -42,7 +43,7 @@ LAYOUTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@table("name", LAYOUTS)
 def test_bytes_are_those_counted_by_hand(name: str) -> None:
     """Catches a part, a layer or an item's size that is counted twice or left out: the pool would hold more than its
     size, or the plan would keep fewer than fit."""
@@ -118,7 +119,7 @@ WRONG_LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG_LAYOUTS)
+@table("name", WRONG_LAYOUTS)
 def test_parts_of_one_role_are_alike(name: str) -> None:
     """Catches layers that would be stacked into one tensor although they do not fit."""
     parts, sentence = WRONG_LAYOUTS[name]
@@ -126,7 +127,7 @@ def test_parts_of_one_role_are_alike(name: str) -> None:
         StateLayout.of(parts)
 
 
-@pytest.mark.parametrize("shape", [(2,), (2, 4, 1), (None, 4)])
+@table("shape", [(2,), (2, 4, 1), (None, 4)])
 def test_a_part_has_the_axes_of_its_role(shape: tuple[int | None, ...]) -> None:
     """Catches a shape of too few or too many axes, and tokens where there are none."""
     with pytest.raises(ValueError, match="layer 3 has ssm"):

@@ -21,6 +21,7 @@ from apcbatch.answer import answer_of
 from apcbatch.cli.program import main
 from apcbatch.errors import ModelError, RequestError, UsageError
 from tests.chats import conversation, read_records, write_lines
+from tests.effort import table
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = [json.loads(line) for line in (ROOT / "examples" / "agents.jsonl").read_text().splitlines()]
@@ -202,7 +203,7 @@ def test_only_one_run_at_a_time(llm: LLM) -> None:
     assert llm.chat([USER]).error is None
 
 
-@pytest.mark.parametrize(("options", "sentence"), [
+@table("options, sentence", [
     ({"blocksize": 4}, "LLM: blocksize is not an option; did you mean block_size"),
     ({"block_size": 0}, "LLM: block_size is 0; expected"),
     ({"policy": "some"}, "LLM: policy is 'some'; expected one of"),

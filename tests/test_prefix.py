@@ -16,12 +16,13 @@ from apcbatch.prefix import (
     last_boundary,
     prefix_key,
 )
+from tests.effort import table
 
 FINGERPRINT = b"model"
 GOLDEN_KEY = "f1101cb39cfecd17"  # of (5, 0, 2^31 - 1) under it, the first 8 bytes
 
 
-@pytest.mark.parametrize("block_size", [1, 16, 528, 2048])
+@table("block_size", [1, 16, 528, 2048])
 def test_boundaries(block_size):
     """A boundary missed at either end of a pass, or 0 taken for one."""
     for begin, end in [
@@ -85,21 +86,21 @@ def test_one_hasher_goes_forward_only():
         hasher.key_at(11)
 
 
-@pytest.mark.parametrize("kind", [list, tuple, np.array, lambda ids: np.array(ids, np.uint16)])
+@table("kind", [list, tuple, np.array, lambda ids: np.array(ids, np.uint16)])
 def test_token_arrays(kind):
     """A key that depends on how the ids were held."""
     assert prefix_key(FINGERPRINT, kind([1, 2, 65_535]), 3) == prefix_key(FINGERPRINT, [1, 2, 65_535], 3)
     assert prefix_key(FINGERPRINT, np.arange(10)[::3], 4) == prefix_key(FINGERPRINT, [0, 3, 6, 9], 4)
 
 
-@pytest.mark.parametrize("ids", [[-1], [2**31], [0, 2**40]])
+@table("ids", [[-1], [2**31], [0, 2**40]])
 def test_ids_outside_int32(ids):
     """An id that wraps around to another token's."""
     with pytest.raises(OverflowError):
         as_token_array(ids)
 
 
-@pytest.mark.parametrize("ids", [1, [[1, 2]], [1.5], [1.0], [True], ["1"]])
+@table("ids", [1, [[1, 2]], [1.5], [1.0], [True], ["1"]])
 def test_what_is_no_row_of_integers_is_refused(ids):
     """Fault: an id that is cut to an integer, or a matrix that is hashed as its rows one after the other."""
     with pytest.raises(TypeError, match="token ids must be one row of integers"):
@@ -111,8 +112,8 @@ def test_no_tokens_are_a_row():
     assert as_token_array([]).dtype == np.int32 and as_token_array([]).shape == (0,)
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "length"),
+@table(
+    "a, b, length",
     [
         ([], [1], 0),
         ([1], [2], 0),

@@ -7,14 +7,14 @@ import math
 from typing import Any
 
 import numpy as np
-import pytest
 
 from apcbatch.config import OPTIONS
 from apcbatch.sampling import SETTINGS, Bounds
 from apcbatch.types import Request
+from tests.effort import table
 
 
-@pytest.mark.parametrize(("bounds", "text", "inside", "outside"), [
+@table("bounds, text, inside, outside", [
     (Bounds(int), "an integer", (0, -(10**400), np.int64(3)), (0.0, True, "1", None)),
     (Bounds(int, 1, 4), "an integer from 1 to 4", (1, 4), (0, 5, 10**400)),
     (Bounds(int, 0), "an integer of at least 0", (0, 10**400), (-1, math.nan)),

@@ -24,6 +24,7 @@ from apcbatch.engine.drafting import MOST_DRAFTED
 from apcbatch.errors import UsageError
 from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.ops import OPS
+from tests.effort import table
 
 TINY = Sizes(
     prefill_tokens=(8, 24),
@@ -158,7 +159,7 @@ KERNELS = {
 BESIDE_THE_OPS = {"unpack_rows", "span", "check_sequences", "record_parts", "part_seconds"}
 
 
-@pytest.mark.parametrize("family", KERNELS)
+@table("family", KERNELS)
 def test_no_kernel_runs_beside_the_ops(family: str, tiny_checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault: a kernel that a pass calls by another way than its backend's ops, whose time is then the interpreter's."""
     engine = Engine(tiny_checkpoint(family), pool_size_bytes=1 << 20)

@@ -12,7 +12,7 @@ from apcbatch.drafts.drafter import Drafter
 from apcbatch.drafts.drafts import Drafts
 from apcbatch.prefix import TokenArray
 from apcbatch.types import DRAFT_SOURCES, DraftSource
-from tests.effort import seeds
+from tests.effort import seeds, table
 
 PLENTY = 1 << 24
 
@@ -40,7 +40,7 @@ def decode(drafter: Drafter, answer: list[int], least_reach: float, most: int = 
     return passes, drafted, accepted
 
 
-@pytest.mark.parametrize("source", ["recorded", "previous"])
+@table("source", ["recorded", "previous"])
 def test_a_reference_that_agrees_is_drafted_whole(source: DraftSource) -> None:
     """Fault: the beginning of an answer is not drafted, drafts do not get longer where all agree, or an answer that is
     known takes a pass for each few tokens."""
