@@ -80,8 +80,8 @@ def wrong(token: int) -> int:
 
 
 def accepted(engine: Engine) -> int:
-    return sum(accepted for _, accepted in engine._drafting.counts.values())
+    return sum(accepted for _, accepted in engine.counters.drafts.values())
 
 
 def drafted(engine: Engine) -> int:
-    return sum(drafted for drafted, _ in engine._drafting.counts.values())
+    return sum(drafted for drafted, _ in engine.counters.drafts.values())

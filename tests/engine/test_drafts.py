@@ -114,12 +114,12 @@ def check_a_draw(folder: Path, runs_ahead: bool = False, **fixed: object) -> Non
             assert all(ours[name].equal(theirs[name]) for name in theirs), (position, options)
     assert engine.counters.decode_tokens == plain.counters.decode_tokens
     saved = plain.counters.decode_chunks - engine.counters.decode_chunks
-    assert saved == sum(accepted for _, accepted in engine._drafting.counts.values())
+    assert saved == sum(accepted for _, accepted in engine.counters.drafts.values())
     plain.close()
     engine.close()
 
 
-@pytest.mark.drawn(5)
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_drafts_change_no_bit(family: str, way: str, tiny_checkpoint) -> None:
     """Catches a draft that reaches the answer: a row computed otherwise, a state that runs ahead, a setting that sees

@@ -81,7 +81,7 @@ def test_a_models_fingerprint_covers_its_layout(name: str, tiny_checkpoint: Call
     folder = tiny_checkpoint(name)
     engine, config = Engine(folder, pool_size_bytes=1 << 20), load_model_config(folder)
     facts = state_layout(config, "float32").description, numerics(torch.float32)
-    digest = engine._model.weights_digest
+    digest = bytes.fromhex(engine.weights_digest)
     assert engine.fingerprint == model_fingerprint(config.architecture(), digest, "float32", *facts).hex()
     engine.close()
 

@@ -73,10 +73,10 @@ def num_bytes_in(folder: Path) -> int:
     return sum(path.stat().st_size for path in object_files(folder))
 
 
-def execute(folder: Path, statement: str, *values: object) -> None:
-    """Change the index behind the store's back."""
+def execute(folder: Path, statement: str, *values: object) -> list[Any]:
+    """Change the index behind the store's back, or read rows of it."""
     with closing(sqlite3.connect(folder / INDEX_NAME)) as db, db:
-        db.execute(statement, values)
+        return db.execute(statement, values).fetchall()
 
 
 def path_of(folder: str | os.PathLike[str], key: bytes) -> Path:
