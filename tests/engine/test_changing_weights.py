@@ -53,7 +53,7 @@ def folder(family: str, tiny_checkpoint: Callable[..., Path], tmp_path: Path) ->
     return copied
 
 
-@pytest.mark.drawn(8)
+@pytest.mark.drawn(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -80,7 +80,7 @@ def test_weights_that_change_under_a_run(
         assert any(result.cached_tokens for result in results.values()) == (model != other)
 
 
-@pytest.mark.drawn(10)
+@pytest.mark.drawn(6)
 @pytest.mark.slow
 @pytest.mark.pairwise
 @pytest.mark.parametrize("taken", [1, 5, 12])

@@ -44,6 +44,7 @@ def on_host(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(StateArena, "on_host", request.param)
 
 
+@pytest.mark.drawn(3)
 def test_a_new_process_resumes_from_disk(folder: Path, tmp_path: Path) -> None:
     """Catches a store that is not read, a wrong source in the count, and an answer that differs."""
     prompt = tokens(1000, 1)
@@ -54,6 +55,7 @@ def test_a_new_process_resumes_from_disk(folder: Path, tmp_path: Path) -> None:
     assert not warnings
 
 
+@pytest.mark.drawn(3)
 def test_another_grid_hits_where_positions_coincide(folder: Path, tmp_path: Path) -> None:
     """Catches keys that depend on the block size."""
     prompt = tokens(1000, 2)
@@ -107,6 +109,7 @@ def test_a_bad_file_is_a_miss(damage: str, folder: Path, tmp_path: Path) -> None
     assert (warm.token_ids, warm.logprobs) == (cold.token_ids, cold.logprobs)
 
 
+@pytest.mark.drawn(3)
 def test_a_cap_smaller_than_one_conversation(folder: Path, tmp_path: Path) -> None:
     """Catches a cap that is passed, or that costs an answer."""
     prompt = tokens(1000, 6)
@@ -135,6 +138,7 @@ def test_a_snapshot_comes_back_from_disk_bit_for_bit(dtype: str, tiny_checkpoint
     assert [str(part.dtype) for part in read.values()] == ["torch.float32", f"torch.{dtype}", f"torch.{dtype}"]
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.slow
 def test_an_answer_whose_snapshot_was_dropped_meanwhile_is_not_stored(folder: Path, tmp_path: Path) -> None:
     """Catches a slot that is written under the key of the snapshot that it held before: answers that run together in a
@@ -195,6 +199,7 @@ def test_an_engine_that_is_left_in_haste_ends(tiny_checkpoint, tmp_path: Path) -
         assert not report.faults and store.stats().entries == 2 * 18
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("num_left", [0, 3, 10])
 def test_the_limit_holds_where_nothing_is_stored(num_left: int, tiny_checkpoint, tmp_path: Path) -> None:
     """Fault: 15 MB stayed in a store under --store-size 30KiB, and some under 0, if a run stored nothing new. And a run

@@ -135,7 +135,7 @@ def test_logits_that_are_not_finite(
     engine.close()
 
 
-@pytest.mark.drawn(4)
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("num_stages", [1, 2])
 def test_a_pass_with_drafts_that_fails(
     num_stages: int, untied_folder: Path, way: str, stages: Callable[[int], None], monkeypatch: pytest.MonkeyPatch

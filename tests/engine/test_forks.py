@@ -63,6 +63,7 @@ def several(max_tokens: int = 9) -> list[Request]:
     ]
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.slow
 def test_answers_equal_those_of_requests_alone(folder: Path, open_engine: Callable[..., Engine]) -> None:
     """Catches a fork that reads a state which another one has written to, a page that two of them write, a stream of

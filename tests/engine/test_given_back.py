@@ -79,7 +79,7 @@ def conversations(max_tokens: int = 20) -> list[Request]:
     ]
 
 
-@pytest.mark.drawn(8)
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize(("policy", "max_running"), [("all", 1), ("last", 4), ("planned", 4), ("none", 1)])
 def test_after_a_run(policy: str, max_running: int, open_books: Callable[..., Books], tmp_path: Path) -> None:
     """Catches a pin, a slot or a page that is lost with each request, with room for a few snapshots and a store."""

@@ -45,6 +45,7 @@ def nothing(prompt: list[int], done: list[int]) -> Sequence[int]:
     return ()
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(("without_blanks", "least"), [(False, 1.2), (True, 2)], ids=["blanks", "no blanks"])
 def test_forced_tokens_take_fewer_passes(
     without_blanks: bool, least: float, demo: Tokenizer, compiler: GrammarCompiler, way: str
@@ -116,7 +117,7 @@ FORCED: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.drawn(12)
+@pytest.mark.drawn(8)
 @pytest.mark.parametrize("name", FORCED)
 def test_what_a_constraint_of_the_user_forces(name: str, folder: Path, way: str) -> None:
     """Fault: a constraint without `forced` that is refused; one that forces wrong tokens, no ids or an exception, and

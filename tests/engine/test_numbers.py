@@ -178,7 +178,7 @@ def names_of(folder: Path) -> list[str]:
     return [name for name in names if not any(part in name for part in passed_by)]
 
 
-@pytest.mark.drawn(4)
+@pytest.mark.drawn(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_weights_that_are_not_finite_give_no_answer(

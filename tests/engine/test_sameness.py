@@ -50,7 +50,7 @@ def family(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.mark.drawn(6)
+@pytest.mark.drawn(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_way_of_running_gives_the_same_bits(family: str, dtype: str, tiny_checkpoint, tmp_path) -> None:

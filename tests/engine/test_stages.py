@@ -84,7 +84,7 @@ def test_stages_change_no_bit(
             assert not differing, f"seed {seed}, {options}: {differing}"
 
 
-@pytest.mark.drawn(8)
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("policy", ["all", "last"])
 def test_as_much_is_cached_and_kept(
     folder: Path, policy: str, open_engine: Callable[..., Engine], stages: Stages
@@ -111,7 +111,7 @@ def test_as_much_is_cached_and_kept(
         assert all(torch.equal(expected[name], found[name]) for name in expected), f"seed {seed}, {position}"
 
 
-@pytest.mark.drawn(4)
+@pytest.mark.drawn(3)
 def test_each_reads_what_the_other_stored(
     folder: Path, open_engine: Callable[..., Engine], stages: Stages, tmp_path: Path
 ) -> None:
@@ -269,7 +269,7 @@ def test_there_are_tokens_for_all_passes() -> None:
     assert PassBudget(1, 8, 1).wanted(8, 0) == 1, "decodes keep nobody out for good"
 
 
-@pytest.mark.drawn(4)
+@pytest.mark.drawn(3)
 def test_a_pass_that_fails_costs_its_own_requests(
     folder: Path, open_engine: Callable[..., Engine], stages: Stages, monkeypatch: pytest.MonkeyPatch
 ) -> None:

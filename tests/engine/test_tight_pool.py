@@ -96,6 +96,7 @@ def test_the_plans_own_peak_is_enough(folder: Path, block_size: int) -> None:
                     assert counters.peak_live_snapshots <= plan.peak_live_snapshots, where
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.slow
 def test_far_too_little_memory_changes_no_answer(folder: Path) -> None:
     """Catches a stall, an error or a pool beyond its size where the plan was made for more memory than there is."""

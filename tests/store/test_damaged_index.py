@@ -183,6 +183,7 @@ LIES: dict[str, Callable[[Path], None]] = {
 }
 
 
+@pytest.mark.drawn(9)
 @pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("maintenance", ["prune", "check", "prune while it is open"])
 @pytest.mark.parametrize("name", LIES)

@@ -33,6 +33,7 @@ def test_a_bad_sector_is_a_miss_and_the_file_stays(folder: Path, warnings: list[
     assert len(object_files(folder)) == 1 and len(warnings) == 1
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("error", [disk_full, read_only, bad_sector], ids=["full", "read-only", "bad sector"])
 @pytest.mark.parametrize("call", ["make_folders", "write", "rename", "unlink"])
 def test_a_disk_that_refuses_costs_the_snapshots_and_no_more(
@@ -65,6 +66,7 @@ def test_a_disk_that_refuses_costs_the_snapshots_and_no_more(
         assert list((folder / "tmp").glob("*.tmp")) == []
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("call", CALLS)
 def test_a_disk_that_refuses_from_the_beginning(folder: Path, warnings: list[str], call: str) -> None:
     """Opening never fails for a fault of the disk in a folder that is there: the store is read, or empty."""

@@ -11,6 +11,7 @@ from apcbatch.errors import UsageError
 from apcbatch.store import Store, environment
 from apcbatch.store.format import FORMAT_VERSION
 from apcbatch.store.index import Index
+from tests.effort import table
 from tests.store.conftest import execute
 
 
@@ -75,20 +76,20 @@ def test_an_index_that_cannot_be_used_is_closed_again(
         assert len(opened) >= 3 and set(opened) - set(closed) == {store._reader.index, opened[-2]} - set(closed)
 
 
-@pytest.mark.parametrize(
-    ("kind", "is_network"),
+@table(
+    "kind, is_network",
     [
         *((kind, True) for kind in ("nfs4", "nfs", "cifs", "smb3", "lustre", "ceph", "fuse.sshfs", "fuse")),
         *((kind, False) for kind in ("ext4", "overlay", "tmpfs", "xfs", "fuseblk", "fuse.fuse-overlayfs")),
     ],
 )
 def test_a_store_on_a_network_file_system_is_warned_of(
-    kind: str, is_network: bool, folder: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch
+    kind: str, is_network: bool, tmp_path: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Catches hosts that break one another's index without a word, and a word about a local disk."""
-    device = os.stat(folder.parent).st_dev
+    device = os.stat(tmp_path).st_dev
     here = f"{os.major(device)}:{os.minor(device)}"
-    mounts = folder.parent / "mountinfo"
+    mounts = tmp_path / "mountinfo"
     mounts.write_text(
         f"22 27 0:21 / /a\\040b rw,relatime shared:5 - proc proc rw\n"
         f"36 35 {here} /x /y rw,noatime master:1 - {kind} host:/export rw,vers=4.2\n"
@@ -96,7 +97,7 @@ def test_a_store_on_a_network_file_system_is_warned_of(
     monkeypatch.setattr(environment, "MOUNTS", str(mounts))
     for read_only in (False, True):
         warnings.clear()
-        Store.open(folder, warn=warnings.append, read_only=read_only).close()
+        Store.open(tmp_path / "store", warn=warnings.append, read_only=read_only).close()
         told = [line for line in warnings if f"is on {kind}, and SQLite's log is safe on one host alone" in line]
         assert told == (warnings if is_network else []) and len(warnings) == is_network
 

@@ -14,6 +14,7 @@ import pytest
 from apcbatch.errors import UsageError
 from apcbatch.store import Store
 from apcbatch.store.format import INDEX_NAME, LOCK_NAME, STORE_ID, STORE_ID_NAME
+from tests.effort import table
 from tests.store.conftest import FINGERPRINT, arrays_of, assert_is, key_of, object_files, path_of, put_chain
 from tests.store.faults import FaultyFiles, bad_sector, disk_full
 
@@ -66,16 +67,17 @@ FOREIGN: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("how", ["run", "read_only", "maintenance"])
-@pytest.mark.parametrize("name", FOREIGN)
-def test_a_folder_that_is_no_store_is_refused_untouched(folder: Path, warnings: list[str], name: str, how: str) -> None:
+@table("how", ["run", "read_only", "maintenance"])
+@table("name", FOREIGN)
+def test_a_folder_that_is_no_store_is_refused_untouched(
+    tmp_path: Path, warnings: list[str], name: str, how: str
+) -> None:
     """Fault: `store check p`, `doctor --store p` and `run --store p` deleted p/tmp/thesis.txt."""
-    folder.mkdir()
-    FOREIGN[name](folder)
-    before = contents(folder)
+    FOREIGN[name](tmp_path)
+    before = contents(tmp_path)
     with pytest.raises(UsageError, match="not a snapshot store and not empty"):
-        Store.open(folder, warn=warnings.append, **({} if how == "run" else {how: True}))
-    assert contents(folder) == before and warnings == []
+        Store.open(tmp_path, warn=warnings.append, **({} if how == "run" else {how: True}))
+    assert contents(tmp_path) == before and warnings == []
 
 
 @pytest.mark.parametrize("options", [{"read_only": True}, {"maintenance": True}])
@@ -263,6 +265,7 @@ def test_something_else_in_the_place_of_a_snapshot(folder: Path, warnings: list[
     assert 1 <= len(warnings) <= 2
 
 
+@pytest.mark.drawn(10)
 @pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("kind", SPECIAL)
 @pytest.mark.parametrize("name", [INDEX_NAME, f"{INDEX_NAME}-wal", LOCK_NAME, STORE_ID_NAME])
