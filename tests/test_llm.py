@@ -68,6 +68,7 @@ def varied_lines() -> list[Any]:
     ]
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("turns", ["last", "each", "rollout"])
 def test_the_answers_are_those_of_the_command(turns: Any, llm: LLM, tmp_path: Path, monkeypatch: Any) -> None:
     """Fault: a second way of making prompts, settings or answers, which parts from the command line's."""

@@ -152,6 +152,7 @@ def test_a_tensor_is_where_the_index_says(tiny_checkpoint: Checkpoints, tmp_path
 # Tensors
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "jamba"])
 def test_each_tensor_must_be_there(family: str, tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
     """Fault: a missing tensor is taken as zeros or as whatever the memory holds."""
@@ -172,6 +173,7 @@ def test_the_first_names_of_mamba_are_the_same_model(tiny_checkpoint: Checkpoint
     refused(with_weights(ours, tmp_path / "both", {former: embedding}), f"tensor '{former}' is not part of this arch")
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "jamba"])
 def test_each_tensor_has_its_shape(family: str, tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
     """Fault: a tensor of another shape is read as if it had the right one."""
