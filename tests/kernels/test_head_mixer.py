@@ -133,6 +133,7 @@ def test_equals_its_kernels_one_by_one(kind, size, dtype, isa, threads):
     assert_equals_one_by_one(mixer, size[0])
 
 
+@pytest.mark.slow
 @table("kind", MIXERS)
 @table("size", SIZES)
 def test_close_to_float64(kind, size):

@@ -85,6 +85,7 @@ def test_a_file_that_says_nothing_is_the_family_itself(family: str, tmp_path: Pa
     assert_is_as_transformers_reads(family, config, tmp_path)
 
 
+@pytest.mark.slow
 @table("family, case", [(family, case) for family, row in ROWS.items() for case in row.cases])
 def test_the_fields_of_each_case_are_those_of_transformers(
     family: str, case: str, tiny_checkpoint: Callable[..., Path]

@@ -130,6 +130,7 @@ def relative(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return float((actual - expected).abs().max() / expected.abs().max().clamp(min=1))
 
 
+@pytest.mark.slow
 @table("sizes", SIZES)
 @table("kind", MAKERS)
 def test_equals_transformers(kind, sizes, threads, monkeypatch) -> None:

@@ -49,6 +49,7 @@ def test_equals_its_ops_one_by_one(
     loaded.assert_one_call_is_its_ops(loaded.batch(*PASSES[name]))
 
 
+@pytest.mark.slow
 @table("family", FAMILIES)
 def test_every_instruction_set(family: str, every_isa: list[str], tiny_checkpoint: Callable[..., Path]) -> None:
     """Catches kernels of another instruction set than the one in use."""
@@ -59,6 +60,7 @@ def test_every_instruction_set(family: str, every_isa: list[str], tiny_checkpoin
         assert same_bits(loaded.op_by_op(batch)[0], loaded.model.forward(batch)), isa
 
 
+@pytest.mark.slow
 @table("family", FAMILIES)
 def test_threads_change_no_bit(family: str, tiny_checkpoint: Callable[..., Path]) -> None:
     """Catches sums whose order follows the cut of the work."""
@@ -93,6 +95,7 @@ def test_layers_are_told_and_may_fail(threads: int, tiny_checkpoint: Callable[..
     assert same_bits(loaded.model.forward(batch), expected)
 
 
+@pytest.mark.slow
 @table("refused", range(1, 12))
 def test_memory_runs_out(refused: int, threads: int, tiny_checkpoint: Callable[..., Path]) -> None:
     """Catches threads that wait for one which has no memory, and a pass that is silently not whole."""
