@@ -59,9 +59,9 @@ def test_the_short_help_comes_before_other_faults(words):
     assert (done.exit_code == 0 and "Options to begin with:" in done.output) == ("-h" in words), done.output
 
 
-@pytest.mark.parametrize(
-    ("words", "incomplete", "found"),
-    [
+def test_a_shell_completes_commands_options_values_and_files():
+    """Fault: completion takes away the names of files that the shell knew before, or knows no value of an option."""
+    for words, incomplete, found in [
         ([], "tu", [("plain", "tune-block-size")]),
         (["run"], "--max-t", [("plain", "--max-tokens")]),
         (["run", "x", "--policy"], "", [("plain", one) for one in ("planned", "all", "last", "none")]),
@@ -75,12 +75,9 @@ def test_the_short_help_comes_before_other_faults(words):
         (["run", "x", "--policy"], "x", []),
         (["run", "x", "--config"], "c", [("file", "c")]),
         (["store", "stat"], "st", [("dir", "st")]),
-    ],
-)
-def test_a_shell_completes_commands_options_values_and_files(words, incomplete, found):
-    """Fault: completion takes away the names of files that the shell knew before, or knows no value of an option."""
-    items = ShellComplete(cli, {}, "apcbatch", "_APCBATCH_COMPLETE").get_completions(words, incomplete)
-    assert [(item.type, item.value) for item in items] == found
+    ]:
+        items = ShellComplete(cli, {}, "apcbatch", "_APCBATCH_COMPLETE").get_completions(words, incomplete)
+        assert [(item.type, item.value) for item in items] == found
 
 
 def test_every_option_of_a_command_is_explained():
@@ -195,9 +192,9 @@ def test_a_command_with_options_of_each_kind():
     assert ShellComplete(made, {}, "made", "_X").get_completions(["-h"], "--bl")[0].value == "--block-size"
 
 
-@pytest.mark.parametrize(
-    ("words", "argument"),
-    [
+def test_a_command_says_what_it_needs(capsys, monkeypatch, tmp_path):
+    """Fault: a command without its argument does nothing and ends with 0, or ends in a traceback."""
+    for words, argument in [
         (["report"], "OUT..."),
         (["show"], "INPUT..."),
         (["plan"], "INPUT..."),
@@ -205,12 +202,9 @@ def test_a_command_with_options_of_each_kind():
         (["store", "stat"], "DIR"),
         (["store", "check"], "DIR"),
         (["store", "prune", "--size", "1"], "DIR"),
-    ],
-)
-def test_a_command_says_what_it_needs(words, argument, capsys, monkeypatch, tmp_path):
-    """Fault: a command without its argument does nothing and ends with 0, or ends in a traceback."""
-    monkeypatch.chdir(tmp_path)
-    assert main([*words, "nothing.jsonl"]) == 2
-    assert "nothing.jsonl" in capsys.readouterr().err
-    assert main(words) == 2
-    assert f"Missing argument '{argument}'" in capsys.readouterr().err
+    ]:
+        monkeypatch.chdir(tmp_path)
+        assert main([*words, "nothing.jsonl"]) == 2
+        assert "nothing.jsonl" in capsys.readouterr().err
+        assert main(words) == 2
+        assert f"Missing argument '{argument}'" in capsys.readouterr().err

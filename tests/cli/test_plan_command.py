@@ -39,9 +39,9 @@ def test_json_alone_on_standard_output(capsys):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
+def test_what_cannot_be_used_ends_with_2_and_a_sentence(capsys, tmp_path):
+    """Fault: the work is done first, the input is overwritten, or a traceback is all there is."""
+    for arguments, sentence in [
         ("plan", "Missing argument 'INPUT...'"),
         ("plan missing.jsonl", "missing.jsonl"),
         ("plan in.jsonl --block-sizes 1,x", "--block-sizes is '1,x'; expected integers from 1"),
@@ -52,11 +52,8 @@ def test_json_alone_on_standard_output(capsys):
         ("plan in.jsonl --json missing/plan.json", "--json missing/plan.json cannot be written"),
         ("plan in.jsonl --json in.jsonl", "INPUT and --json are the same file, in.jsonl"),
         ("plan in.jsonl --model nothing", "'nothing'"),
-    ],
-)
-def test_what_cannot_be_used_ends_with_2_and_a_sentence(arguments, sentence, capsys, tmp_path):
-    """Fault: the work is done first, the input is overwritten, or a traceback is all there is."""
-    assert main(arguments.split()) == 2
-    captured = capsys.readouterr()
-    assert sentence in captured.err and "Traceback" not in captured.err and captured.out == ""
-    assert (tmp_path / "in.jsonl").read_text() == CHAT * 3
+    ]:
+        assert main(arguments.split()) == 2
+        captured = capsys.readouterr()
+        assert sentence in captured.err and "Traceback" not in captured.err and captured.out == ""
+        assert (tmp_path / "in.jsonl").read_text() == CHAT * 3

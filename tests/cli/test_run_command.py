@@ -36,9 +36,9 @@ def nothing_is_loaded(monkeypatch, tmp_path):
     (tmp_path / "in.jsonl").write_text('{"messages":[{"role":"user","content":"Hi"}]}\n')
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
+def test_what_cannot_be_used_ends_with_2_and_a_sentence(capsys, tmp_path):
+    """Fault: weights are loaded first, or a traceback is all there is, or OUT is made for nothing."""
+    for arguments, sentence in [
         ("run", "Missing argument 'INPUT'"),
         ("run -", "stdin has no name to make OUT's name from; give -o FILE, or -o -"),
         ("run /dev/stdin", "/dev/stdin has no name to make OUT's name from"),
@@ -61,17 +61,14 @@ def nothing_is_loaded(monkeypatch, tmp_path):
         ("run in.jsonl -o missing/out.jsonl", "mkdir -p"),
         ("run in.jsonl -o out.jsonl --summary missing/s.json", "--summary missing/s.json"),
         ("rum", "Did you mean"),
-    ],
-)
-def test_what_cannot_be_used_ends_with_2_and_a_sentence(capsys, tmp_path, arguments, sentence):
-    """Fault: weights are loaded first, or a traceback is all there is, or OUT is made for nothing."""
-    (tmp_path / "c.yaml").write_text("blok_size: 16\n")
-    before = sorted(tmp_path.iterdir())
-    assert main(arguments.split()) == 2
-    captured = capsys.readouterr()
-    assert not captured.err.splitlines()[-1].startswith("apcbatch run "), "no command goes on from here"
-    assert sentence in captured.err and "Traceback" not in captured.err
-    assert captured.out == "" and sorted(tmp_path.iterdir()) == before
+    ]:
+        (tmp_path / "c.yaml").write_text("blok_size: 16\n")
+        before = sorted(tmp_path.iterdir())
+        assert main(arguments.split()) == 2
+        captured = capsys.readouterr()
+        assert not captured.err.splitlines()[-1].startswith("apcbatch run "), "no command goes on from here"
+        assert sentence in captured.err and "Traceback" not in captured.err
+        assert captured.out == "" and sorted(tmp_path.iterdir()) == before
 
 
 def test_show_config_prints_every_value_with_its_origin(capsys, tmp_path, monkeypatch):
@@ -96,13 +93,13 @@ def test_show_config_prints_every_value_with_its_origin(capsys, tmp_path, monkey
     assert main(["run", "--config", "again.yaml", "--show-config"]) == 0, "what is printed can be read back"
 
 
-@pytest.mark.parametrize("text", ["a\u202eb", "a\x1b[2J", "\u00e9\u6771", "a\tb\n", "it's: #1", "word " * 40, "null"])
-def test_any_text_of_a_configuration_can_be_read_back(text):
+def test_any_text_of_a_configuration_can_be_read_back():
     """Fault: a text turns the letters of a terminal around, or what --show-config prints is another text."""
-    out = show(resolution.load({"system_prompt": text}, None, {}))
-    assert yaml.safe_load(out)["system_prompt"] == text
-    assert out.replace("\n", "").isprintable() and len(out.splitlines()) == len(OPTIONS)
-    assert text in out or not text.isprintable() or text in ("it's: #1", "null")
+    for text in ["a\u202eb", "a\x1b[2J", "\u00e9\u6771", "a\tb\n", "it's: #1", "word " * 40, "null"]:
+        out = show(resolution.load({"system_prompt": text}, None, {}))
+        assert yaml.safe_load(out)["system_prompt"] == text
+        assert out.replace("\n", "").isprintable() and len(out.splitlines()) == len(OPTIONS)
+        assert text in out or not text.isprintable() or text in ("it's: #1", "null")
 
 
 def test_an_internal_error_is_a_sentence_and_a_traceback_on_demand(capsys, monkeypatch):

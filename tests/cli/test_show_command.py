@@ -81,9 +81,9 @@ def test_what_is_shared_and_kept(capsys):
 STORED = ("--store", "s", "--min-gain-tokens", "1")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "kept", "resume_at"),
-    [
+def test_what_the_policy_does_with_a_request(capsys):
+    """Fault: the plan of another turn is shown, or a snapshot for later runs off the grid."""
+    for arguments, kept, resume_at in [
         (("--line", "1", "--turn", "1", *STORED), [(7, "read by 1")], 0),
         (("--line", "1", "--turn", "2", *STORED), [(16, "for later runs")], 7),
         (("--line", "1", "--turn", "2"), [], 7),
@@ -91,13 +91,10 @@ STORED = ("--store", "s", "--min-gain-tokens", "1")
         (("--line", "3"), [], 13),
         (("--line", "1", "--policy", "last", "--block-size", "64"), [], None),
         (("--line", "1", "--policy", "last", "--block-size", "18"), [(18, "the last boundary")], None),
-    ],
-)
-def test_what_the_policy_does_with_a_request(capsys, arguments, kept, resume_at):
-    """Fault: the plan of another turn is shown, or a snapshot for later runs off the grid."""
-    found = shown(capsys, "--block-size", "4", *arguments)
-    assert [(one["position"], one["reason"]) for one in found["kept"]] == kept and found["resume_at"] == resume_at
-    assert "".join(token["text"] for token in found["tokens"]) == found["text"]
+    ]:
+        found = shown(capsys, "--block-size", "4", *arguments)
+        assert [(one["position"], one["reason"]) for one in found["kept"]] == kept and found["resume_at"] == resume_at
+        assert "".join(token["text"] for token in found["tokens"]) == found["text"]
 
 
 @pytest.mark.slow
@@ -130,9 +127,9 @@ def test_token_ids_have_no_text_of_their_own(capsys):
     assert found["text"] is None and [token["id"] for token in found["tokens"]] == [5, 6, 7, 1]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
+def test_what_is_not_there_ends_with_2_and_a_sentence(capsys):
+    """Fault: another line is shown instead, or a traceback."""
+    for arguments, sentence in [
         ("--line 2", "in.jsonl has no line 2 to look at; it is blank"),
         ("--line 99", "no line 99 to look at; it is blank, or the input ends before it; the line before it is 6"),
         ("--line 3 --limit 1", "or --limit 1 ends before it"),
@@ -142,13 +139,10 @@ def test_token_ids_have_no_text_of_their_own(capsys):
         ("--line 0", "--line"),
         ("--turns rollout", "--turns rollout: its prompts contain answers that are not generated yet"),
         ("--model nothing", "'nothing'"),
-    ],
-)
-def test_what_is_not_there_ends_with_2_and_a_sentence(arguments, sentence, capsys):
-    """Fault: another line is shown instead, or a traceback."""
-    assert main(["show", "in.jsonl", *arguments.split()]) == 2
-    captured = capsys.readouterr()
-    assert sentence in captured.err and captured.out == "" and "Traceback" not in captured.err
+    ]:
+        assert main(["show", "in.jsonl", *arguments.split()]) == 2
+        captured = capsys.readouterr()
+        assert sentence in captured.err and captured.out == "" and "Traceback" not in captured.err
 
 
 @pytest.mark.slow
@@ -193,9 +187,9 @@ def test_tokens_fill_a_row_to_its_last_column():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
+def test_each_request_is_named_by_what_it_has():
+    """Fault: another turn or line is named, or a part that a request lacks."""
+    for changes, line in [
         ({}, "line 1 (of no known format, model m)"),
         (
             {"line": 1234, "turn": 1, "turns": [1, 3], "custom_id": "a\x1b", "format": "batch"},
@@ -206,40 +200,34 @@ def test_tokens_fill_a_row_to_its_last_column():
         ({"shared": [Shared(1200, 2000, None, "")]}, "  1,200 tokens: line 2,000"),
         ({"tokens": [], "refused": ["no\n", "nor this"], "error_code": "e"}, "Refused: e"),
         ({"tokens": [], "refused": ["no\n", "nor this"], "error_code": "e"}, "  nor this"),
-    ],
-)
-def test_each_request_is_named_by_what_it_has(changes, line):
-    """Fault: another turn or line is named, or a part that a request lacks."""
-    assert line in inspection_lines(found_of(*"ab", **changes), None, mark)
+    ]:
+        assert line in inspection_lines(found_of(*"ab", **changes), None, mark)
 
 
-@pytest.mark.parametrize(
-    ("kept", "said"),
-    [
+def test_what_is_kept_is_said_up_to_eight():
+    """Fault: a boundary that is kept is not named, or one too many is counted."""
+    for kept, said in [
         ({}, "keeps none"),
         ({4: "a"}, "keeps 4 (a)"),
         (dict.fromkeys(range(4, 36, 4), "a"), "keeps " + ", ".join(f"{at} (a)" for at in range(4, 36, 4))),
         (dict.fromkeys(range(4, 40, 4), "a"), "32 (a) and 1 more"),
-    ],
-)
-def test_what_is_kept_is_said_up_to_eight(kept, said):
-    """Fault: a position that is kept, on a boundary or not, is not named, or one too many is counted."""
-    lines = list(inspection_lines(found_of("a", boundaries=list(range(4, 40, 4)), kept=kept), None, mark))
+    ]:
+        lines = list(inspection_lines(found_of("a", boundaries=list(range(4, 40, 4)), kept=kept), None, mark))
+        assert any(line.endswith(f"policy all {said}" if said.startswith("keeps") else said) for line in lines)
     marked = list(inspection_lines(found_of(*"abcde", boundaries=[4], kept={3: "read by 2"}, resume_at=2), None, mark))
     for rule in ("── 2, the request begins here ──", "── 3, kept: read by 2 ──", "── 4 ──"):
         assert any(line.startswith(rule) for line in marked), rule
-    assert any(line.endswith(f"policy all {said}" if said.startswith("keeps") else said) for line in lines)
 
 
-@pytest.mark.parametrize(("width", "cells_of_rule"), [(None, 20), (30, 30), (16, 16), (6, 7)])
-def test_a_rule_marks_each_boundary(width, cells_of_rule):
+def test_a_rule_marks_each_boundary():
     """Fault: a boundary stands at another token, or its rule runs over the edge or is none."""
-    lines = list(inspection_lines(found_of(*"abcde", boundaries=[2, 5]), width, mark))
-    rules = [at for at, line in enumerate(lines) if re.fullmatch("── [25] ─+", line)]
-    assert [lines[at].split()[1] for at in rules] == ["2", "5"]
-    assert [cells(lines[at]) for at in rules] == [cells_of_rule] * 2
-    if width is None or width >= 16:
-        assert lines[rules[0] - 1].endswith('"b"') and lines[rules[1] - 1].endswith('"e"')
+    for width, cells_of_rule in [(None, 20), (30, 30), (16, 16), (6, 7)]:
+        lines = list(inspection_lines(found_of(*"abcde", boundaries=[2, 5]), width, mark))
+        rules = [at for at, line in enumerate(lines) if re.fullmatch("── [25] ─+", line)]
+        assert [lines[at].split()[1] for at in rules] == ["2", "5"]
+        assert [cells(lines[at]) for at in rules] == [cells_of_rule] * 2
+        if width is None or width >= 16:
+            assert lines[rules[0] - 1].endswith('"b"') and lines[rules[1] - 1].endswith('"e"')
 
 
 def test_settings_stand_in_columns_in_their_own_letters():

@@ -86,67 +86,62 @@ def test_prune_by_model_by_size_and_by_age(folder, capsys):
     assert capsys.readouterr().out.startswith("3 snapshots")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
+def test_what_cannot_be_done_ends_with_2_and_a_sentence(folder, capsys):
+    """Fault: a slip drops everything, makes a new store, or ends in a traceback."""
+    for arguments, sentence in [
         (["stat", "nowhere"], "nowhere is not a folder"),
         (["prune", "STORE"], "nothing says what to drop"),
         (["prune", "STORE", "--size", "much"], "--size is 'much'; expected a size such as 5GiB"),
         (["prune", "STORE", "--older-than", "long"], "--older-than is 'long'; expected an age such as"),
         (["prune", "STORE", "--model", "gamba"], "the store has no model 'gamba'; it has:"),
-    ],
-)
-def test_what_cannot_be_done_ends_with_2_and_a_sentence(folder, capsys, arguments, sentence):
-    """Fault: a slip drops everything, makes a new store, or ends in a traceback."""
-    assert main(["store", *(str(folder) if word == "STORE" else word for word in arguments)]) == 2
-    assert sentence in capsys.readouterr().err
+    ]:
+        assert main(["store", *(str(folder) if word == "STORE" else word for word in arguments)]) == 2
+        assert sentence in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["stat"], ["stat", "--json"], ["check"], ["prune", "--size", "0"], ["prune", "--older-than", "1d"]],
-)
-def test_a_folder_that_is_no_store_is_left_as_it_is(tmp_path, capsys, arguments):
+def test_a_folder_that_is_no_store_is_left_as_it_is(tmp_path, capsys):
     """Fault: `store check p` deleted p/tmp/thesis.txt, and made a store beside it."""
     (tmp_path / "tmp").mkdir()
     (tmp_path / "tmp" / "thesis.txt").write_text("x")
-    assert main(["store", arguments[0], str(tmp_path), *arguments[1:]]) == 2
-    assert "is not a snapshot store and not empty, so nothing in it is touched" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.rglob("*")] == ["tmp", "thesis.txt"]
+    for words in ("stat", "stat --json", "check", "prune --size 0", "prune --older-than 1d"):
+        arguments = words.split()
+        assert main(["store", arguments[0], str(tmp_path), *arguments[1:]]) == 2
+        assert "is not a snapshot store and not empty, so nothing in it is touched" in capsys.readouterr().err
+        assert [path.name for path in tmp_path.rglob("*")] == ["tmp", "thesis.txt"]
 
 
-@pytest.mark.parametrize("last_used", [1e300, -1e300, 1e11, 0.0])
-def test_stat_of_any_time(folder, capsys, last_used):
+def test_stat_of_any_time(folder, capsys):
     """Fault: a time that no clock shows ended `store stat` in an internal error."""
-    db = sqlite3.connect(folder / "index.sqlite")
-    db.execute("UPDATE snapshots SET last_used = ?", (last_used,))
-    db.commit()
-    db.close()
-    assert main(["store", "stat", str(folder)]) == 0
-    assert f"last used {'20' if last_used > 0 else 'never'}" in capsys.readouterr().out
-    assert main(["store", "stat", str(folder), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["models"][0]["last_used"] <= time.time()
+    for last_used in [1e300, -1e300, 1e11, 0.0]:
+        db = sqlite3.connect(folder / "index.sqlite")
+        db.execute("UPDATE snapshots SET last_used = ?", (last_used,))
+        db.commit()
+        db.close()
+        assert main(["store", "stat", str(folder)]) == 0
+        assert f"last used {'20' if last_used > 0 else 'never'}" in capsys.readouterr().out
+        assert main(["store", "stat", str(folder), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["models"][0]["last_used"] <= time.time()
 
 
-@pytest.mark.parametrize("column", ["position", "bytes", "uses", "last_used", "model"])
-@pytest.mark.parametrize("value", ["'x'", "x'ff'", "9e999", "9223372036854775807", "-1"])
-def test_stat_check_and_prune_of_any_value(folder, capsys, column, value):
+def test_stat_check_and_prune_of_any_value(folder, capsys):
     """Fault: a value of another type in a row ends in an internal error, or check and prune never mend it."""
-    db = sqlite3.connect(folder / "index.sqlite")
-    db.execute(f"UPDATE snapshots SET {column} = {value}")
-    db.commit()
-    db.close()
-    assert main(["store", "stat", str(folder)]) in (0, 2)
-    assert main(["store", "check", str(folder)]) in (0, 1)
-    assert main(["store", "check", str(folder)]) == 0
-    assert main(["store", "prune", str(folder), "--size", "0"]) == 0
-    assert not list(folder.rglob("*.safetensors"))
-    assert "internal error" not in capsys.readouterr().err
+    for column in ["position", "bytes", "uses", "last_used", "model"]:
+        for value in ["'x'", "x'ff'", "9e999", "9223372036854775807", "-1"]:
+            db = sqlite3.connect(folder / "index.sqlite")
+            db.execute(f"UPDATE snapshots SET {column} = {value}")
+            db.commit()
+            db.close()
+            assert main(["store", "stat", str(folder)]) in (0, 2)
+            assert main(["store", "check", str(folder)]) in (0, 1)
+            assert main(["store", "check", str(folder)]) == 0
+            assert main(["store", "prune", str(folder), "--size", "0"]) == 0
+            assert not list(folder.rglob("*.safetensors"))
+            assert "internal error" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "status"),
-    [
+def test_prune_by_any_number_or_name(folder, capsys):
+    """Fault: a size of 5,000 digits ended in an internal error."""
+    for option, value, status in [
         ("--size", "9" * 30 + "TiB", 0),
         ("--size", "9" * 5000, 2),
         ("--size", "-5", 2),
@@ -156,12 +151,9 @@ def test_stat_check_and_prune_of_any_value(folder, capsys, column, value):
         ("--older-than", "0s", 0),
         ("--model", "", 2),
         ("--model", "\udcff", 2),
-    ],
-)
-def test_prune_by_any_number_or_name(folder, capsys, option, value, status):
-    """Fault: a size of 5,000 digits ended in an internal error."""
-    assert main(["store", "prune", str(folder), option, value]) == status
-    assert "internal error" not in capsys.readouterr().err
+    ]:
+        assert main(["store", "prune", str(folder), option, value]) == status
+        assert "internal error" not in capsys.readouterr().err
 
 
 def test_a_name_out_of_the_store_cannot_command_the_terminal(folder, capsys):
@@ -187,13 +179,17 @@ def test_a_folder_whose_name_is_no_text(folder, capsys):
         assert main(["store", command[0], str(odd), *command[1:]]) == 0
 
 
-@pytest.mark.parametrize(
-    ("age", "seconds"),
-    [("90s", 90), ("90m", 5_400), ("12h", 43_200), ("30d", 2_592_000), ("8w", 4_838_400), (" 1.5H ", 5_400)],
-)
-def test_an_age_is_in_its_unit(age, seconds):
+def test_an_age_is_in_its_unit():
     """Fault: snapshots are dropped that are younger than was said."""
-    assert _parse_age(age) == seconds
+    for age, seconds in [
+        ("90s", 90),
+        ("90m", 5_400),
+        ("12h", 43_200),
+        ("30d", 2_592_000),
+        ("8w", 4_838_400),
+        (" 1.5H ", 5_400),
+    ]:
+        assert _parse_age(age) == seconds
 
 
 @pytest.mark.parametrize(

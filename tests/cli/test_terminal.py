@@ -36,6 +36,7 @@ def lines_of(screen: str) -> list[str]:
     return [line.rstrip("\r").rpartition("\r")[2] for line in ESCAPE.sub("", screen).split("\n")]
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("columns", [40, 100])
 def test_a_run(folder, columns):
     """Fault: at 60 columns the lines of a run are a heap, or the last lines are JSON for nobody."""
@@ -62,6 +63,7 @@ def test_no_colours_where_none_are_wanted(folder):
     assert "\x1b" in coloured and plain.splitlines() == ESCAPE.sub("", coloured).splitlines()
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("columns", [60, 120])
 def test_plan_and_help(folder, columns):
     """Fault: the table is folded by the terminal into a heap of numbers."""
@@ -74,6 +76,7 @@ def test_plan_and_help(folder, columns):
     assert code == 0 and all(len(line) <= columns for line in options)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("columns", [40, 200])
 def test_the_rows_of_a_store(tmp_path, columns):
     """Fault: a row is broken in the middle of a number."""

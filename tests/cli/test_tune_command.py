@@ -24,9 +24,9 @@ def chats(monkeypatch, tmp_path):
     monkeypatch.setattr(measurement, "measure", lambda *_: pytest.fail("the slow work was begun"))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
+def test_what_cannot_be_used_ends_with_2_and_a_sentence(capsys, tmp_path):
+    """Fault: the work is done first, the input is overwritten, or an output is left behind by a failure."""
+    for arguments, sentence in [
         ("", "Missing argument 'INPUT...'"),
         ("missing.jsonl", "missing.jsonl"),
         ("in.jsonl --candidates 1,x", "--candidates is '1,x'; expected integers from 1"),
@@ -42,18 +42,15 @@ def chats(monkeypatch, tmp_path):
         ("- --verify 1", "- can be read once; give a file"),
         ("empty.jsonl", "empty.jsonl is empty: there is nothing to answer"),
         ("bad.jsonl", "INPUT bad.jsonl has no request that can be answered; nothing to tune"),
-    ],
-)
-def test_what_cannot_be_used_ends_with_2_and_a_sentence(arguments, sentence, capsys, tmp_path):
-    """Fault: the work is done first, the input is overwritten, or an output is left behind by a failure."""
-    (tmp_path / "empty.jsonl").write_text("")
-    (tmp_path / "bad.jsonl").write_text('{"messages":[]}\n')
-    before = sorted(tmp_path.iterdir())
-    assert main(["tune-block-size", *arguments.split()]) == 2
-    captured = capsys.readouterr()
-    assert sentence in captured.err and "Traceback" not in captured.err and captured.out == ""
-    assert (tmp_path / "in.jsonl").read_text() == CHAT * 3
-    assert sorted(tmp_path.iterdir()) == before
+    ]:
+        (tmp_path / "empty.jsonl").write_text("")
+        (tmp_path / "bad.jsonl").write_text('{"messages":[]}\n')
+        before = sorted(tmp_path.iterdir())
+        assert main(["tune-block-size", *arguments.split()]) == 2
+        captured = capsys.readouterr()
+        assert sentence in captured.err and "Traceback" not in captured.err and captured.out == ""
+        assert (tmp_path / "in.jsonl").read_text() == CHAT * 3
+        assert sorted(tmp_path.iterdir()) == before
 
 
 def test_a_failure_leaves_no_new_file_and_keeps_an_old_one(monkeypatch, tmp_path, capsys):
@@ -96,27 +93,24 @@ def test_what_was_written_and_what_to_run_next_is_said(monkeypatch, tmp_path, ca
     assert all([f"{name}:", value] in shown for name, value in expected.items())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "out", "said"),
-    [
+def test_each_output_goes_where_it_was_asked_for(monkeypatch, tmp_path, capsys):
+    """Fault: a table stands before the JSON, `wrote -` is said, or several inputs leave the command without an OUT."""
+    for arguments, out, said in [
         ("in.jsonl", "table", []),
         ("in.jsonl --json t.json", "table", ["wrote t.json"]),
         ("in.jsonl --json -", "{}", []),
         ("in.jsonl --json - --write t.yaml", "{}", ["wrote t.yaml (", "apcbatch run in.jsonl -o in.answers.jsonl "]),
         ("in.jsonl b.jsonl --write t.yaml", "table", ["wrote t.yaml (", "apcbatch run in.jsonl b.jsonl -o answers."]),
-    ],
-)
-def test_each_output_goes_where_it_was_asked_for(monkeypatch, tmp_path, capsys, arguments, out, said):
-    """Fault: a table stands before the JSON, `wrote -` is said, or several inputs leave the command without an OUT."""
-    (tmp_path / "b.jsonl").write_text(CHAT)
-    monkeypatch.setattr(tune, "_find", lambda *_: CHOICE)
-    monkeypatch.setattr("apcbatch.tuning.export.text.tuning_lines", lambda *_: iter(["table"]))
-    monkeypatch.setattr("apcbatch.tuning.export.documents.tuning_document", lambda *_: {})
-    assert main(["tune-block-size", *arguments.split()]) == 0
-    captured = capsys.readouterr()
-    lines = captured.err.splitlines()
-    assert captured.out == f"{out}\n" and len(lines) == len(said)
-    assert all(line.startswith(words) for line, words in zip(lines, said, strict=True)), lines
+    ]:
+        (tmp_path / "b.jsonl").write_text(CHAT)
+        monkeypatch.setattr(tune, "_find", lambda *_: CHOICE)
+        monkeypatch.setattr("apcbatch.tuning.export.text.tuning_lines", lambda *_: iter(["table"]))
+        monkeypatch.setattr("apcbatch.tuning.export.documents.tuning_document", lambda *_: {})
+        assert main(["tune-block-size", *arguments.split()]) == 0
+        captured = capsys.readouterr()
+        lines = captured.err.splitlines()
+        assert captured.out == f"{out}\n" and len(lines) == len(said)
+        assert all(line.startswith(words) for line, words in zip(lines, said, strict=True)), lines
 
 
 def test_each_file_holds_what_its_flag_says(monkeypatch, tmp_path, capsys):

@@ -78,6 +78,7 @@ def streamed(engine: ClusterEngine, requests: list[Request], seconds: float = 0.
     return results
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("kills", [(), ((400.0, True), (460.0, False))])
 def test_workers_come_again_with_the_work(kills: tuple) -> None:
     """Catches a run that stays small when more is to do than those that are left can do soon, or that has more
@@ -154,27 +155,31 @@ def test_a_group_that_waits_for_a_state_keeps_a_worker() -> None:
     assert fleet.scale(100.0) == [3, 4], "two units are left for two"
 
 
-@pytest.mark.parametrize(
-    ("seconds", "workers"),
-    [([10.0], 1), ([20.0], 1), ([20.0, 20.0], 2), ([20.0, 19.9], 1), ([60.0], 1), ([9.0] * 7, 3)],
-)
-def test_who_is_asked_for_again(seconds: list[float], workers: int) -> None:
+def test_who_is_asked_for_again() -> None:
     """Catches a worker that is asked for with less to do than makes it worth while, or without a unit for it."""
-    fleet = Fleet()
-    assert fleet.scale(30.0) == [3, 4, 2]
-    fleet.add_work(*seconds)
-    assert fleet.scale(30.0) == [] and len(fleet.table) == workers
-    assert sum("is asked for" in line for line in fleet.lines) == workers - 1
+    for seconds, workers in [
+        ([10.0], 1),
+        ([20.0], 1),
+        ([20.0, 20.0], 2),
+        ([20.0, 19.9], 1),
+        ([60.0], 1),
+        ([9.0] * 7, 3),
+    ]:
+        fleet = Fleet()
+        assert fleet.scale(30.0) == [3, 4, 2]
+        fleet.add_work(*seconds)
+        assert fleet.scale(30.0) == [] and len(fleet.table) == workers
+        assert sum("is asked for" in line for line in fleet.lines) == workers - 1
 
 
-@pytest.mark.parametrize(("requests", "workers"), [(1, 1), (32, 1), (33, 2), (64, 2), (65, 3)])
-def test_requests_without_a_plan_ask_for_workers_by_the_unit(requests: int, workers: int) -> None:
+def test_requests_without_a_plan_ask_for_workers_by_the_unit() -> None:
     """Catches a worker for each request, where 32 go together, or none for the requests of a unit that is not full."""
-    fleet = Fleet()
-    assert fleet.scale(30.0) == [3, 4, 2]
-    for number in range(requests):
-        fleet.unplanned.add(Item(number, Request("r", [1])))
-    assert fleet.scale(100.0) == [] and len(fleet.table) == workers
+    for requests, workers in [(1, 1), (32, 1), (33, 2), (64, 2), (65, 3)]:
+        fleet = Fleet()
+        assert fleet.scale(30.0) == [3, 4, 2]
+        for number in range(requests):
+            fleet.unplanned.add(Item(number, Request("r", [1])))
+        assert fleet.scale(100.0) == [] and len(fleet.table) == workers
 
 
 def test_who_is_silent_for_too_long() -> None:
@@ -217,9 +222,9 @@ def free_after(*assignments: Assignment, max_running: int = 2) -> float:
     return worker.free
 
 
-@pytest.mark.parametrize(
-    ("assignments", "free"),
-    [
+def test_when_a_worker_gets_one_more_unit() -> None:
+    """Catches a worker that waits for its next unit, or holds more than it can begin while others have nothing."""
+    for assignments, free in [
         ([assignment(9)], 100.0),
         ([assignment(10)], 109.0),
         ([assignment(10, 1.0)], 100.8),
@@ -232,11 +237,8 @@ def free_after(*assignments: Assignment, max_running: int = 2) -> float:
         ([assignment(1, is_alone=True)], float("inf")),
         ([assignment(0)] * 15, 100.0),
         ([assignment(0)] * 16, float("inf")),
-    ],
-)
-def test_when_a_worker_gets_one_more_unit(assignments: list[Assignment], free: float) -> None:
-    """Catches a worker that waits for its next unit, or holds more than it can begin while others have nothing."""
-    assert free_after(*assignments) == pytest.approx(free)
+    ]:
+        assert free_after(*assignments) == pytest.approx(free)
 
 
 def test_a_worker_that_has_room_again_gets_the_next_unit() -> None:

@@ -39,6 +39,7 @@ def seconds(chosen: Planned, num_workers: int) -> float:
     return runtime.last_answer_s
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.data
 @pytest.mark.slow
 @pytest.mark.parametrize(("num_workers", "least"), [(1, 0.9), (2, 1.75), (4, 3.0)])

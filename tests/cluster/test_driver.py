@@ -155,29 +155,26 @@ def test_a_node_holds_what_it_has_room_for() -> None:
     assert num_sent(outcome.engine) > 0, "no state travels"
 
 
-@pytest.mark.parametrize(
-    ("fact", "sentence"),
-    [
+def test_a_worker_that_computes_something_else_gets_nothing() -> None:
+    """Catches answers of another checkpoint that lies under the same path on one machine, and answers and states with
+    the last bits of another processor."""
+    for fact, sentence in [
         ("weights_digest", "the model's weights on node1 differs from that on node0; put the same on every machine"),
         ("numerics", "the arithmetic of the kernels on node1 differs from that on node0; take machines alike"),
         ("fingerprint", "the fingerprint on node1 differs"),
-    ],
-)
-def test_a_worker_that_computes_something_else_gets_nothing(fact: str, sentence: str) -> None:
-    """Catches answers of another checkpoint that lies under the same path on one machine, and answers and states with
-    the last bits of another processor."""
-    requests = stem_and_branches(40).requests
-    chosen, lines = ClusterSettings(3), list[str]()
-    runtime = SimRuntime()
-    runtime.facts_of[2] = {fact: "another"}
-    engine = ClusterEngine(runtime, chosen, Hooks(to_wire=lambda request: request, say=lines.append))
-    results = list(engine.run(requests))
-    assert sorted(result.id for result in results) == sorted(request.id for request in requests)
-    assert all(result.error is None for result in results)
-    assert engine.counters.workers[1]["requests"] == 0 and len(engine._workers) == 2, (
-        "it is ended and not asked for again"
-    )
-    assert any(sentence in line for line in lines), lines
+    ]:
+        requests = stem_and_branches(40).requests
+        chosen, lines = ClusterSettings(3), list[str]()
+        runtime = SimRuntime()
+        runtime.facts_of[2] = {fact: "another"}
+        engine = ClusterEngine(runtime, chosen, Hooks(to_wire=lambda request: request, say=lines.append))
+        results = list(engine.run(requests))
+        assert sorted(result.id for result in results) == sorted(request.id for request in requests)
+        assert all(result.error is None for result in results)
+        assert engine.counters.workers[1]["requests"] == 0 and len(engine._workers) == 2, (
+            "it is ended and not asked for again"
+        )
+        assert any(sentence in line for line in lines), lines
 
 
 def test_requests_without_a_plan() -> None:
@@ -273,19 +270,24 @@ def test_an_aborted_run_leaves_nothing(tau: Planned) -> None:
     assert all(one.ends <= runtime.now for one in runtime.workers.values())
 
 
-@pytest.mark.parametrize(
-    ("growths", "room", "taken"),
-    [([1], 1, 0), ([1], 0, None), ([0], -1, 0), ([0], 0, 0), ([2, 1], 1, 1), ([2, 1], 0.5, None), ([1, 0], 9, 1),
-     ([2], float("inf"), 0)],
-)  # fmt: skip
-def test_a_group_is_taken_if_its_states_have_room(growths: list[int], room: float, taken: int | None) -> None:
+def test_a_group_is_taken_if_its_states_have_room() -> None:
     """Catches a group whose states evict others', and one that waits though there is room."""
-    queue, groups = ReadyQueue(), [Group([Item(number, Request("r", [1]))]) for number in range(len(growths))]
-    for group, growth in zip(groups, growths, strict=True):
-        group.num_made = growth
-        queue.push(group)
-    assert queue.pop("node", room) is (None if taken is None else groups[taken])
-    assert len(queue) == len(groups) - (taken is not None)
+    for growths, room, taken in [
+        ([1], 1, 0),
+        ([1], 0, None),
+        ([0], -1, 0),
+        ([0], 0, 0),
+        ([2, 1], 1, 1),
+        ([2, 1], 0.5, None),
+        ([1, 0], 9, 1),
+        ([2], float("inf"), 0),
+    ]:
+        queue, groups = ReadyQueue(), [Group([Item(number, Request("r", [1]))]) for number in range(len(growths))]
+        for group, growth in zip(groups, growths, strict=True):
+            group.num_made = growth
+            queue.push(group)
+        assert queue.pop("node", room) is (None if taken is None else groups[taken])
+        assert len(queue) == len(groups) - (taken is not None)
 
 
 def test_a_group_that_is_alone_waits_for_an_idle_worker() -> None:
@@ -448,12 +450,12 @@ def test_the_least_valuable_state_goes_where_the_room_is_missing(most_bytes: int
     assert [name for name, one in made.items() if one.handle is None] == [gone] and states.num_dropped == 1
 
 
-@pytest.mark.parametrize(("left_s", "expected"), [(64.0, 2.0), (8.0, LEAST_GROUP_S), (1.0, 0.5), (0.4, 0.2)])
-def test_a_group_takes_a_part_of_a_workers_share(left_s: float, expected: float) -> None:
+def test_a_group_takes_a_part_of_a_workers_share() -> None:
     """Fault: groups of four workers that are longer than a worker's share near the end, or as short as their messages
     take before."""
-    assert LEAST_GROUP_S == 0.5
-    assert Quantum(4).of(left_s) == pytest.approx(expected)
+    for left_s, expected in [(64.0, 2.0), (8.0, LEAST_GROUP_S), (1.0, 0.5), (0.4, 0.2)]:
+        assert LEAST_GROUP_S == 0.5
+        assert Quantum(4).of(left_s) == pytest.approx(expected)
 
 
 def test_the_path_through_a_state_is_its_makers_time_and_the_longest_readers() -> None:

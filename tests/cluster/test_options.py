@@ -13,9 +13,11 @@ from apcbatch.errors import UsageError
 from apcbatch.resolution import resolve
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
+def test_what_cannot_be_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches an option that is ignored in silence, and OUT being made for a run that cannot be."""
+    for words, sentence in [
         (("--workers", "2"), "--workers is for a run on a cluster; give --ray"),
         (("--worker-memory", "1GiB"), "--worker-memory is for a run on a cluster"),
         (("--ray", "local", "--device", "cuda", "--worker-gpus", "0"), "--worker-gpus gives none"),
@@ -25,23 +27,14 @@ from apcbatch.resolution import resolve
         (("--ray", "local", "--cpu-workers", "2"), "--cpu-workers is not an option any more; all workers"),
         (("--window", "2"), "--window is not an option any more; what is read ahead is bounded by tokens"),
         (("--config", "gone.yaml"), "cpu_workers is not an option any more; all workers of a run are of one kind"),
-    ],
-)
-def test_what_cannot_be_is_refused(
-    words: tuple[str, ...],
-    sentence: str,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Catches an option that is ignored in silence, and OUT being made for a run that cannot be."""
-    monkeypatch.chdir(tmp_path)
-    Path("gone.yaml").write_text("ray: local\ncpu-workers: 2\n")
-    (tmp_path / "in.jsonl").write_text('{"messages": [{"role": "user", "content": "hello"}]}\n')
-    out = tmp_path / "out.jsonl"
-    assert main(["run", str(tmp_path / "in.jsonl"), "-o", str(out), *words]) == 2
-    assert sentence in capsys.readouterr().err
-    assert not out.exists()
+    ]:
+        monkeypatch.chdir(tmp_path)
+        Path("gone.yaml").write_text("ray: local\ncpu-workers: 2\n")
+        (tmp_path / "in.jsonl").write_text('{"messages": [{"role": "user", "content": "hello"}]}\n')
+        out = tmp_path / "out.jsonl"
+        assert main(["run", str(tmp_path / "in.jsonl"), "-o", str(out), *words]) == 2
+        assert sentence in capsys.readouterr().err
+        assert not out.exists()
 
 
 def test_an_option_that_is_gone_is_refused_in_the_environment() -> None:

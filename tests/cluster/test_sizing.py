@@ -14,9 +14,9 @@ from apcbatch.errors import UsageError
 HEAD, SMALL, LARGE, GPUS = Machine(0), Machine(4), Machine(16), Machine(32, 4)
 
 
-@pytest.mark.parametrize(
-    ("machines", "workers", "cpus", "gpus", "expected"),
-    [
+def test_workers_fill_the_machines():
+    """Fault: workers that can never be placed, or cores and GPUs that stay idle."""
+    for machines, workers, cpus, gpus, expected in [
         ([HEAD, LARGE, LARGE], None, None, None, (2, 16, 0)),
         ([HEAD, SMALL, LARGE], None, None, None, (5, 4, 0)),
         ([Machine(1), LARGE, LARGE], None, None, None, (2, 16, 0)),
@@ -30,28 +30,22 @@ HEAD, SMALL, LARGE, GPUS = Machine(0), Machine(4), Machine(16), Machine(32, 4)
         ([GPUS, Machine(8, 1)], None, None, 2, (2, 16, 2)),
         ([HEAD], 6, None, 1, (6, 1, 1)),
         ([HEAD], 6, 8, None, (6, 8, 0)),
-    ],
-)
-def test_workers_fill_the_machines(machines, workers, cpus, gpus, expected):
-    """Fault: workers that can never be placed, or cores and GPUs that stay idle."""
-    number, kind = workers_for(machines, workers, cpus, gpus, None)
-    assert kind.memory_bytes == 0 and workers_for(machines, workers, cpus, gpus, 7)[1].memory_bytes == 7
-    assert (number, kind.cpus, kind.gpus) == expected
+    ]:
+        number, kind = workers_for(machines, workers, cpus, gpus, None)
+        assert kind.memory_bytes == 0 and workers_for(machines, workers, cpus, gpus, 7)[1].memory_bytes == 7
+        assert (number, kind.cpus, kind.gpus) == expected
 
 
-@pytest.mark.parametrize(
-    ("machines", "cpus", "gpus", "words"),
-    [
+def test_nothing_to_count_is_said():
+    """Fault: a run on no workers, which would wait for ever; or a sentence that names another lack."""
+    for machines, cpus, gpus, words in [
         ([HEAD], None, None, "has a core for workers yet; give --workers and --worker-cpus"),
         ([SMALL], 5, None, "has 5 cores; give fewer --worker-cpus, or --workers"),
         ([SMALL], None, 1, "has a GPU yet; give"),
         ([SMALL], None, 2, "has 2 GPUs yet; give"),
-    ],
-)
-def test_nothing_to_count_is_said(machines, cpus, gpus, words):
-    """Fault: a run on no workers, which would wait for ever; or a sentence that names another lack."""
-    with pytest.raises(UsageError, match=f"no machine of the cluster {words}"):
-        workers_for(machines, None, cpus, gpus, None)
+    ]:
+        with pytest.raises(UsageError, match=f"no machine of the cluster {words}"):
+            workers_for(machines, None, cpus, gpus, None)
 
 
 def test_a_worker_may_have_several_gpus():

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from apcbatch.cluster.plan_view import pack, without_import
 from apcbatch.cluster.runtime import WorkerFacts
 from apcbatch.cluster.tasks import Group, Item, Rates, State
@@ -68,20 +66,20 @@ def test_only_the_first_maker_of_a_prefix_exports_it() -> None:
     assert [plan and (plan.keep, plan.reads) for plan in plans_of(unit)] == [((4,), (1,)), ((), ())]
 
 
-@pytest.mark.parametrize(("live", "keep", "lowest"), [(99, 50, (99, 50)), (1000, 1000, (100, 100)), (0, 0, (0, 0))])
-def test_a_unit_needs_no_more_room_than_the_plan(live: int, keep: int, lowest: tuple[int, int]) -> None:
+def test_a_unit_needs_no_more_room_than_the_plan() -> None:
     """Catches a request that waits for room which the plan knows to be there, and one that is computed otherwise than
     planned and begins without the room that it takes in its unit."""
-    facts, stem, lost = replace(FACTS, footprint=Footprint(100)), state(4), state(8)
-    lost.handle = None
-    first = item(100, RequestPlan(4, keep=(6,), reads=(1,), live_bytes=live, keep_bytes=keep), stem)
-    made = state(6, first)
-    second = item(101, RequestPlan(8, live_bytes=1, keep_bytes=1), lost)
-    unit = pack(1, Group([first, second, item(102, RequestPlan(6), made)]), facts, Rates(), lambda one: one, 0.1)[0]
-    assert unit.imports == {b"at 4": Import(4, (0,))}
-    assert [plan and (plan.resume_at, plan.live_bytes, plan.keep_bytes) for plan in plans_of(unit)] == [
-        (4, *lowest), (0, 100, 0), (6, 0, 0),
-    ]  # fmt: skip
+    for live, keep, lowest in [(99, 50, (99, 50)), (1000, 1000, (100, 100)), (0, 0, (0, 0))]:
+        facts, stem, lost = replace(FACTS, footprint=Footprint(100)), state(4), state(8)
+        lost.handle = None
+        first = item(100, RequestPlan(4, keep=(6,), reads=(1,), live_bytes=live, keep_bytes=keep), stem)
+        made = state(6, first)
+        second = item(101, RequestPlan(8, live_bytes=1, keep_bytes=1), lost)
+        unit = pack(1, Group([first, second, item(102, RequestPlan(6), made)]), facts, Rates(), lambda one: one, 0.1)[0]
+        assert unit.imports == {b"at 4": Import(4, (0,))}
+        assert [plan and (plan.resume_at, plan.live_bytes, plan.keep_bytes) for plan in plans_of(unit)] == [
+            (4, *lowest), (0, 100, 0), (6, 0, 0),
+        ]  # fmt: skip
 
 
 def test_without_an_import_the_first_reader_makes_it() -> None:
@@ -94,14 +92,14 @@ def test_without_an_import_the_first_reader_makes_it() -> None:
     assert single == [RequestPlan(0, keep=(8,), reads=(3,))]
 
 
-@pytest.mark.parametrize(("num_bytes", "node", "is_sent"), [
-    (101_999_999, "other", True), (102_000_100, "other", False), (1 << 40, "node", True),
-])  # fmt: skip
-def test_a_state_is_sent_if_that_takes_little_longer_than_computing_it(
-    num_bytes: int, node: str, is_sent: bool
-) -> None:
+def test_a_state_is_sent_if_that_takes_little_longer_than_computing_it() -> None:
     """Catches a state that takes seconds to send and milliseconds to compute, and one that is at hand and not read."""
-    far = state(4)
-    far.num_bytes, far.nodes = num_bytes, {node}
-    unit = unit_of(item(100, RequestPlan(4), far))
-    assert bool(unit.imports) == is_sent
+    for num_bytes, node, is_sent in [
+        (101_999_999, "other", True),
+        (102_000_100, "other", False),
+        (1 << 40, "node", True),
+    ]:
+        far = state(4)
+        far.num_bytes, far.nodes = num_bytes, {node}
+        unit = unit_of(item(100, RequestPlan(4), far))
+        assert bool(unit.imports) == is_sent

@@ -147,24 +147,22 @@ def test_who_waits_in_a_long_line_is_moved(waiting: int, moves: bool) -> None:
     assert len(unplanned.take(1, 2)) == (waiting if not moves else waiting // 2)
 
 
-@pytest.mark.parametrize(
-    ("waiting", "workers", "taken"), [(10, 4, 3), (8, 4, 2), (1, 4, 1), (5, 0, 5), (64, 2, 32), (100, 2, 32)]
-)
-def test_a_share_of_the_new_ones_is_taken(waiting: int, workers: int, taken: int) -> None:
+def test_a_share_of_the_new_ones_is_taken() -> None:
     """Catches a share that is rounded down to nothing, or is larger than a unit."""
-    unplanned = by_conversation()
-    for number in range(waiting):
-        unplanned.add(item(number, None))
-    assert [one.number for one in unplanned.take(1, workers)] == [*range(taken)]
+    for waiting, workers, taken in [(10, 4, 3), (8, 4, 2), (1, 4, 1), (5, 0, 5), (64, 2, 32), (100, 2, 32)]:
+        unplanned = by_conversation()
+        for number in range(waiting):
+            unplanned.add(item(number, None))
+        assert [one.number for one in unplanned.take(1, workers)] == [*range(taken)]
 
 
-@pytest.mark.parametrize(("own", "new", "taken"), [(8, 0, 8), (8, 8, 8), (4, 4, 4), (2, 14, 8)])
-def test_new_ones_are_taken_up_to_the_share(own: int, new: int, taken: int) -> None:
+def test_new_ones_are_taken_up_to_the_share() -> None:
     """Fault: a worker whose own conversations make more than its share gets new ones too, or none up to its share."""
-    unplanned = by_conversation()
-    for number in range(own):
-        unplanned.add(item(number, number))
-    assert len(unplanned.take(1, 1)) == own
-    for number in range(own + new):
-        unplanned.add(item(own + number, number))
-    assert [one.number for one in unplanned.take(1, 2)] == [*range(own, own + taken)]
+    for own, new, taken in [(8, 0, 8), (8, 8, 8), (4, 4, 4), (2, 14, 8)]:
+        unplanned = by_conversation()
+        for number in range(own):
+            unplanned.add(item(number, number))
+        assert len(unplanned.take(1, 1)) == own
+        for number in range(own + new):
+            unplanned.add(item(own + number, number))
+        assert [one.number for one in unplanned.take(1, 2)] == [*range(own, own + taken)]

@@ -150,6 +150,7 @@ class Run:
         return all(key in self.states for key in unit.imports)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("at_a_time", [1, 2])
 def test_records_are_those_of_one_engine(folder: str, at_a_time: int, open_worker: Callable[..., Worker]) -> None:
     """Catches a plan that a worker does not follow, a state that is not told or told twice, a miss that is explained
@@ -176,6 +177,7 @@ def test_records_are_those_of_one_engine(folder: str, at_a_time: int, open_worke
         assert worker._engine._pool.held_bytes == 0, "what has no reader left is let go of"
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("fault", ["missing", "torn", "flipped", "foreign"])
 def test_an_import_that_cannot_be_had_costs_nothing_but_time(
     folder: str, fault: str, open_worker: Callable[..., Worker]

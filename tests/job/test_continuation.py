@@ -11,9 +11,9 @@ from apcbatch.config import Config
 from apcbatch.job.continuation import command_line, command_words, nothing_left
 
 
-@pytest.mark.parametrize(
-    ("word", "quoted"),
-    [
+def test_each_word_is_one_for_the_shell() -> None:
+    """Fault: a name with a line end or an escape is two words, another name, or acts on the terminal."""
+    for word, quoted in [
         ("plain", "plain"),
         ("two words", "'two words'"),
         ("it's", "'it'\"'\"'s'"),
@@ -22,13 +22,10 @@ from apcbatch.job.continuation import command_line, command_words, nothing_left
         ("\x1b[2J", "$'\\x1b[2J'"),
         ("\udcff", "$'\\xff'"),
         ("é\u202e", "$'é\\xe2\\x80\\xae'"),
-    ],
-)
-def test_each_word_is_one_for_the_shell(word: str, quoted: str) -> None:
-    """Fault: a name with a line end or an escape is two words, another name, or acts on the terminal."""
-    assert command_line(["x", word]) == f"x {quoted}"
-    told = subprocess.run(["bash", "-c", f"printf %s {quoted}"], capture_output=True).stdout
-    assert told == word.encode("utf-8", "surrogateescape")
+    ]:
+        assert command_line(["x", word]) == f"x {quoted}"
+        told = subprocess.run(["bash", "-c", f"printf %s {quoted}"], capture_output=True).stdout
+        assert told == word.encode("utf-8", "surrogateescape")
 
 
 @pytest.mark.parametrize(
@@ -72,20 +69,17 @@ def test_inputs_are_no_options_and_secrets_are_left_out() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("output", "where"),
-    [
+def test_what_is_left_where_nothing_is_to_do() -> None:
+    """Fault: the errors are looked for with a program that does not unpack them, or counted wrong."""
+    for output, where in [
         ("-", "the output has them"),
         ("o.jsonl", "to see them: grep '\"error\":{' o.jsonl"),
         ("o.gz", "to see them: zgrep '\"error\":{' o.gz"),
         ("my o.zst", "to see them: zstdgrep '\"error\":{' 'my o.zst'"),
         ("+o", "to see them: grep '\"error\":{' +o"),
-    ],
-)
-def test_what_is_left_where_nothing_is_to_do(output: str, where: str) -> None:
-    """Fault: the errors are looked for with a program that does not unpack them, or counted wrong."""
-    assert nothing_left(output, {"b": 2, "a": 1}) == (
-        "nothing is left to do: the error records (1 a, 2 b) would come again, until their lines in INPUT are "
-        f"corrected; {where}"
-    )
-    assert "do: the error records of earlier runs would come again" in nothing_left(output, {})
+    ]:
+        assert nothing_left(output, {"b": 2, "a": 1}) == (
+            "nothing is left to do: the error records (1 a, 2 b) would come again, until their lines in INPUT are "
+            f"corrected; {where}"
+        )
+        assert "do: the error records of earlier runs would come again" in nothing_left(output, {})

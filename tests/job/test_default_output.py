@@ -26,9 +26,9 @@ def chats(tmp_path):
     return write_lines(tmp_path / "chats.jsonl", [conversation(number) for number in range(4)])
 
 
-@pytest.mark.parametrize(
-    ("input", "output"),
-    [
+def test_the_name_comes_from_the_input():
+    """Fault: answers land beside the data, two splits share one name, or a version is cut off a name."""
+    for input, output in [
         ("chats.jsonl", OUT),
         ("../data/chats.json", OUT),
         ("/data/chats.JSONL.GZ", OUT),
@@ -45,16 +45,13 @@ def chats(tmp_path):
         ("hf:org/name/", "name.answers.jsonl"),
         ("memory://bucket/data/chats.jsonl.gz", OUT),
         ("chats.jsonl.txt", "chats.jsonl.txt.answers.jsonl"),
-    ],
-)
-def test_the_name_comes_from_the_input(input, output):
-    """Fault: answers land beside the data, two splits share one name, or a version is cut off a name."""
-    assert default_output([input]) == output
+    ]:
+        assert default_output([input]) == output
 
 
-@pytest.mark.parametrize(
-    ("input", "words"),
-    [
+def test_a_stream_has_no_name():
+    """Fault: answers in `-.answers.jsonl`, or in `63.answers.jsonl` for a shell's <(command), or in `*.answers`."""
+    for input, words in [
         ("-", "stdin has no name"),
         ("/dev/stdin", "/dev/stdin has no name"),
         ("/dev/fd/63", "/dev/fd/63 has no name"),
@@ -63,12 +60,9 @@ def test_the_name_comes_from_the_input(input, output):
         ("data/*.jsonl", r"data/\*.jsonl has no one name"),
         ("part-?.jsonl", r"part-\?.jsonl has no one name"),
         ("hf:", "hf: has no one name"),
-    ],
-)
-def test_a_stream_has_no_name(input, words):
-    """Fault: answers in `-.answers.jsonl`, or in `63.answers.jsonl` for a shell's <(command), or in `*.answers`."""
-    with pytest.raises(UsageError, match=f"^{words} to make OUT's name from; give -o FILE"):
-        default_output([input])
+    ]:
+        with pytest.raises(UsageError, match=f"^{words} to make OUT's name from; give -o FILE"):
+            default_output([input])
 
 
 def test_a_file_may_be_called_like_a_pattern(tmp_path, monkeypatch):

@@ -54,31 +54,21 @@ def cached(matches):
     return [int(match["cached"]) for match in matches]
 
 
-@pytest.mark.parametrize(
-    ("length", "expected"), [(15, 0), (16, 0), (17, 16), (1000, 992), (1008, 992), (1024, 1008), (1025, 1024)]
-)
-def test_the_same_prompt_resent(printed, length, expected):
-    """Fault: a hit as long as the prompt, or one block too short."""
-    prompt = tokens(length, 1)
-    matches = printed([prompt, prompt], "--block-size", 16)
-    assert cached(matches) == [0, expected]
-    assert int(matches[1]["new"]) == length - expected
+def test_the_same_prompt_resent(printed):
+    """Fault: a hit as long as the prompt, or one block too short; a silent zero for one shorter than a block."""
+    lengths, hits = (15, 16, 17, 1000, 1008, 1024, 1025), (0, 0, 16, 992, 992, 1008, 1024)
+    matches = printed([tokens(length, length) for length in lengths for _ in range(2)], "--block-size", 16)
+    assert cached(matches)[::2] == [0] * 7 and cached(matches)[1::2] == list(hits)
+    assert [int(match["new"]) + hit for match, hit in zip(matches[1::2], hits, strict=True)] == list(lengths)
+    assert matches[1]["miss"] == "shorter_than_block (minimum 16)"
 
 
-def test_five_requests_with_a_common_prefix(printed):
-    """Fault: only a whole earlier prompt is reused, not its beginning."""
-    stem = tokens(1000, 1)
-    assert cached(printed([stem + tokens(100, 2 + n) for n in range(5)], "--block-size", 16)) == [
-        0,
-        *[992] * 4,
-    ]
-
-
-def test_forks_in_the_middle(printed):
-    """Fault: a divergence inside an earlier prompt restarts from zero."""
-    trunk = tokens(2000, 1)
-    forks = [trunk[:1500] + tokens(500, 2 + n) for n in range(4)]
-    assert cached(printed([trunk, *forks], "--block-size", 16)) == [0, *[1488] * 4]
+def test_common_beginnings_and_forks_in_the_middle(printed):
+    """Fault: only a whole earlier prompt is reused, not its beginning, or a divergence inside it restarts from zero."""
+    stem, trunk = tokens(1000, 1), tokens(2000, 9)
+    prompts = [stem + tokens(100, 2 + n) for n in range(3)]
+    prompts += [trunk, *(trunk[:1500] + tokens(500, 2 + n) for n in range(3))]
+    assert cached(printed(prompts, "--block-size", 16)) == [0, 992, 992, 0, 1488, 1488, 1488]
 
 
 def test_the_incremental_agent(printed):
@@ -87,13 +77,6 @@ def test_the_incremental_agent(printed):
     first = common + tokens(3382 - 1700 - 90, 3) + tail
     second = common + tokens(4584 - 1700 - 90, 4) + tail
     assert cached(printed([first, first, second, second], "--block-size", 544)) == [0, 3264, 1632, 4352]
-
-
-def test_a_prefix_shorter_than_a_block_says_so(printed):
-    """Fault: a silent zero."""
-    prompt = tokens(15, 1)
-    matches = printed([prompt, prompt], "--block-size", 16)
-    assert cached(matches) == [0, 0] and matches[1]["miss"] == "shorter_than_block (minimum 16)"
 
 
 @pytest.fixture

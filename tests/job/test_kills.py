@@ -85,6 +85,7 @@ def test_killed_with_drafts_in_a_pass(tmp_path: Path, monkeypatch: pytest.Monkey
     assert answers(read_records(out)) == undisturbed
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)])
 def test_one_signal_drains(undisturbed, start, tmp_path, number, code):
     """Fault: what runs is dropped, or new requests are begun, or the last line, or the trace's command, does not

@@ -7,8 +7,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from apcbatch.job.continuation import command_line
 from apcbatch.model.locate import locate_model
 from tests.chats import read_records, write_lines
@@ -16,9 +14,9 @@ from tests.chats import read_records, write_lines
 CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
+def test_options_that_cannot_be_are_refused(apcbatch: Any, tmp_path: Path) -> None:
+    """Fault: an option that does nothing is ignored in silence."""
+    for options, sentence in [
         (("--messages-column", "m", "--format", "batch"), "--messages-column is for lines of the format messages"),
         (("--id-column", "m", "--format", "sharegpt"), "--id-column is for lines of the format messages"),
         (
@@ -27,15 +25,12 @@ CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"
         ),
         (("--system-prompt", "@none"), "--system-prompt: the file none cannot be read"),
         (("--system-prompt", "@empty"), "is empty"),
-    ],
-)
-def test_options_that_cannot_be_are_refused(apcbatch: Any, tmp_path: Path, options: Any, sentence: str) -> None:
-    """Fault: an option that does nothing is ignored in silence."""
-    write_lines(tmp_path / "in.jsonl", [{"messages": CHAT}])
-    (tmp_path / "empty").write_text("\n")
-    for command in (("run", "in.jsonl", "-o", "out.jsonl"), ("plan", "in.jsonl"), ("show", "in.jsonl")):
-        done = apcbatch(*command, *options)
-        assert done.code == 2 and sentence in done.stderr and not (tmp_path / "out.jsonl").exists()
+    ]:
+        write_lines(tmp_path / "in.jsonl", [{"messages": CHAT}])
+        (tmp_path / "empty").write_text("\n")
+        for command in (("run", "in.jsonl", "-o", "out.jsonl"), ("plan", "in.jsonl"), ("show", "in.jsonl")):
+            done = apcbatch(*command, *options)
+            assert done.code == 2 and sentence in done.stderr and not (tmp_path / "out.jsonl").exists()
 
 
 def test_a_run_shows_what_it_reads_and_resumes_only_that(apcbatch: Any, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from apcbatch.cluster import open as cluster_opening
 from apcbatch.config import Config
+from apcbatch.data.input.records import Conversation
 from apcbatch.errors import UsageError
 from apcbatch.job import open
 from apcbatch.model.locate import DEMO_DIR
@@ -28,9 +30,9 @@ def chats(tmp_path: Path) -> Path:
     return write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(2)])
 
 
-@pytest.mark.parametrize(
-    ("options", "refused"),
-    [
+def test_options_of_workers_agree() -> None:
+    """Fault: an option of a cluster does nothing in silence, or one that makes sense is refused."""
+    for options, refused in [
         ({}, None),
         ({"device": "cuda", "gpus": 2}, None),
         ({"workers": 2}, "--workers is for a run on a cluster; give --ray local, auto or HOST:PORT too"),
@@ -45,16 +47,13 @@ def chats(tmp_path: Path) -> Path:
         ({"ray": "local", "gpus": 2}, None),
         ({"ray": "local", "gpus": 2, "worker_gpus": 1}, None),
         ({"ray": "local", "gpus": 2, "worker_gpus": 0}, "--gpus 2 asks for GPUs of each worker, and --worker-gpus g"),
-    ],
-)
-def test_options_of_workers_agree(options: dict[str, Any], refused: str | None) -> None:
-    """Fault: an option of a cluster does nothing in silence, or one that makes sense is refused."""
-    config = Config(**options, origins=GIVEN)
-    if refused is None:
-        open.check_cluster(config)
-    else:
-        with pytest.raises(UsageError, match=f"^{refused}"):
+    ]:
+        config = Config(**options, origins=GIVEN)
+        if refused is None:
             open.check_cluster(config)
+        else:
+            with pytest.raises(UsageError, match=f"^{refused}"):
+                open.check_cluster(config)
 
 
 def test_a_stop_token_is_one_of_the_model() -> None:
@@ -170,17 +169,19 @@ def test_names_that_sort_before_a_dash_are_files(apcbatch: Any, tmp_path: Path) 
     assert done.code == 3 and done.final_line.endswith("""to see them: grep '"error":{' +out.jsonl""")
 
 
-@pytest.mark.parametrize(
-    ("first", "is_warned"),
-    [({"prompt": None, "text": None}, True), ({"prompt": "x"}, False), ({"text": "x"}, False), (None, False)],
-)
-def test_a_missing_template_is_told_before_the_weights_are_read(first: Any, is_warned: bool) -> None:
+def test_a_missing_template_is_told_before_the_weights_are_read() -> None:
     """Fault: the warning comes after minutes of loading, for a line that needs no template, or a line is lost."""
-    from apcbatch.data.input.records import Conversation
-
-    warned: list[str] = []
-    renderer: Any = SimpleNamespace(template=SimpleNamespace(warn_if_fallback=lambda: warned.append("no template")))
-    whole = None if first is None else Conversation("a", 1, [], None, "messages", **first)
-    records: list[Any] = [] if whole is None else [whole, "second"]
-    assert list(open._check_template_early(iter(records), renderer)) == records
-    assert bool(warned) == is_warned
+    for first, is_warned in [
+        ({"prompt": None, "text": None}, True),
+        ({"prompt": "x"}, False),
+        ({"text": "x"}, False),
+        (None, False),
+    ]:
+        warned: list[str] = []
+        renderer: Any = SimpleNamespace(
+            template=SimpleNamespace(warn_if_fallback=partial(warned.append, "no template"))
+        )
+        whole = None if first is None else Conversation("a", 1, [], None, "messages", **first)
+        records: list[Any] = [] if whole is None else [whole, "second"]
+        assert list(open._check_template_early(iter(records), renderer)) == records
+        assert bool(warned) == is_warned

@@ -55,6 +55,7 @@ def test_every_turn_is_answered_once_and_the_summary_adds_up(apcbatch, engines, 
     assert engines[0].closed
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("data", ["\n", "question,answer\n1,2\n"])
 @pytest.mark.parametrize("command", ["run", "plan", "show", "tune-block-size"])
 def test_an_input_of_the_wrong_kind_leaves_nothing(apcbatch, tmp_path, monkeypatch, command, data):

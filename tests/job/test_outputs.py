@@ -33,38 +33,33 @@ def chats(tmp_path):
     return write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(4)])
 
 
-@pytest.mark.parametrize(
-    ("options", "warning"),
-    [
+def test_a_name_that_promises_another_kind_of_file_is_warned_of(apcbatch):
+    """Fault: JSON lines are taken for a CSV, or a page opens as text, and nobody says why."""
+    for options, warning in (
         (("-o", "out.csv"), "OUT out.csv gets JSON lines"),
         (("-o", "out.Parquet.gz"), "OUT out.Parquet.gz gets JSON lines"),
         (("-o", "out.jsonl", "--report", "r.txt"), "--report r.txt gets an HTML page"),
         (("-o", "out.jsonl.zst", "--report", "r.HTML"), None),
         (("-o", "answers"), None),
         (("-o", "/dev/null"), None),
-    ],
-)
-def test_a_name_that_promises_another_kind_of_file_is_warned_of(apcbatch, options, warning):
-    """Fault: JSON lines are taken for a CSV, or a page opens as text, and nobody says why."""
-    done = apcbatch("run", "in.jsonl", "--max-tokens", 1, *options)
-    assert done.code == 0 and sum("whatever its name" in w or "HTML" in w for w in done.summary["warnings"]) == (
-        warning is not None
-    )
-    assert warning is None or f"warning: {warning}" in done.stderr
+    ):
+        done = apcbatch("run", "in.jsonl", "--max-tokens", 1, *options)
+        warnings = [one for one in done.summary["warnings"] if "whatever its name" in one or "HTML" in one]
+        assert done.code == 0 and len(warnings) == (warning is not None), options
+        assert warning is None or f"warning: {warning}" in done.stderr
 
 
-@pytest.mark.parametrize("content", ["{}", "[1]", "a report of mine\n", '{"config": {}, "input": {}}', ""])
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_a_run_file_that_is_none_of_ours_stays(apcbatch, tmp_path, content, overwrite):
+def test_a_run_file_that_is_none_of_ours_stays(apcbatch, tmp_path):
     """Fault: --overwrite of OUT, or a fresh OUT, replaces a file that is called OUT.run.json by chance."""
-    mine = tmp_path / "out.jsonl.run.json"
-    mine.write_text(content)
-    if overwrite:
-        (tmp_path / "out.jsonl").write_text("old\n")
-    done = apcbatch(*RUN, *["--overwrite"] * overwrite)
-    assert done.code == 2 and "is not a run file of this program" in done.stderr
-    assert mine.read_text() == content
-    assert (tmp_path / "out.jsonl").exists() == overwrite
+    mine, out = tmp_path / "out.jsonl.run.json", tmp_path / "out.jsonl"
+    for options in ([], ["--overwrite"]):
+        for content in ("{}", "[1]", "a report of mine\n", '{"config": {}, "input": {}}', ""):
+            mine.write_text(content)
+            if options:
+                out.write_text("old\n")
+            done = apcbatch(*RUN, *options)
+            assert done.code == 2 and "is not a run file of this program" in done.stderr, (options, content)
+            assert mine.read_text() == content and out.exists() == bool(options)
 
 
 SPELLINGS = ("file://{}", "FILE:{}", "file://localhost{}", "SimpleCache::local://{}")
@@ -280,6 +275,7 @@ WAYS = (
 )  # fmt: skip
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("command", WRITTEN, ids=lambda command: " ".join(command[::2]))
 def test_no_command_writes_over_what_it_reads(apcbatch, tmp_path, monkeypatch, command):
     """Fault: an output of any command, under any name that a file has, replaces what the command reads or belongs to a
@@ -418,6 +414,7 @@ WORDS = {
 }
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("happens", WORDS)
 @pytest.mark.parametrize("at_the_end", [False, True])
 def test_an_out_that_is_gone_is_noticed(apcbatch, tmp_path, monkeypatch, happens, at_the_end):

@@ -48,6 +48,7 @@ def whole(apcbatch, tmp_path):
     return answers(records)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("name", ["out.jsonl.gz", "out.jsonl.zst", "OUT.GZ"])
 def test_out_is_packed_as_it_is_named(apcbatch, tmp_path, whole, name):
     """Fault: plain lines under the name of packed ones, or a file left over that nobody asked for."""

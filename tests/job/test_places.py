@@ -97,9 +97,14 @@ def test_no_spelling_of_an_address_walks_round_the_checks(begin: str, folder: di
     system.store.clear()
 
 
-@pytest.mark.parametrize(
-    ("name", "place"),
-    [
+def test_the_place_of_a_name(folder: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: what a link leads to is not what is checked, a stream is replaced by a file, or a name that is read a
+    second time, as in the command that continues, means something else."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    os.symlink("sub/later", "dangling")
+    os.symlink("/dev/stdout", "out-of-here")
+    os.mkfifo("pipe")
+    for name, place in (
         ("new", "new"),
         ("./sub//new", "sub/new"),
         ("sub/../new", "new"),
@@ -124,24 +129,15 @@ def test_no_spelling_of_an_address_walks_round_the_checks(begin: str, folder: di
         ("-x", "-x"),
         ("s3://bucket/new", "s3://bucket/new"),
         ("FILE:~/new", "{here}/new"),
-    ],
-)
-def test_the_place_of_a_name(
-    name: str, place: str, folder: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Fault: what a link leads to is not what is checked, a stream is replaced by a file, or a name that is read a
-    second time, as in the command that continues, means something else."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    os.symlink("sub/later", "dangling")
-    os.symlink("/dev/stdout", "out-of-here")
-    os.mkfifo("pipe")
-    found = output_place(name.format(**folder))
-    assert found == place.format(**folder) and output_place(found) == found
+    ):
+        found = output_place(name.format(**folder))
+        assert found == place.format(**folder) and output_place(found) == found, name
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
+def test_a_name_that_no_file_can_have_is_refused(folder: dict[str, object]) -> None:
+    """Fault: a name that the system would refuse is written to as another one, or ends in a traceback."""
+    os.symlink("loop", "loop")
+    for name, words in (
         ("in.jsonl/", "in.jsonl/ cannot be written: it names a folder; expected a file, such as out.jsonl"),
         ("sub", "sub cannot be written: it names a folder"),
         ("..", "it names a folder"),
@@ -157,14 +153,10 @@ def test_the_place_of_a_name(
         ("/proc/self/task/../exe", "only open descriptors"),
         ("s3://bucket", "s3://bucket has no file name"),
         ("s3://u:hush@bucket/x/..", "s3://bucket/x/.. has no file name"),
-    ],
-)
-def test_a_name_that_no_file_can_have_is_refused(name: str, words: str, folder: dict[str, object]) -> None:
-    """Fault: a name that the system would refuse is written to as another one, or ends in a traceback."""
-    os.symlink("loop", "loop")
-    with pytest.raises(UsageError) as refused:
-        output_place(name)
-    assert words in str(refused.value)
+    ):
+        with pytest.raises(UsageError) as refused:
+            output_place(name)
+        assert words in str(refused.value), name
 
 
 def test_every_output_of_a_command_is_read_as_one(apcbatch: Any, tmp_path: Path) -> None:

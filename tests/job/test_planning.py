@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
-
-import pytest
 
 from apcbatch.config import Config
 from apcbatch.data.model_files import model_files_digest
@@ -30,15 +27,17 @@ FOOTPRINT = Footprint(7)
 FLAG = "--min-gain-tokens"
 
 
-@pytest.mark.parametrize(("given", "origin"), [(None, "measured for this store"), ("auto", FLAG), ("9", FLAG)])
-def test_what_is_measured_resolves_auto_alone(given: str | None, origin: str) -> None:
+def test_what_is_measured_resolves_auto_alone() -> None:
     """Catches a user's number that a measurement replaces, and a measured one that the report calls the default."""
-    config = load({} if given is None else {"min_gain_tokens": given}, None, {})
-    assert with_measured_gain(config, None) == config
-    measured = with_measured_gain(config, 7)
-    assert measured.min_gain_tokens == planner_for(measured, FOOTPRINT).min_gain_tokens == (9 if given == "9" else 7)
-    assert measured.origins["min_gain_tokens"] == origin
-    assert planner_for(load({}, None, {}), FOOTPRINT).min_gain_tokens == 64
+    for given, origin in [(None, "measured for this store"), ("auto", FLAG), ("9", FLAG)]:
+        config = load({} if given is None else {"min_gain_tokens": given}, None, {})
+        assert with_measured_gain(config, None) == config
+        measured = with_measured_gain(config, 7)
+        assert (
+            measured.min_gain_tokens == planner_for(measured, FOOTPRINT).min_gain_tokens == (9 if given == "9" else 7)
+        )
+        assert measured.origins["min_gain_tokens"] == origin
+        assert planner_for(load({}, None, {}), FOOTPRINT).min_gain_tokens == 64
 
 
 def test_a_gain_is_read_from_the_store(tmp_path: Path) -> None:
@@ -76,34 +75,38 @@ def test_what_is_reserved_is_not_planned_with() -> None:
     assert planner_for(config, FOOTPRINT, reserved_bytes=101).capacity_bytes == 0
 
 
-@pytest.mark.parametrize(
-    ("policy", "order", "expected"),
-    [("planned", "auto", "auto"), ("planned", "file", "file"), ("all", "auto", "file"), ("last", "file", "file")],
-)
-def test_only_a_plan_changes_the_order(policy: Any, order: str, expected: str) -> None:
+def test_only_a_plan_changes_the_order() -> None:
     """Catches a forecast for `all` in an order in which no run works."""
-    config = Config(policy=policy, order=order)
-    assert order_of(config) == planner_for(config, FOOTPRINT).order == expected
+    for policy, order, expected in [
+        ("planned", "auto", "auto"),
+        ("planned", "file", "file"),
+        ("all", "auto", "file"),
+        ("last", "file", "file"),
+    ]:
+        config = Config(policy=policy, order=order)
+        assert order_of(config) == planner_for(config, FOOTPRINT).order == expected
 
 
-@pytest.mark.parametrize(
-    ("policy", "turns", "is_planned"),
-    [("planned", "each", True), ("planned", "last", True), ("planned", "rollout", False), ("all", "each", False)],
-)
-def test_a_run_is_planned_if_its_prompts_are_known(policy: Any, turns: Any, is_planned: bool) -> None:
+def test_a_run_is_planned_if_its_prompts_are_known() -> None:
     """Catches a rollout that is planned as if its prompts were recorded, and a plan for a policy that has none."""
-    feeder, engine = SimpleNamespace(), SimpleNamespace()
-    source = work_source(Config(policy=policy, turns=turns), feeder, engine)  # type: ignore[arg-type]
-    assert isinstance(source, PlannedFeeder) == is_planned
-    assert is_planned or source is feeder
+    for policy, turns, is_planned in [
+        ("planned", "each", True),
+        ("planned", "last", True),
+        ("planned", "rollout", False),
+        ("all", "each", False),
+    ]:
+        feeder, engine = SimpleNamespace(), SimpleNamespace()
+        source = work_source(Config(policy=policy, turns=turns), feeder, engine)  # type: ignore[arg-type]
+        assert isinstance(source, PlannedFeeder) == is_planned
+        assert is_planned or source is feeder
 
 
-@pytest.mark.parametrize(("num_windows", "note"), [(0, None), (2, None), (3, "the input is planned in 3 windows, ")])
-def test_a_forecast_names_the_windows_of_the_run(num_windows: int, note: str | None) -> None:
+def test_a_forecast_names_the_windows_of_the_run() -> None:
     """Fault: the reader of a forecast is not told that not all is planned at once, or is told so of a first window."""
-    found = windows_note(num_windows, Config(window_tokens=2000))
-    assert (found is None) == (note is None)
-    assert found is None or (found.startswith(str(note)) and "--window-tokens 2,000;" in found)
+    for num_windows, note in [(0, None), (2, None), (3, "the input is planned in 3 windows, ")]:
+        found = windows_note(num_windows, Config(window_tokens=2000))
+        assert (found is None) == (note is None)
+        assert found is None or (found.startswith(str(note)) and "--window-tokens 2,000;" in found)
 
 
 def test_a_cluster_is_planned_on_the_grid() -> None:

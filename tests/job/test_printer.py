@@ -173,22 +173,23 @@ def test_the_bar_is_drawn_five_times_a_second(monkeypatch):
     assert "3/9" in terminal.getvalue() and "5/9" in terminal.getvalue() and "4/9" not in terminal.getvalue()
 
 
-@pytest.mark.parametrize(("rate", "shown"), [(0.4, "0"), (9_999.4, "9999"), (10_000, "10k"), (12_600, "13k")])
-def test_a_rate_has_few_digits(rate, shown):
+def test_a_rate_has_few_digits():
     """Fault: a rate runs over the narrow bar, or is a thousand times another."""
-    assert printer_module._short(rate) == shown
+    for rate, shown in [(0.4, "0"), (9_999.4, "9999"), (10_000, "10k"), (12_600, "13k")]:
+        assert printer_module._short(rate) == shown
 
 
-@pytest.mark.parametrize(("width", "lines"), [
-    (58, ["a ok " + "x" * 40 + "   miss: cold"]), (57, ["a ok " + "x" * 40, "         miss: cold"]),
-    (45, ["a ok " + "x" * 40, "         miss: cold"]),
-    (44, ["a ok  prompt 100, 80.0 % from memory, out 5", "         miss: cold"]),
-])  # fmt: skip
-def test_a_line_is_folded_where_it_has_no_room(width, lines):
+def test_a_line_is_folded_where_it_has_no_room():
     """Fault: a line that fits is folded, or one that does not is cut in the middle of a column."""
-    parts = ("a ", "ok " + "x" * 40, "   miss: cold")
-    found = result_lines(*parts, result(100, 80, "memory", 5), width, lambda text, *styles: text)
-    assert list(found) == lines
+    for width, lines in [
+        (58, ["a ok " + "x" * 40 + "   miss: cold"]),
+        (57, ["a ok " + "x" * 40, "         miss: cold"]),
+        (45, ["a ok " + "x" * 40, "         miss: cold"]),
+        (44, ["a ok  prompt 100, 80.0 % from memory, out 5", "         miss: cold"]),
+    ]:
+        parts = ("a ", "ok " + "x" * 40, "   miss: cold")
+        found = result_lines(*parts, result(100, 80, "memory", 5), width, lambda text, *styles: text)
+        assert list(found) == lines
 
 
 def terminal_of(monkeypatch, columns, **environment):
@@ -287,15 +288,15 @@ def test_the_verdict_has_a_line_of_its_own_where_it_must(width, count):
     assert lines[:count] == ([f"{head} {verdict}"] if count == 1 else [head, " " * 9 + verdict])
 
 
-@pytest.mark.parametrize(("stdout", "stderr"), [(True, True), (True, False), (False, True), (False, False)])
-def test_the_sentence_is_for_whoever_sees_no_summary(monkeypatch, stdout, stderr):
+def test_the_sentence_is_for_whoever_sees_no_summary(monkeypatch):
     """Fault: a terminal shows the summary twice, or a log of stderr has none."""
-    streams = {name: (Terminal if is_one else io.StringIO)() for name, is_one in (("out", stdout), ("err", stderr))}
-    monkeypatch.setattr(sys, "stdout", streams["out"])
-    monkeypatch.setattr(sys, "stderr", streams["err"])
-    Printer(Config(), Totals(), False).summary(SUMMARY, "o.jsonl")
-    assert ("results in o.jsonl" in streams["err"].getvalue()) == (not (stdout and stderr))
-    assert streams["out"].getvalue().startswith("{") != stdout
+    for stdout, stderr in [(True, True), (True, False), (False, True), (False, False)]:
+        streams = {name: (Terminal if is_one else io.StringIO)() for name, is_one in (("out", stdout), ("err", stderr))}
+        monkeypatch.setattr(sys, "stdout", streams["out"])
+        monkeypatch.setattr(sys, "stderr", streams["err"])
+        Printer(Config(), Totals(), False).summary(SUMMARY, "o.jsonl")
+        assert ("results in o.jsonl" in streams["err"].getvalue()) == (not (stdout and stderr))
+        assert streams["out"].getvalue().startswith("{") != stdout
 
 
 def test_results_on_standard_output_are_called_so(monkeypatch):
@@ -344,9 +345,9 @@ def test_verbose_adds_times(capsys):
 EVIL = "a\x9b31m\u202eb\x1b]0;t\x07\u2066c"
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
+def test_nothing_that_is_printed_acts_on_a_terminal(apcbatch, tmp_path):
+    """Fault: a C1 control or a mark of direction of a name, an id or a text reaches the terminal as it is."""
+    for words in [
         ("run", f"{EVIL}.jsonl", "-o", "o.jsonl"),
         ("run", "in.jsonl", "-o", f"{EVIL}/o.jsonl"),
         ("run", "in.jsonl", "-o", f"{EVIL}.jsonl", "--turns", "last", "-v"),
@@ -369,23 +370,21 @@ EVIL = "a\x9b31m\u202eb\x1b]0;t\x07\u2066c"
         ("store", "prune", ".", "--older-than", EVIL),
         ("doctor", EVIL),
         (EVIL,),
-    ],
-)
-def test_nothing_that_is_printed_acts_on_a_terminal(apcbatch, tmp_path, words):
-    """Fault: a C1 control or a mark of direction of a name, an id or a text reaches the terminal as it is."""
-    lines = [
-        {"id": EVIL, "messages": [{"role": "user", "content": EVIL}], EVIL: 1, "model": EVIL},
-        {"id": f"{EVIL}2", "messages": [{"role": EVIL, "content": "x"}]},
-        {"custom_id": EVIL, "method": "POST", "url": EVIL, "body": {}},
-    ]
-    write_lines(tmp_path / "in.jsonl", lines)
-    done = apcbatch(*words)
-    assert done.stdout + done.stderr, "it says something"
-    bad = {letter for letter in done.stdout + done.stderr if not letter.isprintable()} - {"\n"}
-    assert not bad, (bad, done.stdout, done.stderr)
-    assert "internal error" not in done.stderr
+    ]:
+        lines = [
+            {"id": EVIL, "messages": [{"role": "user", "content": EVIL}], EVIL: 1, "model": EVIL},
+            {"id": f"{EVIL}2", "messages": [{"role": EVIL, "content": "x"}]},
+            {"custom_id": EVIL, "method": "POST", "url": EVIL, "body": {}},
+        ]
+        write_lines(tmp_path / "in.jsonl", lines)
+        done = apcbatch(*words)
+        assert done.stdout + done.stderr, "it says something"
+        bad = {letter for letter in done.stdout + done.stderr if not letter.isprintable()} - {"\n"}
+        assert not bad, (bad, done.stdout, done.stderr)
+        assert "internal error" not in done.stderr
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     "password",
     ["p@hush", "p/hush", "p?hush@", "p hush", "p#hush", "p:hush", "p[hush", "hush\u202e", "hush::hush", "%70hush"],
@@ -422,26 +421,24 @@ class Broken(io.StringIO):
         raise self.error
 
 
-@pytest.mark.parametrize("error", [BrokenPipeError(), OSError(28, "No space left on device")], ids=["pipe", "disk"])
-@pytest.mark.parametrize("name", ["stdout", "stderr"])
-def test_a_stream_that_breaks_is_warned_of_once_unless_its_reader_left(monkeypatch, name, error):
+def test_a_stream_that_breaks_is_warned_of_once_unless_its_reader_left(monkeypatch):
     """Fault: `apcbatch run | head` ends with a warning, or a full disk behind stdout goes unsaid."""
-    silenced = []
-    monkeypatch.setattr(printer_module, "silence", silenced.append)
-    other = io.StringIO()
-    monkeypatch.setattr(sys, "stdout", Broken(error) if name == "stdout" else other)
-    monkeypatch.setattr(sys, "stderr", Broken(error) if name == "stderr" else other)
-    printer = Printer(Config(), Totals(), False)
-    assert printer._write(getattr(sys, name), "a line") is False
-    assert silenced == [getattr(sys, name)], "Python would complain of it again at its end"
-    is_said = name == "stdout" and not isinstance(error, BrokenPipeError)
-    assert ("standard output cannot be written: No space left on device" in other.getvalue()) == is_said
-    assert bool(other.getvalue()) == is_said
+    for error in [BrokenPipeError(), OSError(28, "No space left on device")]:
+        for name in ["stdout", "stderr"]:
+            silenced = []
+            monkeypatch.setattr(printer_module, "silence", silenced.append)
+            other = io.StringIO()
+            monkeypatch.setattr(sys, "stdout", Broken(error) if name == "stdout" else other)
+            monkeypatch.setattr(sys, "stderr", Broken(error) if name == "stderr" else other)
+            printer = Printer(Config(), Totals(), False)
+            assert printer._write(getattr(sys, name), "a line") is False
+            assert silenced == [getattr(sys, name)], "Python would complain of it again at its end"
+            is_said = name == "stdout" and not isinstance(error, BrokenPipeError)
+            assert ("standard output cannot be written: No space left on device" in other.getvalue()) == is_said
+            assert bool(other.getvalue()) == is_said
 
 
-@pytest.mark.parametrize(
-    ("rate", "shown"), [(0.4, "0"), (812.0, "812"), (9999.0, "9999"), (10_000.0, "10k"), (12_345.0, "12k")]
-)
-def test_a_narrow_bar_has_short_rates(rate, shown):
+def test_a_narrow_bar_has_short_rates():
     """Fault: a rate is a thousand times as large, or too wide for 60 columns."""
-    assert printer_module._short(rate) == shown
+    for rate, shown in [(0.4, "0"), (812.0, "812"), (9999.0, "9999"), (10_000.0, "10k"), (12_345.0, "12k")]:
+        assert printer_module._short(rate) == shown

@@ -47,6 +47,7 @@ def holders(folder: Path, secret: str) -> list[str]:
     return [str(path) for path in folder.rglob("*") if path.is_file() and any(f in path.read_bytes() for f in forms)]
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["planned", "all"])
 def test_tenants_with_two_salts_find_nothing_of_each_other(run, policy) -> None:
@@ -78,16 +79,17 @@ def test_a_salt_from_its_file_is_the_same_salt(run, tmp_path) -> None:
     assert run("--cache-salt", "@salt")[0] > 0
 
 
-@pytest.mark.parametrize("content", [None, b"", b"\n", b"\xff\xfe", b"x" * 4097])
-def test_a_file_that_holds_no_salt_is_a_sentence(run, tmp_path, capsys, content) -> None:
+def test_a_file_that_holds_no_salt_is_a_sentence(run, tmp_path, capsys) -> None:
     """Fault: a run without the salt that was asked for, or a traceback."""
-    if content is not None:
-        (tmp_path / "salt").write_bytes(content)
-    run("--cache-salt", "@salt", code=2)
-    assert "--cache-salt: the file salt " in capsys.readouterr().err
-    assert not (tmp_path / "states").exists()
+    for content in [None, b"", b"\n", b"\xff\xfe", b"x" * 4097]:
+        if content is not None:
+            (tmp_path / "salt").write_bytes(content)
+        run("--cache-salt", "@salt", code=2)
+        assert "--cache-salt: the file salt " in capsys.readouterr().err
+        assert not (tmp_path / "states").exists()
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("given", ["flag", "variable", "file"])
 def test_the_salt_is_written_nowhere(run, tmp_path, capsys, monkeypatch, given) -> None:
     """Fault: the run file, the store, what is printed or the command that continues tells the salt."""
@@ -103,6 +105,7 @@ def test_the_salt_is_written_nowhere(run, tmp_path, capsys, monkeypatch, given) 
     assert "cache_salt: null" in shown.out and "(a secret, not shown)" in shown.out
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("options", "variable", "expected"),
     [

@@ -127,44 +127,50 @@ def test_a_recorded_answer_ends_as_it_was_recorded(last: int, reason: str) -> No
         }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("count", "top", "expected"),
-    [
+def test_each_prompt_token_has_its_own_entry_and_the_likeliest() -> None:
+    """Fault: a rank that counts from 0, likelier tokens than were asked for, or the entry of another position."""
+    for count, top, expected in [
         (0, [], [{"1": (-0.5, 7)}, {"4": (-0.25, 1)}]),
         (0, [[(2, -0.1)], [(4, -0.25)]], [{"1": (-0.5, 7)}, {"4": (-0.25, 1)}]),
         (1, [[(2, -0.1), (3, -0.2)], [(4, -0.25), (2, -2.0)]], [{"1": (-0.5, 7), "2": (-0.1, 1)}, {"4": (-0.25, 1)}]),
-        (2, [[(2, -0.1), (3, -0.2)], [(4, -0.25), (2, -2.0)]],
-         [{"1": (-0.5, 7), "2": (-0.1, 1), "3": (-0.2, 2)}, {"4": (-0.25, 1), "2": (-2.0, 2)}]),
-    ],
-)  # fmt: skip
-def test_each_prompt_token_has_its_own_entry_and_the_likeliest(count: int, top: Any, expected: Any) -> None:
-    """Fault: a rank that counts from 0, likelier tokens than were asked for, or the entry of another position."""
-    prompt = PromptFields(as_token_array([9, 1, 4]), prompt_logprobs=count)
-    scored = replace(RESULT, scores=Scores(1, [-0.5, -0.25], [7, 1], top))
-    [first, *others] = prompt.record_fields(scored, RENDERER)["prompt_logprobs"]
-    told = [{name: (one["logprob"], one["rank"]) for name, one in entries.items()} for entries in others]
-    assert first is None and told == expected
-    assert others[0]["1"]["decoded_token"] == "Hi"
-    assert (
-        prompt.record_fields(RESULT, RENDERER) == PromptFields(prompt.token_ids).record_fields(scored, RENDERER) == {}
-    )
+        (
+            2,
+            [[(2, -0.1), (3, -0.2)], [(4, -0.25), (2, -2.0)]],
+            [{"1": (-0.5, 7), "2": (-0.1, 1), "3": (-0.2, 2)}, {"4": (-0.25, 1), "2": (-2.0, 2)}],
+        ),
+    ]:
+        prompt = PromptFields(as_token_array([9, 1, 4]), prompt_logprobs=count)
+        scored = replace(RESULT, scores=Scores(1, [-0.5, -0.25], [7, 1], top))
+        [first, *others] = prompt.record_fields(scored, RENDERER)["prompt_logprobs"]
+        told = [{name: (one["logprob"], one["rank"]) for name, one in entries.items()} for entries in others]
+        assert first is None and told == expected
+        assert others[0]["1"]["decoded_token"] == "Hi"
+        assert (
+            prompt.record_fields(RESULT, RENDERER)
+            == PromptFields(prompt.token_ids).record_fields(scored, RENDERER)
+            == {}
+        )
 
 
-@pytest.mark.parametrize(("reason", "keeps", "text", "count"), [
-    ("i", False, "H", 1), ("i", True, "Hi", 1), ("\u00e9", False, "Hi ", 2), (2, False, "Hi", 1),
-    (2, True, "Hi \u00e9", 2),
-])  # fmt: skip
-def test_what_ended_the_answer_is_cut_off(reason: int | str, keeps: bool, text: str, count: int) -> None:
+def test_what_ended_the_answer_is_cut_off() -> None:
     """Catches a stop text that stays, or goes though it is to be kept, and log-probabilities of tokens beyond it."""
-    num_tokens = 1 if reason == "i" else 2
-    result = replace(RESULT, token_ids=[1, 2][:num_tokens], logprobs=[-0.1, -0.2][:num_tokens], stop_reason=reason)
-    ticket = Ticket(0, 1, None, "t", None, completion=True, keeps_stop=keeps)
-    record = read(result_line(ticket, result, RENDERER, "m", 0))
-    [choice] = record["response"]["body"]["choices"]
-    assert (choice["text"], len(choice["logprobs"]["tokens"])) == (text, count)
-    assert (
-        record["apcbatch"]["stop_reason"] == reason and record["apcbatch"]["completion_token_ids"] == result.token_ids
-    )
+    for reason, keeps, text, count in [
+        ("i", False, "H", 1),
+        ("i", True, "Hi", 1),
+        ("\u00e9", False, "Hi ", 2),
+        (2, False, "Hi", 1),
+        (2, True, "Hi \u00e9", 2),
+    ]:
+        num_tokens = 1 if reason == "i" else 2
+        result = replace(RESULT, token_ids=[1, 2][:num_tokens], logprobs=[-0.1, -0.2][:num_tokens], stop_reason=reason)
+        ticket = Ticket(0, 1, None, "t", None, completion=True, keeps_stop=keeps)
+        record = read(result_line(ticket, result, RENDERER, "m", 0))
+        [choice] = record["response"]["body"]["choices"]
+        assert (choice["text"], len(choice["logprobs"]["tokens"])) == (text, count)
+        assert (
+            record["apcbatch"]["stop_reason"] == reason
+            and record["apcbatch"]["completion_token_ids"] == result.token_ids
+        )
 
 
 def test_an_error_names_its_own_line_first() -> None:
@@ -176,13 +182,13 @@ def test_an_error_names_its_own_line_first() -> None:
     assert (ticket.shown, ticket.request_id, Ticket(3, 7, 1, "c#1", "c").shown) == ("line-7", "apc-000003", "c#1")
 
 
-@pytest.mark.parametrize("token_id", [0, 2**31 - 1, 2**31, -1, 1.0, True, "1", None])
-def test_an_answer_is_read_back_if_it_holds_token_ids(token_id: Any) -> None:
+def test_an_answer_is_read_back_if_it_holds_token_ids() -> None:
     """Fault: a hand-edited OUT feeds what is no token id back into a rollout."""
-    record = read(result_line(Ticket(1, 1, None, "c", None), RESULT, RENDERER, "m", 0))
-    record["apcbatch"]["completion_token_ids"] = [3, token_id, 4]
-    found = read_record(json.dumps(record).encode())
-    assert found == (record if type(token_id) is int and token_id in (0, 2**31 - 1) else None)
+    for token_id in [0, 2**31 - 1, 2**31, -1, 1.0, True, "1", None]:
+        record = read(result_line(Ticket(1, 1, None, "c", None), RESULT, RENDERER, "m", 0))
+        record["apcbatch"]["completion_token_ids"] = [3, token_id, 4]
+        found = read_record(json.dumps(record).encode())
+        assert found == (record if type(token_id) is int and token_id in (0, 2**31 - 1) else None)
 
 
 def _set(place: Any, *keys: Any, value: Any) -> None:
@@ -191,48 +197,62 @@ def _set(place: Any, *keys: Any, value: Any) -> None:
     place[keys[-1]] = value
 
 
-@pytest.mark.parametrize(
-    ("keys", "value", "is_read"),
-    [
-        (["line"], 1, True), (["line"], 0, False), (["line"], 2**63 - 1, True), (["line"], 2**63, False),
-        (["line"], None, False), (["turn"], 1, True), (["turn"], 0, False), (["id"], 5, False), (["id"], None, False),
-        (["custom_id"], None, True), (["custom_id"], 5, False), (["apcbatch"], None, False),
-        (["response"], {}, False), (["response", "body", "choices"], [], False),
-        (["response", "body", "choices", 0, "finish_reason"], None, False), (["apcbatch", "stop_reason"], 1.5, False),
-        (["apcbatch", "finish_reason"], 5, False), (["apcbatch", "completion_token_ids"], "3", False),
-        (["error"], {"code": "internal", "message": "", "retryable": True}, False),
-        (["apcbatch", "stop_reason"], "x", True), (["apcbatch", "stop_reason"], 5, True),
-        (["apcbatch", "choices"], [{"completion_token_ids": [1]}], True), (["apcbatch", "choices"], {}, False),
-        (["apcbatch", "choices"], [{"completion_token_ids": [1]}, 5], False), (["apcbatch", "choices"], [{}], False),
-        (["apcbatch", "choices"], [{"completion_token_ids": [1]}, {"completion_token_ids": [-1]}], False),
-    ],
-)  # fmt: skip
-def test_only_a_whole_answer_is_read_back(keys: list[Any], value: Any, is_read: bool) -> None:
+def test_only_a_whole_answer_is_read_back() -> None:
     """Fault: a record that nobody can have written counts as an answer, and --resume leaves its request out."""
-    record = read(result_line(Ticket(1, 1, None, "c", None), RESULT, RENDERER, "m", 0))
-    _set(record, *keys, value=value)
-    assert read_record(json.dumps(record).encode()) == (record if is_read else None)
+    for keys, value, is_read in [
+        (["line"], 1, True),
+        (["line"], 0, False),
+        (["line"], 2**63 - 1, True),
+        (["line"], 2**63, False),
+        (["line"], None, False),
+        (["turn"], 1, True),
+        (["turn"], 0, False),
+        (["id"], 5, False),
+        (["id"], None, False),
+        (["custom_id"], None, True),
+        (["custom_id"], 5, False),
+        (["apcbatch"], None, False),
+        (["response"], {}, False),
+        (["response", "body", "choices"], [], False),
+        (["response", "body", "choices", 0, "finish_reason"], None, False),
+        (["apcbatch", "stop_reason"], 1.5, False),
+        (["apcbatch", "finish_reason"], 5, False),
+        (["apcbatch", "completion_token_ids"], "3", False),
+        (["error"], {"code": "internal", "message": "", "retryable": True}, False),
+        (["apcbatch", "stop_reason"], "x", True),
+        (["apcbatch", "stop_reason"], 5, True),
+        (["apcbatch", "choices"], [{"completion_token_ids": [1]}], True),
+        (["apcbatch", "choices"], {}, False),
+        (["apcbatch", "choices"], [{"completion_token_ids": [1]}, 5], False),
+        (["apcbatch", "choices"], [{}], False),
+        (["apcbatch", "choices"], [{"completion_token_ids": [1]}, {"completion_token_ids": [-1]}], False),
+    ]:
+        record = read(result_line(Ticket(1, 1, None, "c", None), RESULT, RENDERER, "m", 0))
+        _set(record, *keys, value=value)
+        assert read_record(json.dumps(record).encode()) == (record if is_read else None)
 
 
-@pytest.mark.parametrize("missing", ["id", "custom_id", "line", "turn", "response", "error", "apcbatch"])
-def test_a_record_without_one_of_its_keys_is_none(missing: str) -> None:
+def test_a_record_without_one_of_its_keys_is_none() -> None:
     """Fault: a line that another program wrote ends --resume in a KeyError."""
-    record = read(result_line(Ticket(1, 1, None, "c", None), RESULT, RENDERER, "m", 0))
-    del record[missing]
-    assert read_record(json.dumps(record).encode()) is None
+    for missing in ["id", "custom_id", "line", "turn", "response", "error", "apcbatch"]:
+        record = read(result_line(Ticket(1, 1, None, "c", None), RESULT, RENDERER, "m", 0))
+        del record[missing]
+        assert read_record(json.dumps(record).encode()) is None
 
 
-@pytest.mark.parametrize(
-    ("keys", "value"),
-    [(["response"], {}), (["error"], 5), (["error", "code"], 5), (["error", "message"], None),
-     (["error", "retryable"], 0)],
-)  # fmt: skip
-def test_only_a_whole_error_is_read_back(keys: list[Any], value: Any) -> None:
+def test_only_a_whole_error_is_read_back() -> None:
     """Fault: a record that is neither answer nor error counts as an error."""
-    record = read(error_line(Ticket(1, 1, None, "c", None), RequestError("internal", "broke")))
-    assert read_record(json.dumps(record).encode()) == record
-    _set(record, *keys, value=value)
-    assert read_record(json.dumps(record).encode()) is None
+    for keys, value in [
+        (["response"], {}),
+        (["error"], 5),
+        (["error", "code"], 5),
+        (["error", "message"], None),
+        (["error", "retryable"], 0),
+    ]:
+        record = read(error_line(Ticket(1, 1, None, "c", None), RequestError("internal", "broke")))
+        assert read_record(json.dumps(record).encode()) == record
+        _set(record, *keys, value=value)
+        assert read_record(json.dumps(record).encode()) is None
 
 
 def test_what_ended_an_answer_is_what_the_run_wrote() -> None:

@@ -99,6 +99,7 @@ def token_ids(path: Path) -> dict[str, list[list[int]]]:
     }
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     ("options", "found"),
     [
@@ -157,6 +158,7 @@ def test_a_plan_without_drafts_looks_for_no_answer(apcbatch: Any, lines: Any, mo
     assert apcbatch("show", "in.jsonl").code == 0
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("turns", ["each", "rollout"])
 @pytest.mark.parametrize("pack", [None, gzip.compress, zstandard.compress])
 def test_earlier_answers_are_found_by_their_names(
@@ -224,19 +226,19 @@ def test_the_file_of_earlier_answers_is_closed_with_them(tmp_path: Path) -> None
     assert file.closed
 
 
-@pytest.mark.parametrize("model_files", ["", "0", "~", None, "same"])
-def test_tokens_are_taken_from_a_run_of_the_same_model_alone(tmp_path: Path, model_files: str | None) -> None:
+def test_tokens_are_taken_from_a_run_of_the_same_model_alone(tmp_path: Path) -> None:
     """Fault: the token ids of another model's run are drafts, whatever they mean in this one."""
-    (tmp_path / "old.jsonl").write_bytes(b"")
-    written = model_files_digest(DEMO_DIR) if model_files == "same" else model_files
-    facts: dict[str, Any] = {"version": "1", "config": {}, "input": {}, "model_files": written}
-    for content in (facts, None):
-        if content is not None:
-            (tmp_path / "old.jsonl.run.json").write_text(json.dumps(content))
-        else:
-            (tmp_path / "old.jsonl.run.json").unlink()
-        earlier = references.EarlierAnswers(str(tmp_path / "old.jsonl"), "--draft-from", DEMO_DIR, pytest.fail)
-        assert earlier.has_same_tokens == (model_files == "same" and content is not None)
+    for model_files in ["", "0", "~", None, "same"]:
+        (tmp_path / "old.jsonl").write_bytes(b"")
+        written = model_files_digest(DEMO_DIR) if model_files == "same" else model_files
+        facts: dict[str, Any] = {"version": "1", "config": {}, "input": {}, "model_files": written}
+        for content in (facts, None):
+            if content is not None:
+                (tmp_path / "old.jsonl.run.json").write_text(json.dumps(content))
+            else:
+                (tmp_path / "old.jsonl.run.json").unlink()
+            earlier = references.EarlierAnswers(str(tmp_path / "old.jsonl"), "--draft-from", DEMO_DIR, pytest.fail)
+            assert earlier.has_same_tokens == (model_files == "same" and content is not None)
 
 
 @pytest.mark.parametrize("other", ["a", "c"])
@@ -429,27 +431,23 @@ def test_answers_that_are_there_fill_no_more_than_the_memory(
         assert engines[-1].learnt == every[len(every) - count :], memory
 
 
-@pytest.mark.parametrize(
-    ("data", "lines"),
-    [
+def test_lines_up_to_the_limit_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: a piece of an overlong line is taken for a line, or the place of the next one is wrong."""
+    for data, lines in [
         (b"abc\nx", [(0, b"abc\n"), (4, b"x")]),
         (b"abcd\nx\n", [(5, b"x\n")]),
         (b"abcd", []),
         (b"abc", [(0, b"abc")]),
         (b"abcdefghij\n\nx", [(11, b"\n"), (12, b"x")]),
-    ],
-)
-def test_lines_up_to_the_limit_are_read(
-    data: bytes, lines: list[tuple[int, bytes]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Fault: a piece of an overlong line is taken for a line, or the place of the next one is wrong."""
-    monkeypatch.setattr(references, "MOST_RECORD_BYTES", 4)
-    assert list(references._lines(io.BytesIO(data))) == lines
+    ]:
+        monkeypatch.setattr(references, "MOST_RECORD_BYTES", 4)
+        assert list(references._lines(io.BytesIO(data))) == lines
 
 
-@pytest.mark.parametrize(
-    ("prompt", "settings", "choice", "draft"),
-    [
+def test_what_a_choice_is_drafted_as() -> None:
+    """Fault: a begun answer is rendered as a message of its own, an echoed prompt is drafted, or one that only looks
+    echoed is cut off."""
+    for prompt, settings, choice, draft in [
         (None, "", {"message": {"role": "assistant", "content": "Hi"}}, "message Hi"),
         (None, "continues", {"message": {"role": "assistant", "content": "Hi"}}, "text Hi"),
         (None, "", {"message": {"role": "nobody", "content": "Hi"}}, None),
@@ -457,21 +455,17 @@ def test_lines_up_to_the_limit_are_read(
         ("Once", "", {"text": "Once upon"}, "text Once upon"),
         ([1, 2], "echo", {"text": "Once upon"}, "text Once upon"),
         ("Once", "", {}, None),
-    ],
-)
-def test_what_a_choice_is_drafted_as(prompt: Any, settings: str, choice: dict[str, Any], draft: str | None) -> None:
-    """Fault: a begun answer is rendered as a message of its own, an echoed prompt is drafted, or one that only looks
-    echoed is cut off."""
-    known: Any = SimpleNamespace(
-        of_message=lambda prompt, message: f"message {message['content']}", of_text=lambda text: f"text {text}"
-    )
-    conversation: Any = SimpleNamespace(
-        prompt=prompt,
-        params={"echo": "echo" in settings},
-        template_options=SimpleNamespace(continue_final_message="continues" in settings),
-    )
-    rendered: Any = None
-    assert references._of_choice(known, conversation, rendered, choice) == draft
+    ]:
+        known: Any = SimpleNamespace(
+            of_message=lambda prompt, message: f"message {message['content']}", of_text=lambda text: f"text {text}"
+        )
+        conversation: Any = SimpleNamespace(
+            prompt=prompt,
+            params={"echo": "echo" in settings},
+            template_options=SimpleNamespace(continue_final_message="continues" in settings),
+        )
+        rendered: Any = None
+        assert references._of_choice(known, conversation, rendered, choice) == draft
 
 
 def test_which_answers_of_out_are_drafted_from(apcbatch: Any, lines: Any, tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ from apcbatch.job.request import read_salt, settings_of
 MOST = 4096  # bytes of a salt
 
 
-@pytest.mark.parametrize(
-    ("content", "salt"),
-    [
+def test_a_salt_is_one_line_of_a_file(tmp_path: Path) -> None:
+    """Fault: another salt than the file holds, so that its cache is not found; or none at all in silence."""
+    for content, salt in [
         (b"s", "s"),
         (b"a b\r\n\n", "a b"),
         (b"x" * MOST, "x" * MOST),
@@ -29,18 +29,15 @@ MOST = 4096  # bytes of a salt
         ("é".encode() * (MOST // 2), "é" * (MOST // 2)),
         (b"", None),
         (b"\r\n", None),
-    ],
-)
-def test_a_salt_is_one_line_of_a_file(tmp_path: Path, content: bytes, salt: str | None) -> None:
-    """Fault: another salt than the file holds, so that its cache is not found; or none at all in silence."""
-    path = tmp_path / "salt"
-    path.write_bytes(content)
-    config = Config(cache_salt=f"@{path}", origins={"cache_salt": "--cache-salt"})
-    if salt is not None:
-        assert read_salt(config) == salt
-    else:
-        with pytest.raises(UsageError, match=f"--cache-salt: the file {path} holds no salt of 1 to {MOST} bytes"):
-            read_salt(config)
+    ]:
+        path = tmp_path / "salt"
+        path.write_bytes(content)
+        config = Config(cache_salt=f"@{path}", origins={"cache_salt": "--cache-salt"})
+        if salt is not None:
+            assert read_salt(config) == salt
+        else:
+            with pytest.raises(UsageError, match=f"--cache-salt: the file {path} holds no salt of 1 to {MOST} bytes"):
+                read_salt(config)
 
 
 def test_a_salt_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
@@ -53,9 +50,9 @@ def test_a_salt_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     assert read_salt(Config()) is None and read_salt(Config(cache_salt="text")) == "text"
 
 
-@pytest.mark.parametrize(
-    ("options", "params", "logprobs", "top"),
-    [
+def test_a_line_overrides_the_options() -> None:
+    """Fault: --top-logprobs gives none, or turns on what a line turned off."""
+    for options, params, logprobs, top in [
         ({}, {}, False, 0),
         ({"logprobs": True}, {}, True, 0),
         ({"top_logprobs": 1}, {}, True, 1),
@@ -65,12 +62,9 @@ def test_a_salt_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
         ({"logprobs": True, "top_logprobs": 2}, {"top_logprobs": 3}, True, 3),
         ({}, {"logprobs": False, "top_logprobs": 3}, False, 3),
         ({"top_logprobs": 2}, {"top_logprobs": 0}, True, 0),
-    ],
-)
-def test_a_line_overrides_the_options(options: Any, params: Any, logprobs: bool, top: int) -> None:
-    """Fault: --top-logprobs gives none, or turns on what a line turned off."""
-    found = settings_of(Config(**options), params)
-    assert (found["logprobs"], found.get("top_logprobs", 0)) == (logprobs, top)
+    ]:
+        found = settings_of(Config(**options), params)
+        assert (found["logprobs"], found.get("top_logprobs", 0)) == (logprobs, top)
 
 
 def test_a_digest_has_no_setting_that_is_newer_and_not_set() -> None:
@@ -79,23 +73,20 @@ def test_a_digest_has_no_setting_that_is_newer_and_not_set() -> None:
     assert set(settings_of(Config(), {"keeps_stop": True, "echo": False})) - set(request_module.FIRST) == {"keeps_stop"}
 
 
-@pytest.mark.parametrize(
-    ("options", "one_call", "expected"),
-    [
+def test_what_a_line_sets_besides_is_in_its_digest() -> None:
+    """Fault: an answer with several calls stands for a request of one; or each digest of earlier versions changes."""
+    for options, one_call, expected in [
         (TemplateOptions(), False, {}),
         (TemplateOptions(), True, {"one_call": True}),
         (TemplateOptions(add_generation_prompt=False), False, {"switches": {"add_generation_prompt": False}}),
-    ],
-)
-def test_what_a_line_sets_besides_is_in_its_digest(options: TemplateOptions, one_call: bool, expected: Any) -> None:
-    """Fault: an answer with several calls stands for a request of one; or each digest of earlier versions changes."""
-    conversation: Any = SimpleNamespace(template_options=options, one_call=one_call)
-    assert request_module._further_settings(conversation) == expected
+    ]:
+        conversation: Any = SimpleNamespace(template_options=options, one_call=one_call)
+        assert request_module._further_settings(conversation) == expected
 
 
-@pytest.mark.parametrize(
-    ("echo", "prompt_logprobs", "settings", "expected"),
-    [
+def test_a_prompt_is_scored_as_far_as_its_record_shows() -> None:
+    """Fault: likeliest tokens are computed that nobody asked for, or a record lacks those that were asked for."""
+    for echo, prompt_logprobs, settings, expected in [
         (True, None, {"logprobs": False, "max_tokens": 4}, {}),
         (True, None, {"logprobs": False, "max_tokens": 0}, {"score_from": 9}),
         (True, None, {"logprobs": False, "max_tokens": 0, "top_logprobs": 3}, {"score_from": 9}),
@@ -105,13 +96,8 @@ def test_what_a_line_sets_besides_is_in_its_digest(options: TemplateOptions, one
         (True, 5, {"logprobs": True, "max_tokens": 4, "top_logprobs": 3}, {"score_from": 1, "score_top": 5}),
         (False, 0, {"logprobs": True, "max_tokens": 4, "top_logprobs": 3}, {"score_from": 1, "score_top": 0}),
         (False, 2, {"logprobs": False, "max_tokens": 0}, {"score_from": 1, "score_top": 2}),
-    ],
-)
-def test_a_prompt_is_scored_as_far_as_its_record_shows(
-    echo: bool, prompt_logprobs: int | None, settings: dict[str, Any], expected: dict[str, int]
-) -> None:
-    """Fault: likeliest tokens are computed that nobody asked for, or a record lacks those that were asked for."""
-    assert request_module._scored_prompt(9, echo, prompt_logprobs, settings) == expected
+    ]:
+        assert request_module._scored_prompt(9, echo, prompt_logprobs, settings) == expected
 
 
 def test_a_record_holds_so_many_log_probabilities_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

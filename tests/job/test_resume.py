@@ -66,32 +66,22 @@ def test_a_complete_out_loads_no_weights(apcbatch, engines, twelve, tmp_path, tu
     assert apcbatch(*run, "--resume").summary["requests"] and len(engines) == 2
 
 
-@pytest.mark.parametrize(
-    ("kept", "torn"),
-    [(0, b'{"id":"apc-0000'), (0, b"\0" * 70_000), (1, b""), (7, b'{"id":"apc-0000'), (7, b"\0" * 70_000), (12, b"")],
-)
-def test_resume_does_the_rest(apcbatch, twelve, tmp_path, kept, torn):
+def test_resume_does_the_rest(apcbatch, twelve, tmp_path):
     """Fault: a request is lost or doubled; a torn last line stays, or takes a whole one with it."""
-    apcbatch("run", "in.jsonl", "-o", "whole.jsonl", *OPTIONS)
     apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS)
-    cut(tmp_path / "out.jsonl", kept, torn)
-    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--resume")
-    assert done.code == 0, done.stderr
-    assert (done.summary["requests"], done.summary["already_done"]) == (12 - kept, kept)
-    assert answers(read_records(tmp_path / "out.jsonl")) == answers(read_records(tmp_path / "whole.jsonl"))
+    path = tmp_path / "out.jsonl"
+    whole, records = path.read_bytes(), answers(read_records(path))
+    begun = b'{"id":"apc-0000'
+    for kept, torn in ((0, begun), (0, b"\0" * 70_000), (1, b""), (7, begun), (7, b"\0" * 70_000), (12, b"")):
+        path.write_bytes(whole)
+        cut(path, kept, torn)
+        done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--resume")
+        assert done.code == 0, (kept, torn[:9], done.stderr)
+        assert (done.summary["requests"], done.summary["already_done"]) == (12 - kept, kept)
+        assert answers(read_records(path)) == records, (kept, torn[:9])
 
 
-@pytest.mark.parametrize(
-    ("lines", "retry_errors", "left"),
-    [
-        ("ok no again", False, "ok no again"),
-        ("ok no", True, "ok no"),
-        ("ok no again", True, "ok no"),
-        ("ok torn no again", False, "ok no again"),
-        ("ok torn no again", True, "ok no"),
-    ],
-)
-def test_out_is_rewritten_only_if_a_line_goes(apcbatch, twelve, tmp_path, lines, retry_errors, left):
+def test_out_is_rewritten_only_if_a_line_goes(apcbatch, twelve, tmp_path):
     """Fault: a large OUT is copied for nothing; or, once it is rewritten, answers are compared with the input again,
     trusted by their lines alone, or mixed with those of another rule of draws."""
     apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--limit", 2)
@@ -99,17 +89,24 @@ def test_out_is_rewritten_only_if_a_line_goes(apcbatch, twelve, tmp_path, lines,
     failed = [{"response": None, "error": {"code": "x", "message": "x", "retryable": again}} for again in (False, True)]
     no, again = (json.dumps(record | part) for record, part in zip(others, failed, strict=False))
     texts = {"ok": json.dumps(whole), "no": no, "again": again, "torn": "\0" * 9}
-    (tmp_path / "out.jsonl").write_text("".join(texts[name] + "\n" for name in lines.split()))
-    sink = FileSink(tmp_path / "out.jsonl")
-    answers = read_answers(sink)
-    answers.confirmed, answers.trusts_lines, answers.same_draw_rule = True, False, False
-    inode = sink.path.stat().st_ino
-    found = drop_unusable(sink, answers, retry_errors)
-    assert [line for _, line in sink.lines()] == [f"{texts[name]}\n".encode() for name in left.split()]
-    assert (sink.path.stat().st_ino == inode) == (found is answers) == (left == lines)
-    assert (len(found), found.num_torn, found.confirmed) == (len(left.split()), 0, True)
-    assert not found.trusts_lines and not found.same_draw_rule
-    sink.close()
+    for lines, retry_errors, left in (
+        ("ok no again", False, "ok no again"),
+        ("ok no", True, "ok no"),
+        ("ok no again", True, "ok no"),
+        ("ok torn no again", False, "ok no again"),
+        ("ok torn no again", True, "ok no"),
+    ):
+        (tmp_path / "out.jsonl").write_text("".join(texts[name] + "\n" for name in lines.split()))
+        sink = FileSink(tmp_path / "out.jsonl")
+        answers = read_answers(sink)
+        answers.confirmed, answers.trusts_lines, answers.same_draw_rule = True, False, False
+        inode = sink.path.stat().st_ino
+        found = drop_unusable(sink, answers, retry_errors)
+        assert [line for _, line in sink.lines()] == [f"{texts[name]}\n".encode() for name in left.split()]
+        assert (sink.path.stat().st_ino == inode) == (found is answers) == (left == lines)
+        assert (len(found), found.num_torn, found.confirmed) == (len(left.split()), 0, True)
+        assert not found.trusts_lines and not found.same_draw_rule
+        sink.close()
 
 
 def test_resume_of_a_different_run_is_refused_field_by_field(apcbatch, twelve, tmp_path, monkeypatch):
@@ -166,33 +163,30 @@ def test_an_option_that_is_not_given_is_that_of_the_earlier_run(apcbatch, twelve
     assert now["dtype"] == "float32" and now["system_prompt"] == "Be brief." and now["stop"] == ["q"]
 
 
-@pytest.mark.parametrize(
-    ("there", "code", "said"),
-    [
-        ({"dtype": "float8"}, 2, "out.jsonl.run.json is 'float8'; expected one of auto, float32, bfloat16"),
-        ({"max_tokens": None}, 2, "out.jsonl.run.json is null"),
-        ({"dtype": "float32", "no_such_option": 1}, 0, ""),
-    ],
-)
-def test_a_value_of_the_run_file_is_checked(apcbatch, twelve, tmp_path, there, code, said):
+def test_a_value_of_the_run_file_is_checked(apcbatch, twelve, tmp_path):
     """Fault: a damaged run file ends in a traceback, or one of another version is refused for an option it had."""
     assert apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--dtype", "float32").code == 0
     path = tmp_path / "out.jsonl.run.json"
     facts = json.loads(path.read_text())
-    path.write_text(json.dumps(facts | {"config": facts["config"] | there}))
-    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--resume")
-    assert done.code == code and said in done.stderr and "Traceback" not in done.stderr
+    for there, code, said in (
+        ({"dtype": "float8"}, 2, "out.jsonl.run.json is 'float8'; expected one of auto, float32, bfloat16"),
+        ({"max_tokens": None}, 2, "out.jsonl.run.json is null"),
+        ({"dtype": "float32", "no_such_option": 1}, 0, ""),
+    ):
+        path.write_text(json.dumps(facts | {"config": facts["config"] | there}))
+        done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--resume")
+        assert done.code == code and said in done.stderr and "Traceback" not in done.stderr, there
     (tmp_path / "out.jsonl").unlink()
     assert apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--resume").code == 0, "nothing to go on from"
 
 
-@pytest.mark.parametrize(("flags", "kept"), [(["--fast"], ["--fast"]), (["--exact"], ["--exact"]), ([], [])])
-def test_the_command_that_continues_keeps_the_kind_of_products(flags, kept, apcbatch, twelve, tmp_path):
+def test_the_command_that_continues_keeps_the_kind_of_products(apcbatch, twelve, tmp_path):
     """Fault: a run that was begun with fast products goes on with exact ones, whose answers are others."""
     write_lines(tmp_path / "in.jsonl", [{"messages": "none"}, conversation(1)])
-    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, *flags, "--strict")
-    assert done.code == 1
-    assert [word for word in done.final_line.split() if word in ("--fast", "--exact")] == kept
+    for flags in (["--fast"], ["--exact"], []):
+        done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, *flags, "--strict", "--overwrite")
+        assert done.code == 1
+        assert [word for word in done.final_line.split() if word in ("--fast", "--exact")] == flags
 
 
 def test_what_cannot_change_an_answer_may_change_on_the_way(apcbatch, twelve, tmp_path):
@@ -203,19 +197,19 @@ def test_what_cannot_change_an_answer_may_change_on_the_way(apcbatch, twelve, tm
     assert [record["id"] for record in read_records(tmp_path / "out.jsonl")] == [f"apc-{n:06d}" for n in range(12)]
 
 
-@pytest.mark.parametrize("content", [None, "{", "[]", '{"config": 3, "input": {}}'])
-@pytest.mark.parametrize("lines", [None, '{"a file": "of another program, without a newline"}'])
-def test_an_out_without_its_run_file_is_refused(apcbatch, twelve, tmp_path, content, lines):
+def test_an_out_without_its_run_file_is_refused(apcbatch, twelve, tmp_path):
     """Fault: without a run file anything may be mixed in, or a file without a newline is taken for a torn first line
     and emptied; or a damaged run file ends in a traceback."""
     apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS)
     path, run_file = tmp_path / "out.jsonl", tmp_path / "out.jsonl.run.json"
-    run_file.unlink() if content is None else run_file.write_text(content)
-    path.write_text(lines or path.read_text())
-    before = path.read_bytes()
-    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--resume")
-    assert done.code == 2 and "out.jsonl.run.json" in done.stderr and "--overwrite" in done.stderr
-    assert path.read_bytes() == before
+    for lines in (path.read_bytes(), b'{"a file": "of another program, without a newline"}'):
+        for content in (None, "{", "[]", '{"config": 3, "input": {}}'):
+            run_file.unlink() if content is None else run_file.write_text(content)
+            path.write_bytes(lines)
+            done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--resume")
+            said = "out.jsonl.run.json" in done.stderr and "--overwrite" in done.stderr
+            assert done.code == 2 and said, (lines[:9], content, done.stderr)
+            assert path.read_bytes() == lines
 
 
 def test_an_out_that_another_run_writes_is_refused(apcbatch, twelve, tmp_path):

@@ -23,9 +23,9 @@ def run_file_of(folder: Path, **changes: Any) -> RunFile:
     return RunFile(folder / "out.jsonl", Config(**changes), input, "m", Disk())
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
+def test_what_is_no_run_file_is_called_what_it_is(tmp_path: Path) -> None:
+    """Fault: a file of somebody else's is compared as a run file, or the reader is told of another fault."""
+    for content, reason in [
         (orjson.dumps(FACTS), ""),
         (None, "is missing"),
         ("folder", "is not a file"),
@@ -36,27 +36,28 @@ def run_file_of(folder: Path, **changes: Any) -> RunFile:
         (orjson.dumps({"config": {}, "input": {}}), "is not a run file"),
         (orjson.dumps(FACTS | {"config": []}), "is not a run file"),
         (orjson.dumps(FACTS | {"input": None}), "is not a run file"),
-    ],
-)
-def test_what_is_no_run_file_is_called_what_it_is(tmp_path: Path, content: bytes | str | None, reason: str) -> None:
-    """Fault: a file of somebody else's is compared as a run file, or the reader is told of another fault."""
-    path = tmp_path / "out.jsonl.run.json"
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-        assert is_run_file(content) is not bool(reason)
-    elif content == "folder":
-        path.mkdir()
-    facts, found = read_run_file(path)
-    assert found.startswith(reason) and bool(found) == bool(reason) and facts == (None if reason else FACTS)
-    if reason:
-        way = "or choose another -o, or " + ("--overwrite" if content is None else "move it away and --overwrite")
-        with pytest.raises(UsageError, match=f"{path} .*put that run's file there, {way}$"):
-            run_file_of(tmp_path).check()
+    ]:
+        path = tmp_path / "out.jsonl.run.json"
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+            assert is_run_file(content) is not bool(reason)
+        elif content == "folder":
+            path.mkdir()
+        else:
+            path.unlink()
+        facts, found = read_run_file(path)
+        assert found.startswith(reason) and bool(found) == bool(reason) and facts == (None if reason else FACTS)
+        if reason:
+            way = "or choose another -o, or " + ("--overwrite" if content is None else "move it away and --overwrite")
+            with pytest.raises(UsageError, match=f"{path} .*put that run's file there, {way}$"):
+                run_file_of(tmp_path).check()
+        if content == "folder":
+            path.rmdir()
 
 
-@pytest.mark.parametrize(
-    ("there", "is_alone", "refused"),
-    [
+def test_only_its_own_run_file_at_an_address_is_replaced(tmp_path: Path) -> None:
+    """Fault: --resume uploads over another run's OUT, or is refused where the upload before broke off."""
+    for there, is_alone, refused in [
         (None, True, None),
         (None, False, "is missing"),
         ("same", True, None),
@@ -64,20 +65,17 @@ def test_what_is_no_run_file_is_called_what_it_is(tmp_path: Path, content: bytes
         ("other", True, "is of a different run"),
         ("other", False, "is of a different run"),
         ("none of ours", True, "is of a different run"),
-    ],
-)
-def test_only_its_own_run_file_at_an_address_is_replaced(
-    tmp_path: Path, there: str | None, is_alone: bool, refused: str | None
-) -> None:
-    """Fault: --resume uploads over another run's OUT, or is refused where the upload before broke off."""
-    own = run_file_of(tmp_path)
-    run_file_of(tmp_path, seed=5 if there == "other" else 0).write()
-    data = {None: None, "none of ours": b"{}"}.get(there, own.path.read_bytes())
-    try:
-        own.check_uploaded("s3://b/o", data, is_alone)
-        assert refused is None
-    except UsageError as error:
-        assert refused is not None and f"s3://b/o is not this run's: s3://b/o.run.json {refused}; give" in str(error)
+    ]:
+        own = run_file_of(tmp_path)
+        run_file_of(tmp_path, seed=5 if there == "other" else 0).write()
+        data = {None: None, "none of ours": b"{}"}.get(there, own.path.read_bytes())
+        try:
+            own.check_uploaded("s3://b/o", data, is_alone)
+            assert refused is None
+        except UsageError as error:
+            assert refused is not None and f"s3://b/o is not this run's: s3://b/o.run.json {refused}; give" in str(
+                error
+            )
 
 
 def test_the_input_is_known_by_its_size_and_name(tmp_path: Path) -> None:

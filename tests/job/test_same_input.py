@@ -212,6 +212,7 @@ def test_an_input_that_ends_earlier_is_refused(piped, tmp_path):
     assert piped("--resume", "--limit", 2).code == 0, "a smaller limit asks for less"
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("turn", [1, 2])
 def test_a_rollout_is_bound_to_its_own_answers(apcbatch, tmp_path, turn):
     """Fault: a later turn stands on an answer that OUT does not have, after OUT or INPUT was changed."""
@@ -336,6 +337,7 @@ def test_an_out_without_digests_is_taken_with_a_warning(apcbatch, tmp_path):
     assert len(answers(read_records(tmp_path / "out.jsonl"))) == 6
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("turns", ["each", "rollout"])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_a_name_belongs_to_one_request_of_the_run(apcbatch, tmp_path, turns, reverse):

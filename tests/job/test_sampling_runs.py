@@ -151,6 +151,7 @@ def test_the_likeliest_tokens_of_a_chat_have_openais_shape(here, capsys):
     assert records["cut"]["apcbatch"]["stop_reason"] == " " and records["cut"]["apcbatch"]["finish_reason"] == "stop"
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("turns", ["each", "rollout"])
 def test_a_resumed_run_with_settings_gives_the_same_lines(here, capsys, turns):
@@ -247,21 +248,18 @@ def test_what_the_model_suggests_is_used_or_not_and_said(here, capsys):
     assert shown["seed"].endswith("# default")
 
 
-@pytest.mark.parametrize(
-    ("values", "temperature", "origin"),
-    [
+def test_a_file_that_draws_without_a_temperature_draws_at_one(tmp_path):
+    """Fault: `do_sample` alone leaves a run greedy, or draws at another temperature than in transformers and vLLM."""
+    for values, temperature, origin in [
         ({"do_sample": True}, 1.0, "generation_config.json"),
         ({"do_sample": True, "temperature": 0.5}, 0.5, "generation_config.json"),
         ({"do_sample": 1}, 0.0, "default"),
         ({"temperature": 0.5}, 0.0, "default"),
-    ],
-)
-def test_a_file_that_draws_without_a_temperature_draws_at_one(tmp_path, values, temperature, origin):
-    """Fault: `do_sample` alone leaves a run greedy, or draws at another temperature than in transformers and vLLM."""
-    (tmp_path / "generation_config.json").write_text(json.dumps(values))
-    given = resolution.load({"generation_config": "auto"}, None, {})
-    used = with_model_defaults(given, tmp_path)
-    assert (used.temperature, used.origins["temperature"]) == (temperature, origin)
+    ]:
+        (tmp_path / "generation_config.json").write_text(json.dumps(values))
+        given = resolution.load({"generation_config": "auto"}, None, {})
+        used = with_model_defaults(given, tmp_path)
+        assert (used.temperature, used.origins["temperature"]) == (temperature, origin)
 
 
 def test_a_suggestion_that_cannot_be_used(here, capsys):
@@ -279,16 +277,16 @@ def test_a_suggestion_that_cannot_be_used(here, capsys):
         assert code == 0 and "generation_config.json of" not in told
 
 
-@pytest.mark.parametrize("stop", ["\n\n", "it's", "a\tb'\\n\"$x\x01", "plain", "-v", "\u00e9\u2028"])
-def test_the_command_that_continues_repeats_a_stop_text(stop):
+def test_the_command_that_continues_repeats_a_stop_text():
     """Fault: a stop text with a newline in it breaks the last line in two, or comes back as another text."""
-    config = Config(stop=(stop, "b"), stop_token_id=(5, 7), origins={"stop": "--stop", "stop_token_id": "--x"})
-    line = command_line(command_words(["apcbatch"], ["in.jsonl"], "out.jsonl", None, config, ["--resume"]))
-    assert "\n" not in line
-    words = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, check=True).stdout.split(
-        b"\0"
-    )
-    assert [word.decode() for word in words[:-1]] == [
-        "apcbatch", "run", "in.jsonl", "-o", "out.jsonl", "--stop", stop, "--stop", "b", "--stop-token-id", "5",
-        "--stop-token-id", "7", "--resume",
-    ]  # fmt: skip
+    for stop in ["\n\n", "it's", "a\tb'\\n\"$x\x01", "plain", "-v", "\u00e9\u2028"]:
+        config = Config(stop=(stop, "b"), stop_token_id=(5, 7), origins={"stop": "--stop", "stop_token_id": "--x"})
+        line = command_line(command_words(["apcbatch"], ["in.jsonl"], "out.jsonl", None, config, ["--resume"]))
+        assert "\n" not in line
+        words = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, check=True).stdout.split(
+            b"\0"
+        )
+        assert [word.decode() for word in words[:-1]] == [
+            "apcbatch", "run", "in.jsonl", "-o", "out.jsonl", "--stop", stop, "--stop", "b", "--stop-token-id", "5",
+            "--stop-token-id", "7", "--resume",
+        ]  # fmt: skip

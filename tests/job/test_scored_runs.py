@@ -127,31 +127,26 @@ def test_echo_gives_the_prompt_and_what_is_known_of_it(run: Callable[..., Any]) 
     assert bodies["behind"].choices[0].text.startswith("The order")
 
 
-@pytest.mark.parametrize(
-    ("is_echoed", "is_scored", "num_tokens", "logprobs", "tops"),
-    [
+def test_a_completion_lists_its_prompt_only_if_it_is_echoed_and_scored() -> None:
+    """Fault: the tokens of a prompt that is not echoed are listed, more likely ones than were asked for, or an offset
+    of a token that is not there."""
+    for is_echoed, is_scored, num_tokens, logprobs, tops in [
         (False, False, 2, [-3.0, -4.0], [3, 3]),
         (False, True, 2, [-3.0, -4.0], [3, 3]),  # scored for prompt_logprobs alone
         (True, False, 2, [-3.0, -4.0], [3, 3]),
         (True, True, 2, [None, -5.0, -6.0, -3.0, -4.0], [None, 2, 2, 3, 3]),  # for the prompt, one beside the token
         (True, True, 0, [None, -5.0, -6.0], [None, 2, 2]),
         (False, False, 0, [], []),
-    ],
-)
-def test_a_completion_lists_its_prompt_only_if_it_is_echoed_and_scored(
-    is_echoed: bool, is_scored: bool, num_tokens: int, logprobs: list[float | None], tops: list[int | None]
-) -> None:
-    """Fault: the tokens of a prompt that is not echoed are listed, more likely ones than were asked for, or an offset
-    of a token that is not there."""
-    likely = [[(100, -0.5), (101, -1.0), (102, -2.0)]] * 2
-    result = Result("r", 3, [103, 104], [-3.0, -4.0], top_logprobs=[one[:2] for one in likely])
-    if is_scored:
-        result.scores = Scores(1, [-5.0, -6.0], [9, 9], likely)
-    echoed = PromptFields(np.array([105, 106, 107], np.int32), "abc", True, num_top=1) if is_echoed else None
-    found = completion_logprobs(result, num_tokens, Renderer.load(DEMO), echoed)
-    assert found is not None and found["token_logprobs"] == logprobs
-    assert [top and len(top) for top in found["top_logprobs"]] == tops
-    assert len(found["tokens"]) == len(found["text_offset"]) == len(tops)
+    ]:
+        likely = [[(100, -0.5), (101, -1.0), (102, -2.0)]] * 2
+        result = Result("r", 3, [103, 104], [-3.0, -4.0], top_logprobs=[one[:2] for one in likely])
+        if is_scored:
+            result.scores = Scores(1, [-5.0, -6.0], [9, 9], likely)
+        echoed = PromptFields(np.array([105, 106, 107], np.int32), "abc", True, num_top=1) if is_echoed else None
+        found = completion_logprobs(result, num_tokens, Renderer.load(DEMO), echoed)
+        assert found is not None and found["token_logprobs"] == logprobs
+        assert [top and len(top) for top in found["top_logprobs"]] == tops
+        assert len(found["tokens"]) == len(found["text_offset"]) == len(tops)
 
 
 def test_prompt_logprobs_have_the_shape_of_vllm(run: Callable[..., Any]) -> None:
@@ -189,9 +184,9 @@ def test_more_scores_than_a_record_can_hold_are_refused(
         assert error["code"] == "invalid_request" and "at most 60 are given: ask for fewer" in error["message"]
 
 
-@pytest.mark.parametrize(
-    ("body", "expected"),
-    [
+def test_values_that_are_refused() -> None:
+    """Catches a field that is ignored in silence."""
+    for body, expected in [
         ({"n": 0}, "body.n is 0; expected an integer from 1 to 128"),
         ({"n": 129}, "body.n is 129"),
         ({"n": 2.0}, "body.n is 2.0"),
@@ -201,12 +196,9 @@ def test_more_scores_than_a_record_can_hold_are_refused(
         ({"echo": True}, "body.echo is true, which is not supported"),
         ({"prompt_logprobs": 21}, "body.prompt_logprobs is 21; expected an integer from 0 to 20"),
         ({"prompt_logprobs": -1}, "body.prompt_logprobs is -1"),
-    ],
-)
-def test_values_that_are_refused(body: dict[str, Any], expected: str) -> None:
-    """Catches a field that is ignored in silence."""
-    bad = parse_record(line("a", **body), 1)
-    assert expected in str(bad.error)  # type: ignore[union-attr]
+    ]:
+        bad = parse_record(line("a", **body), 1)
+        assert expected in str(bad.error)  # type: ignore[union-attr]
 
 
 def recorded() -> list[dict[str, Any]]:

@@ -229,27 +229,31 @@ def test_what_others_do_to_out_stops_the_run(clocked, call, size, words):
         sink.finish(ordered=False) if call == "finish" else sink.sync_if_due()
 
 
-@pytest.mark.parametrize(
-    ("case", "is_left"),
-    [("new", False), ("filled", False), ("there", True), ("written", True), ("wanted", True), ("replaced", True)],
-)
-def test_only_an_unused_file_of_this_run_is_removed(tmp_path, case, is_left):
+def test_only_an_unused_file_of_this_run_is_removed(tmp_path):
     """Fault: a run that is refused leaves an empty OUT, or takes another one with it."""
-    path = tmp_path / "out.jsonl"
-    if case == "there":
-        path.touch()
-    sink = FileSink(path)
-    if case == "filled":
-        sink.fill(iter([line(1)]))
-    elif case == "written":
-        sink.append(line(1))
-    elif case == "wanted":
-        sink.remove_if_unused = False
-    elif case == "replaced":
-        (tmp_path / "other").touch()
-        (tmp_path / "other").rename(path)
-    sink.close()
-    assert path.exists() == is_left
+    for case, is_left in [
+        ("new", False),
+        ("filled", False),
+        ("there", True),
+        ("written", True),
+        ("wanted", True),
+        ("replaced", True),
+    ]:
+        path = tmp_path / "out.jsonl"
+        if case == "there":
+            path.touch()
+        sink = FileSink(path)
+        if case == "filled":
+            sink.fill(iter([line(1)]))
+        elif case == "written":
+            sink.append(line(1))
+        elif case == "wanted":
+            sink.remove_if_unused = False
+        elif case == "replaced":
+            (tmp_path / "other").touch()
+            (tmp_path / "other").rename(path)
+        sink.close()
+        assert path.exists() == is_left
 
 
 def test_a_file_goes_on_after_it_was_emptied_or_cut(tmp_path):

@@ -134,6 +134,7 @@ def test_every_finished_answer_is_valid_and_the_same_however_it_is_run(run, tmp_
         assert code == 0 and tokens(again) == tokens(cold), options
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["mamba", "jamba"])
 def test_random_weights_follow_a_form_too(family, tiny_checkpoint, run, tmp_path):

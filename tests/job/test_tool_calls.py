@@ -94,6 +94,7 @@ def test_a_jamba_template_gives_calls(apcbatch, model, says, tmp_path, special):
         assert record["apcbatch"]["warnings"] == []
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     ("options", "config", "calls"),
     [
@@ -163,6 +164,7 @@ SHOWS_IDS = TEMPLATES["hermes"].replace(
 )
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("kept", [0, 1, 2])
 def test_a_rollout_has_each_id_once_also_when_resumed(apcbatch, model, says, tmp_path, kept):
     """Fault: ids that restart at each turn; tools that answer recorded calls; a resumed run with other ids."""

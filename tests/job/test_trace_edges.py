@@ -84,51 +84,55 @@ def test_each_row_counts_the_tokens_of_its_requests():
         assert set(prefixes) == {()} | ends | {p for p in forks if branches[p] > 1}, where
 
 
-@pytest.mark.parametrize("bounds", [(10**6, 7), (40, 10**6), (25, 5), (1, 1)])
-def test_what_is_folded_goes_on_counting(bounds):
+def test_what_is_folded_goes_on_counting():
     """Fault: tokens or requests of a branch that was folded to stay within the bounds are lost or counted twice; the
     bounds do not hold."""
-    seed = random.randrange(10**6)
-    folded = 0
-    for number in range(60):
-        requests = list(requests_of(seed + number))
-        tree = TraceTree(*bounds)
-        for prompt, cached, source in requests:
-            tree.answered(array(prompt), cached, source)
-            assert tree.num_tokens <= bounds[0] and tree.num_edges <= bounds[1], seed + number
-        most = random.Random(seed + number).randint(1, 9)
-        edges = edge_columns(tree.root, shown, most)
-        assert len(edges.parent) <= most
-        for name in ("memory", "disk"):
-            total = sum(cached for _, cached, source in requests if source == name)
-            assert sum(getattr(edges, name)) == total, seed + number
-        assert sum(edges.computed) == sum(len(prompt) - cached for prompt, cached, _ in requests), seed + number
-        assert edges.requests[0] == len(requests)
-        assert all(hidden <= number for hidden, number in zip(edges.hidden, edges.requests, strict=True))
-        folded += edges.hidden[0]
-    assert folded, f"nothing was folded into the root from seed {seed} on"
+    for bounds in [(10**6, 7), (40, 10**6), (25, 5), (1, 1)]:
+        seed = random.randrange(10**6)
+        folded = 0
+        for number in range(60):
+            requests = list(requests_of(seed + number))
+            tree = TraceTree(*bounds)
+            for prompt, cached, source in requests:
+                tree.answered(array(prompt), cached, source)
+                assert tree.num_tokens <= bounds[0] and tree.num_edges <= bounds[1], seed + number
+            most = random.Random(seed + number).randint(1, 9)
+            edges = edge_columns(tree.root, shown, most)
+            assert len(edges.parent) <= most
+            for name in ("memory", "disk"):
+                total = sum(cached for _, cached, source in requests if source == name)
+                assert sum(getattr(edges, name)) == total, seed + number
+            assert sum(edges.computed) == sum(len(prompt) - cached for prompt, cached, _ in requests), seed + number
+            assert edges.requests[0] == len(requests)
+            assert all(hidden <= number for hidden, number in zip(edges.hidden, edges.requests, strict=True))
+            folded += edges.hidden[0]
+        assert folded, f"nothing was folded into the root from seed {seed} on"
 
 
-@pytest.mark.parametrize(("bounds", "rows"), [((6, 9), 3), ((5, 9), 2), ((99, 2), 3), ((99, 1), 1)])
-def test_nothing_is_folded_at_the_bounds(bounds, rows):
+def test_nothing_is_folded_at_the_bounds():
     """Fault: an edge is folded though there is room for it, to the token and to the edge."""
-    tree = TraceTree(*bounds)
-    for first in (1, 5):
-        tree.answered(array([first, 2, 3]), 0, "none")
-    edges = edge_columns(tree.root, shown)
-    assert (len(edges.parent), sum(edges.computed)) == (rows, 6)
+    for bounds, rows in [((6, 9), 3), ((5, 9), 2), ((99, 2), 3), ((99, 1), 1)]:
+        tree = TraceTree(*bounds)
+        for first in (1, 5):
+            tree.answered(array([first, 2, 3]), 0, "none")
+        edges = edge_columns(tree.root, shown)
+        assert (len(edges.parent), sum(edges.computed)) == (rows, 6)
 
 
-@pytest.mark.parametrize(
-    ("counted", "grows"),
-    [({}, True), ({"ends": 1}, False), ({"memory": 1}, False), ({"disk": 1}, False),
-     ({"folded": TokenCounts(requests=1)}, False), ({"folded": TokenCounts(memory=5)}, True), ({"parent": None}, False),
-     ({"children": {b"": Edge(b"", None, 1)}}, False)],
-)  # fmt: skip
-def test_an_edge_grows_only_where_nothing_is_counted_at_its_end(counted, grows):
+def test_an_edge_grows_only_where_nothing_is_counted_at_its_end():
     """Fault: tokens are appended behind requests that ended or resumed there, and count as theirs."""
-    edge = Edge(**{"tokens": bytes(4), "parent": Edge(b"", None, 0), "end": 1} | counted)
-    assert edge.can_grow == grows
+    for counted, grows in [
+        ({}, True),
+        ({"ends": 1}, False),
+        ({"memory": 1}, False),
+        ({"disk": 1}, False),
+        ({"folded": TokenCounts(requests=1)}, False),
+        ({"folded": TokenCounts(memory=5)}, True),
+        ({"parent": None}, False),
+        ({"children": {b"": Edge(b"", None, 1)}}, False),
+    ]:
+        edge = Edge(**{"tokens": bytes(4), "parent": Edge(b"", None, 0), "end": 1} | counted)
+        assert edge.can_grow == grows
 
 
 @pytest.mark.parametrize("bounds", [(40, 99), (99, 40)])
@@ -211,15 +215,19 @@ def test_what_goes_first_has_saved_the_fewest_tokens(edge, key):
     assert _fold_order(edge, 7) == key
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "dropped_s"),
-    [(None, None, None), (2.5, None, 2.5), (None, 2.5, 2.5), (1.5, 2.5, 2.5), (2.5, 1.5, 2.5), (None, 0.0, 0.0)],
-)
-def test_snapshots_of_two_places_add_up(one, other, dropped_s):
+def test_snapshots_of_two_places_add_up():
     """Fault: the places of a folded branch are lost, or the last eviction is another one."""
-    counts = SnapshotCounts(2, 30, 1, one)
-    counts.add(SnapshotCounts(5, 7, 3, other))
-    assert (counts.count, counts.size_bytes, counts.dropped, counts.dropped_s) == (7, 37, 4, dropped_s)
+    for one, other, dropped_s in [
+        (None, None, None),
+        (2.5, None, 2.5),
+        (None, 2.5, 2.5),
+        (1.5, 2.5, 2.5),
+        (2.5, 1.5, 2.5),
+        (None, 0.0, 0.0),
+    ]:
+        counts = SnapshotCounts(2, 30, 1, one)
+        counts.add(SnapshotCounts(5, 7, 3, other))
+        assert (counts.count, counts.size_bytes, counts.dropped, counts.dropped_s) == (7, 37, 4, dropped_s)
 
 
 def test_a_place_is_shared_once_there_are_as_many_as_may_be():

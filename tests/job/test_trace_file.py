@@ -142,9 +142,12 @@ def test_a_file_that_another_program_writes_is_not_replaced(out, theirs):
     assert len(read_trace(path).segments) == 1
 
 
-@pytest.mark.parametrize(
-    ("changes", "note"),
-    [
+def test_each_missing_part_is_one_sentence(out):
+    """Fault: a part that is not shown is not told, or a trace that is whole is said to lack some."""
+    path, one = Path(trace_path(str(out))), segment(random.Random(3))
+    opened(out).write(one)
+    whole = path.read_bytes()
+    for changes, note in [
         ({"format": 0}, "cannot be read: it has the format 0; this version reads 1"),
         ({"format": "x" * 30}, f"cannot be read: it has the format {'x' * 20}; this version reads 1"),
         ({"segment": {}}, "cannot be read: it has no version"),
@@ -152,31 +155,25 @@ def test_a_file_that_another_program_writes_is_not_replaced(out, theirs):
         ({"missing": 0}, None),
         ({"missing": -1}, None),
         ({"missing": "x"}, None),
-    ],
-)
-def test_each_missing_part_is_one_sentence(out, changes, note):
-    """Fault: a part that is not shown is not told, or a trace that is whole is said to lack some."""
-    path, one = Path(trace_path(str(out))), segment(random.Random(3))
-    opened(out).write(one)
-    whole = path.read_bytes()
-    path.write_bytes(whole + orjson.dumps(orjson.loads(whole) | changes) + b"\n")
-    found = read_trace(path)
-    assert found.segments == [one] * (1 if note and "cannot" in note else 2)
-    assert [one.endswith(note) for one in found.notes] == ([True] if note else [])
+    ]:
+        path.write_bytes(whole + orjson.dumps(orjson.loads(whole) | changes) + b"\n")
+        found = read_trace(path)
+        assert found.segments == [one] * (1 if note and "cannot" in note else 2), changes
+        assert [one.endswith(note) for one in found.notes] == ([True] if note else []), changes
 
 
-@pytest.mark.parametrize("content", [b"", b"{}\n", b'{"format":1}\n', b"\x00\xff", b'{"role":"user"}\n', b"[1]"])
-def test_a_file_that_is_no_trace_stays(out, content):
+def test_a_file_that_is_no_trace_stays(out):
     """Fault: a run replaces a file of somebody else's that has the trace's name."""
-    path = Path(trace_path(str(out)))
-    path.write_bytes(content)
-    file = TraceFile(out, out, Disk())
-    with pytest.raises(UsageError, match="is not a trace of this program.*--no-trace"):
-        file.check_replaceable()
-    file.remove()
-    assert path.read_bytes() == content
-    with pytest.raises(TraceError, match="is not a trace of this program"):
-        read_trace(path)
+    for content in [b"", b"{}\n", b'{"format":1}\n', b"\x00\xff", b'{"role":"user"}\n', b"[1]"]:
+        path = Path(trace_path(str(out)))
+        path.write_bytes(content)
+        file = TraceFile(out, out, Disk())
+        with pytest.raises(UsageError, match="is not a trace of this program.*--no-trace"):
+            file.check_replaceable()
+        file.remove()
+        assert path.read_bytes() == content
+        with pytest.raises(TraceError, match="is not a trace of this program"):
+            read_trace(path)
 
 
 def test_what_is_no_file_is_refused_in_a_sentence(out):
@@ -260,36 +257,39 @@ def test_damage_is_a_sentence_or_harmless(out):
     assert refused > count / 2, "most damage is noticed"
 
 
-@pytest.mark.parametrize(
-    ("place", "name", "value", "is_read"),
-    [
-        ((), "continue", 5, False), ((), "continue", None, True), ((), "version", 5, False),
-        ((), "machine", None, False), ((), "begin", -1, False), ((), "begin", 0, True), ((), "begin", 2.0**40, True),
-        ((), "begin", True, False), ((), "program", "run", False), ((), "program", [5], False), ((), "end", None, True),
-        ((), "options", [["a", 1]], False), ((), "options", [[1, 1, "x"]], False), ((), "options", ["abc"], False),
-        (("end",), "seconds", -1, False), (("end",), "exit_code", -1, False), (("end",), "exit_code", 0, True),
-        (("end",), "summary", [], False), (("stems",), "hidden", [2**63 - 1], True),
-        (("stems",), "hidden", [0], True), (("stems",), "hidden", [2**63], False), (("stems",), "hidden", [-1], False),
-        (("stems",), "hidden", [1.0], False), (("stems",), "hidden", [], False), (("stems",), "parent", [0], False),
-        (("stems",), "parent", [-2], False),
-        (("stems",), "begin", [1], False), (("stems",), "end", [1], False), (("stems",), "text", [5], False),
-        (("stems",), "dropped_s", [None], True), (("stems",), "dropped_s", [0], True),
-        (("stems",), "dropped_s", [-1], False),
-    ],
-)  # fmt: skip
-def test_each_field_is_checked(out, place, name, value, is_read):
+FIELDS = [
+    ((), "continue", 5, False), ((), "continue", None, True), ((), "version", 5, False),
+    ((), "machine", None, False), ((), "begin", -1, False), ((), "begin", 0, True), ((), "begin", 2.0**40, True),
+    ((), "begin", True, False), ((), "program", "run", False), ((), "program", [5], False), ((), "end", None, True),
+    ((), "options", [["a", 1]], False), ((), "options", [[1, 1, "x"]], False), ((), "options", ["abc"], False),
+    (("end",), "seconds", -1, False), (("end",), "exit_code", -1, False), (("end",), "exit_code", 0, True),
+    (("end",), "summary", [], False), (("stems",), "hidden", [2**63 - 1], True),
+    (("stems",), "hidden", [0], True), (("stems",), "hidden", [2**63], False), (("stems",), "hidden", [-1], False),
+    (("stems",), "hidden", [1.0], False), (("stems",), "hidden", [], False), (("stems",), "parent", [0], False),
+    (("stems",), "parent", [-2], False),
+    (("stems",), "begin", [1], False), (("stems",), "end", [1], False), (("stems",), "text", [5], False),
+    (("stems",), "dropped_s", [None], True), (("stems",), "dropped_s", [0], True),
+    (("stems",), "dropped_s", [-1], False),
+]  # fmt: skip
+
+
+def test_each_field_is_checked(out):
     """Fault: a value of another type, or one beyond its range, reaches the report."""
     path = Path(trace_path(str(out)))
     opened(out).write(segment(random.Random(0), rows=1))
-    whole = orjson.loads(path.read_bytes())
-    found = whole["segment"]
-    for key in place:
-        found = found[key]
-    assert name in found
-    found[name] = value
-    path.write_bytes(orjson.dumps(whole))
-    with nullcontext() if is_read else pytest.raises(TraceError, match="cannot be read"):
-        assert len(read_trace(path).segments) == 1
+    line = path.read_bytes()
+    for place, name, value, is_read in FIELDS:
+        whole = orjson.loads(line)
+        found = whole["segment"]
+        for key in place:
+            found = found[key]
+        assert name in found
+        found[name] = value
+        path.write_bytes(orjson.dumps(whole))
+        try:
+            assert len(read_trace(path).segments) == is_read == 1, (place, name, value)
+        except TraceError as error:
+            assert not is_read and "cannot be read" in str(error), (place, name, value)
 
 
 @pytest.mark.parametrize(("rows", "is_read"), [(0, True), (MAX_PASS_ROWS, True), (MAX_PASS_ROWS + 1, False)])
@@ -310,16 +310,20 @@ def test_a_number_that_no_clock_has_is_refused(out, seconds):
         read_trace(trace_path(str(out)))
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"parent": [-1, 1, 0]}, {"parent": [-1, 2, 0]}, {"parent": [-1, -1, 0]}, {"parent": [0, 0, 0]},
-     {"begin": [1, 0, 4]}, {"begin": [0, 1, 4]}, {"begin": [0, 0, 4], "end": [0, 5, 3]},
-     {"begin": [0, 0, 0], "end": [1, 5, 9]}],
-)  # fmt: skip
-def test_rows_that_are_no_tree_are_refused(changes, out):
+def test_rows_that_are_no_tree_are_refused(out):
     """Fault: a row above itself, before its parent, or that begins elsewhere than its parent ends, is drawn."""
-    sound = {"parent": [-1, 0, 0], "begin": [0, 0, 0], "end": [0, 5, 9]}
-    edges = segment(random.Random(0), rows=3).edges
-    assert _tree(replace(edges, **sound)).end == [0, 5, 9]
-    with pytest.raises(ValueError, match=r"row \d of its stems has no place in the tree"):
-        _tree(replace(edges, **(sound | changes)))
+    for changes in [
+        {"parent": [-1, 1, 0]},
+        {"parent": [-1, 2, 0]},
+        {"parent": [-1, -1, 0]},
+        {"parent": [0, 0, 0]},
+        {"begin": [1, 0, 4]},
+        {"begin": [0, 1, 4]},
+        {"begin": [0, 0, 4], "end": [0, 5, 3]},
+        {"begin": [0, 0, 0], "end": [1, 5, 9]},
+    ]:
+        sound = {"parent": [-1, 0, 0], "begin": [0, 0, 0], "end": [0, 5, 9]}
+        edges = segment(random.Random(0), rows=3).edges
+        assert _tree(replace(edges, **sound)).end == [0, 5, 9]
+        with pytest.raises(ValueError, match=r"row \d of its stems has no place in the tree"):
+            _tree(replace(edges, **(sound | changes)))

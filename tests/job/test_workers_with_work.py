@@ -44,9 +44,9 @@ def test_no_more_workers_than_requests(apcbatch, monkeypatch, tmp_path, lines, o
     ]
 
 
-@pytest.mark.parametrize(("lines", "most"), [(0, 1), (255, 255), (256, None), (300, None)])
-def test_a_few_lines_are_read_ahead(lines, most):
+def test_a_few_lines_are_read_ahead():
     """Faults: an input that ends behind the lines that are read ahead is taken for a long one, or a line is lost."""
-    records = [BadLine(number, RequestError("invalid_json", "no")) for number in range(lines)]
-    found, number = open._bound_workers(iter(records), None)
-    assert number == most and list(found) == records
+    for lines, most in [(0, 1), (255, 255), (256, None), (300, None)]:
+        records = [BadLine(number, RequestError("invalid_json", "no")) for number in range(lines)]
+        found, number = open._bound_workers(iter(records), None)
+        assert number == most and list(found) == records

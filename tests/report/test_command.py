@@ -165,20 +165,17 @@ def test_hostile_texts_are_not_in_the_page(out: Path, apcbatch: Command, tmp_pat
     assert all(answer.startswith("".join(HOSTILE)) for answer in table["answer"])
 
 
-@pytest.mark.parametrize(
-    ("size", "shown"),
-    [
+def test_the_size_of_a_page() -> None:
+    """Fault: a page of 0 kB, or one whose size is a thousand times another's."""
+    for size, shown in [
         (1, "1 kB"),
         (1_499, "1 kB"),
         (482_400, "482 kB"),
         (999_400, "999 kB"),
         (1_000_000, "1.0 MB"),
         (1_949_000, "1.9 MB"),
-    ],
-)
-def test_the_size_of_a_page(size: int, shown: str) -> None:
-    """Fault: a page of 0 kB, or one whose size is a thousand times another's."""
-    assert report_file.shown_bytes(size) == shown
+    ]:
+        assert report_file.shown_bytes(size) == shown
 
 
 def test_several_runs_and_a_curve(out: Path, apcbatch: Command, tmp_path: Path) -> None:

@@ -84,9 +84,9 @@ def test_the_bounds_of_a_curve(tmp_path: Path) -> None:
         assert curve["candidates"][0] == ROW | {"block_size": 1, "predicted_s": None, "measured_s": None}
 
 
-@pytest.mark.parametrize(
-    ("content", "sentence"),
-    [
+def test_another_file_than_a_curve(tmp_path: Path) -> None:
+    """Fault: a traceback, or a picture of nothing or of numbers that no command writes."""
+    for content, sentence in [
         ("", "cannot be read"),
         ("[]", "has no candidates"),
         ("{}", "has no candidates"),
@@ -101,11 +101,8 @@ def test_the_bounds_of_a_curve(tmp_path: Path) -> None:
         ({"candidates": [ROW | {"hit_rate": True}]}, "candidate 1 lacks"),
         ({"candidates": [ROW | {"measured_prefill_s": -0.5}]}, "candidate 1 lacks"),
         ({"candidates": [ROW | {"predicted_prefill_s": "1"}]}, "candidate 1 lacks"),
-    ],
-)
-def test_another_file_than_a_curve(content: Any, sentence: str, tmp_path: Path) -> None:
-    """Fault: a traceback, or a picture of nothing or of numbers that no command writes."""
-    path = tmp_path / "tune.json"
-    path.write_text(content if isinstance(content, str) else json.dumps(content))
-    with pytest.raises(UsageError, match=f"--tune {path}:? {sentence}.*tune-block-size --json"):
-        read_curve(str(path))
+    ]:
+        path = tmp_path / "tune.json"
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+        with pytest.raises(UsageError, match=f"--tune {path}:? {sentence}.*tune-block-size --json"):
+            read_curve(str(path))

@@ -98,29 +98,35 @@ def test_without_a_trace_the_records_are_enough() -> None:
     assert sums_of(drafted=0, accepted=0) is None
 
 
-@pytest.mark.parametrize(
-    "drafts",
-    [None, [], "lookup", {"lookup": 5}, {"lookup": {"drafted": -1, "accepted": 0}}, {"lookup": {"drafted": 1}},
-     {"lookup": {"drafted": 1, "accepted": 2}}, {"lookup": {"drafted": 0, "accepted": 0}}],
-)  # fmt: skip
-def test_damaged_sums_are_left_out(drafts: Any) -> None:
+def test_damaged_sums_are_left_out() -> None:
     """Fault: a trace that somebody made up ends the report in a traceback, or in a share above all."""
-    found = sums_of(SUMMARY | {"drafts": drafts, "drafts_saved_s": "1", "seconds": 5})
-    assert found["sources"] == [] and found["saved_s"] is None
+    for drafts in [
+        None,
+        [],
+        "lookup",
+        {"lookup": 5},
+        {"lookup": {"drafted": -1, "accepted": 0}},
+        {"lookup": {"drafted": 1}},
+        {"lookup": {"drafted": 1, "accepted": 2}},
+        {"lookup": {"drafted": 0, "accepted": 0}},
+    ]:
+        found = sums_of(SUMMARY | {"drafts": drafts, "drafts_saved_s": "1", "seconds": 5})
+        assert found["sources"] == [] and found["saved_s"] is None
 
 
-@pytest.mark.parametrize("value", [float("inf"), 1e300, True, "2", None])
-def test_seconds_that_cannot_be_are_not_known(value: Any) -> None:
+def test_seconds_that_cannot_be_are_not_known() -> None:
     """Fault: a number that is not finite makes a page that no browser can read."""
-    assert sums_of(SUMMARY | {"drafts_saved_s": value})["saved_s"] is None
-    assert tokens_per_pass([SUMMARY | {"tokens_per_pass": 0.0}]) is None
+    for value in [float("inf"), 1e300, True, "2", None]:
+        assert sums_of(SUMMARY | {"drafts_saved_s": value})["saved_s"] is None
+        assert tokens_per_pass([SUMMARY | {"tokens_per_pass": 0.0}]) is None
 
 
-@pytest.mark.parametrize(
-    ("own", "is_taken"),
-    [({"drafted_tokens": 5, "accepted_tokens": 5}, True), ({"drafted_tokens": -2}, False),
-     ({"accepted_tokens": 1.0}, False), ({"drafted_tokens": None}, False)],
-)  # fmt: skip
-def test_a_record_with_drafts_that_cannot_be_is_none(own: dict[str, Any], is_taken: bool) -> None:
+def test_a_record_with_drafts_that_cannot_be_is_none() -> None:
     """Fault: a damaged count is shown and summed up."""
-    assert Requests().add(answered(**own)) == is_taken
+    for own, is_taken in [
+        ({"drafted_tokens": 5, "accepted_tokens": 5}, True),
+        ({"drafted_tokens": -2}, False),
+        ({"accepted_tokens": 1.0}, False),
+        ({"drafted_tokens": None}, False),
+    ]:
+        assert Requests().add(answered(**own)) == is_taken

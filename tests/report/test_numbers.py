@@ -340,33 +340,40 @@ def answered(**own: Any) -> dict[str, Any]:
     return record | {"response": {"body": body}, "apcbatch": known | own}
 
 
-@pytest.mark.parametrize(
-    ("own", "is_taken"),
-    [
-        ({}, True), ({"ideal_cached_tokens": None}, True), ({"miss_reason": None}, True), ({"out": 2**52 - 1}, True),
-        ({"out": 2**52}, False), ({"out": -2}, False), ({"out": None}, False), ({"out": 2.0}, False),
-        ({"cached_tokens": 5}, False), ({"cached_from": "tape"}, False), ({"miss_reason": 5}, False),
-        ({"prefill_ms": -0.1}, False), ({"prefill_ms": None}, False), ({"decode_ms": 1e300}, False),
-    ],
-)  # fmt: skip
-def test_a_record_is_a_row_if_its_numbers_can_be(own: dict[str, Any], is_taken: bool) -> None:
+def test_a_record_is_a_row_if_its_numbers_can_be() -> None:
     """Fault: a damaged number is shown and summed up, or an answer at its bounds is left out."""
-    requests = Requests()
-    assert requests.add(answered(**own)) == is_taken == len(requests)
-    if is_taken:
-        row = {name: column[0] for name, column in requests.numbers.items()}
-        assert (row["prefill_ms"], row["decode_ms"], row["from"], row["line"], row["turn"]) == (13, 0, 2, 1, 0)
-        assert row["ideal"] == (5 if "ideal_cached_tokens" not in own else -1)
-        assert requests.reasons[row["reason"]] == ("" if "miss_reason" in own else "cold")
+    for own, is_taken in [
+        ({}, True),
+        ({"ideal_cached_tokens": None}, True),
+        ({"miss_reason": None}, True),
+        ({"out": 2**52 - 1}, True),
+        ({"out": 2**52}, False),
+        ({"out": -2}, False),
+        ({"out": None}, False),
+        ({"out": 2.0}, False),
+        ({"cached_tokens": 5}, False),
+        ({"cached_from": "tape"}, False),
+        ({"miss_reason": 5}, False),
+        ({"prefill_ms": -0.1}, False),
+        ({"prefill_ms": None}, False),
+        ({"decode_ms": 1e300}, False),
+    ]:
+        requests = Requests()
+        assert requests.add(answered(**own)) == is_taken == len(requests)
+        if is_taken:
+            row = {name: column[0] for name, column in requests.numbers.items()}
+            assert (row["prefill_ms"], row["decode_ms"], row["from"], row["line"], row["turn"]) == (13, 0, 2, 1, 0)
+            assert row["ideal"] == (5 if "ideal_cached_tokens" not in own else -1)
+            assert requests.reasons[row["reason"]] == ("" if "miss_reason" in own else "cold")
 
 
-@pytest.mark.parametrize("digest", ["0f" * 16, "0f" * 15, "zz" * 16, 5, None])
-def test_a_prompt_without_its_digest_is_equal_to_none(digest: object) -> None:
+def test_a_prompt_without_its_digest_is_equal_to_none() -> None:
     """Fault: a digest that another program wrote ends the report, or makes two prompts equal."""
-    requests = Requests()
-    requests.add(answered(request_digest=digest, custom_id="x" * 513))
-    assert requests.prompt_digest(0) == (b"\x0f" if digest == "0f" * 16 else b"\0") * 16
-    assert requests.ids == ["x" * 512]
+    for digest in ["0f" * 16, "0f" * 15, "zz" * 16, 5, None]:
+        requests = Requests()
+        requests.add(answered(request_digest=digest, custom_id="x" * 513))
+        assert requests.prompt_digest(0) == (b"\x0f" if digest == "0f" * 16 else b"\0") * 16
+        assert requests.ids == ["x" * 512]
 
 
 def test_the_text_of_an_answer_is_all_that_was_said() -> None:

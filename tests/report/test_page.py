@@ -137,16 +137,16 @@ def test_the_policy_comes_before_what_it_rules(made: bytes) -> None:
     assert tags[:3] == ["html", "head", "meta"]
 
 
-@pytest.mark.parametrize("name", [*SCRIPTS, "page.html", "style.css"])
-def test_no_part_leads_anywhere(name: str) -> None:
+def test_no_part_leads_anywhere() -> None:
     """Fault: the page loads or sends something, or makes markup out of text."""
-    text = (ASSETS / name).read_text("utf-8")
-    for banned in (
-        "http:", "https:", "://", "url(", "@import", "import(", "import ", "fetch(", "XMLHttpRequest", "WebSocket",
-        "EventSource", "sendBeacon", "innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "DOMParser",
-        "eval(", "new Function", "localStorage", "sessionStorage", "cookie", " onclick", "src=",
-    ):  # fmt: skip
-        assert banned not in text, f"{name} has {banned}"
+    for name in [*SCRIPTS, "page.html", "style.css"]:
+        text = (ASSETS / name).read_text("utf-8")
+        for banned in (
+            "http:", "https:", "://", "url(", "@import", "import(", "import ", "fetch(", "XMLHttpRequest", "WebSocket",
+            "EventSource", "sendBeacon", "innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "DOMParser",
+            "eval(", "new Function", "localStorage", "sessionStorage", "cookie", " onclick", "src=",
+        ):  # fmt: skip
+            assert banned not in text, f"{name} has {banned}"
 
 
 def test_each_part_says_what_it_is_and_is_used() -> None:

@@ -162,25 +162,27 @@ def test_a_record_of_another_prompt_shows_none(apcbatch: Command, tmp_path: Path
     assert any("1 requests of" in sentence and "not shown" in sentence for sentence in warned)
 
 
-@pytest.mark.parametrize(
-    ("score", "turns", "turn", "expected"),
-    [
-        (False, "each", 1, "U"), (False, "each", 3, "UAUAU"), (False, "each", None, "UAUAU"),
-        (False, "last", 3, "UAUAU"),
-        (True, "each", 1, "U"), (True, "each", 2, "UAU"), (True, "each", None, "UAU"), (True, "last", 2, "UAU"),
-    ],
-)  # fmt: skip
-def test_a_prompt_is_the_messages_before_its_turn(score: bool, turns: str, turn: int | None, expected: str) -> None:
+def test_a_prompt_is_the_messages_before_its_turn() -> None:
     """Fault: a prompt holds the answer that is beside it, or is that of another turn."""
-    roles = {"U": "user", "A": "assistant"}
-    messages = [{"role": roles[letter], "content": f"{letter}{number}"} for number, letter in enumerate("UAUAU")]
-    good: Any = parse_record({"messages": messages, "tools": [{"name": "f"}]}, 1)
-    [_] = source = _Source(iter([good]))
-    config: Any = SimpleNamespace(score=score, turns=turns)
-    told = [[roles[letter], f"{letter}{number}"] for number, letter in enumerate(expected)]
-    assert source.history(turn, config) == [["tools", "f"], *told]
-    good.tools = None
-    assert source.history(turn, config) == told
+    for score, turns, turn, expected in [
+        (False, "each", 1, "U"),
+        (False, "each", 3, "UAUAU"),
+        (False, "each", None, "UAUAU"),
+        (False, "last", 3, "UAUAU"),
+        (True, "each", 1, "U"),
+        (True, "each", 2, "UAU"),
+        (True, "each", None, "UAU"),
+        (True, "last", 2, "UAU"),
+    ]:
+        roles = {"U": "user", "A": "assistant"}
+        messages = [{"role": roles[letter], "content": f"{letter}{number}"} for number, letter in enumerate("UAUAU")]
+        good: Any = parse_record({"messages": messages, "tools": [{"name": "f"}]}, 1)
+        [_] = source = _Source(iter([good]))
+        config: Any = SimpleNamespace(score=score, turns=turns)
+        told = [[roles[letter], f"{letter}{number}"] for number, letter in enumerate(expected)]
+        assert source.history(turn, config) == [["tools", "f"], *told]
+        good.tools = None
+        assert source.history(turn, config) == told
 
 
 def test_of_a_long_prompt_the_beginning_and_the_end_are_decoded() -> None:

@@ -66,11 +66,11 @@ def test_the_reason_names_the_numbers() -> None:
     assert real.reason == only.replace("predicted", "measured") + "; the next best, 64, takes 100 % longer."
 
 
-@pytest.mark.parametrize(("restore_s", "gain"), [(0.0105, 11), (0.010, 10), (0.0, 1), (0.0001, 1)])
-def test_the_least_gain_is_what_a_restore_costs(restore_s: float, gain: int) -> None:
+def test_the_least_gain_is_what_a_restore_costs() -> None:
     """Catches a snapshot that costs more to read than to compute again, and a gain of no token."""
-    costs = replace(COSTS, restore_disk_s=restore_s)
-    assert conclude(load({}, None, {}), SURVEY, MADE, costs, [candidate(1, 1.0)]).min_gain_tokens == gain
+    for restore_s, gain in [(0.0105, 11), (0.010, 10), (0.0, 1), (0.0001, 1)]:
+        costs = replace(COSTS, restore_disk_s=restore_s)
+        assert conclude(load({}, None, {}), SURVEY, MADE, costs, [candidate(1, 1.0)]).min_gain_tokens == gain
 
 
 def test_what_makes_a_run_differ_is_said() -> None:
@@ -90,29 +90,24 @@ def test_what_makes_a_run_differ_is_said() -> None:
     assert "the store is taken to be empty" in notes(store="s")
 
 
-@pytest.mark.parametrize(
-    ("flags", "peak", "restore_s", "write_s"),
-    [
+def test_restores_and_writes_are_charged_where_they_happen() -> None:
+    """Catches a restore that is charged to the wrong place, a write beyond the store's size, and snapshots for later
+    runs that cost nothing."""
+    for flags, peak, restore_s, write_s in [
         ({}, 2000, 0.04, 0.0),
         ({"store": "s"}, 1000, 0.04, 0.7),
         ({"store": "s"}, 1001, 0.021, 0.7),
         ({"store": "s", "store_size": 300}, 0, 0.04, 0.3),
-    ],
-)
-def test_restores_and_writes_are_charged_where_they_happen(
-    flags: dict[str, object], peak: int, restore_s: float, write_s: float
-) -> None:
-    """Catches a restore that is charged to the wrong place, a write beyond the store's size, and snapshots for later
-    runs that cost nothing."""
-    tree = dataset([1] * 100, [1] * 60 + [2] * 40, [1] * 60 + [3] * 10).tree()
-    config = load({"pool_size": 1000, "max_batch_tokens": 4096, **flags}, None, {})
-    grids = {4: {"planned": table(store=700, resume_at=(0, 60, 60), peak=peak)}}
-    forecast: Any = SimpleNamespace(grids=grids, order=[0, 1, 2])
-    [found] = predict(config, SimpleNamespace(tree=tree), forecast, COSTS)  # type: ignore[arg-type]
-    assert (found.block_size, found.restore_s, found.write_s) == pytest.approx((4, restore_s, write_s))
-    # One pass, three chunks, 150 tokens, three snapshots for this run and two for later ones.
-    assert found.prefill_s == pytest.approx(0.5 + 0.3 + 1.5 + 5 * 0.25)
-    assert found.total_s == pytest.approx(found.prefill_s + restore_s + write_s)
+    ]:
+        tree = dataset([1] * 100, [1] * 60 + [2] * 40, [1] * 60 + [3] * 10).tree()
+        config = load({"pool_size": 1000, "max_batch_tokens": 4096, **flags}, None, {})
+        grids = {4: {"planned": table(store=700, resume_at=(0, 60, 60), peak=peak)}}
+        forecast: Any = SimpleNamespace(grids=grids, order=[0, 1, 2])
+        [found] = predict(config, SimpleNamespace(tree=tree), forecast, COSTS)  # type: ignore[arg-type]
+        assert (found.block_size, found.restore_s, found.write_s) == pytest.approx((4, restore_s, write_s))
+        # One pass, three chunks, 150 tokens, three snapshots for this run and two for later ones.
+        assert found.prefill_s == pytest.approx(0.5 + 0.3 + 1.5 + 5 * 0.25)
+        assert found.total_s == pytest.approx(found.prefill_s + restore_s + write_s)
 
 
 @pytest.mark.slow

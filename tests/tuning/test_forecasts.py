@@ -63,6 +63,7 @@ def test_the_document_has_its_shape(chats: Path) -> None:
         assert candidate["cached_tokens"] + candidate["computed_tokens"] == document["dataset"]["prompt_tokens"]
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "order"), [("all", "auto"), ("last", "auto"), ("planned", "auto"), ("planned", "file")]

@@ -108,31 +108,31 @@ def measured(engine: KnownEngine, monkeypatch: pytest.MonkeyPatch) -> Measuremen
     return _Meter(engine).measure()
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("state_only", [True, False])
-def test_known_costs_are_found(state_only: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_known_costs_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a cost that is counted wrong, divided by the wrong number, or taken from the wrong counter; of a device,
     a restore that counts only as far as the host has to do with it."""
-    engine = KnownEngine(state_only, device=device)
-    found = measured(engine, monkeypatch)
-    assert (found.pass_s, found.chunk_s, found.token_s) == pytest.approx((PASS, CHUNK, TOKEN))
-    assert (found.context_s, found.snapshot_s) == pytest.approx((0.0 if state_only else PAIR, SNAPSHOT))
-    assert (found.restore_ram_s, found.restore_disk_s) == pytest.approx((RESTORE_RAM, RESTORE_DISK))
-    assert found.write_byte_s == pytest.approx(WRITE_BYTE)
-    long, *others = found.rates
-    assert [(rate.sequences, rate.chunk, rate.context) for rate in others] == [
-        (1, 64, 0), (32, 64, 0), (32, 16, 0), (16, 64, min(2 * long.chunk, 1984))
-    ]  # fmt: skip
-    pair_s = 0.0 if state_only else PAIR
-    for rate in found.rates:
-        tokens = rate.sequences * rate.chunk
-        pairs = tokens * (rate.context + rate.chunk / 2)
-        expected = PASS + rate.sequences * CHUNK + tokens * TOKEN + pairs * pair_s
-        assert rate.tokens_per_s == pytest.approx(tokens / expected)
-    assert long.sequences == 1 and 64 < long.chunk <= 2048 and not long.context
-    # As many tokens as the first passes, of four chunks of 64, would take in the time that there is for it.
-    first_s = PASS + 4 * CHUNK + 256 * TOKEN + 256 * 32 * pair_s
-    assert long.chunk == min(2048, int(0.7 * 256 / first_s))
+    for device in ["cpu", "cuda"]:
+        for state_only in [True, False]:
+            engine = KnownEngine(state_only, device=device)
+            found = measured(engine, monkeypatch)
+            assert (found.pass_s, found.chunk_s, found.token_s) == pytest.approx((PASS, CHUNK, TOKEN))
+            assert (found.context_s, found.snapshot_s) == pytest.approx((0.0 if state_only else PAIR, SNAPSHOT))
+            assert (found.restore_ram_s, found.restore_disk_s) == pytest.approx((RESTORE_RAM, RESTORE_DISK))
+            assert found.write_byte_s == pytest.approx(WRITE_BYTE)
+            long, *others = found.rates
+            assert [(rate.sequences, rate.chunk, rate.context) for rate in others] == [
+                (1, 64, 0), (32, 64, 0), (32, 16, 0), (16, 64, min(2 * long.chunk, 1984))
+            ]  # fmt: skip
+            pair_s = 0.0 if state_only else PAIR
+            for rate in found.rates:
+                tokens = rate.sequences * rate.chunk
+                pairs = tokens * (rate.context + rate.chunk / 2)
+                expected = PASS + rate.sequences * CHUNK + tokens * TOKEN + pairs * pair_s
+                assert rate.tokens_per_s == pytest.approx(tokens / expected)
+            assert long.sequences == 1 and 64 < long.chunk <= 2048 and not long.context
+            # As many tokens as the first passes, of four chunks of 64, would take in the time that there is for it.
+            first_s = PASS + 4 * CHUNK + 256 * TOKEN + 256 * 32 * pair_s
+            assert long.chunk == min(2048, int(0.7 * 256 / first_s))
 
 
 def test_each_kind_is_done_as_often_and_with_prompts_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,8 +247,8 @@ def test_seconds_are_the_sum_of_their_parts() -> None:
     assert (costs.tokens_per_s, costs.break_even_ram, costs.break_even_disk) == pytest.approx((50.0, 30.0, 40.0))
 
 
-@pytest.mark.parametrize(("count", "length", "context"), [(1, 1, 0), (2, 5, 7), (3, 64, 100)])
-def test_the_features_of_a_pass_are_those_of_its_tokens(count: int, length: int, context: int) -> None:
+def test_the_features_of_a_pass_are_those_of_its_tokens() -> None:
     """Catches tokens before a token that are counted wrong: each one's context, the half of its own chunk included."""
-    pairs = count * sum(context + position + 0.5 for position in range(length))
-    assert _features(count, length, context, 9) == (1, count, count * length, pairs, 9)
+    for count, length, context in [(1, 1, 0), (2, 5, 7), (3, 64, 100)]:
+        pairs = count * sum(context + position + 0.5 for position in range(length))
+        assert _features(count, length, context, 9) == (1, count, count * length, pairs, 9)

@@ -85,9 +85,10 @@ def test_the_walk_counts_every_token_once_and_waits_for_the_turn_before() -> Non
     assert (narrow.passes, narrow.chunks, narrow.tokens) == (2 + 3 + 4, 2 + 3 + 4, 60)
 
 
-@pytest.mark.parametrize(
-    ("order", "lengths", "resume_at", "conversations", "budget", "running", "passes", "chunks"),
-    [
+def test_the_walk_at_its_bounds() -> None:
+    """Fault: a chunk of one token or of none is counted wrong, a slot is left empty or given twice, or a request waits
+    for another that it does not resume from."""
+    for order, lengths, resume_at, conversations, budget, running, passes, chunks in [
         ([0], [9], [0], [1], 8, 1, 2, 2),  # the second chunk is one token
         ([0], [8], [0], [1], 8, 1, 1, 1),
         ([0, 1, 2], [4, 4, 8], [0, 0, 0], [1, 2, 3], 8, 3, 2, 3),  # no token is left for the third
@@ -96,14 +97,10 @@ def test_the_walk_counts_every_token_once_and_waits_for_the_turn_before() -> Non
         ([0, 1], [8, 16], [0, 8], [1, 2], 24, 2, 1, 2),  # the first turn of its conversation waits for none
         ([1, 0], [8, 16], [0, 8], [1, 1], 24, 2, 1, 2),  # nor one that comes before what it could resume from
         ([0, 1], [8, 16], [0, 1], [1, 1], 24, 2, 2, 2),
-    ],
-)
-def test_the_walk_at_its_bounds(order, lengths, resume_at, conversations, budget, running, passes, chunks) -> None:
-    """Fault: a chunk of one token or of none is counted wrong, a slot is left empty or given twice, or a request waits
-    for another that it does not resume from."""
-    work = count_work(order, lengths, resume_at, conversations, budget, running)
-    assert (work.passes, work.chunks) == (passes, chunks)
-    assert work.tokens == sum(lengths) - sum(resume_at)
+    ]:
+        work = count_work(order, lengths, resume_at, conversations, budget, running)
+        assert (work.passes, work.chunks) == (passes, chunks)
+        assert work.tokens == sum(lengths) - sum(resume_at)
 
 
 @pytest.mark.parametrize(("beyond", "more_passes"), [(-1, 3), (0, 2)])
@@ -165,16 +162,18 @@ def test_each_line_with_a_request_advances_once(tmp_path: Path) -> None:
     assert (len(advanced), found.num_lines, len(found.windows), found.errors.total()) == (2, 2, 1, 1)
 
 
-@pytest.mark.parametrize(("count", "expected"), [(0, []), (1, [8]), (2, [8, 32]), (9, [8, 16, 32])])
-def test_the_fastest_are_verified_in_their_places(count: int, expected: list[int], monkeypatch: Any) -> None:
+def test_the_fastest_are_verified_in_their_places(monkeypatch: Any) -> None:
     """Fault: slow candidates are run in place of the fastest, or the candidates change their order."""
-    monkeypatch.setattr(verification, "real_run", lambda config, inputs, size, warn: Verified(size, 2.0 * size, 3))
-    made = [Candidate(size, TABLE, *seconds) for size, seconds in ((8, (1, 1, 1)), (16, (2, 2, 2)), (32, (5, 0, 0)))]
-    found = verification.verify(load({}, None, {}), find_inputs([]), made, count, pytest.fail)
-    assert [one.block_size for one in found] == [8, 16, 32]
-    assert [one.verified and one.verified.prefill_s for one in found] == [
-        size if size in expected else None for size in (8, 16, 32)
-    ]
+    for count, expected in [(0, []), (1, [8]), (2, [8, 32]), (9, [8, 16, 32])]:
+        monkeypatch.setattr(verification, "real_run", lambda config, inputs, size, warn: Verified(size, 2.0 * size, 3))
+        made = [
+            Candidate(size, TABLE, *seconds) for size, seconds in ((8, (1, 1, 1)), (16, (2, 2, 2)), (32, (5, 0, 0)))
+        ]
+        found = verification.verify(load({}, None, {}), find_inputs([]), made, count, pytest.fail)
+        assert [one.block_size for one in found] == [8, 16, 32]
+        assert [one.verified and one.verified.prefill_s for one in found] == [
+            size if size in expected else None for size in (8, 16, 32)
+        ]
 
 
 @pytest.mark.parametrize("store", [None, "states"])
