@@ -51,12 +51,12 @@ def test_stat_counts_by_model(folder, capsys):
 @pytest.mark.parametrize(
     ("num_stranded", "said"), [(0, "5 snapshots, 7 B"), (2, "5 snapshots, 2 of them stranded, 7 B")]
 )
-def test_stat_counts_what_cannot_be_used(monkeypatch, capsys, num_stranded, said):
+def test_stat_counts_what_cannot_be_used(monkeypatch, capsys, tmp_path, num_stranded, said):
     """Fault: snapshots that lost an ancestor are counted like the others, or none is said to be one of them."""
     stats = SimpleNamespace(path="states", entries=5, num_bytes=7, num_stranded=num_stranded, models=[])
     opened = nullcontext(SimpleNamespace(stats=lambda: stats))
-    monkeypatch.setattr("apcbatch.cli.store._open", lambda folder, read_only: opened)
-    assert main(["store", "stat", "states"]) == 0
+    monkeypatch.setattr(Store, "open", lambda folder, warn, **how: opened)
+    assert main(["store", "stat", str(tmp_path)]) == 0
     assert capsys.readouterr().out == f"states: {said}\n"
 
 

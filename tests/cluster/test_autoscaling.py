@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
@@ -68,12 +69,12 @@ def test_workers_that_are_not_there_yet_are_not_waited_for() -> None:
     assert len(outcome.engine._workers) <= 3
 
 
-def streamed(engine: ClusterEngine, requests: list[Request], seconds: float = 0.0) -> list:
+def streamed(engine: ClusterEngine, clock: Callable[[], float], requests: list[Request], seconds: float = 0.0) -> list:
     """Submit requests and go on for so many seconds, or until all are answered."""
     for request in requests:
         engine.submit(request)
-    results, end = [], engine._runtime.clock() + seconds
-    while engine.num_unfinished and (not seconds or engine._runtime.clock() < end):
+    results, end = [], clock() + seconds
+    while engine.num_unfinished and (not seconds or clock() < end):
         results += engine.step()
     return results
 
@@ -89,12 +90,12 @@ def test_workers_come_again_with_the_work(kills: tuple) -> None:
     engine = ClusterEngine(runtime, settings, Hooks(to_wire=lambda request: request))
     runtime.check = lambda: audit(engine, settings)
     long = [replace(few.requests[0], max_tokens=LONG)]
-    results = streamed(engine, long, 200.0)
+    results = streamed(engine, runtime.clock, long, 200.0)
     assert len(engine._workers) == 1
     later = [replace(request, id=f"later {request.id}") for request in many.requests]
-    results += streamed(engine, later, 100.0)
+    results += streamed(engine, runtime.clock, later, 100.0)
     assert 3 <= len(engine._workers) <= 6
-    results += streamed(engine, [])
+    results += streamed(engine, runtime.clock, [])
     assert sorted(result.id for result in results) == sorted(request.id for request in long + later)
     assert all(result.error is None for result in results)
     assert max(len(runtime.workers), 6) <= 12 + 2 * len(kills)

@@ -24,8 +24,8 @@ class Refused(Exception):
 
 def test_an_address_that_is_none_is_refused() -> None:
     """Catches an address that Ray would try for minutes, or take for something else."""
+    pytest.importorskip("ray")
     for address in ["ray://head:10001", "head", "head:port", ":6379"]:
-        pytest.importorskip("ray")
         with pytest.raises(UsageError, match="expected local, auto, or HOST:PORT"):
             RayCluster(address)
 

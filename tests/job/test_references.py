@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import random
 import shlex
 from collections.abc import Callable
@@ -219,11 +220,11 @@ def test_a_file_that_changes_meanwhile_gives_no_other_answer(apcbatch: Any, line
 def test_the_file_of_earlier_answers_is_closed_with_them(tmp_path: Path) -> None:
     """Fault: each run of one process leaves the OUT of an earlier run open."""
     (tmp_path / "old.jsonl").write_bytes(b"")
+    before = os.listdir("/proc/self/fd")
     earlier = references.EarlierAnswers(str(tmp_path / "old.jsonl"), "--draft-from", DEMO_DIR, pytest.fail)
-    file = earlier._file
-    assert not file.closed
+    assert len(os.listdir("/proc/self/fd")) == len(before) + 1
     del earlier
-    assert file.closed
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_tokens_are_taken_from_a_run_of_the_same_model_alone(tmp_path: Path) -> None:

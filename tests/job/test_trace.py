@@ -311,11 +311,11 @@ def test_a_long_command_is_shortened():
     for count, more in [(255, []), (256, []), (257, ["... 1 more"]), (300, ["... 44 more"])]:
         words = [f"w{number}" for number in range(count)]
         assert trace_module._shortened(words) == words[:256] + more
-        texts = trace_module._shortened(["x" * 4096, "x" * 4097, "\udcff"])
-        assert texts == ["x" * 4096, "x" * 4096 + "...", "?"]
-        assert trace_module._plain({"a": ["\udcff", 1, None], "b": "x" * 5000}, None) == {
-            "a": ["?", 1, None], "b": "x" * 5000,
-        }  # fmt: skip
+    texts = trace_module._shortened(["x" * 4096, "x" * 4097, "\udcff"])
+    assert texts == ["x" * 4096, "x" * 4096 + "...", "?"]
+    assert trace_module._plain({"a": ["\udcff", 1, None], "b": "x" * 5000}, None) == {
+        "a": ["?", 1, None], "b": "x" * 5000,
+    }  # fmt: skip
 
 
 def test_the_machine_is_described_by_what_is_known(monkeypatch):

@@ -88,6 +88,8 @@ def unit(number: int, *orders: str, exports: tuple[bytes, ...] = (), imports: tu
 
 def test_what_a_worker_says_comes_whole_and_in_order(talk: Talk) -> None:
     """Catches messages that are lost, doubled or swapped, a state taken for a message, warnings that nobody gets."""
+    import ray
+
     worker = talk.spawn()
     orders = ["say"] * 50 + ["warn beware", "make 300000"] + ["say"] * 50
     talk.runtime.submit(worker, unit(1, *orders, exports=(b"ab", b"cd")), {})
@@ -97,7 +99,7 @@ def test_what_a_worker_says_comes_whole_and_in_order(talk: Talk) -> None:
     made = [one for one in said if isinstance(one, Exported)]
     assert [(one.key, one.num_bytes) for one in made] == [(b"ab", 300000), (b"cd", 300000)]
     for one in made:
-        assert bytes(memoryview(talk.runtime._ray.get(one.state.ref))) == one.key * (one.num_bytes // 2)
+        assert bytes(memoryview(ray.get(one.state.ref))) == one.key * (one.num_bytes // 2)
     talk.done(2)
     assert talk.warnings == ["a worker was opened", "beware"]
 
@@ -132,6 +134,8 @@ def test_a_worker_has_all_its_units_at_a_time(talk: Talk) -> None:
 def test_states_go_from_worker_to_worker(talk: Talk) -> None:
     """Catches a state that does not arrive on another node, or not whole, or that ends with the process that made it
     while its node lives."""
+    import ray
+
     first, second = talk.spawn(), talk.spawn()
     talk.runtime.submit(first, unit(1, "make 20", exports=(b"ab",)), {})
     [small] = [one.state for one in talk.done(1) if isinstance(one, Exported)]
@@ -139,7 +143,7 @@ def test_states_go_from_worker_to_worker(talk: Talk) -> None:
     made = talk.until(lambda event: isinstance(event, Received) and isinstance(event.message, Exported))
     assert isinstance(made, Received) and isinstance(made.message, Exported)
     large = made.message.state
-    assert talk.runtime._ray.wait([large.ref], timeout=PATIENCE_S, fetch_local=False)[0], "it never comes"
+    assert ray.wait([large.ref], timeout=PATIENCE_S, fetch_local=False)[0], "it never comes"
     os.kill(talk.pids[first], signal.SIGKILL)
     lost = talk.until(lambda event: isinstance(event, Lost))
     assert isinstance(lost, Lost) and not lost.with_node
@@ -182,6 +186,8 @@ def test_the_end_of_a_worker_is_told(talk: Talk, end: str) -> None:
 def test_who_is_let_go_leaves_its_room(talk: Talk) -> None:
     """Catches an actor that stays on the cluster although its worker was ended, so that no machine can ever go and no
     other worker has its room."""
+    import ray
+
     first, second = talk.spawn(), talk.spawn()
     third = talk.runtime.spawn()  # both nodes are full
     assert not any(isinstance(event, Ready) for event in talk.runtime.wait(1.0))
@@ -189,7 +195,7 @@ def test_who_is_let_go_leaves_its_room(talk: Talk) -> None:
     talk.until(lambda event: isinstance(event, Ready) and event.worker == third)
     talk.runtime.kill(third)
     talk.runtime.kill(second)
-    end, ray = time.monotonic() + PATIENCE_S, talk.runtime._ray
+    end = time.monotonic() + PATIENCE_S
     while ray.available_resources().get("CPU", 0) < 2:
         assert time.monotonic() < end, "the room of ended workers is not free"
         talk.runtime.wait(0.1)
