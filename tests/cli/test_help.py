@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import click
-import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
@@ -27,15 +26,15 @@ def test_the_page_is_what_the_commands_say():
     assert TARGET.read_text() == document()
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("flag", ["-h", "--help"])
-def test_every_command_has_help_with_examples(name, flag):
+def test_every_command_has_help_with_examples():
     """Fault: -h is not known somewhere, or a command has no example."""
-    done = CliRunner().invoke(cli, [*name.split()[1:], flag], prog_name="apcbatch")
-    assert done.exit_code == 0, done.output
-    assert f"Usage: {name}" in done.output
-    example = "apcbatch run" if name == "apcbatch" else name
-    assert f"Examples:\n    {example}" in done.output
+    for name in NAMES:
+        for flag in ["-h", "--help"]:
+            done = CliRunner().invoke(cli, [*name.split()[1:], flag], prog_name="apcbatch")
+            assert done.exit_code == 0, done.output
+            assert f"Usage: {name}" in done.output
+            example = "apcbatch run" if name == "apcbatch" else name
+            assert f"Examples:\n    {example}" in done.output
 
 
 def test_the_short_help_of_run_has_what_a_newcomer_needs():
@@ -50,13 +49,11 @@ def test_the_short_help_of_run_has_what_a_newcomer_needs():
     assert all(flag in whole for flag in flags) and "-h      Show the 10 options to begin with" in whole
 
 
-@pytest.mark.parametrize(
-    "words", [["-h"], ["--config", "s3://bucket/c.yaml", "-h"], ["--config", "s3://bucket/c.yaml"]]
-)
-def test_the_short_help_comes_before_other_faults(words):
+def test_the_short_help_comes_before_other_faults():
     """Fault: who asks for help beside a value that cannot be used is told of the value alone."""
-    done = CliRunner().invoke(cli, ["run", *words], prog_name="apcbatch")
-    assert (done.exit_code == 0 and "Options to begin with:" in done.output) == ("-h" in words), done.output
+    for words in [["-h"], ["--config", "s3://bucket/c.yaml", "-h"], ["--config", "s3://bucket/c.yaml"]]:
+        done = CliRunner().invoke(cli, ["run", *words], prog_name="apcbatch")
+        assert (done.exit_code == 0 and "Options to begin with:" in done.output) == ("-h" in words), done.output
 
 
 def test_a_shell_completes_commands_options_values_and_files():
@@ -115,12 +112,14 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"apcbatch {VERSION}\n"
 
 
-@pytest.mark.parametrize(("flag", "default"), [("--block-size", "64"), ("--max-running", None), ("--pool-size", None)])
-def test_a_default_is_shown_where_there_is_one(flag, default):
+def test_a_default_is_shown_where_there_is_one():
     """Fault: a default that --help leaves out, or that it makes up where the machine decides."""
-    whole = " ".join(CliRunner().invoke(cli, ["run", "--help"], prog_name="apcbatch").output.split())
-    own = whole.partition(f" {flag} ")[2].partition(" --")[0]
-    assert ("[default: " in own) == (default is not None) and (default is None or f"[default: {default}]" in own), own
+    for flag, default in [("--block-size", "64"), ("--max-running", None), ("--pool-size", None)]:
+        whole = " ".join(CliRunner().invoke(cli, ["run", "--help"], prog_name="apcbatch").output.split())
+        own = whole.partition(f" {flag} ")[2].partition(" --")[0]
+        assert ("[default: " in own) == (default is not None) and (default is None or f"[default: {default}]" in own), (
+            own
+        )
 
 
 WHOLE = """\

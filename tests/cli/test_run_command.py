@@ -118,9 +118,9 @@ def test_the_choices_are_those_of_the_formats():
     assert OPTIONS["format"].choices == FORMAT_CHOICES and OPTIONS["turns"].choices == TURNS
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "said"),
-    [
+def test_each_error_has_its_code_and_its_sentence(monkeypatch, capsys):
+    """Fault: a script takes one end of a run for another, or a sentence is about `None`."""
+    for error, code, said in (
         (OSError(28, "No space", "x.jsonl"), 1, "apcbatch: x.jsonl cannot be used: No space\n"),
         (OSError(28, "No space"), 1, "apcbatch: an output cannot be used: No space\n"),
         (OSError("odd"), 1, "apcbatch: an output cannot be used: odd\n"),
@@ -129,17 +129,9 @@ def test_the_choices_are_those_of_the_formats():
         (click.Abort(), 130, ""),
         (UsageError("no"), 2, "apcbatch: no\n"),
         (StoppedError("no"), 1, "apcbatch: no\n"),
-    ],
-)
-def test_each_error_has_its_code_and_its_sentence(monkeypatch, capsys, error, code, said):
-    """Fault: a script takes one end of a run for another, or a sentence is about `None`."""
-
-    def fail(*_, **options):
-        raise error
-
-    monkeypatch.setattr(program.cli, "main", fail)
-    assert main(["doctor"]) == code
-    assert capsys.readouterr().err == said
+    ):
+        monkeypatch.setattr(program.cli, "main", Mock(side_effect=error))
+        assert (main(["doctor"]), capsys.readouterr().err) == (code, said), error
 
 
 @pytest.mark.parametrize(

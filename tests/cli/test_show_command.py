@@ -145,6 +145,7 @@ def test_what_is_not_there_ends_with_2_and_a_sentence(capsys):
         assert sentence in captured.err and captured.out == "" and "Traceback" not in captured.err
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("columns", [40, 80])
 def test_a_terminal_is_never_overrun_nor_commanded(columns, tmp_path):
@@ -247,6 +248,7 @@ def test_a_terminal_of_one_column_is_taken_for_the_least_that_can_be_read():
     assert lines[2][:2] == ["line 1 (of no known format, model m)", "line 1 read as a conversation: r"]
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.parametrize("name", ["tau_bench", "taskmaster4", "toolbench_dfs"])

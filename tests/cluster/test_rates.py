@@ -118,14 +118,14 @@ def test_the_rates_are_the_weighted_least_squares_fit() -> None:
         assert [rates.prefill_s, rates.decode_s] == pytest.approx(fitted(seen), rel=1e-9)
 
 
-@pytest.mark.parametrize("swapped", [False, True])
-def test_a_rate_stays_above_nothing(swapped: bool) -> None:
+def test_a_rate_stays_above_nothing() -> None:
     """Catches a rate of nothing or less, by which the work that is left would take no time."""
-    rates = Rates()
-    for unit in ((1.0, 10_000, 10_000), (2.0, 0, 10_000)) * 50:
-        rates.add_unit(unit[0], unit[2] if swapped else unit[1], unit[1] if swapped else unit[2])
-    least, other = (rates.decode_s, rates.prefill_s) if swapped else (rates.prefill_s, rates.decode_s)
-    assert least == 1e-9 and other > 1e-4
+    for swapped in [False, True]:
+        rates = Rates()
+        for unit in ((1.0, 10_000, 10_000), (2.0, 0, 10_000)) * 50:
+            rates.add_unit(unit[0], unit[2] if swapped else unit[1], unit[1] if swapped else unit[2])
+        least, other = (rates.decode_s, rates.prefill_s) if swapped else (rates.prefill_s, rates.decode_s)
+        assert least == 1e-9 and other > 1e-4
 
 
 def test_a_transfer_is_weighed_against_the_prior() -> None:

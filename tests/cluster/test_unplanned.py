@@ -132,19 +132,19 @@ def test_the_oldest_conversation_is_forgotten_first(monkeypatch: pytest.MonkeyPa
         assert [owned for owned, names in unplanned._owned.items() if number - 3 in names] == [owner]
 
 
-@pytest.mark.parametrize(("waiting", "moves"), [(MOST_TOGETHER, False), (MOST_TOGETHER + 1, True)])
-def test_who_waits_in_a_long_line_is_moved(waiting: int, moves: bool) -> None:
+def test_who_waits_in_a_long_line_is_moved() -> None:
     """Catches conversations that leave their states although one unit takes all of them, or that stay in a line of
     more."""
-    unplanned = by_conversation()
-    for number in range(waiting):
-        unplanned.add(item(number, number))
-    while len(unplanned):
-        unplanned.take(1, 1)
-    for number in range(waiting):
-        unplanned.add(item(waiting + number, number))
-    assert len(unplanned.take(2, 2)) == moves * (-(-waiting // 2))
-    assert len(unplanned.take(1, 2)) == (waiting if not moves else waiting // 2)
+    for waiting, moves in [(MOST_TOGETHER, False), (MOST_TOGETHER + 1, True)]:
+        unplanned = by_conversation()
+        for number in range(waiting):
+            unplanned.add(item(number, number))
+        while len(unplanned):
+            unplanned.take(1, 1)
+        for number in range(waiting):
+            unplanned.add(item(waiting + number, number))
+        assert len(unplanned.take(2, 2)) == moves * (-(-waiting // 2))
+        assert len(unplanned.take(1, 2)) == (waiting if not moves else waiting // 2)
 
 
 def test_a_share_of_the_new_ones_is_taken() -> None:

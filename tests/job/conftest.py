@@ -46,8 +46,10 @@ class Outcome:
 
 @pytest.fixture(scope="package", autouse=True)
 def no_waiting() -> Iterator[None]:
-    """Runs in this process do not wait for the disk: eight times each, 4 ms and more where it is a real one."""
+    """Runs in this process do not wait for the disk: eight times each, 4 ms and more where it is a real one. Those
+    that are refused as another one writes OUT do not wait 2 s for it."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("apcbatch.job.sink.LOCK_WAIT_S", 0.05)
         patch.setattr(os, "fsync", lambda descriptor: None)  # what is asked to be synced, test_power_cut.py sees
         yield
 

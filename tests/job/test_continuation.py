@@ -5,8 +5,6 @@ from __future__ import annotations
 import subprocess
 from typing import Any
 
-import pytest
-
 from apcbatch.config import Config
 from apcbatch.job.continuation import command_line, command_words, nothing_left
 
@@ -28,9 +26,15 @@ def test_each_word_is_one_for_the_shell() -> None:
         assert told == word.encode("utf-8", "surrogateescape")
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
+def test_each_option_is_given_again() -> None:
+    """Fault: the run goes on with another value, or with one that was not given."""
+
+    def command(name: str, value: Any, origin: str) -> list[str]:
+        config = Config(**{name: value}, origins={name: origin})
+        return command_words(["apcbatch"], ["in"], "out", None, config, ["--resume"])
+
+    before, after = ["apcbatch", "run", "in", "-o", "out"], ["--resume"]
+    rows: list[tuple[str, Any, list[str]]] = [
         ("seed", 5, ["--seed", "5"]),
         ("seed", 0, ["--seed", "0"]),
         ("pool_size", 1 << 20, ["--pool-size", "1MiB"]),
@@ -44,20 +48,12 @@ def test_each_word_is_one_for_the_shell() -> None:
         ("limit", None, []),
         ("cache_salt", "secret", ["--cache-salt", "@FILE"]),
         ("cache_salt", "@salt", ["--cache-salt", "@salt"]),
-    ],
-)
-def test_each_option_is_given_again(name: str, value: Any, words: list[str]) -> None:
-    """Fault: the run goes on with another value, or with one that was not given."""
-
-    def command(origin: str) -> list[str]:
-        config = Config(**{name: value}, origins={name: origin})
-        return command_words(["apcbatch"], ["in"], "out", None, config, ["--resume"])
-
-    before, after = ["apcbatch", "run", "in", "-o", "out"], ["--resume"]
-    assert command("--" + name.replace("_", "-")) == [*before, *words, *after]
-    assert command("default") == command("c.yaml") == [*before, *after]
-    is_still_set = words[1:] == ["@FILE"]
-    assert command("APCBATCH_X") == [*before, *([] if is_still_set else words), *after]
+    ]
+    for name, value, words in rows:
+        assert command(name, value, "--" + name.replace("_", "-")) == [*before, *words, *after]
+        assert command(name, value, "default") == command(name, value, "c.yaml") == [*before, *after]
+        is_still_set = words[1:] == ["@FILE"]
+        assert command(name, value, "APCBATCH_X") == [*before, *([] if is_still_set else words), *after]
 
 
 def test_inputs_are_no_options_and_secrets_are_left_out() -> None:

@@ -60,6 +60,7 @@ def test_doctor_warns_of_a_missing_template(bare, capsys):
     assert line == f"WARN  template   {NO_TEMPLATE}"
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("model", BUNDLED)
 def test_a_bundled_model_is_said_to_be_tiny_once(model, apcbatch, bare, tmp_path):
     """Fault: a newcomer takes the demo's answers for what the engine makes of real models; or scripts must read it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import re
 import sys
@@ -129,30 +130,28 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize("columns", [40, 60, 80, 99, 100, 120])
-@pytest.mark.parametrize(("progress", "shown"), [("auto", True), ("bar", True), ("plain", False), ("none", False)])
-def test_a_terminal_gets_one_bar(monkeypatch, progress, shown, columns):
+def test_a_terminal_gets_one_bar(monkeypatch):
     """Fault: no bar on a terminal, or one where it was turned off; or the bar stays on the screen."""
-    monkeypatch.setenv("COLUMNS", str(columns))
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
     now = [1000.0]
     monkeypatch.setattr(printer_module.time, "monotonic", lambda: now[0])
-    totals = Totals()
-    with Printer(Config(progress=progress), totals, False) as printer:
-        printer.stage("loading a model with a very long name, longer than the terminal is wide")
-        printer.begin_progress()
-        totals.begin_running(0)
-        totals.add(result(100, 80, "memory", 5))
-        now[0] += 1.0
-        printer.tick(4)
-    text = terminal.getvalue()
-    hit = "hit 80.0 %" if columns >= 100 else "hit 80 %"
-    if columns >= 60:
-        assert (hit in text and "1/4" in text and "eta 00:00" in text) == shown
-    assert ("loading a model" in text) == shown
-    assert text.endswith("\r") == shown and "\n" not in text
-    assert all(cells(part) < columns for part in text.split("\r") if "loading" in part)
+    for progress, columns in itertools.product(("auto", "bar", "plain", "none"), (40, 60, 80, 99, 100, 120)):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+        totals, shown = Totals(), progress in ("auto", "bar")
+        with Printer(Config(progress=progress), totals, False) as printer:
+            printer.stage("loading a model with a very long name, longer than the terminal is wide")
+            printer.begin_progress()
+            totals.begin_running(0)
+            totals.add(result(100, 80, "memory", 5))
+            now[0] += 1.0
+            printer.tick(4)
+        text = terminal.getvalue()
+        hit = "hit 80.0 %" if columns >= 100 else "hit 80 %"
+        if columns >= 60:
+            assert (hit in text and "1/4" in text and "eta 00:00" in text) == shown, (progress, columns)
+        assert ("loading a model" in text) == shown, (progress, columns)
+        assert text.endswith("\r") == shown and "\n" not in text, (progress, columns)
+        assert all(cells(part) < columns for part in text.split("\r") if "loading" in part), (progress, columns)
 
 
 def test_the_bar_is_drawn_five_times_a_second(monkeypatch):
@@ -258,34 +257,41 @@ FEWER = SUMMARY | {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("changes", "lines"),
-    [
-        ({}, [
-            "<b>9 requests in 6.5 s: </><g>5 ok</>, 0 errors", "<d>prompt   </>123,456 tokens, 97.2 % restored (7 from"
-            " disk)", "<d>computed </>3,456 tokens, 1,728 a second", "<d>answers  </>900 tokens",
-            "<d>drafts   </>0 of 3 tokens accepted",
-            "<d>seconds  </>load 1.0, plan 0.1, prefill 2.0, decode 3.0, store 0.2",
-            "<d>workers  </>2 (1 lost): 1,100 tokens in 2.0 s of work", "<d>results  </>x",
-        ]),
-        ({"prompt_tokens": 0, "drafts": {}, "workers": None}, [
-            "<b>9 requests in 6.5 s: </><g>5 ok</>, 0 errors",
-            "<d>seconds  </>load 1.0, plan 0.1, prefill 2.0, decode 3.0, store 0.2", "<d>results  </>x",
-        ]),
-    ],
-)  # fmt: skip
-def test_a_summary_has_no_line_for_nothing(changes, lines):
+def test_a_summary_has_no_line_for_nothing():
     """Fault: a terminal shows a rate, a source or a worker that there was not."""
-    paint = lambda text, *styles: f"<{styles[0][0]}>{text}</>" if styles else text  # noqa: E731
-    assert list(summary_lines(FEWER | changes, "x", 200, paint)) == lines
+    for changes, lines in [
+        (
+            {},
+            [
+                "<b>9 requests in 6.5 s: </><g>5 ok</>, 0 errors",
+                "<d>prompt   </>123,456 tokens, 97.2 % restored (7 from disk)",
+                "<d>computed </>3,456 tokens, 1,728 a second",
+                "<d>answers  </>900 tokens",
+                "<d>drafts   </>0 of 3 tokens accepted",
+                "<d>seconds  </>load 1.0, plan 0.1, prefill 2.0, decode 3.0, store 0.2",
+                "<d>workers  </>2 (1 lost): 1,100 tokens in 2.0 s of work",
+                "<d>results  </>x",
+            ],
+        ),
+        (
+            {"prompt_tokens": 0, "drafts": {}, "workers": None},
+            [
+                "<b>9 requests in 6.5 s: </><g>5 ok</>, 0 errors",
+                "<d>seconds  </>load 1.0, plan 0.1, prefill 2.0, decode 3.0, store 0.2",
+                "<d>results  </>x",
+            ],
+        ),
+    ]:
+        paint = lambda text, *styles: f"<{styles[0][0]}>{text}</>" if styles else text  # noqa: E731
+        assert list(summary_lines(FEWER | changes, "x", 200, paint)) == lines
 
 
-@pytest.mark.parametrize(("width", "count"), [(65, 1), (64, 2)])
-def test_the_verdict_has_a_line_of_its_own_where_it_must(width, count):
+def test_the_verdict_has_a_line_of_its_own_where_it_must():
     """Fault: the first line of the summary is folded though it fits, or runs over the edge."""
-    lines = list(summary_lines(FEWER | {"already_done": 2}, "x", width, lambda text, *styles: text))
-    head, verdict = "9 requests (2 more were answered before) in 6.5 s:", "5 ok, 0 errors"
-    assert lines[:count] == ([f"{head} {verdict}"] if count == 1 else [head, " " * 9 + verdict])
+    for width, count in [(65, 1), (64, 2)]:
+        lines = list(summary_lines(FEWER | {"already_done": 2}, "x", width, lambda text, *styles: text))
+        head, verdict = "9 requests (2 more were answered before) in 6.5 s:", "5 ok, 0 errors"
+        assert lines[:count] == ([f"{head} {verdict}"] if count == 1 else [head, " " * 9 + verdict])
 
 
 def test_the_sentence_is_for_whoever_sees_no_summary(monkeypatch):

@@ -7,8 +7,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from apcbatch.data.output.parser import OutputParser
 from apcbatch.data.output.tool_parsers import tool_parsers
 from apcbatch.errors import RequestError
@@ -110,21 +108,21 @@ def test_an_echoed_prompt_has_log_probabilities_where_it_was_scored() -> None:
         assert choice["text"] == "!Hi" * echo + "Hi \u00e9\ufffd!"
 
 
-@pytest.mark.parametrize(("last", "reason"), [(9, "stop"), (4, "length")])
-def test_a_recorded_answer_ends_as_it_was_recorded(last: int, reason: str) -> None:
+def test_a_recorded_answer_ends_as_it_was_recorded() -> None:
     """Fault: the tokens of the prompt are the answer's, or an answer that was cut off counts as ended."""
-    scored = Result("r", 5, scores=Scores(3, [-0.5, -0.25], [1, 1]))
-    prompt = PromptFields(as_token_array([9, 9, 1, 2, last]), answer_begin=3)
-    found = prompt.recorded_answer(scored, {9})
-    assert (found.token_ids, found.logprobs, found.finish_reason) == ([2, last], [-0.5, -0.25], reason)
-    for ranks, matches, is_exact in (([1, 1], 2, True), ([1, 2], 1, False), ([2, 3], 0, False)):
-        fields = prompt.record_fields(replace(scored, scores=Scores(3, [-0.5, -0.25], ranks)), RENDERER)
-        assert fields == {
-            "score": {
-                "tokens": 2, "logprob_sum": -0.75, "greedy_matches": matches, "exact_match": is_exact,
-                "token_ids": [2, last], "token_logprobs": [-0.5, -0.25], "token_ranks": ranks,
-            }
-        }  # fmt: skip
+    for last, reason in [(9, "stop"), (4, "length")]:
+        scored = Result("r", 5, scores=Scores(3, [-0.5, -0.25], [1, 1]))
+        prompt = PromptFields(as_token_array([9, 9, 1, 2, last]), answer_begin=3)
+        found = prompt.recorded_answer(scored, {9})
+        assert (found.token_ids, found.logprobs, found.finish_reason) == ([2, last], [-0.5, -0.25], reason)
+        for ranks, matches, is_exact in (([1, 1], 2, True), ([1, 2], 1, False), ([2, 3], 0, False)):
+            fields = prompt.record_fields(replace(scored, scores=Scores(3, [-0.5, -0.25], ranks)), RENDERER)
+            assert fields == {
+                "score": {
+                    "tokens": 2, "logprob_sum": -0.75, "greedy_matches": matches, "exact_match": is_exact,
+                    "token_ids": [2, last], "token_logprobs": [-0.5, -0.25], "token_ranks": ranks,
+                }
+            }  # fmt: skip
 
 
 def test_each_prompt_token_has_its_own_entry_and_the_likeliest() -> None:
@@ -268,16 +266,16 @@ def test_what_ended_an_answer_is_what_the_run_wrote() -> None:
         assert is_stopped(record) is expected
 
 
-@pytest.mark.parametrize(("count", "lists"), [(1, [[1, 2]]), (2, [[1, 2], [3]])])
-def test_each_of_several_answers_has_its_tokens(count: int, lists: list[list[int]]) -> None:
+def test_each_of_several_answers_has_its_tokens() -> None:
     """Fault: the answers of a request are one, or a single one is listed twice."""
-    answers = [replace(RESULT, token_ids=ids, logprobs=None, stop_reason=None) for ids in lists]
-    made = replace(answers[0], others=answers[1:])
-    record = read(result_line(Ticket(1, 1, None, "c", None), made, RENDERER, "m", 0))
-    assert answers_of(record) == lists and ("choices" in record["apcbatch"]) == (count > 1)
-    body = record["response"]["body"]
-    assert [choice["index"] for choice in body["choices"]] == list(range(count))
-    assert body["usage"]["completion_tokens"] == sum(map(len, lists))
+    for count, lists in [(1, [[1, 2]]), (2, [[1, 2], [3]])]:
+        answers = [replace(RESULT, token_ids=ids, logprobs=None, stop_reason=None) for ids in lists]
+        made = replace(answers[0], others=answers[1:])
+        record = read(result_line(Ticket(1, 1, None, "c", None), made, RENDERER, "m", 0))
+        assert answers_of(record) == lists and ("choices" in record["apcbatch"]) == (count > 1)
+        body = record["response"]["body"]
+        assert [choice["index"] for choice in body["choices"]] == list(range(count))
+        assert body["usage"]["completion_tokens"] == sum(map(len, lists))
 
 
 def test_calls_of_several_answers_have_ids_of_their_own() -> None:

@@ -100,6 +100,7 @@ def test_another_date_is_another_run(run, tmp_path):
     assert run(EAST, "out.jsonl", "--limit", 2, "--resume").code == 0
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("command", [("plan", "in.jsonl"), ("show", "in.jsonl"), ("doctor", "--device", "cpu")])
 def test_what_looks_at_prompts_says_that_they_have_a_date(command, apcbatch, dated, tmp_path):
     """Fault: a store that another day filled is said to be reused; or a date that was given is warned of."""

@@ -7,7 +7,6 @@ from collections import Counter
 from dataclasses import fields
 
 import numpy as np
-import pytest
 
 from apcbatch.engine.observer import KeptSnapshot
 from apcbatch.errors import RequestError
@@ -135,15 +134,15 @@ def test_an_edge_grows_only_where_nothing_is_counted_at_its_end():
         assert edge.can_grow == grows
 
 
-@pytest.mark.parametrize("bounds", [(40, 99), (99, 40)])
-def test_a_tenth_is_free_after_folding(bounds):
+def test_a_tenth_is_free_after_folding():
     """Fault: every request folds an edge, or most of the picture goes at once; or what goes is not the oldest."""
-    tree = TraceTree(*bounds)
-    for number in range(41):
-        assert tree.num_edges == tree.num_tokens == number
-        tree.answered(array([number]), 0, "none")
-    assert tree.num_edges == tree.num_tokens == 36
-    assert [edge.tokens for edge in edges_below(tree.root)[1:]] == [array([one]).tobytes() for one in range(5, 41)]
+    for bounds in [(40, 99), (99, 40)]:
+        tree = TraceTree(*bounds)
+        for number in range(41):
+            assert tree.num_edges == tree.num_tokens == number
+            tree.answered(array([number]), 0, "none")
+        assert tree.num_edges == tree.num_tokens == 36
+        assert [edge.tokens for edge in edges_below(tree.root)[1:]] == [array([one]).tobytes() for one in range(5, 41)]
 
 
 def test_the_branch_that_saves_most_stays():
@@ -206,13 +205,13 @@ def test_an_eviction_is_counted_however_often_its_edge_was_folded():
     assert (counts.count, counts.size_bytes, counts.dropped, counts.dropped_s) == (1, 7, 1, 3.5)
 
 
-@pytest.mark.parametrize(("edge", "key"), [
-    (Edge(bytes(12), None, 3, memory=2, disk=3, last_use=7), (False, 15, 7)),
-    (Edge(bytes(12), None, 3, last_use=8, folded=TokenCounts(9, 4, 5, 6)), (True, 9, 8)),
-])  # fmt: skip
-def test_what_goes_first_has_saved_the_fewest_tokens(edge, key):
+def test_what_goes_first_has_saved_the_fewest_tokens():
     """Fault: a branch that saved much goes before one that saved nothing, or one that is in use before an old one."""
-    assert _fold_order(edge, 7) == key
+    for edge, key in [
+        (Edge(bytes(12), None, 3, memory=2, disk=3, last_use=7), (False, 15, 7)),
+        (Edge(bytes(12), None, 3, last_use=8, folded=TokenCounts(9, 4, 5, 6)), (True, 9, 8)),
+    ]:
+        assert _fold_order(edge, 7) == key
 
 
 def test_snapshots_of_two_places_add_up():

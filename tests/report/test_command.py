@@ -222,6 +222,7 @@ def test_a_run_writes_its_report(apcbatch: Command, tmp_path: Path) -> None:
     assert again.code == 3 and data_of(tmp_path / "r.html")["runs"][0]["verdict"]["segments"] == 2
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stopped_run_too(number: signal.Signals, code: int, start: Callable[..., Any], tmp_path: Path) -> None:

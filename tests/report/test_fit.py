@@ -48,6 +48,7 @@ def long_document(requests: int, seed: int, trace: bool) -> dict[str, Any]:
     return made
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("ids", ["short", "uuid"])
 def test_fifty_thousand_requests_fit_two_megabytes(ids: str) -> None:
@@ -84,6 +85,7 @@ def test_what_fits_is_not_touched() -> None:
     assert fit(made) == before
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("page_bytes", [190_000, 260_000])
 def test_any_bound_holds(page_bytes: int) -> None:

@@ -114,6 +114,7 @@ def test_of_a_real_run_every_number_is_the_summarys(
     assert run["tree"]["parent"][0] == -1 and not run["notes"]
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.parametrize("name", ["taskmaster4", "toolbench_dfs", "tau_bench"])

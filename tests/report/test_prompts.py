@@ -36,6 +36,7 @@ def rows_with_prompts(out: Path, *inputs: Path, warned: list[str] | None = None)
     return make_document([find_out(str(out))], prompts=reader)["runs"][0]["requests"]
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("source", ["examples", pytest.param("taskmaster4", marks=pytest.mark.data)])
 def test_they_are_the_conversations_of_the_requests(source: str, apcbatch: Command, tmp_path: Path) -> None:

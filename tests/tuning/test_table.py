@@ -6,8 +6,6 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from apcbatch.job.planning import with_measured_gain
 from apcbatch.plan.forecast import Forecast, PolicyForecast
 from apcbatch.resolution import load
@@ -17,23 +15,23 @@ from apcbatch.tuning.export.text import FORECAST_COLUMNS, TUNING_COLUMNS, Table,
 from apcbatch.tuning.measurement import Measurement, Rate
 
 
-@pytest.mark.parametrize("columns", [FORECAST_COLUMNS, TUNING_COLUMNS])
-def test_each_width(columns) -> None:
+def test_each_width() -> None:
     """Fault: a row is longer than the terminal, a column vanishes unsaid, or a wider terminal shows less."""
-    before = set()
-    for width in range(50, 140):
-        table = Table(columns, width)
-        assert len(table.head()) <= width
-        values = {column.head: "1" for column in columns}
-        assert len(table.row(values)) == len(table.head())
-        shown = {column.head for column in columns} - set(table.left_out)
-        assert before <= shown and {column.head for column in columns if not column.need} <= shown
-        assert all(head in "".join(table.note()) for head in table.left_out)
-        before = shown
-    assert not Table(columns, None).left_out and not Table(columns, 200).note()
-    assert Table(columns, None).head() == Table(columns, 200).head()
-    full = len(Table(columns, None).head())
-    assert [len(Table(columns, width).left_out) for width in (full, full - 1)] == [0, 1]
+    for columns in [FORECAST_COLUMNS, TUNING_COLUMNS]:
+        before = set()
+        for width in range(50, 140):
+            table = Table(columns, width)
+            assert len(table.head()) <= width
+            values = {column.head: "1" for column in columns}
+            assert len(table.row(values)) == len(table.head())
+            shown = {column.head for column in columns} - set(table.left_out)
+            assert before <= shown and {column.head for column in columns if not column.need} <= shown
+            assert all(head in "".join(table.note()) for head in table.left_out)
+            before = shown
+        assert not Table(columns, None).left_out and not Table(columns, 200).note()
+        assert Table(columns, None).head() == Table(columns, 200).head()
+        full = len(Table(columns, None).head())
+        assert [len(Table(columns, width).left_out) for width in (full, full - 1)] == [0, 1]
 
 
 def test_what_is_needed_least_is_left_out_first() -> None:

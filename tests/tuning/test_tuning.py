@@ -47,6 +47,7 @@ def chats(tmp_path: Path) -> Path:
     return write_lines(tmp_path / "chats.jsonl", lines)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["all", "last", "planned"])
 def test_restored_tokens_are_those_that_run_reports_and_a_brute_force_count_finds(
