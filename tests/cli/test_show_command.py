@@ -136,13 +136,15 @@ def test_what_is_not_there_ends_with_2_and_a_sentence(capsys):
         ("--limit 0", "in.jsonl has no line 1 to look at; no line before it holds anything"),
         ("--limit 0 --line 4", "in.jsonl has no line 4 to look at; no line before it holds anything"),
         ("--line 1 --turn 3", "the line has no request for turn 3; expected one of 1, 2"),
-        ("--line 0", "--line"),
+        ("--line 0", "--line': 0 is not in the range"),  # the last one in Python
+        ("--turn 0", "--turn': 0 is not in the range"),
         ("--turns rollout", "--turns rollout: its prompts contain answers that are not generated yet"),
         ("--model nothing", "'nothing'"),
     ]:
         assert main(["show", "in.jsonl", *arguments.split()]) == 2
         captured = capsys.readouterr()
         assert sentence in captured.err and captured.out == "" and "Traceback" not in captured.err
+    assert main(["show"]) == 2 and "INPUT" in capsys.readouterr().err
 
 
 @pytest.mark.drawn(1)
@@ -280,14 +282,3 @@ def test_the_file_is_left_alone(capsys, tmp_path):
     before = {path: path.read_bytes() for path in Path(tmp_path).iterdir()}
     assert main(["show", "in.jsonl"]) == 0
     assert {path: path.read_bytes() for path in Path(tmp_path).iterdir()} == before
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [(["in.jsonl", "--line", "0"], "--line': 0 is not in the range"),
-     (["in.jsonl", "--turn", "0"], "--turn': 0 is not in the range"), ([], "INPUT")],
-)  # fmt: skip
-def test_what_is_not_there_is_refused(words, sentence, capsys):
-    """Fault: line 0, which is the last one in Python; or a command without an input that shows nothing."""
-    assert main(["show", *words]) == 2
-    assert sentence in capsys.readouterr().err

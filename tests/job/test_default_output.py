@@ -27,7 +27,7 @@ def chats(tmp_path):
 
 
 def test_the_name_comes_from_the_input():
-    """Fault: answers land beside the data, two splits share one name, or a version is cut off a name."""
+    """Fault: answers land beside the data, two splits share one name, or a version or a secret is in the name."""
     for input, output in [
         ("chats.jsonl", OUT),
         ("../data/chats.json", OUT),
@@ -45,6 +45,10 @@ def test_the_name_comes_from_the_input():
         ("hf:org/name/", "name.answers.jsonl"),
         ("memory://bucket/data/chats.jsonl.gz", OUT),
         ("chats.jsonl.txt", "chats.jsonl.txt.answers.jsonl"),
+        ("shards/", "shards.answers.jsonl"),
+        ("data/chats.jsonl.xz", OUT),
+        ("s3://user:hush@bucket/data/chats.jsonl.gz?x=1", OUT),
+        ("hf://datasets/org/name/chats.parquet", OUT),
     ]:
         assert default_output([input]) == output
 
@@ -63,6 +67,9 @@ def test_a_stream_has_no_name():
     ]:
         with pytest.raises(UsageError, match=f"^{words} to make OUT's name from; give -o FILE"):
             default_output([input])
+    for several in (["a.jsonl", "b.jsonl"], ["-", "a.jsonl"], ["s3://bucket/*"]):
+        with pytest.raises(UsageError, match="no one name to make OUT's name from; give -o FILE"):
+            default_output(several)
 
 
 def test_a_file_may_be_called_like_a_pattern(tmp_path, monkeypatch):

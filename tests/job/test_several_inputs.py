@@ -10,8 +10,6 @@ import signal
 
 import pytest
 
-from apcbatch.errors import UsageError
-from apcbatch.job.output_paths import default_output
 from tests.chats import conversation, read_records, write_lines
 from tests.effort import tries
 from tests.job.conftest import answers
@@ -113,24 +111,6 @@ def test_every_input_is_kept_from_being_written(apcbatch, tmp_path, shards):
     os.link(tmp_path / "b.jsonl", tmp_path / "link.jsonl")
     assert apcbatch("run", *FILES, "-o", "link.jsonl", *OPTIONS, "--overwrite").code == 2
     assert apcbatch("run", *FILES, "-o", "o.jsonl", "--summary", "b.jsonl", *OPTIONS).code == 2
-
-
-def test_the_name_of_out():
-    """Fault: answers in a file that is named after a secret, or `.answers.jsonl`."""
-    for given, output in [
-        (["shards/"], "shards.answers.jsonl"),
-        (["data/chats.jsonl.xz"], "chats.answers.jsonl"),
-        (["s3://user:hush@bucket/data/chats.jsonl.gz?x=1"], "chats.answers.jsonl"),
-        (["hf://datasets/org/name/chats.parquet"], "chats.answers.jsonl"),
-    ]:
-        assert default_output(given) == output
-
-
-def test_what_has_no_one_name_asks_for_one():
-    """Fault: the answers of three files in a file that is named after the first."""
-    for given in [["a.jsonl", "b.jsonl"], ["shards/*.jsonl"], ["-", "a.jsonl"], ["s3://bucket/*"]]:
-        with pytest.raises(UsageError, match="no one name to make OUT's name from; give -o FILE"):
-            default_output(given)
 
 
 def test_plan_and_tune_take_several(apcbatch, tmp_path, shards):
