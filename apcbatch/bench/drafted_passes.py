@@ -37,7 +37,9 @@ class FixedDrafts:
         self.count = 0
         self._vocab_size, self._random = vocab_size, random.Random(0)
 
-    def begin(self, prompt: TokenArray, references: Mapping[str, Sequence[TokenArray]]) -> FixedDrafts:
+    def begin(
+        self, prompt: TokenArray, references: Mapping[str, Sequence[TokenArray]], most_tokens: int
+    ) -> FixedDrafts:
         return self
 
     def add(self, tokens: TokenArray, num_prompt: int, begin: int) -> None:

@@ -489,7 +489,7 @@ class FromReferences:
     def __init__(self, sources: Any, max_bytes: int) -> None:
         self.sources, self.texts = sources, []
 
-    def begin(self, prompt: Any, references: Any) -> FromReferences.Drafter:
+    def begin(self, prompt: Any, references: Any, most_tokens: int) -> FromReferences.Drafter:
         assert set(references) <= set(self.sources)
         return FromReferences.Drafter([(source, list(one)) for source, all in references.items() for one in all])
 
