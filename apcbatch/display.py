@@ -20,6 +20,11 @@ def visible(text: str, keep: str = "") -> str:
     return "".join(letter if letter.isprintable() or letter in keep else _escape(letter) for letter in text)
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun: `1 request`, `2,000 requests`."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 def json_escaped(text: str) -> str:
     """Escape each unprintable character of a JSON text as `\\u009b`, which gives equivalent JSON. Newlines stay."""
     if text.isprintable():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from apcbatch.display import Paint, cells, fold, quoted, visible, wrap
+from apcbatch.display import Paint, cells, counted, fold, quoted, visible, wrap
 from apcbatch.job.inspection import Inspection
 
 _POSITION_CELLS = 9  # width of the position before a row of tokens, with the space after it
@@ -19,7 +19,7 @@ def inspection_lines(found: Inspection, width: int | None, paint: Paint) -> Iter
         yield from _wrapped(f"line {found.line:,} read as a conversation: {visible(found.reading)}", width, paint=paint)
     if found.text is not None:
         yield ""
-        yield paint(f"Prompt: {_count(len(found.tokens), 'token')}, {_count(len(found.text), 'character')}", "bold")
+        yield paint(f"Prompt: {counted(len(found.tokens), 'token')}, {counted(len(found.text), 'character')}", "bold")
         yield from _text_lines(visible(found.text, keep="\n"), width)
     if found.tokens:
         yield ""
@@ -119,7 +119,9 @@ def _shared_lines(found: Inspection, width: int | None, paint: Paint) -> Iterato
     for shared in found.shared:
         name = f" ({visible(shared.custom_id)})" if shared.custom_id else ""
         turn = f" turn {shared.turn}" if shared.turn is not None else ""
-        yield from _wrapped(f"  {_count(shared.tokens, 'token')}: line {shared.line:,}{turn}{name}", width, paint=paint)
+        yield from _wrapped(
+            f"  {counted(shared.tokens, 'token')}: line {shared.line:,}{turn}{name}", width, paint=paint
+        )
 
 
 def _setting_lines(found: Inspection, width: int | None, paint: Paint) -> Iterator[str]:
@@ -134,7 +136,3 @@ def _setting_lines(found: Inspection, width: int | None, paint: Paint) -> Iterat
 def _wrapped(sentence: str, width: int | None, *styles: str, paint: Paint) -> list[str]:
     lines = [sentence] if width is None else wrap(sentence, max(8, width), indent="    ")
     return [paint(line, *styles) for line in lines]
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'s' * (count != 1)}"

@@ -20,6 +20,7 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
+from apcbatch.display import counted
 from apcbatch.engine.memory import queue_bytes
 from apcbatch.engine.pool import NO_PAGES, PagePool, Snapshot, SnapshotPool
 from apcbatch.engine.snapshot_arrays import Staging, as_arrays, assemble, parts_of
@@ -47,11 +48,10 @@ def open_store(
     )
     count, num_bytes = store.held
     if 2 * size_bytes < num_bytes and not store.is_read_only:
-        snapshots = f"{count:,} snapshot" + "s" * (count != 1)
         warn(
-            f"the store {folder} holds {num_bytes:,} bytes in {snapshots}, and --store-size is {size_bytes:,} bytes: "
-            f"at least {num_bytes - size_bytes:,} bytes of them are evicted when this run ends, if not before; raise "
-            "--store-size to keep them"
+            f"the store {folder} holds {num_bytes:,} bytes in {counted(count, 'snapshot')}, and --store-size is "
+            f"{size_bytes:,} bytes: at least {num_bytes - size_bytes:,} bytes of them are evicted when this run ends, "
+            "if not before; raise --store-size to keep them"
         )
     return store
 

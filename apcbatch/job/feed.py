@@ -22,6 +22,7 @@ from apcbatch.data.chat.rollout import Rollout
 from apcbatch.data.checks import shown
 from apcbatch.data.input.records import BadLine, Conversation
 from apcbatch.data.output.stop_texts import cut_answer
+from apcbatch.display import counted
 from apcbatch.errors import RequestError
 from apcbatch.job.keys import EqualLines, UsedIds
 from apcbatch.job.previous_answers import PreviousAnswers
@@ -70,17 +71,16 @@ class Feeder:
         return self.num_requests - self.num_skipped if self.exhausted else None
 
     def opening(self) -> str:
-        """Return a sentence on what is read so far: how many conversations, and how many requests they make."""
-        turns, counts = self._config.turns, (self.num_conversations, self.num_requests)
-        words = ", ".join(
-            f"{count:,} {noun}{'s' * (count != 1)}"
-            for count, noun in zip(counts, ("conversation", "request"), strict=True)
-        ) + " so far" * (not self.exhausted)
-        if turns == "last" or counts[1] <= counts[0]:
+        """Return the opening line of a run: the numbers of conversations and requests read so far, and which turns are
+        requests."""
+        turns, lines = self._config.turns, self.num_conversations
+        words = f"{counted(lines, 'conversation')}, {counted(self.num_requests, 'request')}"
+        words += " so far" * (not self.exhausted)
+        if turns == "last" or self.num_requests <= lines:
             return words
         if turns == "rollout":
             return f"{words}: each turn, after the answers to those before it"
-        return f"{words}: each recorded turn; --turns last asks for {counts[0]:,}"
+        return f"{words}: each recorded turn; --turns last asks for {lines:,}"
 
     def pause(self) -> bool:
         """Always False (see WorkSource.pause): reading one line is quick, so the engine need not run first."""

@@ -117,8 +117,7 @@ class PlannedFeeder:
         return 0
 
     def opening(self) -> str:
-        """Return a sentence on what is read so far: conversations, requests, and how many of these have the prompt of
-        another one."""
+        """Return the feeder's opening line, with the number of requests of the first window that repeat a prompt."""
         repeated = self._num_repeated
         return self._feeder.opening() + (f"; {repeated:,} repeat the prompt of another request" if repeated else "")
 

@@ -128,7 +128,8 @@ class WorkSource(Protocol):
         """Requests to answer in this run; None until the whole input is read."""
 
     def opening(self) -> str:
-        """Return a sentence on what is read so far: how many conversations, and how many requests they make."""
+        """Return the opening line of a run: the numbers of conversations and requests read so far, and which turns are
+        requests."""
 
     def pause(self) -> bool:
         """Return whether the engine should run its requests before more input is read: True once at the end of each

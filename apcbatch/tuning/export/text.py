@@ -10,7 +10,7 @@ from itertools import chain
 
 from apcbatch.config import Config
 from apcbatch.cores import find_memory
-from apcbatch.display import wrap
+from apcbatch.display import counted, wrap
 from apcbatch.job.planning import MEASURED, windows_note
 from apcbatch.option_values import rounded_size
 from apcbatch.plan.forecast import Forecast, PolicyForecast
@@ -109,12 +109,12 @@ def forecast_lines(
 
 def _forecast_lines(forecast: Forecast, surveyed: Survey, config: Config, table: Table) -> Iterator[str]:
     yield (
-        f"{_count(forecast.requests, 'request')} on {_count(surveyed.num_lines, 'line')}: {forecast.prompt_tokens:,} "
+        f"{counted(forecast.requests, 'request')} on {counted(surveyed.num_lines, 'line')}: {forecast.prompt_tokens:,} "
         f"prompt tokens, {forecast.unique_tokens:,} of them unique"
     )
     if surveyed.errors:
         codes = ", ".join(f"{count} {code}" for code, count in sorted(surveyed.errors.items()))
-        yield f"{_count(surveyed.errors.total(), 'request')} cannot be answered and not planned: {codes}"
+        yield f"{counted(surveyed.errors.total(), 'request')} cannot be answered and not planned: {codes}"
     yield (
         f"ideal hit rate {_percent(forecast.ideal_hit_rate)}: what earlier requests cover, token by token, working in "
         f"order {config.order}"
@@ -133,7 +133,7 @@ def _forecast_lines(forecast: Forecast, surveyed: Survey, config: Config, table:
             if config.min_gain_tokens is None
             else "which is what reading one costs, as a run with this --store has measured"
         )
-        yield f"  for later runs: kept if it saves at least {_count(config.gain_tokens, 'token')}, {why}"
+        yield f"  for later runs: kept if it saves at least {counted(config.gain_tokens, 'token')}, {why}"
     note = windows_note(len(surveyed.windows), config)
     if note is not None:
         yield f"  the window: {note}"
@@ -149,7 +149,7 @@ def _draft_lines(drafts: DraftForecast | None) -> Iterator[str]:
     if drafts is None:
         return
     yield ""
-    yield f"Drafts, if the model answered as {_count(drafts.requests, 'recorded answer')} of the first requests:"
+    yield f"Drafts, if the model answered as {counted(drafts.requests, 'recorded answer')} of the first requests:"
     for one in drafts.estimates:
         share = (
             f", {_percent(one.accepted / one.drafted)} of {one.drafted:,} drafted tokens accepted"
@@ -180,7 +180,7 @@ def _limits(forecast: Forecast, surveyed: Survey, config: Config) -> Iterator[st
     """Yield the reasons why the hit rate is not 100 %."""
 
     def tokens(count: int) -> str:
-        return f"{_count(count, 'token')} ({_percent(count / max(1, forecast.prompt_tokens))})"
+        return f"{counted(count, 'token')} ({_percent(count / max(1, forecast.prompt_tokens))})"
 
     yield "What limits the hit rate:"
     yield f"  new: {tokens(forecast.prompt_tokens - forecast.ideal_tokens)} that no earlier request covers"
@@ -196,18 +196,18 @@ def _limits(forecast: Forecast, surveyed: Survey, config: Config) -> Iterator[st
     )
     yield (
         f"  rewritten history: {tokens(forecast.rewritten_tokens)} computed again, as "
-        f"{_count(forecast.rewritten_prompts, 'prompt')} of {forecast.requests:,} do not begin with the one before in "
+        f"{counted(forecast.rewritten_prompts, 'prompt')} of {forecast.requests:,} do not begin with the one before in "
         "their conversation"
     )
     unstable = forecast.unstable_templates - forecast.without_thoughts
     if unstable or not forecast.without_thoughts:
-        where = f"not prefix-stable in {_count(unstable, 'conversation')}: earlier turns change later on"
+        where = f"not prefix-stable in {counted(unstable, 'conversation')}: earlier turns change later on"
         yield f"  the chat template: {where if unstable else 'prefix-stable'}"
     if forecast.without_thoughts:
         given = json.dumps(surveyed.keeps_thoughts_with)
         yield (
             f"  thoughts: {tokens(forecast.thought_tokens)} computed again, as the chat template takes earlier "
-            f"thoughts out of the history in {_count(forecast.without_thoughts, 'conversation')}"
+            f"thoughts out of the history in {counted(forecast.without_thoughts, 'conversation')}"
             + f"; --template-kwargs '{given}' keeps them"
             * bool(surveyed.keeps_thoughts_with)
         )
@@ -223,10 +223,6 @@ def _limits(forecast: Forecast, surveyed: Survey, config: Config) -> Iterator[st
 def _wrapped(line: str, width: int | None) -> list[str]:
     """Fold a line at a terminal's width."""
     return [line] if width is None else wrap(line, width, "    ")
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def _percent(share: float) -> str:
