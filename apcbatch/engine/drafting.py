@@ -232,13 +232,13 @@ class Drafting:
         """Add an ended answer and its prompt to the draft index."""
         if self._drafts is None or not sequence.finish_reason:
             return
-        begin = time.perf_counter()
+        begin, weighed_from = time.perf_counter(), self.clock()
         is_first = sequence.forks is None or sequence.forks.sequences[0] is sequence
         known = sequence.num_covered if is_first else sequence.num_prompt
         self._drafts.add(sequence.tokens[: sequence.num_tokens], sequence.num_prompt, known)
-        seconds = time.perf_counter() - begin
-        self._learning_s += seconds
-        self._gain_s -= seconds
+        self._learning_s += time.perf_counter() - begin
+        if not self._is_paused:
+            self._gain_s -= self.clock() - weighed_from
 
     def take_learning_s(self) -> float:
         """Return the seconds spent in `learn` since the last call, and reset them."""

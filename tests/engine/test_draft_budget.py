@@ -416,6 +416,38 @@ def test_a_search_that_does_not_pay_pauses() -> None:
     assert drafting._plain_costs.of(1) == pytest.approx(1.0), "without the search"
 
 
+@pytest.mark.parametrize(("learning_s", "is_paused"), [(0.001, False), (0.5, True)])
+def test_learning_counts_while_drafts_are_searched(learning_s: float, is_paused: bool) -> None:
+    """Fault: indexing answers is free to the search; or what it took during a pause ends each window after it at once,
+    so that drafts are off for good; or a busy machine's time counts."""
+    now = 0.0
+
+    def indexed(*_: object) -> None:
+        nonlocal now
+        now += learning_s
+
+    index: Any = SimpleNamespace(add=indexed)
+    drafting = Drafting(index, None, range(9), 9, clock=lambda: now)  # type: ignore[arg-type]
+    chunk = decoding([])
+    chunk.sequence.computed = chunk.sequence.num_prompt
+    ended: Any = SimpleNamespace(
+        finish_reason="stop", forks=None, tokens=[1, 2], num_tokens=2, num_prompt=1, num_covered=0
+    )
+
+    def passes(count: int) -> None:
+        for _ in range(count):
+            drafting.measure([chunk], 1.0)
+            drafting.learn(ended)
+
+    passes(1 + WINDOW)  # the first one follows no other
+    assert drafting._is_paused == is_paused
+    while drafting._is_paused:
+        passes(1)
+    learning_s = 0.0
+    passes(WINDOW)
+    assert not drafting._is_paused, "what was learnt in the pause is not the window's loss"
+
+
 def test_answers_of_earlier_runs_are_drafted_from() -> None:
     """Fault: a resumed run learns nothing from what it has answered before, or fails without drafts."""
     added: list[tuple[Any, ...]] = []
