@@ -1,9 +1,9 @@
 """Tokenise known answers to the prompts of a conversation, for drafts: recorded ones, and messages of an earlier run.
 
 Invariants: an answer has at most its first MOST_KNOWN_TOKENS tokens; one that cannot be rendered or tokenised is left
-out, without an error. An answer that the next turn's prompt has is not rendered, each other one once; its prompt is
-rendered again only in a rollout. A recorded answer
-has the tokens that it is scored with (data/chat/recorded_answers.py).
+out, without an error. An answer is rendered once, or not at all if the next turn's prompt has its tokens; its prompt is
+rendered again only in a rollout. A recorded answer has the tokens that it is scored with
+(data/chat/recorded_answers.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import numpy as np
 from apcbatch.data.chat.common_prefix import BaseText, common_length
 from apcbatch.data.chat.recorded_answers import answer_end, tokenise_answer
 from apcbatch.data.chat.render import Prompt, Renderer
-from apcbatch.data.chat.template import reasoning_of
 from apcbatch.data.chat.turns import Turn
 from apcbatch.data.input.messages import Message
 from apcbatch.data.input.records import Conversation
@@ -95,14 +94,11 @@ class KnownAnswers:
         return tokens.copy() if len(tokens) and int(tokens.max()) < self._renderer.vocab_size else None
 
     def _in_prompt(self, prompt: Prompt, later: Prompt | None) -> TokenArray | None:
-        """Return the tokens of a recorded answer as a later prompt has them in its history, with the stop token.
+        """Return the tokens of a recorded answer, stop token included, from the history in the next turn's prompt.
 
-        None if that prompt does not begin with this one, or may leave out the answer's reasoning: it is rendered then.
-        """
+        None if that prompt does not begin with this one, or may leave out the answer's reasoning."""
         message, begin = self._conversation.messages[prompt.num_messages], len(prompt.token_ids)
-        content, parser = message.get("content"), self._renderer.reasoning_parser
-        has_thought = isinstance(content, str) and parser and any(end in content for end in parser.ends)
-        if later is None or has_thought or reasoning_of(message) is not None:
+        if later is None or self._renderer.thought_of(message) is not None:
             return None
         tokens = later.token_ids
         if not np.array_equal(tokens[:begin], prompt.token_ids):

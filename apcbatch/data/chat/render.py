@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from apcbatch.data.chat.common_prefix import BaseText, common_length
 from apcbatch.data.chat.template import ChatTemplate, read_fallback, reasoning_of
@@ -83,9 +84,9 @@ class Renderer:
     """Renderer of conversations for one model. It also makes the parsers and constraints of the answers.
 
     tool_parser, reasoning_parser: parsers for the model's answers, chosen by the options or by the model's files; None
-    without a parser. texts_ahead: a conversation whose texts are made already (data/chat/render_ahead.py), and they;
-    None without one. warn: called with warnings about the chat template and the options, once for each kind. UsageError
-    for invalid options, ModelError for an unusable template.
+    without a parser. texts_ahead: a conversation that is rendered in another thread (data/chat/render_ahead.py), with
+    its texts; None for none. warn: called with warnings about the chat template and the options, once for each kind.
+    UsageError for invalid options, ModelError for an unusable template.
     """
 
     def __init__(
@@ -211,8 +212,8 @@ class Renderer:
         return rendered
 
     def texts_of(self, conversation: Conversation, turns: Turns) -> Callable[[], Texts] | None:
-        """Return a function that makes the texts of a conversation's prompts, in any thread; None if none may be made
-        early."""
+        """Return a function that renders the prompts of a conversation, for another thread; None if they must be
+        rendered in turn."""
         if conversation.prompt is not None or self.template.is_fallback or not self.tokenizer.reads_text:
             return None
         try:
@@ -295,14 +296,18 @@ class Renderer:
         rendered.prefix_stable, rendered.drops_thoughts = is_stable, drops_thoughts
         return rendered
 
+    def thought_of(self, message: Message) -> Any:
+        """Return the reasoning of a message, beside its content or within it; None if it has none."""
+        thought, content, parser = reasoning_of(message), message.get("content"), self.reasoning_parser
+        if thought is None and isinstance(content, str) and parser and any(end in content for end in parser.ends):
+            return parser.split(content, is_open=True).reasoning
+        return thought
+
     def _part_at_thought(self, text: str, later: str, common: int, messages: Sequence[Message]) -> bool:
         """Return whether two prompts first differ at the reasoning of a message, which the later one leaves out.
         common: number of characters at the beginning of both."""
         for message in messages:
-            thought = reasoning_of(message)
-            content, parser = message.get("content"), self.reasoning_parser
-            if thought is None and isinstance(content, str) and parser and any(end in content for end in parser.ends):
-                thought = parser.split(content, is_open=True).reasoning
+            thought = self.thought_of(message)
             if isinstance(thought, str) and (thought := thought.strip()):
                 window = max(0, common - len(thought)), common + _MARKER_CHARACTERS + len(thought)
                 if text.find(thought, *window) >= 0 > later.find(thought, *window):
