@@ -92,7 +92,7 @@ class KnownPrompts:
         return self._drafts.held_bytes
 
     def begin(self, prompt: TokenArray, references: Any, most_tokens: int) -> Drafter:
-        return self._drafts.begin(self._whole[prompt.tobytes()], references)
+        return self._drafts.begin(self._whole[prompt.tobytes()], references, most_tokens)
 
     def add(self, tokens: TokenArray, num_prompt: int, begin: int) -> None:
         whole = self._whole[tokens[:num_prompt].tobytes()]

@@ -1,8 +1,8 @@
 """Pending snapshots: those that sequences will publish, so that others wait instead of computing them.
 
-Sequences are given by number, in order of submission. A sequence that publishes in place of a failed one does so under
-the failed one's number, by which its readers know it. Invariant: a key is pending exactly while a sequence is due to
-publish it.
+Sequences are given by number, in order of submission. A pending snapshot has two of them: its leader, the sequence that
+was to publish it when its readers were submitted, and its publisher, which is another sequence if the leader has
+failed. Invariant: a key is pending exactly while a sequence is due to publish it.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from typing import NamedTuple
 
 
 class Promise(NamedTuple):
-    """A snapshot that a sequence will publish. planned: number of the sequence that was to publish it first."""
+    """Pending snapshot of one publisher. leader: number by which its readers know it."""
 
     position: int
     key: bytes
-    planned: int
+    leader: int
 
 
 class PendingSnapshots:
     """Publishers of each pending key."""
 
     def __init__(self) -> None:
-        self._publishers: dict[bytes, dict[int, int]] = {}
-        self._promises: dict[int, deque[Promise]] = {}  # by number, positions ascending
+        self._publishers: dict[bytes, dict[int, int]] = {}  # key -> leader -> publisher
+        self._promises: dict[int, deque[Promise]] = {}  # by publisher, positions ascending
 
     def __len__(self) -> int:
         return len(self._publishers)
 
     def publishers(self, key: bytes | None) -> Mapping[int, int]:
-        """Return the sequences that will publish a key, by the number that was to publish it first; none for None."""
+        """Return leader -> publisher of the pending snapshots of a key; empty for None."""
         return self._publishers.get(key, {}) if key is not None else {}
 
     def longest(self, keys: dict[int, bytes], above: int, below: int) -> bytes | None:
@@ -47,26 +47,26 @@ class PendingSnapshots:
         return None
 
     def add(self, number: int, boundaries: Iterable[tuple[int, bytes]]) -> None:
-        """Add the positions and keys that a sequence will publish."""
+        """Add the snapshots that a sequence will publish, as (position, key); it is their leader."""
         self.take_over(number, [Promise(position, key, number) for position, key in boundaries])
 
     def take_over(self, number: int, promises: Iterable[Promise]) -> None:
-        """Add what a failed sequence was to publish to a sequence that is about to run."""
+        """Make a sequence that is about to run the publisher of a failed one's snapshots."""
         both = sorted([*self.remove(number), *promises])
         if both:
             self._promises[number] = deque(both)
         for promise in both:
-            self._publishers.setdefault(promise.key, {})[promise.planned] = number
+            self._publishers.setdefault(promise.key, {})[promise.leader] = number
 
     def remove(self, number: int, end: int | None = None) -> list[Promise]:
-        """Remove and return what a sequence publishes up to the position `end`; without an end, all of it."""
+        """Remove and return the pending snapshots of a publisher up to the position `end`; all of them for None."""
         promises, removed = self._promises.get(number), list[Promise]()
         if promises is None:
             return removed
         while promises and (end is None or promises[0].position <= end):
             removed.append(promises.popleft())
             publishers = self._publishers[removed[-1].key]
-            del publishers[removed[-1].planned]
+            del publishers[removed[-1].leader]
             if not publishers:
                 del self._publishers[removed[-1].key]
         if not promises:

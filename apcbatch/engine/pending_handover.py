@@ -22,14 +22,14 @@ from apcbatch.engine.snapshots import Snapshots
 
 @dataclass(slots=True)
 class FailedRequest:
-    """Pending snapshots of one failed planned request. keys: position -> key, ascending. planned: pending position ->
-    number of the sequence that was to publish it first, its readers' leader. reads: pending position -> number of
-    planned requests that resume from it. source: position that the failed request was to resume from; 0 for none, or if
-    it was already counted as a reader. leader: number of the sequence that was to publish the snapshot at `source`.
-    later: positions kept for future runs. ideal: tokens of its prompt that other requests covered."""
+    """Pending snapshots of one failed planned request. keys: position -> key, ascending. leaders: pending position ->
+    leader of the snapshot (engine/pending.py). reads: pending position -> number of planned requests that resume from
+    it. source: position that the failed request was to resume from; 0 for none, or if it was already counted as a
+    reader. leader: leader of the snapshot at `source`. later: positions kept for future runs. ideal: tokens of its
+    prompt that other requests covered."""
 
     keys: dict[int, bytes]
-    planned: dict[int, int]
+    leaders: dict[int, int]
     reads: dict[int, int]
     source: int
     leader: int
@@ -46,9 +46,9 @@ class FailedRequest:
         source, leader, self.reads, self.source = self.source, self.leader, rest, 0
         if any(rest.values()):
             taken[end] += 1
-            self.source, self.leader = end, self.planned[end]
+            self.source, self.leader = end, self.leaders[end]
         later = [p for p in self.later if p <= end]
-        return FailedRequest(keys, self.planned, taken, source, leader, later, self.ideal)
+        return FailedRequest(keys, self.leaders, taken, source, leader, later, self.ideal)
 
     def pending_at(self, key: bytes | None) -> int:
         """Return the pending position with readers that has this key; 0 for none."""
@@ -74,15 +74,15 @@ class PendingHandover:
         reads = {promise.position: retention.reads(promise.position) for promise in left}
         if any(reads.values()):
             plan, keys = retention.plan, dict(sorted(sequence.keys.items()))
-            planned = {promise.position: promise.planned for promise in left}
+            leaders = {promise.position: promise.leader for promise in left}
             source = next((position for position, key in keys.items() if key == sequence.source), 0)
             leader, later = retention.leader, plan.keep_for_later
-            self._failed.append(FailedRequest(keys, planned, reads, source, leader, later, plan.ideal))
+            self._failed.append(FailedRequest(keys, leaders, reads, source, leader, later, plan.ideal))
             sequence.source = b""
 
     def leader_of(self, key: bytes | None) -> int:
-        """Return the last submitted sequence that was to publish a key and has not, failed or not; -1 for none."""
-        failed = [one.planned[position] for one in self._failed if (position := one.pending_at(key))]
+        """Return the leader of a key's pending snapshot that was submitted last, failed or not; -1 for none."""
+        failed = [one.leaders[position] for one in self._failed if (position := one.pending_at(key))]
         return max([*self._pending.publishers(key), *failed], default=-1)
 
     def must_wait(self, sequence: Sequence) -> bool:
@@ -113,15 +113,15 @@ class PendingHandover:
             retention.take_over(kept, part.later, part.ideal, part.leader)
             sequence.keys = dict(sorted((part.keys | sequence.keys).items()))
             sequence.source = key = part.keys.get(part.source, b"")
-            pending += [Promise(position, part.keys[position], part.planned[position]) for position in kept]
+            pending += [Promise(position, part.keys[position], part.leaders[position]) for position in kept]
         if pending:
             self._pending.take_over(sequence.number, pending)
         self._drop_unread()
 
     def add_readers(self, key: bytes, count: int, leader: int | None = None) -> None:
-        """Count more pending readers of a snapshot, held or still to be published; -1: drop one. If it is neither, each
-        of them computes its tokens. leader: their leader; None for that of requests submitted now. While it waits, or
-        if it has failed, a held snapshot's readers are those of another publisher."""
+        """Count more pending readers of a snapshot, held or pending; -1: drop one. If it is neither, each of them
+        computes its tokens. leader: the snapshot's; None for that of requests submitted now. While the publisher waits,
+        or if it has failed, a held snapshot of this key is another publisher's, with readers of its own."""
         leader = self.leader_of(key) if leader is None else leader
         number, failed = self._pending.publishers(key).get(leader), self._find(key, leader)
         publisher = None if number is None else self._sequence_of(number)
@@ -140,9 +140,8 @@ class PendingHandover:
         self._drop_unread()
 
     def _find(self, key: bytes | None, leader: int) -> FailedRequest | None:
-        """Return the failed request that has a pending snapshot of this key for the readers of `leader`; None if there
-        is none."""
-        found = (one for one in self._failed if (at := one.pending_at(key)) and one.planned[at] == leader)
+        """Return the failed request that has a pending snapshot of this key and leader; None if there is none."""
+        found = (one for one in self._failed if (at := one.pending_at(key)) and one.leaders[at] == leader)
         return next(found, None)
 
     def _drop_unread(self) -> None:

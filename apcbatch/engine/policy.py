@@ -33,7 +33,7 @@ class Retention(ABC):
     """Retention of one request; this base class is without a plan.
 
     Positions count tokens of the prompt and the answer. plan: the request's plan, an empty one for none. block_size:
-    tokens between the positions at which others may have kept what it resumes from.
+    tokens between the positions that may be kept or resumed from.
     """
 
     def __init__(self, request: Request, num_prompt: int, block_size: int) -> None:
@@ -43,7 +43,7 @@ class Retention(ABC):
         self._last_kept = sys.maxsize if request.keep_answer else num_prompt
         self._fork = 0
         self.awaited: bytes | None = None  # key of a boundary that another sequence will publish
-        self.leader = -1  # number of the sequence that was to publish it by the plan
+        self.leader = -1  # of the awaited snapshot: see engine/pending.py
 
     @abstractmethod
     def kept(self, begin: int, end: int) -> Sequence[int]:
@@ -160,8 +160,8 @@ class ByPlan(Retention):
     """Retention by a plan: it keeps the plan's snapshots, each until its last reader, and waits for the snapshot that
     the plan resumes from.
 
-    It waits for its leader: the last earlier request that was to publish this snapshot, or the one that replaces it if
-    it has failed. With little memory several requests publish the same prefix, each for some readers: 3 and 7 keep
+    It waits for the snapshot's leader, the last earlier request that is to publish it, or for the one in place of a
+    failed leader. With little memory several requests publish the same prefix, each for some readers: 3 and 7 keep
     position 128, two requests read that of 3, and 8, which comes after both, reads that of 7.
     """
 
@@ -219,7 +219,8 @@ class ByPlan(Retention):
 
     def take_over(self, reads: Mapping[int, int], later: Iterable[int], ideal: int, leader: int) -> None:
         """Add the snapshots that a failed request was to keep. reads: position -> readers; later: positions for future
-        runs. ideal: tokens of the prompt covered by requests other than the failed one. leader: the failed one's."""
+        runs. ideal: tokens of the prompt covered by requests other than the failed one. leader: of the snapshot
+        that the failed one was to resume from."""
         self.leader = leader
         self._reads = dict(sorted({**self._reads, **reads}.items()))
         keep_for_later = tuple(sorted({*self.plan.keep_for_later, *later}))

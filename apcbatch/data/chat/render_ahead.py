@@ -1,8 +1,8 @@
-"""Render the texts of the conversations that come next in threads, each with helper processes of its own.
+"""Render the conversations that come next in threads, each with helper processes of its own.
 
-A run's own thread otherwise waits for the chat template of one conversation after the other, 45 % of its time where
-prompts are short and a GPU or a cluster computes. Invariant: texts and their order are those without threads; a thread
-holds at most MOST_HELD characters that nobody has taken.
+Without them a run's own thread spends 45 % of its time on waiting for the chat template, where prompts are short and a
+GPU or a cluster computes. Invariants: texts and their order are those without threads; a thread goes on while less than
+MOST_HELD characters of its conversation have not been taken.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ MOST_HELD = 1 << 22  # characters of one conversation
 
 
 class TextsAhead:
-    """The texts of one conversation, made by one thread (`fill`) and taken by another, in order. make: makes them."""
+    """Queue of the texts of one conversation, which one thread renders (`fill`) and another takes. make: renders
+    them."""
 
     def __init__(self, make: Callable[[], Texts]) -> None:
         self._make = make
@@ -35,7 +36,7 @@ class TextsAhead:
         self._failure: BaseException | None = None
 
     def fill(self) -> None:
-        """Make the texts, as far as there is room, until the last one or `close`."""
+        """Render the texts until the last one or `close`; wait for room."""
         try:
             for text in self._make():
                 with self._changed:
@@ -53,7 +54,7 @@ class TextsAhead:
                 self._changed.notify_all()
 
     def take(self) -> Texts:
-        """Yield the texts; wait for each. What ended the making is raised in its place."""
+        """Yield the texts in order; wait for each. Raises what `make` raised."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._ready or self._is_done)
@@ -67,7 +68,7 @@ class TextsAhead:
             raise self._failure
 
     def close(self) -> None:
-        """Let the thread go on without the texts that are left."""
+        """Drop the texts that are left, and end `fill`."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -76,25 +77,23 @@ class TextsAhead:
 def render_ahead(
     records: Iterable[Conversation | BadLine], renderer: Renderer, turns: Turns
 ) -> Iterator[Conversation | BadLine]:
-    """Yield the records. After the first AFTER of them, up to MOST_AHEAD later ones are read and their texts begun;
-    `renderer.render` takes them."""
+    """Yield the records in order, and render up to MOST_AHEAD later ones meanwhile, after the first AFTER of them.
+    `renderer.render` takes the texts."""
     source = iter(records)
     for _, record in zip(range(AFTER), source, strict=False):
         yield record
     work: SimpleQueue[TextsAhead | None] = SimpleQueue()
     ahead: deque[tuple[Conversation | BadLine, TextsAhead | None]] = deque()
-    threads = [threading.Thread(target=_fill_all, args=(work,), daemon=True) for _ in range(NUM_THREADS)]
-    is_begun = False
+    threads: list[threading.Thread] = []
     try:
         for record in source:
             texts = None
             if isinstance(record, Conversation) and (make := renderer.texts_of(record, turns)) is not None:
                 texts = TextsAhead(make)
                 work.put(texts)
-                if not is_begun:
-                    is_begun = True
-                    for thread in threads:
-                        thread.start()
+                while len(threads) < NUM_THREADS:
+                    threads.append(threading.Thread(target=_fill_all, args=(work,), daemon=True))
+                    threads[-1].start()
             ahead.append((record, texts))
             if len(ahead) > MOST_AHEAD:
                 yield from _hand_out(*ahead.popleft(), renderer)
@@ -111,7 +110,7 @@ def render_ahead(
 def _hand_out(
     record: Conversation | BadLine, texts: TextsAhead | None, renderer: Renderer
 ) -> Iterator[Conversation | BadLine]:
-    """Yield the record, with its texts at hand for `render` until the next one is asked for."""
+    """Yield the record, and give its texts to `renderer.render` until the next record is asked for."""
     renderer.texts_ahead = None if texts is None else (record, texts.take())
     try:
         yield record
