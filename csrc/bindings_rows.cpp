@@ -6,23 +6,9 @@
 namespace apcbatch {
 namespace {
 
-// x: (t, h). delta: (t, h) or none. weight: (h) or none. y: (t, h) contiguous.
 void bound_rms_norm(std::int64_t t, std::int64_t h, const View& x, const View& delta, Address weight,
                     float eps, const View& y, int num_threads) {
-    NormParams p;
-    p.t = t;
-    p.h = h;
-    p.x = values(x, t * h);
-    p.x_stride = x.stride;
-    p.x_dtype = x.dtype;
-    p.delta = values(delta, kMaybe);
-    p.delta_stride = delta.stride;
-    p.delta_dtype = delta.dtype;
-    p.weight = floats(weight, kMaybe);
-    p.eps = eps;
-    p.y = values(y, t * h);
-    p.y_dtype = y.dtype;
-    rms_norm(p, num_threads);
+    rms_norm(norm_params(t, h, x, delta, weight, eps, y), num_threads);
 }
 
 void bound_gated_norm(std::int64_t t, std::int64_t heads, std::int64_t d, const View& x,

@@ -150,6 +150,25 @@ inline HeadScanParams head_scan_params(int dtype, std::int64_t key_heads, std::i
     return p;
 }
 
+// x: (t, h). delta: (t, h) or none. weight: (h) or none. y: (t, h) contiguous.
+inline NormParams norm_params(std::int64_t t, std::int64_t h, const View& x, const View& delta,
+                              Address weight, float eps, const View& y) {
+    NormParams p;
+    p.t = t;
+    p.h = h;
+    p.x = values(x, t * h);
+    p.x_stride = x.stride;
+    p.x_dtype = x.dtype;
+    p.delta = values(delta, kMaybe);
+    p.delta_stride = delta.stride;
+    p.delta_dtype = delta.dtype;
+    p.weight = floats(weight, kMaybe);
+    p.eps = eps;
+    p.y = values(y, t * h);
+    p.y_dtype = y.dtype;
+    return p;
+}
+
 // x: (t, heads, d) float32, heads x_head_stride apart. gate: (t, heads, d). weight: (d) or (heads, d),
 // weight_stride 0 or d, or none. y: (t, heads, d) contiguous, of gate's type.
 inline GatedNormParams gated_norm_params(std::int64_t t, std::int64_t heads, std::int64_t d, const View& x,

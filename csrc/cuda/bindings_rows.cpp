@@ -11,23 +11,9 @@ namespace apcbatch {
 namespace cuda {
 namespace {
 
-// x: (t, h). delta: (t, h) or none. weight: (h) or none. y: (t, h) contiguous.
 SumNormParams norm(int64_t t, int64_t h, const View& x, const View& delta, Address weight, float eps,
                    const View& y) {
-    SumNormParams p;
-    p.t = t;
-    p.h = h;
-    p.x = values(x, t * h);
-    p.x_stride = x.stride;
-    p.x_dtype = x.dtype;
-    p.delta = values(delta, kMaybe);
-    p.delta_stride = delta.stride;
-    p.delta_dtype = delta.dtype;
-    p.weight = apcbatch::floats(weight, kMaybe);
-    p.eps = eps;
-    p.y = values(y, t * h);
-    p.y_dtype = y.dtype;
-    return p;
+    return {norm_params(t, h, x, delta, weight, eps, y)};
 }
 
 void bound_rms_norms(const std::vector<SumNormParams>& norms, Address stream) {

@@ -45,7 +45,8 @@ class CudaOps(Ops[DeviceLinear]):
         return y
 
     def leave(self, residual: Residual, x: torch.Tensor, packed: DeviceLinear) -> None:
-        """Leave x W^T (* scale), the output of a sub-block: x (t, in) times weights (h, in)."""
+        """Multiply x (t, in) by the weights (h, in) of a sub-block's last product, and leave the result as the pending
+        delta."""
         assert isinstance(residual, DeviceResidual)
         residual.leave(self.linear(x, packed.unscaled, out_dtype=torch.float32), packed.scale)
 
@@ -59,7 +60,8 @@ class CudaOps(Ops[DeviceLinear]):
         factors: torch.Tensor | None = None,
         aside: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Add aside + delta * factors to x, then norm it: see DeviceResidual."""
+        """Return the RMS norm of x, (t, h) out_dtype, after adding aside + delta * factors to x in place: see
+        DeviceResidual."""
         arguments, y, _alive = self._norm_arguments(x, delta, weight, eps, out_dtype)
         self._launch("rms_norm", x, *arguments, address(factors), address(aside))
         return y

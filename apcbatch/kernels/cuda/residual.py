@@ -1,4 +1,5 @@
-"""Residual stream on a CUDA device: the norm that adds a sub-block's output also finishes it.
+"""Residual stream on a CUDA device: the norm that adds a sub-block's output also multiplies it by its factors, and adds
+the output of the sub-blocks in parallel.
 
 Invariant: the bits equal those of the multiplications and additions one by one.
 """
@@ -11,7 +12,7 @@ from apcbatch.kernels.layer import PreNorm, Residual
 
 
 class DeviceResidual(Residual):
-    """See Residual. What is added to the sum next is aside + delta * factors, in this order.
+    """Residual whose next norm adds aside + delta * factors, in this order, to the sum.
 
     factors: (h,) float32, factors of the columns of delta; None: ones. aside: (t, h) float32, the output of the
     sub-blocks in parallel to the last one; None: there is none. normed: the last norm of the sum and its result, for a
@@ -44,7 +45,7 @@ class DeviceResidual(Residual):
         return super().beside()
 
     def join(self, left: torch.Tensor) -> None:
-        """See Residual. Does not overwrite `left`, which is added later."""
+        """See Residual. `left` stays as it is until the next norm adds it."""
         self.aside = left
 
     def leave(self, delta: torch.Tensor, factors: torch.Tensor | None = None) -> None:
