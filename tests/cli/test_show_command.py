@@ -167,6 +167,7 @@ def test_a_pipe_gets_each_token_on_a_line_of_its_own(capsys):
     rows = re.findall(r'^ +(\d+)  (\d+)(\*?) (".*")$', out, re.MULTILINE)
     assert [int(row[0]) for row in rows] == list(range(len(rows))) and ("0", "1", "*", '"<|bos|>"') in rows
     assert "\x1b" not in out and "long" * 60 in out
+    assert f"Boundaries: {len(rows) // 64:,} of block size 64, from 64 to {len(rows) // 64 * 64:,};" in out
 
 
 def mark(text: str, *styles: str) -> str:

@@ -52,6 +52,12 @@ def test_what_makes_states_waits_for_room() -> None:
     assert queue.pop(NEAR, 1.9) is None and len(queue) == 2
     assert queue.pop(NEAR, 2.0).number == 2
     assert queue.pop(NEAR, -1.0) is None and queue.pop(NEAR, WHOLE).number == 1
+    for number, future_readers in enumerate((1, 0)):
+        frees = group_of(number, 5.0 - number)
+        for state in frees.needs:
+            state.readers, state.future_readers = {frees.items[0]}, future_readers
+        queue.push(frees)
+    assert queue.pop(NEAR, 1.0).number == 1, "of any priority, the one that frees a state"
 
 
 def test_what_a_group_adds_to_the_states_that_are_held() -> None:

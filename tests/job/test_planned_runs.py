@@ -63,6 +63,19 @@ def test_a_window_bounds_what_is_read_ahead_and_loses_no_request(chats, capsys, 
     )
 
 
+def test_a_run_says_what_a_larger_window_would_have_restored(chats, capsys, tmp_path) -> None:
+    """Fault: a window that is too small costs tokens, and nothing says so, or the number is not what it costs."""
+    texts = [f"{number} is a prompt that comes twice, " * 10 for number in range(5)] * 2
+    lines = [{"messages": [{"role": "user", "content": text}]} for text in texts]
+    write_lines(tmp_path / "in.jsonl", lines)
+    computed = run(capsys, "whole.jsonl")["computed_tokens"]
+    small = ["run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", "3", "--window-tokens", "1", "--summary", "s.json"]
+    assert main(small) == 0
+    more = json.loads((tmp_path / "s.json").read_text())["computed_tokens"] - computed
+    assert more > 0
+    assert f"a larger --window-tokens would have restored up to {more:,} tokens more" in capsys.readouterr().err
+
+
 def test_a_second_run_starts_from_what_was_kept_for_later(chats, capsys, tmp_path) -> None:
     """Fault: what is kept for future runs is not found by them, or counted among this run's."""
     options = ("--store", "states", "--block-size", "16", "--min-gain-tokens", "16")

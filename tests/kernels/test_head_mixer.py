@@ -180,6 +180,7 @@ def test_refuses_what_does_not_fit():
         ({"conv_weight": torch.zeros(128, 9)}, "a mixer has 1 to 8 taps"),
         ({"conv_weight": torch.zeros(129, 4)}, "the convolution must have the channels of q and k"),
         ({"key_heads": 3}, "the convolution must have the channels of q and k"),
+        ({"key_heads": 0}, "the convolution must have the channels of q and k"),
         ({"A": torch.zeros(4).double()}, "A must be contiguous of shape"),
         ({"dt_bias": torch.zeros(3)}, "dt_bias must be contiguous of shape"),
         ({"norm": torch.ones(48)[::2]}, "norm must be contiguous of shape"),

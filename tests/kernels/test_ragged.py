@@ -30,6 +30,7 @@ def test_a_decode_pass_has_a_token_of_each_sequence():
     assert (batch.num_sequences, batch.num_tokens, batch.max_slot) == (3, 3, 5)
     assert batch.cu_seqlens.tolist() == [0, 1, 2, 3] and Ragged.rows(3).tolist() == [0, 1, 2]
     assert batch.initial_slots.tolist() == [2, -1, 0] and batch.snapshot_cu.tolist() == [0, 0, 0, 0]
+    assert ragged([1], [1], [0]).max_slot == 1, "a fork's initial slot counts"
 
 
 def test_forks_share_an_initial_slot():

@@ -346,7 +346,7 @@ def entry(dtype: str, shape: list[int], begin: int, end: int) -> dict[str, objec
     (b"{}", 1 << 60), (b"{}", 1 << 63), (b"{}", 3), (b"{}", 0), (b"", -1), (b"{", -1), (b"[1]", -1), (b"\xff", -1),
     (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", -1),
     (b'{"__metadata__":{"a":1}}', -1),
-    (b'{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]},"a":{"dtype":"F32","shape":[4],"data_offsets":[16,32]}}',
+    (b'{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]},"a":{"dtype":"F32","shape":[8],"data_offsets":[0,32]}}',
      -1),
 ])  # fmt: skip
 def test_a_broken_header_is_a_sentence(

@@ -22,6 +22,7 @@ import pytest
 from apcbatch.cli.run import _run_with_report
 from apcbatch.errors import StoppedError
 from apcbatch.job.run import Job
+from apcbatch.job.signals import Interrupted
 from apcbatch.report import report_file
 from tests.chats import conversation, read_records, write_lines
 from tests.conftest import ROOT
@@ -266,10 +267,11 @@ def test_strict_stops_with_a_report(apcbatch: Command, tmp_path: Path) -> None:
         ([conversation(1)], 0, OSError(28, "No space left on device")),
         ([conversation(1), {"messages": []}], 3, RuntimeError("odd")),
         ([conversation(1)], 0, MemoryError()),
+        ([conversation(1)], 0, Interrupted(signal.SIGINT)),
     ],
 )
 def test_a_report_that_fails_is_a_warning(
-    lines: list[Any], code: int, error: Exception, apcbatch: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lines: list[Any], code: int, error: BaseException, apcbatch: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fault: the exit code of a run whose answers are all there says that they are not."""
 
