@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict, deque
 
 import numpy as np
+import xxhash
 
 from apcbatch.prefix import TokenArray
 
@@ -58,4 +58,4 @@ class Siblings:
 
 
 def _digest(prompt: TokenArray) -> bytes:
-    return hashlib.sha256(prompt.data).digest()
+    return xxhash.xxh3_128_digest(prompt.data)

@@ -29,7 +29,8 @@ MOST_DRAFTED = 64  # tokens of one draft
 MARGIN = 1.03  # minimum ratio of tokens per second to a pass without drafts; above 1, as measured seconds vary
 PLAIN_RUN, PLAIN_CYCLE = 4, 16  # while the seconds of a pass without drafts are unknown, 4 of 16 passes, in a row
 WINDOW = 64  # passes after which the search for drafts is weighed
-LOSS = 0.01  # net loss, as a share of the window's seconds, from which the search pauses
+ENOUGH = 512  # searches, from PLAIN_CYCLE passes on, after which it is weighed too
+LOSS = 0.01  # net loss, as a share of the window's seconds, from which the search pauses; in a pause, for indexing
 LONGEST_PAUSE = 1024  # passes
 LEARNING = 0.02  # weight of one draft in the estimated acceptance of forced tokens
 
@@ -62,6 +63,8 @@ class Drafting:
         self._search_s = 0.0  # of the last pass
         self._gain_s = self._window_s = 0.0  # of the window
         self._num_weighed, self._pause, self._pause_end = 0, WINDOW, 0  # passes
+        self._num_searched = 0  # sequences searched in the passes of the window
+        self._indexing_s = 0.0  # left for indexing in a pause
         self._last: Literal["prompts", "plain", "drafts"] = "prompts"  # what the last pass had
         self.saved_s: float | None = None
         self._learning_s = 0.0
@@ -178,18 +181,26 @@ class Drafting:
     def measure(self, chunks: list[Chunk], seconds: float) -> None:
         """Add the seconds of a pass without prompts, counted from the end of the previous pass.
 
-        Ignore a pass during which a CUDA graph was captured, and one without drafts right after prompts. A pass without
-        drafts counts as one with drafts if it made its batch anew, after a pass with drafts, or if the host waited to
-        draft for it. The seconds of the search are not counted as those of a pass without drafts.
+        Of a pass with prompts only the search counts, and the passes that accepted tokens stand for. Ignore a pass
+        during which a CUDA graph was captured, and one without drafts right after prompts. A pass without drafts counts
+        as one with drafts if it made its batch anew, after a pass with drafts, or if the host waited to draft for it.
+        The seconds of the search are not counted as those of a pass without drafts.
         """
         was_paused, self._num_read = self._is_paused, self._num_read + 1
         waited, self._waited = self._waited, False
         search_s, self._search_s = self._search_s, 0.0
         last, self._last = self._last, "prompts"
         num_graphs, self._num_graphs = self._num_graphs, self._graphed.num_graphs if self._graphed else 0
-        if self._drafts is None or any(chunk.sequence.in_prefill for chunk in chunks) or num_graphs < self._num_graphs:
+        if self._drafts is None or num_graphs < self._num_graphs:
             return
-        number, rows = len(chunks), sum(chunk.num_rows for chunk in chunks)
+        decodes = [chunk for chunk in chunks if not chunk.sequence.in_prefill]
+        number, rows = len(decodes), sum(chunk.num_rows for chunk in decodes)
+        if number < len(chunks):
+            more = sum(chunk.accepted for chunk in decodes)
+            gain_s = more / number * self._plain_costs.of(number) if more and self._plain_costs else 0.0
+            if number or was_paused:
+                self._weigh(gain_s - search_s, seconds, number, was_paused)
+            return
         self._last = "plain" if rows == number else "drafts"
         if rows == number and last == "prompts":
             return
@@ -205,40 +216,49 @@ class Drafting:
             brought = sum(chunk.count + chunk.accepted for chunk in chunks) / number  # plain passes for as many tokens
             gain_s = brought * self._plain_costs.of(number) - seconds
             self.saved_s = (self.saved_s or 0.0) + gain_s
-        if not was_paused:
-            self._weigh(gain_s, seconds)
+        self._weigh(gain_s, seconds, number, was_paused)
 
     @property
     def _is_paused(self) -> bool:
         """Whether the search for drafts is paused: see _weigh."""
         return self._num_read < self._pause_end
 
-    def _weigh(self, gain_s: float, seconds: float) -> None:
-        """Add a pass to the window. At the window's end, pause the search for drafts if it cost more time than drafts
-        saved. The first pause lasts WINDOW passes, and each pause that follows without a window that paid lasts twice
-        as long, up to LONGEST_PAUSE."""
+    def _weigh(self, gain_s: float, seconds: float, number: int, was_paused: bool) -> None:
+        """Add a pass with `number` decodes to the window; during a pause, add LOSS of its seconds to those of indexing.
+        At the window's end, pause the search for drafts if it cost more time than drafts saved. The first pause lasts
+        WINDOW passes, and each pause that follows without a window that paid lasts twice as long, up to LONGEST_PAUSE.
+        """
+        if was_paused:
+            self._indexing_s += LOSS * seconds
+            return
         self._gain_s += gain_s
         self._window_s += seconds
         self._num_weighed += 1
-        if self._num_weighed < WINDOW:
+        self._num_searched += number
+        if self._num_weighed < WINDOW and (self._num_weighed < PLAIN_CYCLE or self._num_searched < ENOUGH):
             return
         pays = self._gain_s >= -LOSS * self._window_s
         if not pays:
             self._pause_end = self._num_read + self._pause
         self._pause = WINDOW if pays else min(2 * self._pause, LONGEST_PAUSE)
-        self._gain_s, self._window_s, self._num_weighed = 0.0, 0.0, 0
+        self._gain_s, self._window_s, self._num_weighed, self._num_searched = 0.0, 0.0, 0, 0
+        self._indexing_s = 0.0
 
     def learn(self, sequence: Sequence) -> None:
-        """Add an ended answer and its prompt to the draft index."""
-        if self._drafts is None or not sequence.finish_reason:
+        """Add an ended answer and its prompt to the draft index. In a pause, leave it out once indexing has taken LOSS
+        of the pause's seconds."""
+        if self._drafts is None or not sequence.finish_reason or (self._is_paused and self._indexing_s <= 0):
             return
         begin, weighed_from = time.perf_counter(), self.clock()
         is_first = sequence.forks is None or sequence.forks.sequences[0] is sequence
         known = sequence.num_covered if is_first else sequence.num_prompt
         self._drafts.add(sequence.tokens[: sequence.num_tokens], sequence.num_prompt, known)
         self._learning_s += time.perf_counter() - begin
-        if not self._is_paused:
-            self._gain_s -= self.clock() - weighed_from
+        seconds = self.clock() - weighed_from
+        if self._is_paused:
+            self._indexing_s -= seconds
+        else:
+            self._gain_s -= seconds
 
     def take_learning_s(self) -> float:
         """Return the seconds spent in `learn` since the last call, and reset them."""

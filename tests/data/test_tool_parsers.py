@@ -162,9 +162,10 @@ def test_the_syntax_of_a_parser_is_what_it_reads(parser: Any) -> None:
             Call("f", {"a": 1}), Call("g", {})
         ]),
         ("granite", '<tool_call>[{"name": "f", "arguments": {}}]', [Call("f", {})]),
-        ("lfm2", "<|tool_call_start|>[a.b-c(), g( x = 'it\\'s\\n\\q' , y=[True, null,-1.5e3, true],\n), h(z={\"k\": {}},)]"
-         "<|tool_call_end|>", [
-            Call("a.b-c", {}), Call("g", {"x": "it's\n\\q", "y": [True, None, -1500.0, True]}), Call("h", {"z": {"k": {}}})
+        ("lfm2", "<|tool_call_start|>[a.b-c(), g( x = 'it\\'s\\n\\q' , y=[True, null,-1.5e3, true],\n),"
+         " h(z={\"k\": {}},)]<|tool_call_end|>", [
+            Call("a.b-c", {}), Call("g", {"x": "it's\n\\q", "y": [True, None, -1500.0, True]}),
+            Call("h", {"z": {"k": {}}}),
         ]),
         ("lfm2", '<|tool_call_start|>[{"name": "f", "arguments": {"a": 1}}]<|tool_call_end|>', [Call("f", {"a": 1})]),
         ("lfm2", '<|tool_call_start|> {"name": "f"} <|tool_call_end|>', [Call("f", {})]),

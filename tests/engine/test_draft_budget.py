@@ -13,7 +13,7 @@ import pytest
 
 from apcbatch import Request
 from apcbatch.drafts.drafter import Draft
-from apcbatch.engine.drafting import LONGEST_PAUSE, MARGIN, WINDOW, Drafting
+from apcbatch.engine.drafting import LONGEST_PAUSE, MARGIN, PLAIN_CYCLE, WINDOW, Drafting
 from apcbatch.engine.policy import Nothing
 from apcbatch.engine.row_costs import RowCosts
 from apcbatch.engine.sequence import Chunk, make_sequence
@@ -416,15 +416,48 @@ def test_a_search_that_does_not_pay_pauses() -> None:
     assert drafting._plain_costs.of(1) == pytest.approx(1.0), "without the search"
 
 
+@table("num_sequences, has_prompts, accepted, num_passes", [
+    (1, False, 0, WINDOW), (8, False, 0, WINDOW), (64, False, 0, PLAIN_CYCLE), (25, False, 0, 21),
+    (64, True, 0, PLAIN_CYCLE), (64, True, 8, None),
+])  # fmt: skip
+def test_many_sequences_are_weighed_after_fewer_passes(
+    num_sequences: int, has_prompts: bool, accepted: int, num_passes: int | None
+) -> None:
+    """Fault: a short run of many sequences ends before the search is weighed once; passes with prompts search for
+    nothing and are not weighed, or what they accept is not."""
+    now = 0.0
+    drafting = Drafting(object(), None, range(999), 999, clock=lambda: now)  # type: ignore[arg-type]
+    chunks = [decoding([]) for _ in range(num_sequences)]
+    for chunk in chunks:
+        chunk.sequence.computed = chunk.sequence.num_prompt
+    search = MagicMock(return_value=None)
+    chunks[0].sequence.drafter.propose = search  # type: ignore[union-attr]
+    for _ in range(4):
+        drafting.measure(chunks, 1.0)
+    prompt = decoding([])
+    for number in range(1, 4 * WINDOW):
+        search.reset_mock()
+        drafting.add_drafts(chunks)
+        if not search.called:
+            assert number - 1 + 3 == num_passes, "and the first one, which follows no other"
+            return
+        now += 0.5
+        drafting._search_s = 0.5
+        chunks[0].accepted = 8 * num_sequences if accepted else 0
+        drafting.measure([*chunks, prompt] if has_prompts else chunks, 1.5)
+    assert num_passes is None
+
+
 @pytest.mark.parametrize(("learning_s", "is_paused"), [(0.001, False), (0.5, True)])
 def test_learning_counts_while_drafts_are_searched(learning_s: float, is_paused: bool) -> None:
-    """Fault: indexing answers is free to the search; or what it took during a pause ends each window after it at once,
-    so that drafts are off for good; or a busy machine's time counts."""
-    now = 0.0
+    """Fault: indexing answers is free to the search, or goes on in a pause; or what it took there ends each window
+    after it at once, so that drafts are off for good; or a busy machine's time counts."""
+    now, num_indexed = 0.0, 0
 
     def indexed(*_: object) -> None:
-        nonlocal now
+        nonlocal now, num_indexed
         now += learning_s
+        num_indexed += 1
 
     index: Any = SimpleNamespace(add=indexed)
     drafting = Drafting(index, None, range(9), 9, clock=lambda: now)  # type: ignore[arg-type]
@@ -441,8 +474,10 @@ def test_learning_counts_while_drafts_are_searched(learning_s: float, is_paused:
 
     passes(1 + WINDOW)  # the first one follows no other
     assert drafting._is_paused == is_paused
+    num_indexed = 0
     while drafting._is_paused:
         passes(1)
+    assert num_indexed == 3 * is_paused, "0.64 s of 64 passes are for indexing, which takes 0.5; one is after the pause"
     learning_s = 0.0
     passes(WINDOW)
     assert not drafting._is_paused, "what was learnt in the pause is not the window's loss"

@@ -271,7 +271,12 @@ def test_strict_stops_with_a_report(apcbatch: Command, tmp_path: Path) -> None:
     ],
 )
 def test_a_report_that_fails_is_a_warning(
-    lines: list[Any], code: int, error: BaseException, apcbatch: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lines: list[Any],
+    code: int,
+    error: BaseException,
+    apcbatch: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Fault: the exit code of a run whose answers are all there says that they are not."""
 
