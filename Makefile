@@ -39,7 +39,7 @@ $(TESTED): $(BUILT)
 
 # What suits a model as small as this: few snapshots, and many requests side by side. float32 has the same bits on every
 # processor, so that the figures of README.md are those of every machine.
-KEEP_ALL := --policy all --block-size 128 --max-running 64 --dtype float32
+KEEP_ALL := --policy all --block-size 128 --max-running 64 --max-tokens 128 --dtype float32
 demo: $(BUILT)
 	@rm -rf $(DEMO)
 	@mkdir $(DEMO)

@@ -118,9 +118,10 @@ _ROWS = (
         "max_tokens",
         16,
         "maximum new tokens, from 1; from 0 with `echo` or `prompt_logprobs`",
-        "Maximum new tokens of a request; a line's own value wins.",
+        "Maximum new tokens of a request; a line's own value wins. Unless given, at most what --max-request-tokens and "
+        "the context leave.",
         Bounds(int, 1),
-        option_default=128,
+        option_default=1024,
         option_bounds=Bounds(int, 1, MOST_TOKENS),
         engine_bounds=Bounds(int, 1, LARGEST_COUNT),
         in_every_digest=True,

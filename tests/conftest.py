@@ -42,6 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("effort", max_examples=tries(200), deadline=None)
     settings.load_profile("effort")
     random.seed(config.option.seed)  # for what is drawn while tests are collected
+    os.environ["APCBATCH_MAX_TOKENS"] = "128"
     if _why_no_cuda() is None:
         os.environ["APCBATCH_DEVICE"] = "cpu"
 

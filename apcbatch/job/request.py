@@ -12,6 +12,7 @@ from typing import Any
 
 from apcbatch.config import Config
 from apcbatch.data.chat.render import Prompt, Renderer
+from apcbatch.data.generation_config import FILE
 from apcbatch.data.input.records import Conversation
 from apcbatch.data.output.stop_texts import StopTextsFactory
 from apcbatch.errors import RequestError, UsageError
@@ -19,6 +20,7 @@ from apcbatch.job.logprobs import PromptFields
 from apcbatch.job.record import Ticket, request_digest
 from apcbatch.job.work import OpenRollout, Tag
 from apcbatch.option_values import FILE_MARK
+from apcbatch.resolution import DEFAULT
 from apcbatch.sampling import SETTINGS
 from apcbatch.types import Request
 
@@ -44,6 +46,9 @@ def make_request(
     if prompt.answer_begin is not None:
         return _scoring(renderer, ticket, conversation, prompt, prompt.answer_begin)
     settings = settings_of(config, conversation.params)
+    if "max_tokens" not in conversation.params and config.origins.get("max_tokens", DEFAULT) in (DEFAULT, FILE):
+        room = max(1, config.max_request_tokens - len(prompt.token_ids))
+        settings["max_tokens"] = max(min(settings["max_tokens"], room), settings.get("min_tokens", 0))
     ticket = replace(
         ticket,
         request_digest=request_digest(ticket, prompt.token_ids, settings | _further_settings(conversation)),

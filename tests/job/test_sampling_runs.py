@@ -41,6 +41,7 @@ def completion(custom_id: str, **body: Any) -> dict[str, Any]:
 @pytest.fixture
 def here(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("APCBATCH_MAX_TOKENS")
     return tmp_path
 
 
@@ -246,6 +247,23 @@ def test_what_the_model_suggests_is_used_or_not_and_said(here, capsys):
     assert shown["temperature"].split() == ["temperature:", "0.8", "#", "generation_config.json"]
     assert shown["max_tokens"].split() == ["max_tokens:", "9", "#", "generation_config.json"]
     assert shown["seed"].endswith("# default")
+
+
+def test_new_tokens_that_nobody_bounds_are_what_is_left(here, capsys):
+    """Fault: a long prompt is an error for the default number of new tokens, or one that somebody asked for is cut."""
+    suggests = with_suggestions(here / "suggests", max_new_tokens=4096)
+    auto = ("--model", suggests, "--generation-config", "auto")
+    write_lines(here / "in.jsonl", [completion("a", prompt=[5] * 30, ignore_eos=True)])
+    for most, options, expected in [
+        (2000, (), 1024), (40, (), 10), (31, (), 1), (40, ("--min-tokens", 10), 10), (60, auto, 30),
+        (30, (), None), (40, ("--max-tokens", 1024), None), (40, ("--min-tokens", 11), None),
+    ]:  # fmt: skip
+        code, _ = run(capsys, "-o", "a.jsonl", "--overwrite", "--max-request-tokens", most, *options)
+        body = by_id(here / "a.jsonl")["a"]
+        if expected is None:
+            assert code == 3 and body["error"]["code"] == "context_length_exceeded", (most, options)
+        else:
+            assert body["response"]["body"]["usage"]["completion_tokens"] == expected, (most, options)
 
 
 def test_a_file_that_draws_without_a_temperature_draws_at_one(tmp_path):
