@@ -17,13 +17,14 @@ TURNS: tuple[str, ...] = get_args(Turns)
 
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[str, ...] = get_args(Role)
-# `developer` is the newer name of the system role.
+# `developer` is the newer name of the system role, `function` the older one of the tool's.
 ROLE_ALIASES: Mapping[str, Role] = {
     "system": "system",
     "developer": "system",
     "user": "user",
     "assistant": "assistant",
     "tool": "tool",
+    "function": "tool",
 }
 # Speaker in a sharegpt record -> role. `function_call` is an assistant message whose value is the call as JSON.
 SPEAKERS: Mapping[str, Role] = {

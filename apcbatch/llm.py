@@ -24,8 +24,9 @@ from apcbatch.data.chat.render import Renderer
 from apcbatch.data.chat.template_options import ChatOptions
 from apcbatch.data.checks import one_of, shown
 from apcbatch.data.generation_config import with_model_defaults
-from apcbatch.data.input.layouts import LineOptions, UnusedColumns
+from apcbatch.data.input.layouts import LineOptions
 from apcbatch.data.input.records import BadLine, Conversation, parse_line
+from apcbatch.data.input.source import UnusedColumns
 from apcbatch.engine.serving import serve
 from apcbatch.errors import RequestError, UsageError
 from apcbatch.formats import CHAT_URL, COMPLETIONS_URL, TURNS, Turns

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from apcbatch.data.input.layouts import ANY_LINE, LineOptions
+from apcbatch.data.input.openai_batch import shape_of
 from apcbatch.data.input.records import BadLine, parse_record
-from apcbatch.formats import COMPLETIONS_URL
 
 # Fields with the content of a line. Its other fields are settings, harmless fields and columns.
 _CONTENT = {"id", "custom_id", "method", "url", "body", "messages", "conversations"}
@@ -53,7 +53,7 @@ def _field_errors(record: dict[str, Any], line: int, options: LineOptions) -> It
     left = {name: _VALID.get(name, value) for name, value in record.items()}
     objects = [(left, _CONTENT)]
     if isinstance(left.get("body"), dict):
-        name = "prompt" if left.get("url") == COMPLETIONS_URL else "messages"
+        name = "prompt" if shape_of(left.get("url"), left["body"]) == "completions" else "messages"
         left["body"] = {**left["body"], name: _VALID[name]}
         objects.append((left["body"], _CONTENT_OF_BODY))
     for _ in range(MOST_ERRORS):

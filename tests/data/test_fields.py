@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from apcbatch.data.fields import BY_SHAPE, FIELDS, INSIDE, MOST_COLUMNS, REQUESTS, SHAPES, near_setting
-from apcbatch.data.input.layouts import MOST_NAMES, UnusedColumns
 from apcbatch.data.input.messages import MOST_WARNINGS
 from apcbatch.data.input.records import Conversation, parse_record
-from apcbatch.data.input.source import open_source
+from apcbatch.data.input.source import MOST_NAMES, UnusedColumns, open_source
 from apcbatch.formats import CHAT_URL, COMPLETIONS_URL
 from tests.data.conftest import USER, batch, fault, good
 from tests.effort import table
@@ -187,8 +186,8 @@ def test_zero_is_not_false_and_one_is_not_true(shape: str) -> None:
             "If it is data, rename it or put it into metadata",
         ),
         (
-            request("chat", functions=[{}]),
-            "body.functions is a list, which is not supported; leave it out or give []: its newer form is tools",
+            request("chat", functions="f"),
+            "body.functions is \"f\", which is not supported; leave it out or give []: its newer form is tools",
         ),
         (batch(temperature=0.5), "temperature stands beside body, where it does nothing; put it into body"),
         (

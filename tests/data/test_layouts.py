@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import shlex
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -104,13 +108,195 @@ def test_columns_are_named(options: LineOptions, record: dict[str, Any], message
         (ANY_LINE, {"my talk": SPOKEN}, "--messages-column 'my talk'"),
         (ANY_LINE, {"n": 1, "question": "how?"}, 'if "question" is what the user says, give --prompt-column question'),
         (ANY_LINE, {"data": [{"messages": CHAT}, 7]}, "write them one a line, as jq -c '.data[]' does"),
-        (ANY_LINE, {"instruction": "a", "input": "b"}, "--prompt-column instruction"),
+        (ANY_LINE, {"q": "a"}, "if one of them is all that the user says, give --prompt-column with its name"),
+        (ANY_LINE, {"my request": {"messages": CHAT}}, "as jq -c '.[\"my request\"]' does"),
     ],
 )
 def test_a_refusal_ends_with_the_fix(options: LineOptions, record: object, sentence: str) -> None:
     """Fault: a user is told what is wrong, and not what to type."""
     found = parse_line(json.dumps(record).encode(), 1, options)
     assert isinstance(found, BadLine) and sentence in found.error.message
+
+
+PLAIN = [USER, {"role": "assistant", "content": "", "tool_calls": [CALL]}, RESULT]
+FLAT = {"id": "1", "name": "f", "arguments": {"a": 1}}
+FUNCTION = {"name": "f", "parameters": {"type": "object"}}
+BODY = {"model": "m", "messages": [USER], "max_tokens": 5}
+READ_AS_THEY_ARE: list[tuple[str, dict[str, Any], list[dict[str, Any]]]] = [
+    ("Together, Mistral, Fireworks", {"custom_id": "1", "body": BODY}, [USER]),
+    ("Azure", {"custom_id": "1", "method": "POST", "url": "/chat/completions", "body": BODY}, [USER]),
+    ("Anthropic", {"custom_id": "1", "params": BODY}, [USER]),
+    (
+        "Anthropic's system",
+        {"custom_id": "1", "params": BODY | {"system": [{"type": "text", "text": "s"}], "stop_sequences": ["x"]}},
+        [{"role": "system", "content": "s"}, USER],
+    ),
+    ("flat calls", {"messages": [USER, {"role": "assistant", "tool_calls": [FLAT]}, RESULT]}, PLAIN),
+    (
+        "function_call",
+        {
+            "messages": [
+                USER,
+                {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": '{"a": 1}'}},
+                {"role": "function", "name": "f", "content": "42"},
+            ],
+            "functions": [FUNCTION],
+        },
+        [
+            USER,
+            {"role": "assistant", "content": "", "tool_calls": [{key: CALL[key] for key in ("type", "function")}]},
+            {"role": "tool", "content": "42", "name": "f"},
+        ],
+    ),
+    ("parts with value", {"messages": [{"role": "user", "content": [{"type": "text", "value": "hi"}]}]}, [USER]),
+    ("text for content", {"messages": [{"role": "user", "text": "hi"}]}, [USER]),
+    ("xLAM", {"id": 1, "query": "hi", "tools": json.dumps([FUNCTION]), "answers": "[]"}, [USER]),
+    ("ShareGPT", {"id": "1", "conversations": SPOKEN}, CHAT),
+    ("preference pairs of TRL", {"prompt": "hi", "chosen": "ho", "rejected": "no"}, CHAT),
+]
+
+
+@table("name, record, messages", READ_AS_THEY_ARE)
+def test_public_layouts_are_read_as_they_are(name: str, record: dict[str, Any], messages: object) -> None:
+    """Fault: a file that another service or tool takes needs a script first."""
+    found = read(record)
+    assert found.messages == messages and found.warnings == ()
+    assert found.tools == ([{"type": "function", "function": FUNCTION}] if "functions" in record else found.tools)
+    assert found.custom_id == record.get("custom_id")
+    settings = record.get("params", {})
+    assert found.params.get("stop") == (("x",) if "stop_sequences" in settings else None)
+
+
+@table(
+    "choice, expected",
+    [
+        ({"type": "auto"}, "auto"),
+        ({"type": "any", "disable_parallel_tool_use": True}, "required"),
+        ({"type": "tool", "name": "f"}, {"type": "function", "function": {"name": "f"}}),
+        ({"type": "none"}, "none"),
+    ],
+)
+def test_the_tool_choice_of_anthropic_is_that_of_openai(choice: dict[str, Any], expected: object) -> None:
+    """Fault: a request that must call a tool is answered with a text."""
+    settings = {"tools": [{"name": "f", "input_schema": {"type": "object"}}], "max_tokens": 5}
+    theirs = read({"custom_id": "1", "params": {**settings, "messages": [USER], "tool_choice": choice}})
+    settings["parallel_tool_calls"] = None if choice["type"] != "any" else False
+    ours = read({"custom_id": "1", "body": {**settings, "messages": [USER], "tool_choice": expected}})
+    assert (theirs.tools, theirs.params, theirs.one_call) == (ours.tools, ours.params, ours.one_call)
+
+
+LONG = "a text that is longer than any other one here"
+EVENT = {"uuid": LONG, "sessionId": "s", "type": "user", "message": {"role": "user", "content": "hi"}}
+NAMED: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "ATIF",
+        {
+            "schema_version": "ATIF-v1.4",
+            "session_id": LONG,
+            "steps": [{"step_id": 1, "source": "user", "message": "hi"}],
+        },
+        'write its "steps"',
+    ),
+    ("Gemini", {"contents": [{"role": "user", "parts": [{"text": "hi"}]}]}, "jq -c '{messages:"),
+    ("Gemini", {"key": LONG, "request": {"contents": [{"role": "user", "parts": [{"text": "hi"}]}]}}, "jq -c"),
+    ("Bedrock", {"recordId": LONG, "modelInput": {"anthropic_version": "b", **BODY}}, "jq -c '{custom_id: .recordId"),
+    ("Bedrock", {"recordId": LONG, "modelInput": {"inputText": "hi"}}, 'write its "messages"'),
+    (
+        "Responses",
+        {"custom_id": LONG, "method": "POST", "url": "/v1/responses", "body": {"model": "m", "input": "hi"}},
+        'write its "input" as "messages"',
+    ),
+    ("Responses", {"model": LONG, "input": "hi", "instructions": "s"}, 'write its "input"'),
+    ("Responses", {"instructions": "s", "input": [USER]}, 'write its "input"'),
+    ("coding agent", EVENT, "jq -cs '{messages:"),
+    ("coding agent", {"type": "summary", "summary": LONG, "leafUuid": "u"}, "as one line"),
+    ("coding agent", {"timestamp": LONG, "type": "response_item", "payload": {"role": "user"}}, "as one line"),
+    ("answer of a batch", {"id": LONG, "custom_id": "1", "response": {"body": {}}, "error": None}, "its requests"),
+    ("answer of a batch", {"id": LONG, "custom_id": "1", "response": None, "error": {"code": "c"}}, "its requests"),
+    ("answer of a batch", {"custom_id": LONG, "result": {"type": "succeeded"}}, "its requests"),
+    ("answer of a batch", {"id": LONG, "object": "chat.completion", "choices": [{"message": BOT}]}, "its requests"),
+    ("oasst", {"message_tree_id": LONG, "prompt": {"text": "hi", "role": "prompter", "replies": []}}, "each path"),
+    ("oasst", {"message_tree_id": LONG, "parent_id": None, "text": "hi", "role": "prompter"}, "each path"),
+    ("one message", USER, "jq -cs '{messages: .}'"),
+    ("one message", SPOKEN[0], "jq -cs '{conversations: .}'"),
+    ("preference pair", {"chosen": f"\n\nHuman: hi\n\nAssistant: {LONG}", "rejected": "no"}, 'prompt as "prompt"'),
+    ("preference pair", {"chosen": CHAT, "rejected": CHAT, "source": LONG}, "--messages-column chosen"),
+    ("Alpaca", {"instruction": "Translate.", "input": "hi", "output": LONG}, "jq -c '. + {prompt:"),
+    ("Dolly", {"instruction": "Translate.", "context": LONG, "response": "ho"}, "jq -c '. + {prompt:"),
+]
+
+
+@table("name, record, way", NAMED)
+def test_known_formats_are_named_with_the_way(name: str, record: dict[str, Any], way: str) -> None:
+    """Fault: the longest text of a line, such as its id, is proposed as the prompt, and the run answers nonsense."""
+    found = parse_line(json.dumps(record).encode(), 1)
+    assert isinstance(found, BadLine)
+    message = found.error.message
+    assert name in message and way in message and "--prompt-column" not in message
+
+
+SAMPLE = {
+    "system": "s",
+    "contents": [{"role": "user", "parts": [{"text": "hi"}]}, {"role": "model", "parts": [{"text": "ho"}]}],
+}
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="jq is not here")
+@table(
+    "record, messages",
+    [
+        (SAMPLE, CHAT),
+        ({"request": SAMPLE}, CHAT),
+        ({"recordId": "1", "modelInput": {"anthropic_version": "b", **BODY}}, [USER]),
+        (EVENT, [USER]),
+        (USER, [USER]),
+        (SPOKEN[0], [USER]),
+        ({"instruction": "h", "input": "i", "output": "o"}, [{"role": "user", "content": "h\n\ni"}]),
+        ({"instruction": "hi", "input": "", "output": "o"}, [USER]),
+        ({"instruction": "h", "context": "i", "response": "o"}, [{"role": "user", "content": "h\n\ni"}]),
+        ({"data": [{"messages": CHAT}]}, CHAT),
+        ({"my request": {"messages": CHAT}}, CHAT),
+    ],
+)
+def test_the_proposed_command_gives_the_text_of_the_user(record: dict[str, Any], messages: object) -> None:
+    """Fault: advice that is followed fails, or answers another text than the user's with exit status 0."""
+    found = parse_line(json.dumps(record).encode(), 1)
+    assert isinstance(found, BadLine)
+    [command] = re.findall(r"jq (-\w+) (.*) does", found.error.message)
+    done = subprocess.run(
+        ["jq", command[0], *shlex.split(command[1])], input=json.dumps(record).encode(), capture_output=True
+    )
+    converted = parse_line(done.stdout, 1)
+    assert isinstance(converted, Conversation), (done.stderr, converted)
+    assert converted.messages == messages
+
+
+@table(
+    "record",
+    [
+        {"custom_id": LONG, "n": 1},
+        {"instance_id": LONG, "answer": "no"},
+        {"context": LONG, "question": "why?"},
+        {"system_prompt": "s", "question": LONG},
+        {"question": "which?", "choices": ["a", "b"]},
+        {"text": f"### Human: hi\n### Assistant: {LONG}"},
+        {"text": "<|im_start|>user\nhi<|im_end|>"},
+        {"question": "a", "query": "b"},
+        {"question": ["a"], "category": LONG},
+    ],
+)
+def test_no_column_is_proposed_that_may_be_another_text(record: dict[str, Any]) -> None:
+    """Fault: an id, or a part of the prompt, is proposed as the prompt."""
+    found = parse_line(json.dumps(record).encode(), 1)
+    assert isinstance(found, BadLine) and not re.search("--prompt-column (?!with)", found.error.message)
+
+
+@table("name", ["chosen", "rejected", "completion", "id", "prompt"])
+@table("text", ["hi", [USER]])
+def test_any_column_may_be_the_prompt(name: str, text: object) -> None:
+    """Fault: a column that holds an answer elsewhere ends the run with an internal error."""
+    found = read({name: text, "other": 1}, LineOptions("messages", prompt=name))
+    assert found.messages == [USER]
 
 
 BLOCKS: list[tuple[list[Any], list[Any]]] = [

@@ -154,8 +154,12 @@ MESSAGE_FAULTS = [
         "messages[0].tool_calls[0].function.arguments is a list; expected an object, or an object as JSON text",
     ),
     (
-        {"messages": [{"role": "assistant", "content": "", "function_call": {"name": "f"}}]},
-        "messages[0].function_call is the old form of a tool call; give it as tool_calls",
+        {
+            "messages": [
+                {"role": "assistant", "function_call": {"name": "f"}, "tool_calls": [{"function": {"name": "f"}}]}
+            ]
+        },
+        "messages[0].function_call is the older form of tool_calls, which stand beside it; give one",
     ),
     ({"messages": [USER], "tools": {}}, "tools is an object; expected a list of tool schemas"),
     ({"messages": [USER], "tools": ["f"]}, 'tools[0] is "f"; expected a tool schema: an object'),

@@ -1,18 +1,17 @@
 """Convert lines in the layouts of other tools to `messages` or sharegpt lines.
 
 Invariant: if no option names a column, a line whose messages are in `messages` and have a `role` is changed in one way
-at most: JSON text in `messages` or `tools` is parsed.
+at most: JSON text in `messages` or `tools` is parsed, and `functions` become `tools`.
 """
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 from apcbatch.config import COLUMN_OPTIONS, Config
-from apcbatch.data.checks import invalid, shown, shown_keys, wrong
+from apcbatch.data.checks import invalid, need_object, shown, shown_keys, wrong
 from apcbatch.data.json_text import json_or_text
 from apcbatch.errors import RequestError, UsageError
 from apcbatch.formats import Format, detect_format
@@ -91,27 +90,12 @@ def lay_out(record: Record, options: LineOptions = ANY_LINE) -> LaidOut:
     if options.columns:
         return _by_options(record, options)
     messages = record.get("messages")
-    if messages is not None and not isinstance(messages, str) and not isinstance(record.get("tools"), str):
+    if messages is not None and not isinstance(messages, str) and _with_tools(record) is record:
         return LaidOut(record)
     if options.format in ("batch", "sharegpt") or detect_format(record) == "batch":
-        return LaidOut(_with_tools(record))
+        body = record.get("body")
+        return LaidOut({**record, "body": _with_functions(body)} if isinstance(body, dict) else _with_tools(record))
     return _found(_with_tools(record))
-
-
-def remedy(record: Mapping[str, Any]) -> str:
-    """Return advice about a line of unknown layout, as the end of a sentence; empty if there is none."""
-    for name, value in record.items():
-        if _is_conversation(_parsed(value)):
-            return f'; rename {shown(name)} to "messages", or give --messages-column {shlex.quote(name)}'
-    for name, value in record.items():
-        if isinstance(value, list) and value and isinstance(value[0], dict) and has_layout(value[0]):
-            path = shlex.quote(f".{name}[]")
-            return f"; its records are in {shown(name)}: write them one a line, as jq -c {path} does"
-    texts = [name for name, value in record.items() if isinstance(value, str)]
-    if texts:
-        longest = max(texts, key=lambda name: len(record[name]))
-        return f"; if {shown(longest)} is what the user says, give --prompt-column {shlex.quote(longest)}"
-    return ""
 
 
 def has_layout(record: Mapping[str, Any], options: LineOptions = ANY_LINE) -> bool:
@@ -135,14 +119,14 @@ def _by_options(record: Record, options: LineOptions) -> LaidOut:
         taken[place] = record[name]
         read.append(f"{place} from {shown(name)}")
     if options.messages is not None:
-        found = _placed(taken, "messages", _parsed(taken["messages"]))
+        found = _placed(taken, "messages", parsed_messages(taken["messages"]))
     elif options.prompt is None:
         found = _found(_with_tools(taken))
     else:
         prompt = record.get(options.prompt)
         if prompt is None:
             raise _missing_column(record, options.prompt)
-        laid_out = _of_prompt(taken, options.prompt, _parsed(prompt))
+        laid_out = _of_prompt(taken, options.prompt, parsed_messages(prompt))
         if laid_out is None:
             raise wrong(options.prompt, prompt, "a text or a list of messages")
         found = laid_out
@@ -159,17 +143,17 @@ def _missing_column(record: Record, name: str) -> RequestError:
 def _found(record: Record) -> LaidOut:
     """Convert a record by the first known layout that it has; leave it unchanged if it has none."""
     if record.get("messages") is not None:
-        return _placed(record, "messages", _parsed(record["messages"]))
+        return _placed(record, "messages", parsed_messages(record["messages"]))
     for name, read in _LAYOUTS.items():
         value = record.get(name)
-        if value is not None and (found := read(record, name, _parsed(value))) is not None:
+        if value is not None and (found := read(record, name, parsed_messages(value))) is not None:
             return found
     return LaidOut(record)
 
 
 def _of_messages(record: Record, name: str, value: Any) -> LaidOut | None:
     """Convert a record whose key `name` holds a list of messages; return None for any other value."""
-    return _placed(record, name, value) if _is_conversation(value) else None
+    return _placed(record, name, value) if is_conversation(value) else None
 
 
 def _placed(record: Record, name: str, value: Any) -> LaidOut:
@@ -188,16 +172,18 @@ def _of_prompt(record: Record, name: str, value: Any) -> LaidOut | None:
     text = value if isinstance(value, str) else None
     if text is not None:
         value, reading = [{"role": "user", "content": text}], f"one user message from {shown(name)}"
-    elif _is_conversation(value):
+    elif is_conversation(value):
         reading = f"messages from {shown(name)}"
     else:
         return None
     rest = {key: one for key, one in record.items() if key != name}
     for key in _ANSWERS:
-        answer = _parsed(record.get(key))
+        if key == name:
+            continue
+        answer = parsed_messages(record.get(key))
         if isinstance(answer, str):
             answer = [{"role": "assistant", "content": answer}]
-        if not _is_conversation(answer) or _is_spoken(answer) or _is_spoken(value):
+        if not is_conversation(answer) or _is_spoken(answer) or _is_spoken(value):
             continue
         if answer[0].get("role") == "assistant":
             answer = [*value, *answer]
@@ -216,6 +202,31 @@ def _of_sample(record: Record, name: str, value: Any) -> LaidOut | None:
     return _of_prompt(record, name, value) if "target" in record else None
 
 
+def _of_query(record: Record, name: str, value: Any) -> LaidOut | None:
+    """Convert a line of xLAM, which has a query and tools; None without tools."""
+    return _of_prompt(record, name, value) if record.get("tools") else None
+
+
+def _of_params(record: Record, name: str, value: Any) -> LaidOut | None:
+    """Convert a request of Anthropic's Message Batches to a batch line; None for other `params`."""
+    if "custom_id" not in record or not isinstance(value, dict) or not isinstance(value.get("messages"), list):
+        return None
+    body = {_OF_ANTHROPIC.get(key, key): one for key, one in value.items() if key not in ("system", "tool_choice")}
+    if value.get("system"):
+        body["messages"] = [{"role": "system", "content": value["system"]}, *body["messages"]]
+    if value.get("tool_choice") is not None:
+        choice = need_object(value["tool_choice"], f"{name}.tool_choice")
+        kind = choice.get("type")
+        function = {"type": "function", "function": {"name": choice.get("name")}}
+        body["tool_choice"] = function if kind == "tool" else "required" if kind == "any" else kind
+        if choice.get("disable_parallel_tool_use") is True:
+            body["parallel_tool_calls"] = False
+    rest = {key: one for key, one in record.items() if key != name}
+    return LaidOut({**rest, "body": body}, f"request from {shown(name)}")
+
+
+_OF_ANTHROPIC = {"stop_sequences": "stop"}  # Anthropic's name of a setting -> OpenAI's
+
 # Keys of conversations in other layouts, in the order of the search, with the converter of each.
 _LAYOUTS: Mapping[str, Callable[[Record, str, Any], LaidOut | None]] = {
     "conversation": _of_messages,
@@ -223,18 +234,34 @@ _LAYOUTS: Mapping[str, Callable[[Record, str, Any], LaidOut | None]] = {
     "traj": _of_messages,
     "prompt": _of_prompt,
     "input": _of_sample,
+    "query": _of_query,
+    "params": _of_params,
 }
 
 
+def _with_functions(fields: Record) -> Record:
+    """Move the older `functions` and `function_call` of a line or a body to absent `tools` and `tool_choice`."""
+    functions = fields.get("functions")
+    if not isinstance(functions, list) or not functions or fields.get("tools") is not None:
+        return fields
+    moved = {key: one for key, one in fields.items() if key not in ("functions", "function_call")}
+    moved["tools"] = [{"type": "function", **one} if isinstance(one, dict) else one for one in functions]
+    choice = fields.get("function_call")
+    if choice is not None:
+        moved["tool_choice"] = {"type": "function", "function": choice} if isinstance(choice, dict) else choice
+    return moved
+
+
 def _with_tools(record: Record) -> Record:
-    """Parse the record's tools if they are JSON text; an empty text and the text `null` become None."""
+    """Parse the record's tools if they are JSON text; an empty text and the text `null` become None. Without tools take
+    its functions. Return the same object if nothing has to change."""
     tools = record.get("tools")
     if not isinstance(tools, str):
-        return record
-    return {**record, "tools": None if tools.strip() in ("", "null") else _parsed(tools)}
+        return _with_functions(record)
+    return {**record, "tools": None if tools.strip() in ("", "null") else parsed_messages(tools)}
 
 
-def _parsed(value: Any) -> Any:
+def parsed_messages(value: Any) -> Any:
     """Parse a JSON text that holds a list of objects; return any other value unchanged."""
     if not isinstance(value, str) or value.lstrip()[:1] != "[":
         return value
@@ -242,7 +269,7 @@ def _parsed(value: Any) -> Any:
     return parsed if isinstance(parsed, list) and all(isinstance(item, dict) for item in parsed) else value
 
 
-def _is_conversation(value: Any) -> bool:
+def is_conversation(value: Any) -> bool:
     """Return whether a value is a list whose first item is a message with `role`, or with `from`."""
     first = value[0] if isinstance(value, list) and value else None
     return isinstance(first, dict) and (isinstance(first.get("role"), str) or _is_spoken(value))
@@ -268,30 +295,3 @@ def _system_prompt(config: Config) -> str | None:
     if not text:
         raise UsageError(f"{where} is empty; put the system prompt into it, or leave the option out")
     return text
-
-
-MOST_NAMES = 32  # number of unused columns that warnings name
-
-
-class UnusedColumns:
-    """Warnings about unused columns. Each column is named once, up to MOST_NAMES columns; then one warning says that
-    there are more."""
-
-    def __init__(self, warn: Callable[[str], None]) -> None:
-        self._warn = warn
-        self._named: set[str] = set()
-        self._full = False
-
-    def note(self, columns: Sequence[str], line: int) -> None:
-        """Warn of the columns that are new. columns: the unused columns of one line. line: its number, from 1."""
-        new = [name for name in columns if name not in self._named]
-        if not new or self._full:
-            return
-        named = new[: MOST_NAMES - len(self._named)]
-        self._named.update(named)
-        self._full = len(named) < len(new)
-        if named:
-            names = ", ".join(map(shown, named))
-            self._warn(f"these columns take no part in the answers: {names} (first on line {line})")
-        if self._full:
-            self._warn(f"line {line} has further columns that take no part in the answers; they are not named")

@@ -71,6 +71,7 @@ def check_messages(value: object, where: str = "messages", warnings: ContentWarn
     messages: list[Message] = []
     for index, message in enumerate(need_messages(value, where, "a list of messages")):
         place = f"{where}[{index}]"
+        message = _in_newer_form(message, place)
         if _has_blocks(message):
             messages += [_check_message(one, at, warnings) for one, at in _without_blocks(message, place)]
         else:
@@ -85,6 +86,21 @@ def need_messages(value: object, where: str, expected: str) -> list[Any]:
     if not value:
         raise invalid(f"{where} is empty; expected at least one message")
     return value
+
+
+def _in_newer_form(message: Any, where: str) -> Any:
+    """Move `text` to an absent `content`, and the older `function_call` to `tool_calls`."""
+    if not isinstance(message, dict):
+        return message
+    call = message.get("function_call")
+    if call is not None:
+        if message.get("tool_calls"):
+            raise invalid(f"{where}.function_call is the older form of tool_calls, which stand beside it; give one")
+        rest = {key: one for key, one in message.items() if key != "function_call"}
+        message = {**rest, "tool_calls": [{"type": "function", "function": call}]}
+    if "content" not in message and isinstance(message.get("text"), (str, list)):
+        message = {"content" if key == "text" else key: one for key, one in message.items()}
+    return message
 
 
 def _check_message(value: object, where: str, warnings: ContentWarnings) -> Message:
@@ -109,8 +125,6 @@ def _check_message(value: object, where: str, warnings: ContentWarnings) -> Mess
             message.setdefault("reasoning_content", record[key])
         elif record.get(key):
             warnings.note_key(key, where)
-    if record.get("function_call") is not None:
-        raise invalid(f"{where}.function_call is the old form of a tool call; give it as tool_calls")
     return message
 
 
@@ -145,6 +159,11 @@ def _check_part(value: object, where: str, warnings: ContentWarnings) -> str:
     kind = need_string(part, "type", f"{where}.type", '"text"')
     if kind != "text":
         raise invalid(f'{where}.type is {shown(kind)}; expected "text": only text can be read')
+    if "text" in part:
+        if part.get("value") is not None:
+            warnings.note_key("value", where)
+    elif "value" in part:
+        return need_string(part, "value", f"{where}.value")
     return need_string(part, "text", f"{where}.text")
 
 
@@ -167,6 +186,9 @@ def _check_call(value: object, where: str, warnings: ContentWarnings) -> dict[st
         # Inspect's form: `function` is the name, and `arguments` stands beside it.
         function = {"name": record["function"], "arguments": record["arguments"]}
         record = {**record, "function": function, "arguments": None}
+    elif "function" not in record and "name" in record:  # flat: `name` and `arguments` beside `id`
+        rest = {key: one for key, one in record.items() if key not in ("name", "arguments")}
+        record = {**rest, "function": {"name": record["name"], "arguments": record.get("arguments")}}
     warnings.note_keys(record, "call", where)
     call_id = optional_string(record, "id", f"{where}.id")
     kind = optional_string(record, "type", f"{where}.type")

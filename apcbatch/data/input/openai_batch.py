@@ -1,4 +1,7 @@
-"""Check the parts of an OpenAI Batch line: custom_id, method, url and body, and the prompt of a completion."""
+"""Check the parts of an OpenAI Batch line: custom_id, method, url and body, and the prompt of a completion.
+
+Together, Mistral and Fireworks leave out method and url, and the urls of Azure have no `/v1`.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,11 @@ from typing import Any
 
 from apcbatch.data.checks import invalid, is_integer, need_object, need_string, required, shown, wrong
 from apcbatch.data.fields import Shape, check_body
+from apcbatch.data.input.known_formats import known_format
 from apcbatch.formats import CHAT_URL, COMPLETIONS_URL
 
 _SHAPES: dict[str, Shape] = {CHAT_URL: "chat", COMPLETIONS_URL: "completions"}
+_SHAPES |= {url.removeprefix("/v1"): shape for url, shape in _SHAPES.items()}
 
 
 def check_batch(record: dict[str, Any]) -> tuple[str, Shape, dict[str, Any]]:
@@ -16,16 +21,24 @@ def check_batch(record: dict[str, Any]) -> tuple[str, Shape, dict[str, Any]]:
     custom_id = need_string(record, "custom_id", "custom_id", "a string that is not empty")
     if not custom_id:
         raise wrong("custom_id", custom_id, "a string that is not empty")
-    if need_string(record, "method", "method", "POST") != "POST":
+    if record.get("method") not in (None, "POST"):
         raise invalid(f"method is {shown(record['method'])}; expected POST")
-    urls = " or ".join(_SHAPES)
-    url = need_string(record, "url", "url", urls)
-    if url not in _SHAPES:
-        raise wrong("url", url, urls)
     expected = "an object with messages or a prompt"
     body = need_object(required(record, "body", "body", expected), "body", expected)
-    check_body(body, _SHAPES[url])
-    return custom_id, _SHAPES[url], body
+    shape = shape_of(record.get("url"), body)
+    if shape is None:
+        known = known_format(record)
+        error = wrong("url", record["url"], f"{CHAT_URL} or {COMPLETIONS_URL}").message
+        raise invalid(f"{error}; it seems to be {known}" if known else error)
+    check_body(body, shape)
+    return custom_id, shape, body
+
+
+def shape_of(url: object, body: dict[str, Any]) -> Shape | None:
+    """Return the shape of a body: by the url or, without one, by its keys. None for an unknown url."""
+    if url is None:
+        return "completions" if "prompt" in body and "messages" not in body else "chat"
+    return _SHAPES.get(url) if isinstance(url, str) else None
 
 
 def check_prompt(body: dict[str, Any]) -> str | list[int]:

@@ -15,7 +15,8 @@ from apcbatch.data.chat.turns import Turn, choose_turns
 from apcbatch.data.checks import invalid, is_integer, required, shown_keys, wrong
 from apcbatch.data.fields import Shape, check_line
 from apcbatch.data.grammar.structured_output import given_structured_output
-from apcbatch.data.input.layouts import ANY_LINE, LaidOut, LineOptions, has_layout, lay_out, remedy
+from apcbatch.data.input.known_formats import known_format, remedy
+from apcbatch.data.input.layouts import ANY_LINE, LaidOut, LineOptions, has_layout, lay_out
 from apcbatch.data.input.messages import ContentWarnings, Message, Tool, check_messages
 from apcbatch.data.input.openai_batch import check_batch, check_prompt
 from apcbatch.data.input.sharegpt import check_sharegpt
@@ -158,6 +159,8 @@ def _choose_format(record: dict[str, Any], laid_out: LaidOut, wanted: Format | N
     found = detect_format(record)
     if found is not None and (wanted in (None, found) or laid_out.reading is not None):
         return found
+    if wanted is None and (known := known_format(record)):
+        raise invalid(f"the line seems to be {known}")
     expected = _KEYS[wanted] if wanted else '"messages", "custom_id" with "body", or "conversations"'
     kind = f"a line of the format {wanted}" if wanted else "the line"
     fix = remedy(record) if wanted in (None, "messages") else f"; leave --format {wanted} out, or give such lines"

@@ -7,16 +7,16 @@ in the output of `cat`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import xxhash
 
-from apcbatch.data.checks import first_line
+from apcbatch.data.checks import first_line, shown
 from apcbatch.data.input.delimited import ERRORS, read_separated, separator_of
 from apcbatch.data.input.files import BROKEN, Stream, check_readable, open_stream, reason, shown_input
 from apcbatch.data.input.inputs import Inputs, find_inputs, is_hub
-from apcbatch.data.input.layouts import ANY_LINE, MOST_NAMES, LineOptions, UnusedColumns
+from apcbatch.data.input.layouts import ANY_LINE, LineOptions
 from apcbatch.data.input.lines import DEFAULT_MAX_LINE_BYTES, BrokenEnd, LongLine, look_ahead, read_lines
 from apcbatch.data.input.records import BadLine, Conversation, parse_line, parse_record
 from apcbatch.data.input.sniff import HEAD_BYTES, Sniffer
@@ -25,6 +25,31 @@ from apcbatch.errors import ErrorCode, RequestError, UsageError
 
 Record = Conversation | BadLine
 Warn = Callable[[str], None]
+MOST_NAMES = 32  # number of unused columns that warnings name
+
+
+class UnusedColumns:
+    """Warnings about unused columns. Each column is named once, up to MOST_NAMES columns; then one warning says that
+    there are more."""
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self._warn = warn
+        self._named: set[str] = set()
+        self._full = False
+
+    def note(self, columns: Sequence[str], line: int) -> None:
+        """Warn of the columns that are new. columns: the unused columns of one line. line: its number, from 1."""
+        new = [name for name in columns if name not in self._named]
+        if not new or self._full:
+            return
+        named = new[: MOST_NAMES - len(self._named)]
+        self._named.update(named)
+        self._full = len(named) < len(new)
+        if named:
+            names = ", ".join(map(shown, named))
+            self._warn(f"these columns take no part in the answers: {names} (first on line {line})")
+        if self._full:
+            self._warn(f"line {line} has further columns that take no part in the answers; they are not named")
 
 
 def open_source(
