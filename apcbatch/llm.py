@@ -234,7 +234,7 @@ def _records(
         is_line = isinstance(conversation, Mapping)
         try:
             line = conversation if is_line else {"messages": conversation}
-            data = json.dumps(line, default=_plain, allow_nan=False).encode()
+            data = json.dumps(line, default=_plain).encode()
             record = parse_line(data, number, options)
         except (TypeError, ValueError, RecursionError) as error:
             data = b""

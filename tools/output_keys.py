@@ -90,7 +90,7 @@ RECORD: tuple[Key, ...] = (
     Key("error.line", "integer", "the line of INPUT"),
     Key("error.retryable", "boolean", "whether `--retry-errors` would run it again"),
     Key("apcbatch", "object", "what apcbatch adds; a failed request has only the first three"),
-    Key("apcbatch.conversation", "string or null", "the line's `id`; null if the line could not be read"),
+    Key("apcbatch.conversation", "string or null", "the line's `id`; null if it could not be read"),
     Key("apcbatch.line_digest", "string", "xxh3-128 of the line, for `--resume`"),
     Key(
         "apcbatch.request_digest",

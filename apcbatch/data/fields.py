@@ -74,7 +74,7 @@ FIELDS: tuple[Field, ...] = (
     _content("messages", "the messages, at least one", "messages", "chat"),
     _content("conversations", "objects with `from` (human, gpt, system, tool) and `value`", "sharegpt"),
     _content("system", "the system message, if the list does not begin with one", "sharegpt"),
-    _content("prompt", "a text or a list of token ids, for one completion", "completions"),
+    _content("prompt", "a text or a list of token ids, for one completion; or a list of one of these", "completions"),
     _content("custom_id", "the request's name, a string that is not empty", "batch"),
     _content("method", "`POST`; may be absent", "batch"),
     _content(

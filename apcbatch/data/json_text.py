@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import orjson
@@ -22,6 +23,10 @@ _MOST_DIGITS = 4300  # Python's own limit of an integer
 _BEYOND = re.compile(f"[0-9]{{{_MOST_DIGITS + 1}}}")
 
 
+class OddNumber(float):
+    """A number that JSON does not have: NaN, Infinity or -Infinity."""
+
+
 def read_json(text: bytes | str) -> Any:
     """Parse a JSON text, with the numbers that `json.loads` gives; JSONDecodeError, a ValueError, for other text."""
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
@@ -32,6 +37,12 @@ def read_json(text: bytes | str) -> Any:
             raise
         return _read_exactly(data)
     return _read_exactly(data) if _WIDE in data.translate(_ZEROS) else value
+
+
+def read_python_json(text: bytes) -> Any:
+    """Parse a JSON text that Python wrote, with an OddNumber for each NaN, Infinity and -Infinity. ValueError for other
+    text."""
+    return _read_exactly(text, OddNumber)
 
 
 def json_or_text(value: Any) -> Any:
@@ -62,11 +73,12 @@ def write_json(value: object) -> str:
     return text or exact
 
 
-def _read_exactly(data: bytes) -> Any:
-    """Parse with `json`, but refuse NaN and half a surrogate pair as orjson does. Raises JSONDecodeError."""
+def _read_exactly(data: bytes, parse_constant: Callable[[str], Any] | None = None) -> Any:
+    """Parse with `json`, but refuse half a surrogate pair as orjson does, and NaN as well without parse_constant.
+    ValueError for other text, JSONDecodeError if it is UTF-8."""
     text = data.decode()
     try:
-        value = json.loads(text, parse_constant=_refuse)
+        value = json.loads(text, parse_constant=parse_constant or _refuse)
         json.dumps(value, ensure_ascii=False).encode()
         return value
     except json.JSONDecodeError:

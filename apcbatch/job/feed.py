@@ -110,7 +110,7 @@ class Feeder:
         for record in records:
             self.last_line = record.line
             if isinstance(record, BadLine):
-                yield self._line_failure(record, record.custom_id, None, record.error)
+                yield self._line_failure(record, record.custom_id, record.conversation, record.error)
             else:
                 yield from self._conversation(record)
 

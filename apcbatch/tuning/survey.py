@@ -79,7 +79,8 @@ def survey(
     sample: AnsweredSample | None = None,
 ) -> Survey:
     """Read the whole input into a Survey. advance: called once for each line with a request. sample: filled with the
-    first requests that have a recorded answer. UsageError (ModelError) if input or model cannot be used."""
+    first requests that have a recorded answer. UsageError (ModelError) if input or model cannot be used, or if no line
+    can be planned because all fail."""
     if config.turns == "rollout":
         raise UsageError(
             f"{config.origins['turns']} rollout: its prompts are built on answers that are not known yet; plan with "
@@ -99,16 +100,18 @@ def survey(
     references = None if sample is None else SampleReferences(renderer, sample)
     feeder = Feeder(config, records, renderer, PreviousAnswers(), references=references)
     line, windows = 0, Windows[None](config.window_tokens)
+    first: Failure | None = None
     while not feeder.exhausted:
         work = feeder.next()
-        if isinstance(work, Failure):
-            found.errors[work.error.code] += 1
-        elif work is not None:
+        if work is not None and not isinstance(work, Failure):
             try:
                 check_request(work, model.vocab_size, model.context_length, config.max_request_tokens)
             except RequestError as error:
-                found.errors[error.code] += 1
-                continue
+                work = Failure(work.tag.ticket, error)
+        if isinstance(work, Failure):
+            found.errors[work.error.code] += 1
+            first = first or work
+        elif work is not None:
             ticket = work.tag.ticket
             tokens = as_token_array(work.token_ids)
             found.tree.add(tokens, ticket.line, work.resumable)
@@ -123,4 +126,7 @@ def survey(
                 advance()
     while len(windows):
         found.windows.append(windows.take())
+    if first is not None and not found.num_lines:
+        reason = f"line {first.ticket.line}: {first.error.message}"
+        raise UsageError(f"{inputs.shown}: no request can be planned, since all fail ({reason}); correct the lines")
     return found

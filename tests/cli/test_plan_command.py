@@ -57,3 +57,14 @@ def test_what_cannot_be_used_ends_with_2_and_a_sentence(capsys, tmp_path):
         captured = capsys.readouterr()
         assert sentence in captured.err and "Traceback" not in captured.err and captured.out == ""
         assert (tmp_path / "in.jsonl").read_text() == CHAT * 3
+
+
+def test_a_file_in_which_every_line_fails_ends_with_2_and_the_first_reason(capsys, tmp_path):
+    """Fault: a table of zeros and exit status 0, without any reason."""
+    (tmp_path / "bad.jsonl").write_text('\n{"messages":[{"role":"user","content":5}]}\n' * 20)
+    assert main(["plan", "bad.jsonl"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and "line 2: messages[0].content is 5; expected a string" in captured.err
+    (tmp_path / "bad.jsonl").write_text(CHAT)
+    assert main(["plan", "bad.jsonl", "--max-request-tokens", "2"]) == 2
+    assert "(line 1: " in capsys.readouterr().err

@@ -48,10 +48,10 @@ def test_a_batch_chat_keeps_its_custom_id_and_its_parameters() -> None:
     assert good(batch({"messages": [USER], "max_tokens": 5, "seed": None})).params == {"max_tokens": 5}
 
 
-@table("prompt", ["once upon", [5, 0, 7]])
-def test_a_batch_completion_has_a_prompt(prompt: object) -> None:
-    """Text and token ids both."""
-    record = good(completion(prompt=prompt, max_tokens=2, logprobs=1))
+@table("given, prompt", [("once", "once"), ([5, 0, 7], [5, 0, 7]), (["once"], "once"), ([[5, 0]], [5, 0]), ([5], [5])])
+def test_a_batch_completion_has_a_prompt(given: object, prompt: object) -> None:
+    """Fault: a text, token ids, or the list of one of these, as lm-eval writes it, is refused."""
+    record = good(completion(prompt=given, max_tokens=2, logprobs=1))
     assert (record.prompt, record.messages, record.params) == (
         prompt,
         [],
@@ -84,6 +84,10 @@ BATCH_FAULTS = [
     (
         completion(prompt=["a", "b"]),
         'body.prompt[0] is "a"; expected a token id; one line asks for one completion',
+    ),
+    (
+        completion(prompt=[[1], [2]]),
+        "body.prompt[0] is a list; expected a token id; one line asks for one completion",
     ),
     (
         completion(prompt=[1, -2]),

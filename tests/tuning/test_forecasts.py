@@ -113,7 +113,7 @@ def test_what_cannot_be_answered_is_counted_and_left_out(tmp_path: Path) -> None
 
 def test_an_input_without_requests_is_planned(tmp_path: Path) -> None:
     """Fault: no requests end in a division by zero."""
-    lines, document = report(write_lines(tmp_path / "in.jsonl", [{"messages": []}]))
+    lines, document = report(write_lines(tmp_path / "in.jsonl", [conversation(1)]), limit="0")
     assert lines[0].startswith("0 requests on 0 lines: 0 prompt tokens")
     assert [candidate["hit_rate"] for candidate in document["candidates"]] == [0.0, 0.0]
 

@@ -85,7 +85,7 @@ def split_lines(chunks: Iterator[bytes], limit: int, keep_blank: bool = False) -
 
 def _join(held: list[bytes], piece: bytes, line: int, keep_blank: bool) -> bytes:
     data = b"".join([*held, piece]) if held else piece
-    if line == 1:
+    if line == 1 or not keep_blank:  # `cat` of several files puts marks inside
         data = data.removeprefix(BOM)
     return data if keep_blank or data.strip() else b""
 

@@ -42,9 +42,12 @@ def shape_of(url: object, body: dict[str, Any]) -> Shape | None:
 
 
 def check_prompt(body: dict[str, Any]) -> str | list[int]:
-    """Return the prompt of a completion: a text, or a list of token ids. RequestError for any other value."""
+    """Return the prompt of a completion: a text, or a list of token ids. A list of one of these is that one.
+    RequestError for any other value."""
     expected = "a string or a list of token ids"
     prompt = required(body, "prompt", "body.prompt", expected)
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
+        [prompt] = prompt
     if not isinstance(prompt, (str, list)):
         raise wrong("body.prompt", prompt, expected)
     if not prompt:

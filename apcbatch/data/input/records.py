@@ -12,8 +12,8 @@ from typing import Any
 
 from apcbatch.data.chat.template_options import TemplateOptions
 from apcbatch.data.chat.turns import Turn, choose_turns
-from apcbatch.data.checks import invalid, is_integer, required, shown_keys, wrong
-from apcbatch.data.fields import Shape, check_line
+from apcbatch.data.checks import invalid, is_integer, required, shown, shown_keys, wrong
+from apcbatch.data.fields import BY_SHAPE, Shape, check_line
 from apcbatch.data.grammar.structured_output import given_structured_output
 from apcbatch.data.input.known_formats import known_format, remedy
 from apcbatch.data.input.layouts import ANY_LINE, LaidOut, LineOptions, has_layout, lay_out
@@ -22,7 +22,7 @@ from apcbatch.data.input.openai_batch import check_batch, check_prompt
 from apcbatch.data.input.sharegpt import check_sharegpt
 from apcbatch.data.input.tables import settle_line
 from apcbatch.data.input.tools import check_tools
-from apcbatch.data.json_text import read_json
+from apcbatch.data.json_text import OddNumber, read_json, read_python_json
 from apcbatch.data.request_settings import check_settings, shown_tools
 from apcbatch.errors import RequestError
 from apcbatch.formats import Format, Turns, detect_format
@@ -99,13 +99,14 @@ class Conversation:
 class BadLine:
     """One input line that cannot be answered.
 
-    custom_id: id of its first request; None if that is unknown. digest, file_line: as in Conversation. record: the
-    parsed line, if it is JSON.
+    custom_id: id of its first request; None if that is unknown. conversation: id of the conversation, likewise. digest,
+    file_line: as in Conversation. record: the parsed line, if it is JSON.
     """
 
     line: int
     error: RequestError
     custom_id: str | None = None
+    conversation: str | None = None
     digest: str = ""
     source_format: Format | None = None
     record: object = None
@@ -113,13 +114,45 @@ class BadLine:
 
 
 def parse_line(data: bytes, line: int, options: LineOptions = ANY_LINE) -> Conversation | BadLine:
-    """Parse and check one JSON line. line: its number, from 1."""
+    """Parse and check one JSON line. line: its number, from 1.
+
+    A number that Python writes and JSON does not have, such as NaN, is accepted in a key that takes no part in the
+    answers."""
     try:
-        record = read_json(data)
+        return parse_record(read_json(data), line, options, settle_line)
     except JSONDecodeError as error:
-        message = f"not valid JSON: {error.msg} at column {error.colno}"
-        return BadLine(line, RequestError("invalid_json", message, line))
-    return parse_record(record, line, options, settle_line)
+        reason = f"{error.msg} at column {error.colno}"
+    try:
+        record = read_python_json(data)
+    except ValueError:
+        return BadLine(line, RequestError("invalid_json", f"not valid JSON: {reason}", line))
+    parsed = parse_record(record, line, options, settle_line)
+    if isinstance(parsed, BadLine) and parsed.source_format is not None:
+        return parsed
+    unread = _unread(parsed) if isinstance(parsed, Conversation) else ()
+    for key, value in record.items() if isinstance(record, dict) else [("line", record)]:
+        if key not in unread and _has_odd_number(value):
+            reason = f"{shown(key)} holds NaN or Infinity, which are no numbers of JSON; write null, or leave it out"
+            return BadLine(line, RequestError("invalid_json", f"not valid JSON: {reason}", line))
+    return parsed
+
+
+def _unread(conversation: Conversation) -> set[str]:
+    """Return the keys of a line that take no part in its answers."""
+    known = BY_SHAPE[conversation.source_format].values()
+    return {*conversation.columns, *(field.name for field in known if field.kind == "harmless")}
+
+
+def _has_odd_number(value: object) -> bool:
+    """Return whether a parsed value is, or holds, a number that JSON does not have."""
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, OddNumber):
+            return True
+        if isinstance(one, (dict, list)):
+            left += one.values() if isinstance(one, dict) else one
+    return False
 
 
 def parse_record(
@@ -131,17 +164,19 @@ def parse_record(
     """Check one parsed record. settle: function that removes from the converted record the nulls that
     a table filled in."""
     custom_id: str | None = None
+    name: str | None = None
     source_format: Format | None = None
     try:
         if not isinstance(record, dict):
             raise wrong("the line", record, "an object")
+        custom_id, name = _error_ids(record, line)
         if options.columns:  # lay_out raises if a named column is missing; the error then has these
-            custom_id = _first_request_id({"id": record.get(options.id or "id")}, line, "messages")
+            custom_id, name = _error_ids({"id": record.get(options.id or "id")}, line, "messages")
             source_format = "messages" if has_layout(record, options) else None
         laid_out = lay_out(record, options)
         record = settle(laid_out.record)
         source_format = _choose_format(record, laid_out, options.format)
-        custom_id = _first_request_id(record, line, source_format)
+        custom_id, name = _error_ids(record, line, source_format)
         columns = check_line(record, source_format)
         conversation = _check_record(record, line, source_format)
         conversation.columns, conversation.reading, conversation.text = columns, laid_out.reading, laid_out.text
@@ -152,7 +187,7 @@ def parse_record(
         return conversation
     except RequestError as error:
         located = RequestError(error.code, error.message, line)
-        return BadLine(line, located, custom_id, source_format=source_format, record=record)
+        return BadLine(line, located, custom_id, name, source_format=source_format, record=record)
 
 
 def _choose_format(record: dict[str, Any], laid_out: LaidOut, wanted: Format | None) -> Format:
@@ -167,15 +202,20 @@ def _choose_format(record: dict[str, Any], laid_out: LaidOut, wanted: Format | N
     raise invalid(f"{kind} needs {expected}; its keys are {shown_keys(record)}{fix}")
 
 
-def _first_request_id(record: dict[str, Any], line: int, source_format: Format) -> str | None:
-    """Return the custom_id for an error record of this line; None for a `batch` line without a valid one."""
-    if source_format == "batch":
-        custom_id = record.get("custom_id")
-        return custom_id if isinstance(custom_id, str) and custom_id else None
+def _error_ids(record: dict[str, Any], line: int, source_format: Format | None = None) -> tuple[str | None, str | None]:
+    """Return (custom_id, conversation id) for an error record of this line; None for those that it does not tell.
+    source_format: None if it is not known."""
+    custom_id = record.get("custom_id")
+    if source_format == "batch" or (source_format is None and custom_id is not None):
+        found = custom_id if isinstance(custom_id, str) and custom_id else None
+        return found, found
+    if source_format is None and record.get("id") is None:
+        return None, None
     try:
-        return f"{_check_id(record, line)}#1"
+        name = _check_id(record, line)
     except RequestError:
-        return f"line-{line}#1"
+        name = f"line-{line}"
+    return f"{name}#1", name
 
 
 def _check_id(record: dict[str, Any], line: int) -> str:
