@@ -139,7 +139,18 @@ class Config:
     )
     tools_column: str | None = option(None, "Input", "Column with the tools.", metavar="NAME", maximum=MOST_NAME)
     id_column: str | None = option(
-        None, "Input", "Column with the conversation's id.", metavar="NAME", maximum=MOST_NAME
+        None,
+        "Input",
+        "Column with the conversation's id; none numbers the lines instead.",
+        metavar="NAME|none",
+        maximum=MOST_NAME,
+    )
+    ignore_columns: str | None = option(
+        None,
+        "Input",
+        "Columns to leave out, with commas between, such as data under the name of a setting.",
+        metavar="NAME,...",
+        maximum=MOST_PROMPT,
     )
     strict_model: bool = option(
         False, "Input", "Refuse a request that names another model than --model, instead of a warning."

@@ -229,7 +229,7 @@ def _records(
     conversations: Iterable[Messages | Mapping[str, Any]], options: LineOptions, warn: Callable[[str], None]
 ) -> Iterator[Conversation | BadLine]:
     """Convert each conversation to a JSON line of INPUT, and parse it as one."""
-    unused = UnusedColumns(warn)
+    unused = UnusedColumns(options, warn)
     for number, conversation in enumerate(conversations, start=1):
         is_line = isinstance(conversation, Mapping)
         try:

@@ -150,6 +150,7 @@ SUMMARY: tuple[Key, ...] = (
     Key("ok", "integer", "those that succeeded"),
     Key("errors", "integer", "error records"),
     Key("errors_by_code", "object of integers", "error records by [code](api.md#errors)"),
+    Key("ignored_columns", "object of integers", "conversations by the column that took no part in their answers"),
     Key("already_done", "integer", "answered in OUT before `--resume`"),
     Key("prompt_tokens", "integer", "of the requests that succeeded"),
     Key("cached_tokens", "integer", "prompt tokens whose state was restored"),

@@ -26,7 +26,7 @@ from apcbatch.draft_sources import draft_sources
 from apcbatch.types import POLICIES
 
 OPTION_NAMES = (
-    "model", "dtype", "format", *COLUMN_OPTIONS, "turns", "limit", "window_tokens", "order",
+    "model", "dtype", "format", *COLUMN_OPTIONS, "ignore_columns", "turns", "limit", "window_tokens", "order",
     "max_tokens", "max_request_tokens", "system_prompt", "template_kwargs", "template_date", "block_size",
     "min_gain_tokens", "store", "store_size", "pool_size", "draft", "draft_memory", "max_running",
 )  # fmt: skip

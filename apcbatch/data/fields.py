@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -31,6 +32,8 @@ MOST_COLUMNS = 1024
 _SHORTEST_NEAR = 5
 _LONGEST_NEAR = 40
 _NEAR = 0.85
+_MOST_EDITS = 2
+_IF_DATA = "; if it is data, give --ignore-columns {}"
 _NEAR_IN_BODY = 0.5  # lower than _NEAR, since a body has no columns: each of its keys is meant as a field
 
 
@@ -276,7 +279,8 @@ def check_line(record: Mapping[str, Any], source_format: Format) -> tuple[str, .
     """Check the fields of a line; return the names of its unknown fields, the unused columns.
 
     RequestError for a forbidden value, for more than MOST_COLUMNS unknown fields, and for an unknown name that is
-    similar to a setting's, since it is more likely a typing error than a column."""
+    similar to a setting's, since it is more likely a typing error than a column. --ignore-columns lets each of these
+    pass."""
     known = BY_SHAPE[source_format]
     columns: list[str] = []
     for name, value in record.items():
@@ -284,7 +288,7 @@ def check_line(record: Mapping[str, Any], source_format: Format) -> tuple[str, .
             continue
         field = known.get(name)
         if field is not None:
-            _check_value(field, value, name)
+            _check_value(field, value, name, _IF_DATA.format(shlex.quote(name)) if source_format != "batch" else "")
         elif len(columns) == MOST_COLUMNS:
             raise invalid(
                 f"the line has more than {MOST_COLUMNS:,} unknown fields; if they are data, put them into metadata"
@@ -296,7 +300,7 @@ def check_line(record: Mapping[str, Any], source_format: Format) -> tuple[str, .
         else:
             raise invalid(
                 f"the line has the unknown field {shown(name)}; {_near(BY_SHAPE['messages'][setting])} "
-                "If it is data, rename it or put it into metadata"
+                f"If it is data, give --ignore-columns {shlex.quote(name)}"
             )
     return tuple(columns)
 
@@ -316,14 +320,25 @@ def near_setting(name: str) -> str | None:
     """Return the setting that a name probably means, or None.
 
     A setting matches if it is equal to the name apart from case and punctuation. For a name of at least _SHORTEST_NEAR
-    letters, the most similar setting matches too. A name of more than _LONGEST_NEAR characters has no match."""
+    letters, the most similar setting within _MOST_EDITS edits matches too. A name of more than _LONGEST_NEAR characters
+    has no match."""
     if len(name) > _LONGEST_NEAR:
         return None
     own = letters(name)
     if own in _BY_LETTERS or len(own) < _SHORTEST_NEAR:
         return _BY_LETTERS.get(own)
     close = difflib.get_close_matches(own, _BY_LETTERS, n=1, cutoff=_NEAR)
-    return _BY_LETTERS[close[0]] if close else None
+    return _BY_LETTERS[close[0]] if close and _edits(own, close[0]) <= _MOST_EDITS else None
+
+
+def _edits(name: str, other: str) -> int:
+    """Return the number of letters to insert, delete or replace that turn one name into the other."""
+    row = list(range(len(other) + 1))
+    for number, letter in enumerate(name, start=1):
+        before, row[0] = row[0], number
+        for place, one in enumerate(other, start=1):
+            before, row[place] = row[place], min(row[place] + 1, row[place - 1] + 1, before + (letter != one))
+    return row[-1]
 
 
 def json_text(value: object) -> str:
@@ -331,12 +346,12 @@ def json_text(value: object) -> str:
     return json.dumps(value)
 
 
-def _check_value(field: Field, value: object, where: str) -> None:
+def _check_value(field: Field, value: object, where: str, if_data: str = "") -> None:
     if field.accepted is None or any(_same(value, one) for one in field.accepted):
         return
     ways = ["leave it out", *([f"give {one_of([*map(json_text, field.accepted)])}"] if field.accepted else [])]
     hint = f": {field.hint}" if field.hint else ""
-    raise invalid(f"{where} is {shown(value)}, which is not supported; {' or '.join(ways)}{hint}")
+    raise invalid(f"{where} is {shown(value)}, which is not supported; {' or '.join(ways)}{hint}{if_data}")
 
 
 def _same(value: object, other: object) -> bool:

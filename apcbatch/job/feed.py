@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TypeVar
@@ -20,6 +20,7 @@ from apcbatch.data.chat.recorded_answers import answered_turns, render_answers
 from apcbatch.data.chat.render import Prompt, Rendered, Renderer
 from apcbatch.data.chat.rollout import Rollout
 from apcbatch.data.checks import shown
+from apcbatch.data.fields import MOST_COLUMNS
 from apcbatch.data.input.records import BadLine, Conversation
 from apcbatch.data.output.stop_texts import cut_answer
 from apcbatch.display import counted
@@ -42,7 +43,8 @@ class Feeder:
     keeps_answers: keep snapshots of all answers, since later requests may build on them. references: source of known
     answers for drafts, or None. num_conversations: lines so far that are not refused as a whole.
     num_requests: requests numbered so far. num_skipped: requests skipped so far, because OUT answers them. last_line:
-    number of the last line read; 0 before the first.
+    number of the last line read; 0 before the first. ignored_columns: number of conversations that have each unused
+    column, for the first MOST_COLUMNS columns.
     """
 
     plan_s = 0.0
@@ -62,6 +64,7 @@ class Feeder:
         self._config, self._renderer, self._answers = config, renderer, answers
         self._keeps_answers, self._references = keeps_answers, references
         self._used_ids, self._equal_lines = UsedIds(), EqualLines()
+        self.ignored_columns: Counter[str] = Counter()
         self.last_line = 0
         self._work = self._all_work(islice(records, config.limit))
 
@@ -118,6 +121,8 @@ class Feeder:
         self._renderer.complete_without_template(conversation)
         first_id = conversation.request_id(1)
         error = self._used_ids.add(first_id, conversation.line)
+        if error is not None and conversation.custom_id is None:
+            error = RequestError(error.code, f"{error.message}; --id-column none numbers the lines instead")
         turns: list[int] = []
         try:
             if error is None:
@@ -129,6 +134,9 @@ class Feeder:
             yield self._line_failure(conversation, first_id, conversation.id, error)
             return
         self.num_conversations += 1
+        for name in conversation.columns:
+            if name in self.ignored_columns or len(self.ignored_columns) < MOST_COLUMNS:
+                self.ignored_columns[name] += 1
         self._answers.check_shape(conversation.line, turns[0])
         draw_key = self._draw_key(conversation)
         tickets = [self._ticket(conversation, turn, draw_key) for turn in turns]

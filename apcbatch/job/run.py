@@ -187,6 +187,7 @@ class Job:
         """Answer every request, then end the run; return the exit code."""
         answers = opened.answers
         feeder = Feeder(self._config, opened.records, opened.renderer, answers, references=opened.references)
+        self._totals.ignored_columns = feeder.ignored_columns
         source = work_source(self._config, feeder, engine)
         self._begin(answers)
         self._describe(engine)

@@ -33,6 +33,7 @@ CHANGES_ANSWERS = (
     "prompt_column",
     "tools_column",
     "id_column",
+    "ignore_columns",
     "strict_model",
     "turns",
     "score",

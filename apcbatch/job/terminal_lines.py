@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from apcbatch.data.checks import shown
 from apcbatch.display import Paint, cells, wrap
 from apcbatch.types import Result
 
 _INDENT = "         "
 _LABEL_CELLS = 9
+_MOST_COLUMNS = 8  # names shown; the summary has all
 
 
 def result_lines(name: str, columns: str, miss: str, result: Result, width: int, paint: Paint) -> Iterator[str]:
@@ -55,6 +57,8 @@ def summary_lines(summary: dict[str, Any], output: str, width: int, paint: Paint
     rows = []
     if errors:
         rows.append(("errors", kinds_of(summary["errors_by_code"])))
+    if columns := summary["ignored_columns"]:
+        rows.append(("columns", _columns(columns)))
     if summary["prompt_tokens"]:
         rows += [("prompt", _prompt(summary)), ("computed", _rate(summary, "computed", "prefill"))]
         rows.append(("answers", _rate(summary, "completion", "decode")))
@@ -75,6 +79,12 @@ def summary_lines(summary: dict[str, Any], output: str, width: int, paint: Paint
 def kinds_of(errors_by_code: dict[str, int]) -> str:
     """Format counts of errors: `3 invalid_request, 1 duplicate_id`."""
     return ", ".join(f"{count:,} {code}" for code, count in sorted(errors_by_code.items()))
+
+
+def _columns(ignored: dict[str, int]) -> str:
+    """Format the columns that took no part, with the number of conversations that have each."""
+    named = [f"{shown(name)} ({count:,})" for name, count in list(ignored.items())[:_MOST_COLUMNS]]
+    return f"left out {', '.join(named)}" + f", and {len(ignored) - len(named):,} more" * (len(ignored) > len(named))
 
 
 def _prompt(summary: dict[str, Any]) -> str:

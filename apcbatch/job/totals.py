@@ -69,6 +69,7 @@ class Totals:
         self._begin = self._loaded = time.monotonic()
         self.ok = self.already_done = 0
         self.errors_by_code: Counter[str] = Counter()
+        self.ignored_columns: Counter[str] = Counter()  # counted by the Feeder
         self.plan_s = 0.0
         self.prompt_tokens = self.cached_tokens = self.computed_tokens = self.completion_tokens = 0
         self.cached_by_source: Counter[str] = Counter(memory=0, disk=0)
@@ -156,6 +157,7 @@ class Totals:
             "ok": self.ok,
             "errors": self.errors,
             "errors_by_code": dict(sorted(self.errors_by_code.items())),
+            "ignored_columns": dict(self.ignored_columns),
             "already_done": self.already_done,
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,

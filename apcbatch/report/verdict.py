@@ -13,6 +13,7 @@ from apcbatch.report.requests import Requests
 from apcbatch.report.tokens import ideal_tokens
 
 MOST = 1 << 53  # largest number accepted from a summary; a larger one counts as damage
+MOST_COLUMNS = 32
 PERCENTS = (50, 95, 99)
 STAGES = ("load", "plan", "prefill", "decode", "store", "total")
 
@@ -53,6 +54,7 @@ def verdict(requests: Requests, segments: Sequence[Segment], knows_end: bool) ->
         "peak_rss_bytes": _most(summaries, "peak_rss_bytes"),
         "peak_device_bytes": _most(summaries, "peak_device_bytes"),
         "store_skipped": _sum(summaries, "store_skipped"),
+        "ignored_columns": _ignored_columns(summaries),
         "warnings": _warnings(summaries),
         "segments": len(segments),
         "percentiles": _percentiles(requests),
@@ -122,6 +124,16 @@ def _sum(summaries: Sequence[dict[str, Any]], name: str) -> int | None:
     """Return the sum of a count over all processes; None if no process has it."""
     values = [one[name] for one in summaries if type(one.get(name)) is int and 0 <= one[name] <= MOST]
     return sum(values) if values else None
+
+
+def _ignored_columns(summaries: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """Return column -> number of conversations that have it: the largest one, since each process reads INPUT anew."""
+    found: dict[str, int] = {}
+    for given in (one.get("ignored_columns") for one in summaries):
+        for name, count in given.items() if isinstance(given, dict) else ():
+            if type(count) is int and 0 < count <= MOST and len(found) < MOST_COLUMNS:
+                found[name] = max(count, found.get(name, 0))
+    return found
 
 
 def _warnings(summaries: Sequence[dict[str, Any]]) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from apcbatch.data.fields import BY_SHAPE, FIELDS, INSIDE, MOST_COLUMNS, REQUESTS, SHAPES, near_setting
+from apcbatch.data.input.layouts import ANY_LINE
 from apcbatch.data.input.messages import MOST_WARNINGS
 from apcbatch.data.input.records import Conversation, parse_record
 from apcbatch.data.input.source import MOST_NAMES, UnusedColumns, open_source
@@ -162,7 +163,7 @@ def test_zero_is_not_false_and_one_is_not_true(shape: str) -> None:
         (
             request("messages", doSample=True),
             'the line has the unknown field "doSample"; do_sample, which is near, is not supported: '
-            "temperature 0 is greedy, above 0 draws. If it is data, rename it or put it into metadata",
+            "temperature 0 is greedy, above 0 draws. If it is data, give --ignore-columns doSample",
         ),
         (request("chat", zzz=5), 'body has the unknown field "zzz"; leave it out'),
         (request("chat", nucleus=5), 'body has the unknown field "nucleus"; leave it out'),
@@ -178,12 +179,12 @@ def test_zero_is_not_false_and_one_is_not_true(shape: str) -> None:
         (
             request("messages", temprature=0),
             'the line has the unknown field "temprature"; did you mean temperature? '
-            "If it is data, rename it or put it into metadata",
+            "If it is data, give --ignore-columns temprature",
         ),
         (
             request("sharegpt", maxTokens=5),
             'the line has the unknown field "maxTokens"; did you mean max_tokens? '
-            "If it is data, rename it or put it into metadata",
+            "If it is data, give --ignore-columns maxTokens",
         ),
         (
             request("chat", functions="f"),
@@ -193,7 +194,7 @@ def test_zero_is_not_false_and_one_is_not_true(shape: str) -> None:
         (
             request("messages", system="be brief"),
             "system is \"be brief\", which is not supported; leave it out or give \"\": "
-            "a system message comes first in messages",
+            "a system message comes first in messages; if it is data, give --ignore-columns system",
         ),
     ],
 )  # fmt: skip
@@ -236,7 +237,7 @@ def test_the_columns_of_a_dataset_are_no_slips(shape: str) -> None:
         ("max_token", "max_tokens"), ("maxtokens", "max_tokens"), ("max_completion_token", "max_completion_tokens"),
         ("log_probs", "logprobs"), ("logit_biases", "logit_bias"), ("presence_penality", "presence_penalty"),
         ("responseformat", "response_format"), ("ignore_eso", "ignore_eos"), ("stops", "stop"), ("x" * 10_000, None),
-        ("step", None), ("mode", None), ("", None),
+        ("step", None), ("mode", None), ("", None), ("completion_tokens", None), ("streaming", None),
         ("temperature" + "_" * 29, "temperature"), ("temperature" + "_" * 30, None),
     ],
 )  # fmt: skip
@@ -256,7 +257,7 @@ def test_a_line_has_so_many_columns_and_no_more() -> None:
 def test_each_column_is_named_once() -> None:
     """Fault: a warning for each line, or a column that nobody hears of, or a list without an end."""
     told: list[str] = []
-    unused = UnusedColumns(told.append)
+    unused = UnusedColumns(ANY_LINE, told.append)
     for line, columns in enumerate([(), ("a", "b\n"), ("a",), ("a", "c"), ()], start=1):
         unused.note(columns, line)
     assert told == [

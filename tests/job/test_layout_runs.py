@@ -91,3 +91,31 @@ def test_a_name_that_is_not_utf_8_is_shown_escaped(apcbatch: Any, tmp_path: Path
     assert json.loads((tmp_path / "out.jsonl.run.json").read_bytes())["input"]["name"] == "f\\xe9"
     assert apcbatch(*run, "--resume").code == 3
     assert command_line([folder.name]) == "$'f\\xe9'"
+
+
+def test_columns_are_left_out_and_counted_and_lines_numbered(apcbatch: Any, tmp_path: Path) -> None:
+    """Fault: a column of data under the name of a setting refuses every line, with no option to leave it out; what was
+    left out is not counted; or a repeated id loses a line."""
+    columns = {"id": "same", "model_a": "x", "stop": 5, "reward": 1}
+    rows = [
+        {"messages": CHAT, **columns},
+        {"conversation": CHAT, **columns},
+        {"messages": CHAT, "id": "same", "reward": None},
+    ]
+    write_lines(tmp_path / "in.jsonl", rows)
+    run = ("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 1, "--summary", "summary.json")
+    refused = apcbatch(*run, "--overwrite")
+    assert refused.code == 3 and "give --ignore-columns model_a" in refused.stdout
+    done = apcbatch(*run, "--overwrite", "--ignore-columns", "model_a,stop")
+    assert done.code == 3 and "--id-column none numbers the lines instead" in done.stdout
+    done = apcbatch(*run, "--overwrite", "--ignore-columns", "model_a,stop", "--id-column", "none")
+    assert done.code == 0, done.stdout
+    assert [line for line in done.stderr.splitlines() if "take no part" in line] == [
+        'warning: these columns take no part in the answers: "reward" (first on line 1)'
+    ]
+    ids = [record["custom_id"] for record in read_records(tmp_path / "out.jsonl")]
+    assert sorted(ids) == ["line-1#1", "line-2#1", "line-3#1"]
+    summary = json.loads((tmp_path / "summary.json").read_bytes())
+    assert summary["ignored_columns"] == {"reward": 2, "model_a": 2, "stop": 2}
+    assert apcbatch(*run, "--resume").code == 0, "the options are those of the run file"
+    assert apcbatch("show", "in.jsonl", "--line", 3, "--id-column", "none").code == 0

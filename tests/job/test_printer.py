@@ -204,6 +204,7 @@ def terminal_of(monkeypatch, columns, **environment):
 
 SUMMARY = {
     "requests": 9, "ok": 5, "errors": 4, "errors_by_code": {"duplicate_id": 1, "invalid_request": 3}, "already_done": 2,
+    "ignored_columns": {f"c{number}": 1000 + number for number in range(10)},
     "prompt_tokens": 123456, "cached_tokens": 120000, "computed_tokens": 3456, "completion_tokens": 900,
     "hit_rate": 0.972, "ideal_hit_rate": 0.975, "cached_by_source": {"memory": 100000, "disk": 20000},
     "seconds": {"load": 1.0, "plan": 0.1, "prefill": 2.0, "decode": 3.0, "store": 0.2, "total": 6.5},
@@ -239,7 +240,8 @@ def test_a_terminal_is_not_overrun(monkeypatch, columns, colour):
     words = " ".join(plain.split())
     for part in ("c-9#3", "1842", "out 1", "diverged at token 38 (first boundary 256)", "invalid_request line 11",
                  "9 requests (2 more were answered before) in 6.5 s: 5 ok, 4 errors",
-                 "errors 1 duplicate_id, 3 invalid_request", "123,456 tokens, 97.2 % restored", "ideal 97.5 %",
+                 "errors 1 duplicate_id, 3 invalid_request", 'columns left out "c0" (1,000), "c1" (1,001), "c2"',
+                 '"c7" (1,007), and 2 more', "123,456 tokens, 97.2 % restored", "ideal 97.5 %",
                  "100,000 from memory, 20,000 from disk", "3,456 tokens, 1,728 a second", "answers 900 tokens",
                  "drafts 1,234 of 2,700 tokens accepted (1,234 from lookup); 1.79 tokens a pass",
                  "load 1.0, plan 0.1, prefill 2.0, decode 3.0, store 0.2", "results out.jsonl",
@@ -251,7 +253,8 @@ def test_a_terminal_is_not_overrun(monkeypatch, columns, colour):
 
 
 FEWER = SUMMARY | {
-    "errors": 0, "already_done": 0, "cached_by_source": {"memory": 0, "disk": 7}, "ideal_hit_rate": None,
+    "errors": 0, "already_done": 0, "ignored_columns": {},
+    "cached_by_source": {"memory": 0, "disk": 7}, "ideal_hit_rate": None,
     "drafts": {"history": {"drafted": 3, "accepted": 0}}, "tokens_per_pass": None, "store_skipped": 0,
     "workers": SUMMARY["workers"][:2],
 }  # fmt: skip

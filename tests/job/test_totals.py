@@ -69,7 +69,7 @@ def test_the_summary_adds_up(clock: list[float], monkeypatch: pytest.MonkeyPatch
         totals.note_warning(warning)
     assert (totals.requests, totals.running_s, totals.hit_rate) == (6, 8.0, 136 / 250)
     assert totals.summary(Config(block_size=32, policy="all", model="m"), ENGINE) == {
-        "requests": 6, "ok": 4, "errors": 2, "already_done": 6,
+        "requests": 6, "ok": 4, "errors": 2, "already_done": 6, "ignored_columns": {},
         "errors_by_code": {"duplicate_id": 1, "invalid_request": 1},
         "workers": None, "prompt_tokens": 250, "cached_tokens": 136, "computed_tokens": 114, "unique_tokens": 77,
         "unique_tokens_is_bound": True, "ideal_is_bound": False,

@@ -255,6 +255,7 @@ class Run:
             "drafts_saved_s": (3.5, -0.25)[self.number] if any(rows["drafted"]) else None,
             "seconds": {"load": 2.5, "plan": 0.25, "prefill": 4.5, "decode": 6.25, "store": 0.75, "total": 14.5},
             "peak_rss_bytes": 812_000_000, "peak_device_bytes": None, "store_skipped": self.number % 3,
+            "ignored_columns": {HOSTILE[0] if self.hostile else "reward": 7} if self.number else {},
             "warnings": [f"the bundled model is tiny {HOSTILE[0] if self.hostile else ''}".strip()],
         }  # fmt: skip
 
@@ -280,7 +281,7 @@ class Run:
         )  # fmt: skip
         copied = (
             "requests", "ok", "errors", "errors_by_code", "prompt_tokens", "cached_tokens", "computed_tokens",
-            "completion_tokens", "hit_rate", "ideal_hit_rate", "warnings",
+            "completion_tokens", "hit_rate", "ideal_hit_rate", "ignored_columns", "warnings",
         )  # fmt: skip
         lost = [max(0, i - c) for i, c in zip(rows["ideal"], rows["cached"], strict=True)]
         misses = [

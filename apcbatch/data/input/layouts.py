@@ -29,7 +29,7 @@ class LineOptions:
 
     format: the only format accepted; None detects it by the keys. messages, prompt, tools, id: names of the columns
     that hold these; None finds them by their usual names. system_prompt: text for conversations without a system
-    message.
+    message. numbered: ids are not read; each line is named by its number. ignored: columns to leave out.
     """
 
     format: Format | None = None
@@ -38,13 +38,17 @@ class LineOptions:
     tools: str | None = None
     id: str | None = None
     system_prompt: str | None = None
+    numbered: bool = False
+    ignored: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, config: Config) -> LineOptions:
         """Take the options from a configuration.
 
         Raises UsageError for options that exclude each other, and for an unreadable file of --system-prompt."""
-        named = [config.origins[name] for name in COLUMN_OPTIONS if getattr(config, name) is not None]
+        numbered = config.id_column == "none"
+        columns = {name: getattr(config, name) for name in COLUMN_OPTIONS} | ({"id_column": None} if numbered else {})
+        named = [config.origins[name] for name, value in columns.items() if value is not None]
         format = None if config.format == "auto" else cast(Format, config.format)
         if named and format not in (None, "messages"):
             origin = config.origins["format"]
@@ -56,14 +60,20 @@ class LineOptions:
             config.messages_column,
             config.prompt_column,
             config.tools_column,
-            config.id_column,
+            columns["id_column"],
             _system_prompt(config),
+            numbered,
+            frozenset((config.ignore_columns or "").split(",")) - {""},
         )
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Return the columns that the options name."""
         return tuple(name for name in (self.messages, self.prompt, self.tools, self.id) if name is not None)
+
+    def left_out(self, record: Record) -> set[str]:
+        """Return the keys of a line that the options leave out."""
+        return {*self.ignored & record.keys(), *({"id"} & record.keys() if self.numbered else ())}
 
 
 ANY_LINE = LineOptions()

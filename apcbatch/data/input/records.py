@@ -166,9 +166,14 @@ def parse_record(
     custom_id: str | None = None
     name: str | None = None
     source_format: Format | None = None
+    ignored: tuple[str, ...] = ()
     try:
         if not isinstance(record, dict):
             raise wrong("the line", record, "an object")
+        left_out = options.left_out(record)
+        if left_out:
+            given, record = record, {key: value for key, value in record.items() if key not in left_out}
+            ignored = tuple(key for key in given if key in options.ignored and given[key] is not None)
         custom_id, name = _error_ids(record, line)
         if options.columns:  # lay_out raises if a named column is missing; the error then has these
             custom_id, name = _error_ids({"id": record.get(options.id or "id")}, line, "messages")
@@ -177,7 +182,7 @@ def parse_record(
         record = settle(laid_out.record)
         source_format = _choose_format(record, laid_out, options.format)
         custom_id, name = _error_ids(record, line, source_format)
-        columns = check_line(record, source_format)
+        columns = check_line(record, source_format) + ignored
         conversation = _check_record(record, line, source_format)
         conversation.columns, conversation.reading, conversation.text = columns, laid_out.reading, laid_out.text
         messages, system_prompt = conversation.messages, options.system_prompt

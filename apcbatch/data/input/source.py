@@ -29,17 +29,17 @@ MOST_NAMES = 32  # number of unused columns that warnings name
 
 
 class UnusedColumns:
-    """Warnings about unused columns. Each column is named once, up to MOST_NAMES columns; then one warning says that
-    there are more."""
+    """Warnings about unused columns that the options do not leave out. Each column is named once, up to MOST_NAMES
+    columns; then one warning says that there are more."""
 
-    def __init__(self, warn: Callable[[str], None]) -> None:
-        self._warn = warn
+    def __init__(self, options: LineOptions, warn: Warn) -> None:
+        self._ignored, self._warn = options.ignored, warn
         self._named: set[str] = set()
         self._full = False
 
     def note(self, columns: Sequence[str], line: int) -> None:
         """Warn of the columns that are new. columns: the unused columns of one line. line: its number, from 1."""
-        new = [name for name in columns if name not in self._named]
+        new = [name for name in columns if name not in self._named and name not in self._ignored]
         if not new or self._full:
             return
         named = new[: MOST_NAMES - len(self._named)]
@@ -69,12 +69,12 @@ def open_source(
     found = find_inputs([inputs], warn) if isinstance(inputs, str) else inputs
     rows = {name: rows_in(open_hub(name)) for name in found.files if is_hub(name)}
     _check_first(found.files[0])
-    return _with_warnings(_Reader(options, max_line_bytes, warn).read(found, rows), warn)
+    return _with_warnings(_Reader(options, max_line_bytes, warn).read(found, rows), options, warn)
 
 
-def _with_warnings(records: Iterator[Record], warn: Warn) -> Iterator[Record]:
+def _with_warnings(records: Iterator[Record], options: LineOptions, warn: Warn) -> Iterator[Record]:
     """Yield the records unchanged; warn once of each unused column and of each layout of another tool."""
-    unused = UnusedColumns(warn)
+    unused = UnusedColumns(options, warn)
     readings: set[str] = set()
     for record in records:
         if isinstance(record, Conversation):

@@ -8,6 +8,7 @@ function showVerdict(section, run) {
       element("span", { class: "sign", "aria-hidden": "true" }, { good: "✓", fair: "!", bad: "✕" }[mood]), words),
     verdict.continue === null ? null : commandLine(verdict.continue),
     errorCodes(verdict),
+    ignoredColumns(verdict),
     ...(run.notes ?? []).map((note) => foreign(note, "p", { class: "quiet note" })),
     element("dl", { class: "tiles" }, ...tiles(verdict, run.tokens)),
     verdict.percentiles === null ? null : percentileTable(verdict.percentiles),
@@ -51,6 +52,13 @@ function errorCodes(verdict) {
   return element("ul", { class: "codes", "aria-label": "Errors by code" }, codes.map(([code, number]) => (
     element("li", {}, filterLink(`error:${quotedTerm(code)}`, visible(code)), " ",
       element("span", { class: "quiet" }, counted(number, "request"))))));
+}
+
+function ignoredColumns(verdict) {
+  const columns = Object.entries(verdict.ignored_columns);
+  if (columns.length === 0) return null;
+  return element("p", { class: "quiet" }, "Columns that took no part: ", columns.flatMap(([name, number], index) => [
+    index > 0 ? ", " : "", foreign(name), " (", quantity(`ignored_columns.${name}`, number), ")"]));
 }
 
 function tiles(verdict, tokens) {
