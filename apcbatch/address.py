@@ -19,6 +19,7 @@ from urllib.parse import unquote
 
 from apcbatch.errors import UsageError
 
+HUB_PREFIX = "hf:"  # of a dataset or a model on the Hugging Face Hub
 _PROTOCOL = r"[a-z][a-z0-9+.-]*"
 _ADDRESS = re.compile(rf"{_PROTOCOL}(::{_PROTOCOL})*://", re.IGNORECASE)
 _PROTOCOL_OF_LINK = re.compile(rf"^{_PROTOCOL}(?=://|$)", re.IGNORECASE)
@@ -31,6 +32,10 @@ _READ_ONLY = ("http", "https", *_ARCHIVES)
 _USER = re.compile(r"(?<=://)(?:[^/@]*:.*|[^/]*)@", re.DOTALL)
 _QUERY = re.compile(r"\?.*", re.DOTALL)
 _SECRET_IN_TEXT = re.compile(r"(?<=://)[^/\s]*@|\?\S*")
+_HUB_PAGE = re.compile(
+    r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?:datasets/)?(?!datasets/)([\w.-]+/[\w.-]+)(?!/resolve/)(?:[/?#].*)?$",
+    re.I,
+)
 _LEAST_SECRET_CHARACTERS = 3  # shorter secrets are not removed from error messages
 _NO_LAST_NAME = re.compile(r"(?:^|/)\.{0,2}$")  # of a name that is empty or ends in `/`, `/.` or `/..`
 _MOST_LINKS = 40  # as many as Linux follows
@@ -54,6 +59,13 @@ _PACKAGES = {
     "dropbox": "dropboxdrivefs",
     **dict.fromkeys(("dbfs", "gist", "github", "jlab", "jupyter", "webhdfs"), "requests"),
 }
+
+
+def hub_page(name: str) -> str:
+    """Return a clause that names the repository of a page of the Hugging Face Hub; empty for any other name, such as
+    the address of a file there (`/resolve/`)."""
+    match = _HUB_PAGE.match(name)
+    return f" is a page of the Hugging Face Hub; give {HUB_PREFIX}{match[1]}" if match else ""
 
 
 def is_address(name: str) -> bool:

@@ -222,6 +222,13 @@ class Config:
         metavar="TEXT|@FILE",
         maximum=MOST_PROMPT,
     )
+    chat_template: str | None = option(
+        None,
+        "Chat",
+        "Chat template to use in place of the model's, a file in Jinja.",
+        metavar="FILE",
+        path="local",
+    )
     template_kwargs: str | None = option(
         None,
         "Chat",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,16 +18,19 @@ from typing import Any, cast
 
 import orjson
 import xxhash
+from tqdm import tqdm
 
+from apcbatch.address import as_path
 from apcbatch.answer import Answer, answer_of
 from apcbatch.config import OPTIONS
 from apcbatch.data.chat.render import Renderer
 from apcbatch.data.chat.template_options import ChatOptions
 from apcbatch.data.checks import one_of, shown
 from apcbatch.data.generation_config import with_model_defaults
+from apcbatch.data.input.inputs import find_inputs
 from apcbatch.data.input.layouts import LineOptions
 from apcbatch.data.input.records import BadLine, Conversation, parse_line
-from apcbatch.data.input.source import UnusedColumns
+from apcbatch.data.input.source import UnusedColumns, open_source
 from apcbatch.engine.serving import serve
 from apcbatch.errors import RequestError, UsageError
 from apcbatch.formats import CHAT_URL, COMPLETIONS_URL, TURNS, Turns
@@ -57,6 +61,10 @@ _ELSEWHERE_BY_GROUP = {
     "`apcbatch run` --ray",
 }
 
+_EXAMPLES = {
+    "messages": '[{"role": "user", "content": "Hi"}]',
+    "tools": '[{"type": "function", "function": {"name": ..., "parameters": ...}}]',
+}
 _MOST_FAILURES = 64  # maximum failures collected before they are yielded
 
 
@@ -102,6 +110,13 @@ class LLM:
         self._engine: JobEngine | None = make_engine(self._config, warn)
         self._config = with_measured_gain(self._config, self._engine.reading_tokens)
 
+    def __repr__(self) -> str:
+        config, engine = self._config, self._engine
+        rest = (
+            "closed" if engine is None else f"dtype={engine.dtype!r}, device={engine.device!r}, store={config.store!r}"
+        )
+        return f"LLM({config.model!r}, {rest})"
+
     def __enter__(self) -> LLM:
         return self
 
@@ -114,8 +129,12 @@ class LLM:
         settings: fields of a chat body, such as max_tokens, temperature, seed, logprobs, tool_choice
         (docs/reference/formats.md). Equal calls give equal answers; another `seed` gives another sample. To continue
         the conversation, append `answer.message` and the next message, and call again: the state of the prompts' common
-        prefix is reused. Raises RequestError for a conversation that cannot be answered.
+        prefix is reused. Raises RequestError for a conversation that cannot be answered, TypeError for messages or
+        tools that are a text or a mapping.
         """
+        for name, value in (("messages", messages), ("tools", tools)):
+            if isinstance(value, (str, bytes, Mapping)):
+                raise TypeError(f"{name} is a {type(value).__name__}; expected a list, as {_EXAMPLES[name]}")
         body = {**settings, "messages": messages, "tools": tools}
         return self._one(CHAT_URL, body)
 
@@ -123,19 +142,34 @@ class LLM:
         """Continue a text or token ids, without a chat template. settings and errors: see `chat`."""
         return self._one(COMPLETIONS_URL, {**settings, "prompt": prompt})
 
-    def run(self, conversations: Iterable[Messages | Mapping[str, Any]], *, turns: Turns = "last") -> Iterator[Answer]:
+    def run(
+        self,
+        conversations: str | os.PathLike[str] | Iterable[Messages | Mapping[str, Any]],
+        *,
+        turns: Turns = "last",
+    ) -> Iterator[Answer]:
         """Answer many conversations, and yield each answer as it finishes. The answer's `line` and `custom_id` identify
-        its conversation.
+        its conversation. A notebook shows a progress bar.
 
         A conversation is a list of messages, a mapping like a line of INPUT (messages with optional tools, settings and
-        id), or a request of the OpenAI Batch API. The iterable is read lazily, as the engine needs more requests.
+        id), or a request of the OpenAI Batch API. The iterable is read lazily, as the engine needs more requests. A
+        text or a path is the name of an INPUT, as `apcbatch run` reads it; a mapping is a TypeError.
         turns: which turns are requests, as in `apcbatch run`. A conversation that cannot be answered yields an Answer
         with `error`, and the others continue. Leaving the loop early drops the requests in progress. Raises UsageError
         if another run of this LLM is not finished.
         """
         if turns not in TURNS:
             raise UsageError(f"turns is {shown(turns)}; expected {one_of(TURNS)}")
-        return self._answers(conversations, turns)
+        if isinstance(conversations, (bytes, Mapping)):
+            kind = type(conversations).__name__
+            raise TypeError(f"conversations is a {kind}; expected a list of conversations, or the name of a file")
+        records: Iterator[Conversation | BadLine]
+        if isinstance(conversations, (str, os.PathLike)):
+            inputs = find_inputs([as_path(os.fspath(conversations))], self._warn)
+            records = open_source(inputs, self._lines, warn=self._warn)
+        else:
+            records = _records(conversations, self._lines, self._warn)
+        return self._answers(records, turns, shows_bar="ipykernel" in sys.modules)
 
     def close(self) -> None:
         """Finish pending writes to the store, and release the model. Further calls do nothing."""
@@ -149,13 +183,15 @@ class LLM:
     def _one(self, url: str, body: Mapping[str, Any]) -> Answer:
         """Return the answer to one request in OpenAI's form. Raises RequestError if the request fails."""
         line = {"custom_id": "request-1", "method": "POST", "url": url, "body": body}
-        [answer] = self._answers([line], "last")
+        [answer] = self._answers(_records([line], self._lines, self._warn), "last")
         if answer.error is not None:
             raise RequestError(answer.error.code, answer.error.message)
         return answer
 
-    def _answers(self, conversations: Iterable[Messages | Mapping[str, Any]], turns: Turns) -> Iterator[Answer]:
-        """Yield each answer as it finishes."""
+    def _answers(
+        self, records: Iterator[Conversation | BadLine], turns: Turns, shows_bar: bool = False
+    ) -> Iterator[Answer]:
+        """Yield each answer as it finishes, with a progress bar on standard error if shows_bar."""
         if self._engine is None:
             raise UsageError("this LLM is closed; make another one")
         if self._is_running:
@@ -163,7 +199,7 @@ class LLM:
         engine, config = self._engine, replace(self._config, turns=turns)
         feeder = Feeder(
             config,
-            _records(conversations, self._lines, self._warn),
+            records,
             self._renderer,
             PreviousAnswers(),
             keeps_answers=True,
@@ -173,17 +209,25 @@ class LLM:
         self._is_running = True
         failures: list[Failure] = []
         try:
-            while not source.exhausted:
-                for results in serve(engine, lambda: self._take(source, failures)):
-                    yield from self._take_failures(failures)
-                    for result in results:
-                        for work in source.follow_up(result):
-                            self._submit(work, engine, failures)
-                        yield self._answer(result)
-                yield from self._take_failures(failures)
+            with tqdm(unit=" answers", disable=not shows_bar) as bar:
+                for answer in self._served(source, engine, failures):
+                    bar.total = source.total
+                    bar.update()
+                    yield answer
         finally:
             self._is_running = False
             engine.abort()
+
+    def _served(self, source: WorkSource, engine: JobEngine, failures: list[Failure]) -> Iterator[Answer]:
+        """Yield the answers to the requests of a source. failures: list to collect failures in."""
+        while not source.exhausted:
+            for results in serve(engine, lambda: self._take(source, failures)):
+                yield from self._take_failures(failures)
+                for result in results:
+                    for work in source.follow_up(result):
+                        self._submit(work, engine, failures)
+                    yield self._answer(result)
+            yield from self._take_failures(failures)
 
     def _take(self, source: WorkSource, failures: list[Failure]) -> Request | None:
         """Return the next request. None: no request is ready, or collected failures should be yielded first.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from datetime import date, datetime
 from fractions import Fraction
 from typing import Any, Literal
 
-from apcbatch.address import as_path, is_address, output_place, shown_address
+from apcbatch.address import as_path, hub_page, is_address, output_place, shown_address
 from apcbatch.errors import UsageError
 
 AUTO = "auto"
@@ -168,6 +169,8 @@ def parse_path(raw: str, where: str, is_anywhere: bool = False, is_output: bool 
         name = output_place(raw) if is_output else as_path(raw)
     except UsageError as error:
         raise ValueError(f"{where} {error}") from None
+    if (page := hub_page(name)) and not is_anywhere and not os.path.lexists(name):
+        raise ValueError(f"{where}: {shown_address(name)}{page}")
     if is_address(name) and not is_anywhere:
         raise ValueError(f"{where} is {shown_address(name)}; expected a file on this machine, or a folder")
     return name

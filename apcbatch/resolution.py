@@ -20,6 +20,7 @@ from apcbatch.config import ENV_CONFIG, ENV_DEBUG, ENV_PREFIX, OPTIONS, Config, 
 from apcbatch.config_file import read_config_file
 from apcbatch.draft_sources import draft_sources
 from apcbatch.errors import UsageError
+from apcbatch.foreign_options import foreign_option
 from apcbatch.option_values import SHOWN_CHARACTERS, nearest, parse_path, parse_switch, parse_value
 
 DEFAULT = "default"  # origin of an option that nothing gives
@@ -45,7 +46,7 @@ def resolve(flags: Mapping[str, Any], environ: Mapping[str, str], file: Mapping[
     env_names = {name: env_name(name) for name in (*OPTIONS, "no_store")}
     for key in given:
         if key not in env_names.values():
-            hint = gone(key.removeprefix(ENV_PREFIX).lower()) or nearest(key, env_names.values())
+            hint = instead(key.removeprefix(ENV_PREFIX).lower()) or nearest(key, env_names.values())
             raise UsageError(f"environment variable {key} is not an option of apcbatch{hint}")
     layers = [
         _layer(file, lambda name: f"{file_name}: {name}"),
@@ -81,7 +82,7 @@ def _layer(raw: Mapping[str, Any], where: Callable[[str], str]) -> dict[str, tup
     layer = {}
     for name, value in raw.items():
         if name not in OPTIONS and name != "no_store":
-            hint = gone(name) or nearest(name, [*OPTIONS, "no_store"])
+            hint = instead(name, where is flag_name) or nearest(name, [*OPTIONS, "no_store"])
             raise UsageError(f"{where(name[:SHOWN_CHARACTERS])} is not an option{hint}")
         try:
             if name != "no_store":
@@ -95,9 +96,13 @@ def _layer(raw: Mapping[str, Any], where: Callable[[str], str]) -> dict[str, tup
     return layer
 
 
-def gone(name: str) -> str:
-    """Return a clause that names the replacement of a removed option; empty for any other name."""
-    return f" any more; {GONE[name]}" if name in GONE else ""
+def instead(name: str, as_flags: bool = True) -> str:
+    """Return a clause that says what to give in place of a removed option, or of an option of another tool; empty for
+    any other name. as_flags: name options as flags."""
+    if name in GONE:
+        return f" any more; {GONE[name]}"
+    foreign = foreign_option(name, as_flags)
+    return f"; {foreign}" if foreign else ""
 
 
 def _exclude(

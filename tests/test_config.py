@@ -7,10 +7,14 @@ from datetime import date, datetime
 
 import pytest
 
-from apcbatch import config, option_values, resolution
+from apcbatch import LLM, config, option_values, resolution
+from apcbatch.address import hub_page
+from apcbatch.cli.program import main
 from apcbatch.draft_sources import draft_sources
-from apcbatch.errors import UsageError
+from apcbatch.errors import ModelError, UsageError
+from apcbatch.foreign_options import FOREIGN_COMMANDS, FOREIGN_OPTIONS
 from apcbatch.job.continuation import command_words
+from apcbatch.model.locate import locate_model
 from tests.effort import table
 
 
@@ -257,3 +261,52 @@ def test_an_option_may_come_several_times():
 def test_the_sources_of_drafts_are_those_that_apply(flags, sources):
     """Fault: auto leaves out a source, or has one that no request of the run has; or --draft-from is not read."""
     assert " ".join(draft_sources(resolve(flags))) == sources
+
+
+NAMED = """
+tensor_parallel_size tp pipeline_parallel_size data_parallel_size max_num_seqs max_num_batched_tokens
+max_model_len gpu_memory_utilization enable_prefix_caching served_model_name lora_path quantization
+kv_cache_dtype trust_remote_code tokenizer revision download_dir api_key host port batch_size max_new_tokens
+do_sample num_beams torch_dtype device_map load_in_4bit
+"""
+
+
+@table("name", {*NAMED.split(), *FOREIGN_OPTIONS})
+def test_options_of_other_tools_are_answered_by_name(name, capsys):
+    """Fault: who comes from another tool is sent to an option of a near name and another meaning."""
+    flag = f"-{name}" if len(name) == 2 else f"--{name.replace('_', '-')}"
+    words = set(re.findall("{([a-z_]+)}", FOREIGN_OPTIONS[name]))
+    assert words <= {*config.OPTIONS} and name not in config.OPTIONS
+    for arguments in ([flag, "2"], [f"{flag}=2"]):
+        assert main(["run", "x", *arguments]) == 2
+        error = capsys.readouterr().err
+        assert f"{flag} is not an option; " in error and "did you mean" not in error and "{" not in error
+        assert all(config.flag_name(word) in error for word in words)
+    with pytest.raises(UsageError, match=f"LLM: {name} is not an option; ") as raised:
+        LLM(**{name: 2})
+    assert "--" not in str(raised.value).replace("hf download --revision", "")
+
+
+@table("name", FOREIGN_COMMANDS)
+def test_commands_of_other_tools_are_answered_by_name(name, capsys):
+    """Fault: `apcbatch serve` is no command, and nothing says which one is meant."""
+    assert main([name, "model"]) == 2
+    assert f"{name} is not a command of apcbatch; {FOREIGN_COMMANDS[name]}" in capsys.readouterr().err
+
+
+@table(
+    "page",
+    [
+        "https://huggingface.co/{}org/name-1.5",
+        "huggingface.co/{}org/name-1.5/tree/main",
+        "http://hf.co/{}org/name-1.5?a=b",
+    ],
+)
+def test_pages_of_the_hub_name_what_to_give(page, capsys):
+    """Fault: the address of a page is read as a file, or is no file of this machine, and nothing says what to give."""
+    for arguments in (["plan", page.format("datasets/")], ["plan", "x", "--model", page.format("")]):
+        assert main(arguments) == 2
+        assert "is a page of the Hugging Face Hub; give hf:org/name-1.5\n" in capsys.readouterr().err
+    assert not hub_page("https://huggingface.co/datasets/org/name/resolve/main/x.jsonl")
+    with pytest.raises(ModelError, match="'org/name' is neither a folder nor in the Hugging Face cache"):
+        locate_model("hf:org/name")

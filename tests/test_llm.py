@@ -300,3 +300,40 @@ def test_the_name_costs_no_torch() -> None:
     """Fault: `import apcbatch`, or the name alone, takes seconds."""
     code = "import sys; from apcbatch import LLM, Answer; assert 'torch' not in sys.modules, 'torch'"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+@table(
+    "call",
+    [
+        lambda llm: llm.chat("hi"),
+        lambda llm: llm.chat(USER),
+        lambda llm: llm.chat([USER], tools={"name": "f"}),
+        lambda llm: llm.run({"messages": [USER]}),
+        lambda llm: llm.run(b"in.jsonl"),
+    ],
+)
+def test_a_text_or_a_mapping_in_place_of_a_list_is_a_type_error(llm: LLM, call: Any) -> None:
+    """Fault: the letters of a text, or the keys of a mapping, are taken for messages or conversations."""
+    with pytest.raises(TypeError, match="is a (str|dict|bytes); expected a list"):
+        call(llm)
+
+
+def test_a_file_is_run_with_a_bar_in_notebooks(
+    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fault: the letters of a file's name are conversations; a notebook shows nothing for hours."""
+    path = write_lines(tmp_path / "in.jsonl", [{"id": "a", "messages": [USER]}, {"id": "b", "messages": []}])
+    assert {one.custom_id: one.error is None for one in llm.run(path)} == {"a#1": True, "b#1": False}
+    assert capsys.readouterr().err == ""
+    monkeypatch.setitem(sys.modules, "ipykernel", None)
+    assert len(list(llm.run(str(path)))) == 2
+    assert "2/2" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="missing.jsonl"):
+        llm.run("missing.jsonl")
+
+
+def test_an_llm_shows_what_it_is() -> None:
+    """Fault: `<apcbatch.llm.LLM object at 0x7f...>`."""
+    with LLM("demo", device="cpu", dtype="float32") as made:
+        assert repr(made) == "LLM('demo', dtype='float32', device='cpu', store=None)"
+    assert repr(made) == "LLM('demo', closed)"

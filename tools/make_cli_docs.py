@@ -15,7 +15,7 @@ from apcbatch.cli.program import cli
 from apcbatch.config import OPTIONS, env_name
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "reference" / "cli.md"
-WIDTH = 100
+WIDTH = 80
 HEAD_WIDTH = 120
 
 HEAD = Path(__file__).with_name("cli_docs_head.md")

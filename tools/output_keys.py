@@ -191,7 +191,12 @@ SUMMARY: tuple[Key, ...] = (
         "number or null",
         "seconds of decoding that drafts saved, [estimated](../speculation.md#seconds-saved); null if not known",
     ),
-    Key("workers", "list or null", "of a run with `--ray`: each worker that was there or was lost; else null"),
+    Key(
+        "workers",
+        "list or null",
+        "of a run with `--ray`: each worker that was there or was lost; else null. The printed summary has 16 of "
+        "them, and the number of the others as `workers_left_out`",
+    ),
     Key("workers[].id", "integer", "its number, as lines name it"),
     Key("workers[].node", "string", "its machine; empty if it was never ready"),
     Key("workers[].device", "string", "`cpu` or `cuda`"),

@@ -15,9 +15,11 @@ from click.shell_completion import CompletionItem
 from apcbatch import resolution
 from apcbatch.config import OPTIONS, Config, flag_name, opposite_flag
 from apcbatch.errors import UsageError
+from apcbatch.foreign_options import FOREIGN_COMMANDS
 from apcbatch.option_values import Spec, brief, format_size, parse_path, shown
 from apcbatch.sampling import MOST_TOKENS
 
+_MOST_CELLS = 74  # of flags in the help, so that its lines fit into 80 columns
 METAVARS = {"integer": "N", "number": "F", "size": "SIZE"}
 
 
@@ -55,6 +57,14 @@ class GroupedOption(click.Option):
         super().__init__(*args, **kwargs)
         self.group = group
 
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return the flags and the help. Choices that make the flags wider than _MOST_CELLS stand in the help."""
+        record = super().get_help_record(ctx)
+        if record is None or self.metavar is None or len(record[0]) <= _MOST_CELLS:
+            return record
+        flags, help = record
+        return flags.replace(self.metavar, "NAME"), f"{help}  [{', '.join(self.metavar.split('|'))}]"
+
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         words = (self.metavar or "").split("|")
         found = [CompletionItem(word) for word in words if word.islower() and word.startswith(incomplete)]
@@ -67,12 +77,14 @@ class GroupedCommand(click.Command):
     """Command whose help lists its options under headings, and prints its examples verbatim."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse as click does, and name the replacement of an option that there was."""
+        """Parse as click does, and say what to give in place of a removed option or one of another tool."""
+        given = [word.partition("=")[0] for word in args if word.startswith("-")]
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            if gone := resolution.gone(error.option_name.lstrip("-").replace("-", "_")):
-                raise click.UsageError(f"{error.option_name} is not an option{gone}", ctx) from None
+            for word in (error.option_name, *given):  # of `-tp 2` click names -t
+                if instead := resolution.instead(word.lstrip("-").replace("-", "_")):
+                    raise click.UsageError(f"{word} is not an option{instead}", ctx) from None
             raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -116,6 +128,11 @@ class OrderedGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args[0] in FOREIGN_COMMANDS and args[0] not in self.commands:
+            ctx.fail(f"{args[0]} is not a command of apcbatch; {FOREIGN_COMMANDS[args[0]]}")
+        return super().resolve_command(ctx, args)
 
 
 # Options of several commands that are not in config.py; each is a decorator.

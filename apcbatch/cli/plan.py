@@ -27,8 +27,8 @@ from apcbatch.types import POLICIES
 
 OPTION_NAMES = (
     "model", "dtype", "format", *COLUMN_OPTIONS, "ignore_columns", "turns", "limit", "window_tokens", "order",
-    "max_tokens", "max_request_tokens", "system_prompt", "template_kwargs", "template_date", "block_size",
-    "min_gain_tokens", "store", "store_size", "pool_size", "draft", "draft_memory", "max_running",
+    "max_tokens", "max_request_tokens", "system_prompt", "chat_template", "template_kwargs", "template_date",
+    "block_size", "min_gain_tokens", "store", "store_size", "pool_size", "draft", "draft_memory", "max_running",
 )  # fmt: skip
 TABLES = sorted(set(POLICIES) - {"none"})
 
@@ -38,7 +38,7 @@ Examples:
   apcbatch plan chats.jsonl --model ./my-mamba
   apcbatch plan chats.jsonl --block-sizes 1,64,544 --order file
   apcbatch plan chats.jsonl --policy last --json plan.json
-  apcbatch plan chats.jsonl --json - | jq '.candidates[] | {block_size, hit_rate}'
+  apcbatch plan chats.jsonl --json - | jq '.candidates[].hit_rate'
 """
 
 

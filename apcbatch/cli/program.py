@@ -28,7 +28,7 @@ from apcbatch.version import VERSION
 EPILOG = """\b
 Examples:
   apcbatch run chats.jsonl
-  apcbatch run chats.jsonl -o answers.jsonl --store ~/states --model ./my-mamba
+  apcbatch run chats.jsonl --store ~/states --model ./my-mamba
   apcbatch report answers.jsonl
   apcbatch store stat ~/states
   apcbatch doctor
@@ -39,7 +39,7 @@ Examples:
 
 @click.group(
     cls=OrderedGroup,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
     epilog=EPILOG,
 )
 @click.version_option(VERSION, "--version", message="apcbatch %(version)s")

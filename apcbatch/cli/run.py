@@ -39,10 +39,10 @@ Examples:
   apcbatch run chats.jsonl -o answers.jsonl --report report.html
   apcbatch run a.jsonl b.jsonl.gz 'shards/*.parquet' -o answers.jsonl.gz
   apcbatch run s3://bucket/shards/ -o s3://bucket/answers.jsonl
-  apcbatch run chats.jsonl.gz -o answers.jsonl --store ~/states --max-tokens 256
-  apcbatch run requests.jsonl -o answers.jsonl --format batch --model ./my-mamba
+  apcbatch run chats.jsonl.gz --store ~/states --max-tokens 256
+  apcbatch run requests.jsonl --format batch --model ./my-mamba
   apcbatch run hf:org/name:train -o answers.jsonl --limit 100 --turns last
-  cat chats.jsonl | apcbatch run - -o - -q | jq .response.body.choices[0].message
+  cat chats.jsonl | apcbatch run - -o - -q | jq .response.body.choices
   apcbatch run --config nightly.yaml --show-config
 """
 
@@ -52,7 +52,7 @@ FIRST_OPTIONS = (
 FIRST_EPILOG = """\b
 Examples:
   apcbatch run chats.jsonl
-  apcbatch run chats.jsonl -o answers.jsonl --model ./my-mamba --max-tokens 256
+  apcbatch run chats.jsonl --model ./my-mamba --max-tokens 256
   apcbatch run chats.jsonl -o answers.jsonl --resume
 
 `apcbatch run --help` shows all options, and what INPUT, OUT and the exit status are.

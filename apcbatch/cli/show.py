@@ -18,7 +18,7 @@ from apcbatch.cli.options import (
 )
 from apcbatch.cli.terminal import echo_json, json_document, terminal_width, warn
 from apcbatch.config import OPTIONS
-from apcbatch.errors import EXIT_OK, EXIT_REQUEST_ERRORS
+from apcbatch.errors import EXIT_OK, EXIT_REQUEST_ERRORS, UsageError
 
 # OPTION_NAMES: the options that affect a request or its reuse.
 NOT_OF_ONE_REQUEST = {"device", "gpus", "exact", "window_tokens", "score", "cache_salt"}
@@ -32,6 +32,7 @@ EPILOG = """\b
 Examples:
   apcbatch show chats.jsonl
   apcbatch show chats.jsonl --line 12 --turn 3
+  apcbatch show chats.jsonl --id 'c-7#3'
   apcbatch show requests.jsonl --line 40 --model ./my-mamba --block-size 256
   apcbatch show chats.jsonl --line 12 --json | jq '.shared'
 """
@@ -42,6 +43,10 @@ Examples:
 @click.option(
     "--line", metavar="N", type=click.IntRange(min=1), cls=GroupedOption, group="Request",
     help="The line of INPUT, counted from 1; the first one that is not blank by default.",
+)  # fmt: skip
+@click.option(
+    "--id", metavar="ID", cls=GroupedOption, group="Request",
+    help="The line with this id, in place of --line; also a custom_id of OUT, ID#TURN.",
 )  # fmt: skip
 @click.option(
     "--turn", metavar="K", type=click.IntRange(min=1), cls=GroupedOption, group="Request",
@@ -67,7 +72,9 @@ def show(ctx: click.Context, /, inputs: tuple[str, ...], **options: Any) -> int:
     from apcbatch.display import Paint
     from apcbatch.job.inspection import inspect
 
-    found = inspect(resolved, find_inputs(inputs, warn), options["line"], options["turn"], warn)
+    if options["line"] is not None and options["id"] is not None:
+        raise UsageError("--line and --id exclude each other; give one of them")
+    found = inspect(resolved, find_inputs(inputs, warn), options["line"], options["turn"], warn, options["id"])
     if options["as_json"]:
         echo_json(json_document(found.document()))
     else:

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 OPTION_NAMES = (
     "model", "dtype", "device", "gpus", "format", *config.COLUMN_OPTIONS, "ignore_columns", "turns", "limit",
-    "window_tokens", "order", "max_request_tokens", "system_prompt", "template_kwargs", "template_date", "policy",
-    "min_gain_tokens", "store", "store_size", "pool_size", "max_batch_tokens", "max_running",
+    "window_tokens", "order", "max_request_tokens", "system_prompt", "chat_template", "template_kwargs",
+    "template_date", "policy", "min_gain_tokens", "store", "store_size", "pool_size", "max_batch_tokens", "max_running",
 )  # fmt: skip
 STDIN = STDOUT = "-"
 
@@ -40,9 +40,9 @@ EPILOG = """\b
 Examples:
   apcbatch tune-block-size chats.jsonl
   apcbatch tune-block-size chats.jsonl --candidates 96,544 --policy all
-  apcbatch tune-block-size chats.jsonl --store ~/states --write configs/tuned.yaml
-  apcbatch tune-block-size chats.jsonl --verify 3 --json tuned.json --plot tuned.svg
-  apcbatch run chats.jsonl -o answers.jsonl --config configs/tuned.yaml
+  apcbatch tune-block-size chats.jsonl --store ~/states --write tuned.yaml
+  apcbatch tune-block-size chats.jsonl --verify 3 --plot tuned.svg
+  apcbatch run chats.jsonl -o answers.jsonl --config tuned.yaml
 """
 
 

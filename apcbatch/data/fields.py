@@ -177,7 +177,7 @@ FIELDS: tuple[Field, ...] = (
         "its newer form is tool_choice",
         CHATS,
     ),
-    _refused("chat_template", "another template", hint="the model folder's chat_template.jinja is used", shapes=CHATS),
+    _refused("chat_template", "another template", hint="--chat-template is for the whole run", shapes=CHATS),
     _refused("verbosity", "how long to answer", "medium", shapes=CHATS),
     _refused("modalities", "kinds of output", ["text"], shapes=CHATS),
     _refused("audio", "spoken output", shapes=CHATS),

@@ -100,10 +100,15 @@ class Inspection:
 
 
 def inspect(
-    config: Config, inputs: Inputs, line: int | None, turn: int | None, warn: Callable[[str], None]
+    config: Config,
+    inputs: Inputs,
+    line: int | None,
+    turn: int | None,
+    warn: Callable[[str], None],
+    id: str | None = None,
 ) -> Inspection:
     """Inspect a request of the input. line: from 1; None for the first line that is not blank. turn: None for the last
-    turn of the line.
+    turn of the line. id: of the first conversation to take in place of a line, or a custom_id of OUT, `ID#TURN`.
 
     With --score, the recorded answer is left out of the prompt. Raises UsageError if the input cannot be used, or if
     the line or the turn does not exist; for a bad model, its subclass ModelError.
@@ -113,7 +118,7 @@ def inspect(
             f"{config.origins['turns']} rollout: its prompts contain answers that are not generated yet; look at them "
             "with --turns each, where the recorded answers stand in for them"
         )
-    records = _Records(open_source(inputs, LineOptions.of(config), warn=warn), line)
+    records = _Records(open_source(inputs, LineOptions.of(config), warn=warn), line, id)
     folder = locate_model(config.model)
     config = replace(with_own_dtype(with_model_defaults(config, folder), warn), score=False)
     model = load_model_config(folder)
@@ -125,6 +130,11 @@ def inspect(
         if work is not None:
             read.take(work)
     record = records.last
+    if id is not None and records.found is None:
+        limited = f" before --limit {config.limit}" if config.limit is not None else ""
+        raise UsageError(f"{inputs.shown} has no line with the id {id!r}{limited}")
+    if id is not None and turn is None and records.found != id:
+        turn = int(id.rpartition("#")[2])
     if record is None or line not in (None, record.line):
         raise UsageError(f"{inputs.shown} has no line {line or 1} to look at; {records.where_it_ends(config.limit)}")
     found = Inspection(record.line, config.model, config.block_size, config.policy, format=record.source_format)
@@ -144,19 +154,26 @@ def inspect(
 
 
 class _Records:
-    """Records of an input up to `line`; only the first record if `line` is None. last: latest record yielded."""
+    """Records of an input up to `line`, or up to the one with this id; only the first record if both are None. last:
+    latest record yielded. found: id of the record that was looked for, without the turn."""
 
-    def __init__(self, records: Iterable[Conversation | BadLine], line: int | None) -> None:
+    def __init__(self, records: Iterable[Conversation | BadLine], line: int | None, id: str | None) -> None:
         self.last: Conversation | BadLine | None = None
+        self.found: str | None = None
         self._records, self._line = records, line
+        name, _, turn = (id or "").rpartition("#")
+        self._ids = {id} | ({name} if turn.isascii() and turn.isdigit() else set()) if id is not None else set()
 
     def __iter__(self) -> Iterator[Conversation | BadLine]:
         for record in self._records:
             if self._line is not None and record.line > self._line:
                 return
             self.last = record
+            name = record.id if isinstance(record, Conversation) else record.conversation
+            if name in self._ids:
+                self.found = name
             yield record
-            if self._line in (None, record.line):
+            if self.found is not None or (not self._ids and self._line in (None, record.line)):
                 return
 
     def where_it_ends(self, limit: int | None) -> str:

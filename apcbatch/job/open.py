@@ -135,7 +135,8 @@ def open_run(
     check_stop_tokens(config, folder)
     if config.resume and isinstance(sink, FileSink):
         config = with_clock_of(config, run_file_path(output.target))
-    renderer = Renderer.load(folder, warn=warn, options=ChatOptions.of(config, model.context_length))
+    chats = ChatOptions.of(config, model.context_length)
+    renderer = Renderer.load(folder, warn=warn, options=chats)
     if not (config.score or config.ignore_eos):
         (note if renderer.tokenizer.eos_token_ids else warn)(renderer.tokenizer.ends())
     most_workers = None
@@ -159,7 +160,7 @@ def open_run(
     if len(inputs.files) >= MANY_FILES:
         note(f"{len(inputs.files):,} files: both ends of each are read first, for --resume to compare")
     files, prompt = model_files_digest(folder), lines.system_prompt
-    run_file = RunFile(target, config, input_identity(inputs), files, sink.disk, prompt)
+    run_file = RunFile(target, config, input_identity(inputs), files, sink.disk, prompt, chats.chat_template)
     trace = TraceFile(target, sink.path, sink.disk)
     if config.trace:
         trace.check_replaceable()

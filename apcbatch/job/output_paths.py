@@ -14,10 +14,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import orjson
 
-from apcbatch.address import is_address, is_read_only, is_stream, last_part, places, read_head, shown_address
+from apcbatch.address import (
+    HUB_PREFIX,
+    is_address,
+    is_read_only,
+    is_stream,
+    last_part,
+    places,
+    read_head,
+    shown_address,
+)
 from apcbatch.config import OPTIONS, Config
 from apcbatch.data.input.files import STDIN
-from apcbatch.data.input.inputs import HUB_PREFIX, KINDS, PACKINGS, is_hub
+from apcbatch.data.input.inputs import KINDS, PACKINGS, is_hub
 from apcbatch.errors import ModelError, UsageError
 from apcbatch.job.disk import remove_left_files
 from apcbatch.model.locate import locate_model

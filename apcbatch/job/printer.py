@@ -30,6 +30,7 @@ from apcbatch.types import Result
 PLAIN_EVERY_S = 10.0
 BAR_EVERY_S = 0.2
 FIRST_ID_WIDTH = 8
+MOST_WORKERS = 16  # entries of the printed summary; the file of --summary has all
 BAR_FORMAT = "{desc}{n_fmt}{postfix}"
 BAR_FORMAT_WITH_TOTAL = "{desc}{percentage:3.0f} % |{bar}| {n_fmt}/{total_fmt}{postfix}, eta {remaining}"
 NARROW_BAR_FORMAT_WITH_TOTAL = "|{bar}| {n_fmt}/{total_fmt}{postfix}, eta {remaining}"
@@ -156,6 +157,13 @@ class Printer:
         if width is None or not sys.stderr.isatty():
             self._say(self._totals.sentence(output))
         if width is None:
+            workers = summary["workers"] or ()
+            if len(workers) > MOST_WORKERS:
+                summary = {
+                    **summary,
+                    "workers": workers[:MOST_WORKERS],
+                    "workers_left_out": len(workers) - MOST_WORKERS,
+                }
             self._print(json_escaped(orjson.dumps(summary).decode()))
             return
         for line in summary_lines(summary, "standard output" if output == "-" else visible(output), width, self._paint):

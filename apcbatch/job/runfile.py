@@ -44,7 +44,7 @@ CHANGES_ANSWERS = (
     "reasoning_parser",
 )
 # Options that --resume takes from the run file where they are not given; all of them can change an answer.
-RESUMED = ("model", "exact", "system_prompt", "template_date", *CHANGES_ANSWERS)
+RESUMED = ("model", "exact", "system_prompt", "chat_template", "template_date", *CHANGES_ANSWERS)
 # Names the rule by which this version seeds random draws: the line's own seed, or --seed and the line's id or content.
 # Older run files have no `draws`: those runs seeded draws by the request's number.
 DRAWS = "seed, id or content"
@@ -85,6 +85,10 @@ def _digest_of_names(inputs: Inputs) -> str | None:
     return xxhash.xxh3_128_hexdigest("\0".join(inputs.files).encode("utf-8", "surrogateescape"))
 
 
+def _digest_of(text: str | None) -> str | None:
+    return None if text is None else xxhash.xxh3_128_hexdigest(text.encode())
+
+
 class RunFile:
     """Run file beside one OUT."""
 
@@ -96,6 +100,7 @@ class RunFile:
         model_files: str,
         disk: Disk,
         system_prompt: str | None = None,
+        chat_template: str | None = None,
     ) -> None:
         self.output, self._disk = output, disk
         self.path = Path(run_file_path(str(output)))
@@ -106,7 +111,8 @@ class RunFile:
             "model_files": model_files,
             "draws": DRAWS,
             "template_clock": config.template_clock,
-            "system_prompt": None if system_prompt is None else xxhash.xxh3_128_hexdigest(system_prompt.encode()),
+            "system_prompt": _digest_of(system_prompt),
+            "chat_template": _digest_of(chat_template),
             "config": config.values(),
             "origins": dict(config.origins),
         }
@@ -262,7 +268,7 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tu
     earlier = then["config"]
     for name in CHANGES_ANSWERS:
         pairs.append((name, earlier.get(name, shown(OPTIONS[name], getattr(Config, name))), now["config"][name]))
-    pairs.append(("system_prompt", then.get("system_prompt"), now["system_prompt"]))
+    pairs += [(name, then.get(name), now[name]) for name in ("system_prompt", "chat_template")]
     clock = then.get("template_clock", now["template_clock"])  # earlier versions did not keep it
     pairs.append(("template_clock", clock, now["template_clock"]))
     pairs.append(("model_files", then.get("model_files"), now["model_files"]))

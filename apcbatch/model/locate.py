@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from apcbatch.address import HUB_PREFIX
 from apcbatch.display import visible
 from apcbatch.errors import ModelError
 from apcbatch.regular_files import read_regular_file
@@ -31,10 +32,11 @@ NOTE_OF_BUNDLED = (
 
 
 def locate_model(name: str) -> Path:
-    """Return the folder of a model given as `demo` or `demo-jamba`, a local path, or a Hugging Face id (`org/name`) in
-    the local cache."""
+    """Return the folder of a model given as `demo` or `demo-jamba`, a local path, or a Hugging Face id (`org/name` or
+    `hf:org/name`) in the local cache."""
     if name in BUNDLED:
         return BUNDLED[name]
+    name = name.removeprefix(HUB_PREFIX)
     path = os.path.expanduser(name)
     if os.path.isdir(path):
         return _checked(Path(path))

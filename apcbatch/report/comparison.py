@@ -47,7 +47,10 @@ def compare(base: Run, other: Run, base_document: dict[str, Any], other_document
     one, two = base.requests, other.requests
     unequal = [pair for pair in both if one.answer_digest(pair[0]) != two.answer_digest(pair[1])]
     listed = unequal[:MOST_LISTED]
+    failed = [one.numbers["error"][a] or two.numbers["error"][b] for a, b in unequal]
     return {
+        "other_model": _is_other_model(base, other),
+        "failed_count": sum(map(bool, failed)),
         "both": len(both),
         "only_base": len(base_rows) - len(both),
         "only_other": len(other_rows) - len(both),
@@ -59,6 +62,12 @@ def compare(base: Run, other: Run, base_document: dict[str, Any], other_document
         "misses": _misses(base, other),
         "changed_options": _changed_options(base, other),
     }
+
+
+def _is_other_model(base: Run, other: Run) -> bool:
+    """Return whether the runs had different models, or one model in two ways that have other bits (dtype, device)."""
+    one, two = ((run.run_file or {}).get("model_fingerprint") for run in (base, other))
+    return one != two if None not in (one, two) else base.options.get("model") != other.options.get("model")
 
 
 def _rows(requests: Requests) -> dict[Key, int]:

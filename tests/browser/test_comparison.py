@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+import pytest
+
 from tests.browser.opened import Opened, expect
 from tests.browser.shown import agrees
 from tests.report.documents import document
@@ -114,3 +116,29 @@ def test_a_link_to_an_answer_whose_id_is_there_twice(open_document: Callable[...
     links = page.page.locator("#comparison [data-comparison='2'] .differences tbody tr").last.locator("a")
     for link, row in zip(links.all(), (different["base_row"], different["other_row"]), strict=True):
         assert link.get_attribute("href").endswith(f"request=row:{row}" if row else "request=line-1")
+
+
+@pytest.mark.parametrize(
+    "failed, is_other, mood, said",
+    [
+        (0, False, "bad", "Same answers: no, 7 of 9 are equal, 2 differ."),
+        (1, False, "bad", "Same answers: no, 7 of 9 are equal, 2 differ, of which 1 failed in a run."),
+        (
+            2,
+            False,
+            "fair",
+            "Same answers: yes, where both answered, 7 of 9 are equal, 2 differ, of which 2 failed in a run.",
+        ),
+        (0, True, "fair", "Two models. Same answers: no, 7 of 9 are equal, 2 differ."),
+    ],
+)
+def test_a_cross_is_for_wrong_answers_alone(
+    open_document: Callable[..., Opened], failed: int, is_other: bool, mood: str, said: str
+) -> None:
+    """Fault: two models, or a request that failed in one run, get a red cross."""
+    made = document(80, random.randrange(1 << 30))
+    numbers = {"both": 9, "same_answers": 7, "different": [], "different_count": 2}
+    made["comparisons"][0].update(numbers, failed_count=failed, other_model=is_other)
+    ending = open_document(made).page.locator("#comparison .ending").first
+    expect(ending).to_have_class(f"ending {mood}")
+    expect(ending).to_contain_text(said)

@@ -37,6 +37,17 @@ def test_every_command_has_help_with_examples():
             assert f"Examples:\n    {example}" in done.output
 
 
+def test_help_fits_into_80_columns():
+    """Fault: a terminal breaks lines of the help in the middle of a word, or a wide one gets lines too long to read."""
+    for name in NAMES:
+        for flag in ["-h", "--help"]:
+            for width in (80, 200):
+                done = CliRunner().invoke(
+                    cli, [*name.split()[1:], flag], prog_name="apcbatch", env={"COLUMNS": str(width)}
+                )
+                assert [line for line in done.output.splitlines() if len(line) > 80] == []
+
+
 def test_the_short_help_of_run_has_what_a_newcomer_needs():
     """Fault: 68 options before the first run; or an option that the short page names and the command lost."""
     short, whole = (CliRunner().invoke(cli, ["run", flag], prog_name="apcbatch").output for flag in ("-h", "--help"))

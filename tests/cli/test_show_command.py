@@ -283,3 +283,20 @@ def test_the_file_is_left_alone(capsys, tmp_path):
     before = {path: path.read_bytes() for path in Path(tmp_path).iterdir()}
     assert main(["show", "in.jsonl"]) == 0
     assert {path: path.read_bytes() for path in Path(tmp_path).iterdir()} == before
+
+
+def test_a_request_is_found_by_its_id(capsys):
+    """Fault: a record of OUT can only be looked at by counting lines of INPUT."""
+    for id, line, turn, code in [
+        ("a", 1, 2, 0),
+        ("a#1", 1, 1, 0),
+        ("b#2", 3, 2, 0),
+        ("c", 5, 1, 0),
+        ("line-4#1", 4, None, 3),
+    ]:
+        found = shown(capsys, "--id", id, code=code)
+        assert (found["line"], found["turn"]) == (line, turn)
+    assert main(["show", "in.jsonl", "--id", "d"]) == 2
+    assert "in.jsonl has no line with the id 'd'" in capsys.readouterr().err
+    assert main(["show", "in.jsonl", "--id", "a", "--line", "1"]) == 2
+    assert "--line and --id exclude each other" in capsys.readouterr().err

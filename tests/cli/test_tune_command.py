@@ -41,7 +41,7 @@ def test_what_cannot_be_used_ends_with_2_and_a_sentence(capsys, tmp_path):
         ("in.jsonl --verify -1", "--verify"),
         ("- --verify 1", "- can be read once; give a file"),
         ("empty.jsonl", "empty.jsonl is empty: there is nothing to answer"),
-        ("bad.jsonl", "INPUT bad.jsonl has no request that can be answered; nothing to tune"),
+        ("bad.jsonl", "bad.jsonl: no request can be planned, since all fail (line 1: messages is empty"),
     ]:
         (tmp_path / "empty.jsonl").write_text("")
         (tmp_path / "bad.jsonl").write_text('{"messages":[]}\n')

@@ -119,3 +119,22 @@ def test_columns_are_left_out_and_counted_and_lines_numbered(apcbatch: Any, tmp_
     assert summary["ignored_columns"] == {"reward": 2, "model_a": 2, "stop": 2}
     assert apcbatch(*run, "--resume").code == 0, "the options are those of the run file"
     assert apcbatch("show", "in.jsonl", "--line", 3, "--id-column", "none").code == 0
+
+
+def test_a_chat_template_is_given_as_a_file(apcbatch: Any, tmp_path: Path) -> None:
+    """Fault: a model is asked in another form than its user needs, or an OUT mixes the prompts of two templates."""
+    write_lines(tmp_path / "in.jsonl", [{"messages": CHAT}])
+    template = tmp_path / "t.jinja"
+    template.write_text("{% for one in messages %}<{{ one.role }}> {{ one.content }}{% endfor %}")
+    assert "<user> hi" in apcbatch("show", "in.jsonl", "--chat-template", "t.jinja").stdout
+    run = ("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 1)
+    assert apcbatch(*run, "--chat-template", "t.jinja").code == 0
+    assert apcbatch(*run, "--resume").code == 0, "the template is that of the run file"
+    template.write_text("{{ messages[0].content }}")
+    assert "chat_template" in apcbatch(*run, "--resume").stderr
+    for content, sentence in [(" ", "is empty"), ("{% for", "chat template"), (None, "cannot be read: No such file")]:
+        template.unlink(missing_ok=True)
+        if content is not None:
+            template.write_text(content)
+        done = apcbatch("plan", "in.jsonl", "--chat-template", "t.jinja")
+        assert done.code == 2 and sentence in done.stderr, done.stderr

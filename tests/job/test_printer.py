@@ -289,6 +289,15 @@ def test_a_summary_has_no_line_for_nothing():
         assert list(summary_lines(FEWER | changes, "x", 200, paint)) == lines
 
 
+def test_the_printed_summary_of_many_workers_is_short(capsys):
+    """Fault: 200 workers print 45 KB of JSON."""
+    workers = [SUMMARY["workers"][0] | {"id": number} for number in range(200)]
+    for number, left_out in ((200, 184), (16, None)):
+        Printer(Config(progress="none"), Totals(), False).summary(SUMMARY | {"workers": workers[:number]}, "x")
+        printed = json.loads(capsys.readouterr().out)
+        assert printed["workers"] == workers[:16] and printed.get("workers_left_out") == left_out
+
+
 def test_the_verdict_has_a_line_of_its_own_where_it_must():
     """Fault: the first line of the summary is folded though it fits, or runs over the edge."""
     for width, count in [(65, 1), (64, 2)]:

@@ -77,6 +77,8 @@ def _comparison(base: Run, other: Run, number: int) -> dict[str, Any]:
         "same_answers": len(shared) - len(different),
         "different": different[:1000],
         "different_count": len(different),
+        "failed_count": sum(one["at"] < 0 for one in different),
+        "other_model": number > 2,
         "rows": [
             {"name": name, "unit": unit, "base": sums[0][key], "other": sums[1][key]} for name, unit, key in measures
         ],

@@ -111,6 +111,22 @@ def test_requests_of_one_side_alone_and_other_prompts(out: Path, tmp_path: Path)
     assert forward["other_requests"] == back["other_requests"] == 3 and forward["same_answers"] == len(kept)
 
 
+def test_failures_and_other_models_are_told_apart(out: Path, tmp_path: Path) -> None:
+    """Fault: a request that failed in one run, or an answer of another model, is counted as a wrong answer."""
+    records = read_records(out)
+    first = next(record for record in records if record["error"] is None)
+    first["response"] = None
+    first["error"] = {"code": "internal", "message": "lost", "line": first["line"], "retryable": True}
+    write_records(tmp_path / "failed.jsonl", records)
+    [made] = document_of(out, tmp_path / "failed.jsonl")["comparisons"]
+    assert (made["different_count"], made["failed_count"], made["other_model"]) == (1, 1, True)  # it has no run file
+    facts = orjson.loads((tmp_path / "out.jsonl.run.json").read_bytes())
+    for fingerprint, is_other in ((facts["model_fingerprint"], False), ("0" * 32, True)):
+        (tmp_path / "failed.jsonl.run.json").write_bytes(orjson.dumps(facts | {"model_fingerprint": fingerprint}))
+        [made] = document_of(out, tmp_path / "failed.jsonl")["comparisons"]
+        assert made["other_model"] == is_other
+
+
 def test_of_many_differences_the_first_are_listed(out: Path, tmp_path: Path) -> None:
     """Fault: two unrelated runs of many requests make a page of any size."""
     record = next(record for record in read_records(out) if record["error"] is None)

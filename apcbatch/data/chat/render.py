@@ -99,7 +99,8 @@ class Renderer:
         self.tokenizer = tokenizer
         tokenizer.max_tokens = options.max_tokens
         variables = read_template_kwargs(options.template_kwargs)
-        self.template = ChatTemplate(tokenizer, read_fallback(fallback_template_path), warn, variables, options.clock)
+        fallback, given = read_fallback(fallback_template_path), options.chat_template
+        self.template = ChatTemplate(tokenizer, fallback, warn, variables, options.clock, given)
         texts = (tokenizer.answer_schema, *self.template.sources)
         self.tool_parser = choose_tool_parser(options.tool_parser, *texts, "\n".join(tokenizer.added_texts))
         self.reasoning_parser = choose_reasoning_parser(options.reasoning_parser, (*texts, *tokenizer.added_texts))

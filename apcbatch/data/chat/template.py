@@ -9,19 +9,18 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-from apcbatch.data.chat.template_options import TemplateOptions
+from apcbatch.data.chat.template_options import TemplateOptions, read_template
 from apcbatch.data.helper import Helper, LimitExceeded
 from apcbatch.data.helper_child import DONE, INVALID, MAX_CHARACTERS, TOO_LONG
 from apcbatch.data.input.messages import Message, Tool
-from apcbatch.data.model_files import MAX_TEMPLATE_BYTES
 from apcbatch.data.tokenization.tokenizer import Tokenizer, too_long
-from apcbatch.errors import ModelError, RequestError, UsageError
-from apcbatch.regular_files import read_regular_file
+from apcbatch.errors import ModelError, RequestError
 
 FALLBACK_NAME = "chat_template.jinja"
 SHIPPED_FALLBACK = Path(__file__).with_name(FALLBACK_NAME)
@@ -53,7 +52,8 @@ class ChatTemplate:
     fallback: text of the template for models without one. warn: called once if the fallback is used, by
     `warn_if_fallback` or at the first conversation. variables: name -> value, for every conversation of the run; a
     request's own variables override them. clock: time that the template reads for every text, in ISO 8601; None for
-    now. ModelError for a template that cannot be compiled, or that exceeds its time or memory on a short conversation.
+    now. given: text of a template to use in place of the model's. ModelError for a template that cannot be compiled, or
+    that exceeds its time or memory on a short conversation.
     """
 
     def __init__(
@@ -63,9 +63,10 @@ class ChatTemplate:
         warn: Callable[[str], None],
         variables: Mapping[str, Any] | None = None,
         clock: str | None = None,
+        given: str | None = None,
     ) -> None:
         self.clock = clock or datetime.now().astimezone().isoformat(timespec="seconds")
-        self._source = tokenizer.source
+        self._source = tokenizer.source if given is None else replace(tokenizer.source, chat_template=given)
         self._warn: Callable[[str], None] | None = warn
         self._own = bool(self._source.chat_template)
         self._fallback = fallback
@@ -267,10 +268,4 @@ def before_mark(text: str) -> str | RequestError:
 
 def read_fallback(path: str | Path | None) -> str:
     """Read the fallback template at `path`, or the one that ships with apcbatch; UsageError if it cannot be read."""
-    chosen = Path(path) if path is not None else SHIPPED_FALLBACK
-    try:
-        return read_regular_file(chosen, MAX_TEMPLATE_BYTES).decode()
-    except OSError as error:
-        raise UsageError(f"the chat template {chosen} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise UsageError(f"the chat template {chosen} cannot be read: {error}") from None
+    return read_template(SHIPPED_FALLBACK if path is None else path)

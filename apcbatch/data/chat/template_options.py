@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from json import JSONDecodeError
+from pathlib import Path
 from typing import Any
 
 from apcbatch.config import Config
 from apcbatch.data.checks import invalid, need_object, optional_flag, optional_string, shown, wrong
 from apcbatch.data.json_text import read_json, write_json
+from apcbatch.data.model_files import MAX_TEMPLATE_BYTES
 from apcbatch.errors import RequestError, UsageError
+from apcbatch.regular_files import read_regular_file
 
 MOST_VARIABLES = 64
 MOST_BYTES = 1 << 20
@@ -44,6 +47,18 @@ class TemplateOptions:
         default = TemplateOptions()
         pairs = ((name, getattr(self, name), getattr(default, name)) for name in self.__slots__)
         return {name: value for name, value, usual in pairs if value != usual}
+
+
+def read_template(path: str | Path) -> str:
+    """Read the chat template in a file; UsageError if it cannot be read, or is empty."""
+    try:
+        text = read_regular_file(path, MAX_TEMPLATE_BYTES).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"the chat template {path} cannot be read: {reason}") from None
+    if not text.strip():
+        raise UsageError(f"the chat template {path} is empty")
+    return text
 
 
 def check_template_options(record: Mapping[str, Any], where: str = "") -> TemplateOptions:
@@ -122,6 +137,7 @@ class ChatOptions:
     """Options of a run for chats.
 
     tool_parser, reasoning_parser: `auto`, `none` or a parser's name. template_kwargs: JSON text of an object.
+    chat_template: text of a template to use in place of the model's.
     max_tokens: limit of a prompt. clock: time that the chat template reads, in ISO 8601; None for the time when it is
     opened. is_dated: the clock is a given date.
     """
@@ -129,17 +145,20 @@ class ChatOptions:
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
     template_kwargs: str | None = None
+    chat_template: str | None = None
     max_tokens: int = Config.max_request_tokens
     clock: str | None = None
     is_dated: bool = False
 
     @classmethod
     def of(cls, config: Config, context_length: int | None = None) -> ChatOptions:
-        """Take the options from a configuration. context_length: tokens of the model's context, or None."""
+        """Take the options from a configuration. context_length: tokens of the model's context, or None. UsageError for
+        a template that cannot be read."""
         return cls(
             config.tool_parser,
             config.reasoning_parser,
             config.template_kwargs,
+            None if config.chat_template is None else read_template(config.chat_template),
             min(config.max_request_tokens, context_length or config.max_request_tokens),
             config.template_clock,
             config.template_date is not None,

@@ -14,7 +14,17 @@ from dataclasses import dataclass
 
 import orjson
 
-from apcbatch.address import archive_of, is_address, last_part, open_filesystem, places, refuse, shown_address
+from apcbatch.address import (
+    HUB_PREFIX,
+    archive_of,
+    hub_page,
+    is_address,
+    last_part,
+    open_filesystem,
+    places,
+    refuse,
+    shown_address,
+)
 from apcbatch.data.input.files import STDIN, check_readable, reason, shown_input
 from apcbatch.errors import UsageError
 from apcbatch.regular_files import read_regular_file
@@ -23,7 +33,6 @@ KINDS = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow")
 PACKINGS = (".gz", ".zst", ".bz2", ".xz")
 RUN_FILE_SUFFIX = ".run.json"
 TRACE_SUFFIX = ".trace.jsonl"
-HUB_PREFIX = "hf:"
 _SHARD = re.compile(rf"[^.].*({'|'.join(map(re.escape, KINDS))})({'|'.join(map(re.escape, PACKINGS))})?", re.I | re.S)
 _PATTERN = re.compile(r"[*?\[]")
 _REMOTE_PATTERN = re.compile(r"[*\[]")  # without `?`, which begins a query
@@ -81,6 +90,8 @@ def is_hub(name: str) -> bool:
 def _expand(name: str, warn: Callable[[str], None]) -> Iterable[str]:
     if name == STDIN or is_hub(name):
         return [name]
+    if (page := hub_page(name)) and not os.path.lexists(name):
+        raise UsageError(f"{shown_address(name)}{page}")
     if is_address(name):
         return _expand_address(name, warn)
     if os.path.isdir(name):

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
+from apcbatch.address import HUB_PREFIX
 from apcbatch.data.checks import first_line
-from apcbatch.data.input.inputs import HUB_PREFIX
 from apcbatch.data.json_text import json_or_text
 from apcbatch.errors import UsageError
 

@@ -37,14 +37,20 @@ function sides(comparison, base, other) {
   ].filter((one) => one !== null);
 }
 
-function sameness({ both, same_answers: same, different_count: different }) {
-  const numbers = [quantity("same_answers", same), " of ", quantity("both", both)];
+/** Make the verdict: good if all answers are equal, bad if answers of one model differ. Requests that failed in one of
+ *  the runs, and answers of two models, are no fault of a run. */
+function sameness({ both, same_answers: same, different_count: unequal, failed_count: failed, other_model: isOther }) {
   if (both === 0) return element("p", { class: "ending fair" }, "The runs have no request in common.");
-  const isSame = different === 0;
-  return element("p", { class: `ending ${isSame ? "good" : "bad"}`, "data-same": isSame ? "yes" : "no" },
-    element("span", { class: "sign", "aria-hidden": "true" }, isSame ? "✓" : "✕"),
-    element("strong", {}, isSame ? "Same answers: yes, bit for bit, " : "Same answers: no, "), ...numbers,
-    isSame ? "." : [" are equal, ", quantity("different_count", different), ` differ${different === 1 ? "s" : ""}.`]);
+  const different = unequal - failed;
+  const mood = unequal === 0 ? "good" : different > 0 && !isOther ? "bad" : "fair";
+  const answer = unequal === 0 ? "yes, bit for bit, " : different > 0 ? "no, " : "yes, where both answered, ";
+  const errors = failed === 0 ? [] : [", of which ", quantity("failed_count", failed), " failed in a run"];
+  return element("p", { class: `ending ${mood}`, "data-same": different === 0 ? "yes" : "no" },
+    element("span", { class: "sign", "aria-hidden": "true" }, { good: "✓", fair: "!", bad: "✕" }[mood]),
+    element("strong", {}, `${isOther && unequal > 0 ? "Two models. " : ""}Same answers: ${answer}`),
+    quantity("same_answers", same), " of ", quantity("both", both),
+    ...(unequal === 0 ? ["."] : [" are equal, ", quantity("different_count", unequal),
+      ` differ${unequal === 1 ? "s" : ""}`, ...errors, "."]));
 }
 
 function onlyIn(comparison, base, other) {
