@@ -46,6 +46,7 @@ class GraphedLM:
         self._has_pages = model.has_pages
         self._graphs: dict[tuple[int, int, int], _Graph] = {}  # by rows, sequences, pages of each sequence
         self._memory: Any = None  # shared by all graphs: only one runs at a time
+        self._logits: torch.Tensor | None = None  # shared by all graphs of as many rows or fewer
 
     @torch.inference_mode()
     def forward(self, batch: Batch, entering: torch.Tensor | None = None) -> torch.Tensor:
@@ -62,7 +63,8 @@ class GraphedLM:
         graph = self._graphs.get(key)
         if graph is None:
             make = partial(_DraftLists, rows, size, columns) if is_draft else partial(_Lists, size, columns)
-            graph = self._graphs[key] = _Graph(self._model, make, self._device, self._memory, self._passes)
+            graph = _Graph(self._model, make, self._device, self._memory, self._passes, self._logits_of(rows))
+            self._graphs[key] = graph
             self._memory = graph.memory
         made = graph.replay(batch, entering)
         return made if self._model.is_last else made.clone()  # it is still read while the next replay runs
@@ -84,6 +86,16 @@ class GraphedLM:
         """Number of CUDA graphs captured so far."""
         return len(self._graphs)
 
+    def _logits_of(self, rows: int) -> torch.Tensor | None:
+        """Return memory for a graph's logits; None for a stage without a head. The sizes are powers of two: all graphs
+        together hold less than four times the rows of the largest one."""
+        if not self._model.is_last:
+            return None
+        if self._logits is None or len(self._logits) < rows:
+            size = _power_of_two(rows), self._model.config.vocab_size
+            self._logits = torch.empty(size, dtype=torch.float32, device=self._device)
+        return self._logits[:rows]
+
     def _graph_of(self, batch: Batch) -> tuple[int, int, int]:
         """Return the key of the graph for this pass: (rows, sequences, pages of each sequence). Rows and sequences are
         equal in a pass without drafts."""
@@ -98,10 +110,17 @@ class GraphedLM:
 class _Graph:
     """CUDA graph of a pass that reads its inputs from the lists of `make_lists`, on the device. A replay writes its
     batch to a pinned buffer, and copies the buffer to these lists. There are `passes` buffers, used in turn. Before it
-    reuses a buffer, the host waits until the buffer's last copy has ended."""
+    reuses a buffer, the host waits until the buffer's last copy has ended. logits: memory for the result, (rows,
+    vocabulary) float32, which other graphs may write to as well; None for a stage without a head."""
 
     def __init__(
-        self, model: CausalLM, make_lists: Callable[..., _Lists], device: torch.device, memory: Any, passes: int
+        self,
+        model: CausalLM,
+        make_lists: Callable[..., _Lists],
+        device: torch.device,
+        memory: Any,
+        passes: int,
+        logits: torch.Tensor | None,
     ) -> None:
         self._staged = deque(_Staged(make_lists(pin_memory=True)) for _ in range(passes))
         self._lists = make_lists(device=device)
@@ -115,7 +134,9 @@ class _Graph:
             self._pass()  # warm-up: libraries select kernels and allocate outside the graph
             # thread_local: other threads copy snapshots meanwhile, on other streams.
             with torch.cuda.graph(self._graph, pool=memory, stream=side, capture_error_mode="thread_local"):
-                self._made = self._pass()
+                made = self._pass()
+                # logits of its own would keep their part of the shared memory
+                self._made = made if logits is None else logits.copy_(made)
         self.memory = self._graph.pool()
 
     def _pass(self) -> torch.Tensor:
