@@ -45,6 +45,13 @@ class PageTables:
                 return False
         return True
 
+    def free_for_running(self, needed: int, alone: bool) -> bool:
+        """Free `needed` pages for running sequences, as `free` does. alone: whether nothing runs, so that awaited
+        snapshots may be dropped too. Otherwise return False as well if running sequences would hold more than the
+        pool's size in pages that no snapshot has."""
+        own = self._pages.num_pages - self._pages.num_free - self._pool.num_pages
+        return (alone or own + needed <= self._pages.num_pages // 2 + 1) and self.free(needed, awaited=alone)
+
     def extend(self, sequence: Sequence, end: int) -> int:
         """Allocate a sequence's pages for its tokens up to `end`. Return how many were added."""
         missing = self.needed(end) - len(sequence.pages)

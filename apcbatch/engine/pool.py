@@ -124,7 +124,12 @@ class SnapshotPool:
     def held_bytes(self) -> int:
         """Bytes of the held and reserved slots, and of the pages that snapshots refer to."""
         slots = len(self._held) + self.num_reserved
-        return slots * self._slot_bytes + len(self._page_holders) * self._page_bytes
+        return slots * self._slot_bytes + self.num_pages * self._page_bytes
+
+    @property
+    def num_pages(self) -> int:
+        """Pages that snapshots refer to."""
+        return len(self._page_holders)
 
     def peek(self, key: bytes) -> Snapshot | None:
         """Return the snapshot of a key, without marking it as consumed."""

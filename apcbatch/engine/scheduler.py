@@ -250,7 +250,7 @@ class Scheduler:
         if not self._has_slots(sequence):
             return False
         needed = self._page_tables.needed_to_start(sequence) + self.owed_pages
-        return self._page_tables.free(needed, awaited=not self.running)
+        return self._page_tables.free_for_running(needed, alone=not self.running)
 
     def _overtakes(self, sequence: Sequence, awaited: set[bytes | None]) -> bool:
         """Return whether a sequence, if admitted now, would publish a key ahead of the earlier sequence that is to
@@ -350,7 +350,7 @@ class Scheduler:
             return False
         needed = self._page_tables.needed_by_fork(sequence)
         set_aside = 0 if forks.num_running else needed
-        if not self._page_tables.free(needed + self.owed_pages - set_aside, awaited=not self.running):
+        if not self._page_tables.free_for_running(needed + self.owed_pages - set_aside, alone=not self.running):
             return False
         self.owed_pages -= set_aside
         if takes_over:

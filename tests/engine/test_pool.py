@@ -214,6 +214,20 @@ def test_snapshots_go_until_enough_pages_are_free() -> None:
     assert tables.free(18, awaited=True) and shelf.names == "" and shelf.pages.num_free == 20
 
 
+def test_running_requests_hold_at_most_the_pools_size_beside_the_snapshots() -> None:
+    """Fault: they fill the pages that the plan counts for snapshots, whose slots come on top; or a request that runs
+    alone, or pages that snapshots have anyway, count against them."""
+    shelf = Shelf(slots=3, pages=4)
+    most = shelf.pages.num_pages // 2 + 1
+    tables = PageTables(shelf.pages, shelf.pool, None, has_kv=True)  # type: ignore[arg-type]
+    assert tables.free_for_running(most, alone=False) and not tables.free_for_running(most + 1, alone=False)
+    assert tables.free_for_running(most + 1, alone=True) and not tables.free_for_running(2 * most, alone=True)
+    own = np.array([shelf.pages.allocate() for _ in range(3)])
+    assert tables.free_for_running(most - 3, alone=False) and not tables.free_for_running(most - 2, alone=False)
+    shelf.put("a", own[:2].tolist(), reads=1)
+    assert tables.free_for_running(most - 1, alone=False) and not tables.free_for_running(most, alone=False)
+
+
 def test_pages_are_handed_out_once() -> None:
     """Catches a page that two get, or one that is freed while it is shared."""
     pages = PagePool(3)

@@ -133,7 +133,7 @@ class _Table:
         if failed:
             raise Difference(f"the cold run could not answer: {failed[0]}")
         longest = max((self._most_prompt(record) for record in records), default=0)
-        # Live sequences may fill twice the pool's size with KV; a request may need copies of the last page of a
+        # A sequence that runs alone may fill twice the pool's size with KV; a request may need copies of the last page of a
         # snapshot and, for several answers, of its prompt.
         pages = 2 - -(longest + MOST_NEW) // PAGE_TOKENS
         self._least_pool = -(-pages * self._page_bytes // 2)
