@@ -76,6 +76,11 @@ def find_memory(root: Path = Path("/")) -> int:
     return min([machine, *(int(text) for text in texts if text.isdecimal())])
 
 
+def may_have_gpu(root: Path = Path("/")) -> bool:
+    """Return whether NVIDIA's driver, or WSL's, offers a device; torch, which takes seconds to load, tells which."""
+    return any((root / "dev" / name).exists() for name in ("nvidiactl", "dxg"))
+
+
 def _read(path: Path) -> str:
     try:
         return path.read_text().strip()

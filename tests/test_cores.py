@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from apcbatch.cores import Cores, find_cores, find_memory
+from apcbatch.cores import Cores, find_cores, find_memory, may_have_gpu
 from tests.effort import table
 
 EIGHT = set(range(8))
@@ -135,3 +135,11 @@ def test_this_machine() -> None:
     """Catches a real system whose files are written in another way."""
     cores = find_cores()
     assert 1 <= cores.threads <= cores.physical <= cores.logical == len(os.sched_getaffinity(0))
+
+
+def test_a_driver_is_looked_for(tmp_path: Path) -> None:
+    """Fault: torch is loaded for seconds where no GPU can be, or a card is overlooked."""
+    (tmp_path / "dev").mkdir()
+    assert not may_have_gpu(tmp_path)
+    (tmp_path / "dev/nvidiactl").touch()
+    assert may_have_gpu(tmp_path)

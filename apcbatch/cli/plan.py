@@ -26,9 +26,10 @@ from apcbatch.draft_sources import draft_sources
 from apcbatch.types import POLICIES
 
 OPTION_NAMES = (
-    "model", "dtype", "format", *COLUMN_OPTIONS, "ignore_columns", "turns", "limit", "window_tokens", "order",
-    "max_tokens", "max_request_tokens", "system_prompt", "chat_template", "template_kwargs", "template_date",
-    "block_size", "min_gain_tokens", "store", "store_size", "pool_size", "draft", "draft_memory", "max_running",
+    "model", "dtype", "device", "gpus", "format", *COLUMN_OPTIONS, "ignore_columns", "turns", "limit", "window_tokens",
+    "order", "max_tokens", "max_request_tokens", "system_prompt", "chat_template", "template_kwargs", "template_date",
+    "block_size", "min_gain_tokens", "store", "store_size", "pool_size", "draft", "draft_memory", "max_batch_tokens",
+    "max_running",
 )  # fmt: skip
 TABLES = sorted(set(POLICIES) - {"none"})
 
@@ -51,7 +52,7 @@ Examples:
 )  # fmt: skip
 @click.option(
     "--policy", "table", type=click.Choice(TABLES), default="planned", show_default=True, cls=GroupedOption,
-    group="Output", help="The policy whose numbers --json gives; the table shows all.",
+    group="Output", help="The policy whose memory and --json are given; the table shows all.",
 )  # fmt: skip
 @json_option
 @config_file_option
@@ -66,8 +67,10 @@ def plan(ctx: click.Context, /, inputs: tuple[str, ...], **options: Any) -> None
     request after the other. Under `planned` the grid decides only what is kept for future runs. Of a --store,
     only what reading a snapshot costs is read; a run with one that holds snapshots already restores more.
 
-    Below stand the memory that a run may need at --max-running, and the tokens that a pass would give with
-    drafts, if the model answered as the first 200 recorded answers do; --draft none leaves the tokens out.
+    Below stand the memory that a run of this INPUT takes under --policy, by its causes, and the most that any
+    run with these options may take: on a GPU, which holds its arena from the beginning, that of the card, and
+    what is free there. Then come the tokens that a pass would give with drafts, if the model answered as the
+    first 200 recorded answers do; --draft none leaves them out.
     """
     resolved = resolution.load(given_flags(ctx), options["config_file"])
     given = options["block_sizes"]
@@ -81,18 +84,22 @@ def plan(ctx: click.Context, /, inputs: tuple[str, ...], **options: Any) -> None
     found = find_inputs(inputs, warn)
     read = {"--config": resolution.config_path(options["config_file"])}
     check_outputs(resolved, found.files, read, {"--json": options["json_path"]})
-    from apcbatch.tuning.drafts import AnsweredSample, forecast_drafts
+    from apcbatch.tuning.drafts import AnsweredSample, forecast_drafts, tokens_of_an_answer
     from apcbatch.tuning.export.documents import forecast_document
     from apcbatch.tuning.export.text import forecast_lines
+    from apcbatch.tuning.occupancy import forecast_memory, memory_limit
     from apcbatch.tuning.prediction import forecast_policies
 
+    limit = memory_limit(resolved)
     sample = AnsweredSample() if draft_sources(resolved) else None
     surveyed = survey_with_bar(resolved, found, sample)
     drafts = None if sample is None else forecast_drafts(resolved, sample)
     forecast = forecast_policies(resolved, surveyed, {*sizes, resolved.block_size})
+    own = forecast.grids[resolved.block_size][options["table"]]
+    memory = forecast_memory(resolved, surveyed, own, tokens_of_an_answer(resolved, sample), limit)
     if options["json_path"] != "-":
-        for line in forecast_lines(forecast, surveyed, resolved, terminal_width(sys.stdout), drafts):
+        for line in forecast_lines(forecast, surveyed, resolved, terminal_width(sys.stdout), drafts, memory):
             echo(line)
     if options["json_path"] is not None:
-        document = forecast_document(forecast, options["table"], resolved, drafts)
+        document = forecast_document(forecast, options["table"], resolved, memory, drafts)
         write_output("--json", options["json_path"], json_document(document))

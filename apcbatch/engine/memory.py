@@ -1,13 +1,20 @@
-"""Compute the maximum memory of an engine before it allocates anything.
+"""Compute the memory of an engine before it allocates anything: at most, and what an input makes it take.
 
-Memory is taken only as it is used, so each part is an upper bound. In a model with attention the pool's size counts
-twice: running requests may hold as much KV as the pool may hold snapshots. Importing this module does not load torch.
+`MemoryPlan` also gives the engine the sizes of its arena, so that the plan and the allocation are the same. On the host
+memory is taken only as it is used, so each part of the maximum is an upper bound. On a device the arena is allocated
+whole. Importing this module does not load torch.
+
+In a model with attention a pool of P bytes stands for three reservations: P bytes of slots, for snapshots that have
+little KV; P bytes of pages, for those that are nearly all KV; and P bytes of pages for the KV of running requests. The
+first two are never full at once, so that on the host, where the rest is not touched, they fill P bytes together.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,10 +28,22 @@ from apcbatch.model.quantization import FLOATING
 from apcbatch.model.weight_files import WeightFiles
 from apcbatch.option_values import format_size, rounded_size
 
+MAX_SNAPSHOT_SLOTS = 1 << 20
+FEWEST_DRAFTED = 64  # lower bound of the maximum drafted tokens of a pass
 QUEUED_SNAPSHOTS = 32  # that the store's queue has room for: one of each sequence of a pass
 HOST_QUEUE_BYTES, DEVICE_QUEUE_BYTES = 256 << 20, 1 << 30  # at least, if the states are small
-PROGRAM_BYTES = 300 << 20  # Python, torch, the tokenizer
 LEAST_POOL_BYTES = 64 << 20  # of a --pool-size that an error proposes
+
+# Python, torch for the CPU and the package: measured in a run of one short prompt, without weights and tokenizer
+PROGRAM_BYTES = 248 << 20
+MOST_PROGRAM_BYTES = 300 << 20
+# Bytes for each byte of tokenizer.json, while a run has it and while it is read: measured at 0.25, 2 and 6.6 MB
+TOKENIZER_BYTES, MOST_TOKENIZER_BYTES = 17, 28
+DEVICE_PROGRAM_BYTES = 256 << 20  # kernels, captured graphs, and workspaces of the libraries, beyond the CUDA context
+PROMPT_BYTES = 20  # of a token of a window: in its tree, its plan and its requests
+HISTORY_BYTES = 44  # of a token in the draft index
+READ_AHEAD_SHARE = 16  # of the weights: twice AHEAD_SHARE of model/weights.py, read ahead and kept for the next tensor
+FLOAT = 4  # bytes
 
 
 def num_live_slots(max_running: int) -> int:
@@ -43,91 +62,212 @@ def queue_bytes(slot_bytes: int, pool_bytes: int, on_host: bool) -> int:
     return min(max(DEVICE_QUEUE_BYTES, wanted), pool_bytes // 4)
 
 
+@dataclass(frozen=True)
+class CheckpointSizes:
+    """Sizes of a checkpoint, from the headers of its files. num_weights: weights that are loaded. num_in_block: those
+    of the largest sub-block. num_in_embedding: those of the largest tensor outside the sub-blocks. width: columns of
+    the working memory of the widest sub-block, for each token. tokenizer_bytes: size of tokenizer.json."""
+
+    num_weights: int
+    num_in_block: int
+    num_in_embedding: int
+    width: int
+    tokenizer_bytes: int
+
+
+@dataclass(frozen=True)
+class Use:
+    """What the requests of an input use at their peak. requests: that run at once. snapshot_bytes: of the snapshots
+    that are kept at once, without KV. kv_bytes: KV pages of both. pass_tokens: tokens of the largest pass.
+    window_tokens: tokens of the largest window, as it counts them. input_tokens: distinct tokens of the input."""
+
+    requests: int
+    snapshot_bytes: int
+    kv_bytes: int
+    pass_tokens: int
+    window_tokens: int
+    input_tokens: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
     """Memory that an engine may take, on the host or on all of its devices together.
 
-    num_weights: number of weights in the checkpoint; None if they are not here. num_live: number of slots of running
-    sequences. draft_states: number of slots for the states of drafted tokens. pool_bytes, draft_bytes: capacities of
-    the snapshot pool and of the draft index. keeps: whether snapshots are kept. has_store: whether they are also
-    written to a store.
+    sizes: None if the checkpoint's weights are not here. gpus: number of devices; 1 on the host. pool_bytes,
+    draft_bytes: capacities of the snapshot pool and of the draft index. keeps: whether snapshots are kept. has_store:
+    whether they are also written to a store. drafts: whether answers are drafted.
     """
 
     layout: StateLayout
     dtype: str
-    num_weights: int | None
-    num_live: int
-    draft_states: int = 0
+    sizes: CheckpointSizes | None
+    vocab_size: int
+    hidden_size: int
+    gpus: int = 1
+    max_running: int
+    max_batch_tokens: int
     pool_bytes: int
     keeps: bool
     has_store: bool
+    drafts: bool
     draft_bytes: int
     on_host: bool = True
 
     @classmethod
-    def of(cls, config: Config, layout: StateLayout, num_weights: int | None, on_host: bool = True) -> MemoryPlan:
-        """Plan the memory of a run. On a device, the states of drafted tokens are not counted. Raises UsageError for an
-        invalid --draft."""
+    def of(cls, config: Config, layout: StateLayout, model: ModelConfig, folder: Path, on_host: bool) -> MemoryPlan:
+        """Plan the memory of a run. folder: of the model. Raises UsageError for an invalid --draft."""
         return cls(
             layout=layout,
             dtype=config.dtype,
-            num_weights=num_weights,
-            num_live=num_live_slots(config.gpus * config.max_running),
+            sizes=checkpoint_sizes(folder, model),
+            vocab_size=model.vocab_size,
+            hidden_size=model.hidden_size,
+            gpus=config.gpus,
+            max_running=config.max_running,
+            max_batch_tokens=config.max_batch_tokens,
             pool_bytes=config.pool_size,
             keeps=config.policy != "none",
             has_store=config.store is not None,
-            draft_bytes=config.draft_memory if draft_sources(config) else 0,
+            drafts=bool(draft_sources(config)),
+            draft_bytes=config.draft_memory,
             on_host=on_host,
         )
 
     @property
-    def parts(self) -> dict[str, int]:
-        """Return the size of each part in bytes, by its name. Parts of 0 bytes are left out."""
-        slot, has_kv = self.layout.slot_bytes, self.layout.has_tokens
-        snapshots = self.pool_bytes if has_kv else self.pool_bytes // max(1, slot) * slot
-        queue = queue_bytes(slot, self.pool_bytes, True) if self.has_store and self.keeps and has_kv else 0
-        found = {
-            "weights": (self.num_weights or 0) * DTYPE_BYTES[self.dtype],
-            f"{self.num_live} running states": self.num_live * slot,
-            "states of drafts": self.draft_states * slot,
-            "snapshots": snapshots if self.keeps else 0,
-            "KV of running requests": self.pool_bytes if has_kv else 0,
-        }
+    def num_live(self) -> int:
+        """Slots of running sequences."""
+        return num_live_slots(self.gpus * self.max_running)
+
+    @property
+    def num_snapshots(self) -> int:
+        """Slots of snapshots."""
+        return min(self.pool_bytes // self.layout.slot_bytes, MAX_SNAPSHOT_SLOTS) if self.keeps else 0
+
+    @property
+    def most_drafted(self) -> int:
+        """Maximum drafted tokens of a pass."""
+        return max(FEWEST_DRAFTED, 2 * self.num_live) if self.drafts else 0
+
+    @property
+    def num_draft_states(self) -> int:
+        """Slots for the states of drafted tokens; none on the host, where a pass keeps inputs instead."""
         if self.on_host:
+            return 0
+        return min(self.most_drafted, max(FEWEST_DRAFTED, self.pool_bytes // 4 // max(1, self.layout.slot_bytes)))
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of KV: running sequences and snapshots may each take the pool's size, and a sequence that starts one
+        page more."""
+        return 2 * self.pool_bytes // self.layout.page_bytes + 1 if self.layout.has_tokens else 0
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Return the maximum of each part in bytes, by its name. Parts of 0 bytes are left out."""
+        slot, pages = self.layout.slot_bytes, self.num_pages * self.layout.page_bytes
+        slots, rows = self.num_snapshots * slot, self.num_live + self.most_drafted
+        found = {"weights": self._weights, f"{self.num_live} running states": self.num_live * slot}
+        if self.on_host:
+            layers = len({part.layer for part in self.layout.parts})
+            kept_inputs = FLOAT * self.most_drafted * layers * self._width
+            queue = queue_bytes(slot, self.pool_bytes, True) if self.has_store and self.keeps and pages else 0
             found |= {
+                "snapshots": self.pool_bytes if pages and self.keeps else slots,
+                "KV of running requests": self.pool_bytes if pages else 0,
                 "KV waiting for the store": queue,
-                "drafts": self.draft_bytes,
-                "Python and torch": PROGRAM_BYTES,
+                "drafts": self.draft_bytes + kept_inputs if self.drafts else 0,
+                "working memory": self._working(self.max_batch_tokens + rows, rows),
+                "Python, torch and the tokenizer": MOST_PROGRAM_BYTES + MOST_TOKENIZER_BYTES * self._tokenizer,
+            }
+        else:
+            found |= {
+                "states of drafts": self.num_draft_states * slot,
+                "snapshots": slots,
+                "KV of snapshots and running requests": pages,
+                "working memory": self.gpus * self._working(self.max_batch_tokens + rows, 4 * rows),
+                "kernels and graphs": self.gpus * DEVICE_PROGRAM_BYTES,
             }
         return {name: size for name, size in found.items() if size}
 
     @property
     def total(self) -> int:
-        """Bytes of all parts."""
+        """Bytes of all parts at their maximum."""
         return sum(self.parts.values())
 
-    def needs(self, max_running: int, limit_bytes: int) -> str:
-        """Return a text that compares the total with limit_bytes and lists the parts. max_running: value of
-        --max-running."""
-        missing = "" if self.num_weights else " without the weights, which are not here"
-        total, limit = in_gib(self.total), in_gib(limit_bytes)
-        return f"up to {total} of {limit} GiB at --max-running {max_running}{missing}: {self._described()}"
+    def most(self, use: Use) -> dict[str, int]:
+        """Return the maximum of each part in bytes, with the prompts of an input on the host."""
+        return self.parts | ({"prompts": PROMPT_BYTES * use.window_tokens} if self.on_host else {})
 
-    def _described(self) -> str:
-        return ", ".join(f"{name} {in_gib(size)} GiB" for name, size in self.parts.items())
+    def used(self, use: Use) -> dict[str, int]:
+        """Return what an input makes a run take, in bytes by part: on a device all parts, as it holds its arena from
+        the beginning. Parts of 0 bytes are left out."""
+        if not self.on_host:
+            return self.parts
+        rows = min(self.num_live, use.requests)
+        history = HISTORY_BYTES * use.input_tokens if self.drafts else 0
+        found = {
+            "weights": self._weights,
+            "live states": rows * self.layout.slot_bytes,
+            "planned snapshots": min(use.snapshot_bytes, self.num_snapshots * self.layout.slot_bytes),
+            "KV": min(use.kv_bytes, self.num_pages * self.layout.page_bytes),
+            "prompts": PROMPT_BYTES * use.window_tokens,
+            "drafts": min(history, self.draft_bytes),
+            "working memory": self._working(min(use.pass_tokens, self.max_batch_tokens), rows),
+            "Python, torch and the tokenizer": PROGRAM_BYTES + TOKENIZER_BYTES * self._tokenizer,
+        }
+        return {name: size for name, size in found.items() if size}
 
-    def check(self, limit_bytes: int, where: str) -> None:
+    @property
+    def _weights(self) -> int:
+        return self.sizes.num_weights * DTYPE_BYTES[self.dtype] if self.sizes else 0
+
+    @property
+    def _tokenizer(self) -> int:
+        return self.sizes.tokenizer_bytes if self.sizes else 0
+
+    @property
+    def _width(self) -> int:
+        return self.sizes.width if self.sizes else 0
+
+    def _working(self, tokens: int, rows: int) -> int:
+        """Return the bytes of a pass over `tokens` tokens with `rows` rows of logits, or what loading takes beside the
+        weights if that is more, as its memory is then used by passes. A pass: the columns of the widest sub-block, the
+        residual stream, its delta and its norm. Loading: what is read ahead, and a sub-block as it is read and again in
+        one matrix, or the head, which is packed before the layers."""
+        if self.sizes is None:
+            return 0
+        one_pass = FLOAT * (tokens * (self.sizes.width + 3 * self.hidden_size) + rows * self.vocab_size)
+        twice = max(self.sizes.num_in_block, self.sizes.num_in_embedding - self.sizes.num_weights // 2)
+        ahead = self.sizes.num_weights // READ_AHEAD_SHARE
+        return max(one_pass, DTYPE_BYTES[self.dtype] * (2 * twice + ahead))
+
+    def needs(self, limit_bytes: int, use: Use | None = None) -> str:
+        """Return a text about the memory of a run: what an input makes it take, if that is known, and the most that it
+        may take, beside limit_bytes."""
+        missing = "" if self.sizes else " without the weights, which are not here"
+        most = self.parts if use is None else self.most(use)
+        at_most = (
+            f"at most {in_gib(sum(most.values()))} of {in_gib(limit_bytes)} GiB at --max-running {self.max_running}"
+            f"{missing} ({_described(most)})"
+        )
+        if use is None or not self.on_host:
+            return at_most
+        used = self.used(use)
+        return f"about {in_gib(sum(used.values()))} GiB ({_described(used)}), {at_most}"
+
+    def check(self, limit_bytes: int, where: str, visible: int = 1) -> None:
         """Raise UsageError if the total exceeds limit_bytes. The error names each option that alone makes the run fit.
-        where: beginning of the sentence about the limit, such as `the device has`."""
+        where: beginning of the sentence about the limit, such as `the device has`. visible: number of devices like
+        these that the process sees."""
         if self.total <= limit_bytes:
             return
-        remedies = list(self._remedies(limit_bytes))
+        remedies = list(self._remedies(limit_bytes, visible))
         remedy = " or ".join(remedies) or (
             "a smaller --max-running and --pool-size" + " and --dtype bfloat16" * (self.dtype == "float32")
         )
         raise UsageError(
-            f"the run may need {in_gib(self.total)} GiB, and {where} {in_gib(limit_bytes)} GiB: {self._described()}; "
-            f"give {remedy}"
+            f"the run may take at most {in_gib(self.total)} GiB, and {where} {in_gib(limit_bytes)} GiB: "
+            f"{_described(self.parts)}; give {remedy}"
         )
 
     def check_pool(self, warn: Callable[[str], None]) -> None:
@@ -144,37 +284,70 @@ class MemoryPlan:
                 f"{rounded_size(slot + page)} or more: no prefix is reused, as with --policy none"
             )
 
-    def _remedies(self, limit_bytes: int) -> Iterator[str]:
+    def _remedies(self, limit_bytes: int, visible: int) -> Iterator[str]:
+        for gpus in range(self.gpus + 1, visible + 1):
+            if replace(self, gpus=gpus).total <= limit_bytes // self.gpus * gpus:
+                yield f"--gpus {gpus}"
+                break
         if self.dtype == "float32" and replace(self, dtype="bfloat16").total <= limit_bytes:
             yield "--dtype bfloat16"
         pool = _largest(self.pool_bytes, LEAST_POOL_BYTES, lambda n: replace(self, pool_bytes=n).total <= limit_bytes)
         if pool is not None:
             yield f"--pool-size {format_size(pool >> 20 << 20)}"
-        live = _largest(self.num_live, 1, lambda n: replace(self, num_live=num_live_slots(n)).total <= limit_bytes)
+        live = _largest(self.max_running, 1, lambda n: replace(self, max_running=n).total <= limit_bytes)
         if live is not None:
             yield f"--max-running {live}"
 
 
-def num_weights(folder: Path, config: ModelConfig) -> int | None:
-    """Return the number of weights that are loaded, from the headers of the checkpoint's files. A tied head does not
-    count. Return None if there are no such files, or one cannot be read."""
+def checkpoint_sizes(folder: Path, config: ModelConfig) -> CheckpointSizes | None:
+    """Read the sizes of a checkpoint. A tied head does not count. Return None if its files of weights are not there, or
+    one cannot be read."""
     family = family_of(config)
+    weights, widths, outside = Counter[str](), Counter[str](), 0
+    inputs, counts = set[tuple[str, int]](), Counter[str]()
     try:
         with WeightFiles(folder) as files:
-            return sum(
-                math.prod(tensor.shape)
-                for name, tensor in files.tensors.items()
-                if tensor.dtype in FLOATING
-                and not name.startswith(family.ignored)
-                and not (config.tie_word_embeddings and name == f"{family.head}.weight")
-            )
+            for name, tensor in files.tensors.items():
+                is_tied = config.tie_word_embeddings and name == f"{family.head}.weight"
+                if tensor.dtype not in FLOATING or name.startswith(family.ignored) or is_tied:
+                    continue
+                found = re.match(r"(.*?\.\d+\.[^.]+)(.*)", name)
+                block, part = found.groups() if found else ("", "")
+                count = math.prod(tensor.shape)
+                weights[block] += count
+                outside = max(outside, 0 if block else count)
+                part = f"{block}{re.sub('[0-9]+', '', part)}"  # the same for all experts
+                counts[part] += 1
+                if len(tensor.shape) < 2 or counts[part] > max(1, config.num_experts_per_tok):
+                    continue
+                *stacked, rows, columns = tensor.shape
+                is_experts = len(stacked) > 0 and rows > 1  # else taps: (channels, 1, taps)
+                widths[block] += rows * config.num_experts_per_tok if is_experts else math.prod((*stacked, rows))
+                if (block, columns) not in inputs:
+                    inputs.add((block, columns))
+                    widths[block] += columns
     except ModelError:
         return None
+    tokenizer, total = folder / "tokenizer.json", weights.total()
+    del weights[""], widths[""]
+    return CheckpointSizes(
+        num_weights=total,
+        num_in_block=max(weights.values(), default=0),
+        num_in_embedding=outside,
+        width=max(widths.values(), default=0),
+        tokenizer_bytes=tokenizer.stat().st_size if tokenizer.is_file() else 0,
+    )
 
 
 def in_gib(num_bytes: int) -> str:
     """Return a size in GiB with two decimals."""
     return f"{num_bytes / 2**30:.2f}"
+
+
+def _described(parts: Mapping[str, int]) -> str:
+    """List the parts that are not 0 in the unit of the text."""
+    shown = {name: in_gib(size) for name, size in parts.items()}
+    return ", ".join(f"{name} {size} GiB" for name, size in shown.items() if float(size))
 
 
 def _largest(given: int, least: int, fits: Callable[[int], bool]) -> int | None:

@@ -18,7 +18,7 @@ from apcbatch.drafts.drafts import Drafts
 from apcbatch.engine.admission import COST_ON_DEVICE
 from apcbatch.engine.drafting import Drafting
 from apcbatch.engine.first_passes import measure_reading, warm_up
-from apcbatch.engine.memory import MemoryPlan, num_live_slots, num_weights
+from apcbatch.engine.memory import MemoryPlan, checkpoint_sizes
 from apcbatch.engine.page_tables import PageTables
 from apcbatch.engine.persistence import Persistence, open_store
 from apcbatch.engine.policy import keeps_snapshots
@@ -47,8 +47,6 @@ from apcbatch.sampling import Bounds
 from apcbatch.store import Store
 from apcbatch.types import DRAFT_SOURCES, DraftSource, Policy
 
-MAX_SNAPSHOT_SLOTS = 1 << 20
-FEWEST_DRAFTED = 64  # lower bound of the maximum drafted tokens of a pass
 _WHOLE_NUMBERS = (
     "block_size",
     "max_batch_tokens",
@@ -173,31 +171,29 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
     end_tokens = read_end_tokens(folder, config.vocab_size)
     layout = state_layout(config, dtype)
     keeps, pool_bytes = keeps_snapshots(options.policy), options.pool_size_bytes
-    num_snapshots = min(pool_bytes // layout.slot_bytes, MAX_SNAPSHOT_SLOTS) if keeps else 0
-    # live sequences and snapshots may each take the pool's size for KV; a sequence that starts may need one page more
-    num_pages = 2 * pool_bytes // layout.page_bytes + 1 if layout.page_bytes else 0
-    num_live = num_live_slots(len(devices) * options.max_running)
     layers = stage_layers(folder, config, len(devices))
-    first_draft = num_live + num_snapshots
-    most_drafted = max(FEWEST_DRAFTED, 2 * num_live) if options.draft else 0
-    num_drafts = 0  # slots for the states of drafted tokens; on the CPU a pass keeps inputs instead
-    if writes_draft_states(devices[0]):
-        num_drafts = min(most_drafted, max(FEWEST_DRAFTED, pool_bytes // 4 // max(1, layout.slot_bytes)))
     plan = MemoryPlan(
         layout=layout,
         dtype=dtype,
-        num_weights=num_weights(folder, config),
-        num_live=num_live,
-        draft_states=num_drafts,
+        sizes=checkpoint_sizes(folder, config),
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        gpus=len(devices),
+        max_running=options.max_running,
+        max_batch_tokens=options.max_batch_tokens,
         pool_bytes=pool_bytes,
         keeps=keeps,
         has_store=options.store is not None,
-        draft_bytes=options.draft_memory_bytes if options.draft else 0,
-        on_host=devices[0].type == "cpu",
+        drafts=bool(options.draft),
+        draft_bytes=options.draft_memory_bytes,
+        on_host=not writes_draft_states(devices[0]),
     )
     plan.check(*memory_of(devices))
     plan.check_pool(warn)
-    arena = make_arena(layout, first_draft + num_drafts, num_pages, devices, layers)
+    num_pages, first_snapshot = plan.num_pages, plan.num_live
+    first_draft = first_snapshot + plan.num_snapshots
+    num_slots = first_draft + plan.num_draft_states
+    arena = make_arena(layout, num_slots, num_pages, devices, layers)
     # one pass being read, one in flight per device, and one prefill pass, so that no device waits for the host
     passes = len(devices) + 2
     loaded = load_model(folder, config, getattr(torch, dtype), arena, layers, exact=options.exact, passes=passes)
@@ -209,7 +205,7 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
         persistence = Persistence(store, arena, loaded.fingerprint, name)
     pages = PagePool(num_pages)
     pool = SnapshotPool(
-        range(num_live, num_live + num_snapshots),
+        range(first_snapshot, first_draft),
         pages,
         layout.slot_bytes,
         layout.page_bytes,
@@ -230,8 +226,8 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
     drafting = Drafting(
         Drafts(options.draft, options.draft_memory_bytes) if options.draft else None,
         loaded,
-        range(first_draft, first_draft + num_drafts),
-        most_drafted,
+        range(first_draft, num_slots),
+        plan.most_drafted,
         # A CPU's passes are compared by the time of this thread, which takes part in each: other programs' time is not
         # theirs.
         clock=time.thread_time if devices[0].type == "cpu" else time.perf_counter,
@@ -248,7 +244,7 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
         groups=len(devices),
     )
     if devices[0].type != "cpu":
-        most_rows = options.max_running + num_drafts if num_drafts else 0
+        most_rows = options.max_running + plan.num_draft_states if options.draft else 0
         warm_up(loaded, arena, options.max_batch_tokens, num_pages if layout.has_tokens else None, most_rows)
     reading_tokens = None
     if options.measures_reading and store is not None:

@@ -186,13 +186,21 @@ def _cuda(device: str, gpus: int) -> str:
 def _model(config: Config) -> str:
     """Load every tensor and generate one token."""
     from apcbatch.engine.engine import Engine
+    from apcbatch.engine.memory import LEAST_POOL_BYTES
     from apcbatch.engine.open import EngineOptions
     from apcbatch.model.families import family_of, load_model_config
     from apcbatch.model.weight_files import ignored_tensors
     from apcbatch.types import Request
 
     said: list[str] = []
-    options = EngineOptions(dtype=config.dtype, device=config.device, gpus=config.gpus, policy="none", max_running=1)
+    options = EngineOptions(
+        dtype=config.dtype,
+        device=config.device,
+        gpus=config.gpus,
+        policy="none",
+        max_running=1,
+        pool_size_bytes=LEAST_POOL_BYTES,
+    )
     engine = Engine(config.model, options, warn=said.append)
     try:
         result = next(iter(engine.run([Request("doctor", [0], max_tokens=1)])))
@@ -208,17 +216,17 @@ def _model(config: Config) -> str:
 
 def _memory(config: Config) -> str:
     """Return a text about the memory that a run with the model may need. Raises UsageError if there is less."""
-    from apcbatch.engine.memory import MemoryPlan, num_weights
+    from apcbatch.engine.memory import MemoryPlan
     from apcbatch.model.devices import choose_devices, memory_of
     from apcbatch.model.families import load_model_config, state_layout
     from apcbatch.model.own_dtype import with_own_dtype
 
     config, folder = with_own_dtype(config), locate_model(config.model)
     model, devices = load_model_config(folder), choose_devices(config.device, config.gpus)
-    layout, on_host, limit = state_layout(model, config.dtype), devices[0].type == "cpu", memory_of(devices)
-    plan = MemoryPlan.of(config, layout, num_weights(folder, model), on_host)
+    limit = memory_of(devices)
+    plan = MemoryPlan.of(config, state_layout(model, config.dtype), model, folder, devices[0].type == "cpu")
     plan.check(*limit)
-    return plan.needs(config.max_running, limit[0])
+    return plan.needs(limit[0])
 
 
 def _ends(config: Config) -> str:

@@ -78,13 +78,23 @@ def backend_for(device: torch.device, exact: bool = True) -> Backend:
     return CudaBackend(device, exact) if device.type == "cuda" else CpuBackend()
 
 
-def memory_of(devices: Sequence[torch.device]) -> tuple[int, str]:
-    """Return the bytes of memory that a model on these devices may take, and the beginning of a sentence about them,
-    such as `the device has`."""
+def memory_of(devices: Sequence[torch.device]) -> tuple[int, str, int]:
+    """Return the bytes of memory that a model on these devices may take, the beginning of a sentence about them, such
+    as `the device has free`, and how many devices of their kind the process sees.
+
+    On a device that is what is free, with what torch keeps without using it. On several: as many times the least of
+    them, since each holds about as much of a model.
+    """
     if devices[0].type == "cpu":
-        return find_memory(), "this process may use"
-    total = sum(torch.cuda.get_device_properties(device).total_memory for device in devices)
-    return total, "the device has" if len(devices) == 1 else f"the {len(devices)} devices have"
+        return find_memory(), "this process may use", 1
+    least = min(_free_on(device) for device in devices)
+    where = "the device has free" if len(devices) == 1 else f"the {len(devices)} devices have free"
+    return len(devices) * least, where, torch.cuda.device_count()
+
+
+def _free_on(device: torch.device) -> int:
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
 
 
 def name_of_devices(devices: Sequence[torch.device]) -> str:

@@ -119,6 +119,13 @@ def forecast_drafts(config: Config, sample: AnsweredSample) -> DraftForecast | N
     return DraftForecast(len(sample.answers), estimates, "recorded" in sources)
 
 
+def tokens_of_an_answer(config: Config, sample: AnsweredSample | None) -> int:
+    """Return the mean tokens of the sample's recorded answers; without any --max-tokens."""
+    if sample is None or not sample.answers or config.ignore_eos:
+        return config.max_tokens
+    return -(-sample.num_answer_tokens // len(sample.answers))
+
+
 def simulate(sample: AnsweredSample, sources: tuple[DraftSource, ...], memory_bytes: int) -> Estimate:
     """Simulate decoding the sample's recorded answers with drafts from these sources."""
     drafts, estimate = Drafts(sources, memory_bytes), Estimate(sources)

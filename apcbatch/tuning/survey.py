@@ -19,7 +19,7 @@ from apcbatch.data.input.layouts import LineOptions
 from apcbatch.data.input.records import Conversation
 from apcbatch.data.input.source import open_source
 from apcbatch.data.tokenization.no_tokenizer import check_first, load_any_tokenizer
-from apcbatch.engine.memory import MemoryPlan, num_weights
+from apcbatch.engine.memory import MemoryPlan
 from apcbatch.engine.validation import check_request
 from apcbatch.errors import RequestError, UsageError
 from apcbatch.formats import Turns
@@ -41,21 +41,21 @@ class Survey:
     """Requests of an input.
 
     tree: prefix tree of their prompts; a conversation's number is its input line. footprint: bytes of the model's
-    snapshots. windows: the same prompts in the windows that `run` plans. num_lines: input lines that have a request.
-    num_unstable: lines whose template changes the rendering of earlier turns. without_thoughts: those of them in which
-    it takes earlier reasoning out; keeps_thoughts_with: see Renderer. errors: number of refused requests by
-    code. memory: plan of a run's memory.
+    snapshots. memory: of a run on the host. windows: the same prompts in the windows that `run` plans. num_lines: input
+    lines that have a request. num_unstable: lines whose template changes the rendering of earlier turns.
+    without_thoughts: those of them in which it takes earlier reasoning out; keeps_thoughts_with: see Renderer. errors:
+    number of refused requests by code.
     """
 
     tree: PrefixTree
     footprint: Footprint
+    memory: MemoryPlan
     num_lines: int = 0
     windows: list[Window[None]] = field(default_factory=list)
     num_unstable: int = 0
     without_thoughts: set[int] = field(default_factory=set)
     keeps_thoughts_with: dict[str, bool] = field(default_factory=dict)
     errors: Counter[str] = field(default_factory=Counter)
-    memory: MemoryPlan | None = None
 
 
 class _WatchedRenderer(Renderer):
@@ -95,7 +95,7 @@ def survey(
     if not renderer.tokenizer.reads_text:
         records = check_first(records, folder)
     layout = state_layout(model, config.dtype)
-    found = Survey(PrefixTree(), Footprint.of(layout), memory=MemoryPlan.of(config, layout, num_weights(folder, model)))
+    found = Survey(PrefixTree(), Footprint.of(layout), MemoryPlan.of(config, layout, model, folder, on_host=True))
     renderer.survey, found.keeps_thoughts_with = found, renderer.keeps_thoughts_with
     references = None if sample is None else SampleReferences(renderer, sample)
     feeder = Feeder(config, records, renderer, PreviousAnswers(), references=references)

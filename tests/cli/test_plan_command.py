@@ -24,8 +24,8 @@ def test_the_table_has_every_policy_on_every_grid(capsys):
     head = next(number for number, row in enumerate(rows) if row[:1] == ["block"])
     table = rows[head + 1 : head + 10]
     assert [row[0] for row in table[::3]] == ["1", "5", "8"]
-    [memory] = [line for line in [" ".join(row) for row in rows] if line.startswith("Memory: up to ")]
-    assert "GiB at --max-running 32: weights 0." in memory and "32 running states 0." in memory
+    [memory] = [line for line in [" ".join(row) for row in rows] if line.startswith("Memory: about 0.")]
+    assert "), at most " in memory and "GiB at --max-running 32 (weights 0.01 GiB, snapshots " in memory
     assert [row[1] if len(row[0]) == 1 else row[0] for row in table] == ["all", "last", "planned"] * 3
 
 
@@ -39,8 +39,9 @@ def test_json_alone_on_standard_output(capsys):
     ]  # fmt: skip
 
 
-def test_what_cannot_be_used_ends_with_2_and_a_sentence(capsys, tmp_path):
+def test_what_cannot_be_used_ends_with_2_and_a_sentence(capsys, tmp_path, monkeypatch):
     """Fault: the work is done first, the input is overwritten, or a traceback is all there is."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     for arguments, sentence in [
         ("plan", "Missing argument 'INPUT...'"),
         ("plan missing.jsonl", "missing.jsonl"),
@@ -52,6 +53,8 @@ def test_what_cannot_be_used_ends_with_2_and_a_sentence(capsys, tmp_path):
         ("plan in.jsonl --json missing/plan.json", "--json missing/plan.json cannot be written"),
         ("plan in.jsonl --json in.jsonl", "INPUT and --json are the same file, in.jsonl"),
         ("plan in.jsonl --model nothing", "'nothing'"),
+        ("plan in.jsonl --device cuda", "--device cuda: torch finds no CUDA device; give --device cpu"),
+        ("plan in.jsonl --device cpu --gpus 2", "--gpus 2 spreads a model over GPUs, and it is to run on the CPU"),
     ]:
         assert main(arguments.split()) == 2
         captured = capsys.readouterr()

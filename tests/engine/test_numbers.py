@@ -133,7 +133,7 @@ def test_memory_that_is_not_there_is_a_sentence(
     family: str, sizes: dict[str, int], tiny_checkpoint: Callable[..., Path]
 ) -> None:
     """Fault: mmap's own OverflowError, or a list of every page, before anybody asked whether the memory is there."""
-    with pytest.raises(UsageError, match=r"may need [\d.]+ GiB, and .*: weights .* running states .* snapshots [\d.]+"):
+    with pytest.raises(UsageError, match=r"may take at most [\d.]+ GiB, and .*: .*running states .* snapshots [\d.]+"):
         Engine(tiny_checkpoint(family, **sizes), pool_size_bytes=1 << 60, max_running=1 << 16)
 
 

@@ -177,5 +177,5 @@ def test_what_future_runs_get_takes_nothing_from_this_one(
 
 def test_a_pool_beyond_the_memory_is_refused(tiny_checkpoint: Callable[..., Path]) -> None:
     """Fault: the allocator's own words, or a traceback, where --pool-size is more than the system has."""
-    with pytest.raises(UsageError, match=r"may need \d+\.\d\d GiB.*; give --pool-size \d+[GM]iB$"):
+    with pytest.raises(UsageError, match=r"may take at most \d+\.\d\d GiB.*; give --pool-size \d+[GM]iB$"):
         open_engine(tiny_checkpoint("jamba"), pool_size_bytes=1 << 50)

@@ -117,9 +117,15 @@ def test_what_a_run_may_need_is_told_or_refused(monkeypatch: pytest.MonkeyPatch)
     """Fault: a machine on which the run will be killed passes, or a container's limit is not seen."""
     given = {"device": "cpu", "max_running": "7", "pool_size": "3GiB", "store": "states", "model": "demo-jamba"}
     found = text_of(doctor._memory, load(given, None, {}))
-    assert "GiB at --max-running 7: weights 0.01 GiB, 7 running states 0.00 GiB, snapshots 3.00 GiB, KV of" in found
+    assert "GiB at --max-running 7 (weights 0.01 GiB, snapshots 3.00 GiB, KV of running requests 3.00" in found
     monkeypatch.setattr("apcbatch.model.devices.find_memory", lambda: 2 << 30)
     with pytest.raises(UsageError, match="this process may use 2.00 GiB: .*; give --pool-size 384MiB$"):
+        doctor._memory(load(given, None, {}))
+    monkeypatch.setattr("apcbatch.model.devices.choose_devices", lambda name, gpus: [torch.device("cuda", 0)])
+    monkeypatch.setattr("apcbatch.model.devices.memory_of", lambda devices: (11 << 30, "the device has free", 4))
+    assert text_of(doctor._memory, load(given, None, {})).startswith("at most 9.")
+    monkeypatch.setattr("apcbatch.model.devices.memory_of", lambda devices: (6 << 30, "the device has free", 4))
+    with pytest.raises(UsageError, match="the device has free 6.00 GiB: .*; give --gpus 2 or --pool-size"):
         doctor._memory(load(given, None, {}))
 
 

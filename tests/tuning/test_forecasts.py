@@ -14,6 +14,7 @@ from apcbatch.model.locate import locate_model
 from apcbatch.resolution import load
 from apcbatch.tuning.export.documents import forecast_document
 from apcbatch.tuning.export.text import forecast_lines
+from apcbatch.tuning.occupancy import forecast_memory, memory_limit
 from apcbatch.tuning.prediction import forecast_policies
 from apcbatch.tuning.survey import survey
 from tests.chats import DROPS_THOUGHTS, conversation, write_lines
@@ -39,16 +40,18 @@ def chats(tmp_path: Path) -> Path:
 
 def report(path: Path, **flags: object) -> tuple[list[str], dict]:
     """The lines and the document for an input."""
-    config = load(flags, None, {})
+    config = load({"device": "cpu"} | flags, None, {})
     surveyed = survey(config, find_inputs([str(path)]), pytest.fail)
     forecast = forecast_policies(config, surveyed, [16, 64])
-    return list(forecast_lines(forecast, surveyed, config)), forecast_document(forecast, "planned", config)
+    memory = forecast_memory(config, surveyed, forecast.grids[64]["planned"], 9, memory_limit(config))
+    return list(forecast_lines(forecast, surveyed, config)), forecast_document(forecast, "planned", config, memory)
 
 
 def test_the_document_has_its_shape(chats: Path) -> None:
     """Fault: a key is missing, renamed or added, or the candidates do not ascend."""
     _, document = report(chats, block_size="64")
-    assert list(document) == ["dataset", "policy", "model", "candidates", "drafts"]
+    assert list(document) == ["dataset", "policy", "model", "candidates", "drafts", "memory"]
+    assert list(document["memory"]) == ["on", "about_bytes", "about", "at_most_bytes", "at_most", "limit_bytes"]
     assert list(document["dataset"]) == [
         "requests",
         "prompt_tokens",

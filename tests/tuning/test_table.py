@@ -51,15 +51,14 @@ NEAR, FAR = (
     for cached, peak in ((1500, 1999), (399, 2000))
 )
 FORECAST = Forecast(2, 2000, 1400, [0, 1600], 1, 300, 1, 0, 0, {16: NEAR, 64: FAR})
-SURVEY: Any = SimpleNamespace(
-    num_lines=1, errors=Counter(invalid_json=2, duplicate_id=1), windows=[None] * 3, memory=None
-)
+SURVEY: Any = SimpleNamespace(num_lines=1, errors=Counter(invalid_json=2, duplicate_id=1), windows=[None] * 3)
 RATES = (Rate(1, 2048, 0, 12345.6), Rate(32, 16, 0, 2000.0), Rate(2, 64, 1984, 1500.4))
 CANDIDATES = [
     Candidate(16, NEAR["planned"], 1.5, 0.25, 0.25, Verified(0.5, 2.5, 1500)),
     Candidate(64, FAR["planned"], 3.0, 0.5, 0.5, Verified(4.0, 5.0, 398)),
     Candidate(128, FAR["planned"], 1.0, 0.0, 0.0),
 ]
+MEMORY: Any = SimpleNamespace(as_dict=dict, sentence="about 1 GiB")
 COSTS = Measurement(RATES, 0.5, 0.1, 0.01, 0.0, 0.00025, 0.0002, 0.0105, 1e-8)
 TUNING = Tuning(FORECAST, COSTS, CANDIDATES, CANDIDATES[0], 11, "the reason.", ["a note"])
 
@@ -170,7 +169,7 @@ def test_the_documents_are_those_of_their_numbers() -> None:
     }  # fmt: skip
     dataset = {"requests": 2, "prompt_tokens": 2000, "unique_tokens": 1400}
     dataset |= {"unique_tokens_is_bound": False, "ideal_is_bound": False}
-    planned = forecast_document(FORECAST, "all", config)
+    planned = forecast_document(FORECAST, "all", config, MEMORY)
     assert planned["dataset"] == dataset | {"ideal_hit_rate": 0.8}
     assert (planned["policy"], planned["model"], planned["candidates"][0]) == ("all", "demo", near)
     tuned = tuning_document(TUNING, config)

@@ -8,11 +8,16 @@ from apcbatch.config import Config
 from apcbatch.plan.forecast import Forecast, PolicyForecast
 from apcbatch.tuning.choice import Candidate, Tuning
 from apcbatch.tuning.drafts import DraftForecast
+from apcbatch.tuning.occupancy import MemoryForecast
 from apcbatch.types import Policy
 
 
 def forecast_document(
-    forecast: Forecast, policy: Policy, config: Config, drafts: DraftForecast | None = None
+    forecast: Forecast,
+    policy: Policy,
+    config: Config,
+    memory: MemoryForecast,
+    drafts: DraftForecast | None = None,
 ) -> dict[str, Any]:
     """Make the document of `plan`, for one policy. drafts: None if nothing is drafted, or no answer is recorded."""
     ideal = next(grid[policy].ideal_hit_rate for grid in forecast.grids.values())
@@ -22,6 +27,7 @@ def forecast_document(
         "model": config.model,
         "candidates": [_reuse(block_size, grid[policy], config) for block_size, grid in forecast.grids.items()],
         "drafts": None if drafts is None else drafts.as_dict(),
+        "memory": memory.as_dict(),
     }
 
 

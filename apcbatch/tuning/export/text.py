@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from itertools import chain
 
 from apcbatch.config import Config
-from apcbatch.cores import find_memory
 from apcbatch.display import counted, wrap
 from apcbatch.job.planning import MEASURED, windows_note
 from apcbatch.option_values import rounded_size
@@ -17,6 +16,7 @@ from apcbatch.plan.forecast import Forecast, PolicyForecast
 from apcbatch.tuning.choice import Candidate, Tuning
 from apcbatch.tuning.drafts import DraftForecast
 from apcbatch.tuning.measurement import Measurement
+from apcbatch.tuning.occupancy import MemoryForecast
 from apcbatch.tuning.survey import Survey
 
 GAP = "  "
@@ -99,11 +99,12 @@ def forecast_lines(
     config: Config,
     width: int | None = None,
     drafts: DraftForecast | None = None,
+    memory: MemoryForecast | None = None,
 ) -> Iterator[str]:
     """Yield the report of `plan`. width: the terminal's columns, None for a pipe."""
     table = Table(FORECAST_COLUMNS, width)
-    memory = _memory_lines(surveyed, config)
-    for line in chain(_forecast_lines(forecast, surveyed, config, table), memory, _draft_lines(drafts)):
+    told = ["", f"Memory: {memory.sentence}"] if memory is not None else []
+    for line in chain(_forecast_lines(forecast, surveyed, config, table), told, _draft_lines(drafts)):
         yield from _wrapped(line, width)
 
 
@@ -137,12 +138,6 @@ def _forecast_lines(forecast: Forecast, surveyed: Survey, config: Config, table:
     note = windows_note(len(surveyed.windows), config)
     if note is not None:
         yield f"  the window: {note}"
-
-
-def _memory_lines(surveyed: Survey, config: Config) -> Iterator[str]:
-    if surveyed.memory is not None:
-        yield ""
-        yield f"Memory: {surveyed.memory.needs(config.max_running, find_memory())}"
 
 
 def _draft_lines(drafts: DraftForecast | None) -> Iterator[str]:

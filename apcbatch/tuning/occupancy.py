@@ -1,0 +1,228 @@
+"""Estimate what the requests of an input hold at their peak: states, snapshots and KV, for `plan`.
+
+The plan counts live snapshots as if requests ran one by one. Here they run at once: a pass admits requests in the
+plan's order, each as soon as its snapshot is there, while slots are free and the pass has room for prompt tokens. So
+requests overtake those that wait for a snapshot, and more snapshots are live. A slot is held until the answer ends.
+
+Pages are counted once: a request fills those after the snapshot that it resumed from, and holds the ones before it,
+which another request filled.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
+from typing import Any
+
+from apcbatch.config import Config
+from apcbatch.cores import find_memory, may_have_gpu
+from apcbatch.engine.memory import MemoryPlan, Use
+from apcbatch.engine.serving import LOOK_AHEAD
+from apcbatch.job.planning import planner_for
+from apcbatch.layout import PAGE_TOKENS
+from apcbatch.plan.footprint import Footprint
+from apcbatch.plan.forecast import PolicyForecast
+from apcbatch.plan.planner import HandedOn
+from apcbatch.plan.tree_shape import TreeShape
+from apcbatch.plan.windows import REQUEST_TOKENS
+from apcbatch.tuning.survey import Survey
+
+
+@dataclass(frozen=True)
+class Job:
+    """One request. length, answer: tokens of its prompt and of its answer. resume_at: position that it resumes from.
+    leader: index of the request that keeps that snapshot; None if it was kept before. keeps: position -> number of
+    later requests that resume from it; 0 for a snapshot that stays."""
+
+    length: int
+    answer: int
+    resume_at: int = 0
+    leader: int | None = None
+    keeps: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass
+class Peak:
+    """The most requests, snapshots and KV pages at once, each at its own time, and the largest pass in tokens."""
+
+    requests: int = 0
+    snapshots: int = 0
+    pages: int = 0
+    pass_tokens: int = 0
+
+
+def peak_of(jobs: Sequence[Job], order: Sequence[int], max_running: int, max_batch_tokens: int, held: int = 0) -> Peak:
+    """Simulate the passes of a window. order: indices of the jobs. held: snapshots that are live all the time."""
+    peak, snapshots, pages = Peak(snapshots=held), held, 0
+    rank = {index: number for number, index in enumerate(order)}
+    followers: dict[int, list[int]] = {}
+    for index in order:
+        leader = jobs[index].leader
+        if leader is not None:
+            followers.setdefault(leader, []).append(index)
+    ready = [rank[index] for index in order if jobs[index].leader is None]  # ascending, so a heap
+    left = {index: dict(jobs[index].keeps) for index in order}  # readers to come, by position
+    holders = dict.fromkeys(order, 0)  # of a request's pages: itself, its snapshots, requests that resumed from them
+    ends: list[tuple[int, int]] = []  # (pass, index)
+    prompts: deque[tuple[int, int]] = deque()  # (index, tokens to compute)
+    num_admitted = num_pass = waiting_tokens = 0
+
+    def release(index: int | None) -> int:
+        freed = 0
+        while index is not None:
+            holders[index] -= 1
+            if holders[index]:
+                break
+            freed += _pages(jobs[index])
+            index = jobs[index].leader
+        return freed
+
+    while ready or prompts or ends:
+        while ends and ends[0][0] <= num_pass:
+            pages -= release(heappop(ends)[1])
+        while ready and ready[0] < num_admitted + LOOK_AHEAD * max_running:
+            if len(prompts) + len(ends) >= max_running or waiting_tokens >= max_batch_tokens:
+                break
+            index = order[heappop(ready)]
+            job = jobs[index]
+            num_admitted += 1
+            holders[index] += 1
+            pages += _pages(job)
+            if job.leader is not None:
+                holders[job.leader] += 1
+            prompts.append((index, job.length - job.resume_at))
+            waiting_tokens += job.length - job.resume_at
+        peak.requests = max(peak.requests, len(prompts) + len(ends))
+        budget, begun = max_batch_tokens, list[Job]()
+        while prompts and budget:
+            index, tokens = prompts.popleft()
+            if tokens == jobs[index].length - jobs[index].resume_at:
+                begun.append(jobs[index])
+            count = min(tokens, budget)
+            budget -= count
+            if count < tokens:
+                prompts.appendleft((index, tokens - count))
+                continue
+            heappush(ends, (num_pass + max(1, jobs[index].answer), index))
+            snapshots += len(jobs[index].keeps)
+            holders[index] += len(jobs[index].keeps)
+            for follower in followers.get(index, ()):
+                heappush(ready, rank[follower])
+        waiting_tokens -= max_batch_tokens - budget
+        peak.pass_tokens = max(peak.pass_tokens, max_batch_tokens - budget)
+        peak.snapshots, peak.pages = max(peak.snapshots, snapshots), max(peak.pages, pages)
+        for job in begun:  # a snapshot is held until the first pass of its last reader
+            if job.leader is not None:
+                left[job.leader][job.resume_at] -= 1
+                if not left[job.leader][job.resume_at]:
+                    snapshots -= 1
+                    pages -= release(job.leader)
+        is_full = not prompts and len(ends) >= max_running
+        num_pass = ends[0][0] if ends and (is_full or not (prompts or ready)) else num_pass + 1
+    return peak
+
+
+@dataclass(frozen=True)
+class MemoryForecast:
+    """Memory of a run of an input. plan: of the host, or of the devices. use: of the input. limit_bytes: memory that
+    the run may take."""
+
+    plan: MemoryPlan
+    use: Use
+    limit_bytes: int
+
+    @property
+    def sentence(self) -> str:
+        return self.plan.needs(self.limit_bytes, self.use)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the forecast as a JSON object."""
+        about, at_most = self.plan.used(self.use), self.plan.most(self.use)
+        return {
+            "on": "host" if self.plan.on_host else "device",
+            "about_bytes": sum(about.values()),
+            "about": about,
+            "at_most_bytes": sum(at_most.values()),
+            "at_most": at_most,
+            "limit_bytes": self.limit_bytes,
+        }
+
+
+def memory_limit(config: Config) -> tuple[int, bool]:
+    """Return the bytes of memory that a run may take, and whether they are the host's, else those of --gpus devices.
+    Raises UsageError for a device that is not there."""
+    if config.gpus == 1 and (config.device == "cpu" or (config.device == "auto" and not may_have_gpu())):
+        return find_memory(), True
+    from apcbatch.model.devices import choose_devices, memory_of
+
+    devices = choose_devices(config.device, config.gpus)
+    return memory_of(devices)[0], devices[0].type == "cpu"
+
+
+def forecast_memory(
+    config: Config, surveyed: Survey, forecast: PolicyForecast, answer_tokens: int, limit: tuple[int, bool]
+) -> MemoryForecast:
+    """Forecast the memory of a run of a surveyed input under a policy. forecast, answer_tokens: see use_of. limit: see
+    memory_limit."""
+    plan = replace(surveyed.memory, on_host=limit[1])
+    return MemoryForecast(plan, use_of(config, surveyed, forecast, answer_tokens), limit[0])
+
+
+def use_of(config: Config, surveyed: Survey, forecast: PolicyForecast | None, answer_tokens: int) -> Use:
+    """Return what a run of a surveyed input uses at its peak under a policy. forecast: of the policy, at the block size
+    of the configuration; None for policy `none`. answer_tokens: tokens of an answer."""
+    footprint, peak, done = surveyed.footprint, Peak(), 0
+    handed_over: list[HandedOn] = []
+    planner = planner_for(config, footprint)
+    for window in surveyed.windows:
+        shape = TreeShape(window.tree)
+        lengths = shape.length[: window.num_requests]
+        order: Sequence[int] = range(len(lengths))
+        if forecast is not None and forecast.policy == "planned":
+            plan = planner.plan(window.tree, (), window.num_requests, handed_over)
+            order, handed_over = plan.order, plan.handed_on
+            jobs = [
+                Job(
+                    length,
+                    answer_tokens,
+                    one.resume_at,
+                    leader,
+                    dict.fromkeys(one.keep_for_later, 0) | dict(zip(one.keep, one.reads, strict=True)),
+                )
+                for length, one, leader in zip(lengths, plan.requests, plan.leaders, strict=True)
+            ]
+        else:
+            resume_at = [0] * len(lengths) if forecast is None else forecast.resume_at[done : done + len(lengths)]
+            jobs = [Job(length, answer_tokens, at) for length, at in zip(lengths, resume_at, strict=True)]
+        done += len(lengths)
+        here = peak_of(jobs, order, config.max_running, config.max_batch_tokens, len(handed_over))
+        peak = Peak(*(max(getattr(peak, name), value) for name, value in vars(here).items()))
+    snapshot_bytes, kv_bytes = peak.snapshots * footprint.state_bytes, peak.pages * footprint.page_bytes
+    if forecast is not None and forecast.policy != "planned":
+        snapshot_bytes, kv_bytes = _kept(forecast, footprint, config.pool_size, kv_bytes)
+    window_tokens = max(
+        (one.tree.unique_tokens + REQUEST_TOKENS * one.tree.num_requests for one in surveyed.windows), default=0
+    )
+    return Use(
+        requests=peak.requests,
+        snapshot_bytes=snapshot_bytes,
+        kv_bytes=kv_bytes,
+        pass_tokens=peak.pass_tokens,
+        window_tokens=window_tokens,
+        input_tokens=surveyed.tree.unique_tokens + answer_tokens * surveyed.tree.num_requests,
+    )
+
+
+def _kept(forecast: PolicyForecast, footprint: Footprint, pool_bytes: int, kv_bytes: int) -> tuple[int, int]:
+    """Return the bytes of the states and of the KV of a policy that keeps all its snapshots, as far as the pool has
+    room. kv_bytes: of running requests."""
+    states = forecast.peak_live_snapshots * footprint.state_bytes
+    share = min(1.0, pool_bytes / max(1, forecast.peak_live_bytes))
+    return round(share * states), round(share * (forecast.peak_live_bytes - states)) + kv_bytes
+
+
+def _pages(job: Job) -> int:
+    """Return the pages that a request fills."""
+    return -(-(job.length + job.answer) // PAGE_TOKENS) - job.resume_at // PAGE_TOKENS
