@@ -133,8 +133,8 @@ class _Table:
         if failed:
             raise Difference(f"the cold run could not answer: {failed[0]}")
         longest = max((self._most_prompt(record) for record in records), default=0)
-        # A sequence that runs alone may fill twice the pool's size with KV; a request may need copies of the last page of a
-        # snapshot and, for several answers, of its prompt.
+        # A sequence that runs alone may fill twice the pool's size with KV; a request may need copies of the last page
+        # of a snapshot and, for several answers, of its prompt.
         pages = 2 - -(longest + MOST_NEW) // PAGE_TOKENS
         self._least_pool = -(-pages * self._page_bytes // 2)
         self._num_records = len(records)
