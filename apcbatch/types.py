@@ -36,7 +36,7 @@ class RequestPlan:
     these positions, number of requests that will resume from it; the last of them releases the snapshot.
     keep_for_later: positions to keep for future runs. ideal: length of the longest prefix, at most prompt - 1 tokens,
     that an earlier request of the run covers. is_ideal_exact: False if it may be longer, since the bounded tree of
-    earlier windows forgot some. forked: whether an earlier request continues that prefix with a different token.
+    earlier windows forgot some.
 
     live_bytes: bytes of the plan's snapshots that are in memory when this request begins, if requests run one by one in
     the plan's order. keep_bytes: bytes of the snapshots that this request adds to them.
@@ -49,7 +49,6 @@ class RequestPlan:
     ideal: int = 0
     live_bytes: int = 0
     keep_bytes: int = 0
-    forked: bool = False
     is_ideal_exact: bool = True
 
 

@@ -87,10 +87,10 @@ class Retention(ABC):
 
     def ideal(self, match: Match) -> Match:
         """Return the longest prefix that other requests cover, without the prompt's last token. match: the match with
-        the prompts admitted before. With a plan, return the plan's ideal, which depends on neither order nor worker."""
+        the prompts admitted before. A plan's length takes its place: it depends on neither order nor worker."""
         if self.plan is NO_PLAN:
             return replace(match, length=min(match.length, self._num_prompt - 1))
-        return Match(self.plan.ideal, self.plan.forked, self.plan.is_ideal_exact)
+        return replace(match, length=self.plan.ideal, exact=self.plan.is_ideal_exact)
 
     def saw_fork(self, position: int) -> None:
         """Record that the prompt forked from an earlier one. position: the last boundary before the fork."""

@@ -224,7 +224,7 @@ class PlannedFeeder:
             within = last_boundary(min(length, self._window.tree.resumable[index]), grid_of(self._config))
             self.beyond_window_tokens += max(0, within - plan.resume_at)
         if length > plan.ideal:
-            plan = replace(plan, ideal=length, forked=covered.forked)
+            plan = replace(plan, ideal=length)
         if not covered.exact:
             plan = replace(plan, is_ideal_exact=False)
         return replace(request, token_ids=tokens, plan=plan)

@@ -111,8 +111,8 @@ def forecast(
     windows = windows or [Window(tree, [], tree.num_requests)]
     shape = TreeShape(tree)
     order = _order(windows, planner.order)
-    in_file = find_ideals(shape, shape.order("file"), {}).tokens
-    ideals = find_ideals(shape, order, {}).tokens
+    in_file = find_ideals(shape, shape.order("file"), {})
+    ideals = find_ideals(shape, order, {})
     rewritten = list(_rewritten(shape, ideals))
     return Forecast(
         requests=shape.num_requests,

@@ -17,7 +17,6 @@ from apcbatch.plan.prefix_tree import PrefixTree
 from apcbatch.plan.reuse_simulation import (
     NOWHERE,
     Held,
-    Ideals,
     MemoryUse,
     Owners,
     PlannedSnapshot,
@@ -161,7 +160,7 @@ class Planner:
             prompt_tokens=sum(shape.length[:num_requests]),
             unique_tokens=shape.unique_tokens,
             cached_tokens=sum(snapshots.source[index][1] for index in order),
-            ideal_tokens=sum(ideals.tokens[:num_requests]),
+            ideal_tokens=sum(ideals[:num_requests]),
             snapshots_written=len(snapshots.kept) + len(set(readers_ahead) - this_run - in_memory),
             snapshots_read=len(snapshots.kept)
             + snapshots.num_held_read
@@ -224,7 +223,7 @@ def _request_plan(
     resume_at: int,
     kept_by: Mapping[int, Sequence[PlannedSnapshot]],
     later_by: Mapping[int, Sequence[int]],
-    ideals: Ideals,
+    ideals: Sequence[int],
     memory: MemoryUse,
     lasting_bytes: int,
 ) -> RequestPlan:
@@ -238,10 +237,9 @@ def _request_plan(
         keep=tuple(sorted(reads)),
         reads=tuple(reads[position] for position in sorted(reads)),
         keep_for_later=tuple(later_by.get(index, ())),
-        ideal=ideals.tokens[index],
+        ideal=ideals[index],
         live_bytes=memory.live_bytes[index] + lasting_bytes,
         keep_bytes=memory.keep_bytes[index],
-        forked=ideals.forked[index],
     )
 
 

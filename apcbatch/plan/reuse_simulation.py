@@ -79,29 +79,19 @@ class Owners:
         return next((index for begin, index in self._runs.get(node, ()) if begin < position), None)
 
 
-@dataclass(slots=True)
-class Ideals:
-    """Ideal reuse, by request. tokens: the longest prefix that an earlier request of the order or a held position
-    covers, without the prompt's last token. forked: whether an earlier request continues differently at the end of that
-    prefix."""
-
-    tokens: list[int]
-    forked: list[bool]
-
-
-def find_ideals(shape: TreeShape, order: Sequence[int], held: Held) -> Ideals:
-    """Find the longest prefix of each request that earlier requests of the order, or held positions, cover."""
-    covered, continued = [False] * shape.num_nodes, [False] * shape.num_nodes
+def find_ideals(shape: TreeShape, order: Sequence[int], held: Held) -> list[int]:
+    """Return, by request, the length of its longest prefix that earlier requests of the order, or held positions,
+    cover, without the prompt's last token."""
+    covered = [False] * shape.num_nodes
     covered[ROOT] = True
-    ideals = Ideals([0] * shape.num_requests, [False] * shape.num_requests)
+    ideals = [0] * shape.num_requests
     for index in order:
         limit, node = shape.length[index] - 1, shape.end_node[index]
         below = _longest_held(shape, held, node, limit)
         while not covered[node]:
             covered[node] = True
             node = shape.parent[node]
-            ideals.forked[index], continued[node] = continued[node], True
-        ideals.tokens[index] = max(min(shape.end[node], limit), below)
+        ideals[index] = max(min(shape.end[node], limit), below)
     return ideals
 
 

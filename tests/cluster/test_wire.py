@@ -39,7 +39,7 @@ def test_every_setting_arrives() -> None:
     """Catches a field of Request that is forgotten on the way, a new one too."""
     known = {"recorded": [np.array([7, 8], np.int32)], "previous": [np.array([9], np.int32), np.array([], np.int32)]}
     request = Request("id", np.array([5, 6, 7], np.int64), **EVERYTHING, references=known)
-    plan = RequestPlan(resume_at=2, forked=True)
+    plan = RequestPlan(resume_at=2, keep=(3,), reads=(1,))
     fields = set(Request.__dataclass_fields__)
     assert set(EVERYTHING) | {"id", "token_ids", "plan", "tag", "ending", "constraint", "references"} == fields
     wire = pickle.loads(pickle.dumps(encode_request(request)))

@@ -132,19 +132,6 @@ def ideals(data: Dataset, order: Sequence[int], held: set[Prompt] = frozenset())
     return found
 
 
-def forks(data: Dataset, order: Sequence[int]) -> dict[int, bool]:
-    """By request: whether an earlier request goes on with another token where the prompt leaves all of them."""
-    found, earlier = {}, []
-    for index in order:
-        prompt = data.prompts[index]
-        shared = [common(prompt, other) for other in earlier]
-        end = max(shared, default=0)
-        leaving = [other for other, length in zip(earlier, shared, strict=True) if length == end]
-        found[index] = end < len(prompt) and any(len(other) > end for other in leaving)
-        earlier.append(prompt)
-    return found
-
-
 @dataclass
 class Outcome:
     """One run under policy `all` or `last`. owner: by kept prefix, who computed it."""

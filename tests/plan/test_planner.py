@@ -16,7 +16,6 @@ from tests.plan.plan_oracle import (
     STATE_ONLY,
     Dataset,
     dataset,
-    forks,
     ideals,
     make_plan,
     numbers,
@@ -47,14 +46,6 @@ def test_a_plan_reaches_what_keeping_everything_would(data: Dataset, order: str)
     }
     assert kept == {p: (expected.owner[p], expected.read.count(p)) for p in set(expected.read)}, where
     assert plan.snapshots_written == plan.snapshots_read == len(kept), where
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_a_plan_tells_a_fork_from_an_end(data: Dataset, order: str) -> None:
-    """Catches a prompt that is said to diverge from one that merely ends there, or from one that comes later."""
-    plan = make_plan(data, Planner(4, order))
-    told = {index: todo.forked for index, todo in enumerate(plan.requests)}
-    assert told == forks(data, plan.order), data.where
 
 
 @pytest.mark.parametrize("footprint", [STATE_ONLY, HYBRID], ids=["mamba", "hybrid"])
