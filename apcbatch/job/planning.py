@@ -14,7 +14,8 @@ from apcbatch.config import Config
 from apcbatch.data.model_files import model_files_digest
 from apcbatch.engine.coverage import CoverageTree
 from apcbatch.job.feed import Feeder
-from apcbatch.job.work import JobEngine, Work, WorkSource
+from apcbatch.job.record import Ticket
+from apcbatch.job.work import JobEngine, Tag, Work, WorkSource
 from apcbatch.model.locate import locate_model
 from apcbatch.plan.footprint import Footprint
 from apcbatch.plan.planner import EXACT, Plan, Planner
@@ -85,7 +86,8 @@ def work_source(config: Config, feeder: Feeder, engine: JobEngine) -> WorkSource
     return PlannedFeeder(config, feeder, engine) if config.is_planned else feeder
 
 
-NO_WINDOW: Window[Request] = Window(PrefixTree(), [], 0)
+Waiting = tuple[Request, str | Ticket]  # a request without names and prompt, and its ticket
+NO_WINDOW: Window[Waiting] = Window(PrefixTree(), [], 0)
 
 
 class PlannedFeeder:
@@ -94,9 +96,10 @@ class PlannedFeeder:
 
     def __init__(self, config: Config, feeder: Feeder, engine: JobEngine) -> None:
         self._config, self._feeder, self._engine = config, feeder, engine
-        self._windows: Windows[Request] = Windows(config.window_tokens)
+        self._windows: Windows[Waiting] = Windows(config.window_tokens)
         self._ready: deque[Work] = deque()  # failures, and requests that the engine will refuse
         self._window = NO_WINDOW
+        self._settings: Request | None = None  # of the latest request read
         self._plan: Plan | None = None
         self._num_windows = 0  # planned so far
         self._num_repeated = 0  # requests of the first window, and ahead of it, with the prompt of another one
@@ -168,13 +171,17 @@ class PlannedFeeder:
         return self._windows.is_complete or self._feeder.exhausted
 
     def _read(self) -> None:
-        """Read one request or failure. The tokens of a request are in the window's tree alone until it is handed
-        out."""
+        """Read one request or failure. Until a request is handed out, its tokens are in the window's tree alone, and it
+        shares its settings with those read before it that have the same."""
         work = self._feeder.next()
         if isinstance(work, Request) and self._engine.can_run(work):
             tokens, resumable = as_token_array(work.token_ids), work.resumable
-            work.token_ids = ()
-            self._windows.add(work, work.tag.ticket.line, tokens, resumable)
+            ticket: Ticket = work.tag.ticket
+            work.id, work.token_ids, work.random_stream, work.tag = "", (), None, work.tag.output_parser
+            if work.references or work != self._settings:
+                self._settings = work
+            packed = ticket.packed() if ticket.prompt is None else ticket
+            self._windows.add((self._settings, packed), ticket.line, tokens, resumable)
         elif work is not None:
             self._ready.append(work)
 
@@ -217,7 +224,7 @@ class PlannedFeeder:
         """Return a request of the window with its prompt and plan. Its ideal counts the prompts of all windows so
         far."""
         assert self._plan is not None, "the window of a request is planned"
-        request, plan, tokens = self._window.items[index], self._plan.requests[index], self._prompt(index)
+        (settings, packed), plan, tokens = self._window.items[index], self._plan.requests[index], self._prompt(index)
         covered = self._earlier.match(tokens)
         length = min(covered.length, len(tokens) - 1)
         if self._num_windows > 2:
@@ -227,7 +234,15 @@ class PlannedFeeder:
             plan = replace(plan, ideal=length)
         if not covered.exact:
             plan = replace(plan, is_ideal_exact=False)
-        return replace(request, token_ids=tokens, plan=plan)
+        ticket = Ticket.unpack(packed) if isinstance(packed, str) else packed
+        return replace(
+            settings,
+            id=ticket.request_id,
+            token_ids=tokens,
+            plan=plan,
+            tag=Tag(ticket, None, settings.tag),
+            random_stream=ticket.random_stream,
+        )
 
     def _prompt(self, index: int) -> TokenArray:
         """Return the prompt of a request of the window, or ahead of it, (tokens,) int32."""

@@ -57,6 +57,17 @@ class Ticket:
         """Id of the request in the whole run: `apc-000017` for number 17."""
         return f"apc-{self.number:06d}"
 
+    def packed(self) -> str:
+        """Return the ticket, which has no prompt fields, in a third of the memory; see `unpack`."""
+        return orjson.dumps([getattr(self, name) for name in self.__slots__]).decode()  # whose bytes have spare room
+
+    @classmethod
+    def unpack(cls, text: str) -> Ticket:
+        """Return the ticket that `packed` has made."""
+        fields = dict(zip(cls.__slots__, orjson.loads(text), strict=True))
+        place = fields.pop("file_line")
+        return cls(**fields, file_line=None if place is None else tuple(place))
+
     @property
     def shown(self) -> str:
         """Name on the request's terminal line: its custom_id, or `line-N` without one."""

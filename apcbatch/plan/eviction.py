@@ -258,5 +258,5 @@ def _intervals(shape: TreeShape) -> tuple[list[int], list[int]]:
             continue
         enter[node] = count
         count += 1
-        stack += [~node, *shape.children[node]]
+        stack += [~node, *shape.children.get(node, ())]
     return enter, leave

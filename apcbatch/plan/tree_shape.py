@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from functools import cached_property
 from typing import Literal
 
@@ -17,17 +18,14 @@ class TreeShape:
     or below it; first_below: the first of them."""
 
     def __init__(self, tree: PrefixTree) -> None:
-        self.parent = tree.parent.tolist()
-        self.end = tree.end.tolist()
-        self.begin = [self.end[parent] for parent in self.parent]
-        self.end_node = tree.end_node.tolist()
-        self.conversation = tree.conversation.tolist()
-        self.resumable = tree.resumable.tolist()
-        self.length = [self.end[node] for node in self.end_node]
+        self.parent, self.end = tree.parent, tree.end
+        self.begin = array("q", map(self.end.__getitem__, self.parent))
+        self.end_node, self.conversation, self.resumable = tree.end_node, tree.conversation, tree.resumable
+        self.length = array("q", map(self.end.__getitem__, self.end_node))
         self.prompt_tokens = sum(self.length)
         self.unique_tokens = tree.unique_tokens
         # A node ends after its parent does.
-        self.upward = sorted(range(1, self.num_nodes), key=self.end.__getitem__, reverse=True)
+        self.upward = array("q", sorted(range(1, self.num_nodes), key=self.end.__getitem__, reverse=True))
         self.requests_below, self.first_below = self._count_requests()
 
     @property
@@ -47,30 +45,34 @@ class TreeShape:
         """
         if order == "file":
             return list(range(self.num_requests))
-        ending: list[list[int]] = [[] for _ in range(self.num_nodes)]
-        for index, node in enumerate(self.end_node):
-            ending[node].append(index)
+        first, following = array("q", [-1]) * self.num_nodes, array("q", [-1]) * self.num_requests
+        for index in reversed(range(self.num_requests)):
+            node = self.end_node[index]
+            first[node], following[index] = index, first[node]
         found, stack = [], [ROOT]
         while stack:
             node = stack.pop()
-            found += ending[node]
-            stack += reversed(self.children[node])
+            index = first[node]
+            while index >= 0:
+                found.append(index)
+                index = following[index]
+            stack += reversed(self.children.get(node, ()))
         return found
 
     @cached_property
-    def children(self) -> list[list[int]]:
-        """Children of each node, in the order in which `auto` visits them."""
-        children: list[list[int]] = [[] for _ in range(self.num_nodes)]
+    def children(self) -> dict[int, list[int]]:
+        """Children of each inner node, in the order in which `auto` visits them."""
+        children: dict[int, list[int]] = {}
         for node in range(1, self.num_nodes):
-            children[self.parent[node]].append(node)
-        for siblings in children:
+            children.setdefault(self.parent[node], []).append(node)
+        for siblings in children.values():
             siblings.sort(key=lambda node: (self.requests_below[node], self.first_below[node]))
         return children
 
     @cached_property
-    def conversations_below(self) -> list[int]:
+    def conversations_below(self) -> array[int]:
         """Number of distinct conversations with a prompt that ends at each node or below it."""
-        count = [0] * self.num_nodes
+        count = array("q", [0]) * self.num_nodes
         seen_by: list[int | None] = [None] * self.num_nodes
         for index in sorted(range(self.num_requests), key=self.conversation.__getitem__):
             node, conversation = self.end_node[index], self.conversation[index]
@@ -95,8 +97,8 @@ class TreeShape:
             node = self.parent[node]
         return node
 
-    def _count_requests(self) -> tuple[list[int], list[int]]:
-        below, first = [0] * self.num_nodes, [self.num_requests] * self.num_nodes
+    def _count_requests(self) -> tuple[array[int], array[int]]:
+        below, first = array("q", [0]) * self.num_nodes, array("q", [self.num_requests]) * self.num_nodes
         for index, node in enumerate(self.end_node):
             below[node] += 1
             first[node] = min(first[node], index)

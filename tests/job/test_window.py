@@ -35,7 +35,7 @@ def requests(*conversations: tuple[int, ...]) -> list[Request]:
         whole = np.zeros(max(lengths), np.int32)
         for turn, length in enumerate(lengths, start=1):
             ticket = Ticket(len(made), line, turn, f"c-{line}#{turn}", f"c-{line}")
-            made.append(Request(str(len(made)), whole[:length], tag=Tag(ticket, None)))
+            made.append(Request(ticket.request_id, whole[:length], tag=Tag(ticket, None)))
     return made
 
 
@@ -61,7 +61,7 @@ class Source:
 
 def engine_of(**facts: Any) -> Any:
     """What a planned feeder asks of an engine; request 1 is refused."""
-    asked = {"can_run": lambda request: request.id != "1", "key_fingerprint": b"k", "held": lambda keys: set()}
+    asked = {"can_run": lambda request: request.id != "apc-000001", "key_fingerprint": b"k", "held": lambda keys: set()}
     return SimpleNamespace(**{"num_unfinished": 0, "footprint": Footprint(7, 1), **asked, **facts})
 
 
@@ -75,7 +75,7 @@ def test_reading_pauses_after_each_window(monkeypatch: pytest.MonkeyPatch) -> No
     feeder: Any = planning.PlannedFeeder(Config(window_tokens=1), source, engine)
     engine.num_unfinished = 0
     assert not feeder.pause(), "nothing to compute meanwhile"
-    assert (feeder.next().id, feeder.next().id) == ("1", "0"), "a refused one comes first"
+    assert (feeder.next().id, feeder.next().id) == ("apc-000001", "apc-000000"), "a refused one comes first"
     left = len(source.work)
     engine.num_unfinished = 1
     assert feeder.pause() and len(source.work) == left, "the engine runs first"
@@ -83,9 +83,9 @@ def test_reading_pauses_after_each_window(monkeypatch: pytest.MonkeyPatch) -> No
         left -= 1
         assert len(source.work) == left, "as long as a step: one tick"
     found = feeder.next()
-    assert (found.id, found.plan is not None, list(found.token_ids)) == ("2", True, [0] * 4)
+    assert (found.id, found.plan is not None, list(found.token_ids)) == ("apc-000002", True, [0] * 4)
     engine.num_unfinished = 0
-    assert (feeder.exhausted, feeder.next().id, feeder.exhausted, feeder.next()) == (False, "3", True, None)
+    assert (feeder.exhausted, feeder.next().id, feeder.exhausted, feeder.next()) == (False, "apc-000003", True, None)
     assert feeder.num_open_rollouts == 0 and feeder.plan_s > 0 and feeder.follow_up("result") == ["result"]
 
 

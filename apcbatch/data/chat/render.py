@@ -112,6 +112,7 @@ class Renderer:
         for sentence in self.template.changes(options.is_dated):
             warn(sentence)
         self.texts_ahead: tuple[object, Texts] | None = None
+        self._latest_parser = OutputParser()
         self._warn = warn
         self._warned: set[str] = set()
 
@@ -157,7 +158,14 @@ class Renderer:
         return self.tokenizer.decode(token_ids)
 
     def output_parser(self, conversation: Conversation, prompt: Prompt) -> OutputParser:
-        """Make the parser of the answer to a prompt of the conversation."""
+        """Return the parser of the answer to a prompt of the conversation. Equal parsers in a row are one object, since
+        many requests wait at a time."""
+        made = self._make_parser(conversation, prompt)
+        if made != self._latest_parser:
+            self._latest_parser = made
+        return self._latest_parser
+
+    def _make_parser(self, conversation: Conversation, prompt: Prompt) -> OutputParser:
         if conversation.prompt is not None:
             return OutputParser()
         tools = conversation.tools or ()
@@ -168,7 +176,7 @@ class Renderer:
             self.reasoning_parser,
             self._is_open(conversation, prompt),
             conversation.place(prompt.num_messages),
-            (recorded_ids(conversation.messages) | prompt.call_ids) or frozenset(),  # empty ones are one object
+            recorded_ids(conversation.messages) | prompt.call_ids,
             conversation.one_call,
             (*conversation.warnings, *self._unread_options(conversation.template_options), *prompt.warnings),
         )
