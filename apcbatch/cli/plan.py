@@ -87,19 +87,19 @@ def plan(ctx: click.Context, /, inputs: tuple[str, ...], **options: Any) -> None
     from apcbatch.tuning.drafts import AnsweredSample, forecast_drafts, tokens_of_an_answer
     from apcbatch.tuning.export.documents import forecast_document
     from apcbatch.tuning.export.text import forecast_lines
-    from apcbatch.tuning.occupancy import forecast_memory, memory_limit
-    from apcbatch.tuning.prediction import forecast_policies
+    from apcbatch.tuning.occupancy import Occupancy, forecast_memory, memory_limit
+    from apcbatch.tuning.prediction import of_policies
 
     limit = memory_limit(resolved)
     sample = AnsweredSample() if draft_sources(resolved) else None
-    surveyed = survey_with_bar(resolved, found, sample)
+    occupancy = Occupancy(resolved, options["table"], lambda: tokens_of_an_answer(resolved, sample))
+    forecaster = of_policies(resolved, {*sizes, resolved.block_size}, occupancy)
+    surveyed = survey_with_bar(resolved, found, forecaster, sample)
+    memory = forecast_memory(surveyed, occupancy, limit)
     drafts = None if sample is None else forecast_drafts(resolved, sample)
-    forecast = forecast_policies(resolved, surveyed, {*sizes, resolved.block_size})
-    own = forecast.grids[resolved.block_size][options["table"]]
-    memory = forecast_memory(resolved, surveyed, own, tokens_of_an_answer(resolved, sample), limit)
     if options["json_path"] != "-":
-        for line in forecast_lines(forecast, surveyed, resolved, terminal_width(sys.stdout), drafts, memory):
+        for line in forecast_lines(surveyed, resolved, terminal_width(sys.stdout), drafts, memory):
             echo(line)
     if options["json_path"] is not None:
-        document = forecast_document(forecast, options["table"], resolved, memory, drafts)
+        document = forecast_document(surveyed.forecast, options["table"], resolved, memory, drafts)
         write_output("--json", options["json_path"], json_document(document))

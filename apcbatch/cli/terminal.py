@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from apcbatch.config import Config
     from apcbatch.data.input.inputs import Inputs
     from apcbatch.tuning.drafts import AnsweredSample
+    from apcbatch.tuning.forecast import MakeForecaster
     from apcbatch.tuning.survey import Survey
 
 VERDICT_STYLES = {"ok": "green", "WARN": "yellow", "FAIL": "red"}
@@ -57,7 +58,9 @@ def echo_row(text: str, indent: int, verdict: str = "") -> None:
         click.echo(line, color=True)
 
 
-def survey_with_bar(config: Config, inputs: Inputs, sample: AnsweredSample | None = None) -> Survey:
+def survey_with_bar(
+    config: Config, inputs: Inputs, make_forecaster: MakeForecaster, sample: AnsweredSample | None = None
+) -> Survey:
     """Survey INPUT, with a progress bar on standard error. sample: see survey()."""
     from tqdm import tqdm
 
@@ -68,7 +71,7 @@ def survey_with_bar(config: Config, inputs: Inputs, sample: AnsweredSample | Non
         def advance() -> None:
             bar.update()
 
-        return survey(config, inputs, warn, advance, sample)
+        return survey(config, inputs, make_forecaster, warn, advance, sample)
 
 
 def json_document(document: dict[str, Any]) -> bytes:

@@ -154,23 +154,23 @@ def _find(resolved: config.Config, inputs: Inputs, sizes: set[int], num_real_run
     """Survey INPUT, forecast the reuse, measure this machine, predict the run times of the candidates, and choose.
     num_real_runs: number of best candidates to run for real before the choice. Progress goes to stderr."""
     from apcbatch.tuning.choice import conclude
-    from apcbatch.tuning.prediction import forecast_run, predict
+    from apcbatch.tuning.prediction import Passes, of_run, predict
 
-    surveyed = survey_with_bar(resolved, inputs)
-    forecast = forecast_run(resolved, surveyed, sizes)
-    if not forecast.requests:
+    passes = Passes(resolved)
+    surveyed = survey_with_bar(resolved, inputs, of_run(resolved, sizes, passes))
+    if not surveyed.forecast.requests:
         raise UsageError(f"INPUT {inputs.shown} has no request that can be answered; nothing to tune")
     from apcbatch.tuning.measurement import measure
 
     _say("measuring prefill, snapshots, restores and writes")
     measured = measure(resolved, surveyed.footprint, warn)
-    candidates = predict(resolved, surveyed, forecast, measured)
+    candidates = predict(resolved, surveyed.forecast, passes, measured)
     if num_real_runs:
         from apcbatch.tuning.verification import verify
 
         _say(f"running the best {min(num_real_runs, len(candidates))} for real")
         candidates = verify(resolved, inputs, candidates, num_real_runs, warn)
-    return conclude(resolved, surveyed, forecast, measured, candidates)
+    return conclude(resolved, surveyed.forecast, measured, candidates)
 
 
 def _say(sentence: str) -> None:

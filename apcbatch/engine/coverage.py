@@ -10,6 +10,7 @@ a branch was dropped, or on an edge added there later, is inexact if the dropped
 from __future__ import annotations
 
 import heapq
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -33,16 +34,19 @@ class Match:
 
 
 @dataclass(slots=True, eq=False)
-class _Node:
+class Node:
+    """Node with the edge from its parent. marks: what a forecast notes of the edge (tuning/forecast.py)."""
+
     # Bytes, not an array: Python allocates small objects apart. An array's buffer would lie between the large buffers
     # of the passes and fragment their memory.
     edge_bytes: bytes
-    parent: _Node | None
-    children: dict[int, _Node] = field(default_factory=dict)
+    parent: Node | None
+    children: dict[int, Node] = field(default_factory=dict)
     last_use: int = 0
     counted: int = 0  # leading tokens of the edge that are counted as unique
     dropped: set[int] | None = None  # first tokens of dropped branches below this node
     regrown: bool = False  # begins like a dropped branch, which may have matched further
+    marks: array[int] | None = None
 
     @property
     def edge(self) -> TokenArray:
@@ -55,7 +59,7 @@ class CoverageTree:
     was dropped, so that matches and unique_tokens may be bounds."""
 
     def __init__(self, max_tokens: int = MAX_TOKENS, max_nodes: int = MAX_NODES) -> None:
-        self._root = _Node(b"", None)
+        self._root = Node(b"", None)
         self._max_tokens, self._max_nodes = max_tokens, max_nodes
         self.num_tokens = 0
         self._num_nodes = 0
@@ -95,7 +99,7 @@ class CoverageTree:
             node = node.parent
             on_edge = len(node.edge)
 
-    def _walk(self, tokens: TokenArray, touch: bool = False) -> tuple[_Node, int, int]:
+    def _walk(self, tokens: TokenArray, touch: bool = False) -> tuple[Node, int, int]:
         """Return the deepest node reached, the tokens matched, and how many of them lie on that node's edge."""
         node, length, on_edge = self._root, 0, 0
         whole = tokens.tobytes()
@@ -113,12 +117,12 @@ class CoverageTree:
             length += on_edge
         return node, length, on_edge
 
-    def _split(self, node: _Node, at: int) -> _Node:
+    def _split(self, node: Node, at: int) -> Node:
         """Cut a node's edge in two and return the upper half."""
         parent = node.parent
         assert parent is not None, "the root has an empty edge and is never split"
         counted = min(node.counted, at)
-        upper = _Node(node.edge[:at].tobytes(), parent, last_use=node.last_use, counted=counted, regrown=node.regrown)
+        upper = Node(node.edge[:at].tobytes(), parent, last_use=node.last_use, counted=counted, regrown=node.regrown)
         node.edge_bytes, node.counted = node.edge[at:].tobytes(), node.counted - counted
         parent.children[int(upper.edge[0])] = upper
         upper.children[int(node.edge[0])] = node
@@ -126,13 +130,13 @@ class CoverageTree:
         self._num_nodes += 1
         return upper
 
-    def _add(self, parent: _Node, edge: TokenArray) -> None:
+    def _add(self, parent: Node, edge: TokenArray) -> None:
         if parent is not self._root and not parent.children and not parent.dropped:
             parent.edge_bytes += edge.tobytes()  # extend the leaf: no new node
         else:
             first = int(edge[0])
             regrown = parent.regrown or first in (parent.dropped or ())
-            parent.children[first] = _Node(edge.tobytes(), parent, last_use=self._clock, regrown=regrown)
+            parent.children[first] = Node(edge.tobytes(), parent, last_use=self._clock, regrown=regrown)
             self._num_nodes += 1
         self.num_tokens += len(edge)
 
@@ -156,7 +160,7 @@ class CoverageTree:
                 count += 1
                 heapq.heappush(leaves, (parent.last_use, count, parent))
 
-    def _find_leaves(self) -> Iterator[_Node]:
+    def _find_leaves(self) -> Iterator[Node]:
         stack = [self._root]
         while stack:
             node = stack.pop()

@@ -9,10 +9,11 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import replace
+from typing import Any
 
 from apcbatch.config import Config
 from apcbatch.data.model_files import model_files_digest
-from apcbatch.engine.coverage import CoverageTree
+from apcbatch.engine.coverage import CoverageTree, Match
 from apcbatch.job.feed import Feeder
 from apcbatch.job.record import Ticket
 from apcbatch.job.work import JobEngine, Tag, Work, WorkSource
@@ -24,7 +25,7 @@ from apcbatch.plan.tree_shape import Order
 from apcbatch.plan.windows import Window, Windows
 from apcbatch.prefix import TokenArray, as_token_array, last_boundary, prefix_key
 from apcbatch.store import find_cost
-from apcbatch.types import Request, Result
+from apcbatch.types import Request, RequestPlan, Result
 
 MEASURED = "measured for this store"  # origin of --min-gain-tokens
 
@@ -213,10 +214,9 @@ class PlannedFeeder:
 
     def _end_window(self) -> None:
         """Forget the window, but for its prompts if another one follows."""
-        begin, tree = time.perf_counter(), self._window.tree
+        begin = time.perf_counter()
         if not self.exhausted:
-            for node in dict.fromkeys(tree.end_node[: self._window.num_requests]):
-                self._earlier.insert(tree.path_tokens(node))
+            add_prompts(self._earlier, self._window)
         self._window = NO_WINDOW
         self.plan_s += time.perf_counter() - begin
 
@@ -230,16 +230,12 @@ class PlannedFeeder:
         if self._num_windows > 2:
             within = last_boundary(min(length, self._window.tree.resumable[index]), grid_of(self._config))
             self.beyond_window_tokens += max(0, within - plan.resume_at)
-        if length > plan.ideal:
-            plan = replace(plan, ideal=length)
-        if not covered.exact:
-            plan = replace(plan, is_ideal_exact=False)
         ticket = Ticket.unpack(packed) if isinstance(packed, str) else packed
         return replace(
             settings,
             id=ticket.request_id,
             token_ids=tokens,
-            plan=plan,
+            plan=with_earlier(plan, covered, len(tokens)),
             tag=Tag(ticket, None, settings.tag),
             random_stream=ticket.random_stream,
         )
@@ -248,6 +244,22 @@ class PlannedFeeder:
         """Return the prompt of a request of the window, or ahead of it, (tokens,) int32."""
         tree = self._window.tree
         return tree.path_tokens(tree.end_node[index])
+
+
+def add_prompts(earlier: CoverageTree, window: Window[Any]) -> None:
+    """Add the prompts of a window that is over to those of earlier windows."""
+    tree = window.tree
+    for node in dict.fromkeys(tree.end_node[: window.num_requests]):
+        earlier.insert(tree.path_tokens(node))
+
+
+def with_earlier(plan: RequestPlan, covered: Match, num_tokens: int) -> RequestPlan:
+    """Return a request's plan with the ideal of all windows so far. covered: the match of its prompt, of `num_tokens`
+    tokens, with the prompts of earlier windows."""
+    length = min(covered.length, num_tokens - 1)
+    if length <= plan.ideal and covered.exact:
+        return plan
+    return replace(plan, ideal=max(plan.ideal, length), is_ideal_exact=covered.exact)
 
 
 def windows_note(num_windows: int, config: Config) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from apcbatch.plan.eviction import EvictionSimulation
 from apcbatch.plan.footprint import Footprint
@@ -45,6 +46,13 @@ class HandedOn:
     was_read: bool
 
 
+class ForLater(NamedTuple):
+    """Snapshots kept for future runs. snapshots: number of those kept only for these. num_bytes: bytes of all."""
+
+    snapshots: int
+    num_bytes: int
+
+
 @dataclass(frozen=True)
 class Plan:
     """The plan of one window: the first requests of a tree. The others, the requests ahead, are those known so far of
@@ -54,7 +62,7 @@ class Plan:
     from; None if it resumes from nothing, or from a snapshot held before. snapshots_written: snapshots kept for this
     run, each read at least once. snapshots_read: those, and the snapshots held before that requests resume from.
     written_bytes: bytes of those kept for this run, each with the KV since the nearest kept ancestor.
-    snapshots_for_later: snapshots kept only for future runs. later_bytes: bytes of all snapshots kept for future runs.
+    for_later: by block size, what is kept for future runs; the requests have that of the planner's block size.
     peak_live_*: maximum number and bytes of live snapshots at any time if requests run one after the other.
 
     handed_on: snapshots kept beyond this window's last request. The plan of the request that computes one counts one
@@ -72,8 +80,7 @@ class Plan:
     snapshots_written: int
     snapshots_read: int
     written_bytes: int
-    snapshots_for_later: int
-    later_bytes: int
+    for_later: Mapping[int, ForLater]
     peak_live_snapshots: int
     peak_live_bytes: int
     handed_on: list[HandedOn]
@@ -116,12 +123,14 @@ class Planner:
         held: Iterable[TreePoint] = (),
         num_requests: int | None = None,
         handed_over: Sequence[HandedOn] = (),
+        block_sizes: Iterable[int] = (),
     ) -> Plan:
         """Return the plan for the first requests of a tree.
 
         held: (node, position) of the snapshots that exist before the run and stay; see PrefixTree.keys.
         num_requests: number of requests to plan; those after them are ahead. None: all. handed_over: what the plan of
-        the last window handed on.
+        the last window handed on. block_sizes: others to find what is kept for future runs at, which alone depends on
+        it.
         """
         shape, stored = TreeShape(tree), set(held)
         num_requests = shape.num_requests if num_requests is None else num_requests
@@ -137,7 +146,10 @@ class Planner:
         lasting_bytes = self._bytes(shape, lasting)
         room = None if self.capacity_bytes is None else max(0, self.capacity_bytes - lasting_bytes)
         snapshots, owners, memory = replace(self, capacity_bytes=room).plan_snapshots(shape, order, held_at)
-        later = self.later.choose(shape, owners, held_by_node(stored))
+        later = {
+            block_size: replace(self, block_size=block_size).later.choose(shape, owners, held_by_node(stored))
+            for block_size in {self.block_size, *block_sizes}
+        }
         ideals = find_ideals(shape, order, held_at)
         kept_by, this_run = snapshots.kept_by(), {snapshot.point for snapshot in snapshots.kept}
         reads = Counter(snapshots.source[index] for index in order)
@@ -149,7 +161,7 @@ class Planner:
             owner = owners.owner(point) if point not in in_memory else None
             if owner is not None:
                 kept_by.setdefault(owner, []).append(PlannedSnapshot(point, owner, [num_requests]))
-        later_by = later.by_owner(owners)
+        later_by = later[self.block_size].by_owner(owners)
         return Plan(
             order=order,
             requests=[
@@ -166,8 +178,10 @@ class Planner:
             + snapshots.num_held_read
             - sum(one.was_read and reads[point] > 0 for point, one in zip(here, handed_over, strict=True)),
             written_bytes=_written_bytes(snapshots, kept_by, self.footprint),
-            snapshots_for_later=sum(point not in this_run for point in later.points),
-            later_bytes=later.num_bytes,
+            for_later={
+                block_size: ForLater(sum(point not in this_run for point in kept.points), kept.num_bytes)
+                for block_size, kept in later.items()
+            },
             peak_live_snapshots=memory.peak_snapshots + len(lasting),
             peak_live_bytes=memory.peak_bytes + lasting_bytes,
             handed_on=[
@@ -184,10 +198,10 @@ class Planner:
         window makes or has, the most valuable ones that fit. stored, here: held before and to stay; handed over."""
         found: dict[TreePoint, int] = {}
         if ahead:
-            reuse, owners = simulate_all(shape, order + ahead, self.grid, held_by_node([*stored, *here]))
+            source, owners = simulate_all(shape, order + ahead, self.grid, held_by_node([*stored, *here]))
             unmade, later = {NOWHERE, *stored}, set(ahead)
             for index in ahead:
-                point = reuse.source[index]
+                point = source[index]
                 if point not in unmade and (point in here or owners.owner(point) not in later):
                     found.setdefault(point, index)
         most = None if self.capacity_bytes is None else self.capacity_bytes // LARGEST_SHARE
@@ -208,12 +222,12 @@ class Planner:
     ) -> tuple[SnapshotPlan, Owners, MemoryUse]:
         """Return the snapshots kept for this run, the request that computes each point, and the memory that they
         use."""
-        reuse, owners = simulate_all(shape, order, self.grid, held)
-        snapshots = plan_without_limit(reuse, owners, order, held)
+        source, owners = simulate_all(shape, order, self.grid, held)
+        snapshots = plan_without_limit(source, owners, order, held)
         memory = measure_memory(snapshots, order, self.footprint)
         if self.capacity_bytes is not None and memory.peak_bytes > self.capacity_bytes:
             eviction = EvictionSimulation(shape, order, held, self.footprint, self.capacity_bytes)
-            snapshots = eviction.run(reuse.source)
+            snapshots = eviction.run(source)
             owners, memory = snapshots.owners(shape, order), measure_memory(snapshots, order, self.footprint)
         return snapshots, owners, memory
 

@@ -5,15 +5,14 @@ part of an edge reaches from some position to the edge's end, because every requ
 
 An example with block size 4 and the order 0, 1, 2: request 0 has 10 tokens, request 1 has 14 and shares 9 of them with
 request 0, request 2 shares 6 with both. If every boundary is kept, 1 resumes from 8 and 2 from 4, so the plan keeps 4
-and 8 of request 0, each for one reader; 12 of request 1 has no reader and is not kept. Under `last`, request 0 keeps
-only 8: 1 resumes from it, and 2 finds nothing.
+and 8 of request 0, each for one reader; 12 of request 1 has no reader and is not kept.
 
 This is the exact plan without a memory limit; with one, see eviction.py.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -38,16 +37,6 @@ def held_by_node(points: Iterable[TreePoint]) -> dict[int, list[int]]:
 def held_points(held: Held) -> Iterator[TreePoint]:
     """Return the inverse of held_by_node."""
     return ((node, position) for node, positions in held.items() for position in positions)
-
-
-@dataclass(slots=True)
-class Reuse:
-    """Reuse under one policy. source: by request, the point that it resumes from. num_kept: number of snapshots kept.
-    num_kv_tokens: tokens of KV in these snapshots; each holds the KV since its nearest kept ancestor."""
-
-    source: list[TreePoint]
-    num_kept: int = 0
-    num_kv_tokens: int = 0
 
 
 class Owners:
@@ -95,8 +84,8 @@ def find_ideals(shape: TreeShape, order: Sequence[int], held: Held) -> list[int]
     return ideals
 
 
-def simulate_all(shape: TreeShape, order: Sequence[int], block_size: int, held: Held) -> tuple[Reuse, Owners]:
-    """Simulate policy `all`: every computed boundary is kept."""
+def simulate_all(shape: TreeShape, order: Sequence[int], block_size: int, held: Held) -> tuple[list[TreePoint], Owners]:
+    """Return, by request, the point that it resumes from if every computed boundary is kept, as under policy `all`."""
     owners, source = Owners(shape), [NOWHERE] * shape.num_requests
     for index in order:
         node, limit = shape.end_node[index], shape.resumable[index]
@@ -110,33 +99,7 @@ def simulate_all(shape: TreeShape, order: Sequence[int], block_size: int, held: 
                 break
             node = shape.parent[node]
         owners.record(index, source[index][1])
-    reuse = Reuse(source)
-    for node in range(1, shape.num_nodes):
-        reuse.num_kept += shape.end[node] // block_size - owners.computed_from(node) // block_size
-    reuse.num_kv_tokens = reuse.num_kept * block_size
-    return reuse, owners
-
-
-def simulate_last(shape: TreeShape, order: Sequence[int], block_size: int, held: Held) -> Reuse:
-    """Simulate policy `last`: each prompt's last boundary is kept, if it lies beyond the position resumed from."""
-    reuse = Reuse([NOWHERE] * shape.num_requests)
-    kept = {node: list(positions) for node, positions in held.items()}
-    for index in order:
-        end_node, length = shape.end_node[index], shape.length[index]
-        node = end_node
-        while node != ROOT:
-            best = _last_at_most(kept.get(node, ()), shape.resumable[index])
-            if best:
-                reuse.source[index] = (node, best)
-                break
-            node = shape.parent[node]
-        resume_at, last = reuse.source[index][1], last_boundary(length, block_size)
-        positions = kept.setdefault(shape.node_above(end_node, last), [])
-        if resume_at < last and last not in positions:
-            insort(positions, last)
-            reuse.num_kept += 1
-            reuse.num_kv_tokens += last - resume_at
-    return reuse
+    return source, owners
 
 
 @dataclass(slots=True, eq=False)
@@ -185,18 +148,18 @@ class SnapshotPlan:
         return len({point for point, kept in pairs if kept is None} - {NOWHERE})
 
 
-def plan_without_limit(reuse: Reuse, owners: Owners, order: Sequence[int], held: Held) -> SnapshotPlan:
-    """Keep exactly the snapshots that requests resume from under policy `all`."""
+def plan_without_limit(source: list[TreePoint], owners: Owners, order: Sequence[int], held: Held) -> SnapshotPlan:
+    """Keep exactly the snapshots that requests resume from. source: the points, by request."""
     found: dict[TreePoint, PlannedSnapshot] = {}
-    from_kept: list[PlannedSnapshot | None] = [None] * len(reuse.source)
+    from_kept: list[PlannedSnapshot | None] = [None] * len(source)
     for index in order:
-        point = reuse.source[index]
+        point = source[index]
         owner = None if point[1] in held.get(point[0], ()) else owners.owner(point)
         if owner is not None:
             snapshot = found.setdefault(point, PlannedSnapshot(point, owner))
             snapshot.readers.append(index)
             from_kept[index] = snapshot
-    return SnapshotPlan(list(found.values()), reuse.source, from_kept)
+    return SnapshotPlan(list(found.values()), source, from_kept)
 
 
 @dataclass(slots=True)

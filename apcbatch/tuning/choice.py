@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from apcbatch.config import Config
 from apcbatch.errors import UsageError
 from apcbatch.job.planning import windows_note
-from apcbatch.plan.forecast import Forecast, PolicyForecast
+from apcbatch.tuning.forecast import Forecast, PolicyForecast
 from apcbatch.tuning.measurement import Measurement
-from apcbatch.tuning.survey import Survey
 
 TIE = 1.01  # candidates within 1 % of the fastest count as equal
 
@@ -39,9 +38,7 @@ def check(config: Config) -> None:
         )
 
 
-def conclude(
-    config: Config, surveyed: Survey, forecast: Forecast, measured: Measurement, candidates: list[Candidate]
-) -> Tuning:
+def conclude(config: Config, forecast: Forecast, measured: Measurement, candidates: list[Candidate]) -> Tuning:
     """Choose the fastest candidate. Candidates within 1 % of it are ties, which go to --block-size under `planned`,
     whose snapshots for this run are the same on every grid, and then to the fewest bytes kept. After real runs, only
     the verified candidates are compared."""
@@ -58,7 +55,7 @@ def conclude(
     )
     gain = max(1, math.ceil(measured.break_even_disk))
     reason = _reason(chosen, compared, "measured" if verified else "predicted")
-    return Tuning(forecast, measured, candidates, chosen, gain, reason, list(_notes(config, surveyed, candidates)))
+    return Tuning(forecast, measured, candidates, chosen, gain, reason, list(_notes(config, forecast, candidates)))
 
 
 def _reason(chosen: Candidate, compared: list[Candidate], how: str) -> str:
@@ -77,14 +74,14 @@ def _reason(chosen: Candidate, compared: list[Candidate], how: str) -> str:
     return text + f"; the next best, {next_best.block_size}, takes {100 * (share - 1):.0f} % longer."
 
 
-def _notes(config: Config, surveyed: Survey, candidates: list[Candidate]) -> Iterator[str]:
+def _notes(config: Config, forecast: Forecast, candidates: list[Candidate]) -> Iterator[str]:
     """Yield reasons why a real run will differ from the prediction."""
     if config.policy == "planned":
         yield (
             "under planned a run restores the same at each block size, as its snapshots lie where prompts part and "
             "end; the block size is the grid of what later runs find in a --store"
         )
-        if (note := windows_note(len(surveyed.windows), config)) is not None:
+        if (note := windows_note(forecast.num_windows, config)) is not None:
             yield note
     large = [str(one.block_size) for one in candidates if one.table.peak_live_bytes > config.pool_size]
     if large and config.policy != "planned" and config.store is None:

@@ -11,7 +11,7 @@ which another request filled.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from typing import Any
@@ -20,14 +20,15 @@ from apcbatch.config import Config
 from apcbatch.cores import find_memory, may_have_gpu
 from apcbatch.engine.memory import MemoryPlan, Use
 from apcbatch.engine.serving import LOOK_AHEAD
-from apcbatch.job.planning import planner_for
 from apcbatch.layout import PAGE_TOKENS
 from apcbatch.plan.footprint import Footprint
-from apcbatch.plan.forecast import PolicyForecast
-from apcbatch.plan.planner import HandedOn
+from apcbatch.plan.planner import Plan
+from apcbatch.plan.prefix_tree import PrefixTree
 from apcbatch.plan.tree_shape import TreeShape
 from apcbatch.plan.windows import REQUEST_TOKENS
+from apcbatch.tuning.forecast import Forecast, PolicyForecast, Served
 from apcbatch.tuning.survey import Survey
+from apcbatch.types import Policy
 
 
 @dataclass(frozen=True)
@@ -161,58 +162,64 @@ def memory_limit(config: Config) -> tuple[int, bool]:
     return memory_of(devices)[0], devices[0].type == "cpu"
 
 
-def forecast_memory(
-    config: Config, surveyed: Survey, forecast: PolicyForecast, answer_tokens: int, limit: tuple[int, bool]
-) -> MemoryForecast:
-    """Forecast the memory of a run of a surveyed input under a policy. forecast, answer_tokens: see use_of. limit: see
-    memory_limit."""
-    plan = replace(surveyed.memory, on_host=limit[1])
-    return MemoryForecast(plan, use_of(config, surveyed, forecast, answer_tokens), limit[0])
+class Occupancy:
+    """What the requests of an input hold at once under a policy, at the block size of the configuration: filled by a
+    Forecaster. answer_tokens: gives the tokens of an answer, by what was read so far."""
 
+    def __init__(self, config: Config, policy: Policy, answer_tokens: Callable[[], int]) -> None:
+        self._config, self._policy, self._answer_tokens = config, policy, answer_tokens
+        self._ahead: deque[Job] = deque()  # of a policy without a plan: requests of windows to come
+        self._peak, self._window_tokens = Peak(), 0
 
-def use_of(config: Config, surveyed: Survey, forecast: PolicyForecast | None, answer_tokens: int) -> Use:
-    """Return what a run of a surveyed input uses at its peak under a policy. forecast: of the policy, at the block size
-    of the configuration; None for policy `none`. answer_tokens: tokens of an answer."""
-    footprint, peak, done = surveyed.footprint, Peak(), 0
-    handed_over: list[HandedOn] = []
-    planner = planner_for(config, footprint)
-    for window in surveyed.windows:
-        shape = TreeShape(window.tree)
-        lengths = shape.length[: window.num_requests]
-        order: Sequence[int] = range(len(lengths))
-        if forecast is not None and forecast.policy == "planned":
-            plan = planner.plan(window.tree, (), window.num_requests, handed_over)
-            order, handed_over = plan.order, plan.handed_on
+    def add(self, policy: Policy, block_size: int, served: Served) -> None:
+        """Add a request: see Forecaster.watch."""
+        if policy == self._policy != "planned" and block_size == self._config.block_size:
+            self._ahead.append(Job(served.length, self._answer_tokens(), served.resume_at))
+
+    def add_window(self, tree: PrefixTree, plan: Plan) -> None:
+        """Add the next window, with its plan."""
+        number, answer, held = len(plan.requests), self._answer_tokens(), 0
+        order: Sequence[int] = range(number)
+        if self._policy != "planned":
+            jobs = [self._ahead.popleft() for _ in order]
+        else:
+            order, held = plan.order, len(plan.handed_on)
+            has_store = self._config.store is not None
             jobs = [
                 Job(
                     length,
-                    answer_tokens,
+                    answer,
                     one.resume_at,
                     leader,
-                    dict.fromkeys(one.keep_for_later, 0) | dict(zip(one.keep, one.reads, strict=True)),
+                    dict.fromkeys(one.keep_for_later if has_store else (), 0)
+                    | dict(zip(one.keep, one.reads, strict=True)),
                 )
-                for length, one, leader in zip(lengths, plan.requests, plan.leaders, strict=True)
+                for length, one, leader in zip(TreeShape(tree).length, plan.requests, plan.leaders, strict=False)
             ]
-        else:
-            resume_at = [0] * len(lengths) if forecast is None else forecast.resume_at[done : done + len(lengths)]
-            jobs = [Job(length, answer_tokens, at) for length, at in zip(lengths, resume_at, strict=True)]
-        done += len(lengths)
-        here = peak_of(jobs, order, config.max_running, config.max_batch_tokens, len(handed_over))
-        peak = Peak(*(max(getattr(peak, name), value) for name, value in vars(here).items()))
-    snapshot_bytes, kv_bytes = peak.snapshots * footprint.state_bytes, peak.pages * footprint.page_bytes
-    if forecast is not None and forecast.policy != "planned":
-        snapshot_bytes, kv_bytes = _kept(forecast, footprint, config.pool_size, kv_bytes)
-    window_tokens = max(
-        (one.tree.unique_tokens + REQUEST_TOKENS * one.tree.num_requests for one in surveyed.windows), default=0
-    )
-    return Use(
-        requests=peak.requests,
-        snapshot_bytes=snapshot_bytes,
-        kv_bytes=kv_bytes,
-        pass_tokens=peak.pass_tokens,
-        window_tokens=window_tokens,
-        input_tokens=surveyed.tree.unique_tokens + answer_tokens * surveyed.tree.num_requests,
-    )
+        here = peak_of(jobs, order, self._config.max_running, self._config.max_batch_tokens, held)
+        self._peak = Peak(*(max(getattr(self._peak, name), value) for name, value in vars(here).items()))
+        self._window_tokens = max(self._window_tokens, tree.unique_tokens + REQUEST_TOKENS * tree.num_requests)
+
+    def use(self, forecast: Forecast, footprint: Footprint) -> Use:
+        """Return what a run uses at its peak, after the last request."""
+        peak, own = self._peak, forecast.grids[self._config.block_size][self._policy]
+        snapshot_bytes, kv_bytes = peak.snapshots * footprint.state_bytes, peak.pages * footprint.page_bytes
+        if self._policy != "planned":
+            snapshot_bytes, kv_bytes = _kept(own, footprint, self._config.pool_size, kv_bytes)
+        return Use(
+            requests=peak.requests,
+            snapshot_bytes=snapshot_bytes,
+            kv_bytes=kv_bytes,
+            pass_tokens=peak.pass_tokens,
+            window_tokens=self._window_tokens,
+            input_tokens=forecast.unique_tokens + self._answer_tokens() * forecast.requests,
+        )
+
+
+def forecast_memory(surveyed: Survey, occupancy: Occupancy, limit: tuple[int, bool]) -> MemoryForecast:
+    """Forecast the memory of a run of a surveyed input. limit: see memory_limit."""
+    plan = replace(surveyed.memory, on_host=limit[1])
+    return MemoryForecast(plan, occupancy.use(surveyed.forecast, surveyed.footprint), limit[0])
 
 
 def _kept(forecast: PolicyForecast, footprint: Footprint, pool_bytes: int, kv_bytes: int) -> tuple[int, int]:

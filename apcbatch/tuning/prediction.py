@@ -7,38 +7,25 @@ request that resumes waits until the previous one of its conversation has ended.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from apcbatch.config import Config
 from apcbatch.engine.serving import LOOK_AHEAD
 from apcbatch.job.planning import planner_for
-from apcbatch.plan.forecast import Forecast, forecast
-from apcbatch.plan.planner import Planner
-from apcbatch.plan.tree_shape import TreeShape
 from apcbatch.tuning.choice import Candidate
+from apcbatch.tuning.forecast import Forecast, Forecaster, MakeForecaster, Served
 from apcbatch.tuning.measurement import Measurement
-from apcbatch.tuning.survey import Survey
+from apcbatch.tuning.occupancy import Occupancy
+from apcbatch.types import Policy
 
 
-def predict(config: Config, surveyed: Survey, forecast: Forecast, measured: Measurement) -> list[Candidate]:
-    """Return one candidate for each block size of a forecast, in its order."""
-    shape = TreeShape(surveyed.tree)
-    order = forecast.order if config.policy == "planned" else range(shape.num_requests)
+def predict(config: Config, forecast: Forecast, passes: Passes, measured: Measurement) -> list[Candidate]:
+    """Return one candidate for each block size of a forecast, in its order. passes: those of the forecast's run."""
     candidates = []
     for block_size, grid in forecast.grids.items():
-        table = grid[config.policy]
-        work = count_work(
-            order,
-            shape.length,
-            table.resume_at,
-            shape.conversation,
-            config.max_batch_tokens,
-            config.max_running,
-        )
+        table, work = grid[config.policy], passes.workload(block_size)
         kept = table.snapshots_written + table.snapshots_for_later
-        restores = sum(position > 0 for position in table.resume_at)
         on_disk = config.store is not None and table.peak_live_bytes > config.pool_size
         restore_s = measured.restore_disk_s if on_disk else measured.restore_ram_s
         written = min(table.store_bytes, config.store_size) if config.store is not None else 0
@@ -47,41 +34,41 @@ def predict(config: Config, surveyed: Survey, forecast: Forecast, measured: Meas
                 block_size,
                 table,
                 work.prefill_s(measured, kept),
-                restores * restore_s,
+                work.restores * restore_s,
                 written * measured.write_byte_s,
             )
         )
     return candidates
 
 
-def forecast_policies(config: Config, surveyed: Survey, block_sizes: Iterable[int]) -> Forecast:
-    """Forecast all policies, for `plan`, in the order of --order. --store-size bounds the snapshots for later runs even
-    without a --store."""
+def of_policies(config: Config, block_sizes: Iterable[int], occupancy: Occupancy | None = None) -> MakeForecaster:
+    """Return what makes the forecaster of all policies, for `plan`, in the order of --order. --store-size bounds the
+    snapshots for later runs even without a --store. occupancy: filled with the requests."""
     planned = replace(config, policy="planned")
-    planner = planner_for(planned, surveyed.footprint, later_budget_bytes=config.store_size)
-    return _forecast(surveyed, block_sizes, planner)
+    return lambda footprint: Forecaster(
+        planner_for(planned, footprint, later_budget_bytes=config.store_size),
+        block_sizes,
+        config.window_tokens,
+        *(() if occupancy is None else (occupancy.add, occupancy.add_window)),
+    )
 
 
-def forecast_run(config: Config, surveyed: Survey, block_sizes: Iterable[int]) -> Forecast:
-    """Forecast for `tune-block-size`, with the order and the limits of a `run` with this configuration."""
-    planner = planner_for(config, surveyed.footprint)
-    return _forecast(surveyed, block_sizes, planner)
-
-
-def _forecast(surveyed: Survey, block_sizes: Iterable[int], planner: Planner) -> Forecast:
-    thoughts = surveyed.without_thoughts
-    return forecast(surveyed.tree, block_sizes, planner, surveyed.num_unstable, thoughts, surveyed.windows)
+def of_run(config: Config, block_sizes: Iterable[int], passes: Passes) -> MakeForecaster:
+    """Return what makes the forecaster of `tune-block-size`, with the order and the limits of a `run` with this
+    configuration. passes: filled with its requests."""
+    return lambda footprint: Forecaster(planner_for(config, footprint), block_sizes, config.window_tokens, passes.add)
 
 
 @dataclass(frozen=True)
 class Workload:
     """Sums of the work of a run. chunks: parts of requests in passes. tokens: computed tokens. context_pairs: for each
-    computed token, the number of tokens before it."""
+    computed token, the number of tokens before it. restores: requests that resume from a snapshot."""
 
     passes: int
     chunks: int
     tokens: int
     context_pairs: float
+    restores: int
 
     def prefill_s(self, measured: Measurement, snapshots: int) -> float:
         """Return the predicted seconds of prefill, with the cost of keeping the snapshots."""
@@ -94,46 +81,77 @@ class Workload:
         )
 
 
-def count_work(
-    order: Sequence[int],
-    lengths: Sequence[int],
-    resume_at: Sequence[int],
-    conversations: Sequence[int],
-    max_batch_tokens: int,
-    max_running: int,
-) -> Workload:
-    """Count the work of a run in which each request generates one token. order: request indices in the order of the
-    run; the other sequences are indexed by request."""
-    leaders = _leaders(order, resume_at, conversations)
-    computed = [length - cached for length, cached in zip(lengths, resume_at, strict=True)]
-    left = list(computed)
-    coming, waiting = deque(order), list[int]()
-    running = list[int]()
-    passes = chunks = 0
-    while coming or waiting or running:
-        while coming and len(waiting) < LOOK_AHEAD * max_running:
-            waiting.append(coming.popleft())
-        passed_over = list[int]()
-        for index in waiting:
-            free = len(running) < max_running and (leaders[index] == index or not left[leaders[index]])
-            (running if free else passed_over).append(index)
-        waiting, budget = passed_over, max_batch_tokens
-        for index in running:
-            count = min(budget, left[index])
+@dataclass(slots=True, eq=False)
+class _Prefill:
+    """Request in a simulated pass. left: tokens to compute. leader: the request that it waits for, or None."""
+
+    conversation: int
+    left: int
+    leader: _Prefill | None
+
+
+class PassCounter:
+    """Simulated passes of a run in which each request generates one token. Requests are added in running order; only
+    those that wait or run are held."""
+
+    def __init__(self, max_batch_tokens: int, max_running: int) -> None:
+        self._max_batch_tokens, self._max_running = max_batch_tokens, max_running
+        self._latest: dict[int, _Prefill] = {}  # unfinished, by conversation
+        self._waiting: list[_Prefill] = []
+        self._running: list[_Prefill] = []
+        self._passes = self._chunks = self._tokens = self._restores = 0
+        self._pairs = 0.0
+
+    def add(self, served: Served) -> None:
+        """Add a request."""
+        count, resume_at = served.length - served.resume_at, served.resume_at
+        leader = self._latest.get(served.conversation) if resume_at else None
+        one = self._latest[served.conversation] = _Prefill(served.conversation, count, leader)
+        self._waiting.append(one)
+        self._tokens += count
+        self._restores += resume_at > 0
+        self._pairs += count * (served.length - count / 2)
+        while len(self._waiting) == LOOK_AHEAD * self._max_running:
+            self._pass()
+
+    def finish(self) -> Workload:
+        """Return the work, after the last request."""
+        while self._waiting or self._running:
+            self._pass()
+        return Workload(self._passes, self._chunks, self._tokens, self._pairs, self._restores)
+
+    def _pass(self) -> None:
+        passed_over, budget = list[_Prefill](), self._max_batch_tokens
+        for one in self._waiting:
+            free = len(self._running) < self._max_running and (one.leader is None or not one.leader.left)
+            (self._running if free else passed_over).append(one)
+        self._waiting = passed_over
+        for one in self._running:
+            count = min(budget, one.left)
             budget -= count
-            left[index] -= count
-            chunks += count > 0
-        running = [index for index in running if left[index]]
-        passes += 1
-    pairs = sum(count * (length - count / 2) for length, count in zip(lengths, computed, strict=True))
-    return Workload(passes, chunks, sum(computed), pairs)
+            one.left -= count
+            self._chunks += count > 0
+            if not one.left and self._latest.get(one.conversation) is one:
+                del self._latest[one.conversation]
+        self._running = [one for one in self._running if one.left]
+        self._passes += 1
 
 
-def _leaders(order: Sequence[int], resume_at: Sequence[int], conversations: Sequence[int]) -> list[int]:
-    """Return, for each request, the index of the request that it waits for, or its own index."""
-    leaders, before = list(range(len(order))), dict[int, int]()
-    for index in order:
-        if resume_at[index]:
-            leaders[index] = before.get(conversations[index], index)
-        before[conversations[index]] = index
-    return leaders
+class Passes:
+    """Simulated passes of a run at each block size; see Forecaster for `add`."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._counters: dict[int, PassCounter] = {}
+
+    def add(self, policy: Policy, block_size: int, served: Served) -> None:
+        """Add a request, if the run has this policy."""
+        if policy == self._config.policy:
+            if block_size not in self._counters:
+                self._counters[block_size] = PassCounter(self._config.max_batch_tokens, self._config.max_running)
+            self._counters[block_size].add(served)
+
+    def workload(self, block_size: int) -> Workload:
+        """Return the work at a block size, after the last request."""
+        planned = self._config.policy == "planned"  # the same at each block size
+        return self._counters[self._config.block_size if planned else block_size].finish()

@@ -1,4 +1,4 @@
-"""Read the input into a prefix tree of all requests that a run would serve.
+"""Read the input as a run would, and forecast the run.
 
 Needs no weights. Invariant: `run` with the same options serves the same requests in the same order. Requests that it
 would answer with an error are counted and left out.
@@ -30,57 +30,58 @@ from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.model.locate import locate_model
 from apcbatch.model.own_dtype import with_own_dtype
 from apcbatch.plan.footprint import Footprint
-from apcbatch.plan.prefix_tree import PrefixTree
-from apcbatch.plan.windows import Window, Windows
 from apcbatch.prefix import as_token_array
 from apcbatch.tuning.drafts import AnsweredSample, SampleReferences
+from apcbatch.tuning.forecast import Forecast, MakeForecaster
 
 
 @dataclass
 class Survey:
     """Requests of an input.
 
-    tree: prefix tree of their prompts; a conversation's number is its input line. footprint: bytes of the model's
-    snapshots. memory: of a run on the host. windows: the same prompts in the windows that `run` plans. num_lines: input
-    lines that have a request. num_unstable: lines whose template changes the rendering of earlier turns.
-    without_thoughts: those of them in which it takes earlier reasoning out; keeps_thoughts_with: see Renderer. errors:
-    number of refused requests by code.
+    forecast: what a run of them reuses. footprint: bytes of the model's snapshots. memory: plan of a run's memory.
+    num_lines: input lines that have a request. num_unstable: lines whose template changes the rendering of earlier
+    turns. without_thoughts: number of those in which it takes earlier reasoning out; keeps_thoughts_with: see Renderer.
+    errors: number of refused requests by code.
     """
 
-    tree: PrefixTree
+    forecast: Forecast
     footprint: Footprint
     memory: MemoryPlan
     num_lines: int = 0
-    windows: list[Window[None]] = field(default_factory=list)
     num_unstable: int = 0
-    without_thoughts: set[int] = field(default_factory=set)
+    without_thoughts: int = 0
     keeps_thoughts_with: dict[str, bool] = field(default_factory=dict)
     errors: Counter[str] = field(default_factory=Counter)
 
 
 class _WatchedRenderer(Renderer):
-    """Renderer that notes in a survey which conversations are not prefix-stable."""
+    """Renderer that counts the conversations that are not prefix-stable, and those in which the template takes earlier
+    reasoning out. drops_thoughts: whether it does so in the latest one."""
 
-    survey: Survey
+    num_unstable = without_thoughts = 0
+    drops_thoughts = False
 
     def render(self, conversation: Conversation, turns: Turns = "each", note: NotePrompt | None = None) -> Rendered:
+        self.drops_thoughts = False
         rendered = super().render(conversation, turns, note)
-        self.survey.num_unstable += not rendered.prefix_stable
-        if rendered.drops_thoughts:
-            self.survey.without_thoughts.add(conversation.line)
+        self.num_unstable += not rendered.prefix_stable
+        self.drops_thoughts = rendered.drops_thoughts
+        self.without_thoughts += rendered.drops_thoughts
         return rendered
 
 
 def survey(
     config: Config,
     inputs: Inputs,
+    make_forecaster: MakeForecaster,
     warn: Callable[[str], None],
     advance: Callable[[], None] = lambda: None,
     sample: AnsweredSample | None = None,
 ) -> Survey:
-    """Read the whole input into a Survey. advance: called once for each line with a request. sample: filled with the
-    first requests that have a recorded answer. UsageError (ModelError) if input or model cannot be used, or if no line
-    can be planned because all fail."""
+    """Read the whole input, and forecast a run. make_forecaster: given the bytes of the model's snapshots. advance:
+    called once for each line with a request. sample: filled with the first requests that have a recorded answer.
+    UsageError (ModelError) if input or model cannot be used, or if no line can be planned because all fail."""
     if config.turns == "rollout":
         raise UsageError(
             f"{config.origins['turns']} rollout: its prompts are built on answers that are not known yet; plan with "
@@ -95,11 +96,11 @@ def survey(
     if not renderer.tokenizer.reads_text:
         records = check_first(records, folder)
     layout = state_layout(model, config.dtype)
-    found = Survey(PrefixTree(), Footprint.of(layout), MemoryPlan.of(config, layout, model, folder, on_host=True))
-    renderer.survey, found.keeps_thoughts_with = found, renderer.keeps_thoughts_with
+    footprint = Footprint.of(layout)
+    forecaster, errors = make_forecaster(footprint), Counter[str]()
     references = None if sample is None else SampleReferences(renderer, sample)
     feeder = Feeder(config, records, renderer, PreviousAnswers(), references=references)
-    line, windows = 0, Windows[None](config.window_tokens)
+    line = num_lines = 0
     first: Failure | None = None
     while not feeder.exhausted:
         work = feeder.next()
@@ -109,24 +110,28 @@ def survey(
             except RequestError as error:
                 work = Failure(work.tag.ticket, error)
         if isinstance(work, Failure):
-            found.errors[work.error.code] += 1
+            errors[work.error.code] += 1
             first = first or work
         elif work is not None:
             ticket = work.tag.ticket
             tokens = as_token_array(work.token_ids)
-            found.tree.add(tokens, ticket.line, work.resumable)
-            windows.add(None, ticket.line, tokens, work.resumable)
-            while windows.is_complete:
-                found.windows.append(windows.take())
+            forecaster.add(tokens, ticket.line, work.resumable, renderer.drops_thoughts)
             if sample is not None:
                 sample.add(work)
             if ticket.line != line:
                 line = ticket.line
-                found.num_lines += 1
+                num_lines += 1
                 advance()
-    while len(windows):
-        found.windows.append(windows.take())
-    if first is not None and not found.num_lines:
+    if first is not None and not num_lines:
         reason = f"line {first.ticket.line}: {first.error.message}"
         raise UsageError(f"{inputs.shown}: no request can be planned, since all fail ({reason}); correct the lines")
-    return found
+    return Survey(
+        forecaster.finish(),
+        footprint,
+        MemoryPlan.of(config, layout, model, folder, on_host=True),
+        num_lines,
+        renderer.num_unstable,
+        renderer.without_thoughts,
+        renderer.keeps_thoughts_with,
+        errors,
+    )

@@ -132,9 +132,9 @@ def test_each_file_holds_what_its_flag_says(monkeypatch, tmp_path, capsys):
 @pytest.mark.parametrize(("num_real_runs", "num_run"), [(0, 0), (1, 1), (5, 2)])
 def test_no_more_than_the_candidates_are_run(monkeypatch, capsys, num_real_runs, num_run):
     """Fault: runs are announced that are not made, or made though --verify is 0."""
-    monkeypatch.setattr(tune, "survey_with_bar", lambda *_: SimpleNamespace(footprint=None))
+    surveyed = SimpleNamespace(footprint=None, forecast=SimpleNamespace(requests=1))
+    monkeypatch.setattr(tune, "survey_with_bar", lambda *_: surveyed)
     monkeypatch.setattr(measurement, "measure", lambda *_: "measured")
-    monkeypatch.setattr("apcbatch.tuning.prediction.forecast_run", lambda *_: SimpleNamespace(requests=1))
     monkeypatch.setattr("apcbatch.tuning.prediction.predict", lambda *_: ["a", "b"])
     monkeypatch.setattr("apcbatch.tuning.verification.verify", lambda *given: given[2][: given[3]])
     monkeypatch.setattr("apcbatch.tuning.choice.conclude", lambda *given: given[-1])

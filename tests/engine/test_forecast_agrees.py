@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from apcbatch import Engine, Request
-from apcbatch.plan.forecast import forecast
 from apcbatch.plan.planner import Planner
 from apcbatch.plan.prefix_tree import PrefixTree
 from tests.effort import table, tries
-from tests.plan.plan_oracle import random_dataset, within_vocabulary
+from tests.plan.plan_oracle import Dataset, random_dataset, within_vocabulary
 from tests.tiny import FAMILIES, VOCAB
+from tests.tuning.forecasts import forecast
 
 
 def random_requests(seed: int) -> tuple[list[Request], list[int]]:
@@ -37,15 +37,17 @@ def random_requests(seed: int) -> tuple[list[Request], list[int]]:
     return requests, data.conversations
 
 
-def check(checkpoint: Path, policy: str, order: str, max_running: int, seed: int) -> None:
+def check(checkpoint: Path, policy: Any, order: str, max_running: int, seed: int) -> None:
     """Serve a random forest; the engine reports what the table says, request by request, but for those that fail."""
     requests, conversations = random_requests(seed)
     tree = PrefixTree()
     for request, conversation in zip(requests, conversations, strict=True):
         tree.add(np.array(request.token_ids, np.int32), conversation, request.resumable)
     planner = Planner(3, order)
-    made = forecast(tree, [3], planner)
+    data = Dataset([tuple(request.token_ids) for request in requests], conversations)
+    made, seen = forecast(data, [3], planner, [request.resumable for request in requests])
     table, plan = made.grids[3][policy], planner.plan(tree)
+    served = seen.of(policy, 3)
     engine = Engine(
         checkpoint, block_size=3, policy=policy, max_running=max_running, max_batch_tokens=23,
         pool_size_bytes=64 << 20,
@@ -56,9 +58,9 @@ def check(checkpoint: Path, policy: str, order: str, max_running: int, seed: int
     results = {int(result.id): result for result in engine.run(work)}
     answered = {index: result for index, result in results.items() if result.error is None}
     assert [results[i].error is None for i in range(len(requests))] == [not one.logit_bias for one in requests]
-    assert {i: one.cached_tokens for i, one in answered.items()} == {i: table.resume_at[i] for i in answered}, seed
+    assert {i: one.cached_tokens for i, one in answered.items()} == {i: served[i].resume_at for i in answered}, seed
     if policy == "planned":
-        assert {i: one.ideal_cached_tokens for i, one in answered.items()} == {i: made.ideals[i] for i in answered}
+        assert {i: one.ideal_cached_tokens for i, one in answered.items()} == {i: served[i].ideal for i in answered}
     tokens = [tuple(requests[index].token_ids) for index in answered]
     assert engine.counters.unique_tokens == len({one[:end] for one in tokens for end in range(1, len(one) + 1)}), seed
     assert engine.counters.snapshots_written == table.snapshots_written, seed

@@ -147,7 +147,7 @@ def test_writes_under_way_are_waited_for(tmp_path: Path, tiny_checkpoint: Callab
     folder = tiny_checkpoint("mamba")
     slot = footprint_of(folder).state_bytes
     plan = make_plan(data, Planner(4, "file", Footprint(slot), later_budget_bytes=None))
-    assert plan.peak_live_bytes == slot and plan.snapshots_for_later > 10
+    assert plan.peak_live_bytes == slot and plan.for_later[4].snapshots > 10
     engine = open_engine(folder, block_size=4, store=tmp_path, max_running=2, pool_size_bytes=2 * slot)
     results = serve(engine, data, plan)
     assert [results[index].cached_tokens for index in (0, 1, 22)] == [0, 8, 8]

@@ -19,13 +19,16 @@ from apcbatch.job import planning
 from apcbatch.job.record import Ticket
 from apcbatch.job.work import Tag
 from apcbatch.plan.footprint import Footprint
+from apcbatch.plan.windows import Windows
 from apcbatch.resolution import load
-from apcbatch.tuning.prediction import forecast_policies
+from apcbatch.tuning.forecast import Forecaster
+from apcbatch.tuning.prediction import of_run
 from apcbatch.tuning.survey import survey
 from apcbatch.types import Request
 from tests.chats import conversation, forked_lines, read_records, write_lines
 from tests.job.conftest import answers
 from tests.job.fakes import FakeEngine
+from tests.tuning.forecasts import Seen
 
 
 def requests(*conversations: tuple[int, ...]) -> list[Request]:
@@ -137,16 +140,20 @@ def test_what_windows_restore_is_what_is_planned_and_the_ideal_is_that_of_all(
     printed = capsys.readouterr()
     summary, document = json.loads(printed.out), json.loads(Path("plan.json").read_text())
     config = load({"order": order, "window_tokens": "4000"}, None, {})
-    surveyed = survey(config, find_inputs(["in.jsonl"]), pytest.fail)
-    assert len(surveyed.windows) > 3
-    forecast = forecast_policies(config, surveyed, [64])
-    tree, records = surveyed.tree, read_records(tmp_path / "out.jsonl")
+    seen, read = Seen(), []
+    add = Forecaster.add
+    monkeypatch.setattr(Forecaster, "add", lambda made, *given: (read.append(given[:3]), add(made, *given)))
+    made = of_run(config, [64], seen)  # type: ignore[arg-type]
+    forecast = survey(config, find_inputs(["in.jsonl"]), made, pytest.fail).forecast
+    assert forecast.num_windows > 3
+    records = read_records(tmp_path / "out.jsonl")
     in_order = sorted(records, key=lambda record: record["id"])
     resumed = [record["apcbatch"]["cached_tokens"] for record in in_order]
-    assert resumed == forecast.grids[64]["planned"].resume_at
-    prompts = [tuple(tree.path_tokens(node).tolist()) for node in tree.end_node]
+    served = seen.requests["planned", 64]
+    assert resumed == seen.resume_at("planned", 64)
+    prompts = [tuple(tokens.tolist()) for tokens, _, _ in read]
     named = dict(zip((record["custom_id"] for record in in_order), prompts, strict=True))
-    unique, ideal, whole = prefixes([in_order[index] for index in forecast.order], named)
+    unique, ideal, whole = prefixes([in_order[one.index] for one in served], named)
     assert (summary["unique_tokens"], sum(record["apcbatch"]["ideal_cached_tokens"] for record in records)) == (
         unique,
         ideal,
@@ -157,7 +164,12 @@ def test_what_windows_restore_is_what_is_planned_and_the_ideal_is_that_of_all(
     for name in ("prompt_tokens", "unique_tokens", "ideal_hit_rate", "unique_tokens_is_bound", "ideal_is_bound"):
         assert document["dataset"][name] == summary[name], name
     assert summary["ideal_is_bound"] is summary["unique_tokens_is_bound"] is False
-    third = sum(window.num_requests for window in surveyed.windows[:2])
+    windows, sizes = Windows[None](4000), list[int]()
+    for tokens, line, resumable in read:
+        windows.add(None, line, tokens, resumable)
+        while windows.is_complete:
+            sizes.append(windows.take().num_requests)
+    third = sum(sizes[:2])
     reuse = [record["apcbatch"] for record in in_order[third:]]
     beyond = sum(one["ideal_cached_tokens"] - one["cached_tokens"] for one in reuse)
     assert (f"would have restored up to {beyond:,} tokens more" in printed.err) == (beyond > 0)

@@ -62,8 +62,8 @@ def test_for_later_the_stems_and_the_ends_are_kept(data: Dataset) -> None:
         kept, expected = kept_for_later(data, plan), stems_and_ends(data, block_size)
         assert set(kept) == expected, (data.where, block_size)
         this_run = {data.prompts[i][:b] for i, todo in enumerate(plan.requests) for b in todo.keep}
-        assert plan.snapshots_for_later == len(expected - this_run), (data.where, block_size)
-        assert plan.later_bytes == sum(100 + 3 * (len(p) - nearest_above(p, expected)) for p in expected)
+        num_bytes = sum(100 + 3 * (len(p) - nearest_above(p, expected)) for p in expected)
+        assert plan.for_later == {block_size: (len(expected - this_run), num_bytes)}, (data.where, block_size)
         for prefix, owner in kept.items():
             first = next(i for i in plan.order if data.prompts[i][: len(prefix)] == prefix)
             assert owner == first, (data.where, block_size)
@@ -74,15 +74,17 @@ def test_for_later_the_gain_and_the_budget_hold(data: Dataset) -> None:
     counted wrong."""
     for block_size, min_gain in ((1, 4), (3, 1), (3, 7)):
         free = make_plan(data, Planner(block_size, "auto", HYBRID, None, min_gain, None))
-        for budget in (0, free.later_bytes // 3, free.later_bytes - 1, free.later_bytes):
+        most = free.for_later[block_size].num_bytes
+        for budget in (0, most // 3, most - 1, most):
             plan = make_plan(data, Planner(block_size, "auto", HYBRID, None, min_gain, max(budget, 0)))
             kept = set(kept_for_later(data, plan))
             gains = {prefix: len(prefix) - nearest_above(prefix, kept) for prefix in kept}
             where = (data.where, block_size, min_gain, budget)
             assert all(gain >= min_gain for gain in gains.values()), where
-            assert plan.later_bytes == sum(100 + 3 * gain for gain in gains.values()) <= max(budget, 0), where
+            written = plan.for_later[block_size].num_bytes
+            assert written == sum(100 + 3 * gain for gain in gains.values()) <= max(budget, 0), where
             assert kept <= stems_and_ends(data, block_size), where
-            if budget == free.later_bytes:  # the last one that is left is worth all of its tokens
+            if budget == most:  # the last one that is left is worth all of its tokens
                 assert bool(kept) == any(len(p) >= min_gain for p in stems_and_ends(data, block_size)), where
 
 
@@ -122,7 +124,7 @@ def test_for_later_two_dropped_in_a_row_leave_all_tokens_to_the_next() -> None:
     more than its budget. Candidates at 10, 15 and 200 tokens; 15 goes first, then 10."""
     data = dataset(range(11), range(16), range(201))
     plan = make_plan(data, Planner(1, later_budget_bytes=700, footprint=HYBRID))
-    assert set(kept_for_later(data, plan)) == {tuple(range(200))} and plan.later_bytes == 700
+    assert set(kept_for_later(data, plan)) == {tuple(range(200))} and plan.for_later[1].num_bytes == 700
 
 
 def test_for_later_what_nobody_computes_is_not_promised() -> None:
@@ -131,7 +133,7 @@ def test_for_later_what_nobody_computes_is_not_promised() -> None:
     data = dataset([*range(10), *[20] * 10], [*range(10), *[30] * 10])
     plan = make_plan(data, Planner(2, later_budget_bytes=None), {prompt[:18] for prompt in data.prompts})
     assert [todo.resume_at for todo in plan.requests] == [18, 18]
-    assert (kept_for_later(data, plan), plan.snapshots_for_later, plan.later_bytes) == ({}, 0, 0)
+    assert (kept_for_later(data, plan), plan.for_later) == ({}, {2: (0, 0)})
 
 
 def test_for_later_a_first_prompt_that_others_continue_is_a_stem() -> None:

@@ -11,21 +11,19 @@ import pytest
 
 from apcbatch.cli.options import BLOCK_SIZES
 from apcbatch.config import Config
-from apcbatch.plan.forecast import PolicyForecast
 from apcbatch.resolution import load
 from apcbatch.tuning.choice import Candidate, Tuning, Verified, conclude
 from apcbatch.tuning.export.plot import draw
+from apcbatch.tuning.forecast import PolicyForecast, Served
 from apcbatch.tuning.measurement import Measurement, Rate
-from apcbatch.tuning.prediction import predict
-from tests.plan.plan_oracle import dataset
+from apcbatch.tuning.prediction import Passes, predict
 
 COSTS = Measurement((Rate(1, 64, 0, 1000.0),), 0.5, 0.1, 0.01, 0.0, 0.25, 0.02, 0.0105, 1e-3)
-SURVEY: Any = SimpleNamespace(windows=[None])
-MADE: Any = SimpleNamespace(ideal_hit_rate=0.75)
+MADE: Any = SimpleNamespace(ideal_hit_rate=0.75, num_windows=1)
 
 
-def table(written: int = 100, store: int = 0, resume_at: tuple[int, ...] = (0, 60), peak: int = 0) -> PolicyForecast:
-    return PolicyForecast("all", 200, list(resume_at), 3, 1, 2, written, store, 1, peak, 0)
+def table(written: int = 100, store: int = 0, peak: int = 0) -> PolicyForecast:
+    return PolicyForecast("all", 200, 60, 3, 1, 2, written, store, 1, peak, 0)
 
 
 def candidate(size: int, total_s: float, real_s: float | None = None, **of_table: int) -> Candidate:
@@ -35,7 +33,7 @@ def candidate(size: int, total_s: float, real_s: float | None = None, **of_table
 
 
 def chosen(*candidates: Candidate, config: Config | None = None) -> Tuning:
-    return conclude(config or load({"policy": "all"}, None, {}), SURVEY, MADE, COSTS, list(candidates))
+    return conclude(config or load({"policy": "all"}, None, {}), MADE, COSTS, list(candidates))
 
 
 def test_within_a_hundredth_it_is_the_bytes_that_decide() -> None:
@@ -70,7 +68,7 @@ def test_the_least_gain_is_what_a_restore_costs() -> None:
     """Catches a snapshot that costs more to read than to compute again, and a gain of no token."""
     for restore_s, gain in [(0.0105, 11), (0.010, 10), (0.0, 1), (0.0001, 1)]:
         costs = replace(COSTS, restore_disk_s=restore_s)
-        assert conclude(load({}, None, {}), SURVEY, MADE, costs, [candidate(1, 1.0)]).min_gain_tokens == gain
+        assert conclude(load({}, None, {}), MADE, costs, [candidate(1, 1.0)]).min_gain_tokens == gain
 
 
 def test_what_makes_a_run_differ_is_said() -> None:
@@ -78,8 +76,8 @@ def test_what_makes_a_run_differ_is_said() -> None:
 
     def notes(peak: int = 0, windows: int = 1, **flags: object) -> str:
         config = load({"pool_size": 1000, **flags}, None, {})
-        surveyed: Any = SimpleNamespace(windows=[None] * windows)
-        return "\n".join(conclude(config, surveyed, MADE, COSTS, [candidate(8, 1.0, peak=peak)]).notes)
+        made: Any = SimpleNamespace(num_windows=windows)
+        return "\n".join(conclude(config, made, COSTS, [candidate(8, 1.0, peak=peak)]).notes)
 
     assert notes(peak=1000, policy="all") == notes(windows=3, policy="all") == ""
     assert "the same at each block size" in notes() and "\n" not in notes()
@@ -99,11 +97,13 @@ def test_restores_and_writes_are_charged_where_they_happen() -> None:
         ({"store": "s"}, 1001, 0.021, 0.7),
         ({"store": "s", "store_size": 300}, 0, 0.04, 0.3),
     ]:
-        tree = dataset([1] * 100, [1] * 60 + [2] * 40, [1] * 60 + [3] * 10).tree()
         config = load({"pool_size": 1000, "max_batch_tokens": 4096, **flags}, None, {})
-        grids = {4: {"planned": table(store=700, resume_at=(0, 60, 60), peak=peak)}}
-        forecast: Any = SimpleNamespace(grids=grids, order=[0, 1, 2])
-        [found] = predict(config, SimpleNamespace(tree=tree), forecast, COSTS)  # type: ignore[arg-type]
+        passes = Passes(config)
+        for index, (length, resume_at) in enumerate([(100, 0), (100, 60), (70, 60)]):
+            passes.add("planned", config.block_size, Served(index, index, length, resume_at, resume_at))
+            passes.add("all", config.block_size, Served(index, index, length, 0, 0))
+        forecast: Any = SimpleNamespace(grids={4: {"planned": table(store=700, peak=peak)}})
+        [found] = predict(config, forecast, passes, COSTS)
         assert (found.block_size, found.restore_s, found.write_s) == pytest.approx((4, restore_s, write_s))
         # One pass, three chunks, 150 tokens, three snapshots for this run and two for later ones.
         assert found.prefill_s == pytest.approx(0.5 + 0.3 + 1.5 + 5 * 0.25)

@@ -18,6 +18,7 @@ from apcbatch.model.locate import locate_model
 from apcbatch.resolution import load
 from apcbatch.tuning import drafts
 from apcbatch.tuning.drafts import AnsweredSample, forecast_drafts, simulate
+from apcbatch.tuning.prediction import of_policies
 from apcbatch.tuning.survey import survey
 from apcbatch.types import Request
 from tests.chats import conversation, write_lines
@@ -96,7 +97,9 @@ def test_the_sample_is_bounded(
     )
     path = write_lines(tmp_path / "in.jsonl", [conversation(number, turns=1) for number in range(9)])
     sample = AnsweredSample()
-    assert survey(load({}, None, {}), find_inputs([str(path)]), pytest.fail, sample=sample).num_lines == 9
+    config = load({}, None, {})
+    made = survey(config, find_inputs([str(path)]), of_policies(config, [64]), pytest.fail, sample=sample)
+    assert made.num_lines == 9
     assert len(sample.answers) == len(rendered) == count
 
 
@@ -104,7 +107,8 @@ def test_the_answers_are_the_recorded_ones(tmp_path: Path) -> None:
     """Fault: an answer has its prompt's tokens, or another turn's."""
     path = write_lines(tmp_path / "in.jsonl", [conversation(number, turns=3) for number in range(2)])
     sample = AnsweredSample()
-    survey(load({"max_tokens": "500"}, None, {}), find_inputs([str(path)]), pytest.fail, sample=sample)
+    config = load({"max_tokens": "500"}, None, {})
+    survey(config, find_inputs([str(path)]), of_policies(config, [64]), pytest.fail, sample=sample)
     decode = Renderer.load(locate_model("demo")).decode
     said = [
         message["content"]

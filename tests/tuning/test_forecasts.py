@@ -14,8 +14,8 @@ from apcbatch.model.locate import locate_model
 from apcbatch.resolution import load
 from apcbatch.tuning.export.documents import forecast_document
 from apcbatch.tuning.export.text import forecast_lines
-from apcbatch.tuning.occupancy import forecast_memory, memory_limit
-from apcbatch.tuning.prediction import forecast_policies
+from apcbatch.tuning.occupancy import Occupancy, forecast_memory, memory_limit
+from apcbatch.tuning.prediction import of_policies
 from apcbatch.tuning.survey import survey
 from tests.chats import DROPS_THOUGHTS, conversation, write_lines
 
@@ -41,10 +41,11 @@ def chats(tmp_path: Path) -> Path:
 def report(path: Path, **flags: object) -> tuple[list[str], dict]:
     """The lines and the document for an input."""
     config = load({"device": "cpu"} | flags, None, {})
-    surveyed = survey(config, find_inputs([str(path)]), pytest.fail)
-    forecast = forecast_policies(config, surveyed, [16, 64])
-    memory = forecast_memory(config, surveyed, forecast.grids[64]["planned"], 9, memory_limit(config))
-    return list(forecast_lines(forecast, surveyed, config)), forecast_document(forecast, "planned", config, memory)
+    occupancy = Occupancy(config, "planned", lambda: 9)
+    surveyed = survey(config, find_inputs([str(path)]), of_policies(config, [16, 64], occupancy), pytest.fail)
+    memory = forecast_memory(surveyed, occupancy, memory_limit(config))
+    document = forecast_document(surveyed.forecast, "planned", config, memory)
+    return list(forecast_lines(surveyed, config)), document
 
 
 def test_the_document_has_its_shape(chats: Path) -> None:
@@ -137,10 +138,9 @@ def test_what_limits_the_rate_is_told(tmp_path: Path, chats: Path) -> None:
     (model / "chat_template.jinja").write_text(template)
     config = load({"model": str(model)}, None, {})
     warnings: list[str] = []
-    surveyed = survey(config, find_inputs([str(chats)]), warnings.append)
-    forecast = forecast_policies(config, surveyed, [64])
-    assert (forecast.unstable_templates, forecast.rewritten_prompts) == (6, 12)
-    lines = list(forecast_lines(forecast, surveyed, config))
+    surveyed = survey(config, find_inputs([str(chats)]), of_policies(config, [64]), warnings.append)
+    assert (surveyed.num_unstable, surveyed.forecast.rewritten_prompts) == (6, 12)
+    lines = list(forecast_lines(surveyed, config))
     assert any("not prefix-stable in 6 conversations" in line for line in lines)
     assert any("computed again, as 12 prompts of 18" in line for line in lines)
     assert len(warnings) == 1
@@ -159,15 +159,15 @@ def test_what_dropped_thoughts_cost_is_told(kept: bool, tmp_path: Path) -> None:
     (model / "chat_template.jinja").write_text(DROPS_THOUGHTS)
     given = {"template_kwargs": '{"preserve_thinking": true}'} if kept else {}
     config = load({"model": str(model), **given}, None, {})
-    surveyed = survey(config, find_inputs([str(write_lines(tmp_path / "in.jsonl", lines))]), lambda sentence: None)
-    made = forecast_policies(config, surveyed, [64])
-    told = list(forecast_lines(made, surveyed, config))
+    inputs = find_inputs([str(write_lines(tmp_path / "in.jsonl", lines))])
+    surveyed = survey(config, inputs, of_policies(config, [64]), lambda sentence: None)
+    made, told = surveyed.forecast, list(forecast_lines(surveyed, config))
     assert ("  the chat template: prefix-stable" in told) is kept
     assert [line.partition(" tokens")[0] for line in told if "thoughts" in line] == (
         [] if kept else [f"  thoughts: {made.thought_tokens}"]
     )
     if not kept:
-        assert made.thought_tokens == made.rewritten_tokens > 0 and made.without_thoughts == 3
+        assert made.thought_tokens == made.rewritten_tokens > 0 and surveyed.without_thoughts == 3
         [line] = [line for line in told if "thoughts" in line]
         assert line.endswith("in 3 conversations; --template-kwargs '{\"preserve_thinking\": true}' keeps them")
 

@@ -243,7 +243,7 @@ def test_seconds_are_the_sum_of_their_parts() -> None:
     """Catches a part that is left out, counted with another's number, or the slowest rate taken for the best."""
     rates = (Rate(1, 2, 3, 40.0), Rate(1, 2, 3, 50.0), Rate(1, 2, 3, 30.0))
     costs = Measurement(rates, 1000.0, 100.0, 10.0, 1.0, 0.1, 0.6, 0.8, 0.0)
-    assert Workload(2, 3, 5, 7.0).prefill_s(costs, 11) == pytest.approx(2000 + 300 + 50 + 7 + 1.1)
+    assert Workload(2, 3, 5, 7.0, 0).prefill_s(costs, 11) == pytest.approx(2000 + 300 + 50 + 7 + 1.1)
     assert (costs.tokens_per_s, costs.break_even_ram, costs.break_even_disk) == pytest.approx((50.0, 30.0, 40.0))
 
 

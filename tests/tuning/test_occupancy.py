@@ -15,9 +15,11 @@ from apcbatch.data.input.inputs import find_inputs
 from apcbatch.engine.memory import Use
 from apcbatch.resolution import load
 from apcbatch.tuning import drafts
-from apcbatch.tuning.occupancy import Job, Peak, memory_limit, peak_of, use_of
-from apcbatch.tuning.prediction import forecast_policies
+from apcbatch.tuning.forecast import PolicyForecast
+from apcbatch.tuning.occupancy import Job, Occupancy, Peak, memory_limit, peak_of
+from apcbatch.tuning.prediction import of_policies
 from apcbatch.tuning.survey import Survey, survey
+from apcbatch.types import Policy
 from tests.chats import conversation, write_lines
 from tests.effort import table
 
@@ -62,18 +64,20 @@ def test_no_request_is_left() -> None:
     assert (found.requests, found.pass_tokens) == (8, 64) and found.snapshots <= 8 and found.pages <= 8 * 4
 
 
-def surveyed_of(path: Path, **flags: object) -> tuple[Config, Survey]:
+def foreseen(path: Path, policy: Policy, **flags: object) -> tuple[Use, Survey, PolicyForecast]:
+    """What a run of this input uses, with answers of 4 tokens."""
     config = load({"device": "cpu", "model": "demo-jamba", "block_size": "16"} | flags, None, {})
-    return config, survey(config, find_inputs([str(path)]), pytest.fail)
+    occupancy = Occupancy(config, policy, lambda: 4)
+    surveyed = survey(config, find_inputs([str(path)]), of_policies(config, {16}, occupancy), pytest.fail)
+    return occupancy.use(surveyed.forecast, surveyed.footprint), surveyed, surveyed.forecast.grids[16][policy]
 
 
 def test_the_snapshots_of_a_run_are_foreseen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Fault: the snapshots live at once are those of requests one after the other."""
+    """Fault: the snapshots live at once are those of requests one after the other, or those for later runs count
+    though there is no store."""
     path = write_lines(tmp_path / "in.jsonl", [conversation(number, turns=3) for number in range(6)])
     flags = {"max_tokens": "4", "max_running": "8", "draft": "none"}
-    config, surveyed = surveyed_of(path, **flags)
-    own = forecast_policies(config, surveyed, {16}).grids[16]["planned"]
-    use = use_of(config, surveyed, own, 4)
+    use, surveyed, own = foreseen(path, "planned", **flags)
     words = [word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", value)]
     common = ["--model", "demo-jamba", "--device", "cpu", "--block-size", "16", "-o", str(tmp_path / "out.jsonl")]
     assert main(["run", str(path), *common, *words, "--ignore-eos"]) == 0
@@ -83,16 +87,12 @@ def test_the_snapshots_of_a_run_are_foreseen(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_policies_without_a_plan_keep_what_fits(tmp_path: Path) -> None:
-    """Fault: `all` is counted beyond the pool, or `none` with snapshots."""
+    """Fault: `all` is counted beyond the pool."""
     path = write_lines(tmp_path / "in.jsonl", [conversation(number, turns=3) for number in range(6)])
-    config, surveyed = surveyed_of(path)
-    own = forecast_policies(config, surveyed, {16}).grids[16]["all"]
-    whole, none = use_of(config, surveyed, own, 4), use_of(config, surveyed, None, 4)
+    whole, surveyed, own = foreseen(path, "all")
     assert whole.snapshot_bytes == own.peak_live_snapshots * surveyed.footprint.state_bytes
-    assert none == replace(whole, snapshot_bytes=0, kv_bytes=none.kv_bytes, pass_tokens=none.pass_tokens)
-    assert none.snapshot_bytes == 0 < none.kv_bytes and none.pass_tokens > whole.pass_tokens
-    half = use_of(replace(config, pool_size=own.peak_live_bytes // 2), surveyed, own, 4)
-    assert half.snapshot_bytes == pytest.approx(whole.snapshot_bytes / 2, abs=1) and isinstance(half, Use)
+    half, _, _ = foreseen(path, "all", pool_size=str(own.peak_live_bytes // 2))
+    assert half.snapshot_bytes == pytest.approx(whole.snapshot_bytes / 2, abs=1)
 
 
 def test_a_card_is_reckoned_with(

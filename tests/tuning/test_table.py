@@ -7,11 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from apcbatch.job.planning import with_measured_gain
-from apcbatch.plan.forecast import Forecast, PolicyForecast
 from apcbatch.resolution import load
 from apcbatch.tuning.choice import Candidate, Tuning, Verified
 from apcbatch.tuning.export.documents import forecast_document, tuning_document
 from apcbatch.tuning.export.text import FORECAST_COLUMNS, TUNING_COLUMNS, Table, forecast_lines, tuning_lines
+from apcbatch.tuning.forecast import Forecast, PolicyForecast
 from apcbatch.tuning.measurement import Measurement, Rate
 
 
@@ -43,15 +43,17 @@ def test_what_is_needed_least_is_left_out_first() -> None:
 
 
 def policy(name: Any, cached: int, peak: int) -> PolicyForecast:
-    return PolicyForecast(name, 2000, [0, cached], 1234, 56, 7, 3 << 20, 5 << 20, 89, peak, 100)
+    return PolicyForecast(name, 2000, cached, 1234, 56, 7, 3 << 20, 5 << 20, 89, peak, 100)
 
 
 NEAR, FAR = (
     {name: policy(name, cached, peak) for name in ("planned", "all", "last")}
     for cached, peak in ((1500, 1999), (399, 2000))
 )
-FORECAST = Forecast(2, 2000, 1400, [0, 1600], 1, 300, 1, 0, 0, {16: NEAR, 64: FAR})
-SURVEY: Any = SimpleNamespace(num_lines=1, errors=Counter(invalid_json=2, duplicate_id=1), windows=[None] * 3)
+FORECAST = Forecast(2, 2000, 1400, True, 1600, False, 3, 1, 300, 0, {16: NEAR, 64: FAR})
+SURVEY: Any = SimpleNamespace(
+    forecast=FORECAST, num_lines=1, errors=Counter(invalid_json=2, duplicate_id=1), num_unstable=1, without_thoughts=0
+)
 RATES = (Rate(1, 2048, 0, 12345.6), Rate(32, 16, 0, 2000.0), Rate(2, 64, 1984, 1500.4))
 CANDIDATES = [
     Candidate(16, NEAR["planned"], 1.5, 0.25, 0.25, Verified(0.5, 2.5, 1500)),
@@ -122,7 +124,7 @@ def text(lines: Any) -> str:
 def test_the_reports_are_those_of_their_numbers() -> None:
     """Fault: a number in another's place or in another unit, a column of another width, a singular for a plural."""
     config = load({"block_size": "16", "pool_size": "1999", "model": "demo"}, None, {})
-    assert text(forecast_lines(FORECAST, SURVEY, config, 118)) == PLAN_REPORT
+    assert text(forecast_lines(SURVEY, config, 118)) == PLAN_REPORT
     assert text(tuning_lines(TUNING, config)) == TUNING_REPORT
     rows = [line for line in TUNING_REPORT.splitlines() if "#" in line]
     widest = max(map(len, TUNING_REPORT.split("Measured")[1].split("block 16")[0].splitlines()))
@@ -145,7 +147,7 @@ def test_what_a_snapshot_for_later_must_save_is_said() -> None:
         ),
         (load({"model": "demo", "block_size": "16", "min_gain_tokens": "9"}, None, {}), None),
     ):
-        lines = [line for line in forecast_lines(FORECAST, SURVEY, given) if "for later runs" in line]
+        lines = [line for line in forecast_lines(SURVEY, given) if "for later runs" in line]
         assert lines == [f"  for later runs: kept if it saves at least {end}"] * (end is not None)
 
 
@@ -168,7 +170,7 @@ def test_the_documents_are_those_of_their_numbers() -> None:
         "snapshots_written": 1234, "snapshots_read": 56, "store_bytes": 5 << 20, "peak_live_snapshots": 89,
     }  # fmt: skip
     dataset = {"requests": 2, "prompt_tokens": 2000, "unique_tokens": 1400}
-    dataset |= {"unique_tokens_is_bound": False, "ideal_is_bound": False}
+    dataset |= {"unique_tokens_is_bound": True, "ideal_is_bound": False}
     planned = forecast_document(FORECAST, "all", config, MEMORY)
     assert planned["dataset"] == dataset | {"ideal_hit_rate": 0.8}
     assert (planned["policy"], planned["model"], planned["candidates"][0]) == ("all", "demo", near)

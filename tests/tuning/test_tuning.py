@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,22 +21,21 @@ from apcbatch.errors import UsageError
 from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.model.locate import locate_model
 from apcbatch.plan.footprint import Footprint
-from apcbatch.plan.forecast import PolicyForecast
-from apcbatch.plan.tree_shape import TreeShape
 from apcbatch.resolution import load
 from apcbatch.tuning import measurement, verification
 from apcbatch.tuning.choice import Candidate, Verified, check, conclude
 from apcbatch.tuning.export.documents import tuning_document, tuning_yaml
 from apcbatch.tuning.export.text import tuning_lines
+from apcbatch.tuning.forecast import PolicyForecast, Served
 from apcbatch.tuning.measurement import Measurement, Rate, _fit, _Sample
-from apcbatch.tuning.prediction import Workload, count_work, forecast_run, predict
+from apcbatch.tuning.prediction import PassCounter, Passes, Workload, of_policies, of_run, predict
 from apcbatch.tuning.survey import survey
 from tests.chats import conversation, read_records, write_lines
-from tests.plan.plan_oracle import dataset, serve
+from tests.tuning.forecasts import Seen
 
 SIZES = [1, 16, 64]
 COSTS = Measurement((Rate(1, 64, 0, 1000.0),), 0.01, 0.001, 0.001, 0.0, 0.0001, 0.0002, 0.0105, 1e-8)
-TABLE = PolicyForecast("planned", 200, [0, 60], 3, 1, 2, 100, 0, 1, 0, 0)
+TABLE = PolicyForecast("planned", 200, 60, 3, 1, 2, 100, 0, 1, 0, 0)
 
 
 @pytest.fixture
@@ -50,38 +49,41 @@ def chats(tmp_path: Path) -> Path:
 @pytest.mark.drawn(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["all", "last", "planned"])
-def test_restored_tokens_are_those_that_run_reports_and_a_brute_force_count_finds(
-    policy: str, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_restored_tokens_are_those_that_run_reports(
+    policy: Any, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Fault: the prediction has another order, other prompts or another rule than the run."""
     config = load({"policy": policy}, None, {})
-    surveyed = survey(config, find_inputs([str(chats)]), pytest.fail)
-    forecast = forecast_run(config, surveyed, SIZES)
-    shape = TreeShape(surveyed.tree)
-    order = shape.order("auto" if policy == "planned" else "file")
-    ends = surveyed.tree.end_node
-    data = dataset(*[surveyed.tree.path_tokens(ends[index]).tolist() for index in range(shape.num_requests)])
-    for size in SIZES:
-        resume_at = forecast.grids[size][policy].resume_at
-        grid = 1 if policy == "planned" else size
-        expected = serve(data, order, grid, "last" if policy == "last" else "all").resume_at
-        assert dict(enumerate(resume_at)) == expected
+    seen = Seen()
+    made = of_run(config, SIZES, seen)  # type: ignore[arg-type]
+    forecast = survey(config, find_inputs([str(chats)]), made, pytest.fail).forecast
     fine, coarse = (forecast.grids[size][policy].cached_tokens for size in (1, 64))
     assert fine == coarse if policy == "planned" else fine > coarse > 0
     size, out = random.choice(SIZES), tmp_path / "out.jsonl"
     flags = ["--policy", policy, "--block-size", str(size), "--max-tokens", "1", "--max-running", "1", "-q"]
     assert main(["run", str(chats), "-o", str(out), *flags]) == 0
     records = sorted(read_records(out), key=lambda record: record["id"])
-    assert [record["apcbatch"]["cached_tokens"] for record in records] == forecast.grids[size][policy].resume_at
+    resumed = [record["apcbatch"]["cached_tokens"] for record in records]
+    assert resumed == seen.resume_at(policy, config.block_size if policy == "planned" else size)
     capsys.readouterr()
+
+
+def count_work(
+    order: Iterable[int], lengths: list[int], resume_at: list[int], conversations: list[int], tokens: int, running: int
+) -> Workload:
+    """The work of these requests, in this order."""
+    counter = PassCounter(tokens, running)
+    for index in order:
+        counter.add(Served(index, conversations[index], lengths[index], resume_at[index], 0))
+    return counter.finish()
 
 
 def test_the_walk_counts_every_token_once_and_waits_for_the_turn_before() -> None:
     """Fault: a request runs before what it resumes from, a budget is exceeded, or work is counted twice."""
     alone = count_work([0, 1, 2], [10, 20, 30], [0, 0, 0], [1, 2, 3], 2048, 32)
-    assert alone == Workload(passes=1, chunks=3, tokens=60, context_pairs=50 + 200 + 450)
+    assert alone == Workload(passes=1, chunks=3, tokens=60, context_pairs=50 + 200 + 450, restores=0)
     chained = count_work([0, 1, 2], [10, 20, 30], [0, 10, 20], [1, 1, 1], 2048, 32)
-    assert chained == Workload(passes=3, chunks=3, tokens=30, context_pairs=50 + 150 + 250)
+    assert chained == Workload(passes=3, chunks=3, tokens=30, context_pairs=50 + 150 + 250, restores=2)
     narrow = count_work([0, 1, 2], [10, 20, 30], [0, 0, 0], [1, 2, 3], 8, 1)
     assert (narrow.passes, narrow.chunks, narrow.tokens) == (2 + 3 + 4, 2 + 3 + 4, 60)
 
@@ -124,20 +126,20 @@ def test_costs_are_found_again_and_never_negative() -> None:
 
 
 def tuned(path: Path, **flags: object):
-    """(configuration, survey, forecast, candidates with made-up costs)."""
+    """(configuration, forecast, candidates with made-up costs)."""
     config = load(flags, None, {})
-    surveyed = survey(config, find_inputs([str(path)]), pytest.fail)
-    forecast = forecast_run(config, surveyed, SIZES)
-    return config, surveyed, forecast, predict(config, surveyed, forecast, COSTS)
+    passes = Passes(config)
+    forecast = survey(config, find_inputs([str(path)]), of_run(config, SIZES, passes), pytest.fail).forecast
+    return config, forecast, predict(config, forecast, passes, COSTS)
 
 
 def test_what_is_written_has_its_shape_and_is_read_back(chats: Path, tmp_path: Path) -> None:
     """Fault: a key is missing or renamed, candidates do not ascend, or the YAML is refused by --config."""
     store = tmp_path / "store"
-    config, surveyed, forecast, candidates = tuned(chats, store=str(store))
+    config, forecast, candidates = tuned(chats, store=str(store))
     assert not store.exists()
     candidates[0] = replace(candidates[0], verified=Verified(0.5, 0.6, 7))
-    tuning = conclude(config, surveyed, forecast, COSTS, candidates)
+    tuning = conclude(config, forecast, COSTS, candidates)
     document = json.loads(json.dumps(tuning_document(tuning, config)))
     assert list(document) == ["dataset", "policy", "model", "candidates", "recommended"]
     assert [one["block_size"] for one in document["candidates"]] == SIZES
@@ -159,8 +161,10 @@ def test_each_line_with_a_request_advances_once(tmp_path: Path) -> None:
     lines = [conversation(1, turns=3), {"messages": 3}, conversation(2, turns=2)]
     advanced: list[int] = []
     path = write_lines(tmp_path / "in.jsonl", lines)
-    found = survey(load({}, None, {}), find_inputs([str(path)]), pytest.fail, lambda: advanced.append(1))
-    assert (len(advanced), found.num_lines, len(found.windows), found.errors.total()) == (2, 2, 1, 1)
+    config = load({}, None, {})
+    made = of_policies(config, SIZES)
+    found = survey(config, find_inputs([str(path)]), made, pytest.fail, lambda: advanced.append(1))
+    assert (len(advanced), found.num_lines, found.forecast.num_windows, found.errors.total()) == (2, 2, 1, 1)
 
 
 def test_the_fastest_are_verified_in_their_places(monkeypatch: Any) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from apcbatch.config import Config
-from apcbatch.plan.forecast import Forecast, PolicyForecast
 from apcbatch.tuning.choice import Candidate, Tuning
 from apcbatch.tuning.drafts import DraftForecast
+from apcbatch.tuning.forecast import Forecast, PolicyForecast
 from apcbatch.tuning.occupancy import MemoryForecast
 from apcbatch.types import Policy
 
@@ -20,9 +20,10 @@ def forecast_document(
     drafts: DraftForecast | None = None,
 ) -> dict[str, Any]:
     """Make the document of `plan`, for one policy. drafts: None if nothing is drafted, or no answer is recorded."""
-    ideal = next(grid[policy].ideal_hit_rate for grid in forecast.grids.values())
+    one = next(iter(forecast.grids.values()))[policy]
+    ideal = {"ideal_hit_rate": one.ideal_hit_rate, "ideal_is_bound": one.ideal_is_bound}
     return {
-        "dataset": _dataset(forecast) | {"ideal_hit_rate": ideal},
+        "dataset": _dataset(forecast) | ideal,
         "policy": policy,
         "model": config.model,
         "candidates": [_reuse(block_size, grid[policy], config) for block_size, grid in forecast.grids.items()],
@@ -52,9 +53,9 @@ def _dataset(forecast: Forecast) -> dict[str, Any]:
         "requests": forecast.requests,
         "prompt_tokens": forecast.prompt_tokens,
         "unique_tokens": forecast.unique_tokens,
-        "unique_tokens_is_bound": False,  # a plan keeps the tree of the whole input
+        "unique_tokens_is_bound": forecast.unique_tokens_is_bound,
         "ideal_hit_rate": forecast.ideal_hit_rate,
-        "ideal_is_bound": False,
+        "ideal_is_bound": forecast.ideal_is_bound,
     }
 
 

@@ -12,9 +12,9 @@ from apcbatch.config import Config
 from apcbatch.display import counted, wrap
 from apcbatch.job.planning import MEASURED, windows_note
 from apcbatch.option_values import rounded_size
-from apcbatch.plan.forecast import Forecast, PolicyForecast
 from apcbatch.tuning.choice import Candidate, Tuning
 from apcbatch.tuning.drafts import DraftForecast
+from apcbatch.tuning.forecast import PolicyForecast
 from apcbatch.tuning.measurement import Measurement
 from apcbatch.tuning.occupancy import MemoryForecast
 from apcbatch.tuning.survey import Survey
@@ -94,7 +94,6 @@ MARK = "  <- recommended"
 
 
 def forecast_lines(
-    forecast: Forecast,
     surveyed: Survey,
     config: Config,
     width: int | None = None,
@@ -104,11 +103,12 @@ def forecast_lines(
     """Yield the report of `plan`. width: the terminal's columns, None for a pipe."""
     table = Table(FORECAST_COLUMNS, width)
     told = ["", f"Memory: {memory.sentence}"] if memory is not None else []
-    for line in chain(_forecast_lines(forecast, surveyed, config, table), told, _draft_lines(drafts)):
+    for line in chain(_forecast_lines(surveyed, config, table), told, _draft_lines(drafts)):
         yield from _wrapped(line, width)
 
 
-def _forecast_lines(forecast: Forecast, surveyed: Survey, config: Config, table: Table) -> Iterator[str]:
+def _forecast_lines(surveyed: Survey, config: Config, table: Table) -> Iterator[str]:
+    forecast = surveyed.forecast
     yield (
         f"{counted(forecast.requests, 'request')} on {counted(surveyed.num_lines, 'line')}: {forecast.prompt_tokens:,} "
         f"prompt tokens, {forecast.unique_tokens:,} of them unique"
@@ -127,7 +127,7 @@ def _forecast_lines(forecast: Forecast, surveyed: Survey, config: Config, table:
             yield table.row(_forecast_row(f"{block_size}" if row == 0 else "", one))
     yield from table.note()
     yield ""
-    yield from _limits(forecast, surveyed, config)
+    yield from _limits(surveyed, config)
     if config.origins["min_gain_tokens"] in ("default", MEASURED):
         why = (
             "taken to be what reading one costs, until a run measures it and keeps it in its --store"
@@ -135,7 +135,7 @@ def _forecast_lines(forecast: Forecast, surveyed: Survey, config: Config, table:
             else "which is what reading one costs, as a run with this --store has measured"
         )
         yield f"  for later runs: kept if it saves at least {counted(config.gain_tokens, 'token')}, {why}"
-    note = windows_note(len(surveyed.windows), config)
+    note = windows_note(forecast.num_windows, config)
     if note is not None:
         yield f"  the window: {note}"
 
@@ -171,8 +171,9 @@ def _forecast_row(block_size: str, forecast: PolicyForecast) -> dict[str, str]:
     }
 
 
-def _limits(forecast: Forecast, surveyed: Survey, config: Config) -> Iterator[str]:
+def _limits(surveyed: Survey, config: Config) -> Iterator[str]:
     """Yield the reasons why the hit rate is not 100 %."""
+    forecast = surveyed.forecast
 
     def tokens(count: int) -> str:
         return f"{counted(count, 'token')} ({_percent(count / max(1, forecast.prompt_tokens))})"
@@ -194,15 +195,15 @@ def _limits(forecast: Forecast, surveyed: Survey, config: Config) -> Iterator[st
         f"{counted(forecast.rewritten_prompts, 'prompt')} of {forecast.requests:,} do not begin with the one before in "
         "their conversation"
     )
-    unstable = forecast.unstable_templates - forecast.without_thoughts
-    if unstable or not forecast.without_thoughts:
+    unstable = surveyed.num_unstable - surveyed.without_thoughts
+    if unstable or not surveyed.without_thoughts:
         where = f"not prefix-stable in {counted(unstable, 'conversation')}: earlier turns change later on"
         yield f"  the chat template: {where if unstable else 'prefix-stable'}"
-    if forecast.without_thoughts:
+    if surveyed.without_thoughts:
         given = json.dumps(surveyed.keeps_thoughts_with)
         yield (
             f"  thoughts: {tokens(forecast.thought_tokens)} computed again, as the chat template takes earlier "
-            f"thoughts out of the history in {counted(forecast.without_thoughts, 'conversation')}"
+            f"thoughts out of the history in {counted(surveyed.without_thoughts, 'conversation')}"
             + f"; --template-kwargs '{given}' keeps them"
             * bool(surveyed.keeps_thoughts_with)
         )

@@ -2,34 +2,47 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from apcbatch.plan.footprint import Footprint
-from apcbatch.plan.forecast import Forecast, forecast
 from apcbatch.plan.planner import Planner
+from apcbatch.tuning.forecast import Forecast
 from apcbatch.types import RequestPlan
-from tests.plan.plan_oracle import Dataset, dataset, ideals, serve
+from tests.effort import tries
+from tests.plan.plan_oracle import Dataset, dataset, ideals, random_dataset, serve
+from tests.tuning.forecasts import Seen, forecast
 
 BLOCKS = [1, 2, 3, 5, 8, 64]
 ORDERS = ["auto", "file"]
 FOOTPRINT = Footprint(100, kv_token_bytes=3, page_tokens=4)
 
 
-def tables(data: Dataset, **options: object) -> Forecast:
-    return forecast(data.tree(), BLOCKS, Planner(7, footprint=FOOTPRINT, **options))
+@pytest.fixture(params=range(tries(50)))
+def data(request: pytest.FixtureRequest) -> Dataset:
+    """A random forest whose conversations are lines, one after the other."""
+    made = random_dataset(random.getrandbits(32))
+    order = sorted(range(len(made.prompts)), key=made.conversations.__getitem__)
+    prompts, conversations = ([them[index] for index in order] for them in (made.prompts, made.conversations))
+    return Dataset(prompts, conversations, made.where)
+
+
+def tables(data: Dataset, block_size: int = 8, **options: object) -> tuple[Forecast, Seen]:
+    return forecast(data, BLOCKS, Planner(block_size, footprint=FOOTPRINT, **options))
 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_all_and_last_are_what_the_engine_does(data: Dataset, order: str) -> None:
     """Catches a table that is off by one token for one request, or counts a snapshot twice or not at all."""
-    made = tables(data, order=order)
+    made, seen = tables(data, order=order)
     work = range(len(data.prompts))  # whatever the order: a run without a plan takes the file's
     ideal = sum(ideals(data, work).values())
     for block_size, grid in made.grids.items():
         for policy in ("all", "last"):
             expected, found = serve(data, work, block_size, policy), grid[policy]
             where = (data.where, block_size, policy)
-            assert found.resume_at == [expected.resume_at[i] for i in range(len(data.prompts))], where
+            assert seen.resume_at(policy, block_size) == [expected.resume_at[i] for i in work], where
             assert found.snapshots_written == len(expected.owner), where
             assert found.snapshots_read == len(set(expected.read)), where
             assert found.written_bytes == sum(
@@ -56,14 +69,15 @@ def _kept_above(prefix: tuple[int, ...], kept: set[tuple[int, ...]], policy: str
 def test_planned_is_the_plan(data: Dataset, order: str) -> None:
     """Catches a table that says something else than the plan that `run` then follows, limits included."""
     options = {"order": order, "capacity_bytes": 700, "min_gain_tokens": 3, "later_budget_bytes": 900}
-    for block_size, grid in tables(data, **options).grids.items():
+    made, seen = tables(data, **options)
+    for block_size, grid in made.grids.items():
         plan, found = Planner(block_size, footprint=FOOTPRINT, **options).plan(data.tree()), grid["planned"]
         where = (data.where, block_size)
-        assert found.resume_at == [todo.resume_at for todo in plan.requests], where
+        assert seen.resume_at("planned", 8) == [todo.resume_at for todo in plan.requests], where
+        assert [served.index for served in seen.requests["planned", 8]] == plan.order, where
         for name in (
             "snapshots_written",
             "snapshots_read",
-            "snapshots_for_later",
             "cached_tokens",
             "computed_tokens",
         ):
@@ -72,7 +86,8 @@ def test_planned_is_the_plan(data: Dataset, order: str) -> None:
             plan.peak_live_snapshots,
             plan.peak_live_bytes,
         )
-        assert found.store_bytes == plan.later_bytes <= 900, where
+        assert (found.snapshots_for_later, found.store_bytes) == plan.for_later[block_size], where
+        assert found.store_bytes <= 900, where
         assert found.written_bytes == sum(_bytes_kept(todo) for todo in plan.requests), where
         assert found.floor_tokens == plan.ideal_tokens - plan.cached_tokens, where
 
@@ -84,9 +99,11 @@ def _bytes_kept(todo: RequestPlan) -> int:
 
 def test_the_dataset_is_counted(data: Dataset) -> None:
     """Catches totals or an ideal that do not fit the requests."""
-    made = tables(data, order="file")
+    made, seen = tables(data, order="file")
     covered = ideals(data, range(len(data.prompts)))
-    assert made.ideals == [covered[index] for index in range(len(data.prompts))], data.where
+    assert [served.ideal for served in seen.of("planned", 8)] == [
+        covered[index] for index in range(len(data.prompts))
+    ], data.where
     assert (made.requests, made.prompt_tokens) == (len(data.prompts), sum(map(len, data.prompts)))
     assert made.unique_tokens == len({p[:end] for p in data.prompts for end in range(1, len(p) + 1)})
     assert made.ideal_hit_rate == sum(covered.values()) / made.prompt_tokens
@@ -95,7 +112,7 @@ def test_the_dataset_is_counted(data: Dataset) -> None:
 
 def test_rewritten_history_is_counted(data: Dataset) -> None:
     """Catches prompts that drop their past being counted where they only grow, and the other way round."""
-    made = tables(data, order="file")
+    made, _ = tables(data, order="file")
     covered = ideals(data, range(len(data.prompts)))
     lost, before = [], {}
     for index, (prompt, conversation) in enumerate(zip(data.prompts, data.conversations, strict=True)):
@@ -112,14 +129,14 @@ def test_elided_history_says_what_it_costs() -> None:
     head, tool, stub = list(range(100)), list(range(200, 250)), [7, 8]
     first = head + tool + [1] * 20
     data = dataset(first, head + stub + [1] * 20 + [2] * 10, conversations=[0, 0])
-    made = forecast(data.tree(), [10], Planner(10), unstable_templates=3)
-    assert (made.rewritten_prompts, made.rewritten_tokens, made.unstable_templates) == (1, 131 - 100, 3)
+    made, _ = forecast(data, [10], Planner(10))
+    assert (made.rewritten_prompts, made.rewritten_tokens, made.thought_tokens) == (1, 131 - 100, 0)
 
 
 def test_nothing_to_share_and_nothing_at_all() -> None:
     """Catches a division by no tokens, and reuse where there is none."""
-    empty = forecast(dataset().tree(), [1, 64], Planner(64))
+    empty, _ = forecast(dataset(), [1, 64], Planner(64))
     assert (empty.requests, empty.ideal_hit_rate, empty.grids[64]["all"].hit_rate) == (0, 0.0, 0.0)
-    alone = forecast(dataset([1, 2, 3], [4, 5, 6]).tree(), [2], Planner(64)).grids[2]
+    alone = forecast(dataset([1, 2, 3], [4, 5, 6]), [2, 64], Planner(64))[0].grids[2]
     assert [(table.cached_tokens, table.snapshots_read) for table in alone.values()] == [(0, 0)] * 3
     assert (alone["all"].snapshots_written, alone["planned"].snapshots_written) == (2, 0)
