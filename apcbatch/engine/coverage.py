@@ -41,7 +41,7 @@ class Node:
     # of the passes and fragment their memory.
     edge_bytes: bytes
     parent: Node | None
-    children: dict[int, Node] = field(default_factory=dict)
+    children: dict[int, Node] = field(default_factory=lambda: NO_CHILDREN)
     last_use: int = 0
     counted: int = 0  # leading tokens of the edge that are counted as unique
     dropped: set[int] | None = None  # first tokens of dropped branches below this node
@@ -52,6 +52,9 @@ class Node:
     def edge(self) -> TokenArray:
         """Return the tokens from the parent to this node, as a read-only view."""
         return np.frombuffer(self.edge_bytes, np.int32)
+
+
+NO_CHILDREN: dict[int, Node] = {}  # those of every leaf; a node that gets children gets a dict of its own
 
 
 class CoverageTree:
@@ -122,10 +125,10 @@ class CoverageTree:
         parent = node.parent
         assert parent is not None, "the root has an empty edge and is never split"
         counted = min(node.counted, at)
-        upper = Node(node.edge[:at].tobytes(), parent, last_use=node.last_use, counted=counted, regrown=node.regrown)
+        below = {int(node.edge[at]): node}
+        upper = Node(node.edge[:at].tobytes(), parent, below, node.last_use, counted, regrown=node.regrown)
         node.edge_bytes, node.counted = node.edge[at:].tobytes(), node.counted - counted
         parent.children[int(upper.edge[0])] = upper
-        upper.children[int(node.edge[0])] = node
         node.parent = upper
         self._num_nodes += 1
         return upper
@@ -136,6 +139,8 @@ class CoverageTree:
         else:
             first = int(edge[0])
             regrown = parent.regrown or first in (parent.dropped or ())
+            if not parent.children:
+                parent.children = {}
             parent.children[first] = Node(edge.tobytes(), parent, last_use=self._clock, regrown=regrown)
             self._num_nodes += 1
         self.num_tokens += len(edge)

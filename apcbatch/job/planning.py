@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import replace
-from typing import Any
 
 from apcbatch.config import Config
 from apcbatch.data.model_files import model_files_digest
@@ -19,10 +18,10 @@ from apcbatch.job.record import Ticket
 from apcbatch.job.work import JobEngine, Tag, Work, WorkSource
 from apcbatch.model.locate import locate_model
 from apcbatch.plan.footprint import Footprint
-from apcbatch.plan.planner import EXACT, Plan, Planner
+from apcbatch.plan.planner import EXACT, HandedOn, Planner
 from apcbatch.plan.prefix_tree import PrefixTree
 from apcbatch.plan.tree_shape import Order
-from apcbatch.plan.windows import Window, Windows
+from apcbatch.plan.windows import Windows
 from apcbatch.prefix import TokenArray, as_token_array, last_boundary, prefix_key
 from apcbatch.store import find_cost
 from apcbatch.types import Request, RequestPlan, Result
@@ -87,8 +86,8 @@ def work_source(config: Config, feeder: Feeder, engine: JobEngine) -> WorkSource
     return PlannedFeeder(config, feeder, engine) if config.is_planned else feeder
 
 
-Waiting = tuple[Request, str | Ticket]  # a request without names and prompt, and its ticket
-NO_WINDOW: Window[Waiting] = Window(PrefixTree(), [], 0)
+Read = tuple[Request, str | Ticket]  # a request without names and prompt, and its ticket, packed if that can be
+Waiting = tuple[int, Request, bytes | Ticket, RequestPlan]  # the same, after its index in the window, and its plan
 
 
 class PlannedFeeder:
@@ -97,14 +96,14 @@ class PlannedFeeder:
 
     def __init__(self, config: Config, feeder: Feeder, engine: JobEngine) -> None:
         self._config, self._feeder, self._engine = config, feeder, engine
-        self._windows: Windows[Waiting] = Windows(config.window_tokens)
+        self._windows: Windows[Read] = Windows(config.window_tokens)
         self._ready: deque[Work] = deque()  # failures, and requests that the engine will refuse
-        self._window = NO_WINDOW
         self._settings: Request | None = None  # of the latest request read
-        self._plan: Plan | None = None
+        self._tree, self._num_requests = PrefixTree(), 0  # of the window
+        self._handed_on: list[HandedOn] = []  # by the window
         self._num_windows = 0  # planned so far
         self._num_repeated = 0  # requests of the first window, and ahead of it, with the prompt of another one
-        self._left: deque[int] = deque()  # requests of the window that are not handed out, in the plan's order
+        self._left: deque[Waiting] = deque()  # requests of the window that are not handed out, in the plan's order
         self._earlier = CoverageTree()  # prompts of the windows before this one
         self._paused_at: float | None = None  # time of the last pause of this window; None: none yet
         self.plan_s = 0.0
@@ -157,7 +156,7 @@ class PlannedFeeder:
             self._plan_window()
         if not self._left:
             return None
-        request = self._hand_out(self._left.popleft())
+        request = self._hand_out(*self._left.popleft())
         if not self._left:
             self._end_window()
         return request
@@ -189,17 +188,18 @@ class PlannedFeeder:
     def _plan_window(self) -> None:
         begin = time.perf_counter()
         engine, config = self._engine, self._config
-        handed_over = [] if self._plan is None else self._plan.handed_on
-        self._window = self._windows.take()
-        tree = self._window.tree
+        window, handed_over = self._windows.take(), self._handed_on
+        tree = self._tree = window.tree
+        self._num_requests = window.num_requests
         places = list(tree.keys(engine.key_fingerprint, config.block_size)) if config.store else []
         keys = engine.held({key for _, _, key in places})
         held = [(node, position) for node, position, key in places if key in keys]
         # The plan budgets the snapshots that it keeps; one that is read from the store needs pool memory as well.
         largest = max((engine.footprint.pool_bytes(position) for _, position in held), default=0)
         planner = planner_for(config, engine.footprint, reserved_bytes=largest)
-        self._plan = planner.plan(tree, held, self._window.num_requests, handed_over)
-        for one, count in zip(handed_over, self._plan.new_readers, strict=True):
+        plan = planner.plan(tree, held, window.num_requests, handed_over)
+        self._handed_on = plan.handed_on
+        for one, count in zip(handed_over, plan.new_readers, strict=True):
             key = prefix_key(engine.key_fingerprint, self._prompt(one.request)[: one.position], one.position)
             if count > 0:
                 engine.add_readers(key, count)
@@ -208,7 +208,11 @@ class PlannedFeeder:
         if not self._num_windows:
             self._num_repeated = tree.num_requests - len(set(tree.end_node))
         self._num_windows += 1
-        self._left.extend(self._plan.order)
+        for index in plan.order:
+            settings, packed = window.items[index]
+            # Allocated anew in the order in which it is freed, so that whole pages of memory become free meanwhile.
+            ticket = packed.encode() if isinstance(packed, str) else packed
+            self._left.append((index, settings, ticket, plan.requests[index]))
         self._paused_at = None
         self.plan_s += time.perf_counter() - begin
 
@@ -216,21 +220,20 @@ class PlannedFeeder:
         """Forget the window, but for its prompts if another one follows."""
         begin = time.perf_counter()
         if not self.exhausted:
-            add_prompts(self._earlier, self._window)
-        self._window = NO_WINDOW
+            add_prompts(self._earlier, self._tree, self._num_requests)
+        self._tree = PrefixTree()
         self.plan_s += time.perf_counter() - begin
 
-    def _hand_out(self, index: int) -> Request:
+    def _hand_out(self, index: int, settings: Request, packed: bytes | Ticket, plan: RequestPlan) -> Request:
         """Return a request of the window with its prompt and plan. Its ideal counts the prompts of all windows so
         far."""
-        assert self._plan is not None, "the window of a request is planned"
-        (settings, packed), plan, tokens = self._window.items[index], self._plan.requests[index], self._prompt(index)
+        tokens = self._prompt(index)
         covered = self._earlier.match(tokens)
         length = min(covered.length, len(tokens) - 1)
         if self._num_windows > 2:
-            within = last_boundary(min(length, self._window.tree.resumable[index]), grid_of(self._config))
+            within = last_boundary(min(length, self._tree.resumable[index]), grid_of(self._config))
             self.beyond_window_tokens += max(0, within - plan.resume_at)
-        ticket = Ticket.unpack(packed) if isinstance(packed, str) else packed
+        ticket = Ticket.unpack(packed) if isinstance(packed, bytes) else packed
         return replace(
             settings,
             id=ticket.request_id,
@@ -242,14 +245,12 @@ class PlannedFeeder:
 
     def _prompt(self, index: int) -> TokenArray:
         """Return the prompt of a request of the window, or ahead of it, (tokens,) int32."""
-        tree = self._window.tree
-        return tree.path_tokens(tree.end_node[index])
+        return self._tree.path_tokens(self._tree.end_node[index])
 
 
-def add_prompts(earlier: CoverageTree, window: Window[Any]) -> None:
-    """Add the prompts of a window that is over to those of earlier windows."""
-    tree = window.tree
-    for node in dict.fromkeys(tree.end_node[: window.num_requests]):
+def add_prompts(earlier: CoverageTree, tree: PrefixTree, num_requests: int) -> None:
+    """Add the prompts of a window that is over, the first requests of its tree, to those of earlier windows."""
+    for node in dict.fromkeys(tree.end_node[:num_requests]):
         earlier.insert(tree.path_tokens(node))
 
 

@@ -62,9 +62,9 @@ class Ticket:
         return orjson.dumps([getattr(self, name) for name in self.__slots__]).decode()  # whose bytes have spare room
 
     @classmethod
-    def unpack(cls, text: str) -> Ticket:
+    def unpack(cls, data: bytes) -> Ticket:
         """Return the ticket that `packed` has made."""
-        fields = dict(zip(cls.__slots__, orjson.loads(text), strict=True))
+        fields = dict(zip(cls.__slots__, orjson.loads(data), strict=True))
         place = fields.pop("file_line")
         return cls(**fields, file_line=None if place is None else tuple(place))
 

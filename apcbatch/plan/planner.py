@@ -162,12 +162,13 @@ class Planner:
             if owner is not None:
                 kept_by.setdefault(owner, []).append(PlannedSnapshot(point, owner, [num_requests]))
         later_by = later[self.block_size].by_owner(owners)
+        made = {  # in running order, so that a caller frees them in the order of their memory
+            index: _request_plan(index, snapshots.source[index][1], kept_by, later_by, ideals, memory, lasting_bytes)
+            for index in order
+        }
         return Plan(
             order=order,
-            requests=[
-                _request_plan(index, snapshots.source[index][1], kept_by, later_by, ideals, memory, lasting_bytes)
-                for index in range(num_requests)
-            ],
+            requests=[made[index] for index in range(num_requests)],
             leaders=[None if snapshot is None else snapshot.owner for snapshot in snapshots.from_kept[:num_requests]],
             prompt_tokens=sum(shape.length[:num_requests]),
             unique_tokens=shape.unique_tokens,

@@ -205,7 +205,7 @@ class Forecaster:
             if self._watch is not None:
                 served = Served(first + index, tree.conversation[index], len(tokens), request.resume_at, request.ideal)
                 self._watch("planned", planner.block_size, served)
-        add_prompts(self._earlier, window)
+        add_prompts(self._earlier, tree, window.num_requests)
         self._num_windows += 1
         self._num_planned += window.num_requests
         self._ideal_tokens += ideal_tokens

@@ -76,12 +76,14 @@ ideal hit rate 80.0 %: what earlier requests cover, token by token, working in o
     64  planned    20.0 %  ####                    5.0 %        1,234         56          7     5.0 MiB            89
         all        20.0 %  ####                    5.0 %        1,234         56          7     5.0 MiB            89
         last       20.0 %  ####                    5.0 %        1,234         56          7     5.0 MiB            89
+block: the grid of all and last; of planned, whose snapshots for this run lie on none, that of what is kept for later
+    runs (for later, stored)
 
 What limits the hit rate:
   new: 400 tokens (20.0 %) that no earlier request covers
   the plan: 100 tokens (5.0 %) covered, but computed again under planned, for lack of --pool-size or --window-tokens
   the grid: 100 tokens (5.0 %) covered, but beyond the last snapshot, at block 16 under all; the snapshots of planned
-    lie where prompts part and end, and the grid says which of them later runs find
+    lie where prompts part and end
   rewritten history: 300 tokens (15.0 %) computed again, as 1 prompt of 2 do not begin with the one before in their
     conversation
   the chat template: not prefix-stable in 1 conversation: earlier turns change later on
@@ -147,7 +149,7 @@ def test_what_a_snapshot_for_later_must_save_is_said() -> None:
         ),
         (load({"model": "demo", "block_size": "16", "min_gain_tokens": "9"}, None, {}), None),
     ):
-        lines = [line for line in forecast_lines(SURVEY, given) if "for later runs" in line]
+        lines = [line for line in forecast_lines(SURVEY, given) if line.startswith("  for later runs")]
         assert lines == [f"  for later runs: kept if it saves at least {end}"] * (end is not None)
 
 

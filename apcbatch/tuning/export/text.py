@@ -126,6 +126,10 @@ def _forecast_lines(surveyed: Survey, config: Config, table: Table) -> Iterator[
         for row, one in enumerate(grid.values()):
             yield table.row(_forecast_row(f"{block_size}" if row == 0 else "", one))
     yield from table.note()
+    yield (
+        "block: the grid of all and last; of planned, whose snapshots for this run lie on none, that of what is kept "
+        "for later runs (for later, stored)"
+    )
     yield ""
     yield from _limits(surveyed, config)
     if config.origins["min_gain_tokens"] in ("default", MEASURED):
@@ -187,8 +191,7 @@ def _limits(surveyed: Survey, config: Config) -> Iterator[str]:
     )
     yield (
         f"  the grid: {tokens(own['all'].floor_tokens)} covered, but beyond the last snapshot, at block "
-        f"{config.block_size} under all; the snapshots of planned lie where prompts part and end, and the grid says "
-        "which of them later runs find"
+        f"{config.block_size} under all; the snapshots of planned lie where prompts part and end"
     )
     yield (
         f"  rewritten history: {tokens(forecast.rewritten_tokens)} computed again, as "
