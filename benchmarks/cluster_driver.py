@@ -5,8 +5,10 @@
 Reading, rendering, tokenising, planning, cutting, assigning, encoding requests, and writing OUT and the trace are the
 product's, with its default window and look-ahead; the workers answer in virtual time. Figures are processor seconds of
 the process and its helpers, less those of the simulated workers, so that other work on the machine does not count.
-Ray's own calls and the pickling of messages are left out. --add puts the document into benchmarks/results/cluster.json,
-from which `python tools/cluster_table.py` makes the page's table.
+Those of the main thread, and its wall time, begin once the engine is open: they bound the requests that one command
+serves. Ray's own calls and the pickling of messages are left out. `short` is 5,000 shuffled lines of 132 tokens, of
+which 20 are new (tests/chats.py). --add puts the document into benchmarks/results/cluster.json, from which
+`python tools/cluster_table.py` makes the page's tables.
 """
 
 from __future__ import annotations
@@ -30,9 +32,10 @@ from apcbatch.job import open as job_open
 from apcbatch.process import settle_collector
 from apcbatch.types import Request, Result
 from benchmarks.cluster import DATASETS, RESULTS
+from tests.chats import forked_lines, write_lines
 from tests.cluster.simulator import SimRuntime, Speeds
 
-NAME = "driver"
+NAME, SHORT = "driver", "short"
 SPEEDS = Speeds(2000.0, 1000.0, bytes_per_s=1e9, state_bytes=20 << 20)
 
 
@@ -69,30 +72,42 @@ def processor_s() -> float:
     )
 
 
+def clocks() -> tuple[float, float]:
+    """Processor seconds of this thread, and seconds."""
+    return time.thread_time(), time.perf_counter()
+
+
 def measured(path: Path, workers: int) -> dict[str, Any]:
     """One row: a run over all turns of a file."""
     engines: list[MeasuredEngine] = []
+    opened_at: list[float] = []
     runtime = SimRuntime(SPEEDS)
 
     def open_engine(config: Config, warn: object, note: object, most_workers: int | None) -> MeasuredEngine:
         engines.append(MeasuredEngine(runtime, ClusterSettings(workers), Hooks(encoded)))
+        opened_at.extend(clocks())
         return engines[0]
 
     was, job_open._open_engine = job_open._open_engine, open_engine
     try:
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "out.jsonl"
+            if not path.exists():
+                path = write_lines(Path(folder) / path.name, forked_lines(5000, shuffled=True))
             begin = processor_s()
             words = ("run", str(path), "-o", str(out), "--ray", "local", "--max-tokens", "32", "--progress", "none")
             assert apcbatch([*words, "-q"]) in (EXIT_OK, EXIT_REQUEST_ERRORS)  # ToolBench has ids twice
             total_s = processor_s() - begin - runtime.spent_s
+            main_s, wall_s = (now - then - runtime.spent_s for now, then in zip(clocks(), opened_at, strict=True))
             requests = len(out.read_bytes().splitlines())
     finally:
         job_open._open_engine = was
     own_s = engines[0].spent_s - runtime.spent_s
     return {
         "dataset": path.stem, "workers": workers, "requests": requests, "units": runtime.num_units,
+        "computed tokens": runtime.computed_tokens / requests,
         "command s / 1,000": 1000 * total_s / requests, "scheduling s / 1,000": 1000 * own_s / requests,
+        "main thread s / 1,000": 1000 * main_s / requests, "wall s / 1,000": 1000 * wall_s / requests,
     }  # fmt: skip
 
 
@@ -102,7 +117,8 @@ def measured(path: Path, workers: int) -> dict[str, Any]:
 @click.option("--add", is_flag=True, help="Put the document into benchmarks/results/cluster.json.")
 def main(folder: Path, workers: str, add: bool) -> None:
     settle_collector()  # as the command of a cluster does
-    rows = [measured(folder / f"{name}.jsonl", int(number)) for name in DATASETS for number in workers.split(",")]
+    numbers = list(map(int, workers.split(",")))
+    rows = [measured(folder / f"{name}.jsonl", number) for name in (*DATASETS, SHORT) for number in numbers]
     click.echo(json.dumps(rows, indent=1))
     if add:
         stored = json.loads(RESULTS.read_text(encoding="utf-8"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 
 import numpy as np
 import xxhash
@@ -18,7 +18,7 @@ class Siblings:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._answers: OrderedDict[bytes, deque[TokenArray]] = OrderedDict()
+        self._answers: OrderedDict[bytes, list[TokenArray]] = OrderedDict()
         self.held_bytes = 0
 
     def find(self, prompt: TokenArray) -> list[TokenArray]:
@@ -36,7 +36,7 @@ class Siblings:
             return
         digest = _digest(prompt)
         if digest not in self._answers:
-            self._answers[digest] = deque()
+            self._answers[digest] = []  # a deque takes 600 bytes
             self.held_bytes += ENTRY_BYTES
         self._answers.move_to_end(digest)
         answers = self._answers[digest]
@@ -53,8 +53,8 @@ class Siblings:
             self.held_bytes -= ENTRY_BYTES
         answers.append(np.array(answer, dtype=np.int32))
 
-    def _drop_oldest(self, answers: deque[TokenArray]) -> None:
-        self.held_bytes -= ENTRY_BYTES + answers.popleft().nbytes
+    def _drop_oldest(self, answers: list[TokenArray]) -> None:
+        self.held_bytes -= ENTRY_BYTES + answers.pop(0).nbytes
 
 
 def _digest(prompt: TokenArray) -> bytes:

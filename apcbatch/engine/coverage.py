@@ -44,7 +44,7 @@ class Node:
     children: dict[int, Node] = field(default_factory=lambda: NO_CHILDREN)
     last_use: int = 0
     counted: int = 0  # leading tokens of the edge that are counted as unique
-    dropped: set[int] | None = None  # first tokens of dropped branches below this node
+    dropped: set[int] | range | None = None  # first tokens of dropped branches below this node
     regrown: bool = False  # begins like a dropped branch, which may have matched further
     marks: array[int] | None = None
 
@@ -54,6 +54,7 @@ class Node:
         return np.frombuffer(self.edge_bytes, np.int32)
 
 
+ANY_TOKEN = range(1 << 31)  # `dropped` of a node whose dropped branches are not counted any more
 NO_CHILDREN: dict[int, Node] = {}  # those of every leaf; a node that gets children gets a dict of its own
 
 
@@ -65,7 +66,7 @@ class CoverageTree:
         self._root = Node(b"", None)
         self._max_tokens, self._max_nodes = max_tokens, max_nodes
         self.num_tokens = 0
-        self._num_nodes = 0
+        self._num_nodes = self._num_dropped = 0  # nodes; first tokens in all `dropped`
         self.has_forgotten = False
         self._clock = 0
         self.unique_tokens = 0  # unique tokens of the counted prompts and answers
@@ -156,14 +157,24 @@ class CoverageTree:
             parent, first = leaf.parent, int(leaf.edge[0])
             assert parent is not None, "the root is no leaf"
             del parent.children[first]
-            if parent.dropped is None:
-                parent.dropped = set()
-            parent.dropped.add(first)
+            self._num_dropped -= len(leaf.dropped) if isinstance(leaf.dropped, set) else 0
+            self._note_dropped(parent, first)
             self.num_tokens -= len(leaf.edge)
             self._num_nodes -= 1
             if not parent.children and parent is not self._root:
                 count += 1
                 heapq.heappush(leaves, (parent.last_use, count, parent))
+
+    def _note_dropped(self, node: Node, first: int) -> None:
+        """Note a dropped branch below a node. first: its first token."""
+        dropped = set() if node.dropped is None else node.dropped
+        if isinstance(dropped, set):
+            self._num_dropped += first not in dropped
+            dropped.add(first)
+            if self._num_dropped > self._max_nodes:
+                self._num_dropped -= len(dropped)
+                dropped = ANY_TOKEN
+            node.dropped = dropped
 
     def _find_leaves(self) -> Iterator[Node]:
         stack = [self._root]

@@ -15,6 +15,7 @@ exceed the capacity. An evicted key is remembered for a while, so that a later m
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -99,7 +100,7 @@ class SnapshotPool:
         finish_writes: Callable[[], bool] = lambda: False,
     ) -> None:
         self._held: OrderedDict[bytes, Snapshot] = OrderedDict()
-        self._free_slots = list(reversed(slots))
+        self._free_slots = array("i", reversed(slots))  # hundreds of thousands, of a small model
         self._pages = pages
         self._page_holders: dict[int, int] = {}
         self._slot_bytes, self._page_bytes = slot_bytes, page_bytes

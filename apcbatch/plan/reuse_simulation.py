@@ -12,6 +12,7 @@ This is the exact plan without a memory limit; with one, see eviction.py.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,8 +45,10 @@ class Owners:
 
     def __init__(self, shape: TreeShape) -> None:
         self._shape = shape
-        self._begin = list(shape.end)
-        self._runs: dict[int, list[tuple[int, int]]] = {}  # by node: (begin, request), in order of `record`
+        self._begin = array("q", shape.end)
+        # By node: the first request that computes some of its edge, and from where; (begin, request) of the others.
+        self._first, self._first_begin = array("q", [0]) * shape.num_nodes, array("q", shape.end)
+        self._others: dict[int, list[tuple[int, int]]] = {}
 
     def computed_from(self, node: int) -> int:
         """Return the position after which a node's edge has been computed; the edge's end if none of it has."""
@@ -57,15 +60,20 @@ class Owners:
         while node != ROOT and shape.end[node] > resume_at:
             begin = max(shape.begin[node], resume_at)
             if begin < self._begin[node]:
+                if self._begin[node] == shape.end[node]:
+                    self._first_begin[node], self._first[node] = begin, index
+                else:
+                    self._others.setdefault(node, []).append((begin, index))
                 self._begin[node] = begin
-                self._runs.setdefault(node, []).append((begin, index))
             elif begin == shape.begin[node]:
                 return  # every token before this edge is computed or held
             node = shape.parent[node]
 
     def owner(self, point: TreePoint) -> int | None:
         node, position = point
-        return next((index for begin, index in self._runs.get(node, ()) if begin < position), None)
+        if self._first_begin[node] < position:
+            return self._first[node]
+        return next((index for begin, index in self._others.get(node, ()) if begin < position), None)
 
 
 def find_ideals(shape: TreeShape, order: Sequence[int], held: Held) -> list[int]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import operator
+import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +17,11 @@ import pytest
 from apcbatch.cli.program import main
 from apcbatch.config import Config
 from apcbatch.data.input.inputs import find_inputs
+from apcbatch.data.output.parser import OutputParser
 from apcbatch.job import planning
 from apcbatch.job.record import Ticket
 from apcbatch.job.work import Tag
+from apcbatch.plan import windows
 from apcbatch.plan.footprint import Footprint
 from apcbatch.plan.windows import Windows
 from apcbatch.resolution import load
@@ -92,6 +96,41 @@ def test_reading_pauses_after_each_window(monkeypatch: pytest.MonkeyPatch) -> No
     assert feeder.num_open_rollouts == 0 and feeder.plan_s > 0 and feeder.follow_up("result") == ["result"]
 
 
+@pytest.mark.slow
+def test_what_waits_is_compact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: each of 100,000 short requests that wait for their turn holds its settings, names and parser in objects of
+    its own, 1.9 KB in all, and until the last one of its window is answered."""
+    count = 1000
+
+    class Lines(Source):
+        def next(self) -> Request | None:
+            if not self.work:
+                return None
+            number, line = self.work.pop(), count - len(self.work)
+            digest = f"{number:032x}"
+            ticket = Ticket(line, line, 1, f"l-{number}#1", f"l-{number}", False, digest, digest[::-1])
+            tokens = np.concatenate([np.arange(100), [1000 + number], np.arange(20)]).astype(np.int32)
+            return Request(ticket.request_id, tokens, tag=Tag(ticket, None, OutputParser()), random_stream="[1]")
+
+    def held() -> float:
+        gc.collect()
+        return (tracemalloc.get_traced_memory()[0] - before) / count
+
+    monkeypatch.setattr(windows, "FIRST_TOKENS", 1 << 40)
+    engine = engine_of(can_run=lambda request: True)
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    feeder: Any = planning.PlannedFeeder(Config(), Lines(list(range(count))), engine)  # type: ignore[arg-type]
+    given = feeder.next()
+    assert held() < 900
+    for _ in range(count - 10):
+        given = feeder.next()
+    ticket = given.tag.ticket
+    assert (given.id, given.random_stream, ticket.custom_id) == (ticket.request_id, None, f"{ticket.conversation}#1")
+    assert held() < 400, "little but the tree of prompts"
+    tracemalloc.stop()
+
+
 @pytest.mark.parametrize(("store", "reserved"), [("s", Footprint(7, 1).pool_bytes(198)), (None, 0)])
 def test_a_plan_leaves_room_for_the_largest_stored_snapshot(
     store: str | None, reserved: int, monkeypatch: pytest.MonkeyPatch
@@ -164,11 +203,11 @@ def test_what_windows_restore_is_what_is_planned_and_the_ideal_is_that_of_all(
     for name in ("prompt_tokens", "unique_tokens", "ideal_hit_rate", "unique_tokens_is_bound", "ideal_is_bound"):
         assert document["dataset"][name] == summary[name], name
     assert summary["ideal_is_bound"] is summary["unique_tokens_is_bound"] is False
-    windows, sizes = Windows[None](4000), list[int]()
+    cut, sizes = Windows[None](4000), list[int]()
     for tokens, line, resumable in read:
-        windows.add(None, line, tokens, resumable)
-        while windows.is_complete:
-            sizes.append(windows.take().num_requests)
+        cut.add(None, line, tokens, resumable)
+        while cut.is_complete:
+            sizes.append(cut.take().num_requests)
     third = sum(sizes[:2])
     reuse = [record["apcbatch"] for record in in_order[third:]]
     beyond = sum(one["ideal_cached_tokens"] - one["cached_tokens"] for one in reuse)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 
+import numpy as np
 import pytest
 
+from apcbatch.engine.coverage import CoverageTree
 from apcbatch.plan.footprint import Footprint
 from apcbatch.plan.planner import Planner
-from apcbatch.tuning.forecast import Forecast
+from apcbatch.tuning.forecast import Forecast, Forecaster
 from apcbatch.types import RequestPlan
 from tests.effort import tries
 from tests.plan.plan_oracle import Dataset, dataset, ideals, random_dataset, serve
@@ -131,6 +134,29 @@ def test_elided_history_says_what_it_costs() -> None:
     data = dataset(first, head + stub + [1] * 20 + [2] * 10, conversations=[0, 0])
     made, _ = forecast(data, [10], Planner(10))
     assert (made.rewritten_prompts, made.rewritten_tokens, made.thought_tokens) == (1, 131 - 100, 0)
+
+
+@pytest.mark.slow
+def test_what_a_forecast_holds_is_bounded_and_then_its_numbers_are_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: a plan keeps the prompts of the whole input, 2 KB a line; or calls exact what a bounded tree forgot."""
+    monkeypatch.setattr(CoverageTree.__init__, "__defaults__", (1000, 40))
+    held = []
+    for count in (100, 300):
+        prompts = [tuple([line % 5] * 20 + random.choices(range(1000), k=20)) for line in range(count)]
+        data = dataset(*prompts, *prompts[:5])
+        tracemalloc.start()
+        forecaster = Forecaster(Planner(4), BLOCKS, 500)
+        for line, prompt in enumerate(data.prompts):
+            forecaster.add(np.array(prompt, np.int32), line, len(prompt) - 1)
+        held.append(tracemalloc.get_traced_memory()[0])
+        tracemalloc.stop()
+        made = forecaster.finish()
+        ideal = 20 * (count - 5) + 5 * 39
+        assert made.unique_tokens_is_bound and made.unique_tokens > made.prompt_tokens - ideal - 5
+        for policy, one in made.grids[1].items():
+            assert one.ideal_is_bound and one.cached_tokens < ideal, policy
+        assert made.ideal_is_bound and made.ideal_tokens < ideal
+    assert held[1] < 1.3 * held[0]
 
 
 def test_nothing_to_share_and_nothing_at_all() -> None:
