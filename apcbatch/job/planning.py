@@ -86,8 +86,8 @@ def work_source(config: Config, feeder: Feeder, engine: JobEngine) -> WorkSource
     return PlannedFeeder(config, feeder, engine) if config.is_planned else feeder
 
 
-Read = tuple[Request, str | Ticket]  # a request without names and prompt, and its ticket, packed if that can be
-Waiting = tuple[int, Request, bytes | Ticket, RequestPlan]  # the same, after its index in the window, and its plan
+Read = tuple[Request, str | Ticket]  # settings, with the output parser as tag, and the ticket, packed if it can be
+Waiting = tuple[int, Request, bytes | Ticket, RequestPlan]  # the same, after the index in the window, and the plan
 
 
 class PlannedFeeder:

@@ -129,8 +129,8 @@ class Planner:
 
         held: (node, position) of the snapshots that exist before the run and stay; see PrefixTree.keys.
         num_requests: number of requests to plan; those after them are ahead. None: all. handed_over: what the plan of
-        the last window handed on. block_sizes: others to find what is kept for future runs at, which alone depends on
-        it.
+        the last window handed on. block_sizes: others at which to find what is kept for future runs; nothing else
+        depends on the block size.
         """
         shape, stored = TreeShape(tree), set(held)
         num_requests = shape.num_requests if num_requests is None else num_requests

@@ -24,13 +24,13 @@ class PrefixTree:
     request. unique_tokens: distinct tokens of all requests."""
 
     def __init__(self) -> None:
-        self.parent = array("q", [ROOT])
-        self.end = array("q", [0])
-        self.end_node = array("q")
+        self.parent = array("i", [ROOT])
+        self.end = array("i", [0])
+        self.end_node = array("i")
         self.conversation = array("q")
-        self.resumable = array("q")
+        self.resumable = array("i")
         self.unique_tokens = 0
-        self._offset = array("q", [0])  # where a node's tokens begin in _tokens
+        self._offset = array("i", [0])  # where a node's tokens begin in _tokens
         self._tokens: TokenArray = np.empty(FIRST_TOKENS, np.int32)
         self._children: dict[int, int] = {}  # node and first token of the edge -> child
         self._latest: TokenArray = np.empty(0, np.int32)

@@ -45,9 +45,9 @@ class Owners:
 
     def __init__(self, shape: TreeShape) -> None:
         self._shape = shape
-        self._begin = array("q", shape.end)
+        self._begin = array("i", shape.end)
         # By node: the first request that computes some of its edge, and from where; (begin, request) of the others.
-        self._first, self._first_begin = array("q", [0]) * shape.num_nodes, array("q", shape.end)
+        self._first, self._first_begin = array("i", [0]) * shape.num_nodes, array("i", shape.end)
         self._others: dict[int, list[tuple[int, int]]] = {}
 
     def computed_from(self, node: int) -> int:

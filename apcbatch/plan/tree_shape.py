@@ -19,13 +19,13 @@ class TreeShape:
 
     def __init__(self, tree: PrefixTree) -> None:
         self.parent, self.end = tree.parent, tree.end
-        self.begin = array("q", map(self.end.__getitem__, self.parent))
+        self.begin = array("i", map(self.end.__getitem__, self.parent))
         self.end_node, self.conversation, self.resumable = tree.end_node, tree.conversation, tree.resumable
-        self.length = array("q", map(self.end.__getitem__, self.end_node))
+        self.length = array("i", map(self.end.__getitem__, self.end_node))
         self.prompt_tokens = sum(self.length)
         self.unique_tokens = tree.unique_tokens
         # A node ends after its parent does.
-        self.upward = array("q", sorted(range(1, self.num_nodes), key=self.end.__getitem__, reverse=True))
+        self.upward = array("i", sorted(range(1, self.num_nodes), key=self.end.__getitem__, reverse=True))
         self.requests_below, self.first_below = self._count_requests()
 
     @property
@@ -45,7 +45,7 @@ class TreeShape:
         """
         if order == "file":
             return list(range(self.num_requests))
-        first, following = array("q", [-1]) * self.num_nodes, array("q", [-1]) * self.num_requests
+        first, following = array("i", [-1]) * self.num_nodes, array("i", [-1]) * self.num_requests
         for index in reversed(range(self.num_requests)):
             node = self.end_node[index]
             first[node], following[index] = index, first[node]
@@ -72,7 +72,7 @@ class TreeShape:
     @cached_property
     def conversations_below(self) -> array[int]:
         """Number of distinct conversations with a prompt that ends at each node or below it."""
-        count = array("q", [0]) * self.num_nodes
+        count = array("i", [0]) * self.num_nodes
         seen_by: list[int | None] = [None] * self.num_nodes
         for index in sorted(range(self.num_requests), key=self.conversation.__getitem__):
             node, conversation = self.end_node[index], self.conversation[index]
@@ -98,7 +98,7 @@ class TreeShape:
         return node
 
     def _count_requests(self) -> tuple[array[int], array[int]]:
-        below, first = array("q", [0]) * self.num_nodes, array("q", [self.num_requests]) * self.num_nodes
+        below, first = array("i", [0]) * self.num_nodes, array("i", [self.num_requests]) * self.num_nodes
         for index, node in enumerate(self.end_node):
             below[node] += 1
             first[node] = min(first[node], index)

@@ -255,8 +255,10 @@ class _MarkedTree(CoverageTree):
 
 
 def _mark(path: list[tuple[Node, int]], kind: int, position: int) -> bool:
-    """Mark a position, from 1, of a path; return False if it has this kind of mark."""
-    node, begin = next((node, begin) for node, begin in path if begin < position)
+    """Mark a position, from 1, of a path; return False if it has this kind of mark, or was dropped at once."""
+    node, begin = next(((node, begin) for node, begin in path if begin < position), (None, 0))
+    if node is None:
+        return False
     mark = kind << POSITION_BITS | position - begin
     if node.marks is None:
         node.marks = array("q")

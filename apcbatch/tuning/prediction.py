@@ -131,8 +131,10 @@ class PassCounter:
             budget -= count
             one.left -= count
             self._chunks += count > 0
-            if not one.left and self._latest.get(one.conversation) is one:
-                del self._latest[one.conversation]
+            if not one.left:
+                one.leader = None
+                if self._latest.get(one.conversation) is one:
+                    del self._latest[one.conversation]
         self._running = [one for one in self._running if one.left]
         self._passes += 1
 

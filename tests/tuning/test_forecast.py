@@ -143,7 +143,7 @@ def test_what_a_forecast_holds_is_bounded_and_then_its_numbers_are_bounds(monkey
     held = []
     for count in (100, 300):
         prompts = [tuple([line % 5] * 20 + random.choices(range(1000), k=20)) for line in range(count)]
-        data = dataset(*prompts, *prompts[:5])
+        data = dataset(*prompts, *prompts[:5], range(2000))
         tracemalloc.start()
         forecaster = Forecaster(Planner(4), BLOCKS, 500)
         for line, prompt in enumerate(data.prompts):
@@ -151,7 +151,7 @@ def test_what_a_forecast_holds_is_bounded_and_then_its_numbers_are_bounds(monkey
         held.append(tracemalloc.get_traced_memory()[0])
         tracemalloc.stop()
         made = forecaster.finish()
-        ideal = 20 * (count - 5) + 5 * 39
+        ideal = 20 * (count - 5) + 5 * 39  # of the last one, which the trees cannot hold, nothing
         assert made.unique_tokens_is_bound and made.unique_tokens > made.prompt_tokens - ideal - 5
         for policy, one in made.grids[1].items():
             assert one.ideal_is_bound and one.cached_tokens < ideal, policy
