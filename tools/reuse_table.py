@@ -2,8 +2,8 @@
 
     python tools/reuse_table.py examples/agents.jsonl FILE ...
 
-Each row is what `apcbatch plan FILE --block-sizes 16,64,256,1024` says with the bundled model's tokenizer and template,
-`--turns each` and policy `all`. No weights are read.
+Each row is what `apcbatch plan FILE --block-sizes 16,64,256,1024` says with the bundled model's tokenizer and template
+and `--turns each`: what `planned` restores, and `all` on each grid. No weights are read.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from typing import Any
 BLOCK_SIZES = (16, 64, 256, 1024)
 
 
-def survey(path: str) -> dict[str, Any]:
+def survey(path: str, policy: str) -> dict[str, Any]:
     """What `apcbatch plan --json` says of an input."""
     sizes = ",".join(map(str, BLOCK_SIZES))
-    command = [sys.executable, "-m", "apcbatch", "plan", path, "--block-sizes", sizes, "--policy", "all", "--json", "-"]
+    words = ["plan", path, "--block-sizes", sizes, "--policy", policy, "--draft", "none", "--json", "-"]
+    command = [sys.executable, "-m", "apcbatch", *words]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -30,13 +31,13 @@ def survey(path: str) -> dict[str, Any]:
 def head() -> Iterator[str]:
     """The first two lines of the table."""
     sizes = " | ".join(f"grid {size:,}" for size in BLOCK_SIZES)
-    yield f"| input | requests | prompt tokens | repeat an earlier prefix | {sizes} |"
-    yield "|---|" + "--:|" * (3 + len(BLOCK_SIZES))
+    yield f"| input | requests | prompt tokens | repeat an earlier prefix | planned | {sizes} |"
+    yield "|---|" + "--:|" * (4 + len(BLOCK_SIZES))
 
 
 def row(path: str) -> str:
     """The line of one input."""
-    found = survey(path)
+    planned, found = survey(path, "planned"), survey(path, "all")
     dataset = found["dataset"]
     rates = {one["block_size"]: one["hit_rate"] for one in found["candidates"]}
     cells = [
@@ -44,6 +45,7 @@ def row(path: str) -> str:
         f"{dataset['requests']:,}",
         f"{dataset['prompt_tokens']:,}",
         f"**{100 * dataset['ideal_hit_rate']:.1f} %**",
+        f"{100 * planned['candidates'][0]['hit_rate']:.1f} %",
         *(f"{100 * rates[size]:.1f} %" for size in BLOCK_SIZES),
     ]
     return f"| {' | '.join(cells)} |"
