@@ -1,11 +1,48 @@
-"""Answer: one output record as an object, for programs."""
+"""Answer: one output record as an object, for programs; the kinds of its warnings."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 from apcbatch.errors import RequestError
+from apcbatch.types import FinishReason
+
+WarningKind = Literal[
+    "unread_keys",
+    "unread_options",
+    "changed_content",
+    "tools",
+    "tool_results",
+    "cut_reasoning",
+    "unread_call",
+    "dropped_calls",
+]
+WARNING_KINDS: dict[WarningKind, str] = {
+    "unread_keys": "keys of a message, or of what it holds, that nothing reads",
+    "unread_options": "variables and other options that the chat template does not read",
+    "changed_content": "a message that the template is given otherwise than it stands in the line",
+    "tools": "a tool whose schema is not known",
+    "tool_results": "a rollout's messages of tools that do not match the generated calls",
+    "cut_reasoning": "an answer that ends before its reasoning does",
+    "unread_call": "an answer in which a tool call begins that cannot be read",
+    "dropped_calls": "an answer with more calls than `parallel_tool_calls` allows",
+}
+"""Kind -> what its warnings are about."""
+FINISH_REASONS = (*get_args(FinishReason), "tool_calls")
+
+
+class AnswerWarning(str):
+    """A sentence of a record's `apcbatch.warnings`, with its kind, by which a run sums warnings up."""
+
+    __slots__ = ("kind",)
+
+    def __new__(cls, kind: WarningKind, sentence: str) -> AnswerWarning:
+        made = super().__new__(cls, sentence)
+        made.kind = kind
+        return made
+
+    kind: WarningKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +56,7 @@ class Answer:
     logprobs: their log-probabilities up to the end of the text, if requested.
 
     cached_tokens: number of prompt tokens whose state was restored. cached_from: where that state was: `memory`, `disk`
-    or `none`. miss_reason: why no more tokens were restored. warnings: settings that were only partly honoured. error:
+    or `none`. miss_reason: why no more tokens were restored. warnings: what was honoured or read only in part. error:
     set if the request failed; the fields from text to warnings then have no meaning. record: the line that `apcbatch
     run` would write; its `response.body` parses as the `openai` package's types. With several choices, the fields here
     are those of the first.

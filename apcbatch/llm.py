@@ -38,7 +38,7 @@ from apcbatch.job.feed import Feeder
 from apcbatch.job.open import check_stop_tokens, make_engine
 from apcbatch.job.planning import with_measured_gain, work_source
 from apcbatch.job.previous_answers import PreviousAnswers
-from apcbatch.job.record import error_line, result_line
+from apcbatch.job.record import error_record, line_of, result_record
 from apcbatch.job.references import EarlierAnswers, References
 from apcbatch.job.work import Failure, JobEngine, Work, WorkSource
 from apcbatch.model.families import load_model_config
@@ -256,17 +256,17 @@ class LLM:
         """Remove the collected failures, and yield an answer for each."""
         while failures:
             failure = failures.pop(0)
-            yield answer_of(orjson.loads(error_line(failure.ticket, failure.error)))
+            yield answer_of(error_record(failure.ticket, failure.error))
 
     def _answer(self, result: Result) -> Answer:
-        """Convert a result to an Answer through its output line."""
+        """Convert a result to an Answer by its record, with the values that the output line would have."""
         ticket = result.tag.ticket
         if result.error is not None:
-            line = error_line(ticket, RequestError(result.error.code, result.error.message, ticket.line))
+            record = error_record(ticket, RequestError(result.error.code, result.error.message, ticket.line))
         else:
             output_parser, now = result.tag.output_parser, int(time.time())
-            line = result_line(ticket, result, self._renderer, self._config.model, now, output_parser)
-        return answer_of(orjson.loads(line))
+            record = result_record(ticket, result, self._renderer, self._config.model, now, output_parser)
+        return answer_of(orjson.loads(line_of(record)))
 
 
 def _records(

@@ -1,5 +1,6 @@
-"""Writes docs/reference/formats.md from the tables of fields and of output keys; run it after every change of
-apcbatch/data/fields.py, tools/output_keys.py, tools/trace_keys.py or apcbatch/job/tracing/segment.py.
+"""Writes docs/reference/formats.md from the tables of fields, warnings and output keys; run it after every change of
+apcbatch/data/fields.py, apcbatch/answer.py, tools/output_keys.py, tools/trace_keys.py or
+apcbatch/job/tracing/segment.py.
 
 A test compares the file with what this script would write, so that no field stays undocumented.
 """
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from apcbatch.answer import WARNING_KINDS
 from apcbatch.data.fields import CHATS, FIELDS, INSIDE, REQUESTS, Field, Kind, json_text
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -69,6 +71,8 @@ def document() -> str:
         parts += [f"## {heading}", "\n".join(table(fields, what))]
     inside = [field for field in FIELDS if is_inside(field)]
     parts += ["## What a message consists of", "\n".join(inside_table(inside))]
+    kinds = ["| kind | about |", "|---|---|", *(f"| `{kind}` | {about} |" for kind, about in WARNING_KINDS.items())]
+    parts += ["## Kinds of warnings", "\n".join(kinds)]
     for heading, text, keys in OUTPUTS:
         parts += [f"## {heading}", text, "\n".join(output_keys.table(keys))]
     return "\n\n".join(parts) + "\n"

@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 import xxhash
 
+from apcbatch.answer import AnswerWarning
 from apcbatch.data.chat.render import Renderer
 from apcbatch.data.output.parser import OutputParser
 from apcbatch.data.output.stop_texts import cut_answer
@@ -83,22 +84,22 @@ def request_digest(ticket: Ticket, token_ids: TokenArray, settings: Mapping[str,
     return digest.hexdigest()
 
 
-def error_line(ticket: Ticket, error: RequestError) -> bytes:
-    """Make the line of a request that failed, or of an input line that failed as a whole."""
+def error_record(ticket: Ticket, error: RequestError) -> dict[str, Any]:
+    """Make the record of a request that failed, or of an input line that failed as a whole."""
     described = {
         "code": error.code,
         "message": error.message,
         "line": ticket.line if error.line is None else error.line,
         "retryable": error.retryable,
     }
-    return _line(ticket, None, described, _source_fields(ticket))
+    return _record(ticket, None, described, _source_fields(ticket))
 
 
-def result_line(
+def result_record(
     ticket: Ticket, result: Result, renderer: Renderer, model: str, created: int, output_parser: OutputParser = PLAIN
-) -> bytes:
-    """Make the line of a request that succeeded. created: time in the body, in seconds since 1970 (UTC). The body of a
-    scored request has the recorded answer, though nothing was generated."""
+) -> dict[str, Any]:
+    """Make the record of a request that succeeded. created: time in the body, in seconds since 1970 (UTC). The body of
+    a scored request has the recorded answer, though nothing was generated."""
     prompt = ticket.prompt
     answers = result.answers
     if prompt is not None and prompt.answer_begin is not None:
@@ -124,6 +125,7 @@ def result_line(
         "drafted_tokens": result.drafted_tokens,
         "accepted_tokens": result.accepted_tokens,
         "warnings": warnings,
+        "warning_kinds": [warning.kind for warning in warnings],
         "completion_token_ids": result.token_ids,
     }
     if len(answers) > 1:
@@ -144,7 +146,7 @@ def result_line(
         },
     }
     response = {"status_code": 200, "request_id": ticket.request_id, "body": body}
-    return _line(ticket, response, None, reuse)
+    return _record(ticket, response, None, reuse)
 
 
 def _choice_fields(answer: Result) -> dict[str, Any]:
@@ -233,7 +235,12 @@ def _are_token_ids(value: object) -> bool:
 
 
 def _choice(
-    ticket: Ticket, result: Result, renderer: Renderer, output_parser: OutputParser, warnings: list[str], index: int
+    ticket: Ticket,
+    result: Result,
+    renderer: Renderer,
+    output_parser: OutputParser,
+    warnings: list[AnswerWarning],
+    index: int,
 ) -> dict[str, Any]:
     """Return the answer as a choice of the body, and append its warnings to `warnings`."""
     cut = cut_answer(renderer.decode, result.token_ids, result.stop_reason, ticket.keeps_stop)
@@ -250,7 +257,11 @@ def _choice(
     return {"finish_reason": reason, "message": message, "logprobs": logprobs}
 
 
-def _line(ticket: Ticket, response: Any, error: Any, reuse: Any) -> bytes:
+def _record(ticket: Ticket, response: Any, error: Any, reuse: Any) -> dict[str, Any]:
     values = (ticket.request_id, ticket.custom_id, ticket.line, ticket.turn, response, error, reuse)
-    record = dict(zip(KEYS, values, strict=True))
+    return dict(zip(KEYS, values, strict=True))
+
+
+def line_of(record: dict[str, Any]) -> bytes:
+    """Write a record as its JSON line."""
     return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)

@@ -27,7 +27,7 @@ from apcbatch.job.output_paths import STDOUT, check_summary, default_output, odd
 from apcbatch.job.planning import work_source
 from apcbatch.job.previous_answers import PreviousAnswers
 from apcbatch.job.printer import Printer
-from apcbatch.job.record import Ticket, error_line, result_line
+from apcbatch.job.record import Ticket, error_record, line_of, result_record
 from apcbatch.job.runfile import with_earlier_options
 from apcbatch.job.signals import Interrupted, Signals
 from apcbatch.job.sink import FileSink, Sink, open_sink
@@ -272,12 +272,13 @@ class Job:
             return
         output_parser, now = result.tag.output_parser, int(time.time())
         try:
-            line = result_line(ticket, result, opened.renderer, self._config.model, now, output_parser)
+            record = result_record(ticket, result, opened.renderer, self._config.model, now, output_parser)
         except RequestError as error:  # the tokenizer cannot decode it
             self._write_error(ticket, error, sink)
             return
-        sink.append(line)
+        sink.append(line_of(record))
         self._totals.add(result)
+        self._totals.answers.add(record)
         if self._config.score and result.scores is not None:
             self._totals.scores.add(result.scores)
         self._printer.result(ticket.shown, result)
@@ -285,7 +286,7 @@ class Job:
     def _write_error(self, ticket: Ticket, error: RequestError, sink: Sink) -> None:
         where = f" ({ticket.file_line[0]}, line {ticket.file_line[1]})" if ticket.file_line else ""
         located = RequestError(error.code, error.message + where, ticket.line)
-        sink.append(error_line(ticket, located))
+        sink.append(line_of(error_record(ticket, located)))
         self._totals.add_error(located.code)
         if self._trace is not None:
             self._trace.add_failure()
@@ -318,6 +319,12 @@ class Job:
         sink.finish(self._config.ordered)
         if engine is not None:
             engine.flush()
+        answers = self._totals.answers
+        if num_cut := answers.doubts(vars(self._config)).get("cut"):
+            self._printer.note(
+                f"{num_cut:,} of {answers.num_choices:,} answers are cut: they reached their limit of tokens before "
+                "their end; give a larger --max-tokens, or max_tokens where lines have their own"
+            )
         summary = self._totals.summary(self._config, engine)
         place = self._output.shown
         if isinstance(sink, FileSink) and self._output.is_built_at_the_end:

@@ -10,6 +10,7 @@ from typing import Any
 
 from apcbatch.data.checks import shown
 from apcbatch.display import Paint, cells, wrap
+from apcbatch.job.answer_counts import shown_counts
 from apcbatch.types import Result
 
 _INDENT = "         "
@@ -62,6 +63,10 @@ def summary_lines(summary: dict[str, Any], output: str, width: int, paint: Paint
     if summary["prompt_tokens"]:
         rows += [("prompt", _prompt(summary)), ("computed", _rate(summary, "computed", "prefill"))]
         rows.append(("answers", _rate(summary, "completion", "decode")))
+    if ended := shown_counts(summary):
+        rows.append(("ended", ", ".join(ended)))
+    if summary["answer_warnings"]:
+        rows.append(("warnings", kinds_of(summary["answer_warnings"])))
     if drafts := summary["drafts"]:
         rows.append(("drafts", _drafts(drafts, summary["tokens_per_pass"])))
     rows.append(("seconds", ", ".join(f"{name} {seconds[name]:.1f}" for name in seconds if name != "total")))
@@ -76,9 +81,9 @@ def summary_lines(summary: dict[str, Any], output: str, width: int, paint: Paint
         yield from rest
 
 
-def kinds_of(errors_by_code: dict[str, int]) -> str:
-    """Format counts of errors: `3 invalid_request, 1 duplicate_id`."""
-    return ", ".join(f"{count:,} {code}" for code, count in sorted(errors_by_code.items()))
+def kinds_of(counts: dict[str, int]) -> str:
+    """Format counts by kind: `1 duplicate_id, 3 invalid_request`."""
+    return ", ".join(f"{count:,} {kind}" for kind, count in sorted(counts.items()))
 
 
 def _columns(ignored: dict[str, int]) -> str:

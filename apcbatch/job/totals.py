@@ -14,6 +14,7 @@ from typing import Any
 
 from apcbatch.config import Config
 from apcbatch.engine.counters import Counters
+from apcbatch.job.answer_counts import AnswerCounts, shown_counts
 from apcbatch.job.work import JobEngine
 from apcbatch.types import Result, Scores
 from apcbatch.version import VERSION
@@ -75,6 +76,7 @@ class Totals:
         self.cached_by_source: Counter[str] = Counter(memory=0, disk=0)
         self.miss_reasons: Counter[str] = Counter()
         self.scores = ScoreTotals()
+        self.answers = AnswerCounts()
         self._decoded_tokens = 0  # answers that share a list of tokens count once; each first token comes from prefill
         self._ideal_tokens: int | None = 0
         self._ideal_is_bound = False
@@ -140,9 +142,11 @@ class Totals:
     def sentence(self, output: str) -> str:
         """Return the summary as one sentence. output: name of OUT."""
         before = f" ({self.already_done} more were answered before)" if self.already_done else ""
+        ended = ", ".join(shown_counts(self.answers.summary()))
+        ended += "; " if ended else ""
         return (
             f"{self.requests} requests{before} in {self.elapsed_s():.1f} s: "
-            f"{self.ok} ok, {self.errors} errors; {100 * self.hit_rate:.1f} % of {self.prompt_tokens} prompt "
+            f"{self.ok} ok, {self.errors} errors; {ended}{100 * self.hit_rate:.1f} % of {self.prompt_tokens} prompt "
             f"tokens restored; results in {'standard output' if output == '-' else output}"
         )
 
@@ -159,6 +163,7 @@ class Totals:
             "errors_by_code": dict(sorted(self.errors_by_code.items())),
             "ignored_columns": dict(self.ignored_columns),
             "already_done": self.already_done,
+            **self.answers.summary(),
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
             "computed_tokens": self.computed_tokens,

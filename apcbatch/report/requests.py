@@ -14,6 +14,7 @@ from typing import Any
 import xxhash
 
 from apcbatch.errors import UsageError
+from apcbatch.job.answer_counts import AnswerCounts
 from apcbatch.job.record import read_record
 from apcbatch.report.out_file import OutFile
 from apcbatch.report.texts import Calls, Texts
@@ -38,6 +39,7 @@ class Requests:
 
     ids: shortened for display. record_ids: as in the records. answers: a digest of the answers per row. prompts: a
     digest of prompt and settings per row, all zeros if the record has none. codes: number of error records by code.
+    ended: counts of how the answers ended, and of their warnings.
     num_foreign: lines that are not records. num_torn: torn lines.
     """
 
@@ -48,6 +50,7 @@ class Requests:
         self.texts = Texts()
         self.answers, self.prompts = bytearray(), bytearray()
         self.codes: Counter[str] = Counter()
+        self.ended = AnswerCounts()
         self.record_ids: list[str] = []
         self.num_foreign = self.num_torn = self.first_foreign = 0
         self._places = {"reasons": {"": 0}, "finishes": {"error": 0}}
@@ -67,6 +70,7 @@ class Requests:
         if error is None:
             numbers["error"] = 0
             self.texts.add(*answer_of(record))
+            self.ended.add(record)
         else:
             numbers["error"] = self.texts.error(f"{error['code']}: {error['message']}")
             self.codes[error["code"]] += 1

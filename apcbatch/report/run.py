@@ -116,7 +116,7 @@ class Panel:
 
 
 PANELS = (
-    Panel("verdict", "Verdict", data=lambda run: verdict(run.requests, run.segments, run.knows_end)),
+    Panel("verdict", "Verdict", data=lambda run: verdict(run.requests, run.segments, run.knows_end, run.options)),
     Panel(
         "tokens",
         "Where the prompt tokens went",

@@ -5,7 +5,7 @@ Invariant: for a run that was never resumed, every number equals the one in its 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from apcbatch.job.tracing.segment import Segment
@@ -18,9 +18,11 @@ PERCENTS = (50, 95, 99)
 STAGES = ("load", "plan", "prefill", "decode", "store", "total")
 
 
-def verdict(requests: Requests, segments: Sequence[Segment], knows_end: bool) -> dict[str, Any]:
+def verdict(
+    requests: Requests, segments: Sequence[Segment], knows_end: bool, options: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the verdict over all of OUT. segments: from the trace, in order; none without a trace. knows_end: the last
-    process is among them.
+    process is among them. options: those of the run, by name.
 
     Without a trace, values that the records lack are None: seconds, rates, bytes, exit code. Seconds are sums over the
     processes that ran to their end, rates are tokens over these seconds, bytes are the maximum of any process.
@@ -37,6 +39,8 @@ def verdict(requests: Requests, segments: Sequence[Segment], knows_end: bool) ->
         "ok": len(requests) - errors,
         "errors": errors,
         "errors_by_code": dict(sorted(requests.codes.items())),
+        **requests.ended.summary(),
+        "doubts": list(requests.ended.doubts(options)),
         "exit_code": None if end is None else end.exit_code,
         "continue": None if last is None else last.continue_command,
         "unfinished": knows_end and end is None,

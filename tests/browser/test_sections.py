@@ -80,6 +80,20 @@ def test_each_exit_status_has_its_words(open_document: Callable[..., Opened], co
     ) in said
 
 
+def test_many_cut_answers_are_no_green_tick(open_document: Callable[..., Opened]) -> None:
+    """Fault: a run whose answers are all cut within their thought has a green tick, and nothing counts them."""
+    made = document(40, errors=False, runs=2)
+    verdict = made["runs"][0]["verdict"]
+    verdict |= {"exit_code": 0, "doubts": ["cut", "empty"], "finish_reasons": {"length": 1234}, "empty_answers": 1233}
+    verdict |= {"unread_calls": 2, "answer_warnings": {"cut_reasoning": 1232}}
+    section = open_document(made).page.locator("#verdict")
+    expect(section.locator(".ending.fair")).to_contain_text("but many answers are cut or are empty.")
+    assert section.locator(".codes").all_inner_texts() == [
+        "cut 1,234\nempty 1,233\nwith an unread call 2",
+        "cut_reasoning 1,232",
+    ]
+
+
 def test_a_file_that_was_cut_says_so(open_file: Callable[..., Opened], tmp_path: Any, browser: Any) -> None:
     """Fault: half a download opens as an empty page without a word."""
     from apcbatch.report.page import page as make_page

@@ -14,6 +14,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionMessageFunctionToolC
 
 from apcbatch.cli.program import main
 from apcbatch.data.tokenization.tokenizer import load_tokenizer
+from apcbatch.report.out_file import find_out
+from apcbatch.report.run import read_run
 from tests.chats import conversation, read_records, write_lines
 from tests.job.conftest import ROOT
 from tests.job.fakes import EOS, FakeEngine
@@ -95,6 +97,34 @@ def test_every_line_of_a_varied_run_is_read_by_the_package(apcbatch, scripted, t
             assert len(made) == calls and len({call.id for call in made}) == calls
             assert all(isinstance(call, ChatCompletionMessageFunctionToolCall) for call in made)
             assert all(json.loads(call.function.arguments) == {"order": "A-7"} for call in made)
+
+
+def test_answers_are_counted_by_how_they_ended(apcbatch, scripted, monkeypatch, tmp_path):
+    """Fault: answers that are all cut within their thought, and empty, are `13 ok, 0 errors`, and no warning of theirs
+    is summed up anywhere; or a run is told to allow more tokens that had all it asked for."""
+    monkeypatch.setitem(ANSWERS, "cut", "<think>Hm, hm, hm, hm.")
+    monkeypatch.setitem(ANSWERS, "odd", ANSWERS["no-call"])
+    plain = [batch_line(f"plain:{number}") for number in range(16)]
+    lines = [batch_line("cut:1", max_tokens=6), batch_line("cut:2"), batch_line("odd"), *plain, batch_line("call"), "{"]
+    lines += [batch_line("empty"), batch_line("plain:none", "/v1/completions", prompt="a", echo=True, max_tokens=0)]
+    write_lines(tmp_path / "in.jsonl", lines)
+    counts = {
+        "finish_reasons": {"length": 2, "stop": 19, "tool_calls": 1}, "empty_answers": 3, "unread_calls": 1,
+        "answer_warnings": {"cut_reasoning": 2, "unread_call": 1},
+    }  # fmt: skip
+    command = ("run", "in.jsonl", "-o", "out.jsonl", "--reasoning-parser", "think", "--max-tokens", 400)
+    outcome = apcbatch(*command)
+    assert (outcome.code, {name: outcome.summary[name] for name in counts}) == (3, counts), outcome.stderr
+    assert "22 ok, 1 errors; 2 cut, 19 stop, 1 tool_calls, 3 empty, 1 with an unread call; " in outcome.stderr
+    assert "are cut" not in outcome.stderr, "2 of 22, one of them as it was asked for"
+    run = read_run(find_out(str(tmp_path / "out.jsonl"))).as_document()
+    assert {name: run["verdict"][name] for name in counts} == counts and run["verdict"]["doubts"] == ["empty"]
+    again = apcbatch(*command, "--resume")
+    assert again.summary["finish_reasons"] == {} and again.summary["already_done"] == 23, "counts are this process's"
+    write_lines(tmp_path / "in.jsonl", plain)
+    for options, is_told in (((), True), (("--ignore-eos",), False)):
+        outcome = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--overwrite", "--max-tokens", 2, *options)
+        assert outcome.code == 0 and ("answers are cut: they reached" in outcome.stderr) == is_told, options
 
 
 def test_a_call_that_the_limit_follows_is_a_call(apcbatch, scripted, tmp_path):

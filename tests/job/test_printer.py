@@ -210,7 +210,8 @@ SUMMARY = {
     "seconds": {"load": 1.0, "plan": 0.1, "prefill": 2.0, "decode": 3.0, "store": 0.2, "total": 6.5},
     "prefill_tokens_per_s": 1728.0, "decode_tokens_per_s": None, "store_skipped": 7,
     "drafts": {"history": {"drafted": 900, "accepted": 0}, "lookup": {"drafted": 1800, "accepted": 1234}},
-    "tokens_per_pass": 1.786,
+    "tokens_per_pass": 1.786, "finish_reasons": {"length": 4, "stop": 2000}, "empty_answers": 3, "unread_calls": 0,
+    "answer_warnings": {"cut_reasoning": 3, "unread_keys": 1},
     "workers": [
         {"id": id, "node": node, "prefill_tokens": prefill, "decode_tokens": 100, "busy_s": busy_s,
          "tokens_per_s": rate, "ending": ending}
@@ -241,7 +242,8 @@ def test_a_terminal_is_not_overrun(monkeypatch, columns, colour):
     for part in ("c-9#3", "1842", "out 1", "diverged at token 38 (first boundary 256)", "invalid_request line 11",
                  "9 requests (2 more were answered before) in 6.5 s: 5 ok, 4 errors",
                  "errors 1 duplicate_id, 3 invalid_request", 'columns left out "c0" (1,000), "c1" (1,001), "c2"',
-                 '"c7" (1,007), and 2 more', "123,456 tokens, 97.2 % restored", "ideal 97.5 %",
+                 '"c7" (1,007), and 2 more', "ended 4 cut, 2,000 stop, 3 empty", "warnings 3 cut_reasoning, 1 unread_keys",
+                 "123,456 tokens, 97.2 % restored", "ideal 97.5 %",
                  "100,000 from memory, 20,000 from disk", "3,456 tokens, 1,728 a second", "answers 900 tokens",
                  "drafts 1,234 of 2,700 tokens accepted (1,234 from lookup); 1.79 tokens a pass",
                  "load 1.0, plan 0.1, prefill 2.0, decode 3.0, store 0.2", "results out.jsonl",
@@ -257,6 +259,7 @@ FEWER = SUMMARY | {
     "cached_by_source": {"memory": 0, "disk": 7}, "ideal_hit_rate": None,
     "drafts": {"history": {"drafted": 3, "accepted": 0}}, "tokens_per_pass": None, "store_skipped": 0,
     "workers": SUMMARY["workers"][:2],
+    "finish_reasons": {}, "empty_answers": 0, "answer_warnings": {},
 }  # fmt: skip
 
 

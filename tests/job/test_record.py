@@ -11,7 +11,7 @@ from apcbatch.data.output.parser import OutputParser
 from apcbatch.data.output.tool_parsers import tool_parsers
 from apcbatch.errors import RequestError
 from apcbatch.job.logprobs import PromptFields
-from apcbatch.job.record import Ticket, answers_of, error_line, is_stopped, read_record, result_line
+from apcbatch.job.record import Ticket, answers_of, error_record, is_stopped, line_of, read_record, result_record
 from apcbatch.prefix import as_token_array
 from apcbatch.types import Result, Scores
 
@@ -29,15 +29,16 @@ RESULT = Result(
 )  # fmt: skip
 
 
-def read(line: bytes) -> dict[str, Any]:
+def written(record: dict[str, Any]) -> dict[str, Any]:
+    line = line_of(record)
     assert line.endswith(b"\n") and line.count(b"\n") == 1
-    record: dict[str, Any] = json.loads(line)
-    return record
+    read: dict[str, Any] = json.loads(line)
+    return read
 
 
 def test_each_number_of_a_chat_record_is_its_own() -> None:
     """Catches a count of another field, a token without its bytes, and bytes that only a whole character would have."""
-    record = read(result_line(Ticket(17, 9, 3, "c-9#3", "c-9"), RESULT, RENDERER, "m", 1_795_219_200))
+    record = written(result_record(Ticket(17, 9, 3, "c-9#3", "c-9"), RESULT, RENDERER, "m", 1_795_219_200))
     assert (record["id"], record["custom_id"], record["line"], record["turn"]) == ("apc-000017", "c-9#3", 9, 3)
     assert list(record) == ["id", "custom_id", "line", "turn", "response", "error", "apcbatch"]
     assert (record["response"]["status_code"], record["response"]["request_id"]) == (200, "apc-000017")
@@ -66,7 +67,7 @@ def test_each_number_of_a_chat_record_is_its_own() -> None:
 
 def test_a_completion_says_where_each_token_begins() -> None:
     """Catches offsets that are off by a token, or counted in bytes."""
-    record = read(result_line(Ticket(0, 1, None, "t", None, completion=True), RESULT, RENDERER, "m", 0))
+    record = written(result_record(Ticket(0, 1, None, "t", None, completion=True), RESULT, RENDERER, "m", 0))
     [choice] = record["response"]["body"]["choices"]
     assert choice["text"] == "Hi \u00e9\ufffd!"
     assert choice["logprobs"] == {
@@ -82,7 +83,9 @@ def test_the_likeliest_tokens_come_with_each_one() -> None:
     """Catches entries of another token, a text that two tokens share and one of them loses, and the chosen token that
     is missing because others are likelier."""
     result = replace(RESULT, top_logprobs=LIKELY)
-    [choice] = read(result_line(Ticket(0, 1, 1, "c", "c"), result, RENDERER, "m", 0))["response"]["body"]["choices"]
+    [choice] = written(result_record(Ticket(0, 1, 1, "c", "c"), result, RENDERER, "m", 0))["response"]["body"][
+        "choices"
+    ]
     first, second, *_ = choice["logprobs"]["content"]
     assert first["top_logprobs"] == [
         {"token": "Hi", "logprob": -0.1, "bytes": [72, 105]}, {"token": "!", "logprob": -2.0, "bytes": [33]},
@@ -90,7 +93,7 @@ def test_the_likeliest_tokens_come_with_each_one() -> None:
     assert [one["token"] for one in second["top_logprobs"]] == ["!", " \u00e9"]
     result = replace(result, top_logprobs=[*LIKELY[:3], [(1, -0.01)]])
     ticket = Ticket(0, 1, None, "t", None, completion=True)
-    [choice] = read(result_line(ticket, result, RENDERER, "m", 0))["response"]["body"]["choices"]
+    [choice] = written(result_record(ticket, result, RENDERER, "m", 0))["response"]["body"]["choices"]
     assert choice["logprobs"]["top_logprobs"] == [
         {"Hi": -0.1, "!": -2.0}, {"!": -0.15, " \u00e9": -0.2}, {"\ufffd": -0.2, "token_id:3": -0.3},
         {"Hi": -0.01, "!": -0.4},
@@ -103,7 +106,7 @@ def test_an_echoed_prompt_has_log_probabilities_where_it_was_scored() -> None:
     for echo, result, expected in ((False, scored, []), (True, RESULT, []), (True, scored, [None, -1.5])):
         prompt = PromptFields(as_token_array([4, 1]), text="!Hi", echo=echo)
         ticket = Ticket(0, 1, None, "t", None, completion=True, prompt=prompt)
-        [choice] = read(result_line(ticket, result, RENDERER, "m", 0))["response"]["body"]["choices"]
+        [choice] = written(result_record(ticket, result, RENDERER, "m", 0))["response"]["body"]["choices"]
         assert choice["logprobs"]["token_logprobs"] == expected + RESULT.logprobs
         assert choice["text"] == "!Hi" * echo + "Hi \u00e9\ufffd!"
 
@@ -162,7 +165,7 @@ def test_what_ended_the_answer_is_cut_off() -> None:
         num_tokens = 1 if reason == "i" else 2
         result = replace(RESULT, token_ids=[1, 2][:num_tokens], logprobs=[-0.1, -0.2][:num_tokens], stop_reason=reason)
         ticket = Ticket(0, 1, None, "t", None, completion=True, keeps_stop=keeps)
-        record = read(result_line(ticket, result, RENDERER, "m", 0))
+        record = written(result_record(ticket, result, RENDERER, "m", 0))
         [choice] = record["response"]["body"]["choices"]
         assert (choice["text"], len(choice["logprobs"]["tokens"])) == (text, count)
         assert (
@@ -174,7 +177,7 @@ def test_what_ended_the_answer_is_cut_off() -> None:
 def test_an_error_names_its_own_line_first() -> None:
     """Catches an error without its line, and a request that is called by nothing."""
     ticket = Ticket(3, 7, None, None, None)
-    found = [read(error_line(ticket, RequestError("internal", "broke", line)))["error"] for line in (None, 12)]
+    found = [written(error_record(ticket, RequestError("internal", "broke", line)))["error"] for line in (None, 12)]
     assert [error["line"] for error in found] == [7, 12]
     assert found[0]["code"] == "internal" and found[0]["retryable"] is RequestError("internal", "").retryable
     assert (ticket.shown, ticket.request_id, Ticket(3, 7, 1, "c#1", "c").shown) == ("line-7", "apc-000003", "c#1")
@@ -183,7 +186,7 @@ def test_an_error_names_its_own_line_first() -> None:
 def test_an_answer_is_read_back_if_it_holds_token_ids() -> None:
     """Fault: a hand-edited OUT feeds what is no token id back into a rollout."""
     for token_id in [0, 2**31 - 1, 2**31, -1, 1.0, True, "1", None]:
-        record = read(result_line(Ticket(1, 1, None, "c", None), RESULT, RENDERER, "m", 0))
+        record = written(result_record(Ticket(1, 1, None, "c", None), RESULT, RENDERER, "m", 0))
         record["apcbatch"]["completion_token_ids"] = [3, token_id, 4]
         found = read_record(json.dumps(record).encode())
         assert found == (record if type(token_id) is int and token_id in (0, 2**31 - 1) else None)
@@ -225,7 +228,7 @@ def test_only_a_whole_answer_is_read_back() -> None:
         (["apcbatch", "choices"], [{}], False),
         (["apcbatch", "choices"], [{"completion_token_ids": [1]}, {"completion_token_ids": [-1]}], False),
     ]:
-        record = read(result_line(Ticket(1, 1, None, "c", None), RESULT, RENDERER, "m", 0))
+        record = written(result_record(Ticket(1, 1, None, "c", None), RESULT, RENDERER, "m", 0))
         _set(record, *keys, value=value)
         assert read_record(json.dumps(record).encode()) == (record if is_read else None)
 
@@ -233,7 +236,7 @@ def test_only_a_whole_answer_is_read_back() -> None:
 def test_a_record_without_one_of_its_keys_is_none() -> None:
     """Fault: a line that another program wrote ends --resume in a KeyError."""
     for missing in ["id", "custom_id", "line", "turn", "response", "error", "apcbatch"]:
-        record = read(result_line(Ticket(1, 1, None, "c", None), RESULT, RENDERER, "m", 0))
+        record = written(result_record(Ticket(1, 1, None, "c", None), RESULT, RENDERER, "m", 0))
         del record[missing]
         assert read_record(json.dumps(record).encode()) is None
 
@@ -247,7 +250,7 @@ def test_only_a_whole_error_is_read_back() -> None:
         (["error", "message"], None),
         (["error", "retryable"], 0),
     ]:
-        record = read(error_line(Ticket(1, 1, None, "c", None), RequestError("internal", "broke")))
+        record = written(error_record(Ticket(1, 1, None, "c", None), RequestError("internal", "broke")))
         assert read_record(json.dumps(record).encode()) == record
         _set(record, *keys, value=value)
         assert read_record(json.dumps(record).encode()) is None
@@ -256,7 +259,7 @@ def test_only_a_whole_error_is_read_back() -> None:
 def test_what_ended_an_answer_is_what_the_run_wrote() -> None:
     """Fault: an answer with calls, or that ran into its limit, counts as ended by itself, or one of an older version
     does not."""
-    record = read(result_line(Ticket(1, 1, None, "c", None), RESULT, RENDERER, "m", 0))
+    record = written(result_record(Ticket(1, 1, None, "c", None), RESULT, RENDERER, "m", 0))
     for own, body, expected in (("stop", "tool_calls", True), ("length", "stop", False), (None, "stop", True),
                                 (None, "length", False), (None, "tool_calls", False)):  # fmt: skip
         record["response"]["body"]["choices"][0]["finish_reason"] = body
@@ -271,7 +274,7 @@ def test_each_of_several_answers_has_its_tokens() -> None:
     for count, lists in [(1, [[1, 2]]), (2, [[1, 2], [3]])]:
         answers = [replace(RESULT, token_ids=ids, logprobs=None, stop_reason=None) for ids in lists]
         made = replace(answers[0], others=answers[1:])
-        record = read(result_line(Ticket(1, 1, None, "c", None), made, RENDERER, "m", 0))
+        record = written(result_record(Ticket(1, 1, None, "c", None), made, RENDERER, "m", 0))
         assert answers_of(record) == lists and ("choices" in record["apcbatch"]) == (count > 1)
         body = record["response"]["body"]
         assert [choice["index"] for choice in body["choices"]] == list(range(count))
@@ -284,6 +287,6 @@ def test_calls_of_several_answers_have_ids_of_their_own() -> None:
     texts = {1: '<tool_call>{"name": "f"}</tool_call>'}
     renderer: Any = SimpleNamespace(decode=lambda ids: "".join(texts[one] for one in ids), tokenizer=RENDERER.tokenizer)
     one = replace(RESULT, token_ids=[1], logprobs=None)
-    record = read(result_line(Ticket(0, 1, 1, "c", "c"), replace(one, others=[one]), renderer, "m", 0, tools))
+    record = written(result_record(Ticket(0, 1, 1, "c", "c"), replace(one, others=[one]), renderer, "m", 0, tools))
     choices = record["response"]["body"]["choices"]
     assert [call["id"] for choice in choices for call in choice["message"]["tool_calls"]] == ["call_1_1", "call_1_1_1"]

@@ -64,12 +64,21 @@ def test_the_summary_adds_up(clock: list[float], monkeypatch: pytest.MonkeyPatch
     totals.add(result(40, 16, "memory", 1, 20, "below_grid"))
     for code in ("invalid_request", "duplicate_id"):
         totals.add_error(code)
+    assert totals.answers.doubts({}) == {}, "there is no answer yet"
     totals.plan_s = 1.5
+    choices = [{"finish_reason": "length", "message": {"content": ""}}, {"finish_reason": "stop", "text": "x"}]
+    totals.answers.add({"response": {"body": {"choices": choices}}, "apcbatch": {"warning_kinds": ["tools"]}})
+    odd = {"warning_kinds": [["tools"], "unknown", 5]}  # as a damaged OUT may have
+    totals.answers.add({"response": {"body": {"choices": [5, {"finish_reason": []}], "usage": 5}}, "apcbatch": odd})
+    assert totals.answers.doubts({"score": False}) == {"cut": 1, "empty": 1}
+    assert totals.answers.doubts({"score": True}) == {}
     for warning in ("w", "v", "w"):
         totals.note_warning(warning)
     assert (totals.requests, totals.running_s, totals.hit_rate) == (6, 8.0, 136 / 250)
     assert totals.summary(Config(block_size=32, policy="all", model="m"), ENGINE) == {
         "requests": 6, "ok": 4, "errors": 2, "already_done": 6, "ignored_columns": {},
+        "finish_reasons": {"length": 1, "stop": 1}, "empty_answers": 1, "unread_calls": 0,
+        "answer_warnings": {"tools": 1},
         "errors_by_code": {"duplicate_id": 1, "invalid_request": 1},
         "workers": None, "prompt_tokens": 250, "cached_tokens": 136, "computed_tokens": 114, "unique_tokens": 77,
         "unique_tokens_is_bound": True, "ideal_is_bound": False,
@@ -86,8 +95,8 @@ def test_the_summary_adds_up(clock: list[float], monkeypatch: pytest.MonkeyPatch
         "gpus": 1, "version": VERSION,
     }  # fmt: skip
     assert totals.sentence("out.jsonl") == (
-        "6 requests (6 more were answered before) in 12.0 s: 4 ok, 2 errors; 54.4 % of 250 prompt tokens restored; "
-        "results in out.jsonl"
+        "6 requests (6 more were answered before) in 12.0 s: 4 ok, 2 errors; 1 cut, 1 stop, 1 empty; 54.4 % of 250 "
+        "prompt tokens restored; results in out.jsonl"
     )
 
 

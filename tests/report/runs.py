@@ -246,6 +246,9 @@ class Run:
         return {
             "requests": len(rows["id"]), "ok": len(ok), "errors": len(rows["id"]) - len(ok),
             "errors_by_code": dict(sorted(codes.items())),
+            "finish_reasons": {FINISHES[f]: n for f, n in sorted(Counter(rows["finish"]).items()) if f},
+            "empty_answers": 3 * self.number, "unread_calls": 2 * self.number,
+            "answer_warnings": {"unread_call": 2 * self.number, "unread_keys": 1} if self.number else {},
             "prompt_tokens": total["prompt"], "cached_tokens": total["cached"], "computed_tokens": total["computed"],
             "completion_tokens": total["out"], "hit_rate": total["cached"] / max(1, total["prompt"]),
             "ideal_hit_rate": total["ideal"] / max(1, total["prompt"]), "cached_by_source": sources,
@@ -280,7 +283,8 @@ class Run:
             "peak_device_bytes", "store_skipped",
         )  # fmt: skip
         copied = (
-            "requests", "ok", "errors", "errors_by_code", "prompt_tokens", "cached_tokens", "computed_tokens",
+            "requests", "ok", "errors", "errors_by_code", "finish_reasons", "empty_answers", "unread_calls",
+            "answer_warnings", "prompt_tokens", "cached_tokens", "computed_tokens",
             "completion_tokens", "hit_rate", "ideal_hit_rate", "ignored_columns", "warnings",
         )  # fmt: skip
         lost = [max(0, i - c) for i, c in zip(rows["ideal"], rows["cached"], strict=True)]
@@ -324,6 +328,7 @@ class Run:
                 "exit_code": None if not (done and self.trace) else 3 if summary["errors"] else 0,
                 "continue": None if done else "apcbatch run examples/agents.jsonl -o out.jsonl --resume",
                 "unfinished": self.unfinished,
+                "doubts": [],
                 "ideal_tokens": ideal,
                 "segments": count,
                 "percentiles": [

@@ -19,7 +19,7 @@ from tests.job.conftest import Outcome
 from tests.report.conftest import document_of
 from tests.report.documents import document, trace_lines
 
-FREE = {"errors_by_code", "run_file", "machine"}  # mappings whose keys are data
+FREE = {"errors_by_code", "finish_reasons", "answer_warnings", "run_file", "machine"}  # mappings whose keys are data
 
 
 def shape(value: Any, name: str = "") -> Any:

@@ -28,7 +28,8 @@ from tests.job.conftest import Outcome
 from tests.report.conftest import EXAMPLES, run_of
 
 COUNTS = (
-    "requests", "ok", "errors", "errors_by_code", "prompt_tokens", "cached_tokens", "computed_tokens",
+    "requests", "ok", "errors", "errors_by_code", "finish_reasons", "empty_answers", "unread_calls", "answer_warnings",
+    "prompt_tokens", "cached_tokens", "computed_tokens",
     "completion_tokens", "hit_rate", "ideal_hit_rate",
 )  # fmt: skip
 MEASURES = ("prefill_tokens_per_s", "decode_tokens_per_s", "seconds", "peak_rss_bytes", "store_skipped", "warnings")
@@ -282,20 +283,20 @@ def test_what_a_summary_says_wrongly_is_not_known(apcbatch: Callable[..., Outcom
         ({"seconds": [1], "peak_rss_bytes": 1.5, "store_skipped": None}, 0.0, None, None),
     ):
         end = replace(segment.end, summary=given)
-        told = verdict(found.requests, [replace(segment, end=end)], True)
+        told = verdict(found.requests, [replace(segment, end=end)], True, {})
         assert (told["seconds"]["load"], told["peak_rss_bytes"], told["store_skipped"]) == (seconds, peak, skipped)
     ends = [
         replace(segment.end, summary={"prefill_tokens_per_s": rate, "seconds": {"prefill": took}, "warnings": said})
         for rate, took, said in ((10.0, 1.0, ["a", "b"]), (40.0, 0.5, ["b"]), (None, 9.0, "c"), (70.0, 0.0, None))
     ]
-    told = verdict(found.requests, [replace(segment, end=end) for end in ends], True)
+    told = verdict(found.requests, [replace(segment, end=end) for end in ends], True, {})
     assert told["prefill_tokens_per_s"] == 20.0 and told["decode_tokens_per_s"] is None
     assert told["warnings"] == ["a", "b"] and told["seconds"]["prefill"] == 10.5
 
 
 def test_of_nothing_no_share_is_restored() -> None:
     """Fault: a run of errors alone is said to have restored all its tokens, or ends the report."""
-    told = verdict(Requests(), [], False)
+    told = verdict(Requests(), [], False, {})
     assert (told["requests"], told["hit_rate"], told["prompt_tokens"], told["unfinished"]) == (0, 0.0, 0, False)
     assert told["ideal_hit_rate"] in (None, 0.0)
 

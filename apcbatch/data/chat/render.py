@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from apcbatch.answer import AnswerWarning
 from apcbatch.data.chat.common_prefix import BaseText, common_length
 from apcbatch.data.chat.template import ChatTemplate, read_fallback, reasoning_of
 from apcbatch.data.chat.template_options import ChatOptions, TemplateOptions, read_template_kwargs
@@ -56,7 +57,7 @@ class Prompt:
     custom_id: str
     num_messages: int = 0
     call_ids: frozenset[str] = frozenset()
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[AnswerWarning, ...] = ()
     answer_begin: int | None = None
 
 
@@ -189,14 +190,16 @@ class Renderer:
             return self.reasoning_parser.is_open(conversation.messages[-1]["content"])
         return self.reasoning_parser.ends_open(self.decode(prompt.token_ids[-_LAST_TOKENS:].tolist()))
 
-    def _unread_options(self, template_options: TemplateOptions) -> tuple[str, ...]:
+    def _unread_options(self, template_options: TemplateOptions) -> tuple[AnswerWarning, ...]:
         """Return a tuple with one warning that names the request's options which the template does not read; an empty
         tuple if it reads them all."""
         given = [*template_options.variables, *(["documents"] if template_options.documents else [])]
         if not (template_options.add_generation_prompt or template_options.continue_final_message):
             given.append("add_generation_prompt")
         unread = [name for name in given if not self.template.reads(name)]
-        return (f"the chat template does not read {', '.join(map(shown, unread))}",) if unread else ()
+        if not unread:
+            return ()
+        return (AnswerWarning("unread_options", f"the chat template does not read {', '.join(map(shown, unread))}"),)
 
     def render(self, conversation: Conversation, turns: Turns = "each", note: NotePrompt | None = None) -> Rendered:
         """Render and tokenise the prompts of a conversation.

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from apcbatch.answer import AnswerWarning
 from apcbatch.data.chat.render import Prompt, Renderer
 from apcbatch.data.chat.turns import Turn
 from apcbatch.data.checks import at_line
@@ -79,7 +80,7 @@ class Rollout:
             raise at_line(error, self._conversation.line) from None
         return Prompt(turn.number, token_ids, self._conversation.request_id(turn.number), turn.num_messages)
 
-    def _follow_calls(self, now: Turn, following: Turn) -> tuple[str, ...]:
+    def _follow_calls(self, now: Turn, following: Turn) -> tuple[AnswerWarning, ...]:
         """Give each tool message after the last answer the id of a call in that answer; return a warning if there are
         more or fewer calls than messages."""
         recorded = self._conversation.messages
@@ -132,7 +133,7 @@ class Rollout:
 
 def follow_calls(
     recorded: Message, calls: Sequence[Call], rest: Sequence[Message], turn: int
-) -> tuple[list[Message], tuple[str, ...]]:
+) -> tuple[list[Message], tuple[AnswerWarning, ...]]:
     """Give each tool message after an answer the id of a call in that answer.
 
     Return the changed `rest`, and a warning if there are more or fewer calls than tool messages. recorded: the
@@ -167,4 +168,4 @@ def follow_calls(
         if len(places) == 1
         else (f"{len(places):,} recorded messages of tools follow")
     )
-    return messages, (f"turn {turn} generated {made}, and {answers}",)
+    return messages, (AnswerWarning("tool_results", f"turn {turn} generated {made}, and {answers}"),)

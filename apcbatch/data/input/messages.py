@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from apcbatch.answer import AnswerWarning, WarningKind
 from apcbatch.data.checks import (
     invalid,
     missing,
@@ -38,7 +39,7 @@ class ContentWarnings:
 
     def __init__(self) -> None:
         self._keys: dict[str, str] = {}  # key -> where it was first seen
-        self._sentences: dict[str, str] = {}
+        self._sentences: dict[str, AnswerWarning] = {}
 
     def note_keys(self, record: Message, shape: Shape, where: str) -> None:
         """Note the unread keys of an object of this shape. where: its place, as in `messages[2]`."""
@@ -50,11 +51,11 @@ class ContentWarnings:
         if len(self._keys) <= MOST_WARNINGS:
             self._keys.setdefault(name, where)
 
-    def add(self, sentence: str) -> None:
+    def add(self, kind: WarningKind, sentence: str) -> None:
         """Add a sentence, unless an earlier one differs from it only in the first word, the place."""
-        self._sentences.setdefault(sentence.partition(" ")[2], sentence)
+        self._sentences.setdefault(sentence.partition(" ")[2], AnswerWarning(kind, sentence))
 
-    def sentences(self) -> tuple[str, ...]:
+    def sentences(self) -> tuple[AnswerWarning, ...]:
         """Return the warnings: first one sentence about all unread keys, if any, then up to MOST_WARNINGS others."""
         added = tuple(self._sentences.values())[:MOST_WARNINGS]
         if not self._keys:
@@ -62,7 +63,7 @@ class ContentWarnings:
         first = list(self._keys.items())[:MOST_WARNINGS]
         names = ", ".join(f"{shown(name)} (first in {where})" for name, where in first)
         more = ", and further ones" if len(self._keys) > MOST_WARNINGS else ""
-        return (f"keys that are not read: {names}{more}", *added)
+        return (AnswerWarning("unread_keys", f"keys that are not read: {names}{more}"), *added)
 
 
 def check_messages(value: object, where: str = "messages", warnings: ContentWarnings | None = None) -> list[Message]:
@@ -119,7 +120,7 @@ def _check_message(value: object, where: str, warnings: ContentWarnings) -> Mess
         if text is not None:
             message[key] = text
     if message.get("refusal") and record.get("content") is not None:
-        warnings.add(f"{where}.refusal stands beside content; the template is given both")
+        warnings.add("changed_content", f"{where}.refusal stands beside content; the template is given both")
     for key in _REASONING:
         if isinstance(record.get(key), str):
             message.setdefault("reasoning_content", record[key])
@@ -145,7 +146,7 @@ def _check_content(record: Message, role: str, has_calls: bool, where: str, warn
         return ""
     if role == "assistant" and ("content" in record or isinstance(record.get("refusal"), str)):
         refusal = "; the template is given its refusal" if record.get("refusal") else ""
-        warnings.add(f"{where_content} is null: rendered as an empty text{refusal}")
+        warnings.add("changed_content", f"{where_content} is null: rendered as an empty text{refusal}")
         return ""
     expected = "a string or a list of text parts"
     if role == "assistant":
@@ -200,7 +201,8 @@ def _check_call(value: object, where: str, warnings: ContentWarnings) -> dict[st
     name = need_string(function, "name", f"{at}.name")
     arguments = _check_arguments(function.get("arguments"), f"{at}.arguments")
     if isinstance(arguments, str):
-        warnings.add(f"{at}.arguments is no JSON text of an object; the template is given the text as it is")
+        sentence = f"{at}.arguments is no JSON text of an object; the template is given the text as it is"
+        warnings.add("changed_content", sentence)
     call = {"type": "function", "function": {"name": name, "arguments": arguments}}
     return call if call_id is None else {"id": call_id, **call}
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from json import JSONDecodeError
 from typing import Any
 
+from apcbatch.answer import AnswerWarning
 from apcbatch.data.chat.template_options import TemplateOptions
 from apcbatch.data.chat.turns import Turn, choose_turns
 from apcbatch.data.checks import invalid, is_integer, required, shown, shown_keys, wrong
@@ -56,7 +57,7 @@ class Conversation:
     template_options: TemplateOptions = field(default_factory=TemplateOptions)
     one_call: bool = False
     draft: bool = True
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[AnswerWarning, ...] = ()
     columns: tuple[str, ...] = ()
     digest: str = ""
     file_line: tuple[str, int] | None = None

@@ -35,5 +35,6 @@ def _check_spoken(value: object, where: str, warnings: ContentWarnings) -> Messa
         if call is not None and isinstance(call.get("name"), str) and isinstance(call.get("arguments"), dict):
             function = {"name": call["name"], "arguments": call["arguments"]}
             return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
-        warnings.add(f"{where}.value is no tool call, an object with name and arguments; it is given as a text")
+        sentence = f"{where}.value is no tool call, an object with name and arguments; it is given as a text"
+        warnings.add("changed_content", sentence)
     return {"role": SPEAKERS[speaker], "content": text}

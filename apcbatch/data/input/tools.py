@@ -65,7 +65,8 @@ def _with_parameters(function: dict[str, Any], where: str, warnings: ContentWarn
     if not named:
         others = [key for key in function if key not in _WITHOUT_SCHEMA]
         if others:
-            warnings.add(f"{where} has no parameters; its keys {shown_keys(others)} are not known as a schema")
+            sentence = f"{where} has no parameters; its keys {shown_keys(others)} are not known as a schema"
+            warnings.add("tools", sentence)
         return function
     [name] = named
     if name == "parameters":

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from apcbatch.answer import AnswerWarning, WarningKind
 from apcbatch.data.input.messages import Message, Tool
 from apcbatch.data.json_text import write_json
 from apcbatch.data.output.call_ids import call_ids
@@ -27,7 +28,11 @@ class ParsedAnswer:
     content: str
     reasoning: str | None = None
     calls: list[Call] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[AnswerWarning] = field(default_factory=list)
+
+    def warn(self, kind: WarningKind, sentence: str) -> None:
+        """Add a warning."""
+        self.warnings.append(AnswerWarning(kind, sentence))
 
     def as_message(self) -> Message:
         """Return the answer as a message of the history, in the form that templates read: arguments are an object."""
@@ -74,7 +79,7 @@ class OutputParser:
     turn: int = 1
     used_ids: frozenset[str] = frozenset()
     one_call: bool = False
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[AnswerWarning, ...] = ()
 
     def parse(self, text: str, choice: int = 0) -> ParsedAnswer:
         """Split an answer's text into reasoning, content and tool calls. choice: index among the answers of the
@@ -84,7 +89,7 @@ class OutputParser:
             thought = self.reasoning_parser.split(text, self.is_open)
             answer.content, answer.reasoning = thought.content, thought.reasoning
             if thought.is_cut:
-                answer.warnings.append("the answer ends before its reasoning does, so it has no content")
+                answer.warn("cut_reasoning", "the answer ends before its reasoning does, so it has no content")
         if self.tool_parser is not None:
             self._take_calls(self.tool_parser, answer, choice)
         return answer
@@ -93,16 +98,18 @@ class OutputParser:
         found = parser.find(answer.content, self.tools)
         if found.num_malformed:
             places = "1 place" if found.num_malformed == 1 else f"{found.num_malformed:,} places"
-            answer.warnings.append(
+            answer.warn(
+                "unread_call",
                 f"{places} of the answer begin{'s' * (found.num_malformed == 1)} a tool call that cannot be read as "
-                f"{parser.name} writes calls; it stays in the content"
+                f"{parser.name} writes calls; it stays in the content",
             )
         calls = found.calls
         if not calls:
             return
         if self.one_call and len(calls) > 1:
-            answer.warnings.append(
-                f"parallel_tool_calls is false: of the {len(calls):,} tool calls in the answer the first one is given"
+            answer.warn(
+                "dropped_calls",
+                f"parallel_tool_calls is false: of the {len(calls):,} tool calls in the answer the first one is given",
             )
             calls = calls[:1]
         ids = call_ids(calls, parser.id_format, self.turn, choice, self.used_ids)

@@ -8,6 +8,7 @@ function showVerdict(section, run) {
       element("span", { class: "sign", "aria-hidden": "true" }, { good: "✓", fair: "!", bad: "✕" }[mood]), words),
     verdict.continue === null ? null : commandLine(verdict.continue),
     errorCodes(verdict),
+    answerCounts(verdict),
     ignoredColumns(verdict),
     ...(run.notes ?? []).map((note) => foreign(note, "p", { class: "quiet note" })),
     element("dl", { class: "tiles" }, ...tiles(verdict, run.tokens)),
@@ -30,6 +31,11 @@ function ending(verdict) {
   if (requests === 0) return say("fair", "No request is answered.");
   if (code === null) return say("fair", "It is not known how the run ended: no trace of its end was kept.");
   if (errors > 0) return say(ok === 0 ? "bad" : "fair", ok === 0 ? "Every request failed." : "Some requests failed.");
+  if (verdict.doubts.length > 0) {
+    const words = { cut: "are cut", empty: "are empty", unread: "have a call that could not be read" };
+    const many = verdict.doubts.map((name) => words[name] ?? visible(name));
+    return say("fair", `Every request is answered, but many answers ${many.join(" or ")}.`);
+  }
   return say("good", "Every request is answered.");
 }
 
@@ -59,6 +65,21 @@ function ignoredColumns(verdict) {
   if (columns.length === 0) return null;
   return element("p", { class: "quiet" }, "Columns that took no part: ", columns.flatMap(([name, number], index) => [
     index > 0 ? ", " : "", foreign(name), " (", quantity(`ignored_columns.${name}`, number), ")"]));
+}
+
+/** Make the lists of how answers ended and of their warnings; null for a list without a count. */
+function answerCounts(verdict) {
+  const item = (name, value, words) => element("li", {}, words, " ",
+    element("span", { class: "quiet" }, quantity(name, value)));
+  const list = (label, items) => (
+    items.length === 0 ? null : element("ul", { class: "codes", "aria-label": label }, items));
+  const ended = Object.entries(verdict.finish_reasons).map(([reason, count]) => item(`finish_reasons.${reason}`, count,
+    filterLink(`finish:${quotedTerm(reason)}`, reason === "length" ? "cut" : visible(reason))));
+  if (verdict.empty_answers) ended.push(item("empty_answers", verdict.empty_answers, "empty"));
+  if (verdict.unread_calls) ended.push(item("unread_calls", verdict.unread_calls, "with an unread call"));
+  const warned = Object.entries(verdict.answer_warnings).map(([kind, count]) => (
+    item(`answer_warnings.${kind}`, count, visible(kind))));
+  return [list("Answers by their end", ended), list("Warnings of answers by kind", warned)];
 }
 
 function tiles(verdict, tokens) {
