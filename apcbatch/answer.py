@@ -17,6 +17,7 @@ WarningKind = Literal[
     "cut_reasoning",
     "unread_call",
     "dropped_calls",
+    "unknown_tool",
 ]
 WARNING_KINDS: dict[WarningKind, str] = {
     "unread_keys": "keys of a message, or of what it holds, that nothing reads",
@@ -26,6 +27,7 @@ WARNING_KINDS: dict[WarningKind, str] = {
     "tool_results": "a rollout's messages of tools that do not match the generated calls",
     "cut_reasoning": "an answer that ends before its reasoning does",
     "unread_call": "an answer in which a tool call begins that cannot be read",
+    "unknown_tool": "an answer that calls what the request does not offer as a tool",
     "dropped_calls": "an answer with more calls than `parallel_tool_calls` allows",
 }
 """Kind -> what its warnings are about."""

@@ -54,7 +54,8 @@ def test_a_line_of_messages_becomes_a_conversation() -> None:
         ('{"a": 1}', {"a": 1}),
         ("[1]", "[1]"),
         ("{'a': 1", "{'a': 1"),
-        ("", ""),
+        ("", {}),
+        (" \n", {}),
     ],
 )
 def test_arguments_are_an_object_wherever_they_can_be(arguments: object, read: object) -> None:

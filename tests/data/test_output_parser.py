@@ -94,12 +94,30 @@ def test_one_call_where_one_is_wanted() -> None:
     assert output_parser(one_call=True).parse(CALL).warnings == []
 
 
-@table("text", [f"<think>{CALL}", f"<think>{CALL}</think>"])
-def test_a_call_in_a_thought_is_none(text: str) -> None:
-    """Fault: what a model considers is done."""
+@table(
+    "text, reasoning, content, num_calls, kinds",
+    [
+        (f"<think>a {CALL}</think>", f"a {CALL}", "", 0, []),
+        (f"<think>a {CALL}</think>b{CALL}", f"a {CALL}", "b", 1, []),
+        (f"<think>a\n\n{CALL}\n{CALL}", "a", "", 2, []),
+        (f"<think>{CALL} b", None, "b", 1, []),
+        (f"<think>a <tool_call>{{}}</tool_call> {CALL}", "a <tool_call>{}</tool_call>", "", 1, []),
+        ("<think>a <tool_call>{", "a <tool_call>{", "", 0, ["cut_reasoning"]),
+    ],
+)
+def test_a_call_in_a_thought(text: str, reasoning: str | None, content: str, num_calls: int, kinds: list[str]) -> None:
+    """Fault: what a model considers is done; or a call behind a thought that never ends is lost."""
     answer = output_parser().parse(text)
-    assert (answer.calls, answer.reasoning, answer.content) == ([], CALL, "")
-    assert bool(answer.warnings) == ("</think>" not in text)
+    assert (answer.reasoning, answer.content, len(answer.calls)) == (reasoning, content, num_calls)
+    assert [warning.kind for warning in answer.warnings] == kinds
+
+
+def test_a_call_of_no_offered_tool_is_said() -> None:
+    """Fault: an agent's loop gets a call of a tool that the request does not have, without a word."""
+    other = CALL.replace("get", "put")
+    [warning] = output_parser(offered=frozenset({"get"})).parse(CALL + other * 2).warnings
+    assert warning == 'the answer calls "put", which the request does not offer as a tool'
+    assert output_parser(offered=frozenset({"get"})).parse(CALL).warnings == []
 
 
 @table(

@@ -169,7 +169,36 @@ def test_the_syntax_of_a_parser_is_what_it_reads(parser: Any) -> None:
         ]),
         ("lfm2", '<|tool_call_start|>[{"name": "f", "arguments": {"a": 1}}]<|tool_call_end|>', [Call("f", {"a": 1})]),
         ("lfm2", '<|tool_call_start|> {"name": "f"} <|tool_call_end|>', [Call("f", {})]),
+        *(
+            ("lfm2", f"<|tool_call_start|>[f(a={written})]<|tool_call_end|>", [Call("f", {"a": value})])
+            for written, value in (
+                ("(800, 600)", [800, 600]), ("(1,)", [1]), ("()", []), ("(5)", 5), ("([1], 'a')", [[1], "a"]),
+                ('"""it\'s\n"x" """', 'it\'s\n"x" '), ("'''a\\tb'''", "a\tb"), ('""', ""),
+                (r"r'C:\new'", r"C:\new"), ("'a' 'b'\n\"c\"", "abc"), ("(\"a\"\n r'\\n')", "a\\n"),
+                ("1_000", 1000), ("+5", 5), (".5", 0.5), ("-.5e-1", -0.05), ("5.", 5.0), ("+1_0.2_5", 10.25),
+                ("{1: 'a', 'b': {-2: ()}}", {"1": "a", "b": {"-2": []}}),
+            )
+        ),
+        ("hermes", '<tool_call>\n{"name": "f"}\n{"name": "g", "arguments": ""}\n</tool_call>', [
+            Call("f", {}), Call("g", {})
+        ]),
         ("qwen-coder", "<function=get>\n</function>", [Call("get", {})]),
+        ("qwen-coder", '<function="get">\r\n<parameter=\'q\'>\r\na\r\nb\r\n</parameter>\r\n</function>', [
+            Call("get", {"q": "a\r\nb"})
+        ]),
+        ("qwen-coder", "<function=get>\n<parameter=q>\na\n<parameter=n>\n5\n</parameter>\n</function>", [
+            Call("get", {"q": "a", "n": 5})
+        ]),
+        *(
+            ("qwen-coder", f"<function=get>\n<parameter=n>\n1\n</parameter>\n<parameter=q>\n{value}\n</parameter>\n"
+             "<parameter=x>\n2\n</parameter>\n</function>", [Call("get", {"n": 1, "q": value, "x": 2})])
+            for value in (
+                WRITTEN["qwen-coder"], WRITTEN["qwen-coder"] + "\ndone", WRITTEN["qwen-coder"] * 2,
+                "<function=a>\n<parameter=b>\n" + WRITTEN["qwen-coder"] + "\n</parameter>\n</function>",
+                "see <function=f> and\n<parameter=zzz>\n", "it ends with </function> there",
+                "\n<parameter=n>\n", "\n<parameter=x>\n", "a <parameter=o> b",
+            )
+        ),
         ("qwen-coder", "<function=get><parameter=q>\n\n a \n\n</parameter></function></tool_call>", [
             Call("get", {"q": "\n a \n"})
         ]),
@@ -229,11 +258,16 @@ def test_what_else_is_a_call(name: str, text: str, calls: list[Call]) -> None:
                 "[f(a=b)]",
                 "[f(a=1 b=2)]",
                 "[f(a='x)]",
-                "[f(a={1: 2})]",
+                "[f(a={1.5: 2})]",
+                "[f(a=1__0)]",
+                "[f(a=1_)]",
+                "[f(a='x' y)]",
+                '[f(a="""x"")]',
                 "[f(a=[1)]",
                 "[f(a=007)]",
                 "[f(a=1e400)]",
-                "[f(a=(1, 2))]",
+                "[f(a=(1, 2]))]",
+                "[f(a=(,))]",
                 "[f(a=g())]",
                 "[f()] x",
                 "[f(a='\\ud800')]",
@@ -277,7 +311,10 @@ def test_text_without_calls_is_the_content(text: str) -> None:
         ("n", "five", "five"), ("n", "true", "true"), ("x", "5", 5), ("x", "-5.5e3", -5500.0), ("b", "True", True),
         ("b", "false", False), ("b", "None", None), ("b", "0", "0"), ("o", '{"a": [1]}', {"a": [1]}),
         ("o", "[1]", "[1]"),
-        ("o", "{'a': 1}", "{'a': 1}"), ("l", '["a", 1]', ["a", 1]), ("l", "null", None), ("e", "2", 2),
+        ("o", "{'a': 1, 'b': None}", {"a": 1, "b": None}), ("l", "['a', True]", ["a", True]),
+        ("l", "[1e400]", "[1e400]"), ("o", "{'a': '\\ud800'}", "{'a': '\\ud800'}"), ("l", "(1, 2)", [1, 2]),
+        ("l", "['a'] + x", "['a'] + x"), ("o", "{'a': 1e400}", "{'a': 1e400}"),
+        ("l", '["a", 1]', ["a", 1]), ("l", "null", None), ("e", "2", 2),
         ("unknown", "5", "5"), ("n", "123456789012345678901234567890", 123456789012345678901234567890),
         ("n", "1e400", "1e400"), ("n", "9007199254740991.0", 2**53 - 1),
         ("n", "9007199254740992.0", "9007199254740992.0"),
@@ -288,6 +325,42 @@ def test_text_is_typed_by_the_schema(key: str, text: str, value: object) -> None
     written = f"<tool_call><function=get><parameter={key}>\n{text}\n</parameter></function></tool_call>"
     [call] = tool_parsers()["qwen-coder"].find(written, TOOLS).calls
     assert call.arguments == {key: value} and type(call.arguments[key]) is type(value)
+
+
+N = {"$ref": "#/$defs/N"}
+BOTTOMLESS = {"anyOf": [{"$ref": "#/$defs/B"}, {"allOf": [{"$ref": "#/$defs/B"}]}]}
+DEFS = {
+    "N": {"type": "integer"}, "P": {"properties": {}, "type": "object"}, "R": N, "B": BOTTOMLESS, "a/b~c": N,
+    "E": {"enum": [1, 2]}, "S": {"minLength": 1},
+}  # fmt: skip
+
+
+@table(
+    "schema, text, value",
+    [
+        (N, "10", 10), ({"$ref": "#/$defs/R", "description": "d"}, "10", 10),
+        ({"$ref": "#/$defs/P"}, '{"x": 1}', {"x": 1}),
+        ({"$ref": "#/$defs/a~1b~0c"}, "10", 10), ({"$ref": "#/$defs/E"}, "2", 2), ({"allOf": [N]}, "10", 10),
+        ({"anyOf": [N, {"type": "null"}]}, "null", None),
+        ({"oneOf": [{"type": "null"}, {"$ref": "#/$defs/P"}]}, "{}", {}),
+        ({"allOf": [{"description": "d"}, {"anyOf": [N, {"type": "boolean"}]}]}, "true", True),
+        ({"allOf": [{"type": ["integer", "string"]}, N]}, "10", 10), ({"anyOf": [N, {"type": "string"}]}, "10", "10"),
+        ({"type": "dict"}, '{"x": 1}', {"x": 1}), ({"type": "float"}, "1.5", 1.5),
+        ({"type": "tuple"}, "(1, 2)", [1, 2]),
+        ({"type": "Integer"}, "5", 5), ({"type": "bool"}, "True", True), ({"type": "any"}, "5", "5"),
+        ({"$ref": "#/$defs/S"}, "5", "5"), ({"$ref": "#/$defs/none"}, "5", "5"), ({"$ref": "https://a/b"}, "5", "5"),
+        ({"$ref": "N"}, "5", "5"), ({"$ref": 5}, "5", "5"), ({"allOf": 5}, "5", "5"), (BOTTOMLESS, "5", "5"),
+        ({"$ref": "#"}, "{}", {}),
+    ],
+)  # fmt: skip
+def test_types_are_found_wherever_a_schema_has_them(schema: Any, text: str, value: object) -> None:
+    """Fault: a parameter typed by $ref, allOf, additionalProperties or the names of another data set stays a text, or a
+    schema without an end ends the run."""
+    written = f"<function=f><parameter=p>\n{text}\n</parameter></function>"
+    for parameters in ({"properties": {"p": schema}}, {"properties": {}, "additionalProperties": schema}):
+        tool = {"name": "f", "parameters": {"type": "object", "$defs": DEFS, **parameters}}
+        [call] = tool_parsers()["qwen-coder"].find(written, [tool]).calls
+        assert call.arguments == {"p": value} and type(call.arguments["p"]) is type(value)
 
 
 @table("parameters", UNTYPED)
@@ -453,6 +526,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> None:
             (
                 "apcbatch.data.output.tool_parsers.",
                 "apcbatch.data.output.json_calls",
+                "apcbatch.data.output.python_values",
                 "apcbatch.data.output.tool_parser",
             )
         ):
@@ -470,8 +544,21 @@ def test_work_grows_with_the_text(parser: Any) -> None:
     texts = [hostile() for _ in range(tries(120))]
     units = [*parser.markers, '<tool_call>{"', "<function=f><parameter=a>", '[TOOL_CALLS]f{"a":"', "<function=f>\n"]
     units += ["<|tool_call_start|>[f(a='", '<|tool_call_start|>[f(a="\\', "<|tool_call_start|>[f(a=[{", "[f(a=1),"]
+    units += [
+        "<|tool_call_start|>[f(a='''",
+        '<|tool_call_start|>[f(a="""x""',
+        "<|tool_call_start|>[f(a=(",
+        "'a' ",
+        "1_",
+    ]
+    units += [
+        "<function=get>\n<parameter=q>\n<parameter=n>\n",
+        "\n<parameter=n>",
+        "<function=get></function></parameter>",
+    ]
     units += ["<tool_call><function=f><parameter=a></parameter>", '<tool_call>{"a":[', "</parameter>\n ", "{", "[{"]
     texts += [lambda count, unit=unit: unit * count for unit in units]
+    texts.append(lambda count: "<function=get>\n<parameter=q>" * count + "\n</parameter>\n</function>" * count)
     texts.append(lambda count: "<function=f><parameter=a>" * count + "</parameter><parameter=b>")
     for text in texts:
         written, Counted.taken = Counted(text(2_000)), 0

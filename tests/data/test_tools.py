@@ -105,7 +105,7 @@ def test_parameters_that_are_no_schema_force_nothing() -> None:
         check_structured_output({"tool_choice": "required"}, tools)
 
 
-@table("text", ['{"a": 1', "{'a': 1}", "[1]", "null", ""])
+@table("text", ['{"a": 1', "{'a': 1}", "[1]", "null"])
 def test_recorded_arguments_that_are_no_object_are_said(text: str) -> None:
     """Fault: broken JSON in a recorded call that passes without a word."""
     calls = [{"type": "function", "function": {"name": "f", "arguments": text}}] * 2

@@ -180,6 +180,7 @@ class Renderer:
             recorded_ids(conversation.messages) | prompt.call_ids,
             conversation.one_call,
             (*conversation.warnings, *self._unread_options(conversation.template_options), *prompt.warnings),
+            frozenset(tool.get("function", tool)["name"] for tool in tools) if parser is not None else None,
         )
 
     def _is_open(self, conversation: Conversation, prompt: Prompt) -> bool:

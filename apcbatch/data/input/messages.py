@@ -208,8 +208,9 @@ def _check_call(value: object, where: str, warnings: ContentWarnings) -> dict[st
 
 
 def _check_arguments(value: object, where: str) -> dict[str, Any] | str:
-    """Return the arguments of a call as an object, also if they came as JSON text. Other text stays unchanged."""
-    if value is None:
+    """Return the arguments of a call as an object, also if they came as JSON text. Other text stays unchanged; a blank
+    one is no arguments."""
+    if value is None or (isinstance(value, str) and not value.strip()):
         return {}
     if isinstance(value, str):
         parsed = parse_object(value)

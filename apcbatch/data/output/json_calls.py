@@ -76,19 +76,24 @@ def calls_in(value: object) -> list[Call] | None:
 
 
 def json_reader(end_marker: str) -> Reader:
-    """Make a Reader of JSON calls that are followed by `end_marker`; an empty one means that no marker follows."""
+    """Make a Reader of JSON calls that are followed by `end_marker`; several values may stand before it. An empty one
+    means that no marker follows, and that there is one value."""
 
     def read(text: str, place: int) -> tuple[list[Call] | None, int]:
         found = json_value(text, place)
         if found is None:
             return None, place
         value, end = found
-        if end_marker:
-            after = skip_blank(text, end)
-            if not text.startswith(end_marker, after):
+        if not end_marker:
+            return calls_in(value), end
+        values = value if isinstance(value, list) else [value]
+        while not text.startswith(end_marker, after := skip_blank(text, end)):
+            found = json_value(text, after)
+            if found is None:
                 return None, end
-            end = after + len(end_marker)
-        return calls_in(value), end
+            values += found[0] if isinstance(found[0], list) else [found[0]]
+            end = found[1]
+        return calls_in(values), after + len(end_marker)
 
     return read
 

@@ -10,19 +10,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from apcbatch.answer import AnswerWarning, WarningKind
+from apcbatch.data.checks import shown
 from apcbatch.data.input.messages import Message, Tool
 from apcbatch.data.json_text import write_json
 from apcbatch.data.output.call_ids import call_ids
 from apcbatch.data.output.reasoning import ReasoningParser
 from apcbatch.data.output.tool_parser import Call, ToolParser
 
+_MOST_NAMES = 8
+
 
 @dataclass(slots=True)
 class ParsedAnswer:
     """An answer parsed into content, reasoning and tool calls.
 
-    reasoning: None without any. calls: tool calls, each with its id. warnings: sentences about calls that were dropped
-    or left in the content, and about reasoning without an end.
+    reasoning: None without any. calls: tool calls, each with its id. warnings: sentences about calls that were dropped,
+    left in the content or not offered, and about reasoning without an end.
     """
 
     content: str
@@ -69,7 +72,8 @@ class OutputParser:
 
     tools: the request's tools, if the tool parser converts arguments by their schemas. is_open: the prompt ends within
     reasoning. turn: number of the answer among the assistant's messages, from 1. used_ids: call ids in the
-    conversation. one_call: parallel_tool_calls is false. warnings: sentences about the request itself.
+    conversation. one_call: parallel_tool_calls is false. warnings: sentences about the request itself. offered: names
+    of the request's tools; None if they are not known.
     """
 
     tool_parser: ToolParser | None = None
@@ -80,6 +84,7 @@ class OutputParser:
     used_ids: frozenset[str] = frozenset()
     one_call: bool = False
     warnings: tuple[AnswerWarning, ...] = ()
+    offered: frozenset[str] | None = None
 
     def parse(self, text: str, choice: int = 0) -> ParsedAnswer:
         """Split an answer's text into reasoning, content and tool calls. choice: index among the answers of the
@@ -88,11 +93,21 @@ class OutputParser:
         if self.reasoning_parser is not None:
             thought = self.reasoning_parser.split(text, self.is_open)
             answer.content, answer.reasoning = thought.content, thought.reasoning
-            if thought.is_cut:
+            if thought.is_cut and not self._ends_with_calls(answer):
                 answer.warn("cut_reasoning", "the answer ends before its reasoning does, so it has no content")
         if self.tool_parser is not None:
             self._take_calls(self.tool_parser, answer, choice)
         return answer
+
+    def _ends_with_calls(self, answer: ParsedAnswer) -> bool:
+        """Let the marker of the first call end reasoning that has no end marker; return False if no call is there."""
+        if self.tool_parser is None or answer.reasoning is None:
+            return False
+        begin = self.tool_parser.find(answer.reasoning, self.tools).begin
+        if begin is None:
+            return False
+        answer.content, answer.reasoning = answer.reasoning[begin:], answer.reasoning[:begin].strip() or None
+        return True
 
     def _take_calls(self, parser: ToolParser, answer: ParsedAnswer, choice: int) -> None:
         found = parser.find(answer.content, self.tools)
@@ -106,6 +121,10 @@ class OutputParser:
         calls = found.calls
         if not calls:
             return
+        offered = self.offered
+        if offered is not None and (unknown := dict.fromkeys(call.name for call in calls if call.name not in offered)):
+            named = ", ".join(map(shown, list(unknown)[:_MOST_NAMES])) + ", and others" * (len(unknown) > _MOST_NAMES)
+            answer.warn("unknown_tool", f"the answer calls {named}, which the request does not offer as a tool")
         if self.one_call and len(calls) > 1:
             answer.warn(
                 "dropped_calls",

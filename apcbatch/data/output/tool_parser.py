@@ -31,12 +31,13 @@ class Found:
     """Result of a search for tool calls in an answer.
 
     content: the text without the calls. calls: the parsed calls. num_malformed: number of calls that cannot be parsed;
-    they stay in the content.
+    they stay in the content. begin: index of the marker of the first parsed call; None if no marker begins it.
     """
 
     content: str
     calls: list[Call] = field(default_factory=list)
     num_malformed: int = 0
+    begin: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,26 +88,28 @@ def find_marked(text: str, marker: re.Pattern[str], read: Reader) -> Found:
     kept: list[str] = []
     calls: list[Call] = []
     begin = position = malformed = 0
+    first: int | None = None
     while (place := marker.search(text, position)) is not None:
         found, position = read(text, place.end())
         if found is None:
             malformed += 1
             continue
         calls += found
+        first = place.start() if first is None else first
         kept.append(text[begin : place.start()])
         begin = position
     kept.append(text[begin:])
-    return Found("".join(kept), calls, malformed)
+    return Found("".join(kept), calls, malformed, first)
 
 
 def call_of(name: object, arguments: object, call_id: object = None) -> Call | None:
     """Make a call, or return None if a part is invalid.
 
-    name: a text that is not empty. arguments: an object that can be written as JSON, JSON text of one, or None for no
-    arguments. call_id: ignored if it is not a text, or is empty."""
+    name: a text that is not empty. arguments: an object that can be written as JSON, JSON text of one, or, for no
+    arguments, None or a blank text. call_id: ignored if it is not a text, or is empty."""
     if isinstance(arguments, str):
         try:
-            arguments = read_json(arguments)
+            arguments = read_json(arguments) if arguments.strip() else None
         except ValueError:
             return None
     arguments = {} if arguments is None else arguments

@@ -34,7 +34,7 @@ def _find(text: str, tools: Sequence[Tool]) -> Found:
         end = place = place + 1
     rest = text[end:]
     is_malformed = bool(rest.strip()) and bool(tag or calls)
-    return Found(text[:begin] + rest, calls, int(is_malformed))
+    return Found(text[:begin] + rest, calls, int(is_malformed), begin if tag and calls else None)
 
 
 PARSER = ToolParser(
