@@ -197,9 +197,7 @@ FIELDS: tuple[Field, ...] = (
     Field("prompt_cache_options", "harmless", "how the service caches"),
     Field("stream_options", "harmless", "details of `stream`, which is refused"),
     _content("role", "role of the speaker: system (or developer), user, assistant, tool (or function)", "message"),
-    _content(
-        "content", "a text, a list of text parts, which are joined, or of blocks; of an assistant also null", "message"
-    ),
+    _content("content", "a text, a list of text parts or of blocks; of an assistant also null", "message"),
     _content("name", "name of the speaker, or of the tool that answers; of the tool to call", "message", "function"),
     _content("tool_calls", "the calls that the assistant makes", "message"),
     _content("tool_call_id", "the id of the call that the tool answers", "message"),

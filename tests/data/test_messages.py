@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from apcbatch.data.input.messages import Parts
 from apcbatch.data.input.records import Conversation
 from tests.data.conftest import USER, fault, good
 from tests.effort import table
@@ -34,7 +35,7 @@ def test_a_line_of_messages_becomes_a_conversation() -> None:
         line=3,
         messages=[
             {"role": "system", "content": "be brief"},
-            {"role": "user", "content": "ab", "name": "Mia"},
+            {"role": "user", "content": Parts(("a", "b")), "name": "Mia"},
             {"role": "assistant", "content": "", "tool_calls": [call(name="f", arguments={"x": [1, 2]})]},
             {"role": "tool", "content": "3", "tool_call_id": "1"},
             {"role": "assistant", "content": "3", "reasoning_content": "easy"},
@@ -43,6 +44,35 @@ def test_a_line_of_messages_becomes_a_conversation() -> None:
         source_format="messages",
         columns=("score",),
     )
+
+
+ASKED = {"role": "assistant", "tool_calls": [call(name="f", arguments={})]}
+RESULT = {"role": "tool", "content": "3"}
+
+
+@table(
+    "messages, place",
+    [
+        ([RESULT], 0),
+        ([USER, {"role": "assistant", "content": "x"}, RESULT], 2),
+        ([USER, ASKED, RESULT], None),
+        ([USER, ASKED, RESULT, RESULT], 3),
+        ([USER, ASKED, RESULT | {"tool_call_id": "1"}, RESULT | {"tool_call_id": "2"}], 3),
+        ([USER, ASKED, USER, RESULT | {"tool_call_id": "1"}], None),
+        ([USER, {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}, RESULT, RESULT, RESULT], 3),
+        (
+            [USER, {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}, RESULT | {"tool_call_id": "9"}],
+            None,
+        ),
+    ],
+)
+def test_a_result_without_a_call_is_said(messages: list[Any], place: int | None) -> None:
+    """Fault: a cut history, whose tool results answer nothing, goes to the template without a word."""
+    found = good({"messages": messages}).warnings
+    assert found == (
+        (f"messages[{place}] is a tool's result without a tool call before it",) if place is not None else ()
+    )
+    assert all(warning.kind == "tool_results" for warning in found)
 
 
 @table(

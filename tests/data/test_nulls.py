@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from apcbatch.data.chat.render import Renderer
-from apcbatch.data.input.records import BadLine, Conversation
+from apcbatch.data.input.records import BadLine, Conversation, parse_line
 from apcbatch.data.input.source import open_source
-from apcbatch.data.input.tables import _allows_null, _as_required, _schemas, settle_line
+from apcbatch.data.input.tables import _allows_null, _as_required, _schemas, nulls_taken, settle_line
 from apcbatch.model.locate import locate_model
 from tests.effort import table, tries
 
@@ -259,6 +259,37 @@ def test_calls_that_are_null_in_answers_alone_are_no_tables_work() -> None:
     assert settle_line(line) is line
     messages[0]["tool_calls"] = None
     assert settle_line(line) is not line, "as a table does"
+
+
+def function(name: str, properties: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": {"properties": properties}, **more}}
+
+
+@table(
+    "tools, taken",
+    [
+        ([function("f", {"b": STRING, "a": STRING}, strict=None)], None),
+        ([function("f", {"b": STRING}, description=None), function("g", {"a": STRING}, description="x")], None),
+        ([function("f", {"b": STRING}, strict=None), function("g", {"b": STRING})], None),
+        ([function("f", {"b": STRING}, strict=None), function("g", {"b": STRING}, strict=None)], None),
+        ([function("f", {"b": {"type": "string", "default": None, "enum": [None]}})], None),
+        ([5, function("f", {"b": None})], None),
+        ([function("f", {"b": STRING, "a": None})], ["a"]),
+        ([function("f", {"b": STRING}, description=None), function("g", {"b": STRING}, description="x")], ["description"]),
+        ([function("f", {"b": {"type": "array", "items": None}}), function("g", {"b": {"type": "array", "items": STRING}})],
+         ["items"]),
+    ],
+)  # fmt: skip
+def test_a_null_of_tools_is_a_tables_where_another_tool_has_the_key(tools: list[Any], taken: list[str] | None) -> None:
+    """Fault: a dump of a class, with `strict` and `description` null, loses keys and the order of its properties; or a
+    table's nulls go without a word."""
+    line = {"messages": [{"role": "user", "content": "x"}], "tools": tools}
+    settled = settle_line(line)
+    assert (None if settled is line else list(nulls_taken(line, settled))) == taken
+    if taken is not None:
+        record = parse_line(json.dumps(line).encode(), 1)
+        assert isinstance(record, Conversation)
+        assert record.warnings == (f'nulls are taken out, as a table put them in: "{taken[0]}"',)
 
 
 @table(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jinja2
 import pytest
@@ -14,6 +15,7 @@ from apcbatch.data.chat.template import ChatTemplate, before_mark, read_fallback
 from apcbatch.data.chat.template_child import Template
 from apcbatch.data.chat.template_options import ChatOptions
 from apcbatch.data.helper_child import DONE
+from apcbatch.data.input.messages import check_messages
 from apcbatch.data.tokenization.tokenizer import load_tokenizer
 from apcbatch.errors import ModelError, RequestError, UsageError
 from tests.data.conftest import STABLE_TEMPLATE, build_tokenizer, by_transformers, save_model
@@ -39,6 +41,45 @@ def test_the_models_own_template_is_used(model_dir: Callable[..., Path], warning
     source = by_transformers(folder)
     assert text == source.apply_chat_template(messages, tools=TOOLS, add_generation_prompt=True, tokenize=False)
     assert warnings == []
+
+
+WROTE = "{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}"
+ENDED = "{% endif %};"
+ITEMS = "{% for one in m.content %}{{ one.text }}{% endfor %}"
+JOINED = "{% for one in m.content %}{{ '\\n' if not loop.first }}{{ one.text }}{% endfor %}"
+PARTED = [{"type": "text", "text": "first"}, {"type": "text", "text": "second"}]
+
+
+@table(
+    "body, roles, between",
+    [
+        (WROTE + ITEMS + ENDED, "system user assistant tool", ""),
+        (WROTE + JOINED + ENDED, "system user assistant tool", "\n"),
+        ("{{ m.role }}:{{ m.content | trim }};", "", "\n"),
+        ("{{ m.role + ':' + m.content + ';' }}", "", "\n"),
+        ("{{ m.role }}:{% if m.role == 'user' and m.content is not string %}" + ITEMS + "{% else %}{{ m.content }}{% endif %};",
+         "user", ""),
+    ],
+)  # fmt: skip
+def test_text_parts_are_parts_where_the_template_takes_them(
+    tmp_path: Path, body: str, roles: str, between: str
+) -> None:
+    """Fault: parts are joined before a template that joins them itself, so that its prompt lacks a line end; or one
+    that takes texts alone is given a list."""
+    folder = save_model(tmp_path, build_tokenizer("chatml"), "{% for m in messages %}" + body + "{% endfor %}")
+    template, calls = template_of(folder), [{"function": {"name": "f"}, "id": "1"}]
+    source = by_transformers(folder)
+    for role in ("system", "user", "assistant", "tool"):
+        given: list[dict[str, Any]] = [{"role": role, "content": PARTED}]
+        given = [USER, {"role": "assistant", "tool_calls": calls}, *given] if role == "tool" else given
+        messages = check_messages(given)
+        text = template.render(messages).split(";")[-2].strip()
+        joint = between if role in roles.split() else "\n"
+        assert text == f"{role}:first{joint}second", role
+        if role in roles.split() and role != "tool":
+            assert template.render(messages) == source.apply_chat_template(given, tokenize=False)
+    marked = with_mark(check_messages([{"role": "user", "content": PARTED}]))
+    assert before_mark(template.render(marked)) == f"user:first{between}second"
 
 
 def test_a_template_file_beside_the_tokenizer_is_found(tmp_path: Path) -> None:

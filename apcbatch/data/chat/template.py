@@ -18,7 +18,7 @@ from typing import Any
 from apcbatch.data.chat.template_options import TemplateOptions, read_template
 from apcbatch.data.helper import Helper, LimitExceeded
 from apcbatch.data.helper_child import DONE, INVALID, MAX_CHARACTERS, TOO_LONG
-from apcbatch.data.input.messages import Message, Tool
+from apcbatch.data.input.messages import Message, Parts, Tool
 from apcbatch.data.tokenization.tokenizer import Tokenizer, too_long
 from apcbatch.errors import ModelError, RequestError
 
@@ -203,6 +203,7 @@ class TemplateProcess:
     def __init__(self, source: str, variables: Mapping[str, Any], clock: str = "1970-01-01") -> None:
         module, name = "apcbatch.data.chat.template_child", "the process for the chat template"
         self._helper = Helper(module, name, source, dict(variables), clock)
+        self._part_roles: dict[str, bool] = {}  # role -> whether its messages may have text parts
 
     def texts(
         self,
@@ -216,13 +217,38 @@ class TemplateProcess:
 
         Raises RequestError for messages that cannot be sent to the helper process.
         """
-        given = list(map(_with_reasoning, messages))
+        given = [self._given(message, variables or {}) for message in messages]
         try:
             for answer in self._helper.answers(counts, given, tools, dict(variables or {})):
                 yield answer if isinstance(answer, RequestError) else _outcome(*answer)
         except ValueError as error:
             reason = "are nested too deeply" if "nested" in str(error) else "hold a value that JSON does not have"
             raise RequestError("invalid_request", f"the messages or tools {reason}") from None
+
+    def _given(self, message: Mapping[str, Any], variables: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a message as the template is given it: with its reasoning under the keys that templates read, and with
+        text parts as parts if the template takes them."""
+        message, content = _with_reasoning(message), message.get("content")
+        if not isinstance(content, Parts):
+            return message
+        parts = [{"type": "text", "text": text} for text in content.parts]
+        return {**message, "content": parts if self._takes_parts(message["role"], variables) else str(content)}
+
+    def _takes_parts(self, role: str, variables: Mapping[str, Any]) -> bool:
+        """Return whether the template writes a content of one text part as it writes the text; found once for each
+        role. variables: the first request's own."""
+        if role not in self._part_roles:
+            user: Message = {"role": "user", "content": "probe"}
+            calls = [{"id": "probe0001", "type": "function", "function": {"name": "probe", "arguments": {}}}]
+            asked: Message = {"role": "assistant", "content": "", "tool_calls": calls}
+            before = {"system": [], "user": [], "tool": [user, asked]}.get(role, [user])
+            texts: list[Outcome] = []
+            for content in ("probe", [{"type": "text", "text": "probe"}]):
+                message = {"role": role, "content": content, "tool_call_id": "probe0001"}
+                probe = [*before, message, *[user] * (role == "system")]
+                texts += self.texts(probe, None, [len(probe)], variables)
+            self._part_roles[role] = isinstance(texts[0], str) and texts[0] == texts[1]
+        return self._part_roles[role]
 
 
 def reasoning_of(message: Mapping[str, Any]) -> Any:
@@ -252,7 +278,9 @@ def _outcome(kind: bytes, data: bytes) -> Outcome:
 
 def with_mark(messages: Sequence[Message]) -> list[Message]:
     """Append the mark to the content of the last message."""
-    return [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + _MARK}]
+    last, content = messages[-1], messages[-1]["content"]
+    marked = Parts((*content.parts[:-1], content.parts[-1] + _MARK)) if isinstance(content, Parts) else content + _MARK
+    return [*messages[:-1], {**last, "content": marked}]
 
 
 def before_mark(text: str) -> str | RequestError:

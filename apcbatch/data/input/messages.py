@@ -1,6 +1,6 @@
 """Check messages and convert them to the one form that chat templates read.
 
-In that form a message has `role` and `content` (always a string). It has `name`, `tool_calls`, `tool_call_id`,
+In that form a message has `role` and `content` (always a string, of several text parts Parts). It has `name`, `tool_calls`, `tool_call_id`,
 `reasoning_content` and `refusal` if they were given. The arguments of a tool call are an object if they can be parsed
 as one. Content blocks of Anthropic's messages (`tool_use`, `tool_result`, `thinking`) become OpenAI's fields and
 messages.
@@ -8,6 +8,7 @@ messages.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from apcbatch.answer import AnswerWarning, WarningKind
@@ -32,6 +33,20 @@ _TEXTS = ("name", "tool_call_id", "reasoning_content", "refusal")  # optional fi
 
 Message = dict[str, Any]
 Tool = dict[str, Any]
+
+
+class Parts(str):
+    """A content of several text parts; as a string, the parts joined by line ends. parts: the texts of the parts, for a
+    template that takes them apart (data/chat/template.py)."""
+
+    __slots__ = ("parts",)
+    parts: tuple[str, ...]
+
+    def __new__(cls, parts: Iterable[str]) -> Parts:
+        texts = tuple(parts)
+        made = super().__new__(cls, "\n".join(texts))
+        made.parts = texts
+        return made
 
 
 class ContentWarnings:
@@ -70,13 +85,22 @@ def check_messages(value: object, where: str = "messages", warnings: ContentWarn
     """Check a list of at least one message; return the converted messages. RequestError for any other value."""
     warnings = ContentWarnings() if warnings is None else warnings
     messages: list[Message] = []
+    unanswered, ids = 0, set[str]()  # calls that no result has answered by its position; ids of all calls so far
     for index, message in enumerate(need_messages(value, where, "a list of messages")):
         place = f"{where}[{index}]"
         message = _in_newer_form(message, place)
-        if _has_blocks(message):
-            messages += [_check_message(one, at, warnings) for one, at in _without_blocks(message, place)]
-        else:
-            messages.append(_check_message(message, place, warnings))
+        for one, at in _without_blocks(message, place) if _has_blocks(message) else [(message, place)]:
+            checked = _check_message(one, at, warnings)
+            messages.append(checked)
+            calls = checked.get("tool_calls", [])
+            ids |= {call["id"] for call in calls if "id" in call}
+            if checked["role"] == "tool":
+                answered_id = checked.get("tool_call_id")
+                if answered_id not in ids if answered_id is not None and ids else unanswered <= 0:
+                    warnings.add("tool_results", f"{at} is a tool's result without a tool call before it")
+                unanswered -= 1
+            elif checked["role"] == "assistant":
+                unanswered = len(calls)
     return messages
 
 
@@ -130,7 +154,7 @@ def _check_message(value: object, where: str, warnings: ContentWarnings) -> Mess
 
 
 def _check_content(record: Message, role: str, has_calls: bool, where: str, warnings: ContentWarnings) -> str:
-    """Return the content as one string, with text parts joined.
+    """Return the content as one string; several text parts are Parts.
 
     The content may be null or absent in a message with tool calls. In any other message of the assistant it may be
     null, or absent beside a refusal."""
@@ -139,7 +163,8 @@ def _check_content(record: Message, role: str, has_calls: bool, where: str, warn
     if isinstance(content, str):
         return content
     if isinstance(content, list):
-        return "".join(_check_part(part, f"{where_content}[{index}]", warnings) for index, part in enumerate(content))
+        parts = [_check_part(part, f"{where_content}[{index}]", warnings) for index, part in enumerate(content)]
+        return Parts(parts) if len(parts) > 1 else "".join(parts)
     if content is not None:
         raise wrong(where_content, content, "a string or a list of text parts")
     if has_calls:

@@ -18,10 +18,10 @@ from apcbatch.data.fields import BY_SHAPE, Shape, check_line
 from apcbatch.data.grammar.structured_output import given_structured_output
 from apcbatch.data.input.known_formats import known_format, remedy
 from apcbatch.data.input.layouts import ANY_LINE, LaidOut, LineOptions, has_layout, lay_out
-from apcbatch.data.input.messages import ContentWarnings, Message, Tool, check_messages
+from apcbatch.data.input.messages import MOST_WARNINGS, ContentWarnings, Message, Tool, check_messages
 from apcbatch.data.input.openai_batch import check_batch, check_prompt
 from apcbatch.data.input.sharegpt import check_sharegpt
-from apcbatch.data.input.tables import settle_line
+from apcbatch.data.input.tables import nulls_taken, settle_line
 from apcbatch.data.input.tools import check_tools
 from apcbatch.data.json_text import OddNumber, read_json, read_python_json
 from apcbatch.data.request_settings import check_settings, shown_tools
@@ -186,6 +186,10 @@ def parse_record(
         columns = check_line(record, source_format) + ignored
         conversation = _check_record(record, line, source_format)
         conversation.columns, conversation.reading, conversation.text = columns, laid_out.reading, laid_out.text
+        if taken := dict.fromkeys(nulls_taken(laid_out.record, record)) if record is not laid_out.record else {}:
+            names = ", ".join(map(shown, list(taken)[:MOST_WARNINGS])) + ", and others" * (len(taken) > MOST_WARNINGS)
+            sentence = f"nulls are taken out, as a table put them in: {names}"
+            conversation.warnings = (*conversation.warnings, AnswerWarning("removed_nulls", sentence))
         messages, system_prompt = conversation.messages, options.system_prompt
         if system_prompt is not None and messages and all(message["role"] != "system" for message in messages):
             messages.insert(0, {"role": "system", "content": system_prompt})

@@ -165,7 +165,7 @@ def _marked(record: Record) -> Record:
     messages, tools = record.get("messages"), record.get("tools")
     if isinstance(messages, list) and _messages_are_filled(messages):
         found["messages"] = _with_marks(messages)
-    if isinstance(tools, list) and any(map(_tool_is_filled, tools)):
+    if isinstance(tools, list) and tools and _objects_are_filled(tools):
         found["tools"] = _with_marks(tools)
     return record | found if found else record
 
@@ -190,12 +190,38 @@ def _messages_are_filled(messages: list[Any]) -> bool:
     return len(argument_keys) == 1
 
 
-def _tool_is_filled(schema: object) -> bool:
-    """Return whether a tool, or a part of it, has a null where a schema cannot have one."""
-    if isinstance(schema, dict):
-        keys = schema.keys() - _MAY_BE_NULL
-        return any(schema[key] is None or _tool_is_filled(schema[key]) for key in keys)
-    return isinstance(schema, list) and any(map(_tool_is_filled, schema))
+def _objects_are_filled(objects: list[Any], are_properties: bool = False) -> bool | None:
+    """Return whether a table filled the tools of a line, or their parts at one place, with nulls (rule 3).
+
+    None if a table cannot have made them: they are no objects with the same keys in the same order. are_properties: the
+    keys are names of properties, none of which can be null."""
+    keys = tuple(objects[0]) if isinstance(objects[0], dict) else ()
+    if not all(isinstance(one, dict) and tuple(one) == keys for one in objects):
+        return None
+    is_filled = False
+    for key in keys if are_properties else (key for key in keys if key not in _MAY_BE_NULL):
+        given = [one[key] for one in objects if one[key] is not None]
+        is_filled |= len(given) < len(objects) and (are_properties or bool(given))
+        parts = [part for value in given for part in (value if isinstance(value, list) else [value])]
+        if parts and all(isinstance(part, dict) for part in parts):
+            below = _objects_are_filled(parts, key == "properties" and not are_properties)
+            if below is None:
+                return None
+            is_filled |= below
+    return is_filled
+
+
+def nulls_taken(before: Any, after: Any) -> Iterator[str]:
+    """Yield the key of each null that settle_line removed from a record."""
+    if isinstance(before, dict):
+        for key, value in before.items():
+            if key not in after:
+                yield key
+            else:
+                yield from nulls_taken(value, after[key])
+    elif isinstance(before, list):
+        for one, other in zip(before, after, strict=True):
+            yield from nulls_taken(one, other)
 
 
 def _with_marks(value: Any) -> Any:
