@@ -21,9 +21,10 @@ from tokenizers import decoders
 from apcbatch.data.grammar import constraint as constraint_module
 from apcbatch.data.grammar.constraint import GrammarCompiler, GrammarConstraint
 from apcbatch.data.grammar.grammar_child import _Bytes
-from apcbatch.data.grammar.llguidance import Thinking, check_numbers
+from apcbatch.data.grammar.llguidance import Thinking, check_numbers, is_finite
 from apcbatch.data.grammar.structured_output import StructuredOutput, check_structured_output
 from apcbatch.data.helper import Helper
+from apcbatch.data.input.records import BadLine, parse_line
 from apcbatch.data.output.tool_parser import CallSyntax
 from apcbatch.data.output.tool_parsers import tool_parsers
 from apcbatch.data.tokenization.tokenizer import Tokenizer, load_tokenizer
@@ -511,6 +512,78 @@ def test_steps_are_kept_while_their_product_is_counted_in_32_bits(steps: tuple[f
     """Fault: a multiple of neither step, as the library multiplies beyond 32 bits; or small steps are refused."""
     with nullcontext() if is_kept else pytest.raises(ValueError, match="multipleOf are too large"):
         check_numbers({"allOf": [{"multipleOf": step} for step in steps]})
+
+
+def needing(name: str, **more: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {"x": {"$ref": f"#/$defs/{name}"}}, "required": ["x"], **more}
+
+
+@table(
+    "schema, is_ended",
+    [
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, False),
+        ({"$ref": "#/$defs/a", "$defs": {"a": needing("b"), "b": needing("a")}}, False),
+        ({"$ref": "#/$defs/a", "$defs": {"a": needing("b"), "b": {"anyOf": [needing("a"), {"type": "null"}]}}}, True),
+        ({"$ref": "#/$defs/a", "$defs": {"a": needing("b"), "b": {"allOf": [needing("a"), {}]}}}, False),
+        ({"$ref": "#/$defs/a", "$defs": {"a": needing("b"), "b": {"oneOf": [needing("a"), needing("b")]}}}, False),
+        ({"$ref": "#/$defs/a", "$defs": {"a": needing("a", type=["object", "null"])}}, True),
+        ({"$ref": "#/$defs/a", "$defs": {"a": needing("a", required=["y"])}}, True),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}}}}, True),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "items": {"$ref": "#"}, "minItems": 1}}}, False),
+        ({"type": "array", "prefixItems": [{"type": "null"}, {"$ref": "#"}], "minItems": 1}, True),
+        ({"type": "array", "prefixItems": [{"type": "null"}, {"$ref": "#"}], "minItems": 2}, False),
+        ({"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"$ref": "#"}}}, False),
+        ({"type": "string", "$defs": {"a": {"$ref": "#/$defs/a"}}}, True),
+        ({"$ref": "#/$defs/0", "$defs": {str(n): needing(str(n + 1)) for n in range(20)} | {"20": {}}}, True),
+        ({"$ref": "https://a/b"}, True), ({"$ref": 5}, True), (True, True), ({"enum": [{"$ref": "#"}]}, True),
+    ],
+)  # fmt: skip
+def test_a_schema_without_a_finite_value_is_refused(schema: Any, is_ended: bool) -> None:
+    """Fault: an answer to a $ref that leads back to itself runs to its limit of tokens; or a list of itself is
+    refused."""
+    assert is_finite(schema) == is_ended
+
+
+@table(
+    "schema, reason",
+    [
+        ('{"type":"array","items":{"enum":[1,2]},"uniqueItems":false,"maxItems":2}', ""),
+        ('{"properties":{"uniqueItems":{"type":"array","uniqueItems":false}}}', ""),
+        ('{"type":"array","uniqueItems":true}', 'Unimplemented keys: ["uniqueItems"]'),
+        ('{"$ref":"#/$defs/n","$defs":{"n":{"$ref":"#/$defs/n"}}}', "no finite value satisfies it: a $ref"),
+        ('{"type":"object","properties":{"s":{"type":"integer","multipleOf":5,"minimum":0,"maximum":20}},"required":["s"],'
+         '"patternProperties":{"^s$":{"type":"integer"}},"additionalProperties":false}', "finds no text for it: "),
+        ('{"const":"a<|end|>b"}', "it forces the text of the added token 2"),
+    ],
+)  # fmt: skip
+def test_a_schema_that_is_refused_has_a_sentence(demo, constraints, schema: str, reason: str) -> None:
+    """Fault: `uniqueItems: false` is refused though it means nothing, or a reason is a word of the library's code."""
+    calls = StructuredOutput("calls", f'[["f",{{"type":"object","properties":{{"x":{schema}}}}}]]')
+    for structure in (StructuredOutput("json", schema), *([calls] if not reason else [])):
+        with pytest.raises(RequestError, match=re.escape(reason)) if reason else nullcontext():
+            walk(demo, constraints.constraint(structure), random.Random(0), most=20)
+
+
+@table(
+    "schema, number",
+    [
+        ('{"const": 1e-400}', "1e-400"), ('{"enum": [1, 0.12345678901234567890123]}', "0.12345678901234567890123"),
+        ('{"anyOf": [{"const": {"a": [-1.00000000000000000001]}}]}', "-1.00000000000000000001"),
+        ('{"const": 0.10}', None), ('{"enum": [1.5e0, 30e-1, 0.30000000000000004]}', None),
+        ('{"type": "number", "minimum": 0.12345678901234567890123}', None),
+        ('{"default": 0.12345678901234567890123, "const": 0.5}', None),
+        ('{"const": "0.12345678901234567890123"}', None), ('{"const": 0.5, "title": "1e99999999999999999999"}', None),
+    ],
+)  # fmt: skip
+def test_a_float_with_more_digits_than_a_double_is_refused(schema: str, number: str | None) -> None:
+    """Fault: an answer has another number than the one that its schema names."""
+    for given in (schema, json.dumps(schema)):
+        line = f'{{"messages": [{{"role": "user", "content": "0.25"}}], "guided_json": {given}}}'
+        found = parse_line(line.encode(), 3)
+        assert isinstance(found, BadLine) == (number is not None)
+        if isinstance(found, BadLine):
+            assert f"has the number {number}, which a float of 64 bits cannot hold" in found.error.message
+            assert (found.error.line, found.custom_id) == (3, "line-3#1")
 
 
 def nested(depth: int) -> str:

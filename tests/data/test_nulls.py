@@ -275,8 +275,9 @@ def function(name: str, properties: dict[str, Any], **more: Any) -> dict[str, An
         ([function("f", {"b": {"type": "string", "default": None, "enum": [None]}})], None),
         ([5, function("f", {"b": None})], None),
         ([function("f", {"b": STRING, "a": None})], ["a"]),
-        ([function("f", {"b": STRING}, description=None), function("g", {"b": STRING}, description="x")], ["description"]),
-        ([function("f", {"b": {"type": "array", "items": None}}), function("g", {"b": {"type": "array", "items": STRING}})],
+        ([function("f", {"b": STRING}, description=None), function("g", {"b": STRING}, description="x")],
+         ["description"]),
+        ([function("f", {"b": {"type": "array", "items": None}}), function("g", {"b": MAYBE | {"items": STRING}})],
          ["items"]),
     ],
 )  # fmt: skip

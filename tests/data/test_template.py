@@ -57,8 +57,8 @@ PARTED = [{"type": "text", "text": "first"}, {"type": "text", "text": "second"}]
         (WROTE + JOINED + ENDED, "system user assistant tool", "\n"),
         ("{{ m.role }}:{{ m.content | trim }};", "", "\n"),
         ("{{ m.role + ':' + m.content + ';' }}", "", "\n"),
-        ("{{ m.role }}:{% if m.role == 'user' and m.content is not string %}" + ITEMS + "{% else %}{{ m.content }}{% endif %};",
-         "user", ""),
+        ("{{ m.role }}:{% if m.role == 'user' and m.content is not string %}" + ITEMS
+         + "{% else %}{{ m.content }}{% endif %};", "user", ""),
     ],
 )  # fmt: skip
 def test_text_parts_are_parts_where_the_template_takes_them(

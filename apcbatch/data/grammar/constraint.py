@@ -8,6 +8,7 @@ whose tokens have other texts in the library than in an answer.
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ _COMPARED_TEXTS = (
     '{"größe": [1, true],\n  "東京": "open  now"}',
     "\n\n- it's\tβ 🦔 x\n",
 )
+# What the library says where a forced text has the text of an added token.
+_ADDED = re.compile(r'token "[^"]?\[([0-9]+)\]" doesn.t satisfy the grammar; forced bytes')
 _NAMES = {
     "json": "the JSON schema",
     "regex": "the regular expression",
@@ -243,5 +246,11 @@ def unusable(structure: StructuredOutput, reason: str, code: ErrorCode = "invali
 
 def _line(reason: str) -> str:
     """Shorten an error text of the library to one line without a full stop, for the end of a sentence."""
+    if "NoExtensionBias" in reason:
+        return (
+            "the grammar library finds no text for it: parts of it contradict each other, or cannot be combined there"
+        )
+    if (token := _ADDED.search(reason)) is not None:
+        return f"it forces the text of the added token {token[1]}, which in an answer is that token and no text"
     text = " ".join(reason.replace("<non-verbose/>", "").split()).rstrip(" .")
     return text if len(text) <= _SHOWN_REASON else f"{text[:_SHOWN_REASON]}..."

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from apcbatch.data.grammar.structured_output import StructuredOutput
@@ -43,8 +43,7 @@ def grammar_source(structure: StructuredOutput, syntax: CallSyntax | None, marke
     ValueError for a schema with numbers that the library would change.
     """
     if structure.kind == "json":
-        schema = read_json(structure.text)
-        check_numbers(schema)
+        schema = _prepared(read_json(structure.text))
         return "llguidance", _lists(json_schema=_spaced(schema, structure.whitespace))
     if structure.kind == "choice":
         texts = " | ".join(map(_quoted, read_json(structure.text)))
@@ -69,6 +68,18 @@ def behind_thinking(grammar: str, thinking: Thinking, markers: Markers) -> str:
             rules.append(f"ended_{number}[lazy]: /(?s:.*)/ {end}")
     rules.append("thought: (" + " | ".join(ends) + ") /[ \\t\\r\\n]{0,8}/")
     return json.dumps({"grammars": [{"lark_grammar": "\n".join(rules)}, {**answer, "name": "answer"}]})
+
+
+def _prepared(schema: Any) -> Any:
+    """Return a schema as the library takes it; it is changed in place. ValueError for one that the library would not
+    enforce exactly, and for one that no finite value satisfies."""
+    check_numbers(schema)
+    for holder in _subschemas(schema):
+        if holder.get("uniqueItems") is False:  # which means nothing, and which the library refuses
+            del holder["uniqueItems"]
+    if not is_finite(schema):
+        raise ValueError("no finite value satisfies it: a $ref leads back to its own schema without an end")
+    return schema
 
 
 def _lists(**grammar: object) -> str:
@@ -96,7 +107,7 @@ def _calls(structure: StructuredOutput, syntax: CallSyntax | None, markers: Mark
     rules.append("call: " + " | ".join(f"call_{number}" for number in range(len(tools))))
     for number, (name, parameters) in enumerate(tools):
         try:
-            check_numbers(parameters)
+            parameters = _prepared(parameters)
         except ValueError as error:
             raise ValueError(f"{_quoted(name)}: {error}") from None
         before = syntax.before_name + json.dumps(name, ensure_ascii=False)[1:-1] + syntax.before_arguments
@@ -127,6 +138,8 @@ _EXACT = 2**53  # up to here a float of 64 bits holds each integer exactly
 _BEYOND = 2**63
 _LARGEST_PRODUCT = 2**32  # the library multiplies the multipleOf of schemas that apply together, modulo this
 _VALUES = ("const", "enum")
+_MOST_ROUNDS = 64  # in which schemas without a finite value are looked for
+_FLOAT = re.compile(rb"-?[0-9]+(?:\.[0-9]+(?:[eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+)")
 _EXCLUSIVE = ("exclusiveMinimum", "exclusiveMaximum")
 _KEYWORDS = (*_VALUES, "minimum", "maximum", *_EXCLUSIVE, "multipleOf")
 _SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -152,20 +165,107 @@ def check_numbers(schema: object) -> None:
 
 def _numbers(schema: object) -> Iterator[tuple[str, int | float, Mapping[str, Any]]]:
     """Yield (keyword, number, schema that has the keyword) for each number of a schema that constrains an answer."""
-    left: list[tuple[object, str, Mapping[str, Any]]] = [(schema, "", {})]
+    for holder in _subschemas(schema):
+        for word in _KEYWORDS:
+            left = [holder.get(word)]
+            while left:
+                value = left.pop()
+                if isinstance(value, (list, dict)):
+                    left += value.values() if isinstance(value, dict) else value
+                elif isinstance(value, (int, float)) and not isinstance(value, bool):
+                    yield word, value, holder
+
+
+def _subschemas(schema: object) -> Iterator[dict[str, Any]]:
+    """Yield a schema and all schemas in it."""
+    left = [schema]
     while left:
-        value, word, holder = left.pop()
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            if word:
-                yield word, value, holder
-        elif isinstance(value, list) or (word and isinstance(value, dict)):
-            left += [(one, word, holder) for one in (value.values() if isinstance(value, dict) else value)]
+        value = left.pop()
+        if isinstance(value, list):
+            left += value
         elif isinstance(value, dict):
+            yield value
             for key, one in value.items():
                 if key in _SCHEMAS_BY_NAME and isinstance(one, dict):
-                    left += [(inner, "", value) for inner in one.values()]
-                elif key not in _ANNOTATIONS:
-                    left.append((one, key if key in _KEYWORDS else "", value))
+                    left += one.values()
+                elif key not in _ANNOTATIONS and key not in _KEYWORDS:
+                    left.append(one)
+
+
+def check_digits(data: bytes, structure: StructuredOutput) -> None:
+    """Check that no float in an enum or a const lost digits when its line was read; ValueError names one that did.
+
+    data: the line as it was written."""
+    lost: dict[float, str] = {}
+    for found in _FLOAT.findall(data) if structure.kind in ("json", "calls") else ():
+        text = found.decode()
+        try:
+            is_exact = Decimal(text) == Decimal(repr(float(text)))
+        except InvalidOperation:  # an exponent beyond Decimal's
+            is_exact = False
+        if not is_exact:
+            lost[float(text)] = text
+    for word, number, _ in _numbers(read_json(structure.text)) if lost else ():
+        if word in _VALUES and isinstance(number, float) and number in lost:
+            raise ValueError(
+                f"{word} has the number {lost[number][:40]}, which a float of 64 bits cannot hold; give fewer digits, "
+                "or a string"
+            )
+
+
+def is_finite(schema: Any) -> bool:
+    """Return whether a finite value may satisfy a schema: False only if each value needs another one of the schema of a
+    `$ref` without an end."""
+    references = {one["$ref"]: False for one in _subschemas(schema) if isinstance(one.get("$ref"), str)}
+    targets = {name: _target(schema, name) for name in references}
+    try:
+        for _ in range(_MOST_ROUNDS):
+            found = {name: references[name] or _has_value(target, references) for name, target in targets.items()}
+            if found == references:
+                return _has_value(schema, references)
+            references = found
+    except RecursionError:
+        pass
+    return True
+
+
+def _target(schema: Any, reference: str) -> Any:
+    """Return the schema that a `$ref` leads to; True, the schema of any value, if it is none within this schema."""
+    first, *names = reference.split("/")
+    for name in names:
+        name = name.replace("~1", "/").replace("~0", "~")
+        schema = schema.get(name, True) if isinstance(schema, dict) else True
+    return schema if first == "#" else True
+
+
+def _has_value(schema: Any, references: Mapping[str, bool]) -> bool:
+    """Return whether a finite value may satisfy a schema. references: the same for the target of each `$ref`."""
+    if not isinstance(schema, dict) or any(word in schema for word in _VALUES):
+        return True
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and not references[reference]:
+        return False
+    if not all(_has_value(one, references) for one in _items(schema.get("allOf"))):
+        return False
+    for word in ("anyOf", "oneOf"):
+        if (choices := _items(schema.get(word))) and not any(_has_value(one, references) for one in choices):
+            return False
+    if schema.get("type") == "object":
+        properties = schema.get("properties")
+        properties = properties if isinstance(properties, dict) else {}
+        needed = [
+            properties[name] for name in _items(schema.get("required")) if isinstance(name, str) and name in properties
+        ]
+    elif schema.get("type") == "array" and isinstance(least := schema.get("minItems", 0), int):
+        first = _items(schema.get("prefixItems"))
+        needed = first[:least] + [schema.get("items", True)] * (least > len(first))
+    else:
+        needed = []
+    return all(_has_value(one, references) for one in needed)
+
+
+def _items(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _is_kept(word: str, number: int | float, holder: Mapping[str, Any]) -> bool:

@@ -1,9 +1,9 @@
 """Check messages and convert them to the one form that chat templates read.
 
-In that form a message has `role` and `content` (always a string, of several text parts Parts). It has `name`, `tool_calls`, `tool_call_id`,
-`reasoning_content` and `refusal` if they were given. The arguments of a tool call are an object if they can be parsed
-as one. Content blocks of Anthropic's messages (`tool_use`, `tool_result`, `thinking`) become OpenAI's fields and
-messages.
+In that form a message has `role` and `content` (always a string; of several text parts, Parts). It has `name`,
+`tool_calls`, `tool_call_id`, `reasoning_content` and `refusal` if they were given. The arguments of a tool call are an
+object if they can be parsed as one. Content blocks of Anthropic's messages (`tool_use`, `tool_result`, `thinking`)
+become OpenAI's fields and messages.
 """
 
 from __future__ import annotations

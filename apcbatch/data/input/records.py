@@ -15,6 +15,7 @@ from apcbatch.data.chat.template_options import TemplateOptions
 from apcbatch.data.chat.turns import Turn, choose_turns
 from apcbatch.data.checks import invalid, is_integer, required, shown, shown_keys, wrong
 from apcbatch.data.fields import BY_SHAPE, Shape, check_line
+from apcbatch.data.grammar.llguidance import check_digits
 from apcbatch.data.grammar.structured_output import given_structured_output
 from apcbatch.data.input.known_formats import known_format, remedy
 from apcbatch.data.input.layouts import ANY_LINE, LaidOut, LineOptions, has_layout, lay_out
@@ -120,9 +121,18 @@ def parse_line(data: bytes, line: int, options: LineOptions = ANY_LINE) -> Conve
     A number that Python writes and JSON does not have, such as NaN, is accepted in a key that takes no part in the
     answers."""
     try:
-        return parse_record(read_json(data), line, options, settle_line)
+        record = read_json(data)
     except JSONDecodeError as error:
         reason = f"{error.msg} at column {error.colno}"
+    else:
+        found = parse_record(record, line, options, settle_line)
+        if isinstance(found, Conversation) and "structure" in found.params:
+            try:
+                check_digits(data, found.params["structure"])
+            except ValueError as error:
+                wrong_digits = RequestError("invalid_request", str(error), line)
+                return BadLine(line, wrong_digits, found.request_id(1), source_format=found.source_format, record=record)
+        return found
     try:
         record = read_python_json(data)
     except ValueError:
