@@ -44,6 +44,8 @@ PROMPT_BYTES = 20  # of a token of a window: in its tree, its plan and its reque
 HISTORY_BYTES = 44  # of a token in the draft index
 READ_AHEAD_SHARE = 16  # of the weights: twice AHEAD_SHARE of model/weights.py, read ahead and kept for the next tensor
 FLOAT = 4  # bytes
+# Rows of logits on a device for each row of a pass: its own, those of captured graphs, copies while tokens are drawn.
+LOGITS_ROWS = 7
 
 
 def num_live_slots(max_running: int) -> int:
@@ -184,7 +186,7 @@ class MemoryPlan:
                 "states of drafts": self.num_draft_states * slot,
                 "snapshots": slots,
                 "KV of snapshots and running requests": pages,
-                "working memory": self.gpus * self._working(self.max_batch_tokens + rows, 4 * rows),
+                "working memory": self.gpus * self._working(self.max_batch_tokens + rows, LOGITS_ROWS * rows),
                 "kernels and graphs": self.gpus * DEVICE_PROGRAM_BYTES,
             }
         return {name: size for name, size in found.items() if size}

@@ -35,8 +35,8 @@ PLAN = MemoryPlan(
     layout=LAYOUT, dtype="float32", sizes=SIZES, vocab_size=1 << 15, hidden_size=1024, max_running=32,
     max_batch_tokens=1 << 12, pool_bytes=4 * GiB, keeps=True, has_store=True, drafts=True, draft_bytes=64 * MiB,
 )  # fmt: skip
-# 4 x (4,096 tokens + 96 rows) x (4,096 + 3 x 1,024) columns, and 4 x 96 rows x 32,768 logits: less than the 16th part
-# of the weights and twice the largest sub-block, which loading takes
+# 4 x (4,096 tokens + 96 rows) x (4,096 + 3 x 1,024) columns, and 4 x 7 x 96 rows x 32,768 logits: less than the 16th
+# part of the weights and twice the largest sub-block, which loading takes
 LOADING = 4 * (2 * MiB + GiB // 16)
 
 
@@ -70,7 +70,7 @@ def test_a_device_holds_its_arena_from_the_beginning() -> None:
         "kernels and graphs": 256 * MiB,
     }  # fmt: skip
     assert device.used(Use(1, 0, 0, 1, 1, 1)) == device.parts
-    two = replace(device, gpus=2).parts
+    two = replace(device, gpus=2, vocab_size=1 << 14).parts
     assert two["64 running states"] == 640 * MiB and two["kernels and graphs"] == 512 * MiB
     assert two["working memory"] == 2 * LOADING
     assert "snapshots" not in replace(device, keeps=False).parts

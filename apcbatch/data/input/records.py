@@ -131,7 +131,9 @@ def parse_line(data: bytes, line: int, options: LineOptions = ANY_LINE) -> Conve
                 check_digits(data, found.params["structure"])
             except ValueError as error:
                 wrong_digits = RequestError("invalid_request", str(error), line)
-                return BadLine(line, wrong_digits, found.request_id(1), source_format=found.source_format, record=record)
+                return BadLine(
+                    line, wrong_digits, found.request_id(1), source_format=found.source_format, record=record
+                )
         return found
     try:
         record = read_python_json(data)
