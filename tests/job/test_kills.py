@@ -46,8 +46,9 @@ def undisturbed(apcbatch, tmp_path):
     return answers(read_records(tmp_path / "whole.jsonl"))
 
 
-def test_killed_three_times_each_request_is_there_once(undisturbed, start, tmp_path):
+def test_killed_three_times_each_request_is_there_once(undisturbed, start, tmp_path, monkeypatch):
     """Fault: SIGKILL loses or doubles a request, or a part that is continued by its names alone has other options."""
+    monkeypatch.delenv("APCBATCH_MAX_TOKENS")  # bare: it is the run file's
     out, bare = tmp_path / "out.jsonl", (*RUN[:4], "--max-running", 3, "--progress", "none", "--resume")
     for lines, words in ((1, (*RUN, "--resume")), (9, bare), (22, bare)):
         process = start(*words, FAKE_HOLD_AT=lines)
@@ -65,6 +66,7 @@ def test_killed_with_drafts_in_a_pass(tmp_path: Path, monkeypatch: pytest.Monkey
     begun in float32 goes on in the checkpoint's own dtype. With the real engine, which verifies drafts from the whole
     answers when it is killed."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("APCBATCH_MAX_TOKENS")
     write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(10)])
     run = ["run", "in.jsonl", "-q", "--progress", "none"]
     drawn = ["--max-tokens", "60", "--ignore-eos", "--temperature", "0.7", "--dtype", "float32"]
