@@ -383,8 +383,8 @@ class Config:
     resume: bool = option(
         False,
         "Output",
-        "Run only the requests that OUT does not answer yet. The model, and options that change answers, are those of "
-        "OUT.run.json where they are not given.",
+        "Run only the requests that OUT does not answer yet, also of an INPUT that was corrected or has grown. The "
+        "model, and options that change answers, are those of OUT.run.json where they are not given.",
     )
     overwrite: bool = option(False, "Output", "Replace OUT.")
     retry_errors: bool = option(False, "Output", "Resume, and run retryable error records again.")

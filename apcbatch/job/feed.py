@@ -1,8 +1,9 @@
 """Turn the input lines into requests, in input order, except those that OUT already answers.
 
 Invariants: a request's number is its position, from 0, among all requests of the input, answered or not; a line that is
-refused as a whole counts as one request. Each request that OUT does not answer is returned once, as a Request or a
-Failure.
+refused as a whole counts as one request. In an input that has changed since OUT was begun, OUT may have that number for
+another request; from there on, new requests get the numbers behind all of OUT's. Each request that OUT does not answer
+is returned once, as a Request or a Failure.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import TypeVar
 
@@ -31,10 +33,11 @@ from apcbatch.job.record import Ticket, is_stopped
 from apcbatch.job.references import References
 from apcbatch.job.request import make_request
 from apcbatch.job.work import Failure, OpenRollout, Work
-from apcbatch.prefix import TokenArray
+from apcbatch.prefix import TokenArray, as_token_array
 from apcbatch.types import DraftSource, Result
 
 T = TypeVar("T")
+NOT_ANSWERED = RequestError("internal", "OUT has no answer yet")  # where INPUT is compared alone
 
 
 class Feeder:
@@ -42,9 +45,9 @@ class Feeder:
 
     keeps_answers: keep snapshots of all answers, since later requests may build on them. references: source of known
     answers for drafts, or None. num_conversations: lines so far that are not refused as a whole.
-    num_requests: requests numbered so far. num_skipped: requests skipped so far, because OUT answers them. last_line:
-    number of the last line read; 0 before the first. ignored_columns: number of conversations that have each unused
-    column, for the first MOST_COLUMNS columns.
+    num_requests: requests numbered so far. num_skipped: requests skipped so far, because OUT answers them. num_lines:
+    lines read so far. ignored_columns: number of conversations that have each unused column, for the first MOST_COLUMNS
+    columns.
     """
 
     plan_s = 0.0
@@ -65,7 +68,8 @@ class Feeder:
         self._keeps_answers, self._references = keeps_answers, references
         self._used_ids, self._equal_lines = UsedIds(), EqualLines()
         self.ignored_columns: Counter[str] = Counter()
-        self.last_line = 0
+        self._next_number: int | None = None  # of a new request, once numbers are no longer positions
+        self.num_lines = 0
         self._work = self._all_work(islice(records, config.limit))
 
     @property
@@ -111,18 +115,25 @@ class Feeder:
 
     def _all_work(self, records: Iterable[Conversation | BadLine]) -> Iterator[Work | None]:
         for record in records:
-            self.last_line = record.line
+            self.num_lines += 1
             if isinstance(record, BadLine):
-                yield self._line_failure(record, record.custom_id, record.conversation, record.error)
+                self._answers.begin_line(record.line, record.custom_id)
+                line_key = self._line_key(record, record.record)  # a later line may have its id
+                yield self._line_failure(record, record.custom_id, record.conversation, record.error, line_key)
             else:
                 yield from self._conversation(record)
 
     def _conversation(self, conversation: Conversation) -> Iterator[Work | None]:
         self._renderer.complete_without_template(conversation)
         first_id = conversation.request_id(1)
+        is_named = conversation.unnamed is None
+        self._answers.begin_line(conversation.line, first_id if is_named else None)
+        line_key = None if is_named else self._line_key(conversation, conversation.unnamed)
         error = self._used_ids.add(first_id, conversation.line)
         if error is not None and conversation.custom_id is None:
             error = RequestError(error.code, f"{error.message}; --id-column none numbers the lines instead")
+        if error is not None:
+            line_key = line_key or self._line_key(conversation, None)
         turns: list[int] = []
         try:
             if error is None:
@@ -131,36 +142,43 @@ class Feeder:
         except RequestError as refused:
             error = refused
         if error is not None:
-            yield self._line_failure(conversation, first_id, conversation.id, error)
+            yield self._line_failure(conversation, first_id, conversation.id, error, line_key)
             return
         self.num_conversations += 1
         for name in conversation.columns:
             if name in self.ignored_columns or len(self.ignored_columns) < MOST_COLUMNS:
                 self.ignored_columns[name] += 1
-        self._answers.check_shape(conversation.line, turns[0])
-        draw_key = self._draw_key(conversation)
-        tickets = [self._ticket(conversation, turn, draw_key) for turn in turns]
-        duplicates = self._duplicate_ids(conversation, tickets)
+        duplicates = self._duplicate_ids(conversation, turns)
+        draw_key = self._draw_key(conversation, line_key)
+        tickets = [self._ticket(conversation, turn, draw_key, line_key, duplicates) for turn in turns]
         is_rollout = self._config.turns == "rollout"
-        if not (is_rollout and not self._answers.confirmed) and self._answers.confirm_lines(tickets):
+        if not (is_rollout and not self._answers.is_compared) and self._answers.confirm_lines(tickets):
             self.num_skipped += len(tickets)
             yield None
+        elif self._answers.is_comparing and not any(ticket in self._answers for ticket in tickets):
+            yield Failure(tickets[0], NOT_ANSWERED)  # there is nothing to compare: not rendered
         elif is_rollout:
             yield from self._begin_rollout(conversation, tickets, duplicates)
         else:
             yield from self._recorded_turns(conversation, tickets, duplicates)
 
-    def _duplicate_ids(self, conversation: Conversation, tickets: list[Ticket]) -> dict[int | None, RequestError]:
+    def _duplicate_ids(self, conversation: Conversation, turns: list[int]) -> dict[int | None, RequestError]:
         """Register the ids of the turns, and return turn -> error for those that an earlier line used. The id of turn 1
         is already registered by the caller."""
         found: dict[int | None, RequestError] = {}
         first_id = conversation.request_id(1)
-        for ticket in tickets:
-            if ticket.custom_id is not None and ticket.custom_id != first_id:
-                error = self._used_ids.add(ticket.custom_id, conversation.line)
+        for turn in turns:
+            if (custom_id := conversation.request_id(turn)) != first_id:
+                error = self._used_ids.add(custom_id, conversation.line)
                 if error is not None:
-                    found[ticket.turn] = error
+                    found[turn] = error
         return found
+
+    def _line_key(self, record: Conversation | BadLine, content: object) -> str:
+        """Count a line that no id identifies, and return its key: the digest of its content and the number of equal
+        lines before it."""
+        digest, count = self._equal_lines.add(content, record.digest)
+        return f"{digest}:{count}"
 
     def _check_model(self, conversation: Conversation) -> None:
         """Warn once if a line names a model other than the loaded one; with --strict-model, refuse the line instead.
@@ -234,7 +252,9 @@ class Feeder:
         ticket = work.ticket if isinstance(work, Failure) else work.tag.ticket
         if ticket not in self._answers:
             return _with_constraint(work)
-        self._answers.confirm(ticket)
+        token_ids = None if isinstance(work, Failure) else as_token_array(work.token_ids)
+        if self._answers.confirm(ticket, token_ids) is None:
+            return work
         self.num_skipped += 1
         return None
 
@@ -273,7 +293,12 @@ class Feeder:
                     yield from self._fail_later_turns(rollout, ticket, work.error)
                 return
             ticket = request.ticket if isinstance(request, Failure) else request.tag.ticket
-            record = self._answers.confirm(ticket, by_prompt=True)
+            token_ids = None if isinstance(request, Failure) else prompt.token_ids
+            record = self._answers.confirm(ticket, token_ids, by_prompt=True)
+            if record is None:
+                self._answers.settle_unreached(rollout.remaining, is_same=False)
+                yield request
+                return
             self.num_skipped += 1
             error: RequestError | None
             if record["error"] is not None:
@@ -339,7 +364,7 @@ class Feeder:
             request.references = references
         return request
 
-    def _draw_key(self, conversation: Conversation) -> list[str | int] | None:
+    def _draw_key(self, conversation: Conversation, line_key: str | None) -> list[str | int] | None:
         """Return the values that name a line's random stream, besides turn and seed; None if nothing is sampled (greedy
         decoding, --score).
 
@@ -351,33 +376,59 @@ class Feeder:
             return None
         if "seed" in conversation.params:
             return []
-        if conversation.unnamed is None:
+        if line_key is None:
             return [conversation.id]
-        try:
-            digest, count = self._equal_lines.add(conversation.unnamed)
-        except RecursionError:  # nested too deeply for json.dumps
-            return [conversation.digest, 0]
-        if count:
+        digest, _, count = line_key.partition(":")
+        if count != "0":
             self._renderer.warn_once(
                 "equal lines",
                 f"line {conversation.line} equals an earlier one, and neither has an id or a seed: equal lines draw "
                 'different answers, in their order; with "n" one line gives several, and its prompt is computed once',
             )
-        return [digest, count]
+        return [digest, int(count)]
 
-    def _ticket(self, conversation: Conversation, turn: int, draw_key: list[str | int] | None) -> Ticket:
-        self.num_requests += 1
-        return Ticket(
-            self.num_requests - 1,
+    def _ticket(
+        self,
+        conversation: Conversation,
+        turn: int,
+        draw_key: list[str | int] | None,
+        line_key: str | None,
+        duplicates: Mapping[int | None, RequestError],
+    ) -> Ticket:
+        """Return the ticket of a turn. duplicates: turns whose custom_id an earlier line used."""
+        if turn in duplicates and line_key is None:
+            line_key = self._line_key(conversation, None)
+        ticket = Ticket(
+            self.num_requests,
             conversation.line,
             turn,
             conversation.request_id(turn),
             conversation.id,
             conversation.prompt is not None,
             conversation.digest,
+            line_key,
             file_line=conversation.file_line,
             random_stream=None if draw_key is None else json.dumps([turn, *draw_key]),
         )
+        return self._numbered(ticket)
+
+    def _numbered(self, ticket: Ticket) -> Ticket:
+        """Count a request. Return its ticket, with a number and a custom_id that OUT has for no other request. The
+        ticket's number is its position before."""
+        self.num_requests += 1
+        answers, position, name = self._answers, ticket.number, ticket.custom_id
+        if answers.is_comparing or not answers or ticket in answers:
+            return ticket
+        if self._next_number is None and answers.has_number(position):
+            self._next_number = max(answers.last_number, position) + 1
+        if self._next_number is not None:
+            ticket = replace(ticket, number=self._next_number)
+            self._next_number += 1
+            answers.places.extend((ticket.number, position))
+        if ticket.line_key is not None and name is not None and answers.has_name(name):
+            line, _, turn = name.rpartition("#")
+            ticket = replace(ticket, custom_id=f"{line}.{ticket.number}#{turn}")
+        return ticket
 
     def _line_failure(
         self,
@@ -385,14 +436,21 @@ class Feeder:
         custom_id: str | None,
         conversation: str | None,
         error: RequestError,
+        line_key: str | None,
     ) -> Work | None:
         """Return the failure of a line as a whole; None if OUT has it already."""
-        self.num_requests += 1
-        self._answers.check_shape(record.line, None)
-        number = self.num_requests - 1
-        digest, place = record.digest, record.file_line
-        ticket = Ticket(number, record.line, None, custom_id, conversation, line_digest=digest, file_line=place)
-        return self._unless_answered(Failure(ticket, RequestError(error.code, error.message, record.line)))
+        ticket = Ticket(
+            self.num_requests,
+            record.line,
+            None,
+            custom_id,
+            conversation,
+            line_digest=record.digest,
+            line_key=line_key,
+            file_line=record.file_line,
+        )
+        located = RequestError(error.code, error.message, record.line)
+        return self._unless_answered(Failure(self._numbered(ticket), located))
 
 
 def _with_constraint(work: Work) -> Work:

@@ -7,10 +7,8 @@ probability of any collision is about 1e-11.
 from __future__ import annotations
 
 import json
-import struct
 from array import array
 from collections.abc import Iterator
-from typing import Any
 
 import xxhash
 
@@ -25,16 +23,7 @@ KEY_BITS = 96
 
 def id_key(text: str) -> int:
     """Return the key of a text, such as a custom_id; never 0."""
-    return _key(text.encode("utf-8", "surrogatepass"))
-
-
-def turn_key(line: int, turn: int) -> int:
-    """Return the key of one request. line: input line, from 1. turn: from 1, or 0 for the line as a whole."""
-    return _key(struct.pack("<qq", line, turn))
-
-
-def _key(data: bytes) -> int:
-    return xxhash.xxh3_128_intdigest(data) >> (HASH_BITS - KEY_BITS) or 1
+    return xxhash.xxh3_128_intdigest(text.encode("utf-8", "surrogatepass")) >> (HASH_BITS - KEY_BITS) or 1
 
 
 class KeyTable:
@@ -130,9 +119,15 @@ class EqualLines:
     def __init__(self) -> None:
         self._counts = KeyTable()
 
-    def add(self, record: dict[str, Any]) -> tuple[str, int]:
-        """Count a parsed line. Return the digest of its content, and the number of equal lines before it."""
-        key = id_key(json.dumps(record, sort_keys=True, default=ascii))
+    def add(self, record: object, digest: str) -> tuple[str, int]:
+        """Count a line. Return the digest of its content, and the number of equal lines before it. record: the parsed
+        line; None if it cannot be parsed. digest: digest of its bytes, which is its content's if it is not parsed, or
+        is nested too deeply for json.dumps."""
+        try:
+            content = digest if record is None else json.dumps(record, sort_keys=True, default=ascii)
+        except RecursionError:
+            content = digest
+        key = id_key(content)
         count = self._counts.get(key) or 0
         if not self._counts.add(key, 1):
             self._counts.set(key, count + 1)

@@ -5,10 +5,11 @@ Invariant: OUT and its run file are changed last, after everything else is open.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from apcbatch.data.tokenization.no_tokenizer import check_first
 from apcbatch.draft_sources import draft_sources
 from apcbatch.errors import UsageError
 from apcbatch.job.feed import Feeder
+from apcbatch.job.input_changes import InputChanges, MovedLines
 from apcbatch.job.output import Output
 from apcbatch.job.output_paths import STDOUT, check_outputs, check_summary
 from apcbatch.job.planning import with_measured_gain
@@ -174,8 +176,18 @@ def open_run(
         answers = read_answers(sink)
         answers.trusts_lines, answers.same_draw_rule = same_version, run_file.same_draw_rule
         _warn_about(answers, sink, warn)
-        if confirm_input(config, inputs, renderer, answers):
+        is_complete = compare_input(config, inputs, renderer, answers, run_file)
+        changes = answers.changes
+        if changes is not None:
+            run_file.set_moved(changes.stretches)
+            if run_file.has_other_input or changes.has_corrections:
+                note(changes.sentence())
+        if is_complete:
             sink.remove_if_unused = False
+            if run_file.has_other_input or answers.has_dropped:
+                answers = drop_unusable(sink, answers, config.retry_errors)
+                run_file.keep_earlier_model()
+                run_file.write()
             return OpenRun(config, records, renderer, None, answers)
         if not answers.same_draw_rule:
             run_file.keep_earlier_draws()
@@ -222,25 +234,32 @@ def _with_texts_ahead(
     return render_ahead(islice(records, config.limit), renderer, config.turns)
 
 
-def confirm_input(config: Config, inputs: Inputs, renderer: Renderer, answers: PreviousAnswers) -> bool:
+def compare_input(
+    config: Config, inputs: Inputs, renderer: Renderer, answers: PreviousAnswers, run_file: RunFile
+) -> bool:
     """Compare the answers in OUT with INPUT before anything is changed. Return whether every request is answered.
 
-    Streams and addresses are compared while the run reads them: a stream cannot be read twice, and reading an address
-    again costs time and money.
+    Lines beyond --limit are compared too, since an answer may belong to one of them. Streams and addresses are compared
+    while the run reads them: a stream cannot be read twice, and reading an address again costs time and money.
     """
     if not inputs.are_files:
         return False
-    feeder = Feeder(config, open_source(inputs, LineOptions.of(config)), renderer, answers)
+    changes = answers.changes = InputChanges(MovedLines(run_file.moved))
+    source = open_source(inputs, LineOptions.of(config))
+    feeder = Feeder(replace(config, limit=None), source, renderer, answers)
+    limit = math.inf if config.limit is None else config.limit
     is_complete = not (answers.num_torn or (config.retry_errors and answers.num_retryable))
-    while not feeder.exhausted and (is_complete or answers.num_seen < len(answers)):
+    while not feeder.exhausted and (
+        run_file.has_other_input or answers.num_seen < len(answers) or (is_complete and feeder.num_lines <= limit)
+    ):
         work = feeder.next()
-        is_complete &= work is None
+        is_complete &= work is None or feeder.num_lines > limit
         if isinstance(work, Request) and work.tag.rollout is not None:
-            for ticket in work.tag.rollout.remaining:
-                answers.count_unchecked(ticket)
+            answers.settle_unreached(work.tag.rollout.remaining, is_same=True)
     if feeder.exhausted:
-        answers.check_all_seen(feeder.last_line, whole=config.limit is None)
-    answers.confirmed = answers.same_draw_rule = True
+        answers.settle_rest()
+    changes.end()
+    answers.same_draw_rule = True
     return is_complete
 
 

@@ -1,18 +1,26 @@
 """Index of the answers that OUT already has, read once when a run resumes and looked up for every request.
 
+A request is known by its custom_id or, if its line has no id of its own, by the digest of the line's content and the
+number of equal lines before it. Neither its number nor its line has to be the same.
+
 Invariants: reading changes nothing in OUT; a record answers a request only if its digest says that it was made from the
-same line or prompt (records of versions without digests are trusted). Memory: 25 to 32 bytes per finished request.
+same line or prompt (records of versions without digests are trusted). Memory: 33 to 40 bytes per finished request, and
+25 to 32 more if its line has no id.
 """
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from apcbatch.errors import UsageError
-from apcbatch.job.keys import KeyTable, turn_key
-from apcbatch.job.record import Ticket, answers_of, read_record
-from apcbatch.job.sink import FileSink
+from apcbatch.job.input_changes import InputChanges
+from apcbatch.job.keys import KeyTable, id_key
+from apcbatch.job.record import Ticket, answers_of, read_record, record_number, request_digests, request_key
+from apcbatch.job.sink import LAST, FileSink
+from apcbatch.prefix import TokenArray
 
 NUL = b"\0"  # not in JSON; a power cut leaves NULs in place of lost data
 
@@ -22,90 +30,200 @@ class PreviousAnswers:
 
     num_errors, num_retryable: error records, and those that --retry-errors runs again. num_torn: lines that a kill or a
     power cut left incomplete. num_without_digests: records of old versions, which wrote no digests. num_seen: indexed
-    requests that were found in the input so far. confirmed: whether all of them were compared with the input.
-    trusts_lines: whether this same version wrote OUT, so that an equal line gives an equal prompt. same_draw_rule:
-    whether the run that began OUT seeded its random draws as this version does; also True once confirmed.
+    requests that were found in the input so far. last_number: largest number of a record, -1 without one. places:
+    pairs (number, position in INPUT) of the requests whose number is not their position, one after the other. changes:
+    comparison of INPUT with OUT; None for a stream, which is compared while it is read. trusts_lines: whether this same
+    version wrote OUT, so that an equal line gives an equal prompt. same_draw_rule: whether the run that began OUT
+    seeded its random draws as this version does; also True once compared.
     """
 
     def __init__(self, sink: FileSink | None = None) -> None:
         self._sink = sink
         self._offsets = KeyTable()  # byte offset of the line; ~offset once the request was seen in the input
+        self._names = KeyTable()  # custom_ids of records that are known by their line_key
+        self._numbers = array("q")  # of all records; sorted by `read_answers`
         self.num_errors = self.num_retryable = self.num_torn = self.num_without_digests = self.num_seen = 0
-        self.confirmed = False
+        self.num_unkeyed = 0  # records of versions that wrote no line_key
+        self.places = array("q")
+        self.changes: InputChanges | None = None
         self.trusts_lines = self.same_draw_rule = True
 
     def __len__(self) -> int:
         return len(self._offsets)
 
     def __contains__(self, ticket: Ticket) -> bool:
-        return _key(ticket.line, ticket.turn) in self._offsets
+        return self._key_of(ticket) is not None
 
-    def confirm(self, ticket: Ticket, by_prompt: bool = False) -> dict[str, Any]:
-        """Return the record of a request that OUT answers, and mark it as seen; UsageError if it was made from another
-        request.
+    @property
+    def is_comparing(self) -> bool:
+        """Whether INPUT is being compared with OUT, and no request is computed."""
+        return self.changes is not None and not self.changes.is_done
 
-        by_prompt: compare the prompt in place of the line. The prompt of a rollout includes earlier answers, so the
-        line alone does not determine it.
+    @property
+    def is_compared(self) -> bool:
+        """Whether all answers were compared with INPUT."""
+        return self.changes is not None and self.changes.is_done
+
+    @property
+    def has_dropped(self) -> bool:
+        """Whether the comparison dropped records, which `drop_unusable` removes from OUT."""
+        return self.changes is not None and len(self.changes.dropped) > 0
+
+    @property
+    def num_without_line(self) -> int:
+        """Answers whose line INPUT does not have."""
+        return 0 if self.changes is None else self.changes.num_without_line
+
+    @property
+    def last_number(self) -> int:
+        return self._numbers[-1] if self._numbers else -1
+
+    def has_number(self, number: int) -> bool:
+        """Return whether a record has this number in its id."""
+        at = bisect_left(self._numbers, number)
+        return at < len(self._numbers) and self._numbers[at] == number
+
+    def has_name(self, custom_id: str) -> bool:
+        """Return whether a record of a line without an id has this custom_id."""
+        return id_key(custom_id) in self._names
+
+    def begin_line(self, line: int, first_id: str | None) -> None:
+        """Begin a line of INPUT, if it is being compared. first_id: custom_id of its first request; None if no id
+        identifies the line."""
+        if self.changes is not None and not self.changes.is_done:
+            self.changes.begin_line(line, first_id)
+
+    def confirm(self, ticket: Ticket, token_ids: TokenArray | None, by_prompt: bool = False) -> dict[str, Any] | None:
+        """Return the record of a request that OUT answers, and mark it as seen. If it was made from other content, drop
+        it and return None; UsageError if it cannot be dropped, since the run has begun.
+
+        token_ids: of the prompt; None if it is not made. by_prompt: compare the prompt in place of the line. The prompt
+        of a rollout includes earlier answers, so the line alone does not determine it.
         """
-        key = _key(ticket.line, ticket.turn)
-        record = self._record_at(self._offset(key))
+        key = self._key_of(ticket)
+        assert key is not None
+        offset = self._offset(key)
+        record = self._record_at(offset)
         self._check_draws(record, ticket)
-        if not self._is_made_from(record, ticket, by_prompt):
-            self.check_all_seen(ticket.line - 1, whole=False)  # a missing earlier line shifts the numbers: report that
-            raise UsageError(f"line {_line_and_turn(ticket.line, ticket.turn)} {self._mismatch}")
-        self._mark_seen(key)
-        return record
+        if self._is_made_from(record, ticket, token_ids, by_prompt):
+            self._keep(key, record, ticket)
+            return record
+        self._drop(key, offset, record, ticket)
+        return None
 
     def confirm_lines(self, tickets: Sequence[Ticket]) -> bool:
         """Return whether OUT answers all these requests of one line, with records made from the same line. If so, mark
         them as seen; the line need not be rendered."""
-        keys = [_key(ticket.line, ticket.turn) for ticket in tickets]
-        if not all(key in self._offsets for key in keys):
+        keys = [key for ticket in tickets if (key := self._key_of(ticket)) is not None]
+        if len(keys) < len(tickets):
             return False
-        if not self.confirmed:
-            for key, ticket in zip(keys, tickets, strict=True):
-                record = self._record_at(self._offset(key))
+        if not self.is_compared:
+            records = [self._record_at(self._offset(key)) for key in keys]
+            for record, ticket in zip(records, tickets, strict=True):
                 self._check_draws(record, ticket)
-                if not self._is_made_from(record, ticket):
+                if not self._is_made_from(record, ticket, None):
                     return False
-            for key in keys:
-                self._mark_seen(key)
+            for key, record, ticket in zip(keys, records, tickets, strict=True):
+                self._keep(key, record, ticket)
         return True
 
-    def check_shape(self, line: int, turn: int | None) -> None:
-        """Raise UsageError if OUT answers a line as a whole but its turns are now requests, or the reverse.
-
-        turn: first turn of the line that is a request; None if the line fails as a whole.
-        """
-        other = 1 if turn is None else None
-        if _key(line, other) in self._offsets:
-            raise UsageError(f"line {_line_and_turn(line, other)} {self._mismatch}")
-
-    def count_unchecked(self, ticket: Ticket) -> None:
-        """Mark a request, if OUT answers it, as seen without comparing its prompt, which is not known before the
-        previous turn is answered."""
-        if ticket in self:
-            key = _key(ticket.line, ticket.turn)
-            self._check_draws(self._record_at(self._offset(key)), ticket)
-            self._mark_seen(key)
-
-    def check_all_seen(self, last_line: int, whole: bool) -> None:
-        """Refuse answers to requests that the input does not have. whole: the input was read to its end; otherwise only
-        answers to lines up to last_line are checked."""
-        for offset in sorted(value for value in self._offsets.values() if value >= 0):
+    def settle_unreached(self, tickets: Sequence[Ticket], is_same: bool) -> None:
+        """Decide about the later turns of a rollout, whose prompts are not known before an earlier turn is answered:
+        keep the records that were made from the same line, and drop the others. is_same: False drops all of them,
+        since an earlier answer is dropped."""
+        for ticket in tickets:
+            key = self._key_of(ticket)
+            offset = None if key is None else self._offsets.get(key)
+            if key is None or offset is None or offset < 0:
+                continue  # not in OUT, or decided before
             record = self._record_at(offset)
-            if whole or record["line"] <= last_line:
-                raise UsageError(f"line {_line_and_turn(record['line'], record['turn'])} {self._mismatch}")
+            self._check_draws(record, ticket)
+            if is_same and record["apcbatch"].get("line_digest") in (None, ticket.line_digest):
+                self._keep(key, record, ticket)
+            else:
+                self._drop(key, offset, record, ticket)
+
+    def settle_rest(self) -> None:
+        """Decide about the records of no request, once INPUT is compared to its end."""
+        assert self.changes is not None
+        self.changes.end_input()
+        for offset in self._unseen():
+            record = self._record_at(offset)
+            if self.changes.settle(offset, record):
+                self._place_last(record)
+
+    def count_rest(self) -> int:
+        """Return the number of answers to no request, once a stream is read to its end, and place the records of no
+        request behind the others."""
+        num_answers = 0
+        for offset in self._unseen():
+            record = self._record_at(offset)
+            self._place_last(record)
+            num_answers += record["error"] is None
+        return num_answers
 
     def add(self, offset: int, record: dict[str, Any]) -> bool:
         """Index the record at a byte offset. Return False if an earlier line of OUT answers the same request."""
-        if not self._offsets.add(_key(record["line"], record["turn"]), offset):
+        origin, custom_id = record["apcbatch"], record["custom_id"]
+        if not self._offsets.add(_record_key(record), offset):
             return False
+        self._numbers.append(record_number(record))
+        self.num_unkeyed += "line_key" not in origin
+        if origin.get("line_key") is not None and custom_id is not None:
+            self._names.add(id_key(custom_id), offset)
         self.num_without_digests += not _is_signed(record)
         if record["error"] is not None:
             self.num_errors += 1
             self.num_retryable += record["error"]["retryable"]
         return True
+
+    def sort_numbers(self) -> None:
+        """Sort the numbers of all records, for `has_number`."""
+        self._numbers = array("q", sorted(self._numbers))
+
+    def _key_of(self, ticket: Ticket) -> int | None:
+        """Return the key of the record with a request's identity; None without one."""
+        key = id_key(ticket.key)
+        if key in self._offsets:
+            return key
+        if self.num_unkeyed:
+            key = id_key(_unkeyed(ticket.line, ticket.turn))
+            return key if key in self._offsets else None
+        return None
+
+    def _keep(self, key: int, record: dict[str, Any], ticket: Ticket) -> None:
+        self._mark_seen(key)
+        number = record_number(record)
+        if number != ticket.number:
+            self.places.extend((number, ticket.number))
+        if self.changes is not None and not self.changes.is_done:
+            self.changes.keep(record, ticket)
+
+    def _drop(self, key: int, offset: int, record: dict[str, Any], ticket: Ticket) -> None:
+        """Drop the record of a request that was made from other content; UsageError if that cannot be done."""
+        path, where = self._sink.path if self._sink else "", _line_and_turn(ticket.line, ticket.turn)
+        if self._offsets.get(key) != offset:
+            return  # seen
+        is_answer, digest = record["error"] is None, record["apcbatch"].get("line_digest")
+        if is_answer and digest is not None and digest == ticket.line_digest:
+            raise UsageError(
+                f"line {where} of the input is as it was, but its prompt is not the one that {path} answers: another "
+                "version made it, or an answer before it was edited; go on with that version, or give another -o, or "
+                "take the line's answers out of OUT, or --overwrite"
+            )
+        if is_answer and _is_unkeyed(record):
+            raise UsageError(
+                f"line {where} of the input is not the one that {path} answers; an earlier version began {path}, which "
+                "knows a line without an id by its number alone. Give the input of that run, or another -o, or "
+                "--overwrite"
+            )
+        if self.changes is None or self.changes.is_done:
+            raise UsageError(
+                f"line {where} of the input is not the one that {path} answers, and a corrected line can only be "
+                "computed anew if the input can be read twice; give it as a file, or another -o, or --overwrite"
+            )
+        self._mark_seen(key)
+        self.changes.correct(offset)
 
     def _check_draws(self, record: dict[str, Any], ticket: Ticket) -> None:
         """Refuse a sampled answer if the run that began OUT seeded its random draws by another rule."""
@@ -117,15 +235,29 @@ class PreviousAnswers:
                 "rules of draws. Go on with that version, or give another -o, or --overwrite"
             )
 
-    def _is_made_from(self, record: dict[str, Any], ticket: Ticket, by_prompt: bool = False) -> bool:
-        """Return whether a record answers this request, judged by its ids and digests."""
-        if (record["id"], record["custom_id"]) != (ticket.request_id, ticket.custom_id):
+    def _is_made_from(
+        self, record: dict[str, Any], ticket: Ticket, token_ids: TokenArray | None, by_prompt: bool = False
+    ) -> bool:
+        """Return whether a record answers this request, judged by its digests."""
+        if record["turn"] != ticket.turn:
             return False
         origin, failed = record["apcbatch"], record["error"] is not None
-        by_line = failed or (self.trusts_lines and not by_prompt)
-        same_line = by_line and origin.get("line_digest") == ticket.line_digest
-        same_prompt = ticket.request_digest and origin.get("request_digest") == ticket.request_digest
-        return bool(same_line or same_prompt or not _is_signed(record))
+        if failed and origin.get("line_key") is not None:
+            return True  # found by the digest of its content
+        if (failed or (self.trusts_lines and not by_prompt)) and origin.get("line_digest") == ticket.line_digest:
+            return True
+        if not _is_signed(record):
+            return bool(record["line"] == ticket.line) or not _is_unkeyed(record)
+        if token_ids is None:
+            return False
+        digests = request_digests(ticket, token_ids, record["id"], record["custom_id"])
+        return origin["request_digest"] in digests
+
+    def _unseen(self) -> list[int]:
+        return sorted(value for value in self._offsets.values() if value >= 0)
+
+    def _place_last(self, record: dict[str, Any]) -> None:
+        self.places.extend((record_number(record), LAST))
 
     def _mark_seen(self, key: int) -> None:
         offset = self._offset(key)
@@ -144,14 +276,6 @@ class PreviousAnswers:
             raise UsageError(f"output {self._sink.path} was changed by another program while it was read")
         return record
 
-    @property
-    def _mismatch(self) -> str:
-        path = self._sink.path if self._sink else ""
-        return (
-            f"of the input is not the one that {path} answers, or not with the same settings; "
-            "give the input of that run, or another -o, or take the line's answers out of OUT, or --overwrite"
-        )
-
 
 def read_answers(sink: FileSink) -> PreviousAnswers:
     """Index the lines of OUT; UsageError names the first line that this program did not write."""
@@ -168,6 +292,7 @@ def read_answers(sink: FileSink) -> PreviousAnswers:
             raise UsageError(
                 f"output {sink.path}, line {number}, {reason}; take it out, or choose another -o, or --overwrite"
             )
+    answers.sort_numbers()
     return answers
 
 
@@ -183,19 +308,45 @@ def last_answers(sink: FileSink, most_bytes: int, vocab_size: int) -> Iterator[l
 
 
 def drop_unusable(sink: FileSink, answers: PreviousAnswers, retry_errors: bool) -> PreviousAnswers:
-    """Remove torn lines from OUT and, with retry_errors, the error records that may be retried; return the index of the
-    remaining records."""
+    """Remove from OUT torn lines, records of other content than INPUT has, and, with retry_errors, the error records
+    that may be retried. OUT is rewritten as a whole, and only if a line goes. Return the index of the remaining
+    records."""
     sink.cut_torn_line()
-    if not answers.num_torn and not (retry_errors and answers.num_retryable):
+    changes = answers.changes
+    if not answers.num_torn and not answers.has_dropped and not (retry_errors and answers.num_retryable):
         return answers
-    sink.keep(lambda line: not _is_torn(line) and not (retry_errors and _is_retryable(line)))
+
+    def wanted(offset: int, line: bytes) -> bool:
+        is_dropped = changes is not None and changes.drops(offset)
+        return not (_is_torn(line) or is_dropped or (retry_errors and _is_retryable(line)))
+
+    sink.keep(wanted)
     left = read_answers(sink)
-    left.confirmed, left.trusts_lines, left.same_draw_rule = (
-        answers.confirmed,
-        answers.trusts_lines,
-        answers.same_draw_rule,
-    )
+    left.changes, left.places = changes, answers.places
+    left.trusts_lines, left.same_draw_rule = answers.trusts_lines, answers.same_draw_rule
     return left
+
+
+def _record_key(record: dict[str, Any]) -> int:
+    """Return the key of a record's request, as `PreviousAnswers._key_of` finds it."""
+    line_key, turn = record["apcbatch"].get("line_key"), record["turn"]
+    if _is_unkeyed(record):
+        return id_key(_unkeyed(record["line"], turn))
+    return id_key(request_key(line_key if isinstance(line_key, str) else None, record["custom_id"], turn))
+
+
+def _unkeyed(line: int, turn: int | None) -> str:
+    """Return the identity of a request without an id, in records that have no line_key."""
+    return f"\0line {line}#{turn or 1}"
+
+
+def _is_unkeyed(record: dict[str, Any]) -> bool:
+    """Return whether no id identifies a record's request, in a record that has no line_key."""
+    if "line_key" in record["apcbatch"]:
+        return False
+    custom_id, error = record["custom_id"], record["error"]
+    has_id = custom_id is not None and not custom_id.startswith(f"line-{record['line']}#")
+    return not has_id or record["turn"] is None or (error is not None and error["code"] == "duplicate_id")
 
 
 def _is_signed(record: dict[str, Any]) -> bool:
@@ -209,10 +360,6 @@ def _is_torn(line: bytes) -> bool:
 def _is_retryable(line: bytes) -> bool:
     record = read_record(line)
     return record is not None and record["error"] is not None and bool(record["error"]["retryable"])
-
-
-def _key(line: int, turn: int | None) -> int:
-    return turn_key(line, turn or 0)
 
 
 def _line_and_turn(line: int, turn: int | None) -> str:

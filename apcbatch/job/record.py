@@ -32,9 +32,12 @@ KEYS = ("id", "custom_id", "line", "turn", "response", "error", "apcbatch")
 class Ticket:
     """Identity of one request in the job: its position in the input, its names and its digests.
 
-    number: position among all requests of the input, from 0. line: input line, from 1. turn: None if the record answers
+    number: number in its id: its position among all requests of the input, from 0, except for new requests of an input
+    that has changed. line: input line, from 1. turn: None if the record answers
     the line as a whole. completion: the prompt is a text or token ids, not messages. line_digest: digest of the line as
-    it was read. request_digest: see the function of that name; None until the prompt is made. keeps_stop: the answer
+    it was read. line_key: digest of the line's content and the number of equal lines before it, if no id of its own
+    identifies it. request_digest: see the function of that name; None until the prompt is made. settings: the text of
+    the settings in that digest. keeps_stop: the answer
     includes the stop text, or the token of stop_token_ids, that ended it. prompt: the prompt fields that the record
     shows, or None. file_line: the file and the line in it, if the input has several files. random_stream: key of the
     request's random draws; None if nothing is sampled.
@@ -47,7 +50,9 @@ class Ticket:
     conversation: str | None
     completion: bool = False
     line_digest: str = ""
+    line_key: str | None = None
     request_digest: str | None = None
+    settings: str = ""
     keeps_stop: bool = False
     prompt: PromptFields | None = None
     file_line: tuple[str, int] | None = None
@@ -70,18 +75,46 @@ class Ticket:
         return cls(**fields, file_line=None if place is None else tuple(place))
 
     @property
+    def key(self) -> str:
+        """Text that identifies the request in any order of the input's lines."""
+        return request_key(self.line_key, self.custom_id, self.turn)
+
+    @property
     def shown(self) -> str:
         """Name on the request's terminal line: its custom_id, or `line-N` without one."""
         return self.custom_id or f"line-{self.line}"
 
 
-def request_digest(ticket: Ticket, token_ids: TokenArray, settings: Mapping[str, Any]) -> str:
-    """Return the xxh3-128, in hex, of all that an answer depends on besides the model: names, settings, prompt tokens.
-    settings: numbers, texts, tuples, and mappings whose key order is fixed."""
-    names = repr((ticket.request_id, ticket.custom_id, sorted(settings.items())))
-    digest = xxhash.xxh3_128(names.encode("utf-8", "surrogatepass") + b"\0")
+def request_key(line_key: str | None, custom_id: str | None, turn: int | None) -> str:
+    """Return the text that identifies a request: its custom_id or, if its line has a line_key, that and the turn."""
+    return custom_id or "" if line_key is None else f"\0{line_key}#{turn or 1}"
+
+
+def record_number(record: Mapping[str, Any]) -> int:
+    """Return the number in a record's id: 17 for `apc-000017`; -1 for another id."""
+    prefix, _, digits = record["id"].partition("-")
+    is_ours = prefix == "apc" and digits.isascii() and digits.isdigit() and len(digits) < 19
+    return int(digits) if is_ours else -1
+
+
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """Return the text of settings that `request_digest` covers. settings: numbers, texts, tuples, and mappings whose
+    key order is fixed."""
+    return repr(sorted(settings.items()))
+
+
+def request_digest(settings: str, token_ids: TokenArray) -> str:
+    """Return the xxh3-128, in hex, of a request's settings and prompt tokens: neither its names nor its line.
+    settings: as `settings_text` makes it."""
+    digest = xxhash.xxh3_128(settings.encode("utf-8", "surrogatepass") + b"\0")
     digest.update(token_ids.astype("<i4", copy=False).tobytes())
     return digest.hexdigest()
+
+
+def request_digests(ticket: Ticket, token_ids: TokenArray, id: str, custom_id: str | None) -> tuple[str, str]:
+    """Return the digests of a request: this version's, and that of versions whose digest covered its names too."""
+    named = f"({id!r}, {custom_id!r}, {ticket.settings})"
+    return request_digest(ticket.settings, token_ids), request_digest(named, token_ids)
 
 
 def error_record(ticket: Ticket, error: RequestError) -> dict[str, Any]:
@@ -165,6 +198,7 @@ def _source_fields(ticket: Ticket) -> dict[str, Any]:
     return place | {
         "conversation": ticket.conversation,
         "line_digest": ticket.line_digest,
+        "line_key": ticket.line_key,
         "request_digest": ticket.request_digest,
     }
 

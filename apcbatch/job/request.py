@@ -17,7 +17,7 @@ from apcbatch.data.input.records import Conversation
 from apcbatch.data.output.stop_texts import StopTextsFactory
 from apcbatch.errors import RequestError, UsageError
 from apcbatch.job.logprobs import PromptFields
-from apcbatch.job.record import Ticket, request_digest
+from apcbatch.job.record import Ticket, request_digest, settings_text
 from apcbatch.job.work import OpenRollout, Tag
 from apcbatch.option_values import FILE_MARK
 from apcbatch.resolution import DEFAULT
@@ -50,8 +50,7 @@ def make_request(
         room = max(1, config.max_request_tokens - len(prompt.token_ids))
         settings["max_tokens"] = max(min(settings["max_tokens"], room), settings.get("min_tokens", 0))
     ticket = replace(
-        ticket,
-        request_digest=request_digest(ticket, prompt.token_ids, settings | _further_settings(conversation)),
+        _signed(ticket, prompt, settings | _further_settings(conversation)),
         keeps_stop=settings.pop("keeps_stop", False),
     )
     echo, prompt_logprobs = settings.pop("echo", False), settings.pop("prompt_logprobs", None)
@@ -80,9 +79,8 @@ def _scoring(
     renderer: Renderer, ticket: Ticket, conversation: Conversation, prompt: Prompt, answer_begin: int
 ) -> Request:
     """Make the request that scores a recorded answer. It generates nothing, and ignores all settings."""
-    digest = request_digest(ticket, prompt.token_ids, {"answer_begin": answer_begin})
     shown = PromptFields(prompt.token_ids, answer_begin=answer_begin)
-    ticket = replace(ticket, request_digest=digest, prompt=shown)
+    ticket = replace(_signed(ticket, prompt, {"answer_begin": answer_begin}), prompt=shown)
     history = replace(prompt, token_ids=prompt.token_ids[:answer_begin])
     return Request(
         ticket.request_id,
@@ -92,6 +90,12 @@ def _scoring(
         keep_answer=False,
         tag=Tag(ticket, None, renderer.output_parser(conversation, history)),
     )
+
+
+def _signed(ticket: Ticket, prompt: Prompt, settings: Mapping[str, Any]) -> Ticket:
+    """Return the ticket with the digest of its prompt and settings."""
+    text = settings_text(settings)
+    return replace(ticket, settings=text, request_digest=request_digest(text, prompt.token_ids))
 
 
 def _scored_prompt(

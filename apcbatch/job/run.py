@@ -70,6 +70,7 @@ class Job:
         self._out_is_ours = False
         self._retryable_errors = 0
         self._strict_stop = False
+        self._places: Sequence[int] = ()  # as in PreviousAnswers
 
     def run(self) -> int:
         """Run the job and return its exit code. Raises ApcbatchError, or Interrupted if a signal comes while
@@ -99,6 +100,7 @@ class Job:
                 self._last_words.replace(self._words_if_ended())
             if opened.engine is None:
                 self._begin(opened.answers)
+                self._places = opened.answers.places
                 return self._end(None, sink, self._exit_code(opened.answers.num_errors, is_complete=True))
             self._trace = self._begin_trace(opened, opened.engine, inputs)
             with _closing(opened.engine, self._trace):
@@ -220,16 +222,18 @@ class Job:
                 f"a larger --window-tokens would have restored up to {source.beyond_window_tokens:,} tokens more, "
                 "which earlier windows had"
             )
-        exit_code = self._end(engine, sink, exit_code)
-        if feeder.exhausted and not answers.confirmed:
-            answers.check_all_seen(feeder.last_line, whole=self._config.limit is None)
-        return exit_code
+        if feeder.exhausted and self._config.limit is None and not answers.is_compared:
+            self._totals.answers_without_line = answers.count_rest()
+            self._totals.already_done -= self._totals.answers_without_line
+        self._places = answers.places
+        return self._end(engine, sink, exit_code)
 
     def _begin(self, answers: PreviousAnswers) -> None:
-        self._totals.begin_running(already_done=len(answers))
+        self._totals.begin_running(already_done=len(answers) - answers.num_without_line)
+        self._totals.answers_without_line = answers.num_without_line
         self._retryable_errors = answers.num_retryable
-        if answers:
-            self._printer.note(f"{len(answers)} requests are answered in {self._output.shown} already")
+        if self._totals.already_done:
+            self._printer.note(f"{self._totals.already_done} requests are answered in {self._output.shown} already")
 
     def _describe(self, engine: JobEngine) -> None:
         config, measured = self._config, engine.reading_tokens is not None
@@ -316,7 +320,7 @@ class Job:
         """Make everything durable, then print the summary. engine: None if nothing was left to answer. Return the exit
         code; EXIT_STOPPED if OUT could not be compressed or uploaded."""
         self._printer.end_progress()
-        sink.finish(self._config.ordered)
+        sink.finish(self._config.ordered, self._places)
         if engine is not None:
             engine.flush()
         answers = self._totals.answers

@@ -1,7 +1,8 @@
 """Read and write OUT.run.json, the configuration that made the lines of OUT, so that no different run adds to them.
 
-Invariant: everything that can change an answer is compared. Order, batch sizes, block size, policy and store are not,
-because answers are the same bit for bit with any of them; they may change when a run resumes.
+Invariant: everything besides INPUT that can change an answer is compared; each line of OUT has digests of what it was
+made from. Order, batch sizes, block size, policy and store are not compared, because answers are the same bit for bit
+with any of them; they may change when a run resumes, as INPUT may.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from apcbatch.config import OPTIONS, Config
 from apcbatch.data.input.inputs import RUN_FILE_SUFFIX, Inputs
 from apcbatch.errors import UsageError
 from apcbatch.job.disk import Disk, write_file
+from apcbatch.job.input_changes import MOST_LINES, Stretch
 from apcbatch.option_values import brief, shown
 from apcbatch.resolution import with_defaults
 from apcbatch.sampling import SETTINGS
@@ -53,6 +55,7 @@ LEAST_END_BYTES = 1 << 12
 MOST_CHARACTERS = 1 << 12
 MAX_BYTES = 1 << 22
 MOST_SHOWN = 200  # characters of a value in an error message
+MOST_INPUTS = 100  # whose identities the run file keeps
 MISSING = "is missing"
 
 
@@ -107,6 +110,8 @@ class RunFile:
         self._facts: dict[str, Any] = {
             "version": VERSION,
             "input": input,
+            "earlier_inputs": [],
+            "moved": [],
             "model_fingerprint": None,
             "model_files": model_files,
             "draws": DRAWS,
@@ -127,6 +132,34 @@ class RunFile:
         """Whether the run that `check` accepted seeded random draws by the same rule."""
         return self._earlier.get("draws") == DRAWS
 
+    @property
+    def has_other_input(self) -> bool:
+        """Whether INPUT has other bytes than that of the run that `check` accepted. False for a stream or an
+        address."""
+        return self._facts["input"]["size_bytes"] is not None and _identity(self._earlier) != _identity(self._facts)
+
+    @property
+    def moved(self) -> list[Stretch]:
+        """Stretches of records whose line in INPUT is not the one in the record, as in MovedLines; of the run that
+        `check` accepted."""
+        value = self._earlier.get("moved")
+        stretches = value if isinstance(value, list) else []
+        are_whole = all(
+            isinstance(one, list)
+            and len(one) == 3
+            and all(type(part) is int and abs(part) < MOST_LINES for part in one)
+            for one in stretches
+        )
+        return [(first, last, distance) for first, last, distance in stretches] if are_whole else []
+
+    def set_moved(self, stretches: list[Stretch] | None) -> None:
+        """Set the stretches of moved records; None if there are too many to list."""
+        self._facts["moved"] = stretches
+
+    def keep_earlier_model(self) -> None:
+        """Keep the fingerprint of the earlier run's model in the file, where no weights are read."""
+        self._facts["model_fingerprint"] = self._earlier.get("model_fingerprint")
+
     def keep_earlier_draws(self) -> None:
         """Keep the draw rule of the earlier run in the file."""
         self._facts["draws"] = self._earlier.get("draws")
@@ -146,7 +179,9 @@ class RunFile:
         facts = None if data is None else _facts_in(data)
         if facts is None and data is None and is_alone:
             return
-        if facts is None or any(_differences(facts, self._facts)):
+        local = read_run_file(self.path)[0] or self._facts
+        known = [_identity(self._facts), _identity(local), *_earlier_inputs(local)]
+        if facts is None or _identity(facts) not in known or any(_differences(facts, self._facts)):
             raise UsageError(
                 f"what lies at {shown} is not this run's: {shown}{RUN_FILE_SUFFIX} "
                 f"{MISSING if data is None else 'is of a different run'}; give another -o, or --overwrite"
@@ -158,6 +193,10 @@ class RunFile:
         Return whether the earlier run was of this same version.
         """
         self._earlier = earlier = self.earlier()
+        inputs = _earlier_inputs(earlier)
+        if _identity(earlier) not in (_identity(self._facts), *inputs):
+            inputs.append(_identity(earlier))
+        self._facts["earlier_inputs"] = inputs[-MOST_INPUTS:]
         differences = list(_differences(earlier, self._facts))
         if differences:
             width = max(len(field) for field, _, _ in differences)
@@ -259,13 +298,23 @@ def _cut(value: Any) -> str:
     return text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 3] + "..."
 
 
+def _identity(facts: Mapping[str, Any]) -> list[Any]:
+    """Return size and digest of a run file's input; for a stream or an address also its name."""
+    found = facts["input"]
+    size = found.get("size_bytes")
+    return [size, found.get("xxh3_of_ends"), *([found.get("name")] if size is None else [])]
+
+
+def _earlier_inputs(facts: Mapping[str, Any]) -> list[Any]:
+    """Return the identities of the inputs that OUT had before the run file's own."""
+    inputs = facts.get("earlier_inputs")
+    return list(inputs) if isinstance(inputs, list) else []
+
+
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """Yield (field, then, now) for each field that changes answers and differs. An option that the earlier version did
     not have counts as its default."""
-    pairs = [(f"input.{key}", then["input"].get(key), now["input"].get(key)) for key in ("size_bytes", "xxh3_of_ends")]
-    if now["input"]["size_bytes"] is None:
-        pairs.append(("input.name", then["input"].get("name"), now["input"]["name"]))
-    earlier = then["config"]
+    earlier, pairs = then["config"], list[tuple[str, Any, Any]]()
     for name in CHANGES_ANSWERS:
         pairs.append((name, earlier.get(name, shown(OPTIONS[name], getattr(Config, name))), now["config"][name]))
     pairs += [(name, then.get(name), now[name]) for name in ("system_prompt", "chat_template")]

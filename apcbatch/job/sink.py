@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Protocol
@@ -37,6 +37,7 @@ LOCK_WAIT_S = 2.0  # a helper process of a killed run holds the run's lock until
 WINDOW_BYTES = 1 << 16
 READ_BYTES = 1 << 20
 LINE_BYTES = 1 << 13  # read at once by line_at; most lines are shorter
+LAST = (1 << 62) - 1  # position of a line that belongs to no request of the input
 ID = re.compile(rb'\{"id":"apc-(\d+)"')
 
 
@@ -50,8 +51,10 @@ class Sink(Protocol):
         """Begin to make the lines durable if SYNC_EVERY_S seconds have passed since the last time; StoppedError if that
         or the previous sync fails."""
 
-    def finish(self, ordered: bool) -> None:
-        """Make the lines durable and, if `ordered`, sort them into input order."""
+    def finish(self, ordered: bool, places: Sequence[int] = ()) -> None:
+        """Make the lines durable and, if `ordered`, sort them into input order: by the number in each line's id, or by
+        its position. places: pairs (number, position), one after the other, of lines whose number is not their
+        position."""
 
     def close(self) -> None:
         """Close all open files."""
@@ -75,7 +78,7 @@ class StreamSink:
     def sync_if_due(self) -> None:
         pass
 
-    def finish(self, ordered: bool) -> None:
+    def finish(self, ordered: bool, places: Sequence[int] = ()) -> None:
         with self._stop_on_error():
             if self._spool is not None:
                 self._spool.flush()
@@ -207,9 +210,9 @@ class FileSink:
         self._replace(chunks)
         self._is_filled = True
 
-    def keep(self, wanted: Callable[[bytes], bool]) -> None:
-        """Rewrite the file with only those lines for which `wanted` returns True."""
-        self._replace(line for _, line in self.lines() if wanted(line))
+    def keep(self, wanted: Callable[[int, bytes], bool]) -> None:
+        """Rewrite the file with only those lines for which `wanted` returns True, given byte offset and line."""
+        self._replace(line for offset, line in self.lines() if wanted(offset, line))
 
     def append(self, line: bytes) -> None:
         self._is_synced = False
@@ -229,7 +232,7 @@ class FileSink:
                 self._is_synced = True  # a line appended during this sync waits for the next one
                 self._background.begin(self._sync)
 
-    def finish(self, ordered: bool) -> None:
+    def finish(self, ordered: bool, places: Sequence[int] = ()) -> None:
         self._background.finish()
         self._check_place()
         if not self._is_synced:
@@ -244,6 +247,7 @@ class FileSink:
         if ordered:
             with open(self.path, "rb") as file:
                 table = _numbers_and_offsets(file)
+                table[:, 0] = _positions(table[:, 0], places)
                 if (np.diff(table[:, 0]) < 0).any():
                     self._replace(_sorted_lines(file, table))
 
@@ -333,7 +337,17 @@ def _numbers_and_offsets(file: IO[bytes]) -> npt.NDArray[np.int64]:
         match = ID.match(line)
         table.extend((int(match[1]) if match else 0, offset))
         offset += len(line)
-    return np.frombuffer(table, dtype=np.int64).reshape(-1, 2)
+    return np.array(table, dtype=np.int64).reshape(-1, 2)
+
+
+def _positions(numbers: npt.NDArray[np.int64], places: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Return (lines,) int64: the position of each request number, which is the number itself unless `places` has it."""
+    if not places:
+        return numbers
+    moved = np.array(places, dtype=np.int64).reshape(-1, 2)
+    moved = moved[np.argsort(moved[:, 0], kind="stable")]
+    at = np.minimum(np.searchsorted(moved[:, 0], numbers), len(moved) - 1)
+    return np.where(moved[at, 0] == numbers, moved[at, 1], numbers)
 
 
 def _sorted_lines(file: IO[bytes], table: npt.NDArray[np.int64]) -> Iterator[bytes]:

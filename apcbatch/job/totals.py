@@ -1,6 +1,7 @@
 """Sum up the results of a run, for the progress line and the summary.
 
-The sums cover this process alone. `already_done` is the number of requests that were answered before a --resume.
+The sums cover this process alone. `already_done` is the number of requests that were answered before a --resume, and
+`answers_without_line` that of answers in OUT to requests that INPUT no longer has.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Totals:
 
     def __init__(self) -> None:
         self._begin = self._loaded = time.monotonic()
-        self.ok = self.already_done = 0
+        self.ok = self.already_done = self.answers_without_line = 0
         self.errors_by_code: Counter[str] = Counter()
         self.ignored_columns: Counter[str] = Counter()  # counted by the Feeder
         self.plan_s = 0.0
@@ -163,6 +164,7 @@ class Totals:
             "errors_by_code": dict(sorted(self.errors_by_code.items())),
             "ignored_columns": dict(self.ignored_columns),
             "already_done": self.already_done,
+            "answers_without_line": self.answers_without_line,
             **self.answers.summary(),
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,

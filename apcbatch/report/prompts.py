@@ -26,8 +26,10 @@ from apcbatch.data.model_files import model_files_digest
 from apcbatch.errors import UsageError
 from apcbatch.job.feed import Feeder
 from apcbatch.job.previous_answers import PreviousAnswers
+from apcbatch.job.record import Ticket, request_digests
 from apcbatch.job.runfile import input_identity, run_file_path, with_clock_of
 from apcbatch.model.locate import locate_model
+from apcbatch.prefix import as_token_array
 from apcbatch.report.requests import DIGEST_BYTES
 from apcbatch.report.run import Run
 from apcbatch.report.texts import MOST_HELD, Prompt, shortened_prompt
@@ -54,23 +56,28 @@ class PromptReader:
         config = self._config(run)
         renderer = Renderer.load(locate_model(self._model), warn=self._warn, options=ChatOptions.of(config))
         rows: dict[str, list[int]] = {}  # id -> rows; several if OUT was concatenated from others
+        made: dict[bytes, list[int]] = {}  # digest -> rows; a resumed run's ids may be of other places in INPUT
         for row, name in enumerate(run.requests.record_ids):
             rows.setdefault(name, []).append(row)
+            made.setdefault(run.requests.prompt_digest(row), []).append(row)
         limit = min(MOST_PROMPT_CHARACTERS, max(1, MOST_HELD // max(1, len(run.requests))))
         texts: list[Prompt | None] = [None] * len(run.requests)
-        others = 0
+        named: set[int] = set()  # rows of the ids that INPUT's requests have
         source = _Source(open_source(self._inputs, LineOptions.of(config)))
         feeder = Feeder(config, source, renderer, PreviousAnswers())
         while not feeder.exhausted:
             work = feeder.next()
             if not isinstance(work, Request):
                 continue
-            for row in rows.get(work.tag.ticket.request_id, ()):
-                if run.requests.prompt_digest(row) in (_digest(work), bytes(DIGEST_BYTES)):
-                    messages = source.history(work.tag.ticket.turn, config)
-                    texts[row] = shortened_prompt(messages or _text(work, renderer), limit)
-                else:
-                    others += 1
+            ticket: Ticket = work.tag.ticket
+            now, then = _digests(work)
+            same_id = rows.get(ticket.request_id, [])
+            named.update(same_id)
+            old = [row for row in same_id if run.requests.prompt_digest(row) in (then, bytes(DIGEST_BYTES))]
+            for row in (*made.pop(now, ()), *old):
+                messages = source.history(ticket.turn, config)
+                texts[row] = shortened_prompt(messages or _text(work, renderer), limit)
+        others = sum(texts[row] is None for row in named)
         if others:
             self._warn(f"{others} requests of {run.out.name} were made from other prompts; theirs are not shown")
         return texts
@@ -111,8 +118,11 @@ class PromptReader:
         return with_model_defaults(with_clock_of(config, origin), folder)
 
 
-def _digest(request: Request) -> bytes:
-    return bytes.fromhex(request.tag.ticket.request_digest or "")
+def _digests(request: Request) -> tuple[bytes, bytes]:
+    """Return a request's digest, and the one that earlier versions wrote."""
+    ticket: Ticket = request.tag.ticket
+    now, then = request_digests(ticket, as_token_array(request.token_ids), ticket.request_id, ticket.custom_id)
+    return bytes.fromhex(now), bytes.fromhex(then)
 
 
 def _size(identity: dict[str, Any]) -> str:

@@ -133,13 +133,16 @@ def test_equal_lines_draw_one_after_the_other(answered, apcbatch, tmp_path):
                 for one in read_records(tmp_path / "out.jsonl")} == whole  # fmt: skip
 
 
-def test_what_is_not_drawn_costs_no_digest(answered, monkeypatch):
-    """Fault: greedy lines, and lines with an id or a seed, pay for a digest of their content, or are warned of."""
-    monkeypatch.setattr(EqualLines, "add", lambda self, record: pytest.fail("digested"))
+def test_only_lines_without_an_id_are_digested_and_drawn_ones_warned_of(answered, apcbatch, tmp_path, monkeypatch):
+    """Fault: equal greedy lines, or equal lines with a seed, are warned of; or lines with an id pay for a digest of
+    their content."""
     line = without_id(1)
-    write = [conversation(1), without_id(2, temperature=0), without_id(3, seed=1), line | {"temperature": 0}]
-    assert "equals" not in answered(write)[1]
-    assert "equals" not in answered([without_id(1), without_id(1) | {"note": 1}], "--temperature", 0)[1]
+    write_lines(tmp_path / "in.jsonl", [without_id(2, temperature=0)] * 2 + [without_id(3, seed=1)] * 2)
+    assert "equals" not in apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS).stderr
+    write_lines(tmp_path / "in.jsonl", [line, line])
+    assert "equals" not in apcbatch("run", "in.jsonl", "-o", "0.jsonl", *OPTIONS, "--temperature", 0).stderr
+    monkeypatch.setattr(EqualLines, "add", lambda self, record, digest: pytest.fail("digested"))
+    answered([conversation(1), conversation(2)])
 
 
 def test_a_line_nested_too_deeply_for_a_digest_is_drawn(apcbatch, tmp_path):

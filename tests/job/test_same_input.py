@@ -1,4 +1,4 @@
-"""Resuming belongs to one input: each answer is bound to what its request was made of."""
+"""Each answer of a resumed run is bound to what its request was made of."""
 
 from __future__ import annotations
 
@@ -13,12 +13,8 @@ import pytest
 from apcbatch.config import Config
 from apcbatch.data.input.inputs import Inputs
 from apcbatch.errors import UsageError
-from apcbatch.job import open
 from apcbatch.job.disk import Disk
-from apcbatch.job.previous_answers import PreviousAnswers, read_answers
-from apcbatch.job.record import Ticket
 from apcbatch.job.runfile import RunFile, input_identity
-from apcbatch.job.sink import FileSink
 from tests.chats import conversation, read_records, write_lines
 from tests.job.conftest import answers
 
@@ -50,17 +46,13 @@ def padded(number):
     return conversation(number, turns=1) | {"note": "x" * (END // 2)}
 
 
-def test_a_file_changed_in_its_middle_is_refused_with_the_line(apcbatch, tmp_path):
-    """Fault: a change between the first and the last MiB, at the same size, is accepted."""
+def test_a_file_changed_in_its_middle_is_compared(apcbatch, tmp_path):
+    """Fault: a change between the first and the last MiB, at the same size, is not seen, or not told."""
     write_lines(tmp_path / "in.jsonl", [padded(number) for number in range(9)])
     apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--limit", 6)
-    before = (tmp_path / "out.jsonl").read_bytes()
     changed(tmp_path, "Question 0 of conversation 4", "Question 0 of conversation X")
     done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--resume")
-    assert done.code == 2 and "line 5 (turn 1) of the input is not the one that" in done.stderr
-    assert (tmp_path / "out.jsonl").read_bytes() == before, "refused before anything is written"
-    changed(tmp_path, "Question 0 of conversation X", "Question 0 of conversation 4")
-    assert apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--resume").summary["requests"] == 3
+    assert done.summary["requests"] == 4 and "INPUT has changed: 1 line corrected" in done.stderr
 
 
 def test_another_content_on_stdin_is_refused_at_its_line(piped, tmp_path):
@@ -82,16 +74,6 @@ def test_a_file_that_was_moved_is_the_same_input(apcbatch, tmp_path):
     (tmp_path / "in.jsonl").rename(tmp_path / "moved.jsonl")
     done = apcbatch("run", "moved.jsonl", "-o", "out.jsonl", *OPTIONS, "--resume")
     assert done.code == 0 and len(answers(read_records(tmp_path / "out.jsonl"))) == 6
-
-
-def test_a_stream_is_known_by_its_name(piped, apcbatch, tmp_path):
-    """Fault: what comes from one pipe is taken for the rest of what came from another."""
-    write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(3)])
-    assert piped("--limit", 2).code == 0
-    run_file = tmp_path / "out.jsonl.run.json"
-    run_file.write_text(run_file.read_text().replace('"name": "-"', '"name": "/dev/fd/63"'))
-    done = piped("--resume")
-    assert done.code == 2 and "input.name  then '/dev/fd/63', now '-'" in done.stderr, done.stderr
 
 
 def body_line(**body):
@@ -123,39 +105,25 @@ SHAPES = [
 
 
 @pytest.mark.drawn(6)
-@pytest.mark.parametrize(
-    ("then", "now", "source"),
-    [(*pair, "in.jsonl") for pair in SETTINGS + SHAPES] + [(*pair, "-") for pair in SHAPES],
-)
-def test_whatever_makes_another_request_is_refused(apcbatch, piped, tmp_path, monkeypatch, then, now, source):
+@pytest.mark.parametrize(("then", "now"), SETTINGS + SHAPES)
+def test_whatever_makes_another_request_is_computed_again(apcbatch, tmp_path, then, now):
     """Fault: an answer stands for a request with other settings, another name or another number of turns."""
-
-    monkeypatch.setattr(open, "input_identity", lambda name: {"name": "in", "size_bytes": 1})
-
-    def run(line, *options):
-        write_lines(tmp_path / "in.jsonl", [line, conversation(5)])
-        if source == "-":
-            return piped(*options)
-        return apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, *options)
-
-    run(then)
-    before = (tmp_path / "out.jsonl").read_bytes()
-    done = run(now, "--resume")
-    assert done.code == 2 and "line 1 " in done.stderr, done.stderr
-    assert source == "-" or (tmp_path / "out.jsonl").read_bytes() == before
-    assert run(then, "--resume").code in (0, 3), "what was there can still be resumed"
-
-
-@pytest.mark.parametrize(("then", "now"), [({"messages": []}, conversation(1)), (conversation(1), {"messages": []})])
-def test_a_line_of_another_shape_is_refused_before_it_is_answered(piped, tmp_path, then, now):
-    """Fault: a stream's line has answers to its turns beside the one to the line as a whole."""
-    write_lines(tmp_path / "in.jsonl", [then])
-    piped()
-    before = (tmp_path / "out.jsonl").read_bytes()
-    write_lines(tmp_path / "in.jsonl", [now])
-    done = piped("--resume")
-    assert done.code == 2 and "line 1 " in done.stderr, done.stderr
-    assert (tmp_path / "out.jsonl").read_bytes() == before
+    run = ("run", "in.jsonl", *OPTIONS)
+    write_lines(tmp_path / "in.jsonl", [then, conversation(5)])
+    apcbatch(*run, "-o", "out.jsonl")
+    write_lines(tmp_path / "in.jsonl", [now, conversation(5)])
+    assert "INPUT has changed" in apcbatch(*run, "-o", "out.jsonl", "--resume").stderr
+    apcbatch(*run, "-o", "fresh.jsonl")
+    found, fresh = (
+        {one["custom_id"]: one for one in read_records(tmp_path / name)} for name in ("out.jsonl", "fresh.jsonl")
+    )
+    for name, record in fresh.items():
+        assert found[name]["apcbatch"]["request_digest"] == record["apcbatch"]["request_digest"], name
+        assert (found[name]["error"], found[name]["turn"]) == (record["error"], record["turn"])
+    name = then.get("custom_id") or then.get("id") if isinstance(then, dict) and then.get("messages") != [] else None
+    is_gone = name is not None and json.dumps(name) not in json.dumps(now)
+    stays = {one for one in found if is_gone and one is not None and one.partition("#")[0] == name}
+    assert set(found) - set(fresh) == stays, "an answer whose line is gone stays"
 
 
 def test_another_spelling_of_the_same_requests_is_the_same(piped, tmp_path):
@@ -182,7 +150,7 @@ def test_another_version_compares_the_prompts(apcbatch, tmp_path, monkeypatch):
     encode = Tokenizer.encode
     monkeypatch.setattr(Tokenizer, "encode", lambda self, text: encode(self, text.replace("short", "brief")))
     done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--resume")
-    assert done.code == 2 and "line 1 (turn 1) of the input" in done.stderr
+    assert done.code == 2 and "line 1 (turn 1) of the input is as it was, but its prompt is not" in done.stderr
 
 
 def test_an_answered_conversation_is_not_rendered_again(apcbatch, tmp_path, monkeypatch):
@@ -202,14 +170,21 @@ def test_an_answered_conversation_is_not_rendered_again(apcbatch, tmp_path, monk
     assert set(rendered) == {"c-3"}
 
 
-def test_an_input_that_ends_earlier_is_refused(piped, tmp_path):
-    """Fault: answers to lines that the input does not have pass for a part of the run."""
+def test_a_stream_that_has_changed_is_compared_while_it_is_read(piped, tmp_path):
+    """Fault: a line that is new on standard input is refused or gets the number of an answered one; an answer whose
+    line is gone is not counted."""
     write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(3)])
     piped()
-    write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(2)])
-    done = piped("--resume")
-    assert done.code == 2 and "line 3 (turn 1) of the input" in done.stderr
-    assert piped("--resume", "--limit", 2).code == 0, "a smaller limit asks for less"
+    before = (tmp_path / "out.jsonl").read_bytes()
+    assert piped("--resume", "--limit", 2).summary["answers_without_line"] == 0, "a smaller limit asks for less"
+    write_lines(tmp_path / "in.jsonl", [conversation(9), conversation(2), conversation(0)])
+    done = piped("--resume", "--ordered")
+    assert (done.code, done.summary["requests"], done.summary["answers_without_line"]) == (0, 2, 2), done.stderr
+    records = read_records(tmp_path / "out.jsonl")
+    assert [one["custom_id"] for one in records] == [f"c-{number}#{turn}" for number in (9, 2, 0, 1) for turn in (1, 2)]
+    assert len(answers(records)) == 8 and set(before.splitlines()) < set(
+        (tmp_path / "out.jsonl").read_bytes().splitlines()
+    )
 
 
 @pytest.mark.drawn(1)
@@ -263,61 +238,6 @@ def test_a_long_rollout_is_resumed(apcbatch, tmp_path):
     finally:
         sys.setrecursionlimit(bound)
     assert done.summary["already_done"] == answered - 1 and done.summary["ok"] == 1, done.stderr
-
-
-def test_a_whole_line_and_its_turns_are_requests_of_their_own():
-    """Fault: an answer to a line as a whole stands for its first turn; half of the digests count as both."""
-    answers_of_out = PreviousAnswers()
-    digests = ({}, {"line_digest": "a"}, {"request_digest": "b"}, {"line_digest": "a", "request_digest": "b"})
-    for offset, (turn, origin) in enumerate(zip((None, 1, 2, 3), digests, strict=True)):
-        assert answers_of_out.add(offset, {"line": 1, "turn": turn, "error": None, "apcbatch": origin})
-    assert (len(answers_of_out), answers_of_out.num_without_digests) == (4, 3)
-
-
-@pytest.fixture
-def indexed(tmp_path):
-    """Makes the index of an OUT of these (line, turn)."""
-    sinks = []
-
-    def index(*places):
-        origin = {"completion_token_ids": [1], "finish_reason": "stop"}
-        response = {"body": {"choices": [{"finish_reason": "stop"}]}}
-        names = [{"id": f"apc-{line:06d}", "custom_id": f"{line}#{turn}"} for line, turn in places]
-        parts = {"response": response, "error": None, "apcbatch": origin}
-        lines = [name | {"line": line, "turn": turn} | parts for name, (line, turn) in zip(names, places, strict=True)]
-        sinks.append(FileSink(write_lines(tmp_path / "out.jsonl", lines)))
-        return read_answers(sinks[-1])
-
-    yield index
-    for sink in sinks:
-        sink.close()
-
-
-def test_an_answer_to_a_line_that_the_input_lacks_is_named(indexed):
-    """Fault: an answer behind the last line that was read is refused, one before it is not, or another is named."""
-    found = indexed((3, 1), (2, 2), (4, 1))
-    found.check_all_seen(1, whole=False)
-    for last, whole, where in ((2, False, r"2 \(turn 2\)"), (3, False, r"3 \(turn 1\)"), (1, True, r"3 \(turn 1\)")):
-        with pytest.raises(UsageError, match=f"^line {where} of the input is not the one that .*out.jsonl answers"):
-            found.check_all_seen(last, whole)
-    for line, turn in ((3, 1), (2, 2), (4, 1)):
-        found.count_unchecked(Ticket(0, line, turn, None, None))
-    found.check_all_seen(9, whole=True)
-
-
-def test_a_turn_is_marked_as_seen_once_and_by_its_own_rule_of_draws(indexed):
-    """Fault: a drawn turn of an earlier rule is taken where the turn before it has no answer, or counts twice."""
-    found = indexed((1, 2), (1, 3))
-    found.same_draw_rule = False
-    for turn in (2, 2, 4):
-        found.count_unchecked(Ticket(0, 1, turn, None, None))
-    assert found.num_seen == 1
-    with pytest.raises(UsageError, match=r"line 1 \(turn 3\) has a drawn answer in .*out.jsonl, which an earlier"):
-        found.count_unchecked(Ticket(0, 1, 3, None, None, random_stream="x"))
-    assert found.num_seen == 1
-    found.same_draw_rule = True
-    found.count_unchecked(Ticket(0, 1, 3, None, None, random_stream="x"))
-    assert found.num_seen == len(found) == 2
 
 
 def test_an_out_without_digests_is_taken_with_a_warning(apcbatch, tmp_path):

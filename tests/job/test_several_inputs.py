@@ -72,19 +72,22 @@ def test_killed_each_request_is_there_once(apcbatch, start, tmp_path, shards):
     assert without_errors(answers(read_records(tmp_path / "out.jsonl"))) == without_errors(shards)
 
 
-def test_other_files_or_another_order_are_refused(apcbatch, tmp_path, shards):
-    """Fault: answers of one file go to the lines of another, as the numbers are the same."""
+def test_other_files_or_another_order_keep_what_is_answered(apcbatch, tmp_path, shards):
+    """Fault: answers of one file go to the lines of another, as the numbers are the same; or a file that is added
+    later, or another order of the files, is refused."""
     assert apcbatch("run", *FILES, "-o", "out.jsonl", *OPTIONS).code == 3
     before = (tmp_path / "out.jsonl").read_bytes()
-    resume = ("-o", "out.jsonl", *OPTIONS, "--resume")
-    for files in (("a.jsonl.gz", "b.jsonl", "c.parquet"), ("b.jsonl", "a.jsonl.gz"), (*FILES, "all.jsonl"), FILES):
-        if files == FILES:
-            assert apcbatch("run", *FILES, *resume).code == 3
-            (tmp_path / "c.parquet").write_bytes(gzip.compress(b"no"))
-        refused = apcbatch("run", *files, *resume)
-        said = "is of a different run" in refused.stderr and "input.xxh3_of_ends" in refused.stderr
-        assert refused.code == 2 and said, (files, refused.stderr)
-        assert (tmp_path / "out.jsonl").read_bytes() == before
+    write_lines(tmp_path / "d.jsonl", [conversation(20)])
+    for files, requests, without_line in (
+        (("a.jsonl.gz", "c.parquet", "b.jsonl"), 0, 0),
+        (("d.jsonl", "b.jsonl", "a.jsonl.gz"), 2, 6),
+        (FILES, 0, 2),
+    ):
+        done = apcbatch("run", *files, "-o", "out.jsonl", *OPTIONS, "--resume")
+        counts = done.summary["requests"], done.summary["answers_without_line"]
+        assert (done.code, *counts) == (3, requests, without_line), (files, done.stderr)
+        assert "INPUT has changed: 0 lines corrected" in done.stderr
+    assert (tmp_path / "out.jsonl").read_bytes().startswith(before)
 
 
 def test_a_folder_and_a_pattern_are_resumed(apcbatch, tmp_path, shards):

@@ -149,7 +149,7 @@ def test_rewriting_leaves_no_file_open(tmp_path):
     sink = FileSink(tmp_path / "out.jsonl")
     sink.append(line(1))
     before = len(os.listdir("/proc/self/fd"))
-    sink.keep(lambda one: True)
+    sink.keep(lambda offset, one: True)
     assert len(os.listdir("/proc/self/fd")) == before
     with pytest.raises(UsageError, match="is being written by another run; wait for it, or choose another"):
         FileSink(tmp_path / "out.jsonl")

@@ -217,15 +217,16 @@ def test_a_request_without_switches_keeps_its_digest(apcbatch, model, says, tmp_
         [record] = read_records(tmp_path / f"{number}.jsonl")
         digests.append(record["apcbatch"]["request_digest"])
     assert digests[0] == digests[1] and len(set(digests)) == 4
-    # what 0.1.0 wrote for this request
-    from apcbatch.job.record import Ticket, request_digest
+    # the settings that 0.1.0 wrote for this request
+    from apcbatch.job.record import Ticket, request_digests, settings_text
     from apcbatch.prefix import as_token_array
 
     settings = {
         "max_tokens": 400, "temperature": 0.0, "top_p": 1.0, "seed": 0, "ignore_eos": False, "logprobs": False,
     }  # fmt: skip
     ids = as_token_array(load_tokenizer(folder).encode(str(ASK["content"])).ids)
-    assert digests[0] == request_digest(Ticket(0, 1, 1, "a", None), ids, settings)
+    ticket = Ticket(0, 1, 1, "a", None, settings=settings_text(settings))
+    assert digests[0] == request_digests(ticket, ids, "apc-000000", "a")[0]
 
 
 def test_a_run_with_other_parsers_is_not_continued(apcbatch, model, says, tmp_path):

@@ -32,6 +32,6 @@ def test_what_follows_the_last_newline_is_dropped(tmp_path: Path, monkeypatch: p
             lines = list(out.lines())
             assert [line for _, line in lines] == whole.splitlines(keepends=True), window
             assert all(out.line_at(offset) + b"\n" == line for offset, line in lines), window
-            out.keep(lambda line: len(line) > 2)
+            out.keep(lambda offset, line: len(line) > 2)
             assert path.read_bytes() == b"".join(line for _, line in lines if len(line) > 2), window
             out.close()

@@ -76,7 +76,8 @@ def test_the_summary_adds_up(clock: list[float], monkeypatch: pytest.MonkeyPatch
         totals.note_warning(warning)
     assert (totals.requests, totals.running_s, totals.hit_rate) == (6, 8.0, 136 / 250)
     assert totals.summary(Config(block_size=32, policy="all", model="m"), ENGINE) == {
-        "requests": 6, "ok": 4, "errors": 2, "already_done": 6, "ignored_columns": {},
+        "requests": 6, "ok": 4, "errors": 2, "already_done": 6, "answers_without_line": 0,
+        "ignored_columns": {},
         "finish_reasons": {"length": 1, "stop": 1}, "empty_answers": 1, "unread_calls": 0,
         "answer_warnings": {"tools": 1},
         "errors_by_code": {"duplicate_id": 1, "invalid_request": 1},
