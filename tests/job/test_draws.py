@@ -178,6 +178,10 @@ def test_drawn_answers_of_the_earlier_rule_are_not_added_to(apcbatch, tmp_path, 
     done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *options, "--resume")
     assert done.code == 2 and "line 5 (turn 1) has a drawn answer in" in done.stderr, done.stderr
     assert "-o" in done.stderr and "--overwrite" in done.stderr and (out.read_bytes(), path.read_bytes()) == before
+    unreached = [line for line in out.read_bytes().splitlines(keepends=True) if b'"line":5,"turn":1' not in line]
+    out.write_bytes(b"".join(unreached))
+    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *options, "--resume")
+    assert done.code == 2 and "line 5 (turn 2) has a drawn answer in" in done.stderr, done.stderr
     lines = [line for line in out.read_bytes().splitlines(keepends=True) if b'"line":5' not in line]
     out.write_bytes(b"".join(lines[:5]))
     for _ in range(2):

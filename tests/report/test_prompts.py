@@ -23,7 +23,7 @@ from apcbatch.report.run import read_run
 from apcbatch.report.texts import ELLIPSIS, shortened_prompt
 from apcbatch.resolution import resolve
 from apcbatch.types import Request
-from tests.chats import read_records, write_lines
+from tests.chats import conversation, read_records, write_lines
 from tests.conftest import SHARED_DATA
 from tests.job.conftest import Outcome
 from tests.report.conftest import EXAMPLES
@@ -161,6 +161,20 @@ def test_a_record_of_another_prompt_shows_none(apcbatch: Command, tmp_path: Path
     table = rows_with_prompts(tmp_path / "out.jsonl", tmp_path / "in.jsonl", warned=warned)
     assert [row for row, text in enumerate(table["prompt_text"]) if text is None] == [0, chosen]
     assert any("1 requests of" in sentence and "not shown" in sentence for sentence in warned)
+
+
+def test_an_answer_whose_line_moved_has_its_own_prompt(apcbatch: Command, tmp_path: Path) -> None:
+    """Fault: after --resume of a changed INPUT a prompt is looked for by its earlier place, and not shown."""
+    first, second, third = (conversation(number) for number in range(3))
+    run = ("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 2, "--turns", "last", "--policy", "all", "-q")
+    shown: list[dict[int, Any]] = []
+    for lines in ([second, third], [third, first, second]):
+        write_lines(tmp_path / "in.jsonl", lines)
+        assert apcbatch(*run, *["--resume"] * len(shown)).code == 0
+        table = rows_with_prompts(tmp_path / "out.jsonl", tmp_path / "in.jsonl")
+        shown.append(dict(zip(table["id"], table["prompt_text"], strict=True)))
+    assert None not in shown[1].values() and len(shown[1]) == 3
+    assert shown[0].items() <= shown[1].items()
 
 
 def test_a_prompt_is_the_messages_before_its_turn() -> None:
