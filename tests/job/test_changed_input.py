@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import json
 import os
@@ -313,3 +314,22 @@ def test_an_out_of_an_earlier_version_is_matched_by_prompt_and_settings(apcbatch
     else:
         assert done.code == 2 and "line 1 (turn 1) of the input is not the one" in done.stderr, done.stderr
         assert "which knows a line without an id by its number alone" in done.stderr
+
+
+def test_without_room_for_a_second_out_nothing_is_lost(apcbatch, tmp_path, monkeypatch):
+    """Fault: a full disk, as OUT is rewritten without a corrected line's answers, takes answers or ends in a
+    traceback."""
+    write(tmp_path / "in.jsonl", LINES, "ids")
+    assert apcbatch(*RUN).code == 3
+    before = (tmp_path / "out.jsonl").read_bytes()
+    write(tmp_path / "in.jsonl", EDITS["edit"][0], "ids")
+
+    def full(self, fd, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Disk, "write", full)
+        done = apcbatch(*RUN, "--resume")
+    assert done.code == 1 and "out.jsonl cannot be rewritten: No space left on device" in done.stderr, done.stderr
+    assert (tmp_path / "out.jsonl").read_bytes() == before
+    assert apcbatch(*RUN, "--resume").summary["requests"] == 4
