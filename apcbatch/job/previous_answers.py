@@ -13,12 +13,13 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 from apcbatch.errors import UsageError
 from apcbatch.job.input_changes import InputChanges
 from apcbatch.job.keys import KeyTable, id_key
-from apcbatch.job.record import Ticket, answers_of, read_record, record_number, request_digests, request_key
+from apcbatch.job.record import Ticket, answers_of, read_record, record_number, request_digests, request_id, request_key
 from apcbatch.job.sink import LAST, FileSink
 from apcbatch.prefix import TokenArray
 
@@ -177,9 +178,10 @@ class PreviousAnswers:
             self.num_retryable += record["error"]["retryable"]
         return True
 
-    def sort_numbers(self) -> None:
-        """Sort the numbers of all records, for `has_number`."""
+    def sort_numbers(self) -> int | None:
+        """Sort the numbers of all records, for `has_number`. Return a number that two records have, or None."""
         self._numbers = array("q", sorted(self._numbers))
+        return next((one for one, other in pairwise(self._numbers) if one == other), None)
 
     def _key_of(self, ticket: Ticket) -> int | None:
         """Return the key of the record with a request's identity; None without one."""
@@ -286,13 +288,20 @@ def read_answers(sink: FileSink) -> PreviousAnswers:
             continue
         record = read_record(line)
         reason = "is not a line that this program wrote"
+        if record is not None and record_number(record) < 0:
+            record = None
         if record is not None and not answers.add(offset, record):
             record, reason = None, "answers a request that an earlier line answers"
         if record is None:
             raise UsageError(
                 f"output {sink.path}, line {number}, {reason}; take it out, or choose another -o, or --overwrite"
             )
-    answers.sort_numbers()
+    doubled = answers.sort_numbers()
+    if doubled is not None:
+        raise UsageError(
+            f"output {sink.path} has two records with the id {request_id(doubled)}, as joined files have; take one "
+            "out, or choose another -o, or --overwrite"
+        )
     return answers
 
 

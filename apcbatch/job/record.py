@@ -61,7 +61,7 @@ class Ticket:
     @property
     def request_id(self) -> str:
         """Id of the request in the whole run: `apc-000017` for number 17."""
-        return f"apc-{self.number:06d}"
+        return request_id(self.number)
 
     def packed(self) -> str:
         """Return the ticket, which has no prompt fields, in a third of the memory; see `unpack`."""
@@ -88,6 +88,11 @@ class Ticket:
 def request_key(line_key: str | None, custom_id: str | None, turn: int | None) -> str:
     """Return the text that identifies a request: its custom_id or, if its line has a line_key, that and the turn."""
     return custom_id or "" if line_key is None else f"\0{line_key}#{turn or 1}"
+
+
+def request_id(number: int) -> str:
+    """Return the id of the request with a number: `apc-000017` for 17."""
+    return f"apc-{number:06d}"
 
 
 def record_number(record: Mapping[str, Any]) -> int:
