@@ -194,7 +194,7 @@ class Totals:
             },
             "prefill_tokens_per_s": _rate(self.computed_tokens, spent["prefill"]),
             "decode_tokens_per_s": _rate(self._decoded_tokens, spent["decode"]),
-            "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "peak_rss_bytes": _peak_rss(),
             "peak_device_bytes": counters.peak_device_bytes,
             "peak_draft_bytes": counters.peak_draft_bytes,
             "warnings": list(self.warnings),
@@ -210,3 +210,13 @@ class Totals:
 
 def _rate(tokens: int, over: float) -> float | None:
     return tokens / over if over > 0 else None
+
+
+def _peak_rss(status: str = "/proc/self/status") -> int:
+    """Return the largest resident memory of this process in bytes. ru_maxrss would begin with that of the process that
+    started it."""
+    try:
+        with open(status, encoding="ascii", errors="replace") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith("VmHWM:")) * 1024
+    except (OSError, StopIteration, ValueError):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -20,7 +20,7 @@ LINES = [
         {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "And then?"}]}
     for number in range(6)
 ]  # fmt: skip
-SENTENCES = ("nothing", "warning", "results go", "the bundled model", "an answer ends", "6 conversations")
+SENTENCES = ("nothing", "warning", "results go", "the bundled model", "an answer ends", "6 conversations", "12 of 12")
 RUN = ["run", "in.jsonl", "--overwrite", "--max-tokens", "2", "--policy", "all"]
 
 
