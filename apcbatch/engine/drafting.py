@@ -95,7 +95,7 @@ class Drafting:
 
     def add_drafts(self, chunks: list[Chunk]) -> None:
         """Draft for the decode chunks of a pass, as far as it pays."""
-        if not self._capacity:
+        if not self._capacity or (self._is_paused and not any(_may_be_forced(chunk.sequence) for chunk in chunks)):
             return
         begin = self.clock()
         proposals = [self._propose(chunk.sequence, self._most(chunk)) for chunk in chunks]
@@ -268,7 +268,7 @@ class Drafting:
     def is_promising(self, sequences: list[Sequence]) -> bool:
         """Return whether drafting for these sequences gains more than running ahead: the host must read the last pass
         before it can draft."""
-        if not self._capacity:
+        if not self._capacity or (self._is_paused and not any(map(_may_be_forced, sequences))):
             return False
         self._waited = any(self._choose([self._propose(sequence, MOST_DRAFTED) for sequence in sequences]))
         return self._waited
@@ -305,3 +305,8 @@ class Drafting:
             drafter.append(sequence.tokens[sequence.num_fed : sequence.num_tokens])
             sequence.num_fed = sequence.num_tokens
         return drafter.propose(most)
+
+
+def _may_be_forced(sequence: Sequence) -> bool:
+    """Return whether a request's grammar may force tokens, which are drafted also while the search is paused."""
+    return sequence.request.constraint is not None

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from apcbatch.data.checks import shown
-from apcbatch.display import Paint, cells, wrap
+from apcbatch.display import Paint, cells, counted, wrap
 from apcbatch.job.answer_counts import shown_counts
 from apcbatch.types import Result
 
@@ -47,8 +47,8 @@ def summary_lines(summary: dict[str, Any], output: str, width: int, paint: Paint
     seconds = summary["seconds"]
     before = f" ({summary['already_done']:,} more were answered before)" if summary["already_done"] else ""
     errors = summary["errors"]
-    head = f"{summary['requests']:,} requests{before} in {seconds['total']:.1f} s: "
-    ok, failed = f"{summary['ok']:,} ok", f"{errors:,} errors"
+    head = f"{counted(summary['requests'], 'request')}{before} in {seconds['total']:.1f} s: "
+    ok, failed = f"{summary['ok']:,} ok", counted(errors, "error")
     verdict = f"{paint(ok, 'green')}, {paint(failed, *['red'] * bool(errors))}"
     if cells(f"{head}{ok}, {failed}") <= width:
         yield paint(head, "bold") + verdict

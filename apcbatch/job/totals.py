@@ -14,6 +14,7 @@ from collections import Counter
 from typing import Any
 
 from apcbatch.config import Config
+from apcbatch.display import counted
 from apcbatch.engine.counters import Counters
 from apcbatch.job.answer_counts import AnswerCounts, shown_counts
 from apcbatch.job.work import JobEngine
@@ -146,9 +147,9 @@ class Totals:
         ended = ", ".join(shown_counts(self.answers.summary()))
         ended += "; " if ended else ""
         return (
-            f"{self.requests} requests{before} in {self.elapsed_s():.1f} s: "
-            f"{self.ok} ok, {self.errors} errors; {ended}{100 * self.hit_rate:.1f} % of {self.prompt_tokens} prompt "
-            f"tokens restored; results in {'standard output' if output == '-' else output}"
+            f"{counted(self.requests, 'request')}{before} in {self.elapsed_s():.1f} s: "
+            f"{self.ok} ok, {counted(self.errors, 'error')}; {ended}{100 * self.hit_rate:.1f} % of "
+            f"{self.prompt_tokens} prompt tokens restored; results in {'standard output' if output == '-' else output}"
         )
 
     def summary(self, config: Config, engine: JobEngine | None) -> dict[str, Any]:

@@ -115,7 +115,7 @@ def test_answers_are_counted_by_how_they_ended(apcbatch, scripted, monkeypatch, 
     command = ("run", "in.jsonl", "-o", "out.jsonl", "--reasoning-parser", "think", "--max-tokens", 400)
     outcome = apcbatch(*command)
     assert (outcome.code, {name: outcome.summary[name] for name in counts}) == (3, counts), outcome.stderr
-    assert "22 ok, 1 errors; 2 cut, 19 stop, 1 tool_calls, 3 empty, 1 with an unread call; " in outcome.stderr
+    assert "22 ok, 1 error; 2 cut, 19 stop, 1 tool_calls, 3 empty, 1 with an unread call; " in outcome.stderr
     assert "are cut" not in outcome.stderr, "2 of 22, one of them as it was asked for"
     run = read_run(find_out(str(tmp_path / "out.jsonl"))).as_document()
     assert {name: run["verdict"][name] for name in counts} == counts and run["verdict"]["doubts"] == ["empty"]
