@@ -55,7 +55,7 @@ def read_rotary(
     theta = holder("rope_theta").number("rope_theta", default_theta, minimum=1)
     factor = holder("partial_rotary_factor").number("partial_rotary_factor", default_factor)
     dim = int(head_dim * factor) if 0 < factor <= 1 else 0
-    if dim < 2 or dim % 2:
+    if not dim or dim % 2:
         raise holder("partial_rotary_factor").wrong("partial_rotary_factor", factor, _expected(head_dim))
     return Rotary(dim, theta)
 

@@ -54,5 +54,5 @@ def draw(tuning: Tuning, format: str) -> bytes:
             axes.plot([candidate.block_size for candidate in verified], seconds, "x", label="measured")
             axes.legend()
     file = io.BytesIO()
-    figure.savefig(file, format=format, metadata={"Date": None} if format == "svg" else None)
+    figure.savefig(file, format=format, metadata={"Date": None})
     return file.getvalue()
