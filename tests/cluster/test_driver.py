@@ -18,7 +18,7 @@ from apcbatch.cluster.states import StateTable, _value
 from apcbatch.cluster.tasks import LEAST_GROUP_S, Cutter, Group, Item, Quantum, State, _extend_path
 from apcbatch.config import Config
 from apcbatch.plan.planner import Planner
-from apcbatch.types import Request, RequestPlan
+from apcbatch.types import Request, RequestPlan, Result
 from tests.cluster.runs import Planned, check_answers, check_plan, lower_bound, num_sent, planned, repeated, run
 from tests.cluster.simulator import SimRuntime, Speeds, Trouble
 from tests.effort import seeds, tries
@@ -315,29 +315,23 @@ def test_a_node_has_room_up_to_a_share_of_its_bounds() -> None:
 
 
 def test_groups_that_wait_for_each_other_go_on() -> None:
-    """Catches a ring of groups, each of which waits for what the next one makes, that waits for ever."""
-    scheduler = GroupScheduler()
-    items = [Item(number, Request(str(number), [1, 2, 3])) for number in range(2)]
-    states = [State(bytes((number,)), 2, number, 0, item, None) for number, item in enumerate(items)]
-    groups = [Group([item]) for item in items]
-    for item, made, read in zip(items, states, reversed(states), strict=True):
-        item.keeps[2], item.resume = made, read
-        read.readers.add(item)
-    for group in groups:
+    """Catches a ring of groups, each of which waits for what the next one makes, that waits for ever, and one that is
+    broken while a unit is at work that may make a state."""
+    engine = ClusterEngine(SimRuntime(longest_s=1e3), ClusterSettings(2), Hooks(to_wire=lambda request: request))
+    makes, reads = RequestPlan(keep=(2,), reads=(1,)), RequestPlan(resume_at=2, ideal=2)
+    prompts = [[7] * 5000, [1, 2, 3], [4, 5, 6], [1, 2, 9], [4, 5, 9]]
+    for number, (prompt, plan) in enumerate(zip(prompts, (RequestPlan(), makes, makes, reads, reads), strict=True)):
+        engine.submit(Request(str(number), prompt, max_tokens=1, plan=plan))
+    other, *items = engine._submitted.take()
+    ring, scheduler = [Group([items[0], items[3]]), Group([items[1], items[2]])], engine._scheduler
+    for group in (Group([other]), *ring):
         scheduler.add(group)
-    assert len(scheduler.queue) == 0 and scheduler.take("node", float("inf")) is None
-    engine = ClusterEngine(SimRuntime(), ClusterSettings(1), Hooks(to_wire=lambda request: request))
-    engine._scheduler = scheduler
-    engine._num_assignments = 1
-    engine._break_deadlock()
-    assert scheduler.num_deadlocks == 0, "a unit is at work that may make a state"
-    engine._num_assignments = 0
-    engine._break_deadlock()
-    assert scheduler.num_deadlocks == 1 and scheduler.take("node", float("inf")) is groups[0]
-    assert items[0].resume is None and items[0].remakes is states[1] and list(scheduler.waiting) == [groups[1]]
-    states[0].handle = "there"
-    scheduler.made(states[0])
-    assert scheduler.take("node", float("inf")) is groups[1]
+    results: list[Result] = []
+    while engine.num_unfinished:
+        assert results or list(scheduler.waiting) == ring
+        results += engine.step()
+    assert [result.id for result in results] == list("01423"), "the first group of the ring goes first"
+    assert scheduler.num_deadlocks == 1
 
 
 def test_a_cluster_is_opened_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:

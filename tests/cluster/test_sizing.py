@@ -20,6 +20,7 @@ def test_workers_fill_the_machines():
         ([HEAD, LARGE, LARGE], None, None, None, (2, 16, 0)),
         ([HEAD, SMALL, LARGE], None, None, None, (5, 4, 0)),
         ([Machine(1), LARGE, LARGE], None, None, None, (2, 16, 0)),
+        ([Machine(6), SMALL], None, None, None, (3, 3, 0)),
         ([SMALL, LARGE], None, 4, None, (5, 4, 0)),
         ([LARGE], 3, None, None, (3, 5, 0)),
         ([SMALL], 9, None, None, (9, 1, 0)),

@@ -330,6 +330,10 @@ def test_a_worker_says_that_it_lives(folder: str, monkeypatch: pytest.MonkeyPatc
         said.clear()
         worker.moves()
         assert not said
+    refused = Request("r", [1, 2, 3], top_p=7.0)
+    worker.begin(Unit(5, (Piece(5, encode_request(refused), None),)), {})
+    worker.step()
+    assert said == [Alive(5)], "a step without a pass"
     worker.close()
 
 

@@ -102,18 +102,23 @@ def test_no_more_is_read_than_is_said(make_renderer: Callable[..., Renderer], mo
         assert len(read) <= number + (MOST_AHEAD if number > 3 else 0)
 
 
-def test_a_fault_of_a_thread_is_raised_where_its_texts_are_taken() -> None:
-    """Fault: an exception in a thread makes a conversation of fewer turns, or one that is waited for for ever."""
+def test_a_fault_of_a_thread_is_raised_where_its_texts_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: an exception in a thread makes a conversation of fewer turns, or one that is waited for for ever; a turn
+    that has no text takes room that is never given back."""
+    monkeypatch.setattr(module, "MOST_HELD", 1)
+    failure = RequestError("invalid_request", "no")
 
     def make() -> Iterator[str | RequestError]:
+        yield failure
         yield "one"
         raise ZeroDivisionError
 
     texts = TextsAhead(make)
-    thread = threading.Thread(target=texts.fill)
+    thread = threading.Thread(target=texts.fill, daemon=True)
     thread.start()
+    thread.join(10)
+    assert not thread.is_alive(), "there is room for a text"
     taken = texts.take()
-    assert next(taken) == "one" and NUM_THREADS == 2
+    assert next(taken) is failure and next(taken) == "one" and NUM_THREADS == 2
     with pytest.raises(ZeroDivisionError):
         next(taken)
-    thread.join()

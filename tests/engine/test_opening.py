@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from apcbatch import Engine
+from apcbatch import Engine, Request
 from apcbatch.config import Config
 from apcbatch.engine import open
 from apcbatch.errors import UsageError
@@ -77,3 +77,14 @@ def test_drafted_states_have_slots_of_their_own(
     assert engine._drafting._slots == list(range(first, first + num_slots))
     assert engine._drafting._most_in_pass == most
     assert {len(part) for part in engine._arena.slots.values()} == {first + num_slots}  # type: ignore[union-attr]
+
+
+def test_passes_of_a_cpu_are_compared_by_their_thread_s_time(
+    tiny_checkpoint: Callable[..., Path], open_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: other programs' load makes drafts look slow, and they are left out."""
+    told: list[float] = []
+    monkeypatch.setattr("time.thread_time", lambda: told.append(0.0) or 0.0)
+    engine = open_engine(tiny_checkpoint("mamba"), device="cpu", pool_size_bytes=1 << 20)
+    [result] = engine.run([Request("r", [1, 2, 3] * 4, max_tokens=4, ignore_eos=True)])
+    assert result.error is None and told

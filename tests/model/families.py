@@ -532,7 +532,7 @@ ROWS = {
         fingerprint=(LFM2_TINY, "004fda04537b2fed97c85720bcdd9181cb96bde9fd129023a542147fb1403763"),
         said=[  # two thirds, a factor and a multiple, as transformers rounds them
             {"block_auto_adjust_ff_dim": False}, {"block_ffn_dim_multiplier": 1.3}, {"block_multiple_of": 1},
-            {"intermediate_size": 8}, {"intermediate_size": 12288, "block_multiple_of": 256},
+            {"intermediate_size": 2}, {"intermediate_size": 12288, "block_multiple_of": 256},
         ],
         same=[
             {"layer_types": REMOVED, "full_attn_idxs": [1], "rope_parameters": REMOVED, "rope_theta": 1e4,

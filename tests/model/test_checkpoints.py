@@ -307,7 +307,7 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 6\n"
 @table("files, sentence", [
     ({"adapter_config.json": b"{}"}, "has adapter_config.json beside the weights of a whole model.* merge it into"),
     ({SINGLE: POINTER}, "model.safetensors is a pointer of git-LFS, without the content; run `git lfs pull` there"),
-    ({SINGLE: POINTER, "tokenizer.json": POINTER, "picture.png": POINTER}, "and 1 more are pointers of git-LFS"),
+    ({SINGLE: POINTER, "tokenizer.json": POINTER, "picture.png": POINTER}, "m: model.safetensors and 1 more are "),
     ({SINGLE: None, "checkpoint-90/x": b"", "checkpoint-100/x": b"", "checkpoint-9": b"", "training_args.bin": b""},
      "holds the checkpoints of a training and no weights; give the newest, .*/m/checkpoint-100;"),
     ({SINGLE: None, "training_args.bin": b""}, "m holds no weights; expected safetensors"),

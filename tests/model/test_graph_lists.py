@@ -129,8 +129,8 @@ def test_a_batch_goes_to_its_device_in_one_transfer(scored: list[int] | None, mo
 
 def test_tokens_that_were_not_read_are_looked_up() -> None:
     """Fault: a pass begun ahead computes another row's token, or fails on one that is not finite."""
-    made = replace(batch(4, 2), token_ids=torch.tensor([9, -1, -3, -2]))
-    assert replace(made, chosen=torch.tensor([5, -1, 7])).tokens.tolist() == [9, 5, 7, 0]
+    made = replace(batch(4, 2), token_ids=torch.tensor([0, -1, -3, -2]))
+    assert replace(made, chosen=torch.tensor([5, -1, 7])).tokens.tolist() == [0, 5, 7, 0]
     assert made.tokens is made.token_ids
     ragged = Ragged.create(torch.tensor([0, 2, 4]), torch.tensor([0, 1]), torch.tensor([0, 1]))
     assert replace(made, ragged=ragged, context=torch.tensor([7, 0])).positions.tolist() == [7, 8, 0, 1]

@@ -310,6 +310,16 @@ def test_damage_that_a_run_finds_is_mended_by_the_next(folder: Path, warnings: l
     assert not (folder / SUSPECT_NAME).exists() and "was put aside" in warnings[-1]
 
 
+def test_a_key_in_the_place_of_another_is_damage(folder: Path, warnings: list[str]) -> None:
+    """Fault: a row with the id of one key and the bytes of another passes for a snapshot that is not there."""
+    with Store.open(folder, warn=warnings.append) as store:
+        keys = put_chain(store, "a", 4)
+        store.flush()
+        flip_keys(3)(folder)
+        assert store.present(keys) == set()
+    assert (folder / SUSPECT_NAME).exists() and "a row has the id of another key" in warnings[-1]
+
+
 def test_a_damaged_index_that_is_only_read(folder: Path, warnings: list[str]) -> None:
     """Fault: `store stat` of one ends in a traceback, or changes the store."""
     with Store.open(folder, warn=warnings.append) as store:

@@ -66,7 +66,7 @@ class KnownEngine:
         self.passes: list[list[Request]] = []
         self.ended: list[str] = []
         self.unwritten = 0
-        self._pair_s = 0.0 if state_only else PAIR
+        self.pair_s = 0.0 if state_only else PAIR
 
     def run(self, requests: list[Request]) -> Iterator[Result]:
         self.passes.append(requests)
@@ -74,7 +74,7 @@ class KnownEngine:
         for request in requests:
             plan = request.plan
             new = len(request.token_ids) - plan.resume_at
-            spent += CHUNK + new * TOKEN + new * (plan.resume_at + new / 2) * self._pair_s + len(plan.keep) * SNAPSHOT
+            spent += CHUNK + new * TOKEN + new * (plan.resume_at + new / 2) * self.pair_s + len(plan.keep) * SNAPSHOT
             if plan.resume_at:
                 prefix = tuple(request.token_ids[: plan.resume_at])
                 on_disk = new == 1  # what was kept for later is asked for again with one token more
@@ -133,6 +133,9 @@ def test_known_costs_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
             # As many tokens as the first passes, of four chunks of 64, would take in the time that there is for it.
             first_s = PASS + 4 * CHUNK + 256 * TOKEN + 256 * 32 * pair_s
             assert long.chunk == min(2048, int(0.7 * 256 / first_s))
+    disturbed = KnownEngine(True)
+    disturbed.pair_s = PAIR
+    assert not measured(disturbed, monkeypatch).context_s, "a model without attention costs nothing for the context"
 
 
 def test_each_kind_is_done_as_often_and_with_prompts_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
