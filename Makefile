@@ -158,7 +158,7 @@ wheels:
 	.ci/wheels dist
 
 bench: $(BUILT)
-	$(BIN)/apcbatch bench
+	$(BIN)/python -m benchmarks.bench
 
 clean:
 	rm -rf $(VENV) $(LIGHT) $(DEMO) build dist *.egg-info apcbatch/*.so

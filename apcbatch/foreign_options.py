@@ -50,6 +50,7 @@ FOREIGN_OPTIONS: Mapping[str, str] = {
 FOREIGN_COMMANDS: Mapping[str, str] = {
     "serve": _NO_SERVER,
     "chat": "there is no dialogue: write the conversation as a line of INPUT, and `apcbatch run INPUT` answers it",
+    "bench": "`make bench` of a checkout measures a model on this machine",  # a command until 0.1.0
     "generate": "write the prompts as lines of INPUT, and `apcbatch run INPUT` answers them",
 }
 

@@ -20,11 +20,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bench.datasets import requests_in
 from cuda_model import DECODE, NEW_TOKENS, PREFILL, REPEATS, Prompts
 from growing import write
 from peer_engines.process import Engine
 
-from apcbatch.bench.datasets import requests_in
 from apcbatch.config import Config
 from apcbatch.model.families import load_model_config
 

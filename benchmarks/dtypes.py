@@ -14,8 +14,9 @@ import json
 from pathlib import Path
 from statistics import median
 
-from apcbatch.bench.machine import describe
-from apcbatch.bench.server import Server
+from bench.machine import describe
+from bench.server import Server
+
 from apcbatch.engine.engine import Engine
 from apcbatch.kernels.processor import available_isas, set_isa
 

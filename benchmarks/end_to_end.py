@@ -21,10 +21,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bench.datasets import requests_in
+from bench.machine import describe
 from peer_engines.llama_server import serving
 
-from apcbatch.bench.datasets import requests_in
-from apcbatch.bench.machine import describe
 from apcbatch.config import Config
 
 SLOTS = {"llama-1": 1, "llama-8": 8}

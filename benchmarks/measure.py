@@ -1,11 +1,11 @@
-"""Everything that docs/reference/performance.md says of apcbatch alone: `apcbatch bench` on both shapes in both dtypes.
+"""Everything that docs/reference/performance.md says of apcbatch alone: benchmarks.bench on both shapes and dtypes.
 
     python benchmarks/make_shapes.py shapes
     python benchmarks/measure.py shapes --input chats.jsonl --out benchmarks/results/engine.json
     python tools/make_performance_docs.py
 
 Takes about a quarter of an hour on two idle cores. Whole runs (--input) are measured with bfloat16 alone. The last line
-is the document: seconds, and measured, a list of what `apcbatch bench` gives. OUT grows as figures come.
+is the document: seconds, and measured, a list of what `benchmarks.bench` gives. OUT grows as figures come.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ DTYPES = ("float32", "bfloat16")
 
 
 def bench(options: argparse.Namespace, shape: str, dtype: str) -> dict[str, Any]:
-    """One run of `apcbatch bench`; its lines go by as they come."""
+    """One run of `benchmarks.bench`; its lines go by as they come."""
     command = [
         sys.executable,
         "-m",
-        "apcbatch",
-        "bench",
+        "benchmarks.bench",
         "--model",
         str(options.shapes / shape),
         "--dtype",
@@ -47,7 +46,7 @@ def bench(options: argparse.Namespace, shape: str, dtype: str) -> dict[str, Any]
             else:
                 print(line, end="", flush=True)
     if process.returncode:
-        raise SystemExit(f"apcbatch bench ended with status {process.returncode}; its message is above")
+        raise SystemExit(f"benchmarks.bench ended with status {process.returncode}; its message is above")
     return {**json.loads(last), "model": shape}
 
 
@@ -57,7 +56,7 @@ def main() -> None:
     parser.add_argument("shapes", type=Path)
     parser.add_argument("--shape", action="append", choices=SHAPES, help="default: both")
     parser.add_argument("--dtype", action="append", choices=DTYPES, help="default: both")
-    parser.add_argument("--only", action="append", default=[], help="a group of `apcbatch bench`; default: all")
+    parser.add_argument("--only", action="append", default=[], help="a group of `benchmarks.bench`; default: all")
     parser.add_argument("--input", type=Path, help="conversations for whole runs")
     parser.add_argument("--limit", type=int, default=2, help="conversations of them; default: %(default)s")
     parser.add_argument("--out", type=Path)

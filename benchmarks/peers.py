@@ -19,10 +19,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from bench.machine import describe
 from peer_engines.process import Engine
 from peer_engines.protocol import tokens_of
-
-from apcbatch.bench.machine import describe
 
 GGUF_NAMES = {"float32": "f32", "bfloat16": "bf16"}
 PREFILL, DECODE = (512, 2048), (1, 16, 32)

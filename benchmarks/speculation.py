@@ -28,9 +28,9 @@ from typing import Any
 
 import click
 import numpy as np
+from bench.datasets import requests_in
 
 from apcbatch import Engine, Request
-from apcbatch.bench.datasets import requests_in
 from apcbatch.drafts.drafter import Drafter
 from apcbatch.drafts.drafts import Drafts
 from apcbatch.engine.step import Pass

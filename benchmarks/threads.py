@@ -19,10 +19,10 @@ from statistics import median_low
 from typing import Any
 
 import torch
+from bench.machine import describe, limits
+from bench.server import Server
 from safetensors import safe_open
 
-from apcbatch.bench.machine import describe, limits
-from apcbatch.bench.server import Server
 from apcbatch.engine.engine import Engine
 from apcbatch.kernels.kernel_seconds import recorded_parts
 

@@ -45,7 +45,6 @@ FLOORS = {
     "job": 7,
     "llm": 8,
     "tuning": 8,
-    "bench": 8,
     "report": 8,
     "cli": 9,
 }
@@ -62,7 +61,6 @@ PACKAGES = {
     "job",
     "llm",
     "tuning",
-    "bench",
     "report",
     "cli",
 }

@@ -50,7 +50,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.effort(3)
 def test_the_wheel_holds_the_whole_package(built: Path) -> None:
-    """Fault: packages and data are listed by hand, and a wheel lacks the one that was added last: `apcbatch bench`
+    """Fault: packages and data are listed by hand, and a wheel lacks the one that was added last: a command
     ended in ModuleNotFoundError once installed."""
     (wheel,) = built.glob("*.whl")
     names = {name for name in ZipFile(wheel).namelist() if ".dist-info/" not in name}

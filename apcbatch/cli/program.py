@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import click
 
 from apcbatch import config, resolution
-from apcbatch.cli.bench import bench
 from apcbatch.cli.doctor import doctor
 from apcbatch.cli.options import OrderedGroup
 from apcbatch.cli.plan import plan
@@ -51,7 +50,7 @@ def cli() -> None:
     """
 
 
-for command in (run, show, plan, tune_block_size, report, store, doctor, bench):
+for command in (run, show, plan, tune_block_size, report, store, doctor):
     cli.add_command(command)
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class JobEngine(Steppable, Protocol):
-    """Engine interface that `run`, `LLM`, tune-block-size and bench use. reading_tokens: number of tokens that prefill
+    """Engine interface that `run`, `LLM` and tune-block-size use. reading_tokens: number of tokens that prefill
     computes in the time of reading a snapshot of the store; None if it was not asked
     for (by --min-gain-tokens auto) or cannot be measured."""
 

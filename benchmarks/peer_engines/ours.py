@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
+from bench.server import Server, serving
 from protocol import answer, tokens_of
 
-from apcbatch.bench.server import Server, serving
 from apcbatch.config import Config
 from apcbatch.types import Request
 

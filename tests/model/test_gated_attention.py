@@ -229,7 +229,7 @@ def test_the_name_of_the_arithmetic_stays() -> None:
 
 
 def test_products_and_sizes(load: Load) -> None:
-    """Catches sizes for `plan` and `bench` that take hidden for heads * head_dim."""
+    """Catches sizes that take hidden for heads * head_dim."""
     config = load("large").config
     assert GATED_ATTENTION.products(config) == {"qkv_proj": (96, 4 * 256 + 2 * 256), "o_proj": (512, 96)}
     assert ATTENTION.products(config) == {"qkv_proj": (96, 2 * 256 + 2 * 256), "o_proj": (512, 96)}

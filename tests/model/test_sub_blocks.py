@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from apcbatch.bench.products import Products, product_shapes
 from apcbatch.kernels.backend import NOT_FUSED, KindOnDevice
 from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.layer import Residual
@@ -211,27 +210,6 @@ def test_names_are_the_sub_blocks(load: Load) -> None:
     ]
     own = {name.split(".")[2] for name in taken if name.startswith("layers")} - {"norm_1", "norm_2"}
     assert own == {"mamba", "self_attn", "block_sparse_moe", "shared_mlp"}
-
-
-def test_products_of_every_sub_block_are_noted(load: Load) -> None:
-    """Catches a benchmark that leaves out the products of layers of another arrangement."""
-    loaded, products = load([ONE["M"], ONE["*"], ONE["-"], BOTH]), Products()
-    with products.recording(loaded.model.backend):
-        loaded.model.forward(loaded.batch([0], [5]))
-    assert len(products) == 4 + 2 + 2 + (4 + 2) + 1
-    products.again()
-    names = "in_proj x_proj dt_proj out_proj qkv_proj o_proj gate_up_proj down_proj lm_head"
-    assert list(product_shapes(loaded.config)) == names.split()
-    loaded, products = load(ARRANGEMENTS["qwen3_5_moe"]), Products()
-    with products.recording(loaded.model.backend):
-        loaded.model.forward(loaded.batch([0], [1]))
-    assert len(products) == 2 + (1 + 2 * 2) + (2 + 1) + 1
-    loaded, products = load(ARRANGEMENTS["qwen3_5"]), Products()
-    with products.recording(loaded.model.backend):
-        loaded.model.forward(loaded.batch([0], [5]))
-    assert len(products) == 2 + 2 + (2 + 2) + 1
-    names = "in_proj out_proj gate_up_proj down_proj qkv_proj o_proj lm_head"
-    assert list(product_shapes(loaded.config)) == names.split()
 
 
 def test_the_name_of_the_arithmetic_is_per_kind() -> None:

@@ -17,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from apcbatch.bench.figures import Figure
 from apcbatch.config import Config
 from apcbatch.data.chat.render import Renderer
 from apcbatch.data.chat.template_options import ChatOptions
@@ -29,6 +28,8 @@ from apcbatch.job.previous_answers import PreviousAnswers
 from apcbatch.job.work import requests_of
 from apcbatch.model.locate import locate_model
 from apcbatch.types import Policy, Request
+
+from .figures import Figure
 
 GROUP = "run"
 

@@ -17,7 +17,7 @@ REPEATS = 5
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of the measurements. Tests use smaller ones.
+    """Sizes of the measurements.
 
     prefill_tokens: lengths of single prompts. decode_running: numbers of sequences that decode together. draft_running,
     draft_rows: numbers of sequences and of rows of the passes that verify drafts. new_tokens: tokens that each sequence

@@ -13,14 +13,15 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from apcbatch.bench.figures import Figure, Sizes
-from apcbatch.bench.server import Server, serving
 from apcbatch.config import Config
 from apcbatch.drafts.drafter import Draft
 from apcbatch.engine.drafting import MOST_DRAFTED, Drafting
 from apcbatch.engine.row_costs import RowCosts
 from apcbatch.prefix import TokenArray
 from apcbatch.types import Request
+
+from .figures import Figure, Sizes
+from .server import Server, serving
 
 GROUP = "rows"
 PROMPT = 16

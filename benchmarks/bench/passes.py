@@ -9,12 +9,13 @@ import statistics
 from collections.abc import Iterator
 from functools import partial
 
-from apcbatch.bench import drafted_passes
-from apcbatch.bench.figures import Figure, Sizes, median_ratio, median_s, timed
-from apcbatch.bench.parts import PRODUCTS, Parts
-from apcbatch.bench.products import Products
-from apcbatch.bench.server import Server, serving
 from apcbatch.config import Config
+
+from . import drafted_passes
+from .figures import Figure, Sizes, median_ratio, median_s, timed
+from .parts import PRODUCTS, Parts
+from .products import Products
+from .server import Server, serving
 
 DECODE_PROMPT = 16
 PARTS_REPEATS = 3

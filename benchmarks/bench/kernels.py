@@ -14,8 +14,6 @@ from typing import Any
 
 import torch
 
-from apcbatch.bench.figures import Figure, Sizes, median_ratio, median_s, timed
-from apcbatch.bench.products import product_shapes
 from apcbatch.kernels.arguments import PAGE_TOKENS
 from apcbatch.kernels.cpu.feed_forward import sigmoid_topk
 from apcbatch.kernels.cpu.head_scan import delta_rule, ssd
@@ -28,6 +26,9 @@ from apcbatch.model.families import family_of, state_layout
 from apcbatch.model.hf_config import ModelConfig
 from apcbatch.model.mamba import MAMBA
 from apcbatch.model.mamba2 import Mamba2Sizes
+
+from .figures import Figure, Sizes, median_ratio, median_s, timed
+from .products import product_shapes
 
 GROUP = "kernels"
 # Vector operations per element (csrc/vmath.h, csrc/scan_states.h). Each counts as one fma: 2 flops at peak.

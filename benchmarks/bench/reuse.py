@@ -10,11 +10,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from apcbatch.bench.figures import Figure, Sizes, median_ratio
-from apcbatch.bench.passes import prefill_parts
-from apcbatch.bench.server import Prompt, Server, serving
 from apcbatch.config import Config
 from apcbatch.types import RequestPlan
+
+from .figures import Figure, Sizes, median_ratio
+from .passes import prefill_parts
+from .server import Prompt, Server, serving
 
 GROUP = "reuse"
 MANY_READS = 1 << 20

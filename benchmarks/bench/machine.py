@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
-from apcbatch.bench.figures import timed
 from apcbatch.job.tracing.recorder import processor
 from apcbatch.kernels.cpu.linear import pack_linear
 from apcbatch.kernels.cpu.ops import ops
 from apcbatch.kernels.processor import isa
+
+from .figures import timed
 
 TRIES = 12
 SIDE = 512
