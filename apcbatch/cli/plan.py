@@ -69,8 +69,7 @@ def plan(ctx: click.Context, /, inputs: tuple[str, ...], **options: Any) -> None
 
     Below stand the memory that a run of this INPUT takes under --policy, by its causes, and the most that any
     run with these options may take: on a GPU, which holds its arena from the beginning, that of the card, and
-    what is free there. Then come the tokens that a pass would give with drafts, if the model answered as the
-    first 200 recorded answers do; --draft none leaves them out.
+    what is free there.
     """
     resolved = resolution.load(given_flags(ctx), options["config_file"])
     given = options["block_sizes"]
@@ -84,22 +83,21 @@ def plan(ctx: click.Context, /, inputs: tuple[str, ...], **options: Any) -> None
     found = find_inputs(inputs, warn)
     read = {"--config": resolution.config_path(options["config_file"])}
     check_outputs(resolved, found.files, read, {"--json": options["json_path"]})
-    from apcbatch.tuning.drafts import AnsweredSample, forecast_drafts, tokens_of_an_answer
     from apcbatch.tuning.export.documents import forecast_document
     from apcbatch.tuning.export.text import forecast_lines
     from apcbatch.tuning.occupancy import Occupancy, forecast_memory, memory_limit
     from apcbatch.tuning.prediction import of_policies
+    from apcbatch.tuning.survey import RecordedAnswers
 
     limit = memory_limit(resolved)
-    sample = AnsweredSample() if draft_sources(resolved) else None
-    occupancy = Occupancy(resolved, options["table"], lambda: tokens_of_an_answer(resolved, sample))
+    answers = RecordedAnswers()
+    occupancy = Occupancy(resolved, options["table"], lambda: answers.mean_tokens(resolved))
     forecaster = of_policies(resolved, {*sizes, resolved.block_size}, occupancy)
-    surveyed = survey_with_bar(resolved, found, forecaster, sample)
+    surveyed = survey_with_bar(resolved, found, forecaster, answers if draft_sources(resolved) else None)
     memory = forecast_memory(surveyed, occupancy, limit)
-    drafts = None if sample is None else forecast_drafts(resolved, sample)
     if options["json_path"] != "-":
-        for line in forecast_lines(surveyed, resolved, terminal_width(sys.stdout), drafts, memory):
+        for line in forecast_lines(surveyed, resolved, terminal_width(sys.stdout), memory):
             echo(line)
     if options["json_path"] is not None:
-        document = forecast_document(surveyed.forecast, options["table"], resolved, memory, drafts)
+        document = forecast_document(surveyed.forecast, options["table"], resolved, memory)
         write_output("--json", options["json_path"], json_document(document))

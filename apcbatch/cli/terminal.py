@@ -18,9 +18,8 @@ from apcbatch.resolution import colour_wanted
 if TYPE_CHECKING:
     from apcbatch.config import Config
     from apcbatch.data.input.inputs import Inputs
-    from apcbatch.tuning.drafts import AnsweredSample
     from apcbatch.tuning.forecast import MakeForecaster
-    from apcbatch.tuning.survey import Survey
+    from apcbatch.tuning.survey import RecordedAnswers, Survey
 
 VERDICT_STYLES = {"ok": "green", "WARN": "yellow", "FAIL": "red"}
 
@@ -59,9 +58,9 @@ def echo_row(text: str, indent: int, verdict: str = "") -> None:
 
 
 def survey_with_bar(
-    config: Config, inputs: Inputs, make_forecaster: MakeForecaster, sample: AnsweredSample | None = None
+    config: Config, inputs: Inputs, make_forecaster: MakeForecaster, answers: RecordedAnswers | None = None
 ) -> Survey:
-    """Survey INPUT, with a progress bar on standard error. sample: see survey()."""
+    """Survey INPUT, with a progress bar on standard error. answers: see survey()."""
     from tqdm import tqdm
 
     from apcbatch.tuning.survey import survey
@@ -71,7 +70,7 @@ def survey_with_bar(
         def advance() -> None:
             bar.update()
 
-        return survey(config, inputs, make_forecaster, warn, advance, sample)
+        return survey(config, inputs, make_forecaster, warn, advance, answers)
 
 
 def json_document(document: dict[str, Any]) -> bytes:

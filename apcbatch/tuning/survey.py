@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from apcbatch.config import Config
+from apcbatch.data.chat.known_answers import KnownAnswers
 from apcbatch.data.chat.render import NotePrompt, Rendered, Renderer
 from apcbatch.data.chat.template_options import ChatOptions
 from apcbatch.data.generation_config import with_model_defaults
@@ -25,14 +26,19 @@ from apcbatch.errors import RequestError, UsageError
 from apcbatch.formats import Turns
 from apcbatch.job.feed import Feeder
 from apcbatch.job.previous_answers import PreviousAnswers
+from apcbatch.job.references import References
 from apcbatch.job.work import Failure
 from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.model.locate import locate_model
 from apcbatch.model.own_dtype import with_own_dtype
 from apcbatch.plan.footprint import Footprint
 from apcbatch.prefix import as_token_array
-from apcbatch.tuning.drafts import AnsweredSample, SampleReferences
 from apcbatch.tuning.forecast import Forecast, MakeForecaster
+from apcbatch.types import Request
+
+MOST_REQUESTS = 200
+MOST_ANSWER_TOKENS = 1 << 15
+MOST_PROMPT_TOKENS = 1 << 21
 
 
 @dataclass
@@ -53,6 +59,46 @@ class Survey:
     without_thoughts: int = 0
     keeps_thoughts_with: dict[str, bool] = field(default_factory=dict)
     errors: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass
+class RecordedAnswers:
+    """Sums over the first requests that have a recorded answer, up to the MOST_* bounds."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    tokens: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        return (
+            self.requests >= MOST_REQUESTS
+            or self.prompt_tokens >= MOST_PROMPT_TOKENS
+            or self.tokens >= MOST_ANSWER_TOKENS
+        )
+
+    def add(self, request: Request) -> None:
+        """Add a request if it has a recorded answer, cut to the request's max_tokens."""
+        recorded = request.references.get("recorded")
+        if recorded and not self.is_full:
+            self.requests += 1
+            self.prompt_tokens += len(request.token_ids)
+            self.tokens += len(recorded[-1][: request.max_tokens])
+
+    def mean_tokens(self, config: Config) -> int:
+        """Return the mean tokens of an answer; --max-tokens if none was added."""
+        return -(-self.tokens // self.requests) if self.requests and not config.ignore_eos else config.max_tokens
+
+
+class _FirstAnswers(References):
+    """Recorded answers of conversations, until enough are counted."""
+
+    def __init__(self, renderer: Renderer, counted: RecordedAnswers) -> None:
+        super().__init__(renderer, True, None)
+        self._counted = counted
+
+    def begin(self, conversation: Conversation) -> KnownAnswers | None:
+        return None if self._counted.is_full else super().begin(conversation)
 
 
 class _WatchedRenderer(Renderer):
@@ -77,10 +123,10 @@ def survey(
     make_forecaster: MakeForecaster,
     warn: Callable[[str], None],
     advance: Callable[[], None] = lambda: None,
-    sample: AnsweredSample | None = None,
+    answers: RecordedAnswers | None = None,
 ) -> Survey:
     """Read the whole input, and forecast a run. make_forecaster: given the bytes of the model's snapshots. advance:
-    called once for each line with a request. sample: filled with the first requests that have a recorded answer.
+    called once for each line with a request. answers: where the recorded ones are counted; None tokenises none.
     UsageError (ModelError) if input or model cannot be used, or if no line can be planned because all fail."""
     if config.turns == "rollout":
         raise UsageError(
@@ -98,7 +144,7 @@ def survey(
     layout = state_layout(model, config.dtype)
     footprint = Footprint.of(layout)
     forecaster, errors = make_forecaster(footprint), Counter[str]()
-    references = None if sample is None else SampleReferences(renderer, sample)
+    references = None if answers is None else _FirstAnswers(renderer, answers)
     feeder = Feeder(config, records, renderer, PreviousAnswers(), references=references)
     line = num_lines = 0
     first: Failure | None = None
@@ -116,8 +162,8 @@ def survey(
             ticket = work.tag.ticket
             tokens = as_token_array(work.token_ids)
             forecaster.add(tokens, ticket.line, work.resumable, renderer.drops_thoughts)
-            if sample is not None:
-                sample.add(work)
+            if answers is not None:
+                answers.add(work)
             if ticket.line != line:
                 line = ticket.line
                 num_lines += 1

@@ -86,14 +86,14 @@ def test_reading_is_shown_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
     bar = Mock(__enter__=lambda one: one, __exit__=lambda *_: None, spec=["update", "__enter__", "__exit__"])
     made = Mock(return_value=bar)
 
-    def survey(config: Any, inputs: Any, make: Any, warn: Any, advance: Any, sample: Any) -> Any:
+    def survey(config: Any, inputs: Any, make: Any, warn: Any, advance: Any, answers: Any) -> Any:
         for _ in range(3):
             advance()
-        return config, inputs, make, sample
+        return config, inputs, make, answers
 
     monkeypatch.setattr("tqdm.tqdm", made)
     monkeypatch.setattr("apcbatch.tuning.survey.survey", survey)
-    given: Any = ("config", "inputs", "make", "sample")
+    given: Any = ("config", "inputs", "make", "answers")
     assert survey_with_bar(*given) == given
     assert bar.update.call_count == 3
     made.assert_called_once_with(desc="reading", unit=" lines", leave=False, disable=None)

@@ -51,7 +51,7 @@ def report(path: Path, **flags: object) -> tuple[list[str], dict]:
 def test_the_document_has_its_shape(chats: Path) -> None:
     """Fault: a key is missing, renamed or added, or the candidates do not ascend."""
     _, document = report(chats, block_size="64")
-    assert list(document) == ["dataset", "policy", "model", "candidates", "drafts", "memory"]
+    assert list(document) == ["dataset", "policy", "model", "candidates", "memory"]
     assert list(document["memory"]) == ["on", "about_bytes", "about", "at_most_bytes", "at_most", "limit_bytes"]
     assert list(document["dataset"]) == [
         "requests",

@@ -7,19 +7,20 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from apcbatch.cli.program import main
 from apcbatch.config import Config
+from apcbatch.data.chat.known_answers import KnownAnswers
 from apcbatch.data.input.inputs import find_inputs
 from apcbatch.engine.memory import Use
 from apcbatch.resolution import load
-from apcbatch.tuning import drafts
 from apcbatch.tuning.forecast import PolicyForecast
 from apcbatch.tuning.occupancy import Job, Occupancy, Peak, memory_limit, peak_of
 from apcbatch.tuning.prediction import of_policies
-from apcbatch.tuning.survey import Survey, survey
-from apcbatch.types import Policy
+from apcbatch.tuning.survey import RecordedAnswers, Survey, survey
+from apcbatch.types import Policy, Request
 from tests.chats import conversation, write_lines
 from tests.effort import table
 
@@ -120,8 +121,26 @@ def test_a_card_is_reckoned_with(
 
 @table("given, mean", [({}, 3), ({"ignore_eos": True}, 99)])
 def test_answers_are_as_long_as_the_recorded_ones(given: dict[str, bool], mean: int) -> None:
-    """Fault: KV is counted for --max-tokens where the answers are known to be short."""
-    config = Config(max_tokens=99, **given)  # type: ignore[arg-type]
-    sample = drafts.AnsweredSample([(None, None)] * 4, 9, 10)  # type: ignore[list-item]
-    assert drafts.tokens_of_an_answer(config, sample) == mean
-    assert drafts.tokens_of_an_answer(config, None) == drafts.tokens_of_an_answer(config, drafts.AnsweredSample()) == 99
+    """Faults: KV is counted for --max-tokens where the answers are known to be short; an answer is counted beyond the
+    max_tokens of its request, or one that is not recorded as one of no tokens."""
+    config, answers = Config(max_tokens=99, **given), RecordedAnswers()  # type: ignore[arg-type]
+    assert answers.mean_tokens(config) == 99
+    for length in (9, 2):
+        recorded = [np.arange(length, dtype=np.int32)]
+        answers.add(Request("r", [1, 2], max_tokens=3, references={"recorded": recorded}))
+    answers.add(Request("r", [1, 2]))
+    assert answers == RecordedAnswers(2, 4, 5) and answers.mean_tokens(config) == mean
+
+
+@table("name, most, count", [("MOST_REQUESTS", 2, 2), ("MOST_ANSWER_TOKENS", 1, 1), ("MOST_PROMPT_TOKENS", 1, 1)])
+def test_few_recorded_answers_are_tokenised(
+    name: str, most: int, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: all answers of a large file are rendered, so that `plan` takes as long as a run."""
+    monkeypatch.setattr(f"apcbatch.tuning.survey.{name}", most)
+    rendered, texts = [], KnownAnswers.recorded
+    monkeypatch.setattr(KnownAnswers, "recorded", lambda *given: rendered.append(given) or texts(*given))
+    path = write_lines(tmp_path / "in.jsonl", [conversation(number, turns=1) for number in range(9)])
+    config, answers = load({}, None, {}), RecordedAnswers()
+    made = survey(config, find_inputs([str(path)]), of_policies(config, [64]), pytest.fail, answers=answers)
+    assert made.num_lines == 9 and answers.requests == len(rendered) == count

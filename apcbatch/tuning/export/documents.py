@@ -6,20 +6,13 @@ from typing import Any
 
 from apcbatch.config import Config
 from apcbatch.tuning.choice import Candidate, Tuning
-from apcbatch.tuning.drafts import DraftForecast
 from apcbatch.tuning.forecast import Forecast, PolicyForecast
 from apcbatch.tuning.occupancy import MemoryForecast
 from apcbatch.types import Policy
 
 
-def forecast_document(
-    forecast: Forecast,
-    policy: Policy,
-    config: Config,
-    memory: MemoryForecast,
-    drafts: DraftForecast | None = None,
-) -> dict[str, Any]:
-    """Make the document of `plan`, for one policy. drafts: None if nothing is drafted, or no answer is recorded."""
+def forecast_document(forecast: Forecast, policy: Policy, config: Config, memory: MemoryForecast) -> dict[str, Any]:
+    """Make the document of `plan`, for one policy."""
     one = next(iter(forecast.grids.values()))[policy]
     ideal = {"ideal_hit_rate": one.ideal_hit_rate, "ideal_is_bound": one.ideal_is_bound}
     return {
@@ -27,7 +20,6 @@ def forecast_document(
         "policy": policy,
         "model": config.model,
         "candidates": [_reuse(block_size, grid[policy], config) for block_size, grid in forecast.grids.items()],
-        "drafts": None if drafts is None else drafts.as_dict(),
         "memory": memory.as_dict(),
     }
 

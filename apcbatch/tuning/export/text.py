@@ -13,7 +13,6 @@ from apcbatch.display import counted, wrap
 from apcbatch.job.planning import MEASURED, windows_note
 from apcbatch.option_values import rounded_size
 from apcbatch.tuning.choice import Candidate, Tuning
-from apcbatch.tuning.drafts import DraftForecast
 from apcbatch.tuning.forecast import PolicyForecast
 from apcbatch.tuning.measurement import Measurement
 from apcbatch.tuning.occupancy import MemoryForecast
@@ -94,16 +93,12 @@ MARK = "  <- recommended"
 
 
 def forecast_lines(
-    surveyed: Survey,
-    config: Config,
-    width: int | None = None,
-    drafts: DraftForecast | None = None,
-    memory: MemoryForecast | None = None,
+    surveyed: Survey, config: Config, width: int | None = None, memory: MemoryForecast | None = None
 ) -> Iterator[str]:
     """Yield the report of `plan`. width: the terminal's columns, None for a pipe."""
     table = Table(FORECAST_COLUMNS, width)
     told = ["", f"Memory: {memory.sentence}"] if memory is not None else []
-    for line in chain(_forecast_lines(surveyed, config, table), told, _draft_lines(drafts)):
+    for line in chain(_forecast_lines(surveyed, config, table), told):
         yield from _wrapped(line, width)
 
 
@@ -142,22 +137,6 @@ def _forecast_lines(surveyed: Survey, config: Config, table: Table) -> Iterator[
     note = windows_note(forecast.num_windows, config)
     if note is not None:
         yield f"  the window: {note}"
-
-
-def _draft_lines(drafts: DraftForecast | None) -> Iterator[str]:
-    if drafts is None:
-        return
-    yield ""
-    yield f"Drafts, if the model answered as {counted(drafts.requests, 'recorded answer')} of the first requests:"
-    for one in drafts.estimates:
-        share = (
-            f", {_percent(one.accepted / one.drafted)} of {one.drafted:,} drafted tokens accepted"
-            if one.drafted
-            else ""
-        )
-        yield f"  {', '.join(one.sources)}: {one.tokens_per_pass:.2f} tokens a pass{share}"
-    if drafts.has_recorded:
-        yield "  recorded: not known without the model, which says how far it agrees with the recorded answers"
 
 
 def _forecast_row(block_size: str, forecast: PolicyForecast) -> dict[str, str]:
