@@ -28,6 +28,7 @@ DEFAULT = "default"  # origin of an option that nothing gives
 ENV_OF_CONTRIBUTORS = ("APCBATCH_CUDA", "APCBATCH_CUDA_ARCHS", "APCBATCH_BROWSER")
 GONE = {
     "cpu_workers": "all workers of a run are of one kind: leave it out, and give workers and worker_gpus",
+    "plot": "nothing is drawn: leave it out, and draw the numbers that --json FILE writes",
     "window": "what is read ahead is bounded by tokens and requests, not by conversations: leave it out, or give "
     "--window-tokens",
 }

@@ -41,7 +41,7 @@ Examples:
   apcbatch tune-block-size chats.jsonl
   apcbatch tune-block-size chats.jsonl --candidates 96,544 --policy all
   apcbatch tune-block-size chats.jsonl --store ~/states --write tuned.yaml
-  apcbatch tune-block-size chats.jsonl --verify 3 --plot tuned.svg
+  apcbatch tune-block-size chats.jsonl --verify 3 --json tuned.json
   apcbatch run chats.jsonl -o answers.jsonl --config tuned.yaml
 """
 
@@ -62,10 +62,6 @@ Examples:
     help="Write the choice to FILE as YAML for --config.",
 )  # fmt: skip
 @json_option
-@click.option(
-    "--plot", "plot_path", metavar="FILE.svg|FILE.png", type=OUTPUT, cls=GroupedOption, group="Output",
-    help="Draw hit rate, bytes and predicted seconds over block size (needs matplotlib).",
-)  # fmt: skip
 @config_file_option
 @click.pass_context
 def tune_block_size(ctx: click.Context, /, inputs: tuple[str, ...], **options: Any) -> None:
@@ -89,30 +85,26 @@ def tune_block_size(ctx: click.Context, /, inputs: tuple[str, ...], **options: A
     from apcbatch.model.own_dtype import with_own_dtype
     from apcbatch.tuning.choice import check
     from apcbatch.tuning.export.documents import tuning_document, tuning_yaml
-    from apcbatch.tuning.export.plot import check_plot, draw
     from apcbatch.tuning.export.text import tuning_lines
 
     check(resolved)
     resolved = with_recorded_gain(with_own_dtype(resolved, warn))
-    plot_format = check_plot(options["plot_path"]) if options["plot_path"] else ""
-    names = {"--write": "yaml_path", "--json": "json_path", "--plot": "plot_path"}
+    names = {"--write": "yaml_path", "--json": "json_path"}
     paths = {flag: options[name] for flag, name in names.items() if options[name] not in (None, STDOUT)}
-    if STDOUT in (options["yaml_path"], options["plot_path"]):
-        raise UsageError("--write and --plot need a file; only --json goes to standard output")
+    if options["yaml_path"] == STDOUT:
+        raise UsageError("--write needs a file; only --json goes to standard output")
     found = find_inputs(inputs, warn)
     check_outputs(resolved, found.files, {"--config": resolution.config_path(options["config_file"])}, paths)
     tuning = _find(resolved, found, sizes, options["verify"])
     document = json_document(tuning_document(tuning, resolved))
-    outputs = {"--json": lambda: document, "--write": lambda: tuning_yaml(tuning, resolved).encode()}
-    outputs["--plot"] = lambda: draw(tuning, plot_format)
+    outputs = {"--json": document, "--write": tuning_yaml(tuning, resolved).encode()}
     for flag, path in paths.items():
-        write_output(flag, path, outputs[flag]())
+        write_output(flag, path, outputs[flag])
     if options["json_path"] == STDOUT:
         echo_json(document)
-        _say_what_is_next(ctx.obj.program, inputs, options, tuning, resolved)
-        return
-    for line in tuning_lines(tuning, resolved, terminal_width(sys.stdout)):
-        echo(line)
+    else:
+        for line in tuning_lines(tuning, resolved, terminal_width(sys.stdout)):
+            echo(line)
     _say_what_is_next(ctx.obj.program, inputs, options, tuning, resolved)
 
 
@@ -129,9 +121,8 @@ def _say_what_is_next(
     from apcbatch.job.output_paths import default_output
 
     written, earlier = options["yaml_path"], resolution.config_path(options["config_file"])
-    for path in (options["json_path"], options["plot_path"]):
-        if path not in (None, STDOUT):
-            _say(f"wrote {path}")
+    if options["json_path"] not in (None, STDOUT):
+        _say(f"wrote {options['json_path']}")
     if written is None:
         return
     choice = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -37,7 +36,10 @@ def test_what_cannot_be_used_ends_with_2_and_a_sentence(capsys, tmp_path):
         ("in.jsonl --json in.jsonl", "INPUT and --json are the same file, in.jsonl"),
         ("in.jsonl --json t.txt --write t.txt", "--write and --json are the same file"),
         ("in.jsonl --write -", "only --json goes to standard output"),
-        ("in.jsonl --plot t.gif", "--plot t.gif: expected a name that ends in .svg or .png"),
+        (
+            "in.jsonl --plot t.svg",
+            "--plot is not an option any more; nothing is drawn: leave it out",
+        ),
         ("in.jsonl --verify -1", "--verify"),
         ("- --verify 1", "- can be read once; give a file"),
         ("empty.jsonl", "empty.jsonl is empty: there is nothing to answer"),
@@ -62,14 +64,6 @@ def test_a_failure_leaves_no_new_file_and_keeps_an_old_one(monkeypatch, tmp_path
     assert (tmp_path / "old.json").read_text() == "old"
     assert not (tmp_path / "new.yaml").exists()
     assert "\nmeasuring prefill, snapshots, restores and writes\n" in f"\n{capsys.readouterr().err}"
-
-
-def test_without_matplotlib_a_picture_is_refused_with_what_to_install(monkeypatch, capsys):
-    """Fault: the library is missed after minutes of work, as a traceback."""
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert main(["tune-block-size", "in.jsonl", "--plot", "t.svg"]) == 2
-    assert "--plot needs matplotlib, which is not there; run: pip install" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("config", [None, "base.yaml"])
@@ -114,19 +108,15 @@ def test_each_output_goes_where_it_was_asked_for(monkeypatch, tmp_path, capsys):
 
 
 def test_each_file_holds_what_its_flag_says(monkeypatch, tmp_path, capsys):
-    """Fault: the numbers are written where the choice or the picture was asked for, or a file is not named."""
+    """Fault: the numbers are written where the choice was asked for, or a file is not named."""
     monkeypatch.setattr(tune, "_find", lambda *_: CHOICE)
     monkeypatch.setattr("apcbatch.tuning.export.text.tuning_lines", lambda *_: iter(["table"]))
     monkeypatch.setattr("apcbatch.tuning.export.documents.tuning_document", lambda *_: {"a": 1})
-    monkeypatch.setattr("apcbatch.tuning.export.plot.check_plot", lambda path: path[-3:])
-    monkeypatch.setattr("apcbatch.tuning.export.plot.draw", lambda tuning, kind: f"a picture, {kind}".encode())
-    assert main(["tune-block-size", "in.jsonl", "--plot", "t.svg", "--json", "t.json", "--write", "t.yaml"]) == 0
+    assert main(["tune-block-size", "in.jsonl", "--json", "t.json", "--write", "t.yaml"]) == 0
     said = capsys.readouterr().err.splitlines()
-    assert said[:2] == ["wrote t.json", "wrote t.svg"] and said[2].startswith("wrote t.yaml (") and len(said) == 4
-    assert (tmp_path / "t.svg").read_text() == "a picture, svg" and json.loads((tmp_path / "t.json").read_text())["a"]
+    assert said[0] == "wrote t.json" and said[1].startswith("wrote t.yaml (") and len(said) == 3
+    assert json.loads((tmp_path / "t.json").read_text())["a"]
     assert "block_size: 96" in (tmp_path / "t.yaml").read_text()
-    assert main(["tune-block-size", "in.jsonl", "--plot", "-", "--json", "-"]) == 2
-    assert "only --json goes to standard output" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("num_real_runs", "num_run"), [(0, 0), (1, 1), (5, 2)])

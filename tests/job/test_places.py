@@ -172,7 +172,6 @@ def test_every_output_of_a_command_is_read_as_one(apcbatch: Any, tmp_path: Path)
         ("plan", "in.jsonl", "--json"),
         ("tune-block-size", "in.jsonl", "--json"),
         ("tune-block-size", "in.jsonl", "--write"),
-        ("tune-block-size", "in.jsonl", "--plot"),
         ("report", "old.jsonl", "-o"),
     ):
         done = apcbatch(*words, *["file:in.jsonl/."] * (words[-1] != "c.yaml"))

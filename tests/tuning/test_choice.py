@@ -13,13 +13,12 @@ from apcbatch.cli.options import BLOCK_SIZES
 from apcbatch.config import Config
 from apcbatch.resolution import load
 from apcbatch.tuning.choice import Candidate, Tuning, Verified, conclude
-from apcbatch.tuning.export.plot import draw
 from apcbatch.tuning.forecast import PolicyForecast, Served
 from apcbatch.tuning.measurement import Measurement, Rate
 from apcbatch.tuning.prediction import Passes, predict
 
 COSTS = Measurement((Rate(1, 64, 0, 1000.0),), 0.5, 0.1, 0.01, 0.0, 0.25, 0.02, 0.0105, 1e-3)
-MADE: Any = SimpleNamespace(ideal_hit_rate=0.75, num_windows=1)
+MADE: Any = SimpleNamespace(num_windows=1)
 
 
 def table(written: int = 100, store: int = 0, peak: int = 0) -> PolicyForecast:
@@ -108,36 +107,6 @@ def test_restores_and_writes_are_charged_where_they_happen() -> None:
         # One pass, three chunks, 150 tokens, three snapshots for this run and two for later ones.
         assert found.prefill_s == pytest.approx(0.5 + 0.3 + 1.5 + 5 * 0.25)
         assert found.total_s == pytest.approx(found.prefill_s + restore_s + write_s)
-
-
-@pytest.mark.slow
-def test_the_picture_shows_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a curve of another number, or one in other units than its title says."""
-    figure_module = pytest.importorskip("matplotlib.figure")
-    figures: list[Any] = []
-    save = figure_module.Figure.savefig
-    monkeypatch.setattr(
-        figure_module.Figure, "savefig", lambda figure, *to, **how: (figures.append(figure), save(figure, *to, **how))
-    )
-    candidates = [candidate(1, 2.0, real_s=3.0, written=1 << 20), candidate(16, 1.0, written=3 << 19)]
-    tuning = Tuning(MADE, COSTS, candidates, candidates[1], 1, "")
-    assert draw(tuning, "png").startswith(b"\x89PNG")
-    assert draw(tuning, "svg") == draw(tuning, "svg"), "no date, and the same names"
-    curves = {
-        axes.get_title(): [(list(line.get_xdata()), [float(y) for y in line.get_ydata()]) for line in axes.get_lines()]
-        for axes in figures[0].axes
-    }
-    assert list(curves) == ["hit rate, %", "kept in the run, MiB", "predicted seconds"]
-    recommended = ([16, 16], [0.0, 1.0])
-    assert curves["hit rate, %"] == [([1, 16], [30.0, 30.0]), recommended, ([0, 1], [75.0, 75.0])]
-    assert curves["kept in the run, MiB"] == [([1, 16], [1.0, 1.5]), recommended]
-    assert curves["predicted seconds"] == [([1, 16], [2.0, 1.0]), recommended, ([1], [3.0])]
-    assert all(axes.get_ylim()[0] == 0 and axes.get_xscale() == "log" for axes in figures[0].axes)
-    legends = [
-        axes.get_legend() and [text.get_text() for text in axes.get_legend().get_texts()] for axes in figures[0].axes
-    ]
-    assert legends == [["ideal"], None, ["measured"]]
-    assert all([text.get_text() for text in axes.get_xticklabels()] == ["1", "16"] for axes in figures[0].axes)
 
 
 def test_the_block_sizes_are_those_of_the_documentation() -> None:
