@@ -58,7 +58,7 @@ def fold(text: str, width: int) -> list[str]:
     return [*pieces, text[begin:]]
 
 
-def wrap(sentence: str, width: int, indent: str = "") -> list[str]:
+def wrap(sentence: str, width: int, indent: str) -> list[str]:
     """Break a sentence at spaces into lines of at most `width` columns, and indent all lines but the first.
 
     A word that is too long is folded.

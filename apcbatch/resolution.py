@@ -146,7 +146,6 @@ def debug_wanted() -> bool:
     return os.environ.get(ENV_DEBUG, "") not in ("", "0", "false")
 
 
-def colour_wanted(environ: Mapping[str, str] | None = None) -> bool:
+def colour_wanted() -> bool:
     """Return whether colours are allowed on a terminal: not if NO_COLOR is set (no-color.org), or if TERM is `dumb`."""
-    environ = os.environ if environ is None else environ
-    return not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

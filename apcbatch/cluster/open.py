@@ -29,7 +29,7 @@ def open_cluster(
     warn: Callable[[str], None],
     say: Callable[[str], None],
     conversation_of: Callable[[Request], Hashable],
-    most_workers: int | None = None,
+    most_workers: int | None,
 ) -> ClusterEngine:
     """Open an engine over workers of the cluster at an address, and wait for the first worker.
 

@@ -44,7 +44,7 @@ class Settings:
     draft: bool = True
 
 
-def check_settings(record: Mapping[str, Any], where: str = "", *, counts_logprobs: bool = False) -> Settings:
+def check_settings(record: Mapping[str, Any], where: str, *, counts_logprobs: bool) -> Settings:
     """Check the settings in a body (where: `body.`) or a line. A null counts as absent. RequestError for an invalid
     value.
 

@@ -100,7 +100,7 @@ def chat_logprobs(result: Result, num_tokens: int, renderer: Renderer) -> dict[s
 
 
 def completion_logprobs(
-    result: Result, num_tokens: int, renderer: Renderer, echoed: PromptFields | None = None
+    result: Result, num_tokens: int, renderer: Renderer, echoed: PromptFields | None
 ) -> dict[str, Any] | None:
     """Return the log-probabilities of the first num_tokens tokens of a completion; None if not asked for. echoed: the
     prompt, whose tokens come first. Its first token has no log-probability, because nothing precedes it.

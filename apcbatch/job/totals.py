@@ -213,11 +213,11 @@ def _rate(tokens: int, over: float) -> float | None:
     return tokens / over if over > 0 else None
 
 
-def _peak_rss(status: str = "/proc/self/status") -> int:
+def _peak_rss() -> int:
     """Return the largest resident memory of this process in bytes. ru_maxrss would begin with that of the process that
     started it."""
     try:
-        with open(status, encoding="ascii", errors="replace") as file:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as file:
             return next(int(line.split()[1]) for line in file if line.startswith("VmHWM:")) * 1024
     except (OSError, StopIteration, ValueError):
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -61,7 +61,7 @@ def read_template(path: str | Path) -> str:
     return text
 
 
-def check_template_options(record: Mapping[str, Any], where: str = "") -> TemplateOptions:
+def check_template_options(record: Mapping[str, Any], where: str) -> TemplateOptions:
     """Check the options in a body (where: `body.`) or a line. A null counts as absent. RequestError for an invalid
     value."""
     variables = check_variables(record.get("chat_template_kwargs"), f"{where}chat_template_kwargs")

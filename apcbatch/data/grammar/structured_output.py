@@ -97,7 +97,7 @@ def check_structured_output(
 
 
 def given_structured_output(
-    record: Mapping[str, Any], tools: Sequence[Tool] | None, where: str = ""
+    record: Mapping[str, Any], tools: Sequence[Tool] | None, where: str
 ) -> dict[str, StructuredOutput]:
     """Return the structured output of a record as the setting `structure`; an empty dict if it asks for none."""
     structure = check_structured_output(record, tools, where)

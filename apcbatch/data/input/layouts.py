@@ -91,7 +91,7 @@ class LaidOut(NamedTuple):
     text: str | None = None
 
 
-def lay_out(record: Record, options: LineOptions = ANY_LINE) -> LaidOut:
+def lay_out(record: Record, options: LineOptions) -> LaidOut:
     """Convert a record in another tool's known layout to one of the formats.
 
     The record in the result is the same object if nothing has to change. In a record of unknown layout only the tools

@@ -102,15 +102,15 @@ class DocumentError(Exception):
     """A JSON document that does not end, or is followed by more data."""
 
 
-def look_ahead(chunks: Iterator[bytes], least: int = 1, most: int = LOOK_BYTES) -> tuple[bytes, Iterator[bytes]]:
+def look_ahead(chunks: Iterator[bytes], least: int) -> tuple[bytes, Iterator[bytes]]:
     """Read the beginning of the chunks; return (beginning, iterator over all chunks).
 
     The beginning has at least `least` bytes and the whole first line, unless the chunks end before that. Reading stops
-    at the chunk with which it has `most` bytes, even if the first line is longer."""
+    at the chunk with which it has LOOK_BYTES, even if the first line is longer."""
     seen: list[bytes] = []
     failure: Exception | None = None
     num_bytes, is_whole = 0, False
-    while not is_whole and num_bytes < most:
+    while not is_whole and num_bytes < LOOK_BYTES:
         try:
             chunk = next(chunks, b"")
         except BROKEN as error:  # _all_chunks raises it after the chunks that were read before it
