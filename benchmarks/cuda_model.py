@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -122,7 +123,8 @@ def snapshot_costs(folder: Path, dtype: str) -> dict[str, Any]:
 def products(config: ModelConfig, tokens: int) -> Iterator[tuple[int, int, int, int]]:
     """(how many, rows, inputs, outputs) of the products of all layers; experts share their tokens evenly."""
     h, d, n, r = config.hidden_size, config.d_inner, config.d_state, config.dt_rank
-    blocks = family_of(config).num_blocks(config)
+    family = family_of(config)
+    blocks = Counter(one.kind for layer in range(config.num_layers) for one in family.layer(config, layer))
     for inputs, outputs in ((h, 2 * d), (d, r + 2 * n), (r, d), (d, h)):
         yield blocks[MAMBA], tokens, inputs, outputs
     heads, kv = (count * config.head_dim for count in (config.num_attention_heads, config.num_key_value_heads))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
@@ -230,16 +230,6 @@ class SigmoidRouting:
         most = top_groups * (experts // groups)
         if not 1 <= k <= most:
             raise ValueError(f"k must lie in 1 to {most}, the columns of {top_groups} groups; it is {k}")
-
-
-class MatrixProduct(NamedTuple):
-    """One matrix product inside a fused sub-block: `rows` rows times packed weights (a Linear). out_dtype: None for the
-    weights' dtype. bias: (out,), or None."""
-
-    rows: int
-    packed: Any
-    out_dtype: torch.dtype | None = None
-    bias: torch.Tensor | None = None
 
 
 class Residual:

@@ -135,12 +135,6 @@ def _norms(form: AttentionForm, config: ModelConfig, source: TensorSource, devic
     return QueryKeyNorms(q, k, config.norm_eps, rotary_steps(rotary.rotary_dim, rotary.rope_theta).to(device))
 
 
-def _products(form: AttentionForm, config: ModelConfig) -> dict[str, tuple[int, int]]:
-    h, d = config.hidden_size, config.num_attention_heads * config.head_dim
-    kv = config.num_key_value_heads * config.head_dim
-    return {"qkv_proj": (h, d + 2 * kv + (d if form.is_gated else 0)), "o_proj": (d, h)}
-
-
 def _state(config: ModelConfig, layer: int, dtype: str) -> tuple[StatePart, ...]:
     return (KV.part(layer, (2, None, config.num_key_value_heads, config.head_dim), dtype),)
 
@@ -151,7 +145,7 @@ def _sizes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 def attention(name: str, form: AttentionForm) -> SubBlockKind:
     """Return the SubBlockKind of attention mixers of one form. name: the backends' name for it."""
-    return SubBlockKind(name, partial(AttentionMixer, name, form), partial(_products, form), _state, _sizes)
+    return SubBlockKind(name, partial(AttentionMixer, name, form), _state, _sizes)
 
 
 ATTENTION = attention("attention", AttentionForm())

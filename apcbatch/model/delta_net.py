@@ -117,11 +117,6 @@ def _load(in_proj: InProj, config: ModelConfig, source: TensorSource, norm: PreN
     return Fused(source.backend, part)
 
 
-def _products(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    sizes, h = DeltaNetSizes.of(config), config.hidden_size
-    return {"in_proj": (h, sizes.projected), "out_proj": (sizes.values, h)}
-
-
 def _state(config: ModelConfig, layer: int, dtype: str) -> tuple[StatePart, ...]:
     sizes = DeltaNetSizes.of(config)
     lanes = value_lanes(sizes.key_dim, sizes.value_dim)
@@ -140,5 +135,5 @@ def _sizes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     }
 
 
-DELTA_NET = SubBlockKind("delta", partial(_load, _in_proj), _products, _state, _sizes)
+DELTA_NET = SubBlockKind("delta", partial(_load, _in_proj), _state, _sizes)
 GROUPED_DELTA_NET = replace(DELTA_NET, load=partial(_load, _grouped_in_proj))

@@ -5,7 +5,6 @@ Each module of `families/` defines one. Importing these modules does not load to
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -48,7 +47,3 @@ class Family:
             for block in self.layer(config, i):
                 found.setdefault(block.kind, f"{self.layers}.{i}.{block.name}")
         return found
-
-    def num_blocks(self, config: ModelConfig) -> Counter[SubBlockKind]:
-        """Count the sub-blocks of each kind in a model."""
-        return Counter(block.kind for i in range(config.num_layers) for block in self.layer(config, i))

@@ -160,66 +160,28 @@ def _shared_columns(config: ModelConfig) -> int:
     return columns
 
 
-def _mlp_products(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    h, f = config.hidden_size, config.intermediate_size
-    return {"gate_up_proj": (h, 2 * f), "down_proj": (f, h)}
-
-
-def _shared_products(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    h, f = config.hidden_size, _shared_columns(config)
-    return {"input_linear": (h, 2 * f), "output_linear": (f, h)}
-
-
-def _shared_expert_products(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    h, f = config.hidden_size, _shared_columns(config)
-    return {"shared_gate_up_proj": (h, 2 * f), "shared_down_proj": (f, h), "shared_expert_gate": (h, 1)}
-
-
-def _mixture_products(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    return {**_mlp_products(config), "router": (config.hidden_size, config.num_experts)}
-
-
-def _sigmoid_mixture_products(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    fields: Any = config
-    h, f = config.hidden_size, fields.moe_intermediate_size
-    return {"expert_gate_up_proj": (h, 2 * f), "expert_down_proj": (f, h), "router": (h, config.num_experts)}
-
-
-def _relu2_products(columns: str, name: str, config: ModelConfig) -> dict[str, tuple[int, int]]:
-    h, f = config.hidden_size, getattr(config, columns)
-    return {f"{name}up_proj": (h, f), f"{name}down_proj": (f, h)}
-
-
-def _relu2_mixture_products(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    fields: Any = config
-    h, f, latent = config.hidden_size, fields.moe_intermediate_size, fields.moe_latent_size
-    projections = {"fc1_latent_proj": (h, latent), "fc2_latent_proj": (latent, h)} if latent else {}
-    experts = {"expert_up_proj": (latent or h, f), "expert_down_proj": (f, latent or h)}
-    return {**experts, "router": (h, config.num_experts), **projections}
-
-
 def mlp(projections: tuple[str, str, str]) -> SubBlockKind:
     """Return the SubBlockKind of MLPs. projections: names of gate, up and down."""
-    return SubBlockKind("mlp", partial(_load_mlp, projections), _mlp_products)
+    return SubBlockKind("mlp", partial(_load_mlp, projections))
 
 
 def mixture(router: str, is_normalised: bool) -> SubBlockKind:
     """Return the SubBlockKind of mixtures whose experts are below `experts`. router: name of the router's tensor.
     is_normalised: the weights of a token's experts are divided by their sum."""
     kind = "normalised_mixture" if is_normalised else "mixture"
-    return SubBlockKind(kind, partial(_load_mixture, kind, router), _mixture_products)
+    return SubBlockKind(kind, partial(_load_mixture, kind, router))
 
 
-def relu2_mlp(columns: str, prefix: str = "") -> SubBlockKind:
-    """Return the SubBlockKind of MLPs with a squared ReLU. columns: name of the config's field for their inner columns.
-    prefix: prefix of the names of their products."""
-    return SubBlockKind("relu2_mlp", partial(_load_relu2_mlp, columns), partial(_relu2_products, columns, prefix))
+def relu2_mlp(columns: str) -> SubBlockKind:
+    """Return the SubBlockKind of MLPs with a squared ReLU. columns: name of the config's field for their inner
+    columns."""
+    return SubBlockKind("relu2_mlp", partial(_load_relu2_mlp, columns))
 
 
 MLP = mlp(_PROJECTIONS)
 MIXTURE = mixture("router", is_normalised=False)
-SHARED_MLP = SubBlockKind("mlp", _load_shared_mlp, _shared_products)
-NORMALISED_MIXTURE = SubBlockKind("normalised_mixture", _load_normalised_mixture, _mixture_products)
-SIGMOID_MIXTURE = SubBlockKind("sigmoid_mixture", _load_sigmoid_mixture, _sigmoid_mixture_products)
-SHARED_EXPERT = SubBlockKind("shared_expert", _load_shared_expert, _shared_expert_products)
-RELU2_MIXTURE = SubBlockKind("relu2_mixture", _load_relu2_mixture, _relu2_mixture_products)
+SHARED_MLP = SubBlockKind("mlp", _load_shared_mlp)
+NORMALISED_MIXTURE = SubBlockKind("normalised_mixture", _load_normalised_mixture)
+SIGMOID_MIXTURE = SubBlockKind("sigmoid_mixture", _load_sigmoid_mixture)
+SHARED_EXPERT = SubBlockKind("shared_expert", _load_shared_expert)
+RELU2_MIXTURE = SubBlockKind("relu2_mixture", _load_relu2_mixture)

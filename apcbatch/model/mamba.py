@@ -63,11 +63,6 @@ def _norms(config: ModelConfig, source: TensorSource) -> Norms | None:
     return dt, b, c
 
 
-def _products(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    h, d, n, r = config.hidden_size, config.d_inner, config.d_state, config.dt_rank
-    return {"in_proj": (h, 2 * d), "x_proj": (d, r + 2 * n), "dt_proj": (r, d), "out_proj": (d, h)}
-
-
 def _state(config: ModelConfig, layer: int, dtype: str) -> tuple[StatePart, ...]:
     return (
         SSM.part(layer, (config.d_state, config.d_inner), dtype),
@@ -80,4 +75,4 @@ def _sizes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return {"A_log": (d, config.d_state), "conv1d.weight": (d, 1, config.d_conv)}
 
 
-MAMBA = SubBlockKind("mamba", _load, _products, _state, _sizes)
+MAMBA = SubBlockKind("mamba", _load, _state, _sizes)

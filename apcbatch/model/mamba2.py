@@ -102,11 +102,6 @@ def _load(
     return Fused(source.backend, part)
 
 
-def _products(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    sizes, h = Mamba2Sizes.of(config), config.hidden_size
-    return {"in_proj": (h, sizes.projected), "out_proj": (sizes.inner, h)}
-
-
 def _state(config: ModelConfig, layer: int, dtype: str) -> tuple[StatePart, ...]:
     sizes = Mamba2Sizes.of(config)
     lanes = value_lanes(sizes.d_state, sizes.head_dim)
@@ -126,7 +121,7 @@ def _sizes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _mamba2(name: str, form: Norm) -> SubBlockKind:
-    return SubBlockKind(name, partial(_load, name, form), _products, _state, _sizes)
+    return SubBlockKind(name, partial(_load, name, form), _state, _sizes)
 
 
 MAMBA2 = _mamba2("mamba2", "gate_first")

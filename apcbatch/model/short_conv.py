@@ -31,11 +31,6 @@ def _load(config: ModelConfig, source: TensorSource, norm: PreNorm, state: State
     return Fused(source.backend, source.backend.sub_block(SHORT_CONV.name, norm, weights, state[CONV.name]))
 
 
-def _products(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    h = config.hidden_size
-    return {"in_proj": (h, 3 * h), "out_proj": (h, h)}
-
-
 def _state(config: ModelConfig, layer: int, dtype: str) -> tuple[StatePart, ...]:
     return (CONV.part(layer, (config.d_conv - 1, config.hidden_size), dtype),)
 
@@ -44,4 +39,4 @@ def _sizes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return {"conv.weight": (config.hidden_size, 1, config.d_conv)}
 
 
-SHORT_CONV = SubBlockKind("short_conv", _load, _products, _state, _sizes)
+SHORT_CONV = SubBlockKind("short_conv", _load, _state, _sizes)

@@ -50,14 +50,12 @@ class SubBlockKind:
 
     name: the backends' name for it. load(config, source, norm, state): returns the sub-block with the tensors of
     `source`, on its backend; norm: the norm at its beginning; state: the layer's part of the arena, by role.
-    products(config): (in_features, out_features) of its matrix products, by name. state(config, layer, dtype): the
-    parts of the layer's state, in a model of that dtype. sizes(config): tensor name in the sub-block -> shape, for the
-    tensors that determine the sizes of the state.
+    state(config, layer, dtype): the parts of the layer's state, in a model of that dtype. sizes(config): tensor name in
+    the sub-block -> shape, for the tensors that determine the sizes of the state.
     """
 
     name: str
     load: Callable[[ModelConfig, TensorSource, PreNorm, StateTensors], LoadedSubBlock]
-    products: Callable[[ModelConfig], dict[str, tuple[int, int]]]
     state: Callable[[ModelConfig, int, str], tuple[StatePart, ...]] = _no_state
     sizes: Callable[[ModelConfig], dict[str, tuple[int, ...]]] = _no_sizes
 

@@ -31,6 +31,7 @@ from apcbatch.version import VERSION
 
 from . import datasets, kernels, machine, passes, reuse
 from .figures import Figure, Sizes
+from .products import product_shapes
 
 GROUPS = ("kernels", "passes", "reuse", "run")  # of figures, in the order of measurement
 
@@ -60,7 +61,7 @@ def _figures(
     sizes = Sizes()
     if "kernels" in groups:
         model = load_model_config(locate_model(config.model))
-        yield from kernels.Kernels(model, dtype, limits, sizes).figures()
+        yield from kernels.Kernels(model, product_shapes(config), dtype, limits, sizes).figures()
     if "passes" in groups:
         yield from passes.figures(config, sizes)
     if "reuse" in groups:

@@ -8,7 +8,8 @@ operations over the machine's rate, and bytes over its memory bandwidth. A kerne
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,7 +29,6 @@ from apcbatch.model.mamba import MAMBA
 from apcbatch.model.mamba2 import Mamba2Sizes
 
 from .figures import Figure, Sizes, median_ratio, median_s, timed
-from .products import product_shapes
 
 GROUP = "kernels"
 # Vector operations per element (csrc/vmath.h, csrc/scan_states.h). Each counts as one fma: 2 flops at peak.
@@ -42,11 +42,20 @@ MOST_COPIES = 24
 
 
 class Kernels:
-    """Measurements of the kernels of one architecture in one dtype. limits: see machine.limits."""
+    """Measurements of the kernels of one architecture in one dtype. products: (in_features, out_features) of its
+    matrix products. limits: see machine.limits."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, limits: dict[str, float], sizes: Sizes) -> None:
-        self._config, self._dtype, self._limits, self._sizes = config, dtype, limits, sizes
-        self._blocks = family_of(config).num_blocks(config)
+    def __init__(
+        self,
+        config: ModelConfig,
+        products: Sequence[tuple[int, int]],
+        dtype: torch.dtype,
+        limits: dict[str, float],
+        sizes: Sizes,
+    ) -> None:
+        self._config, self._products, self._dtype, self._limits, self._sizes = config, products, dtype, limits, sizes
+        family = family_of(config)
+        self._blocks = Counter(one.kind for layer in range(config.num_layers) for one in family.layer(config, layer))
 
     def figures(self) -> Iterator[Figure]:
         """Measure all kernels, one after the other, and yield their figures."""
@@ -64,7 +73,7 @@ class Kernels:
             yield self._routing()
         if KV in roles:
             yield self._attention()
-        yield from self._products()
+        yield from self._each_product()
 
     def _scans(self) -> Iterator[Figure]:
         config, tokens = self._config, self._sizes.kernel_tokens
@@ -227,9 +236,9 @@ class Kernels:
         share = self._limit_s(flops, 2 * q.nbytes + cache.nbytes) / seconds
         return self._figure(f"attention over {tokens} tokens", 1e-9 * flops / seconds, "GFLOP/s", share)
 
-    def _products(self) -> Iterator[Figure]:
-        for name, (inputs, outputs) in product_shapes(self._config).items():
-            rows = [r for r in self._sizes.product_rows if name != "lm_head" or r <= 32]
+    def _each_product(self) -> Iterator[Figure]:
+        for inputs, outputs in self._products:
+            rows = [r for r in self._sizes.product_rows if outputs != self._config.vocab_size or r <= 32]
             weight = torch.randn(outputs, inputs).to(self._dtype)
             copies = min(MOST_COPIES, -(-COLD_BYTES // weight.nbytes))
             packed = [pack_linear(weight) for _ in range(copies)]
@@ -239,7 +248,7 @@ class Kernels:
                 seconds, flops = seconds / copies, 2 * count * inputs * outputs
                 size = weight.nbytes + self._dtype.itemsize * count * (inputs + outputs)
                 limit = max(flops / self._limits["product_flops_per_s"], size / self._limits["read_bytes_per_s"])
-                label = f"{name} {count} x {inputs} x {outputs}"
+                label = f"product {count} x {inputs} x {outputs}"
                 yield self._figure(label, 1e-9 * flops / seconds, "GFLOP/s", limit / seconds)
 
     def _limit_s(self, flops: float, size: float) -> float:

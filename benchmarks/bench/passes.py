@@ -1,4 +1,4 @@
-"""Measure prefill and decode of one model without a cache: rates, parts of the time, matrix products.
+"""Measure prefill and decode of one model without a cache: rates, parts of the time.
 
 A prefill rate is prompt tokens per second of wall time of a request that generates one token.
 """
@@ -12,9 +12,8 @@ from functools import partial
 from apcbatch.config import Config
 
 from . import drafted_passes
-from .figures import Figure, Sizes, median_ratio, median_s, timed
+from .figures import Figure, Sizes, median_s
 from .parts import PRODUCTS, Parts
-from .products import Products
 from .server import Server, serving
 
 DECODE_PROMPT = 16
@@ -31,7 +30,6 @@ def figures(config: Config, sizes: Sizes) -> Iterator[Figure]:
             seconds = median_s(partial(_prefill, server, tokens), sizes)
             details = {"tokens": tokens, "seconds": seconds}
             yield Figure("prefill", f"prefill of {tokens}", tokens / seconds, "tokens/s", details)
-        yield _products_share(server, sizes)
         yield prefill_parts(server, sizes, f"parts of a prefill of {sizes.long_tokens}")
         for running in sizes.decode_running:
             yield _decode(server, running, sizes)
@@ -54,18 +52,6 @@ def _decode(server: Server, running: int, sizes: Sizes) -> Figure:
         rates.append(running * sizes.new_tokens / seconds["decode"])
     rate = statistics.median(rates)
     return Figure("decode", f"decode, {running} running", rate, "tokens/s", {"running": running})
-
-
-def _products_share(server: Server, sizes: Sizes) -> Figure:
-    """Measure the ratio of two times: the matrix products of a prefill alone, over the whole prefill."""
-    products = Products()
-    with products.recording(server.engine.backend):
-        server.serve(server.prompts(1, sizes.long_tokens))
-    products.again()
-    prompts = iter(server.prompts(sizes.repeats, sizes.long_tokens))
-    share = median_ratio(lambda: timed(products.again), lambda: server.serve([next(prompts)])["wall"], sizes.repeats)
-    name = f"matrix products alone over a prefill of {sizes.long_tokens}"
-    return Figure("prefill", name, share, "x", {"products": len(products)})
 
 
 def prefill_parts(server: Server, sizes: Sizes, name: str) -> Figure:

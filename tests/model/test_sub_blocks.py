@@ -165,7 +165,7 @@ def test_ops_are_the_definition(arrangement: str, load: Load) -> None:
 def test_a_kind_without_a_fused_form_runs_by_its_ops(kind: str, load: Load) -> None:
     """Catches a mixer with `part` None, which its docstring allows, that ends the loading of a model, and a pass that
     is called one call then."""
-    by_ops = SubBlockKind(kind, ATTENTION.load, ATTENTION.products, ATTENTION.state, ATTENTION.sizes)
+    by_ops = SubBlockKind(kind, ATTENTION.load, ATTENTION.state, ATTENTION.sizes)
     layers = [(SubBlock("norm", "mamba", MAMBA),), (SubBlock("norm", "self_attn", by_ops),)]
     backend = CpuBackend()
     backend.kinds = {**backend.kinds, "attention": NOT_FUSED}

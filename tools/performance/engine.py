@@ -23,9 +23,7 @@ def sections(document: Document) -> list[str]:
         "![Seconds to the first token by the length of the prompt, computed and restored](../images/performance.svg)",
         "## Where the time goes",
         _parts(measured),
-        "`python` is the rest: time outside every kernel and every named step. The matrix products of a prefill, run "
-        "alone, take this share of its wall time:",
-        _joined(measured, lambda figure: figure["name"].startswith("matrix products alone"), percent),
+        "`python` is the rest: time outside every kernel and every named step.",
         "## Keeping and restoring",
         _joined(measured, lambda figure: figure["group"] == "reuse", number),
         *_runs(measured),

@@ -7,16 +7,15 @@ ascending order, independent of the routing of other tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from apcbatch import _C
 from apcbatch.kernels.arguments import require_cpu, require_logits, require_matrix, view
 from apcbatch.kernels.cpu.linear import PackedLinear
-from apcbatch.kernels.cpu.ops import ops
 from apcbatch.kernels.cpu.sub_block import FusedSubBlock, norm_plan
-from apcbatch.kernels.layer import Expert, MatrixProduct, PreNorm, Residual, SigmoidRouting
+from apcbatch.kernels.layer import Expert, PreNorm, SigmoidRouting
 from apcbatch.kernels.processor import num_threads
 
 
@@ -70,13 +69,6 @@ class FusedMlp(FusedSubBlock):
         gate_plan = None if gate is None else gate.plan
         self.plan = _C.Mlp(norm_plan(norm, self.hidden), _expert_plan(expert), gate_plan)
 
-    def products(self, residual: Residual) -> Iterator[MatrixProduct]:
-        """See FusedSubBlock."""
-        t = residual.sum.shape[0]
-        yield from _expert_products(self._expert, t)
-        if self._gate is not None:
-            yield MatrixProduct(t, self._gate, torch.float32)
-
 
 class FusedMixture(FusedSubBlock):
     """Pre-norm and mixture of experts in one call. A call stores the output, (t, h), as the residual's delta. Raises
@@ -119,7 +111,7 @@ class FusedMixture(FusedSubBlock):
             sigmoid.require(len(experts), experts_per_token)
         self._norm, self._router, self._experts = norm, router, list(experts)  # alive: the plan has their addresses
         self._sigmoid, self._latent = sigmoid, latent
-        self._experts_per_token, self.hidden = experts_per_token, h
+        self.hidden = h
         self.plan = _C.Mixture(
             norm=norm_plan(norm, h),
             router=router.plan,
@@ -134,28 +126,6 @@ class FusedMixture(FusedSubBlock):
             experts=[_expert_plan(expert) for expert in experts],
         )
 
-    def products(self, residual: Residual) -> Iterator[MatrixProduct]:
-        """Yield the products of the router and the latent projections, then those of each expert for the rows routed to
-        it. Runs the router to count these rows."""
-        router, t, sigmoid, k = self._router, residual.sum.shape[0], self._sigmoid, self._experts_per_token
-        yield MatrixProduct(t, router, torch.float32)
-        for one, out_dtype in zip(self._latent, (None, torch.float32), strict=False):
-            yield MatrixProduct(t, one, out_dtype)
-        x = ops.normed(residual.rows(torch.arange(t)), self._norm, self._experts[0].down.dtype)
-        logits = ops.linear(x, router, torch.float32)
-        if sigmoid is None:
-            _, chosen = ops.softmax_topk(logits, k)
-        else:
-            _, chosen = sigmoid_topk(logits, k, sigmoid.bias, sigmoid.groups, sigmoid.top_groups)
-        for expert, rows in zip(self._experts, chosen.flatten().bincount(minlength=len(self._experts)), strict=True):
-            if rows:
-                yield from _expert_products(expert, int(rows))
-
 
 def _expert_plan(expert: Expert[PackedLinear]) -> _C.Expert:
     return _C.Expert(expert.gate_up.plan, expert.down.plan, expert.is_gated)
-
-
-def _expert_products(expert: Expert[PackedLinear], rows: int) -> Iterator[MatrixProduct]:
-    yield MatrixProduct(rows, expert.gate_up)
-    yield MatrixProduct(rows, expert.down, torch.float32)

@@ -7,8 +7,6 @@ the gated norm; between these everything is float32. Weights and states are chec
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 
 from apcbatch import _C
@@ -17,7 +15,7 @@ from apcbatch.kernels.cpu.head_scan import head_scan_params
 from apcbatch.kernels.cpu.linear import PackedLinear
 from apcbatch.kernels.cpu.ops import MAX_CONV_WIDTH
 from apcbatch.kernels.cpu.sub_block import FusedSubBlock, norm_plan
-from apcbatch.kernels.layer import DeltaNetWeights, Mamba2Weights, MatrixProduct, PreNorm, Residual
+from apcbatch.kernels.layer import DeltaNetWeights, Mamba2Weights, PreNorm
 
 
 class FusedHeadMixer(FusedSubBlock):
@@ -37,7 +35,6 @@ class FusedHeadMixer(FusedSubBlock):
         state: torch.Tensor,
         conv: torch.Tensor,
     ) -> None:
-        self.weights = weights
         self._kept_alive = norm, weights, state, conv  # the plan below holds their addresses
         self.hidden, dtype = weights.in_proj.in_features, weights.in_proj.dtype
         channels, width = weights.conv_weight.shape
@@ -55,12 +52,6 @@ class FusedHeadMixer(FusedSubBlock):
             gate_first=isinstance(weights, Mamba2Weights) and weights.gate_first,
             conv=(conv.data_ptr(), slot_stride(conv, (width - 1, channels), dtype), DTYPE_CODES[dtype]),
         )
-
-    def products(self, residual: Residual) -> Iterator[MatrixProduct]:
-        """See FusedSubBlock."""
-        t = residual.sum.shape[0]
-        yield MatrixProduct(t, self.weights.in_proj)
-        yield MatrixProduct(t, self.weights.out_proj, torch.float32)
 
 
 def _scan_params(

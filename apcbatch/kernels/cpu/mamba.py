@@ -7,8 +7,6 @@ FusedMamba is made.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 
 from apcbatch import _C
@@ -22,7 +20,7 @@ from apcbatch.kernels.arguments import (
 from apcbatch.kernels.cpu.linear import PackedLinear, projection
 from apcbatch.kernels.cpu.ops import MAX_CONV_WIDTH, MAX_D_STATE
 from apcbatch.kernels.cpu.sub_block import FusedSubBlock, norm_plan
-from apcbatch.kernels.layer import MambaWeights, MatrixProduct, PreNorm, Residual
+from apcbatch.kernels.layer import MambaWeights, PreNorm
 
 
 class FusedMamba(FusedSubBlock):
@@ -37,7 +35,6 @@ class FusedMamba(FusedSubBlock):
         self, norm: PreNorm, weights: MambaWeights[PackedLinear], ssm: torch.Tensor, conv: torch.Tensor
     ) -> None:
         _check(weights)
-        self.weights = weights
         self._kept_alive = norm, weights, ssm, conv  # the plan below holds their addresses
         self.hidden, dtype = weights.in_proj.in_features, weights.in_proj.dtype
         n, d = weights.A.shape
@@ -65,14 +62,6 @@ class FusedMamba(FusedSubBlock):
             ssm=(ssm.data_ptr(), slot_stride(ssm, (n, d), torch.float32), FLOAT32),
             conv=(conv.data_ptr(), slot_stride(conv, (width - 1, d), dtype), DTYPE_CODES[dtype]),
         )
-
-    def products(self, residual: Residual) -> Iterator[MatrixProduct]:
-        """See FusedSubBlock."""
-        w, t = self.weights, residual.sum.shape[0]
-        yield MatrixProduct(t, w.in_proj, bias=w.in_bias)
-        yield MatrixProduct(t, w.x_proj)
-        yield MatrixProduct(t, w.dt_proj)
-        yield MatrixProduct(t, w.out_proj, torch.float32, w.out_bias)
 
 
 def _check(w: MambaWeights[PackedLinear]) -> None:

@@ -6,8 +6,6 @@ after the convolution; between these everything is float32. Weights and state ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 
 from apcbatch import _C
@@ -15,7 +13,7 @@ from apcbatch.kernels.arguments import DTYPE_CODES, require_parameter, slot_stri
 from apcbatch.kernels.cpu.linear import PackedLinear
 from apcbatch.kernels.cpu.ops import MAX_CONV_WIDTH
 from apcbatch.kernels.cpu.sub_block import FusedSubBlock, norm_plan
-from apcbatch.kernels.layer import MatrixProduct, PreNorm, Residual, ShortConvWeights
+from apcbatch.kernels.layer import PreNorm, ShortConvWeights
 
 
 class FusedShortConv(FusedSubBlock):
@@ -27,7 +25,6 @@ class FusedShortConv(FusedSubBlock):
     """
 
     def __init__(self, norm: PreNorm, weights: ShortConvWeights[PackedLinear], conv: torch.Tensor) -> None:
-        self.weights = weights
         self._kept_alive = norm, weights, conv  # the plan below holds their addresses
         self.hidden, dtype = weights.in_proj.in_features, weights.in_proj.dtype
         width = weights.conv_weight.shape[-1]
@@ -50,9 +47,3 @@ class FusedShortConv(FusedSubBlock):
             conv_weight=weights.conv_weight.data_ptr(),
             conv=(conv.data_ptr(), slot_stride(conv, (width - 1, self.hidden), dtype), DTYPE_CODES[dtype]),
         )
-
-    def products(self, residual: Residual) -> Iterator[MatrixProduct]:
-        """See FusedSubBlock."""
-        t = residual.sum.shape[0]
-        yield MatrixProduct(t, self.weights.in_proj)
-        yield MatrixProduct(t, self.weights.out_proj, torch.float32)

@@ -1,4 +1,4 @@
-"""Interface of the CPU's sub-blocks of every kind, for the stack and the benchmarks.
+"""Interface of the CPU's sub-blocks of every kind, for the stack.
 
 To add a kind, write a module in this package with a StackSubBlock or a FusedSubBlock, add its row in
 apcbatch.kernels.cpu.backend, and its struct in csrc (csrc/sub_block.h). Invariant: the bits equal those of the kind's
@@ -7,14 +7,11 @@ ops run one by one.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
-
 import torch
 
 from apcbatch import _C
 from apcbatch.kernels.arguments import require_parameter, require_slots
-from apcbatch.kernels.layer import MatrixProduct, PreNorm, Residual
+from apcbatch.kernels.layer import PreNorm, Residual
 from apcbatch.kernels.processor import num_threads
 from apcbatch.kernels.ragged import Ragged
 
@@ -36,14 +33,10 @@ class StackSubBlock:
     num_pages: int | None = None
 
 
-class FusedSubBlock(StackSubBlock, ABC):
+class FusedSubBlock(StackSubBlock):
     """Sub-block that also runs alone, as one call (apcbatch.kernels.backend.FusedSubBlock)."""
 
     can_capture = False
-
-    @abstractmethod
-    def products(self, residual: Residual) -> Iterator[MatrixProduct]:
-        """Yield the matrix products of a call with this residual, in order. For benchmarks."""
 
     def __call__(self, residual: Residual, ragged: Ragged) -> None:
         """Run the sub-block alone, a kind with slots on those that the batch names. Raises ValueError unless the

@@ -134,7 +134,7 @@ _BLOCKS: dict[str, tuple[SubBlock, ...]] = {
     "mlp": (SubBlock("norm", "mixer", relu2_mlp("intermediate_size")),),
     "moe": (
         SubBlock("norm", "mixer", RELU2_MIXTURE),
-        SubBlock("norm", "mixer.shared_experts", relu2_mlp("moe_shared_expert_intermediate_size", "shared_")),
+        SubBlock("norm", "mixer.shared_experts", relu2_mlp("moe_shared_expert_intermediate_size")),
     ),
 }
 
