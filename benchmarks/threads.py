@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 from bench.machine import describe, limits
+from bench.parts import recorded_parts
 from bench.server import Server
 from safetensors import safe_open
 
 from apcbatch.engine.engine import Engine
-from apcbatch.kernels.kernel_seconds import recorded_parts
 
 SHAPES = ("mamba-130m", "jamba-small")
 DTYPES = ("float32", "bfloat16")

@@ -88,7 +88,7 @@ Around: TypeAlias = Callable[..., Any]  # (name of an op, the op, its arguments 
 class BackendOf(Ops[LinearT]):
     """A device's ops, and the constructors that a model calls once. exact: a row's bits never depend on the rest of
     the batch. kinds: kind of sub-block -> its implementation here. runs_whole: the model's pass is one call; set by
-    the model. apcbatch.kernels.kernel_seconds measures the parts of such a call."""
+    the model. record_parts of the compiled module measures the parts of such a call."""
 
     exact: bool
     kinds: ClassVar[Mapping[str, KindOnDevice]]

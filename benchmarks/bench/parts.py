@@ -11,15 +11,28 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from apcbatch import _C
 from apcbatch.engine.persistence import Persistence
 from apcbatch.engine.scheduler import Scheduler
 from apcbatch.engine.snapshots import Snapshots
 from apcbatch.kernels.backend import Backend
-from apcbatch.kernels.kernel_seconds import WAITING, recorded_parts
 from apcbatch.kernels.ops import OPS
 
 PRODUCTS = "matrix products"
 REST = "python"
+WAITING = "waiting for threads"  # mean time that a thread idles at a barrier; already contained in the other parts
+FUSED_PARTS = (  # csrc/parts.h, Part
+    PRODUCTS,
+    "convolution",
+    "scan",
+    "norms",
+    "gated product",
+    "experts",
+    "attention",
+    "embedding",
+    "sampling",
+    WAITING,
+)
 # Part of each op; None for an op that only calls timed ops or the interpreter.
 OP_PARTS = {
     "linear": PRODUCTS,
@@ -50,6 +63,19 @@ METHODS = (
     (Persistence, "drain", "store"),
     (Persistence, "save", "store"),
 )
+
+
+@contextmanager
+def recorded_parts() -> Iterator[dict[str, float]]:
+    """Record the time of this thread's fused calls inside the `with` block. Yields a mapping from part to seconds,
+    filled when the block ends. `experts`: time of a mixture except its matrix products."""
+    seconds: dict[str, float] = {}
+    _C.record_parts(True)
+    try:
+        yield seconds
+    finally:
+        _C.record_parts(False)
+        seconds.update(zip(FUSED_PARTS, _C.part_seconds(), strict=True))
 
 
 class Parts:

@@ -11,9 +11,9 @@ import torch
 from apcbatch.kernels import reference
 from apcbatch.kernels.cpu import head_scan
 from apcbatch.kernels.cpu.head_mixer import FusedHeadMixer
-from apcbatch.kernels.kernel_seconds import recorded_parts
 from apcbatch.kernels.layer import DeltaNetWeights, Mamba2Weights, PreNorm
 from apcbatch.layout import value_lanes
+from benchmarks.bench.parts import recorded_parts
 from tests.effort import table
 from tests.kernels.heads import LIMITS
 from tests.kernels.mixers import assert_cuts_and_mates_change_no_bit, assert_equals_one_by_one, ops, run

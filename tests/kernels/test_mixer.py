@@ -9,8 +9,8 @@ import torch
 
 from apcbatch.kernels import reference
 from apcbatch.kernels.cpu.mamba import FusedMamba
-from apcbatch.kernels.kernel_seconds import recorded_parts
 from apcbatch.kernels.layer import MambaWeights, PreNorm
+from benchmarks.bench.parts import recorded_parts
 from tests.effort import table
 from tests.kernels.mixers import assert_cuts_and_mates_change_no_bit, assert_equals_one_by_one, ops, run
 from tests.kernels.recurrent import DTYPES, one_thread, ragged
