@@ -87,10 +87,6 @@ class TreeShape:
         """Return the last request of each conversation, ascending."""
         return sorted({conversation: index for index, conversation in enumerate(self.conversation)}.values())
 
-    def extends(self, index: int, other: int) -> bool:
-        """Return whether a request's prompt begins with the whole prompt of another one."""
-        return self.node_above(self.end_node[index], self.length[other]) == self.end_node[other]
-
     def node_above(self, node: int, position: int) -> int:
         """Return the node on the path to `node` whose edge holds the position; the root for 0."""
         while self.begin[node] >= position and node != ROOT:

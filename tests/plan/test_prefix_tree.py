@@ -96,7 +96,8 @@ def test_the_shape_counts_what_is_below(data: Dataset) -> None:
                 assert shape.first_below[node] == below[0], data.where
                 assert shape.conversations_below[node] == len({data.conversations[i] for i in below}), data.where
         for other in range(len(data.prompts)):
-            assert shape.extends(index, other) == (prompt[: shape.length[other]] == data.prompts[other])
+            above = shape.node_above(shape.end_node[index], shape.length[other])
+            assert (above == shape.end_node[other]) == (prompt[: shape.length[other]] == data.prompts[other])
     assert shape.last_prompts == sorted(
         max(i for i, c in enumerate(data.conversations) if c == wanted) for wanted in set(data.conversations)
     )
