@@ -58,6 +58,7 @@ class InputChanges:
         self._replaced: set[int] = set()  # lines whose earlier records were of no request
         self._before, self._shifts = array("q"), array("q")  # earlier line -> shift, where it changes
         self._is_known = True  # OUT has a record of the current line
+        self._num_dropped = 0  # answers
         self._line = 0
         self.dropped = array("q")
         self.num_without_line = 0
@@ -89,9 +90,10 @@ class InputChanges:
         else:
             self.stretches = None
 
-    def correct(self, offset: int) -> None:
-        """Drop a record that was made from other content of the current line."""
+    def correct(self, offset: int, is_answer: bool) -> None:
+        """Drop a record, an answer or an error, that was made from other content of the current line."""
         self._is_known = True
+        self._num_dropped += is_answer
         self.dropped.append(offset)
         if not self._corrected or self._corrected[-1] != self._line:
             self._corrected.append(self._line)
@@ -118,6 +120,7 @@ class InputChanges:
         if line is None and not is_error:
             self.num_without_line += 1
             return True
+        self._num_dropped += not is_error
         self.dropped.append(offset)
         return False
 
@@ -131,6 +134,11 @@ class InputChanges:
     def drops(self, offset: int) -> bool:
         """Return whether the record at a byte offset is dropped."""
         return _has(self.dropped, offset)
+
+    @property
+    def is_another_input(self) -> bool:
+        """Whether no answer in OUT is of a line as it is now, and the answers of several lines would be dropped."""
+        return not self._before and self._num_dropped > 0 and len(self._replaced) > 1
 
     @property
     def has_corrections(self) -> bool:

@@ -225,7 +225,7 @@ class PreviousAnswers:
                 "computed anew if the input can be read twice; give it as a file, or another -o, or --overwrite"
             )
         self._mark_seen(key)
-        self.changes.correct(offset)
+        self.changes.correct(offset, is_answer)
 
     def _check_draws(self, record: dict[str, Any], ticket: Ticket) -> None:
         """Refuse a sampled answer if the run that began OUT seeded its random draws by another rule."""

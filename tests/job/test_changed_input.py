@@ -208,6 +208,31 @@ def test_a_line_with_more_or_fewer_turns_is_corrected(apcbatch, tmp_path, turns)
     assert done.summary["requests"] == (1 if turns == "each" else 2)
 
 
+@pytest.mark.parametrize("has_ids", [True, False])
+def test_another_input_is_no_correction(apcbatch, tmp_path, has_ids):
+    """Fault: a wrong file with the same ids, or with as many lines, costs all answers. One answer, or errors alone, may
+    be corrected."""
+
+    def write_texts(*texts):
+        ids = [{"id": f"a{number}"} if has_ids else {} for number in range(len(texts))]
+        messages = [[] if text is None else [{"role": "user", "content": text}] for text in texts]
+        write_lines(tmp_path / "in.jsonl", [own | {"messages": one} for own, one in zip(ids, messages, strict=True)])
+
+    out = tmp_path / "out.jsonl"
+    write_texts("one", "two", "three")
+    assert apcbatch(*RUN).code == 0
+    before = out.read_bytes()
+    write_texts("four", "five", "six")
+    done = apcbatch(*RUN, "--resume")
+    assert done.code == 2 and "no line of in.jsonl is as it was" in done.stderr and "--overwrite" in done.stderr
+    assert out.read_bytes() == before
+    for earlier, later in ((["one"], ["two"]), ([None, None], ["one", "two"])):
+        write_texts(*earlier)
+        apcbatch(*RUN, "--overwrite")
+        write_texts(*later)
+        assert apcbatch(*RUN, "--resume").summary["ok"] == len(later)
+
+
 def test_a_limit_asks_for_fewer_lines_of_a_changed_input(apcbatch, tmp_path):
     """Fault: an answer whose line moved behind the limit counts as gone, or leaves OUT; or more is computed."""
     lines = [conversation(number) for number in range(5)]
