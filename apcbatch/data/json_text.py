@@ -55,6 +55,16 @@ def json_or_text(value: Any) -> Any:
         return value
 
 
+def schema_at(schema: Any, reference: str) -> Any:
+    """Return the schema that a `$ref` within `schema` names by a JSON pointer (RFC 6901). For any other reference
+    return True, the schema of any value."""
+    first, *names = reference.split("/")
+    for name in names:
+        name = name.replace("~1", "/").replace("~0", "~")
+        schema = schema.get(name, True) if isinstance(schema, dict) else True
+    return schema if first == "#" else True
+
+
 def write_json(value: object) -> str:
     """Write a value as compact JSON; ValueError if JSON cannot express it, as for a number that is not finite."""
     try:

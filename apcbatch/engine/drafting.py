@@ -95,7 +95,7 @@ class Drafting:
 
     def add_drafts(self, chunks: list[Chunk]) -> None:
         """Draft for the decode chunks of a pass, as far as it pays."""
-        if not self._capacity or (self._is_paused and not any(_may_be_forced(chunk.sequence) for chunk in chunks)):
+        if not self._may_draft(chunk.sequence for chunk in chunks):
             return
         begin = self.clock()
         proposals = [self._propose(chunk.sequence, self._most(chunk)) for chunk in chunks]
@@ -111,6 +111,12 @@ class Drafting:
                 first_kept += chunk.num_rows
             else:
                 chunk.draft_slots = [self._slots.pop() for _ in range(count)]
+
+    def _may_draft(self, sequences: Iterable[Sequence]) -> bool:
+        """Return whether a pass of these sequences may have drafts. In a pause only a grammar's forced tokens are."""
+        return self._capacity > 0 and (
+            not self._is_paused or any(sequence.request.constraint is not None for sequence in sequences)
+        )
 
     def _choose(self, proposals: list[Draft | None]) -> list[int]:
         """Return the number of tokens to verify of each sequence's proposal.
@@ -181,9 +187,9 @@ class Drafting:
     def measure(self, chunks: list[Chunk], seconds: float) -> None:
         """Add the seconds of a pass without prompts, counted from the end of the previous pass.
 
-        Of a pass with prompts only the search counts, and the passes that accepted tokens stand for. Ignore a pass
-        during which a CUDA graph was captured, and one without drafts right after prompts. A pass without drafts counts
-        as one with drafts if it made its batch anew, after a pass with drafts, or if the host waited to draft for it.
+        Of a pass with prompts, weigh only the search against the plain passes that its accepted tokens save. Ignore a
+        pass during which a CUDA graph was captured, and one without drafts right after prompts. A pass without drafts
+        counts as one with drafts if it made its batch anew, after a pass with drafts, or if the host waited to draft.
         The seconds of the search are not counted as those of a pass without drafts.
         """
         was_paused, self._num_read = self._is_paused, self._num_read + 1
@@ -268,7 +274,7 @@ class Drafting:
     def is_promising(self, sequences: list[Sequence]) -> bool:
         """Return whether drafting for these sequences gains more than running ahead: the host must read the last pass
         before it can draft."""
-        if not self._capacity or (self._is_paused and not any(map(_may_be_forced, sequences))):
+        if not self._may_draft(sequences):
             return False
         self._waited = any(self._choose([self._propose(sequence, MOST_DRAFTED) for sequence in sequences]))
         return self._waited
@@ -305,8 +311,3 @@ class Drafting:
             drafter.append(sequence.tokens[sequence.num_fed : sequence.num_tokens])
             sequence.num_fed = sequence.num_tokens
         return drafter.propose(most)
-
-
-def _may_be_forced(sequence: Sequence) -> bool:
-    """Return whether a request's grammar may force tokens, which are drafted also while the search is paused."""
-    return sequence.request.constraint is not None

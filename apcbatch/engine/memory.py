@@ -197,12 +197,12 @@ class MemoryPlan:
         return sum(self.parts.values())
 
     def most(self, use: Use) -> dict[str, int]:
-        """Return the maximum of each part in bytes, with the prompts of an input on the host."""
+        """Return the maximum of each part in bytes; on the host with the prompts of an input."""
         return self.parts | ({"prompts": PROMPT_BYTES * use.window_tokens} if self.on_host else {})
 
     def used(self, use: Use) -> dict[str, int]:
-        """Return what an input makes a run take, in bytes by part: on a device all parts, as it holds its arena from
-        the beginning. Parts of 0 bytes are left out."""
+        """Return the bytes that a run of an input uses, by part. On a device these are the maximum, since the arena is
+        allocated whole. Parts of 0 bytes are left out."""
         if not self.on_host:
             return self.parts
         rows = min(self.num_live, use.requests)
@@ -244,8 +244,8 @@ class MemoryPlan:
         return max(one_pass, DTYPE_BYTES[self.dtype] * (2 * twice + ahead))
 
     def needs(self, limit_bytes: int, use: Use | None = None) -> str:
-        """Return a text about the memory of a run: what an input makes it take, if that is known, and the most that it
-        may take, beside limit_bytes."""
+        """Return a text about the memory of a run: what it uses for an input, if that is known, and its maximum beside
+        limit_bytes."""
         missing = "" if self.sizes else " without the weights, which are not here"
         most = self.parts if use is None else self.most(use)
         at_most = (

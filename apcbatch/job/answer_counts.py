@@ -53,8 +53,8 @@ class AnswerCounts:
         }
 
     def doubts(self, options: Mapping[str, Any]) -> dict[str, int]:
-        """Return what more than one choice in MANY has, with its count: `cut`, `empty`, `unread`; nothing if the run's
-        options (by name) say that answers do not end by themselves."""
+        """Return the counts of `cut`, `empty` and `unread` that exceed one choice in MANY; none with `ignore_eos` or
+        `score`, where answers do not end by themselves. options: those of the run, by name."""
         if options.get("ignore_eos") or options.get("score"):
             return {}
         counts = {"cut": self.num_cut, "empty": self.num_empty, "unread": self.warnings["unread_call"]}

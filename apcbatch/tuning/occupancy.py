@@ -24,7 +24,6 @@ from apcbatch.layout import PAGE_TOKENS
 from apcbatch.plan.footprint import Footprint
 from apcbatch.plan.planner import Plan
 from apcbatch.plan.prefix_tree import PrefixTree
-from apcbatch.plan.tree_shape import TreeShape
 from apcbatch.plan.windows import REQUEST_TOKENS
 from apcbatch.tuning.forecast import Forecast, PolicyForecast, Served
 from apcbatch.tuning.survey import Survey
@@ -163,8 +162,8 @@ def memory_limit(config: Config) -> tuple[int, bool]:
 
 
 class Occupancy:
-    """What the requests of an input hold at once under a policy, at the block size of the configuration: filled by a
-    Forecaster. answer_tokens: gives the tokens of an answer, by what was read so far."""
+    """Peak of what the requests of an input hold at once under a policy, at the block size of the configuration. A
+    Forecaster adds them. answer_tokens: returns the tokens of an answer, estimated from what was read so far."""
 
     def __init__(self, config: Config, policy: Policy, answer_tokens: Callable[[], int]) -> None:
         self._config, self._policy, self._answer_tokens = config, policy, answer_tokens
@@ -185,6 +184,7 @@ class Occupancy:
         else:
             order, held = plan.order, len(plan.handed_on)
             has_store = self._config.store is not None
+            lengths = (tree.end[node] for node in tree.end_node)  # of the requests ahead too
             jobs = [
                 Job(
                     length,
@@ -194,7 +194,7 @@ class Occupancy:
                     dict.fromkeys(one.keep_for_later if has_store else (), 0)
                     | dict(zip(one.keep, one.reads, strict=True)),
                 )
-                for length, one, leader in zip(TreeShape(tree).length, plan.requests, plan.leaders, strict=False)
+                for length, one, leader in zip(lengths, plan.requests, plan.leaders, strict=False)
             ]
         here = peak_of(jobs, order, self._config.max_running, self._config.max_batch_tokens, held)
         self._peak = Peak(*(max(getattr(self._peak, name), value) for name, value in vars(here).items()))

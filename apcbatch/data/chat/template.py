@@ -226,8 +226,8 @@ class TemplateProcess:
             raise RequestError("invalid_request", f"the messages or tools {reason}") from None
 
     def _given(self, message: Mapping[str, Any], variables: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a message as the template is given it: with its reasoning under the keys that templates read, and with
-        text parts as parts if the template takes them."""
+        """Return a message in the form that templates read: with its reasoning under their keys, and with text
+        parts as parts if the template takes them."""
         message, content = _with_reasoning(message), message.get("content")
         if not isinstance(content, Parts):
             return message

@@ -15,7 +15,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from apcbatch.data.grammar.structured_output import StructuredOutput
-from apcbatch.data.json_text import read_json
+from apcbatch.data.json_text import read_json, schema_at
 from apcbatch.data.output.tool_parser import CallSyntax
 from apcbatch.errors import RequestError
 
@@ -217,7 +217,7 @@ def is_finite(schema: Any) -> bool:
     """Return whether a finite value may satisfy a schema: False only if each value needs another one of the schema of a
     `$ref` without an end."""
     references = {one["$ref"]: False for one in _subschemas(schema) if isinstance(one.get("$ref"), str)}
-    targets = {name: _target(schema, name) for name in references}
+    targets = {name: schema_at(schema, name) for name in references}
     try:
         for _ in range(_MOST_ROUNDS):
             found = {name: references[name] or _has_value(target, references) for name, target in targets.items()}
@@ -227,15 +227,6 @@ def is_finite(schema: Any) -> bool:
     except RecursionError:
         pass
     return True
-
-
-def _target(schema: Any, reference: str) -> Any:
-    """Return the schema that a `$ref` leads to; True, the schema of any value, if it is none within this schema."""
-    first, *names = reference.split("/")
-    for name in names:
-        name = name.replace("~1", "/").replace("~0", "~")
-        schema = schema.get(name, True) if isinstance(schema, dict) else True
-    return schema if first == "#" else True
 
 
 def _has_value(schema: Any, references: Mapping[str, bool]) -> bool:

@@ -76,8 +76,7 @@ def calls_in(value: object) -> list[Call] | None:
 
 
 def json_reader(end_marker: str) -> Reader:
-    """Make a Reader of JSON calls that are followed by `end_marker`; several values may stand before it. An empty one
-    means that no marker follows, and that there is one value."""
+    """Make a Reader of the calls in JSON values up to and with `end_marker`; in exactly one value if that is empty."""
 
     def read(text: str, place: int) -> tuple[list[Call] | None, int]:
         found = json_value(text, place)

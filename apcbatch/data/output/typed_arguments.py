@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from apcbatch.data.input.messages import Tool
-from apcbatch.data.json_text import read_json, write_json
+from apcbatch.data.json_text import read_json, schema_at, write_json
 from apcbatch.data.output.python_values import python_value
 
 _EXACT = 2**53  # below this, a whole float has exactly the value that was written
@@ -69,21 +69,13 @@ class Parameters:
             return {_ALIASES.get(one.lower(), one.lower()) for one in names}
         if values := _list(schema.get("enum")) or ([schema["const"]] if "const" in schema else []):
             return {"null" if value is None else _TYPES.get(type(value), "") for value in values}
-        found = self._types(self._target(schema["$ref"]), left) if isinstance(schema.get("$ref"), str) else set()
+        reference = schema.get("$ref")
+        found = self._types(schema_at(self._root, reference), left) if isinstance(reference, str) else set()
         for one in _list(schema.get("allOf")):
             found = _both(found, self._types(one, left))
         for key in ("anyOf", "oneOf"):
             found = _both(found, set[str]().union(*[self._types(one, left) for one in _list(schema.get(key))]))
         return found
-
-    def _target(self, reference: str) -> object:
-        """Return what a `$ref` within this schema leads to; None for any other."""
-        target: object = self._root
-        first, *names = reference.split("/")
-        for name in names:
-            name = name.replace("~1", "/").replace("~0", "~")
-            target = target.get(name) if isinstance(target, dict) else None
-        return target if first == "#" else None
 
 
 def _read(text: str) -> Any:
@@ -106,7 +98,7 @@ def _read(text: str) -> Any:
 
 
 def _both(one: set[str], other: set[str]) -> set[str]:
-    """Return the types that both sets have; an empty set says nothing, and a contradiction leaves the first."""
+    """Intersect two sets of types, of which an empty one allows any type; return the first if nothing is left."""
     return one & other or one or other
 
 

@@ -32,7 +32,7 @@ _TAG = re.compile(
 
 @dataclass(slots=True)
 class _Level:
-    """Tags within a function, without those within a function in it. All places are indices in characters, ascending.
+    """Tags of one function, without those of functions nested in it. Places are ascending indices of characters.
 
     ends: places of `</parameter>`. begins, names: places and names of parameters that begin a line within a value.
     proper: names of the other parameters."""
