@@ -58,7 +58,7 @@ def test_requests_run_at_once(jobs: list[Job], running: int, batch: int, peak: P
 
 def test_no_request_is_left() -> None:
     """Fault: the simulation of a window with more requests than may wait, or in another order, does not end."""
-    jobs = [Job(random.randint(2, 90), random.randint(0, 9), keeps={1: 3}) for _ in range(300)]
+    jobs = [Job(random.randint(2, 90), random.randint(20, 29), keeps={1: 3}) for _ in range(300)]
     jobs += [Job(95, 5, 1, leader=index % 300) for index in range(900)]
     order = sorted(range(1200), key=lambda index: (index % 300, index))
     found = peak_of(jobs, order, 8, 64)
