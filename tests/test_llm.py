@@ -175,6 +175,8 @@ def test_what_programs_hold_is_taken(llm: LLM) -> None:
     written = {"role": "assistant", "content": "It is on its way."}
     assert llm.chat((MappingProxyType(USER),), max_tokens=4).token_ids == plain.token_ids
     assert llm.chat([USER, reply, USER]).token_ids == llm.chat([USER, written, USER]).token_ids  # type: ignore[list-item]
+    with pytest.raises(RequestError, match="cannot be written as JSON: it holds a set"):
+        llm.chat([{**USER, "content": {"a"}}])
     ids = [5, 6, 7, 8]
     assert llm.complete(np.array(ids)).token_ids == llm.complete(ids).token_ids  # type: ignore[arg-type]
 
@@ -251,10 +253,13 @@ def test_a_closed_one_says_so(tmp_path: Path) -> None:
 
 
 def test_warnings_are_told_as_python_does(tmp_path: Path, recwarn: pytest.WarningsRecorder, llm: LLM) -> None:
-    """Fault: another model's name, or a column that takes no part, is passed over in silence."""
+    """Fault: another model's name, a column that takes no part, or drafts that fit no request, is passed over in
+    silence."""
     told: list[str] = []
-    with LLM("demo", device="cpu", max_tokens=1, warn=told.append) as one:
+    drafts = write_lines(tmp_path / "other.jsonl", [{"custom_id": "elsewhere#1", "apcbatch": {"text": "x"}}])
+    with LLM("demo", device="cpu", max_tokens=1, warn=told.append, draft_from=drafts) as one:
         list(one.run([{"messages": [USER], "model": "gpt-9", "reward": 1}]))
+    assert "so that no draft was made from them" in told.pop()
     assert any("gpt-9" in sentence for sentence in told) and any("reward" in sentence for sentence in told)
     list(llm.run([{"messages": [USER], "model": "gpt-9", "reward": 1}]))
     assert {sentence.replace("line 1: ", "") for sentence in told} <= {

@@ -471,6 +471,7 @@ KEPT = [
 CHANGED = {
     '{"enum":[9007199254740993]}': "enum has the number 9007199254740993, which the grammar library would change",
     '{"const":{"a":[9223372036854775808]}}': "const has the number",
+    '{"type":"integer","maximum":9007199254740993}': "maximum has the number",
     '{"type":"integer","minimum":100000000000000000000}': "minimum has the number",
     '{"type":"integer","exclusiveMinimum":9007199254740992}': "exclusiveMinimum has the number",
     '{"type":"integer","minimum":9007199254740992,"exclusiveMinimum":true}': "minimum has the number",

@@ -26,7 +26,7 @@ def test_a_line_of_messages_becomes_a_conversation() -> None:
             "name": "Mia",
         },
         {"role": "assistant", "content": None, "tool_calls": [call(name="f", arguments='{"x": [1, 2]}')]},
-        {"role": "tool", "content": "3", "tool_call_id": "1", "weight": 1},
+        {"role": "tool", "content": "3", "tool_call_id": "1", "weight": 1, "text": "4"},
         {"role": "assistant", "content": "3", "tool_calls": [], "reasoning_content": "easy", "refusal": None},
     ]
     record = good({"id": "c", "messages": messages, "tools": tools, "score": 0.5})

@@ -196,7 +196,7 @@ def test_the_syntax_of_a_parser_is_what_it_reads(parser: Any) -> None:
                 WRITTEN["qwen-coder"], WRITTEN["qwen-coder"] + "\ndone", WRITTEN["qwen-coder"] * 2,
                 "<function=a>\n<parameter=b>\n" + WRITTEN["qwen-coder"] + "\n</parameter>\n</function>",
                 "see <function=f> and\n<parameter=zzz>\n", "it ends with </function> there",
-                "\n<parameter=n>\n", "\n<parameter=x>\n", "a <parameter=o> b",
+                "\n<parameter=n>\n", "\n<parameter=x>\n", "a <parameter=o> b", "a\n<parameter=x>\nb",
             )
         ),
         ("qwen-coder", "<function=get><parameter=q>\n\n a \n\n</parameter></function></tool_call>", [

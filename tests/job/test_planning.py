@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 from apcbatch.config import Config
 from apcbatch.data.model_files import model_files_digest
+from apcbatch.engine.coverage import Match
 from apcbatch.job.planning import (
     PlannedFeeder,
     order_of,
     planner_for,
     windows_note,
+    with_earlier,
     with_measured_gain,
     with_recorded_gain,
     work_source,
@@ -20,6 +23,7 @@ from apcbatch.model.locate import locate_model
 from apcbatch.plan.footprint import Footprint
 from apcbatch.resolution import load
 from apcbatch.store import Store
+from apcbatch.types import RequestPlan
 
 FOOTPRINT = Footprint(7)
 
@@ -38,6 +42,14 @@ def test_what_is_measured_resolves_auto_alone() -> None:
         )
         assert measured.origins["min_gain_tokens"] == origin
         assert planner_for(load({}, None, {}), FOOTPRINT).min_gain_tokens == 64
+
+
+def test_earlier_windows_raise_a_requests_ideal() -> None:
+    """Fault: an ideal that no run could reach, a lower one than the window's own, or a bound that is called exact."""
+    plan = RequestPlan(resume_at=2, ideal=4)
+    for length, exact, ideal in ((9, True, 8), (10, True, 8), (6, True, 6), (3, True, 4), (3, False, 4), (6, False, 6)):
+        found = with_earlier(plan, Match(length, False, exact), 9)
+        assert found == replace(plan, ideal=ideal, is_ideal_exact=exact)
 
 
 def test_a_gain_is_read_from_the_store(tmp_path: Path) -> None:
