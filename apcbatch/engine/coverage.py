@@ -59,14 +59,15 @@ NO_CHILDREN: dict[int, Node] = {}  # those of every leaf; a node that gets child
 
 
 class CoverageTree:
-    """Radix tree of covered prefixes, which drops the least recently extended branches first. has_forgotten: a branch
-    was dropped, so that matches and unique_tokens may be bounds."""
+    """Radix tree of covered prefixes, which drops the least recently extended branches first. num_tokens, num_nodes:
+    below the root. has_forgotten: a branch was dropped, so that matches and unique_tokens may be bounds."""
 
     def __init__(self, max_tokens: int = MAX_TOKENS, max_nodes: int = MAX_NODES) -> None:
-        self._root = Node(b"", None)
+        self.root = Node(b"", None)
         self._max_tokens, self._max_nodes = max_tokens, max_nodes
         self.num_tokens = 0
-        self._num_nodes = self._num_dropped = 0  # nodes; first tokens in all `dropped`
+        self.num_nodes = 0
+        self._num_dropped = 0  # first tokens in all `dropped`
         self.has_forgotten = False
         self._clock = 0
         self.unique_tokens = 0  # unique tokens of the counted prompts and answers
@@ -91,7 +92,7 @@ class CoverageTree:
         if on_edge < len(node.edge):
             node = self._split(node, on_edge)
         self._add(node, rest)
-        if self.num_tokens > self._max_tokens or self._num_nodes > self._max_nodes:
+        if self.num_tokens > self._max_tokens or self.num_nodes > self._max_nodes:
             self._prune()
 
     def count(self, tokens: TokenArray) -> None:
@@ -105,7 +106,7 @@ class CoverageTree:
 
     def _walk(self, tokens: TokenArray, touch: bool = False) -> tuple[Node, int, int]:
         """Return the deepest node reached, the tokens matched, and how many of them lie on that node's edge."""
-        node, length, on_edge = self._root, 0, 0
+        node, length, on_edge = self.root, 0, 0
         whole = tokens.tobytes()
         while length < len(tokens) and 4 * on_edge == len(node.edge_bytes):
             child = node.children.get(int(tokens[length]))
@@ -131,11 +132,11 @@ class CoverageTree:
         node.edge_bytes, node.counted = node.edge[at:].tobytes(), node.counted - counted
         parent.children[int(upper.edge[0])] = upper
         node.parent = upper
-        self._num_nodes += 1
+        self.num_nodes += 1
         return upper
 
     def _add(self, parent: Node, edge: TokenArray) -> None:
-        if parent is not self._root and not parent.children and not parent.dropped:
+        if parent is not self.root and not parent.children and not parent.dropped:
             parent.edge_bytes += edge.tobytes()  # extend the leaf: no new node
         else:
             first = int(edge[0])
@@ -143,7 +144,7 @@ class CoverageTree:
             if not parent.children:
                 parent.children = {}
             parent.children[first] = Node(edge.tobytes(), parent, last_use=self._clock, regrown=regrown)
-            self._num_nodes += 1
+            self.num_nodes += 1
         self.num_tokens += len(edge)
 
     def _prune(self) -> None:
@@ -152,7 +153,7 @@ class CoverageTree:
         leaves = [(leaf.last_use, number, leaf) for number, leaf in enumerate(self._find_leaves())]
         heapq.heapify(leaves)
         count = len(leaves)
-        while leaves and (self.num_tokens > 0.9 * self._max_tokens or self._num_nodes > 0.9 * self._max_nodes):
+        while leaves and (self.num_tokens > 0.9 * self._max_tokens or self.num_nodes > 0.9 * self._max_nodes):
             leaf = heapq.heappop(leaves)[2]
             parent, first = leaf.parent, int(leaf.edge[0])
             assert parent is not None, "the root is no leaf"
@@ -160,8 +161,8 @@ class CoverageTree:
             self._num_dropped -= len(leaf.dropped) if isinstance(leaf.dropped, set) else 0
             self._note_dropped(parent, first)
             self.num_tokens -= len(leaf.edge)
-            self._num_nodes -= 1
-            if not parent.children and parent is not self._root:
+            self.num_nodes -= 1
+            if not parent.children and parent is not self.root:
                 count += 1
                 heapq.heappush(leaves, (parent.last_use, count, parent))
 
@@ -177,11 +178,11 @@ class CoverageTree:
             node.dropped = dropped
 
     def _find_leaves(self) -> Iterator[Node]:
-        stack = [self._root]
+        stack = [self.root]
         while stack:
             node = stack.pop()
             stack += node.children.values()
-            if not node.children and node is not self._root:
+            if not node.children and node is not self.root:
                 yield node
 
 

@@ -39,9 +39,10 @@ class Drafting:
     """Speculative decoding of one engine.
 
     drafts: the draft index; None to draft nothing. slots: state slots for drafted tokens; empty if the model replays.
-    most: maximum drafted tokens of a pass. clock: seconds by which passes, and the search, are compared. counts: source
-    -> [drafted, accepted] tokens. saved_s: estimated seconds saved by drafts, compared with passes of as many sequences
-    without drafts; None before the first such estimate.
+    most: maximum drafted tokens of a pass. clock: seconds by which passes, and the search, are compared. free_slots:
+    those of `slots` that no pass in flight uses. costs, plain_costs: seconds of passes with drafts, and of those
+    without. counts: source -> [drafted, accepted] tokens. saved_s: estimated seconds saved by drafts, compared with
+    passes of as many sequences without drafts; None before the first such estimate.
     """
 
     def __init__(
@@ -56,8 +57,8 @@ class Drafting:
         self._model = model if isinstance(model, CausalLM) else None  # the only one that may replay
         self._graphed = model if isinstance(model, GraphedLM) else None
         self._num_graphs = 0  # captured until the last pass was read
-        self._slots = list(slots)
-        self._costs, self._plain_costs = RowCosts(), RowCosts()
+        self.free_slots = list(slots)
+        self.costs, self.plain_costs = RowCosts(), RowCosts()
         self._num_read = 0  # passes
         self._waited = False  # whether the host reads the last pass before it begins the next, to draft
         self._search_s = 0.0  # of the last pass
@@ -76,7 +77,7 @@ class Drafting:
         """Maximum drafted tokens of the next pass."""
         if self._drafts is None:
             return 0
-        return self._most_in_pass if self._replays else min(self._most_in_pass, len(self._slots))
+        return self._most_in_pass if self._replays else min(self._most_in_pass, len(self.free_slots))
 
     @property
     def _replays(self) -> bool:
@@ -110,7 +111,7 @@ class Drafting:
                 chunk.first_kept = first_kept
                 first_kept += chunk.num_rows
             else:
-                chunk.draft_slots = [self._slots.pop() for _ in range(count)]
+                chunk.draft_slots = [self.free_slots.pop() for _ in range(count)]
 
     def _may_draft(self, sequences: Iterable[Sequence]) -> bool:
         """Return whether a pass of these sequences may have drafts. In a pause only a grammar's forced tokens are."""
@@ -127,7 +128,7 @@ class Drafting:
         taken = [0] * len(proposals)
         if not any(proposals):
             return taken
-        if self._num_read % PLAIN_CYCLE < PLAIN_RUN and not self._plain_costs.knows(len(proposals)):
+        if self._num_read % PLAIN_CYCLE < PLAIN_RUN and not self.plain_costs.knows(len(proposals)):
             return taken
         candidates = [
             (-reach, place, number)
@@ -138,7 +139,7 @@ class Drafting:
         candidates.sort()
         rows = len(proposals)
         expected = float(rows)
-        costs, plain_costs = self._costs or self._plain_costs, self._plain_costs or self._costs
+        costs, plain_costs = self.costs or self.plain_costs, self.plain_costs or self.costs
         best, best_count = MARGIN * expected / plain_costs.of(rows), 0
         for reach, _, _ in candidates[: self._capacity]:
             expected -= reach
@@ -181,7 +182,7 @@ class Drafting:
 
     def release(self, chunk: Chunk) -> None:
         """Free the slots of a chunk's draft."""
-        self._slots += chunk.draft_slots
+        self.free_slots += chunk.draft_slots
         chunk.draft_slots = []
 
     def measure(self, chunks: list[Chunk], seconds: float) -> None:
@@ -203,7 +204,7 @@ class Drafting:
         number, rows = len(decodes), sum(chunk.num_rows for chunk in decodes)
         if number < len(chunks):
             more = sum(chunk.accepted for chunk in decodes)
-            gain_s = more / number * self._plain_costs.of(number) if more and self._plain_costs else 0.0
+            gain_s = more / number * self.plain_costs.of(number) if more and self.plain_costs else 0.0
             if number or was_paused:
                 self._weigh(gain_s - search_s, seconds, number, was_paused)
             return
@@ -212,15 +213,15 @@ class Drafting:
             return
         is_plain = rows == number and last == "plain" and not waited
         if is_plain:
-            self._plain_costs.add(rows, seconds - search_s)
-            self._costs.age()
+            self.plain_costs.add(rows, seconds - search_s)
+            self.costs.age()
         else:
-            self._costs.add(rows, seconds)
-            self._plain_costs.age()
+            self.costs.add(rows, seconds)
+            self.plain_costs.age()
         gain_s = -search_s
-        if rows > number and self._plain_costs.knows(number):
+        if rows > number and self.plain_costs.knows(number):
             brought = sum(chunk.count + chunk.accepted for chunk in chunks) / number  # plain passes for as many tokens
-            gain_s = brought * self._plain_costs.of(number) - seconds
+            gain_s = brought * self.plain_costs.of(number) - seconds
             self.saved_s = (self.saved_s or 0.0) + gain_s
         self._weigh(gain_s, seconds, number, was_paused)
 

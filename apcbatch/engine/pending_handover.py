@@ -56,11 +56,12 @@ class FailedRequest:
 
 
 class PendingHandover:
-    """Pending snapshots of failed requests. sequence_of: number -> waiting or running sequence."""
+    """Pending snapshots of failed requests, in order of failure in `failed`. sequence_of: number -> waiting or running
+    sequence."""
 
     def __init__(self, pending: PendingSnapshots, snapshots: Snapshots, sequence_of: Callable[[int], Sequence]) -> None:
         self._pending, self._snapshots, self._sequence_of = pending, snapshots, sequence_of
-        self._failed: list[FailedRequest] = []
+        self.failed: list[FailedRequest] = []
 
     def record(self, sequence: Sequence) -> None:
         """Record the snapshots that a planned sequence has not published when it ends, so that the first reader of each
@@ -77,12 +78,12 @@ class PendingHandover:
             leaders = {promise.position: promise.leader for promise in left}
             source = next((position for position, key in keys.items() if key == sequence.source), 0)
             leader, later = retention.leader, plan.keep_for_later
-            self._failed.append(FailedRequest(keys, leaders, reads, source, leader, later, plan.ideal))
+            self.failed.append(FailedRequest(keys, leaders, reads, source, leader, later, plan.ideal))
             sequence.source = b""
 
     def leader_of(self, key: bytes | None) -> int:
         """Return the leader of a key's pending snapshot that was submitted last, failed or not; -1 for none."""
-        failed = [one.leaders[position] for one in self._failed if (position := one.pending_at(key))]
+        failed = [one.leaders[position] for one in self.failed if (position := one.pending_at(key))]
         return max([*self._pending.publishers(key), *failed], default=-1)
 
     def must_wait(self, sequence: Sequence) -> bool:
@@ -135,18 +136,18 @@ class PendingHandover:
 
     def clear(self) -> None:
         """Drop all pending readers."""
-        for failed in self._failed:
+        for failed in self.failed:
             failed.reads.clear()
         self._drop_unread()
 
     def _find(self, key: bytes | None, leader: int) -> FailedRequest | None:
         """Return the failed request that has a pending snapshot of this key and leader; None if there is none."""
-        found = (one for one in self._failed if (at := one.pending_at(key)) and one.leaders[at] == leader)
+        found = (one for one in self.failed if (at := one.pending_at(key)) and one.leaders[at] == leader)
         return next(found, None)
 
     def _drop_unread(self) -> None:
-        unread = [failed for failed in self._failed if not any(failed.reads.values())]
-        self._failed = [failed for failed in self._failed if any(failed.reads.values())]
+        unread = [failed for failed in self.failed if not any(failed.reads.values())]
+        self.failed = [failed for failed in self.failed if any(failed.reads.values())]
         for failed in unread:
             if failed.source:
                 self.add_readers(failed.keys[failed.source], -1, failed.leader)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,11 +29,12 @@ FORGOTTEN_KEYS = 65_536
 
 
 class PagePool:
-    """Reference counts of `num_pages` KV pages, shared by sequences and snapshots. An unused page costs no memory."""
+    """Reference counts of `num_pages` KV pages, shared by sequences and snapshots. An unused page costs no memory.
+    refs: page -> number of references, (num_pages,) int32."""
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
-        self._refs = np.zeros(num_pages, np.int32)
+        self.refs = np.zeros(num_pages, np.int32)
         self._freed: list[int] = []
         self._num_used = 0  # first page that was never allocated
 
@@ -50,17 +51,17 @@ class PagePool:
             page, self._num_used = self._num_used, self._num_used + 1
         else:
             raise IndexError("no page is free")
-        self._refs[page] = 1
+        self.refs[page] = 1
         return page
 
     def share(self, pages: PageArray) -> None:
         """Add one reference to each page."""
-        self._refs[pages] += 1
+        self.refs[pages] += 1
 
     def release(self, pages: PageArray) -> int:
         """Drop one reference to each page. Return how many became free."""
-        self._refs[pages] -= 1
-        freed = pages[self._refs[pages] == 0]
+        self.refs[pages] -= 1
+        freed = pages[self.refs[pages] == 0]
         self._freed.extend(freed.tolist())
         return len(freed)
 
@@ -121,6 +122,10 @@ class SnapshotPool:
     def __contains__(self, key: object) -> bool:
         return key in self._held
 
+    def __iter__(self) -> Iterator[Snapshot]:
+        """Iterate over the snapshots, least recently consumed first."""
+        return iter(self._held.values())
+
     @property
     def held_bytes(self) -> int:
         """Bytes of the held and reserved slots, and of the pages that snapshots refer to."""
@@ -136,13 +141,9 @@ class SnapshotPool:
         """Return the snapshot of a key, without marking it as consumed."""
         return self._held.get(key)
 
-    def positions(self) -> set[int]:
-        """Return the positions of all snapshots."""
-        return {one.position for one in self._held.values()}
-
     def refused(self) -> list[Snapshot]:
         """Return the snapshots that the store refused, by ascending position."""
-        return sorted((one for one in self._held.values() if one.refused), key=lambda one: one.position)
+        return sorted((one for one in self if one.refused), key=lambda one: one.position)
 
     def holds(self, snapshot: Snapshot) -> bool:
         """Return whether this snapshot is still in the pool; a dropped one's slot may have another state."""
@@ -260,7 +261,7 @@ class SnapshotPool:
         if victim is None and self._finish_writes():
             victim = self._idle()
         if victim is None and awaited:
-            victim = next((snapshot for snapshot in self._held.values() if not snapshot.pins), None)
+            victim = next((snapshot for snapshot in self if not snapshot.pins), None)
         if victim is not None:
             self._evict(victim)
         return victim is not None
@@ -284,7 +285,7 @@ class SnapshotPool:
 
     def _idle(self) -> Snapshot | None:
         """Return the least recently consumed snapshot that is neither pinned nor awaited."""
-        return next((one for one in self._held.values() if not one.pins and not one.reads_left), None)
+        return next((one for one in self if not one.pins and not one.reads_left), None)
 
     def _evict(self, snapshot: Snapshot) -> None:
         self.drop(snapshot, evicted=True)

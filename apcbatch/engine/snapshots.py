@@ -183,7 +183,7 @@ class Snapshots:
     def positions(self, tokens: TokenArray) -> list[int]:
         """Return the positions up to len(tokens) whose snapshot is in memory or in the store, ascending."""
         hasher = PrefixHasher(self._fingerprint, tokens)
-        found = {*boundaries_in(0, len(tokens), self._block_size), *self._pool.positions()}
+        found = {*boundaries_in(0, len(tokens), self._block_size), *(one.position for one in self._pool)}
         keys = dict(hasher.keys_at(sorted(position for position in found if position <= len(tokens))))
         stored = set(self._persistence.positions(keys)) if self._persistence else set()
         return [p for p, key in keys.items() if key in self._pool or p in stored]

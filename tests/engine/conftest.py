@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from apcbatch import Engine
 from apcbatch.model.causal_lm import CausalLM
+from tests.engine.opened import OpenedEngine
 
 
 @pytest.fixture(autouse=True)
@@ -30,12 +30,12 @@ def untied_folder(request: pytest.FixtureRequest, tiny_checkpoint: Callable[...,
 
 
 @pytest.fixture
-def open_engine() -> Iterator[Callable[..., Engine]]:
+def open_engine() -> Iterator[Callable[..., OpenedEngine]]:
     """open_engine(folder, **options) -> an engine with blocks of 16 tokens and 16 MiB of memory."""
-    opened: list[Engine] = []
+    opened: list[OpenedEngine] = []
 
-    def make(folder: Path | str, **options: Any) -> Engine:
-        opened.append(Engine(folder, **{"block_size": 16, "pool_size_bytes": 16 << 20, **options}))
+    def make(folder: Path | str, **options: Any) -> OpenedEngine:
+        opened.append(OpenedEngine(folder, **{"block_size": 16, "pool_size_bytes": 16 << 20, **options}))
         return opened[-1]
 
     yield make

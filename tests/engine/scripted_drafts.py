@@ -10,7 +10,7 @@ import numpy as np
 
 from apcbatch import Engine, Request, Result
 from apcbatch.drafts.drafter import Draft
-from apcbatch.engine.drafting import Drafting
+from tests.engine.opened import OpenedEngine
 from tests.engine.runs import serve, tokens
 from tests.tiny import VOCAB
 
@@ -44,17 +44,9 @@ class ScriptedDrafter:
         return Draft(drafted, [0.99] * len(drafted), "lookup") if drafted else None
 
 
-def make_rows_free(drafting: Drafting, seconds: Callable[[int], float] = lambda rows: 1.0) -> None:
-    """Let passes take these seconds by rows: one second whatever they are makes each drafted token worth its row."""
-    for costs in (drafting._costs, drafting._plain_costs):
-        costs.knows, costs.of = (lambda rows: True), seconds  # type: ignore[method-assign]
-
-
-def drafting(engine: Engine, script: Script) -> Engine:
+def drafting(model: Path | str, script: Script, **options: Any) -> OpenedEngine:
     """An engine that verifies each draft of a script."""
-    engine._drafting._drafts = Scripted(script)
-    make_rows_free(engine._drafting)
-    return engine
+    return OpenedEngine(model, drafts=Scripted(script), **options)
 
 
 def without_drafts(folder: Path, requests: Sequence[Request], **options: Any) -> dict[str, Result]:

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from apcbatch import Engine, Request, Result
 from apcbatch.engine import step
 from tests.engine import runs
+from tests.engine.opened import OpenedEngine
 from tests.engine.runs import ending, told
 from tests.tiny import VOCAB
 
@@ -35,8 +36,8 @@ def draws(seed: int) -> list[Request]:
 
 def serve(folder: Path, requests: list[Request], ahead: bool, **options: object) -> tuple[dict[str, Result], Engine]:
     """The results by id, and the engine, closed."""
-    engine = Engine(folder, **{"pool_size_bytes": 8 << 20, "block_size": 16, "draft": (), **options})
-    engine._pipeline.runs_ahead = ahead
+    options = {"pool_size_bytes": 8 << 20, "block_size": 16, "draft": (), **options}
+    engine = OpenedEngine(folder, runs_ahead=ahead, **options)
     return runs.serve(engine, requests), engine
 
 

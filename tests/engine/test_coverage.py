@@ -30,12 +30,12 @@ def expected(prompt: Prompt, covered: list[Prompt]) -> Match:
 
 def check_counts(tree: CoverageTree) -> None:
     """The tree's counters against its nodes, and that each node hangs where its first token says."""
-    nodes, stack = [], list(tree._root.children.values())
+    nodes, stack = [], list(tree.root.children.values())
     while stack:
         nodes.append(stack.pop())
         stack += nodes[-1].children.values()
     assert tree.num_tokens == sum(len(node.edge) for node in nodes)
-    assert tree._num_nodes == len(nodes)
+    assert tree.num_nodes == len(nodes)
     for node in nodes:
         assert len(node.edge) and node.parent.children[int(node.edge[0])] is node
 
@@ -106,12 +106,12 @@ def test_the_least_recently_extended_go_first_and_no_more_than_needed() -> None:
 def test_what_grows_again_is_inexact_down_to_its_leaves() -> None:
     """Catches an ideal called exact on a branch, or on a fork of it, that begins like one that was dropped."""
     tree = CoverageTree()
-    tree._root.dropped = {5}
+    tree.root.dropped = {5}
     for prompt in ((5, 1), (6, 1), (5, 2, 3), (6, 2)):
         tree.insert(array(prompt))
     asked = [(5, 1, 9), (5, 2, 9), (5, 9), (5, 2, 3, 9), (6, 1, 9), (6, 9), (7,)]
     assert [tree.match(array(prompt)).exact for prompt in asked] == [False, False, False, False, True, True, True]
-    assert tree._num_nodes == 6
+    assert tree.num_nodes == 6
     check_counts(tree)
 
 
@@ -134,7 +134,7 @@ def test_what_goes_on_is_one_node() -> None:
     tree = CoverageTree(max_nodes=3)
     for end in (3, 6, 9):
         tree.insert(array(tuple(range(end))))
-    assert tree._num_nodes == 1
+    assert tree.num_nodes == 1
     for prompt in [(50,), (51,), tuple(range(10)), (52,)]:
         tree.insert(array(prompt))
     assert lengths(tree, [tuple(range(10)), (50,), (51,), (52,)]) == [10, 0, 0, 1]
@@ -148,7 +148,7 @@ def test_the_least_recently_extended_branches_go_first() -> None:
         conversation = min(random.randrange(60), random.randrange(60))
         used[conversation] = turn
         tree.insert(array((conversation, *(random.randrange(3) for _ in range(random.randrange(1, 20))))))
-        assert tree.num_tokens <= 400 and tree._num_nodes <= 40
+        assert tree.num_tokens <= 400 and tree.num_nodes <= 40
         check_counts(tree)
         there = {first for first in used if lengths(tree, [(first,)]) == [1]}
         gone = used.keys() - there

@@ -86,8 +86,9 @@ def test_both_devices_replay_graphs(tiny_checkpoint: Callable[..., Path], monkey
     replays, replay = [], graphs._Graph.replay
 
     def noted(graph: graphs._Graph, batch: Batch, entering: torch.Tensor | None = None) -> torch.Tensor:
-        replays.append(graph._device)
-        return replay(graph, batch, entering)
+        made = replay(graph, batch, entering)
+        replays.append(made.device)
+        return made
 
     monkeypatch.setattr(graphs._Graph, "replay", noted)
     folder = tiny_checkpoint("jamba", **MODELS["jamba whole"][1])

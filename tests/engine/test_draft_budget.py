@@ -13,13 +13,13 @@ import pytest
 
 from apcbatch import Request
 from apcbatch.drafts.drafter import Draft
-from apcbatch.engine.drafting import LONGEST_PAUSE, MARGIN, PLAIN_CYCLE, WINDOW, Drafting
+from apcbatch.engine.drafting import LONGEST_PAUSE, MARGIN, PLAIN_CYCLE, PLAIN_RUN, WINDOW, Drafting
 from apcbatch.engine.policy import Nothing
 from apcbatch.engine.row_costs import RowCosts
 from apcbatch.engine.sequence import Chunk, make_sequence
 from apcbatch.model.graphs import GraphedLM
 from tests.effort import seeds, table
-from tests.engine.scripted_drafts import make_rows_free
+from tests.engine.opened import rows_take
 from tests.tiny import VOCAB
 
 DRAFTED = list(range(1, VOCAB))
@@ -45,16 +45,23 @@ def decoding(reach: Sequence[float]) -> Chunk:
     return Chunk(sequence, begin=2, count=1)
 
 
+def forced(tokens: list[int]) -> Chunk:
+    """A decode chunk whose grammar forces these tokens."""
+    chunk = decoding([])
+    chunk.sequence.sampler = SimpleNamespace(forced=lambda: iter(tokens))  # type: ignore[assignment]
+    return chunk
+
+
 def drafted(
     reaches: Sequence[Sequence[float]], seconds: Callable[[int], float], most: int = 1000, num_slots: int = 1000
 ) -> list[int]:
     """Tokens that each chunk's draft gets."""
-    drafting = Drafting(object(), None, range(num_slots), most)  # type: ignore[arg-type]
-    make_rows_free(drafting, seconds)
+    with rows_take(seconds):
+        drafting = Drafting(object(), None, range(num_slots), most)  # type: ignore[arg-type]
     chunks = [decoding(reach) for reach in reaches]
     drafting.add_drafts(chunks)
     slots = [slot for chunk in chunks for slot in chunk.draft_slots]
-    assert len(set(slots)) == len(slots) == num_slots - len(drafting._slots)
+    assert len(set(slots)) == len(slots) == num_slots - len(drafting.free_slots)
     for chunk in chunks:
         assert chunk.draft == DRAFTED[: len(chunk.draft)] and len(chunk.draft_slots) == len(chunk.draft)
     return [len(chunk.draft) for chunk in chunks]
@@ -62,6 +69,31 @@ def drafted(
 
 def free(rows: int) -> float:
     return 1.0
+
+
+class Priced(Drafting):
+    """Drafting that tells with which probability it takes each token of a draft to be reached: a row is worth it from
+    there on."""
+
+    def __init__(self, most: int = 9) -> None:
+        self.seconds: list[float] = []
+        with rows_take(lambda rows: self.seconds[rows]):
+            super().__init__(object(), None, range(most), most)  # type: ignore[arg-type]
+
+    def draft(self, chunk: Chunk, *seconds: float) -> list[int]:
+        """The tokens that are drafted where rows take these seconds, and further ones none."""
+        self.seconds, chunk.draft = [0.0, *seconds] + [seconds[-1]] * 99, []
+        self.add_drafts([chunk])
+        self.release(chunk)
+        return chunk.draft
+
+    def check_reach(self, chunk: Chunk, *expected: float) -> None:
+        """Each token is drafted where its row costs a little less than it brings, and not where it costs more."""
+        for place, reach in enumerate(expected):
+            before = 1 + sum(expected[:place])
+            for more, count in ((-1e-4, place + 1), (1e-4, place)):
+                row = (before + reach + more) / before / (1 if place else MARGIN)
+                assert len(self.draft(chunk, *[1.0] * (1 + place), row, 1e9)) == count, (place, reach + more)
 
 
 def test_all_drafts_where_rows_are_free() -> None:
@@ -204,9 +236,9 @@ def test_a_plain_pass_is_measured_after_another(between: str) -> None:
     for _ in range(9):
         drafting.measure([other], 1.0)
         drafting.measure([plain], 9.0)
-    assert (bool(drafting._plain_costs), bool(drafting._costs)) == (False, between == "drafts")
+    assert (bool(drafting.plain_costs), bool(drafting.costs)) == (False, between == "drafts")
     drafting.measure([plain], 2.0)
-    assert drafting._plain_costs.of(1) == 2.0
+    assert drafting.plain_costs.of(1) == 2.0
 
 
 def test_a_row_that_brings_no_speed_is_left_out() -> None:
@@ -223,14 +255,13 @@ def test_only_tokens_that_were_sampled_say_how_far_a_grammar_is_right(
     source: str, accepted: int, ended: bool, reach: float
 ) -> None:
     """Fault: drafted tokens after the end of an answer, or after the first wrong one, count as wrong."""
-    drafting = Drafting(object(), None, range(9), 9)  # type: ignore[arg-type]
-    chunk = decoding([])
+    drafting, chunk = Priced(), decoding([])
     drafting.settle(chunk)
     assert drafting.counts == {}
     chunk.draft, chunk.draft_source, chunk.accepted = [1, 2, 3], source, accepted  # type: ignore[assignment]
     chunk.sequence.finish_reason = "stop" if ended else None
     drafting.settle(chunk)
-    assert drafting._forced_reach == pytest.approx(reach)
+    drafting.check_reach(forced([7]), reach)
     assert drafting.counts == {source: [3, accepted]}
     assert (chunk.sequence.drafted, chunk.sequence.accepted) == (3, accepted)
 
@@ -238,7 +269,8 @@ def test_only_tokens_that_were_sampled_say_how_far_a_grammar_is_right(
 def test_a_pass_that_the_host_waited_for_is_no_plain_one() -> None:
     """Fault: passes that waited for drafts make those without drafts seem slow, or one such pass spoils the next."""
     drafting = Drafting(object(), None, range(9), 9)  # type: ignore[arg-type]
-    drafting._num_read = 4  # after the passes that would be plain
+    for _ in range(PLAIN_RUN):  # the passes that would be plain
+        drafting.measure([decoding([])], 1.0)
     chunk = decoding([0.9])
     chunk.sequence.computed = chunk.sequence.num_prompt
     chunk.draft = [1]
@@ -247,41 +279,43 @@ def test_a_pass_that_the_host_waited_for_is_no_plain_one() -> None:
     chunk.draft = []
     assert drafting.is_promising([chunk.sequence])
     drafting.measure([chunk], 1.0)
-    assert (bool(drafting._costs), bool(drafting._plain_costs)) == (True, False)
+    assert (bool(drafting.costs), bool(drafting.plain_costs)) == (True, False)
     drafting.measure([chunk], 1.0)
-    assert drafting._plain_costs and drafting.saved_s is None, "after a pass without drafts"
+    assert drafting.plain_costs and drafting.saved_s is None, "after a pass without drafts"
     for _ in range(512):
         drafting.measure([chunk], 1.0)
-    assert not drafting._costs, "each kind of pass ages the other's costs"
+    assert not drafting.costs, "each kind of pass ages the other's costs"
 
 
 @table(
     "limit, kept, is_forked, most",
     [(90, [], False, 64), (68, [], False, 64), (67, [], False, 63), (5, [], False, 1), (4, [], False, 0),
-     (3, [2], False, -1), (90, [10, 20], False, 6), (90, [67], False, 63), (90, [68], False, 64),
-     (90, [3], False, -1), (90, [], True, 0)],
+     (3, [2], False, 0), (90, [10, 20], False, 6), (90, [67], False, 63), (90, [68], False, 64),
+     (90, [3], False, 0), (90, [], True, 0)],
 )  # fmt: skip
 def test_how_long_a_draft_may_be(limit: int, kept: list[int], is_forked: bool, most: int) -> None:
     """Fault: a draft reaches the last token of an answer or a snapshot's position, or ends before it has to."""
-    chunk = decoding([])  # begins at 2
+    chunk = decoding([0.9] * 90)  # begins at 2
     chunk.sequence.limit = limit
     chunk.sequence.start = object() if is_forked else None  # type: ignore[assignment]
     retention = SimpleNamespace(kept=lambda begin, end: [one for one in kept if begin < one <= end])
     chunk.sequence.retention = retention  # type: ignore[assignment]
-    drafting = Drafting(object(), None, range(9), 9)  # type: ignore[arg-type]
-    assert drafting._most(chunk) == most
+    assert Priced(most=90).draft(chunk, 1.0) == DRAFTED[:most]
 
 
 def test_what_a_grammar_forces_is_drafted_as_far_as_it_may() -> None:
     """Fault: forced tokens beyond the bound are drafted, or the first of them is taken for certain."""
-    drafting = Drafting(object(), None, (), 9)  # type: ignore[arg-type]
-    sequence: Any = decoding([0.5, 0.4]).sequence
-    assert drafting._propose(sequence, 1) == Draft([1], [0.5], "lookup")
-    sequence.sampler = SimpleNamespace(forced=lambda: iter([7, 8, 9]))
-    assert drafting._propose(sequence, 2) == Draft([7, 8], [0.9, pytest.approx(0.81)], "grammar")
-    assert drafting._propose(sequence, 0) is None
-    sequence.request = Request("a", [1, 2, 3], draft=False)
-    assert drafting._propose(sequence, 2) is None
+    drafting, chunk = Priced(), decoding([0.5, 0.4])
+    chunk.sequence.limit = 5  # one token
+    assert (drafting.draft(chunk, 1.0), chunk.draft_source) == ([1], "lookup")
+    chunk = forced([7, 8, 9])
+    for limit, tokens in ((6, [7, 8]), (4, [])):
+        chunk.sequence.limit = limit
+        assert drafting.draft(chunk, 1.0) == tokens and chunk.draft_source == "grammar"
+    chunk.sequence.limit = 6
+    drafting.check_reach(chunk, 0.9, 0.81)
+    chunk.sequence.request = Request("a", [1, 2, 3], draft=False)
+    assert drafting.draft(chunk, 1.0) == []
 
 
 @table("forks, known", [(None, 2), (0, 2), (1, 3)])
@@ -324,9 +358,9 @@ def test_a_pass_that_captures_a_graph_is_no_sample() -> None:
     for seconds, captured in ((1.0, 1), (30.0, 2), (1.0, 2), (1.0, 2), (50.0, 3), (1.0, 3)):
         model.captured = captured
         drafting.measure([chunk], seconds)
-    for costs in (drafting._costs, drafting._plain_costs):
+    for costs in (drafting.costs, drafting.plain_costs):
         assert not costs or costs.of(1) == 1.0
-    assert drafting._plain_costs
+    assert drafting.plain_costs
 
 
 def test_costs_never_fall_with_rows() -> None:
@@ -380,7 +414,6 @@ def test_a_search_that_does_not_pay_pauses() -> None:
     """Fault: a small model is slowed by the search for drafts through a whole run, a pause never ends or does not grow,
     or one that follows windows that paid is a long one."""
     now = 0.0
-    drafting = Drafting(object(), None, range(9), 9, clock=lambda: now)  # type: ignore[arg-type]
     chunk = decoding([])
     chunk.sequence.computed = chunk.sequence.num_prompt
     chunk.sequence.drafter.propose = search = MagicMock(return_value=None)  # type: ignore[union-attr]
@@ -404,16 +437,17 @@ def test_a_search_that_does_not_pay_pauses() -> None:
             paused += 1
         return paused
 
-    assert passes(0.01) == 0, "a loss that noise may be"
-    drafting._num_weighed, drafting._gain_s, drafting._window_s = 0, 0.0, 0.0
-    assert passes(0.5) == WINDOW
+    for search_s, paused in ((0.01, 0), (0.5, WINDOW)):  # the first is a loss that noise may be
+        drafting = Drafting(object(), None, range(9), 9, clock=lambda: now)  # type: ignore[arg-type]
+        drafting.measure([chunk], 1.0)  # which follows no other
+        assert passes(search_s) == paused
     assert passes(0.5) == 2 * WINDOW
     for _ in range(9):
         longest = passes(0.5)
     assert longest == LONGEST_PAUSE
     assert passes(0.0) == 0
     assert passes(0.5) == WINDOW
-    assert drafting._plain_costs.of(1) == pytest.approx(1.0), "without the search"
+    assert drafting.plain_costs.of(1) == pytest.approx(1.0), "without the search"
 
 
 @table("num_sequences, has_prompts, accepted, num_passes", [
@@ -430,7 +464,12 @@ def test_many_sequences_are_weighed_after_fewer_passes(
     chunks = [decoding([]) for _ in range(num_sequences)]
     for chunk in chunks:
         chunk.sequence.computed = chunk.sequence.num_prompt
-    search = MagicMock(return_value=None)
+
+    def searched(most: int) -> None:
+        nonlocal now
+        now += 0.5
+
+    search = MagicMock(side_effect=searched)
     chunks[0].sequence.drafter.propose = search  # type: ignore[union-attr]
     for _ in range(4):
         drafting.measure(chunks, 1.0)
@@ -441,8 +480,6 @@ def test_many_sequences_are_weighed_after_fewer_passes(
         if not search.called:
             assert number - 1 + 3 == num_passes, "and the first one, which follows no other"
             return
-        now += 0.5
-        drafting._search_s = 0.5
         chunks[0].accepted = 8 * num_sequences if accepted else 0
         drafting.measure([*chunks, prompt] if has_prompts else chunks, 1.5)
     assert num_passes is None
@@ -473,14 +510,15 @@ def test_learning_counts_while_drafts_are_searched(learning_s: float, is_paused:
             drafting.learn(ended)
 
     passes(1 + WINDOW)  # the first one follows no other
-    assert drafting._is_paused == is_paused
+    asked = [decoding([0.9]).sequence]
+    assert drafting.is_promising(asked) != is_paused
     num_indexed = 0
-    while drafting._is_paused:
+    while not drafting.is_promising(asked):
         passes(1)
     assert num_indexed == 3 * is_paused, "0.64 s of 64 passes are for indexing, which takes 0.5; one is after the pause"
     learning_s = 0.0
     passes(WINDOW)
-    assert not drafting._is_paused, "what was learnt in the pause is not the window's loss"
+    assert drafting.is_promising(asked), "what was learnt in the pause is not the window's loss"
 
 
 def test_answers_of_earlier_runs_are_drafted_from() -> None:
@@ -494,4 +532,4 @@ def test_answers_of_earlier_runs_are_drafted_from() -> None:
     without.add_text(text)
     assert added == [([1, 2], 0, 0)] and (drafting.held_bytes, without.held_bytes) == (7, 0)
     without.measure([decoding([])], 1.0)
-    assert not without._costs and not without._plain_costs and not without.is_promising([decoding([0.9]).sequence])
+    assert not without.costs and not without.plain_costs and not without.is_promising([decoding([0.9]).sequence])

@@ -13,8 +13,8 @@ from apcbatch import Engine, Request, Result
 from apcbatch.drafts.drafter import Draft
 from apcbatch.model.causal_lm import CausalLM
 from tests.effort import tries
+from tests.engine.opened import OpenedEngine
 from tests.engine.runs import by_id, tokens, told
-from tests.engine.scripted_drafts import make_rows_free
 from tests.engine.test_cuda_engine import MODELS
 from tests.tiny import FAMILIES, VOCAB
 
@@ -46,12 +46,6 @@ class OracleDrafter:
         drafted = [one if random.random() < self._right else random.randrange(VOCAB) for one in rest]
         drafted += [random.randrange(VOCAB)] * random.randint(0, 2)  # past the end too
         return Draft(drafted[:most], [0.99] * len(drafted[:most]), "lookup") if drafted[:most] else None
-
-
-def with_oracle(engine: Engine, answers: Mapping[bytes, Sequence[Sequence[int]]], right: float) -> Engine:
-    engine._drafting._drafts = Oracle(answers, right)
-    make_rows_free(engine._drafting)
-    return engine
 
 
 def answers_by_prompt(requests: Sequence[Request], results: Mapping[str, Result]) -> dict[bytes, list[list[int]]]:
@@ -101,8 +95,8 @@ def check_a_draw(folder: Path, runs_ahead: bool = False, **fixed: object) -> Non
     plain = Engine(folder, draft=(), **options)
     expected = by_id(plain.run(requests))
     right = random.choice([0.0, 0.5, 0.9, 1.0])
-    engine = with_oracle(Engine(folder, **options), answers_by_prompt(requests, expected), right)
-    engine._pipeline.runs_ahead |= runs_ahead
+    oracle = Oracle(answers_by_prompt(requests, expected), right)
+    engine = OpenedEngine(folder, runs_ahead=runs_ahead or None, drafts=oracle, **options)
     found = by_id(engine.run(requests))
     for one in requests:
         assert told(found[one.id]) == told(expected[one.id]), (one, options)

@@ -52,8 +52,8 @@ def test_one_row_and_five_have_the_same_bits(dtype: str, untied_folder: Path, wa
     ]
     expected = without_drafts(untied_folder, requests, dtype=dtype, policy="none")
     for max_running in (1, 3):
-        engine = Engine(untied_folder, dtype=dtype, policy="none", max_running=max_running, **STEADY)
-        drafting(engine, right(known(requests, expected), 4))
+        script = right(known(requests, expected), 4)
+        engine = drafting(untied_folder, script, dtype=dtype, policy="none", max_running=max_running, **STEADY)
         found = by_id(engine.run(requests))
         assert all(told(found[one.id]) == told(expected[one.id]) for one in requests)
         assert engine.counters.decode_chunks == 3 * 8 and accepted(engine) == 3 * 32
@@ -68,7 +68,7 @@ def test_a_sampled_token_is_drawn_and_not_the_likeliest_one(untied_folder: Path,
     expected = without_drafts(untied_folder, [request])["a"]
     prefixes = [Request(str(n), PROMPT + expected.token_ids[:n], max_tokens=1) for n in range(1, 40)]
     likeliest = {int(name): one.token_ids for name, one in without_drafts(untied_folder, prefixes).items()}
-    engine = drafting(Engine(untied_folder, policy="none", **STEADY), lambda prompt, done: likeliest[len(done)])
+    engine = drafting(untied_folder, lambda prompt, done: likeliest[len(done)], policy="none", **STEADY)
     (found,) = engine.run([request])
     assert told(found) == told(expected)
     assert 0 < accepted(engine) < drafted(engine)
@@ -91,7 +91,7 @@ def test_roll_back_at_every_length(num_right: int, then: str, untied_folder: Pat
             return answer[at : at + num_right] + [wrong(one) for one in answer[at + num_right : at + 5]]
         return [answer[at], wrong(answer[at + 1])] if then == "another draft" and at < 28 else ()
 
-    engine = drafting(Engine(untied_folder, policy="all", **STEADY), draft)
+    engine = drafting(untied_folder, draft, policy="all", **STEADY)
     (found,) = engine.run([request])
     assert told(found) == told(expected)
     if then == "plain":
@@ -149,7 +149,7 @@ def test_an_end_inside_a_draft(what: str, most: int, untied_folder: Path, way: s
     request = replace(free, **ends[what])
     expected = without_drafts(untied_folder, [request])["a"]
     assert len(expected.token_ids) == first + 2
-    engine = drafting(Engine(untied_folder, policy="all", **STEADY), right({tuple(PROMPT): [answer]}, most))
+    engine = drafting(untied_folder, right({tuple(PROMPT): [answer]}, most), policy="all", **STEADY)
     books = Books(engine)
     (found,) = engine.run([request])
     assert told(found) == told(expected) and accepted(engine)
@@ -163,7 +163,7 @@ def test_a_draft_ends_before_a_snapshot(untied_folder: Path, way: str, launched:
     request = Request("a", PROMPT, max_tokens=60, ignore_eos=True, logprobs=True)
     plain = Engine(untied_folder, policy="all", draft=(), **STEADY)
     (expected,) = plain.run([request])
-    engine = drafting(Engine(untied_folder, policy="all", **STEADY), right({tuple(PROMPT): [expected.token_ids]}, 40))
+    engine = drafting(untied_folder, right({tuple(PROMPT): [expected.token_ids]}, 40), policy="all", **STEADY)
     launched.clear()
     (found,) = engine.run([request])
     assert told(found) == told(expected) and accepted(engine) > 40
@@ -194,7 +194,7 @@ def test_answers_fork_and_are_drafted(max_running: int, untied_folder: Path, way
         return drafted[:3] + [wrong(one) for one in drafted[3:4]] + drafted[4:]
 
     for script in (draft, spoilt):
-        engine = drafting(Engine(untied_folder, policy="all", max_running=max_running, **STEADY), script)
+        engine = drafting(untied_folder, script, policy="all", max_running=max_running, **STEADY)
         books = Books(engine)
         found = by_id(engine.run(requests))
         assert all(told(found[one.id]) == told(expected[one.id]) for one in requests)

@@ -59,8 +59,8 @@ def test_a_sequence_gives_back_what_later_passes_hold_for_it() -> None:
     assert parts.told == [
         ("complete", sequence), ("finish", sequence), ("cancel", ahead), ("release", ahead), ("count_unique", sequence),
     ]  # fmt: skip
+    parts.running = [sequence]
     parts.completion.drop_all()
-    parts.completion._end(sequence)
     assert parts.of("finish") == [sequence], "it has no slot any more"
 
 

@@ -13,7 +13,9 @@ import pytest
 from apcbatch import Engine, Request
 from apcbatch.engine import first_passes
 from apcbatch.engine.first_passes import measure_reading, warm_up
+from apcbatch.engine.open import EngineOptions, open_parts
 from tests.effort import table
+from tests.engine.opened import OpenedEngine
 
 
 @pytest.mark.parametrize(
@@ -27,12 +29,11 @@ def test_no_answer_changes(
     folder, requests = tiny_checkpoint(family), [Request("a", [5, 9, 2, 7] * 9, max_tokens=6, logprobs=True)]
     answers = []
     for warm in (False, True):
-        engine = Engine(folder, policy="all", block_size=16, pool_size_bytes=1 << 20)
+        engine = OpenedEngine(folder, policy="all", block_size=16, pool_size_bytes=1 << 20)
         if warm:
-            begun = []
-            monkeypatch.setattr(engine._model, "on_layer", lambda begun=begun: begun.append(None))
-            pages = engine._arena.layout.has_tokens
-            warm_up(engine._model, engine._arena, max_batch_tokens, 2 if pages else None, most_rows=200)
+            begun, model, arena = [], engine.parts.model, engine.parts.arena
+            monkeypatch.setattr(model, "on_layer", lambda begun=begun: begun.append(None))
+            warm_up(model, arena, max_batch_tokens, 2 if arena.layout.has_tokens else None, most_rows=200)
             assert begun
             monkeypatch.undo()
         answers += [(result.token_ids, result.logprobs) for result in engine.run(requests)]
@@ -112,7 +113,7 @@ def test_measuring_changes_no_answer(
         engine.close()
         if not number:
             measured = engine.reading_tokens
-            monkeypatch.setattr(first_passes, "_run", lambda *_: pytest.fail("it is measured again"))
+            monkeypatch.setattr(first_passes, "Pass", lambda *_: pytest.fail("it is measured again"))
     assert engine.reading_tokens == measured
     assert cold.reading_tokens is None
 
@@ -130,29 +131,28 @@ def test_reading_is_counted_in_tokens_of_a_long_prompt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Catches the rate of a short prompt, which is lower, a first pass that counts, and a prompt beyond the pages."""
-    engine = Engine(tiny_checkpoint(family), pool_size_bytes=1 << 20)
+    parts = open_parts(tiny_checkpoint(family), EngineOptions(pool_size_bytes=1 << 20), print)
     clock, seen = [0.0], []
 
-    def run(model: object, arena: object, prompt: Any, pages: int | None) -> bool:
-        clock[0] += (5.0 if not seen else 0.0) + len(prompt) / 8192
-        seen.append(len(prompt))
-        return True
+    def begin(model: object, arena: object, decodes: object, chunks: list[Any]) -> Any:
+        clock[0] += (5.0 if not seen else 0.0) + chunks[0].count / 8192
+        seen.append(chunks[0].count)
+        return SimpleNamespace(failed=False, read=list)
 
-    monkeypatch.setattr(first_passes, "_run", run)
+    monkeypatch.setattr(first_passes, "Pass", begin)
     monkeypatch.setattr(first_passes.time, "perf_counter", lambda: clock[0])
     store: Any = SimpleNamespace(time_reading=lambda fingerprint, position, arrays: 0.00305)
-    assert measure_reading(engine._model, engine._arena, store, most, num_pages, 20) == 25
+    assert measure_reading(parts.model, parts.arena, store, most, num_pages, 20) == 25
     assert seen == lengths
     store.time_reading = lambda *_: None
-    assert measure_reading(engine._model, engine._arena, store, most, num_pages, 20) is None
-    engine.close()
+    assert measure_reading(parts.model, parts.arena, store, most, num_pages, 20) is None
 
 
 def test_a_failed_pass_leaves_it_unmeasured(
     tiny_checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fault: a pass that fails while it is measured ends the run, or its cost is kept."""
-    monkeypatch.setattr(first_passes, "_run", lambda *_: False)
+    monkeypatch.setattr(first_passes, "Pass", lambda *_: SimpleNamespace(failed=True))
     engine = Engine(tiny_checkpoint("mamba"), policy="planned", store=tmp_path / "s", measures_reading=True)
     engine.close()
     assert engine.reading_tokens is None and not (tmp_path / "s" / "reading-costs.json").exists()

@@ -17,6 +17,7 @@ from apcbatch.engine import step
 from apcbatch.engine.sampler import greedy
 from apcbatch.plan.planner import Planner
 from tests.effort import tries
+from tests.engine.opened import OpenedEngine
 from tests.engine.runs import by_id, serve, tokens, told
 from tests.engine.test_given_back import Books
 from tests.engine.test_tight_pool import requests_of
@@ -76,7 +77,6 @@ def test_answers_equal_those_of_requests_alone(folder: Path, open_engine: Callab
         for _ in range(2):  # the second time the prompts are cached
             check_same(requests, by_id(engine.run(requests)), expected)
             books.balance()
-            assert not engine._scheduler.forks
 
 
 @pytest.mark.slow
@@ -104,15 +104,15 @@ def test_random_schedules(data: st.DataObject, tiny_checkpoint: Callable[..., Pa
     page_bytes, state_bytes = reference.footprint.page_bytes, reference.footprint.state_bytes
     expected = by_id(reference.run(alone(requests)))
     pages = data.draw(st.integers(3, 8))
-    engine = Engine(
+    engine = OpenedEngine(
         folder,
         block_size=data.draw(st.sampled_from([1, 16, 64])),
         policy=data.draw(st.sampled_from(["all", "last", "none"])),
         max_running=data.draw(small),
         max_batch_tokens=data.draw(st.sampled_from([5, 64, 2048])),
         pool_size_bytes=pages * page_bytes + data.draw(small) * state_bytes,
+        runs_ahead=data.draw(st.booleans()),
     )
-    engine._pipeline.runs_ahead = data.draw(st.booleans())  # as on a device
     books = Books(engine)
     found = by_id(engine.run(requests))
     for name, result in found.items():
@@ -120,7 +120,7 @@ def test_random_schedules(data: st.DataObject, tiny_checkpoint: Callable[..., Pa
             assert result.error.code == "out_of_memory" and "does not fit" in str(result.error)
             request = requests[int(name)]
             most = -(-(len(request.token_ids) + request.max_tokens) // 64) + 2
-            assert most > len(books.free_pages), f"{name} would have fitted"
+            assert most > books.pages.num_pages, f"{name} would have fitted"
     answered = [request for request in requests if found[request.id].error is None]
     check_same(answered, found, expected)
     books.balance()
@@ -173,7 +173,7 @@ def test_greedy_answers_are_computed_once(
 def test_more_prompts_than_slots_end(max_running: int, tiny_checkpoint: Callable[..., Path]) -> None:
     """Catches slots that are all taken by states which answers are to start from, so that none can run; and a request
     that is counted twice or not at all while its answers wait."""
-    engine = Engine(tiny_checkpoint("mamba"), policy="all", max_running=max_running, pool_size_bytes=ROOMY)
+    engine = OpenedEngine(tiny_checkpoint("mamba"), policy="all", max_running=max_running, pool_size_bytes=ROOMY)
     books = Books(engine)
     requests = [
         Request(str(k), tokens(10 + k, k), max_tokens=4, temperature=1.0, ignore_eos=True, n=n)
@@ -184,7 +184,7 @@ def test_more_prompts_than_slots_end(max_running: int, tiny_checkpoint: Callable
     left = len(requests)
     for _ in range(2000):
         assert engine.num_unfinished == left
-        assert len(engine._scheduler.running) <= max_running
+        assert len(books.scheduler.running) <= max_running
         results = engine.step()
         left -= len(results)
         if not left:
@@ -200,7 +200,7 @@ def test_an_answer_that_breaks_costs_its_own_request_alone(
 ) -> None:
     """Catches siblings of a failed answer that run on, or hold what they had, and other requests that fail with it."""
     folder = tiny_checkpoint("jamba")
-    engine = Engine(folder, policy="all", block_size=16, max_running=3, pool_size_bytes=ROOMY)
+    engine = OpenedEngine(folder, policy="all", block_size=16, max_running=3, pool_size_bytes=ROOMY)
     books, run_pass = Books(engine), step.run_pass
     bad = Request("bad", tokens(80, 1), max_tokens=40, temperature=1.0, ignore_eos=True, n=3)
     good = Request("good", tokens(70, 2), max_tokens=40, temperature=1.0, ignore_eos=True, n=2)
@@ -232,7 +232,7 @@ def test_a_pass_that_fails_fails_each_request_once(
     failing: int, tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Catches a request that fails once for each of its answers, and what a failed pass leaves held."""
-    engine = Engine(tiny_checkpoint("jamba"), policy="all", block_size=16, max_running=3, pool_size_bytes=ROOMY)
+    engine = OpenedEngine(tiny_checkpoint("jamba"), policy="all", block_size=16, max_running=3, pool_size_bytes=ROOMY)
     books, run_pass, passes = Books(engine), step.run_pass, []
 
     def fails_once(*arguments: Any) -> Any:
@@ -253,7 +253,7 @@ def test_a_pass_that_fails_fails_each_request_once(
 @pytest.mark.parametrize("steps", [0, 2, 5])
 def test_given_up_midway(steps: int, tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     """Catches what waiting answers hold when a run is given up, and an engine that cannot go on after that."""
-    engine = Engine(
+    engine = OpenedEngine(
         tiny_checkpoint("jamba"), policy="all", block_size=16, max_running=3, max_batch_tokens=48, store=tmp_path,
         pool_size_bytes=ROOMY,
     )  # fmt: skip
@@ -263,7 +263,6 @@ def test_given_up_midway(steps: int, tiny_checkpoint: Callable[..., Path], tmp_p
     for _ in range(steps):
         engine.step()
     engine.abort()
-    assert not engine._scheduler.forks
     books.balance()
     assert all(result.error is None for result in engine.run(several()))
     books.balance()

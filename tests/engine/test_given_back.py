@@ -11,8 +11,10 @@ import pytest
 from apcbatch import Engine, Request
 from apcbatch.engine import step
 from apcbatch.engine.finish import failed_pass
+from apcbatch.engine.pool import SnapshotPool
 from apcbatch.plan.planner import Planner
 from tests.effort import table
+from tests.engine.opened import OpenedEngine
 from tests.engine.runs import by_id, tokens
 from tests.engine.test_tight_pool import requests_of
 from tests.plan.plan_oracle import dataset, make_plan
@@ -20,33 +22,47 @@ from tests.plan.plan_oracle import dataset, make_plan
 ROOMY = 16 << 20
 
 
+def free_slots(pool: SnapshotPool) -> list[int]:
+    """The slots that snapshots can have beside those that are held: they are all reserved for a moment."""
+    held, capacity_bytes = list(pool), pool.capacity_bytes
+    for snapshot in held:
+        snapshot.pins += 1
+    pool.capacity_bytes, slots = 1 << 62, []
+    while (slot := pool.reserve(b"", awaited=False)) is not None:
+        slots.append(slot)
+    for slot in reversed(slots):  # so that they are handed out in the same order again
+        pool.cancel(b"", slot)
+    pool.capacity_bytes = capacity_bytes
+    for snapshot in held:
+        snapshot.pins -= 1
+    return sorted(slots)
+
+
 class Books:
     """What an engine had before its first request, to compare with what it has when nothing runs."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.pool, self.pages, self.scheduler = engine._pool, engine._snapshots._pages, engine._scheduler
-        self.slots, self.lanes, self.free_pages = self._free()
-        self.num_drafted = len(engine._drafting._slots)
+    def __init__(self, engine: OpenedEngine) -> None:
+        self.engine, parts = engine, engine.parts
+        self.pool, self.pages, self.scheduler, self.drafting = parts.pool, parts.pages, parts.scheduler, parts.drafting
+        self.slots, self.lanes = free_slots(self.pool), self._free_lanes()
+        self.num_drafted = len(self.drafting.free_slots)
 
-    def _free(self) -> tuple[list[int], list[int], list[int]]:
-        pages = [*self.pages._freed, *range(self.pages._num_used, self.pages.num_pages)]
-        lanes = [*self.scheduler._free_slots, *self.engine._drafting._slots]  # accepted drafts exchange them
-        return sorted(self.pool._free_slots), sorted(lanes), sorted(pages)
+    def _free_lanes(self) -> list[int]:
+        return sorted([*self.scheduler._free_slots, *self.drafting.free_slots])  # accepted drafts exchange them
 
     def balance(self) -> None:
         """All that is not free is a snapshot's, no snapshot is pinned, nobody waits or is waited for."""
         self.engine.flush()
-        held = list(self.pool._held.values())
+        held = list(self.pool)
         assert [snapshot.pins for snapshot in held] == [0] * len(held)
-        assert (self.pool.num_reserved, self.pool._idle_slots, self.pool._taken) == (0, {}, set())
-        slots, lanes, free_pages = self._free()
-        assert sorted(slots + [snapshot.slot for snapshot in held]) == self.slots
+        assert self.pool.num_reserved == 0
+        assert sorted(free_slots(self.pool) + [snapshot.slot for snapshot in held]) == self.slots
         holders = [page for snapshot in held for page in snapshot.pages.tolist()]
-        assert sorted(free_pages + list(set(holders))) == self.free_pages
-        assert all(self.pages._refs[page] == holders.count(page) for page in self.free_pages)
-        assert (len(self.scheduler._pending), self.scheduler.owed_pages, lanes) == (0, 0, self.lanes)
-        assert self.engine.num_unfinished == 0 and len(self.engine._drafting._slots) == self.num_drafted
+        assert self.pages.refs.tolist() == [holders.count(page) for page in range(self.pages.num_pages)]
+        assert self.pages.num_free == self.pages.num_pages - len(set(holders))
+        assert (len(self.scheduler._pending), self.scheduler.owed_pages) == (0, 0)
+        assert self._free_lanes() == self.lanes and len(self.drafting.free_slots) == self.num_drafted
+        assert self.engine.num_unfinished == 0
 
 
 @pytest.fixture(params=["mamba", "jamba", "jamba, a pass ahead", "mamba, two stages", "jamba, three stages"])
@@ -61,9 +77,7 @@ def open_books(
         stages({"two stages": 2, "three stages": 3}[ahead])
 
     def make(**options: Any) -> Books:
-        engine = open_engine(tiny_checkpoint(family), **options)
-        engine._pipeline.runs_ahead = bool(ahead)
-        return Books(engine)
+        return Books(open_engine(tiny_checkpoint(family), runs_ahead=bool(ahead), **options))
 
     return make
 
@@ -183,13 +197,13 @@ def test_what_can_never_run_keeps_nobody_waiting(tiny_checkpoint: Callable[..., 
     probe = Engine(tiny_checkpoint("jamba"), policy="none", pool_size_bytes=ROOMY)
     page_bytes, state_bytes = probe.footprint.page_bytes, probe.footprint.state_bytes
     probe.close()
-    engine = Engine(
+    engine = OpenedEngine(
         tiny_checkpoint("jamba"), block_size=8, policy="planned", max_running=2,
         pool_size_bytes=4 * page_bytes + 2 * state_bytes,
     )  # fmt: skip
     books = Books(engine)
     requests = requests_of(data, plan)
-    requests[0].max_tokens = 64 * (len(books.free_pages) + 1)
+    requests[0].max_tokens = 64 * (books.pages.num_pages + 1)
     results = by_id(list(engine.run(requests)))
     assert results["0"].error is not None and results["0"].error.code == "out_of_memory"
     assert f"the KV of {41 + requests[0].max_tokens} tokens" in str(results["0"].error)

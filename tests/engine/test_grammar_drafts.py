@@ -63,7 +63,7 @@ def test_forced_tokens_take_fewer_passes(
     ]  # fmt: skip
     plain = Engine("demo", draft=())
     expected = by_id(plain.run(requests))
-    engine = drafting(Engine("demo"), nothing)
+    engine = drafting("demo", nothing)
     found = by_id(engine.run(requests))
     assert all(told(found[one.id]) == told(expected[one.id]) for one in requests)
     assert plain.counters.decode_chunks > least * engine.counters.decode_chunks
@@ -128,7 +128,7 @@ def test_what_a_constraint_of_the_user_forces(name: str, folder: Path, way: str)
     ]
     expected = serve(Engine(folder, draft=(), pool_size_bytes=16 << 20), requests)
     assert expected["a"].error is None and all(token % 2 == 0 for token in expected["a"].token_ids)
-    engine = drafting(Engine(folder, pool_size_bytes=16 << 20), nothing)
+    engine = drafting(folder, nothing, pool_size_bytes=16 << 20)
     found = by_id(engine.run(requests))
     assert all(told(found[one.id]) == told(expected[one.id]) for one in requests)
     drafted = name in ("wrong", "right for once", "outside the vocabulary")

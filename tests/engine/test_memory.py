@@ -24,6 +24,7 @@ from apcbatch.layout import KV, SSM, StateLayout
 from apcbatch.model import devices
 from apcbatch.model.families import load_model_config
 from tests.effort import table
+from tests.engine.opened import OpenedEngine
 from tests.tiny import FAMILIES
 
 MiB, GiB = 1 << 20, 1 << 30
@@ -143,8 +144,10 @@ def test_an_arena_has_the_sizes_of_the_plan(
     monkeypatch.setattr(opening, "writes_draft_states", lambda device: True)
     monkeypatch.setattr(MemoryPlan, "check", lambda plan, *limit: plans.append(plan))
     for policy in ("planned", "none"):
-        engine = Engine(tiny_checkpoint("jamba"), pool_size_bytes=8 * MiB, max_running=3, policy=policy, device="cpu")
-        arena, parts = engine._arena, plans.pop().parts
+        engine = OpenedEngine(
+            tiny_checkpoint("jamba"), pool_size_bytes=8 * MiB, max_running=3, policy=policy, device="cpu"
+        )
+        arena, parts = engine.parts.arena, plans.pop().parts
         held = sum(part.nbytes for part in (*arena.slots.values(), *arena.pages.values()))  # type: ignore[union-attr]
         assert held == sum(size for name, size in parts.items() if re.search("states|snapshots", name))
         engine.close()

@@ -21,8 +21,10 @@ from apcbatch.engine.observer import StepFacts
 from apcbatch.engine.pool import PagePool
 from apcbatch.engine.sequence import Chunk, make_sequence
 from apcbatch.errors import ERROR_CODES, RETRYABLE, UsageError
+from apcbatch.model.causal_lm import CausalLM
 from tests.effort import table, tries
 from tests.engine import runs
+from tests.engine.opened import OpenedEngine
 from tests.engine.runs import ending
 from tests.tiny import FAMILIES, VOCAB
 
@@ -144,7 +146,7 @@ def test_the_hosts_memory_may_run_out(tiny_checkpoint: Callable[..., Path], monk
         return torch.empty(1 << 60, dtype=torch.uint8)
 
     engine = Engine(tiny_checkpoint("mamba"), pool_size_bytes=1 << 20)
-    monkeypatch.setattr(engine._model, "passed", greedy_for_memory)
+    monkeypatch.setattr(CausalLM, "passed", greedy_for_memory)
     (result,) = engine.run([Request("r", PROMPT)])
     assert result.error is not None and result.error.code == "out_of_memory" and result.error.retryable
     monkeypatch.setattr("apcbatch.model.devices.CausalLM", greedy_for_memory)
@@ -214,8 +216,8 @@ def test_only_the_request_that_meets_it_fails(
     requests = [Request(key, prompt, max_tokens=6, ignore_eos=True, logprobs=True) for key, prompt in
                 (prompts | meets).items()]  # fmt: skip
     expected = serve(folder, *(request for request in requests if request.id in prompts))
-    engine = Engine(broken, policy=policy, store=tmp_path / "s", pool_size_bytes=4 << 20, block_size=8,
-                    max_batch_tokens=24)  # fmt: skip
+    engine = OpenedEngine(broken, policy=policy, store=tmp_path / "s", pool_size_bytes=4 << 20, block_size=8,
+                          max_batch_tokens=24)  # fmt: skip
     results = {result.id: result for result in engine.run(requests)}
     engine.flush()
     for key in prompts:
@@ -226,7 +228,7 @@ def test_only_the_request_that_meets_it_fails(
     for key, prompt in meets.items():
         assert results[key].error is not None and results[key].error.code == "non_finite"
         assert all(position <= prompt.index(bad) for position in engine.boundaries(prompt)), key
-    assert not engine._scheduler.running and engine._pool.num_reserved == 0
+    assert not engine.num_unfinished and engine.parts.pool.num_reserved == 0
     engine.close()
 
 

@@ -8,12 +8,13 @@ from collections import Counter
 
 import pytest
 
-from apcbatch import Engine, Request
+from apcbatch import Request
 from apcbatch.job.tracing.edge_rows import edge_columns
 from apcbatch.job.tracing.edges import TraceTree
 from apcbatch.plan.planner import Planner
 from apcbatch.prefix import prefix_key
 from tests.effort import tries
+from tests.engine.opened import OpenedEngine
 from tests.plan.plan_oracle import random_dataset, within_vocabulary
 from tests.tiny import VOCAB
 
@@ -21,7 +22,7 @@ from tests.tiny import VOCAB
 class Listener:
     """Notes what it is told, and fills a tree with it."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: OpenedEngine) -> None:
         self.engine, self.steps, self.prompts, self.tree = engine, [], [], TraceTree()
         self.kept_keys: list[bytes] = []
         self.evicted: list[bytes] = []
@@ -41,7 +42,7 @@ class Listener:
         for one in snapshots:
             assert one.key == prefix_key(self.engine.key_fingerprint, tokens, one.position)
             assert one.size_bytes >= self.engine.footprint.state_bytes
-            assert one.in_memory == (one.key in self.engine._pool)
+            assert one.in_memory == (one.key in self.engine.parts.pool)
             self.kept_keys.append(one.key)
             if one.in_memory:
                 self.held.add(one.key)
@@ -59,7 +60,7 @@ def serve(checkpoint, seed, observed, **options):
     """(results by id, listener) of random requests; the same for a seed."""
     draw = random.Random(seed)
     data = within_vocabulary(random_dataset(seed), VOCAB, stretch=2)
-    engine = Engine(
+    engine = OpenedEngine(
         checkpoint, block_size=draw.choice([2, 3, 7]), max_batch_tokens=draw.choice([5, 23, 500]), **options
     )
     listener = Listener(engine)

@@ -12,8 +12,10 @@ import torch
 from apcbatch import Engine, Request
 from apcbatch.config import Config
 from apcbatch.engine import open
+from apcbatch.engine.drafting import Drafting
 from apcbatch.errors import UsageError
 from apcbatch.model.families import load_model_config, state_layout
+from tests.engine.test_given_back import free_slots
 
 
 @pytest.mark.parametrize(("family", "policy"), [("mamba", "all"), ("jamba", "planned"), ("jamba", "none")])
@@ -24,11 +26,13 @@ def test_memory_is_parted_into_slots_and_pages(
     of both where live sequences and snapshots need them."""
     pool_bytes = 3 << 20
     engine = open_engine(tiny_checkpoint(family), policy=policy, max_running=5, pool_size_bytes=pool_bytes)
-    layout, pool, pages = engine._arena.layout, engine._pool, engine._snapshots._pages
-    slots = sorted(pool._free_slots)
-    assert slots == list(range(5, 5 + (pool_bytes // layout.slot_bytes if policy != "none" else 0)))
-    assert sorted(engine._scheduler._free_slots) == list(range(5))
-    assert pages.num_pages == (2 * pool_bytes // layout.page_bytes + 1 if family == "jamba" else 0)
+    layout, pool = engine.parts.arena.layout, engine.parts.pool
+    assert free_slots(pool) == list(range(5, 5 + (pool_bytes // layout.slot_bytes if policy != "none" else 0)))
+    for number in range(6):
+        engine.submit(Request(str(number), [1 + number] * 3, max_tokens=9))
+    engine.step()
+    assert sorted(sequence.slot for sequence in engine.parts.scheduler.running) == list(range(5))
+    assert engine.parts.pages.num_pages == (2 * pool_bytes // layout.page_bytes + 1 if family == "jamba" else 0)
     assert pool.capacity_bytes == pool_bytes
 
 
@@ -72,11 +76,17 @@ def test_drafted_states_have_slots_of_their_own(
     folder = tiny_checkpoint("mamba")
     slot_bytes = state_layout(load_model_config(folder), "float32").slot_bytes
     options = {"draft": draft, "max_running": max_running, "pool_size_bytes": 4 * quarter * slot_bytes}
+    given: list[tuple[list[int], int]] = []
+
+    def noted(drafts: Any, model: Any, slots: range, most: int, **clock: Any) -> Drafting:
+        given.append((list(slots), most))
+        return Drafting(drafts, model, slots, most, **clock)
+
+    monkeypatch.setattr(open, "Drafting", noted)
     engine = open_engine(folder, dtype="float32", **options)
     first = max_running + 4 * quarter
-    assert engine._drafting._slots == list(range(first, first + num_slots))
-    assert engine._drafting._most_in_pass == most
-    assert {len(part) for part in engine._arena.slots.values()} == {first + num_slots}  # type: ignore[union-attr]
+    assert given == [(list(range(first, first + num_slots)), most)]
+    assert {len(part) for part in engine.parts.arena.slots.values()} == {first + num_slots}  # type: ignore[union-attr]
 
 
 def test_passes_of_a_cpu_are_compared_by_their_thread_s_time(

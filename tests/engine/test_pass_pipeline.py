@@ -16,8 +16,10 @@ from tests.effort import table
 class FakePass:
     """A pass of named chunks. before: the pass whose tokens it needs."""
 
+    failed = False
+
     def __init__(self, model: Any, arena: Any, decodes: Any, chunks: list[Any], before: FakePass | None = None) -> None:
-        self.chunks, self.before, self.failed = list(chunks), before, False
+        self.chunks, self.before = list(chunks), before
 
     def remove(self, sequence: str) -> list[Any]:
         gone = [chunk for chunk in self.chunks if chunk.sequence == sequence]
@@ -45,6 +47,7 @@ def pipeline_of(monkeypatch: pytest.MonkeyPatch, num_devices: int, runs_ahead: b
     counters = SimpleNamespace(seconds={"store": 0.0})
     pool = SimpleNamespace(passes_begun=lambda: None)
     names = {"model": None, "arena": None, "scheduler": scheduler, "pool": pool, "counters": counters}
+    scheduler.counters = counters
     made: Any = PassPipeline(**names, num_devices=num_devices, runs_ahead=runs_ahead)
     return made, scheduler
 
@@ -80,7 +83,7 @@ def test_the_next_pass_is_begun_before_the_last_is_read(monkeypatch: pytest.Monk
         made, scheduler = pipeline_of(monkeypatch, 1, runs_ahead)
         scheduler.coming = [[chunk("a", 1)]]
         made.begin_passes()
-        made._passes[0].failed = failed
+        monkeypatch.setattr(FakePass, "failed", failed)
         scheduler.foreseen = [chunk("a", 2)]
         current = made.next()
         assert [chunk.end for chunk in current.chunks] == [1] and len(made) == begun
@@ -95,4 +98,4 @@ def test_launching_is_told_apart_from_scheduling(monkeypatch: pytest.MonkeyPatch
     scheduler.coming = [[chunk("a", 1)]]
     scheduler.add_drafts = lambda chunks: next(clock)
     assert made.begin_passes() == (["never"], 2.0)
-    assert made._counters.seconds == {"store": 1.0}
+    assert scheduler.counters.seconds == {"store": 1.0}

@@ -19,6 +19,7 @@ from apcbatch.engine.sequence import Sequence, make_sequence
 from apcbatch.plan.planner import Planner
 from apcbatch.types import Request, RequestPlan
 from tests.effort import tries
+from tests.engine.opened import OpenedEngine
 from tests.engine.runs import by_id, serve, tokens
 from tests.engine.test_given_back import ROOMY, Books
 from tests.engine.test_tight_pool import requests_of
@@ -65,7 +66,9 @@ def test_the_others_go_on_sharing(
     data = dataset([*stem, 5, 6], *([*stem, 10 + k, 7] for k in range(10)))
     plan = make_plan(data, Planner(50, "file"))
     first, *others = requests_of(data, plan)
-    engine = Engine(tiny_checkpoint(family), block_size=50, policy="planned", max_running=4, pool_size_bytes=ROOMY)
+    engine = OpenedEngine(
+        tiny_checkpoint(family), block_size=50, policy="planned", max_running=4, pool_size_bytes=ROOMY
+    )
     books = Books(engine)
     failing_passes(lambda number: number == 0 and way == "with its pass")
     results = by_id(list(engine.run([replace(first, **WAYS[way]), *others])))
@@ -97,7 +100,7 @@ def test_whatever_fails_the_rest_is_reused(
         expected = serve(cold, requests_of(data, plan))
         share = source.choice([0.0, 0.1, 0.4])
         bad = [WAYS["at its first token"], WAYS["at submission"], {}, {}, {}]
-        engine = Engine(tiny_checkpoint(family), block_size=block_size, policy="planned", **options)
+        engine = OpenedEngine(tiny_checkpoint(family), block_size=block_size, policy="planned", **options)
         books = Books(engine)
         requests = [replace(request, **source.choice(bad)) for request in requests_of(data, plan)]
         results = by_id(list(engine.run(requests)))
@@ -111,7 +114,7 @@ def test_whatever_fails_the_rest_is_reused(
             assert (result.token_ids, result.logprobs) == (expected[name].token_ids, expected[name].logprobs)
         assert lost <= own, (data.where, lost, own)
         books.balance()
-        assert not any(snapshot.reads_left for snapshot in books.pool._held.values()), data.where
+        assert not any(snapshot.reads_left for snapshot in books.pool), data.where
         engine.close()
 
 
@@ -193,7 +196,7 @@ def test_the_reader_of_the_longest_comes_last() -> None:
     shelf.handover.take_over(last)
     assert (kept_of(last), last.source, last.retention.leader) == ({}, b"k8", 0)
     assert (list(last.keys), last.retention.plan.ideal) == ([4, 8, 12], 5)
-    assert not shelf.handover._failed and shelf.held == {b"k4": 1}
+    assert not shelf.handover.failed and shelf.held == {b"k4": 1}
 
 
 def test_what_future_runs_get_is_handed_over_as_far_as_the_reader_computes() -> None:
@@ -204,7 +207,7 @@ def test_what_future_runs_get_is_handed_over_as_far_as_the_reader_computes() -> 
     shelf.handover.take_over(reader)
     assert (kept_of(reader), shelf.publishers(4, 8, 12)) == ({4: 0}, [[1], [], []])
     assert [reader.retention.is_for_later(position) for position in (4, 8, 12)] == [True, False, False]
-    assert not shelf.handover._failed
+    assert not shelf.handover.failed
 
 
 def test_a_snapshot_that_another_request_published_is_read_there() -> None:
@@ -217,7 +220,7 @@ def test_a_snapshot_that_another_request_published_is_read_there() -> None:
     shelf.handover.take_over(reader)
     assert shelf.held == {b"k4": 2, b"k8": 5, b"k12": 4} and (kept_of(reader), reader.source) == ({}, b"k12")
     shelf.handover.take_over(shelf.submit(AT_8))
-    assert shelf.held == {b"k4": 1, b"k8": 7, b"k12": 4} and not shelf.handover._failed
+    assert shelf.held == {b"k4": 1, b"k8": 7, b"k12": 4} and not shelf.handover.failed
 
 
 @pytest.mark.parametrize(("is_running", "readers"), [(True, [{12: 1}]), (False, [{8: 2, 12: 1}])])
@@ -228,11 +231,11 @@ def test_readers_are_counted_once(is_running: bool, readers: list[dict[int, int]
     first = shelf.submit(FAILS)
     first.slot = 0 if is_running else -1
     shelf.fail(first)
-    assert [failed.reads for failed in shelf.handover._failed] == readers
+    assert [failed.reads for failed in shelf.handover.failed] == readers
     shelf.fail(first)
     shelf.fail(shelf.submit(None))
     shelf.fail(shelf.submit(RequestPlan(keep_for_later=(16,))))
-    assert len(shelf.handover._failed) == 1 and len(shelf.pending) == 0, "nobody waits for the others"
+    assert len(shelf.handover.failed) == 1 and len(shelf.pending) == 0, "nobody waits for the others"
 
 
 def test_a_reader_counts_where_its_own_publisher_does() -> None:
@@ -252,12 +255,12 @@ def test_a_reader_counts_where_its_own_publisher_does() -> None:
     for leader in (0, None, None, 7, 7):
         shelf.handover.add_readers(b"k8", -1, leader)
     assert (kept_of(first), shelf.held) == ({8: 1, 12: 1}, {b"k4": 1, b"k8": 1}), "held by a third publisher"
-    assert [failed.reads for failed in shelf.handover._failed] == [{8: 0, 12: 1}]
+    assert [failed.reads for failed in shelf.handover.failed] == [{8: 0, 12: 1}]
     shelf.handover.add_readers(b"k12", 2)
     shelf.handover.add_readers(b"k16", 1)
-    assert [failed.reads for failed in shelf.handover._failed] == [{8: 0, 12: 3}] and kept_of(first) == {8: 1, 12: 1}
+    assert [failed.reads for failed in shelf.handover.failed] == [{8: 0, 12: 3}] and kept_of(first) == {8: 1, 12: 1}
     shelf.handover.add_readers(b"k12", -3)
-    assert not shelf.handover._failed and shelf.held[b"k4"] == 0, "nobody is left to resume from k4 for it"
+    assert not shelf.handover.failed and shelf.held[b"k4"] == 0, "nobody is left to resume from k4 for it"
     shelf.handover.add_readers(b"k12", -1)
     shelf.handover.add_readers(b"k8", -1, 0)
     assert kept_of(first) == {}
@@ -269,4 +272,4 @@ def test_the_end_of_a_run_drops_all_readers() -> None:
     shelf.fail(shelf.submit(FAILS))
     shelf.fail(shelf.submit(RequestPlan(keep=(16,), reads=(1,))))  # which resumes from none
     shelf.handover.clear()
-    assert not shelf.handover._failed and shelf.held == {b"k4": 0}
+    assert not shelf.handover.failed and shelf.held == {b"k4": 0}

@@ -55,8 +55,13 @@ class SlowStore:
 
 
 def persistence(store: SlowStore) -> Persistence:
-    layout = StateLayout.of([SSM.part(0, (2, 3), "float32"), CONV.part(0, (1, 3), "float32")])
-    return Persistence(store, StateArena(layout, 1, 0, torch.device("cpu")), b"f", "m")  # type: ignore[arg-type]
+    """Of an arena of one slot: its ssm is 1 everywhere, its conv 2."""
+    arena = StateArena(
+        StateLayout.of([SSM.part(0, (2, 3), "float32"), CONV.part(0, (1, 3), "float32")]), 1, 0, torch.device("cpu")
+    )
+    for number, name in enumerate(("ssm", "conv"), start=1):
+        arena.slots[name].fill_(number)
+    return Persistence(store, arena, b"f", "m")  # type: ignore[arg-type]
 
 
 def test_what_is_written_is_pinned_until_it_is() -> None:
@@ -122,8 +127,6 @@ def test_a_slot_on_a_device_is_pinned_until_it_is_copied(monkeypatch: pytest.Mon
     monkeypatch.setattr(StateArena, "on_host", False)
     store = FetchingStore()
     kept, snapshot = persistence(store), Snapshot(b"a", 7, 0, NO_PAGES)
-    for number, part in enumerate(kept._arena.slots.values(), start=1):
-        part.fill_(number)
     assert kept.save(snapshot, None) and kept.save(snapshot, None)
     kept.drain()
     assert (snapshot.pins, snapshot.stored) == (1, True)
@@ -218,7 +221,7 @@ def test_without_a_store_only_what_happened_is_counted(tiny_checkpoint: Callable
     engine = Engine(tiny_checkpoint("mamba"), policy="none", pool_size_bytes=1 << 20, draft=())
     assert not any(value for name, value in asdict(engine.counters).items() if name != "seconds")
     assert not any(engine.counters.seconds.values())
-    engine._counters.seconds["store"] = 5.0
+    engine.counters.seconds["store"] = 5.0
     engine.step()
     assert 5.0 <= engine.counters.seconds["store"] < 60.0, "a step adds to what was counted before"
     list(engine.run([Request("r", [1, 2, 3], max_tokens=2, ignore_eos=True)]))
@@ -308,10 +311,13 @@ def test_a_run_ends_with_the_snapshots_that_its_queue_had_no_room_for(
     engine.close()
 
 
-def test_closing_ends_what_reads_ahead_once() -> None:
+def test_closing_ends_what_reads_ahead_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault: threads that go on reading from a store that is closed."""
-    kept, closed = persistence(SlowStore()), []
-    kept._prefetcher = SimpleNamespace(close=lambda: closed.append(True))  # type: ignore[assignment]
+    closed: list[bool] = []
+    prefetcher = SimpleNamespace(close=lambda: closed.append(True))
+    monkeypatch.setattr(persistence_module, "StorePrefetcher", lambda *_: prefetcher)
+    monkeypatch.setattr(StateArena, "on_host", False)
+    kept = persistence(SlowStore())
     kept.close()
     kept.close()
     assert closed == [True]

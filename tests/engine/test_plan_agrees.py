@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from apcbatch import Engine, Request
-from apcbatch.plan.footprint import Footprint
 from apcbatch.plan.planner import Plan, Planner
 from apcbatch.types import RequestPlan
 from tests.effort import tries
+from tests.engine.opened import OpenedEngine
 from tests.engine.runs import planned_by_window, serve, tokens, told
 from tests.engine.test_pending_handover import WAYS
 from tests.plan.plan_oracle import Dataset, dataset, make_plan, random_dataset, random_windows, within_vocabulary
@@ -71,7 +71,7 @@ def test_the_engine_follows_a_plan_for_little_memory(family: str, tiny_checkpoin
     folder = tiny_checkpoint(family, **{"full_attention_interval": 2} if family == "qwen3_5" else {})
     options = {"block_size": 2, "policy": "planned", "max_running": 1}
     probe = Engine(folder, pool_size_bytes=PLENTY, **options)
-    footprint = Footprint(probe._pool._slot_bytes, probe._pool._page_bytes // 64, 64)
+    footprint = probe.footprint
     probe.close()
     for seed in range(tries(60)):
         data = within_vocabulary(random_dataset(seed), VOCAB)
@@ -90,7 +90,7 @@ def test_the_engine_follows_windows(family: str, max_running: int, tiny_checkpoi
     for number in range(tries(40)):
         data, fails = within_vocabulary(random_dataset(random.randrange(10**6)), VOCAB), number % 2
         options = {"max_running": max_running, "max_batch_tokens": 23, "pool_size_bytes": PLENTY}
-        engine = Engine(tiny_checkpoint(family), block_size=2, policy="planned", **options)
+        engine = OpenedEngine(tiny_checkpoint(family), block_size=2, policy="planned", **options)
         planner = Planner(2, random.choice(["auto", "file"]), engine.footprint, PLENTY)
         plans: dict[str, RequestPlan] = {}
 
@@ -104,8 +104,8 @@ def test_the_engine_follows_windows(family: str, max_running: int, tiny_checkpoi
         for result in results:
             assert fails or result.error is None
             assert fails or result.cached_tokens == plans[result.id].resume_at, data.where
-        assert fails or not len(engine._pool), data.where
-        assert not any(snapshot.reads_left for snapshot in engine._pool._held.values()), data.where
+        assert fails or not len(engine.parts.pool), data.where
+        assert not any(snapshot.reads_left for snapshot in engine.parts.pool), data.where
         engine.close()
 
 

@@ -13,6 +13,7 @@ from apcbatch.engine.pool import NO_PAGES, PagePool, Snapshot, SnapshotPool
 from apcbatch.engine.sequence import Sequence, make_sequence
 from apcbatch.types import Request
 from tests.effort import table
+from tests.engine.test_given_back import free_slots
 
 SLOT, PAGE = 100, 10
 
@@ -36,7 +37,7 @@ class Shelf:
     @property
     def names(self) -> str:
         """What is held, the first to go first."""
-        return b"".join(self.pool._held).decode()
+        return b"".join(one.key for one in self.pool).decode()
 
 
 def test_the_least_recently_consumed_goes_first_and_room_is_used_to_the_last_byte() -> None:
@@ -81,7 +82,7 @@ def test_what_is_pinned_or_awaited_stays() -> None:
     a.pins -= 1
     shelf.put("f", reads=1)
     assert shelf.names == "cef"
-    for snapshot in shelf.pool._held.values():
+    for snapshot in shelf.pool:
         snapshot.pins += 1
     assert shelf.put("g", reads=1) is None and not shelf.pool.drop_one(True)
     assert shelf.names == "cef"
@@ -131,7 +132,7 @@ def test_a_snapshot_whose_pages_do_not_fit_pushes_others_out_or_is_refused() -> 
     shelf.pool.peek(b"b").pins += 1
     assert shelf.put("c", page[5:]) is None
     assert shelf.names == "b" and shelf.pool.was_dropped(b"c") and shelf.pool.evicted == 2
-    assert (shelf.pool.num_reserved, len(shelf.pool._free_slots), shelf.pool.peak_held) == (0, 19, 1)
+    assert (shelf.pool.num_reserved, len(free_slots(shelf.pool)), shelf.pool.peak_held) == (0, 19, 1)
     exactly = Shelf(slots=1, pages=3)
     page = [exactly.pages.allocate() for _ in range(4)]
     assert exactly.put("a", page[:3]) is not None
@@ -146,7 +147,7 @@ def test_a_key_that_is_held_keeps_its_first_copy() -> None:
     assert shelf.pool.held_bytes == 2 * SLOT, "what is reserved counts"
     assert shelf.pool.insert(b"a", 7, slot, NO_PAGES, 3, True) is first
     assert (first.reads_left, shelf.pool.held_bytes, shelf.pool.num_reserved) == (5, SLOT, 0)
-    assert len(shelf.pool._free_slots) == 19
+    assert len(free_slots(shelf.pool)) == 19
 
 
 def test_what_is_cancelled_gives_its_room_back() -> None:
@@ -154,7 +155,7 @@ def test_what_is_cancelled_gives_its_room_back() -> None:
     shelf = Shelf(slots=1)
     for awaited in (False, True):
         shelf.pool.cancel(b"a", shelf.pool.reserve(b"a", awaited))
-    assert (shelf.pool.held_bytes, shelf.pool._idle_slots, len(shelf.pool._free_slots)) == (0, {}, 20)
+    assert (shelf.pool.held_bytes, len(free_slots(shelf.pool))) == (0, 20)
     assert shelf.put("a") is not None
 
 
@@ -171,11 +172,13 @@ def test_an_awaited_one_takes_the_slot_that_a_pass_under_way_writes_for_nobody()
     assert shelf.pool.was_dropped(b"a") and shelf.pool.was_dropped(b"b")
     assert shelf.pool.insert(b"a", 7, a, NO_PAGES) is None
     shelf.pool.cancel(b"b", b)
-    assert (shelf.pool.num_reserved, len(shelf.pool), len(shelf.pool._free_slots)) == (2, 0, 18)
+    assert (shelf.pool.num_reserved, len(shelf.pool), len(free_slots(shelf.pool))) == (2, 0, 18)
     assert shelf.pool.insert(b"e", 7, taken[0], NO_PAGES, 1, True).slot == taken[0]
     shelf.pool.cancel(b"f", taken[1])
-    assert (shelf.names, shelf.pool.num_reserved, len(shelf.pool._free_slots)) == ("e", 0, 19)
-    assert (shelf.pool._being_written, shelf.pool._taken) == (set(), set())
+    assert (shelf.names, shelf.pool.num_reserved, len(free_slots(shelf.pool))) == ("e", 0, 19)
+    slots = [shelf.pool.reserve(b"a", awaited=True) for _ in range(2)]
+    assert None not in slots and shelf.names == "", "the one that was published goes, as no pass is under way"
+    assert [shelf.pool.insert(b"a", 7, slot, NO_PAGES).key for slot in slots] == [b"a"] * 2, "it is another reservation"
 
 
 def test_an_awaited_one_does_not_give_way_to_what_is_not_published_yet() -> None:

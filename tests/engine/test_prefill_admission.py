@@ -13,6 +13,7 @@ from apcbatch.engine.engine import Engine
 from apcbatch.model.locate import DEMO_DIR
 from apcbatch.types import Request
 from tests.effort import table
+from tests.engine.opened import OpenedEngine
 
 NUM_PLACES = 32
 
@@ -56,24 +57,28 @@ def test_no_more_is_lost_than_a_pass_with_prompts_costs(between: int) -> None:
     assert not gate.opens(1)
 
 
-def test_prompts_cost_decode_passes_only_where_passes_run_ahead(stages: Callable[[int], None]) -> None:
+def test_prompts_cost_decode_passes_only_where_passes_run_ahead(
+    stages: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Catches a CPU that leaves places empty, and a device whose decode passes wait for each prompt."""
-    for count, cost in ((1, 0), (2, 3)):
+    made: list[tuple[int, int]] = []
+    monkeypatch.setattr("apcbatch.engine.scheduler.PrefillAdmission", lambda *of: made.append(of))
+    for count in (1, 2):
         stages(count)
-        engine = Engine(DEMO_DIR, max_running=16)
-        gate = engine._scheduler._prefill_admission
-        assert gate._most_idle == cost * 16 * count
-        engine.close()
+        Engine(DEMO_DIR, max_running=16).close()
+    assert made == [(16, 0), (32, 3)]
 
 
 class _Watched:
     """An engine on the CPU whose prompts are said to cost so much; it counts the passes with prompts."""
 
     def __init__(self, cost: int) -> None:
-        self.engine = Engine(DEMO_DIR, max_running=16, block_size=16, policy="planned")
-        self.engine._scheduler._prefill_admission = PrefillAdmission(16, cost)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("apcbatch.engine.scheduler.PrefillAdmission", lambda most, _: PrefillAdmission(most, cost))
+            self.engine = OpenedEngine(DEMO_DIR, max_running=16, block_size=16, policy="planned")
         self.num_passes = self.num_with_prompts = 0
-        schedule = self.engine._scheduler.schedule
+        scheduler = self.engine.parts.scheduler
+        schedule = scheduler.schedule
 
         def counted(*begun):  # type: ignore[no-untyped-def]
             chunks, impossible = schedule(*begun)
@@ -81,7 +86,7 @@ class _Watched:
             self.num_with_prompts += any(chunk.sequence.in_prefill for chunk in chunks)
             return chunks, impossible
 
-        self.engine._scheduler.schedule = counted  # type: ignore[method-assign]
+        scheduler.schedule = counted  # type: ignore[method-assign]
 
 
 @pytest.mark.slow

@@ -171,7 +171,7 @@ def test_a_small_pool_forgets_and_says_so(engine_of) -> None:
     serve(engine, prompt)
     for i in range(30):
         serve(engine, tokens(600, 200 + i))
-    assert engine._pool.held_bytes <= 1 << 20
+    assert engine.parts.pool.held_bytes <= 1 << 20
     again = serve(engine, prompt)
     assert (again.cached_tokens, again.miss_reason) == (0, "evicted")
 

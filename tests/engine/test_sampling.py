@@ -17,6 +17,7 @@ from apcbatch.engine.sampler import LogitsProcessors, draw, top_logprobs
 from apcbatch.errors import RequestError
 from tests.effort import tries
 from tests.engine import runs
+from tests.engine.opened import OpenedEngine
 from tests.engine.runs import told
 from tests.tiny import VOCAB, load_oracle
 
@@ -227,9 +228,9 @@ def test_each_setting_has_the_same_bits_however_it_is_run(family: str, tiny_chec
     cold.close()
     for options in ({"policy": "none"}, {"max_running": 3}, {"policy": "all", "max_batch_tokens": 8}):
         source.shuffle(requests)
-        engine = Engine(folder, pool_size_bytes=16 << 20, block_size=5, **options)
+        engine = OpenedEngine(folder, pool_size_bytes=16 << 20, block_size=5, **options)
         for ahead in (False, True):
-            engine._pipeline.runs_ahead = ahead
+            engine.pipeline.runs_ahead = ahead
             for result in engine.run(requests):
                 assert result.error is None
                 assert told(result) == expected[result.id], f"seed {seed}, {EACH[int(result.id)]}, {options}, {ahead}"

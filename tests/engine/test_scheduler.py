@@ -12,32 +12,36 @@ from apcbatch.engine.scheduler import Scheduler
 from apcbatch.engine.sequence import Chunk, Sequence, make_sequence
 from apcbatch.types import Policy, Request, RequestPlan
 from tests.effort import table
-from tests.engine.test_snapshots import snapshots_of
+from tests.engine.test_snapshots import OwnSnapshots
 
 
-def scheduler_of(policy: Policy = "none", **options: Any) -> Scheduler:
-    snapshots = snapshots_of(None, policy)
-    defaults = {"max_batch_tokens": 64, "max_running": 4, "capacity_bytes": 800}
-    drafting: Any = Drafting(None, None, (), 0)  # type: ignore[arg-type]
-    return Scheduler(snapshots, snapshots._page_tables, drafting=drafting, **defaults | options)
+class OwnScheduler(Scheduler):
+    """A scheduler with the snapshots, and the drafting without drafts, that it is made with."""
+
+    def __init__(self, policy: Policy = "none", **options: Any) -> None:
+        self.snapshots, self.drafting = OwnSnapshots(None, policy), Drafting(None, None, (), 0)  # type: ignore
+        self.num_made = 0
+        defaults = {"max_batch_tokens": 64, "max_running": 4, "capacity_bytes": 800}
+        super().__init__(self.snapshots, self.snapshots.page_tables, drafting=self.drafting, **defaults | options)
 
 
-def submit(scheduler: Scheduler, *lengths: int, max_tokens: int = 8, **settings: Any) -> list[Sequence]:
+def submit(scheduler: OwnScheduler, *lengths: int, max_tokens: int = 8, **settings: Any) -> list[Sequence]:
     """Queue prompts of these lengths, which share no token."""
     made = []
     for length in lengths:
-        first = 1 + scheduler._num_submitted
+        scheduler.num_made += 1
+        first = scheduler.num_made
         request = Request(f"{first}", [first] * length, max_tokens=max_tokens, **settings)
         made.append(make_sequence(request, 1000, None))
-        scheduler._snapshots.prepare(made[-1])
+        scheduler.snapshots.prepare(made[-1])
         scheduler.submit(made[-1])
     return made
 
 
-def compute(scheduler: Scheduler, chunks: list[Chunk]) -> None:
+def compute(scheduler: OwnScheduler, chunks: list[Chunk]) -> None:
     """Do what a pass does to the sequences of its chunks: each that it completes gets a token, or ends."""
     for chunk in chunks:
-        scheduler._snapshots.publish(chunk)
+        scheduler.snapshots.publish(chunk)
         scheduler.advance(chunk)
         sequence = chunk.sequence
         if chunk.samples:
@@ -78,7 +82,7 @@ def test_a_pass_is_filled_up_to_its_limit(
 def test_prompts_fill_what_decodes_leave() -> None:
     """Catches a prompt that is begun twice or out of order, tokens beyond the limit of a pass, and a decode that waits
     for a prompt."""
-    scheduler = scheduler_of()
+    scheduler = OwnScheduler()
     submit(scheduler, 30, 30, 30, max_tokens=3)
     passes = []
     while scheduler.waiting or scheduler.running:
@@ -92,7 +96,10 @@ def test_prompts_fill_what_decodes_leave() -> None:
         [(0, 31, 1), (1, 31, 1), (2, 30, 1)],
         [(2, 31, 1)],
     ]
-    assert sorted(scheduler._free_slots) == [0, 1, 2, 3] and scheduler.num_begun == 0
+    assert scheduler.num_begun == 0
+    made = submit(scheduler, 1, 1, 1, 1)
+    scheduler.schedule()
+    assert sorted(sequence.slot for sequence in made) == [0, 1, 2, 3]
 
 
 @table(
@@ -108,7 +115,7 @@ def test_prompts_are_admitted_until_a_pass_is_full(
     max_tokens: int, lengths: list[int], first_pass: list[tuple[int, int, int]]
 ) -> None:
     """Catches a token of room that is left empty, and a prompt that takes a slot long before it is begun."""
-    scheduler = scheduler_of(max_batch_tokens=max_tokens)
+    scheduler = OwnScheduler(max_batch_tokens=max_tokens)
     submit(scheduler, *lengths)
     assert shown(scheduler.schedule()[0]) == first_pass
     assert len(scheduler.running) == len(first_pass)
@@ -116,12 +123,12 @@ def test_prompts_are_admitted_until_a_pass_is_full(
 
 def test_what_is_in_flight_is_not_scheduled_again() -> None:
     """Catches a token that is computed by two passes, and a prompt whose rest is left for later than it need be."""
-    scheduler = scheduler_of(max_batch_tokens=20)
+    scheduler = OwnScheduler(max_batch_tokens=20)
     first, second = submit(scheduler, 10, 40)
     chunks, _ = scheduler.schedule()
     assert shown(chunks) == [(0, 0, 10), (1, 0, 10)]
     begun = {chunk.sequence: chunk.end for chunk in chunks}
-    assert scheduler.has_prompts(begun) and scheduler._prompts_left(begun) == 30
+    assert scheduler.has_prompts(begun)
     ahead, _ = scheduler.schedule(begun)
     assert shown(ahead) == [(1, 10, 20)]
     begun[second] = 30
@@ -142,7 +149,7 @@ def test_no_more_run_than_may() -> None:
     """Catches a slot that two sequences have, one that stays free while others wait, and one that is lost."""
     assert [num_live_slots(count) for count in (1, 2, 3)] == [2, 2, 3]
     for max_running in (1, 2):
-        scheduler = scheduler_of(max_running=max_running)
+        scheduler = OwnScheduler(max_running=max_running)
         submit(scheduler, 2, 2, 2, 2, 2, max_tokens=2)
         most = 0
         for _ in range(20):
@@ -153,7 +160,7 @@ def test_no_more_run_than_may() -> None:
             compute(scheduler, chunks)
             if not scheduler.running and not scheduler.waiting:
                 break
-        assert most == max_running and len(scheduler._free_slots) == 2 and not scheduler.waiting
+        assert most == max_running and not scheduler.running and not scheduler.waiting
 
 
 @table(
@@ -179,7 +186,7 @@ def test_a_pass_is_foreseen_only_if_no_token_can_change_it(
 ) -> None:  # fmt: skip
     """Catches a pass that is begun although the tokens before it decide what is in it, and one that is not although
     they do not."""
-    scheduler = scheduler_of(policy, **options)
+    scheduler = OwnScheduler(policy, **options)
     submit(scheduler, *lengths, **settings)
     chunks, _ = scheduler.schedule()
     assert scheduler.foresee(chunks) == [], "prompts are unfinished"
@@ -196,7 +203,7 @@ def test_a_pass_is_foreseen_only_if_no_token_can_change_it(
 
 def test_a_group_has_a_share_of_the_prompts() -> None:
     """Fault: the first pass takes more sequences than a pass may have, and the other stages have nothing to do."""
-    scheduler = scheduler_of(max_running=2, groups=2)
+    scheduler = OwnScheduler(max_running=2, groups=2)
     submit(scheduler, 3, 4, 5, 6)
     chunks, _ = scheduler.schedule()
     assert shown(chunks) == [(0, 0, 3), (1, 0, 4)] and len(scheduler.running) == 4
@@ -213,7 +220,7 @@ def end_one(scheduler: Scheduler) -> None:
 def test_the_gate_is_closed_once_all_slots_are_taken() -> None:
     """Fault: each slot that gets free costs a pass with prompts, or one that waits is passed over beside prompts that
     are computed in any case."""
-    scheduler = scheduler_of(max_running=16, prompt_cost=9, max_batch_tokens=160)
+    scheduler = OwnScheduler(max_running=16, prompt_cost=9, max_batch_tokens=160)
     submit(scheduler, *[2] * 12, max_tokens=90)
     compute(scheduler, scheduler.schedule()[0])
     submit(scheduler, 2, 2, 2, 150, max_tokens=90)  # a quarter of the slots is free: the gate opens
@@ -235,7 +242,7 @@ def test_the_gate_is_closed_once_all_slots_are_taken() -> None:
 @table("case", ["drafted", "promising", "one ends, one waits"])
 def test_a_pass_is_not_foreseen_where_tokens_matter(case: str) -> None:
     """Fault: a pass is begun ahead where drafts would gain more, or with the slot of an answer that ends missing."""
-    scheduler = scheduler_of()
+    scheduler = OwnScheduler()
     submit(scheduler, 5, max_tokens=2)
     submit(scheduler, 9, 3, 2)
     compute(scheduler, scheduler.schedule()[0])
@@ -244,7 +251,7 @@ def test_a_pass_is_not_foreseen_where_tokens_matter(case: str) -> None:
     if case == "drafted":
         chunks[1].draft = [7]
     elif case == "promising":
-        scheduler._drafting.is_promising = lambda sequences: len(sequences) == 3  # type: ignore[method-assign]
+        scheduler.drafting.is_promising = lambda sequences: len(sequences) == 3  # type: ignore[method-assign]
     else:
         submit(scheduler, 3)
     assert scheduler.foresee(chunks) == []
@@ -252,26 +259,27 @@ def test_a_pass_is_not_foreseen_where_tokens_matter(case: str) -> None:
 
 def test_slots_are_left_for_the_answers_of_an_admitted_prompt() -> None:
     """Catches a prompt with several answers that is admitted beside another one whose answers then find no slot."""
-    scheduler = scheduler_of(max_running=2)
-    (prompt,) = submit(scheduler, 4, n=3, temperature=1.0)
-    (other,) = submit(scheduler, 5, n=2, temperature=1.0)
-    chunks, _ = scheduler.schedule()
-    assert shown(chunks) == [(0, 0, 4)] and (scheduler._num_owed, list(scheduler.waiting)) == (2, [other])
+    for max_running, is_admitted in ((2, False), (4, False), (5, True)):  # with two slots besides the two that are owed
+        scheduler = OwnScheduler(max_running=max_running)
+        (prompt,) = submit(scheduler, 4, n=3, temperature=1.0)
+        (other,) = submit(scheduler, 5, n=2, temperature=1.0)
+        chunks, _ = scheduler.schedule()
+        assert shown(chunks) == [(0, 0, 4), (1, 0, 5)][: 1 + is_admitted]
+        assert list(scheduler.waiting) == [other][is_admitted:]
     assert (prompt.num_answers, prompt.will_fork, prompt.siblings) == (3, True, [prompt])
 
 
 def test_one_that_waits_for_a_prefix_holds_up_only_those_who_share_it() -> None:
     """Fault: a prompt that waits for another one's prefix keeps all that come after it from free slots."""
-    scheduler = scheduler_of("all", max_batch_tokens=20)
+    scheduler = OwnScheduler("all", max_batch_tokens=30)
     stem = [50] * 40
     prompts = [stem, [*stem, 51], [52] * 10, [*stem, 53]]
     made = [make_sequence(Request(f"{prompt[-1]}", prompt, max_tokens=8), 1000, None) for prompt in prompts]
     for sequence in made:
-        scheduler._snapshots.prepare(sequence)
+        scheduler.snapshots.prepare(sequence)
         scheduler.submit(sequence)
-    assert shown(scheduler.schedule()[0]) == [(0, 0, 20)]
-    scheduler._budget = PassBudget(64, 4, 1)
-    assert shown(scheduler.schedule({made[0]: 20})[0]) == [(0, 20, 20), (2, 0, 10)]
+    assert shown(scheduler.schedule()[0]) == [(0, 0, 30)]
+    assert shown(scheduler.schedule({made[0]: 30})[0]) == [(0, 30, 10), (2, 0, 10)]
     assert list(scheduler.waiting) == [made[1], made[3]]
 
 
@@ -279,7 +287,7 @@ def test_one_that_finds_no_slots_is_not_overtaken_unless_it_has_a_plan() -> None
     """Fault: an unplanned prompt of several answers waits while later ones compute what it shares with them; or a
     planned one, whose readers wait in any case, holds up the others."""
     for plan, admitted in ((None, [0]), (RequestPlan(), [0, 2])):
-        scheduler = scheduler_of(max_running=4)
+        scheduler = OwnScheduler(max_running=4)
         submit(scheduler, 4, n=2, temperature=1.0)
         (second,) = submit(scheduler, 5, n=3, temperature=1.0, plan=plan)
         submit(scheduler, 6)
@@ -301,7 +309,7 @@ def test_no_pass_is_foreseen_that_an_answer_of_a_prompt_might_join(
     num_running: int, first_ends: bool, num_owed: int, begins: list[int]
 ) -> None:
     """Fault: an answer waits a pass longer than it has to for its slot, or nothing is begun ahead while it waits."""
-    scheduler = scheduler_of()
+    scheduler = OwnScheduler()
     submit(scheduler, 5, max_tokens=2 if first_ends else 8)
     submit(scheduler, *[5] * (num_running - 1))
     compute(scheduler, scheduler.schedule()[0])

@@ -17,9 +17,11 @@ from apcbatch import Engine, Request
 from apcbatch.engine import scoring, step
 from apcbatch.engine.scoring import score_rows
 from apcbatch.kernels.cpu.backend import CpuBackend
+from apcbatch.model.causal_lm import CausalLM
 from apcbatch.plan.planner import Planner
 from apcbatch.plan.prefix_tree import PrefixTree
 from tests.effort import table, tries
+from tests.engine.opened import OpenedEngine
 from tests.engine.runs import by_id, serve, tokens
 from tests.engine.test_given_back import Books
 from tests.tiny import FAMILIES, VOCAB
@@ -92,10 +94,10 @@ def test_the_same_bits_however_they_are_computed(folder: Path) -> None:
         cold = Engine(folder, policy="none", max_running=1, pool_size_bytes=ROOMY)
         expected, unscored = by_id(cold.run(requests)), serve(cold, plain)
         for policy, size in (("all", 5), ("last", 64), ("planned", 2048), ("all", 64), ("none", 64)):
-            engine = Engine(
-                folder, block_size=8, policy=policy, max_batch_tokens=size, max_running=4, pool_size_bytes=ROOMY
-            )
-            engine._pipeline.runs_ahead = size == 64  # as on a device
+            engine = OpenedEngine(
+                folder, block_size=8, policy=policy, max_batch_tokens=size, max_running=4, pool_size_bytes=ROOMY,
+                runs_ahead=size == 64,
+            )  # fmt: skip
             books, where = Books(engine), f"seed {seed}, {policy}, {size}"
             for _ in range(2):
                 found = by_id(engine.run(requests))
@@ -135,14 +137,14 @@ def test_slices_change_nothing(
     engine = Engine(tiny_checkpoint("mamba"), policy="none", pool_size_bytes=ROOMY)
     request = Request("a", tokens(50, 1), max_tokens=0, score_from=4, score_top=2)
     (expected,) = engine.run([request])
-    head, sizes = type(engine._model).head, []
+    head, sizes = CausalLM.head, []
 
     def noted(model: Any, hidden: torch.Tensor) -> torch.Tensor:
         logits = head(model, hidden)
         sizes.append(len(logits))
         return logits
 
-    monkeypatch.setattr(type(engine._model), "head", noted)
+    monkeypatch.setattr(CausalLM, "head", noted)
     monkeypatch.setattr(scoring, "SLICE_BYTES", slice_bytes)
     (found,) = engine.run([request])
     assert found.scores == expected.scores and sum(sizes) == 46
@@ -183,7 +185,7 @@ def test_a_prompt_that_breaks_fails_alone(
     tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Catches scores of a broken prompt that are given, and other requests that fail with it."""
-    engine = Engine(tiny_checkpoint("jamba"), block_size=16, max_batch_tokens=40, pool_size_bytes=ROOMY)
+    engine = OpenedEngine(tiny_checkpoint("jamba"), block_size=16, max_batch_tokens=40, pool_size_bytes=ROOMY)
     books, run_pass = Books(engine), step.run_pass
 
     def breaks(model: Any, decodes: Any, chunks: list[step.Chunk], before: Any = None) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -44,7 +44,7 @@ class Disk:
 
     def load(self, key: bytes, pool: SnapshotPool, pages: PagePool, awaited: bool) -> Any:
         position = next(one for one in (16, 32, 48) if key_at(one) == key)
-        self.loads.append((position, awaited, [held.pins for held in pool._held.values()]))
+        self.loads.append((position, awaited, [held.pins for held in pool]))
         if self.found[key] != "snapshot":
             return self.found[key]
         slot = pool.reserve(key, awaited)
@@ -67,15 +67,17 @@ def key_at(position: int, tokens: list[int] = PROMPT) -> bytes:
     return prefix_key(MODEL, tokens, position)
 
 
-def snapshots_of(disk: Disk | None = None, policy: Policy = "all", slots: int = 8) -> Snapshots:
-    pages = PagePool(0)
-    pool = SnapshotPool(range(slots), pages, SLOT_BYTES, 0, slots * SLOT_BYTES)
-    arena: Any = None
-    persistence: Any = disk
-    return Snapshots(
-        policy=policy, block_size=16, fingerprint=MODEL, pool=pool, pages=pages,
-        page_tables=PageTables(pages, pool, arena, False), persistence=persistence,
-    )  # fmt: skip
+class OwnSnapshots(Snapshots):
+    """Snapshots with the pool, and with page tables without pages, that they are made with."""
+
+    def __init__(self, disk: Disk | None = None, policy: Policy = "all", slots: int = 8) -> None:
+        pages, arena, persistence = PagePool(0), cast(Any, None), cast(Any, disk)
+        self.pool = SnapshotPool(range(slots), pages, SLOT_BYTES, 0, slots * SLOT_BYTES)
+        self.page_tables = PageTables(pages, self.pool, arena, False)
+        super().__init__(
+            policy=policy, block_size=16, fingerprint=MODEL, pool=self.pool, pages=pages, page_tables=self.page_tables,
+            persistence=persistence,
+        )  # fmt: skip
 
 
 def sequence_of(snapshots: Snapshots, tokens: list[int] = PROMPT, **options: Any) -> Sequence:
@@ -84,13 +86,13 @@ def sequence_of(snapshots: Snapshots, tokens: list[int] = PROMPT, **options: Any
     return sequence
 
 
-def hold(snapshots: Snapshots, *positions: int, reads: int = 0) -> list[Snapshot]:
+def hold(snapshots: OwnSnapshots, *positions: int, reads: int = 0) -> list[Snapshot]:
     """Put snapshots of PROMPT into the pool."""
     made = []
     for position in positions:
-        slot = snapshots._pool.reserve(key_at(position), reads > 0)
+        slot = snapshots.pool.reserve(key_at(position), reads > 0)
         assert slot is not None
-        made.append(snapshots._pool.insert(key_at(position), position, slot, NO_PAGES, reads, reads > 0))
+        made.append(snapshots.pool.insert(key_at(position), position, slot, NO_PAGES, reads, reads > 0))
     return made  # type: ignore[return-value]
 
 
@@ -129,7 +131,7 @@ def test_the_longest_that_can_be_had_is_resumed_from(
     """Catches a shorter snapshot where a longer one can be had, one read from disk that is in memory, a stranded one
     that is tried again under another position, and a missing one that is counted as there ever after."""
     disk = Disk(found)
-    snapshots = snapshots_of(disk)
+    snapshots = OwnSnapshots(disk)
     held = hold(snapshots, *in_memory)
     sequence = sequence_of(snapshots)
     snapshots.attach(sequence)
@@ -141,7 +143,7 @@ def test_the_longest_that_can_be_had_is_resumed_from(
     assert [one.pins for one in held] == [got[1] == "memory"] * len(held)
     snapshots.detach(sequence)
     snapshots.detach(sequence)
-    assert [one.pins for one in snapshots._pool._held.values()] == [0] * len(snapshots._pool)
+    assert [one.pins for one in snapshots.pool] == [0] * len(snapshots.pool)
     assert sequence.start is None
 
 
@@ -149,11 +151,11 @@ def test_what_a_plan_does_not_resume_from_is_not_counted_on() -> None:
     """Catches awaited snapshots evicted for one that the plan does not need, and one taken that is held for others."""
     plan = RequestPlan(resume_at=16, keep=(48,), reads=(1,))
     disk = Disk({16: "snapshot", 48: None})
-    snapshots = snapshots_of(disk, "planned")
+    snapshots = OwnSnapshots(disk, "planned")
     snapshots.attach(sequence_of(snapshots, plan=plan))
     assert [(position, awaited) for position, awaited, _ in disk.loads] == [(48, False), (16, True)]
     for policy, position in (("planned", 0), ("all", 48)):
-        other = snapshots_of(None, policy)
+        other = OwnSnapshots(None, policy)
         hold(other, 48, reads=1)
         assert other.available_position(sequence_of(other, plan=plan if policy == "planned" else None)) == position
 
@@ -161,13 +163,13 @@ def test_what_a_plan_does_not_resume_from_is_not_counted_on() -> None:
 def test_what_is_available_is_the_longest_in_memory_or_on_disk() -> None:
     """Catches a wait for what is there, a look into the store for each step, and a prompt taken as a whole."""
     disk = Disk({32: "snapshot", 48: "snapshot"})
-    snapshots = snapshots_of(disk)
+    snapshots = OwnSnapshots(disk)
     short, long = sequence_of(snapshots, PROMPT[:48]), sequence_of(snapshots)
     assert [snapshots.available_position(one) for one in (short, short, long)] == [32, 32, 48]
     assert disk.looked_up == [[32, 16], [48, 32, 16]]
     hold(snapshots, 16)
     assert snapshots.available_position(short) == 32
-    memory = snapshots_of()
+    memory = OwnSnapshots()
     assert memory.available_position(sequence_of(memory)) == 0
     hold(memory, 16, 32)
     assert memory.available_position(sequence_of(memory)) == 32
@@ -177,19 +179,19 @@ def test_the_ideal_counts_what_was_covered_and_what_is_stored() -> None:
     """Catches an ideal below what was restored, one called exact where a branch was dropped, and a fork that is not
     kept for the third prompt."""
     disk = Disk({48: None})
-    snapshots = snapshots_of(disk, "planned")
+    snapshots = OwnSnapshots(disk, "planned")
     first, other = sequence_of(snapshots), sequence_of(snapshots, [*PROMPT[:40], *range(100, 120)])
     snapshots.attach(first)
     assert (first.ideal, first.miss_reason) == (0, "cold"), "what the store does not have after all"
     snapshots.attach(other)
     assert (other.ideal, other.miss_reason) == (40, "diverged")
     assert (list(first.retention.kept(0, 50)), list(other.retention.kept(0, 60))) == ([48], [32, 48])
-    snapshots.coverage._root.regrown = True
-    snapshots.coverage._root.children[1].regrown = True
+    snapshots.coverage.root.regrown = True
+    snapshots.coverage.root.children[1].regrown = True
     inexact = sequence_of(snapshots, [*PROMPT[:20], 7])
     snapshots.attach(inexact)
     assert (inexact.ideal, inexact.ideal_is_bound) == (20, True)
-    disabled = snapshots_of(None, "none")
+    disabled = OwnSnapshots(None, "none")
     last = sequence_of(disabled)
     disabled.attach(last)
     assert last.miss_reason == "disabled"
@@ -197,7 +199,7 @@ def test_the_ideal_counts_what_was_covered_and_what_is_stored() -> None:
 
 def test_a_snapshot_that_was_evicted_is_named_as_the_reason() -> None:
     """Catches a miss that is put down to the policy although memory was short."""
-    snapshots = snapshots_of(None, "all", slots=1)
+    snapshots = OwnSnapshots(None, "all", slots=1)
     first = sequence_of(snapshots)
     snapshots.attach(first)
     write(snapshots, first, 48)
@@ -211,19 +213,18 @@ def test_a_slot_is_reserved_as_awaited_only_for_readers() -> None:
     """Catches a second copy of what is held, readers that are not added up, and an idle snapshot that pushes out
     awaited ones."""
     plan = RequestPlan(keep=(16,), reads=(2,), keep_for_later=(32,))
-    snapshots = snapshots_of(None, "planned")
+    snapshots = OwnSnapshots(None, "planned")
     sequence = sequence_of(snapshots, plan=plan)
     awaited, idle = snapshots.reserve(sequence, 16), snapshots.reserve(sequence, 32)
     assert awaited is not None and idle is not None and (awaited[1], idle[1]) == (key_at(16), key_at(32))
-    assert snapshots._pool._idle_slots == {idle[0]: key_at(32)}
     snapshots.cancel(Chunk(sequence, 0, 32, [Keep(16, awaited[1], awaited[0]), Keep(32, idle[1], idle[0])]))
-    assert snapshots._pool.num_reserved == 0
+    assert snapshots.pool.num_reserved == 0
     (held,) = hold(snapshots, 16, reads=1)
     assert snapshots.reserve(sequence, 16) is None and held.reads_left == 3
     snapshots.add_reads(key_at(16), 2)
     snapshots.add_reads(key_at(16), -1)
     assert held.reads_left == 4 and snapshots.holds(key_at(16)) and not snapshots.holds(key_at(32))
-    full = snapshots_of(None, "all", slots=0)
+    full = OwnSnapshots(None, "all", slots=0)
     assert full.reserve(sequence_of(full), 16) is None
     for token in range(20):
         sequence.append(token, 0.0)
@@ -234,27 +235,31 @@ def test_a_slot_is_reserved_as_awaited_only_for_readers() -> None:
 def test_what_a_pass_has_written_is_published_as_the_plan_says() -> None:
     """Catches a snapshot that is lost behind one that found no room, one that is stored though nobody wants it later,
     a chain in the store with the wrong parent, and one that is counted or told of twice."""
-    plan = RequestPlan(keep=(16, 32), reads=(1, 1), keep_for_later=(32, 48))
+    plan = RequestPlan(keep=(32,), reads=(1,), keep_for_later=(16, 32, 48))
     disk = Disk({})
-    snapshots = snapshots_of(disk, "planned")
+    snapshots = OwnSnapshots(disk, "planned", slots=3)
     told: list[tuple[list[int], list[KeptSnapshot]]] = []
     observer: Any = SimpleNamespace(kept=lambda tokens, kept: told.append((tokens.tolist(), kept)))
     snapshots.observer = observer
     sequence = sequence_of(snapshots, plan=plan)
-    keeps = [Keep(p, *reversed(snapshots.reserve(sequence, p))) for p in (16, 32, 48)]  # type: ignore
-    snapshots._pool._taken.add((keeps[0].key, keeps[0].slot))
+    keeps = []
+    for position in (16, 32, 48):
+        keeps.append(Keep(position, *reversed(snapshots.reserve(sequence, position))))  # type: ignore
+        snapshots.pool.passes_begun()
     (twin,) = hold(snapshots, 32, reads=1)
+    assert twin.slot == keeps[0].slot, "which is taken over, as it was for nobody"
     snapshots.publish(Chunk(sequence, 0, 48, keeps))
-    pool = snapshots._pool
-    assert list(pool._held) == [key_at(32), key_at(48)] and twin.reads_left == 2
-    assert [one.for_later for one in pool._held.values()] == [True, True]
+    pool = snapshots.pool
+    assert [one.key for one in pool] == [key_at(32), key_at(48)] and twin.reads_left == 2
+    assert [one.for_later for one in pool] == [True, True]
     assert (snapshots.num_written, snapshots.num_for_later) == (0, 1), "32 was there already"
     assert disk.saved == [(32, None), (48, (key_at(32), 32))]
     assert told == [(PROMPT[:48], [KeptSnapshot(key_at(48), 48, SLOT_BYTES, True)])]
     again = sequence_of(snapshots, plan=RequestPlan(keep=(16,), reads=(1,)))
     write(snapshots, again, 16)
     assert (snapshots.num_written, snapshots.num_for_later, len(disk.saved)) == (1, 1, 2)
-    assert pool._held[key_at(16)].reads_left == 1 and not pool._held[key_at(16)].for_later
+    first = pool.peek(key_at(16))
+    assert first is not None and first.reads_left == 1 and not first.for_later
     assert len(told) == 2 and told[1][0] == PROMPT[:16]
 
 
@@ -262,27 +267,30 @@ def test_the_latest_boundary_of_an_answer_takes_the_place_of_the_last() -> None:
     """Catches an answer's snapshots that pile up, one that is dropped while another request reads it, and one that is
     stored before the answer has ended, or not at all."""
     disk = Disk({})
-    snapshots = snapshots_of(disk, "last")
+    snapshots = OwnSnapshots(disk, "last")
     sequence = sequence_of(snapshots)
     write(snapshots, sequence, 48)
     for token in range(40):
         sequence.append(token, 0.0)
     whole = sequence.tokens.tolist()
     write(snapshots, sequence, 64)
-    assert list(snapshots._pool._held) == [key_at(48), key_at(64, whole)]
+    assert [one.key for one in snapshots.pool] == [key_at(48), key_at(64, whole)]
     write(snapshots, sequence, 80)
-    assert list(snapshots._pool._held) == [key_at(48), key_at(80, whole)]
+    assert [one.key for one in snapshots.pool] == [key_at(48), key_at(80, whole)]
     assert disk.saved == [(48, None)]
     snapshots.complete(sequence)
     assert disk.saved == [(48, None), (80, (key_at(48), 48))]
     assert sequence.store_parent == (key_at(80, whole), 80)
     second = sequence_of(snapshots)
     snapshots.complete(second)
-    second.rolling = snapshots._pool.peek(key_at(80, whole))
+    second.rolling = snapshots.pool.peek(key_at(80, whole))
     second.rolling.pins += 1  # type: ignore[union-attr]
     write(snapshots, second, 16)
-    snapshots._roll(second, hold(snapshots, 32)[0])
+    for token in range(1, 41):
+        second.append(token, 0.0)
+    write(snapshots, second, 64)
     assert snapshots.holds(key_at(80, whole)), "it is being read"
+    assert snapshots.holds(key_at(64, second.tokens.tolist()))
     assert len(disk.saved) == 3 and disk.saved[-1][0] == 16
 
 
@@ -290,12 +298,12 @@ def test_the_parent_of_a_stored_snapshot_is_the_last_that_the_store_took() -> No
     """Catches a child whose parent the store refused, a dropped snapshot that is stored with another one's bytes, and
     a request that resumed and begins a chain of its own."""
     disk = Disk({})
-    snapshots = snapshots_of(disk)
+    snapshots = OwnSnapshots(disk)
     sequence = sequence_of(snapshots)
     write(snapshots, sequence, 16)
     disk.takes = False
     write(snapshots, sequence, 32)
-    refused = snapshots._pool.peek(key_at(32))
+    refused = snapshots.pool.peek(key_at(32))
     assert refused is not None and refused.store_parent == sequence.store_parent == (key_at(16), 16)
     follower = sequence_of(snapshots)
     snapshots.attach(follower)
@@ -306,8 +314,9 @@ def test_the_parent_of_a_stored_snapshot_is_the_last_that_the_store_took() -> No
     assert follower.store_parent == (key_at(32), 32) and snapshots.num_read == 1, "one snapshot, though read twice"
     gone = Snapshot(key_at(32), 32, 5, NO_PAGES)
     before = list(disk.saved)
-    snapshots._persist(sequence, gone)
-    snapshots_of(None)._persist(sequence, gone)
+    for one in (snapshots, OwnSnapshots()):
+        sequence.rolling = gone
+        one.complete(sequence)
     assert disk.saved == before == [(16, None), (32, (key_at(16), 16))]
 
 
@@ -315,23 +324,23 @@ def test_what_the_store_refused_is_offered_again_while_it_is_in_memory() -> None
     """Fault: a snapshot that found the queue full is lost although it is still there, one that was taken is offered
     twice, or one whose slot has another state by now is written."""
     disk = Disk({})
-    snapshots = snapshots_of(disk)
+    snapshots = OwnSnapshots(disk)
     sequence = sequence_of(snapshots)
     disk.takes = False
     write(snapshots, sequence, 16, 32, 48)
-    snapshots._pool.drop(snapshots._pool._held[sequence.keys[32]], evicted=True)
+    snapshots.pool.drop(*(one for one in snapshots.pool if one.position == 32), evicted=True)
     disk.saved.clear()
     for _ in range(2):
         snapshots.offer_again()
         assert disk.saved == [(16, None), (48, None)]
-    snapshots_of().offer_again()
+    OwnSnapshots().offer_again()
 
 
 def test_only_an_ended_answer_that_is_kept_is_covered() -> None:
     """Catches an ideal that counts an answer nobody keeps or that is not there yet, and unique tokens counted without
     the answer, or with one that is thrown away."""
     for keep_answer in (True, False):
-        snapshots = snapshots_of()
+        snapshots = OwnSnapshots()
         sequence = sequence_of(snapshots, keep_answer=keep_answer)
         for token in range(10):
             sequence.append(token, 0.0)
@@ -350,7 +359,7 @@ def test_what_will_be_resumed_from_is_prefetched_once() -> None:
     """Catches a read of what is in memory, of what a plan does not resume from, or a look into the store for each
     step."""
     disk = Disk({16: "snapshot", 32: "snapshot"})
-    snapshots = snapshots_of(disk, "planned")
+    snapshots = OwnSnapshots(disk, "planned")
     plans = [RequestPlan(resume_at=48), RequestPlan(resume_at=32), RequestPlan(resume_at=16), None]
     waiting = [sequence_of(snapshots, plan=plan) for plan in plans]
     waiting.append(sequence_of(snapshots, PROMPT[:9]))
@@ -362,7 +371,7 @@ def test_what_will_be_resumed_from_is_prefetched_once() -> None:
     snapshots.prefetch(waiting)
     assert disk.prefetched[-1] == [key_at(16)]
     on_host = Disk({16: "snapshot"}, prefetches=False)
-    for one in (snapshots_of(on_host), snapshots_of()):
+    for one in (OwnSnapshots(on_host), OwnSnapshots()):
         one.prefetch([sequence_of(one)])
     assert not on_host.prefetched and not on_host.looked_up
 
@@ -371,7 +380,7 @@ def test_positions_and_snapshots_are_found_by_their_tokens() -> None:
     """Catches a boundary that is named twice or missing, a snapshot of other tokens, and awaited snapshots evicted for
     somebody who looks."""
     disk = Disk({32: "snapshot", 48: Stranded(16)})
-    snapshots = snapshots_of(disk)
+    snapshots = OwnSnapshots(disk)
     hold(snapshots, 16)
     tokens = np.array(PROMPT, np.int32)
     assert snapshots.positions(tokens) == [16, 32, 48] and snapshots.positions(tokens[:47]) == [16, 32]
@@ -379,6 +388,6 @@ def test_positions_and_snapshots_are_found_by_their_tokens() -> None:
     assert first is not None and second is not None and (first.position, second.position) == (16, 32)
     assert snapshots.fetch(tokens[:48]) is None
     assert [load[:2] for load in disk.loads] == [(32, False), (48, False)]
-    memory = snapshots_of()
+    memory = OwnSnapshots()
     hold(memory, 32)
     assert memory.positions(tokens) == [32] and memory.fetch(tokens[:16]) is None

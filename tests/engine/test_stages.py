@@ -17,6 +17,7 @@ from apcbatch.engine import step
 from apcbatch.engine.admission import PassBudget
 from apcbatch.prefix import prefix_key
 from tests.effort import tries
+from tests.engine.opened import OpenedEngine
 from tests.engine.runs import by_id, tokens, told
 from tests.engine.test_sameness import agent_prompts
 from tests.tiny import FAMILIES
@@ -45,9 +46,9 @@ def of_every_kind(seed: int) -> list[Request]:
     return requests
 
 
-def serve(engine: Engine, requests: list[Request]) -> dict[str, Result]:
+def serve(engine: OpenedEngine, requests: list[Request]) -> dict[str, Result]:
     results = by_id(engine.run(requests))
-    assert len(results) == len(requests) and not engine._pipeline and not engine.num_unfinished
+    assert len(results) == len(requests) and not engine.pipeline and not engine.num_unfinished
     return results
 
 
@@ -159,7 +160,7 @@ def test_snapshots_travel_between_one_stage_and_several(
 class Watch:
     """How many passes were under way when each was begun, and how many sequences each has."""
 
-    def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, engine: OpenedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
         self.engine = engine
         self.under_way: list[int] = []
         self.sizes: list[int] = []
@@ -167,11 +168,11 @@ class Watch:
         run_pass = step.run_pass
 
         def noted(model: object, decodes: object, chunks: list[step.Chunk], before: step.Pass | None = None) -> object:
-            ends = engine._pipeline.ends
+            ends = engine.pipeline.ends
             for chunk in chunks:
                 assert before is not None or chunk.begin == ends.get(chunk.sequence, chunk.sequence.computed)
                 assert before is not None or chunk.sequence not in ends or chunk.end <= chunk.sequence.num_prompt
-            self.under_way.append(len(engine._pipeline))
+            self.under_way.append(len(engine.pipeline))
             self.sizes.append(len(chunks))
             self.ahead.append(before is not None)
             return run_pass(model, decodes, chunks, before)
@@ -306,7 +307,7 @@ def test_a_state_that_is_not_finite_ends_its_request_alone(
         made = run_pass(model, decodes, chunks, before)
         for chunk in chunks:
             if chunk.keep and chunk.sequence.request.id == "1":
-                engine._arena.stages[1].slots["ssm"][chunk.keep[-1].slot, 0, 0, 0] = torch.nan
+                engine.parts.arena.stages[1].slots["ssm"][chunk.keep[-1].slot, 0, 0, 0] = torch.nan
         return made
 
     monkeypatch.setattr(step, "run_pass", breaks)

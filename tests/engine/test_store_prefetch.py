@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from queue import Empty
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +13,6 @@ import torch
 
 from apcbatch.engine.pool import Snapshot
 from apcbatch.engine.snapshot_arrays import ALIGNMENT, Staging, parts_of, slot_in_memory, staged_bytes
-from apcbatch.engine.snapshots import Snapshots
 from apcbatch.engine.store_prefetch import StorePrefetcher
 from apcbatch.layout import CONV, KV, SSM, StateLayout
 from apcbatch.model.arena import StateArena, Tensors
@@ -53,16 +50,20 @@ class Reached:
         assert self.event.wait(SOON_S)
 
 
-def free(staging: Staging) -> int:
-    """How many buffers are free now."""
-    found = []
-    try:
-        while True:
-            found.append(staging._free.get_nowait())
-    except Empty:
-        for buffer, read in found:
-            staging.give_back(buffer, read)
-        return len(found)
+def all_are_free(staging: Staging) -> bool:
+    """Whether each buffer can be had now, and once."""
+    taken: list[Tensors] = []
+    with ThreadPoolExecutor(1) as threads:
+        while len(taken) < staging.num_buffers:
+            one = threads.submit(staging.take)
+            try:
+                taken.append(one.result(SOON_S))
+            except TimeoutError:
+                staging.give_back({})  # for the thread, which waits
+                return False
+    for buffer in taken:
+        staging.give_back(buffer)
+    return all(staging.take() is buffer for buffer in taken) and len({id(buffer) for buffer in taken}) == len(taken)
 
 
 def eventually(holds: Callable[[], bool]) -> bool:
@@ -111,7 +112,7 @@ def test_what_is_wanted_is_read_in_order_into_as_many_buffers_as_there_are() -> 
         staging.give_back(read.buffer)
     assert sorted(reader.begun) == [b"a", b"b", b"c"]
     ahead.close()
-    assert free(staging) == 2
+    assert all_are_free(staging)
 
 
 def test_what_no_thread_has_begun_is_left_to_the_caller() -> None:
@@ -127,7 +128,7 @@ def test_what_no_thread_has_begun_is_left_to_the_caller() -> None:
     staging.give_back(read.buffer)
     assert ahead.take(b"a") is None, "once"
     ahead.close()
-    assert reader.begun == [b"a"] and free(staging) == 1
+    assert reader.begun == [b"a"] and all_are_free(staging)
 
 
 def test_what_is_wanted_no_more_gives_its_buffer_back() -> None:
@@ -146,7 +147,7 @@ def test_what_is_wanted_no_more_gives_its_buffer_back() -> None:
     assert read is not None and read.position == 99
     staging.give_back(read.buffer)
     ahead.close()
-    assert free(staging) == 2
+    assert all_are_free(staging)
 
 
 @table("fails", [False, True])
@@ -168,7 +169,7 @@ def test_a_miss_and_a_failure_reach_who_asks(fails: bool) -> None:
             staging.give_back(read.buffer)
         reader.begun.clear()
     ahead.close()
-    assert free(staging) == 1
+    assert all_are_free(staging)
 
 
 def test_closing_ends_threads_that_read_or_wait_for_a_buffer() -> None:
@@ -179,25 +180,7 @@ def test_closing_ends_threads_that_read_or_wait_for_a_buffer() -> None:
     assert eventually(lambda: bool(reader.begun))
     reader.gate.release(8)
     ahead.close()
-    assert free(staging) == 1
-
-
-def test_what_waiting_sequences_resume_from_is_wanted_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault: nothing is read ahead, what is in memory is, or the store is asked about a sequence twice."""
-    asked: list[bytes] = []
-    wanted: list[bytes] = []
-    persistence: Any = SimpleNamespace(prefetches=True, prefetch=wanted.extend)
-    snapshots = Snapshots.__new__(Snapshots)
-    snapshots._persistence, snapshots._pool = persistence, {b"held": None}  # type: ignore[assignment]
-    find = lambda self, sequence, _: asked.append(sequence.key) or sequence.key  # noqa: E731
-    monkeypatch.setattr(Snapshots, "_prefetch_key", find)
-    waiting: Any = [SimpleNamespace(prefetch_key=None, key=key) for key in (b"b", b"", b"held", b"a")]
-    for _ in range(2):
-        snapshots.prefetch(waiting)
-    assert wanted == [b"b", b"a"] * 2 and asked == [b"b", b"", b"held", b"a"]
-    persistence.prefetches = False
-    snapshots.prefetch(waiting)
-    assert len(wanted) == 4
+    assert all_are_free(staging)
 
 
 def test_without_pinned_memory_buffers_are_plain(monkeypatch: pytest.MonkeyPatch) -> None:

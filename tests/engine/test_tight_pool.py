@@ -13,6 +13,7 @@ from apcbatch.errors import UsageError
 from apcbatch.plan.footprint import Footprint
 from apcbatch.plan.planner import Plan, Planner
 from tests.effort import tries
+from tests.engine.opened import OpenedEngine
 from tests.engine.runs import told
 from tests.plan.plan_oracle import Dataset, dataset, make_plan, random_dataset, within_vocabulary
 from tests.tiny import VOCAB
@@ -28,8 +29,8 @@ def draw(block_size: int, seed: int) -> Dataset:
     return within_vocabulary(random_dataset(seed), VOCAB, STRETCH[block_size])
 
 
-def open_engine(folder: Path, **options: object) -> Engine:
-    return Engine(folder, **{"policy": "planned", "max_batch_tokens": 96, **options})
+def open_engine(folder: Path, **options: object) -> OpenedEngine:
+    return OpenedEngine(folder, **{"policy": "planned", "max_batch_tokens": 96, **options})
 
 
 def footprint_of(folder: Path) -> Footprint:
@@ -114,7 +115,7 @@ def test_far_too_little_memory_changes_no_answer(folder: Path) -> None:
                 results = []
                 while engine.num_unfinished:
                     results += engine.step()
-                    assert engine._pool.held_bytes <= capacity, (data.where, max_running, num_bytes)
+                    assert engine.parts.pool.held_bytes <= capacity, (data.where, max_running, num_bytes)
                 results.sort(key=lambda result: int(result.id))
                 assert answers(results) == expected, (data.where, max_running, num_bytes)
                 engine.close()
@@ -133,9 +134,9 @@ def test_what_keeps_nothing_runs_beside_what_fills_the_pool(tiny_checkpoint: Cal
     for request in requests_of(data, plan):
         engine.submit(request)
     engine.step()
-    assert [sequence.request.id for sequence in engine._scheduler.running] == ["0", "4", "5", "6", "7"]
+    assert [sequence.request.id for sequence in engine.parts.scheduler.running] == ["0", "4", "5", "6", "7"]
     engine.step()
-    assert [sequence.request.id for sequence in engine._scheduler.waiting] == ["2", "3"]
+    assert [sequence.request.id for sequence in engine.parts.scheduler.waiting] == ["2", "3"]
     engine.abort()
     engine.close()
 

@@ -151,7 +151,7 @@ def test_running_requests_keep_the_pages_that_they_are_owed(
     one = open_engine(folder)
     data, key = sent(one), key_of(one)
     small = open_engine(folder, pool_size_bytes=one.footprint.state_bytes + 3 * one.footprint.page_bytes)
-    most = 64 * (small._scheduler._page_tables._pages.num_pages - 2)
+    most = 64 * (small.parts.pages.num_pages - 2)
     running = Request("long", tokens(100, 6), max_tokens=most - 100, ignore_eos=True, keep_answer=False)
     small.submit(running)
     assert not small.step()
