@@ -430,6 +430,7 @@ def test_a_search_that_does_not_pay_pauses() -> None:
         for _ in range(WINDOW):
             drafting.add_drafts([chunk])
             drafting.measure([chunk], 1.0 + search_s)
+        assert drafting.plain_costs.of(1) == pytest.approx(1.0), "without the search"
         search.reset_mock()
         paused = 0
         while not drafting.is_promising([chunk.sequence]) and not search.called:  # passes run ahead in a pause
@@ -447,7 +448,6 @@ def test_a_search_that_does_not_pay_pauses() -> None:
     assert longest == LONGEST_PAUSE
     assert passes(0.0) == 0
     assert passes(0.5) == WINDOW
-    assert drafting.plain_costs.of(1) == pytest.approx(1.0), "without the search"
 
 
 @table("num_sequences, has_prompts, accepted, num_passes", [

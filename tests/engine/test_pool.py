@@ -176,9 +176,14 @@ def test_an_awaited_one_takes_the_slot_that_a_pass_under_way_writes_for_nobody()
     assert shelf.pool.insert(b"e", 7, taken[0], NO_PAGES, 1, True).slot == taken[0]
     shelf.pool.cancel(b"f", taken[1])
     assert (shelf.names, shelf.pool.num_reserved, len(free_slots(shelf.pool))) == ("e", 0, 19)
-    slots = [shelf.pool.reserve(b"a", awaited=True) for _ in range(2)]
-    assert None not in slots and shelf.names == "", "the one that was published goes, as no pass is under way"
-    assert [shelf.pool.insert(b"a", 7, slot, NO_PAGES).key for slot in slots] == [b"a"] * 2, "it is another reservation"
+    assert {shelf.pool.reserve(b"h", awaited=True) for _ in range(2)} == {a, b}, "no pass is under way: e goes"
+    for name, slot in ((b"a", a), (b"b", b)):
+        assert shelf.pool.insert(name, 7, slot, NO_PAGES) is not None, "it is another reservation"
+    idle = shelf.pool.reserve(b"i", awaited=False)
+    shelf.pool.passes_begun()
+    assert shelf.pool.insert(b"i", 7, idle, NO_PAGES) is not None and shelf.names == "bi"
+    reserved = [shelf.pool.reserve(name, awaited=True) for name in (b"j", b"k", b"l")]
+    assert None not in reserved[:2] and reserved[2] is None, "what was published is written no more"
 
 
 def test_an_awaited_one_does_not_give_way_to_what_is_not_published_yet() -> None:
