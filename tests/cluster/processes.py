@@ -43,9 +43,12 @@ class _Local:
 
 
 class ProcessRuntime:
-    """Implements Runtime. config: values of the run's Config by name. folder: for notes of what is at work."""
+    """Implements Runtime. config: values of the run's Config by name. folder: for notes of what is at work. together:
+    how many workers are ready before the first one is said to be."""
 
-    def __init__(self, config: Mapping[str, Any], folder: Path) -> None:
+    def __init__(self, config: Mapping[str, Any], folder: Path, together: int = 1) -> None:
+        self._early: list[Event] | None = []
+        self._together = together
         self._config, self._folder = dict(config), folder
         self.workers: dict[WorkerId, _Local] = {}
         self.states: weakref.WeakSet[State] = weakref.WeakSet()
@@ -70,7 +73,14 @@ class ProcessRuntime:
 
     def wait(self, timeout_s: float) -> list[Event]:
         talks = {local.talk: worker for worker, local in self.workers.items()}
-        return [self._heard(talks[talk]) for talk in wait(talks, timeout_s) if isinstance(talk, Connection)]
+        heard = [self._heard(talks[talk]) for talk in wait(talks, timeout_s) if isinstance(talk, Connection)]
+        if self._early is None:
+            return heard
+        self._early += heard
+        if len(self._early) < self._together:
+            return []
+        heard, self._early = self._early, None
+        return heard
 
     def in_flight(self, worker: WorkerId) -> Collection[int] | None:
         return read_in_flight(self._in_flight_path(worker))

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
+import pytest
 
+from apcbatch.cluster import driver
 from apcbatch.cluster.driver import ClusterEngine
-from apcbatch.cluster.runtime import ClusterSettings, Hooks
+from apcbatch.cluster.runtime import ClusterSettings, Hooks, Runtime
+from apcbatch.cluster.scheduler import GroupScheduler, SubmitBuffer, UnplannedQueue
+from apcbatch.cluster.states import TIGHT, StateTable
+from apcbatch.cluster.tasks import Item
+from apcbatch.cluster.workers import WorkerTable
 from apcbatch.engine.serving import serve
 from apcbatch.plan.planner import Plan, Planner
 from apcbatch.plan.prefix_tree import PrefixTree
@@ -21,6 +30,7 @@ from tests.plan.plan_oracle import Dataset
 
 SPEEDS = Speeds()
 CALM = Trouble()
+TO_ITSELF = Hooks(to_wire=lambda request: request)
 
 
 def repeated(data: Dataset, times: int) -> Dataset:
@@ -83,11 +93,54 @@ def lower_bound(requests: Sequence[Request], speeds: Speeds, num_workers: int) -
     return total / num_workers, longest
 
 
+class Submitted(SubmitBuffer):
+    """items: all that were ever added."""
+
+    def __init__(self, fingerprint: bytes) -> None:
+        super().__init__(fingerprint)
+        self.items: list[Item] = []
+
+    def add(self, request: Request) -> Item:
+        self.items.append(super().add(request))
+        return self.items[-1]
+
+
+class SeenEngine(ClusterEngine):
+    """A driver with its parts, which are seen where they are made."""
+
+    submitted: Submitted
+    unplanned: UnplannedQueue
+    scheduler: GroupScheduler
+    workers: WorkerTable
+    states: StateTable
+
+    def __init__(self, runtime: Runtime, settings: ClusterSettings, hooks: Hooks = TO_ITSELF) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, of, part in (
+                ("submitted", "SubmitBuffer", Submitted), ("unplanned", "UnplannedQueue", UnplannedQueue),
+                ("scheduler", "GroupScheduler", GroupScheduler), ("workers", "WorkerTable", WorkerTable),
+                ("states", "StateTable", StateTable),
+            ):  # fmt: skip
+                patch.setattr(driver, of, partial(self._make, name, part))
+            super().__init__(runtime, settings, hooks)
+
+    def _make(self, name: str, part: Callable[..., Any], *arguments: Any) -> Any:
+        made = part(*arguments)
+        setattr(self, name, made)
+        return made
+
+    @property
+    def unanswered(self) -> list[Item]:
+        """The items of submitted requests that are neither done nor dropped."""
+        items = self.submitted.items = [item for item in self.submitted.items if not item.is_done]
+        return items
+
+
 @dataclass
 class Outcome:
     results: list[Result]
     runtime: SimRuntime
-    engine: ClusterEngine
+    engine: SeenEngine
     own_s: float  # that the driver itself took
 
     @property
@@ -105,15 +158,15 @@ def num_sent(engine: ClusterEngine) -> int:
     return sum(one["states_received"] for one in engine.counters.workers)
 
 
-def audit(engine: ClusterEngine, settings: ClusterSettings, most_bytes: int = SPEEDS.node_bytes) -> None:
+def audit(engine: SeenEngine, settings: ClusterSettings, most_bytes: int = SPEEDS.node_bytes) -> None:
     """Every unanswered request is in exactly one place; what is held is within the bounds of each node."""
-    places = [item for item in engine._submitted.buffered]
-    places += engine._unplanned
-    groups = list(engine._scheduler.waiting)
-    groups += engine._scheduler.queue
+    places = [item for item in engine.submitted.buffered]
+    places += engine.unplanned
+    groups = list(engine.scheduler.waiting)
+    groups += engine.scheduler.queue
     for group in groups:
         places += group.items
-    for worker in engine._workers:
+    for worker in engine.workers:
         alone = any(assignment.group.is_alone for assignment in worker.assignments)
         assert not alone or len(worker.assignments) == 1, "a suspect has something beside it"
         for assignment in worker.assignments:
@@ -121,21 +174,31 @@ def audit(engine: ClusterEngine, settings: ClusterSettings, most_bytes: int = SP
     numbers = [item.number for item in places]
     assert len(numbers) == len(set(numbers)), "a request is in two places"
     assert not any(item.is_done for item in places), "a request that has its result is to be computed again"
-    assert len(numbers) == engine._num_unfinished, f"{engine._num_unfinished - len(numbers)} requests are lost"
-    states = engine._states
+    lost = {item.number for item in engine.unanswered}.difference(numbers)
+    assert not lost and len(numbers) <= engine.num_unfinished, f"{len(lost)} requests are lost"
+    states = engine.states
     assert len(states) <= settings.most_states and len(states) == len(list(states))
     by_home = Counter[str]()
     for state in states:
         assert state.is_wanted, "a state is held for nobody"
         assert state.home in state.nodes
         by_home[state.home] += state.num_bytes
-    for node, num_bytes in by_home.items():
-        assert num_bytes == states._nodes[node].num_bytes <= most_bytes, "a node has more than it has room for"
-    assert states._nodes.keys() <= by_home.keys() | {worker.known.node for worker in engine._workers.ready}, "it grows"
+    taken = Counter(by_home)
+    for worker in engine.workers.ready:
+        for assignment in worker.assignments:
+            facts, positions = worker.known, [state.position for state in assignment.exports.values()]
+            taken[facts.node] += sum(map(facts.footprint.pool_bytes, positions))
+    for node in by_home.keys() | taken.keys():
+        assert by_home[node] <= most_bytes, "a node has more than it has room for"
+        if math.isinf(states.room(node, 1 << 60)):  # fewer states than the share of their number
+            rooms = [states.room(node, share * taken[node] / TIGHT) for share in (0.999999, 1.000001)]
+            assert [math.isinf(room) for room in rooms] == [not taken[node], True], "a node's bytes are miscounted"
+    # no public face shows an entry without states: they would be looked through for ever
+    assert states._nodes.keys() <= by_home.keys() | {worker.known.node for worker in engine.workers.ready}, "it grows"
 
 
 def run(
-    requests: Sequence[Request] | Callable[[ClusterEngine], Iterator[Request]],
+    requests: Sequence[Request] | Callable[[SeenEngine], Iterator[Request]],
     num_workers: int = 4,
     speeds: Speeds = SPEEDS,
     trouble: Trouble = CALM,
@@ -143,14 +206,14 @@ def run(
     per_node: int = 1,
     audited: bool = True,
     stop_after: int | None = None,
-    hooks: Hooks | None = None,
+    hooks: Hooks = TO_ITSELF,
     **settings: object,
 ) -> Outcome:
     """Answer requests, or those that a function of the engine yields. stop_after: the driver dies when it has so many
     results."""
     chosen = ClusterSettings(num_workers, **settings)
     runtime = SimRuntime(speeds, trouble, per_node)
-    engine = ClusterEngine(runtime, chosen, hooks or Hooks(to_wire=lambda request: request))
+    engine = SeenEngine(runtime, chosen, hooks)
     if audited:
         runtime.check = lambda: audit(engine, chosen, speeds.node_bytes)
     results: list[Result] = []

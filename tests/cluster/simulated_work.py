@@ -83,7 +83,7 @@ class SimWork:
                 span = spans[piece.number] = Span(piece.request.id, piece.number, self.now)
                 self.one.spans.append(span)
                 if piece.request.id in runtime.trouble.poison:
-                    runtime._at(self.now, lambda: runtime._die(self.worker, runtime.now, "a request ended it"))
+                    runtime.at(self.now, lambda: runtime.die(self.worker, runtime.now, "a request ended it"))
                     self.now += 1.0
                     return
                 if piece.request.id in runtime.trouble.hanging:

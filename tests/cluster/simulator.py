@@ -79,7 +79,7 @@ class SimRuntime:
         self._agenda: list[tuple[float, int, Callable[[], Event | None]]] = []
         self._num_agenda = 0
         for when, with_node in trouble.kills:
-            self._at(when, lambda with_node=with_node: self._strike(with_node))
+            self.at(when, lambda with_node=with_node: self._strike(with_node))
 
     def spawn(self) -> WorkerId:
         worker = len(self.workers) + 1
@@ -89,10 +89,10 @@ class SimRuntime:
         one = self.workers[worker] = SimWorker(node)
         if self.trouble.no_replacement and self.now > 0:
             one.ends = self.now
-            self._at(self.now, lambda: Lost(worker, "there is no room for it"))
+            self.at(self.now, lambda: Lost(worker, "there is no room for it"))
         else:
             start_s = self.speeds.start_s + (worker - 1) * self.speeds.next_start_s
-            self._at(self.now + start_s, lambda: self._ready(worker))
+            self.at(self.now + start_s, lambda: self._ready(worker))
         return worker
 
     def submit(self, worker: WorkerId, unit: Unit, states: Mapping[Key, Token]) -> None:
@@ -137,7 +137,7 @@ class SimRuntime:
         return [span for span in one.spans if span.begin <= when < span.end]
 
     def kill(self, worker: WorkerId) -> None:
-        self._die(worker, self.now, "it was ended")
+        self.die(worker, self.now, "it was ended")
 
     def clock(self) -> float:
         return self.now
@@ -146,7 +146,7 @@ class SimRuntime:
         for worker in self.workers:
             self.kill(worker)
 
-    def _at(self, when: float, act: Callable[[], Event | None]) -> None:
+    def at(self, when: float, act: Callable[[], Event | None]) -> None:
         self._num_agenda += 1
         heapq.heappush(self._agenda, (when, self._num_agenda, act))
 
@@ -167,16 +167,16 @@ class SimRuntime:
         first = self._random.choice(alive)
         self.num_killed += 1
         if not with_node:
-            return self._die(first, self.now, "it was killed")
+            return self.die(first, self.now, "it was killed")
         self.gone.add(self.workers[first].node)
         for worker in alive:
             if self.workers[worker].node == self.workers[first].node:
                 self.workers[worker].ends = self.now
                 lost = Lost(worker, "its node is gone", with_node=True)
-                self._at(self.now + self.speeds.node_death_s, lambda lost=lost: lost)
+                self.at(self.now + self.speeds.node_death_s, lambda lost=lost: lost)
         return None
 
-    def _die(self, worker: WorkerId, when: float, reason: str) -> Event | None:
+    def die(self, worker: WorkerId, when: float, reason: str) -> Event | None:
         one = self.workers[worker]
         if one.ends <= when:
             return None
@@ -202,12 +202,12 @@ class SimRuntime:
             one.spans = []
             self._begin(worker)
 
-        self._at(work.now, end)
+        self.at(work.now, end)
 
     def report_alive(self, worker: WorkerId, when: float, message: Alive) -> None:
         """Say that a worker is alive, if it still is then."""
         one, said = self.workers[worker], Received(worker, message)
-        self._at(when, lambda: said if one.ends >= when else None)
+        self.at(when, lambda: said if one.ends >= when else None)
 
     def say(self, worker: WorkerId, when: float, message: Message) -> None:
         """Put a message on its way; what a worker says comes in its order, but what comes twice may come at any
@@ -225,6 +225,6 @@ class SimRuntime:
                 self.last_answer_s = self.now
             return said
 
-        self._at(arrives, arrive)
+        self.at(arrives, arrive)
         if self.trouble.twice and dice.random() < self.trouble.twice:
-            self._at(arrives + dice.random() * 5, lambda: said if one.ends >= when else None)
+            self.at(arrives + dice.random() * 5, lambda: said if one.ends >= when else None)

@@ -18,7 +18,7 @@ from apcbatch.cluster.tasks import Group, Item
 from apcbatch.cluster.workers import Autoscaler, Worker, WorkerCounts, WorkerTable
 from apcbatch.plan.footprint import Footprint
 from apcbatch.types import Request, RequestPlan
-from tests.cluster.runs import Planned, audit, check_answers, check_plan, num_lost, planned, repeated, run
+from tests.cluster.runs import Planned, SeenEngine, audit, check_answers, check_plan, num_lost, planned, repeated, run
 from tests.cluster.simulator import SimRuntime, Speeds, Trouble
 from tests.plan.plan_oracle import dataset, numbers, random_dataset
 
@@ -66,7 +66,7 @@ def test_workers_that_are_not_there_yet_are_not_waited_for() -> None:
     chosen.requests = [replace(request, max_tokens=LONG) for request in chosen.requests]
     outcome = run(chosen.requests, 64, Speeds(decode_tokens_per_s=10.0, next_start_s=100.0))
     check_answers(outcome, chosen.requests)
-    assert len(outcome.engine._workers) <= 3
+    assert len(outcome.engine.workers) <= 3
 
 
 def streamed(engine: ClusterEngine, clock: Callable[[], float], requests: list[Request], seconds: float = 0.0) -> list:
@@ -87,14 +87,14 @@ def test_workers_come_again_with_the_work(kills: tuple) -> None:
     few, many = one_long_and_many_short(), planned(repeated(random_dataset(3), 80), block_size=4)
     runtime = SimRuntime(Speeds(prefill_tokens_per_s=10.0, decode_tokens_per_s=10.0, start_s=5.0), Trouble(kills))
     settings = ClusterSettings(6)
-    engine = ClusterEngine(runtime, settings, Hooks(to_wire=lambda request: request))
+    engine = SeenEngine(runtime, settings)
     runtime.check = lambda: audit(engine, settings)
     long = [replace(few.requests[0], max_tokens=LONG)]
     results = streamed(engine, runtime.clock, long, 200.0)
-    assert len(engine._workers) == 1
+    assert len(engine.workers) == 1
     later = [replace(request, id=f"later {request.id}") for request in many.requests]
     results += streamed(engine, runtime.clock, later, 100.0)
-    assert 3 <= len(engine._workers) <= 6
+    assert 3 <= len(engine.workers) <= 6
     results += streamed(engine, runtime.clock, [])
     assert sorted(result.id for result in results) == sorted(request.id for request in long + later)
     assert all(result.error is None for result in results)
@@ -207,7 +207,7 @@ def test_a_state_outlives_the_worker_that_is_let_go() -> None:
     check_answers(outcome, chosen.requests)
     check_plan(outcome, chosen.requests)
     assert outcome.runtime.computed_tokens == chosen.computed_tokens
-    assert "let_go" in endings(outcome) and outcome.engine._states.num_lost == 0
+    assert "let_go" in endings(outcome) and outcome.engine.states.num_lost == 0
 
 
 def assignment(num_requests: int, expected_s: float = 10.0, import_bytes: int = 0, is_alone: bool = False) -> Any:

@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from apcbatch.cluster.driver import ClusterEngine
-from apcbatch.cluster.runtime import ClusterSettings, Hooks
+from apcbatch.cluster.runtime import ClusterSettings
 from apcbatch.cluster.wire import Unit
 from tests.cluster.batches import H200, BatchRuntime, seconds_alone
-from tests.cluster.runs import Planned, first, planned
+from tests.cluster.runs import Planned, SeenEngine, first, planned
 from tests.cluster.simulated_work import answer_of
 from tests.plan.plan_oracle import Dataset
 
@@ -29,7 +28,7 @@ def alone_s(chosen: Planned) -> float:
 def seconds(chosen: Planned, num_workers: int) -> float:
     """How long a cluster takes, in virtual time."""
     runtime = BatchRuntime()
-    engine = ClusterEngine(runtime, ClusterSettings(num_workers), Hooks(to_wire=lambda request: request))
+    engine = SeenEngine(runtime, ClusterSettings(num_workers))
     answers = {result.id: result for result in engine.run(chosen.requests)}
     assert len(answers) == len(chosen.requests)
     for request in chosen.requests:
@@ -53,13 +52,13 @@ def test_what_units_bring_along_leaves_room(chosen: Planned) -> None:
     """Catches many units at a worker whose states do not fit into its pool beside each other."""
     speeds = replace(H200, pool_bytes=8 * H200.state_bytes)
     runtime = BatchRuntime(speeds)
-    engine = ClusterEngine(runtime, ClusterSettings(2), Hooks(to_wire=lambda request: request))
+    engine = SeenEngine(runtime, ClusterSettings(2))
     imported: list[int] = []
     submit = runtime.submit
 
     def watched(worker: int, unit: Unit, states: Mapping[bytes, bytes]) -> None:
         submit(worker, unit, states)
-        one = engine._workers.get(worker)
+        one = engine.workers.get(worker)
         assert one is not None
         if len(one.assignments) > 1:
             imported.append(sum(assignment.import_bytes for assignment in one.assignments) // H200.state_bytes)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,12 +17,23 @@ from apcbatch.cluster.driver import ClusterEngine
 from apcbatch.cluster.ray_cluster import Machine
 from apcbatch.cluster.runtime import ClusterSettings, Hooks
 from apcbatch.cluster.scheduler import GroupScheduler, ReadyQueue, SubmitBuffer
-from apcbatch.cluster.states import StateTable, _value
-from apcbatch.cluster.tasks import LEAST_GROUP_S, Cutter, Group, Item, Quantum, State, _extend_path
+from apcbatch.cluster.states import StateTable
+from apcbatch.cluster.tasks import LEAST_GROUP_S, Cutter, Group, Item, Quantum, State
 from apcbatch.config import Config
 from apcbatch.plan.planner import Planner
 from apcbatch.types import Request, RequestPlan, Result
-from tests.cluster.runs import Planned, check_answers, check_plan, lower_bound, num_sent, planned, repeated, run
+from tests.cluster.runs import (
+    TO_ITSELF,
+    Planned,
+    SeenEngine,
+    check_answers,
+    check_plan,
+    lower_bound,
+    num_sent,
+    planned,
+    repeated,
+    run,
+)
 from tests.cluster.simulator import SimRuntime, Speeds, Trouble
 from tests.effort import seeds, tries
 from tests.engine.runs import planned_by_window
@@ -44,7 +58,7 @@ def test_any_forest_is_done_as_planned(lots: bool) -> None:
         check_answers(outcome, chosen.requests)
         check_plan(outcome, chosen.requests)
         assert outcome.runtime.computed_tokens == chosen.computed_tokens
-        assert outcome.engine._scheduler.num_deadlocks == 0
+        assert outcome.engine.scheduler.num_deadlocks == 0
 
 
 def test_a_shared_stem_is_computed_once() -> None:
@@ -80,7 +94,7 @@ def test_tau_bench_is_done_as_planned(tau: Planned) -> None:
         check_answers(outcome, tau.requests)
         check_plan(outcome, tau.requests)
         assert outcome.runtime.computed_tokens == tau.computed_tokens
-        assert len(outcome.engine._states) == 0, "states are left that nobody reads"
+        assert len(outcome.engine.states) == 0, "states are left that nobody reads"
 
 
 @pytest.mark.parametrize("num_workers", [1, 4])
@@ -102,7 +116,7 @@ def test_windows_hand_states_on(num_workers: int) -> None:
         assert outcome.runtime.computed_tokens == sum(
             len(one.token_ids) - one.plan.resume_at for one in requests if one.plan is not None
         )
-        assert len(outcome.engine._states) == 0, "states are left that nobody reads"
+        assert len(outcome.engine.states) == 0, "states are left that nobody reads"
 
 
 @pytest.mark.data
@@ -141,7 +155,7 @@ def test_held_states_stay_within_their_bound(tau: Planned) -> None:
     for most_states in (1, 3):
         outcome = run(tau.requests, 8, most_states=most_states)
         check_answers(outcome, tau.requests)
-        assert outcome.engine._states.num_dropped > 0
+        assert outcome.engine.states.num_dropped > 0
 
 
 def test_a_node_holds_what_it_has_room_for() -> None:
@@ -167,11 +181,11 @@ def test_a_worker_that_computes_something_else_gets_nothing() -> None:
         chosen, lines = ClusterSettings(3), list[str]()
         runtime = SimRuntime()
         runtime.facts_of[2] = {fact: "another"}
-        engine = ClusterEngine(runtime, chosen, Hooks(to_wire=lambda request: request, say=lines.append))
+        engine = SeenEngine(runtime, chosen, Hooks(to_wire=lambda request: request, say=lines.append))
         results = list(engine.run(requests))
         assert sorted(result.id for result in results) == sorted(request.id for request in requests)
         assert all(result.error is None for result in results)
-        assert engine.counters.workers[1]["requests"] == 0 and len(engine._workers) == 2, (
+        assert engine.counters.workers[1]["requests"] == 0 and len(engine.workers) == 2, (
             "it is ended and not asked for again"
         )
         assert any(sentence in line for line in lines), lines
@@ -202,21 +216,21 @@ def test_stored_snapshots_are_left_to_the_workers() -> None:
 def test_dropped_requests_do_not_come_back(tau: Planned) -> None:
     """Catches a first Ctrl-C after which waiting requests are computed all the same, or running ones are lost."""
     runtime = SimRuntime()
-    engine = ClusterEngine(runtime, ClusterSettings(3), Hooks(to_wire=lambda request: request))
+    engine = SeenEngine(runtime, ClusterSettings(3))
     for request in tau.requests:
         engine.submit(request)
     results = engine.step()
-    while len(engine._states) < 3:
+    while len(engine.states) < 3:
         results += engine.step()
     before = engine.num_unfinished
     engine.drop_waiting()
-    assert all(state.is_wanted for state in engine._states), "what only dropped ones would read goes at once"
+    assert all(state.is_wanted for state in engine.states), "what only dropped ones would read goes at once"
     left = engine.num_unfinished + len(results)
     assert engine.num_unfinished < before
     assert 0 < left < len(tau.requests)
     while engine.num_unfinished:
         results += engine.step()
-    assert len(results) == left and len(engine._states) == 0
+    assert len(results) == left and len(engine.states) == 0
 
 
 def test_states_whose_readers_are_dropped_are_not_wanted() -> None:
@@ -251,22 +265,33 @@ def test_what_a_failed_request_leaves_is_made_by_a_reader() -> None:
     assert source.handle == "handle", "it is held for the one that resumes from it now"
 
 
-def test_an_aborted_run_leaves_nothing(tau: Planned) -> None:
+def test_an_aborted_run_leaves_nothing(tau: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a second Ctrl-C after which requests, states or workers are left, or what was at a worker comes back."""
     runtime = SimRuntime()
     settings = ClusterSettings(3)
-    engine = ClusterEngine(runtime, settings, Hooks(to_wire=lambda request: request))
+    engine = SeenEngine(runtime, settings)
     for request in tau.requests:
         engine.submit(request)
     results = []
     while len(results) < 50:
         results += engine.step()
-    assert engine.num_unfinished and len(engine._states)
-    engine._results.append(results[0])  # as where Ctrl-C comes within a step
+    assert engine.num_unfinished and len(engine.states)
+    submit = runtime.submit
+
+    def interrupted(*arguments: Any) -> None:
+        if engine.num_unfinished > len(engine.unanswered):
+            raise KeyboardInterrupt  # within a step that has results
+        submit(*arguments)
+
+    monkeypatch.setattr(runtime, "submit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        while True:
+            engine.step()
     engine.abort()
-    assert engine.num_unfinished == 0 and engine.step() == [] and len(engine._workers) == 0
-    assert len(engine._states) == 0 and engine._states._nodes == {} and engine._num_assignments == 0
-    assert not engine._submitted.buffered and not engine._scheduler.waiting and not len(engine._scheduler.queue)
+    assert engine.num_unfinished == 0 and engine.step() == [] and len(engine.workers) == 0
+    nodes = {one.node for one in runtime.workers.values()}
+    assert len(engine.states) == 0 and all(math.isinf(engine.states.room(node, 0)) for node in nodes)
+    assert not engine.submitted.buffered and not engine.scheduler.waiting and not len(engine.scheduler.queue)
     assert all(one.ends <= runtime.now for one in runtime.workers.values())
 
 
@@ -317,13 +342,13 @@ def test_a_node_has_room_up_to_a_share_of_its_bounds() -> None:
 def test_groups_that_wait_for_each_other_go_on() -> None:
     """Catches a ring of groups, each of which waits for what the next one makes, that waits for ever, and one that is
     broken while a unit is at work that may make a state."""
-    engine = ClusterEngine(SimRuntime(longest_s=1e3), ClusterSettings(2), Hooks(to_wire=lambda request: request))
+    engine = SeenEngine(SimRuntime(longest_s=1e3), ClusterSettings(2))
     makes, reads = RequestPlan(keep=(2,), reads=(1,)), RequestPlan(resume_at=2, ideal=2)
     prompts = [[7] * 5000, [1, 2, 3], [4, 5, 6], [1, 2, 9], [4, 5, 9]]
     for number, (prompt, plan) in enumerate(zip(prompts, (RequestPlan(), makes, makes, reads, reads), strict=True)):
         engine.submit(Request(str(number), prompt, max_tokens=1, plan=plan))
-    other, *items = engine._submitted.take()
-    ring, scheduler = [Group([items[0], items[3]]), Group([items[1], items[2]])], engine._scheduler
+    other, *items = engine.submitted.take()
+    ring, scheduler = [Group([items[0], items[3]]), Group([items[1], items[2]])], engine.scheduler
     for group in (Group([other]), *ring):
         scheduler.add(group)
     results: list[Result] = []
@@ -338,6 +363,7 @@ def test_a_cluster_is_opened_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches workers of another number or size than were asked for, options that do not reach them, a salt that is
     lost, and a cluster that stays where no worker can be had."""
     made: list[tuple] = []
+    runtimes: list[SimRuntime] = []
     closed: list[bool] = []
     cluster = SimpleNamespace(machines=lambda: [Machine(4), Machine(4)], close=lambda: closed.append(True))
 
@@ -345,6 +371,7 @@ def test_a_cluster_is_opened_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
         made.append(arguments)
         runtime = SimRuntime(trouble=trouble)
         runtime.held = lambda keys: set()
+        runtimes.append(runtime)
         return runtime
 
     joined: list[tuple[str, int | None]] = []
@@ -362,12 +389,14 @@ def test_a_cluster_is_opened_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
         return open.open_cluster(config, address, "secret", lines.append, lines.append, lambda request: None, most)
 
     engine = opened()
-    assert len(engine._workers) == 2 and lines[0] == "2 workers with 4 cores and 0 GPUs each are asked for"
+    assert len(runtimes[0].workers) == 2 and lines[0] == "2 workers with 4 cores and 0 GPUs each are asked for"
     ((_, kind, options, _),) = made
     assert (kind.cpus, kind.gpus, options["threads"], options["salt"]) == (4, 0, 4, "secret")
     assert options["config"]["store"] == os.path.abspath("here") and "cache_salt" not in options["config"]
     assert engine.can_run(Request("a", [1])) and not engine.can_run(Request("b", [1] * 3, max_tokens=1 << 31))
-    assert [len(opened("10.0.0.1:6379", most)._workers) for most in (None, 1)] == [2, 1]
+    for most in (None, 1):
+        opened("10.0.0.1:6379", most)
+    assert [len(runtime.workers) for runtime in runtimes] == [2, 2, 1]
     opened("local")
     assert joined == [("auto", None), *[("10.0.0.1:6379", None)] * 2, ("local", len(os.sched_getaffinity(0)))]
     assert not closed
@@ -454,13 +483,13 @@ def test_a_group_takes_a_part_of_a_workers_share() -> None:
 
 def test_the_path_through_a_state_is_its_makers_time_and_the_longest_readers() -> None:
     """Fault: what must be begun first is chosen by the maker's own time alone, or by its last reader's."""
-    maker = Item(0, Request("maker", [1]))
-    maker.seconds = 2.0
-    reader = Item(1, Request("reader", [1]))
-    reader.resume = State(b"k", 1, 0, 0, maker, None)
-    for path_s, expected in ((3.0, 5.0), (1.0, 5.0)):
-        _extend_path(reader, path_s)
-        assert maker.critical_path_s == expected
+    items = [Item(number, Request("r", [1])) for number in range(3)]
+    state = State(b"k", 1, 0, 0, items[0], None, readers=set(items[1:]))
+    for item, seconds in zip(items, (2.0, 1.0, 3.0), strict=True):
+        item.seconds = item.critical_path_s = seconds
+    items[1].resume = items[2].resume = state
+    [group] = Cutter(items, Quantum(1, least_s=7.0)).cut()
+    assert group.items == items and items[0].critical_path_s == 2.0 + 3.0
 
 
 @pytest.mark.parametrize("keeps", [True, False])
@@ -476,7 +505,7 @@ def test_the_answers_that_were_computed_count_as_computed(keeps: bool) -> None:
 
 def test_a_worker_can_run_what_nobody_refuses() -> None:
     """Fault: without a check of its own, a driver sends nothing."""
-    engine = ClusterEngine(SimRuntime(), ClusterSettings(1), Hooks(to_wire=lambda request: request))
+    engine = SeenEngine(SimRuntime(), ClusterSettings(1))
     assert engine.can_run(Request("a", [1]))
 
 
@@ -484,9 +513,9 @@ def test_a_closed_driver_ends_its_workers_and_their_runtime(monkeypatch: pytest.
     """Fault: workers stay, or the cluster that was begun for them."""
     closed: list[bool] = []
     runtime = SimRuntime()
-    engine = ClusterEngine(runtime, ClusterSettings(2), Hooks(to_wire=lambda request: request))
-    monkeypatch.setattr(runtime, "close", lambda: closed.append(not len(engine._workers)))
-    assert len(engine._workers) == 2
+    engine = SeenEngine(runtime, ClusterSettings(2))
+    monkeypatch.setattr(runtime, "close", lambda: closed.append(not len(engine.workers)))
+    assert len(engine.workers) == 2
     engine.close()
     assert closed == [True] and all(one.ends <= runtime.now for one in runtime.workers.values())
 
@@ -494,7 +523,7 @@ def test_a_closed_driver_ends_its_workers_and_their_runtime(monkeypatch: pytest.
 def test_each_answered_prompt_is_told_to_the_observer() -> None:
     """Fault: a plan that grows with its run does not learn what was answered, or takes an answer for a prompt."""
     requests = stem_and_branches(3).requests
-    engine = ClusterEngine(SimRuntime(), ClusterSettings(2), Hooks(to_wire=lambda request: request))
+    engine = SeenEngine(SimRuntime(), ClusterSettings(2))
     told: list[tuple[list[int], int]] = []
     answered = lambda tokens, cached, source: told.append((list(tokens), cached))  # noqa: E731
     engine.observe(SimpleNamespace(answered=answered))
@@ -503,13 +532,18 @@ def test_each_answered_prompt_is_told_to_the_observer() -> None:
     assert sorted(told) == sorted(expected)
 
 
-def test_a_state_is_worth_the_tokens_above_the_nearest_one_that_is_held() -> None:
+@pytest.mark.parametrize("is_above_held", [False, True])
+def test_a_state_is_worth_the_tokens_above_the_nearest_one_that_is_held(is_above_held: bool) -> None:
     """Fault: what is evicted first is the state that the most tokens would have to be computed for."""
-    above, below = State(b"a", 4, 0, 0, None, None, handle="held"), State(b"b", 10, 1, 0, None, None)
-    below.readers, below.num_bytes = {Item(0, Request("r", [1])), Item(1, Request("s", [1]))}, 3
-    assert _value(below) == 10 * 2 / 3
-    below.parent = above
-    assert _value(below) == 6 * 2 / 3
+    states = StateTable(1 + is_above_held)
+    above = State(b"a", 4, 0, 9, None, None)
+    below = State(b"b", 10, 1, 2, None, above)  # 20 tokens, or 12 if only those above 4 are made
+    other = State(b"c", 5, 2, 1, None, None)
+    if is_above_held:
+        states.put(above, "handle", 1, "node", 9)
+    states.put(below, "handle", 3, "node", 9)  # 6.7 tokens a byte, or 4
+    states.put(other, "handle", 1, "node", 9)  # 5
+    assert set(states) == ({above, other} if is_above_held else {below})
 
 
 def test_a_group_waits_as_a_whole_for_what_it_reads() -> None:
@@ -525,14 +559,14 @@ def test_a_group_waits_as_a_whole_for_what_it_reads() -> None:
     assert [group.items for group in groups] == [[maker], readers] and groups[0].priority == 16.0
 
 
-def test_the_conversations_of_a_lost_worker_go_to_others() -> None:
+def test_the_conversations_of_a_lost_worker_go_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault: the next turns of a conversation wait for ever for the worker that had its states."""
-    hooks = Hooks(to_wire=lambda request: request, conversation_of=lambda request: "talk")
-    engine = ClusterEngine(SimRuntime(), ClusterSettings(2), hooks)
-    lost, other = engine._workers
-    for number, taken in enumerate(([0], [])):
-        engine._unplanned.add(Item(number, Request("r", [1])))
-        worker = other if number else lost
-        assert [item.number for item in engine._unplanned.take(worker.id, 2)] == taken
-    engine._forget(lost)
-    assert [item.number for item in engine._unplanned.take(other.id, 2)] == [1]
+    hooks, runtime = replace(TO_ITSELF, conversation_of=lambda request: "talk"), SimRuntime(longest_s=1e3)
+    engine = SeenEngine(runtime, ClusterSettings(2), hooks)
+    served, submit = list[int](), runtime.submit
+    monkeypatch.setattr(runtime, "submit", lambda worker, *of: served.append(worker) or submit(worker, *of))
+    for number in range(4):
+        assert [result.error for result in engine.run([Request(str(number), [1])])] == [None]
+        if number == 1:
+            runtime.at(runtime.now, lambda: runtime.die(served[0], runtime.now, "it was killed"))
+    assert served[0] == served[1] and served[-1] not in served[:2]

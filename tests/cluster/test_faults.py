@@ -7,10 +7,9 @@ import random
 
 import pytest
 
-from apcbatch.cluster.driver import ClusterEngine
-from apcbatch.cluster.runtime import ClusterSettings, Hooks
+from apcbatch.cluster.runtime import ClusterSettings
 from apcbatch.errors import StoppedError
-from tests.cluster.runs import Planned, check_answers, first, num_lost, planned, run
+from tests.cluster.runs import Planned, SeenEngine, check_answers, first, num_lost, planned, run
 from tests.cluster.simulator import SimRuntime, Speeds, Trouble
 from tests.effort import seeds
 from tests.plan.plan_oracle import Dataset, random_dataset
@@ -77,7 +76,7 @@ def test_states_outlive_their_worker(tau: Planned) -> None:
         begin = random.Random(seed).uniform(2, 4.5)
         outcome = run(tau.requests, 4, trouble=Trouble(((begin, False), (begin + 2, False)), seed=seed))
         check_answers(outcome, tau.requests)
-        assert num_lost(outcome.engine) == 2 and outcome.engine._states.num_lost == 0
+        assert num_lost(outcome.engine) == 2 and outcome.engine.states.num_lost == 0
         outcome = run(tau.requests, 4, trouble=Trouble(((4.0, True),), seed=seed))
         check_answers(outcome, tau.requests)
 
@@ -87,19 +86,19 @@ def test_a_node_goes_in_silence(tau: Planned) -> None:
     to be lost with it."""
     runtime = SimRuntime()
     settings = ClusterSettings(4)
-    engine = ClusterEngine(runtime, settings, Hooks(to_wire=lambda request: request))
+    engine = SeenEngine(runtime, settings)
     results, gone = [], ""
     for request in tau.requests:
         engine.submit(request)
     while engine.num_unfinished:
         results += engine.step()
-        if not gone and len(engine._states) > 2:
-            gone = next(iter(engine._states)).home
-            held = sum(state.home == gone for state in engine._states)
+        if not gone and len(engine.states) > 2:
+            gone = next(iter(engine.states)).home
+            held = sum(state.home == gone for state in engine.states)
             runtime.gone.add(gone)
     assert sorted(result.id for result in results) == sorted(request.id for request in tau.requests)
     missing = sum(one["states_missing"] for one in engine.counters.workers)
-    assert 0 < missing <= held + 4 * len(engine._workers) and engine._states.num_lost > 0
+    assert 0 < missing <= held + 4 * len(engine.workers) and engine.states.num_lost > 0
 
 
 def test_a_lost_state_is_computed_once(tau: Planned) -> None:

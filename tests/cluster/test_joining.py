@@ -52,6 +52,24 @@ def test_an_address_where_nobody_answers_is_refused(listening: socket.socket) ->
         RayCluster(address)
 
 
+def nothing(**parts: Any) -> SimpleNamespace:
+    """A Ray that is connected to no cluster, finds none, and shows none after it has joined one."""
+    context = SimpleNamespace(gcs_address="", get_node_id=lambda: "here")
+    services = SimpleNamespace(canonicalize_bootstrap_address=lambda address: "")
+    errors = SimpleNamespace(AuthenticationError=Refused, RayError=Refused)
+    return SimpleNamespace(**{
+        "is_initialized": lambda: False, "get_runtime_context": lambda: context, "nodes": list, "exceptions": errors,
+        "_private": SimpleNamespace(services=services), "shutdown": lambda: None, **parts,
+    })  # fmt: skip
+
+
+def join(monkeypatch: pytest.MonkeyPatch, address: str, ray: SimpleNamespace) -> RayCluster:
+    """Join or start a cluster through this Ray."""
+    monkeypatch.setattr(ray_cluster, "import_ray", lambda: ray)
+    monkeypatch.setitem(sys.modules, "ray._private.worker", SimpleNamespace())
+    return RayCluster(address, 1)
+
+
 @pytest.mark.parametrize("answer", [b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", None])
 def test_what_is_not_ray_is_refused(
     answer: bytes | None, listening: socket.socket, monkeypatch: pytest.MonkeyPatch
@@ -69,12 +87,13 @@ def test_what_is_not_ray_is_refused(
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
     with pytest.raises(UsageError, match="is not the head of a Ray cluster, or hangs"):
-        ray_cluster._check_is_ray(address_of(listening))
+        join(monkeypatch, address_of(listening), nothing())
     thread.join()
 
 
 def auth_mode(monkeypatch: pytest.MonkeyPatch, wants: str | None, token: str | None) -> str | None:
-    """The mode for a cluster that wants this token, with this token here; Ray's own parts played."""
+    """The mode in which a cluster that wants this token is joined, with this token here; Ray's own parts played."""
+    modes: list[str | None] = []
     cached: list[str] = []
 
     class Loader:
@@ -100,8 +119,8 @@ def auth_mode(monkeypatch: pytest.MonkeyPatch, wants: str | None, token: str | N
         GcsClient=Gcs,
     )
     monkeypatch.setitem(sys.modules, "ray._raylet", raylet)
-    fake: Any = SimpleNamespace(exceptions=SimpleNamespace(AuthenticationError=Refused))
-    return ray_cluster._auth_mode(fake, "auto", "head:6379")
+    join(monkeypatch, "auto", nothing(init=lambda **options: modes.append(os.environ.get(AUTH_MODE)))).close()
+    return modes.pop()
 
 
 def test_a_token_is_given_where_one_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,9 +153,9 @@ def test_a_start_that_fails_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> No
         assert not ray_constants.ENABLE_RAY_CLUSTER and os.environ[ray_cluster.NO_CLUSTERS] == "0"
         raise Exception("The current node timed out during startup.\nSee the logs.")  # which is all that Ray says
 
-    fake: Any = SimpleNamespace(init=init, shutdown=lambda: ended.append(True), exceptions=ray.exceptions)
+    fake = nothing(init=init, shutdown=lambda: ended.append(True), exceptions=ray.exceptions)
     with pytest.raises(UsageError, match="--ray local: Ray cannot be started here .The current node timed out"):
-        ray_cluster._start(fake, 1)
+        join(monkeypatch, "local", fake)
     assert ended and was == ray_constants.ENABLE_RAY_CLUSTER and ray_cluster.NO_CLUSTERS not in os.environ
 
 

@@ -37,10 +37,9 @@ def test_a_plan_over_processes(family: str, kills: int, tiny_checkpoint: Callabl
     folder, data = str(tiny_checkpoint(family)), many_prompts()
     requests, plan = requests_of(data), make_plan(data, Planner(BLOCK, grid=BLOCK))
     expected = alone(folder, requests, plan)
-    runtime = ProcessRuntime({"model": folder, "device": "cpu", "block_size": BLOCK, "pool_size": POOL_BYTES}, tmp_path)
+    config = {"model": folder, "device": "cpu", "block_size": BLOCK, "pool_size": POOL_BYTES}
+    runtime = ProcessRuntime(config, tmp_path, together=2)
     engine = ClusterEngine(runtime, ClusterSettings(2, least_unit_s=1e-6), Hooks(to_wire=encode_request))
-    while len(engine._workers.ready) < 2:
-        engine._poll(1.0)
     source = iter([replace(requests[index], plan=plan.requests[index]) for index in plan.order])
     found: dict[int, tuple] = {}
     was_lent, killed = False, 0
@@ -57,6 +56,6 @@ def test_a_plan_over_processes(family: str, kills: int, tiny_checkpoint: Callabl
     if not kills:
         assert found == expected and was_lent
     while any(local.lent for local in runtime.workers.values()):  # until the last unit is said to be done
-        engine._poll(1.0)
+        runtime.wait(1.0)
     assert not runtime.states
     runtime.close()

@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 
+from apcbatch.cluster import tasks
 from apcbatch.cluster.tasks import PRIOR_BYTES_PER_S, PRIOR_PREFILL_TOKENS_PER_S, Rates
 from tests.effort import seeds
 
@@ -84,11 +85,11 @@ def test_the_network_is_measured() -> None:
     assert rates.transfer_s(10_000_000) == pytest.approx(0.02, rel=0.6)
 
 
-def test_units_of_one_mixture_scale_both_rates_exactly() -> None:
+def test_units_of_one_mixture_scale_both_rates_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault: a wrong power or sum where all units have one ratio of prefill to decode tokens."""
+    monkeypatch.setattr(tasks, "PRIOR_TOKENS", 0)
     for unit in ((8.0, 4000, 400), (0.02, 4, 0), (0.02, 0, 4)):
         rates = Rates()
-        rates._pp = rates._pd = rates._dd = rates._ps = rates._ds = 0.0  # without the prior
         prefill_s, decode_s = rates.prefill_s, rates.decode_s
         rates.add_unit(0.0, 0, 0)
         assert (rates.prefill_s, rates.decode_s) == (prefill_s, decode_s), "nothing was learnt"

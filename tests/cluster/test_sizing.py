@@ -3,15 +3,44 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from apcbatch.cluster.open import _local_cpus, workers_for
+from apcbatch.cluster import open
+from apcbatch.cluster.open import workers_for
 from apcbatch.cluster.ray_cluster import Machine
+from apcbatch.cluster.runtime import WorkerKind
 from apcbatch.config import Config
 from apcbatch.errors import UsageError
 
 HEAD, SMALL, LARGE, GPUS = Machine(0), Machine(4), Machine(16), Machine(32, 4)
+
+
+class Asked(Exception):
+    """What a cluster's first worker is asked for with: cpus of a local cluster, kind, options of the worker."""
+
+
+def asked(
+    config: Config, *machines: Machine, address: str = "auto"
+) -> tuple[int | None, WorkerKind, Mapping[str, Any]]:
+    """What a run with these options asks a cluster of these machines for."""
+    cpus: list[int | None] = []
+
+    def join(address: str, num_cpus: int | None) -> SimpleNamespace:
+        cpus.append(num_cpus)
+        return SimpleNamespace(machines=lambda: machines, close=lambda: None)
+
+    def begin(cluster: object, kind: WorkerKind, options: Mapping[str, Any], warn: object) -> None:
+        raise Asked(cpus[0], kind, options)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Asked) as found:
+        patch.setattr(open, "RayCluster", join)
+        patch.setattr(open, "RayRuntime", begin)
+        open.open_cluster(config, address, None, print, print, hash, None)
+    return found.value.args  # type: ignore[return-value]
 
 
 def test_workers_fill_the_machines():
@@ -52,8 +81,6 @@ def test_nothing_to_count_is_said():
 def test_a_worker_may_have_several_gpus():
     """Fault: `--gpus` that asks Ray for one GPU, or for none, and a worker that spreads its model over GPUs that it
     does not have."""
-    from apcbatch.cluster.open import _gpus_of, _options_of
-
     for given, expected in (
         ({}, None),
         ({"device": "cuda"}, 1),
@@ -65,19 +92,19 @@ def test_a_worker_may_have_several_gpus():
         ({"device": "cpu", "gpus": 2}, 0),
         ({"worker_gpus": 1}, 1),
     ):
-        assert _gpus_of(Config(**given)) == expected, given
+        for machine in (LARGE, GPUS):  # None: a GPU for each worker, where there are any
+            _, kind, _ = asked(Config(workers=1, worker_cpus=1, **given), machine)
+            assert kind.gpus == (min(machine.gpus, 1) if expected is None else expected), (given, machine)
     here = os.path.dirname(__file__)
     for model, found in (("demo", "demo"), (os.path.relpath(here), here)):
-        _, kind = workers_for([LARGE], 1, 1, 0, None)
-        assert _options_of(Config(model=model), None, kind)["config"]["model"] == found
+        assert asked(Config(model=model), LARGE)[2]["config"]["model"] == found
     for gpus, device in ((2, "cuda"), (0, "cpu")):
-        _, kind = workers_for([GPUS, LARGE], None, None, gpus, None)
-        options = _options_of(Config(gpus=2), None, kind)["config"]
-        assert (options["device"], options["gpus"]) == (device, max(1, gpus))
+        _, _, options = asked(Config(gpus=2, worker_gpus=gpus), GPUS, LARGE)
+        assert (options["config"]["device"], options["config"]["gpus"]) == (device, max(1, gpus))
 
 
 @pytest.mark.parametrize(("options", "cpus"), [({}, 2), ({"workers": 3, "worker_cpus": 2}, 6), ({"worker_cpus": 1}, 2)])
 def test_a_local_cluster_has_the_cores_that_its_workers_ask_for(options, cpus, monkeypatch):
     """Fault: the cores of another process, or workers of `--ray local` that are never placed."""
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1} if process == 0 else set(range(64)))
-    assert _local_cpus(Config(**options)) == cpus
+    assert asked(Config(**options), LARGE, address="local")[0] == cpus

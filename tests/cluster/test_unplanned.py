@@ -123,13 +123,13 @@ def test_requests_that_stand_alone_go_anywhere() -> None:
 def test_the_oldest_conversation_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault: the worker of the latest conversation is forgotten, so that it goes where its states are not."""
     monkeypatch.setattr(scheduler, "MOST_CONVERSATIONS", 2)
-    unplanned = by_conversation()
-    for number in range(3):
-        unplanned.add(item(number, number))
-        assert [one.number for one in unplanned.take(7, 1)] == [number]
-    for number, owner in ((3, None), (4, 7), (5, 7)):
-        unplanned.add(item(number, number - 3))
-        assert [owned for owned, names in unplanned._owned.items() if number - 3 in names] == [owner]
+    for conversation, is_forgotten in ((0, True), (1, False), (2, False)):
+        unplanned = by_conversation()
+        for number in range(3):
+            unplanned.add(item(number, number))
+            assert [one.number for one in unplanned.take(7, 1)] == [number]
+        unplanned.add(item(3, conversation))
+        assert len(unplanned.take(8, 1)) == is_forgotten and len(unplanned.take(7, 1)) == (not is_forgotten)
 
 
 def test_who_waits_in_a_long_line_is_moved() -> None:

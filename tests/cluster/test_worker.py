@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,11 +31,13 @@ from apcbatch.cluster.wire import (
 )
 from apcbatch.cluster.worker import Worker
 from apcbatch.drafts.drafter import Draft
+from apcbatch.engine.engine import open_engine
+from apcbatch.engine.open import EngineParts
 from apcbatch.plan.planner import Plan, Planner
 from apcbatch.types import RequestPlan
 from tests.cluster.cutting import cut
 from tests.effort import seeds
-from tests.engine.scripted_drafts import make_rows_free
+from tests.engine.opened import opening
 from tests.plan.plan_oracle import Dataset, make_plan, random_dataset, within_vocabulary
 from tests.tiny import VOCAB
 
@@ -49,13 +52,31 @@ def folder(request: pytest.FixtureRequest, tiny_checkpoint: Callable[..., Path])
     return str(tiny_checkpoint(request.param))
 
 
-@pytest.fixture
-def open_worker() -> Iterator[Callable[..., Worker]]:
-    opened: list[Worker] = []
+class OpenedWorker(Worker):
+    """A worker with its engine, and with the parts of that. drafts: see tests/engine/opened.py."""
 
-    def make(model: str, **options: object) -> Worker:
+    engine: Engine
+    parts: EngineParts
+
+    def __init__(self, *arguments: Any, drafts: object = None, **options: Any) -> None:
+        def noted(*of: Any) -> Engine:
+            with opening(drafts=drafts) as opened:
+                self.engine = open_engine(*of)
+            self.parts = opened.parts
+            return self.engine
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("apcbatch.cluster.worker.open_engine", noted)
+            super().__init__(*arguments, **options)
+
+
+@pytest.fixture
+def open_worker() -> Iterator[Callable[..., OpenedWorker]]:
+    opened: list[OpenedWorker] = []
+
+    def make(model: str, drafts: object = None, **options: object) -> OpenedWorker:
         values = {"device": "cpu", "block_size": BLOCK, "pool_size": POOL_BYTES, **options}
-        opened.append(Worker({"model": model, **values}, threads=1))
+        opened.append(OpenedWorker({"model": model, **values}, threads=1, drafts=drafts))
         return opened[-1]
 
     yield make
@@ -174,7 +195,7 @@ def test_records_are_those_of_one_engine(folder: str, at_a_time: int, open_worke
         crossed += len(run.states)
     assert crossed
     for worker in workers:
-        assert worker._engine._pool.held_bytes == 0, "what has no reader left is let go of"
+        assert worker.parts.pool.held_bytes == 0, "what has no reader left is let go of"
 
 
 @pytest.mark.drawn(4)
@@ -213,7 +234,7 @@ def test_an_import_that_cannot_be_had_costs_nothing_but_time(
     answers = {index: found[:5] for index, found in run.records.items()}
     assert answers == {index: found[:5] for index, found in expected.items()}
     assert run.done[1].prefill_tokens == sum(len(prompts[index]) for index in readers) - todo.keep[0]
-    assert other._engine._pool.held_bytes == 0
+    assert other.parts.pool.held_bytes == 0
 
 
 def test_a_miss_is_explained_by_what_the_run_has_seen(folder: str, open_worker: Callable[..., Worker]) -> None:
@@ -254,7 +275,7 @@ def test_a_request_that_is_refused_is_an_answer(folder: str, open_worker: Callab
     results = {message.number: message.result for message in said if isinstance(message, Answer)}
     assert results[1].error is not None and "top_p" in results[1].error.message
     assert (results[2].error, results[2].cached_tokens) == (None, 3)
-    assert isinstance(said[-1], Done) and worker._engine._pool.held_bytes == 0
+    assert isinstance(said[-1], Done) and worker.parts.pool.held_bytes == 0
 
 
 @pytest.mark.parametrize("fault", [{"top_p": 7.0}, {"logit_bias": dict.fromkeys(range(VOCAB), float("-inf"))}])
@@ -277,7 +298,7 @@ def test_what_a_failed_request_was_to_export_is_exported(
     alone = Piece(2, encode_request(replace(first, top_p=7.0)), replace(plans[0], reads=(1,)))
     worker.begin(Unit(1, (alone,), {key_of(worker): Export(2, 3)}), {})
     said = [message for _ in iter(lambda: worker.is_busy, False) for message in worker.step()]
-    assert [type(message) for message in said] == [Answer, Done] and worker._engine._pool.held_bytes == 0
+    assert [type(message) for message in said] == [Answer, Done] and worker.parts.pool.held_bytes == 0
 
 
 def test_what_is_at_work_is_written_down_before(
@@ -285,7 +306,7 @@ def test_what_is_at_work_is_written_down_before(
 ) -> None:
     """Catches a request that is computed and not in the file, so that another one would be blamed for a crash, and one
     that stays there."""
-    worker = Worker(
+    worker = OpenedWorker(
         {"model": folder, "device": "cpu", "block_size": BLOCK, "pool_size": POOL_BYTES, "max_running": 3},
         threads=1,
         in_flight=str(tmp_path / "at-work"),
@@ -295,14 +316,14 @@ def test_what_is_at_work_is_written_down_before(
     seen, told = set[int](), worker.moves
 
     def moves() -> None:
-        scheduler = worker._engine._scheduler
+        scheduler = worker.parts.scheduler
         begun = [*scheduler.running, *(forks.sequences[0] for forks in scheduler.forks)]
         in_flight = read_in_flight(str(tmp_path / "at-work"))
         assert in_flight == {sequence.request.tag[1] for sequence in begun}
         seen.update(in_flight)
         told()
 
-    worker._engine._model.on_layer = moves
+    worker.engine.watch(SimpleNamespace(begins=worker.begins, moves=moves))
     while worker.is_busy:
         worker.step()
     assert seen == {10 + n for n in range(9)}
@@ -346,18 +367,16 @@ def key_of(worker: Worker) -> Key:
 
 def test_counters_add_up_to_the_engine_s(folder: str, open_worker: Callable[..., Worker]) -> None:
     """Catches work that is counted for no unit, or for two."""
-    worker = open_worker(folder)
+    worker = open_worker(folder, drafts=Repeating())
     units = [
         Unit(number, (Piece(number, encode_request(Request(str(number), [1, 2, 3 + number], max_tokens=4)), None),))
         for number in range(3)
     ]
-    worker._engine._drafting._drafts = Repeating()
-    make_rows_free(worker._engine._drafting)
     run = Run()
     run.do(worker, *units)
     names = {name for done in run.done for name in done.counters}
     total = {name: sum(done.counters.get(name, 0) for done in run.done) for name in names}
-    counters = worker._engine.counters
+    counters = worker.engine.counters
     assert total["prefill_tokens"] == counters.prefill_tokens == sum(done.prefill_tokens for done in run.done) == 9
     assert total["decode_tokens"] == counters.decode_tokens == sum(done.decode_tokens for done in run.done)
     assert total["prefill_s"] == pytest.approx(counters.seconds["prefill"])

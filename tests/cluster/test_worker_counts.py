@@ -44,7 +44,7 @@ def test_workers_add_up_to_the_run(tau: Planned, poison: int) -> None:
         found = sum(one["prefill_tokens" if name == "computed_tokens" else name] for one in workers)
         assert found == sum(getattr(result, name) for result in answered)
     assert bool(poison) == bool(sum(one["requests_unfinished"] for one in workers))
-    not_ended = outcome.engine._num_units - sum(one["units"] for one in workers)
+    not_ended = outcome.runtime.num_units - sum(one["units"] for one in workers)
     assert 2 * poison <= not_ended <= 4 * poison
     assert all(one["node"] and one["device"] == "cpu" for one in workers)
 

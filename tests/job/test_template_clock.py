@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from apcbatch.cluster.open import _options_of
-from apcbatch.cluster.runtime import WorkerKind
+from apcbatch.cluster.ray_cluster import Machine
 from apcbatch.config import Config
 from apcbatch.data.chat.template_options import ChatOptions
 from apcbatch.model.locate import DEMO_DIR
 from tests.chats import conversation, read_records, write_lines
+from tests.cluster.test_sizing import asked
 from tests.job.conftest import Outcome, answers
 
 EAST, WEST = "Pacific/Kiritimati", "Pacific/Pago_Pago"  # 25 hours apart, so that their dates differ always
@@ -114,5 +114,5 @@ def test_what_looks_at_prompts_says_that_they_have_a_date(command, apcbatch, dat
 def test_workers_have_the_clock_of_the_run():
     """Fault: a worker that begins later, or in another zone, reads a clock of its own."""
     config = Config(begin="2026-01-05T10:00:00+14:00")
-    sent = _options_of(config, None, WorkerKind(1, 0, 0))["config"]
+    sent = asked(config, Machine(1))[2]["config"]
     assert ChatOptions.of(Config(**sent)).clock == config.begin == ChatOptions.of(config).clock
