@@ -26,6 +26,7 @@ from tests.cluster.runs import (
     TO_ITSELF,
     Planned,
     SeenEngine,
+    audit,
     check_answers,
     check_plan,
     lower_bound,
@@ -290,6 +291,8 @@ def test_an_aborted_run_leaves_nothing(tau: Planned, monkeypatch: pytest.MonkeyP
     engine.abort()
     assert engine.num_unfinished == 0 and engine.step() == [] and len(engine.workers) == 0
     nodes = {one.node for one in runtime.workers.values()}
+    engine.submitted.items.clear()  # what was at a worker has no result
+    audit(engine, settings)
     assert len(engine.states) == 0 and all(math.isinf(engine.states.room(node, 0)) for node in nodes)
     assert not engine.submitted.buffered and not engine.scheduler.waiting and not len(engine.scheduler.queue)
     assert all(one.ends <= runtime.now for one in runtime.workers.values())
@@ -536,8 +539,8 @@ def test_each_answered_prompt_is_told_to_the_observer() -> None:
 def test_a_state_is_worth_the_tokens_above_the_nearest_one_that_is_held(is_above_held: bool) -> None:
     """Fault: what is evicted first is the state that the most tokens would have to be computed for."""
     states = StateTable(1 + is_above_held)
-    above = State(b"a", 4, 0, 9, None, None)
-    below = State(b"b", 10, 1, 2, None, above)  # 20 tokens, or 12 if only those above 4 are made
+    above, reader = State(b"a", 4, 0, 9, None, None), Item(0, Request("r", [1]))
+    below = State(b"b", 10, 1, 1, None, above, readers={reader})  # 20 tokens, or 12 if only those above 4 are made
     other = State(b"c", 5, 2, 1, None, None)
     if is_above_held:
         states.put(above, "handle", 1, "node", 9)
