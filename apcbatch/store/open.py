@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import re
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
@@ -139,14 +139,12 @@ def _open_to_write(files: Files, folder: str, thorough: bool, status: Status) ->
         raise TimeoutError(f"another process has been opening it for {LOCK_TIMEOUT_S:.0f} s")
     try:
         living, _ = sweep(files, folder)
-        index = IndexOpener(files, folder, living, thorough, status).open()
-        try:
-            reader = Index(os.path.join(folder, INDEX_NAME), "ro")
-            session = Session(files, folder)
-        except BaseException:
-            index.close()
-            raise
-        return Opened(reader, index, session)
+        with ExitStack() as undo:
+            index = undo.enter_context(closing(IndexOpener(files, folder, living, thorough, status).open()))
+            reader = undo.enter_context(closing(Index(os.path.join(folder, INDEX_NAME), "ro")))
+            opened = Opened(reader, index, Session(files, folder))
+            undo.pop_all()
+            return opened
     finally:
         lock.release()
 

@@ -73,7 +73,8 @@ def test_an_index_that_cannot_be_used_is_closed_again(
     closed.clear()
     with Store.open(folder, warn=warnings.append) as store:
         assert store.is_read_only and "no room for a session" in warnings[-1]
-        assert len(opened) >= 3 and set(opened) - set(closed) == {store._reader.index, opened[-2]} - set(closed)
+        assert len(opened) >= 3 and len(set(opened) - set(closed)) == 1, "the one that is read from"
+    assert set(opened) == set(closed)
 
 
 @table(
