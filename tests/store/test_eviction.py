@@ -272,11 +272,12 @@ def test_no_more_is_dropped_than_there_was_at_the_beginning(monkeypatch: pytest.
             leaves=lambda model, since, limit: [1] * limit,
             transaction=lambda entered=entered: nullcontext(entered.append(1)),
             deepest=lambda: 1,
+            model_ids=lambda model: [1],
         )
-        eviction._drop_unused(index, None, None, None)  # type: ignore[arg-type]
+        eviction.prune(index, None, model="m")  # type: ignore[arg-type]
         assert len(entered) == -(-count // 4) and len(dropped) == 4 * len(entered)
         dropped.clear()
-        eviction._evict_down_to(index, None, 99)  # type: ignore[arg-type]
+        eviction.prune(index, None, size_bytes=99)  # type: ignore[arg-type]
         assert len(entered) == 2 * -(-count // 4) and len(dropped) == 2 * count, "each one protected, and then dropped"
         dropped.clear()
 

@@ -18,6 +18,7 @@ from tests.store.conftest import (
     FINGERPRINT,
     arrays_of,
     assert_is,
+    execute,
     key_of,
     num_bytes_in,
     object_files,
@@ -61,7 +62,7 @@ def test_an_index_damaged_in_the_middle_of_a_run(folder: Path, warnings: list[st
     with Store.open(folder, warn=warnings.append) as store:
         keys = put_chain(store, "a", 400)
         store.flush()
-        store._index.database.run("PRAGMA wal_checkpoint(TRUNCATE)")
+        execute(folder, "PRAGMA wal_checkpoint(TRUNCATE)")
         with open(folder / "index.sqlite", "r+b") as file:
             file.seek(4096)
             file.write(os.urandom(120_000))

@@ -12,8 +12,8 @@ import pytest
 from apcbatch.errors import UsageError
 from apcbatch.store import Store
 from apcbatch.store import index as index_module
-from apcbatch.store.check import Checker, CheckReport
 from apcbatch.store.database import Entry, IndexDamaged, entry_of, is_count, row_id
+from apcbatch.store.environment import Files
 from apcbatch.store.format import INDEX_NAME, MAX_FILE_BYTES, make_header
 from apcbatch.store.index import Index
 from apcbatch.store.snapshot_file import BadSnapshot, SnapshotFolder
@@ -233,22 +233,47 @@ def _index(folder: Path) -> Index:
     return index
 
 
-def test_a_row_whose_file_has_come_back_stays(store: Store, folder: Path) -> None:
-    """Catches a check that drops a snapshot which another process has stored since the check looked for its file."""
+def test_what_another_process_has_done_since_the_check_looked_stays(
+    store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a check that drops a snapshot which another process has stored since the check looked for its file, tells
+    of a row that is gone by then, or enters a file that is."""
+    exists, looked = SnapshotFolder.exists, list[bytes]()
     [key] = put_chain(store, "a", 1)
     store.flush()
-    assert store._reader.index is not None
-    checker = Checker(store._reader.index, store._index, store._folder)
-    header, num_bytes = store._folder.header(key), store._folder.size(key)
-    checker._drop_row(key)
-    checker._drop_row(key_of("none", 1))
-    checker._enter(header, num_bytes)
-    assert store.present([key]) == {key} and checker._report == CheckReport()
-    path_of(folder, key).unlink()
-    checker._drop_row(key)
-    assert store.present([key]) == set() and checker._report.num_rows_dropped == len(checker._report.faults) == 1
-    checker._enter(header, num_bytes)
-    assert store.present([key]) == set() and checker._report.num_adopted == 0, "it was evicted meanwhile"
+
+    def comes_back(snapshots: SnapshotFolder, key: bytes) -> bool:
+        looked.append(key)
+        return len(looked) > 1 and exists(snapshots, key)
+
+    def goes(*_: object) -> None:
+        path_of(folder, key).unlink(missing_ok=True)
+
+    def goes_with_its_row(snapshots: SnapshotFolder, key: bytes) -> bool:
+        goes()
+        execute(folder, "DELETE FROM snapshots")
+        return False
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SnapshotFolder, "exists", comes_back)
+        report = store.check()
+    assert store.present([key]) == {key} and (report.faults, report.num_rows_dropped) == ([], 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(SnapshotFolder, "exists", goes_with_its_row)
+        report = store.check()
+    assert store.present([key]) == set() and (report.faults, report.num_rows_dropped) == ([], 0)
+    put_chain(store, "a", 1)
+    store.flush()
+    execute(folder, "DELETE FROM snapshots")
+    with monkeypatch.context() as patch:
+        patch.setattr(Index, "find", goes)  # it was evicted meanwhile
+        report = store.check()
+    assert store.present([key]) == set() and (report.faults, report.num_adopted) == ([], 0)
+    put_chain(store, "a", 1)
+    store.flush()
+    goes()
+    report = store.check()
+    assert store.present([key]) == set() and report.num_rows_dropped == len(report.faults) == 1
 
 
 def test_files_of_one_row_are_removed_and_no_others(store: Store, folder: Path) -> None:
@@ -260,7 +285,7 @@ def test_files_of_one_row_are_removed_and_no_others(store: Store, folder: Path) 
         store.flush()
         if key == keys[0]:  # its row has the id of the next one, of which there is a file too
             (path_of(folder, keys[1])).write_bytes(path_of(folder, key).read_bytes())
-    assert store._folder.remove_namesakes(row + b"x" * 24) == 2
+    assert SnapshotFolder(Files(), str(folder)).remove_namesakes(row + b"x" * 24) == 2
     assert [path_of(folder, key).exists() for key in keys] == [False, False, True]
 
 

@@ -299,13 +299,17 @@ def test_descriptors_do_not_grow_with_what_is_read(folder: Path, warnings: list[
         path_of(folder, keys[5]).write_bytes(b"x" * 900)
         path_of(folder, keys[6]).unlink()
         path_of(folder, keys[6]).mkdir()
-        before = descriptors()
-        for _ in range(20):
-            store._reader._hidden.clear()
-            for key in [*keys, key_of("missing", 16)]:
-                store.get(key, FINGERPRINT)
-            store.get_chain(keys[4], FINGERPRINT)
-        assert store.counters.read >= 100
+        num_read = 0
+        for turn in range(21):  # each of which finds the bad ones anew; SQLite keeps a descriptor of the first one
+            if turn == 1:
+                before = descriptors()
+            with Store.open(folder, warn=warnings.append, read_only=True) as reader:
+                for key in [*keys, key_of("missing", 16)]:
+                    reader.get(key, FINGERPRINT)
+                reader.get_chain(keys[4], FINGERPRINT)
+                num_read += reader.counters.read
+        assert num_read >= 100
+        store.get(keys[5], FINGERPRINT)
         store.check()
         store.flush()
         assert descriptors() == before

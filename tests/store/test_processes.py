@@ -78,8 +78,9 @@ def test_one_handle_sees_what_another_has_stored(folder: Path, warnings: list[st
 
 def test_the_leftovers_of_a_living_process_are_left_alone(folder: Path, warnings: list[str]) -> None:
     """Opening cleans up after the dead; it must not take the file that somebody is about to rename."""
-    with Store.open(folder, warn=warnings.append) as one:
-        mine = Path(one._session.temporary_path())
+    with Store.open(folder, warn=warnings.append):
+        [lock] = (folder / "tmp").glob("*.lock")
+        mine = lock.with_name(f"{lock.stem}-5.tmp")
         mine.write_bytes(b"half")
         dead = folder / "tmp" / f"{'0' * 32}-5.tmp"
         dead.write_bytes(b"half")

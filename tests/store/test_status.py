@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from contextlib import closing
 from dataclasses import astuple
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from apcbatch.store import Store
 from apcbatch.store.database import IndexDamaged, IndexFault
 from apcbatch.store.environment import Files
-from apcbatch.store.format import SUSPECT_NAME
+from apcbatch.store.format import INDEX_NAME, SUSPECT_NAME
 from apcbatch.store.index import Index
 from apcbatch.store.status import MAX_BAD_SNAPSHOT_LINES, Status, StoreCounters
 from tests.effort import table
@@ -78,17 +79,17 @@ def test_what_a_store_holds_is_nothing_where_that_cannot_be_read(store: Store, m
     assert store.held == (0, 0)
 
 
-def test_a_row_is_removed_once(store: Store) -> None:
+def test_a_row_is_removed_once(store: Store, folder: Path) -> None:
     """Catches a loop over the rows that goes on for ever, as nothing of what it finds can be removed."""
     [key] = put_chain(store, "a", 1)
     store.flush()
-    assert store._index is not None
-    entry = store._index.find(key)
-    assert entry is not None
-    with store._index.transaction():
-        store._index.remove(entry)
-        with pytest.raises(IndexDamaged, match="a row that was found cannot be removed"):
-            store._index.remove(entry)
+    with closing(Index(str(folder / INDEX_NAME))) as index:
+        entry = index.find(key)
+        assert entry is not None
+        with index.transaction():
+            index.remove(entry)
+            with pytest.raises(IndexDamaged, match="a row that was found cannot be removed"):
+                index.remove(entry)
 
 
 def test_counters_add_up_and_are_copies() -> None:
