@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -28,19 +29,25 @@ CHECKS = (
 )  # fmt: skip
 
 
-def text_of(check: Callable[..., str], *arguments: Any) -> str:
-    """What a check found, or what is wrong with its fix."""
-    try:
-        return check(*arguments)
-    except doctor.CheckFailed as broken:
-        return f"{broken}"
+def finding(name: str, **given: Any) -> doctor.Finding:
+    """What one check found with these options. Those before it are made too, but no model is loaded and no thread set
+    for them."""
+
+    def refuse(*_: Any, **options: Any) -> None:
+        raise UsageError("it is not asked for")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("apcbatch.engine.open.use_processor", lambda config: None)
+        if name != "model":
+            patch.setattr("apcbatch.engine.engine.Engine", refuse)
+        return next(one for one in doctor.examine(load({"device": "cpu", **given}, None, {})) if one.name == name)
 
 
 @pytest.mark.parametrize(("version", "is_old"), [((3, 9, 20), True), ((3, 10, 0), False), ((4, 0, 0), False)])
 def test_an_old_python_is_named(version: tuple[int, ...], is_old: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a Python that is too old passing, or the oldest one that will do being refused."""
     monkeypatch.setattr(sys, "version_info", version)
-    found = text_of(doctor._python)
+    found = finding("python").text
     assert found.endswith("is too old; fix: use Python 3.10 or newer") == is_old
     assert is_old or sys.executable in found
 
@@ -50,7 +57,7 @@ def test_an_old_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for version, is_old in [("2.10.1", True), ("2.11.0+cpu", False), ("2.9", True), ("3.0.0", False), ("1.13.0", True)]:
         monkeypatch.setattr(torch, "__version__", version)
         expected = f"torch {version} is too old; fix: pip install 'torch>=2.11'"
-        assert text_of(doctor._torch) == (expected if is_old else version)
+        assert finding("torch").text == (expected if is_old else version)
 
 
 def test_threads_that_are_too_many_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,14 +65,14 @@ def test_threads_that_are_too_many_are_named(monkeypatch: pytest.MonkeyPatch) ->
     cores = Cores(logical=4, physical=2, quota=None, nodes=1, huge_pages="madvise")
     monkeypatch.setattr(doctor, "find_cores", lambda: cores)
     monkeypatch.setattr("apcbatch.kernels.processor.num_threads", lambda: 2)
-    assert doctor._threads() == "2 on 2 cores (4 processors, 1 NUMA node), huge pages: madvise"
+    assert finding("threads").text == "2 on 2 cores (4 processors, 1 NUMA node), huge pages: madvise"
     other = Cores(logical=4, physical=4, quota=2.5, nodes=2, huge_pages=None)
     monkeypatch.setattr(doctor, "find_cores", lambda: other)
-    assert doctor._threads() == "2 on 4 cores (4 processors, a quota of 2.5, 2 NUMA nodes)"
+    assert finding("threads").text == "2 on 4 cores (4 processors, a quota of 2.5, 2 NUMA nodes)"
     monkeypatch.setattr(doctor, "find_cores", lambda: cores)
     monkeypatch.setattr("apcbatch.kernels.processor.num_threads", lambda: 5)
-    with pytest.raises(doctor.CheckWarning, match="5 threads share 4 processors .* give --threads 2"):
-        doctor._threads()
+    found = finding("threads")
+    assert found.ok and found.is_warning and re.search("5 threads share 4 processors .* give --threads 2", found.text)
 
 
 @pytest.mark.parametrize(
@@ -101,14 +108,14 @@ def test_a_device_is_said_to_be_there_or_not(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(cards))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda number=0: cards[number])
     monkeypatch.setattr(cuda, "extension", extension)
-    assert text_of(doctor._cuda, device, gpus) == text
+    assert finding("cuda", device=device, gpus=gpus).text == text
 
 
 def test_a_model_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a model that loads and fails every request passing."""
     error = RequestError("internal", "it broke")
     monkeypatch.setattr(Engine, "run", lambda engine, requests: iter([Result("doctor", 1, error=error)]))
-    found = text_of(doctor._model, load({"device": "cpu"}, None, {}))
+    found = finding("model").text
     assert found.startswith("model demo does not answer: ") and "it broke" in found
     assert found.endswith("; fix: check the checkpoint's files")
 
@@ -116,17 +123,17 @@ def test_a_model_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) 
 def test_what_a_run_may_need_is_told_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault: a machine on which the run will be killed passes, or a container's limit is not seen."""
     given = {"device": "cpu", "max_running": "7", "pool_size": "3GiB", "store": "states", "model": "demo-jamba"}
-    found = text_of(doctor._memory, load(given, None, {}))
+    found = finding("memory", **given).text
     assert "GiB at --max-running 7 (weights 0.01 GiB, snapshots 3.00 GiB, KV of running requests 3.00" in found
     monkeypatch.setattr("apcbatch.model.devices.find_memory", lambda: 2 << 30)
-    with pytest.raises(UsageError, match="this process may use 2.00 GiB: .*; give --pool-size 384MiB$"):
-        doctor._memory(load(given, None, {}))
+    refused = finding("memory", **given)
+    assert not refused.ok and re.search("this process may use 2.00 GiB: .*; give --pool-size 384MiB$", refused.text)
     monkeypatch.setattr("apcbatch.model.devices.choose_devices", lambda name, gpus: [torch.device("cuda", 0)])
     monkeypatch.setattr("apcbatch.model.devices.memory_of", lambda devices: (11 << 30, "the device has free", 4))
-    assert text_of(doctor._memory, load(given, None, {})).startswith("at most 9.")
+    assert finding("memory", **given).text.startswith("at most 9.")
     monkeypatch.setattr("apcbatch.model.devices.memory_of", lambda devices: (6 << 30, "the device has free", 4))
-    with pytest.raises(UsageError, match="the device has free 6.00 GiB: .*; give --gpus 2 or --pool-size"):
-        doctor._memory(load(given, None, {}))
+    refused = finding("memory", **given)
+    assert not refused.ok and re.search("free 6.00 GiB: .*; give --gpus 2 or --pool-size", refused.text)
 
 
 EACH = "{% for m in messages %}{{ m.content }}"
@@ -159,7 +166,7 @@ def test_a_template_is_said_to_take_calls_and_to_be_stable(template: str, text: 
         (tmp_path / name).symlink_to(DEMO_DIR / name)
     (tmp_path / "chat_template.jinja").write_text(template)
     given = {"model": str(tmp_path), "template_kwargs": '{"mood": 1}'}  # which is another warning
-    assert text_of(doctor._template, load(given, None, {})).startswith(text)
+    assert finding("template", **given).text.startswith(text)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +194,7 @@ def test_a_store_is_said_to_take_states_or_not(
     if warnings is not None:
         monkeypatch.setattr("apcbatch.store.Store.open", read_only)
     folder = None if name is None else str(tmp_path / name)
-    assert text_of(doctor._store, folder) == text.format(folder)
+    assert finding("store", **({"store": folder} if folder else {})).text == text.format(folder)
     assert closed == ([] if warnings is None else [True])
 
 
@@ -215,7 +222,7 @@ def test_a_scan_is_compared_with_the_reference(
         return y
 
     monkeypatch.setattr(cpu, "selective_scan", off)
-    found = text_of(doctor._kernels)
+    found = finding("kernels").text
     assert found.startswith(
         "the scan of 17 tokens equals" if difference in (0, 0.08) else "the compiled scan differs from"
     )

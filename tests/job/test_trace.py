@@ -292,17 +292,21 @@ def test_a_write_that_goes_on_is_not_waited_for(monkeypatch):
 
 def test_an_eviction_has_its_time():
     """Fault: the page shows an eviction at the begin of the run, or one of a snapshot that was let go."""
-    now = [0.0]
-    trace = made_trace(SimpleNamespace(), lambda: now[0])
+    now, written = [0.0], []
+    trace = made_trace(SimpleNamespace(path="t", write=written.append), lambda: now[0])
     for number, (kept_s, in_memory) in enumerate([(1.0, True), (2.0, True), (3.0, False)]):
         now[0] = kept_s
         tokens = np.arange(number, number + 4, dtype=np.int32)
         trace.kept(tokens, [KeptSnapshot(bytes([number]), 4, 1, in_memory)])
-    edges = trace._segment().edges
+    now[0] = 500.0
+    trace.write_if_due()
+    trace.close()
+    edges = written[0].edges
     assert (edges.snapshots, edges.dropped, edges.dropped_s) == ([3], [1], [3.0])
     for now[0], key, evicted in ((7.5, 0, True), (9.5, 1, False)):
         trace.dropped(bytes([key]), evicted)
-    edges = trace._segment().edges
+    trace.end(0, None, {"ok": 1})
+    edges = written[-1].edges
     assert (edges.snapshots, edges.dropped, edges.dropped_s) == ([3], [2], [7.5])
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from apcbatch import Engine, Request
+from tests.engine.opened import OpenedEngine
 from tests.tiny import VOCAB
 
 LENGTHS = [1, 2, 63, 64, 65, 300]  # of prompts
@@ -38,10 +39,10 @@ def oracle_of(folder: Path) -> Any:
     return oracle
 
 
-def watched(engine: Engine) -> list[torch.Tensor]:
+def watched(engine: OpenedEngine) -> list[torch.Tensor]:
     """The logits of each pass from now on."""
     seen: list[torch.Tensor] = []
-    model = engine._model
+    model = engine.parts.model
 
     def kept(run: Callable[..., Any], *arguments: Any) -> Any:
         found = run(*arguments)
@@ -83,7 +84,8 @@ def assert_equals_oracle(folder: Path, length: int, tolerance: float, monkeypatc
     prompt = torch.randint(1, VOCAB, (length,), generator=torch.Generator().manual_seed(length)).tolist()
     budget, in_front = random.randint(1, max(2, length)), random.randint(0, 1)
     requests = [Request("front", random.choices(range(1, VOCAB), k=13), max_tokens=1)] * in_front
-    engine = Engine(folder, pool_size_bytes=16 << 20, max_batch_tokens=budget + 13 * in_front, block_size=5, draft=())
+    most = budget + 13 * in_front
+    engine = OpenedEngine(folder, pool_size_bytes=16 << 20, max_batch_tokens=most, block_size=5, draft=())
     logits = watched(engine)
     *_, result = engine.run([*requests, Request("r", prompt, max_tokens=50, ignore_eos=True)])
     engine.close()
