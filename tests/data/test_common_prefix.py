@@ -12,8 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from apcbatch.data.chat.common_prefix import BaseText, common_length
+from apcbatch.data.chat.common_prefix import BaseText, BaseTexts, common_length
 from apcbatch.data.tokenization.tokenizer import Tokenizer, load_tokenizer
+from apcbatch.errors import RequestError
 from tests.data.conftest import CORPUS, KINDS
 from tests.effort import table, tries
 
@@ -44,6 +45,9 @@ def test_a_beginning_has_the_tokens_it_has_alone(tokenizer: Tokenizer, beginning
         shared = base.tokenise(text, common_length(text, base.text))
         assert shared.dtype == np.int32
         assert shared.tolist() == tokenizer.encode(text).ids
+    bases = BaseTexts(tokenizer)
+    for text in (beginning + ending, beginning + other, beginning + ending + other):
+        assert bases.make(text).token_ids.tolist() == tokenizer.encode(text).ids
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -84,6 +88,37 @@ def test_a_long_text_is_tokenised_once(
         shared = base.tokenise(prompt, len(prompt))
         assert np.shares_memory(shared, base.token_ids)
     assert max(lengths) < 700 and sum(lengths) < len(text)
+
+
+@table("kind", KINDS)
+def test_conversations_that_begin_alike_share_their_tokens(
+    kind: str, model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a system prompt that is tokenised for each conversation, tokens taken over beyond where two conversations
+    part, and turns that are cut at places of the other conversation's text."""
+    tokenizer = load_tokenizer(model_dir(kind))
+    system = f"<|im_start|>system\n{''.join(CORPUS[1:5])}<|im_end|>\n<|im_start|>user\n"
+    bases = BaseTexts(tokenizer)
+    assert bases.make(system + CORPUS[1] * 9).is_whole
+    for number, line in enumerate(CORPUS * 2):
+        text = f"{system}{line[: 10 * number]}{number} {line}<|im_end|>\n<|im_start|>assistant\n"
+        lengths = encoded_characters(tokenizer, monkeypatch)
+        base = bases.make(text)
+        assert not base.is_whole and sum(lengths) < len(text)
+        assert base.token_ids.tolist() == tokenizer.encode(text).ids
+        for cut in range(len(system) - 40, len(text), 7):
+            assert base.tokenise(text[:cut], cut).tolist() == tokenizer.encode(text[:cut]).ids
+
+
+def test_a_known_beginning_does_not_lift_the_limit(model_dir: Callable[..., Path]) -> None:
+    """Catches a text that is longer than a request may be, and is tokenised since its last part is short."""
+    tokenizer = load_tokenizer(model_dir("chatml"))
+    tokenizer.max_tokens = 2
+    bases, text = BaseTexts(tokenizer), "<|im_start|>" + "flight " * 140
+    bases.make(text)
+    with pytest.raises(RequestError, match="characters") as refused:
+        bases.make(text + "reservations " * 10)
+    assert refused.value.code == "context_length_exceeded"
 
 
 @given(TEXT, TEXT, TEXT)

@@ -48,7 +48,7 @@ def render_answers(renderer: Renderer, conversation: Conversation, turns: Turns)
     def make_prompt(turn: Turn, custom_id: str) -> Prompt:
         nonlocal base
         history, answered = _texts(renderer, conversation, turn.num_messages)
-        base = base or BaseText(renderer.tokenizer, answered)
+        base = base or renderer.bases.make(answered)
         token_ids, begin = tokenise_answer(renderer, base, history, answered)
         token_ids = renderer.check_tokens(token_ids)
         return Prompt(turn.number, token_ids, custom_id, turn.num_messages, answer_begin=begin)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from apcbatch.answer import AnswerWarning
-from apcbatch.data.chat.common_prefix import BaseText, common_length
+from apcbatch.data.chat.common_prefix import BaseText, BaseTexts, common_length
 from apcbatch.data.chat.template import ChatTemplate, read_fallback, reasoning_of
 from apcbatch.data.chat.template_options import ChatOptions, TemplateOptions, read_template_kwargs
 from apcbatch.data.chat.turns import Turn
@@ -30,7 +30,7 @@ from apcbatch.data.tokenization.no_tokenizer import load_any_tokenizer
 from apcbatch.data.tokenization.tokenizer import Tokenizer
 from apcbatch.errors import RequestError
 from apcbatch.formats import Turns
-from apcbatch.prefix import TokenArray, as_token_array
+from apcbatch.prefix import TokenArray, as_token_array, first_true
 
 _SNIPPET_CHARACTERS = 24
 _MARKER_CHARACTERS = 64  # most that a template writes between the place where prompts differ and a thought
@@ -38,7 +38,7 @@ _MARKER_CHARACTERS = 64  # most that a template writes between the place where p
 _KEEP_THOUGHTS = {"preserve_thinking": True, "truncate_history_thinking": False}
 _LAST_TOKENS = 32  # number of last prompt tokens searched for the marker that begins reasoning
 _DEFAULT_OPTIONS = ChatOptions()
-Texts = Iterator[str | RequestError]  # of a conversation's prompts, the last turn's first
+Texts = Iterator[BaseText | str | RequestError]  # of a conversation's prompts, the last turn's first, as their base
 NotePrompt = Callable[[Turn, str, BaseText], None]  # (turn, text of its prompt, text that its tokens are taken from)
 
 
@@ -86,7 +86,8 @@ class Renderer:
 
     tool_parser, reasoning_parser: parsers for the model's answers, chosen by the options or by the model's files; None
     without a parser. texts_ahead: a conversation that is rendered in another thread (data/chat/render_ahead.py), with
-    its texts; None for none. warn: called with warnings about the chat template and the options, once for each kind.
+    its texts; None for none. bases: maker of the base texts of prompts. warn: called with warnings about the chat
+    template and the options, once for each kind.
     UsageError for invalid options, ModelError for an unusable template.
     """
 
@@ -113,6 +114,7 @@ class Renderer:
         for sentence in self.template.changes(options.is_dated):
             warn(sentence)
         self.texts_ahead: tuple[object, Texts] | None = None
+        self.bases = BaseTexts(tokenizer)
         self._latest_parser = OutputParser()
         self._warn = warn
         self._warned: set[str] = set()
@@ -237,7 +239,18 @@ class Renderer:
 
     def _texts(self, conversation: Conversation, chosen: Sequence[Turn]) -> Texts:
         counts = [turn.num_messages for turn in reversed(chosen)]
-        return self.template.texts(conversation.messages, conversation.tools, counts, conversation.template_options)
+        has_base = False
+        for text in self.template.texts(
+            conversation.messages, conversation.tools, counts, conversation.template_options
+        ):
+            if has_base or isinstance(text, RequestError):
+                yield text
+                continue
+            try:
+                yield self.bases.make(text)
+                has_base = True
+            except RequestError as error:
+                yield error
 
     def complete_without_template(self, conversation: Conversation) -> None:
         """Make a conversation of one user text a completion, if the model has no chat template."""
@@ -256,8 +269,8 @@ class Renderer:
         """Return the ids unchanged; RequestError if there are none, or if one is outside the vocabulary."""
         if not len(token_ids):
             raise RequestError("invalid_request", "the prompt has no tokens; expected at least one")
-        highest = int(token_ids.max())
-        if highest >= self.vocab_size:
+        if first_true(token_ids >= self.vocab_size) is not None:
+            highest = token_ids.max()
             message = f"the tokenizer gives token id {highest}; the model has the ids 0 to {self.vocab_size - 1}"
             raise RequestError("invalid_request", message)
         return token_ids
@@ -290,7 +303,9 @@ class Renderer:
             text = next(texts)
             if isinstance(text, RequestError):
                 raise text
-            base = base or BaseText(self.tokenizer, text)
+            if isinstance(text, BaseText):
+                base, text = text, text.text
+            assert base is not None, "the first text is a base"
             common = common_length(text, base.text)
             if common < len(text):
                 is_stable = False

@@ -1,7 +1,8 @@
-"""Render the conversations that come next in threads, each with helper processes of its own.
+"""Render and tokenise the conversations that come next in threads, each with helper processes of its own.
 
 Without them a run's own thread spends 45 % of its time on waiting for the chat template, where prompts are short and a
-GPU or a cluster computes. Invariants: texts and their order are those without threads; a thread goes on while less than
+GPU or a cluster computes. Only the longest text of a conversation, the base of the others, is tokenised ahead.
+Invariants: texts and their order are those without threads; a thread goes on while less than
 MOST_HELD characters of its conversation have not been taken.
 """
 
@@ -12,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from queue import SimpleQueue
 
+from apcbatch.data.chat.common_prefix import BaseText
 from apcbatch.data.chat.render import Renderer, Texts
 from apcbatch.data.input.records import BadLine, Conversation
 from apcbatch.errors import RequestError
@@ -24,54 +26,60 @@ MOST_HELD = 1 << 22  # characters of one conversation
 
 
 class TextsAhead:
-    """Queue of the texts of one conversation, which one thread renders (`fill`) and another takes. make: renders
-    them."""
+    """Queue of the texts of one conversation, which one thread makes (`fill`) and another takes. make: makes them."""
 
     def __init__(self, make: Callable[[], Texts]) -> None:
         self._make = make
-        self._changed = threading.Condition()
-        self._ready: deque[str | RequestError] = deque()
-        self._num_held = 0  # characters
-        self._is_done = self._is_closed = False
+        self._ready: SimpleQueue[BaseText | str | RequestError | None] = SimpleQueue()  # None: the last one is taken
+        self._room = threading.Condition()
+        self._is_full = self._is_closed = False  # is_full: `fill` waits for room
+        self._num_made = self._num_taken = 0  # characters
         self._failure: BaseException | None = None
 
     def fill(self) -> None:
-        """Render the texts until the last one or `close`; wait for room."""
+        """Make the texts until the last one or `close`; wait for room."""
         try:
             for text in self._make():
-                with self._changed:
-                    self._changed.wait_for(lambda: self._is_closed or self._num_held < MOST_HELD)
-                    if self._is_closed:
-                        return
-                    self._ready.append(text)
-                    self._num_held += len(text) if isinstance(text, str) else 0
-                    self._changed.notify_all()
+                if self._num_made - self._num_taken >= MOST_HELD:
+                    with self._room:
+                        self._is_full = True
+                        self._room.wait_for(lambda: self._is_closed or self._num_made - self._num_taken < MOST_HELD)
+                        self._is_full = False
+                if self._is_closed:
+                    return
+                self._num_made += _size(text)
+                self._ready.put(text)
         except BaseException as failure:
             self._failure = failure
         finally:
-            with self._changed:
-                self._is_done = True
-                self._changed.notify_all()
+            self._ready.put(None)
 
     def take(self) -> Texts:
         """Yield the texts in order; wait for each. Raises what `make` raised."""
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._ready or self._is_done)
-                if not self._ready:
-                    break
-                text = self._ready.popleft()
-                self._num_held -= len(text) if isinstance(text, str) else 0
-                self._changed.notify_all()
+        while (text := self._ready.get()) is not None:
+            self._num_taken += _size(text)
+            self._tell()
             yield text
         if self._failure is not None:
             raise self._failure
 
     def close(self) -> None:
         """Drop the texts that are left, and end `fill`."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
+        self._is_closed = True
+        self._tell()
+
+    def _tell(self) -> None:
+        """Wake `fill` if it waits for room."""
+        if self._is_full:
+            with self._room:
+                self._room.notify_all()
+
+
+def _size(text: BaseText | str | RequestError) -> int:
+    """Return the number of characters."""
+    if isinstance(text, RequestError):
+        return 0
+    return len(text.text if isinstance(text, BaseText) else text)
 
 
 def render_ahead(

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from pathlib import Path
-from threading import Thread
+from threading import Thread, current_thread, main_thread
 from typing import TYPE_CHECKING, TypeVar
 
 from apcbatch.config import Config
@@ -98,20 +98,26 @@ class Tokenizer:
         """Tokenise a text; return the tokens and their places in it.
 
         adds_special: add the special tokens that the model puts around plain text. RequestError for a text that the
-        library fails at, and, before it is tokenised, for one that a request cannot hold (context_length_exceeded)."""
-        most = min(MAX_CHARACTERS, TOKEN_CHARACTERS * self.max_tokens)
-        if len(text) > most:
-            raise too_long(f"{len(text):,} characters; at most {most:,} are tokenised")
-        backend = self._backend
+        library fails at, and, before it is tokenised, for one that a request cannot hold (see check_length)."""
+        self.check_length(text)
+        backend, is_short = self._backend, len(text) <= _SHORT_CHARACTERS
         try:
-            if len(text) <= _SHORT_CHARACTERS:
+            if is_short and current_thread() is main_thread():
                 return backend.encode(text, add_special_tokens=adds_special)
+            # Unlike encode, encode_batch releases the interpreter's lock, so that other threads run, and this thread
+            # handles signals. The whole text is one piece, as no cut is safe for every tokenizer.
+            if is_short:
+                return backend.encode_batch([text], add_special_tokens=adds_special)[0]
             self._check_count(text)
-            # The thread and encode_batch, which, unlike encode, releases the interpreter's lock, let this thread handle
-            # signals, and other threads run. The whole text is one piece, as no cut is safe for every tokenizer.
             return _in_thread(lambda: backend.encode_batch([text], add_special_tokens=adds_special)[0], self.check_stop)
         except BaseException as error:
             raise _refused(error) from None
+
+    def check_length(self, text: str) -> None:
+        """Raise RequestError (context_length_exceeded) for a text of more characters than are tokenised."""
+        most = min(MAX_CHARACTERS, TOKEN_CHARACTERS * self.max_tokens)
+        if len(text) > most:
+            raise too_long(f"{len(text):,} characters; at most {most:,} are tokenised")
 
     def _check_count(self, text: str) -> None:
         """Raise RequestError for a text with more than twice the tokens of a request. A text that has at most
