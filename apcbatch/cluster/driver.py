@@ -390,7 +390,6 @@ class ClusterEngine:
         tokens, request = item.tokens, item.request
         if request.keep_answer and result.token_ids:  # the last token was sampled, but no pass has consumed it
             tokens = np.concatenate((tokens, np.asarray(result.token_ids[:-1], np.int32)))
-        self._coverage.insert(tokens)
-        self._coverage.count(tokens)
+        self._coverage.insert(tokens, counts=True)
         if self._observer is not None:
             self._observer.answered(tokens[: result.prompt_tokens], result.cached_tokens, result.cached_from)

@@ -143,7 +143,8 @@ class _UnitPlanner:
         live_bytes = sum(footprint.pool_bytes(state.position) for state in self.imports)
         plans: list[RequestPlan | None] = []
         for index, (item, draft) in enumerate(zip(self._items, self._drafts, strict=True)):
-            if item.plan is None or draft is None:
+            plan = item.plan
+            if plan is None or draft is None:
                 plans.append(None)
                 continue
             counts = {
@@ -152,15 +153,17 @@ class _UnitPlanner:
             }
             reads = {position: count for position, count in counts.items() if count}
             keep_bytes = sum(footprint.pool_bytes(position) for position in reads)
-            as_planned = draft.resume_at == item.plan.resume_at
+            as_planned = draft.resume_at == plan.resume_at
             plans.append(
-                replace(
-                    item.plan,
-                    resume_at=draft.resume_at,
-                    keep=tuple(reads),
-                    reads=tuple(reads.values()),
-                    live_bytes=min(live_bytes, item.plan.live_bytes) if as_planned else live_bytes,
-                    keep_bytes=min(keep_bytes, item.plan.keep_bytes) if as_planned else keep_bytes,
+                RequestPlan(
+                    draft.resume_at,
+                    tuple(reads),
+                    tuple(reads.values()),
+                    plan.keep_for_later,
+                    plan.ideal,
+                    min(live_bytes, plan.live_bytes) if as_planned else live_bytes,
+                    min(keep_bytes, plan.keep_bytes) if as_planned else keep_bytes,
+                    plan.is_ideal_exact,
                 )
             )
             live_bytes += keep_bytes

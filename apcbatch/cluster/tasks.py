@@ -17,10 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from apcbatch.cluster.wire import Handle, Key
-from apcbatch.prefix import TokenArray, as_token_array
+from apcbatch.prefix import TokenArray, checked_tokens
 from apcbatch.types import Request, RequestPlan
 
 GROUPS_PER_SHARE = 8  # groups in a worker's fair share of the remaining work
@@ -91,9 +89,8 @@ class Item:
 
     @property
     def tokens(self) -> TokenArray:
-        """Its prompt, (tokens,) int32. An int32 array is taken as checked; any other sequence is checked here."""
-        ids = self.request.token_ids
-        return ids if isinstance(ids, np.ndarray) and ids.dtype == np.int32 else as_token_array(ids)
+        """Its prompt, (tokens,) int32."""
+        return checked_tokens(self.request.token_ids)
 
     @property
     def prefill_tokens(self) -> int:

@@ -23,7 +23,7 @@ from apcbatch.data.grammar.structured_output import StructuredOutput
 from apcbatch.data.output.stop_texts import StopTextsFactory
 from apcbatch.errors import RequestError
 from apcbatch.model.locate import locate_model
-from apcbatch.prefix import TokenArray, as_token_array
+from apcbatch.prefix import TokenArray, checked_tokens
 from apcbatch.types import DraftSource, Request, RequestPlan, Result
 
 _APART = ("id", "token_ids", "plan", "tag", "ending", "constraint", "references")
@@ -64,11 +64,15 @@ def encode_request(request: Request) -> WireRequest:
             "the request brings its own Ending or Constraint, which only the process that made it can run; expected "
             "stop texts and structures, as a line of the input gives them, or a run without --ray",
         )
-    settings = {name: getattr(request, name) for name in _DEFAULTS}
+    settings = {
+        name: _plain(value)
+        for name, default in _DEFAULTS.items()
+        if (value := getattr(request, name)) is not default and not _is_equal(value, default)
+    }
     return WireRequest(
         request.id,
         _to_bytes(request.token_ids),
-        {name: _plain(value) for name, value in settings.items() if not _is_default(name, value)},
+        settings,
         ending.texts if ending is not None else (),
         constraint.structure if constraint is not None else None,
         constraint.thinking if constraint is not None else None,
@@ -77,13 +81,12 @@ def encode_request(request: Request) -> WireRequest:
 
 
 def _to_bytes(token_ids: Sequence[int] | TokenArray) -> bytes:
-    return np.ascontiguousarray(as_token_array(token_ids), "<i4").tobytes()
+    return checked_tokens(token_ids).astype("<i4", copy=False).tobytes()
 
 
-def _is_default(name: str, value: Any) -> bool:
+def _is_equal(value: Any, default: Any) -> bool:
     """Return whether a setting has its default value and type."""
-    default = _DEFAULTS[name]
-    return value is default or (type(value) is type(default) and bool(value == default))
+    return type(value) is type(default) and bool(value == default)
 
 
 def _plain(value: Any) -> Any:

@@ -22,11 +22,20 @@ from apcbatch.data.checks import (
     wrong,
 )
 from apcbatch.data.input.messages import Tool
-from apcbatch.sampling import LONGEST_STOP_TEXT, MOST_STOP_TEXTS, SETTINGS, Bounds
+from apcbatch.sampling import LONGEST_STOP_TEXT, MOST_STOP_TEXTS, SETTINGS, Bounds, Setting
 
 _UINT64_MAX = 2**64 - 1
 _MOST_BIAS = 100.0
 _MOST_IDS = 1 << 31
+
+
+def _rows(others: str) -> dict[str, Setting]:
+    """Return name in the line -> setting, without max_tokens and those that only the `others` may set."""
+    rows = (row for row in SETTINGS.values() if row.note and row.shapes != others and row.name != "max_tokens")
+    return {row.line or row.name: row for row in rows}
+
+
+_CHAT_ROWS, _COMPLETION_ROWS = _rows("completions"), _rows("chats")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +60,17 @@ def check_settings(record: Mapping[str, Any], where: str, *, counts_logprobs: bo
     counts_logprobs: whether the settings are those of a completion. In a completion, `logprobs` is the number of
     likeliest tokens to return for each token, and `echo` is allowed.
     """
-    others = "chats" if counts_logprobs else "completions"
-    rows = [row for row in SETTINGS.values() if row.note and row.shapes != others and row.name != "max_tokens"]
-    params = {row.name: _read(record, row.line or row.name, where, row.bounds) for row in rows}
+    rows = _COMPLETION_ROWS if counts_logprobs else _CHAT_ROWS
+    params = {row.name: _read(record, name, where, row.bounds) for name, row in rows.items() if name in record}
     if counts_logprobs:
         params["top_logprobs"] = _read(record, "logprobs", where, SETTINGS["top_logprobs"].bounds)
         params["logprobs"] = None if params["top_logprobs"] is None else True
     limit: Any = SETTINGS["max_tokens"].bounds
-    if params.get("echo") or params["prompt_logprobs"] is not None:  # a request may ask for the prompt alone
+    if params.get("echo") or params.get("prompt_logprobs") is not None:  # a request may ask for the prompt alone
         limit = replace(limit, least=0)
     older, newer = (_read(record, name, where, limit) for name in ("max_tokens", "max_completion_tokens"))
     params["max_tokens"] = older if newer is None else newer
-    _check_best_of(record, params["n"], where)
+    _check_best_of(record, params.get("n"), where)
     given = {key: value for key, value in params.items() if value is not None}
     parallel = optional_flag(record, "parallel_tool_calls", f"{where}parallel_tool_calls")
     model = optional_string(record, "model", f"{where}model")

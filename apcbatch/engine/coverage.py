@@ -53,6 +53,11 @@ class Node:
         """Return the tokens from the parent to this node, as a read-only view."""
         return np.frombuffer(self.edge_bytes, np.int32)
 
+    @property
+    def num_tokens(self) -> int:
+        """Return the number of tokens on the edge."""
+        return len(self.edge_bytes) // 4
+
 
 ANY_TOKEN = range(1 << 31)  # `dropped` of a node whose dropped branches are not counted any more
 NO_CHILDREN: dict[int, Node] = {}  # those of every leaf; a node that gets children gets a dict of its own
@@ -77,38 +82,42 @@ class CoverageTree:
         node, length, on_edge = self._walk(tokens)
         if length == len(tokens):
             return Match(length, False, True)
-        if on_edge < len(node.edge):
+        if on_edge < node.num_tokens:
             return Match(length, True, not node.regrown)
         forked = bool(node.children or node.dropped)
         return Match(length, forked, not node.regrown and int(tokens[length]) not in (node.dropped or ()))
 
-    def insert(self, tokens: TokenArray) -> None:
-        """Mark `tokens` as covered, from the first one on."""
+    def insert(self, tokens: TokenArray, counts: bool = False) -> None:
+        """Mark `tokens` as covered, from the first one on. counts: count them as well, as `count` does."""
         self._clock += 1
         node, length, on_edge = self._walk(tokens, touch=True)
-        rest = tokens[length:]
-        if not len(rest):
-            return
-        if on_edge < len(node.edge):
-            node = self._split(node, on_edge)
-        self._add(node, rest)
+        if length < len(tokens):
+            if on_edge < node.num_tokens:
+                node = self._split(node, on_edge)
+            node = self._add(node, tokens[length:])
+            on_edge = node.num_tokens
+        if counts:
+            self._count(node, on_edge)
         if self.num_tokens > self._max_tokens or self.num_nodes > self._max_nodes:
             self._prune()
 
     def count(self, tokens: TokenArray) -> None:
         """Count an answered request's tokens as unique, except those of prefixes that were counted before."""
         node, _, on_edge = self._walk(tokens)
+        self._count(node, on_edge)
+
+    def _count(self, node: Node, on_edge: int) -> None:
         while node.parent is not None and node.counted < on_edge:  # all tokens above a counted token are counted
             self.unique_tokens += on_edge - node.counted
             node.counted = on_edge
             node = node.parent
-            on_edge = len(node.edge)
+            on_edge = node.num_tokens
 
     def _walk(self, tokens: TokenArray, touch: bool = False) -> tuple[Node, int, int]:
         """Return the deepest node reached, the tokens matched, and how many of them lie on that node's edge."""
         node, length, on_edge = self.root, 0, 0
         whole = tokens.tobytes()
-        while length < len(tokens) and 4 * on_edge == len(node.edge_bytes):
+        while length < len(tokens) and on_edge == node.num_tokens:
             child = node.children.get(int(tokens[length]))
             if child is None:
                 break
@@ -116,7 +125,7 @@ class CoverageTree:
             if touch:
                 node.last_use = self._clock
             if whole.startswith(node.edge_bytes, 4 * length):  # the most common case, as one comparison of memory
-                on_edge = len(node.edge_bytes) // 4
+                on_edge = node.num_tokens
             else:
                 on_edge = common_length(node.edge, tokens[length:])
             length += on_edge
@@ -135,17 +144,19 @@ class CoverageTree:
         self.num_nodes += 1
         return upper
 
-    def _add(self, parent: Node, edge: TokenArray) -> None:
+    def _add(self, parent: Node, edge: TokenArray) -> Node:
+        """Add tokens below a node, and return the node on whose edge they are."""
+        self.num_tokens += len(edge)
         if parent is not self.root and not parent.children and not parent.dropped:
             parent.edge_bytes += edge.tobytes()  # extend the leaf: no new node
-        else:
-            first = int(edge[0])
-            regrown = parent.regrown or first in (parent.dropped or ())
-            if not parent.children:
-                parent.children = {}
-            parent.children[first] = Node(edge.tobytes(), parent, last_use=self._clock, regrown=regrown)
-            self.num_nodes += 1
-        self.num_tokens += len(edge)
+            return parent
+        first = int(edge[0])
+        regrown = parent.regrown or first in (parent.dropped or ())
+        if not parent.children:
+            parent.children = {}
+        node = parent.children[first] = Node(edge.tobytes(), parent, last_use=self._clock, regrown=regrown)
+        self.num_nodes += 1
+        return node
 
     def _prune(self) -> None:
         """Drop the least recently extended leaves until a tenth of both bounds is free."""
@@ -160,7 +171,7 @@ class CoverageTree:
             del parent.children[first]
             self._num_dropped -= len(leaf.dropped) if isinstance(leaf.dropped, set) else 0
             self._note_dropped(parent, first)
-            self.num_tokens -= len(leaf.edge)
+            self.num_tokens -= leaf.num_tokens
             self.num_nodes -= 1
             if not parent.children and parent is not self.root:
                 count += 1

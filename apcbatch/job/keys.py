@@ -79,9 +79,9 @@ class KeyTable:
     def _slot_of(self, key: int) -> int:
         """Return the slot that holds the key, or the free slot where it would go."""
         high, low = key >> LOW_BITS, key & MASK
-        slots = len(self._high)
+        highs, lows, slots = self._high, self._low, len(self._high)
         slot = low % slots
-        while self._occupied(slot) and not (self._low[slot] == low and self._high[slot] == high):
+        while (lows[slot] != low or highs[slot] != high) and (lows[slot] or highs[slot]):
             slot = slot + 1 if slot + 1 < slots else 0
         return slot
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import replace
+from operator import attrgetter
 
 from apcbatch.config import Config
 from apcbatch.data.model_files import model_files_digest
@@ -22,7 +23,7 @@ from apcbatch.plan.planner import EXACT, HandedOn, Planner
 from apcbatch.plan.prefix_tree import PrefixTree
 from apcbatch.plan.tree_shape import Order
 from apcbatch.plan.windows import Windows
-from apcbatch.prefix import TokenArray, as_token_array, last_boundary, prefix_key
+from apcbatch.prefix import TokenArray, checked_tokens, last_boundary, prefix_key
 from apcbatch.store import find_cost
 from apcbatch.types import Request, RequestPlan, Result
 
@@ -86,6 +87,7 @@ def work_source(config: Config, feeder: Feeder, engine: JobEngine) -> WorkSource
     return PlannedFeeder(config, feeder, engine) if config.is_planned else feeder
 
 
+_FIELDS = attrgetter(*Request.__slots__)
 Read = tuple[Request, str | Ticket]  # settings, with the output parser as tag, and the ticket, packed if it can be
 Waiting = tuple[int, Request, bytes | Ticket, RequestPlan]  # the same, after the index in the window, and the plan
 
@@ -175,7 +177,7 @@ class PlannedFeeder:
         shares its settings with those read before it that have the same."""
         work = self._feeder.next()
         if isinstance(work, Request) and self._engine.can_run(work):
-            tokens, resumable = as_token_array(work.token_ids), work.resumable
+            tokens, resumable = checked_tokens(work.token_ids), work.resumable
             ticket: Ticket = work.tag.ticket
             work.id, work.token_ids, work.random_stream, work.tag = "", (), None, work.tag.output_parser
             if work.references or work != self._settings:
@@ -234,14 +236,10 @@ class PlannedFeeder:
             within = last_boundary(min(length, self._tree.resumable[index]), grid_of(self._config))
             self.beyond_window_tokens += max(0, within - plan.resume_at)
         ticket = Ticket.unpack(packed) if isinstance(packed, bytes) else packed
-        return replace(
-            settings,
-            id=ticket.request_id,
-            token_ids=tokens,
-            plan=with_earlier(plan, covered, len(tokens)),
-            tag=Tag(ticket, None, settings.tag),
-            random_stream=ticket.random_stream,
-        )
+        request = Request(*_FIELDS(settings))
+        request.id, request.token_ids, request.random_stream = ticket.request_id, tokens, ticket.random_stream
+        request.plan, request.tag = with_earlier(plan, covered, len(tokens)), Tag(ticket, None, settings.tag)
+        return request
 
     def _prompt(self, index: int) -> TokenArray:
         """Return the prompt of a request of the window, or ahead of it, (tokens,) int32."""

@@ -185,6 +185,8 @@ class PreviousAnswers:
 
     def _key_of(self, ticket: Ticket) -> int | None:
         """Return the key of the record with a request's identity; None without one."""
+        if not self._offsets:
+            return None
         key = id_key(ticket.key)
         if key in self._offsets:
             return key

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import orjson
@@ -65,14 +66,14 @@ class Ticket:
 
     def packed(self) -> str:
         """Return the ticket, which has no prompt fields, in a third of the memory; see `unpack`."""
-        return orjson.dumps([getattr(self, name) for name in self.__slots__]).decode()  # whose bytes have spare room
+        return orjson.dumps(_FIELDS(self)).decode()  # whose bytes have spare room
 
     @classmethod
     def unpack(cls, data: bytes) -> Ticket:
         """Return the ticket that `packed` has made."""
-        fields = dict(zip(cls.__slots__, orjson.loads(data), strict=True))
-        place = fields.pop("file_line")
-        return cls(**fields, file_line=None if place is None else tuple(place))
+        fields = orjson.loads(data)
+        fields[_FILE_LINE] = None if fields[_FILE_LINE] is None else tuple(fields[_FILE_LINE])
+        return cls(*fields)
 
     @property
     def key(self) -> str:
@@ -83,6 +84,10 @@ class Ticket:
     def shown(self) -> str:
         """Name on the request's terminal line: its custom_id, or `line-N` without one."""
         return self.custom_id or f"line-{self.line}"
+
+
+_FIELDS = attrgetter(*Ticket.__slots__)
+_FILE_LINE = Ticket.__slots__.index("file_line")
 
 
 def request_key(line_key: str | None, custom_id: str | None, turn: int | None) -> str:

@@ -26,6 +26,7 @@ from apcbatch.types import Request
 
 # FIRST: settings that every digest covers. LATER: settings newer than the digest, with their defaults.
 FIRST = [name for name, setting in SETTINGS.items() if setting.in_every_digest]
+OPTION_NAMES = {name: setting.option_name for name, setting in SETTINGS.items() if setting.option_name}
 LATER = {name: setting.default for name, setting in SETTINGS.items() if not setting.in_every_digest}
 MOST_PROMPT_LOGPROBS = 262_144  # per request; each takes about 700 bytes of memory and 75 of the record
 
@@ -49,10 +50,8 @@ def make_request(
     if "max_tokens" not in conversation.params and config.origins.get("max_tokens", DEFAULT) in (DEFAULT, FILE):
         room = max(1, config.max_request_tokens - len(prompt.token_ids))
         settings["max_tokens"] = max(min(settings["max_tokens"], room), settings.get("min_tokens", 0))
-    ticket = replace(
-        _signed(ticket, prompt, settings | _further_settings(conversation)),
-        keeps_stop=settings.pop("keeps_stop", False),
-    )
+    signed = settings | _further_settings(conversation)
+    ticket = _signed(ticket, prompt, signed, settings.pop("keeps_stop", False))
     echo, prompt_logprobs = settings.pop("echo", False), settings.pop("prompt_logprobs", None)
     if echo or prompt_logprobs is not None:
         text = conversation.prompt if isinstance(conversation.prompt, str) else None
@@ -92,10 +91,11 @@ def _scoring(
     )
 
 
-def _signed(ticket: Ticket, prompt: Prompt, settings: Mapping[str, Any]) -> Ticket:
+def _signed(ticket: Ticket, prompt: Prompt, settings: Mapping[str, Any], keeps_stop: bool = False) -> Ticket:
     """Return the ticket with the digest of its prompt and settings."""
     text = settings_text(settings)
-    return replace(ticket, settings=text, request_digest=request_digest(text, prompt.token_ids))
+    digest = request_digest(text, prompt.token_ids)
+    return replace(ticket, settings=text, request_digest=digest, keeps_stop=keeps_stop)
 
 
 def _scored_prompt(
@@ -125,7 +125,7 @@ def settings_of(config: Config, params: Mapping[str, Any]) -> dict[str, Any]:
     --top-logprobs turns on log-probabilities for lines that do not set `logprobs`. It has no effect on lines that turn
     them off.
     """
-    run = {name: getattr(config, setting.option_name) for name, setting in SETTINGS.items() if setting.option_name}
+    run = {name: getattr(config, option) for name, option in OPTION_NAMES.items()}
     run["logprobs"] = config.logprobs or config.top_logprobs > 0
     settings = {**LATER, **run, **params}
     if not settings["logprobs"] and "top_logprobs" not in params:

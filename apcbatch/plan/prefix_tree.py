@@ -74,8 +74,10 @@ class PrefixTree:
         """Return all tokens up to a node's end, (tokens,) int32; those of a request's end node are its prompt."""
         tokens = np.empty(self.end[node], np.int32)
         while node != ROOT:
-            tokens[self.begin(node) : self.end[node]] = self._edge(node)
-            node = self.parent[node]
+            parent, offset = self.parent[node], self._offset[node]
+            begin, end = self.end[parent], self.end[node]
+            tokens[begin:end] = self._tokens[offset : offset + end - begin]
+            node = parent
         return tokens
 
     def keys(self, fingerprint: bytes, block_size: int) -> Iterator[tuple[int, int, bytes]]:
@@ -92,8 +94,8 @@ class PrefixTree:
         tokens that they share."""
         position = common_length(self._latest, tokens)
         node = self._latest_node
-        while node != ROOT and self.begin(node) >= position:
-            node = self.parent[node]
+        while node != ROOT and self.end[parent := self.parent[node]] >= position:
+            node = parent
         return node, position
 
     def _descend(self, tokens: TokenArray, node: int, position: int) -> tuple[int, int]:

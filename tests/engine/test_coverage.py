@@ -45,16 +45,17 @@ def check_counts(tree: CoverageTree) -> None:
 def test_matches_are_those_of_a_plain_search(covered: list[Prompt], asked: list[Prompt]) -> None:
     """Catches a tree that is put together wrong where an edge is cut in two: an ideal, a fork or the count of unique
     tokens that is not what was computed."""
-    tree = CoverageTree()
+    tree, at_once = CoverageTree(), CoverageTree()
     for number, prompt in enumerate(covered):
         tree.insert(array(prompt))
+        at_once.insert(array(prompt), counts=number % 2 == 1)
         check_counts(tree)
         for other in covered[: number + 1]:
             assert tree.match(array(other)) == Match(len(other), False, True)
         if number % 2:  # the others are of requests that failed
             tree.count(array(prompt))
     counted = covered[1::2]
-    assert tree.unique_tokens == len({p[:n] for p in counted for n in range(1, len(p) + 1)})
+    assert at_once.unique_tokens == tree.unique_tokens == len({p[:n] for p in counted for n in range(1, len(p) + 1)})
     for prompt in covered:
         tree.count(array(prompt))
     for prompt in asked:

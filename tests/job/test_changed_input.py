@@ -314,8 +314,8 @@ def test_an_out_of_an_earlier_version_is_matched_by_prompt_and_settings(apcbatch
     write(tmp_path / "in.jsonl", LINES, kind)
     signed = request._signed
 
-    def signed_as_before(ticket, prompt, settings):
-        made = signed(ticket, prompt, settings)
+    def signed_as_before(ticket, prompt, *settings):
+        made = signed(ticket, prompt, *settings)
         names = ticket.request_id, ticket.custom_id
         return replace(made, request_digest=request_digests(made, prompt.token_ids, *names)[1])
 

@@ -44,9 +44,11 @@ class TemplateOptions:
 
     def given(self) -> dict[str, Any]:
         """Return the options that differ from their defaults."""
-        default = TemplateOptions()
-        pairs = ((name, getattr(self, name), getattr(default, name)) for name in self.__slots__)
+        pairs = ((name, getattr(self, name), getattr(_DEFAULT, name)) for name in self.__slots__)
         return {name: value for name, value, usual in pairs if value != usual}
+
+
+_DEFAULT = TemplateOptions()
 
 
 def read_template(path: str | Path) -> str:
@@ -66,10 +68,10 @@ def check_template_options(record: Mapping[str, Any], where: str) -> TemplateOpt
     value."""
     variables = check_variables(record.get("chat_template_kwargs"), f"{where}chat_template_kwargs")
     for name in _OWN_NAMES:
+        if record.get(name) is None:
+            continue
         read = optional_string if name == "reasoning_effort" else optional_flag
         value = read(record, name, f"{where}{name}")
-        if value is None:
-            continue
         if variables.get(name, value) != value:
             other = f"{shown(variables[name])} in chat_template_kwargs"
             raise invalid(f"{where}{name} is {shown(value)}, and {other}; give one of them")

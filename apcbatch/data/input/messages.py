@@ -140,9 +140,8 @@ def _check_message(value: object, where: str, warnings: ContentWarnings) -> Mess
     if calls:
         message["tool_calls"] = calls
     for key in _TEXTS:
-        text = optional_string(record, key, f"{where}.{key}")
-        if text is not None:
-            message[key] = text
+        if record.get(key) is not None:
+            message[key] = optional_string(record, key, f"{where}.{key}")
     if message.get("refusal") and record.get("content") is not None:
         warnings.add("changed_content", f"{where}.refusal stands beside content; the template is given both")
     for key in _REASONING:
