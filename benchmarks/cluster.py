@@ -3,9 +3,9 @@
     python -m benchmarks.cluster ../shared/data --repeat 10 --workers 1,2,8,64,512
 
 For each dataset, so many times over with prefixes of its own each time, and each number of workers: the makespan over
-its lower bound max(total / n, longest path); the computed tokens over the plan's own and over its unique tokens, on the
-grid of 64 tokens and on that of 1; what travelled; the driver's own CPU seconds for 1,000 requests. Then seeded kills
-of workers, nodes and the driver: lines lost, doubled or different. The last line is one JSON document, which --add puts
+its lower bound max(total / n, longest path); the computed tokens over the plan's own and over its unique tokens; what
+travelled; the driver's own CPU seconds for 1,000 requests. Then seeded kills of workers, nodes and the driver: lines
+lost, doubled or different. The last line is one JSON document, which --add puts
 into benchmarks/results/cluster.json under a name. The workers' speeds are options; a request's answer takes up to
 --max-tokens.
 """
@@ -41,7 +41,7 @@ HEADINGS = (
 @click.option("--repeat", default=10, help="How many times over each dataset is taken.")
 @click.option("--least-requests", default=0, help="Or so many times that there are at least so many requests.")
 @click.option("--workers", default="1,2,8,64,512", help="Numbers of workers.")
-@click.option("--blocks", default="64,1", help="Block sizes.")
+@click.option("--blocks", default="1", help="Tokens between the positions at which a plan may cut.")
 @click.option("--max-tokens", default=32, help="Of an answer.")
 @click.option("--prefill", default=2000.0, help="Tokens a second of a worker.")
 @click.option("--decode", default=1000.0, help="Tokens a second of a worker, all answers together.")

@@ -41,15 +41,15 @@ def table() -> Iterator[str]:
     """The lines of the prediction."""
     found = rows()
     numbers = sorted({row["workers"] for row in found})
-    yield f"| | requests | grid | {numbers[0]} workers | {' | '.join(map(str, numbers[1:]))} |"
-    yield "|---|" + "--:|" * (2 + len(numbers))
-    for (name, block), group in groupby(found, key=lambda row: (row["dataset"], row["block"])):
+    yield f"| | requests | {numbers[0]} workers | {' | '.join(map(str, numbers[1:]))} |"
+    yield "|---|" + "--:|" * (1 + len(numbers))
+    for name, group in groupby(found, key=lambda row: row["dataset"]):
         cells = {row["workers"]: row for row in group}
         requests = next(iter(cells.values()))["requests"]
         bounds = (f"{cells[number]['over bound']:.3f}" if number in cells else "" for number in numbers)
         sent = (f"{cells[number]['states sent']:,}" if number in cells else "" for number in numbers)
-        yield f"| {NAMES[name]}, over bound | {requests:,} | {block} | {' | '.join(bounds)} |"
-        yield f"| the same, states sent | | | {' | '.join(sent)} |"
+        yield f"| {NAMES[name]}, over bound | {requests:,} | {' | '.join(bounds)} |"
+        yield f"| the same, states sent | | {' | '.join(sent)} |"
 
 
 def driver_table() -> Iterator[str]:
@@ -72,7 +72,7 @@ def gpu_ms(computed_tokens: float, answer_tokens: int) -> float:
 def bound_table() -> Iterator[str]:
     """The lines that join the prediction with the command's cost: from how many GPUs on the command is the bound, and
     the share of several numbers of GPUs that is used."""
-    over = {row["workers"]: row["over bound"] for row in rows() if (row["dataset"], row["block"]) == ("tau_bench", 64)}
+    over = {row["workers"]: row["over bound"] for row in rows() if row["dataset"] == "tau_bench"}
     numbers = [number for number in sorted(over) if number > 2]
     used = " | ".join(f"of {number} used" for number in numbers)
     yield f"| | answers, tokens | one H200, ms a request | the command is the bound from, H200s | {used} |"

@@ -6,7 +6,8 @@ plan_view.py), waits for messages, and requeues the unfinished requests of lost 
 Invariants:
 - Each submitted request is returned once.
 - Every wait is bounded.
-- As long as no worker is lost, the workers compute only the tokens that the plan computes.
+- As long as no worker is lost, the workers compute only the tokens that the plan computes, and those that
+  ClusterSettings.least_sent_tokens and send_slack_s allow.
 """
 
 from __future__ import annotations
@@ -187,7 +188,7 @@ class ClusterEngine:
         items = self._submitted.take()
         estimate(items, workers.rates)
         quantum = Quantum(max(len(workers), 1), self._settings.least_unit_s)
-        for group in Cutter(items, quantum, scheduler.seconds).cut():
+        for group in Cutter(items, quantum, scheduler.seconds, self._settings.least_sent_tokens).cut():
             scheduler.add(group)
         self._look_again = 0.0
 

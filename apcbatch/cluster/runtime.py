@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
-from apcbatch.cluster.tasks import LEAST_GROUP_S
+from apcbatch.cluster.tasks import LEAST_GROUP_S, LEAST_SENT_TOKENS
 from apcbatch.cluster.wire import ACCEPTED, DRAFTED, Handle, Key, Message, Unit
 from apcbatch.engine.counters import Counters
 from apcbatch.plan.footprint import Footprint
@@ -137,8 +137,11 @@ class ClusterSettings:
     maximum time until a worker is ready. most_replaced: see WorkerTable. ahead_requests, ahead_tokens: read-ahead
     limits. idle_s: see Autoscaler. least_unit_s: minimum expected run time of a unit, unless little work is left.
 
-    send_slack_s: a state is sent to another node unless computing it again is faster by at least this many seconds. A
-    request that computes it again reports fewer cached tokens than in a run of one process.
+    least_sent_tokens: a group waits for a state of another group only if no ancestor of the state, less than this many
+    tokens above it, serves in its place; the tokens in between, less than a fourth of those that the request computes,
+    are then computed again. send_slack_s: a state is
+    sent to another node unless computing it again is faster by at least this many seconds. A request that computes
+    tokens again reports fewer cached tokens than in a run of one process.
     """
 
     workers: int
@@ -150,6 +153,7 @@ class ClusterSettings:
     ahead_tokens: int = 1 << 27
     idle_s: float = 60.0
     least_unit_s: float = LEAST_GROUP_S
+    least_sent_tokens: int = LEAST_SENT_TOKENS
     send_slack_s: float = 0.1
 
 

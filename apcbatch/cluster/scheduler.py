@@ -254,13 +254,14 @@ class SubmitBuffer:
             state.future_readers -= 1
             if not state.future_readers:
                 del self._latest[state.key]
+        parent = item.resume
         for position, reads in zip(plan.keep, plan.reads, strict=True):
             if reads:
                 key = keys[position]
-                made = State(key, position, item.number, reads, item, item.resume)
+                made = State(key, position, item.number, reads, item, parent)
                 if (before := self._latest.get(key)) is not None:  # made before, for a reader of the next window
                     made.future_readers, before.future_readers = reads + before.future_readers, 0
-                item.keeps[position] = self._latest[key] = made
+                item.keeps[position] = self._latest[key] = parent = made
 
 
 MOST_TOGETHER = 32  # maximum requests without a plan in one unit

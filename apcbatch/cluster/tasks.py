@@ -14,13 +14,15 @@ the prefix becomes a group of its own, followed by groups of 6 + 3 and 3 s.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from apcbatch.cluster.wire import Handle, Key
 from apcbatch.prefix import TokenArray, checked_tokens
 from apcbatch.types import Request, RequestPlan
 
+LEAST_SENT_TOKENS = 16
+COMPUTED_AGAIN = 4  # a request computes less than a fourth of its tokens again so as not to wait for a group
 GROUPS_PER_SHARE = 8  # groups in a worker's fair share of the remaining work
 LEAST_GROUP_S = 0.5
 MOST_SHARES = 2  # maximum run time of a group, in fair shares
@@ -31,9 +33,9 @@ class State:
     """A snapshot that the plan keeps for requests of this run.
 
     origin: number of the request that makes it by the plan. future_readers: number of readers not submitted yet. maker:
-    unfinished request that will make it, or None. parent: state that the maker resumed from. readers: unfinished
-    requests that resume from it. handle: the runtime's handle of its bytes; None while it is not held. home: node that
-    holds it. nodes: nodes with a copy. waiting: groups that cannot start without it.
+    unfinished request that will make it, or None. parent: the next shallower state that its maker makes or resumes
+    from. readers: unfinished requests that resume from it. handle: the runtime's handle of its bytes; None while it is
+    not held. home: node that holds it. nodes: nodes with a copy. waiting: groups that cannot start without it.
     """
 
     key: Key
@@ -53,6 +55,20 @@ class State:
     def is_wanted(self) -> bool:
         """Whether any reader is unfinished or still to be submitted."""
         return bool(self.readers) or self.future_readers > 0
+
+    def substitute(self, least_tokens: int, made: Collection[int]) -> State | None:
+        """Return the shallowest ancestor less than `least_tokens` above it, itself if there is none; None for token 0.
+
+        made: numbers of requests. Each ancestor on the way is held, or is made by one of them."""
+        state: State | None = self
+        while state is not None:
+            above = state.parent
+            if self.position - (0 if above is None else above.position) >= least_tokens:
+                break
+            if above is not None and above.handle is None and (above.maker is None or above.maker.number not in made):
+                break
+            state = above
+        return state
 
     def nearest_held(self) -> State | None:
         """Return its nearest ancestor that is held; None if there is none."""
@@ -102,6 +118,18 @@ class Item:
         """Maximum number of tokens of all its answers."""
         request = self.request
         return request.max_tokens * (request.n if request.temperature > 0 else 1)
+
+    def resume_above(self, state: State | None) -> None:
+        """Resume from an ancestor of the state that it resumes from, and compute the tokens in between. None: from
+        token 0."""
+        if self.resume is None or self.resume is state:
+            return
+        self.resume.readers.discard(self)
+        if state is None:
+            self.remakes = self.resume
+        else:
+            state.readers.add(self)
+        self.resume = state
 
     def become_maker(self, state: State) -> None:
         """Make a state that has no maker instead of reading it, and resume from the state's parent."""
@@ -277,30 +305,42 @@ class Cutter:
     """Cuts submitted requests into groups.
 
     A cluster is a tuple (seconds, requests) whose requests stay in one group. All requests but its first resume from a
-    state that another request of the cluster makes.
+    state that another request of the cluster makes, or one a few tokens above it. A request resumes from its own state
+    if its group makes that, and otherwise from the one above, so that groups which share a few tokens more than others
+    do not wait for each other.
     """
 
-    def __init__(self, items: list[Item], quantum: Quantum, other_s: float = 0.0) -> None:
-        """items: requests in the plan's order, with estimates. other_s: seconds of work that is queued already."""
+    def __init__(self, items: list[Item], quantum: Quantum, other_s: float = 0.0, least_sent_tokens: int = 1) -> None:
+        """items: requests in the plan's order, with estimates. other_s: seconds of work that is queued already.
+        least_sent_tokens: see ClusterSettings."""
+        self._least_sent_tokens = least_sent_tokens
         self._items, self._quantum = items, quantum
+        self._here = {item.number for item in items}
         self._left_s = other_s + sum(item.seconds for item in items)
         self._groups: list[Group] = []
 
     def cut(self) -> list[Group]:
         """Return the groups, in the plan's order of their first requests."""
-        here = {item.number for item in self._items}
         below: dict[int, list[tuple[float, list[Item]]]] = {}  # by maker: clusters that may join it
         roots: dict[int, list[tuple[float, list[Item]]]] = {}  # by the origin of the state they resume from
         for item in reversed(self._items):
             cluster = self._join(item, below.pop(item.number, []))
-            state = item.resume
-            if state is not None and state.maker is not None and state.maker.number in here:
+            state = self._anchor(item)
+            if state is not None and state.maker is not None and state.maker.number in self._here:
                 below.setdefault(state.maker.number, []).append(cluster)
             else:
                 roots.setdefault(-1 if state is None else state.origin, []).append(cluster)
         for clusters in roots.values():
             self._close(clusters)
         return sorted(self._groups, key=lambda group: group.number)
+
+    def _anchor(self, item: Item) -> State | None:
+        """Return the state that a request resumes from unless it is in one group with the maker of its own one."""
+        state = item.resume
+        if state is None or state.maker is None or state.maker.number not in self._here:
+            return state
+        least_tokens = min(self._least_sent_tokens, item.prefill_tokens // COMPUTED_AGAIN)
+        return state.substitute(least_tokens, self._here)
 
     def _join(self, item: Item, clusters: list[tuple[float, list[Item]]]) -> tuple[float, list[Item]]:
         """Merge a request with the clusters of its readers if they fit the quantum; otherwise close those clusters as
@@ -336,6 +376,10 @@ class Cutter:
         """Make a group of requests. Extend the critical paths of the requests that make the states which the group
         reads."""
         members.sort(key=lambda item: item.number)
+        own = {item.number for item in members}
+        for item in members:
+            if item.resume is not None and item.resume.maker is not None and item.resume.maker.number not in own:
+                item.resume_above(self._anchor(item))
         for item in reversed(members):  # readers first, then their makers
             _extend_path(item, item.critical_path_s)
         group = Group(members)

@@ -19,11 +19,11 @@ from apcbatch.job.record import Ticket
 from apcbatch.job.work import JobEngine, Tag, Work, WorkSource
 from apcbatch.model.locate import locate_model
 from apcbatch.plan.footprint import Footprint
-from apcbatch.plan.planner import EXACT, HandedOn, Planner
+from apcbatch.plan.planner import HandedOn, Planner
 from apcbatch.plan.prefix_tree import PrefixTree
 from apcbatch.plan.tree_shape import Order
 from apcbatch.plan.windows import Windows
-from apcbatch.prefix import TokenArray, checked_tokens, last_boundary, prefix_key
+from apcbatch.prefix import TokenArray, checked_tokens, prefix_key
 from apcbatch.store import find_cost
 from apcbatch.types import Request, RequestPlan, Result
 
@@ -70,16 +70,7 @@ def planner_for(
         capacity_bytes=max(0, config.pool_size - reserved_bytes),
         min_gain_tokens=config.gain_tokens,
         later_budget_bytes=later_budget_bytes,
-        grid=grid_of(config),
     )
-
-
-def grid_of(config: Config) -> int:
-    """Return the tokens between the positions of snapshots for the run itself.
-
-    On a cluster those are block_size: units that share a few tokens would wait for each other's states, and four
-    workers take a third more time."""
-    return EXACT if config.ray is None else config.block_size
 
 
 def work_source(config: Config, feeder: Feeder, engine: JobEngine) -> WorkSource:
@@ -233,8 +224,7 @@ class PlannedFeeder:
         covered = self._earlier.match(tokens)
         length = min(covered.length, len(tokens) - 1)
         if self._num_windows > 2:
-            within = last_boundary(min(length, self._tree.resumable[index]), grid_of(self._config))
-            self.beyond_window_tokens += max(0, within - plan.resume_at)
+            self.beyond_window_tokens += max(0, min(length, self._tree.resumable[index]) - plan.resume_at)
         ticket = Ticket.unpack(packed) if isinstance(packed, bytes) else packed
         request = Request(*_FIELDS(settings))
         request.id, request.token_ids, request.random_stream = ticket.request_id, tokens, ticket.random_stream

@@ -51,14 +51,19 @@ def stem_and_branches(num_branches: int, branch_tokens: int = 200) -> Planned:
 @pytest.mark.parametrize("lots", [False, True])
 def test_any_forest_is_done_as_planned(lots: bool) -> None:
     """Catches a request that is lost, doubled or resumed elsewhere than in one process, on small trees of every
-    shape; and a leader that is forgotten, or a state that is not exported, where readers are cut in a later lot."""
+    shape; a leader that is forgotten, or a state that is not exported, where readers are cut in a later lot; and
+    requests that resume above their state where no other group has to wait, or further above than is allowed."""
     speeds = Speeds(prefill_tokens_per_s=20, decode_tokens_per_s=40)
     for seed in seeds(200):
         chosen = planned(random_dataset(seed), block_size=1 + seed % 5)
-        outcome = run(chosen.requests, 1 + seed % 7, speeds, ahead_requests=1 + seed % 4 if lots else 1 << 15)
+        least, ahead = 1 + seed % 3, 1 + seed % 4 if lots else 1 << 15
+        outcome = run(chosen.requests, 1 + seed % 7, speeds, ahead_requests=ahead, least_sent_tokens=least)
         check_answers(outcome, chosen.requests)
-        check_plan(outcome, chosen.requests)
-        assert outcome.runtime.computed_tokens == chosen.computed_tokens
+        if least == 1:
+            check_plan(outcome, chosen.requests)
+        again = [one.plan.resume_at - outcome.by_id[one.id].cached_tokens for one in chosen.requests]
+        assert all(0 <= tokens < least for tokens in again)
+        assert outcome.runtime.computed_tokens == chosen.computed_tokens + sum(again)
         assert outcome.engine.scheduler.num_deadlocks == 0
 
 
@@ -69,6 +74,21 @@ def test_a_shared_stem_is_computed_once() -> None:
     check_plan(outcome, chosen.requests)
     assert outcome.runtime.computed_tokens == 600 + 32 * 200
     assert num_sent(outcome.engine) == 7
+
+
+def test_no_group_waits_for_a_few_tokens() -> None:
+    """Catches a state that is sent for each few branches that share some tokens more than the stem, whose groups wait
+    for each other; and more tokens that are computed again than those."""
+    branches = [STEM + numbers(9, branch // 8) + numbers(200, 50 + branch) for branch in range(64)]
+    chosen = planned(dataset(*branches), block_size=1)
+    sent, extra = {}, {}
+    for least in (1, 16):
+        outcome = run(chosen.requests, 8, Speeds(prefill_tokens_per_s=100), least_sent_tokens=least)
+        check_answers(outcome, chosen.requests)
+        sent[least] = num_sent(outcome.engine)
+        extra[least] = outcome.runtime.computed_tokens - chosen.computed_tokens
+    assert sent[1] > sent[16] == 7, "the stem goes to seven workers"
+    assert extra[1] == 0 < extra[16] <= 9 * 56
 
 
 def test_a_slow_network_computes_again() -> None:
@@ -111,7 +131,7 @@ def test_windows_hand_states_on(num_workers: int) -> None:
                 requests.append(request)
                 yield request
 
-        outcome = run(submit, num_workers)
+        outcome = run(submit, num_workers, least_sent_tokens=1)
         check_answers(outcome, requests)
         check_plan(outcome, requests)
         assert outcome.runtime.computed_tokens == sum(

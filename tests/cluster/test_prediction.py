@@ -30,14 +30,13 @@ def test_the_table_is_on_the_page() -> None:
 
 @pytest.mark.data
 @pytest.mark.slow
-@pytest.mark.parametrize("block", [64, 1])
-def test_the_simulator_says_so_today(block: int, shared_data: Path) -> None:
+def test_the_simulator_says_so_today(shared_data: Path) -> None:
     """Fault: units are cut or placed otherwise than when the table was made. (The larger dataset takes minutes; its
     rows are made by the same command.)"""
-    chosen = planned(repeated(read_words(shared_data / "toolbench_dfs.jsonl"), TIMES), block, MOST_TOKENS)
-    stored = [row for row in rows() if (row["dataset"], row["block"]) == ("toolbench_dfs", block)]
+    chosen = planned(repeated(read_words(shared_data / "toolbench_dfs.jsonl"), TIMES), 1, MOST_TOKENS)
+    stored = [row for row in rows() if row["dataset"] == "toolbench_dfs"]
     for row in random.sample(stored, tries(len(stored))):
-        found = measured("toolbench_dfs", block, chosen, row["workers"], SPEEDS, OBJECT_GIB)
+        found = measured("toolbench_dfs", 1, chosen, row["workers"], SPEEDS, OBJECT_GIB)
         for one in (found, row):
             del one["own s / 1,000"]  # of the machine
         # From Python 3.12 on `sum` of floats rounds less, so that some equal units go elsewhere.

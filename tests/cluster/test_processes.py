@@ -39,7 +39,8 @@ def test_a_plan_over_processes(family: str, kills: int, tiny_checkpoint: Callabl
     expected = alone(folder, requests, plan)
     config = {"model": folder, "device": "cpu", "block_size": BLOCK, "pool_size": POOL_BYTES}
     runtime = ProcessRuntime(config, tmp_path, together=2)
-    engine = ClusterEngine(runtime, ClusterSettings(2, least_unit_s=1e-6), Hooks(to_wire=encode_request))
+    settings = ClusterSettings(2, least_unit_s=1e-6, least_sent_tokens=1)
+    engine = ClusterEngine(runtime, settings, Hooks(to_wire=encode_request))
     source = iter([replace(requests[index], plan=plan.requests[index]) for index in plan.order])
     found: dict[int, tuple] = {}
     was_lent, killed = False, 0

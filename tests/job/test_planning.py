@@ -119,8 +119,3 @@ def test_a_forecast_names_the_windows_of_the_run() -> None:
         found = windows_note(num_windows, Config(window_tokens=2000))
         assert (found is None) == (note is None)
         assert found is None or (found.startswith(str(note)) and "--window-tokens 2,000;" in found)
-
-
-def test_a_cluster_is_planned_on_the_grid() -> None:
-    """Fault: workers wait for each other's states of a few tokens; or one process computes tokens again at forks."""
-    assert [planner_for(Config(ray=ray, block_size=9), FOOTPRINT).grid for ray in (None, "local")] == [1, 9]
