@@ -187,6 +187,12 @@ SUMMARY: tuple[Key, ...] = (
     Key("snapshots_for_later", "integer", "kept for future runs alone; not among `snapshots_written`"),
     Key("snapshots_evicted", "integer", "dropped for want of room"),
     Key("peak_live_snapshots", "integer", "the most in memory at once"),
+    Key("preempted", "integer", "times that an answer was stopped for want of room for KV, to go on later"),
+    Key(
+        "recomputed_tokens",
+        "integer",
+        "prompt and new tokens that were computed again for these; not among `computed_tokens`",
+    ),
     Key(
         "drafts",
         "object of objects",
@@ -236,7 +242,7 @@ SUMMARY: tuple[Key, ...] = (
     Key("seconds.decode", "number", "passes, as far as they computed answers"),
     Key("seconds.store", "number", "waiting for the store, and scheduling"),
     Key("seconds.total", "number", "from the start to the summary"),
-    Key("prefill_tokens_per_s", "number or null", "computed tokens over seconds of prefill"),
+    Key("prefill_tokens_per_s", "number or null", "computed and recomputed tokens over seconds of prefill"),
     Key(
         "decode_tokens_per_s", "number or null", "new tokens, without the first of each answer, over seconds of decode"
     ),

@@ -18,11 +18,12 @@ class Counters:
 
     snapshots_read: distinct snapshots that requests resumed from. unique_tokens_is_bound: unique_tokens may be off,
     since the bounded tree of prompts forgot some. store_skipped: snapshots that the store refused or could not write.
-    prefill_tokens, decode_tokens: tokens computed in passes, including those of requests that failed
-    later; of drafted ones, those that were accepted. chunks: sequences in passes, summed over passes; decode_chunks:
-    those that decoded. drafts: source -> (drafted tokens that passes verified, accepted ones). drafts_saved_s: estimate
-    of the seconds that they saved (apcbatch/engine/drafting.py); None if not known. peak_draft_bytes: the most
-    bytes of the index of drafts. seconds: wall seconds by phase."""
+    preempted: times that a running answer gave its KV pages up. recomputed_tokens: tokens computed again after that.
+    prefill_tokens, decode_tokens: tokens computed in passes, including recomputed ones and those of requests that
+    failed later; of drafted ones, those that were accepted. chunks: sequences in passes, summed over passes;
+    decode_chunks: those that decoded. drafts: source -> (drafted tokens that passes verified, accepted ones).
+    drafts_saved_s: estimate of the seconds that they saved (apcbatch/engine/drafting.py); None if not known.
+    peak_draft_bytes: the most bytes of the index of drafts. seconds: wall seconds by phase."""
 
     snapshots_written: int = 0
     snapshots_read: int = 0
@@ -35,6 +36,8 @@ class Counters:
     store_bytes_read: int = 0
     store_skipped: int = 0
     peak_device_bytes: int = 0
+    preempted: int = 0
+    recomputed_tokens: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
     chunks: int = 0
@@ -57,6 +60,7 @@ class Counters:
             if chunk.sequence.in_prefill:
                 chunk.sequence.prefill_s += per_row * chunk.count
                 prefill_tokens += chunk.count
+                self.recomputed_tokens += max(0, min(chunk.end, chunk.first_new) - chunk.begin)
             else:
                 chunk.sequence.decode_s += per_row * chunk.num_rows
                 self.decode_chunks += 1

@@ -94,8 +94,9 @@ class Drafting:
         if self._drafts is not None:
             self._drafts.add(tokens, 0, 0)
 
-    def add_drafts(self, chunks: list[Chunk]) -> None:
-        """Draft for the decode chunks of a pass, as far as it pays."""
+    def add_drafts(self, chunks: list[Chunk], has_pages: Callable[[Chunk, int], bool]) -> None:
+        """Draft for the decode chunks of a pass, as far as it pays. has_pages: allocates the pages for some drafted
+        tokens of a chunk; returns False if they are not free."""
         if not self._may_draft(chunk.sequence for chunk in chunks):
             return
         begin = self.clock()
@@ -104,7 +105,7 @@ class Drafting:
         self._search_s = self.clock() - begin
         replays, first_kept = self._replays, 0
         for count, chunk, proposal in zip(chosen, chunks, proposals, strict=True):
-            if proposal is None or not count:
+            if proposal is None or not count or not has_pages(chunk, count):
                 continue
             chunk.draft, chunk.draft_source = proposal.tokens[:count], proposal.source
             if replays:

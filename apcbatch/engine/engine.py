@@ -254,7 +254,7 @@ class Engine:
     def adopt_snapshot(self, key: bytes, position: int, data: Buffer, reads: int) -> bool:
         """Adopt another engine's snapshot. reads: the number of planned requests that will resume from it; see
         SnapshotTransfer."""
-        return self._transfer.adopt(key, position, data, reads, self._scheduler.owed_pages)
+        return self._transfer.adopt(key, position, data, reads)
 
     def release_snapshot(self, key: bytes) -> None:
         """Drop one pending reader of a snapshot, held or still to be published."""
@@ -278,6 +278,7 @@ class Engine:
         counters.snapshots_for_later, counters.unique_tokens = snapshots.num_for_later, snapshots.coverage.unique_tokens
         counters.unique_tokens_is_bound = snapshots.coverage.has_forgotten
         counters.snapshots_evicted, counters.peak_live_snapshots = pool.evicted, pool.peak_held
+        counters.preempted = self._scheduler.num_preempted
         drafting = self._drafting
         counters.drafts = {source: (drafted, accepted) for source, (drafted, accepted) in drafting.counts.items()}
         counters.drafts_saved_s = drafting.saved_s

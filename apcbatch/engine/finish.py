@@ -57,8 +57,8 @@ class Completion:
         return [failed_result(first.request, failure) for first, failure in firsts.items()]
 
     def drop_all(self) -> None:
-        """End all running sequences without results."""
-        begun = [sequence.siblings for sequence in self._scheduler.running]
+        """End all sequences that have begun, without results."""
+        begun = [sequence.siblings for sequence in (*self._scheduler.running, *self._scheduler.preempted)]
         for siblings in [*begun, *(forks.sequences for forks in self._scheduler.forks)]:
             self._drop(siblings)
 
@@ -71,8 +71,8 @@ class Completion:
         return sequence.result()
 
     def _end(self, sequence: Sequence) -> None:
-        """Free a running sequence's slot, pages and snapshots, and remove it from the passes in flight."""
-        if not sequence.is_running:
+        """Free a begun sequence's slot, pages and snapshots, and remove it from the passes in flight."""
+        if not sequence.is_running and sequence not in self._scheduler.preempted:
             return
         self._scheduler.finish(sequence)
         for chunk in self._pipeline.remove(sequence):

@@ -1,5 +1,8 @@
 """KV pages of live sequences, from admission to their end.
 
+A sequence is admitted with the pages of its prompt and of RESERVED_TOKENS new tokens. Later ones are allocated as its
+answer grows.
+
 Invariant: a partly filled page has one sequence, which alone writes to it. So a snapshot's full pages are shared, and
 its last page is copied.
 """
@@ -13,6 +16,8 @@ from apcbatch.engine.sequence import Sequence
 from apcbatch.layout import PAGE_TOKENS
 from apcbatch.model.pipeline_arena import Arena
 
+RESERVED_TOKENS = 128  # new tokens whose pages a sequence gets when it is admitted
+
 
 class PageTables:
     """Page tables of sequences. A model without attention has no pages, and every count is 0."""
@@ -20,20 +25,24 @@ class PageTables:
     def __init__(self, pages: PagePool, pool: SnapshotPool, arena: Arena, has_kv: bool) -> None:
         self._pages, self._pool, self._arena, self._has_kv = pages, pool, arena, has_kv
 
-    def needed_to_end(self, sequence: Sequence) -> int:
-        """Return the pages that a sequence needs until its last token. With several answers of one prompt: until the
-        last token of one answer, which has a copy of the prompt's last page."""
-        copied = sequence.will_fork and self.needed(sequence.num_prompt) > sequence.num_prompt // PAGE_TOKENS
-        return self.needed(sequence.limit) + copied
-
-    def needed_by_fork(self, sequence: Sequence) -> int:
-        """Return the pages that an answer needs besides its prompt's full pages, which all answers share."""
-        return self.needed(sequence.limit) - self.needed(sequence.num_prompt // PAGE_TOKENS * PAGE_TOKENS)
+    def fits(self, sequence: Sequence) -> bool:
+        """Return whether a sequence can run to its end if it runs alone."""
+        return self._with_copies(sequence, sequence.limit) <= self._pages.num_pages
 
     def needed_to_start(self, sequence: Sequence) -> int:
-        """Return the pages that must be free to admit a sequence: those until its end, and a copy of a snapshot's last
-        page."""
-        return self.needed_to_end(sequence) + self._has_kv
+        """Return the pages that must be free to admit a sequence."""
+        return self._with_copies(sequence, _reserved_end(sequence))
+
+    def needed_by_fork(self, sequence: Sequence) -> int:
+        """Return the pages that must be free to begin an answer besides its prompt's full pages, which all answers
+        share."""
+        return self.needed(_reserved_end(sequence)) - self.needed(sequence.num_prompt // PAGE_TOKENS * PAGE_TOKENS)
+
+    def _with_copies(self, sequence: Sequence, end: int) -> int:
+        """Return the pages of a sequence's first `end` tokens, and of copies: of the last page of a snapshot that it
+        starts from and, with several answers, of the prompt's last page for one answer."""
+        copied = sequence.will_fork and self.needed(sequence.num_prompt) > sequence.num_prompt // PAGE_TOKENS
+        return self.needed(end) + copied + self._has_kv
 
     def free(self, needed: int, awaited: bool) -> bool:
         """Drop snapshots until `needed` pages are free, awaited ones only if `awaited`. Return False if that is
@@ -52,13 +61,26 @@ class PageTables:
         own = self._pages.num_pages - self._pages.num_free - self._pool.num_pages
         return (alone or own + needed <= self._pages.num_pages // 2 + 1) and self.free(needed, awaited=alone)
 
-    def extend(self, sequence: Sequence, end: int) -> int:
-        """Allocate a sequence's pages for its tokens up to `end`. Return how many were added."""
-        missing = self.needed(end) - len(sequence.pages)
-        if missing > 0:
+    def missing(self, sequence: Sequence, end: int) -> int:
+        """Return how many pages a sequence lacks for its tokens up to `end`."""
+        return max(0, self.needed(end) - len(sequence.pages))
+
+    def extend(self, sequence: Sequence, end: int) -> None:
+        """Allocate the pages that a sequence lacks for its tokens up to `end`."""
+        missing = self.missing(sequence, end)
+        if missing:
             added = [self._pages.allocate() for _ in range(missing)]
             sequence.pages = np.concatenate([sequence.pages, np.array(added, np.int64)])
-        return max(missing, 0)
+
+    def reserve(self, sequence: Sequence) -> None:
+        """Allocate the pages that a sequence is admitted with."""
+        self.extend(sequence, _reserved_end(sequence))
+
+    def trim(self, state: Snapshot) -> None:
+        """Free the pages of a state beyond its tokens."""
+        count = self.needed(state.position)
+        self._pages.release(state.pages[count:])
+        state.pages = state.pages[:count]
 
     def adopt(self, sequence: Sequence, snapshot: Snapshot) -> None:
         """Start a sequence on a snapshot's pages: references to the full ones, and a copy of a partly filled last
@@ -78,10 +100,15 @@ class PageTables:
         return sequence.pages[: self.needed(position)]
 
     def release(self, holder: Sequence | Snapshot) -> None:
-        """Drop the page references of a sequence that has ended, or of a state from which all forks have started."""
+        """Drop the page references of a sequence that does not run any more, or of a state that no fork starts from."""
         self._pages.release(holder.pages)
         holder.pages = NO_PAGES
 
     def needed(self, tokens: int) -> int:
         """Return the number of pages for a number of tokens."""
         return -(-tokens // PAGE_TOKENS) if self._has_kv else 0
+
+
+def _reserved_end(sequence: Sequence) -> int:
+    """Return the tokens whose pages a sequence is admitted with."""
+    return min(sequence.limit, sequence.num_tokens + RESERVED_TOKENS)

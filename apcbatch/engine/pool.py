@@ -62,7 +62,7 @@ class PagePool:
         """Drop one reference to each page. Return how many became free."""
         self.refs[pages] -= 1
         freed = pages[self.refs[pages] == 0]
-        self._freed.extend(freed.tolist())
+        self._freed.extend(freed[::-1].tolist())  # its first pages are allocated first again
         return len(freed)
 
 

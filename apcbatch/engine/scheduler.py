@@ -4,11 +4,14 @@ Invariants:
 - Decodes go before prompts: a pass has one token of each running decode that is not in flight, up to a group's share of
   the running sequences.
 - A sequence that would compute a pending prefix waits until it is published.
-- A sequence is admitted only if all KV pages that it needs until its end can be allocated, so that no running sequence
-  runs out of pages, and if the snapshots that it keeps fit (admission.py). If nothing runs, the snapshots need not fit.
-- Answers that start from the state at their prompt's end (Forks) go before waiting sequences. One answer can always
-  begin while no other of its request runs: its pages are reserved, and a prompt with more answers than slots is
-  admitted only when no other such prompt waits for slots.
+- A sequence is admitted only if the KV pages of its prompt and of its first new tokens (page_tables.py) can be
+  allocated, and if the snapshots that it keeps fit (admission.py). If nothing runs, the snapshots need not fit.
+- A decode that finds no page for its next token, even by evicting snapshots, preempts the sequence that was admitted
+  last: it gives its pages and its slot up, and is admitted again, before any other one, to compute its known tokens
+  again. A sequence in flight is waited for instead. The oldest running sequence is never preempted, and one that runs
+  alone takes all pages that it needs, so that each sequence comes to its end.
+- Answers that start from the state at their prompt's end (Forks) go before waiting sequences. A prompt with more
+  answers than slots is admitted only when no other such prompt waits for slots.
 - With the minimum of two slots, at most one holds a fork state, so decoding can always proceed.
 
 The positions of snapshots are decided in policy.py.
@@ -16,6 +19,7 @@ The positions of snapshots are decided in policy.py.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
@@ -34,10 +38,10 @@ NONE_IN_FLIGHT: Mapping[Sequence, int] = MappingProxyType({})
 
 
 class Scheduler:
-    """Waiting and running sequences, in order of submission. forks: requests with several answers, from the end of the
-    prompt until their last answer ends. handover: pending snapshots of failed requests. on_begin: called with each
-    sequence about to be admitted. owed_pages: pages that running sequences, and one answer of each held prompt state,
-    may still allocate."""
+    """Waiting sequences, and preempted ones, in order of submission; running ones, in order of admission. forks:
+    requests with several answers, from the end of the prompt until their last answer ends. handover: pending snapshots
+    of failed requests. on_begin: called with each sequence about to be admitted for the first time. num_preempted:
+    preemptions so far."""
 
     def __init__(
         self,
@@ -54,6 +58,7 @@ class Scheduler:
         """max_running: sequences in a pass. prompt_cost: extra time of a pass with prompts over a decode pass, in
         decode passes. groups: number of concurrent micro-batches (one per GPU stage)."""
         self.waiting: deque[Sequence] = deque()
+        self.preempted: list[Sequence] = []
         self.running: list[Sequence] = []
         self.forks: list[Forks] = []
         self._snapshots, self._page_tables, self._drafting = snapshots, page_tables, drafting
@@ -66,27 +71,30 @@ class Scheduler:
         self._prefill_admission = PrefillAdmission(self._max_running, prompt_cost)
         self._num_submitted = 0
         self.on_begin: Callable[[Sequence], None] = lambda sequence: None
-        self.owed_pages = 0
+        self.num_preempted = 0
 
     @property
     def num_begun(self) -> int:
         """Number of admitted requests that have not ended."""
-        return len(self.forks) + sum(sequence.forks is None for sequence in self.running)
+        return len(self.forks) + sum(sequence.forks is None for sequence in (*self.running, *self.preempted))
 
     def schedule(self, begun: Mapping[Sequence, int] = NONE_IN_FLIGHT) -> tuple[list[Chunk], list[Sequence]]:
         """Return the chunks of the next pass, and the sequences that can never run for lack of memory. begun: sequences
         in flight -> position that each will have reached."""
         if self.waiting:
             self._snapshots.prefetch(self.waiting)
-        for forks in self.forks:
+        for forks in () if self.preempted else self.forks:
             while forks.waiting and self._begin_answer(forks):
                 pass
         decodes = [sequence for sequence in self.running if not sequence.in_prefill and sequence not in begun]
-        chunks = [self._chunk(sequence, 1) for sequence in decodes[: self._budget.decodes(len(self.running))]]
+        others, chunks = len(self.running) - len(decodes), list[Chunk]()
+        for sequence in decodes[: self._budget.decodes(len(self.running))]:
+            if sequence.is_running and self._has_page(sequence, begun):
+                chunks.append(self._chunk(sequence, 1))
         num_decodes = len(chunks)
         impossible: list[Sequence] = []
-        left = self._prompts_left(begun) if len(decodes) < len(self.running) else 0
-        if self.waiting and self._num_free:
+        left = self._prompts_left(begun) if others else 0
+        if self._is_queued and self._num_free:
             wanted = self._budget.wanted(num_decodes, left)
             if wanted > 0 and (left or self._opens(num_decodes)):
                 num_before = len(self.running)
@@ -97,22 +105,18 @@ class Scheduler:
         if left:
             self._add_prompts(chunks, self._budget.prompt_tokens(num_decodes, left), begun)
         for chunk in chunks:  # awaited snapshots have their slots; the rest use the slots left over
-            positions = chunk.sequence.retention.kept_if_room(chunk.begin, chunk.end)
+            positions = chunk.sequence.retention.kept_if_room(chunk.first_new, chunk.end)
             if positions:
                 self._reserve(chunk, positions)
         return chunks, impossible
 
     def add_drafts(self, chunks: list[Chunk]) -> None:
-        """Add drafts to the decodes of a scheduled pass, and pages for them."""
-        decodes = [chunk for chunk in chunks if not chunk.sequence.in_prefill]
-        self._drafting.add_drafts(decodes)
-        for chunk in decodes:
-            if chunk.draft:
-                self.owed_pages -= self._page_tables.extend(chunk.sequence, chunk.begin + chunk.num_rows)
+        """Add drafts to the decodes of a scheduled pass, as far as pages are free for them."""
+        self._drafting.add_drafts([chunk for chunk in chunks if not chunk.sequence.in_prefill], self._has_pages)
 
     def has_prompts(self, begun: Mapping[Sequence, int]) -> bool:
         """Return whether there are prompt tokens for a pass besides those in flight. begun: as in `schedule`."""
-        return self._prompts_left(begun) > 0 or bool(self.waiting and self._num_free) and self._may_prefill
+        return self._prompts_left(begun) > 0 or (self._is_queued and self._num_free > 0 and self._may_prefill)
 
     def foresee(self, chunks: list[Chunk], begun: Collection[Sequence] = ()) -> list[Chunk]:
         """Return the chunks of the pass that follows `chunks`, before the tokens of `chunks` are read: one more token
@@ -120,7 +124,8 @@ class Scheduler:
 
         Return no chunks if the tokens must be read first: a prompt is unfinished, a sampler needs logits, a waiting
         sequence might be admitted, a snapshot would be kept, a running sequence that is neither in `chunks` nor in
-        `begun` might join, or drafts are likely to be accepted. begun: other sequences in flight."""
+        `begun` might join, a sequence would have to be preempted, or drafts are likely to be accepted. begun: other
+        sequences in flight."""
         going = [chunk for chunk in chunks if chunk.end + 1 < chunk.sequence.limit]
         if (
             len(chunks) + len(begun) < len(self.running)
@@ -131,18 +136,27 @@ class Scheduler:
         ):
             return []
         num_free = self._num_free + len(chunks) - len(going)
-        if self.waiting and num_free and (not going or self._prefill_admission.opens(num_free)):
+        if self._is_queued and num_free and (not going or self._prefill_admission.opens(num_free)):
             return []
+        missing = sum([self._page_tables.missing(chunk.sequence, chunk.end + 1) for chunk in going])
+        if missing and not self._find_pages(missing, alone=len(self.running) == 1):
+            return []
+        for chunk in going if missing else ():
+            self._page_tables.extend(chunk.sequence, chunk.end + 1)
         return [self._chunk(chunk.sequence, 1, chunk.end) for chunk in going]
 
     def _admit_waiting(self, wanted: int) -> list[Sequence]:
-        """Admit waiting sequences while slots are free, until `wanted` prompt tokens are admitted. Return those that
-        can never run."""
+        """Admit preempted sequences, and once there are none waiting ones, while slots are free, until `wanted` prompt
+        tokens are admitted. Return those that can never run."""
         impossible: list[Sequence] = []
+        while self.preempted and self._num_free and wanted > 0 and self._admit_again(self.preempted[0]):
+            wanted -= self.preempted.pop(0).remaining
+        if self.preempted or not self.waiting:
+            return impossible
         passed_over: deque[Sequence] = deque()
         awaited: set[bytes | None] = set()  # keys awaited by sequences that were passed over
         promised: set[bytes] = set()  # keys that those of them which are scored will publish beyond the awaited ones
-        in_prefill = [sequence for sequence in self.running if sequence.in_prefill]
+        in_prefill = [one for one in self.running if max(one.computed, one.computed_before) < one.num_prompt]
         self._admission.begin(min([*in_prefill, self.waiting[0]], key=lambda sequence: sequence.number))
         while self.waiting and self._num_free and wanted > 0:
             sequence = self.waiting.popleft()
@@ -187,25 +201,22 @@ class Scheduler:
         sequence.computed = chunk.end
 
     def finish(self, sequence: Sequence) -> None:
-        """Remove a running sequence, and free its slot and pages."""
+        """Remove a running or preempted sequence, and free its slot and pages."""
         self.handover.record(sequence)
         self._drafting.learn(sequence)
-        self._detach(sequence)
-        self._stop(sequence)
-        self._free_slots.append(sequence.slot)
-        sequence.slot = -1
-        self._page_tables.release(sequence)
+        if sequence.is_running:
+            self._detach(sequence)
+            self._stop(sequence)
+        else:
+            self.preempted.remove(sequence)
+            self._drop_read(sequence)
         forks = sequence.forks
         if forks is not None and not sequence.will_fork:
-            forks.num_running -= 1
-            if not forks.num_running and forks.waiting:
-                self.owed_pages += self._page_tables.needed_by_fork(sequence)
+            forks.num_begun -= 1
             self._release_held(forks)
 
     def drop_answers(self, forks: Forks) -> None:
-        """Drop the answers of a request that have not begun, after its running ones were finished."""
-        if forks.waiting and not forks.num_running:
-            self.owed_pages -= self._page_tables.needed_by_fork(forks.waiting[0])
+        """Drop the answers of a request that have not begun, after those that have were finished."""
         forks.waiting.clear()
         self._release_held(forks)
 
@@ -236,21 +247,26 @@ class Scheduler:
         """Drop a waiting sequence: hand its pending snapshots over, and drop it as a reader."""
         self.handover.take_over(sequence)
         self.handover.record(sequence)
+        self._drop_read(sequence)
+
+    def _drop_read(self, sequence: Sequence) -> None:
+        """Drop a sequence that will not run as a reader."""
         if sequence.source:
             self.handover.add_readers(sequence.source, -1, sequence.retention.leader)
 
     def _sequence_of(self, number: int) -> Sequence:
-        return next(sequence for sequence in (*self.running, *self.waiting) if sequence.number == number)
+        found = (*self.running, *self.preempted, *self.waiting)
+        return next(sequence for sequence in found if sequence.number == number)
 
     def _may_begin(self, sequence: Sequence) -> bool:
         """Return whether a sequence fits and waits for no snapshot. If nothing runs, memory for its own KV suffices,
-        and any snapshot may be evicted for it."""
+        and any snapshot may be evicted for it. One whose KV would not fit in the end never begins."""
         if self.running and (self._waits(sequence) or not self._admission.fits(sequence)):
             return False
         if not self._has_slots(sequence):
             return False
-        needed = self._page_tables.needed_to_start(sequence) + self.owed_pages
-        return self._page_tables.free_for_running(needed, alone=not self.running)
+        needed = self._page_tables.needed_to_start(sequence)
+        return self._page_tables.fits(sequence) and self._find_pages(needed, alone=not self.running)
 
     def _overtakes(self, sequence: Sequence, awaited: set[bytes | None]) -> bool:
         """Return whether a sequence, if admitted now, would publish a key ahead of the earlier sequence that is to
@@ -282,10 +298,90 @@ class Scheduler:
         self.handover.take_over(sequence)
         self._admission.admit(sequence)
         self._snapshots.attach(sequence)
-        self.owed_pages += self._page_tables.needed_to_end(sequence) - len(sequence.pages)
+        self._page_tables.reserve(sequence)
         pending = sequence.retention.pending_at_begin(sequence.computed)
         self._add_pending(sequence, [p for p in pending if not self._snapshots.holds(sequence.keys[p])])
         self.running.append(sequence)
+
+    def _admit_again(self, sequence: Sequence) -> bool:
+        """Admit a preempted sequence. It starts from the state at its prompt's end, if that is held for other answers,
+        or else from a snapshot; it waits for none. Return False if its pages are not free."""
+        if not self._find_pages(self._page_tables.needed_to_start(sequence), alone=not self.running):
+            return False
+        held = None if sequence.forks is None else sequence.forks.held
+        sequence.slot = self._free_slots.pop()
+        if held is not None:
+            self._start_from(sequence, held)
+        else:
+            self._snapshots.restore(sequence)
+        self._page_tables.reserve(sequence)
+        self.running.append(sequence)
+        return True
+
+    def _has_page(self, sequence: Sequence, begun: Mapping[Sequence, int]) -> bool:
+        """Allocate the page of a decode's next token, if it is a new one. If none is free, preempt the sequences that
+        were admitted last. Return False if this sequence is among them, or has to wait until such a one was read."""
+        end = sequence.computed + 1
+        missing = self._page_tables.missing(sequence, end)
+        if not missing:
+            return True
+        while not self._find_pages(missing, alone=len(self.running) == 1):
+            last = self.running[-1]
+            if last in begun:
+                return False
+            assert len(self.running) > 1, "one that runs alone fits"
+            self._preempt(last)
+            if last is sequence:
+                return False
+        self._page_tables.extend(sequence, end)
+        return True
+
+    def _has_pages(self, chunk: Chunk, num_drafted: int) -> bool:
+        """Allocate the pages of a chunk's drafted tokens. Return False if they are not free: drafts preempt nothing."""
+        end = chunk.begin + chunk.count + num_drafted
+        missing = self._page_tables.missing(chunk.sequence, end)
+        if missing and not self._page_tables.free_for_running(missing, alone=False):
+            return False
+        self._page_tables.extend(chunk.sequence, end)
+        return True
+
+    def _find_pages(self, needed: int, alone: bool) -> bool:
+        """Free `needed` pages for running sequences, as PageTables.free_for_running does. If nothing else runs, preempt
+        also the answers that have not begun, the last ones first, so that the states of their prompts need not be
+        held."""
+        while not self._page_tables.free_for_running(needed, alone):
+            held = [forks for forks in self.forks if forks.held is not None and not forks.held.pins]
+            if not alone or not held:
+                return False
+            for sequence in held[-1].waiting:
+                self._queue_again(sequence)
+            held[-1].num_begun += len(held[-1].waiting)
+            self.drop_answers(held[-1])
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Free the slot and pages of a running sequence that is not in flight, and queue it to be computed again. It
+        stays the publisher of its pending snapshots, and a reader of its source if it has computed nothing yet."""
+        if sequence.start is not None:
+            sequence.start.pins -= 1
+            sequence.start = None
+        self._stop(sequence)
+        self._queue_again(sequence)
+        if sequence.forks is not None:
+            self._release_held(sequence.forks)
+
+    def _queue_again(self, sequence: Sequence) -> None:
+        """Queue a sequence without a state to be computed again, up to its last known token."""
+        self.num_preempted += 1
+        sequence.prefill_end = sequence.num_tokens
+        sequence.computed_before = max(sequence.computed, sequence.computed_before)
+        sequence.computed = 0
+        insort(self.preempted, sequence, key=lambda one: one.number)
+
+    @property
+    def _is_queued(self) -> bool:
+        """Whether a sequence waits to be admitted."""
+        return bool(self.waiting or self.preempted)
 
     def _prompts_left(self, begun: Mapping[Sequence, int]) -> int:
         """Prompt tokens of running sequences that are in no pass yet."""
@@ -313,9 +409,11 @@ class Scheduler:
         return coming + sum(len(forks.waiting) - 1 for forks in self.forks if forks.waiting)
 
     def _stop(self, sequence: Sequence) -> None:
-        """Remove a running sequence, and the pages owed to it."""
+        """Remove a running sequence, and free its slot and pages."""
         self.running.remove(sequence)
-        self.owed_pages -= self._page_tables.needed_to_end(sequence) - len(sequence.pages)
+        self._free_slots.append(sequence.slot)
+        sequence.slot = -1
+        self._page_tables.release(sequence)
 
     def _detach(self, sequence: Sequence) -> None:
         """Unpin the state that a sequence started from."""
@@ -328,42 +426,43 @@ class Scheduler:
         first token is not queued."""
         forks = prompt.forks
         assert forks is not None
-        self._stop(prompt)
+        self.running.remove(prompt)
         forks.held = Snapshot(b"", prompt.num_prompt, prompt.slot, prompt.pages)
-        prompt.pages, prompt.slot, prompt.keys = NO_PAGES, -1, {}
+        self._page_tables.trim(forks.held)
+        prompt.pages, prompt.slot = NO_PAGES, -1
         for sequence in forks.sequences:
-            sequence.computed = prompt.num_prompt
+            sequence.computed, sequence.keys = prompt.num_prompt, prompt.keys
         forks.waiting.extend(sequence for sequence in forks.sequences if not sequence.finish_reason)
-        if forks.waiting:
-            self.owed_pages += self._page_tables.needed_by_fork(prompt)
         self.forks.append(forks)
         self._release_held(forks)
 
     def _begin_answer(self, forks: Forks) -> bool:
-        """Start the next answer of a request: allocate its slot and pages. Return False if they are not free. Pages for
-        one answer stay reserved while none runs. The last answer takes the slot of the prompt's state, unless other
-        answers still read that state."""
+        """Start the next answer of a request: allocate its slot and pages. Return False if they are not free. The last
+        answer takes the slot of the prompt's state, unless other answers still read that state."""
         held, sequence = forks.held, forks.waiting[0]
         assert held is not None
         takes_over = len(forks.waiting) == 1 and not held.pins
         if len(self.running) >= self._max_running or not (takes_over or self._free_slots):
             return False
         needed = self._page_tables.needed_by_fork(sequence)
-        set_aside = 0 if forks.num_running else needed
-        if not self._page_tables.free_for_running(needed + self.owed_pages - set_aside, alone=not self.running):
+        if not self._find_pages(needed, alone=not self.running) or forks.held is not held:
             return False
-        self.owed_pages -= set_aside
         if takes_over:
             sequence.slot, sequence.pages, forks.held = held.slot, held.pages, None
         else:
-            sequence.slot, sequence.start = self._free_slots.pop(), held
-            held.pins += 1
-            self._page_tables.adopt(sequence, held)
-        self.owed_pages += self._page_tables.needed_to_end(sequence) - len(sequence.pages)
+            sequence.slot = self._free_slots.pop()
+            self._start_from(sequence, held)
+        self._page_tables.reserve(sequence)
         forks.waiting.popleft()
-        forks.num_running += 1
+        forks.num_begun += 1
         self.running.append(sequence)
         return True
+
+    def _start_from(self, sequence: Sequence, held: Snapshot) -> None:
+        """Start an answer from the state at its prompt's end."""
+        sequence.computed, sequence.start = held.position, held
+        held.pins += 1
+        self._page_tables.adopt(sequence, held)
 
     def _release_held(self, forks: Forks) -> None:
         """Free the prompt's state once no answer needs it."""
@@ -372,7 +471,7 @@ class Scheduler:
             forks.held = None
             self._free_slots.append(held.slot)
             self._page_tables.release(held)
-        if not forks.waiting and not forks.num_running and forks in self.forks:
+        if not forks.waiting and not forks.num_begun and forks in self.forks:
             self.forks.remove(forks)
 
     def _add_pending(self, sequence: Sequence, positions: Iterable[int]) -> None:
@@ -380,11 +479,10 @@ class Scheduler:
         self._pending.add(sequence.number, [(position, sequence.keys[position]) for position in positions])
 
     def _chunk(self, sequence: Sequence, count: int, begin: int | None = None) -> Chunk:
-        """Return the next `count` tokens of a sequence as a chunk. Allocate its pages, and reserve the slots of its
+        """Return the next `count` tokens of a sequence, whose pages it has, as a chunk. Reserve the slots of its
         snapshots in `kept_at_once`. begin: position after the pass in flight; None: the sequence's position."""
         chunk = Chunk(sequence, sequence.computed if begin is None else begin, count)
-        self.owed_pages -= self._page_tables.extend(sequence, chunk.end)
-        positions = sequence.retention.kept_at_once(chunk.begin, chunk.end)
+        positions = sequence.retention.kept_at_once(chunk.first_new, chunk.end)
         if positions:
             self._reserve(chunk, positions)
         return chunk

@@ -23,8 +23,10 @@ from apcbatch.types import CachedFrom, FinishReason, MissReason, Request, Result
 class Sequence:
     """One prompt and answer in the engine, waiting or running.
 
-    limit: most tokens of prompt and answer. computed: tokens consumed by the state in `slot`. keys: prompt position ->
-    prefix key, ascending, for the positions of the retention. number: index in order of submission. retention: set by
+    limit: most tokens of prompt and answer. computed: tokens consumed by the state in `slot`. prefill_end: known tokens
+    that prefill computes: the prompt, or after a preemption the answer so far too. computed_before: tokens that were
+    computed before a preemption; they are not counted, scored or kept again. keys: prompt position -> prefix key,
+    ascending, for the positions of the retention. number: index in order of submission. retention: set by
     Snapshots.prepare. start: snapshot that the next pass reads the state from, pinned until then. rolling: snapshot of
     the answer's latest boundary, if each replaces the previous one. source: key of the plan's snapshot that it counts
     as a reader of; empty for none and once that read is counted. store_parent: last snapshot on this path that the
@@ -46,6 +48,8 @@ class Sequence:
     retention: Retention = field(init=False, repr=False)
     keys: dict[int, bytes] = field(default_factory=dict)
     computed: int = 0
+    prefill_end: int = field(init=False)
+    computed_before: int = 0
     slot: int = -1
     pages: PageArray = field(default_factory=lambda: NO_PAGES)
     start: Snapshot | None = None
@@ -80,11 +84,12 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.is_plain, self.needs_logits = self.request.is_plain, self.request.needs_logits
+        self.prefill_end = self.num_prompt
 
     @property
     def in_prefill(self) -> bool:
-        """Whether prompt tokens are left to compute."""
-        return self.computed < self.num_prompt
+        """Whether tokens are left that prefill computes."""
+        return self.computed < self.prefill_end
 
     @property
     def num_answers(self) -> int:
@@ -94,7 +99,7 @@ class Sequence:
     @property
     def will_fork(self) -> bool:
         """Whether it computes a prompt for several answers."""
-        return self.in_prefill and self.num_answers > 1
+        return self.in_prefill and self.num_answers > 1 and self.prefill_end == self.num_prompt
 
     @property
     def is_running(self) -> bool:
@@ -219,6 +224,11 @@ class Chunk:
         return self.begin + self.count + self.accepted
 
     @property
+    def first_new(self) -> int:
+        """Position from which the chunk's tokens are computed for the first time."""
+        return max(self.begin, self.sequence.computed_before)
+
+    @property
     def keeps_inputs(self) -> bool:
         """Whether the pass keeps the inputs of its rows in place of states."""
         return bool(self.draft) and not self.draft_slots
@@ -239,7 +249,7 @@ class Chunk:
         scores = self.sequence.scores
         if scores is None:
             return range(0)
-        return range(max(self.begin, scores.begin - 1), min(self.end, self.sequence.num_prompt - 1))
+        return range(max(self.first_new, scores.begin - 1), min(self.end, self.sequence.num_prompt - 1))
 
 
 SUMS = ("decode_ms", "drafted_tokens", "accepted_tokens")  # fields of a Result that are summed over all answers
@@ -249,12 +259,13 @@ SUMS = ("decode_ms", "drafted_tokens", "accepted_tokens")  # fields of a Result 
 class Forks:
     """Several answers to one prompt. sequences: the answers; the first has computed the prompt. held: state at the
     prompt's end, as a snapshot outside the pool; None before, and once the last answer has begun. waiting: answers with
-    a first token and no slot. num_running: answers with a slot. delivered: whether the result was returned."""
+    a first token and no slot. num_begun: answers that have had a slot and have not ended. delivered: whether the result
+    was returned."""
 
     sequences: list[Sequence]
     held: Snapshot | None = None
     waiting: deque[Sequence] = field(default_factory=deque)
-    num_running: int = 0
+    num_begun: int = 0
     delivered: bool = False
 
     @property

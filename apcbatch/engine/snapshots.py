@@ -85,6 +85,13 @@ class Snapshots:
         match = self.coverage.match(prompt)
         sequence.num_covered = match.length
         self.coverage.insert(prompt)
+        sequence.cached_from, stranded = self.restore(sequence)
+        sequence.cached_tokens = sequence.computed
+        self._note_miss(sequence, match, stranded)
+
+    def restore(self, sequence: Sequence) -> tuple[CachedFrom, bool]:
+        """Start a sequence from its longest usable snapshot, without one from token 0. Return where that snapshot was,
+        and whether a longer one was stranded."""
         snapshot, source, stranded = self._find(sequence)
         if snapshot is not None:
             self.num_read += not snapshot.was_read
@@ -96,9 +103,8 @@ class Snapshots:
             self._page_tables.adopt(sequence, snapshot)
             here = (snapshot.key, snapshot.position)
             sequence.store_parent = here if snapshot.stored else snapshot.store_parent
-            sequence.computed = sequence.cached_tokens = snapshot.position
-            sequence.cached_from = source
-        self._note_miss(sequence, match, stranded)
+            sequence.computed = snapshot.position
+        return source, stranded
 
     def detach(self, sequence: Sequence) -> None:
         """Unpin the snapshot that a sequence resumed from. (The state that forks share is not in the pool.)"""

@@ -2,7 +2,7 @@
 
 The bytes have the format of a snapshot file of the store. They hold the KV of all tokens, so that no parent is needed.
 Invariants: bytes other than the wanted snapshot's are refused before the pool changes. An import evicts no awaited
-snapshot, and takes no pages owed to running sequences.
+snapshot.
 """
 
 from __future__ import annotations
@@ -35,18 +35,15 @@ class SnapshotTransfer:
         arrays = as_arrays(parts_of(self._arena, snapshot, 0))
         return encode(make_header(key, self._fingerprint, snapshot.position, None, arrays), arrays)[1]
 
-    def adopt(self, key: bytes, position: int, data: Buffer, reads: int, owed_pages: int) -> bool:
+    def adopt(self, key: bytes, position: int, data: Buffer, reads: int) -> bool:
         """Import a snapshot, and hold it until `reads` planned requests have resumed from it. Return False if it does
-        not fit.
-
-        owed_pages: pages that running sequences may still allocate. Raises BadSnapshot if the bytes are not this
-        snapshot's.
+        not fit. Raises BadSnapshot if the bytes are not this snapshot's.
         """
         held = self._pool.peek(key)
         if held is not None:
             held.reads_left += reads
             return True
         link = decode(data, key, position, self._fingerprint, self._layout)
-        if not self._page_tables.free(self._page_tables.needed(position) + owed_pages, awaited=False):
+        if not self._page_tables.free(self._page_tables.needed(position), awaited=False):
             return False
         return assemble(self._arena, self._pool, self._pages, None, [link], awaited=False, reads=reads) is not None

@@ -32,6 +32,8 @@ ENGINE_COUNTS = (
     "snapshots_for_later",
     "snapshots_evicted",
     "peak_live_snapshots",
+    "preempted",
+    "recomputed_tokens",
 )
 
 
@@ -193,7 +195,7 @@ class Totals:
                 **{name: spent[name] for name in ("prefill", "decode", "store")},
                 "total": self.elapsed_s(),
             },
-            "prefill_tokens_per_s": _rate(self.computed_tokens, spent["prefill"]),
+            "prefill_tokens_per_s": _rate(self.computed_tokens + counters.recomputed_tokens, spent["prefill"]),
             "decode_tokens_per_s": _rate(self._decoded_tokens, spent["decode"]),
             "peak_rss_bytes": _peak_rss(),
             "peak_device_bytes": counters.peak_device_bytes,

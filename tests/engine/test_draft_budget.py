@@ -52,6 +52,10 @@ def forced(tokens: list[int]) -> Chunk:
     return chunk
 
 
+def has_pages(chunk: Chunk, count: int) -> bool:
+    return True
+
+
 def drafted(
     reaches: Sequence[Sequence[float]], seconds: Callable[[int], float], most: int = 1000, num_slots: int = 1000
 ) -> list[int]:
@@ -59,7 +63,7 @@ def drafted(
     with rows_take(seconds):
         drafting = Drafting(object(), None, range(num_slots), most)  # type: ignore[arg-type]
     chunks = [decoding(reach) for reach in reaches]
-    drafting.add_drafts(chunks)
+    drafting.add_drafts(chunks, has_pages)
     slots = [slot for chunk in chunks for slot in chunk.draft_slots]
     assert len(set(slots)) == len(slots) == num_slots - len(drafting.free_slots)
     for chunk in chunks:
@@ -83,7 +87,7 @@ class Priced(Drafting):
     def draft(self, chunk: Chunk, *seconds: float) -> list[int]:
         """The tokens that are drafted where rows take these seconds, and further ones none."""
         self.seconds, chunk.draft = [0.0, *seconds] + [seconds[-1]] * 99, []
-        self.add_drafts([chunk])
+        self.add_drafts([chunk], has_pages)
         self.release(chunk)
         return chunk.draft
 
@@ -208,7 +212,7 @@ def test_passes_are_plain_in_a_row_until_their_seconds_are_known() -> None:
         found = []
         for _ in range(32):
             chunk = decoding([0.9])
-            drafting.add_drafts([chunk])
+            drafting.add_drafts([chunk], has_pages)
             found.append(len(chunk.draft))
             drafting.release(chunk)
             drafting.measure([decoding([])], 1.0)  # with a prompt: counted, not measured
@@ -244,6 +248,21 @@ def test_a_plain_pass_is_measured_after_another(between: str) -> None:
 def test_a_row_that_brings_no_speed_is_left_out() -> None:
     """Fault: a drafted token is verified though the tokens per second are the same without it."""
     assert drafted([[1.0, 0.5]], {1: 1.0, 2: 1.0, 3: 1.25}.__getitem__) == [1]
+
+
+def test_drafts_without_pages_are_left_out() -> None:
+    """Fault: a draft is verified whose keys have no page, or its rows and slots are counted though it is left out."""
+    with rows_take(free):
+        drafting = Drafting(object(), None, range(9), 9)  # type: ignore[arg-type]
+    chunks, asked = [decoding([0.9] * 3) for _ in range(3)], []
+
+    def has_pages(chunk: Chunk, count: int) -> bool:
+        asked.append((chunk, count))
+        return chunk is not chunks[1]
+
+    drafting.add_drafts(chunks, has_pages)
+    assert asked == [(chunk, 3) for chunk in chunks] and [len(chunk.draft_slots) for chunk in chunks] == [3, 0, 3]
+    assert [len(chunk.draft) for chunk in chunks] == [3, 0, 3] and chunks[1].num_rows == 1
 
 
 @table(
@@ -428,7 +447,7 @@ def test_a_search_that_does_not_pay_pauses() -> None:
 
         search.side_effect = searched
         for _ in range(WINDOW):
-            drafting.add_drafts([chunk])
+            drafting.add_drafts([chunk], has_pages)
             drafting.measure([chunk], 1.0 + search_s)
         assert drafting.plain_costs.of(1) == pytest.approx(1.0), "without the search"
         search.reset_mock()
@@ -476,7 +495,7 @@ def test_many_sequences_are_weighed_after_fewer_passes(
     prompt = decoding([])
     for number in range(1, 4 * WINDOW):
         search.reset_mock()
-        drafting.add_drafts(chunks)
+        drafting.add_drafts(chunks, has_pages)
         if not search.called:
             assert number - 1 + 3 == num_passes, "and the first one, which follows no other"
             return

@@ -20,6 +20,7 @@ class Parts:
     def __init__(self, *in_flight: Chunk) -> None:
         self.told: list[tuple[str, Any]] = []
         self.running: list[Sequence] = []
+        self.preempted: list[Sequence] = []
         self.forks: list[Any] = []
         self.in_flight = list(in_flight)
         parts: Any = self
@@ -103,13 +104,13 @@ def test_a_failure_ends_all_answers_of_its_request_alone() -> None:
 
 
 def test_all_that_has_begun_is_dropped() -> None:
-    """Fault: an abort leaves answers that wait for a slot, or a prompt that is being computed."""
-    answers, (other,) = running(2), running()
+    """Fault: an abort leaves answers that wait for a slot, a prompt that is being computed, or a preempted one."""
+    answers, (other,), (preempted,) = running(2), running(), running()
     parts = Parts()
-    answers[1].slot = -1
-    parts.running, parts.forks = [other], [answers[0].forks]
+    answers[1].slot = preempted.slot = -1
+    parts.running, parts.preempted, parts.forks = [other], [preempted], [answers[0].forks]
     parts.completion.drop_all()
-    assert parts.of("finish") == [other, answers[0]] and parts.of("drop_answers") == [answers[0].forks]
+    assert parts.of("finish") == [other, preempted, answers[0]] and parts.of("drop_answers") == [answers[0].forks]
 
 
 @table(

@@ -60,7 +60,7 @@ class Books:
         holders = [page for snapshot in held for page in snapshot.pages.tolist()]
         assert self.pages.refs.tolist() == [holders.count(page) for page in range(self.pages.num_pages)]
         assert self.pages.num_free == self.pages.num_pages - len(set(holders))
-        assert (len(self.scheduler._pending), self.scheduler.owed_pages) == (0, 0)
+        assert (len(self.scheduler._pending), self.scheduler.preempted) == (0, [])
         assert self._free_lanes() == self.lanes and len(self.drafting.free_slots) == self.num_drafted
         assert self.engine.num_unfinished == 0
 

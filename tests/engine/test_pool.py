@@ -272,36 +272,46 @@ def sequence_of(length: int, max_tokens: int = 1, answers: int = 1) -> Sequence:
 
 
 @table(
-    "length, max_tokens, answers, to_end, by_fork, to_start",
+    "length, max_tokens, answers, by_fork, to_start, to_end",
     [
-        (63, 1, 1, 1, 1, 2),
-        (64, 1, 1, 2, 1, 3),
-        (64, 64, 1, 2, 1, 3),
-        (64, 65, 3, 3, 2, 4),  # the answers share the prompt's only page
-        (65, 63, 3, 3, 1, 4),  # and here each has a copy of its second page
-        (128, 1, 3, 3, 1, 4),
-        (130, 200, 3, 7, 4, 8),
+        (63, 1, 1, 1, 2, 2),
+        (64, 1, 1, 1, 3, 3),
+        (64, 64, 1, 1, 3, 3),
+        (64, 65, 3, 2, 4, 4),  # the answers share the prompt's only page
+        (65, 63, 3, 1, 4, 4),  # and here each has a copy of its second page
+        (128, 1, 3, 1, 4, 4),
+        (130, 126, 3, 2, 6, 6),
+        (130, 200, 3, 3, 7, 8),  # 128 new tokens to start
+        (128, 1000, 1, 2, 5, 19),
     ],
 )
-def test_a_sequence_needs_pages_to_its_end(
-    length: int, max_tokens: int, answers: int, to_end: int, by_fork: int, to_start: int
+def test_a_sequence_starts_with_pages_for_its_first_tokens(
+    length: int, max_tokens: int, answers: int, by_fork: int, to_start: int, to_end: int
 ) -> None:
-    """Fault: a running sequence finds no page; or one waits for pages that it will not use."""
-    tables, _, _ = tables_of(20)
+    """Fault: a sequence waits for pages that it will hardly use; it begins, and lacks a page even if it runs alone; or
+    one that would have fitted never begins."""
+    tables, pages, _ = tables_of(to_end)
     sequence = sequence_of(length, max_tokens, answers)
-    found = tables.needed_to_end(sequence), tables.needed_by_fork(sequence), tables.needed_to_start(sequence)
-    assert found == (to_end, by_fork, to_start)
-    sequence.computed = length
-    assert tables.needed_to_end(sequence) == -(-(length + max_tokens) // 64), "it forks no more"
-    none, _, _ = tables_of(20, has_kv=False)
-    assert (none.needed_to_start(sequence), none.needed_by_fork(sequence), none.extend(sequence, 90)) == (0, 0, 0)
+    assert (tables.needed_by_fork(sequence), tables.needed_to_start(sequence)) == (by_fork, to_start)
+    assert tables.fits(sequence) and not tables_of(to_end - 1)[0].fits(sequence)
+    tables.reserve(sequence)
+    assert len(sequence.pages) == -(-(length + min(max_tokens, 128)) // 64)
+    held = Snapshot(b"", length, 0, sequence.pages)
+    tables.trim(held)
+    assert len(held.pages) == -(-length // 64) == pages.num_pages - pages.num_free
+    none, _, _ = tables_of(0, has_kv=False)
+    assert (none.needed_to_start(sequence), none.needed_by_fork(sequence), none.fits(sequence)) == (0, 0, True)
 
 
 def test_pages_are_added_as_tokens_come() -> None:
     """Fault: a page too many or too few, counted or not; or one that its sequence does not give back."""
     tables, pages, _ = tables_of(5)
     sequence = sequence_of(200)
-    assert [tables.extend(sequence, end) for end in (1, 64, 65, 200, 64)] == [1, 0, 1, 2, 0]
+    added = []
+    for end in (1, 64, 65, 200, 64):
+        added.append(tables.missing(sequence, end))
+        tables.extend(sequence, end)
+    assert added == [1, 0, 1, 2, 0]
     assert sequence.pages.tolist() == [0, 1, 2, 3] and sequence.pages.dtype == np.int64
     assert [tables.covering(sequence, position).tolist() for position in (64, 65)] == [[0], [0, 1]]
     tables.release(sequence)

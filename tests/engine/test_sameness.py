@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from apcbatch import Engine, Request
+from apcbatch.engine import step
+from apcbatch.plan.planner import Planner
+from tests.engine.opened import OpenedEngine, rows_take
+from tests.engine.runs import by_id, told
+from tests.engine.test_given_back import Books
+from tests.plan.plan_oracle import dataset, make_plan
 from tests.tiny import FAMILIES, VOCAB
 
 Answers = dict[str, tuple[list[int], list[float]]]
@@ -132,3 +142,104 @@ def test_snapshots_do_not_depend_on_how_they_were_reached(family: str, tiny_chec
         for part in expected:
             assert torch.equal(expected[part], found[part]), f"seed {seed}: {part} differs"
         engine.close()
+
+
+class Walk:
+    """A form and an end of an answer that depend on all its tokens, each of which must come once."""
+
+    def __init__(self) -> None:
+        self._sum = 0
+
+    def fill(self, mask: np.ndarray) -> bool:
+        mask[:] = -1 if self._sum % 2 else 0x55555555  # even tokens
+        return True
+
+    def accept(self, token: int, may_end: bool = False) -> Any:
+        self._sum = 31 * self._sum + token + 1
+        return f"at {self._sum % 1000}" if may_end and self._sum % 53 == 0 else None
+
+
+def long_answers(seed: int) -> list[Request]:
+    """Six long answers to short prompts, and conversations whose answers are long or end at once, drawn, several,
+    formed, scored or kept."""
+    source, requests = random.Random(seed), agent_prompts(seed, 2)
+    requests[:0] = [
+        Request(str(one), [one] * 10, logprobs=True, keep_answer=one < 2, draft=one > 4) for one in range(1, 7)
+    ]
+    for number, request in enumerate(requests):
+        request.max_tokens = source.choice([3, 70, 200]) if number > 5 else 310
+        request.ignore_eos = number % 2 == 0 or number < 6
+        if number < 6:
+            continue
+        request.temperature, request.n = source.choice([(0.0, 1), (1.0, 1), (1.0, 3), (1.5, 5)])
+        request.keep_answer = number % 3 != 2
+        if number % 4 == 1:
+            request.score_from = len(request.token_ids) // 2 + 1
+            request.score_top = 2
+        request.constraint = Walk if number % 5 == 4 else None
+        request.ending = Walk if number % 5 == 3 else None
+        request.presence_penalty = number % 3 / 2
+        request.top_logprobs = 2 * (number % 4 == 3)
+    return requests
+
+
+@pytest.mark.drawn(4)
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["all", "last", "planned", "none", "a plan"])
+@pytest.mark.parametrize("how", ["one pass", "ahead", "two stages", "three stages", "a failing pass", "an abort"])
+@pytest.mark.parametrize("way", ["replays", "writes states"], indirect=True)
+def test_preempted_answers_have_the_same_bits(
+    policy: str, how: str, way: str, tiny_checkpoint, stages, monkeypatch
+) -> None:
+    """Fault: an answer that gave its pages up is drawn, scored, formed or ended in another way once it goes on, never
+    comes to its end, or leaves something held; or all pages are reserved at admission."""
+    seed = random.randrange(1 << 30)
+    source = random.Random(seed)
+    folder = tiny_checkpoint(source.choice(["jamba", "qwen3_5"]), tie_word_embeddings=False)
+    requests = long_answers(seed)
+    cold = Engine(folder, policy="none", pool_size_bytes=256 << 20)
+    expected = {one.id: told(one) for one in cold.run(requests)}
+    longest = max(-(-(len(one.token_ids) + one.max_tokens) // 64) for one in requests) + 1
+    monkeypatch.setattr("apcbatch.engine.page_tables.RESERVED_TOKENS", source.choice([1, 20, 128]))
+    stages({"two stages": 2, "three stages": 3}.get(how, 1))
+    with rows_take(lambda rows: 1.0):
+        engine = OpenedEngine(
+            folder, how != "one pass", block_size=16, policy="planned" if policy == "a plan" else policy,
+            max_running=source.choice([4, 8]), max_batch_tokens=source.choice([40, 512]),
+            pool_size_bytes=source.choice([longest, longest + 3]) * cold.footprint.page_bytes,
+        )  # fmt: skip
+    cold.close()
+    books = Books(engine)
+    if policy == "a plan":
+        data = dataset(*[one.token_ids for one in requests])
+        plan = make_plan(data, Planner(16, "auto", engine.footprint))
+        requests = [replace(requests[index], plan=plan.requests[index]) for index in plan.order]
+    if how == "an abort":
+        for request in requests:
+            engine.submit(request)
+        while engine.num_unfinished and not books.scheduler.preempted:
+            engine.step()
+        engine.abort()
+        books.balance()
+    if how == "a failing pass":
+        run_pass, passes = step.run_pass, itertools.count()
+
+        def fails(*arguments: Any) -> Any:
+            if books.scheduler.preempted and next(passes) in (5, 50):
+                raise RuntimeError("the pass broke")
+            return run_pass(*arguments)
+
+        monkeypatch.setattr(step, "run_pass", fails)
+    found = by_id(engine.run(requests))
+    assert sorted(found) == sorted(expected), f"seed {seed}"
+    failed = {name for name, one in found.items() if one.error is not None}
+    assert how == "a failing pass" or not failed, f"seed {seed}: {found[min(failed)].error}"
+    differing = [name for name in expected if name not in failed and told(found[name]) != expected[name]]
+    assert not differing, f"seed {seed}: {differing}"
+    for one in found.values():
+        assert one.error or one.cached_tokens + one.computed_tokens == one.prompt_tokens
+    counters = engine.counters
+    assert counters.preempted or policy == "a plan", f"seed {seed}"
+    assert counters.recomputed_tokens or not counters.preempted or failed
+    books.balance()
+    engine.close()

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from apcbatch.engine.admission import PassBudget
 from apcbatch.engine.drafting import Drafting
 from apcbatch.engine.memory import num_live_slots
 from apcbatch.engine.scheduler import Scheduler
-from apcbatch.engine.sequence import Chunk, Sequence, make_sequence
+from apcbatch.engine.sequence import Chunk, Sequence, fork_answers, make_sequence
 from apcbatch.types import Policy, Request, RequestPlan
 from tests.effort import table
 from tests.engine.test_snapshots import OwnSnapshots
 
 
 class OwnScheduler(Scheduler):
-    """A scheduler with the snapshots, and the drafting without drafts, that it is made with."""
+    """A scheduler with the snapshots, and the drafting without drafts, that it is made with. pages: of KV that running
+    sequences may hold beside snapshots; 0 for a model without attention."""
 
-    def __init__(self, policy: Policy = "none", **options: Any) -> None:
-        self.snapshots, self.drafting = OwnSnapshots(None, policy), Drafting(None, None, (), 0)  # type: ignore
+    def __init__(self, policy: Policy = "none", pages: int = 0, **options: Any) -> None:
+        self.snapshots = OwnSnapshots(None, policy, num_pages=2 * pages + 1 if pages else 0)
+        self.drafting = Drafting(None, None, (), 0)  # type: ignore[arg-type]
         self.num_made = 0
         defaults = {"max_batch_tokens": 64, "max_running": 4, "capacity_bytes": 800}
         super().__init__(self.snapshots, self.snapshots.page_tables, drafting=self.drafting, **defaults | options)
@@ -316,3 +321,78 @@ def test_no_pass_is_foreseen_that_an_answer_of_a_prompt_might_join(
     chunks, _ = scheduler.schedule()
     scheduler.forks = [SimpleNamespace(waiting=range(num_owed + 1))]  # type: ignore[list-item]
     assert [chunk.begin for chunk in scheduler.foresee(chunks)] == begins
+
+
+def test_a_long_limit_keeps_nothing_from_running() -> None:
+    """Fault: the pages of all tokens that an answer may have are reserved, so that a pool of 4 GiB runs 42 of 64
+    requests of 500 tokens with KV of 64 KiB a token, though their answers end far earlier."""
+    scheduler = OwnScheduler(pages=1024, max_running=64, max_batch_tokens=64 * 500)
+    submit(scheduler, *[500] * 64, max_tokens=1024)
+    assert len(scheduler.schedule()[0]) == 64
+
+
+def run(scheduler: Scheduler) -> Iterator[list[tuple[int, int, int]]]:
+    """Run all sequences to their ends. Yield what each pass computes; the first running sequence goes on running."""
+    while scheduler.waiting or scheduler.preempted or scheduler.running:
+        oldest = scheduler.running[:1]
+        chunks, impossible = scheduler.schedule()
+        assert chunks and not impossible and scheduler.running[: len(oldest)] == oldest
+        assert all(len(one.pages) == 0 and not one.is_running for one in scheduler.preempted)
+        assert scheduler.num_begun == len(scheduler.running) + len(scheduler.preempted)
+        computed = shown(chunks)
+        compute(scheduler, chunks)
+        yield computed
+
+
+def test_the_last_admitted_gives_its_pages_to_the_first() -> None:
+    """Fault: the oldest sequence is preempted, a younger one goes on in place of an older one, one that waits is
+    admitted before one that has begun, tokens are computed more often than that, or none comes to its end."""
+    scheduler = OwnScheduler(pages=11, max_batch_tokens=1000)
+    made = submit(scheduler, *[64] * 4, max_tokens=400)
+    events, ended, num_tokens = [], [], 0
+    for chunks in run(scheduler):
+        num_tokens += sum(count for _, _, count in chunks)
+        events += [(number, count) for number, begin, count in chunks if not begin]
+        ended += [one.number for one in made if one.finish_reason and one.number not in ended]
+    # with 12 pages for three sequences of 4, each of which wants a fifth after 256 tokens
+    assert events == [(0, 64), (1, 64), (2, 64), (1, 385), (2, 257), (3, 64), (3, 257)] and ended == [0, 1, 2, 3]
+    assert all(one.num_tokens == 464 for one in made)
+    assert scheduler.num_preempted == 3 and num_tokens == 4 * 463 + 384 + 2 * 256
+    assert scheduler.snapshots.pages.num_free == 23
+
+
+def test_what_is_in_flight_is_not_preempted() -> None:
+    """Fault: a sequence loses the pages that a pass in flight writes; or a pass is foreseen for which one would have
+    to be preempted."""
+    scheduler = OwnScheduler(pages=7, max_batch_tokens=1000)
+    first, second = submit(scheduler, 64, 64, max_tokens=400)
+    while second.num_tokens < 256:
+        chunks, _ = scheduler.schedule()
+        compute(scheduler, chunks)
+    chunks, _ = scheduler.schedule()
+    assert scheduler.foresee(chunks) == [], "both want a fifth page, and there are eight"
+    compute(scheduler, chunks[:1])
+    assert scheduler.schedule({second: 256}) == ([], []) and second.is_running
+    compute(scheduler, chunks[1:])
+    assert shown(scheduler.schedule()[0]) == [(0, 256, 1)] and scheduler.preempted == [second]
+    assert not scheduler.has_prompts({first: 257})
+
+
+def test_states_that_wait_for_their_answers_give_way_to_what_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: a deadlock where the state of a prompt holds the pages that the only running answer needs, or an answer
+    that is lost with such a state, or counted twice."""
+    monkeypatch.setattr(PassBudget, "decodes", lambda budget, num_running: 1)  # the oldest
+    scheduler = OwnScheduler(pages=8, max_running=3, max_batch_tokens=1000)
+    (first,) = submit(scheduler, 64, max_tokens=960)
+    submit(scheduler, 200, max_tokens=20, n=3, temperature=1.0)
+    answers: list[Sequence] = []
+    for _ in range(1020):
+        chunks, _ = scheduler.schedule()
+        for chunk in chunks:
+            if chunk.samples and chunk.sequence.will_fork:
+                answers = fork_answers(chunk.sequence)
+                for answer in answers[1:]:
+                    answer.append(7, 0.0)
+        compute(scheduler, chunks)
+    assert first.finish_reason and all(one.finish_reason for one in answers) and len(answers) == 3
+    assert scheduler.num_begun == 0 and scheduler.snapshots.pages.num_free == 17 and scheduler.num_preempted == 3

@@ -68,15 +68,17 @@ def key_at(position: int, tokens: list[int] = PROMPT) -> bytes:
 
 
 class OwnSnapshots(Snapshots):
-    """Snapshots with the pool, and with page tables without pages, that they are made with."""
+    """Snapshots with the pool and the page tables that they are made with. num_pages: of KV; 0 for a model without
+    attention."""
 
-    def __init__(self, disk: Disk | None = None, policy: Policy = "all", slots: int = 8) -> None:
-        pages, arena, persistence = PagePool(0), cast(Any, None), cast(Any, disk)
-        self.pool = SnapshotPool(range(slots), pages, SLOT_BYTES, 0, slots * SLOT_BYTES)
-        self.page_tables = PageTables(pages, self.pool, arena, False)
+    def __init__(self, disk: Disk | None = None, policy: Policy = "all", slots: int = 8, num_pages: int = 0) -> None:
+        self.pages, persistence = PagePool(num_pages), cast(Any, disk)
+        self.pool = SnapshotPool(range(slots), self.pages, SLOT_BYTES, 0, slots * SLOT_BYTES)
+        arena = cast(Any, SimpleNamespace(copy_page=lambda source, target: None))
+        self.page_tables = PageTables(self.pages, self.pool, arena, num_pages > 0)
         super().__init__(
-            policy=policy, block_size=16, fingerprint=MODEL, pool=self.pool, pages=pages, page_tables=self.page_tables,
-            persistence=persistence,
+            policy=policy, block_size=16, fingerprint=MODEL, pool=self.pool, pages=self.pages,
+            page_tables=self.page_tables, persistence=persistence,
         )  # fmt: skip
 
 

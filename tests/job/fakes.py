@@ -47,7 +47,7 @@ class FakeEngine:
             warn("loading")
             time.sleep(load_s)
         counts = """snapshots_written snapshots_read snapshots_for_later snapshots_evicted peak_live_snapshots
-        store_bytes_written store_bytes_read store_skipped"""
+        store_bytes_written store_bytes_read store_skipped preempted recomputed_tokens"""
         self.counters = SimpleNamespace(**dict.fromkeys(counts.split(), 0))
         self.counters.peak_device_bytes = self.counters.unique_tokens = self.counters.peak_draft_bytes = 0
         self.counters.unique_tokens_is_bound = False

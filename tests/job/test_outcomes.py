@@ -13,7 +13,8 @@ from tests.job.conftest import answers
 
 SUMMARY_KEYS = """requests ok errors prompt_tokens cached_tokens computed_tokens unique_tokens
 completion_tokens hit_rate ideal_hit_rate cached_by_source miss_reasons store_bytes_written store_bytes_read
-store_skipped snapshots_written snapshots_read snapshots_for_later snapshots_evicted peak_live_snapshots seconds
+store_skipped snapshots_written snapshots_read snapshots_for_later snapshots_evicted peak_live_snapshots
+preempted recomputed_tokens seconds
 prefill_tokens_per_s decode_tokens_per_s
 workers peak_rss_bytes peak_device_bytes block_size policy model dtype device version"""
 
