@@ -32,7 +32,6 @@ from apcbatch.plan.reuse_simulation import (
 from apcbatch.plan.tree_shape import ORDERS, Order, TreeShape
 from apcbatch.types import RequestPlan
 
-EXACT = 1  # grid of a plan whose snapshots lie where prompts part and end
 LARGEST_SHARE = 4  # snapshots for the next window take at most a fourth of the memory for snapshots
 
 
@@ -97,8 +96,7 @@ class Planner:
 
     capacity_bytes: budget for this run's live snapshots, without those held before; None for no limit. For future
     runs: min_gain_tokens, minimum tokens that a snapshot saves over its nearest kept ancestor; later_budget_bytes,
-    maximum bytes of these snapshots on disk (None: no limit, 0: none are kept). grid: tokens between the positions of
-    snapshots for this run.
+    maximum bytes of these snapshots on disk (None: no limit, 0: none are kept).
     """
 
     block_size: int
@@ -107,7 +105,6 @@ class Planner:
     capacity_bytes: int | None = None
     min_gain_tokens: int = 1
     later_budget_bytes: int | None = 0
-    grid: int = EXACT
 
     def __post_init__(self) -> None:
         if self.block_size < 1:
@@ -199,7 +196,7 @@ class Planner:
         window makes or has, the most valuable ones that fit. stored, here: held before and to stay; handed over."""
         found: dict[TreePoint, int] = {}
         if ahead:
-            source, owners = simulate_all(shape, order + ahead, self.grid, held_by_node([*stored, *here]))
+            source, owners = simulate_all(shape, order + ahead, held_by_node([*stored, *here]))
             unmade, later = {NOWHERE, *stored}, set(ahead)
             for index in ahead:
                 point = source[index]
@@ -223,7 +220,7 @@ class Planner:
     ) -> tuple[SnapshotPlan, Owners, MemoryUse]:
         """Return the snapshots kept for this run, the request that computes each point, and the memory that they
         use."""
-        source, owners = simulate_all(shape, order, self.grid, held)
+        source, owners = simulate_all(shape, order, held)
         snapshots = plan_without_limit(source, owners, order, held)
         memory = measure_memory(snapshots, order, self.footprint)
         if self.capacity_bytes is not None and memory.peak_bytes > self.capacity_bytes:

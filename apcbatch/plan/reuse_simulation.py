@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from apcbatch.plan.footprint import Footprint, PageLedger, PageRun
 from apcbatch.plan.prefix_tree import ROOT
 from apcbatch.plan.tree_shape import TreeShape
-from apcbatch.prefix import last_boundary
 
 TreePoint = tuple[int, int]  # a node and a position on its edge
 Held = Mapping[int, Sequence[int]]  # by node: positions on its edge, ascending
@@ -92,13 +91,13 @@ def find_ideals(shape: TreeShape, order: Sequence[int], held: Held) -> list[int]
     return ideals
 
 
-def simulate_all(shape: TreeShape, order: Sequence[int], block_size: int, held: Held) -> tuple[list[TreePoint], Owners]:
-    """Return, by request, the point that it resumes from if every computed boundary is kept, as under policy `all`."""
+def simulate_all(shape: TreeShape, order: Sequence[int], held: Held) -> tuple[list[TreePoint], Owners]:
+    """Return, by request, the point that it resumes from if every computed position is kept."""
     owners, source = Owners(shape), [NOWHERE] * shape.num_requests
     for index in order:
         node, limit = shape.end_node[index], shape.resumable[index]
         while node != ROOT:
-            computed = last_boundary(min(shape.end[node], limit), block_size)
+            computed = min(shape.end[node], limit)
             best = _last_at_most(held.get(node, ()), limit)
             if computed > owners.computed_from(node):
                 best = max(best, computed)

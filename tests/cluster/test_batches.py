@@ -34,7 +34,7 @@ def seconds(chosen: Planned, num_workers: int) -> float:
     for request in chosen.requests:
         assert request.plan is not None
         assert answers[request.id].token_ids == answer_of(request)
-        assert answers[request.id].cached_tokens == request.plan.resume_at
+        assert 0 <= request.plan.resume_at - answers[request.id].cached_tokens < 16
     return runtime.last_answer_s
 
 
@@ -60,9 +60,8 @@ def test_what_units_bring_along_leaves_room(chosen: Planned) -> None:
         submit(worker, unit, states)
         one = engine.workers.get(worker)
         assert one is not None
-        if len(one.assignments) > 1:
-            imported.append(sum(assignment.import_bytes for assignment in one.assignments) // H200.state_bytes)
+        imported.append(sum(assignment.import_bytes for assignment in [*one.assignments][:-1]) // H200.state_bytes)
 
     runtime.submit = watched  # type: ignore[method-assign]
     assert len(list(engine.run(chosen.requests))) == len(chosen.requests)
-    assert max(imported) == 4
+    assert max(imported) == 3, "with half of the pool there is no further unit"

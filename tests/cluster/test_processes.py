@@ -35,7 +35,7 @@ def test_a_plan_over_processes(family: str, kills: int, tiny_checkpoint: Callabl
     """Catches an answer that depends on where it was computed or on a worker that was killed, one that is lost or
     doubled, and a state that stays behind when its last reader has come."""
     folder, data = str(tiny_checkpoint(family)), many_prompts()
-    requests, plan = requests_of(data), make_plan(data, Planner(BLOCK, grid=BLOCK))
+    requests, plan = requests_of(data), make_plan(data, Planner(BLOCK))
     expected = alone(folder, requests, plan)
     config = {"model": folder, "device": "cpu", "block_size": BLOCK, "pool_size": POOL_BYTES}
     runtime = ProcessRuntime(config, tmp_path, together=2)

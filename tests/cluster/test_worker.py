@@ -180,7 +180,7 @@ def test_records_are_those_of_one_engine(folder: str, at_a_time: int, open_worke
     for seed in chain([1], seeds(20)):  # of 1, two states cross
         source = random.Random(seed)
         data = within_vocabulary(random_dataset(seed), VOCAB - seed % 8, stretch=1 + seed % 3)
-        requests, plan = requests_of(data), make_plan(data, Planner(BLOCK, grid=BLOCK))
+        requests, plan = requests_of(data), make_plan(data, Planner(BLOCK))
         waiting = cut(requests, plan, workers[0].facts().key_fingerprint, source)
         run, count = Run(), len(waiting)
         while waiting:
@@ -208,7 +208,7 @@ def test_an_import_that_cannot_be_had_costs_nothing_but_time(
     stem = [1 + (7 * place) % 90 for place in range(30)]
     prompts = [[*stem, 5], [*stem, 6, 6], [*stem, 7, 7, 7]]
     data = Dataset([tuple(prompt) for prompt in prompts], [0, 1, 2])
-    requests, plan = requests_of(data), make_plan(data, Planner(BLOCK, grid=BLOCK))
+    requests, plan = requests_of(data), make_plan(data, Planner(BLOCK))
     expected = alone(folder, requests, plan)
     one, other = open_worker(folder), open_worker(folder)
     first, *readers = plan.order
@@ -241,7 +241,8 @@ def test_a_miss_is_explained_by_what_the_run_has_seen(folder: str, open_worker: 
     """Catches a worker that takes a fork, or an end, for a first prompt, since another one had the other branch."""
     prompts = [(1, 2, 3), (1, 2, 3, 4, 5, 6, 7, 8), (9, 9, 8, 8, 8, 8, 8), (9, 9, 7, 7, 7, 7, 7)]
     data = Dataset(prompts, [0, 1, 2, 3])
-    requests, plan, run = requests_of(data), make_plan(data, Planner(BLOCK, grid=BLOCK)), Run()
+    requests, plan, run = requests_of(data), make_plan(data, Planner(BLOCK)), Run()
+    plan.requests[:] = [RequestPlan(ideal=one.ideal) for one in plan.requests]  # nothing is kept
     for unit in cut(requests, plan, b"", NoSharing()):
         run.do(open_worker(folder), unit)
     assert run.records == alone(folder, requests, plan)
