@@ -64,10 +64,7 @@ BATCH_FAULTS = [
     (batch(custom_id=5), "custom_id is 5; expected a string that is not empty"),
     (batch(custom_id=""), 'custom_id is ""; expected a string that is not empty'),
     (batch(method="GET"), 'method is "GET"; expected POST'),
-    (
-        batch(url="/v1/embeddings"),
-        'url is "/v1/embeddings"; expected /v1/chat/completions or /v1/completions',
-    ),
+    (batch(url="/v1/embeddings"), 'url is "/v1/embeddings"; expected /v1/chat/completions or /v1/completions'),
     (batch(body=...), "body is missing; expected an object with messages or a prompt"),
     (batch([]), "body is a list; expected an object with messages or a prompt"),
     (batch({}), "body.messages is missing; expected a list of messages"),
@@ -81,26 +78,11 @@ BATCH_FAULTS = [
     (completion(prompt=None), "body.prompt is null; expected a string or a list of token ids"),
     (completion(prompt=""), "body.prompt is empty; expected at least one token"),
     (completion(prompt=[]), "body.prompt is empty; expected at least one token"),
-    (
-        completion(prompt=["a", "b"]),
-        'body.prompt[0] is "a"; expected a token id; one line asks for one completion',
-    ),
-    (
-        completion(prompt=[[1], [2]]),
-        "body.prompt[0] is a list; expected a token id; one line asks for one completion",
-    ),
-    (
-        completion(prompt=[1, -2]),
-        "body.prompt[1] is -2; expected a token id; one line asks for one completion",
-    ),
-    (
-        completion(prompt=[True]),
-        "body.prompt[0] is true; expected a token id; one line asks for one completion",
-    ),
-    (
-        completion(prompt="a", logprobs=21),
-        "body.logprobs is 21; expected an integer from 0 to 20",
-    ),
+    (completion(prompt=["a", "b"]), 'body.prompt[0] is "a"; expected a token id; one line asks for one completion'),
+    (completion(prompt=[[1], [2]]), "body.prompt[0] is a list; expected a token id; one line asks for one completion"),
+    (completion(prompt=[1, -2]), "body.prompt[1] is -2; expected a token id; one line asks for one completion"),
+    (completion(prompt=[True]), "body.prompt[0] is true; expected a token id; one line asks for one completion"),
+    (completion(prompt="a", logprobs=21), "body.logprobs is 21; expected an integer from 0 to 20"),
 ]
 
 

@@ -50,16 +50,6 @@ def test_a_beginning_has_the_tokens_it_has_alone(tokenizer: Tokenizer, beginning
         assert bases.make(text).token_ids.tolist() == tokenizer.encode(text).ids
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_cut_of_a_text_has_the_tokens_it_has_alone(kind: str, model_dir: Callable[..., Path]) -> None:
-    """All joints of one text, inside words, numbers, characters' bytes and markers."""
-    tokenizer = load_tokenizer(model_dir(kind))
-    text = "".join(f"<|im_start|>{line}<|im_end|>\n" for line in CORPUS)
-    base = BaseText(tokenizer, text)
-    for cut in range(len(text) + 1):
-        assert base.tokenise(text[:cut], cut).tolist() == tokenizer.encode(text[:cut]).ids, text[:cut][-20:]
-
-
 def encoded_characters(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The lengths of the texts that are encoded from now on."""
     lengths: list[int] = []
@@ -146,7 +136,7 @@ def test_only_what_follows_the_last_marker_is_tokenised_again(
         lengths.clear()
 
 
-@pytest.mark.parametrize("size", [2, 3, 5, 7])
+@table("size", [2, 3, 5, 7])
 def test_a_tokenizer_that_counts_from_the_beginning_is_followed(size: int) -> None:
     """Catches tokens that are taken over although the text is cut elsewhere where it is tokenised from its middle."""
 

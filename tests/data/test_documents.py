@@ -62,13 +62,6 @@ def test_a_record_over_the_limit_is_told_and_not_held() -> None:
     assert records_of(data, random.Random(3), limit=109)[1] == data[11:-11]
 
 
-def test_a_byte_order_mark_is_taken_off_the_first_chunk_alone() -> None:
-    """Catches a mark that is the first record, or one in a text that goes."""
-    mark = b"\xef\xbb\xbf"
-    chunks = iter([mark + b'["', mark + b'"]'])
-    assert list(split_document(chunks, 99)) == [(1, b'"' + mark + b'"')]
-
-
 @table(
     "data, whole, reason",
     [
@@ -173,18 +166,14 @@ def test_a_large_array_is_not_held(tmp_path: Path) -> None:
     assert count == 500 and peak < 5 * 2**20
 
 
-@pytest.mark.slow
-@pytest.mark.data
-def test_real_conversations_as_an_array(shared_data: Path, tmp_path: Path) -> None:
-    """All conversations of a dataset from one array, pretty-printed or not: the same as from its lines."""
-    lines = (shared_data / "toolbench_dfs.jsonl").read_bytes().splitlines()
-    expected = [(record.line, record.messages) for record in open_source(str(shared_data / "toolbench_dfs.jsonl"))]
-    for indent in (None, 2):
-        (tmp_path / "in.json").write_text(json.dumps([json.loads(line) for line in lines], indent=indent))
-        found = [(record.line, record.messages) for record in open_source(str(tmp_path / "in.json"))]
-        assert found == expected and len(found) == 52
-
-
-def test_a_document_may_end_with_a_bare_word() -> None:
-    """Catches a last record without brackets that is lost, or has the number of the one before it."""
-    assert list(split_document(iter([b'{"a":\n1}\n', b"7"]), 99)) == [(1, b'{"a":\n1}'), (2, b"7")]
+@table(
+    "chunks, records",
+    [
+        ([b'{"a":\n1}\n', b"7"], [(1, b'{"a":\n1}'), (2, b"7")]),
+        ([b'\xef\xbb\xbf["', b'\xef\xbb\xbf"]'], [(1, b'"\xef\xbb\xbf"')]),
+    ],
+)
+def test_a_bare_word_ends_a_document_and_a_mark_begins_it(chunks: list[bytes], records: object) -> None:
+    """Catches a last record without brackets that is lost, or has the number of the one before it; a byte order mark
+    that is the first record, or one in a text that goes."""
+    assert list(split_document(iter(chunks), 99)) == records

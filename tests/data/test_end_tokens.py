@@ -49,7 +49,7 @@ def test_all_files_together(files: dict, expected: dict, outside: dict, tmp_path
     assert found == EndTokens(*({i: tuple(names) for i, names in ids.items()} for ids in (expected, outside)))
 
 
-@table("number", [2**31, -1, True, "2", 1.5, [1]])
+@table("number", [2**31, -1, True, "2", 1.5, [1], {}, "9" * 5000])
 def test_what_is_no_id_is_refused(number: object, tmp_path: Path) -> None:
     """Fault: `true` is taken as token 1; an end that no model can have."""
     (tmp_path / CONFIG).write_text(json.dumps({"eos_token_id": [5, number]}))

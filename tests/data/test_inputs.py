@@ -174,7 +174,7 @@ def test_a_split_of_a_saved_dataset_is_chosen(folder: Path) -> None:
         find_inputs(["empty"])
 
 
-@pytest.mark.parametrize(
+@table(
     "state",
     [b"no", b"{}", b'{"_data_files": 5}', b'{"_data_files": [{"filename": "../secret.arrow"}]}',
      b'{"_data_files": [{"filename": "/etc/passwd"}]}', b'{"_data_files": [{"filename": 3}]}',

@@ -187,10 +187,3 @@ def test_generated_calls_keep_their_numbers(template: str) -> None:
         [given] = answer.as_output()["tool_calls"]
         assert repr(call["function"]["arguments"]) == repr(wanted), written
         assert repr(json.loads(given["function"]["arguments"])) == repr(wanted)
-
-
-def test_a_call_that_json_cannot_write_stays_text() -> None:
-    """Fault: a generated 1e400 that the record has as null, or as Infinity, which is no JSON."""
-    text = '<tool_call>{"name": "f", "arguments": {"a": 1e400}}</tool_call>'
-    answer = OutputParser(tool_parsers()["hermes"]).parse(text)
-    assert answer.content == text and not answer.calls and "cannot be read" in answer.warnings[0]

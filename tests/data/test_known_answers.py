@@ -15,6 +15,7 @@ from apcbatch.errors import RequestError
 from apcbatch.formats import Turns
 from tests.data.conftest import KINDS, STABLE_TEMPLATE, UNSTABLE_TEMPLATE, conversation, good
 from tests.data.test_recorded_answers import AGENT, THINKING
+from tests.effort import table
 
 REFUSING = STABLE_TEMPLATE.replace(
     "{%- for", "{%- if messages[-1].content == 'bad' -%}{{ raise_exception('no') }}{%- endif -%}{%- for", 1
@@ -63,14 +64,8 @@ def test_a_recorded_answer_has_the_tokens_that_it_is_scored_with(
     assert len(counts) == 2 * len(prompts) - is_in_a_prompt
 
 
-def test_an_answer_holds_no_other_tokens_alive(make_renderer: Callable[..., Renderer]) -> None:
-    """Catches views of one whole conversation for each of its turns: memory that grows with their square."""
-    known, prompts = known_of(make_renderer("chatml", STABLE_TEMPLATE), AGENT)
-    assert all(tokens.base is None for tokens in known.recorded(prompts).values())
-
-
-@pytest.mark.parametrize(
-    ("record", "turns"),
+@table(
+    "record, turns",
     [
         (conversation("user: hi", "assistant: so", "user: and"), [1]),
         (conversation("user: hi", "assistant: so", "user: hi", "assistant: bad"), [1]),
@@ -114,9 +109,11 @@ def test_a_message_has_the_tokens_of_a_recorded_one(make_renderer: Callable[...,
 
 
 def test_tokens_outside_the_vocabulary_are_no_answer(make_renderer: Callable[..., Renderer]) -> None:
-    """Catches a token id that would end the pass which verifies it."""
+    """Catches a token id that would end the pass which verifies it; and views of one whole conversation for each of its
+    turns: memory that grows with their square."""
     renderer = make_renderer("chatml", STABLE_TEMPLATE)
     known, prompts = known_of(renderer, AGENT)
+    assert all(tokens.base is None for tokens in known.recorded(prompts).values())
     [last] = known.recorded(prompts[-1:]).values()
     renderer.tokenizer.vocab_size = int(last.max())
     assert known.recorded(prompts[-1:]) == {} and known.of_tokens(last) is None and known.of_tokens(last[:0]) is None

@@ -20,11 +20,7 @@ def test_a_line_of_messages_becomes_a_conversation() -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     messages = [
         {"role": "developer", "content": "be brief"},
-        {
-            "role": "user",
-            "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
-            "name": "Mia",
-        },
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": "Mia"},
         {"role": "assistant", "content": None, "tool_calls": [call(name="f", arguments='{"x": [1, 2]}')]},
         {"role": "tool", "content": "3", "tool_call_id": "1", "weight": 1, "text": "4"},
         {"role": "assistant", "content": "3", "tool_calls": [], "reasoning_content": "easy", "refusal": None},
@@ -94,12 +90,6 @@ def test_arguments_are_an_object_wherever_they_can_be(arguments: object, read: o
     assert good({"messages": [message]}).messages[0]["tool_calls"][0]["function"]["arguments"] == read
 
 
-def test_no_tools_are_none() -> None:
-    """An empty list, null and no key are the same to a template."""
-    for extra in ({}, {"tools": None}, {"tools": []}):
-        assert good({"messages": [USER], **extra}).tools is None
-
-
 MESSAGE_FAULTS = [
     ({"messages": {}}, "messages is an object; expected a list of messages"),
     ({"messages": None}, "messages is null; expected a list of messages"),
@@ -109,19 +99,13 @@ MESSAGE_FAULTS = [
         {"messages": [USER, USER, {"role": "asistant", "content": "x"}]},
         'messages[2].role is "asistant"; expected system, user, assistant or tool',
     ),
-    (
-        {"messages": [{"content": "x"}]},
-        "messages[0].role is missing; expected system, user, assistant or tool",
-    ),
+    ({"messages": [{"content": "x"}]}, "messages[0].role is missing; expected system, user, assistant or tool"),
     ({"messages": [{"role": 3}]}, "messages[0].role is 3; expected system, user, assistant or tool"),
     (
         {"messages": [{"role": "user", "content": 1.5}]},
         "messages[0].content is 1.5; expected a string or a list of text parts",
     ),
-    (
-        {"messages": [{"role": "user"}]},
-        "messages[0].content is missing; expected a string or a list of text parts",
-    ),
+    ({"messages": [{"role": "user"}]}, "messages[0].content is missing; expected a string or a list of text parts"),
     (
         {"messages": [{"role": "tool", "content": None}]},
         "messages[0].content is null; expected a string or a list of text parts",
@@ -194,14 +178,8 @@ MESSAGE_FAULTS = [
     ),
     ({"messages": [USER], "tools": {}}, "tools is an object; expected a list of tool schemas"),
     ({"messages": [USER], "tools": ["f"]}, 'tools[0] is "f"; expected a tool schema: an object'),
-    (
-        {"messages": [USER], "tools": [{"function": "f"}]},
-        'tools[0].function is "f"; expected an object with a name',
-    ),
-    (
-        {"messages": [USER], "tools": [{"function": {}}]},
-        "tools[0].function.name is missing; expected a string",
-    ),
+    ({"messages": [USER], "tools": [{"function": "f"}]}, 'tools[0].function is "f"; expected an object with a name'),
+    ({"messages": [USER], "tools": [{"function": {}}]}, "tools[0].function.name is missing; expected a string"),
     ({"id": 1.5, "messages": [USER]}, "id is 1.5; expected a string that is not empty, or an integer"),
     ({"id": "", "messages": [USER]}, 'id is ""; expected a string that is not empty, or an integer'),
     ({"id": True, "messages": [USER]}, "id is true; expected a string that is not empty, or an integer"),

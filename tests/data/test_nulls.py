@@ -15,7 +15,7 @@ from apcbatch.data.input.records import BadLine, Conversation, parse_line
 from apcbatch.data.input.source import open_source
 from apcbatch.data.input.tables import _allows_null, _as_required, _schemas, nulls_taken, settle_line
 from apcbatch.model.locate import locate_model
-from tests.effort import table, tries
+from tests.effort import table
 
 STRING, MAYBE = {"type": "string"}, {"type": ["string", "null"]}
 TOOLS = [
@@ -206,36 +206,6 @@ def test_any_dataset_comes_back(tmp_path: Path) -> None:
 def unordered(content: str) -> str:
     """The same with the keys of all objects sorted: the order of optional parameters is not in a table."""
     return json.dumps(json.loads(content), sort_keys=True)
-
-
-@pytest.mark.slow
-@pytest.mark.data
-@pytest.mark.drawn(1)
-@pytest.mark.parametrize(("name", "reordered"), [("tau_bench", 0), ("toolbench_dfs", 10), ("taskmaster4", 0)])
-def test_real_conversations_come_back(
-    shared_data: Path, tmp_path: Path, renderer: Renderer, name: str, reordered: int
-) -> None:
-    """Conversations through parquet, `to_json` and `save_to_disk`: the same messages, tools and prompts.
-
-    Of 952, in 10 a tool with several optional parameters has them in another order, which no table keeps.
-    """
-    lines = (shared_data / f"{name}.jsonl").read_bytes().splitlines()
-    rows = [json.loads(line) for line in random.sample(lines, min(tries(len(lines)), len(lines)))]
-    inputs = forms(tmp_path, rows)
-    expected = contents(inputs["rows.jsonl"])
-    for form, spec in inputs.items():
-        found = contents(spec)
-        assert list(map(unordered, found)) == list(map(unordered, expected)), form
-        differ = sum(one != other for one, other in zip(found, expected, strict=True))
-        if form.startswith("rows.j") or len(rows) == len(lines):
-            assert differ == (0 if form.startswith("rows.j") else reordered), form
-    given = list(open_source(inputs["rows.jsonl"]))
-    for form in ("rows.parquet", "table.jsonl"):
-        for one, other in list(zip(given, open_source(inputs[form]), strict=True))[:: max(1, len(rows) // 10)]:
-            assert isinstance(one, Conversation) and isinstance(other, Conversation)
-            if json.dumps(one.tools) == json.dumps(other.tools):
-                [sent], [read] = (renderer.render(record, "last").prompts for record in (one, other))
-                assert sent.token_ids.tolist() == read.token_ids.tolist()
 
 
 @table("nested", [False, True])

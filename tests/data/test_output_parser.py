@@ -67,12 +67,8 @@ def test_content_is_null_only_beside_calls() -> None:
         "tool_calls": [],
     }
     assert output_parser().parse(" a\n").as_output()["content"] == " a\n"
-
-
-def test_without_a_parser_a_call_is_text() -> None:
-    """Fault: an answer to a request without tools, or with --tool-parser none, has calls."""
-    answer = output_parser(tool_parser=None).parse(f"a {CALL} ")
-    assert (answer.content, answer.calls, answer.warnings) == (f"a {CALL} ", [], [])
+    bare = output_parser(tool_parser=None).parse(f"a {CALL} ")
+    assert (bare.content, bare.calls, bare.warnings) == (f"a {CALL} ", [], [])
 
 
 def test_what_cannot_be_read_is_said() -> None:

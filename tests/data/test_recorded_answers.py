@@ -88,20 +88,15 @@ def test_turns_share_their_tokens(make_renderer: Callable[..., Renderer]) -> Non
     assert len(bases) == 1
 
 
-def test_a_template_that_goes_on_otherwise_is_said(make_renderer: Callable[..., Renderer]) -> None:
-    """Catches the score of an answer behind a prompt that the template never writes before it."""
-    rendered = render_answers(make_renderer("chatml", THINKING), AGENT, "each")
+@table("template", [THINKING, UNSTABLE_TEMPLATE])
+def test_a_template_that_goes_on_otherwise_is_said(make_renderer: Callable[..., Renderer], template: str) -> None:
+    """Catches the score of an answer behind a prompt that the template never writes before it, and tokens of another
+    turn where the head of the text changes with each one."""
+    rendered = render_answers(make_renderer("chatml", template), AGENT, "each")
     assert rendered.prompts == [] and [failure.turn for failure in rendered.failures] == [1, 2, 3]
     for failure in rendered.failures:
         assert "does not write the recorded answer behind its prompt" in failure.error.message
         assert (failure.error.code, failure.error.line) == ("invalid_request", 7)
-
-
-def test_turns_need_not_begin_alike(make_renderer: Callable[..., Renderer]) -> None:
-    """Catches tokens of another turn where the head of the text changes with each one: an unstable template counts its
-    messages, so that prompt and answered text of one turn part at once."""
-    rendered = render_answers(make_renderer("chatml", UNSTABLE_TEMPLATE), AGENT, "each")
-    assert rendered.prompts == [] and len(rendered.failures) == 3
 
 
 @table(
@@ -120,8 +115,8 @@ def test_turns_with_an_answer(record: Conversation, turns: str, expected: list[t
     assert answered_turns(record, turns) == expected  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("record", "expected"),
+@table(
+    "record, expected",
     [
         (conversation("user: a"), "no message is from the assistant"),
         (good(batch()), "the last message is not from the assistant"),

@@ -14,20 +14,8 @@ from hypothesis import strategies as st
 from apcbatch.data.input.layouts import LineOptions
 from apcbatch.data.input.records import BadLine, Conversation, parse_line, parse_record
 from apcbatch.formats import FORMATS
-from tests.data.conftest import USER, batch, fault, good
+from tests.data.conftest import USER, batch, fault
 from tests.effort import table, tries
-
-
-@table(
-    "given_id, conversation_id",
-    [("a b", "a b"), (12, "12"), (-1, "-1"), (None, "line-3"), (..., "line-3")],
-)
-def test_ids_are_strings_and_a_missing_one_is_the_line(given_id: object, conversation_id: str) -> None:
-    """Two lines without an id must not be taken for the same conversation."""
-    record = {"messages": [USER]} if given_id is ... else {"id": given_id, "messages": [USER]}
-    assert good(record).id == conversation_id
-    assert good(record).request_id(2) == f"{conversation_id}#2"
-
 
 OTHER_FAULTS = [
     ([], "the line is a list; expected an object"),
@@ -113,10 +101,7 @@ def test_an_explicit_format_takes_no_other() -> None:
                 assert parsed.error.message.startswith(f"a line of the format {wanted} needs ")
 
 
-@table(
-    "data",
-    [b"{", b'{"messages": [}', b"\xff\xfe{}", b"{} {}", b'"\\ud800"', b"[" * 100_000],
-)
+@table("data", [b"{", b'{"messages": [}', b"\xff\xfe{}", b"{} {}", b'"\\ud800"', b"[" * 100_000])
 def test_what_is_not_json_is_told_with_the_column(data: bytes) -> None:
     """Torn lines, other encodings, JavaScript's NaN, lone surrogates and absurd nesting end one line each."""
     parsed = parse_line(data, 4)

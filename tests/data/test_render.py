@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,11 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from apcbatch.data.chat import render
 from apcbatch.data.chat.render import Prompt, Renderer, snippets
 from apcbatch.data.helper_child import MAX_CHARACTERS
 from apcbatch.data.input.records import Conversation, parse_record
-from apcbatch.data.input.source import open_source
 from apcbatch.errors import RequestError
 from apcbatch.prefix import as_token_array
 from tests.chats import DROPS_THOUGHTS
@@ -32,7 +29,7 @@ from tests.data.conftest import (
     good,
     kept_by_transformers,
 )
-from tests.effort import tries
+from tests.effort import table, tries
 
 AGENT = conversation(
     "system: The policy: an agent books, modifies or cancels flight reservations.",
@@ -47,10 +44,7 @@ AGENT = conversation(
 def alone(renderer: Renderer, record: Conversation, num_messages: int) -> list[int]:
     """The prompt after so many messages, as `transformers` makes it from nothing."""
     return kept_by_transformers(renderer.tokenizer.source.name_or_path).apply_chat_template(
-        record.messages[:num_messages],
-        tools=record.tools,
-        add_generation_prompt=True,
-        return_dict=False,
+        record.messages[:num_messages], tools=record.tools, add_generation_prompt=True, return_dict=False
     )
 
 
@@ -72,14 +66,7 @@ def test_thoughts_that_are_taken_out_are_found(key: str | None, make_renderer: C
         assert len(rendered.prompts) == 3
 
 
-def test_another_change_is_no_thought(make_renderer: Callable[..., Renderer]) -> None:
-    """Fault: every template that changes earlier turns is said to take thoughts out."""
-    record = conversation("user: a", "assistant: b", "user: c", "assistant: d")
-    record.messages[1]["reasoning_content"] = "It asks."
-    rendered = make_renderer("chatml", UNSTABLE_TEMPLATE).render(record)
-    assert not rendered.prefix_stable and not rendered.drops_thoughts
-
-
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("template", [STABLE_TEMPLATE, UNSTABLE_TEMPLATE])
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_turn_is_a_prompt_with_the_tokens_it_has_alone(
@@ -88,11 +75,7 @@ def test_each_turn_is_a_prompt_with_the_tokens_it_has_alone(
     """Wherever tokens come from, a prompt is what `transformers` would give for its history."""
     renderer = make_renderer(kind, template)
     rendered = renderer.render(AGENT)
-    assert [(prompt.turn, prompt.custom_id) for prompt in rendered.prompts] == [
-        (1, "c#1"),
-        (2, "c#2"),
-        (3, "c#3"),
-    ]
+    assert [(prompt.turn, prompt.custom_id) for prompt in rendered.prompts] == [(1, "c#1"), (2, "c#2"), (3, "c#3")]
     for prompt, num_messages in zip(rendered.prompts, (2, 4, 6), strict=True):
         assert prompt.token_ids.dtype == np.int32
         assert prompt.token_ids.tolist() == alone(renderer, AGENT, num_messages)
@@ -136,6 +119,9 @@ def test_an_unstable_template_is_told_once_with_the_first_difference(
         "the chat template is not prefix-stable: the prompts of c#2 and of the last turn part at character 0 "
         "('4 messages<|im_start|>sy', '6 messages<|im_start|>sy'); what follows is computed again each turn"
     )
+    record = conversation("user: a", "assistant: b", "user: c", "assistant: d")
+    record.messages[1]["reasoning_content"] = "It asks."
+    assert not renderer.render(record).drops_thoughts, "another change than that of a thought"
 
 
 CONTENT = st.text(st.sampled_from("ab '\n\t1é東🙂<|>_"), max_size=12) | st.sampled_from(
@@ -168,14 +154,6 @@ def test_any_conversation_has_the_tokens_it_has_alone(
             assert renderer.decode(prompt.token_ids.tolist()).strip().endswith("assistant")
 
 
-def test_last_is_one_prompt(make_renderer: Callable[..., Renderer]) -> None:
-    """With the number that the turn has among all of them."""
-    renderer = make_renderer()
-    (prompt,) = renderer.render(AGENT, "last").prompts
-    assert (prompt.turn, prompt.custom_id) == (3, "c#3")
-    assert prompt.token_ids.tolist() == alone(renderer, AGENT, 6)
-
-
 @pytest.mark.parametrize("turns", ["each", "last", "rollout"])
 def test_a_batch_chat_is_one_prompt_of_all_messages(make_renderer: Callable[..., Renderer], turns: Any) -> None:
     """An assistant message in the middle of a batch line is history, not a request."""
@@ -200,7 +178,7 @@ def test_a_completion_is_its_prompt(make_renderer: Callable[..., Renderer], warn
     assert warnings == []
 
 
-@pytest.mark.parametrize("token_id", [1000, 2**31, 2**64 - 1])
+@table("token_id", [1000, 2**31, 2**64 - 1])
 def test_a_token_id_outside_the_vocabulary_is_refused(make_renderer: Callable[..., Renderer], token_id: int) -> None:
     """It would index past the embedding."""
     renderer = make_renderer("gpt2")
@@ -220,9 +198,7 @@ def test_a_tokenizer_larger_than_the_model_is_told(make_renderer: Callable[..., 
     assert caught.value.line == 7
 
 
-def test_a_text_over_the_limit_is_refused_before_it_is_tokenised(
-    make_renderer: Callable[..., Renderer],
-) -> None:
+def test_a_text_over_the_limit_is_refused_before_it_is_tokenised(make_renderer: Callable[..., Renderer]) -> None:
     """Tokenising a line of 50 MB takes gigabytes."""
     renderer, text = make_renderer(), "x" * (MAX_CHARACTERS + 1)
     rendered = renderer.render(conversation("user: a", "assistant: b", f"user: {text}"))
@@ -256,9 +232,7 @@ def test_a_turn_that_the_template_refuses_fails_alone(make_renderer: Callable[..
         renderer.render(conversation("system: a", "assistant: b", "user: c"))
 
 
-def test_a_conversation_that_the_assistant_begins_has_a_first_prompt(
-    make_renderer: Callable[..., Renderer],
-) -> None:
+def test_a_conversation_that_the_assistant_begins_has_a_first_prompt(make_renderer: Callable[..., Renderer]) -> None:
     """Greetings come first in many support logs: the prompt is the generation prompt alone."""
     prompts = make_renderer().render(conversation("assistant: hello", "user: a")).prompts
     assert [prompt.turn for prompt in prompts] == [1, 2]
@@ -269,34 +243,6 @@ def test_a_prompt_of_no_tokens_is_refused(make_renderer: Callable[..., Renderer]
     """The engine needs one token to begin with."""
     with pytest.raises(RequestError, match="the prompt has no tokens"):
         make_renderer("chatml", "{{ '' }}").render(conversation("user: a"))
-
-
-def test_tools_are_rendered(model_dir: Callable[..., Path]) -> None:
-    """With the fallback template, for a model that has none."""
-    tools = [{"type": "function", "function": {"name": "get_user"}}]
-    renderer = Renderer.load(model_dir("gpt2"))
-    (prompt,) = renderer.render(conversation("user: a", tools=tools)).prompts
-    assert '"name": "get_user"' in renderer.decode(prompt.token_ids)
-
-
-@pytest.mark.drawn(1)
-@pytest.mark.slow
-@pytest.mark.data
-@pytest.mark.parametrize("name", ["tau_bench", "toolbench_dfs", "taskmaster4"])
-def test_real_conversations_have_the_tokens_they_have_alone(shared_data: Path, name: str, warnings: list[str]) -> None:
-    """With the bundled model's tokenizer and template, which is prefix-stable."""
-    demo = Path(render.__file__).parents[2] / "demo"
-    renderer = Renderer.load(demo, warn=warnings.append)
-    for number, record in enumerate(open_source(str(shared_data / f"{name}.jsonl"))):
-        if number % 40:
-            continue
-        assert isinstance(record, Conversation)
-        rendered = renderer.render(record)
-        assert rendered.prefix_stable and not rendered.failures
-        ends = [index for index, message in enumerate(record.messages) if message["role"] == "assistant"]
-        for prompt, end in list(zip(rendered.prompts, ends, strict=False))[:: max(1, len(ends) // 3)]:
-            assert prompt.token_ids.tolist() == alone(renderer, record, end)
-    assert warnings == []
 
 
 def test_the_end_of_a_prompt_is_searched_for_a_thought(make_renderer: Callable[..., Renderer]) -> None:

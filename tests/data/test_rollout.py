@@ -14,6 +14,7 @@ from apcbatch.data.chat.rollout import Rollout
 from apcbatch.data.input.records import Conversation, parse_record
 from apcbatch.errors import RequestError
 from tests.data.conftest import STABLE_TEMPLATE, UNSTABLE_TEMPLATE, conversation
+from tests.effort import table
 
 RECORD = conversation(
     "system: The policy",
@@ -82,28 +83,20 @@ def test_a_prompt_is_the_one_before_the_answer_and_what_follows(
     assert warnings == []
 
 
-def test_the_stop_token_gives_way_to_the_templates_own(make_renderer: Callable[..., Renderer]) -> None:
-    """Doubled, the end of a turn reads as an empty turn; any other stop token is no part of the history."""
+@table("stop, stopped", [("<|im_end|>", True), ("<|endoftext|>", True), ("<|im_end|>", False)])
+def test_a_stop_token_gives_way_to_the_templates_own(
+    make_renderer: Callable[..., Renderer], stop: str, stopped: bool
+) -> None:
+    """Doubled, the end of a turn reads as an empty turn; any other stop token is no part of the history. With
+    --ignore-eos every generated token counts, and the state that was reached has seen it."""
     renderer = make_renderer()
     answer = ids(renderer, "yes")
-    for stop in ("<|im_end|>", "<|endoftext|>"):
-        rollout = Rollout(renderer, RECORD)
-        before = rollout.prompt.token_ids.tolist()
-        following = rollout.advance([*answer, *ids(renderer, stop)], stopped=True)
-        assert following is not None
-        assert following.token_ids.tolist() == before + answer + ids(renderer, BEHIND)
-
-
-def test_a_stop_token_that_did_not_stop_is_kept(make_renderer: Callable[..., Renderer]) -> None:
-    """With --ignore-eos every generated token counts, and the state that was reached has seen it."""
-    renderer = make_renderer()
-    answer = ids(renderer, "yes<|im_end|>")
     rollout = Rollout(renderer, RECORD)
-    before = len(rollout.prompt.token_ids)
-    following = rollout.advance(answer, stopped=False)
+    before = rollout.prompt.token_ids.tolist()
+    following = rollout.advance([*answer, *ids(renderer, stop)], stopped=stopped)
     assert following is not None
-    assert following.token_ids[before : before + len(answer)].tolist() == answer
-    assert len(following.token_ids) == before + len(answer) + len(ids(renderer, BEHIND))
+    kept = [] if stopped else ids(renderer, stop)
+    assert following.token_ids.tolist() == before + answer + kept + ids(renderer, BEHIND)
 
 
 @pytest.mark.parametrize("kind", ["metaspace", "legacy", "llama3"])
@@ -148,20 +141,6 @@ def test_an_unstable_template_is_rendered_again_with_the_answers(
     assert RECORD.messages[2] == {"role": "assistant", "content": "recorded"}
 
 
-def test_recorded_answers_bring_a_rollout_back(make_renderer: Callable[..., Renderer]) -> None:
-    """After a kill the finished requests are in the output, and the rest goes on from there."""
-    for template in (STABLE_TEMPLATE, UNSTABLE_TEMPLATE):
-        renderer = make_renderer("chatml", template)
-        answers = [ids(renderer, text) for text in ("a<|im_end|>", "b", "c<|im_end|>")]
-        prompts = []
-        for _ in range(2):
-            rollout = Rollout(renderer, RECORD)
-            prompts.append([rollout.advance(answer, index != 1) for index, answer in enumerate(answers)])
-        for one, other in zip(*prompts, strict=True):
-            assert one is not None and other is not None
-            assert one.token_ids.tolist() == other.token_ids.tolist()
-
-
 def test_a_refused_history_ends_the_rollout_with_its_line(make_renderer: Callable[..., Renderer]) -> None:
     """A template that counts on calls before a tool's answer may refuse what was generated."""
     template = (
@@ -181,7 +160,7 @@ def test_a_refused_history_ends_the_rollout_with_its_line(make_renderer: Callabl
     assert caught.value.line == 7
 
 
-@pytest.mark.parametrize("url", ["/v1/chat/completions", "/v1/completions"])
+@table("url", ["/v1/chat/completions", "/v1/completions"])
 def test_a_batch_line_is_one_request(make_renderer: Callable[..., Renderer], url: str) -> None:
     """Rollout changes nothing for it."""
     body = {"prompt": [1, 2]} if url == "/v1/completions" else {"messages": RECORD.messages}

@@ -48,22 +48,13 @@ SHAREGPT_FAULTS = [
     ({"conversations": "x"}, 'conversations is "x"; expected a list of objects with from and value'),
     ({"conversations": []}, "conversations is empty; expected at least one message"),
     ({"conversations": [1]}, "conversations[0] is 1; expected an object with from and value"),
-    (
-        {"conversations": [{"value": "a"}]},
-        "conversations[0].from is missing; expected human, gpt, system or tool",
-    ),
+    ({"conversations": [{"value": "a"}]}, "conversations[0].from is missing; expected human, gpt, system or tool"),
     (
         {"conversations": [{"from": "gtp", "value": "a"}]},
         'conversations[0].from is "gtp"; expected human, gpt, system or tool',
     ),
-    (
-        {"conversations": [{"from": "human", "value": None}]},
-        "conversations[0].value is null; expected a string",
-    ),
-    (
-        {"conversations": [{"from": "human", "value": "a"}], "system": 5},
-        "system is 5; expected a string",
-    ),
+    ({"conversations": [{"from": "human", "value": None}]}, "conversations[0].value is null; expected a string"),
+    ({"conversations": [{"from": "human", "value": "a"}], "system": 5}, "system is 5; expected a string"),
     (
         {"conversations": [{"from": "human", "value": "a"}], "tools": "{"},
         'tools is "{"; expected a list of tool schemas',

@@ -102,25 +102,16 @@ def test_a_fault_in_lines_of_the_right_kind_is_called_by_its_name(
     assert reason in str(caught.value) and str(caught.value).endswith("; correct that in its lines")
 
 
-@table("good", [1, 50, 99])
-def test_one_line_that_can_be_used_is_enough(tmp_path: Path, good: int) -> None:
-    """Catches a file that is given up for lines that are bad in part, and a bound that is off by one."""
-    lines = ["no"] * 300
-    lines[good] = json.dumps({"messages": [USER]})
+NONE = '{"messages": []}'
+
+
+@table("lines", [
+    *([*["no"] * good, JSON.decode().strip(), *["no"] * (299 - good)] for good in (1, 50, 99)),
+    *([*first, *[NONE] * 300] for first in ([JSON.decode().strip()], ["no"], [NONE, '{"messages": 3}'])),
+    ["no", NONE] * 150,
+])  # fmt: skip
+def test_one_line_of_another_kind_is_enough(tmp_path: Path, lines: list[str]) -> None:
+    """Catches a file that is given up for lines that are bad in part, for faults of their own that are taken for one of
+    the file, or in its middle; and a bound that is off by one."""
     (tmp_path / "in.jsonl").write_text("\n".join(lines))
-    assert len(list(open_source(str(tmp_path / "in.jsonl")))) == 300
-
-
-@table("first", [[JSON.decode()], ["no"], ['{"messages": []}', '{"messages": 3}']])
-def test_faults_alike_behind_another_line_are_all_reported(tmp_path: Path, first: list[str]) -> None:
-    """Catches a file that is given up in its middle, when its first lines were not all alike."""
-    lines = [*first, *['{"messages": []}'] * 300]
-    (tmp_path / "in.jsonl").write_text("\n".join(line.strip() for line in lines))
     assert len(list(open_source(str(tmp_path / "in.jsonl")))) == len(lines)
-
-
-def test_lines_that_fail_for_different_reasons_are_all_reported(tmp_path: Path) -> None:
-    """Catches faults of their own that are taken for one of the file."""
-    lines = ["no", '{"messages": []}'] * 150
-    (tmp_path / "in.jsonl").write_text("\n".join(lines))
-    assert len(list(open_source(str(tmp_path / "in.jsonl")))) == 300

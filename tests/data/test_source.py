@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import random
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zstandard
 
 from apcbatch.data.input import source
 from apcbatch.data.input.layouts import LineOptions
@@ -56,20 +54,6 @@ def ids(spec: str, format: Format | None = None) -> list[str | None]:
         record.id if isinstance(record, Conversation) else f"bad:{record.line}"
         for record in open_source(spec, LineOptions(format))
     ]
-
-
-@table("suffix", [".jsonl", ".jsonl.gz", ".jsonl.zst", ".txt"])
-def test_auto_tells_the_format_line_by_line(tmp_path: Path, suffix: str) -> None:
-    """Files that were joined from several sources hold several formats."""
-    data = b"\n".join(json.dumps(line).encode() for line in LINES)
-    path = tmp_path / f"mixed{suffix}"
-    if suffix.endswith(".gz"):
-        data = gzip.compress(data)
-    elif suffix.endswith(".zst"):
-        data = zstandard.compress(data)
-    path.write_bytes(data)
-    assert ids(str(path)) == ["m", "b", "s", "bad:4"]
-    assert ids(str(path), "sharegpt") == ["bad:1", "bad:2", "s", "bad:4"]
 
 
 def test_stdin_is_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,8 +134,9 @@ def test_maps_are_objects(tmp_path: Path, suffix: str) -> None:
         assert record.params == {"logit_bias": {7: 1.5, 50: -100.0}} and record.columns == ()
 
 
-def test_damaged_rows_are_a_usage_error(tmp_path: Path) -> None:
-    """Library tracebacks are not sentences."""
+def test_damaged_rows_are_a_usage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Library tracebacks are not sentences; and a table of which nothing can be read is answered with one error
+    record."""
     path, told = tmp_path / "bad.parquet", list[str]()
     path.write_bytes(b"PAR1 this is no parquet file PAR1")
     with pytest.raises(UsageError, match=r"^cannot read .*bad\.parquet as parquet: "):
@@ -162,6 +147,14 @@ def test_damaged_rows_are_a_usage_error(tmp_path: Path) -> None:
     assert len(records) > 0 and isinstance(last, BadLine) and last.line == len(records) + 1
     assert f"torn.arrow cannot be read further after row {len(records)}: " in last.error.message
     assert told == [last.error.message]
+
+    def rows(_: object) -> Iterator[Any]:
+        raise OSError("the disk is away")
+        yield
+
+    monkeypatch.setattr(source, "rows_in", rows)
+    with pytest.raises(UsageError, match="rows.parquet cannot be read further after row 0: the disk is away"):
+        next(open_source(write_rows(tmp_path / "rows.parquet")))
 
 
 @pytest.mark.parametrize("suffix", TABLES)
@@ -260,31 +253,6 @@ def test_real_conversations_are_all_read(shared_data: Path, name: str, conversat
         counts["conversations"] += 1
         counts["messages"] += len(record.messages)
     assert counts == {"conversations": conversations, "messages": messages}
-
-
-@table("num_rows", [2, 0])
-def test_rows_that_end_in_a_fault_name_the_next_one(
-    num_rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Catches a record whose line is not the one that its error names: rows count from 1, as lines do; and a table of
-    which nothing can be read that is answered with one error record."""
-
-    def rows(_: object) -> Iterator[Any]:
-        yield from ROWS[:num_rows]
-        raise OSError("the disk is away")
-
-    monkeypatch.setattr(source, "rows_in", rows)
-    told: list[str] = []
-    records = open_source(write_rows(tmp_path / "rows.parquet"), warn=told.append)
-    reason = f"rows.parquet cannot be read further after row {num_rows}: the disk is away"
-    if not num_rows:
-        with pytest.raises(UsageError, match=reason):
-            next(records)
-        return
-    *read, broken = records
-    assert len(read) == 2 and isinstance(broken, BadLine)
-    assert (broken.line, broken.error.line, broken.error.code) == (3, 3, "invalid_request")
-    assert told == [str(broken.error)] and told[0].endswith(reason)
 
 
 def test_a_row_that_is_nested_too_deeply_is_one_error_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

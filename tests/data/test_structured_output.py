@@ -62,7 +62,10 @@ GIVEN = [
             "calls", f'[["look_up",{TEXT}],["stop",{{"type":"object"}}],["bare",{{"type":"object","properties":{{}}}}]]'
         ),
     ),
-    ({"tool_choice": NAMED}, StructuredOutput("calls", f'[["look_up",{TEXT}]]', one_call=True)),
+    *(
+        ({"tool_choice": NAMED} | more, StructuredOutput("calls", f'[["look_up",{TEXT}]]', one_call=True))
+        for more in ({}, {"parallel_tool_calls": False})
+    ),
 ]
 
 
@@ -70,12 +73,6 @@ GIVEN = [
 def test_every_shape_is_read(record, expected):
     """Fault: a form that is not applied, keys in another order than the schema's, a text taken for another kind."""
     assert check_structured_output(record, TOOLS) == expected
-
-
-def test_one_call_is_told():
-    """Fault: parallel_tool_calls says false, and calls are forced one after the other."""
-    found = check_structured_output({"tool_choice": "required", "parallel_tool_calls": False}, TOOLS)
-    assert found is not None and found.one_call
 
 
 REFUSED = [
@@ -136,26 +133,17 @@ def test_what_is_no_form_is_refused(record, words):
     assert words in caught.value.message and caught.value.code == "invalid_request"
 
 
-@table("tools", [None, []])
-def test_a_call_cannot_be_forced_without_tools(tools):
-    """Fault: `required` without tools gives a text, or a grammar of nothing."""
-    with pytest.raises(RequestError, match="there are no tools"):
+@table("tools, words", [
+    (None, "there are no tools"), ([], "there are no tools"),
+    *(([{"type": "function", "function": {"name": name}}], "no tool has a name") for name in ("", 3, None, ["f"])),
+    *(([{"function": {"name": "f", "parameters": parameters}}], 'the tool "f"')
+      for parameters in ({"type": "string"}, {"type": ["object", "null"]}, [1], {"x-guidance": {}})),
+])  # fmt: skip
+def test_a_call_cannot_be_forced_without_tools(tools, words):
+    """Fault: `required` without tools, names or parameters that are an object gives a text, a grammar of nothing, or
+    arguments that no client reads."""
+    with pytest.raises(RequestError, match=words):
         check_structured_output({"tool_choice": "required"}, tools)
-
-
-@table("name", ["", 3, None, ["f"]])
-def test_a_call_of_a_tool_without_a_name_cannot_be_forced(name):
-    """Fault: a grammar with a name that is no text."""
-    with pytest.raises(RequestError, match="no tool has a name"):
-        check_structured_output({"tool_choice": "required"}, [{"type": "function", "function": {"name": name}}])
-
-
-@table("parameters", [{"type": "string"}, {"type": ["object", "null"]}, [1], {"x-guidance": {}}])
-def test_a_tool_whose_parameters_are_no_object_cannot_be_forced(parameters):
-    """Fault: arguments that no client reads as an object."""
-    tool = {"function": {"name": "f", "parameters": parameters}}
-    with pytest.raises(RequestError, match='the tool "f"'):
-        check_structured_output({"tool_choice": "required"}, [tool])
 
 
 def test_eight_names_are_shown_and_no_more() -> None:

@@ -17,7 +17,7 @@ from apcbatch.data.chat.template_options import ChatOptions
 from apcbatch.data.helper_child import DONE
 from apcbatch.data.input.messages import check_messages
 from apcbatch.data.tokenization.tokenizer import load_tokenizer
-from apcbatch.errors import ModelError, RequestError, UsageError
+from apcbatch.errors import RequestError, UsageError
 from tests.data.conftest import STABLE_TEMPLATE, build_tokenizer, by_transformers, save_model
 from tests.effort import table
 
@@ -29,18 +29,6 @@ def template_of(folder: Path, warnings: list[str] | None = None) -> ChatTemplate
     """The template of a model folder with the shipped fallback."""
     told = [] if warnings is None else warnings
     return ChatTemplate(load_tokenizer(folder), read_fallback(None), told.append)
-
-
-def test_the_models_own_template_is_used(model_dir: Callable[..., Path], warnings: list[str]) -> None:
-    """And gives what `apply_chat_template` gives."""
-    folder = model_dir("chatml", STABLE_TEMPLATE)
-    messages = [{"role": "system", "content": " s "}, USER, {"role": "assistant", "content": "é\n"}]
-    text = template_of(folder, warnings).render(messages, TOOLS)
-    assert text == "<|im_start|>system\n s <|im_end|>\n<|im_start|>user\nhi\n<|im_end|>\n" \
-        "<|im_start|>assistant\né\n<|im_end|>\n<|im_start|>assistant\n"  # fmt: skip
-    source = by_transformers(folder)
-    assert text == source.apply_chat_template(messages, tools=TOOLS, add_generation_prompt=True, tokenize=False)
-    assert warnings == []
 
 
 WROTE = "{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}"
@@ -82,13 +70,6 @@ def test_text_parts_are_parts_where_the_template_takes_them(
     assert before_mark(template.render(marked)) == f"user:first{between}second"
 
 
-def test_a_template_file_beside_the_tokenizer_is_found(tmp_path: Path) -> None:
-    """Newer models have chat_template.jinja instead of a key in tokenizer_config.json."""
-    folder = save_model(tmp_path, build_tokenizer("chatml"))
-    (folder / "chat_template.jinja").write_text("[{{ messages[0].content }}]")
-    assert template_of(folder).render([USER]) == "[hi\n]"
-
-
 def test_the_template_for_tools_is_taken_where_there_are_tools(tmp_path: Path) -> None:
     """Some models have two templates by name."""
     named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
@@ -119,11 +100,7 @@ def test_the_fallback_is_chatml_in_plain_text(model_dir: Callable[..., Path], wa
     messages = [
         {"role": "system", "content": "be brief"},
         USER,
-        {
-            "role": "assistant",
-            "content": "let me",
-            "tool_calls": [{"type": "function", "function": function}],
-        },
+        {"role": "assistant", "content": "let me", "tool_calls": [{"type": "function", "function": function}]},
         {"role": "tool", "content": "3"},
         {"role": "assistant", "content": "", "tool_calls": [{"function": function}, {"function": function}]},
     ]
@@ -216,13 +193,6 @@ def test_a_template_reaches_nothing_but_its_data(source: str) -> None:
     except (ImportError, OverflowError, TypeError, jinja2.TemplateError) as error:
         assert "<built-in" not in str(error)
     assert messages == [USER]
-
-
-@pytest.mark.parametrize("source", ["{% for m in messages %}\n{% endif %}", "x\n{{ messages | nosuch }}"])
-def test_a_template_that_is_no_jinja_is_told_at_once(model_dir: Callable[..., Path], source: str) -> None:
-    """Once, with its line, before weights are loaded; not as an error record of every line."""
-    with pytest.raises(ModelError, match="the model's chat template, in .*, is not valid Jinja: line 2: "):
-        template_of(model_dir("gpt2", source))
 
 
 @pytest.mark.slow

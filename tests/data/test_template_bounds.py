@@ -10,21 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from apcbatch.data.chat.template import ChatTemplate, TemplateProcess, read_fallback
+from apcbatch.data.chat.template import TemplateProcess
 from apcbatch.data.chat.template_child import Template
 from apcbatch.data.helper import Helper, LimitExceeded
 from apcbatch.data.helper_child import CPU_SECONDS, DONE, MAX_CHARACTERS, MEMORY_BYTES, TOO_LONG
-from apcbatch.data.tokenization.tokenizer import load_tokenizer
 from apcbatch.errors import ModelError, RequestError
 from tests.data.conftest import build_tokenizer, by_transformers, save_model
+from tests.data.test_template import template_of
 from tests.effort import table
 
 USER = {"role": "user", "content": "hi"}
-
-
-def template_of(folder: Path) -> ChatTemplate:
-    """The template of a model folder."""
-    return ChatTemplate(load_tokenizer(folder), read_fallback(None), lambda sentence: None)
 
 
 @pytest.fixture
@@ -99,6 +94,8 @@ def test_a_template_gets_bounded_memory(model_dir: Callable[..., Path], source: 
 
 
 NO_TEMPLATES = {
+    "{% for m in messages %}\n{% endif %}": "is not valid Jinja: line 2: ",
+    "x\n{{ messages | nosuch }}": "is not valid Jinja: line 2: ",
     "{% for a in [1] %}" * 25 + "{% endfor %}" * 25: "too many statically nested blocks",
     "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}": "",
     "{{ 1" + " + 1" * 20000 + " }}": "",
@@ -110,7 +107,8 @@ NO_TEMPLATES = {
 @pytest.mark.slow
 @pytest.mark.parametrize(("source", "reason"), NO_TEMPLATES.items())
 def test_what_python_cannot_compile_is_told_at_once(model_dir: Callable[..., Path], source: str, reason: str) -> None:
-    """Catches 25 nested `for`, and nesting that the parser cannot follow: internal errors before."""
+    """Catches 25 nested `for`, and nesting that the parser cannot follow: internal errors before; or a template that is
+    no Jinja as an error record of every line."""
     with pytest.raises(ModelError, match="the model's chat template, in .*, (is not valid|cannot be)") as caught:
         template_of(model_dir("gpt2", source))
     assert reason in str(caught.value)

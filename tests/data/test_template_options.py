@@ -106,7 +106,7 @@ def test_switches_stand_beside_messages_too(make_renderer: Callable[..., Rendere
     assert rollout.prompt.token_ids.tolist() == prompts[0].token_ids.tolist()
 
 
-@pytest.mark.parametrize("turns", ["each", "last", "rollout"])
+@table("turns", ["each", "last", "rollout"])
 def test_a_line_that_continues_its_last_message_is_one_request(
     make_renderer: Callable[..., Renderer], turns: Any
 ) -> None:
@@ -256,8 +256,8 @@ def test_what_the_template_does_not_read_is_said(make_renderer: Callable[..., Re
         assert renderer.output_parser(record, prompt).warnings == (f"the chat template does not read {unread}",)
 
 
-@pytest.mark.parametrize(
-    ("given", "answer", "parts"),
+@table(
+    "given, answer, parts",
     [
         ({"enable_thinking": True}, "a\n</think>\n\nb", ("a", "b")),
         ({"enable_thinking": False}, "b", (None, "b")),
@@ -322,8 +322,7 @@ def test_a_request_keeps_the_tools_that_its_parser_reads(make_renderer: Callable
 
 
 @table(
-    "variables",
-    [{f"n{number}": 1 for number in range(64)}, {"n" * 64: 1}, {"a": "x" * ((1 << 20) - len('{"a":""}'))}],
+    "variables", [{f"n{number}": 1 for number in range(64)}, {"n" * 64: 1}, {"a": "x" * ((1 << 20) - len('{"a":""}'))}]
 )
 def test_the_most_variables_are_taken(variables: dict[str, Any]) -> None:
     """Fault: a bound that refuses its own value."""

@@ -16,7 +16,7 @@ from tokenizers import AddedToken
 
 from apcbatch.data.chat.prompt_tokens import _parts, prompt_tokens
 from apcbatch.data.end_tokens import EndTokens
-from apcbatch.data.model_files import model_files, read_model_json
+from apcbatch.data.model_files import model_files
 from apcbatch.data.tokenization import tokenizer as tokenizer_module
 from apcbatch.data.tokenization.no_tokenizer import NoTokenizer
 from apcbatch.data.tokenization.tokenizer import Tokenizer, load_tokenizer, read_vocab_size
@@ -27,17 +27,6 @@ from tests.effort import table
 ROOT = Path(__file__).parents[2]
 
 
-@table("kind", KINDS)
-def test_text_survives(kind: str, model_dir: Callable[..., Path]) -> None:
-    """Encoding and decoding a text that the vocabulary covers gives the same text."""
-    tokenizer = load_tokenizer(model_dir(kind))
-    text = "The policy: an agent books\n flight reservations. 東京へ行きます。"
-    if kind == "unigram":
-        text = "The policy: an agent books flight reservations."
-    assert tokenizer.decode(tokenizer.encode(text).ids).lstrip(" ") == text
-    assert tokenizer.vocab_size >= max(tokenizer.encode(text).ids)
-
-
 def test_truncation_and_padding_of_a_file_are_off(tmp_path: Path) -> None:
     """tokenizer.json files are published with the truncation of somebody's training run in them."""
     tokenizer = build_tokenizer("gpt2")
@@ -46,25 +35,6 @@ def test_truncation_and_padding_of_a_file_are_off(tmp_path: Path) -> None:
     loaded = load_tokenizer(save_model(tmp_path, tokenizer))
     assert len(loaded.encode("user " * 50).ids) > 50
     assert len(loaded.encode("a").ids) == 1
-
-
-def test_a_decoded_answer_has_its_tool_calls_and_no_special_tokens(tmp_path: Path) -> None:
-    """Markers of tool calls are special in some tokenizers; without them a call is plain text."""
-    tokenizer = build_tokenizer("chatml")
-    tokenizer.add_special_tokens([AddedToken("<tool_call>", special=True), AddedToken("</tool_call>", special=True)])
-    loaded = load_tokenizer(save_model(tmp_path, tokenizer))
-    ids = loaded.encode("a <tool_call>{}</tool_call> b<|im_end|><|endoftext|>").ids
-    assert loaded.decode(ids) == "a {} b"
-    loaded.keep_markers(("<tool_call>", "</tool_call>", "not there"))
-    assert loaded.decode(ids) == "a <tool_call>{}</tool_call> b"
-    assert loaded.decode([]) == ""
-
-
-def test_half_a_character_is_decoded(model_dir: Callable[..., Path]) -> None:
-    """An answer that max_tokens ends in the middle of a character is an answer."""
-    tokenizer = load_tokenizer(model_dir("gpt2"))
-    ids = tokenizer.encode("🦔").ids
-    assert len(ids) > 1 and "\ufffd" in tokenizer.decode(ids[:1])
 
 
 def test_without_a_size_in_the_config_the_vocabulary_has_the_added_tokens(tmp_path: Path) -> None:
@@ -223,7 +193,10 @@ def test_the_schema_of_the_answers_is_searchable_text(tmp_path: Path) -> None:
     assert load_tokenizer(folder).answer_schema == '[{"x": "<\uff5ctool\u2581calls\uff5c>s*"}]'
 
 
-@table("size, is_read", [(1, True), (2**31, True), (0, False), (-1, False), (2**31 + 1, False), (True, False)])
+@table(
+    "size, is_read",
+    [(1, True), (2**31, True), *((no, False) for no in (0, -1, 2**31 + 1, True, 1 << 70, "x", None, 1.5))],
+)
 def test_how_many_ids_a_model_may_have(tmp_path: Path, size: object, is_read: bool) -> None:
     """Catches a vocabulary of no or of too many ids, for which memory is taken, and one that is refused at its end."""
     for config in ({"vocab_size": size}, {"vocab_size": 7, "text_config": {"vocab_size": size}}):
@@ -253,13 +226,6 @@ def test_a_file_of_a_model_has_so_many_bytes_and_no_more(tmp_path: Path, name: s
     os.truncate(tmp_path / name, most + 1)
     with pytest.raises(ModelError, match=f"holds {most + 1:,} bytes; at most {most:,} are read"):
         model_files(tmp_path)
-
-
-def test_a_configuration_that_is_no_file_is_told(tmp_path: Path) -> None:
-    """Catches a folder in the place of a file that ends in a traceback."""
-    (tmp_path / "tokenizer_config.json").mkdir()
-    with pytest.raises(ModelError, match="tokenizer_config.json cannot be read: "):
-        read_model_json(tmp_path / "tokenizer_config.json")
 
 
 def test_a_tokenizer_that_takes_no_text_at_all_is_told_at_once(

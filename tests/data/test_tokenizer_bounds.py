@@ -141,6 +141,7 @@ def places(encoding: Encoding) -> tuple[object, ...]:
     return encoding.ids, encoding.offsets, [encoding.char_to_token(place) for place in range(0, 70_000, 997)]
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILY_TOKENIZERS)
 def test_a_long_text_has_the_tokens_of_the_library(family: str, tmp_path: Path) -> None:
@@ -196,12 +197,17 @@ def odd_neighbour(path: Path, kind: str) -> None:
         path.symlink_to({"dangling": "nowhere", "device": "/dev/zero"}[kind])
 
 
+NEEDED = ("tokenizer.json", "tokenizer_config.json", "config.json", "generation_config.json", "special_tokens_map.json",
+          "chat_template.jinja", "additional_chat_templates/x.jinja")  # fmt: skip
+
+
 @table("kind", ["pipe", "folder", "dangling", "device", "large"])
 def test_what_the_tokenizer_needs_must_be_a_file(tmp_path: Path, kind: str) -> None:
     """Catches a run that waits for the tokenizer's file without end, or reads it without end."""
     folder = save_model(tmp_path, build_tokenizer("chatml"))
-    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"):
+    for name in NEEDED:
         path = folder / name
+        path.parent.mkdir(exist_ok=True)
         kept = path.read_bytes() if path.exists() else None
         path.unlink(missing_ok=True)
         odd_neighbour(path, kind)

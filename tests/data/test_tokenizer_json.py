@@ -23,7 +23,6 @@ from tests.data.conftest import CORPUS, KINDS, build_tokenizer, by_transformers,
 from tests.data.family_tokenizers import FAMILY_TOKENIZERS, save_family_tokenizer
 from tests.effort import table, tries
 
-FIRST_SPECIAL = {"unigram": "<unk>", "metaspace": "<unk>", "legacy": "<unk>"}
 BUILT = {kind: build_tokenizer(kind).to_str() for kind in KINDS}
 TEXTS = [
     *CORPUS,
@@ -139,22 +138,6 @@ def test_what_is_read_is_what_transformers_reads(made: tuple[str, dict[str, Any]
 def test_the_tokenizers_of_families_are_read_as_by_transformers(family: str, tmp_path: Path) -> None:
     """Fault: a family whose pattern, normalizer, decoder or tokens are read otherwise than by `transformers`."""
     assert_the_same(save_family_tokenizer(tmp_path, family))
-
-
-@table("kind", KINDS)
-def test_usual_folders_are_read(kind: str, tmp_path: Path) -> None:
-    """Fault: a key, a file or a token of a folder as `transformers` saves it is read otherwise."""
-    special = FIRST_SPECIAL.get(kind, "<|endoftext|>")
-    tokenizer = build_tokenizer(kind)
-    declared = {str(number): added(token) for number, token in tokenizer.get_added_tokens_decoder().items()}
-    folder = save_model(
-        tmp_path, tokenizer, "{{ messages }}", added_tokens_decoder=declared, eos_token=special, bos_token=None,
-        additional_special_tokens=[special], clean_up_tokenization_spaces=False, model_max_length=10**30,
-    )  # fmt: skip
-    (folder / "special_tokens_map.json").write_text('{"eos_token": "a"}')
-    assert_the_same(folder)
-    (folder / "chat_template.jinja").write_bytes(b"own\r\n")  # goes before the other one
-    assert_the_same(folder)
 
 
 @table(

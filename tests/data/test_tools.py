@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
 from apcbatch.data.grammar.structured_output import check_structured_output
 from apcbatch.data.input.tools import check_tools
-from apcbatch.errors import RequestError
 from tests.data.conftest import USER, batch, fault, good
 from tests.effort import table
 
@@ -93,16 +90,6 @@ def test_a_misspelt_schema_is_said() -> None:
     ):
         [sentence] = good({"messages": [USER], "tools": [tool]}).warnings
         assert sentence == f'{where} has no parameters; its keys "paramters" are not known as a schema'
-
-
-def test_parameters_that_are_no_schema_force_nothing() -> None:
-    """Fault: parameters as a list of names, which the grammar library takes for keywords that it does not know, so that
-    any arguments come."""
-    tools = check_tools([{"name": "f", "parameters": {"query": {"type": "string"}, "limit": {"type": "integer"}}}])
-    with pytest.raises(
-        RequestError, match='the parameters of the tool "f" are no JSON schema .they have "query", "limit"'
-    ):
-        check_structured_output({"tool_choice": "required"}, tools)
 
 
 @table("text", ['{"a": 1', "{'a': 1}", "[1]", "null"])

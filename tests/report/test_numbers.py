@@ -291,6 +291,8 @@ def test_what_a_summary_says_wrongly_is_not_known(apcbatch: Callable[..., Outcom
     ]
     told = verdict(found.requests, [replace(segment, end=end) for end in ends], True, {})
     assert told["prefill_tokens_per_s"] == 20.0 and told["decode_tokens_per_s"] is None
+    untimed = verdict(found.requests, [replace(segment, end=end) for end in ends[2:]], True, {})
+    assert untimed["prefill_tokens_per_s"] is None, "of no time there is no rate"
     assert told["warnings"] == ["a", "b"] and told["seconds"]["prefill"] == 10.5
 
 
