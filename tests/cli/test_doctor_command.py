@@ -10,6 +10,7 @@ import pytest
 from apcbatch.cli.program import main
 from apcbatch.job.doctor import Finding
 from apcbatch.model.locate import locate_model
+from tests.effort import table
 
 
 def findings(capsys):
@@ -88,7 +89,7 @@ def test_the_instruction_set_can_be_chosen(capsys, monkeypatch):
     assert "APCBATCH_ISA is 'avx3'; expected one of" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("faults", "code"), [(1, 1), (0, 0)])
+@table("faults, code", [(1, 1), (0, 0)])
 def test_each_finding_is_a_row(capsys, monkeypatch, faults, code):
     """Fault: a warning fails a script, a fault does not, or the words of two rows do not stand below each other."""
     found = [Finding("python", True, "3.11"), Finding("template", True, "none", is_warning=True)]

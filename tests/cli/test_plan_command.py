@@ -50,6 +50,7 @@ def test_what_cannot_be_used_ends_with_2_and_a_sentence(capsys, tmp_path, monkey
         ("plan in.jsonl --block-size 0", "--block-size is '0'; expected an integer from 1"),
         ("plan in.jsonl --min-gain-tokens 0", "--min-gain-tokens"),
         ("plan in.jsonl --policy none", "'none'"),
+        ("plan in.jsonl --turns rollout", "--turns rollout: its prompts are built on answers"),
         ("plan in.jsonl --json missing/plan.json", "--json missing/plan.json cannot be written"),
         ("plan in.jsonl --json in.jsonl", "INPUT and --json are the same file, in.jsonl"),
         ("plan in.jsonl --model nothing", "'nothing'"),

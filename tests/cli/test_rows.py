@@ -24,6 +24,7 @@ from apcbatch.cli.terminal import (
 )
 from apcbatch.errors import UsageError
 from apcbatch.sampling import MOST_TOKENS
+from tests.effort import table
 
 
 class Stream(io.StringIO):
@@ -61,8 +62,8 @@ def test_block_sizes_that_can_be_are_read() -> None:
             read_block_sizes("--block-sizes", text, "1,16")
 
 
-@pytest.mark.parametrize(
-    ("data", "shown"),
+@table(
+    "data, shown",
     [(b"{}", "{}\n"), (b"{}\n", "{}\n"), ('{"a":"\u009b\u00e9"}'.encode(), '{"a":"\\u009b\u00e9"}\n')],
 )
 def test_json_ends_with_one_newline(data: bytes, shown: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,7 @@ from apcbatch.errors import StoppedError, UsageError
 from apcbatch.formats import FORMAT_CHOICES, TURNS
 from apcbatch.job import open
 from apcbatch.job.signals import Interrupted
+from tests.effort import table
 
 
 @pytest.fixture(autouse=True)
@@ -49,10 +50,7 @@ def test_what_cannot_be_used_ends_with_2_and_a_sentence(capsys, tmp_path):
         ("run in.jsonl -o out.jsonl --resume --overwrite", "--resume and --overwrite exclude each other"),
         ("run in.jsonl -o out.jsonl -q -v", "--quiet and --verbose exclude each other"),
         ("run in.jsonl -o out.jsonl --store s --no-store", "--store and --no-store exclude each other"),
-        (
-            "run in.jsonl -o out.jsonl --config c.yaml",
-            "c.yaml: blok_size is not an option; did you mean block_size?",
-        ),
+        ("run in.jsonl -o out.jsonl --config c.yaml", "c.yaml: blok_size is not an option; did you mean block_size?"),
         ("run in.jsonl -o out.jsonl --config missing.yaml", "missing.yaml cannot be read"),
         ("run missing.jsonl -o out.jsonl", "missing.jsonl"),
         ("run .. -o out.jsonl", "folder"),
@@ -233,8 +231,8 @@ def test_what_is_said_commands_no_terminal_and_fails_nowhere(monkeypatch, capsys
     assert broken.flush.called
 
 
-@pytest.mark.parametrize(
-    ("result", "last_line", "code", "said"),
+@table(
+    "result, last_line, code, said",
     [
         (None, None, 0, ""),
         (3, None, 3, ""),
@@ -261,3 +259,4 @@ def test_the_last_line_is_what_continues(monkeypatch, capsys, result, last_line,
     assert capsys.readouterr().err == said
     monkeypatch.setattr("sys.argv", ["apcbatch", "doctor"])
     assert main() == code and left == [True], "the process ends with its own command line alone"
+    capsys.readouterr()

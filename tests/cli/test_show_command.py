@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from apcbatch.data.chat.render import Renderer
 from apcbatch.display import cells
 from apcbatch.job.inspection import Inspection, Setting, Shared
 from apcbatch.model.locate import locate_model
-from tests.conftest import ROOT, SHARED_DATA
+from tests.conftest import ROOT
 from tests.terminal import in_terminal
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
@@ -249,26 +248,6 @@ def test_a_terminal_of_one_column_is_taken_for_the_least_that_can_be_read():
     assert lines[0][:text] == lines[1][:text] != lines[2][:text] and max(map(cells, lines[0][:text])) == 8
     assert lines[0][text + 2 :][:2] == ["wx", "yz"] and "wxyz" in lines[1]
     assert lines[2][:2] == ["line 1 (of no known format, model m)", "line 1 read as a conversation: r"]
-
-
-@pytest.mark.drawn(1)
-@pytest.mark.slow
-@pytest.mark.data
-@pytest.mark.parametrize("name", ["tau_bench", "taskmaster4", "toolbench_dfs"])
-def test_real_conversations(name, capsys):
-    """Fault: the parts of a real prompt are not its text, or what is shared is not what both begin with."""
-    path = str(SHARED_DATA / f"{name}.jsonl")
-    line = random.randrange(2, 12)
-    found, before = (shown_of(capsys, path, number) for number in (line, line - 1))
-    assert "".join(token["text"] for token in found["tokens"]) == found["text"], f"line {line}"
-    ids, other = ([token["id"] for token in one["tokens"]] for one in (found, before))
-    common = next((at for at, (one, two) in enumerate(zip(ids, other, strict=False)) if one != two), len(other))
-    assert max([one["tokens"] for one in found["shared"]], default=0) >= common, f"line {line}"
-
-
-def shown_of(capsys, path: str, line: int):
-    assert main(["show", path, "--line", str(line), "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
 
 
 def test_the_prompt_of_a_score_is_the_prompt(capsys, monkeypatch):

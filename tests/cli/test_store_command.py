@@ -17,7 +17,9 @@ from apcbatch.cli.store import _parse_age
 from apcbatch.store import Store
 from apcbatch.store.index import ModelStats
 from apcbatch.store.store import StoreStats
+from tests.effort import table
 
+STORE_COMMANDS = {"stat": (), "check": (), "prune": ("--size", "1")}
 MODELS = {"mamba": b"\x01" * 32, "jamba": b"\x02" * 32}
 
 
@@ -48,9 +50,7 @@ def test_stat_counts_by_model(folder, capsys):
     assert stats["entries"] == 5 and entries == {"mamba": 3, "jamba": 2}
 
 
-@pytest.mark.parametrize(
-    ("num_stranded", "said"), [(0, "5 snapshots, 7 B"), (2, "5 snapshots, 2 of them stranded, 7 B")]
-)
+@table("num_stranded, said", [(0, "5 snapshots, 7 B"), (2, "5 snapshots, 2 of them stranded, 7 B")])
 def test_stat_counts_what_cannot_be_used(monkeypatch, capsys, tmp_path, num_stranded, said):
     """Fault: snapshots that lost an ancestor are counted like the others, or none is said to be one of them."""
     stats = SimpleNamespace(path="states", entries=5, num_bytes=7, num_stranded=num_stranded, models=[])
@@ -89,7 +89,8 @@ def test_prune_by_model_by_size_and_by_age(folder, capsys):
 def test_what_cannot_be_done_ends_with_2_and_a_sentence(folder, capsys):
     """Fault: a slip drops everything, makes a new store, or ends in a traceback."""
     for arguments, sentence in [
-        (["stat", "nowhere"], "nowhere is not a folder"),
+        *(([one, "nowhere", *more], "nowhere is not a folder") for one, more in STORE_COMMANDS.items()),
+        *(([one, *more], "Missing argument 'DIR'") for one, more in STORE_COMMANDS.items()),
         (["prune", "STORE"], "nothing says what to drop"),
         (["prune", "STORE", "--size", "much"], "--size is 'much'; expected a size such as 5GiB"),
         (["prune", "STORE", "--older-than", "long"], "--older-than is 'long'; expected an age such as"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from types import SimpleNamespace
 
@@ -11,6 +10,7 @@ import pytest
 from apcbatch.cli import tune
 from apcbatch.cli.program import main
 from apcbatch.tuning import measurement
+from tests.effort import table
 
 CHOICE = SimpleNamespace(recommended=SimpleNamespace(block_size=96), min_gain_tokens=7, reason="it is the best.")
 CHAT = '{"messages":[{"role":"user","content":"Hi"},{"role":"assistant","content":"Hello"}]}\n'
@@ -36,10 +36,7 @@ def test_what_cannot_be_used_ends_with_2_and_a_sentence(capsys, tmp_path):
         ("in.jsonl --json in.jsonl", "INPUT and --json are the same file, in.jsonl"),
         ("in.jsonl --json t.txt --write t.txt", "--write and --json are the same file"),
         ("in.jsonl --write -", "only --json goes to standard output"),
-        (
-            "in.jsonl --plot t.svg",
-            "--plot is not an option any more; nothing is drawn: leave it out",
-        ),
+        ("in.jsonl --plot t.svg", "--plot is not an option any more; nothing is drawn: leave it out"),
         ("in.jsonl --verify -1", "--verify"),
         ("- --verify 1", "- can be read once; give a file"),
         ("empty.jsonl", "empty.jsonl is empty: there is nothing to answer"),
@@ -66,12 +63,20 @@ def test_a_failure_leaves_no_new_file_and_keeps_an_old_one(monkeypatch, tmp_path
     assert "\nmeasuring prefill, snapshots, restores and writes\n" in f"\n{capsys.readouterr().err}"
 
 
-@pytest.mark.parametrize("config", [None, "base.yaml"])
-def test_what_was_written_and_what_to_run_next_is_said(monkeypatch, tmp_path, capsys, config):
-    """Fault: the file is written in silence; or the command that is named does not run with the choice."""
+DOCUMENT = '{\n  "a": 1\n}'
+
+
+@pytest.fixture
+def chosen(monkeypatch):
+    """The choice is known, its table and its document are made up."""
     monkeypatch.setattr(tune, "_find", lambda *_: CHOICE)
     monkeypatch.setattr("apcbatch.tuning.export.text.tuning_lines", lambda *_: iter(["table"]))
-    monkeypatch.setattr("apcbatch.tuning.export.documents.tuning_document", lambda *_: {})
+    monkeypatch.setattr("apcbatch.tuning.export.documents.tuning_document", lambda *_: {"a": 1})
+
+
+@pytest.mark.parametrize("config", [None, "base.yaml"])
+def test_what_was_written_and_what_to_run_next_is_said(chosen, tmp_path, capsys, config):
+    """Fault: the file is written in silence; or the command that is named does not run with the choice."""
     (tmp_path / "base.yaml").write_text("max_running: 5\n")
     given = ["--config", config] if config else []
     asked = ["tune-block-size", "in.jsonl", "--write", "t.yaml", "--limit", "2", "--window-tokens", "9"]
@@ -87,39 +92,32 @@ def test_what_was_written_and_what_to_run_next_is_said(monkeypatch, tmp_path, ca
     assert all([f"{name}:", value] in shown for name, value in expected.items())
 
 
-def test_each_output_goes_where_it_was_asked_for(monkeypatch, tmp_path, capsys):
-    """Fault: a table stands before the JSON, `wrote -` is said, or several inputs leave the command without an OUT."""
+def test_each_output_goes_where_it_was_asked_for(chosen, tmp_path, capsys):
+    """Fault: a table stands before the JSON, `wrote -` is said, the numbers are written where the choice was asked for,
+    or several inputs leave the command without an OUT."""
     for arguments, out, said in [
         ("in.jsonl", "table", []),
         ("in.jsonl --json t.json", "table", ["wrote t.json"]),
-        ("in.jsonl --json -", "{}", []),
-        ("in.jsonl --json - --write t.yaml", "{}", ["wrote t.yaml (", "apcbatch run in.jsonl -o in.answers.jsonl "]),
+        ("in.jsonl --json -", DOCUMENT, []),
+        ("in.jsonl --json t.json --write t.yaml", "table", ["wrote t.json", "wrote t.yaml (", "apcbatch run "]),
+        (
+            "in.jsonl --json - --write t.yaml",
+            DOCUMENT,
+            ["wrote t.yaml (", "apcbatch run in.jsonl -o in.answers.jsonl "],
+        ),
         ("in.jsonl b.jsonl --write t.yaml", "table", ["wrote t.yaml (", "apcbatch run in.jsonl b.jsonl -o answers."]),
     ]:
         (tmp_path / "b.jsonl").write_text(CHAT)
-        monkeypatch.setattr(tune, "_find", lambda *_: CHOICE)
-        monkeypatch.setattr("apcbatch.tuning.export.text.tuning_lines", lambda *_: iter(["table"]))
-        monkeypatch.setattr("apcbatch.tuning.export.documents.tuning_document", lambda *_: {})
         assert main(["tune-block-size", *arguments.split()]) == 0
         captured = capsys.readouterr()
         lines = captured.err.splitlines()
         assert captured.out == f"{out}\n" and len(lines) == len(said)
         assert all(line.startswith(words) for line, words in zip(lines, said, strict=True)), lines
+        for name, held in (("t.json", DOCUMENT), ("t.yaml", "block_size: 96")):
+            assert name not in arguments or held in (tmp_path / name).read_text()
 
 
-def test_each_file_holds_what_its_flag_says(monkeypatch, tmp_path, capsys):
-    """Fault: the numbers are written where the choice was asked for, or a file is not named."""
-    monkeypatch.setattr(tune, "_find", lambda *_: CHOICE)
-    monkeypatch.setattr("apcbatch.tuning.export.text.tuning_lines", lambda *_: iter(["table"]))
-    monkeypatch.setattr("apcbatch.tuning.export.documents.tuning_document", lambda *_: {"a": 1})
-    assert main(["tune-block-size", "in.jsonl", "--json", "t.json", "--write", "t.yaml"]) == 0
-    said = capsys.readouterr().err.splitlines()
-    assert said[0] == "wrote t.json" and said[1].startswith("wrote t.yaml (") and len(said) == 3
-    assert json.loads((tmp_path / "t.json").read_text())["a"]
-    assert "block_size: 96" in (tmp_path / "t.yaml").read_text()
-
-
-@pytest.mark.parametrize(("num_real_runs", "num_run"), [(0, 0), (1, 1), (5, 2)])
+@table("num_real_runs, num_run", [(0, 0), (1, 1), (5, 2)])
 def test_no_more_than_the_candidates_are_run(monkeypatch, capsys, num_real_runs, num_run):
     """Fault: runs are announced that are not made, or made though --verify is 0."""
     surveyed = SimpleNamespace(footprint=None, forecast=SimpleNamespace(requests=1))

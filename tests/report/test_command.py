@@ -104,6 +104,7 @@ def test_what_is_refused_is_refused_with_a_sentence(out: Path, apcbatch: Command
     (tmp_path / "notes.txt").write_text("mine\n")
     (tmp_path / "folder").mkdir()
     (tmp_path / "two.jsonl").write_bytes(out.read_bytes())
+    (tmp_path / "c.gz.part").write_bytes(out.read_bytes())
     os.mkfifo(tmp_path / "pipe")
     cases = {
         ("nothing.jsonl",): "nothing.jsonl cannot be read",
@@ -126,7 +127,9 @@ def test_what_is_refused_is_refused_with_a_sentence(out: Path, apcbatch: Command
         ("out.jsonl", "-o", "/dev/full"): "is a device",
         ("out.jsonl", "-o", "none/r.html"): "mkdir -p",
         ("out.jsonl", "-o", "out.jsonl", "--overwrite"): "OUT and -o are the same file",
-        ("out.jsonl", "-o", "out.jsonl.run.json", "--overwrite"): "are the same file",
+        ("out.jsonl", "-o", "out.jsonl.run.json", "--overwrite"): "OUT.run.json and -o are the same file",
+        ("c.gz", "-o", "c.gz.part", "--overwrite"): "OUT and -o are the same file",
+        ("c.gz", "-o", "c.gz", "--overwrite"): "OUT when it is complete and -o are the same file",
         ("out.jsonl", "-o", "out.jsonl.trace.jsonl", "--overwrite"): "are the same file",
         ("out.jsonl", "two.jsonl", "-o", "two.jsonl", "--overwrite"): "OUT 2 and -o are the same file",
         ("out.jsonl", "two.jsonl", "-o", "out.jsonl.run.json", "--overwrite"): "OUT 1.run.json and -o are the same",
@@ -336,17 +339,3 @@ def test_a_bad_path_is_refused_before_any_work(apcbatch: Command, engines: list[
         assert done.code == 2 and sentence in done.stderr, (options, done.stderr)
     assert not engines and (tmp_path / "notes.txt").read_text() == "mine\n"
     assert not (tmp_path / "out.jsonl").exists() and not (tmp_path / "r.html").exists()
-
-
-def test_files_that_a_report_would_replace_are_told_apart(out: Path, apcbatch: Command, tmp_path: Path) -> None:
-    """Fault: which of two OUTs a sentence is about is not to be seen."""
-    (tmp_path / "b.jsonl").write_bytes(out.read_bytes())
-    (tmp_path / "c.gz.part").write_bytes(out.read_bytes())
-    for *outs, path, name in (
-        ("out.jsonl", "out.jsonl.run.json", "OUT.run.json and -o"),
-        ("b.jsonl", "out.jsonl", "out.jsonl.run.json", "OUT 2.run.json and -o"),
-        ("c.gz", "c.gz.part", "OUT and -o"),
-        ("c.gz", "c.gz", "OUT when it is complete and -o"),
-    ):
-        done = apcbatch("report", *outs, "-o", path, "--overwrite")
-        assert done.code == 2 and name in done.stderr, done.stderr

@@ -11,13 +11,11 @@ from typing import Any
 import pytest
 
 from apcbatch.errors import UsageError
-from apcbatch.job.tracing.trace_file import read_trace
 from apcbatch.report.curve import MOST_CANDIDATES, read_curve
-from apcbatch.report.tree import merge_edges
 from tests.chats import conversation, write_lines
 from tests.job.conftest import Outcome
 from tests.report.conftest import document_of
-from tests.report.documents import document, trace_lines
+from tests.report.documents import document
 
 FREE = {"errors_by_code", "finish_reasons", "answer_warnings", "run_file", "machine"}  # mappings whose keys are data
 
@@ -44,16 +42,6 @@ def test_a_made_up_document_has_the_form_of_a_real_one(apcbatch: Callable[..., O
         run["drafts"] = run["requests"]["drafted"] = run["requests"]["accepted"] = None
     assert real["comparisons"][0]["changed_options"] and real["comparisons"][0]["different"]
     assert shape(real) == shape(made)
-
-
-def test_a_made_up_trace_is_one(tmp_path: Path) -> None:
-    """Fault: the reports of a test are made of what no reader of traces accepts."""
-    path = tmp_path / "out.jsonl.trace.jsonl"
-    path.write_bytes(b"".join(trace_lines(120, random.randrange(1 << 30), 3)))
-    trace = read_trace(path)
-    assert len(trace.segments) == 3 and not trace.notes
-    tree = merge_edges(trace.segments)
-    assert tree is not None and sum(tree["restored"]) == sum(map(sum, (one.edges.restored for one in trace.segments)))
 
 
 def test_the_curve_of_a_plan(real: Callable[..., Outcome], tmp_path: Path) -> None:

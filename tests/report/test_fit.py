@@ -201,19 +201,6 @@ def test_prompts_are_cut_as_answers_are() -> None:
     assert cut_columns(cut, 100)["answer_characters"] == 8
 
 
-def test_a_cut_text_has_the_length_that_was_asked_for() -> None:
-    """Fault: a text is a character too long, has no ellipsis, or loses the end by which prompts differ."""
-    for limit, end, middle in [
-        (10, "abcdefghij", "abcdefghij"),
-        (9, "abcdefgh\u2026", "ab\u2026efghij"),
-        (4, "abc\u2026", "a\u2026ij"),
-        (2, "a\u2026", "\u2026j"),
-        (1, "\u2026", "\u2026"),
-        (0, "", ""),
-    ]:
-        assert (shortened("abcdefghij", limit), shortened_middle("abcdefghij", limit)) == (end, middle)
-
-
 def test_calls_are_cut_from_the_last_one_on() -> None:
     """Fault: a call is left out that has room, or one too many is kept."""
     calls = [{"name": "f", "arguments": "abc"}] * 3

@@ -21,7 +21,7 @@ from apcbatch.report.out_file import find_out
 from apcbatch.report.requests import Requests, answer_of
 from apcbatch.report.run import read_run
 from apcbatch.report.tokens import turn_sums
-from apcbatch.report.verdict import _percentiles, _rate, verdict
+from apcbatch.report.verdict import _percentiles, verdict
 from tests.chats import conversation, read_records, write_lines
 from tests.conftest import SHARED_DATA
 from tests.job.conftest import Outcome
@@ -126,19 +126,6 @@ def test_of_real_conversations_too(name: str, real: Callable[..., Outcome], tmp_
     run = run_of(tmp_path / "out.jsonl")
     check_equals_summary(run, done.summary, done.code)
     check_sums(run, read_records(tmp_path / "out.jsonl"))
-
-
-@pytest.mark.slow
-def test_the_tool_calls_of_a_real_record(real: Callable[..., Outcome], tmp_path: Path) -> None:
-    """Fault: a call that the model made is not in the report, or not with the arguments that OUT has."""
-    line = json.loads(EXAMPLES.read_text().splitlines()[1])
-    write_lines(tmp_path / "in.jsonl", [line | {"messages": line["messages"][:2]}])
-    assert real("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 64, "-q").code == 0
-    [record] = read_records(tmp_path / "out.jsonl")
-    message = record["response"]["body"]["choices"][0]["message"]
-    table = run_of(tmp_path / "out.jsonl")["requests"]
-    assert message["tool_calls"] and table["calls"] == [[call["function"] for call in message["tool_calls"]]]
-    assert table["answer"] == [message["content"] or ""] and table["finishes"][table["finish"][0]] == "tool_calls"
 
 
 def test_errors_several_inputs_and_several_answers(real: Callable[..., Outcome], tmp_path: Path) -> None:
@@ -301,17 +288,6 @@ def test_of_nothing_no_share_is_restored() -> None:
     told = verdict(Requests(), [], False, {})
     assert (told["requests"], told["hit_rate"], told["prompt_tokens"], told["unfinished"]) == (0, 0.0, 0, False)
     assert told["ideal_hit_rate"] in (None, 0.0)
-
-
-def test_a_rate_of_several_processes_is_of_all_their_tokens() -> None:
-    """Fault: the mean of the rates, in which a process of a second weighs as much as one of an hour."""
-
-    def summary(rate: float | None, seconds: float) -> dict[str, Any]:
-        return {"decode_tokens_per_s": rate, "seconds": {"decode": seconds}}
-
-    assert _rate([summary(10.0, 1.0), summary(40.0, 2.0)], "decode") == 30.0
-    assert _rate([summary(10.0, 0.0), summary(None, 3.0), summary(7.0, 2.0)], "decode") == 7.0
-    assert _rate([summary(10.0, 0.0), summary(None, 3.0)], "decode") is None
 
 
 def test_without_a_run_file_the_report_says_so(apcbatch: Callable[..., Outcome], tmp_path: Path) -> None:

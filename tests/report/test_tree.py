@@ -78,11 +78,6 @@ def test_no_more_edges_than_a_page_shows() -> None:
     assert sum(tree["hidden"]) > 0
 
 
-def test_without_a_trace_there_is_no_tree() -> None:
-    """Fault: an empty picture in place of a sentence."""
-    assert merge_edges([]) is None
-
-
 def test_what_saves_least_is_folded_into_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault: an edge that saves much is folded before one that saves little, a parent before its children, or what was
     folded is counted as another's, twice or not at all."""
