@@ -98,10 +98,7 @@ def node_at(tree: PrefixTree, index: int, position: int) -> int:
 def points(tree: PrefixTree, data: Dataset, held: set[Prompt]) -> set[tuple[int, int]]:
     """Held prefixes as the planner takes them."""
     return {
-        (
-            node_at(tree, next(i for i, prompt in enumerate(data.prompts) if prompt[: len(p)] == p), len(p)),
-            len(p),
-        )
+        (node_at(tree, next(i for i, prompt in enumerate(data.prompts) if prompt[: len(p)] == p), len(p)), len(p))
         for p in held
     }
 

@@ -7,16 +7,7 @@ import random
 
 from apcbatch.plan.planner import Plan, Planner
 from tests.effort import tries
-from tests.plan.plan_oracle import (
-    HYBRID,
-    STATE_ONLY,
-    Dataset,
-    Prompt,
-    dataset,
-    make_plan,
-    random_dataset,
-    random_held,
-)
+from tests.plan.plan_oracle import HYBRID, STATE_ONLY, Dataset, Prompt, dataset, make_plan, random_dataset, random_held
 
 BLOCKS = [1, 2, 3, 5, 8, 64]
 
@@ -134,10 +125,3 @@ def test_for_later_what_nobody_computes_is_not_promised() -> None:
     plan = make_plan(data, Planner(2, later_budget_bytes=None), {prompt[:18] for prompt in data.prompts})
     assert [todo.resume_at for todo in plan.requests] == [18, 18]
     assert (kept_for_later(data, plan), plan.for_later) == ({}, {2: (0, 0)})
-
-
-def test_for_later_a_first_prompt_that_others_continue_is_a_stem() -> None:
-    """Catches a branch at the end of the very first request that is passed over."""
-    data = dataset([1, 2], [1, 2, 3, 3], [1, 2, 4, 4])
-    plan = make_plan(data, Planner(1, later_budget_bytes=None, footprint=STATE_ONLY))
-    assert set(kept_for_later(data, plan)) == {(1,), (1, 2), (1, 2, 3), (1, 2, 4)}

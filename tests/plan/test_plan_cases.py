@@ -11,52 +11,26 @@ import numpy as np
 import pytest
 
 from apcbatch.plan.planner import Planner
-from tests.effort import tries
+from tests.effort import table, tries
 from tests.plan.plan_oracle import Dataset, dataset, make_plan, numbers
 
-ORDERS = ["auto", "file"]
+STEM, TRUNK, TAIL = numbers(1000, 1), numbers(2000, 2), numbers(400, 5)
+IMAGES = [token for image in range(1, 5) for token in [image] * 700]
+AGENT = IMAGES + numbers(3382 - len(IMAGES) - len(TAIL), 6) + TAIL
+NEXT = AGENT[:1700] + [AGENT[1700] % 999 + 1] + numbers(4584 - 1701 - len(TAIL), 7) + TAIL
 
 
-def resumes(*prompts: list[int], order: str = "file") -> list[int]:
-    return [todo.resume_at for todo in make_plan(dataset(*prompts), Planner(544, order)).requests]
-
-
-@pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 1000, 1024, 1025])
-def test_the_same_prompt_again(length: int) -> None:
-    """Catches a plan that resumes at the whole prompt, where one token is always computed, or computes more."""
-    prompt = numbers(length, length)
-    assert resumes(prompt, prompt, prompt) == [0, length - 1, length - 1]
-
-
-def test_a_shared_stem() -> None:
-    """Catches a stem that only the first follower finds."""
-    stem = numbers(1000, 1)
-    assert resumes(*[stem + [1001 + i] + numbers(99, 10 + i) for i in range(5)]) == [0, 1000, 1000, 1000, 1000]
-
-
-def test_forks_in_the_middle() -> None:
-    """Catches reuse that restarts from the end of a prompt only."""
-    trunk = numbers(2000, 2)
-    forks = [trunk[:1500] + [1001 + i] + numbers(499, 20 + i) for i in range(4)]
-    assert resumes(trunk, *forks) == [0, 1500, 1500, 1500, 1500]
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_submitted_together(order: str) -> None:
-    """Catches a shared prefix that is computed twice."""
-    stem = numbers(1000, 4)
-    plan = make_plan(dataset(*[stem + [1001 + i] + numbers(99, 40 + i) for i in range(6)]), Planner(16, order))
-    assert (plan.computed_tokens, plan.snapshots_written) == (1600, 1)
-    assert [leader for leader in plan.leaders if leader is not None] == [plan.order[0]] * 5
-
-
-def test_the_incremental_agent() -> None:
-    """Catches a hit of 0 for B after A."""
-    images = [token for image in range(1, 5) for token in [image] * 700]
-    tail = numbers(400, 5)
-    a = images + numbers(3382 - len(images) - len(tail), 6) + tail
-    b = a[:1700] + [a[1700] % 999 + 1] + numbers(4584 - 1701 - len(tail), 7) + tail
-    assert resumes(a, a, b, b) == [0, 3381, 1700, 4583]
+@table("prompts, resumed", [
+    # the same prompt again: its last token is always computed, and no other
+    *(([numbers(length, length)] * 3, [0, length - 1, length - 1]) for length in (1, 2, 15, 16, 17, 1000, 1024, 1025)),
+    # a stem that each follower finds; forks in the middle of a prompt; an agent whose prompts change in their middle
+    ([STEM + [1001 + i] + numbers(99, 10 + i) for i in range(5)], [0, 1000, 1000, 1000, 1000]),
+    ([TRUNK, *(TRUNK[:1500] + [1001 + i] + numbers(499, 20 + i) for i in range(4))], [0, 1500, 1500, 1500, 1500]),
+    ([AGENT, AGENT, NEXT, NEXT], [0, 3381, 1700, 4583]),
+])  # fmt: skip
+def test_where_the_prompts_of_a_case_resume(prompts: list[list[int]], resumed: list[int]) -> None:
+    """Catches a plan that computes a token too many, or reuse that begins at the ends of prompts alone."""
+    assert [todo.resume_at for todo in make_plan(dataset(*prompts), Planner(544, "file")).requests] == resumed
 
 
 def read_words(path: Path, num_conversations: int | None = None) -> Dataset:
@@ -88,7 +62,7 @@ def test_tau_bench(shared_data: Path) -> None:
     keeps ever more of them."""
     data = read_words(shared_data / "tau_bench.jsonl", tries(400))
     tree = data.tree()
-    for order in ORDERS:
+    for order in ("auto", "file"):
         plan = Planner(64, order).plan(tree)
         assert plan.snapshots_written == plan.snapshots_read
         assert plan.ideal_tokens == plan.cached_tokens

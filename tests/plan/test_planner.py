@@ -10,7 +10,6 @@ import pytest
 
 from apcbatch.plan.footprint import Footprint
 from apcbatch.plan.planner import Planner
-from apcbatch.plan.prefix_tree import PrefixTree
 from tests.plan.plan_oracle import (
     HYBRID,
     STATE_ONLY,
@@ -137,9 +136,3 @@ def test_bad_options_are_refused() -> None:
         Planner(1, "random")
     with pytest.raises(ValueError, match="has no weight"):
         Footprint(0)
-
-
-def test_nothing_to_plan() -> None:
-    """Catches an empty input that is divided by or indexed into."""
-    plan = Planner(64).plan(PrefixTree())
-    assert (plan.order, plan.requests, plan.cached_tokens, plan.peak_live_snapshots) == ([], [], 0, 0)

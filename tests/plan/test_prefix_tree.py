@@ -7,10 +7,10 @@ import weakref
 import numpy as np
 import pytest
 
-from apcbatch.plan.prefix_tree import PrefixTree
+from apcbatch.plan.prefix_tree import PrefixTree, common_prefixes
 from apcbatch.plan.tree_shape import TreeShape
 from apcbatch.prefix import prefix_key
-from tests.plan.plan_oracle import Dataset, dataset, node_at
+from tests.plan.plan_oracle import Dataset, common, dataset, node_at
 
 
 def distinct_prefixes(data: Dataset) -> set[tuple[int, ...]]:
@@ -119,3 +119,15 @@ def test_heavy_subtrees_come_last_and_ties_keep_the_files_order() -> None:
     values."""
     data = dataset([1, 9], [1, 9, 1], [1, 5], [1, 2], [1, 5])
     assert TreeShape(data.tree()).order("auto") == [3, 0, 1, 2, 4]
+
+
+def test_each_is_the_first_with_so_many_tokens(data: Dataset) -> None:
+    """Fault: a later request is named, a longer prefix is missed, or one that begins otherwise is taken."""
+    tree = data.tree()
+    for index, prompt in enumerate(data.prompts):
+        expected: list[tuple[int, int]] = []
+        for other in range(index):
+            tokens = common(data.prompts[other], prompt)
+            if tokens and all(tokens > before for before, _ in expected):
+                expected.append((tokens, other))
+        assert common_prefixes(tree, index) == expected, (data.where, index)

@@ -78,17 +78,9 @@ def test_planned_is_the_plan(data: Dataset, order: str) -> None:
         where = (data.where, block_size)
         assert seen.resume_at("planned", 8) == [todo.resume_at for todo in plan.requests], where
         assert [served.index for served in seen.requests["planned", 8]] == plan.order, where
-        for name in (
-            "snapshots_written",
-            "snapshots_read",
-            "cached_tokens",
-            "computed_tokens",
-        ):
+        for name in ("snapshots_written", "snapshots_read", "cached_tokens", "computed_tokens"):
             assert getattr(found, name) == getattr(plan, name), (*where, name)
-        assert (found.peak_live_snapshots, found.peak_live_bytes) == (
-            plan.peak_live_snapshots,
-            plan.peak_live_bytes,
-        )
+        assert (found.peak_live_snapshots, found.peak_live_bytes) == (plan.peak_live_snapshots, plan.peak_live_bytes)
         assert (found.snapshots_for_later, found.store_bytes) == plan.for_later[block_size], where
         assert found.store_bytes <= 900, where
         assert found.written_bytes == sum(_bytes_kept(todo) for todo in plan.requests), where

@@ -16,7 +16,7 @@ from apcbatch.job import open
 from apcbatch.plan.footprint import Footprint
 from apcbatch.resolution import load
 from apcbatch.tuning import measurement
-from apcbatch.tuning.measurement import Measurement, Rate, _features, _Meter
+from apcbatch.tuning.measurement import Measurement, Rate, _Meter
 from apcbatch.tuning.prediction import Workload
 from apcbatch.types import Request, Result
 
@@ -248,10 +248,3 @@ def test_seconds_are_the_sum_of_their_parts() -> None:
     costs = Measurement(rates, 1000.0, 100.0, 10.0, 1.0, 0.1, 0.6, 0.8, 0.0)
     assert Workload(2, 3, 5, 7.0, 0).prefill_s(costs, 11) == pytest.approx(2000 + 300 + 50 + 7 + 1.1)
     assert (costs.tokens_per_s, costs.break_even_ram, costs.break_even_disk) == pytest.approx((50.0, 30.0, 40.0))
-
-
-def test_the_features_of_a_pass_are_those_of_its_tokens() -> None:
-    """Catches tokens before a token that are counted wrong: each one's context, the half of its own chunk included."""
-    for count, length, context in [(1, 1, 0), (2, 5, 7), (3, 64, 100)]:
-        pairs = count * sum(context + position + 0.5 for position in range(length))
-        assert _features(count, length, context, 9) == (1, count, count * length, pairs, 9)

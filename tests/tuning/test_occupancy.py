@@ -112,6 +112,7 @@ def test_a_card_is_reckoned_with(
         [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Memory: ")]
         assert line.startswith("Memory: at most ") and f" of {free}.00 GiB at" in line and "kernels and graphs" in line
         memory = json.loads(document.read_text())["memory"]
+        assert list(memory) == ["on", "about_bytes", "about", "at_most_bytes", "at_most", "limit_bytes"]
         assert (memory["on"], memory["limit_bytes"], memory["about"]) == ("device", free << 30, memory["at_most"])
     monkeypatch.setattr("apcbatch.tuning.occupancy.may_have_gpu", lambda: True)
     assert memory_limit(Config(device="auto")) == (64 << 30, False)

@@ -174,6 +174,7 @@ def test_the_documents_are_those_of_their_numbers() -> None:
     dataset = {"requests": 2, "prompt_tokens": 2000, "unique_tokens": 1400}
     dataset |= {"unique_tokens_is_bound": True, "ideal_is_bound": False}
     planned = forecast_document(FORECAST, "all", config, MEMORY)
+    assert list(planned) == ["dataset", "policy", "model", "candidates", "memory"]
     assert planned["dataset"] == dataset | {"ideal_hit_rate": 0.8}
     assert (planned["policy"], planned["model"], planned["candidates"][0]) == ("all", "demo", near)
     tuned = tuning_document(TUNING, config)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,21 +16,20 @@ from apcbatch.cli.program import main
 from apcbatch.config import Config
 from apcbatch.data.input.inputs import find_inputs
 from apcbatch.engine.serving import LOOK_AHEAD
-from apcbatch.errors import UsageError
 from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.model.locate import locate_model
 from apcbatch.plan.footprint import Footprint
 from apcbatch.resolution import load
 from apcbatch.tuning import measurement, verification
-from apcbatch.tuning.choice import Candidate, Verified, check, conclude
+from apcbatch.tuning.choice import Candidate, Verified, conclude
 from apcbatch.tuning.export.documents import tuning_document, tuning_yaml
 from apcbatch.tuning.export.text import tuning_lines
 from apcbatch.tuning.forecast import PolicyForecast, Served
 from apcbatch.tuning.measurement import Measurement, Rate, _fit, _Sample
 from apcbatch.tuning.prediction import PassCounter, Passes, Workload, of_policies, of_run, predict
 from apcbatch.tuning.survey import survey
-from tests.chats import conversation, read_records, write_lines
-from tests.tuning.forecasts import Seen
+from tests.chats import conversation, write_lines
+from tests.effort import table
 
 SIZES = [1, 16, 64]
 COSTS = Measurement((Rate(1, 64, 0, 1000.0),), 0.01, 0.001, 0.001, 0.0, 0.0001, 0.0002, 0.0105, 1e-8)
@@ -44,28 +42,6 @@ def chats(tmp_path: Path) -> Path:
     lines = [conversation(number, turns=3) for number in range(4)]
     lines[3]["messages"][1] = lines[2]["messages"][1]
     return write_lines(tmp_path / "chats.jsonl", lines)
-
-
-@pytest.mark.drawn(1)
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", ["all", "last", "planned"])
-def test_restored_tokens_are_those_that_run_reports(
-    policy: Any, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Fault: the prediction has another order, other prompts or another rule than the run."""
-    config = load({"policy": policy}, None, {})
-    seen = Seen()
-    made = of_run(config, SIZES, seen)  # type: ignore[arg-type]
-    forecast = survey(config, find_inputs([str(chats)]), made, pytest.fail).forecast
-    fine, coarse = (forecast.grids[size][policy].cached_tokens for size in (1, 64))
-    assert fine == coarse if policy == "planned" else fine > coarse > 0
-    size, out = random.choice(SIZES), tmp_path / "out.jsonl"
-    flags = ["--policy", policy, "--block-size", str(size), "--max-tokens", "1", "--max-running", "1", "-q"]
-    assert main(["run", str(chats), "-o", str(out), *flags]) == 0
-    records = sorted(read_records(out), key=lambda record: record["id"])
-    resumed = [record["apcbatch"]["cached_tokens"] for record in records]
-    assert resumed == seen.resume_at(policy, config.block_size if policy == "planned" else size)
-    capsys.readouterr()
 
 
 def count_work(
@@ -106,7 +82,7 @@ def test_the_walk_at_its_bounds() -> None:
         assert work.tokens == sum(lengths) - sum(resume_at)
 
 
-@pytest.mark.parametrize(("beyond", "more_passes"), [(-1, 3), (0, 2)])
+@table("beyond, more_passes", [(-1, 3), (0, 2)])
 def test_the_walk_sees_as_far_as_the_engine_does(beyond: int, more_passes: int) -> None:
     """Fault: a request enters sooner or later than the engine's queue has room for it, by one."""
     turns = LOOK_AHEAD * 2 + beyond  # behind the first, each waits for the turn before it; then one that could begin
@@ -181,7 +157,7 @@ def test_the_fastest_are_verified_in_their_places(monkeypatch: Any) -> None:
         ]
 
 
-@pytest.mark.parametrize("store", [None, "states"])
+@table("store", [None, "states"])
 def test_a_real_run_is_one_token_each_and_keeps_what_the_run_would(store: str | None, monkeypatch: Any) -> None:
     """Fault: a real run generates whole answers, has another block size, or a store that the run would not have."""
     made: list[tuple[int, int, bool]] = []
@@ -196,12 +172,6 @@ def test_a_real_run_is_one_token_each_and_keeps_what_the_run_would(store: str | 
     config = load({"store": store} if store else {}, None, {})
     assert verification.real_run(config, find_inputs([]), 24, pytest.fail) == (24, "engine")
     assert made == [(24, 1, store is not None)]
-
-
-def test_what_has_nothing_to_tune_is_refused() -> None:
-    """Fault: a policy that keeps nothing is measured and a block size recommended for it."""
-    with pytest.raises(UsageError, match="--policy none: nothing is kept"):
-        check(load({"policy": "none"}, None, {}))
 
 
 @pytest.mark.slow
