@@ -41,10 +41,7 @@ def conversation(number: int, turns: int = 2) -> dict[str, Any]:
     messages = [{"role": "system", "content": "Answer in one short sentence, whatever is asked."}]
     for turn in range(turns):
         messages.append(
-            {
-                "role": "user",
-                "content": f"Question {turn} of conversation {number}: what is {number * 7 + turn}?",
-            }
+            {"role": "user", "content": f"Question {turn} of conversation {number}: what is {number * 7 + turn}?"}
         )
         messages.append({"role": "assistant", "content": f"It is the number {number * 7 + turn}."})
     return {"id": f"c-{number}", "messages": messages}

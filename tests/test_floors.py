@@ -13,96 +13,16 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "apcbatch"
-FLOORS = {
-    "address": 0,
-    "errors": 0,
-    "answer": 1,
-    "types": 1,
-    "foreign_options": 0,
-    "option_values": 0,
-    "version": 0,
-    "regular_files": 0,
-    "process": 0,
-    "display": 0,
-    "config_file": 1,
-    "prefix": 1,
-    "fingerprint": 1,
-    "layout": 1,
-    "formats": 1,
-    "config": 1,
-    "draft_sources": 1,
-    "sampling": 1,
-    "cores": 1,
-    "resolution": 1,
-    "plan": 2,
-    "store": 2,
-    "data": 2,
-    "drafts": 2,
-    "kernels": 3,
-    "model": 4,
-    "engine": 5,
-    "cluster": 6,
-    "job": 7,
-    "llm": 8,
-    "tuning": 8,
-    "report": 8,
-    "cli": 9,
-}
-# On the same floor they are strangers to each other.
-PACKAGES = {
-    "plan",
-    "store",
-    "data",
-    "drafts",
-    "kernels",
-    "model",
-    "engine",
-    "cluster",
-    "job",
-    "llm",
-    "tuning",
-    "report",
-    "cli",
-}
-NO_TORCH = {
-    "address",
-    "errors",
-    "answer",
-    "types",
-    "sampling",
-    "foreign_options",
-    "option_values",
-    "version",
-    "regular_files",
-    "process",
-    "display",
-    "config_file",
-    "prefix",
-    "fingerprint",
-    "layout",
-    "formats",
-    "config",
-    "draft_sources",
-    "cores",
-    "resolution",
-    "plan",
-    "store",
-    "data",
-    "drafts",
-    "cli",
-    "report",
-}
+FLOORS = {name: floor for floor, names in enumerate((
+    "address errors foreign_options option_values version regular_files process display",
+    "answer types config_file prefix fingerprint layout formats config draft_sources sampling cores resolution",
+    "plan store data drafts", "kernels", "model", "engine", "cluster", "job", "llm tuning report", "cli",
+)) for name in names.split()}  # fmt: skip
+PACKAGES = {name for name, floor in FLOORS.items() if floor >= 2}  # on the same floor they are strangers to each other
+NO_TORCH = {name for name, floor in FLOORS.items() if floor < 3} | {"cli", "report"}
+LIGHT_TESTS = ("tests/store", "tests/data", "tests/drafts", "tests/plan", "tests/test_cores.py", "tests/test_prefix.py",
+               "tests/test_layout.py", "tests/test_floors.py")  # fmt: skip
 WHO_MAY = {"_C": {"kernels", "drafts"}, "_CUDA": {"kernels"}}
-LIGHT_TESTS = (
-    "tests/store",
-    "tests/data",
-    "tests/drafts",
-    "tests/plan",
-    "tests/test_cores.py",
-    "tests/test_prefix.py",
-    "tests/test_layout.py",
-    "tests/test_floors.py",
-)
 
 
 @functools.cache

@@ -79,11 +79,7 @@ def test_stored_tensors_stack_the_layers_of_a_role() -> None:
 
 def test_what_is_kept_for_tokens_comes_last() -> None:
     """Catches stacks in the order of a model's layers: one that begins with attention would be another snapshot."""
-    parts = [
-        KV.part(0, (2, None, 1, 2), "float32"),
-        SSM.part(1, (2, 4), "float32"),
-        CONV.part(1, (3, 4), "float32"),
-    ]
+    parts = [KV.part(0, (2, None, 1, 2), "float32"), SSM.part(1, (2, 4), "float32"), CONV.part(1, (3, 4), "float32")]
     assert [stack.role.name for stack in StateLayout.of(parts).stacks] == ["ssm", "conv", "kv"]
     assert [stack.layers for stack in StateLayout.of(parts).stacks] == [(1,), (1,), (0,)]
 
@@ -102,18 +98,9 @@ def test_the_first_families_keep_their_description() -> None:
 
 
 WRONG_LAYOUTS = {
-    "another shape": (
-        [SSM.part(0, (2, 4), "float32"), SSM.part(1, (2, 8), "float32")],
-        "in layer 1; expected another",
-    ),
-    "another dtype": (
-        [CONV.part(0, (3, 4), "float32"), CONV.part(1, (3, 4), "bfloat16")],
-        "float32 in layer 0",
-    ),
-    "another role": (
-        [SSM.part(0, (2, 4), "float32"), MAMBA2.part(1, (2, 4, 3), "float32")],
-        "expected another role",
-    ),
+    "another shape": ([SSM.part(0, (2, 4), "float32"), SSM.part(1, (2, 8), "float32")], "in layer 1; expected another"),
+    "another dtype": ([CONV.part(0, (3, 4), "float32"), CONV.part(1, (3, 4), "bfloat16")], "float32 in layer 0"),
+    "another role": ([SSM.part(0, (2, 4), "float32"), MAMBA2.part(1, (2, 4, 3), "float32")], "expected another role"),
     "other axes": ([CONV.part(0, (3, 4), "float32"), MIXED_CONV.part(1, (3, 4), "float32")], "in layer 1"),
     "the same twice": ([SSM.part(0, (2, 4), "float32")] * 2, "two parts of one role"),
 }
