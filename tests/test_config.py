@@ -53,59 +53,46 @@ def test_null_in_the_file_is_a_value_where_an_option_may_be_unset():
         resolve({}, {}, {"block_size": None})
 
 
-@table(
-    "sources, sentence",
-    [
-        (({}, {}, {"blok_size": 1}), r"c.yaml: blok_size is not an option; did you mean block_size\?"),
-        (({}, {"APCBATCH_STOER": "x"}, {}), r"APCBATCH_STOER is not an option .*; did you mean APCBATCH_STORE\?"),
-        (({"block_size": "0"}, {}, {}), r"--block-size is '0'; expected an integer from 1"),
-        (({"block_size": "1.5"}, {}, {}), r"--block-size is '1.5'; expected an integer from 1"),
-        (({}, {}, {"block_size": 1.5}), r"c.yaml: block_size is 1.5; expected an integer"),
-        (({}, {}, {"block_size": True}), r"c.yaml: block_size is True; expected an integer"),
-        (({"temperature": "nan"}, {}, {}), r"--temperature is 'nan'; expected a number from 0"),
-        (({"temperature": "3"}, {}, {}), r"--temperature is '3'; expected a number from 0 up to 2"),
-        (({"device": "gpu"}, {}, {}), r"--device is 'gpu'; expected one of auto, cpu, cuda; did you mean cuda\?"),
-        (({"top_p": "0"}, {}, {}), r"--top-p is '0'; expected a number above 0 up to 1"),
-        (({"seed": str(2**63)}, {}, {}), r"--seed is .*; expected an integer from 0 up to 9223372036854775807"),
-        (({"dtype": "float23"}, {}, {}), r"expected one of auto, float32, bfloat16; did you mean float32\?"),
-        (({"policy": "planed"}, {}, {}), r"--policy is 'planed'; expected one of"),
-        (({"store_size": "20 gibs"}, {}, {}), r"--store-size is '20 gibs'; expected a size such as 20GiB"),
-        (({}, {"APCBATCH_STRICT": "maybe"}, {}), r"APCBATCH_STRICT is 'maybe'; expected true or false"),
-        (({}, {"APCBATCH_MODEL": ""}, {}), r"APCBATCH_MODEL is ''; expected a text that is not empty"),
-        (({"resume": True, "overwrite": True}, {}, {}), r"--resume and --overwrite exclude each other"),
-        (({"retry_errors": True, "overwrite": True}, {}, {}), r"--retry-errors and --overwrite exclude each other"),
-        (({"store": "d", "no_store": True}, {}, {}), r"--store and --no-store exclude each other"),
-        (
-            ({"draft": "lookup,histroy"}, {}, {}),
-            r"--draft has 'histroy'; expected auto, none, or of recorded, previous, siblings, history, lookup those "
-            r"wanted, with commas between; did you mean history\?",
-        ),
-        (({}, {}, {"draft": "nome"}), r"c.yaml: draft has 'nome'; .*; did you mean none\?"),
-        (({}, {"APCBATCH_DRAFT": "lookup,"}, {}), r"APCBATCH_DRAFT has ''; expected auto"),
-        (({"draft": "none,lookup"}, {}, {}), r"--draft has none beside another word; give none alone, or sources"),
-        (({"draft": "lookup,auto"}, {}, {}), r"--draft has auto beside another word"),
-        (
-            ({"draft": "none", "draft_from": "o"}, {}, {}),
-            r"--draft-from is a source of drafts, and --draft none takes none; leave one of them out",
-        ),
-        (
-            ({"draft_from": "o", "exact": False}, {}, {}),
-            r"--draft-from is a source .* --draft auto takes none with --fast; give --draft previous too",
-        ),
-        (({"draft": "previous"}, {}, {}), r"--draft has previous, and no earlier .*; give --draft-from FILE too"),
-        (
-            ({"draft": "recorded,lookup", "turns": "rollout"}, {}, {}),
-            r"--draft has recorded, and --turns rollout puts generated answers .*; leave recorded out, or give --turns",
-        ),
-        (
-            ({"draft": "lookup", "score": True}, {}, {}),
-            r"--score generates nothing, so that --draft has nothing to draft; leave it out",
-        ),
-        (({"draft_from": "o", "score": True}, {}, {}), r"--score generates .* --draft-from has nothing to draft"),
-        (({"draft_from": "s3://b/out.jsonl"}, {}, {}), r"--draft-from is s3://b/out.jsonl; expected a file on this"),
-        (({"draft_memory": "64 MiBs"}, {}, {}), r"--draft-memory is '64 MiBs'; expected a size"),
-    ],
-)
+@table("sources, sentence", [
+    (({}, {}, {"blok_size": 1}), r"c.yaml: blok_size is not an option; did you mean block_size\?"),
+    (({}, {"APCBATCH_STOER": "x"}, {}), r"APCBATCH_STOER is not an option .*; did you mean APCBATCH_STORE\?"),
+    (({"block_size": "0"}, {}, {}), r"--block-size is '0'; expected an integer from 1"),
+    (({"block_size": "1.5"}, {}, {}), r"--block-size is '1.5'; expected an integer from 1"),
+    (({}, {}, {"block_size": 1.5}), r"c.yaml: block_size is 1.5; expected an integer"),
+    (({}, {}, {"block_size": True}), r"c.yaml: block_size is True; expected an integer"),
+    (({"temperature": "nan"}, {}, {}), r"--temperature is 'nan'; expected a number from 0"),
+    (({"temperature": "3"}, {}, {}), r"--temperature is '3'; expected a number from 0 up to 2"),
+    (({"device": "gpu"}, {}, {}), r"--device is 'gpu'; expected one of auto, cpu, cuda; did you mean cuda\?"),
+    (({"top_p": "0"}, {}, {}), r"--top-p is '0'; expected a number above 0 up to 1"),
+    (({"seed": str(2**63)}, {}, {}), r"--seed is .*; expected an integer from 0 up to 9223372036854775807"),
+    (({"dtype": "float23"}, {}, {}), r"expected one of auto, float32, bfloat16; did you mean float32\?"),
+    (({"policy": "planed"}, {}, {}), r"--policy is 'planed'; expected one of"),
+    (({"store_size": "20 gibs"}, {}, {}), r"--store-size is '20 gibs'; expected a size such as 20GiB"),
+    (({}, {"APCBATCH_STRICT": "maybe"}, {}), r"APCBATCH_STRICT is 'maybe'; expected true or false"),
+    (({}, {"APCBATCH_MODEL": ""}, {}), r"APCBATCH_MODEL is ''; expected a text that is not empty"),
+    (({"resume": True, "overwrite": True}, {}, {}), r"--resume and --overwrite exclude each other"),
+    (({"retry_errors": True, "overwrite": True}, {}, {}), r"--retry-errors and --overwrite exclude each other"),
+    (({"store": "d", "no_store": True}, {}, {}), r"--store and --no-store exclude each other"),
+    (({"draft": "lookup,histroy"}, {}, {}),
+     r"--draft has 'histroy'; expected auto, none, or of recorded, previous, siblings, history, lookup those "
+     r"wanted, with commas between; did you mean history\?"),
+    (({}, {}, {"draft": "nome"}), r"c.yaml: draft has 'nome'; .*; did you mean none\?"),
+    (({}, {"APCBATCH_DRAFT": "lookup,"}, {}), r"APCBATCH_DRAFT has ''; expected auto"),
+    (({"draft": "none,lookup"}, {}, {}), r"--draft has none beside another word; give none alone, or sources"),
+    (({"draft": "lookup,auto"}, {}, {}), r"--draft has auto beside another word"),
+    (({"draft": "none", "draft_from": "o"}, {}, {}),
+     r"--draft-from is a source of drafts, and --draft none takes none; leave one of them out"),
+    (({"draft_from": "o", "exact": False}, {}, {}),
+     r"--draft-from is a source .* --draft auto takes none with --fast; give --draft previous too"),
+    (({"draft": "previous"}, {}, {}), r"--draft has previous, and no earlier .*; give --draft-from FILE too"),
+    (({"draft": "recorded,lookup", "turns": "rollout"}, {}, {}),
+     r"--draft has recorded, and --turns rollout puts generated answers .*; leave recorded out, or give --turns"),
+    (({"draft": "lookup", "score": True}, {}, {}),
+     r"--score generates nothing, so that --draft has nothing to draft; leave it out"),
+    (({"draft_from": "o", "score": True}, {}, {}), r"--score generates .* --draft-from has nothing to draft"),
+    (({"draft_from": "s3://b/out.jsonl"}, {}, {}), r"--draft-from is s3://b/out.jsonl; expected a file on this"),
+    (({"draft_memory": "64 MiBs"}, {}, {}), r"--draft-memory is '64 MiBs'; expected a size"),
+])  # fmt: skip
 def test_what_cannot_be_used_is_refused_with_a_sentence(sources, sentence):
     """Fault: a typing slip is ignored, and the job runs with a default that nobody asked for."""
     with pytest.raises(UsageError, match=sentence):
@@ -181,24 +168,18 @@ def test_an_option_may_come_several_times():
             option_values.parse_value(spec, raw, "--stop")
 
 
-@table(
-    "flags, sources",
-    [
-        ({}, "recorded siblings history lookup"),
-        ({"draft_from": "file:///o.jsonl"}, "recorded previous siblings history lookup"),
-        ({"turns": "last", "draft": "auto"}, "recorded siblings history lookup"),
-        ({"turns": "rollout"}, "siblings history lookup"),
-        ({"turns": "rollout", "draft_from": "o"}, "previous siblings history lookup"),
-        ({"draft": "none"}, ""),
-        ({"draft": "none", "score": True}, ""),
-        ({"score": True}, ""),
-        ({"exact": False}, ""),
-        ({"exact": False, "draft": "lookup"}, "lookup"),
-        ({"exact": False, "draft": "previous", "draft_from": "o"}, "previous"),
-        ({"draft": " lookup , siblings,lookup"}, "siblings lookup"),
-        ({"draft": "lookup", "draft_from": "o"}, "previous lookup"),
-    ],
-)
+@table("flags, sources", [
+    ({}, "recorded siblings history lookup"),
+    ({"draft_from": "file:///o.jsonl"}, "recorded previous siblings history lookup"),
+    ({"turns": "last", "draft": "auto"}, "recorded siblings history lookup"),
+    ({"turns": "rollout"}, "siblings history lookup"),
+    ({"turns": "rollout", "draft_from": "o"}, "previous siblings history lookup"),
+    ({"draft": "none"}, ""), ({"draft": "none", "score": True}, ""), ({"score": True}, ""), ({"exact": False}, ""),
+    ({"exact": False, "draft": "lookup"}, "lookup"),
+    ({"exact": False, "draft": "previous", "draft_from": "o"}, "previous"),
+    ({"draft": " lookup , siblings,lookup"}, "siblings lookup"),
+    ({"draft": "lookup", "draft_from": "o"}, "previous lookup"),
+])  # fmt: skip
 def test_the_sources_of_drafts_are_those_that_apply(flags, sources):
     """Fault: auto leaves out a source, or has one that no request of the run has; or --draft-from is not read."""
     assert " ".join(draft_sources(resolve(flags))) == sources

@@ -51,34 +51,18 @@ def test_siblings_count_once(ours: set[int], tmp_path: Path) -> None:
     assert (find_cores(tmp_path).logical, find_cores(tmp_path).physical) == (4, 3)
 
 
-@table(
-    "files, quota, threads",
-    [
-        ({"proc/self/cgroup": "0::/job", "sys/fs/cgroup/job/cpu.max": "max 100000"}, None, 8),
-        ({"proc/self/cgroup": "0::/job", "sys/fs/cgroup/job/cpu.max": "350000 100000"}, 3.5, 3),
-        ({"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/cpu.max": "50000 100000"}, 0.5, 1),
-        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "1600000 100000"}, 16.0, 8),
-        (
-            {
-                "proc/self/cgroup": "5:memory:/job\n4:cpu,cpuacct:/job",
-                "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us": "200000",
-                "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_period_us": "100000",
-            },
-            2.0,
-            2,
-        ),
-        (
-            {
-                "proc/self/cgroup": "4:cpu:/job",
-                "sys/fs/cgroup/cpu/job/cpu.cfs_quota_us": "-1",
-                "sys/fs/cgroup/cpu/job/cpu.cfs_period_us": "100000",
-            },
-            None,
-            8,
-        ),
-        ({"proc/self/cgroup": "0::/job", "sys/fs/cgroup/job/cpu.max": "nonsense"}, None, 8),
-    ],
-)
+@table("files, quota, threads", [
+    ({"proc/self/cgroup": "0::/job", "sys/fs/cgroup/job/cpu.max": "max 100000"}, None, 8),
+    ({"proc/self/cgroup": "0::/job", "sys/fs/cgroup/job/cpu.max": "350000 100000"}, 3.5, 3),
+    ({"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/cpu.max": "50000 100000"}, 0.5, 1),
+    ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "1600000 100000"}, 16.0, 8),
+    ({"proc/self/cgroup": "5:memory:/job\n4:cpu,cpuacct:/job",
+      "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us": "200000",
+      "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_period_us": "100000"}, 2.0, 2),
+    ({"proc/self/cgroup": "4:cpu:/job", "sys/fs/cgroup/cpu/job/cpu.cfs_quota_us": "-1",
+      "sys/fs/cgroup/cpu/job/cpu.cfs_period_us": "100000"}, None, 8),
+    ({"proc/self/cgroup": "0::/job", "sys/fs/cgroup/job/cpu.max": "nonsense"}, None, 8),
+])  # fmt: skip
 def test_the_quota_of_a_container(
     ours: set[int], files: dict[str, str], quota: float | None, threads: int, tmp_path: Path
 ) -> None:
@@ -87,25 +71,14 @@ def test_the_quota_of_a_container(
     assert (find_cores(tmp_path).quota, find_cores(tmp_path).threads) == (quota, threads)
 
 
-@table(
-    "files, limit",
-    [
-        ({}, 1 << 40),
-        ({"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/memory.max": "9", "sys/fs/cgroup/memory.max": "max"}, 9),
-        (
-            {
-                "proc/self/cgroup": "4:cpu:/x\n3:memory:/job",
-                "sys/fs/cgroup/memory/job/memory.limit_in_bytes": "77",
-                "sys/fs/cgroup/cpu/x/memory.limit_in_bytes": "5",
-            },
-            77,
-        ),
-        (
-            {"proc/self/cgroup": "3:memory:/x", "sys/fs/cgroup/memory/x/memory.limit_in_bytes": f"{(1 << 63) - 4096}"},
-            1 << 40,
-        ),
-    ],
-)
+@table("files, limit", [
+    ({}, 1 << 40),
+    ({"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/memory.max": "9", "sys/fs/cgroup/memory.max": "max"}, 9),
+    ({"proc/self/cgroup": "4:cpu:/x\n3:memory:/job", "sys/fs/cgroup/memory/job/memory.limit_in_bytes": "77",
+      "sys/fs/cgroup/cpu/x/memory.limit_in_bytes": "5"}, 77),
+    ({"proc/self/cgroup": "3:memory:/x", "sys/fs/cgroup/memory/x/memory.limit_in_bytes": f"{(1 << 63) - 4096}"},
+     1 << 40),
+])  # fmt: skip
 def test_the_memory_of_a_container(
     files: dict[str, str], limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

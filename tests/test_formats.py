@@ -13,19 +13,12 @@ def test_the_sets_are_closed() -> None:
     assert set(ROLE_ALIASES.values()) == set(SPEAKERS.values()) == set(ROLES)
 
 
-@table(
-    "keys, found",
-    [
-        (["id", "messages"], "messages"),
-        (["messages", "conversations"], "messages"),
-        (["custom_id", "method", "url", "body"], "batch"),
-        (["body"], "batch"),
-        (["custom_id", "url"], "batch"),
-        (["id", "conversations"], "sharegpt"),
-        (["custom_id"], None),
-        ([], None),
-    ],
-)
+@table("keys, found", [
+    (["id", "messages"], "messages"), (["messages", "conversations"], "messages"),
+    (["custom_id", "method", "url", "body"], "batch"),
+    (["body"], "batch"), (["custom_id", "url"], "batch"), (["id", "conversations"], "sharegpt"), (["custom_id"], None),
+    ([], None),
+])  # fmt: skip
 def test_the_keys_tell_the_format(keys: list[str], found: str | None) -> None:
     """A batch line without its body or its id is a faulty batch line, not a line of no format."""
     assert detect_format(dict.fromkeys(keys)) == found

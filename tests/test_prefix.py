@@ -19,15 +19,9 @@ GOLDEN_KEY = "f1101cb39cfecd17"  # of (5, 0, 2^31 - 1) under it, the first 8 byt
 def test_boundaries(block_size):
     """A boundary missed at either end of a pass, or 0 taken for one."""
     for begin, end in [
-        (0, 0),
-        (0, 1),
-        (0, block_size),
-        (block_size, block_size),
-        (block_size, 2 * block_size),
-        (block_size - 1, block_size),
-        (3, 5000),
-        (block_size + 1, 2 * block_size - 1),
-    ]:
+        (0, 0), (0, 1), (0, block_size), (block_size, block_size), (block_size, 2 * block_size),
+        (block_size - 1, block_size), (3, 5000), (block_size + 1, 2 * block_size - 1),
+    ]:  # fmt: skip
         expected = [p for p in range(1, end + 1) if p % block_size == 0 and p > begin]
         assert list(boundaries_in(begin, end, block_size)) == expected
         assert last_boundary(end, block_size) == max([0, *(p for p in range(end + 1) if p % block_size == 0)])
@@ -99,17 +93,9 @@ def test_what_is_no_row_of_token_ids_is_refused(ids, error):
         as_token_array(ids)
 
 
-@table(
-    "a, b, length",
-    [
-        ([], [1], 0),
-        ([1], [2], 0),
-        ([1, 2], [1, 3], 1),
-        ([1, 2], [1, 2, 3], 2),
-        ([1, 2], [1, 2], 2),
-        ([2, 1], [3, 1], 0),
-    ],
-)
+@table("a, b, length", [
+    ([], [1], 0), ([1], [2], 0), ([1, 2], [1, 3], 1), ([1, 2], [1, 2, 3], 2), ([1, 2], [1, 2], 2), ([2, 1], [3, 1], 0),
+])  # fmt: skip
 def test_common_length(a, b, length):
     """Fault: a prefix that is one token too long or too short, or ends with the last difference."""
     assert common_length(as_token_array(a), as_token_array(b)) == common_length(as_token_array(b), as_token_array(a))

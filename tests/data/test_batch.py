@@ -16,35 +16,16 @@ def completion(**body: object) -> dict[str, Any]:
 def test_a_batch_chat_keeps_its_custom_id_and_its_parameters() -> None:
     """The body's parameters override the flags for this request alone."""
     body = {
-        "model": "any",
-        "messages": [USER],
-        "max_tokens": 5,
-        "max_completion_tokens": 7,
-        "temperature": 0,
-        "top_p": 0.5,
-        "seed": 11,
-        "logprobs": True,
-        "ignore_eos": True,
-        "stream": False,
-        "n": 1,
-        "stop": None,
-        "user": "me",
-        "tool_choice": "auto",
-        "response_format": {"type": "text"},
-        "frequency_penalty": 0.0,
-    }
+        "model": "any", "messages": [USER], "max_tokens": 5, "max_completion_tokens": 7, "temperature": 0, "top_p": 0.5,
+        "seed": 11, "logprobs": True, "ignore_eos": True, "stream": False, "n": 1, "stop": None, "user": "me",
+        "tool_choice": "auto", "response_format": {"type": "text"}, "frequency_penalty": 0.0,
+    }  # fmt: skip
     record = good(batch(body))
     assert (record.id, record.custom_id, record.request_id(1)) == ("b-1", "b-1", "b-1")
     assert record.params == {
-        "max_tokens": 7,
-        "temperature": 0.0,
-        "top_p": 0.5,
-        "seed": 11,
-        "logprobs": True,
-        "ignore_eos": True,
-        "n": 1,
+        "max_tokens": 7, "temperature": 0.0, "top_p": 0.5, "seed": 11, "logprobs": True, "ignore_eos": True, "n": 1,
         "frequency_penalty": 0.0,
-    }
+    }  # fmt: skip
     assert good(batch({"messages": [USER], "max_tokens": 5, "seed": None})).params == {"max_tokens": 5}
 
 

@@ -76,23 +76,13 @@ def test_each_field_is_what_its_row_of_the_table_says(shape: str) -> None:
 
 
 HONOURED = {
-    "max_tokens": (5, 5),
-    "temperature": (0.7, 0.7),
-    "top_p": (0.5, 0.5),
-    "seed": (-1, 2**64 - 1),
-    "ignore_eos": (True, True),
-    "stop": (["b", "a", "b"], ("b", "a")),
-    "stop_token_ids": ([7, 5, 7], (7, 5)),
-    "include_stop_str_in_output": (True, True),
-    "min_tokens": (3, 3),
-    "top_k": (40, 40),
-    "min_p": (0.1, 0.1),
-    "presence_penalty": (-2, -2.0),
-    "frequency_penalty": (0.5, 0.5),
-    "repetition_penalty": (1.2, 1.2),
+    "max_tokens": (5, 5), "temperature": (0.7, 0.7), "top_p": (0.5, 0.5), "seed": (-1, 2**64 - 1),
+    "ignore_eos": (True, True), "stop": (["b", "a", "b"], ("b", "a")), "stop_token_ids": ([7, 5, 7], (7, 5)),
+    "include_stop_str_in_output": (True, True), "min_tokens": (3, 3), "top_k": (40, 40), "min_p": (0.1, 0.1),
+    "presence_penalty": (-2, -2.0), "frequency_penalty": (0.5, 0.5), "repetition_penalty": (1.2, 1.2),
     "logit_bias": ({"50": -100, "7": 1.5}, {7: 1.5, 50: -100.0}),
     "allowed_token_ids": ([9, 3], (9, 3)),
-}
+}  # fmt: skip
 READ_AS = {"include_stop_str_in_output": "keeps_stop"}  # the others are called the same
 
 

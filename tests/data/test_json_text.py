@@ -59,21 +59,14 @@ def test_numbers_are_those_of_python() -> None:
             assert repr(json.loads(write_json(value))) == repr(value)
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        (b'{"a": ' + b"9" * 4301 + b"}", "an integer of more than 4,300 digits"),
-        (b'[1e400, "\\ud800"]', "half of a surrogate pair"),
-        (b"[1e400, NaN]", "NaN is no number"),
-        (b'[1e400, "\xff"]', "not valid UTF-8"),
-        (b"[1e400,]", "Expecting value|Illegal trailing comma"),
-        pytest.param(
-            b"[" * 1010 + b"1" * 30 + b"]" * 1010,
-            "nested too deeply",
-            marks=pytest.mark.skipif(sys.version_info >= (3, 12), reason="json nests as deep as orjson there"),
-        ),
-    ],
-)
+@pytest.mark.parametrize(("text", "reason"), [
+    (b'{"a": ' + b"9" * 4301 + b"}", "an integer of more than 4,300 digits"),
+    (b'[1e400, "\\ud800"]', "half of a surrogate pair"),
+    (b"[1e400, NaN]", "NaN is no number"), (b'[1e400, "\xff"]', "not valid UTF-8"),
+    (b"[1e400,]", "Expecting value|Illegal trailing comma"),
+    pytest.param(b"[" * 1010 + b"1" * 30 + b"]" * 1010, "nested too deeply",
+        marks=pytest.mark.skipif(sys.version_info >= (3, 12), reason="json nests as deep as orjson there")),
+])  # fmt: skip
 def test_beyond_json_is_an_error(text: bytes, reason: str) -> None:
     """Fault: what Python's library takes beyond JSON passes where a number made it read the text, or raises another
     exception than every reader expects."""

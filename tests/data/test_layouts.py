@@ -91,27 +91,20 @@ def test_columns_are_named(options: LineOptions, record: dict[str, Any], message
     assert found.id == ("5" if options.id else "line-1")
 
 
-@table(
-    "options, record, sentence",
-    [
-        (
-            LineOptions("messages", messages="d"),
-            {"e": CHAT},
-            'the column "d" is missing from the line; its keys are "e"',
-        ),
-        (LineOptions("messages", prompt="d"), {"d": None}, 'the column "d" is null in the line'),
-        (LineOptions("messages", prompt="d"), {"d": 5}, "d is 5; expected a text or a list of messages"),
-        (LineOptions("messages", id="d"), {"messages": CHAT}, 'the column "d" is missing from the line'),
-        (LineOptions("messages", messages="d", id="d"), {"d": CHAT}, "id is a list; expected a string"),
-        (LineOptions("messages", tools="d"), {"messages": CHAT}, 'the column "d" is missing from the line'),
-        (ANY_LINE, {"dialog": CHAT}, 'rename "dialog" to "messages", or give --messages-column dialog'),
-        (ANY_LINE, {"my talk": SPOKEN}, "--messages-column 'my talk'"),
-        (ANY_LINE, {"n": 1, "question": "how?"}, 'if "question" is what the user says, give --prompt-column question'),
-        (ANY_LINE, {"data": [{"messages": CHAT}, 7]}, "write them one a line, as jq -c '.data[]' does"),
-        (ANY_LINE, {"q": "a"}, "if one of them is all that the user says, give --prompt-column with its name"),
-        (ANY_LINE, {"my request": {"messages": CHAT}}, "as jq -c '.[\"my request\"]' does"),
-    ],
-)
+@table("options, record, sentence", [
+    (LineOptions("messages", messages="d"), {"e": CHAT}, 'the column "d" is missing from the line; its keys are "e"'),
+    (LineOptions("messages", prompt="d"), {"d": None}, 'the column "d" is null in the line'),
+    (LineOptions("messages", prompt="d"), {"d": 5}, "d is 5; expected a text or a list of messages"),
+    (LineOptions("messages", id="d"), {"messages": CHAT}, 'the column "d" is missing from the line'),
+    (LineOptions("messages", messages="d", id="d"), {"d": CHAT}, "id is a list; expected a string"),
+    (LineOptions("messages", tools="d"), {"messages": CHAT}, 'the column "d" is missing from the line'),
+    (ANY_LINE, {"dialog": CHAT}, 'rename "dialog" to "messages", or give --messages-column dialog'),
+    (ANY_LINE, {"my talk": SPOKEN}, "--messages-column 'my talk'"),
+    (ANY_LINE, {"n": 1, "question": "how?"}, 'if "question" is what the user says, give --prompt-column question'),
+    (ANY_LINE, {"data": [{"messages": CHAT}, 7]}, "write them one a line, as jq -c '.data[]' does"),
+    (ANY_LINE, {"q": "a"}, "if one of them is all that the user says, give --prompt-column with its name"),
+    (ANY_LINE, {"my request": {"messages": CHAT}}, "as jq -c '.[\"my request\"]' does"),
+])  # fmt: skip
 def test_a_refusal_ends_with_the_fix(options: LineOptions, record: object, sentence: str) -> None:
     """Fault: a user is told what is wrong, and not what to type."""
     found = parse_line(json.dumps(record).encode(), 1, options)
@@ -126,34 +119,22 @@ READ_AS_THEY_ARE: list[tuple[str, dict[str, Any], list[dict[str, Any]]]] = [
     ("Together, Mistral, Fireworks", {"custom_id": "1", "body": BODY}, [USER]),
     ("Azure", {"custom_id": "1", "method": "POST", "url": "/chat/completions", "body": BODY}, [USER]),
     ("Anthropic", {"custom_id": "1", "params": BODY}, [USER]),
-    (
-        "Anthropic's system",
-        {"custom_id": "1", "params": BODY | {"system": [{"type": "text", "text": "s"}], "stop_sequences": ["x"]}},
-        [{"role": "system", "content": "s"}, USER],
-    ),
+    ("Anthropic's system",
+     {"custom_id": "1", "params": BODY | {"system": [{"type": "text", "text": "s"}], "stop_sequences": ["x"]}},
+     [{"role": "system", "content": "s"}, USER]),
     ("flat calls", {"messages": [USER, {"role": "assistant", "tool_calls": [FLAT]}, RESULT]}, PLAIN),
-    (
-        "function_call",
-        {
-            "messages": [
-                USER,
-                {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": '{"a": 1}'}},
-                {"role": "function", "name": "f", "content": "42"},
-            ],
-            "functions": [FUNCTION],
-        },
-        [
-            USER,
-            {"role": "assistant", "content": "", "tool_calls": [{key: CALL[key] for key in ("type", "function")}]},
-            {"role": "tool", "content": "42", "name": "f"},
-        ],
-    ),
+    ("function_call",
+     {"messages": [USER,
+          {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": '{"a": 1}'}},
+          {"role": "function", "name": "f", "content": "42"}], "functions": [FUNCTION]},
+     [USER, {"role": "assistant", "content": "", "tool_calls": [{key: CALL[key] for key in ("type", "function")}]},
+      {"role": "tool", "content": "42", "name": "f"}]),
     ("parts with value", {"messages": [{"role": "user", "content": [{"type": "text", "value": "hi"}]}]}, [USER]),
     ("text for content", {"messages": [{"role": "user", "text": "hi"}]}, [USER]),
     ("xLAM", {"id": 1, "query": "hi", "tools": json.dumps([FUNCTION]), "answers": "[]"}, [USER]),
     ("ShareGPT", {"id": "1", "conversations": SPOKEN}, CHAT),
     ("preference pairs of TRL", {"prompt": "hi", "chosen": "ho", "rejected": "no"}, CHAT),
-]
+]  # fmt: skip
 
 
 @table("name, record, messages", READ_AS_THEY_ARE)
@@ -188,24 +169,15 @@ def test_the_tool_choice_of_anthropic_is_that_of_openai(choice: dict[str, Any], 
 LONG = "a text that is longer than any other one here"
 EVENT = {"uuid": LONG, "sessionId": "s", "type": "user", "message": {"role": "user", "content": "hi"}}
 NAMED: list[tuple[str, dict[str, Any], str]] = [
-    (
-        "ATIF",
-        {
-            "schema_version": "ATIF-v1.4",
-            "session_id": LONG,
-            "steps": [{"step_id": 1, "source": "user", "message": "hi"}],
-        },
-        'write its "steps"',
-    ),
+    ("ATIF",
+     {"schema_version": "ATIF-v1.4", "session_id": LONG, "steps": [{"step_id": 1, "source": "user", "message": "hi"}]},
+     'write its "steps"'),
     ("Gemini", {"contents": [{"role": "user", "parts": [{"text": "hi"}]}]}, "jq -c '{messages:"),
     ("Gemini", {"key": LONG, "request": {"contents": [{"role": "user", "parts": [{"text": "hi"}]}]}}, "jq -c"),
     ("Bedrock", {"recordId": LONG, "modelInput": {"anthropic_version": "b", **BODY}}, "jq -c '{custom_id: .recordId"),
     ("Bedrock", {"recordId": LONG, "modelInput": {"inputText": "hi"}}, 'write its "messages"'),
-    (
-        "Responses",
-        {"custom_id": LONG, "method": "POST", "url": "/v1/responses", "body": {"model": "m", "input": "hi"}},
-        'write its "input" as "messages"',
-    ),
+    ("Responses", {"custom_id": LONG, "method": "POST", "url": "/v1/responses", "body": {"model": "m", "input": "hi"}},
+     'write its "input" as "messages"'),
     ("Responses", {"model": LONG, "input": "hi", "instructions": "s"}, 'write its "input"'),
     ("Responses", {"instructions": "s", "input": [USER]}, 'write its "input"'),
     ("coding agent", EVENT, "jq -cs '{messages:"),
@@ -223,7 +195,7 @@ NAMED: list[tuple[str, dict[str, Any], str]] = [
     ("preference pair", {"chosen": CHAT, "rejected": CHAT, "source": LONG}, "--messages-column chosen"),
     ("Alpaca", {"instruction": "Translate.", "input": "hi", "output": LONG}, "jq -c '. + {prompt:"),
     ("Dolly", {"instruction": "Translate.", "context": LONG, "response": "ho"}, "jq -c '. + {prompt:"),
-]
+]  # fmt: skip
 
 
 @table("name, record, way", NAMED)
@@ -242,22 +214,15 @@ SAMPLE = {
 
 
 @pytest.mark.skipif(shutil.which("jq") is None, reason="jq is not here")
-@table(
-    "record, messages",
-    [
-        (SAMPLE, CHAT),
-        ({"request": SAMPLE}, CHAT),
-        ({"recordId": "1", "modelInput": {"anthropic_version": "b", **BODY}}, [USER]),
-        (EVENT, [USER]),
-        (USER, [USER]),
-        (SPOKEN[0], [USER]),
-        ({"instruction": "h", "input": "i", "output": "o"}, [{"role": "user", "content": "h\n\ni"}]),
-        ({"instruction": "hi", "input": "", "output": "o"}, [USER]),
-        ({"instruction": "h", "context": "i", "response": "o"}, [{"role": "user", "content": "h\n\ni"}]),
-        ({"data": [{"messages": CHAT}]}, CHAT),
-        ({"my request": {"messages": CHAT}}, CHAT),
-    ],
-)
+@table("record, messages", [
+    (SAMPLE, CHAT), ({"request": SAMPLE}, CHAT),
+    ({"recordId": "1", "modelInput": {"anthropic_version": "b", **BODY}}, [USER]),
+    (EVENT, [USER]), (USER, [USER]), (SPOKEN[0], [USER]),
+    ({"instruction": "h", "input": "i", "output": "o"}, [{"role": "user", "content": "h\n\ni"}]),
+    ({"instruction": "hi", "input": "", "output": "o"}, [USER]),
+    ({"instruction": "h", "context": "i", "response": "o"}, [{"role": "user", "content": "h\n\ni"}]),
+    ({"data": [{"messages": CHAT}]}, CHAT), ({"my request": {"messages": CHAT}}, CHAT),
+])  # fmt: skip
 def test_the_proposed_command_gives_the_text_of_the_user(record: dict[str, Any], messages: object) -> None:
     """Fault: advice that is followed fails, or answers another text than the user's with exit status 0."""
     found = parse_line(json.dumps(record).encode(), 1)
@@ -271,20 +236,13 @@ def test_the_proposed_command_gives_the_text_of_the_user(record: dict[str, Any],
     assert converted.messages == messages
 
 
-@table(
-    "record",
-    [
-        {"custom_id": LONG, "n": 1},
-        {"instance_id": LONG, "answer": "no"},
-        {"context": LONG, "question": "why?"},
-        {"system_prompt": "s", "question": LONG},
-        {"question": "which?", "choices": ["a", "b"]},
-        {"text": f"### Human: hi\n### Assistant: {LONG}"},
-        {"text": "<|im_start|>user\nhi<|im_end|>"},
-        {"question": "a", "query": "b"},
-        {"question": ["a"], "category": LONG},
-    ],
-)
+@table("record", [
+    {"custom_id": LONG, "n": 1}, {"instance_id": LONG, "answer": "no"}, {"context": LONG, "question": "why?"},
+    {"system_prompt": "s", "question": LONG},
+    {"question": "which?", "choices": ["a", "b"]},
+    {"text": f"### Human: hi\n### Assistant: {LONG}"},
+    {"text": "<|im_start|>user\nhi<|im_end|>"}, {"question": "a", "query": "b"}, {"question": ["a"], "category": LONG},
+])  # fmt: skip
 def test_no_column_is_proposed_that_may_be_another_text(record: dict[str, Any]) -> None:
     """Fault: an id, or a part of the prompt, is proposed as the prompt."""
     found = parse_line(json.dumps(record).encode(), 1)

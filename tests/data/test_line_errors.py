@@ -72,18 +72,10 @@ def test_thousands_of_fields_take_no_thousands_of_checks() -> None:
     assert len(find_errors(record, 1)) == 100
 
 
-@table(
-    "value, text",
-    [
-        ("x" * 40, f'"{"x" * 40}"'),
-        ("x" * 41, f'"{"x" * 37}..."'),
-        ("\ud800", '"?"'),
-        (10**50, f"1{'0' * 39}"),
-        ((1,), "a list"),
-        ({1}, "a set"),
-        (True, "true"),
-    ],
-)
+@table("value, text", [
+    ("x" * 40, f'"{"x" * 40}"'), ("x" * 41, f'"{"x" * 37}..."'), ("\ud800", '"?"'), (10**50, f"1{'0' * 39}"),
+    ((1,), "a list"), ({1}, "a set"), (True, "true"),
+])  # fmt: skip
 def test_a_value_is_shown_in_a_few_characters(value: object, text: str) -> None:
     """Fault: a sentence of a megabyte, one that is cut for no need, or true called 1."""
     assert shown(value) == text

@@ -41,24 +41,15 @@ def call(number: int, name: str, arguments: dict[str, Any]) -> list[dict[str, An
 
 
 ROWS = [
-    {
-        "id": "a",
-        "messages": [
-            {"role": "user", "content": "Go."},
-            *call(1, "find", {"city": "Rome", "day": None}),
-            *call(2, "find", {"city": "Oslo", "day": "Monday", "stars": "4"}),
-            *call(3, "book", {"order": "7", "seat": None}),
-            *call(4, "stop", {}),
-        ],
-        "tools": [tool(*one) for one in TOOLS[:3]],
-    },
-    {
-        "id": "b",
-        "messages": [{"role": "user", "content": "Pay."}, *call(1, "pay", {"card": "x", "order": "7"})],
-        "tools": [tool(*one) for one in (TOOLS[3], TOOLS[0])],
-    },
+    {"id": "a",
+     "messages": [{"role": "user", "content": "Go."}, *call(1, "find", {"city": "Rome", "day": None}),
+         *call(2, "find", {"city": "Oslo", "day": "Monday", "stars": "4"}),
+         *call(3, "book", {"order": "7", "seat": None}), *call(4, "stop", {})],
+     "tools": [tool(*one) for one in TOOLS[:3]]},
+    {"id": "b", "messages": [{"role": "user", "content": "Pay."}, *call(1, "pay", {"card": "x", "order": "7"})],
+     "tools": [tool(*one) for one in (TOOLS[3], TOOLS[0])]},
     {"id": "c", "messages": [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}]},
-]
+]  # fmt: skip
 
 
 def forms(folder: Path, rows: list[dict[str, Any]], **how: Any) -> dict[str, str]:
@@ -124,15 +115,9 @@ def test_an_argument_that_is_null_in_the_whole_table_was_given(tmp_path: Path) -
     assert contents(inputs["rows.parquet"]) == contents(inputs["saved"]) == contents(inputs["rows.jsonl"])
 
 
-@table(
-    "arguments",
-    [
-        [{"a": 1, "b": None}],
-        [{"a": 1, "b": None}, {"a": None, "b": 1}],
-        [{"a": None}, {"b": None}],
-        [{"a": {"b": None}}],
-    ],
-)
+@table("arguments", [
+    [{"a": 1, "b": None}], [{"a": 1, "b": None}, {"a": None, "b": 1}], [{"a": None}, {"b": None}], [{"a": {"b": None}}],
+])  # fmt: skip
 @table("nested", [False, True])
 def test_a_json_line_keeps_its_nulls(arguments: list[dict[str, Any]], nested: bool) -> None:
     """Catches a line that nobody's table made, and that loses arguments or the nulls of its tools."""

@@ -36,21 +36,14 @@ def test_each_fault_has_its_sentence(record: object, sentence: str) -> None:
     assert fault(record) == sentence
 
 
-@table(
-    "record, custom_id, conversation",
-    [
-        ({"id": "c", "messages": []}, "c#1", "c"),
-        ({"id": 5, "conversations": []}, "5#1", "5"),
-        ({"messages": []}, "line-3#1", "line-3"),
-        ({"id": [], "messages": [USER]}, "line-3#1", "line-3"),
-        (batch(method="GET"), "b-1", "b-1"),
-        (batch(custom_id=1), None, None),
-        ([], None, None),
-        ({"a": 1}, None, None),
-        ({"id": "c"}, "c#1", "c"),
-        ({"custom_id": "c", "input": "hi"}, "c", "c"),
-    ],
-)
+@table("record, custom_id, conversation", [
+    ({"id": "c", "messages": []}, "c#1", "c"), ({"id": 5, "conversations": []}, "5#1", "5"),
+    ({"messages": []}, "line-3#1", "line-3"),
+    ({"id": [], "messages": [USER]}, "line-3#1", "line-3"),
+    (batch(method="GET"), "b-1", "b-1"), (batch(custom_id=1), None, None), ([], None, None), ({"a": 1}, None, None),
+    ({"id": "c"}, "c#1", "c"),
+    ({"custom_id": "c", "input": "hi"}, "c", "c"),
+])  # fmt: skip
 def test_a_bad_line_keeps_the_ids_that_it_tells(record: object, custom_id: str | None, conversation: object) -> None:
     """The error record must be found by the id its owner knows."""
     parsed = parse_record(record, 3)

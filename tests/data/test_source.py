@@ -32,20 +32,13 @@ LINES: list[Any] = [
 # Rows of one schema: what a row lacks comes back as null.
 ROWS: list[Any] = [
     {"id": "a", "messages": [USER], "tools": None},
-    {
-        "id": "b",
-        "messages": [
-            USER,
-            {
-                "role": "assistant",
-                "content": None,
-                "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
-            },
-        ],
-        "tools": '[{"name": "f", "parameters": {"x": null}}]',
-    },
+    {"id": "b",
+     "messages": [USER,
+         {"role": "assistant", "content": None,
+          "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}],
+     "tools": '[{"name": "f", "parameters": {"x": null}}]'},
     {"id": "c", "messages": [{"role": "bot", "content": "x"}], "tools": None},
-]
+]  # fmt: skip
 
 
 def ids(spec: str, format: Format | None = None) -> list[str | None]:

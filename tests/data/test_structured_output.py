@@ -24,18 +24,13 @@ GIVEN = [
     ({}, None),
     ({"response_format": {"type": "text"}}, None),
     ({"response_format": None, "structured_outputs": None, "guided_json": None, "tool_choice": None}, None),
-    (
-        {"guided_regex": "", "guided_choice": [], "guided_grammar": "", "guided_json": {}, "structured_outputs": {}},
-        None,
-    ),
-    ({"tool_choice": "auto"}, None),
-    ({"tool_choice": "none"}, None),
+    ({"guided_regex": "", "guided_choice": [], "guided_grammar": "", "guided_json": {}, "structured_outputs": {}},
+     None),
+    ({"tool_choice": "auto"}, None), ({"tool_choice": "none"}, None),
     ({"response_format": {"type": "json_object"}}, StructuredOutput("json", '{"type":"object"}')),
     ({"response_format": {"type": "json_object", "schema": SCHEMA}}, StructuredOutput("json", TEXT)),
-    (
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}}},
-        StructuredOutput("json", TEXT),
-    ),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}}},
+     StructuredOutput("json", TEXT)),
     ({"guided_json": SCHEMA}, StructuredOutput("json", TEXT)),
     ({"guided_json": json.dumps(SCHEMA)}, StructuredOutput("json", TEXT)),
     ({"guided_json": SCHEMA, "guided_whitespace_pattern": " ?"}, StructuredOutput("json", TEXT, " ?")),
@@ -47,26 +42,19 @@ GIVEN = [
     ({"structured_outputs": {"json_object": True}}, StructuredOutput("json", '{"type":"object"}')),
     ({"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}}, StructuredOutput("json", TEXT, "")),
     ({"structured_outputs": {"json": SCHEMA, "whitespace_pattern": " "}}, StructuredOutput("json", TEXT, " ")),
-    (
-        {"structured_outputs": {"json": SCHEMA, "whitespace_pattern": " ", "disable_any_whitespace": True}},
-        StructuredOutput("json", TEXT, ""),
-    ),
-    (
-        {"structured_outputs": {"json": SCHEMA, "whitespace_pattern": " ", "disable_any_whitespace": False}},
-        StructuredOutput("json", TEXT, " "),
-    ),
+    ({"structured_outputs": {"json": SCHEMA, "whitespace_pattern": " ", "disable_any_whitespace": True}},
+     StructuredOutput("json", TEXT, "")),
+    ({"structured_outputs": {"json": SCHEMA, "whitespace_pattern": " ", "disable_any_whitespace": False}},
+     StructuredOutput("json", TEXT, " ")),
     ({"structured_outputs": {"regex": "a", "choice": None}}, StructuredOutput("regex", "a")),
-    (
-        {"tool_choice": "required"},
-        StructuredOutput(
-            "calls", f'[["look_up",{TEXT}],["stop",{{"type":"object"}}],["bare",{{"type":"object","properties":{{}}}}]]'
-        ),
-    ),
+    ({"tool_choice": "required"},
+     StructuredOutput("calls",
+         f'[["look_up",{TEXT}],["stop",{{"type":"object"}}],["bare",{{"type":"object","properties":{{}}}}]]')),
     *(
         ({"tool_choice": NAMED} | more, StructuredOutput("calls", f'[["look_up",{TEXT}]]', one_call=True))
         for more in ({}, {"parallel_tool_calls": False})
     ),
-]
+]  # fmt: skip
 
 
 @table("record, expected", GIVEN)
@@ -82,15 +70,11 @@ REFUSED = [
     ({"response_format": {"type": "text", "schema": {}}}, 'response_format has the field "schema"'),
     ({"response_format": {"type": "json_object", "strict": True}}, 'response_format has the field "strict"'),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema is missing"),
-    (
-        {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}, "schema": {}}},
-        'response_format has the field "schema"',
-    ),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}, "schema": {}}},
+     'response_format has the field "schema"'),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "json_schema.schema is missing"),
-    (
-        {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "strict": "yes"}}},
-        'json_schema.strict is "yes"; expected true or false',
-    ),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "strict": "yes"}}},
+     'json_schema.strict is "yes"; expected true or false'),
     ({"guided_json": "{"}, 'guided_json is "{"; expected a JSON schema, as an object or as JSON text'),
     ({"guided_json": [1]}, "guided_json is a list; expected a JSON schema"),
     ({"guided_json": {"const": math.nan, "enum": [None]}}, "guided_json cannot be written as JSON: "),
@@ -100,18 +84,12 @@ REFUSED = [
     ({"guided_choice": ["a", "a"]}, "guided_choice has the same text twice"),
     ({"guided_choice": [""]}, "that are not empty"),
     ({"structured_outputs": {"structural_tag": "x"}}, 'structured_outputs has the field "structural_tag"'),
-    (
-        {"structured_outputs": {"regex": "a", "x": 1}},
-        "its fields are json, regex, choice, grammar, json_object, whitespace_pattern, disable_any_whitespace",
-    ),
-    (
-        {"structured_outputs": {"json": {}, "whitespace_pattern": True}},
-        "structured_outputs.whitespace_pattern is true; expected a string",
-    ),
-    (
-        {"structured_outputs": {"json": {}, "disable_any_whitespace": " "}},
-        'structured_outputs.disable_any_whitespace is " "; expected true or false',
-    ),
+    ({"structured_outputs": {"regex": "a", "x": 1}},
+     "its fields are json, regex, choice, grammar, json_object, whitespace_pattern, disable_any_whitespace"),
+    ({"structured_outputs": {"json": {}, "whitespace_pattern": True}},
+     "structured_outputs.whitespace_pattern is true; expected a string"),
+    ({"structured_outputs": {"json": {}, "disable_any_whitespace": " "}},
+     'structured_outputs.disable_any_whitespace is " "; expected true or false'),
     ({"structured_outputs": ["json"]}, "structured_outputs is a list; expected an object"),
     ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_regex and guided_choice ask for different forms"),
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.regex and structured_outputs.choice"),
@@ -122,7 +100,7 @@ REFUSED = [
     ({"tool_choice": {"type": "function", "function": {}}}, "tool_choice.function.name is missing"),
     ({"tool_choice": {**NAMED, "function": {"name": "look_up", "strict": True}}}, 'function has the field "strict"'),
     ({"tool_choice": {**NAMED, "strict": True}}, 'tool_choice has the field "strict", which is not supported'),
-]
+]  # fmt: skip
 
 
 @table("record, words", REFUSED)

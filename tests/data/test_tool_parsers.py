@@ -29,16 +29,10 @@ from tests.effort import table, tries
 PARSERS = list(tool_parsers().values())
 SCHEMA = {
     "type": "object",
-    "properties": {
-        "q": {"type": "string"},
-        "n": {"type": "integer"},
-        "x": {"type": "number"},
-        "b": {"type": ["boolean", "null"]},
-        "o": {"type": "object"},
-        "l": {"anyOf": [{"type": "array"}, {"type": "null"}]},
-        "e": {"enum": [1, 2]},
-    },
-}
+    "properties": {"q": {"type": "string"}, "n": {"type": "integer"}, "x": {"type": "number"},
+        "b": {"type": ["boolean", "null"]}, "o": {"type": "object"},
+        "l": {"anyOf": [{"type": "array"}, {"type": "null"}]}, "e": {"enum": [1, 2]}},
+}  # fmt: skip
 TOOLS = [{"type": "function", "function": {"name": "get", "parameters": SCHEMA}}]
 UNTYPED: list[Any] = [None, 5, {}, {"properties": 5}, {"properties": {"n": [1]}}, {"properties": {"m": {}}}]
 # One call of get with these arguments, as each family writes it.
@@ -212,9 +206,7 @@ def test_what_else_is_a_call(name: str, text: str, calls: list[Call]) -> None:
     assert (found.content, found.calls, found.num_malformed) == ("", calls, 0)
 
 
-@table(
-    "name, text, calls",
-    [
+@table("name, text, calls", [
         *(
             ("hermes", block, 0)
             for block in (
@@ -235,16 +227,14 @@ def test_what_else_is_a_call(name: str, text: str, calls: list[Call]) -> None:
                 '<tool_call>[{"name": "f"}, 1]</tool_call>',
             )
         ),
-        ("hermes", '<tool_call>{"name": <tool_call>{"name": "f"}</tool_call>', 1),
-        ("jamba", '<tool_calls>[{"name": "f", "arguments": {}}', 0),
-        ("jamba", "<tool_calls>[]</tool_calls>", 0),
-        ("jamba", "<tool_calls>[[]]</tool_calls>", 0),
-        ("mistral", "[TOOL_CALLS]", 0),
-        ("mistral", "[TOOL_CALLS]f[ARGS][1]", 0),
-        ("mistral", "[TOOL_CALLS]f[ARGS]{", 0),
-        ("llama3", '<|python_tag|>brave_search.call(query="x")', 0),
-        ("llama3", '{"name": "f", "parameters": {}}; and {"name"', 1),
-        ("granite", '<|tool_call|>{"name": 5}', 0),
+    ("hermes", '<tool_call>{"name": <tool_call>{"name": "f"}</tool_call>', 1),
+    ("jamba", '<tool_calls>[{"name": "f", "arguments": {}}', 0),
+    ("jamba", "<tool_calls>[]</tool_calls>", 0),
+    ("jamba", "<tool_calls>[[]]</tool_calls>", 0),
+    ("mistral", "[TOOL_CALLS]", 0), ("mistral", "[TOOL_CALLS]f[ARGS][1]", 0), ("mistral", "[TOOL_CALLS]f[ARGS]{", 0),
+    ("llama3", '<|python_tag|>brave_search.call(query="x")', 0),
+    ("llama3", '{"name": "f", "parameters": {}}; and {"name"', 1),
+    ("granite", '<|tool_call|>{"name": 5}', 0),
         *(
             ("lfm2", f"<|tool_call_start|>{block}<|tool_call_end|>", 0)
             for block in (
@@ -277,14 +267,12 @@ def test_what_else_is_a_call(name: str, text: str, calls: list[Call]) -> None:
                 "[f(a=" + "9" * 5000 + ")]",
             )
         ),
-        ("lfm2", "<|tool_call_start|>[f(a=1)]", 0),
-        ("nemotron", "<TOOLCALL>[1]</TOOLCALL>", 0),
-        ("qwen-coder", "<tool_call>{}", 0),
-        ("qwen-coder", "<tool_call><function=get><parameter=q>a</function></tool_call>", 0),
-        ("qwen-coder", "<tool_call><function=get><parameter=q>a</parameter>", 0),
-        ("qwen-coder", "<function=>", 0),
-    ],
-)
+    ("lfm2", "<|tool_call_start|>[f(a=1)]", 0), ("nemotron", "<TOOLCALL>[1]</TOOLCALL>", 0),
+    ("qwen-coder", "<tool_call>{}", 0),
+    ("qwen-coder", "<tool_call><function=get><parameter=q>a</function></tool_call>", 0),
+    ("qwen-coder", "<tool_call><function=get><parameter=q>a</parameter>", 0),
+    ("qwen-coder", "<function=>", 0),
+])  # fmt: skip
 def test_what_is_malformed_stays_and_is_counted(name: str, text: str, calls: int) -> None:
     """Fault: what a model wrote is lost, or nobody is told that it was no call."""
     found = tool_parsers()[name].find(f" {text} ", TOOLS)

@@ -12,20 +12,12 @@ from tests.effort import table
 ROLES = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
 
 
-@table(
-    "roles, each, last",
-    [
-        ("ua", [(1, 1)], (1, 1)),
-        ("u", [(1, 1)], (1, 1)),
-        ("s", [(1, 1)], (1, 1)),
-        ("suau", [(1, 2), (2, 4)], (2, 4)),
-        ("suauatata", [(1, 2), (2, 4), (3, 6), (4, 8)], (4, 8)),
-        ("suaat", [(1, 2), (2, 3), (3, 5)], (3, 5)),
-        ("uaa", [(1, 1), (2, 2)], (1, 1)),
-        ("auau", [(1, 0), (2, 2), (3, 4)], (3, 4)),
-        ("aa", [(1, 0), (2, 1)], None),
-    ],
-)
+@table("roles, each, last", [
+    ("ua", [(1, 1)], (1, 1)), ("u", [(1, 1)], (1, 1)), ("s", [(1, 1)], (1, 1)), ("suau", [(1, 2), (2, 4)], (2, 4)),
+    ("suauatata", [(1, 2), (2, 4), (3, 6), (4, 8)], (4, 8)),
+    ("suaat", [(1, 2), (2, 3), (3, 5)], (3, 5)), ("uaa", [(1, 1), (2, 2)], (1, 1)),
+    ("auau", [(1, 0), (2, 2), (3, 4)], (3, 4)), ("aa", [(1, 0), (2, 1)], None),
+])  # fmt: skip
 def test_turns(roles: str, each: list[tuple[int, int]], last: tuple[int, int] | None) -> None:
     """Every assistant turn and an answer that is missing at the end; or the last such place alone."""
     messages = [{"role": ROLES[role]} for role in roles]

@@ -101,15 +101,9 @@ def test_without_a_trace_the_records_are_enough() -> None:
 def test_damaged_sums_are_left_out() -> None:
     """Fault: a trace that somebody made up ends the report in a traceback, or in a share above all."""
     for drafts in [
-        None,
-        [],
-        "lookup",
-        {"lookup": 5},
-        {"lookup": {"drafted": -1, "accepted": 0}},
-        {"lookup": {"drafted": 1}},
-        {"lookup": {"drafted": 1, "accepted": 2}},
-        {"lookup": {"drafted": 0, "accepted": 0}},
-    ]:
+        None, [], "lookup", {"lookup": 5}, {"lookup": {"drafted": -1, "accepted": 0}}, {"lookup": {"drafted": 1}},
+        {"lookup": {"drafted": 1, "accepted": 2}}, {"lookup": {"drafted": 0, "accepted": 0}},
+    ]:  # fmt: skip
         found = sums_of(SUMMARY | {"drafts": drafts, "drafts_saved_s": "1", "seconds": 5})
         assert found["sources"] == [] and found["saved_s"] is None
 

@@ -145,15 +145,8 @@ def test_whole_texts_are_not_said_to_be_cut() -> None:
 def test_times_have_two_digits_and_ids_a_length() -> None:
     """Fault: a rounded time is another one, or an id that has room is cut."""
     for value, rounded in (
-        (0, 0),
-        (7, 7),
-        (99, 99),
-        (100, 100),
-        (104, 100),
-        (105, 110),
-        (12_499, 12_000),
-        (12_500, 13_000),
-    ):
+        (0, 0), (7, 7), (99, 99), (100, 100), (104, 100), (105, 110), (12_499, 12_000), (12_500, 13_000),
+    ):  # fmt: skip
         assert _two_digits(value) == rounded
     assert [_short_id("abcdef", length) for length in (7, 6, 5)] == ["abcdef", "abcdef", "abcd\u2026"]
 

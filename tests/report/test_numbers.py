@@ -323,21 +323,11 @@ def answered(**own: Any) -> dict[str, Any]:
 def test_a_record_is_a_row_if_its_numbers_can_be() -> None:
     """Fault: a damaged number is shown and summed up, or an answer at its bounds is left out."""
     for own, is_taken in [
-        ({}, True),
-        ({"ideal_cached_tokens": None}, True),
-        ({"miss_reason": None}, True),
-        ({"out": 2**52 - 1}, True),
-        ({"out": 2**52}, False),
-        ({"out": -2}, False),
-        ({"out": None}, False),
-        ({"out": 2.0}, False),
-        ({"cached_tokens": 5}, False),
-        ({"cached_from": "tape"}, False),
-        ({"miss_reason": 5}, False),
-        ({"prefill_ms": -0.1}, False),
-        ({"prefill_ms": None}, False),
-        ({"decode_ms": 1e300}, False),
-    ]:
+        ({}, True), ({"ideal_cached_tokens": None}, True), ({"miss_reason": None}, True), ({"out": 2**52 - 1}, True),
+        ({"out": 2**52}, False), ({"out": -2}, False), ({"out": None}, False), ({"out": 2.0}, False),
+        ({"cached_tokens": 5}, False), ({"cached_from": "tape"}, False), ({"miss_reason": 5}, False),
+        ({"prefill_ms": -0.1}, False), ({"prefill_ms": None}, False), ({"decode_ms": 1e300}, False),
+    ]:  # fmt: skip
         requests = Requests()
         assert requests.add(answered(**own)) == is_taken == len(requests)
         if is_taken:
