@@ -67,7 +67,6 @@ class SimWork:
         self.runtime, self.worker, self.one, self.unit = runtime, worker, one, unit
         self.now = self.spoke = runtime.now
         self.reads: dict[Key, int] = {}  # of what is held
-        self.given: set[Key] = set()
         self.missing: set[Key] = set()
         self.made: set[Key] = set()
         self.prefill_tokens = self.decode_tokens = 0
@@ -125,7 +124,7 @@ class SimWork:
                 self.import_bytes += speeds.state_bytes
                 self.import_s += took_s
                 self.runtime.bytes_sent += speeds.state_bytes
-            self.given.add(key)
+            self.reads[key] = len(self.unit.imports[key].readers)
 
     def _prefill(self, piece) -> Result:
         request: Request = piece.request
@@ -155,8 +154,6 @@ class SimWork:
         if not resume_at:
             return 0
         key = keys[resume_at]
-        if key in self.given:
-            return resume_at
         if key in self.reads:
             self.reads[key] -= 1
             assert self.reads[key] >= 0, "more requests resume from a snapshot than its plan says"
