@@ -89,7 +89,7 @@ def test_token_arrays(kind):
 def test_what_is_no_row_of_token_ids_is_refused(ids, error):
     """Fault: an id that wraps around to another token's or is cut to an integer, or a matrix that is hashed as its rows
     one after the other."""
-    with pytest.raises(error, match="token ids must be one row of integers" if error is TypeError else ""):
+    with pytest.raises(error, match="token ids must be one row of integers" if error is TypeError else "."):
         as_token_array(ids)
 
 

@@ -91,7 +91,7 @@ def test_the_summary_adds_up(clock: list[float]) -> None:
         "tokens_per_pass": 1.5, "drafts_saved_s": 1.25,
         "score": None,
         "seconds": {"load": 4.0, "plan": 1.5, "prefill": 2.0, "decode": 0.5, "store": 0.25, "total": 12.0},
-        "prefill_tokens_per_s": 57.0, "decode_tokens_per_s": 18.0,
+        "prefill_tokens_per_s": 111.5, "decode_tokens_per_s": 18.0,
         "peak_device_bytes": 5, "peak_draft_bytes": 6, "warnings": ["w", "v"],
         "block_size": 32, "policy": "all", "model": "m", "dtype": "bfloat16", "device": "cpu",
         "gpus": 1, "version": VERSION,
