@@ -76,6 +76,13 @@ def answers(records: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def batch_line(custom_id: str, **body: Any) -> dict[str, Any]:
+    """A line of a batch file: a completion if the body has a prompt, else a chat, which asks `Hi` without messages."""
+    content = {} if "prompt" in body else {"messages": [{"role": "user", "content": "Hi"}]}
+    url = "/v1/completions" if "prompt" in body else "/v1/chat/completions"
+    return {"custom_id": custom_id, "method": "POST", "url": url, "body": content | body}
+
+
 @pytest.fixture
 def engines(monkeypatch) -> list[FakeEngine]:
     """The fake engines that runs of this test make, in order."""

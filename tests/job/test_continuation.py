@@ -16,6 +16,7 @@ def test_each_word_is_one_for_the_shell() -> None:
         ("two words", "'two words'"),
         ("it's", "'it'\"'\"'s'"),
         ("a\nb", "$'a\\nb'"),
+        ("\n\n", "$'\\n\\n'"),
         ("a\tb\r\\it's", "$'a\\tb\\r\\\\it\\'s'"),
         ("\x1b[2J", "$'\\x1b[2J'"),
         ("\udcff", "$'\\xff'"),
@@ -46,6 +47,7 @@ def test_each_option_is_given_again() -> None:
         ("trace", False, ["--no-trace"]),
         ("store", None, ["--no-store"]),
         ("limit", None, []),
+        ("store", "s", ["--store", "s"]),
         ("cache_salt", "secret", ["--cache-salt", "@FILE"]),
         ("cache_salt", "@salt", ["--cache-salt", "@salt"]),
     ]

@@ -12,7 +12,9 @@ from apcbatch.cli.program import main
 from apcbatch.data.chat.template import NO_TEMPLATE
 from apcbatch.model.locate import BUNDLED, DEMO_DIR, note_of
 from tests.chats import conversation, write_lines
-from tests.job.test_openai_types import batch_line
+from tests.job.conftest import batch_line
+
+CHAT, COMPLETION = conversation(1), batch_line("c", prompt="Once upon")
 
 
 @pytest.fixture
@@ -27,37 +29,41 @@ def bare(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("first", ["chat", "completion"])
-def test_a_missing_template_is_said_at_once_and_in_the_summary(apcbatch, bare, tmp_path, monkeypatch, first):
-    """Fault: one warning among thousands of lines, after the weights are read; or none in what a script reads."""
+@pytest.mark.parametrize(
+    ("lines", "has_template", "said"),
+    [
+        ([CHAT, COMPLETION, CHAT], False, [NO_TEMPLATE, "loading"]),
+        ([COMPLETION, CHAT], False, ["loading", NO_TEMPLATE]),
+        ([COMPLETION, COMPLETION], False, ["loading"]),
+        ([CHAT], True, ["loading"]),
+    ],
+)
+def test_a_missing_template_is_said_at_once_and_in_the_summary(
+    apcbatch, bare, tmp_path, monkeypatch, lines, has_template, said
+):
+    """Fault: one warning among thousands of lines, after the weights are read; or none in what a script reads; or a
+    run is warned of what does not concern it."""
     monkeypatch.setenv("FAKE_LOAD_S", "0.001")  # the engine then says "loading"
-    lines = [conversation(1), batch_line("c", "/v1/completions", prompt="Once upon"), conversation(2)]
-    write_lines(tmp_path / "in.jsonl", lines if first == "chat" else lines[1:])
-    outcome = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--model", bare, "--max-tokens", 2, "-q")
-    said = [line.removeprefix("warning: ") for line in outcome.stderr.splitlines() if line.startswith("warning: ")]
-    assert said == ([NO_TEMPLATE, "loading"] if first == "chat" else ["loading", NO_TEMPLATE])
-    assert outcome.code == 0 and outcome.summary["warnings"] == said
+    write_lines(
+        tmp_path / "in.jsonl",
+        [one | {"id": str(at)} if one is CHAT else one | {"custom_id": str(at)} for at, one in enumerate(lines)],
+    )
+    model = () if has_template else ("--model", bare)
+    outcome = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *model, "--max-tokens", 2, "-q")
+    warnings = [line.removeprefix("warning: ") for line in outcome.stderr.splitlines() if line.startswith("warning: ")]
+    assert outcome.code == 0 and outcome.summary["warnings"] == warnings == said
 
 
-def test_completions_need_no_template(apcbatch, bare, tmp_path):
-    """Fault: a run of plain completions is warned of what does not concern it."""
-    write_lines(tmp_path / "in.jsonl", [batch_line(f"c{n}", "/v1/completions", prompt="Once upon") for n in range(3)])
-    outcome = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--model", bare, "--max-tokens", 2)
-    assert outcome.code == 0 and "template" not in outcome.stderr and outcome.summary["warnings"] == []
-
-
-def test_a_model_with_a_template_is_not_warned_of(apcbatch, tmp_path):
-    """Fault: the word is said of every model."""
-    write_lines(tmp_path / "in.jsonl", [conversation(1)])
-    outcome = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 2)
-    assert "template" not in outcome.stderr and outcome.summary["warnings"] == []
-
-
-def test_doctor_warns_of_a_missing_template(bare, capsys):
-    """Fault: doctor calls the plain template prefix-stable, and says nothing of what the answers will be."""
-    assert main(["doctor", "--model", str(bare), "--device", "cpu"]) == 0
-    [line] = [one for one in capsys.readouterr().out.splitlines() if one.split()[1] == "template"]
-    assert line == f"WARN  template   {NO_TEMPLATE}"
+def test_doctor_says_what_the_model_is_worth(bare, capsys):
+    """Fault: doctor calls the plain template prefix-stable, and says nothing of what the answers will be; or finds
+    everything in order where they are a toy's."""
+    for model, name, said in (
+        (str(bare), "template", f"WARN  template   {NO_TEMPLATE}"),
+        ("demo", "model", note_of("demo")),
+    ):
+        assert main(["doctor", "--model", model, "--device", "cpu"]) == 0
+        [line] = [one for one in capsys.readouterr().out.splitlines() if one.split()[1] == name]
+        assert line.endswith(said) and line.startswith("ok" if model == "demo" else "WARN")
 
 
 @pytest.mark.drawn(1)
@@ -70,10 +76,3 @@ def test_a_bundled_model_is_said_to_be_tiny_once(model, apcbatch, bare, tmp_path
     assert loud.stderr.splitlines().count(note) == 1 and note not in loud.stdout
     assert note not in apcbatch("run", "in.jsonl", "-o", "b.jsonl", "--max-tokens", 2, "--model", model, "-q").stderr
     assert note not in apcbatch("run", "in.jsonl", "-o", "c.jsonl", "--max-tokens", 2, "--model", bare).stderr
-
-
-def test_doctor_says_what_the_demo_is(capsys):
-    """Fault: doctor finds everything in order, and the answers are a toy's."""
-    assert main(["doctor", "--device", "cpu"]) == 0
-    [line] = [one for one in capsys.readouterr().out.splitlines() if one.split()[1] == "model"]
-    assert line.startswith("ok") and line.endswith(note_of("demo"))

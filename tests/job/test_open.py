@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import io
 import sys
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from apcbatch.cluster import open as cluster_opening
 from apcbatch.config import Config
-from apcbatch.data.input.records import Conversation
 from apcbatch.errors import UsageError
 from apcbatch.job import open
-from apcbatch.model.locate import DEMO_DIR
 from tests.chats import conversation, read_records, write_lines
 from tests.job.fakes import FakeEngine
 
@@ -54,14 +50,6 @@ def test_options_of_workers_agree() -> None:
         else:
             with pytest.raises(UsageError, match=f"^{refused}"):
                 open.check_cluster(config)
-
-
-def test_a_stop_token_is_one_of_the_model() -> None:
-    """Fault: the model's last token cannot be a stop token, or one behind it ends every request as an error record."""
-    open.check_stop_tokens(Config(), DEMO_DIR)
-    open.check_stop_tokens(Config(stop_token_id=(4095, 0)), DEMO_DIR)
-    with pytest.raises(UsageError, match="--stop-token-id is 4096; the model demo has the token ids 0 to 4095"):
-        open.check_stop_tokens(Config(stop_token_id=(0, 4096), origins=GIVEN), DEMO_DIR)
 
 
 def test_a_bar_names_each_step(apcbatch: Any, tmp_path: Path) -> None:
@@ -167,21 +155,3 @@ def test_names_that_sort_before_a_dash_are_files(apcbatch: Any, tmp_path: Path) 
     write_lines(tmp_path / "+in.jsonl", [conversation(0), "{"])
     done = apcbatch("run", "+in.jsonl", "-o", "+out.jsonl", "--overwrite")
     assert done.code == 3 and done.final_line.endswith("""to see them: grep '"error":{' +out.jsonl""")
-
-
-def test_a_missing_template_is_told_before_the_weights_are_read() -> None:
-    """Fault: the warning comes after minutes of loading, for a line that needs no template, or a line is lost."""
-    for first, is_warned in [
-        ({"prompt": None, "text": None}, True),
-        ({"prompt": "x"}, False),
-        ({"text": "x"}, False),
-        (None, False),
-    ]:
-        warned: list[str] = []
-        renderer: Any = SimpleNamespace(
-            template=SimpleNamespace(warn_if_fallback=partial(warned.append, "no template"))
-        )
-        whole = None if first is None else Conversation("a", 1, [], None, "messages", **first)
-        records: list[Any] = [] if whole is None else [whole, "second"]
-        assert list(open._check_template_early(iter(records), renderer)) == records
-        assert bool(warned) == is_warned

@@ -5,11 +5,15 @@ from __future__ import annotations
 import gzip
 import io
 import json
+from pathlib import Path
 
 import pytest
 
+from apcbatch.data.chat.template import ChatTemplate
+from apcbatch.errors import RequestError
 from tests.chats import conversation, read_records, write_lines
-from tests.job.conftest import answers
+from tests.effort import table
+from tests.job.conftest import answers, batch_line
 
 SUMMARY_KEYS = """requests ok errors prompt_tokens cached_tokens computed_tokens unique_tokens
 completion_tokens hit_rate ideal_hit_rate cached_by_source miss_reasons store_bytes_written store_bytes_read
@@ -17,11 +21,6 @@ store_skipped snapshots_written snapshots_read snapshots_for_later snapshots_evi
 preempted recomputed_tokens seconds
 prefill_tokens_per_s decode_tokens_per_s
 workers peak_rss_bytes peak_device_bytes block_size policy model dtype device version"""
-
-
-def batch_line(custom_id, url="/v1/chat/completions", **body):
-    body = body or {"messages": [{"role": "user", "content": "Hi"}]}
-    return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
 
 
 def test_every_turn_is_answered_once_and_the_summary_adds_up(apcbatch, engines, tmp_path):
@@ -73,13 +72,15 @@ CASE_22 = [
     (conversation(1), None),
     ("{not json", "invalid_json"),
     (conversation(1), "duplicate_id"),
-    (batch_line("u", "/v1/embeddings"), "invalid_request"),
+    (batch_line("u") | {"url": "/v1/embeddings"}, "invalid_request"),
     (batch_line("s", messages=[{"role": "user", "content": "Hi"}], stream=True), "invalid_request"),
-    (batch_line("m", max_tokens=1), "invalid_request"),
+    (batch_line("m", messages=None, max_tokens=1), "invalid_request"),
     ({"id": "e", "messages": []}, "invalid_request"),
     ({"id": "r", "messages": [{"role": "asistant", "content": ""}]}, "invalid_request"),
     ("[1, 2]", "invalid_request"),
     ({"id": "k"}, "invalid_request"),
+    (conversation(9) | {"n": 200}, "invalid_request"),
+    (batch_line("f", temprature=0), "invalid_request"),
     (batch_line("long", messages=[{"role": "user", "content": "word " * 5000}]), "context_length_exceeded"),
     (batch_line("good"), None),
     (batch_line("good"), "duplicate_id"),
@@ -99,74 +100,44 @@ def test_each_bad_line_is_an_error_record_and_the_others_complete(apcbatch, tmp_
             assert record["error"]["line"] == record["line"] and record["error"]["retryable"] is False
             assert record["error"].keys() == {"code", "message", "line", "retryable"}
     assert codes == {number: {code} for number, (_, code) in enumerate(CASE_22, start=1)}
-    assert (done.summary["ok"], done.summary["errors"]) == (3, 11)
-    kinds = "1 context_length_exceeded, 2 duplicate_id, 1 invalid_json, 7 invalid_request"
+    assert (done.summary["ok"], done.summary["errors"]) == (3, 13)
+    kinds = "1 context_length_exceeded, 2 duplicate_id, 1 invalid_json, 9 invalid_request"
     assert done.final_line.startswith(f"nothing is left to do: the error records ({kinds}) would come again")
     assert done.summary["errors_by_code"] == {
-        "context_length_exceeded": 1, "duplicate_id": 2, "invalid_json": 1, "invalid_request": 7,
+        "context_length_exceeded": 1, "duplicate_id": 2, "invalid_json": 1, "invalid_request": 9,
     }  # fmt: skip
 
 
-def test_the_error_line_on_the_terminal(apcbatch, tmp_path):
-    """Fault: the terminal line of an error loses its columns: id, code, line, sentence."""
-    line = {
-        "id": "c-11",
-        "messages": [{"role": "user", "content": "a"}, {"role": "asistant", "content": "b"}],
-    }
-    write_lines(tmp_path / "in.jsonl", [line])
-    assert apcbatch("run", "in.jsonl", "-o", "out.jsonl").lines == [
-        'c-11#1   error  invalid_request line 1: messages[1].role is "asistant"; '
-        "expected system, user, assistant or tool"
-    ]
+def refuses(self, messages, tools, counts, *switches):
+    return iter([RequestError("invalid_request", "the template refuses it")] * len(counts))
 
 
-def test_an_unexpected_failure_of_one_conversation_is_an_internal_error_record(apcbatch, tmp_path, monkeypatch):
-    """Fault: an exception while a prompt is made ends the job."""
-    from apcbatch.data.chat.render import Renderer
-
-    render = Renderer.render
-
-    def fragile(self, conversation, *options):
-        if conversation.id == "c-1":
-            raise ZeroDivisionError("by accident")
-        return render(self, conversation, *options)
-
-    monkeypatch.setattr(Renderer, "render", fragile)
-    write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(3)])
-    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 1)
-    assert done.code == 3
-    errors = {
-        record["custom_id"]: record["error"] for record in read_records(tmp_path / "out.jsonl") if record["error"]
-    }
-    assert set(errors) == {"c-1#1", "c-1#2"}
-    assert errors["c-1#1"]["code"] == "internal" and errors["c-1#1"]["retryable"]
-    assert done.final_line.endswith("--resume --retry-errors")
+def breaks(*_):
+    raise ZeroDivisionError("by accident")
 
 
-@pytest.mark.parametrize("turns", ["each", "rollout"])
-def test_a_conversation_that_cannot_be_rendered_keeps_its_own_reason(apcbatch, tmp_path, monkeypatch, turns):
-    """Fault: a conversation that the template refuses as a whole is an `internal` error, or loses turns."""
-    from apcbatch.data.chat.template import ChatTemplate
-    from apcbatch.errors import RequestError
-
+@table("turns, fails, code, last", [
+    ("each", breaks, "internal", "--resume --retry-errors"),
+    ("each", refuses, "invalid_request", "nothing is left to do: the error records (2 invalid_request)"),
+    ("rollout", refuses, "invalid_request", "nothing is left to do: the error records (2 invalid_request)"),
+])  # fmt: skip
+def test_a_conversation_that_cannot_be_rendered_has_its_own_reason(apcbatch, monkeypatch, turns, fails, code, last):
+    """Fault: an exception while a prompt is made ends the job; or a conversation that the template refuses as a whole
+    is an `internal` error, or loses turns."""
     texts = ChatTemplate.texts
 
-    def strict(self, messages, tools, counts, *switches):
-        if "conversation 1:" in messages[1]["content"]:
-            return iter([RequestError("invalid_request", "the template refuses it")] * len(counts))
-        return texts(self, messages, tools, counts, *switches)
+    def fragile(self, messages, *others):
+        return (fails if "conversation 1:" in messages[1]["content"] else texts)(self, messages, *others)
 
-    monkeypatch.setattr(ChatTemplate, "texts", strict)
-    write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(3)])
-    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 1, "--turns", turns)
-    assert done.code == 3 and done.final_line.startswith("nothing is left to do: the error records (2 invalid_request)")
-    errors = {
-        record["custom_id"]: record["error"] for record in read_records(tmp_path / "out.jsonl") if record["error"]
-    }
+    monkeypatch.setattr(ChatTemplate, "texts", fragile)
+    write_lines(Path("in.jsonl"), [conversation(number) for number in range(3)])
+    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--overwrite", "--max-tokens", 1, "--turns", turns)
+    assert done.code == 3 and last in done.final_line
+    errors = {one["custom_id"]: one["error"] for one in read_records(Path("out.jsonl")) if one["error"]}
     assert set(errors) == {"c-1#1", "c-1#2"}
     for error in errors.values():
-        assert (error["code"], error["retryable"], error["line"]) == ("invalid_request", False, 2)
-        assert error["message"] == "the template refuses it"
+        assert (error["code"], error["retryable"], error["line"]) == (code, code == "internal", 2)
+        assert code == "internal" or error["message"] == "the template refuses it"
 
 
 def test_strict_ends_at_the_first_error(apcbatch, tmp_path):
@@ -260,40 +231,29 @@ def test_an_input_that_breaks_off_is_answered_up_to_there(apcbatch, tmp_path):
     assert f"cannot be read further after line {len(records) - 1}" in records[-1]["error"]["message"]
 
 
-def test_quiet_drops_the_request_lines_only(apcbatch, tmp_path):
-    """Fault: -q takes the summary as well."""
-    write_lines(tmp_path / "in.jsonl", [conversation(1)])
-    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 2, "-q")
-    assert done.lines == [] and done.summary["ok"] == 2
-
-
-@pytest.mark.parametrize(("limit", "requests"), [(0, 0), (1, 2), (2, 3)])
-def test_limit_counts_conversations(apcbatch, tmp_path, limit, requests):
-    """Fault: --limit counts requests, or 0 counts as no limit."""
-    write_lines(tmp_path / "in.jsonl", [conversation(1), "{", conversation(2)])
-    assert (
-        apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--limit", limit, "--max-tokens", 1).summary["requests"]
-        == requests
-    )
-
-
-def test_the_last_turn_only(apcbatch, tmp_path):
-    """Fault: --turns last asks for every turn."""
-    write_lines(
-        tmp_path / "in.jsonl",
-        [conversation(1, turns=3), {"id": "x", "messages": [{"role": "assistant", "content": ""}]}],
-    )
-    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--turns", "last", "--max-tokens", 1)
-    assert done.code == 3
-    records = {record["custom_id"]: record for record in read_records(tmp_path / "out.jsonl")}
-    assert records.keys() == {"c-1#3", "x#1"} and records["x#1"]["error"]["code"] == "invalid_request"
+@table("options, names", [
+    (("--limit", 0), []),
+    (("--limit", 1), ["c-1#1", "c-1#2"]),
+    (("--limit", 2), ["c-1#1", "c-1#2", None]),
+    (("--turns", "last"), ["c-1#2", "c-2#3", None, "x#1"]),
+])  # fmt: skip
+def test_options_ask_for_fewer_requests(apcbatch, options, names):
+    """Fault: --limit counts requests, or 0 counts as no limit; --turns last asks for every turn; -q takes the summary
+    as well as the lines of requests."""
+    unanswerable = {"id": "x", "messages": [{"role": "assistant", "content": ""}]}
+    write_lines(Path("in.jsonl"), [conversation(1), "{", conversation(2, turns=3), unanswerable])
+    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--overwrite", "--max-tokens", 1, "-q", *options)
+    records = read_records(Path("out.jsonl"))
+    assert sorted(map(str, names)) == sorted(str(record["custom_id"]) for record in records)
+    assert (done.code, done.summary["requests"], done.lines) == (3 * (None in names), len(names), [])
+    assert {record["error"]["code"] for record in records if record["custom_id"] == "x#1"} <= {"invalid_request"}
 
 
 def test_no_more_is_read_than_the_engine_asks_for(apcbatch, engines, tmp_path):
     """Fault: the whole input is queued, so memory grows with it."""
-    write_lines(tmp_path / "in.jsonl", [conversation(number, turns=1) for number in range(300)])
+    write_lines(tmp_path / "in.jsonl", [conversation(number, turns=1) for number in range(40)])
     done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 1, "--max-running", 4, "-q")
-    assert done.summary["ok"] == 300 and engines[0].most_waiting <= 8
+    assert done.summary["ok"] == 40 and engines[0].most_waiting <= 8
 
 
 @pytest.mark.parametrize(
@@ -315,8 +275,10 @@ def test_an_interrupt_that_stops_nothing_is_no_interrupt(apcbatch, interrupt, tm
 
 
 def test_a_stop_token_that_the_model_does_not_have_is_refused(apcbatch, engines, tmp_path):
-    """Fault: every request is an error record, after the weights were read."""
+    """Fault: every request is an error record, after the weights were read; or the model's last token is refused."""
     write_lines(tmp_path / "in.jsonl", [conversation(0)])
-    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--stop-token-id", 7, "--stop-token-id", 999999)
+    run = ("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 1, "--stop-token-id", 0, "--stop-token-id")
+    done = apcbatch(*run, 4096)
     assert done.code == 2 and not engines and not (tmp_path / "out.jsonl").exists()
-    assert "--stop-token-id is 999999; the model demo has the token ids 0 to 4095" in done.stderr
+    assert "--stop-token-id is 4096; the model demo has the token ids 0 to 4095" in done.stderr
+    assert apcbatch(*run, 4095).code == 0

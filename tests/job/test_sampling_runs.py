@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from apcbatch.cli.program import main
 from apcbatch.config import Config
 from apcbatch.data.generation_config import with_model_defaults
 from apcbatch.data.tokenization.tokenizer import load_tokenizer
-from apcbatch.job.continuation import command_line, command_words
 from apcbatch.job.request import FIRST, LATER, settings_of
 from apcbatch.types import Request
 from tests.chats import conversation, read_records, write_lines
@@ -293,18 +291,3 @@ def test_a_suggestion_that_cannot_be_used(here, capsys):
         code, told = run(capsys, "--model", greedy, "-o", f"{choice}.jsonl", "--generation-config", choice,
                          "--max-tokens", 2)  # fmt: skip
         assert code == 0 and "generation_config.json of" not in told
-
-
-def test_the_command_that_continues_repeats_a_stop_text():
-    """Fault: a stop text with a newline in it breaks the last line in two, or comes back as another text."""
-    for stop in ["\n\n", "it's", "a\tb'\\n\"$x\x01", "plain", "-v", "\u00e9\u2028"]:
-        config = Config(stop=(stop, "b"), stop_token_id=(5, 7), origins={"stop": "--stop", "stop_token_id": "--x"})
-        line = command_line(command_words(["apcbatch"], ["in.jsonl"], "out.jsonl", None, config, ["--resume"]))
-        assert "\n" not in line
-        words = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, check=True).stdout.split(
-            b"\0"
-        )
-        assert [word.decode() for word in words[:-1]] == [
-            "apcbatch", "run", "in.jsonl", "-o", "out.jsonl", "--stop", stop, "--stop", "b", "--stop-token-id", "5",
-            "--stop-token-id", "7", "--resume",
-        ]  # fmt: skip

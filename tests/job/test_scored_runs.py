@@ -16,7 +16,6 @@ from apcbatch.cli.program import main
 from apcbatch.data.chat.recorded_answers import render_answers
 from apcbatch.data.chat.render import Renderer
 from apcbatch.data.input.records import parse_record
-from apcbatch.job import request as request_module
 from apcbatch.job.logprobs import PromptFields, completion_logprobs
 from apcbatch.types import Result, Scores
 from tests.chats import conversation, read_records, write_lines
@@ -163,25 +162,6 @@ def test_prompt_logprobs_have_the_shape_of_vllm(run: Callable[..., Any]) -> None
             assert ranks[:count] == list(range(1, count + 1)) and len(entries) in (max(count, 1), count + 1)
     own = [[next(iter(one.values())) for one in records[name]["apcbatch"]["prompt_logprobs"][1:]] for name in "ab"]
     assert own[0] == own[1]
-
-
-def test_more_scores_than_a_record_can_hold_are_refused(
-    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Catches `prompt_logprobs: 20` on 100,000 tokens: 1.4 GB of memory, and a line of 150 MB that nothing reads."""
-    monkeypatch.setattr(request_module, "MOST_PROMPT_LOGPROBS", 60)
-    long = "one two three four five " * 4
-    lines = [
-        line("a", "/v1/completions", prompt=long, prompt_logprobs=3, max_tokens=2),
-        line("b", "/v1/completions", prompt=long, echo=True, logprobs=3, max_tokens=0),
-        line("c", "/v1/completions", prompt=long, prompt_logprobs=0, max_tokens=2),
-        line("d", "/v1/completions", prompt=long, echo=True, max_tokens=0),
-    ]
-    code, records, _ = run(lines)
-    assert code == 3 and [name for name in "abcd" if records[name]["error"] is None] == ["c", "d"]
-    for name in "ab":
-        error = records[name]["error"]
-        assert error["code"] == "invalid_request" and "at most 60 are given: ask for fewer" in error["message"]
 
 
 def test_values_that_are_refused() -> None:

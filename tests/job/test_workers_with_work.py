@@ -5,16 +5,12 @@ from __future__ import annotations
 import pytest
 
 from apcbatch.cluster import open as cluster_opening
-from apcbatch.data.input.records import BadLine
-from apcbatch.errors import RequestError
-from apcbatch.job import open
 from tests.chats import conversation, read_records, write_lines
 from tests.job.fakes import FakeEngine
 
 MESSAGES = len(conversation(1)["messages"])
 
 
-@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     ("lines", "options", "most"),
     [
@@ -22,12 +18,14 @@ MESSAGES = len(conversation(1)["messages"])
         ([conversation(number, turns=3) for number in range(2)], (), 2 * len(conversation(0, turns=3)["messages"])),
         ([conversation(number) for number in range(9)], ("--limit", 2), 2 * MESSAGES),
         ([conversation(1), {}], ("--limit", 5), MESSAGES + 1),
-        ([conversation(number) for number in range(400)], (), None),
-        ([conversation(number) for number in range(400)], ("--limit", 300), None),
+        ([conversation(1)] + [{}] * 254, (), MESSAGES + 254),
+        ([conversation(1)] + [{}] * 255, (), None),
+        ([conversation(1)] + [{}] * 299, ("--limit", 280), None),
     ],
 )
 def test_no_more_workers_than_requests(apcbatch, monkeypatch, tmp_path, lines, options, most):
-    """Faults: 64 workers are asked for and the input has three lines; a line that is lost or done twice."""
+    """Faults: 64 workers are asked for and the input has three lines; an input that ends behind the lines that are read
+    ahead is taken for a long one; a line that is lost or done twice."""
     seen = []
 
     def open_cluster(config, address, salt, warn, say, conversation_of, most_workers):
@@ -42,11 +40,3 @@ def test_no_more_workers_than_requests(apcbatch, monkeypatch, tmp_path, lines, o
     assert sorted(one["line"] for one in read_records(tmp_path / "out.jsonl")) == [
         *range(1, 1 + min(limit, len(lines)))
     ]
-
-
-def test_a_few_lines_are_read_ahead():
-    """Faults: an input that ends behind the lines that are read ahead is taken for a long one, or a line is lost."""
-    for lines, most in [(0, 1), (255, 255), (256, None), (300, None)]:
-        records = [BadLine(number, RequestError("invalid_json", "no")) for number in range(lines)]
-        found, number = open._bound_workers(iter(records), None)
-        assert number == most and list(found) == records
