@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
-from apcbatch.job.disk import Disk, identity, remove_left_files, replacing, write_file
+from apcbatch.job import disk as disk_module
+from apcbatch.job.disk import BackgroundCall, Disk, identity, remove_left_files, replacing, write_file
+from apcbatch.job.sink import FileSink
 from tests.job.conftest import killed_while_it_writes
 
 
@@ -103,3 +106,55 @@ def test_no_file_has_no_identity(tmp_path: Path) -> None:
     """Fault: a name that no file has ends the run."""
     assert identity(tmp_path / "gone") is identity("a\0b") is None
     assert identity(tmp_path) is not None
+
+
+def test_a_call_in_the_background_is_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: two pieces at a time, a failure that nobody hears of, or one of a quick disk that shows seconds later."""
+    release, work, order = threading.Event(), BackgroundCall(), list[str]()
+
+    def fail() -> None:
+        raise KeyError
+
+    def slow() -> None:
+        release.wait()
+        order.append("slow")
+        fail()
+
+    with pytest.raises(KeyError):
+        work.begin(fail)
+    work.finish()
+    work.begin(lambda: None)
+    assert not work.is_busy
+    monkeypatch.setattr(disk_module, "SHORT_CALL_S", 0.001)
+    work.begin(slow)
+    assert work.is_busy
+    daemons = [thread.daemon for thread in threading.enumerate() if thread.name == "apcbatch-disk"]
+    assert daemons == [True], "a process that ends early does not wait for it"
+    threading.Timer(0.05, release.set).start()
+    with pytest.raises(KeyError):
+        work.begin(lambda: order.append("next"))
+    work.finish()
+    work.begin(lambda: order.append("next"))
+    assert order == ["slow", "next"]
+
+
+def test_lines_that_come_during_a_slow_sync_are_synced_at_the_end(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: an engine waits for a slow disk, or a line is taken for safe because it came meanwhile."""
+    monkeypatch.setattr("apcbatch.job.sink.SYNC_EVERY_S", 0.0)
+    release, synced = threading.Event(), list[bytes]()
+
+    class SlowDisk(Disk):
+        def sync(self, fd: int) -> None:
+            synced.append((tmp_path / "out").read_bytes())
+            assert release.wait(5)
+
+    sink = FileSink(tmp_path / "out", SlowDisk())
+    sink.remove_if_unused = False
+    for data in (b"1\n", b"2\n"):
+        sink.append(data)
+        sink.sync_if_due()
+    assert synced == [b"1\n"], "the second one waits for the first"
+    release.set()
+    sink.finish(ordered=False)
+    assert synced == [b"1\n", b"1\n2\n"]
+    sink.close()

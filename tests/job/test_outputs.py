@@ -8,7 +8,6 @@ import os
 import random
 import shutil
 import sys
-import threading
 from contextlib import nullcontext
 
 import pytest
@@ -17,10 +16,10 @@ from apcbatch.config import Config
 from apcbatch.errors import UsageError
 from apcbatch.job import output_paths
 from apcbatch.job.disk import Disk
-from apcbatch.job.output_paths import check_outputs, check_summary, same_file
+from apcbatch.job.output_paths import check_outputs, check_summary
 from apcbatch.model.locate import DEMO_DIR
 from tests.chats import conversation, read_records, write_lines
-from tests.effort import tries
+from tests.effort import table, tries
 from tests.job.conftest import answers, killed_while_it_writes
 from tests.job.fakes import FakeEngine
 
@@ -134,41 +133,39 @@ def test_what_belongs_to_something_else_is_not_written_over(apcbatch, tmp_path):
             assert before == now, (options, way)
 
 
-def test_an_output_after_an_address_is_checked_too(tmp_path):
-    """Fault: where OUT has an address, the outputs named after it are not checked, and the run fails at its end."""
-    outputs = {"OUT": "memory://bucket/out.jsonl", "OUT.run.json": str(tmp_path)}
-    with pytest.raises(UsageError, match="OUT.run.json .* is a folder; move it away, or choose another name"):
-        check_outputs(Config(), (), {}, outputs)
+BESIDE = "lies beside the files of the model"
+READ_TWICE = {"OUT": "o", "--summary": "/dev/null", "--report": "/dev/null", "--json": "-"}
 
 
-def test_a_name_that_sorts_before_a_dash_is_a_name(tmp_path, monkeypatch):
-    """Fault: a file called +in.jsonl counts as standard input, so that its answers replace it."""
+@table("model, inputs, read, outputs, said", [
+    ("demo", (), {}, {"OUT": "memory://b/o", "OUT.run.json": "."}, "OUT.run.json .* is a folder; move it away"),
+    ("demo", ("+a",), {}, {"OUT": "+a"}, "INPUT and OUT are the same file, +a; give one of them another name"),
+    ("demo", (), {"--config": "+a"}, {"OUT": "+a"}, "are the same file, +a; give one of them another name"),
+    ("demo", ("memory://in", "in.jsonl"), {}, {"OUT": "link"}, "INPUT and OUT are the same file"),
+    ("demo", ("in.jsonl", "+a"), {}, {"OUT": "o", "--summary": "+a"}, "INPUT and --summary are the same file"),
+    ("demo", (), {}, {"OUT": "new", "--report": "other/../new"}, "OUT and --report are the same file"),
+    ("demo", (), {}, {"OUT": "memory://b/x", "--summary": "memory://b//x"}, "OUT and --summary are the same file"),
+    ("demo", (), {}, {"OUT": "memory://b/x", "--summary": "memory://b/y"}, None),
+    ("./gone", ("memory://in", "-", "in.jsonl"), {"--draft-from": "in.jsonl", "--config": None}, READ_TWICE, None),
+    ("./model", (), {}, {"OUT": "model/link"}, BESIDE),
+    ("./model", (), {}, {"OUT": "blob"}, BESIDE),
+    ("./model", (), {}, {"OUT": "model/new"}, BESIDE),
+    ("./model", (), {}, {"OUT": "model/dangling"}, BESIDE),
+    ("./model", (), {}, {"OUT": "other/new"}, None),
+])  # fmt: skip
+def test_each_output_is_a_file_of_its_own(tmp_path, monkeypatch, model, inputs, read, outputs, said):
+    """Fault: an output replaces an input, a configuration, another output, what a link beside the model's files leads
+    to, or, behind an address, is not checked; what is only read may not be read twice; two outputs may not go to
+    /dev/null; a file called +a is standard input; a model that is not there is reported as an output's fault."""
     monkeypatch.chdir(tmp_path)
-    for inputs, read in ((["+a"], {}), ([], {"--config": "+a"})):
-        with pytest.raises(UsageError, match=r"are the same file, \+a; give one of them another name"):
-            check_outputs(Config(), inputs, read, {"OUT": "+a"})
-
-
-def test_what_is_only_read_may_be_read_twice(tmp_path):
-    """Fault: an INPUT that cannot be written, or that another option reads too, is refused; or a model that is not
-    there is reported as an output's fault."""
-    inputs = ("memory://in.jsonl", "-", str(tmp_path / "in.jsonl"))
-    read = {"--draft-from": str(tmp_path / "in.jsonl"), "--config": None}
-    outputs = {"OUT": str(tmp_path / "o"), "--summary": "/dev/null", "--report": "/dev/null", "--json": "-"}
-    check_outputs(Config(model="./nowhere"), inputs, read, outputs)
-
-
-def test_a_link_in_the_model_s_folder_stays(tmp_path, monkeypatch):
-    """Fault: an output replaces the file that a link beside the model's files leads to, as hubs keep them."""
     model_beside(tmp_path)
-    (tmp_path / "blob").write_text("precious")
-    (tmp_path / "model" / "link").symlink_to(tmp_path / "blob")
-    (tmp_path / "model" / "dangling").symlink_to(tmp_path / "gone")
-    monkeypatch.chdir(tmp_path)
-    for path in ("model/link", "blob", "model/new", "model/dangling"):
-        with pytest.raises(UsageError, match=f"OUT {path} lies beside the files of the model"):
-            check_outputs(Config(model="./model"), (), {}, {"OUT": path})
-    check_outputs(Config(model="./model"), (), {}, {"OUT": "other"})
+    for name in ("blob", "in.jsonl"):
+        (tmp_path / name).write_text("precious")
+    for link, target in (("model/link", "../blob"), ("model/dangling", "gone"), ("link", "in.jsonl")):
+        (tmp_path / link).symlink_to(target)
+    (tmp_path / "other").mkdir()
+    with nullcontext() if said is None else pytest.raises(UsageError, match=said.replace("+", r"\+")):
+        check_outputs(Config(model=model), inputs, read, outputs)
 
 
 @pytest.mark.parametrize("name", ["stdout", "stderr"])
@@ -212,15 +209,6 @@ def test_stdin_is_a_file_of_the_command(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="--config and OUT are the same file"):
         check_outputs(Config(), (), {"--config": pipe}, {"OUT": pipe})
     check_outputs(Config(), ("in.jsonl", "/dev/null"), {}, {"OUT": pipe, "--summary": pipe, "--report": "/dev/null"})
-
-
-def test_two_names_of_one_file_are_the_same(tmp_path):
-    """Fault: a report or an answer replaces the other; or two outputs may not go to /dev/null."""
-    (tmp_path / "a").touch()
-    os.link(tmp_path / "a", tmp_path / "b")
-    assert same_file(f"{tmp_path}/a", f"{tmp_path}/b") and same_file(f"{tmp_path}/new", f"{tmp_path}/x/../new")
-    assert not same_file(f"{tmp_path}/a", f"{tmp_path}/new") and not same_file("/dev/null", "/dev/null")
-    assert same_file("memory://b/x", "memory://b//x") and not same_file("memory://b/x", "memory://b/y")
 
 
 def test_a_summary_replaces_only_a_summary(tmp_path):
@@ -310,15 +298,9 @@ def test_no_command_writes_over_what_it_reads(apcbatch, tmp_path, monkeypatch, c
             assert before == now, (name, way, done.stderr)
 
 
-def test_a_nul_in_the_configuration_is_a_sentence(apcbatch, tmp_path):
-    """Fault: a path that no file can have ends in `internal error`."""
-    (tmp_path / "c.yaml").write_text('store: "a\\0b"\n')
-    done = apcbatch(*RUN, "--config", "c.yaml")
-    assert done.code == 2 and "in Unicode and without NUL" in done.stderr
-
-
 def test_the_summary_replaces_an_earlier_one_as_a_whole(apcbatch, tmp_path, monkeypatch):
-    """Fault: half a summary after a full disk, a link replaced by a file, or a temporary file left behind."""
+    """Fault: half a summary after a full disk, a link replaced by a file, or a temporary file left behind; a finished
+    run ends in a traceback because its folder has vanished; a named pipe is replaced by a file."""
     earlier = '{"requests": 3, "hit_rate": 0.5}'
     (tmp_path / "real.json").write_text(earlier)
     (tmp_path / "s.json").symlink_to("real.json")
@@ -331,33 +313,24 @@ def test_the_summary_replaces_an_earlier_one_as_a_whole(apcbatch, tmp_path, monk
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(self, fd, data)
 
-    monkeypatch.setattr(Disk, "write", full)
-    done = apcbatch(*RUN, "--summary", "s.json")
+    with monkeypatch.context() as patch:
+        patch.setattr(Disk, "write", full)
+        done = apcbatch(*RUN, "--summary", "s.json")
     assert done.code == 0 and f"--summary {tmp_path}/real.json was not written: No space" in done.stderr
     assert (tmp_path / "real.json").read_text() == earlier
-    monkeypatch.setattr(Disk, "write", write)
     done = apcbatch(*RUN, "--summary", "s.json", "--overwrite")
     assert json.loads((tmp_path / "real.json").read_text()) == done.summary
     assert (tmp_path / "s.json").is_symlink() and {path.name for path in tmp_path.iterdir()} == names
-
-
-def test_a_summary_goes_into_a_pipe(apcbatch, tmp_path):
-    """Fault: a named pipe is replaced by a file, and its reader waits for ever."""
-    os.mkfifo(tmp_path / "pipe")
-    read = []
-    reader = threading.Thread(target=lambda: read.append((tmp_path / "pipe").read_bytes()), daemon=True)
-    reader.start()
-    done = apcbatch(*RUN, "--summary", "pipe")
-    reader.join(10)
-    assert json.loads(read[0]) == done.summary
-
-
-def test_a_summary_whose_folder_vanishes_is_a_warning(apcbatch, tmp_path, monkeypatch):
-    """Fault: a finished run ends in a traceback because of its summary."""
     (tmp_path / "sub").mkdir()
-    monkeypatch.setattr(FakeEngine, "flush", lambda self: shutil.rmtree(tmp_path / "sub"))
-    done = apcbatch(*RUN, "--summary", "sub/s.json")
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeEngine, "flush", lambda self: shutil.rmtree(tmp_path / "sub"))
+        done = apcbatch(*RUN, "--summary", "sub/s.json", "--overwrite")
     assert done.code == 0 and "warning: --summary sub/s.json was not written: No such file" in done.stderr
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    done = apcbatch(*RUN, "--summary", "pipe", "--overwrite")
+    assert json.loads(os.read(reader, 1 << 16)) == done.summary
+    os.close(reader)
 
 
 def test_what_a_kill_left_goes_with_the_next_run(apcbatch, tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import random
 import signal
 
@@ -104,16 +103,6 @@ def test_a_folder_and_a_pattern_are_resumed(apcbatch, tmp_path, shards):
         assert len(answers(read_records(tmp_path / output))) == 19
         stopped = apcbatch("run", given, *options, *OPTIONS, "--overwrite", "--strict")
         assert stopped.code == 1 and f"run {given} " in stopped.final_line.replace("'", "")
-
-
-def test_every_input_is_kept_from_being_written(apcbatch, tmp_path, shards):
-    """Fault: the second input is replaced by the answers."""
-    for output in (*FILES, "./all.jsonl"):
-        refused = apcbatch("run", *FILES, "all.jsonl", "-o", output, *OPTIONS, "--overwrite")
-        assert refused.code == 2 and "INPUT and OUT are the same file" in refused.stderr
-    os.link(tmp_path / "b.jsonl", tmp_path / "link.jsonl")
-    assert apcbatch("run", *FILES, "-o", "link.jsonl", *OPTIONS, "--overwrite").code == 2
-    assert apcbatch("run", *FILES, "-o", "o.jsonl", "--summary", "b.jsonl", *OPTIONS).code == 2
 
 
 def test_plan_and_tune_take_several(apcbatch, tmp_path, shards):

@@ -53,36 +53,6 @@ def test_a_file_in_order_is_not_rewritten(tmp_path):
     sink.close()
 
 
-def test_a_line_reaches_the_system_at_once(tmp_path):
-    """Fault: lines wait in a buffer, and a kill takes them along."""
-    sink = FileSink(tmp_path / "out.jsonl")
-    sink.append(line(1))
-    assert sink.path.read_bytes() == line(1)
-    sink.close()
-
-
-def test_a_full_disk_stops_the_run_resumably(tmp_path, monkeypatch):
-    """Fault: a line that could not be written is counted as answered, or a traceback ends the run."""
-    sink = FileSink(tmp_path / "out.jsonl")
-    write = os.write
-    room = [10]
-
-    def write_some(fd, data):
-        if not room[0]:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        count = write(fd, data[: room[0]])
-        room[0] -= count
-        return count
-
-    monkeypatch.setattr(os, "write", write_some)
-    with pytest.raises(StoppedError, match="No space left"):
-        sink.append(line(1))
-    monkeypatch.undo()
-    assert sink.path.read_bytes() == line(1)[:10]
-    assert sink.cut_torn_line() == 10
-    sink.close()
-
-
 class WatchedDisk(Disk):
     """Notes the calls that make lines safe, and what empties the file."""
 
@@ -327,16 +297,17 @@ def test_lines_without_a_number_come_first_in_their_order():
     assert stream.getvalue() == b""
     sink.finish(ordered=True)
     sink.close()
-    assert stream.getvalue() == b"".join([*others, line(0), line(5)]) and sink._spool.closed
+    assert stream.getvalue() == b"".join([*others, line(0), line(5)])
 
 
 def test_short_writes_are_completed(tmp_path, monkeypatch):
-    """Fault: half a line, because the system took only a part of it."""
+    """Fault: half a line, because the system took only a part of it; or lines wait in a buffer, and a kill takes them
+    along."""
     sink = FileSink(tmp_path / "out.jsonl")
     write = os.write
-    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:3]))
-    sink.append(line(4))
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda fd, data: write(fd, data[:3]))
+        sink.append(line(4))
     assert sink.path.read_bytes() == line(4)
     sink.close()
 
@@ -415,3 +386,31 @@ def test_a_terminal_gets_no_control_characters(is_terminal: bool) -> None:
     shown = stream.getvalue()
     assert (shown == given) is not is_terminal and json.loads(shown) == json.loads(given)
     assert (b"\xc2\x9b" in shown) is not is_terminal
+
+
+CONTENTS = [
+    b"", b"\n", b"a", b"ab", b"a\n", b"\na", b"a\nb", b"abc\n", b"abcd\n", b"abcde", b"abcdefghi", b"a\nbcdefghijk",
+    b"ab\n" * 5, b"ab\n" * 5 + b"c", b"abcdefg\nhijklmno", b"\n" * 9, b"abcdefgh\n", b"\nabcdefgh", b"abc\nabcd",
+]  # fmt: skip
+
+
+def test_what_follows_the_last_newline_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a torn line that is kept, or a whole one that is lost, wherever the reading is cut into windows."""
+    for content in CONTENTS:
+        for window in (1, 4, 1 << 20):
+            monkeypatch.setattr(sink_module, "WINDOW_BYTES", window)
+            monkeypatch.setattr(sink_module, "LINE_BYTES", window)
+            path = tmp_path / "out.jsonl"
+            path.write_bytes(content)
+            out = FileSink(path)
+            whole = content[: content.rfind(b"\n") + 1]
+            assert out.has_lines() == bool(whole), window
+            assert out.cut_torn_line() == len(content) - len(whole), window
+            assert path.read_bytes() == whole, window
+            assert out.cut_torn_line() == 0, window
+            lines = list(out.lines())
+            assert [line for _, line in lines] == whole.splitlines(keepends=True), window
+            assert all(out.line_at(offset) + b"\n" == line for offset, line in lines), window
+            out.keep(lambda offset, line: len(line) > 2)
+            assert path.read_bytes() == b"".join(line for _, line in lines if len(line) > 2), window
+            out.close()
