@@ -42,44 +42,25 @@ def lines_of(data):
     return answers([json.loads(line) for line in data.splitlines()])
 
 
-def test_a_finished_out_is_uploaded(apcbatch, tmp_path, memory, whole):
-    """Fault: OUT is not where it was asked for, or nobody knows whose disk is used."""
+@pytest.mark.parametrize("packing", ["", ".gz"])
+def test_a_finished_out_is_uploaded(apcbatch, tmp_path, memory, whole, packing):
+    """Fault: OUT is not where it was asked for, or nobody knows whose disk is used; an address in .gz gets plain
+    lines."""
     memory.pipe_file("/bucket/in.jsonl", (tmp_path / "in.jsonl").read_bytes())
-    options = ("-o", OUT, "--summary", "memory://bucket/summary.json")
+    options = ("-o", OUT + packing, "--summary", "memory://bucket/summary.json")
     done = apcbatch("run", "memory://bucket/in.jsonl", *RUN[2:], *options)
     assert done.code == 0, done.stderr
-    assert lines_of(memory.cat_file("/bucket/out.jsonl")) == whole
-    assert (tmp_path / "out.jsonl").read_bytes() == memory.cat_file("/bucket/out.jsonl")
+    data, name = memory.cat_file(f"/bucket/out.jsonl{packing}"), f"out.jsonl{packing}"
+    assert lines_of(gzip.decompress(data) if packing else data) == whole and (tmp_path / name).read_bytes() == data
     assert json.loads(memory.cat_file("/bucket/summary.json")) == done.summary
-    facts = json.loads(memory.cat_file("/bucket/out.jsonl.run.json"))
+    facts = json.loads(memory.cat_file(f"/bucket/{name}.run.json"))
     assert facts["input"]["name"] == "memory://bucket/in.jsonl"
-    assert done.stderr.startswith(f"results go to out.jsonl here, and to {OUT} when the run ends\n")
-    assert f"results in {OUT} and out.jsonl" in done.stderr
-
-
-def test_out_is_packed_and_uploaded(apcbatch, tmp_path, memory, whole):
-    """Fault: an address in .gz gets plain lines."""
-    assert apcbatch(*RUN, "-o", f"{OUT}.gz").code == 0
-    assert lines_of(gzip.decompress(memory.cat_file("/bucket/out.jsonl.gz"))) == whole
-    assert sorted(os.listdir(tmp_path)) == [
-        "in.jsonl", "out.jsonl.gz", "out.jsonl.gz.run.json", "out.jsonl.gz.trace.jsonl",
-        "plain.jsonl", "plain.jsonl.run.json", "plain.jsonl.trace.jsonl",
-    ]  # fmt: skip
-    assert not memory.exists("/bucket/out.jsonl.gz.trace.jsonl"), "the first words of prompts stay here"
-
-
-def test_what_is_there_is_not_replaced_unasked(apcbatch, tmp_path, memory, whole):
-    """Fault: somebody's answers in the bucket go, or a resume without its local file answers all again."""
-    memory.pipe_file("/bucket/out.jsonl", b"precious")
-    refused = apcbatch(*RUN, "-o", OUT)
-    assert refused.code == 2 and f"output {OUT} exists; give --resume" in refused.stderr
-    resumed = apcbatch(*RUN, "-o", OUT, "--resume")
-    assert (
-        resumed.code == 2 and "--resume goes on from out.jsonl and out.jsonl.run.json in this folder" in resumed.stderr
-    )
-    assert memory.cat_file("/bucket/out.jsonl") == b"precious"
-    assert apcbatch(*RUN, "-o", OUT, "--overwrite").code == 0
-    assert lines_of(memory.cat_file("/bucket/out.jsonl")) == whole
+    place = f"{tmp_path}/{name}.part here" if packing else "out.jsonl here"
+    assert done.stderr.startswith(f"results go to {place}, and to {OUT}{packing} when the run ends\n")
+    assert f"results in {OUT}{packing} and {name}" in done.stderr
+    there = {path.name for path in tmp_path.iterdir() if not path.name.startswith("plain")}
+    assert there == {"in.jsonl", name, f"{name}.run.json", f"{name}.trace.jsonl"}
+    assert not memory.exists(f"/bucket/{name}.trace.jsonl"), "the first words of prompts stay here"
 
 
 def test_an_upload_that_fails_loses_nothing(apcbatch, tmp_path, memory, whole, monkeypatch):
@@ -139,13 +120,6 @@ def test_a_summary_that_cannot_be_uploaded_is_a_warning(apcbatch, tmp_path, memo
     assert "hush" not in done.stderr
 
 
-def test_input_and_out_are_not_the_same_address(apcbatch, tmp_path, memory):
-    """Fault: the input is replaced by its answers."""
-    memory.pipe_file("/bucket/in.jsonl", json.dumps(conversation(1)).encode())
-    refused = apcbatch("run", "memory://bucket/in.jsonl", "-o", "memory://bucket/in.jsonl", "--overwrite")
-    assert refused.code == 2 and "INPUT and the address of OUT are the same file" in refused.stderr
-
-
 @pytest.mark.slow
 def test_killed_before_the_upload(start, tmp_path, whole):
     """Fault: a kill loses answers that were to be uploaded."""
@@ -181,6 +155,7 @@ def test_no_secret_is_printed_or_kept(apcbatch, tmp_path, memory, whole):
 def test_an_address_has_many_spellings(apcbatch, tmp_path, memory):
     """Fault: another spelling of an address walks round the checks, or a path option takes what it never reads."""
     for arguments, words in [
+        (("-o", "memory://bucket/in.jsonl", "--overwrite"), "INPUT and the address of OUT are the same file"),
         (("-o", "memory:///bucket//x/../in.jsonl", "--overwrite"), "INPUT and the address of OUT are the same file"),
         (("-o", "SimpleCache::MEMORY://bucket/in.jsonl", "--overwrite"), "are the same file"),
         (("-o", "x.jsonl", "--summary", "memory:///bucket/in.jsonl", "--overwrite"), "INPUT and --summary are"),
@@ -213,6 +188,7 @@ def test_nothing_at_an_address_is_replaced_unasked(apcbatch, tmp_path, memory, w
     for place, run in {
         "/bucket/s.json": (*RUN, "-o", "a.jsonl", *summary),
         "/bucket/out.jsonl.run.json": (*RUN, "-o", OUT),
+        "/bucket/out.jsonl": (*RUN, "-o", OUT),
     }.items():
         memory.pipe_file(place, b"precious")
         refused = apcbatch(*run)
@@ -221,27 +197,14 @@ def test_nothing_at_an_address_is_replaced_unasked(apcbatch, tmp_path, memory, w
     kept = apcbatch(*RUN, "-o", OUT, "--overwrite")
     assert kept.code == 2 and "is not a run file of this program" in kept.stderr
     memory.rm_file("/bucket/out.jsonl.run.json")
+    assert "--resume goes on from out.jsonl and" in apcbatch(*RUN, "-o", OUT, "--resume").stderr
     assert apcbatch(*RUN, "-o", OUT, *summary, "--overwrite").code == 0
     assert apcbatch(*RUN, "-o", "b.jsonl", *summary).code == 2, "an earlier summary, of another run"
     assert apcbatch(*RUN, "-o", OUT, *summary, "--resume").code == 0, "its own"
-
-
-def test_resume_replaces_only_its_own_out(apcbatch, tmp_path, memory, whole):
-    """Fault: --resume of what is here uploads over another run's answers, or over what is no OUT."""
-    other = "memory://bucket/b/out.jsonl"
-    assert apcbatch(*RUN, "-o", other, "--max-tokens", 1).code == 0
-    for path in tmp_path.glob("out.jsonl*"):
-        path.unlink()
-    assert apcbatch(*RUN, "-o", OUT).code == 0
-    theirs = memory.cat_file("/bucket/b/out.jsonl")
-    refused = apcbatch(*RUN, "-o", other, "--resume")
-    assert refused.code == 2 and "out.jsonl.run.json is of a different run" in refused.stderr, refused.stderr
-    assert memory.cat_file("/bucket/b/out.jsonl") == theirs
     memory.pipe_file("/bucket/out.jsonl", b"precious")
     refused = apcbatch(*RUN, "-o", OUT, "--resume")
     assert refused.code == 2 and f"{OUT} is not an OUT of this program" in refused.stderr
     assert memory.cat_file("/bucket/out.jsonl") == b"precious"
-    assert apcbatch(*RUN, "-o", OUT, "--overwrite").code == 0
 
 
 def test_what_appears_at_an_address_during_a_run_stays(apcbatch, tmp_path, memory, whole, monkeypatch):

@@ -43,6 +43,8 @@ def test_each_option_is_given_again() -> None:
         ("stop_token_id", (3, 4), ["--stop-token-id", "3", "--stop-token-id", "4"]),
         ("logprobs", True, ["--logprobs"]),
         ("logprobs", False, []),
+        ("exact", True, ["--exact"]),
+        ("exact", False, ["--fast"]),
         ("trace", True, ["--trace"]),
         ("trace", False, ["--no-trace"]),
         ("store", None, ["--no-store"]),

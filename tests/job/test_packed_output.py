@@ -67,17 +67,6 @@ def test_out_is_packed_as_it_is_named(apcbatch, tmp_path, whole, name):
     assert f"results in {name}" in done.stderr
 
 
-def test_out_that_is_there_is_not_replaced_unasked(apcbatch, tmp_path, whole):
-    """Fault: a packed OUT, or the lines of an unfinished one, goes in the next run."""
-    assert apcbatch(*RUN, "-o", "out.gz").code == 0
-    before = (tmp_path / "out.gz").read_bytes()
-    for name in ("out.gz", "out.gz.part"):
-        (tmp_path / "out.gz").rename(tmp_path / name)
-        refused = apcbatch(*RUN, "-o", "out.gz")
-        assert refused.code == 2 and "output out.gz exists; give --resume" in refused.stderr
-    assert (tmp_path / "out.gz.part").read_bytes() == before
-
-
 @pytest.mark.parametrize("is_link", [False, True])
 def test_a_file_that_is_named_part_by_chance_stays(apcbatch, tmp_path, whole, is_link):
     """Fault: --overwrite of OUT replaces a file that is called OUT.part by chance, or the one that it links to."""
@@ -101,11 +90,12 @@ def test_what_would_not_be_packed_is_refused(apcbatch, tmp_path, whole, name):
 
 
 def test_what_is_no_file_is_never_packed(tmp_path):
-    """Fault: a pipe that is named *.gz is replaced by a packed file, and its reader waits for ever."""
-    path = str(tmp_path / "out.gz")
-    os.mkfifo(path)
-    out = output_module.output_for(path)
-    assert (out.target, out.lines, out.packing, out.is_built_at_the_end) == (path, path, "", False)
+    """Fault: a pipe that is named *.gz, or what a shell reads from its >(command), is replaced by a packed file, and
+    its reader waits for ever."""
+    os.mkfifo(tmp_path / "out.gz")
+    for path in (f"{tmp_path}/out.gz", "/dev/fd/63.gz", "/proc/self/fd/9.zst"):
+        out = output_module.output_for(path)
+        assert (out.target, out.lines, out.packing, out.is_built_at_the_end) == (path, path, "", False)
 
 
 def test_a_finished_out_is_resumed(apcbatch, tmp_path, whole):
@@ -131,17 +121,6 @@ def test_a_refused_resume_leaves_everything_as_it_was(apcbatch, tmp_path, whole)
     torn = apcbatch(*RUN, "-o", "out.gz", "--resume")
     assert torn.code == 2 and "output out.gz cannot be unpacked: the compressed data ends too early" in torn.stderr
     assert not (tmp_path / "out.gz.part").exists()
-
-
-def test_errors_of_a_packed_out_are_retried(apcbatch, monkeypatch, tmp_path, whole):
-    """Fault: --retry-errors looks for the errors in the packed bytes, or keeps them."""
-    run = (*RUN, "-o", "out.zst")
-    monkeypatch.setenv("FAKE_FAIL_ONCE", str(tmp_path / "ok"))
-    failed = apcbatch(*run)
-    assert failed.code == 3 and shlex.split(failed.final_line)[-2:] == ["--resume", "--retry-errors"]
-    (tmp_path / "ok").touch()
-    assert apcbatch(*run, "--resume", "--retry-errors").code == 0
-    assert answers(unpacked(tmp_path / "out.zst")) == whole
 
 
 @pytest.mark.slow
@@ -173,20 +152,21 @@ def test_an_interrupted_run_says_where_its_answers_are(apcbatch, interrupt, tmp_
 
 def test_a_disk_that_is_full_at_the_end_loses_nothing(apcbatch, tmp_path, whole, monkeypatch):
     """Fault: the lines go before the packed file is safe."""
-    packed = output_module._packed
+    write = Disk.write
 
-    def full(*given):
-        yield from packed(*given)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def full(self, fd, data):
+        write(self, fd, data)
+        if bytes(data[:2]) == b"\x1f\x8b":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(output_module, "_packed", full)
+    monkeypatch.setattr(Disk, "write", full)
     stopped = apcbatch(*RUN, "-o", "out.gz")
     assert stopped.code == 1 and "out.gz cannot be written: No space left on device; the answers are" in stopped.stderr
     assert sorted(os.listdir(tmp_path)) == [
         "in.jsonl", "out.gz.part", "out.gz.run.json", "out.gz.trace.jsonl",
         "plain.jsonl", "plain.jsonl.run.json", "plain.jsonl.trace.jsonl",
     ]  # fmt: skip
-    monkeypatch.setattr(output_module, "_packed", packed)
+    monkeypatch.setattr(Disk, "write", write)
     words = shlex.split(stopped.final_line)
     assert apcbatch(*words[words.index("run") :]).code == 0
     assert answers(unpacked(tmp_path / "out.gz")) == whole
@@ -254,13 +234,6 @@ def test_a_packed_out_that_appears_during_a_run_stays(apcbatch, tmp_path, whole,
 
 
 LINE = b'{"id":"apc-000000","x":1}\n'
-
-
-def test_a_stream_is_never_packed():
-    """Fault: what a shell reads from its >(command) is packed into a file beside it."""
-    for name in ["/dev/fd/63.gz", "/proc/self/fd/9.zst"]:
-        out = output_module.output_for(name)
-        assert (out.target, out.lines, out.packing) == (name, name, "")
 
 
 def test_an_unfinished_resume_goes_on_from_its_own_lines(tmp_path):

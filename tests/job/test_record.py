@@ -100,17 +100,6 @@ def test_the_likeliest_tokens_come_with_each_one() -> None:
     ]  # fmt: skip
 
 
-def test_an_echoed_prompt_has_log_probabilities_where_it_was_scored() -> None:
-    """Catches a prompt that was scored and not asked for, and one that is asked for without its scores."""
-    scored = replace(RESULT, scores=Scores(1, [-1.5], [1]))
-    for echo, result, expected in ((False, scored, []), (True, RESULT, []), (True, scored, [None, -1.5])):
-        prompt = PromptFields(as_token_array([4, 1]), text="!Hi", echo=echo)
-        ticket = Ticket(0, 1, None, "t", None, completion=True, prompt=prompt)
-        [choice] = written(result_record(ticket, result, RENDERER, "m", 0))["response"]["body"]["choices"]
-        assert choice["logprobs"]["token_logprobs"] == expected + RESULT.logprobs
-        assert choice["text"] == "!Hi" * echo + "Hi \u00e9\ufffd!"
-
-
 def test_a_recorded_answer_ends_as_it_was_recorded() -> None:
     """Fault: the tokens of the prompt are the answer's, or an answer that was cut off counts as ended."""
     for last, reason in [(9, "stop"), (4, "length")]:
@@ -183,13 +172,7 @@ def test_an_error_names_its_own_line_first() -> None:
     assert (ticket.shown, ticket.request_id, Ticket(3, 7, 1, "c#1", "c").shown) == ("line-7", "apc-000003", "c#1")
 
 
-def test_an_answer_is_read_back_if_it_holds_token_ids() -> None:
-    """Fault: a hand-edited OUT feeds what is no token id back into a rollout."""
-    for token_id in [0, 2**31 - 1, 2**31, -1, 1.0, True, "1", None]:
-        record = written(result_record(Ticket(1, 1, None, "c", None), RESULT, RENDERER, "m", 0))
-        record["apcbatch"]["completion_token_ids"] = [3, token_id, 4]
-        found = read_record(json.dumps(record).encode())
-        assert found == (record if type(token_id) is int and token_id in (0, 2**31 - 1) else None)
+TOKENS = ["apcbatch", "completion_token_ids"]
 
 
 def _set(place: Any, *keys: Any, value: Any) -> None:
@@ -199,7 +182,8 @@ def _set(place: Any, *keys: Any, value: Any) -> None:
 
 
 def test_only_a_whole_answer_is_read_back() -> None:
-    """Fault: a record that nobody can have written counts as an answer, and --resume leaves its request out."""
+    """Fault: a record that nobody can have written counts as an answer, and --resume leaves its request out, feeds what
+    is no token id back into a rollout, or ends in a KeyError."""
     for keys, value, is_read in [
         (["line"], 1, True),
         (["line"], 0, False),
@@ -219,6 +203,8 @@ def test_only_a_whole_answer_is_read_back() -> None:
         (["apcbatch", "stop_reason"], 1.5, False),
         (["apcbatch", "finish_reason"], 5, False),
         (["apcbatch", "completion_token_ids"], "3", False),
+        *((TOKENS, [3, one, 4], True) for one in (0, 2**31 - 1)),
+        *((TOKENS, [3, one, 4], False) for one in (2**31, -1, 1.0, True, "1", None)),
         (["error"], {"code": "internal", "message": "", "retryable": True}, False),
         (["apcbatch", "stop_reason"], "x", True),
         (["apcbatch", "stop_reason"], 5, True),
@@ -231,10 +217,6 @@ def test_only_a_whole_answer_is_read_back() -> None:
         record = written(result_record(Ticket(1, 1, None, "c", None), RESULT, RENDERER, "m", 0))
         _set(record, *keys, value=value)
         assert read_record(json.dumps(record).encode()) == (record if is_read else None)
-
-
-def test_a_record_without_one_of_its_keys_is_none() -> None:
-    """Fault: a line that another program wrote ends --resume in a KeyError."""
     for missing in ["id", "custom_id", "line", "turn", "response", "error", "apcbatch"]:
         record = written(result_record(Ticket(1, 1, None, "c", None), RESULT, RENDERER, "m", 0))
         del record[missing]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import shlex
 import signal
@@ -179,15 +178,6 @@ def test_a_value_of_the_run_file_is_checked(apcbatch, twelve, tmp_path, monkeypa
     assert apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--resume").code == 0, "nothing to go on from"
 
 
-def test_the_command_that_continues_keeps_the_kind_of_products(apcbatch, twelve, tmp_path):
-    """Fault: a run that was begun with fast products goes on with exact ones, whose answers are others."""
-    write_lines(tmp_path / "in.jsonl", [{"messages": "none"}, conversation(1)])
-    for flags in (["--fast"], ["--exact"], []):
-        done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, *flags, "--strict", "--overwrite")
-        assert done.code == 1
-        assert [word for word in done.final_line.split() if word in ("--fast", "--exact")] == flags
-
-
 def test_what_cannot_change_an_answer_may_change_on_the_way(apcbatch, twelve, tmp_path):
     """Fault: --resume refuses another block size, batch size or verbosity."""
     apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--limit", 3)
@@ -209,14 +199,6 @@ def test_an_out_without_its_run_file_is_refused(apcbatch, twelve, tmp_path):
             said = "out.jsonl.run.json" in done.stderr and "--overwrite" in done.stderr
             assert done.code == 2 and said, (lines[:9], content, done.stderr)
             assert path.read_bytes() == lines
-
-
-def test_an_out_that_another_run_writes_is_refused(apcbatch, twelve, tmp_path):
-    """Fault: two processes write one OUT."""
-    with open(tmp_path / "out.jsonl", "w") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--overwrite")
-    assert done.code == 2 and "another run" in done.stderr
 
 
 def test_retry_errors_runs_the_retryable_ones_again(apcbatch, twelve, tmp_path, monkeypatch):
