@@ -29,47 +29,38 @@ def result(prompt, cached, source, out, reason=None, detail=None):
 
 
 def test_the_lines_have_their_columns(capsys):
-    """Fault: a column moves, and scripts that cut columns break."""
+    """Fault: a column moves, and scripts that cut columns break, as behind a long id or for 99.99 %; a line break or an
+    escape sequence in an id or a sentence forges lines; a short prompt is called a miss, or a real miss is not; an
+    error of no line names one; -v changes nothing."""
     printer = Printer(Config(), Totals(), False)
     printer.result("c-9#3", result(1842, 1792, "disk", 128))
-    detail = "diverged at token 38 (first boundary 256)"
-    printer.result("c-10#1", result(611, 0, "none", 64, "diverged", detail))
-    sentence = 'messages[2].role is "asistant"; expected system, user, assistant or tool'
-    printer.error("c-11#1", RequestError("invalid_request", sentence, 11))
+    printer.result("c-10#1", result(611, 0, "none", 64, "diverged", "diverged at token 38 (first boundary 256)"))
+    printer.error("c-11#1", RequestError("invalid_request", 'messages[2].role is "asistant"; expected user', 11))
+    printer.result("x\n\x1b[2J", result(9, 0, "none", 1, "below_grid", "9 of 64"))
+    printer.result("conversation-12", result(9999, 9998, "memory", 1))
+    printer.error("z\r", RequestError("internal", "a\nb"))
+    Printer(Config(verbose=True), Totals(), False).result("a", result(9, 0, "none", 1, "cold"))
     assert capsys.readouterr().out.splitlines() == [
         "c-9#3    ok     prompt  1842   cached  1792 (97.3 %)  disk    new    50   out  128",
         "c-10#1   ok     prompt   611   cached     0 ( 0.0 %)  -       new   611   out   64"
         "   miss: diverged at token 38 (first boundary 256)",
-        'c-11#1   error  invalid_request line 11: messages[2].role is "asistant"; '
-        "expected system, user, assistant or tool",
+        'c-11#1   error  invalid_request line 11: messages[2].role is "asistant"; expected user',
+        "x  [2J   ok     prompt     9   cached     0 ( 0.0 %)  -       new     9   out    1",
+        "conversation-12 ok     prompt  9999   cached  9998 (99.9 %)  memory  new     1   out    1",
+        "z               error  internal a b",
+        "a        ok     prompt     9   cached     0 ( 0.0 %)  -       new     9   out    1"
+        "   miss: cold   prefill 0.0 ms, decode 0.0 ms",
     ]
 
 
-def test_columns_stay_aligned_behind_a_long_id_and_a_nearly_full_hit(capsys):
-    """Fault: 99.97 % takes one character more, or the lines after a long id fall back."""
-    printer = Printer(Config(), Totals(), False)
-    for custom_id in ("a", "a-conversation-with-a-long-name#12", "b"):
-        printer.result(custom_id, result(9999, 9998, "memory", 1))
-    first, second, third = capsys.readouterr().out.splitlines()
-    assert "(99.9 %)" in first
-    assert second.index(" ok ") == third.index(" ok ") > first.index(" ok ")
-
-
-def test_an_id_cannot_write_to_the_terminal(capsys):
-    """Fault: a custom_id with a newline or an escape sequence forges lines."""
-    printer = Printer(Config(), Totals(), False)
-    printer.result("x\n\x1b[2Jy", result(5, 0, "none", 1))
-    printer.error("z\r", RequestError("internal", "a\nb", 1))
-    out = capsys.readouterr().out
-    assert out.count("\n") == 2 and "\x1b" not in out and "\r" not in out
-
-
 def test_a_pipe_gets_a_plain_line_every_ten_seconds(capsys, monkeypatch):
-    """Fault: a log file is filled with bars, or hears nothing for hours."""
-    now = [1000.0]
+    """Fault: a log file is filled with bars, or hears nothing for hours; a rate counts the loading of the model."""
+    now = [950.0]
     monkeypatch.setattr(printer_module.time, "monotonic", lambda: now[0])
     totals = Totals()
     printer = Printer(Config(), totals, False)
+    printer.stage("loading")
+    now[0] += 50
     printer.begin_progress()
     totals.begin_running(0)
     totals.add(result(100, 80, "memory", 5))
@@ -80,6 +71,13 @@ def test_a_pipe_gets_a_plain_line_every_ten_seconds(capsys, monkeypatch):
         "1 requests, prompt 10 tok/s, decode 0 tok/s, hit 80.0 %",
         "1 of 4 requests, prompt 5 tok/s, decode 0 tok/s, hit 80.0 %, eta 01:00",
     ]
+    for number, left_out in ((200, 184), (16, None)):
+        workers = [SUMMARY["workers"][0] | {"id": at} for at in range(number)]
+        printer.summary(SUMMARY | {"workers": workers}, "out.jsonl")
+        printed = capsys.readouterr()
+        expected = SUMMARY | {"workers": workers[:16]} | ({"workers_left_out": left_out} if left_out else {})
+        assert json.loads(printed.out.splitlines()[-1]) == expected, "200 workers are 45 KB of JSON"
+        assert printed.err.endswith("results in out.jsonl\n")
 
 
 @pytest.mark.parametrize("progress", ["none", "plain"])
@@ -99,30 +97,6 @@ def test_a_run_without_an_answer_has_no_eta(capsys, monkeypatch, progress):
     assert capsys.readouterr().err.splitlines() == shown
 
 
-def test_rates_count_from_the_first_request(monkeypatch):
-    """Fault: a rate is a sum, counts the loading of the model, or belongs to other tokens."""
-    now, totals = [1000.0], Totals()
-    monkeypatch.setattr(printer_module.time, "monotonic", lambda: now[0])
-    printer = Printer(Config(), totals, False)
-    now[0] += 50
-    totals.begin_running(0)
-    totals.add(result(200_000, 150_000, "memory", 30))
-    now[0] += 4
-    assert printer._rates(is_narrow=True) == "in 50k/s, out 8/s, hit 75 %"
-    assert printer._rates() == "prompt 50000 tok/s, decode 8 tok/s, hit 75.0 %"
-
-
-def test_a_reason_is_shown_where_it_says_something(capsys):
-    """Fault: each line of a short prompt is called a miss, or a real one is not; an error of no line names one."""
-    printer = Printer(Config(), Totals(), False)
-    for reason, detail in (("below_grid", "9 of 64"), ("cold", None), ("evicted", "gone"), (None, None)):
-        printer.result("a", result(9, 0, "none", 1, reason, detail))
-    printer.error("a", RequestError("internal", "broke"))
-    *found, error = capsys.readouterr().out.splitlines()
-    assert [line.partition("   miss: ")[2] for line in found] == ["", "cold", "gone", ""]
-    assert error == "a        error  internal broke"
-
-
 class Terminal(io.StringIO):
     """A stream that says it is a terminal."""
 
@@ -131,7 +105,8 @@ class Terminal(io.StringIO):
 
 
 def test_a_terminal_gets_one_bar(monkeypatch):
-    """Fault: no bar on a terminal, or one where it was turned off; or the bar stays on the screen."""
+    """Fault: no bar on a terminal, or one where it was turned off; the bar stays on the screen; a rate runs over a bar
+    of 60 columns, or is a thousand times another."""
     now = [1000.0]
     monkeypatch.setattr(printer_module.time, "monotonic", lambda: now[0])
     for progress, columns in itertools.product(("auto", "bar", "plain", "none"), (40, 60, 80, 99, 100, 120)):
@@ -146,12 +121,22 @@ def test_a_terminal_gets_one_bar(monkeypatch):
             now[0] += 1.0
             printer.tick(4)
         text = terminal.getvalue()
-        hit = "hit 80.0 %" if columns >= 100 else "hit 80 %"
+        hit = "prompt 100 tok/s, decode 5 tok/s, hit 80.0 %" if columns >= 100 else "in 100/s, out 5/s, hit 80 %"
         if columns >= 60:
             assert (hit in text and "1/4" in text and "eta 00:00" in text) == shown, (progress, columns)
         assert ("loading a model" in text) == shown, (progress, columns)
         assert text.endswith("\r") == shown and "\n" not in text, (progress, columns)
         assert all(cells(part) < columns for part in text.split("\r") if "loading" in part), (progress, columns)
+    for tokens, seconds, rate in ((2, 5.0, "0"), (9_999, 1.0, "9999"), (10_000, 1.0, "10k"), (12_600, 1.0, "13k")):
+        monkeypatch.setenv("COLUMNS", "80")
+        monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+        with Printer(Config(progress="bar"), totals := Totals(), False) as printer:
+            printer.begin_progress()
+            totals.begin_running(0)
+            totals.add(result(tokens, 0, "none", 5))
+            now[0] += seconds
+            printer.tick(4)
+        assert f"in {rate}/s, " in terminal.getvalue(), rate
 
 
 def test_the_bar_is_drawn_five_times_a_second(monkeypatch):
@@ -170,12 +155,6 @@ def test_the_bar_is_drawn_five_times_a_second(monkeypatch):
             drawn.append(len(terminal.getvalue()) > before)
     assert drawn == [False, False, True, False, True]
     assert "3/9" in terminal.getvalue() and "5/9" in terminal.getvalue() and "4/9" not in terminal.getvalue()
-
-
-def test_a_rate_has_few_digits():
-    """Fault: a rate runs over the bar of 60 columns, or is a thousand times another."""
-    for rate, shown in [(0.4, "0"), (812.0, "812"), (9_999.4, "9999"), (10_000, "10k"), (12_600, "13k")]:
-        assert printer_module._short(rate) == shown
 
 
 def test_a_line_is_folded_where_it_has_no_room():
@@ -292,15 +271,6 @@ def test_a_summary_has_no_line_for_nothing():
         assert list(summary_lines(FEWER | changes, "x", 200, paint)) == lines
 
 
-def test_the_printed_summary_of_many_workers_is_short(capsys):
-    """Fault: 200 workers print 45 KB of JSON."""
-    workers = [SUMMARY["workers"][0] | {"id": number} for number in range(200)]
-    for number, left_out in ((200, 184), (16, None)):
-        Printer(Config(progress="none"), Totals(), False).summary(SUMMARY | {"workers": workers[:number]}, "x")
-        printed = json.loads(capsys.readouterr().out)
-        assert printed["workers"] == workers[:16] and printed.get("workers_left_out") == left_out
-
-
 def test_the_verdict_has_a_line_of_its_own_where_it_must():
     """Fault: the first line of the summary is folded though it fits, or runs over the edge."""
     for width, count in [(65, 1), (64, 2)]:
@@ -318,49 +288,17 @@ def test_the_sentence_is_for_whoever_sees_no_summary(monkeypatch):
         Printer(Config(), Totals(), False).summary(SUMMARY, "o.jsonl")
         assert ("results in o.jsonl" in streams["err"].getvalue()) == (not (stdout and stderr))
         assert streams["out"].getvalue().startswith("{") != stdout
-
-
-def test_results_on_standard_output_are_called_so(monkeypatch):
-    """Fault: the summary of `-o -` names a file called `-`."""
     terminal = terminal_of(monkeypatch, 80, NO_COLOR="1")
     Printer(Config(), Totals(), True).summary(SUMMARY, "-")
-    assert terminal.getvalue().endswith("results  standard output\n")
+    assert terminal.getvalue().endswith("results  standard output\n"), "not a file called `-`"
 
 
-@pytest.mark.parametrize(("columns", "width"), [(5, 20), (20, 20), (21, 21)])
-def test_a_narrow_terminal_has_twenty_columns(monkeypatch, columns, width):
+def test_a_narrow_terminal_has_twenty_columns(monkeypatch):
     """Fault: a terminal of a few columns gets a word a line, or one character."""
-    terminal_of(monkeypatch, columns)
-    assert Printer(Config(), Totals(), False)._width == width
-
-
-def test_a_wide_terminal_has_the_columns_of_a_pipe(monkeypatch):
-    """Fault: what a person learns to read at the terminal is called otherwise in a file."""
-    terminal = terminal_of(monkeypatch, 200, TERM="dumb")
-    printer = Printer(Config(), Totals(), False)
-    printer.result("c-10#1", result(611, 0, "none", 64, "diverged", "diverged at token 38 (first boundary 256)"))
-    assert terminal.getvalue() == (
-        "c-10#1   ok     prompt   611   cached     0 ( 0.0 %)  -       new   611   out   64"
-        "   miss: diverged at token 38 (first boundary 256)\n"
-    )
-
-
-def test_a_pipe_gets_json_last_and_no_stages(capsys):
-    """Fault: a script finds lines for people where the JSON was, or a log is filled with stages."""
-    printer = Printer(Config(), Totals(), False)
-    printer.stage("loading")
-    printer.begin_progress()
-    printer.summary(SUMMARY, "out.jsonl")
-    captured = capsys.readouterr()
-    assert json.loads(captured.out.splitlines()[-1]) == SUMMARY
-    assert captured.err.endswith("results in out.jsonl\n") and "loading" not in captured.err
-
-
-def test_verbose_adds_times(capsys):
-    """Fault: -v changes nothing."""
-    printer = Printer(Config(verbose=True), Totals(), False)
-    printer.result("a", result(5, 0, "none", 1))
-    assert capsys.readouterr().out.rstrip().endswith("prefill 0.0 ms, decode 0.0 ms")
+    for columns, width in [(5, 20), (20, 20), (21, 21)]:
+        terminal = terminal_of(monkeypatch, columns, NO_COLOR="1")
+        Printer(Config(), Totals(), False).error("a", RequestError("internal", "x" * 100))
+        assert max(map(len, terminal.getvalue().splitlines())) == width
 
 
 EVIL = "a\x9b31m\u202eb\x1b]0;t\x07\u2066c"
@@ -452,7 +390,11 @@ def test_a_stream_that_breaks_is_warned_of_once_unless_its_reader_left(monkeypat
             monkeypatch.setattr(sys, "stdout", Broken(error) if name == "stdout" else other)
             monkeypatch.setattr(sys, "stderr", Broken(error) if name == "stderr" else other)
             printer = Printer(Config(), Totals(), False)
-            assert printer._write(getattr(sys, name), "a line") is False
+            if name == "stdout":
+                printer.result("a", result(9, 0, "none", 1))
+                printer.result("b", result(9, 0, "none", 1))
+            else:
+                printer.note("a sentence")
             assert silenced == [getattr(sys, name)], "Python would complain of it again at its end"
             is_said = name == "stdout" and not isinstance(error, BrokenPipeError)
             assert ("standard output cannot be written: No space left on device" in other.getvalue()) == is_said
