@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.runs import Planned, first, planned, repeated
+from tests.cluster.runs import Planned, first, planned
 from tests.plan.plan_oracle import Dataset
 from tests.plan.test_plan_cases import read_words
 
@@ -20,9 +20,3 @@ def tau_data(shared_data: Path) -> Dataset:
 @pytest.fixture(scope="session")
 def tau(tau_data: Dataset) -> Planned:
     return planned(first(tau_data, 16))
-
-
-@pytest.fixture(scope="session")
-def toolbench(shared_data: Path) -> Planned:
-    """Tree search: conversations that fork in the middle; five times over."""
-    return planned(repeated(read_words(shared_data / "toolbench_dfs.jsonl"), 5))

@@ -16,7 +16,7 @@ from apcbatch.cluster import open
 from apcbatch.cluster.driver import ClusterEngine
 from apcbatch.cluster.ray_cluster import Machine
 from apcbatch.cluster.runtime import ClusterSettings, Hooks
-from apcbatch.cluster.scheduler import GroupScheduler, ReadyQueue, SubmitBuffer
+from apcbatch.cluster.scheduler import GroupScheduler, SubmitBuffer
 from apcbatch.cluster.states import StateTable
 from apcbatch.cluster.tasks import LEAST_GROUP_S, Cutter, Group, Item, Quantum, State
 from apcbatch.config import Config
@@ -38,7 +38,7 @@ from tests.cluster.runs import (
 from tests.cluster.simulator import SimRuntime, Speeds, Trouble
 from tests.effort import seeds, tries
 from tests.engine.runs import planned_by_window
-from tests.plan.plan_oracle import Dataset, dataset, numbers, random_dataset, random_windows
+from tests.plan.plan_oracle import dataset, numbers, random_dataset, random_windows
 
 STEM = numbers(600, 1)
 
@@ -135,26 +135,6 @@ def test_windows_hand_states_on(num_workers: int) -> None:
             len(one.token_ids) - one.plan.resume_at for one in requests if one.plan is not None
         )
         assert len(outcome.engine.states) == 0, "states are left that nobody reads"
-
-
-@pytest.mark.data
-def test_toolbench_forks(toolbench: Planned) -> None:
-    """Catches forks in the middle of a conversation that are computed twice, and a schedule far from the bound."""
-    outcome = run(toolbench.requests, 8)
-    check_answers(outcome, toolbench.requests)
-    check_plan(outcome, toolbench.requests)
-    assert outcome.runtime.last_answer_s <= 1.1 * max(lower_bound(toolbench.requests, Speeds(), 8))
-
-
-@pytest.mark.data
-def test_computed_over_unique(tau_data: Dataset) -> None:
-    """Catches a cluster that computes more than the unique tokens where the grid is as fine as the tokens."""
-    from tests.cluster.runs import first
-
-    chosen = planned(first(tau_data, 24), block_size=1)
-    for num_workers in (2, 16, 64):
-        outcome = run(chosen.requests, num_workers, audited=False)
-        assert outcome.runtime.computed_tokens <= 1.02 * chosen.plan.unique_tokens
 
 
 def test_work_is_shared_evenly() -> None:
@@ -315,34 +295,6 @@ def test_an_aborted_run_leaves_nothing(tau: Planned, monkeypatch: pytest.MonkeyP
     assert all(one.ends <= runtime.now for one in runtime.workers.values())
 
 
-def test_a_group_is_taken_if_its_states_have_room() -> None:
-    """Catches a group whose states evict others', and one that waits though there is room."""
-    for growths, room, taken in [
-        ([1], 1, 0),
-        ([1], 0, None),
-        ([0], -1, 0),
-        ([0], 0, 0),
-        ([2, 1], 1, 1),
-        ([2, 1], 0.5, None),
-        ([1, 0], 9, 1),
-        ([2], float("inf"), 0),
-    ]:
-        queue, groups = ReadyQueue(), [Group([Item(number, Request("r", [1]))]) for number in range(len(growths))]
-        for group, growth in zip(groups, growths, strict=True):
-            group.num_made = growth
-            queue.push(group)
-        assert queue.pop("node", room) is (None if taken is None else groups[taken])
-        assert len(queue) == len(groups) - (taken is not None)
-
-
-def test_a_group_that_is_alone_waits_for_an_idle_worker() -> None:
-    """Catches a suspect that runs beside others, and one that is lost where it is passed over."""
-    queue, group = ReadyQueue(), Group([Item(0, Request("r", [1]))], is_alone=True)
-    queue.push(group)
-    assert queue.pop("node", is_idle=False) is None and list(queue) == [group]
-    assert queue.pop("node") is group and not len(queue)
-
-
 def test_a_node_has_room_up_to_a_share_of_its_bounds() -> None:
     """Catches states that are limited before there are many, or not at all."""
     states = StateTable(10)
@@ -429,23 +381,6 @@ def test_a_cluster_is_opened_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
 def state(num_bytes: int, *nodes: str) -> State:
     """A state of this size with copies on these nodes."""
     return State(os.urandom(4), 1, 0, 0, None, None, num_bytes=num_bytes, nodes={*nodes})
-
-
-def test_the_longest_path_goes_first_and_near_states_among_equals() -> None:
-    """Fault: a short path before a long one, a group far from its states, or seconds of groups that are gone."""
-    groups = []
-    for number, (seconds, nodes) in enumerate(((1.0, ("a",)), (10.0, ()), (8.5, ("a",)), (7.9, ("a", "a")))):
-        item = Item(number, Request("r", [1]))
-        item.seconds = seconds
-        groups.append(Group([item]))
-        groups[-1].needs = {state(10, node): 1 for node in nodes}
-    queue = ReadyQueue()
-    for group in groups:
-        queue.push(group)
-    assert queue.seconds == pytest.approx(27.4)
-    assert queue.pop("a") is groups[2], "8.5 is at least 0.8 of 10, and its state is on the node; 7.9 is less"
-    assert queue.pop("b") is groups[1] and queue.seconds == pytest.approx(8.9)
-    assert queue.clear() and queue.seconds == 0.0 and not len(queue)
 
 
 def test_a_group_counts_each_reader_of_a_state_that_it_does_not_make() -> None:

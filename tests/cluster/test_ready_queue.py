@@ -19,7 +19,7 @@ def group_of(number: int, priority: float, num_bytes: int = 0, num_made: int = 0
 
 def test_which_group_is_next() -> None:
     """Fault: a long path waits for one whose states are at hand, or each state is sent although as good a group needs
-    none that is elsewhere."""
+    none that is elsewhere; seconds of groups that are gone count."""
     queue = ReadyQueue()
     for number, (priority, num_bytes) in enumerate([(10.0, 5), (8.0, 7), (7.9, 9), (9.0, 6)]):
         queue.push(group_of(number, priority, num_bytes))
@@ -28,6 +28,12 @@ def test_which_group_is_next() -> None:
         queue.push(group_of(number, 1.0, number))
     assert [queue.pop(NEAR).number for _ in range(3)] == [7, 8, 9], "eight are looked at"
     assert [queue.pop(FAR).number for _ in range(7)] == [*range(7)] and queue.pop(FAR) is None
+    groups = [group_of(number, 1.0) for number in range(3)]
+    for one, seconds in zip(groups, (1.0, 10.0, 8.5), strict=True):
+        one.seconds = seconds
+        queue.push(one)
+    assert queue.seconds == 19.5 and queue.pop(NEAR) is groups[0] and queue.seconds == 18.5
+    assert sorted(one.number for one in queue.clear()) == [1, 2] and queue.seconds == 0.0 and not len(queue)
 
 
 def test_a_group_that_runs_alone_waits_for_an_idle_worker() -> None:
@@ -46,9 +52,10 @@ def test_a_group_that_runs_alone_waits_for_an_idle_worker() -> None:
 def test_what_makes_states_waits_for_room() -> None:
     """Fault: a node that is nearly full gets more states than fit, or a group that frees some is left."""
     queue = ReadyQueue()
-    for number, made in enumerate((0, 3, 2)):
+    for number, made in enumerate((0, 3, 2, 1)):
         queue.push(group_of(number, 5.0 + number, num_made=made))
-    assert queue.pop(NEAR, 1.0).number == 0
+    assert queue.pop(NEAR, -1.0).number == 0, "it adds none"
+    assert queue.pop(NEAR, 0.5) is None and queue.pop(NEAR, 1.0).number == 3
     assert queue.pop(NEAR, 1.9) is None and len(queue) == 2
     assert queue.pop(NEAR, 2.0).number == 2
     assert queue.pop(NEAR, -1.0) is None and queue.pop(NEAR, WHOLE).number == 1

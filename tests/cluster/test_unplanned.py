@@ -68,15 +68,6 @@ def test_conversations_stay_and_nothing_is_lost() -> None:
             assert turns == sorted(turns)
 
 
-def test_new_conversations_are_shared_out() -> None:
-    """Catches a first worker that takes everything."""
-    unplanned = by_conversation()
-    for number in range(40):
-        unplanned.add(item(number, number))
-    counts = [len(unplanned.take(worker, 4)) for worker in range(4)]
-    assert counts[0] == 10 and all(counts) and sum(counts) + len(unplanned) == 40
-
-
 def test_what_a_lost_worker_had_goes_to_others() -> None:
     """Catches requests that wait for a worker that is gone, before and after they are submitted."""
     unplanned = by_conversation()
@@ -149,7 +140,15 @@ def test_who_waits_in_a_long_line_is_moved() -> None:
 
 def test_a_share_of_the_new_ones_is_taken() -> None:
     """Catches a share that is rounded down to nothing, or is larger than a unit."""
-    for waiting, workers, taken in [(10, 4, 3), (8, 4, 2), (1, 4, 1), (5, 0, 5), (64, 2, 32), (100, 2, 32)]:
+    for waiting, workers, taken in [
+        (10, 4, 3),
+        (8, 4, 2),
+        (1, 4, 1),
+        (5, 0, 5),
+        (64, 2, 32),
+        (100, 2, 32),
+        (40, 4, 10),
+    ]:
         unplanned = by_conversation()
         for number in range(waiting):
             unplanned.add(item(number, None))
