@@ -141,14 +141,8 @@ def test_who_waits_in_a_long_line_is_moved() -> None:
 def test_a_share_of_the_new_ones_is_taken() -> None:
     """Catches a share that is rounded down to nothing, or is larger than a unit."""
     for waiting, workers, taken in [
-        (10, 4, 3),
-        (8, 4, 2),
-        (1, 4, 1),
-        (5, 0, 5),
-        (64, 2, 32),
-        (100, 2, 32),
-        (40, 4, 10),
-    ]:
+        (10, 4, 3), (8, 4, 2), (1, 4, 1), (5, 0, 5), (64, 2, 32), (100, 2, 32), (40, 4, 10),
+    ]:  # fmt: skip
         unplanned = by_conversation()
         for number in range(waiting):
             unplanned.add(item(number, None))

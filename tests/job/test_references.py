@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import os
 import random
@@ -27,12 +26,14 @@ from apcbatch.engine.drafting import RowCosts
 from apcbatch.errors import UsageError
 from apcbatch.job import references
 from apcbatch.job.previous_answers import last_answers
+from apcbatch.job.record import Ticket, line_of, result_record
 from apcbatch.job.sink import FileSink
 from apcbatch.model.locate import DEMO_DIR
 from apcbatch.types import Request
 from tests.chats import conversation, read_records, write_lines
-from tests.job.conftest import answers
+from tests.job.conftest import answers, batch_line
 from tests.job.fakes import VOCAB_SIZE
+from tests.job.test_record import RENDERER, RESULT
 
 RUN = ("run", "in.jsonl", "--max-tokens", 5, "--progress", "none", "-q")
 CALL = {
@@ -40,11 +41,6 @@ CALL = {
     "content": "Let me see.",
     "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}],
 }
-
-
-def batch_line(custom_id: str, url: str = "/v1/chat/completions", **body: Any) -> dict[str, Any]:
-    content = {} if "prompt" in body else {"messages": [{"role": "user", "content": "Hi"}]}
-    return {"custom_id": custom_id, "method": "POST", "url": url, "body": content | body}
 
 
 @pytest.fixture
@@ -55,8 +51,8 @@ def lines(tmp_path: Path) -> list[dict[str, Any]]:
         {"id": "s", "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]},
         batch_line("one"),
         batch_line("two", n=2, temperature=1),
-        batch_line("text", "/v1/completions", prompt="Once upon", echo=True),
-        batch_line("ids", "/v1/completions", prompt=[5, 6, 7]),
+        batch_line("text", prompt="Once upon", echo=True),
+        batch_line("ids", prompt=[5, 6, 7]),
     ]
     write_lines(tmp_path / "in.jsonl", made)
     return made
@@ -87,6 +83,11 @@ def begin(apcbatch: Any, tmp_path: Path, *options: Any) -> list[dict[str, Any]]:
     choices.append(json.loads(json.dumps(choices[0])) | {"index": 1})
     write_lines(tmp_path / "old.jsonl", records)
     return records
+
+
+def record_line(custom_id: str) -> bytes:
+    """A line of OUT without its end."""
+    return line_of(result_record(Ticket(1, 1, None, custom_id, None), RESULT, RENDERER, "m", 0)).rstrip(b"\n")
 
 
 def token_ids(path: Path) -> dict[str, list[list[int]]]:
@@ -181,19 +182,6 @@ def test_earlier_answers_are_found_by_their_names(
     done = apcbatch(*RUN, "-o", "out.jsonl", "--turns", turns, "--draft-from", (tmp_path / "old.jsonl").as_uri())
     assert done.code == 0 and done.summary["warnings"] == [], done.stderr
     assert known(engines[-1].submitted, "previous") == expected
-
-
-def test_an_overlong_line_is_passed_over(
-    apcbatch: Any, engines: Any, lines: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Fault: a line over the limit is held in memory, or the lines behind it are lost."""
-    assert apcbatch(*RUN, "-o", "old.jsonl").code == 0
-    own = (tmp_path / "old.jsonl").read_bytes().splitlines(keepends=True)
-    limit = max(map(len, own))
-    (tmp_path / "old.jsonl").write_bytes(own[0] + b"x" * (3 * limit + 5) + b"\n" + b"".join(own[1:]))
-    monkeypatch.setattr(references, "MOST_RECORD_BYTES", limit)
-    assert apcbatch(*RUN, "-o", "out.jsonl", "--draft-from", "old.jsonl").code == 0
-    assert len(known(engines[-1].submitted, "previous")) == len(own)
 
 
 def test_a_file_that_changes_meanwhile_gives_no_other_answer(apcbatch: Any, lines: Any, tmp_path: Path) -> None:
@@ -432,17 +420,24 @@ def test_answers_that_are_there_fill_no_more_than_the_memory(
         assert engines[-1].learnt == every[len(every) - count :], memory
 
 
-def test_lines_up_to_the_limit_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault: a piece of an overlong line is taken for a line, or the place of the next one is wrong."""
-    for data, lines in [
-        (b"abc\nx", [(0, b"abc\n"), (4, b"x")]),
-        (b"abcd\nx\n", [(5, b"x\n")]),
-        (b"abcd", []),
-        (b"abc", [(0, b"abc")]),
-        (b"abcdefghij\n\nx", [(11, b"\n"), (12, b"x")]),
+def test_lines_up_to_the_limit_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: a line over the limit is held in memory; a piece of it is taken for a line, the lines behind it are lost,
+    or the place of the next one is wrong."""
+    empty, path = len(record_line("")), tmp_path / "old.jsonl"
+    monkeypatch.setattr(references, "MOST_RECORD_BYTES", empty + 100)
+    for over, end, is_read in [
+        (0, b"\n", 1),
+        (1, b"\n", 0),
+        (0, b"", 0),
+        (-1, b"", 1),
+        (700, b"\n", 0),
+        (9999, b"\n", 0),
     ]:
-        monkeypatch.setattr(references, "MOST_RECORD_BYTES", 4)
-        assert list(references._lines(io.BytesIO(data))) == lines
+        name = "a" * (100 + over - len(end))
+        path.write_bytes(b"\n".join([record_line("b"), record_line(name) + end]) + record_line("c") * bool(end))
+        earlier = references.EarlierAnswers(str(path), "--draft-from", DEMO_DIR, pytest.fail)
+        found = [earlier.find(custom_id) is not None for custom_id in ("b", name, "c")]
+        assert found == [True, bool(is_read), bool(end)] and len(earlier) == sum(found), (over, end)
 
 
 def test_what_a_choice_is_drafted_as() -> None:
@@ -460,13 +455,20 @@ def test_what_a_choice_is_drafted_as() -> None:
         known: Any = SimpleNamespace(
             of_message=lambda prompt, message: f"message {message['content']}", of_text=lambda text: f"text {text}"
         )
+        earlier: Any = SimpleNamespace(
+            find=lambda custom_id, choice=choice: {"response": {"body": {"choices": [choice]}}},
+            has_same_tokens=False,
+            num_used=0,
+        )
         conversation: Any = SimpleNamespace(
             prompt=prompt,
             params={"echo": "echo" in settings},
             template_options=SimpleNamespace(continue_final_message="continues" in settings),
         )
-        rendered: Any = None
-        assert references._of_choice(known, conversation, rendered, choice) == draft
+        rendered: Any = SimpleNamespace(turn=1, custom_id="a")
+        renderer: Any = None
+        found = references.References(renderer, False, earlier).find(known, conversation, [rendered])
+        assert found == ({1: {"previous": [draft]}} if draft else {})
 
 
 def test_which_answers_of_out_are_drafted_from(apcbatch: Any, lines: Any, tmp_path: Path) -> None:
