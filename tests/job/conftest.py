@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 
 from apcbatch.cli.program import main
 from apcbatch.job import open
+from apcbatch.model.locate import DEMO_DIR
 from apcbatch.types import Result
 from tests.job.fakes import FakeEngine
 
@@ -177,3 +179,15 @@ with replacing({str(path)!r}, Disk()):
 def start(tmp_path) -> Callable[..., Process]:
     """Starts a command line as a process of its own in tmp_path."""
     return lambda *arguments, **variables: Process(tmp_path, *arguments, **variables)
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Path:
+    """The bundled model without its chat template."""
+    folder = tmp_path / "bare"
+    shutil.copytree(DEMO_DIR, folder, ignore=shutil.ignore_patterns("chat_template.jinja"))
+    path = folder / "tokenizer_config.json"
+    values = json.loads(path.read_text())
+    values.pop("chat_template", None)
+    path.write_text(json.dumps(values))
+    return folder

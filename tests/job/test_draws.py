@@ -15,15 +15,10 @@ from apcbatch.job.feed import EqualLines
 from apcbatch.job.runfile import DRAWS
 from apcbatch.llm import LLM
 from tests.chats import conversation, read_records, write_lines
+from tests.job.conftest import batch_line
 from tests.job.fakes import FakeEngine
 
 OPTIONS = ("--max-tokens", 4, "--temperature", 1, "-q", "--progress", "none")
-
-
-def batch(custom_id, **body):
-    messages = [{"role": "user", "content": "Say a number."}]
-    line = {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions"}
-    return {**line, "body": {"messages": messages, **body}}
 
 
 def without_id(number, **fields):
@@ -39,7 +34,7 @@ def named(number, **fields):
         lambda: without_id(number, **note),
         lambda: {"id": number, "conversations": said, **note},
         lambda: {"conversations": said, **note},
-        lambda: batch(f"b-{number}", metadata=note, **fields),
+        lambda: batch_line(f"b-{number}", metadata=note, **fields),
         lambda: without_id(number, seed=number % 3, **note),
     ]
     return kinds[number % len(kinds)]()
@@ -95,7 +90,13 @@ def test_draws_do_not_depend_on_where_a_line_stands(answered, apcbatch, tmp_path
 def test_a_seed_of_its_own_is_all_that_names_the_draws(answered):
     """Fault: the same body under another id answers otherwise; the run's --seed moves a line that has its own; turns
     draw alike."""
-    lines = [batch("a", seed=7), batch("b", seed=7), batch("c", seed=8), batch("d"), batch("e")]
+    lines = [
+        batch_line("a", seed=7),
+        batch_line("b", seed=7),
+        batch_line("c", seed=8),
+        batch_line("d"),
+        batch_line("e"),
+    ]
     first, _ = answered(lines)
     a, b, c, d, e = first.values()
     assert a == b and len({tuple(one) for one in (a, c, d, e)}) == 4

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from apcbatch.job.continuation import command_line
-from apcbatch.model.locate import locate_model
 from tests.chats import read_records, write_lines
 
 CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
@@ -55,25 +54,15 @@ def test_a_run_shows_what_it_reads_and_resumes_only_that(apcbatch: Any, tmp_path
     assert both in apcbatch(*run, "--messages-column", "q", "--resume").stderr
 
 
-def test_a_text_is_continued_where_the_model_has_no_template(apcbatch: Any, tmp_path: Path) -> None:
+def test_a_text_is_continued_where_the_model_has_no_template(apcbatch: Any, bare: Path, tmp_path: Path) -> None:
     """Fault: a base model is asked in the form of a chat that it was never trained on, or without a word."""
-    model = tmp_path / "base"
-    model.mkdir()
-    for path in Path(locate_model("demo")).iterdir():
-        if path.is_file() and path.name != "chat_template.jinja":
-            data = path.read_bytes()
-            if path.name == "tokenizer_config.json":
-                config = json.loads(data)
-                config.pop("chat_template", None)
-                data = json.dumps(config).encode()
-            (model / path.name).write_bytes(data)
     write_lines(tmp_path / "in.jsonl", [{"prompt": "Once upon a time", "chosen": "there"}])
-    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--model", "base", "--max-tokens", 2)
+    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--model", bare, "--max-tokens", 2)
     assert done.code == 0 and "prompts that are texts are continued as they are" in done.stderr
     assert "plain one" not in done.stderr
     [record] = read_records(tmp_path / "out.jsonl")
     assert record["response"]["body"]["object"] == "text_completion" and record["custom_id"] == "line-1#1"
-    assert "Once upon a time" in apcbatch("show", "in.jsonl", "--model", "base").stdout
+    assert "Once upon a time" in apcbatch("show", "in.jsonl", "--model", bare).stdout
 
 
 def test_a_name_that_is_not_utf_8_is_shown_escaped(apcbatch: Any, tmp_path: Path) -> None:

@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-from pathlib import Path
-
 import pytest
 
 from apcbatch.cli.program import main
 from apcbatch.data.chat.template import NO_TEMPLATE
-from apcbatch.model.locate import BUNDLED, DEMO_DIR, note_of
+from apcbatch.model.locate import BUNDLED, note_of
 from tests.chats import conversation, write_lines
 from tests.job.conftest import batch_line
 
 CHAT, COMPLETION = conversation(1), batch_line("c", prompt="Once upon")
-
-
-@pytest.fixture
-def bare(tmp_path: Path) -> Path:
-    """The bundled model without its chat template."""
-    folder = tmp_path / "bare"
-    shutil.copytree(DEMO_DIR, folder, ignore=shutil.ignore_patterns("chat_template.jinja"))
-    path = folder / "tokenizer_config.json"
-    values = json.loads(path.read_text())
-    values.pop("chat_template", None)
-    path.write_text(json.dumps(values))
-    return folder
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import io
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from apcbatch.cluster import open as cluster_opening
 from apcbatch.config import Config
 from apcbatch.errors import UsageError
 from apcbatch.job import open
@@ -115,26 +112,6 @@ def test_an_out_that_appears_while_the_model_is_read_stays(
     assert done.code == 2 and "out.jsonl was written to by another program while this run began" in done.stderr
     assert (tmp_path / "out.jsonl").read_bytes() == b"theirs" and engines[-1].closed
     assert apcbatch(*RUN, "--overwrite").code == 0
-
-
-def test_standard_input_is_not_read_ahead(apcbatch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault: a cluster starts only once a pipe has ended, or with a dtype that each worker resolves by itself."""
-    seen: list[int | None] = []
-
-    def open_cluster(config: Config, address: str, salt: Any, warn: Any, *others: Any) -> Any:
-        seen.append(others[-1])
-        assert config.dtype == "bfloat16"
-        return FakeEngine(config, warn)
-
-    monkeypatch.setattr(cluster_opening, "open_cluster", open_cluster)
-    prompts = [
-        {"custom_id": name, "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}} for name in "ab"
-    ]
-    write_lines(tmp_path / "in.jsonl", prompts)
-    for name in ("-", "in.jsonl"):
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((tmp_path / "in.jsonl").read_bytes())))
-        assert apcbatch("run", name, "-o", f"{name}.out", "--max-tokens", 1, "--ray", "auto").code == 0
-    assert seen == [None, 2], "a completion is one request"
 
 
 @pytest.mark.parametrize(("gpus", "place"), [(1, "cpu"), (2, "2 GPUs")])

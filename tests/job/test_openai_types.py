@@ -17,7 +17,7 @@ from apcbatch.data.tokenization.tokenizer import load_tokenizer
 from apcbatch.report.out_file import find_out
 from apcbatch.report.run import read_run
 from tests.chats import conversation, read_records, write_lines
-from tests.job.conftest import ROOT
+from tests.job.conftest import ROOT, batch_line
 from tests.job.fakes import EOS, FakeEngine
 from tests.openai_types import parsed
 
@@ -47,25 +47,27 @@ def scripted(monkeypatch):
 TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}]
 
 
-def batch_line(custom_id, url="/v1/chat/completions", **body):
-    if not body.keys() & {"messages", "prompt"}:
-        body |= {"messages": [{"role": "user", "content": "Where is A-7?"}], "tools": TOOLS}
-    return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
+def asked(custom_id, **body):
+    """A line of a batch file, with tools unless it has a prompt or messages."""
+    messages = [{"role": "user", "content": "Where is A-7?"}]
+    return batch_line(
+        custom_id, **body if body.keys() & {"messages", "prompt"} else body | {"messages": messages, "tools": TOOLS}
+    )
 
 
 def varied_lines() -> list[Any]:
     """Every format, with and without log-probabilities, ended by a stop token and by the limit; and two bad lines."""
-    lines: list[Any] = ["{not json", batch_line("bad:messages", messages=[])]
+    lines: list[Any] = ["{not json", asked("bad:messages", messages=[])]
     for name in ANSWERS:
         lines.append(conversation(len(lines)) | {"id": name, "tools": TOOLS})
-        lines.append(batch_line(f"{name}:toolless", messages=[{"role": "user", "content": "Where is A-7?"}]))
-        lines.append(batch_line(f"{name}:chat", max_tokens=400))
-        lines.append(batch_line(f"{name}:cut", max_tokens=3))
-        lines.append(batch_line(f"{name}:logprobs", logprobs=True))
+        lines.append(asked(f"{name}:toolless", messages=[{"role": "user", "content": "Where is A-7?"}]))
+        lines.append(asked(f"{name}:chat", max_tokens=400))
+        lines.append(asked(f"{name}:cut", max_tokens=3))
+        lines.append(asked(f"{name}:logprobs", logprobs=True))
         for kind, prompt in (("text", "Once upon"), ("ids", [5, 6, 7])):
-            lines.append(batch_line(f"{name}:{kind}", "/v1/completions", prompt=prompt, logprobs=1))
-        lines.append(batch_line(f"{name}:bare", "/v1/completions", prompt="Once upon", max_tokens=2))
-    lines.append(batch_line("call:limit", max_tokens=len(TOKENIZER.encode(ANSWERS["call"]).ids)))
+            lines.append(asked(f"{name}:{kind}", prompt=prompt, logprobs=1))
+        lines.append(asked(f"{name}:bare", prompt="Once upon", max_tokens=2))
+    lines.append(asked("call:limit", max_tokens=len(TOKENIZER.encode(ANSWERS["call"]).ids)))
     lines.append({"id": "plain#s", "conversations": [{"from": "human", "value": "Where is A-7?"}]})
     return lines
 
@@ -106,9 +108,9 @@ def test_answers_are_counted_by_how_they_ended(apcbatch, scripted, monkeypatch, 
     is summed up anywhere; or a run is told to allow more tokens that had all it asked for."""
     monkeypatch.setitem(ANSWERS, "cut", "<think>Hm, hm, hm, hm.")
     monkeypatch.setitem(ANSWERS, "odd", ANSWERS["no-call"])
-    plain = [batch_line(f"plain:{number}") for number in range(16)]
-    lines = [batch_line("cut:1", max_tokens=6), batch_line("cut:2"), batch_line("odd"), *plain, batch_line("call"), "{"]
-    lines += [batch_line("empty"), batch_line("plain:none", "/v1/completions", prompt="a", echo=True, max_tokens=0)]
+    plain = [asked(f"plain:{number}") for number in range(16)]
+    lines = [asked("cut:1", max_tokens=6), asked("cut:2"), asked("odd"), *plain, asked("call"), "{"]
+    lines += [asked("empty"), asked("plain:none", prompt="a", echo=True, max_tokens=0)]
     write_lines(tmp_path / "in.jsonl", lines)
     counts = {
         "finish_reasons": {"length": 2, "stop": 19, "tool_calls": 1}, "empty_answers": 3, "unread_calls": 1,
@@ -168,7 +170,7 @@ def test_the_demo_model_answers_in_these_types(tmp_path, monkeypatch, options):
     """Fault: what real weights say, special tokens and halves of characters among it, is of no such type."""
     monkeypatch.chdir(tmp_path)
     lines = [conversation(number) for number in range(3)]
-    lines += [batch_line(f"t:{n}", "/v1/completions", prompt=[9, n], logprobs=0, max_tokens=16) for n in range(3)]
+    lines += [asked(f"t:{n}", prompt=[9, n], logprobs=0, max_tokens=16) for n in range(3)]
     write_lines(tmp_path / "in.jsonl", lines)
     assert main(["run", "in.jsonl", "-q", "--max-tokens", "16", *options]) == 0
     found = [parsed(record) for record in read_records(Path("in.answers.jsonl"))]

@@ -14,7 +14,8 @@ from apcbatch.cli.program import main
 from apcbatch.cluster.workers import WorkerCounts
 from tests.chats import conversation, read_records, write_lines
 from tests.job import test_openai_types
-from tests.job.test_openai_types import batch_line, varied_lines
+from tests.job.conftest import batch_line
+from tests.job.test_openai_types import asked, varied_lines
 from tools.make_formats_docs import TARGET, document
 from tools.output_keys import RECORD, SUMMARY, Key
 from tools.trace_keys import TRACE
@@ -66,10 +67,10 @@ def test_each_key_that_is_written_is_listed_and_the_reverse(
     """Fault: a key is added, renamed, dropped or of another type, and whoever reads the page looks for the old one."""
     monkeypatch.chdir(tmp_path)
     lines = [conversation(1), conversation(1) | {"id": "again"}, "{", {"messages": []}]
-    lines += [batch_line("l", logprobs=True, top_logprobs=2, stop_token_ids=[9])]
-    lines += [batch_line(f"c{count}", "/v1/completions", prompt="Once", logprobs=count) for count in (0, 2)]
-    lines.append(batch_line("n", n=2, temperature=1))
-    lines.append(batch_line("p", "/v1/completions", prompt="Once upon a time", prompt_logprobs=1))
+    lines += [asked("l", logprobs=True, top_logprobs=2, stop_token_ids=[9])]
+    lines += [batch_line(f"c{count}", prompt="Once", logprobs=count) for count in (0, 2)]
+    lines.append(asked("n", n=2, temperature=1))
+    lines.append(batch_line("p", prompt="Once upon a time", prompt_logprobs=1))
     write_lines(tmp_path / "real.jsonl", lines)
     write_lines(tmp_path / "more.jsonl", [conversation(7)])
     options = ["-q", "--max-tokens", "60", "--store", "states", "--device", "cpu"]

@@ -222,24 +222,6 @@ def test_retry_errors_runs_the_retryable_ones_again(apcbatch, twelve, tmp_path, 
     assert seen == [line for line in (tmp_path / "out.jsonl").read_text().splitlines() if json.loads(line)["error"]]
 
 
-def test_the_command_that_continues_continues(apcbatch, twelve, tmp_path, monkeypatch):
-    """Fault: the printed command is refused, or has other options than the run."""
-    write_lines(tmp_path / "in.jsonl", [conversation(1), "{", conversation(2)])
-    (tmp_path / "c.yaml").write_text("logprobs: true\nprogress: none\n")
-    monkeypatch.setenv("APCBATCH_SEED", "7")
-    name = "a folder/it's out.jsonl"
-    (tmp_path / "a folder").mkdir()
-    stopped = apcbatch(
-        "run", "in.jsonl", "-o", name, *OPTIONS, "--strict", "--config", "c.yaml", "--temperature", "0.5"
-    )
-    assert stopped.code == 1
-    monkeypatch.delenv("APCBATCH_SEED")
-    words = shlex.split(stopped.final_line)
-    assert words[:2] == ["apcbatch", "run"]
-    resumed = apcbatch(*words[1:])
-    assert resumed.code == 3 and len(answers(read_records(tmp_path / name))) == 5
-
-
 def test_a_stream_cannot_be_resumed(apcbatch, twelve, tmp_path):
     """Fault: --resume with `-o -` is taken for a fresh run."""
     assert apcbatch("run", "in.jsonl", "-o", "-", "--resume").code == 2

@@ -16,7 +16,7 @@ from apcbatch.errors import UsageError
 from apcbatch.job.disk import Disk
 from apcbatch.job.runfile import RunFile, input_identity
 from tests.chats import conversation, read_records, write_lines
-from tests.job.conftest import answers
+from tests.job.conftest import answers, batch_line
 
 OPTIONS = ("--max-tokens", 3)
 END = 1 << 20
@@ -76,23 +76,13 @@ def test_a_file_that_was_moved_is_the_same_input(apcbatch, tmp_path):
     assert done.code == 0 and len(answers(read_records(tmp_path / "out.jsonl"))) == 6
 
 
-def body_line(**body):
-    messages = [{"role": "user", "content": "Hi"}]
-    return {
-        "custom_id": "b",
-        "method": "POST",
-        "url": "/v1/chat/completions",
-        "body": {"messages": messages} | body,
-    }
-
-
 SETTINGS = [
-    (body_line(max_tokens=2), body_line(max_tokens=3)),
-    (body_line(temperature=0.5), body_line(temperature=0.6)),
-    (body_line(temperature=0.5, seed=1), body_line(temperature=0.5, seed=2)),
-    (body_line(top_p=0.5), body_line(top_p=0.6)),
-    (body_line(logprobs=True), body_line(logprobs=False)),
-    (body_line(), body_line() | {"custom_id": "c"}),
+    (batch_line("b", max_tokens=2), batch_line("b", max_tokens=3)),
+    (batch_line("b", temperature=0.5), batch_line("b", temperature=0.6)),
+    (batch_line("b", temperature=0.5, seed=1), batch_line("b", temperature=0.5, seed=2)),
+    (batch_line("b", top_p=0.5), batch_line("b", top_p=0.6)),
+    (batch_line("b", logprobs=True), batch_line("b", logprobs=False)),
+    (batch_line("b"), batch_line("b") | {"custom_id": "c"}),
     (conversation(1), conversation(1) | {"id": "c-2"}),
 ]
 SHAPES = [
@@ -262,7 +252,7 @@ def test_an_out_without_digests_is_taken_with_a_warning(apcbatch, tmp_path):
 @pytest.mark.parametrize("reverse", [False, True])
 def test_a_name_belongs_to_one_request_of_the_run(apcbatch, tmp_path, turns, reverse):
     """Fault: turn 2 of `x` and a batch line `x#2` make two answers of one name."""
-    lines = [conversation(1, turns=3) | {"id": "x"}, body_line(max_tokens=1) | {"custom_id": "x#2"}]
+    lines = [conversation(1, turns=3) | {"id": "x"}, batch_line("b", max_tokens=1) | {"custom_id": "x#2"}]
     write_lines(tmp_path / "in.jsonl", lines[::-1] if reverse else lines)
     assert apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--turns", turns).code == 3
     records = read_records(tmp_path / "out.jsonl")

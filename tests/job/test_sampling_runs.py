@@ -22,7 +22,7 @@ from tests.chats import conversation, read_records, write_lines
 from tests.effort import tries
 from tests.engine.test_sampling import processors
 from tests.job import fakes
-from tests.job.conftest import ROOT, answers
+from tests.job.conftest import ROOT, answers, batch_line
 from tests.job.fakes import FakeEngine
 from tests.openai_types import parsed
 from tests.tiny import load_oracle
@@ -30,10 +30,6 @@ from tests.tiny import load_oracle
 DEMO = ROOT / "apcbatch" / "demo"
 TOKENIZER = load_tokenizer(DEMO)
 WORDS = ["the", "order", "of", "flight", "is", "not", "what", "was", "in", "file", "that", "you", "read", "to", "me"]
-
-
-def completion(custom_id: str, **body: Any) -> dict[str, Any]:
-    return {"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": body}
 
 
 @pytest.fixture
@@ -109,7 +105,7 @@ def test_random_bodies_are_answered_as_transformers_answers_them(here, capsys):
         f"r-{number}": {"prompt": " ".join(random.choices(WORDS, k=8)), "max_tokens": 24} | some()
         for number in range(tries(60))
     }
-    write_lines(here / "in.jsonl", [completion(name, **body) for name, body in bodies.items()])
+    write_lines(here / "in.jsonl", [batch_line(name, **body) for name, body in bodies.items()])
     assert run(capsys, "-o", "out.jsonl")[0] == 0
     oracle = load_oracle(DEMO)
     for name, record in by_id(here / "out.jsonl").items():
@@ -251,7 +247,7 @@ def test_new_tokens_that_nobody_bounds_are_what_is_left(here, capsys):
     """Fault: a long prompt is an error for the default number of new tokens, or one that somebody asked for is cut."""
     suggests = with_suggestions(here / "suggests", max_new_tokens=4096)
     auto = ("--model", suggests, "--generation-config", "auto")
-    write_lines(here / "in.jsonl", [completion("a", prompt=[5] * 30, ignore_eos=True)])
+    write_lines(here / "in.jsonl", [batch_line("a", prompt=[5] * 30, ignore_eos=True)])
     for most, options, expected in [
         (2000, (), 1024), (40, (), 10), (31, (), 1), (40, ("--min-tokens", 10), 10), (60, auto, 30),
         (30, (), None), (40, ("--max-tokens", 1024), None), (40, ("--min-tokens", 11), None),

@@ -15,6 +15,7 @@ from apcbatch.data.tokenization.tokenizer import load_tokenizer
 from tests.chats import read_records, write_lines
 from tests.data.conftest import build_tokenizer, save_model
 from tests.data.families import TEMPLATES
+from tests.job.conftest import batch_line
 from tests.job.fakes import EOS, FakeEngine
 from tests.openai_types import parsed
 
@@ -57,8 +58,7 @@ def says(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 def line(custom_id: str, **body: Any) -> dict[str, Any]:
     """A chat with tools."""
-    body = {"messages": [ASK], "tools": TOOLS, "max_tokens": 400} | body
-    return {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": body}
+    return batch_line(custom_id, **{"messages": [ASK], "tools": TOOLS, "max_tokens": 400} | body)
 
 
 @pytest.mark.parametrize("special", [(), ("<tool_calls>", "</tool_calls>")])
@@ -210,13 +210,14 @@ def test_a_request_without_switches_keeps_its_digest(apcbatch, model, says, tmp_
     says(folder, {})
     bare, silent = line("a"), line("a", parallel_tool_calls=True, chat_template_kwargs={})
     given = [line("a", parallel_tool_calls=False), line("a", enable_thinking=True), line("a", enable_thinking=False)]
+    given.append(line("a", add_generation_prompt=False))
     digests = []
     for number, one in enumerate([bare, silent, *given]):
         write_lines(tmp_path / "in.jsonl", [one])
         assert apcbatch("run", "in.jsonl", "-o", f"{number}.jsonl", "--model", folder).code == 0
         [record] = read_records(tmp_path / f"{number}.jsonl")
         digests.append(record["apcbatch"]["request_digest"])
-    assert digests[0] == digests[1] and len(set(digests)) == 4
+    assert digests[0] == digests[1] and len(set(digests)) == 5
     # the settings that 0.1.0 wrote for this request
     from apcbatch.job.record import Ticket, request_digests, settings_text
     from apcbatch.prefix import as_token_array
@@ -246,8 +247,7 @@ def test_what_is_not_read_is_in_each_record(apcbatch, model, says, tmp_path):
     folder = model(TEMPLATES["jamba"])
     says(folder, {})
     body = {"messages": [{**ASK, "colour": 1}], "chat_template_kwargs": {"mood": 1}}
-    completion = {"custom_id": "p", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}
-    write_lines(tmp_path / "in.jsonl", [line("a", **body), {"id": "m", **body}, line("b"), completion])
+    write_lines(tmp_path / "in.jsonl", [line("a", **body), {"id": "m", **body}, line("b"), batch_line("p", prompt="x")])
     assert apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--model", folder).code == 0
     told = {record["custom_id"]: record["apcbatch"]["warnings"] for record in read_records(tmp_path / "out.jsonl")}
     switch = 'the chat template does not read "mood"'
