@@ -36,7 +36,7 @@ from tests.cluster.runs import (
     run,
 )
 from tests.cluster.simulator import SimRuntime, Speeds, Trouble
-from tests.effort import seeds, tries
+from tests.effort import seeds, table, tries
 from tests.engine.runs import planned_by_window
 from tests.plan.plan_oracle import dataset, numbers, random_dataset, random_windows
 
@@ -418,7 +418,7 @@ def test_states_that_nobody_reads_any_more_are_released() -> None:
     assert [one.handle for one in made] == [None, "handle", None] and len(states) == 1 and states.num_lost == 0
 
 
-@pytest.mark.parametrize(("most_bytes", "gone"), [(10, "far"), (9, "near")])
+@table("most_bytes, gone", [(10, "far"), (9, "near")])
 def test_the_least_valuable_state_goes_where_the_room_is_missing(most_bytes: int, gone: str) -> None:
     """Fault: a node that is just full loses a state though only their number is too large, or another node loses it."""
     states, made = StateTable(2), {name: state(0) for name in ("far", "near", "new")}
@@ -487,7 +487,7 @@ def test_each_answered_prompt_is_told_to_the_observer() -> None:
     assert sorted(told) == sorted(expected)
 
 
-@pytest.mark.parametrize("is_above_held", [False, True])
+@table("is_above_held", [False, True])
 def test_a_state_is_worth_the_tokens_above_the_nearest_one_that_is_held(is_above_held: bool) -> None:
     """Fault: what is evicted first is the state that the most tokens would have to be computed for."""
     states = StateTable(1 + is_above_held)

@@ -16,6 +16,7 @@ import pytest
 from apcbatch.cluster import ray_cluster
 from apcbatch.cluster.ray_cluster import AUTH_MODE, RayCluster, Server
 from apcbatch.errors import StoppedError, UsageError
+from tests.effort import table
 
 
 class Refused(Exception):
@@ -135,7 +136,7 @@ def test_a_token_is_given_where_one_is_wanted(monkeypatch: pytest.MonkeyPatch) -
             assert os.environ.get(AUTH_MODE) == given
 
 
-@pytest.mark.parametrize(("token", "what"), [(None, "there is no token here"), ("b", "is not that cluster's")])
+@table("token, what", [(None, "there is no token here"), ("b", "is not that cluster's")])
 def test_a_token_that_is_not_had_is_named(token: str | None, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches raw lines of Ray's, and advice to do what was done, where a token is missing or another one."""
     with pytest.raises(UsageError, match=f"wants its token, and .*{what}.* ray get-auth-token".replace(" ray", ".*")):

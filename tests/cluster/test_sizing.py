@@ -15,6 +15,7 @@ from apcbatch.cluster.ray_cluster import Machine
 from apcbatch.cluster.runtime import WorkerKind
 from apcbatch.config import Config
 from apcbatch.errors import UsageError
+from tests.effort import table
 
 HEAD, SMALL, LARGE, GPUS = Machine(0), Machine(4), Machine(16), Machine(32, 4)
 
@@ -103,7 +104,7 @@ def test_a_worker_may_have_several_gpus():
         assert (options["config"]["device"], options["config"]["gpus"]) == (device, max(1, gpus))
 
 
-@pytest.mark.parametrize(("options", "cpus"), [({}, 2), ({"workers": 3, "worker_cpus": 2}, 6), ({"worker_cpus": 1}, 2)])
+@table("options, cpus", [({}, 2), ({"workers": 3, "worker_cpus": 2}, 6), ({"worker_cpus": 1}, 2)])
 def test_a_local_cluster_has_the_cores_that_its_workers_ask_for(options, cpus, monkeypatch):
     """Fault: the cores of another process, or workers of `--ray local` that are never placed."""
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1} if process == 0 else set(range(64)))

@@ -22,6 +22,7 @@ from apcbatch.model.locate import DEMO_DIR
 from apcbatch.resolution import load
 from apcbatch.types import Result
 from tests.chats import DROPS_THOUGHTS
+from tests.effort import table
 
 CHECKS = (
     "_python", "_torch", "_extension", "_threads", "_kernels", "_cuda", "_model", "_memory", "_ends",
@@ -43,7 +44,7 @@ def finding(name: str, **given: Any) -> doctor.Finding:
         return next(one for one in doctor.examine(load({"device": "cpu", **given}, None, {})) if one.name == name)
 
 
-@pytest.mark.parametrize(("version", "is_old"), [((3, 9, 20), True), ((3, 10, 0), False), ((4, 0, 0), False)])
+@table("version, is_old", [((3, 9, 20), True), ((3, 10, 0), False), ((4, 0, 0), False)])
 def test_an_old_python_is_named(version: tuple[int, ...], is_old: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a Python that is too old passing, or the oldest one that will do being refused."""
     monkeypatch.setattr(sys, "version_info", version)
@@ -75,8 +76,7 @@ def test_threads_that_are_too_many_are_named(monkeypatch: pytest.MonkeyPatch) ->
     assert found.ok and found.is_warning and re.search("5 threads share 4 processors .* give --threads 2", found.text)
 
 
-@pytest.mark.parametrize(
-    ("cards", "kernels", "device", "gpus", "text"),
+@table("cards, kernels, device, gpus, text",
     [
         ("", False, "auto", 1, "no device; the CPU is used"),
         ("", False, "cuda", 1, "torch finds no CUDA device; fix: give --device cpu, or see what nvidia-smi says"),
@@ -139,8 +139,8 @@ def test_what_a_run_may_need_is_told_or_refused(monkeypatch: pytest.MonkeyPatch)
 EACH = "{% for m in messages %}{{ m.content }}"
 
 
-@pytest.mark.parametrize(
-    ("template", "text"),
+@table(
+    "template, text",
     [
         (EACH + "{% endfor %}", "prefix-stable: each turn's prompt begins with the one before"),
         (
@@ -169,8 +169,8 @@ def test_a_template_is_said_to_take_calls_and_to_be_stable(template: str, text: 
     assert finding("template", **given).text.startswith(text)
 
 
-@pytest.mark.parametrize(
-    ("name", "warnings", "text"),
+@table(
+    "name, warnings, text",
     [
         (None, None, "can be written; none given"),
         ("new", None, "{} can be written (made)"),
@@ -198,8 +198,8 @@ def test_a_store_is_said_to_take_states_or_not(
     assert closed == ([] if warnings is None else [True])
 
 
-@pytest.mark.parametrize(
-    ("tolerance", "difference"),
+@table(
+    "tolerance, difference",
     [
         (doctor.SCAN_TOLERANCE, 0.0),
         (doctor.SCAN_TOLERANCE, 1e-2),

@@ -90,13 +90,8 @@ def test_draws_do_not_depend_on_where_a_line_stands(answered, apcbatch, tmp_path
 def test_a_seed_of_its_own_is_all_that_names_the_draws(answered):
     """Fault: the same body under another id answers otherwise; the run's --seed moves a line that has its own; turns
     draw alike."""
-    lines = [
-        batch_line("a", seed=7),
-        batch_line("b", seed=7),
-        batch_line("c", seed=8),
-        batch_line("d"),
-        batch_line("e"),
-    ]
+    seeds = {"a": {"seed": 7}, "b": {"seed": 7}, "c": {"seed": 8}, "d": {}, "e": {}}
+    lines = [batch_line(name, **seed) for name, seed in seeds.items()]
     first, _ = answered(lines)
     a, b, c, d, e = first.values()
     assert a == b and len({tuple(one) for one in (a, c, d, e)}) == 4

@@ -49,10 +49,9 @@ TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {"ty
 
 def asked(custom_id, **body):
     """A line of a batch file, with tools unless it has a prompt or messages."""
-    messages = [{"role": "user", "content": "Where is A-7?"}]
-    return batch_line(
-        custom_id, **body if body.keys() & {"messages", "prompt"} else body | {"messages": messages, "tools": TOOLS}
-    )
+    if not body.keys() & {"messages", "prompt"}:
+        body |= {"messages": [{"role": "user", "content": "Where is A-7?"}], "tools": TOOLS}
+    return batch_line(custom_id, **body)
 
 
 def varied_lines() -> list[Any]:

@@ -142,9 +142,7 @@ def test_a_completion_lists_its_prompt_only_if_it_is_echoed_and_scored() -> None
 
 def test_prompt_logprobs_have_the_shape_of_vllm(run: Callable[..., Any]) -> None:
     """Catches a token without its own entry, a rank that counts from 0, and a key that the package's types lack."""
-    code, records, _ = run(
-        [batch_line("a", prompt_logprobs=3, max_tokens=2), batch_line("b", prompt_logprobs=0, max_tokens=0)]
-    )
+    code, records, _ = run([batch_line(name, prompt_logprobs=n, max_tokens=n) for name, n in (("a", 3), ("b", 0))])
     assert code == 0
     for name, count in (("a", 3), ("b", 0)):
         body, told = checked(records[name]), records[name]["apcbatch"]["prompt_logprobs"]

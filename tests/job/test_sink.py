@@ -17,6 +17,7 @@ from apcbatch.errors import StoppedError, UsageError
 from apcbatch.job import sink as sink_module
 from apcbatch.job.disk import Disk
 from apcbatch.job.sink import FileSink, StreamSink, open_sink
+from tests.effort import table
 
 
 def line(number):
@@ -372,7 +373,7 @@ def test_a_stream_that_breaks_stops_the_run(error, sentence, monkeypatch):
     assert silenced == [stream]
 
 
-@pytest.mark.parametrize("is_terminal", [False, True])
+@table("is_terminal", [False, True])
 def test_a_terminal_gets_no_control_characters(is_terminal: bool) -> None:
     """Fault: an answer moves the cursor of the terminal that shows it, or a pipe gets other bytes than a file."""
 

@@ -30,6 +30,7 @@ from apcbatch.tuning.prediction import of_run
 from apcbatch.tuning.survey import survey
 from apcbatch.types import Request
 from tests.chats import conversation, forked_lines, read_records, write_lines
+from tests.effort import table
 from tests.job.conftest import answers
 from tests.job.fakes import FakeEngine
 from tests.tuning.forecasts import Seen
@@ -131,7 +132,7 @@ def test_what_waits_is_compact(monkeypatch: pytest.MonkeyPatch) -> None:
     tracemalloc.stop()
 
 
-@pytest.mark.parametrize(("store", "reserved"), [("s", Footprint(7, 1).pool_bytes(198)), (None, 0)])
+@table("store, reserved", [("s", Footprint(7, 1).pool_bytes(198)), (None, 0)])
 def test_a_plan_leaves_room_for_the_largest_stored_snapshot(
     store: str | None, reserved: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,8 +280,8 @@ def test_a_run_opens_with_what_it_is_asked(apcbatch: Any, options: tuple[str, ..
     assert sentence in apcbatch("run", "chats.jsonl", "-o", "out.jsonl", *options).stderr
 
 
-@pytest.mark.parametrize(
-    ("lines", "sentence"),
+@table(
+    "lines, sentence",
     [
         ([(3,), (4,)], "what was read"),
         ([(3,), (9, 3, 4), (3, 4)], "what was read; 3 repeat the prompt of another request"),
