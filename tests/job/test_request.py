@@ -18,7 +18,8 @@ MOST = 4096  # bytes of a salt
 
 
 def test_a_salt_is_one_line_of_a_file(tmp_path: Path) -> None:
-    """Fault: another salt than the file holds, so that its cache is not found; or none at all in silence."""
+    """Fault: another salt than the file holds, so that its cache is not found; none in silence; a file that cannot be
+    read ends in a traceback."""
     for content, salt in [
         (b"s", "s"),
         (b"a b\r\n\n", "a b"),
@@ -29,15 +30,21 @@ def test_a_salt_is_one_line_of_a_file(tmp_path: Path) -> None:
         ("é".encode() * (MOST // 2), "é" * (MOST // 2)),
         (b"", None),
         (b"\r\n", None),
+        (b"\xff", "no text"),
+        (None, "no text"),
     ]:
         path = tmp_path / "salt"
-        path.write_bytes(content)
+        path.unlink(missing_ok=True)
+        if content is not None:
+            path.write_bytes(content)
         config = Config(cache_salt=f"@{path}", origins={"cache_salt": "--cache-salt"})
-        if salt is not None:
+        why = f"holds no salt of 1 to {MOST} bytes" if salt is None else "cannot be read as UTF-8 text"
+        if salt not in (None, "no text"):
             assert read_salt(config) == salt
         else:
-            with pytest.raises(UsageError, match=f"--cache-salt: the file {path} holds no salt of 1 to {MOST} bytes"):
+            with pytest.raises(UsageError, match=f"--cache-salt: the file {path} {why}"):
                 read_salt(config)
+    assert read_salt(Config()) is None and read_salt(Config(cache_salt="text")) == "text"
 
 
 def test_a_line_overrides_the_options() -> None:

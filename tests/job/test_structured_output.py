@@ -239,6 +239,7 @@ def test_what_cannot_be_done_is_an_error_record(run, capsys):
         chat("unique", response_format=json_form({"type": "array", "uniqueItems": True})),
         chat("look", guided_regex="a(?=b)"),
         chat("two", guided_regex="a", guided_choice=["a"]),
+        chat("kind", response_format={"type": "xml"}),
         chat("name", tools=[TOOL], tool_choice={"type": "function", "function": {"name": "fly"}}),
         {"id": "m", "messages": [USER, {"role": "assistant", "content": "x"}], "guided_grammar": "start: nope"},
     ]
@@ -247,6 +248,7 @@ def test_what_cannot_be_done_is_an_error_record(run, capsys):
     messages = {name: record["error"]["message"] for name, record in records.items()}
     assert all(record["error"]["code"] == "invalid_request" for record in records.values())
     assert messages["unique"] == 'the JSON schema cannot be used: Unimplemented keys: ["uniqueItems"]'
+    assert messages["kind"].endswith('.type is "xml"; expected text, json_object or json_schema')
     assert "look-around" in messages["look"] and "unknown name" in messages["m#1"]
     assert "ask for different forms" in messages["two"] and '"fly"' in messages["name"]
 
