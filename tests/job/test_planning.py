@@ -69,8 +69,7 @@ def test_a_gain_is_read_from_the_store(tmp_path: Path) -> None:
 
 
 def test_each_limit_comes_from_its_option() -> None:
-    """Catches two options that are exchanged, a store's size that counts without a store, workers that wait for each
-    other's states of a few tokens, and one process that computes tokens again at forks."""
+    """Catches two options that are exchanged, and a store's size that counts without a store."""
     config = Config(block_size=3, pool_size=100, min_gain_tokens=5, store_size=200)
     planner = planner_for(config, FOOTPRINT)
     assert (planner.block_size, planner.footprint, planner.capacity_bytes) == (3, FOOTPRINT, 100)
@@ -79,7 +78,6 @@ def test_each_limit_comes_from_its_option() -> None:
     assert stored.later_budget_bytes == 200
     assert planner_for(Config(store="s", store_size=200), FOOTPRINT, later_budget_bytes=9).later_budget_bytes == 9
     assert planner_for(config, FOOTPRINT, later_budget_bytes=0).later_budget_bytes == 0
-    assert [planner_for(replace(config, ray=ray), FOOTPRINT).grid for ray in (None, "local")] == [1, 3]
 
 
 def test_what_is_reserved_is_not_planned_with() -> None:
