@@ -119,8 +119,8 @@ def test_a_conversation_goes_on_from_its_answer(llm: LLM) -> None:
             first = llm.chat(messages, one["tools"], max_tokens=100)
             messages = [*messages, first.message, {"role": "user", "content": f"And the others? ({number})"}]
             second = llm.chat(messages, one["tools"], max_tokens=4, logprobs=True)
-            held = [*prompt_of(llm, one, 2), *first.token_ids[:-1]]
-            prompt = prompt_of(llm, one | {"messages": messages}, 4)
+            held = [*prompt_of(one, 2), *first.token_ids[:-1]]
+            prompt = prompt_of(one | {"messages": messages}, 4)
             assert len(prompt) == second.prompt_tokens
             differ = (at for at, pair in enumerate(zip(held, prompt, strict=False)) if pair[0] != pair[1])
             shared = next(differ, min(len(held), len(prompt) - 1))
@@ -132,13 +132,15 @@ def test_a_conversation_goes_on_from_its_answer(llm: LLM) -> None:
     assert reached, f"seed {seed}: in no conversation a state in the answer was resumed from"
 
 
-def prompt_of(llm: LLM, line: dict[str, Any], count: int) -> list[int]:
+def prompt_of(line: dict[str, Any], count: int) -> list[int]:
     """The prompt after so many messages of a line."""
+    from apcbatch.data.chat.render import Renderer
     from apcbatch.data.input.messages import check_messages
     from apcbatch.data.input.records import Conversation
+    from apcbatch.model.locate import DEMO_DIR
 
     made = Conversation("x", 1, check_messages(line["messages"][:count]), line["tools"], "batch", "x")
-    return llm._renderer.render(made).prompts[0].token_ids.tolist()
+    return Renderer.load(DEMO_DIR).render(made).prompts[0].token_ids.tolist()
 
 
 def test_one_bad_conversation_ends_nothing(llm: LLM) -> None:

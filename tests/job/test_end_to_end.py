@@ -34,9 +34,8 @@ def printed(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
     def run(prompts, *options):
-        write_lines(
-            tmp_path / "in.jsonl", [batch_line(f"r{n}", prompt=ids, max_tokens=1) for n, ids in enumerate(prompts)]
-        )
+        lines = [batch_line(f"r{number}", prompt=ids, max_tokens=1) for number, ids in enumerate(prompts)]
+        write_lines(tmp_path / "in.jsonl", lines)
         capsys.readouterr()
         code = main(["run", "in.jsonl", "-o", "out.jsonl", "--overwrite", "--max-running", "1", *map(str, options)])
         out = capsys.readouterr().out.splitlines()

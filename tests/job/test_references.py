@@ -425,14 +425,8 @@ def test_lines_up_to_the_limit_are_read(tmp_path: Path, monkeypatch: pytest.Monk
     or the place of the next one is wrong."""
     empty, path = len(record_line("")), tmp_path / "old.jsonl"
     monkeypatch.setattr(references, "MOST_RECORD_BYTES", empty + 100)
-    for over, end, is_read in [
-        (0, b"\n", 1),
-        (1, b"\n", 0),
-        (0, b"", 0),
-        (-1, b"", 1),
-        (700, b"\n", 0),
-        (9999, b"\n", 0),
-    ]:
+    ends = [(0, b"\n", 1), (1, b"\n", 0), (0, b"", 0), (-1, b"", 1), (700, b"\n", 0), (9999, b"\n", 0)]
+    for over, end, is_read in ends:
         name = "a" * (100 + over - len(end))
         path.write_bytes(b"\n".join([record_line("b"), record_line(name) + end]) + record_line("c") * bool(end))
         earlier = references.EarlierAnswers(str(path), "--draft-from", DEMO_DIR, pytest.fail)

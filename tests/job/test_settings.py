@@ -77,9 +77,8 @@ def test_another_model_is_one_warning_or_refused(apcbatch, tmp_path):
     assert done.code == 2 and "strict_model" in done.stderr
     done = apcbatch(*run, "--strict-model", "--overwrite")
     assert done.code == 3 and "which answers" not in done.stderr
-    errors = {
-        record["custom_id"]: record["error"] for record in read_records(tmp_path / "out.jsonl") if record["error"]
-    }
+    records = read_records(tmp_path / "out.jsonl")
+    errors = {record["custom_id"]: record["error"] for record in records if record["error"]}
     assert errors.keys() == {"other", "c-3#1", "s#1"}
     sentence = (
         'model is "gpt-4o", and the model that is loaded is "demo"; name that one, leave model out, or run without '

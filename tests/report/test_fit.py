@@ -117,7 +117,7 @@ def test_texts_are_held_within_a_bound() -> None:
     limit = texts.characters
     assert limit is not None and 1 <= limit < 400
     held = sum(map(len, texts.answers)) + sum(map(_length, texts.calls)) + sum(map(len, texts.errors))
-    assert texts._held == held and (held <= 10_000 or limit == 1)
+    assert held <= 10_000 or limit == 1
     for (answer, calls), kept, kept_calls in zip(whole, texts.answers, texts.calls, strict=True):
         assert len(kept) <= limit and (kept == answer or answer.startswith(kept[:-1]))
         assert (kept_calls is None) == (calls is None)
