@@ -66,18 +66,30 @@ def test_a_complete_out_loads_no_weights(apcbatch, engines, twelve, tmp_path, tu
     assert apcbatch(*run, "--resume").summary["requests"] and len(engines) == 2
 
 
-def test_resume_does_the_rest(apcbatch, twelve, tmp_path):
-    """Fault: a request is lost or doubled; a torn last line stays, or takes a whole one with it."""
-    apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS)
+@pytest.mark.parametrize(
+    ("lines", "options"),
+    [
+        ([conversation(number) for number in range(6)], ()),
+        ([conversation(number, turns=3) for number in range(5)], ("--turns", "rollout", "--max-running", 2)),
+        ([{"messages": conversation(number // 4)["messages"]} for number in range(6)], ("--temperature", 1)),
+    ],
+    ids=["recorded turns", "rollout", "equal lines that draw"],
+)
+def test_resume_does_the_rest(apcbatch, tmp_path, lines, options):
+    """Fault: a request is lost or doubled; a torn last line stays, or takes a whole one with it; a turn is built on the
+    recorded history; equal lines are counted from the start again."""
+    write_lines(tmp_path / "in.jsonl", lines)
+    run = ("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, *options)
+    assert apcbatch(*run).code == 0
     path = tmp_path / "out.jsonl"
     whole, records = path.read_bytes(), answers(read_records(path))
-    begun = b'{"id":"apc-0000'
-    for kept, torn in ((0, begun), (0, b"\0" * 70_000), (1, b""), (7, begun), (7, b"\0" * 70_000), (12, b"")):
+    begun, count = b'{"id":"apc-0000', len(records)
+    for kept, torn in ((0, begun), (0, b"\0" * 70_000), (1, b""), (7, begun), (8, b"\0" * 70_000), (count, b"")):
         path.write_bytes(whole)
         cut(path, kept, torn)
-        done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--resume")
+        done = apcbatch(*run, "--resume")
         assert done.code == 0, (kept, torn[:9], done.stderr)
-        assert (done.summary["requests"], done.summary["already_done"]) == (12 - kept, kept)
+        assert (done.summary["requests"], done.summary["already_done"]) == (count - kept, kept)
         assert answers(read_records(path)) == records, (kept, torn[:9])
 
 

@@ -52,19 +52,6 @@ def test_turns_that_are_begun_go_before_new_conversations(apcbatch, chats, engin
     assert engines[0].most_waiting <= 2
 
 
-def test_a_resumed_rollout_goes_on_from_the_answers_that_are_there(apcbatch, chats, tmp_path):
-    """Fault: after --resume a turn is built on the recorded history, or answered turns are answered again."""
-    apcbatch("run", "in.jsonl", "-o", "whole.jsonl", *OPTIONS)
-    apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--max-running", 2)
-    out = tmp_path / "out.jsonl"
-    lines, whole = out.read_bytes().splitlines(keepends=True), answers(read_records(tmp_path / "whole.jsonl"))
-    for kept in (0, 1, 4, 8, 15):
-        out.write_bytes(b"".join(lines[:kept]))
-        resumed = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--resume")
-        assert resumed.code == 0 and resumed.summary["requests"] == 15 - kept, kept
-        assert answers(read_records(out)) == whole, kept
-
-
 def test_the_turns_after_a_failure_fail_for_the_same_reason(apcbatch, tmp_path, monkeypatch):
     """Fault: a turn without history disappears, or is run again while the turn before it cannot be."""
     long = conversation(7, turns=4)
