@@ -48,7 +48,8 @@ demo: $(BUILT)
 	@echo "2 of 3: the same again: nearly all prompt tokens are restored from the store"
 	$(BIN)/apcbatch run examples/agents.jsonl -o $(DEMO)/warm.jsonl --store $(DEMO)/store $(KEEP_ALL)
 	@echo "3 of 3: a page for the browser of both runs"
-	$(BIN)/apcbatch report $(DEMO)/cold.jsonl $(DEMO)/warm.jsonl -o $(DEMO)/report.html
+	$(BIN)/apcbatch report $(DEMO)/cold.jsonl $(DEMO)/warm.jsonl -o $(DEMO)/report.html \
+	  --prompts examples/agents.jsonl
 
 # A process for each core, at most 8; a test's threads wait for one another briefly, so that they share cores well.
 PYTEST := $(BIN)/python -m pytest -q -n logical --maxprocesses 8 --dist worksteal

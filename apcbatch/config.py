@@ -390,11 +390,6 @@ class Config:
     retry_errors: bool = option(False, "Output", "Resume, and run retryable error records again.")
     ordered: bool = option(False, "Output", "Sort the lines into input order when the run ends.")
     strict: bool = option(False, "Output", "Stop at the first error record.")
-    trace: bool = option(
-        True,
-        "Output",
-        "Record passes, shared prefixes and their first words in OUT.trace.jsonl, for `apcbatch report`.",
-    )
     summary: str | None = option(
         None,
         "Output",
@@ -453,11 +448,6 @@ OPTIONS: Mapping[str, Spec] = {
 def flag_name(name: str) -> str:
     """Return the flag of an option: `block_size` -> `--block-size`."""
     return "--" + name.replace("_", "-")
-
-
-def opposite_flag(name: str) -> str:
-    """Return the flag that turns off a switch whose default is on: `trace` -> `--no-trace`."""
-    return OPTIONS[name].opposite or f"--no-{flag_name(name).removeprefix('--')}"
 
 
 def env_name(name: str) -> str:

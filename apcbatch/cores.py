@@ -1,4 +1,5 @@
-"""Find the cores and the memory that this process may use, and settings of the machine that slow a run down.
+"""Find the cores and the memory that this process may use, their name, and settings of the machine that slow a run
+down.
 
 A limit that the system does not report counts as absent.
 """
@@ -6,6 +7,7 @@ A limit that the system does not report counts as absent.
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +67,13 @@ def find_cores(root: Path = Path("/")) -> Cores:
         nodes=max(1, sum(bool(node & ours) for node in nodes)),
         huge_pages=_chosen(_read(root / "sys/kernel/mm/transparent_hugepage/enabled")),
     )
+
+
+def processor_name(root: Path = Path("/")) -> str:
+    """Return the processor's name, as the system reports it. root: as in `find_cores`."""
+    lines = _read(root / "proc/cpuinfo").splitlines()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())
 
 
 def find_memory(root: Path = Path("/")) -> int:

@@ -26,9 +26,12 @@ from apcbatch.option_values import SHOWN_CHARACTERS, nearest, parse_path, parse_
 DEFAULT = "default"  # origin of an option that nothing gives
 # Read by setup.py and by tools/chromium.py; accepted here and ignored.
 ENV_OF_CONTRIBUTORS = ("APCBATCH_CUDA", "APCBATCH_CUDA_ARCHS", "APCBATCH_BROWSER")
+_NO_TRACE = "a run writes no trace, and the run file beside OUT has what a report needs: leave it out"
 GONE = {
     "cpu_workers": "all workers of a run are of one kind: leave it out, and give workers and worker_gpus",
     "plot": "nothing is drawn: leave it out, and draw the numbers that --json FILE writes",
+    "trace": _NO_TRACE,
+    "no_trace": _NO_TRACE,
     "window": "what is read ahead is bounded by tokens and requests, not by conversations: leave it out, or give "
     "--window-tokens",
 }

@@ -233,7 +233,8 @@ class Result:
     others: the second and later answers, each with its own tokens, log-probabilities, finish_reason and stop_reason;
     their fields about the prompt are not valid. scores: scores of the prompt's tokens, if requested. drafted_tokens:
     number of drafted tokens that passes verified. accepted_tokens: number of these that are in the answer. decode_ms,
-    drafted_tokens and accepted_tokens are sums over all answers.
+    drafted_tokens and accepted_tokens are sums over all answers. running_s: wall seconds from the request's admission
+    to its end.
     """
 
     id: str
@@ -251,6 +252,7 @@ class Result:
     miss_detail: str | None = None
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
+    running_s: float = 0.0
     error: RequestError | None = None
     tag: Any = None
     top_logprobs: list[list[tuple[int, float]]] | None = None

@@ -2,7 +2,7 @@
 
     python -m benchmarks.cluster_driver ../shared/data --add
 
-Reading, rendering, tokenising, planning, cutting, assigning, encoding requests, and writing OUT and the trace are the
+Reading, rendering, tokenising, planning, cutting, assigning, encoding requests, and writing OUT are the
 product's, with its default window and look-ahead; the workers answer in virtual time. Figures are processor seconds of
 the process and its helpers, less those of the simulated workers, so that other work on the machine does not count.
 Those of the main thread, and its wall time, begin once the engine is open: they bound the requests that one command

@@ -40,7 +40,7 @@ def lasting(record: dict[str, Any]) -> dict[str, Any]:
     """A record without times and without what depends on what ran before it."""
     kept = json.loads(json.dumps(record))
     for name in ("cached_from", "cached_tokens", "computed_tokens", "ideal_cached_tokens", "boundary", "miss_reason",
-                 "prefill_ms", "decode_ms", "drafted_tokens", "accepted_tokens"):  # fmt: skip
+                 "prefill_ms", "decode_ms", "begin_s", "end_s", "drafted_tokens", "accepted_tokens"):  # fmt: skip
         kept["apcbatch"].pop(name, None)
     if kept["response"]:
         del kept["response"]["body"]["created"], kept["response"]["body"]["usage"]["prompt_tokens_details"]

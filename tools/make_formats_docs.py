@@ -1,6 +1,5 @@
 """Writes docs/reference/formats.md from the tables of fields, warnings and output keys; run it after every change of
-apcbatch/data/fields.py, apcbatch/answer.py, tools/output_keys.py, tools/trace_keys.py or
-apcbatch/job/tracing/segment.py.
+apcbatch/data/fields.py, apcbatch/answer.py, tools/output_keys.py or apcbatch/job/processes.py.
 
 A test compares the file with what this script would write, so that no field stays undocumented.
 """
@@ -17,8 +16,8 @@ from apcbatch.data.fields import CHATS, FIELDS, INSIDE, REQUESTS, Field, Kind, j
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a script finds the files beside it alone
 
+
 from tools import output_keys  # noqa: E402
-from tools.trace_keys import TRACE  # noqa: E402
 
 TARGET = ROOT / "docs" / "reference" / "formats.md"
 HEAD = Path(__file__).with_name("formats_docs_head.md")
@@ -41,11 +40,11 @@ OUTPUTS = (
         output_keys.SUMMARY,
     ),
     (
-        "The trace",
-        "`OUT.trace.jsonl` has one JSON line for each process that worked on `OUT`: the first run, each `--resume`. "
-        "The restored tokens of all edges (`segment.stems`) are the summary's `cached_tokens`, and the computed "
-        "ones its `computed_tokens`, whatever was left out to bound the file. `--no-trace` writes none.",
-        TRACE,
+        "The processes of a run",
+        "`OUT.run.json` has an entry for each process that worked on `OUT`: the first run, each `--resume`. It is "
+        "written when the process has loaded the model, and replaced when it ends, so that a process that was killed "
+        "has no `end`. These are the keys of that part; the others are for `--resume`.",
+        output_keys.PROCESSES,
     ),
 )
 GROUPS = {REQUESTS: "everywhere", CHATS: "chats"}

@@ -1,4 +1,5 @@
-"""Keys of an output record and of the summary, each with type and meaning: the tables of docs/reference/formats.md.
+"""Keys of an output record, of the summary and of the processes in a run file, each with type and meaning: the tables
+of docs/reference/formats.md.
 
 tests/job/test_output_keys.py compares the list with the lines of real runs: a key that is written and not listed, or
 listed and never written, fails.
@@ -6,8 +7,11 @@ listed and never written, fails.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+from apcbatch.job.processes import End, Process
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +128,13 @@ RECORD: tuple[Key, ...] = (
     ),
     Key("apcbatch.prefill_ms", "number", "the request's share of the passes over its prompt"),
     Key("apcbatch.decode_ms", "number", "and of those over its answer"),
+    Key(
+        "apcbatch.begin_s",
+        "number or null",
+        "when it was admitted, in seconds since `begin` of [the run file](#the-processes-of-a-run), or of the process "
+        "without one; null of an error and of `LLM`",
+    ),
+    Key("apcbatch.end_s", "number or null", "when it ended; null of `LLM`"),
     Key("apcbatch.drafted_tokens", "integer", "drafted tokens that passes verified, of all answers"),
     Key("apcbatch.accepted_tokens", "integer", "those of them that were right"),
     Key("apcbatch.warnings", "list of strings", "what was honoured or read only in part"),
@@ -257,6 +268,41 @@ SUMMARY: tuple[Key, ...] = (
     Key("device", "string or null", "`cpu` or `cuda`; null where nothing was left to answer"),
     Key("gpus", "integer", "over how many CUDA devices the layers are spread, 1 on the CPU"),
     Key("version", "string", "of apcbatch"),
+)
+
+
+_TYPES = {
+    "str": "string",
+    "str | None": "string or null",
+    "int": "integer",
+    "float": "number",
+    "list[tuple[str, Any, str]]": "list of lists",
+    "dict[str, Any]": "object",
+    "End | None": "object or null",
+}
+
+
+def _fields(kind: type, path: str) -> Iterator[Key]:
+    """Yield the fields of a dataclass, whose metadata has their meaning."""
+    for one in dataclasses.fields(kind):
+        yield Key(f"{path}.{one.name}", _TYPES[str(one.type)], one.metadata["meaning"])
+
+
+PROCESSES: tuple[Key, ...] = (
+    Key("begin", "number or null", "when the first of all processes began, in seconds since 1970 (UTC)"),
+    Key("dropped_processes", "integer", "older processes whose entries were dropped: 64 are kept, in at most 1 MiB"),
+    Key("processes", "list", "the processes that worked on OUT, oldest first"),
+    *_fields(Process, "processes[]"),
+    Key("processes[].machine.cpu", "string", "the processor"),
+    Key("processes[].machine.cores", "integer", "that the process might use"),
+    Key("processes[].machine.threads", "integer or null", "of torch"),
+    Key("processes[].machine.memory_bytes", "integer", "of the machine"),
+    Key("processes[].machine.gpu", "string or null", "the CUDA device, if one was used"),
+    Key("processes[].machine.system", "string", "system, release and architecture"),
+    Key("processes[].machine.python", "string", "its version"),
+    Key("processes[].machine.torch", "string or null", "its version"),
+    Key("processes[].machine.instructions", "string or null", "the instruction set of the CPU kernels"),
+    *_fields(End, "processes[].end"),
 )
 
 

@@ -30,7 +30,7 @@ WORK = ROOT / "build" / "same_as"
 SECONDS_A_STEP = 600
 # Keys whose values are times, sizes of a process or counts that follow from times, wherever they stand.
 TIMES = {
-    "created", "prefill_ms", "decode_ms", "begin_s", "seconds", "prefill_tokens_per_s", "decode_tokens_per_s",
+    "created", "prefill_ms", "decode_ms", "begin_s", "end_s", "seconds", "prefill_tokens_per_s", "decode_tokens_per_s",
     "peak_rss_bytes", "peak_device_bytes", "peak_draft_bytes", "drafts", "drafts_saved_s", "tokens_per_pass",
     "drafted_tokens", "accepted_tokens", "peak_live_snapshots", "predicted_prefill_s", "version",
 }  # fmt: skip

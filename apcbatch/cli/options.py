@@ -13,7 +13,7 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from apcbatch import resolution
-from apcbatch.config import OPTIONS, Config, flag_name, opposite_flag
+from apcbatch.config import OPTIONS, Config, flag_name
 from apcbatch.errors import UsageError
 from apcbatch.foreign_options import FOREIGN_COMMANDS
 from apcbatch.option_values import Spec, brief, format_size, parse_path, shown
@@ -194,8 +194,8 @@ def _option(name: str, spec: Spec) -> Callable[[Any], Any]:
 
 def _switch(name: str, group: str, help: str, short: str | None = None) -> Callable[[Any], Any]:
     flag = flag_name(name)
-    if name in OPTIONS and getattr(Config, name):
-        flag += f"/{opposite_flag(name)}"
+    if name in OPTIONS and OPTIONS[name].opposite is not None:
+        flag += f"/{OPTIONS[name].opposite}"
     flags = [short, flag] if short else [flag]
     return click.option(*flags, name, is_flag=True, help=help, cls=GroupedOption, group=group)
 

@@ -39,7 +39,8 @@ Examples:
 )  # fmt: skip
 @click.option(
     "--prompts", metavar="INPUT", type=ANYWHERE, multiple=True, cls=GroupedOption, group="Report",
-    help="Show prompts too: the INPUT of the run, which is read again; repeat it for several inputs.",
+    help="Show prompts and their prefix tree too: the INPUT of the run, which is read again; repeat it for several "
+    "inputs.",
 )  # fmt: skip
 @config_options(["model"])
 @click.pass_context
@@ -58,8 +59,8 @@ def report(
     OUT is the file of answers of `run`, finished or not; up to 8 may be given. The page shows the verdict,
     where the prompt tokens went, the prefix tree, a timeline, every request with its answer, and what ran.
     With several OUTs each is compared with the first: whether the answers are the same bit for bit, tokens,
-    seconds, misses, options. The tree and the times come from OUT.trace.jsonl, which `run` writes beside OUT
-    unless --no-trace is given. The page is one file without any network access. It holds the answers: give it
+    seconds, misses, options. The times come from OUT.run.json; the tree is made of the prompts, if --prompts is
+    given. The page is one file without any network access. It holds the answers: give it
     to those who may read OUT.
 
     Without -o, FILE is NAME.report.html in the current folder: the name of the first OUT without its suffixes. A
@@ -73,7 +74,6 @@ def report(
     from apcbatch.data.input.inputs import find_inputs
     from apcbatch.job.output_paths import check_outputs, odd_names, same_file
     from apcbatch.job.runfile import run_file_path
-    from apcbatch.job.tracing.trace_file import trace_path
     from apcbatch.report.curve import read_curve
     from apcbatch.report.document import make_document
     from apcbatch.report.out_file import find_out
@@ -93,7 +93,6 @@ def report(
             f"OUT{number}": file.lines,
             f"OUT{number} when it is complete": None if file.lines == file.target else file.target,
             f"OUT{number}.run.json": run_file_path(file.target),
-            f"OUT{number}.trace.jsonl": trace_path(file.target),
         }
     check_outputs(resolved, inputs.files if inputs is not None else (), read, {"-o": path})
     for sentence in odd_names("", "-o", path):

@@ -19,6 +19,7 @@ The positions of snapshots are decided in policy.py.
 
 from __future__ import annotations
 
+import time
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -294,6 +295,7 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence) -> None:
         self.on_begin(sequence)
+        sequence.admitted_s = sequence.admitted_s or time.perf_counter()
         sequence.slot = self._free_slots.pop()
         self.handover.take_over(sequence)
         self._admission.admit(sequence)

@@ -4,6 +4,7 @@ one prompt).
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import dataclass, field, replace
 
@@ -34,6 +35,7 @@ class Sequence:
     prefetch_key: key of the stored snapshot that it will probably resume from; empty for none, None before the first
     lookup. is_plain, needs_logits: copied from its request. sampler: made with the first token, None for a plain
     request. forks: all answers of its request, this one included, from the prompt's end on; None with one answer.
+    admitted_s: time.perf_counter() at its first admission, 0 before.
     num_covered: tokens of the longest prefix that it shares with prompts admitted before. drafter: made with the first
     draft; it knows the first num_fed tokens. drafted, accepted: drafted tokens that passes verified, and how many of
     them were accepted.
@@ -74,6 +76,7 @@ class Sequence:
     ideal_is_bound: bool = False
     miss_reason: MissReason | None = None
     miss_detail: str | None = None
+    admitted_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
     num_covered: int = 0
@@ -159,6 +162,7 @@ class Sequence:
             miss_detail=self.miss_detail,
             prefill_ms=1e3 * self.prefill_s,
             decode_ms=1e3 * self.decode_s,
+            running_s=time.perf_counter() - self.admitted_s,
             tag=self.request.tag,
             scores=self.scores,
             drafted_tokens=self.drafted,
@@ -294,7 +298,7 @@ def _fork(first: Sequence, answer: int) -> Sequence:
     request = first.request
     prompt = first.tokens[: first.num_prompt].copy()
     fork = Sequence(request, prompt, first.num_prompt, first.num_prompt, first.limit, number=first.number)
-    fork.scores = first.scores
+    fork.scores, fork.admitted_s = first.scores, first.admitted_s
     fork.retention = Nothing(request, first.num_prompt, block_size=1)
     fork.sampler_key = request_key(request, answer)
     return fork

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 from apcbatch.address import shown_address
-from apcbatch.config import ENV_PREFIX, OPTIONS, Config, flag_name, opposite_flag
+from apcbatch.config import ENV_PREFIX, OPTIONS, Config, flag_name
 from apcbatch.option_values import FILE_MARK, format_size, shown
 
 ERROR_MARK = '"error":{'  # found only in error records: quotes inside texts are escaped
@@ -62,8 +62,8 @@ def _flag(name: str, config: Config) -> Iterator[str]:
     flag = flag_name(name)
     if name == "store" and value is None:
         yield "--no-store"
-    elif value is False and getattr(Config, name) is True:
-        yield opposite_flag(name)
+    elif value is False and spec.opposite is not None:
+        yield spec.opposite
     elif spec.flag is None or (value is None and not spec.has_auto) or value is False:
         return
     elif value is True:

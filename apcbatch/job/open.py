@@ -38,7 +38,6 @@ from apcbatch.job.references import EarlierAnswers, References, open_earlier
 from apcbatch.job.request import read_salt
 from apcbatch.job.runfile import RunFile, input_identity, run_file_path, with_clock_of
 from apcbatch.job.sink import FileSink, Sink
-from apcbatch.job.tracing.trace_file import TraceFile, trace_path
 from apcbatch.job.work import JobEngine
 from apcbatch.model.families import load_model_config
 from apcbatch.model.locate import locate_model
@@ -54,8 +53,8 @@ CLUSTER_OPTIONS = ("workers", "worker_cpus", "worker_gpus", "worker_memory", "wo
 @dataclass
 class OpenRun:
     """Open parts of a run. config: with --generation-config auto, it includes the model's defaults. engine: None if OUT
-    answers every request of INPUT: no weights are loaded. references: None if no drafts come from known answers. trace:
-    None with --no-trace, if OUT is a stream, and without an engine."""
+    answers every request of INPUT: no weights are loaded. references: None if no drafts come from known answers.
+    run_file: None if OUT is a stream, and without an engine."""
 
     config: Config
     records: Iterator[Conversation | BadLine]
@@ -63,7 +62,7 @@ class OpenRun:
     engine: JobEngine | None
     answers: PreviousAnswers
     references: References | None = None
-    trace: TraceFile | None = None
+    run_file: RunFile | None = None
 
 
 def check_paths(config: Config, inputs: Inputs, output: Output, config_file: str | None) -> None:
@@ -83,8 +82,6 @@ def check_paths(config: Config, inputs: Inputs, output: Output, config_file: str
     outputs = {"OUT": output.target, "--summary": config.summary, "--report": config.report}
     if is_file:
         outputs["OUT.run.json"] = run_file_path(output.target)
-        if config.trace:
-            outputs["OUT.trace.jsonl"] = trace_path(output.target)
     if output.packing:
         outputs["OUT.part"] = output.lines
     if output.is_remote:
@@ -163,11 +160,9 @@ def open_run(
         note(f"{len(inputs.files):,} files: both ends of each are read first, for --resume to compare")
     files, prompt = model_files_digest(folder), lines.system_prompt
     run_file = RunFile(target, config, input_identity(inputs), files, sink.disk, prompt, chats.chat_template)
-    trace = TraceFile(target, sink.path, sink.disk)
-    if config.trace:
-        trace.check_replaceable()
     answers = None
     if config.resume:
+        run_file.keep_processes()
         output.unpack(sink)
         run_file.check_uploaded(output.shown, output.uploaded_run_file, not output.is_uploaded)
     if config.resume and sink.has_lines():
@@ -206,22 +201,19 @@ def open_run(
             if draft_sources(config) and config.ray is None:  # a worker makes drafts only from its own answers
                 for token_ids in last_answers(sink, config.draft_memory, engine.vocab_size):
                     engine.learn_answer(token_ids)
-            if config.trace:
-                trace.keep_earlier(warn)
         else:
             if not (config.resume or config.overwrite or sink.is_empty):
                 raise UsageError(f"output {sink.path} was written to by another program while this run began")
-            trace.remove()  # it belongs to the answers that are replaced
             sink.truncate()
         run_file.write()
         sink.remove_if_unused = False
         if output.is_remote:
             output.upload(str(run_file.path), RUN_FILE_SUFFIX)  # fails now if the address cannot be written
         stack.pop_all()
-    kept, config = trace if config.trace else None, with_measured_gain(config, engine.reading_tokens)
+    config = with_measured_gain(config, engine.reading_tokens)
     if not answers:  # an answered conversation is not rendered
         records = _with_texts_ahead(records, config, inputs, renderer)
-    return OpenRun(config, records, renderer, engine, answers or PreviousAnswers(), references, kept)
+    return OpenRun(config, records, renderer, engine, answers or PreviousAnswers(), references, run_file)
 
 
 def _with_texts_ahead(

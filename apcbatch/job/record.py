@@ -127,22 +127,30 @@ def request_digests(ticket: Ticket, token_ids: TokenArray, id: str, custom_id: s
     return request_digest(ticket.settings, token_ids), request_digest(named, token_ids)
 
 
-def error_record(ticket: Ticket, error: RequestError) -> dict[str, Any]:
-    """Make the record of a request that failed, or of an input line that failed as a whole."""
+def error_record(ticket: Ticket, error: RequestError, end_s: float | None = None) -> dict[str, Any]:
+    """Make the record of a request that failed, or of an input line that failed as a whole. end_s: as in
+    `result_record`."""
     described = {
         "code": error.code,
         "message": error.message,
         "line": ticket.line if error.line is None else error.line,
         "retryable": error.retryable,
     }
-    return _record(ticket, None, described, _source_fields(ticket))
+    return _record(ticket, None, described, _source_fields(ticket) | _times(end_s, None))
 
 
 def result_record(
-    ticket: Ticket, result: Result, renderer: Renderer, model: str, created: int, output_parser: OutputParser = PLAIN
+    ticket: Ticket,
+    result: Result,
+    renderer: Renderer,
+    model: str,
+    created: int,
+    output_parser: OutputParser = PLAIN,
+    end_s: float | None = None,
 ) -> dict[str, Any]:
-    """Make the record of a request that succeeded. created: time in the body, in seconds since 1970 (UTC). The body of
-    a scored request has the recorded answer, though nothing was generated."""
+    """Make the record of a request that succeeded. created: time in the body, in seconds since 1970 (UTC). end_s:
+    seconds from the begin of OUT's first process to now; None without an OUT. The body of a scored request has the
+    recorded answer, though nothing was generated."""
     prompt = ticket.prompt
     answers = result.answers
     if prompt is not None and prompt.answer_begin is not None:
@@ -165,6 +173,7 @@ def result_record(
         "stop_reason": answers[0].stop_reason,
         "prefill_ms": round(result.prefill_ms, 3),
         "decode_ms": round(result.decode_ms, 3),
+        **_times(end_s, result.running_s),
         "drafted_tokens": result.drafted_tokens,
         "accepted_tokens": result.accepted_tokens,
         "warnings": warnings,
@@ -190,6 +199,12 @@ def result_record(
     }
     response = {"status_code": 200, "request_id": ticket.request_id, "body": body}
     return _record(ticket, response, None, reuse)
+
+
+def _times(end_s: float | None, running_s: float | None) -> dict[str, float | None]:
+    """Return the times at which a request was admitted and ended, in seconds. running_s: None for a failed request."""
+    begin_s = None if end_s is None or running_s is None else round(max(0.0, end_s - running_s), 6)
+    return {"begin_s": begin_s, "end_s": None if end_s is None else round(end_s, 6)}
 
 
 def _choice_fields(answer: Result) -> dict[str, Any]:

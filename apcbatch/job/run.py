@@ -10,6 +10,8 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from typing import Any
 
 import orjson
 
@@ -27,16 +29,18 @@ from apcbatch.job.output_paths import STDOUT, check_summary, default_output, odd
 from apcbatch.job.planning import work_source
 from apcbatch.job.previous_answers import PreviousAnswers
 from apcbatch.job.printer import Printer
+from apcbatch.job.processes import MOST_COMMAND_CHARACTERS, Process, continuing, describe_machine, make_end, plain
 from apcbatch.job.record import Ticket, error_record, line_of, result_record
-from apcbatch.job.runfile import with_earlier_options
+from apcbatch.job.runfile import RunFile, with_earlier_options
 from apcbatch.job.signals import Interrupted, Signals
 from apcbatch.job.sink import FileSink, Sink, open_sink
 from apcbatch.job.totals import Totals
-from apcbatch.job.tracing.recorder import RunTrace
 from apcbatch.job.work import Failure, JobEngine, Work, WorkSource
 from apcbatch.model.locate import note_of
 from apcbatch.process import LastWords
+from apcbatch.resolution import DEFAULT
 from apcbatch.types import Request, Result
+from apcbatch.version import VERSION
 
 STDOUT_PLACE = "/dev/fd/1"
 
@@ -62,8 +66,11 @@ class Job:
             config = with_earlier_options(config, self._output.target)
         self._config = config
         self._program, self._config_file = program, config_file
+        self._began = time.time()
         self._totals = Totals()
-        self._trace: RunTrace | None = None
+        self._run_file: RunFile | None = None  # with an entry of this process
+        self._process: Process | None = None
+        self._earlier_s = 0.0  # from the begin of OUT's first process to this one's
         self._printer = Printer(config, self._totals, name == STDOUT)
         self._signals = Signals(self._final_line)
         self._last_words: LastWords | None = None
@@ -102,9 +109,13 @@ class Job:
                 self._begin(opened.answers)
                 self._places = opened.answers.places
                 return self._end(None, sink, self._exit_code(opened.answers.num_errors, is_complete=True))
-            self._trace = self._begin_trace(opened, opened.engine, inputs)
-            with _closing(opened.engine, self._trace):
-                return self._answer(opened, opened.engine, sink)
+            with _closing(opened.engine):
+                self._begin_process(opened, opened.engine, inputs)
+                try:
+                    return self._answer(opened, opened.engine, sink)
+                except StoppedError as error:
+                    self._end_process(error.exit_code, self._totals.summary(self._config, opened.engine))
+                    raise
 
     @property
     def config(self) -> Config:
@@ -164,26 +175,57 @@ class Job:
             return nothing_left(self._output.shown, self._totals.errors_by_code)
         return self.continue_command()
 
-    def _begin_trace(self, opened: OpenRun, engine: JobEngine, inputs: Inputs) -> RunTrace | None:
-        """Begin the trace of this run and attach it to the engine; return None without a trace."""
-        if opened.trace is None:
-            return None
+    def _begin_process(self, opened: OpenRun, engine: JobEngine, inputs: Inputs) -> None:
+        """Write the entry of this process into the run file, if there is one."""
+        if opened.run_file is None:
+            return
         config = self._config
         added = [flag_name(name) for name in REPLACED if config.origins[name] == flag_name(name)]
-        words = self._command_words(added)
-        trace = RunTrace(
-            opened.trace,
-            engine,
-            config,
-            words,
-            inputs.shown,
-            self.continue_command(),
-            decode=opened.renderer.tokenizer.decode_all,
-            elapsed_s=self._totals.elapsed_s,
-            warn=self._printer.warn,
+        process = Process(
+            version=VERSION,
+            begin=self._began,
+            command=plain(command_line(self._command_words(added)), MOST_COMMAND_CHARACTERS),
+            input=plain(inputs.shown),
+            options=[
+                (name, plain(value), config.origins[name])
+                for name, value in config.values().items()
+                if config.origins[name] != DEFAULT
+            ],
+            model=plain(config.model),
+            dtype=engine.dtype,
+            device=engine.device,
+            machine=describe_machine(engine.device),
+            continue_command=continuing(self.continue_command()),
+            end=None,
         )
-        engine.observe(trace)
-        return trace
+        self._run_file = opened.run_file
+        self._write_process(process)
+        self._earlier_s = opened.run_file.seconds_before(process)
+
+    def _end_process(self, exit_code: int, summary: dict[str, Any]) -> None:
+        """Write the end of this process into its entry."""
+        if self._process is not None:
+            is_done = exit_code == EXIT_OK or (exit_code == EXIT_REQUEST_ERRORS and not self._retryable_errors)
+            command = None if is_done else continuing(self.continue_command())
+            end = make_end(self._totals.elapsed_s(), exit_code, summary)
+            self._write_process(replace(self._process, continue_command=command, end=end))
+
+    def _write_process(self, process: Process) -> None:
+        """Write an entry of this process. A run file that cannot be written causes a warning, and is not tried
+        again."""
+        assert self._run_file is not None
+        try:
+            self._run_file.record(process)
+            self._process = process
+        except OSError as error:
+            self._process = None
+            self._printer.warn(
+                f"{self._run_file.path} cannot be written: {error.strerror}; a report of this run shows less"
+            )
+
+    def _now_s(self) -> float:
+        """Return the seconds since OUT's first process began."""
+        return self._earlier_s + self._totals.elapsed_s()
 
     def _answer(self, opened: OpenRun, engine: JobEngine, sink: Sink) -> int:
         """Answer every request, then end the run; return the exit code."""
@@ -210,8 +252,6 @@ class Job:
             self._should_stop(engine)  # at each step: with a full queue no request is asked for until one ends
             self._printer.tick(source.total)
             sink.sync_if_due()
-            if self._trace is not None:
-                self._trace.write_if_due()
         is_complete = source.exhausted and source.total == self._totals.requests
         exit_code = self._exit_code(answers.num_errors, is_complete)
         if opened.references is not None and source.exhausted:
@@ -276,7 +316,8 @@ class Job:
             return
         output_parser, now = result.tag.output_parser, int(time.time())
         try:
-            record = result_record(ticket, result, opened.renderer, self._config.model, now, output_parser)
+            model, end_s = self._config.model, self._now_s()
+            record = result_record(ticket, result, opened.renderer, model, now, output_parser, end_s)
         except RequestError as error:  # the tokenizer cannot decode it
             self._write_error(ticket, error, sink)
             return
@@ -290,10 +331,8 @@ class Job:
     def _write_error(self, ticket: Ticket, error: RequestError, sink: Sink) -> None:
         where = f" ({ticket.file_line[0]}, line {ticket.file_line[1]})" if ticket.file_line else ""
         located = RequestError(error.code, error.message + where, ticket.line)
-        sink.append(line_of(error_record(ticket, located)))
+        sink.append(line_of(error_record(ticket, located, self._now_s())))
         self._totals.add_error(located.code)
-        if self._trace is not None:
-            self._trace.add_failure()
         self._retryable_errors += error.retryable
         self._strict_stop |= self._config.strict
         self._printer.error(ticket.shown, located)
@@ -333,9 +372,7 @@ class Job:
         place = self._output.shown
         if isinstance(sink, FileSink) and self._output.is_built_at_the_end:
             place, exit_code = self._make_output(sink, exit_code)
-        if self._trace is not None:
-            is_done = exit_code == EXIT_OK or (exit_code == EXIT_REQUEST_ERRORS and not self._retryable_errors)
-            self._trace.end(exit_code, None if is_done else self.continue_command(), summary)
+        self._end_process(exit_code, summary)
         self._printer.summary(summary, place)
         if self._config.summary is not None:
             self._write_summary(self._config.summary, orjson.dumps(summary, option=orjson.OPT_APPEND_NEWLINE))
@@ -366,12 +403,10 @@ class Job:
 
 
 @contextmanager
-def _closing(engine: JobEngine, trace: RunTrace | None) -> Iterator[None]:
-    """Drop unfinished requests, and close the trace and the store, at the end of the block, also after an error."""
+def _closing(engine: JobEngine) -> Iterator[None]:
+    """Drop unfinished requests, and close the store, at the end of the block, also after an error."""
     try:
         yield
     finally:
-        if trace is not None:
-            trace.close()
         engine.abort()
         engine.close()

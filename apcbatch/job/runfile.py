@@ -2,12 +2,14 @@
 
 Invariant: everything besides INPUT that can change an answer is compared; each line of OUT has digests of what it was
 made from. Order, batch sizes, block size, policy and store are not compared, because answers are the same bit for bit
-with any of them; they may change when a run resumes, as INPUT may.
+with any of them; they may change when a run resumes, as INPUT may. The file also has an entry for each process that
+worked on OUT (processes.py).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 from collections.abc import Iterator, Mapping
 from datetime import datetime
@@ -21,8 +23,9 @@ from apcbatch.address import shown_address
 from apcbatch.config import OPTIONS, Config
 from apcbatch.data.input.inputs import RUN_FILE_SUFFIX, Inputs
 from apcbatch.errors import UsageError
-from apcbatch.job.disk import Disk, write_file
+from apcbatch.job.disk import Disk, identity, write_file
 from apcbatch.job.input_changes import MOST_LINES, Stretch
+from apcbatch.job.processes import Process, bounded, is_seconds
 from apcbatch.option_values import brief, shown
 from apcbatch.resolution import with_defaults
 from apcbatch.sampling import SETTINGS
@@ -53,7 +56,7 @@ DRAWS = "seed, id or content"
 END_BYTES = 1 << 20  # read at each end of the input; divided among several files
 LEAST_END_BYTES = 1 << 12
 MOST_CHARACTERS = 1 << 12
-MAX_BYTES = 1 << 22
+MAX_BYTES = 1 << 23
 MOST_SHOWN = 200  # characters of a value in an error message
 MOST_INPUTS = 100  # whose identities the run file keeps
 MISSING = "is missing"
@@ -120,8 +123,14 @@ class RunFile:
             "chat_template": _digest_of(chat_template),
             "config": config.values(),
             "origins": dict(config.origins),
+            "begin": None,
+            "dropped_processes": 0,
+            "processes": [],
         }
         self._earlier: Mapping[str, Any] = {}  # facts that `check` has read
+        self._earlier_processes: list[Any] = []
+        self._num_dropped = 0  # entries of earlier processes that the file has no more
+        self._own: tuple[int, ...] | None = None  # identity of the file as it was written
 
     def set_model(self, fingerprint: str) -> None:
         """Add the model's fingerprint, which is not known before the weights are read."""
@@ -163,6 +172,32 @@ class RunFile:
     def keep_earlier_draws(self) -> None:
         """Keep the draw rule of the earlier run in the file."""
         self._facts["draws"] = self._earlier.get("draws")
+
+    def keep_processes(self) -> None:
+        """Keep the entries of earlier processes in the file, as they are."""
+        earlier = read_run_file(self.path)[0] or {}
+        entries, dropped, begin = (earlier.get(name) for name in ("processes", "dropped_processes", "begin"))
+        self._earlier_processes = entries if isinstance(entries, list) else []
+        self._num_dropped = dropped if type(dropped) is int and 0 < dropped < MOST_LINES else 0
+        self._facts |= {"begin": begin if is_seconds(begin) else None, "processes": self._earlier_processes}
+        self._facts["dropped_processes"] = self._num_dropped
+
+    def record(self, process: Process) -> None:
+        """Write this process's entry, in place of the one that it had. Raises OSError, also if another program has put
+        a file there."""
+        if self._facts["begin"] is None:
+            self._facts["begin"] = process.begin
+        if identity(self.path) != self._own:
+            raise FileExistsError(errno.EEXIST, "another program has put a file there while this run went on")
+        entries = [*self._earlier_processes, process]
+        kept = bounded(entries)
+        self._facts |= {"dropped_processes": self._num_dropped + len(entries) - len(kept), "processes": kept}
+        self._replace()
+
+    def seconds_before(self, process: Process) -> float:
+        """Return the seconds from the begin of OUT's first process to the begin of this one. `record` was called."""
+        begin: float = self._facts["begin"]
+        return max(0.0, process.begin - begin)
 
     def check_replaceable(self) -> None:
         """Refuse to replace a file that is not a run file."""
@@ -222,9 +257,13 @@ class RunFile:
     def write(self) -> None:
         """Write the file atomically; UsageError if it cannot be written."""
         try:
-            write_file(str(self.path), [_as_json(self._facts)], self._disk)
+            self._replace()
         except OSError as error:
             raise UsageError(f"{self.path} cannot be written: {error.strerror}; choose another -o") from None
+
+    def _replace(self) -> None:
+        write_file(str(self.path), [_as_json(self._facts)], self._disk)
+        self._own = identity(self.path)
 
 
 def read_run_file(path: str | Path) -> tuple[Mapping[str, Any] | None, str]:

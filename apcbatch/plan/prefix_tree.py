@@ -70,6 +70,11 @@ class PrefixTree:
         """Free what only `add` needs; call it after the last request."""
         self._children.clear()
 
+    def edge_tokens(self, node: int) -> TokenArray:
+        """Return the tokens of a node's edge, as a view."""
+        offset = self._offset[node]
+        return self._tokens[offset : offset + self.end[node] - self.begin(node)]
+
     def path_tokens(self, node: int) -> TokenArray:
         """Return all tokens up to a node's end, (tokens,) int32; those of a request's end node are its prompt."""
         tokens = np.empty(self.end[node], np.int32)
@@ -108,7 +113,7 @@ class PrefixTree:
             if child is None:
                 break
             node = child
-            position += common_length(self._edge(node), tokens[position:])
+            position += common_length(self.edge_tokens(node), tokens[position:])
         return node, position
 
     def _split(self, node: int, position: int) -> int:
@@ -138,10 +143,6 @@ class PrefixTree:
         self.end.append(end)
         self._offset.append(offset)
         return self.num_nodes - 1
-
-    def _edge(self, node: int) -> TokenArray:
-        offset = self._offset[node]
-        return self._tokens[offset : offset + self.end[node] - self.begin(node)]
 
 
 def _child_key(node: int, token: int | np.integer) -> int:

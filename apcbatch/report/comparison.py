@@ -19,9 +19,7 @@ from apcbatch.report.run import Run
 MOST_LISTED = 1000
 ONE_FAILED = -1
 NOT_TOLD = bytes(DIGEST_BYTES)
-NOT_COMPARED = frozenset(
-    ("resume", "overwrite", "retry_errors", "report", "summary", "trace", "progress", "quiet", "verbose")
-)
+NOT_COMPARED = frozenset(("resume", "overwrite", "retry_errors", "report", "summary", "progress", "quiet", "verbose"))
 MEASURES = (
     ("requests", "requests", "requests"),
     ("errors", "requests", "errors"),

@@ -14,19 +14,19 @@ from apcbatch.report.texts import Prompt
 from apcbatch.version import VERSION
 
 FORMAT = 1
-Prompts = Callable[[Run], list[Prompt | None]]
+Prompts = Callable[[Run], tuple[list[Prompt | None], dict[str, Any]]]
 
 
 def make_document(
     outs: Sequence[OutFile], curve: dict[str, Any] | None = None, prompts: Prompts | None = None
 ) -> dict[str, Any]:
     """Read the OUTs and make the document, shortened so that it fits a page. curve: result of `curve.read_curve`.
-    prompts: returns the prompt of each row of a run. UsageError for an OUT that cannot be used."""
+    prompts: returns the prompt of each row of a run, and its prefix tree. UsageError for an OUT that cannot be used."""
     runs = [read_run(out) for out in outs]
     documents = [run.as_document() for run in runs]
     if prompts is not None:
         for run, document in zip(runs, documents, strict=True):
-            document["requests"]["prompt_text"] = prompts(run)
+            document["requests"]["prompt_text"], document["tree"] = prompts(run)
     comparisons = [
         {"base": 0, "other": place, **compare(runs[0], runs[place], documents[0], documents[place])}
         for place in range(1, len(runs))

@@ -1,7 +1,7 @@
 """Sum up the drafts of a run: drafted and accepted tokens by source, tokens per pass, seconds saved.
 
-Totals of tokens come from OUT's records; sources, tokens per pass and seconds from the summaries in its trace. Records
-and traces of versions without drafts have none.
+Totals of tokens come from OUT's records; sources, tokens per pass and seconds from the summaries in its run file. Those
+of versions without drafts have none.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from apcbatch.job.tracing.segment import Segment
+from apcbatch.job.processes import Process
 from apcbatch.report.requests import MOST_ID_CHARACTERS, Requests
 from apcbatch.report.verdict import MOST, number, summaries_of, tokens_per_pass
 
 MOST_SOURCES = 32
 
 
-def draft_sums(requests: Requests, segments: Sequence[Segment]) -> dict[str, Any] | None:
+def draft_sums(requests: Requests, processes: Sequence[Process]) -> dict[str, Any] | None:
     """Return the sums of a run; None if nothing was drafted.
 
     sources: sorted, most accepted tokens first. decode_s, saved_s: sums over the processes that recorded their seconds
     saved; None if there is none. saved_s is an estimate (apcbatch/engine/drafting.py).
     """
     drafted, accepted = (sum(requests.numbers[name]) for name in ("drafted", "accepted"))
-    summaries = summaries_of(segments)
+    summaries = summaries_of(processes)
     sources = _by_source(summaries)
     if not drafted and not sources:
         return None

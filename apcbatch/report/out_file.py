@@ -19,7 +19,7 @@ from apcbatch.regular_files import open_regular_file
 
 @dataclass(frozen=True)
 class OutFile:
-    """Paths of one OUT. name: as the user gave it. target: OUT itself, next to which run file and trace lie. lines: the
+    """Paths of one OUT. name: as the user gave it. target: OUT itself, next to which the run file lies. lines: the
     file to read, `OUT.part` while a compressed OUT is not finished."""
 
     name: str
@@ -53,7 +53,7 @@ def find_out(name: str) -> OutFile:
         local = last_part(name) or "OUT"
         raise UsageError(
             f"{shown_address(name)} is not read from its address; its run has left {local} in the folder where it ran, "
-            f"with {local}.run.json and {local}.trace.jsonl: give that file, or a copy"
+            f"with {local}.run.json: give that file, or a copy"
         )
     output = output_for(name)
     place = output.lines if os.path.exists(output.lines) else output.target

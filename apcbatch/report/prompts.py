@@ -1,4 +1,5 @@
-"""Find the prompts of a run's requests: read INPUT again as the run did, and render it with the same tokenizer.
+"""Find the prompts of a run's requests, and make their prefix tree: read INPUT again as the run did, and render it
+with the same tokenizer.
 
 The prompt of a chat is shown as its messages, that of a completion as its text. Invariants: a file that is named only
 in data (a record, the run file) is never opened; a prompt is shown only with the record that has its digest, or with
@@ -30,9 +31,10 @@ from apcbatch.job.record import Ticket, request_digests
 from apcbatch.job.runfile import input_identity, run_file_path, with_clock_of
 from apcbatch.model.locate import locate_model
 from apcbatch.prefix import as_token_array
-from apcbatch.report.requests import DIGEST_BYTES
+from apcbatch.report.requests import DIGEST_BYTES, SOURCES
 from apcbatch.report.run import Run
 from apcbatch.report.texts import MOST_HELD, Prompt, shortened_prompt
+from apcbatch.report.tree import RunTree
 from apcbatch.resolution import resolve
 from apcbatch.types import Request
 
@@ -47,9 +49,9 @@ class PromptReader:
     def __init__(self, inputs: Inputs, model: str, warn: Callable[[str], None]) -> None:
         self._inputs, self._model, self._warn = inputs, model, warn
 
-    def __call__(self, run: Run) -> list[Prompt | None]:
-        """Return a prompt for each row, shortened in the middle; None for a request that cannot be made, or whose
-        record has another digest.
+    def __call__(self, run: Run) -> tuple[list[Prompt | None], dict[str, Any]]:
+        """Return a prompt for each row, shortened in the middle, and the prefix tree of the answered ones. The prompt
+        is None for a request that cannot be made, or whose record has another digest.
 
         UsageError if INPUT, tokenizer or template are not the run's, or if prompts contain the run's own answers.
         """
@@ -62,6 +64,7 @@ class PromptReader:
             made.setdefault(run.requests.prompt_digest(row), []).append(row)
         limit = min(MOST_PROMPT_CHARACTERS, max(1, MOST_HELD // max(1, len(run.requests))))
         texts: list[Prompt | None] = [None] * len(run.requests)
+        tree, numbers = RunTree(), run.requests.numbers
         named: set[int] = set()  # rows of the ids that INPUT's requests have
         source = _Source(open_source(self._inputs, LineOptions.of(config)))
         feeder = Feeder(config, source, renderer, PreviousAnswers())
@@ -77,10 +80,12 @@ class PromptReader:
             for row in (*made.pop(now, ()), *old):
                 messages = source.history(ticket.turn, config)
                 texts[row] = shortened_prompt(messages or _text(work, renderer), limit)
+                if not numbers["error"][row]:
+                    tree.add(as_token_array(work.token_ids), numbers["cached"][row], SOURCES[numbers["from"][row]])
         others = sum(texts[row] is None for row in named)
         if others:
             self._warn(f"{others} requests of {run.out.name} were made from other prompts; theirs are not shown")
-        return texts
+        return texts, tree.columns(renderer.tokenizer.decode_all)
 
     def _config(self, run: Run) -> Config:
         """Check that INPUT and the model's files are the run's, and return the run's options."""

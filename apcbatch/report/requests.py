@@ -22,6 +22,7 @@ from apcbatch.report.texts import Calls, Texts
 SOURCES = ("none", "memory", "disk")
 UNKNOWN = -1
 MOST_MS = 1 << 52  # exact as a JSON number, which many parsers read as float64
+MOST_S = 1 << 32
 MOST_ID_CHARACTERS = 512
 NUMBERS = ("line", "turn", "prompt", "cached", "ideal", "computed", "out", "from", "reason", "prefill_ms", "decode_ms",
            "finish", "error", "drafted", "accepted")  # fmt: skip
@@ -37,8 +38,10 @@ class Requests:
     `from` is an index into SOURCES. `reason`, `finish` and `error` are indices into reasons, finishes and texts.errors;
     index 0 stands for no reason, for the finish of a failed request, and for no error.
 
-    ids: shortened for display. record_ids: as in the records. answers: a digest of the answers per row. prompts: a
-    digest of prompt and settings per row, all zeros if the record has none. codes: number of error records by code.
+    begin_us, end_us: when a request was admitted and when it ended, in microseconds since OUT's first process began; -1
+    if unknown. ids: shortened for display. record_ids: as in the records. answers: a digest of the answers per row.
+    prompts: a digest of prompt and settings per row, all zeros if the record has none. codes: number of error records
+    by code.
     ended: counts of how the answers ended, and of their warnings.
     num_foreign: lines that are not records. num_torn: torn lines.
     """
@@ -46,6 +49,7 @@ class Requests:
     def __init__(self) -> None:
         self.ids: list[str] = []
         self.numbers = {name: array("q") for name in NUMBERS}
+        self.begin_us, self.end_us = array("q"), array("q")
         self.reasons, self.finishes = [""], ["error"]
         self.texts = Texts()
         self.answers, self.prompts = bytearray(), bytearray()
@@ -77,6 +81,9 @@ class Requests:
             self.texts.add("", None)
         for name in NUMBERS:
             self.numbers[name].append(numbers[name])
+        own = record["apcbatch"]
+        self.begin_us.append(_micros(own.get("begin_s")))
+        self.end_us.append(_micros(own.get("end_s")))
         self.ids.append((record["custom_id"] or f"line-{record['line']}")[:MOST_ID_CHARACTERS])
         self.record_ids.append(record["id"])
         self.answers += answer_digest(record)
@@ -228,6 +235,11 @@ def _answered(record: dict[str, Any]) -> tuple[dict[str, int], str, str] | None:
     if not known or not isinstance(reason, str | None) or numbers["prompt"] != numbers["cached"] + numbers["computed"]:
         return None
     return numbers, (reason or "")[:MOST_ID_CHARACTERS], body["choices"][0]["finish_reason"]
+
+
+def _micros(seconds: Any) -> int:
+    is_number = type(seconds) in (int, float) and 0 <= seconds < MOST_S
+    return round(1e6 * seconds) if is_number else UNKNOWN
 
 
 def _tenths(milliseconds: Any) -> int | None:

@@ -1,52 +1,44 @@
-"""Read one run (OUT, trace, run file) into its part of the document; define the panels that show it."""
+"""Read one run (OUT and its run file) into its part of the document; define the panels that show it."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from apcbatch.data.input.inputs import TRACE_SUFFIX
+from apcbatch.job.processes import MOST_PROCESSES, Process, is_seconds, process_of
 from apcbatch.job.runfile import read_run_file, run_file_path
-from apcbatch.job.tracing.segment import Segment
-from apcbatch.job.tracing.trace_file import TraceError, read_trace, trace_path
 from apcbatch.report.drafts import draft_sums
 from apcbatch.report.out_file import OutFile
 from apcbatch.report.requests import Requests, read_requests
+from apcbatch.report.timeline import timelines
 from apcbatch.report.tokens import token_sums, turn_sums
-from apcbatch.report.tree import merge_edges
 from apcbatch.report.verdict import verdict
+from apcbatch.resolution import DEFAULT
 
-OF_A_SEGMENT = (
-    "version", "begin", "program", "model", "fingerprint", "dtype", "device", "machine", "options", "input",
-)  # fmt: skip
+OF_A_PROCESS = ("version", "begin", "command", "input", "model", "dtype", "device", "machine", "options")
 OF_A_RUN_FILE = ("version", "input", "model_fingerprint", "model_files", "config", "origins")
 
 
 @dataclass
 class Run:
-    """One run. out: its OUT. requests: its records. segments: its processes from the trace, oldest first. run_file: the
-    configuration that made OUT, or None. notes: sentences on data that this report lacks."""
+    """One run. out: its OUT. requests: its records. processes: those in its run file, oldest first. begin: when the
+    first of all began. run_file: the configuration that made OUT, or None. notes: sentences on data that this report
+    lacks."""
 
     out: OutFile
     requests: Requests
-    segments: list[Segment]
+    processes: list[Process]
+    begin: float
     run_file: dict[str, Any] | None
     notes: list[str]
 
     @property
     def options(self) -> dict[str, Any]:
-        """Options of the latest known process, by name."""
-        if self.segments:
-            return {name: value for name, value, _ in self.segments[-1].options}
+        """Options of the latest process, by name."""
         return dict(self.run_file["config"]) if self.run_file is not None else {}
-
-    @property
-    def knows_end(self) -> bool:
-        """Whether the trace includes the last process. It does not after a resume with --no-trace, which leaves the
-        earlier trace in place."""
-        kept_none = self.run_file is not None and self.run_file["config"].get("trace") is False
-        return bool(self.segments) and not kept_none
 
     def as_document(self) -> dict[str, Any]:
         """Return the run as a JSON object of the document."""
@@ -58,29 +50,39 @@ class Run:
 
 
 def read_run(out: OutFile) -> Run:
-    """Read an OUT with its run file and trace; UsageError for a damaged file, and for one of another program."""
+    """Read an OUT with its run file; UsageError for a damaged file, and for one of another program."""
     requests = read_requests(out)
-    run_file, reason = read_run_file(run_file_path(out.target))
+    path = run_file_path(out.target)
+    run_file, reason = read_run_file(path)
     notes = list(requests.notes(out.lines))
     if out.is_partial:
         notes.append(f"the run is not complete: {out.target} is made of {out.lines} when it is")
+    processes: list[Process] = []
     if run_file is None:
-        notes.append(f"{run_file_path(out.target)} {reason}, so nothing says what the run was made with")
-    segments: list[Segment] = []
-    try:
-        trace = read_trace(trace_path(out.target))
-    except TraceError as error:
-        notes.append(f"there is no prefix tree, no timeline and no time: {error}")
+        notes.append(f"{path} {reason}, so nothing says what the run was made with, how long it took and how it ended")
     else:
-        segments = trace.segments
-        notes += trace.notes
-    run = Run(out, requests, segments, _known(run_file), notes)
-    if segments and not run.knows_end:
-        notes.append(
-            f"the last process that ran on {out.name} kept no trace (--no-trace): the prefix tree, the timeline and "
-            "the times are those of the ones before it, and its exit status is not known"
-        )
-    return run
+        notes += _read_processes(run_file, path, processes)
+    trace = out.target + TRACE_SUFFIX
+    if os.path.lexists(trace):
+        notes.append(f"{trace} is of an earlier version and is not read")
+    begin = (run_file or {}).get("begin")
+    first = processes[0].begin if processes else 0.0
+    return Run(out, requests, processes, begin if is_seconds(begin) else first, _known(run_file), notes)
+
+
+def _read_processes(run_file: Mapping[str, Any], path: str, processes: list[Process]) -> Iterator[str]:
+    """Append the processes of a run file, and yield a sentence for each that is missing."""
+    entries, dropped = run_file.get("processes"), run_file.get("dropped_processes")
+    if not isinstance(entries, list) or not entries:
+        yield f"{path} has no entry of a process, as in earlier versions: there is no timeline and no time"
+        return
+    if type(dropped) is int and dropped > 0:
+        yield f"{path} had the entries of {dropped} older processes, which were dropped to bound it"
+    for number, found in enumerate(entries[-MOST_PROCESSES:], start=1):
+        try:
+            processes.append(process_of(found))
+        except ValueError as error:
+            yield f"the entry of process {number} in {path} cannot be read: {error}"
 
 
 def _known(run_file: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -89,17 +91,15 @@ def _known(run_file: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _ran(run: Run) -> dict[str, Any]:
-    """Return the trace's segments and the run file."""
-    segments = [{name: getattr(one, name) for name in OF_A_SEGMENT} for one in run.segments]
-    return {"segments": segments, "run_file": run.run_file}
-
-
-def _timeline(segment: Segment) -> dict[str, Any]:
-    """Return the passes of one process over time. The time of a killed process ends with its last recorded pass."""
-    passes = dataclasses.asdict(segment.passes)
-    last_s = passes["begin_s"][-1] + passes["seconds"][-1] if passes["begin_s"] else 0.0
-    seconds = last_s if segment.end is None else max(last_s, segment.end.seconds)
-    return {"worker": segment.worker, "begin": segment.begin, "seconds": seconds, "passes": passes}
+    """Return the processes and the run file. The latest process has all options, since the run file has those."""
+    facts = run.run_file or {}
+    fingerprint = {"fingerprint": facts.get("model_fingerprint")}
+    rows = [{name: getattr(one, name) for name in OF_A_PROCESS} | fingerprint for one in run.processes]
+    if rows:
+        given = {name for name, _, _ in rows[-1]["options"]}
+        rest = [(name, value, DEFAULT) for name, value in run.options.items() if name not in given]
+        rows[-1]["options"] = [*rows[-1]["options"], *rest]
+    return {"processes": rows, "run_file": run.run_file}
 
 
 @dataclass(frozen=True)
@@ -116,17 +116,17 @@ class Panel:
 
 
 PANELS = (
-    Panel("verdict", "Verdict", data=lambda run: verdict(run.requests, run.segments, run.knows_end, run.options)),
+    Panel("verdict", "Verdict", data=lambda run: verdict(run.requests, run.processes, run.options)),
     Panel(
         "tokens",
         "Where the prompt tokens went",
         "Tokens",
         lambda run: token_sums(run.requests, run.options.get("policy")),
     ),
-    Panel("tree", "Prefix tree", "Tree", lambda run: merge_edges(run.segments)),
-    Panel("timeline", "Timeline", "", lambda run: [_timeline(segment) for segment in run.segments], "timelines"),
+    Panel("tree", "Prefix tree", "Tree", lambda run: None),  # made where the prompts are read
+    Panel("timeline", "Timeline", "", lambda run: timelines(run.requests, run.processes, run.begin), "timelines"),
     Panel("turns", "Prompt tokens by turn", "Turns", lambda run: turn_sums(run.requests)),
-    Panel("drafts", "Drafts", data=lambda run: draft_sums(run.requests, run.segments)),
+    Panel("drafts", "Drafts", data=lambda run: draft_sums(run.requests, run.processes)),
     Panel("curve", "Block sizes"),
     Panel("requests", "Requests", data=lambda run: run.requests.rows()),
     Panel("comparison", "Comparison"),

@@ -1,4 +1,4 @@
-"""Sum up a run: counts from OUT's records, times and bytes from its trace.
+"""Sum up a run: counts from OUT's records, times and bytes from the processes in its run file.
 
 Invariant: for a run that was never resumed, every number equals the one in its summary.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from apcbatch.job.tracing.segment import Segment
+from apcbatch.job.processes import Process
 from apcbatch.report.requests import Requests
 from apcbatch.report.tokens import ideal_tokens
 
@@ -18,21 +18,18 @@ PERCENTS = (50, 95, 99)
 STAGES = ("load", "plan", "prefill", "decode", "store", "total")
 
 
-def verdict(
-    requests: Requests, segments: Sequence[Segment], knows_end: bool, options: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the verdict over all of OUT. segments: from the trace, in order; none without a trace. knows_end: the last
-    process is among them. options: those of the run, by name.
+def verdict(requests: Requests, processes: Sequence[Process], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the verdict over all of OUT. processes: from the run file, in order. options: those of the run, by name.
 
-    Without a trace, values that the records lack are None: seconds, rates, bytes, exit code. Seconds are sums over the
-    processes that ran to their end, rates are tokens over these seconds, bytes are the maximum of any process.
+    Without processes, values that the records lack are None: seconds, rates, bytes, exit code. Seconds are sums over
+    the processes that ran to their end, rates are tokens over these seconds, bytes are the maximum of any process.
     """
     numbers = requests.numbers
     errors = requests.codes.total()
     prompt, cached = sum(numbers["prompt"]), sum(numbers["cached"])
     ideal = ideal_tokens(requests)
-    summaries = summaries_of(segments)
-    last = segments[-1] if knows_end else None
+    summaries = summaries_of(processes)
+    last = processes[-1] if processes else None
     end = None if last is None else last.end
     return {
         "requests": len(requests),
@@ -43,7 +40,7 @@ def verdict(
         "doubts": list(requests.ended.doubts(options)),
         "exit_code": None if end is None else end.exit_code,
         "continue": None if last is None else last.continue_command,
-        "unfinished": knows_end and end is None,
+        "unfinished": last is not None and end is None,
         "prompt_tokens": prompt,
         "cached_tokens": cached,
         "computed_tokens": sum(numbers["computed"]),
@@ -60,14 +57,14 @@ def verdict(
         "store_skipped": _sum(summaries, "store_skipped"),
         "ignored_columns": _ignored_columns(summaries),
         "warnings": _warnings(summaries),
-        "segments": len(segments),
+        "processes": len(processes),
         "percentiles": _percentiles(requests),
     }
 
 
-def summaries_of(segments: Sequence[Segment]) -> list[dict[str, Any]]:
+def summaries_of(processes: Sequence[Process]) -> list[dict[str, Any]]:
     """Return the summaries of the processes that ran to their end."""
-    return [segment.end.summary for segment in segments if segment.end is not None]
+    return [one.end.summary for one in processes if one.end is not None]
 
 
 def tokens_per_pass(summaries: Sequence[dict[str, Any]]) -> float | None:
@@ -76,7 +73,7 @@ def tokens_per_pass(summaries: Sequence[dict[str, Any]]) -> float | None:
     known = [(value, one) for one in summaries if (value := number(one.get("tokens_per_pass")))]
     if len(known) == 1:
         return known[0][0]
-    tokens = [(number(one.get("decode_tokens_per_s")) or 0.0) * _stage(one, "decode") for _, one in known]
+    tokens = [(number(one.get("decode_tokens_per_s")) or 0.0) * stage(one, "decode") for _, one in known]
     passes = sum(count / value for count, (value, _) in zip(tokens, known, strict=True))
     return sum(tokens) / passes if passes else None
 
@@ -105,12 +102,12 @@ def _percentiles(requests: Requests) -> list[dict[str, Any]] | None:
 def _seconds(summaries: Sequence[dict[str, Any]]) -> dict[str, float] | None:
     if not summaries:
         return None
-    return {stage: sum(_stage(one, stage) for one in summaries) for stage in STAGES}
+    return {name: sum(stage(one, name) for one in summaries) for name in STAGES}
 
 
-def _rate(summaries: Sequence[dict[str, Any]], stage: str) -> float | None:
+def _rate(summaries: Sequence[dict[str, Any]], name: str) -> float | None:
     """Return the tokens per second of a stage over all processes. A process's tokens are its rate times its seconds."""
-    parts = [(number(one.get(f"{stage}_tokens_per_s")), _stage(one, stage)) for one in summaries]
+    parts = [(number(one.get(f"{name}_tokens_per_s")), stage(one, name)) for one in summaries]
     timed = [(rate, seconds) for rate, seconds in parts if rate is not None and seconds > 0]
     if len(timed) == 1:
         return timed[0][0]
@@ -146,9 +143,10 @@ def _warnings(summaries: Sequence[dict[str, Any]]) -> list[str]:
     return list(dict.fromkeys(str(one) for given in lists if isinstance(given, list) for one in given))
 
 
-def _stage(summary: dict[str, Any], stage: str) -> float:
+def stage(summary: dict[str, Any], name: str) -> float:
+    """Return the seconds of a stage in a summary; 0 if it has none."""
     seconds = summary.get("seconds")
-    return number(seconds.get(stage)) or 0.0 if isinstance(seconds, dict) else 0.0
+    return number(seconds.get(name)) or 0.0 if isinstance(seconds, dict) else 0.0
 
 
 def number(value: object) -> float | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from apcbatch.job.tracing.recorder import processor
+from apcbatch.cores import processor_name
 from apcbatch.kernels.cpu.linear import pack_linear
 from apcbatch.kernels.cpu.ops import ops
 from apcbatch.kernels.processor import isa
@@ -26,7 +26,7 @@ BANDWIDTH_FLOATS = 1 << 26
 def describe() -> dict[str, Any]:
     """Return processor, instruction set, number of threads, and versions of the system, Python and torch."""
     return {
-        "processor": processor(),
+        "processor": processor_name(),
         "isa": isa(),
         "threads": torch.get_num_threads(),
         "system": platform.platform(),

@@ -51,11 +51,11 @@ def hostile(text: str) -> dict[str, Any]:
         run["tree"]["text"][1] = text
         for miss in run["tokens"]["misses"]:
             miss["reason"], miss["remedy"] = (text, text)
-        for segment in run["ran"]["segments"]:
-            segment["program"].append(text)
-            segment["input"] = segment["model"] = text
-            segment["machine"]["cpu"] = text
-            segment["options"].append(["chat_template", text, text])
+        for process in run["ran"]["processes"]:
+            process["command"] += text
+            process["input"] = process["model"] = text
+            process["machine"]["cpu"] = text
+            process["options"].append(["chat_template", text, text])
         for timeline in run["timelines"]:
             timeline["worker"] = text
     comparison = made["comparisons"][0]

@@ -66,7 +66,7 @@ def test_words_of_any_length_break(open_document: Callable[..., Opened]) -> None
     run["verdict"]["warnings"] = ["w" * 600]
     run["verdict"]["continue"] = "apcbatch run " + "c" * 500
     run["tokens"]["misses"][0]["remedy"] = "r" * 300
-    run["ran"]["segments"][0]["program"].append("p" * 500)
+    run["ran"]["processes"][0]["command"] += " " + "p" * 500
     page = open_document(made, viewport={"width": 400, "height": 900})
     page.page.locator("#requests [data-row]").first.click()
     assert page.page.evaluate(SCROLLS) <= 0, page.page.evaluate(JUTTING)

@@ -53,7 +53,8 @@ def make(folder: Path, source: Path, limit: int, exit_code: int = 0) -> Made:
             json.loads(apcbatch("run", source, "-o", folder / f"{name}.jsonl", *options, exit_code=exit_code))
         )
     report = folder / "report.html"
-    said = apcbatch("report", folder / "warm.jsonl", folder / "cold.jsonl", "-o", report)
+    outs = (folder / "warm.jsonl", folder / "cold.jsonl")
+    said = apcbatch("report", *outs, "-o", report, "--prompts", source)
     assert str(report) in said
     records = [json.loads(line) for line in (folder / "warm.jsonl").read_text().splitlines()]
     return Made(report, summaries[::-1], records)
@@ -89,7 +90,7 @@ def assert_shows(page: Opened, summary: dict[str, Any]) -> None:
 
 
 def test_the_page_says_what_the_run_said(open_file: Callable[..., Opened], made: Made) -> None:
-    """Fault: somewhere between the summary, the trace, the document and the page a number was changed."""
+    """Fault: somewhere between the summary, the run file, the document and the page a number was changed."""
     page = open_file(made.report)
     assert made.summaries[0]["errors"] == 1 and made.summaries[0]["cached_by_source"]["disk"] > 0
     assert_shows(page, made.summaries[0])

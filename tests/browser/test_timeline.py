@@ -1,4 +1,4 @@
-"""What each worker did when, and tokens by turn: what the drawings read out is what the document says."""
+"""What each process did when, and tokens by turn: what the drawings read out is what the document says."""
 
 from __future__ import annotations
 
@@ -14,19 +14,12 @@ from tests.browser.shown import agrees, amount
 from tests.report.documents import document
 
 
-def simple(document: dict[str, Any]) -> dict[str, list[Any]]:
-    """Ten passes of a second each, of which half is prefill; the sixth second is idle; the eighth has two failures."""
-    passes = document["runs"][0]["timelines"][0]["passes"]
-    starts = [float(n) for n in range(10) if n != 5]
-    for name in passes:
-        passes[name] = [0] * len(starts)
-    passes.update(begin_s=starts, seconds=[1.0] * 9, prefill_s=[0.5] * 9, decode_s=[0.25] * 9, passes=[1] * 9)
-    passes.update(
-        running=list(range(1, 10)), pool_bytes=[n << 20 for n in range(9)], store_bytes=[n << 10 for n in range(9)]
-    )
-    passes["failures"][6] = 2  # begins at 7 s
-    document["runs"][0]["timelines"][0]["seconds"] = 10.0
-    return passes
+def simple(document: dict[str, Any]) -> None:
+    """Ten seconds: in the first one request runs, in the second two; none in the sixth. In the eighth two fail."""
+    timeline = document["runs"][0]["timelines"][0]
+    seconds = [(number + 1) * (number != 5) for number in range(10)]
+    timeline.update(seconds=10.0, running=[running for running in seconds for _ in range(40)])
+    timeline["failed"] = [0] * 319 + [2] * 81
 
 
 def read_out(page: Opened, section: str) -> str:
@@ -34,38 +27,34 @@ def read_out(page: Opened, section: str) -> str:
 
 
 def test_the_read_out_is_what_happened_then(open_document: Callable[..., Opened]) -> None:
-    """Fault: a time axis that is off by a pass, idle time that is counted as work."""
-    made = document(30, segments=1)
+    """Fault: a time axis that is off, or another column's numbers."""
+    made = document(30, processes=1)
     simple(made)
     page = open_document(made)
     place = page.page.locator("#timeline [role=slider]")
     place.scroll_into_view_if_needed()
     box = place.bounding_box()
-    for second, running, words in (
-        (0.5, 1, "prefill 50 %, decode 25 %"),
-        (5.5, 0, "idle 100 %"),
-        (9.5, 9, "prefill 50 %"),
-    ):
+    for second, running, words in ((0.5, 1, ""), (5.5, 0, ""), (9.5, 10, "2 failed until then")):
         page.page.mouse.move(box["x"] + box["width"] * second / 10, box["y"] + box["height"] / 2)
         said = read_out(page, "#timeline")
-        first, last = (amount(one)[0] for one in re.match(r"(.*?) to (.*?):", said).groups())
+        first, last = (amount(one)[0] for one in re.match(r"(.*?) to (.*? s)", said).groups())
         assert first <= second <= last + 0.05 and words in said and f"{running} running" in said, said
     page.page.mouse.move(box["x"] + box["width"] * 0.7999, box["y"] + box["height"] / 2)
-    assert "2 requests failed" in read_out(page, "#timeline")
+    assert "2 failed until then" in read_out(page, "#timeline")
     assert page.page.locator("#timeline .failureMark").count() == 1
-    assert "2 in all" in page.page.locator("#timeline .lane.failed").inner_text(), "errors over time"
+    assert "in all 2" in page.page.locator("#timeline .lane.failed").inner_text(), "errors over time"
 
 
 def test_the_read_out_by_keyboard(open_document: Callable[..., Opened]) -> None:
     """Fault: values that only a pointer can read; a slider that does not say where it is."""
-    made = document(30, segments=1)
+    made = document(30, processes=1)
     simple(made)
     page = open_document(made)
     place = page.page.locator("#timeline [role=slider]")
     place.focus()
     page.page.keyboard.press("End")
     said = read_out(page, "#timeline")
-    assert all(words in said for words in ("9 running", "pool 8 MiB", "store 8 KiB")), said
+    assert all(words in said for words in ("10 running", "2 failed until then")), said
     assert place.get_attribute("aria-valuenow") == place.get_attribute("aria-valuemax")
     assert place.get_attribute("aria-valuetext") == read_out(page, "#timeline")
     page.page.keyboard.press("Home")
@@ -75,29 +64,39 @@ def test_the_read_out_by_keyboard(open_document: Callable[..., Opened]) -> None:
     assert place.get_attribute("aria-valuenow") == "0" and "1 running" in read_out(page, "#timeline")
 
 
-def test_each_segment_has_its_timeline(open_document: Callable[..., Opened]) -> None:
+def test_each_process_has_its_timeline(open_document: Callable[..., Opened]) -> None:
     """Fault: a resumed run shows its first part alone."""
-    made = document(30, segments=3)
+    made = document(30, processes=3)
     timelines = made["runs"][0]["timelines"]
     figures = open_document(made).page.locator("#timeline figure")
     assert figures.count() == len(timelines) == 3
     for figure, timeline in zip(figures.all(), timelines, strict=True):
         took = figure.inner_text().partition("took ")[2].splitlines()[0]
         assert agrees(took, timeline["seconds"])
-        most = max(timeline["passes"]["running"])
+        most = max(timeline["running"])
         expect(figure).to_contain_text(f"at most {most}")
+        for name, seconds in timeline["phases"].items():
+            value = figure.locator(f'[data-name="phases.{name}"]').get_attribute("data-value")
+            assert float(value) == seconds, name
 
 
-def test_the_heights_of_work_are_shares_of_time(open_document: Callable[..., Opened]) -> None:
-    """Fault: prefill, decode and store are drawn on different scales, or one hides another."""
-    made = document(30, segments=1)
+def test_a_killed_process_says_so(open_document: Callable[..., Opened]) -> None:
+    """Fault: a process that was killed has seconds of phases that nobody noted."""
+    figures = open_document(document(30, unfinished=True)).page.locator("#timeline figure")
+    expect(figures.last).to_contain_text("it was killed, or it is still at work")
+    expect(figures.first).to_contain_text("load 2.5 s")
+
+
+def test_the_heights_are_numbers_of_requests(open_document: Callable[..., Opened]) -> None:
+    """Fault: a lane is drawn on another's scale, or upside down."""
+    made = document(30, processes=1)
     simple(made)
     page = open_document(made)
-    heights = page.page.evaluate("""() => Object.fromEntries(["prefill", "decode"].map((name) =>
-        [name, document.querySelector(`#timeline .work path.${name}`).getBBox()]).map(([name, b]) =>
-        [name, [b.y, b.height]]))""")
-    assert heights["prefill"] == pytest.approx([50, 50], abs=0.5)
-    assert heights["decode"] == pytest.approx([25, 25], abs=0.5)
+    heights = page.page.evaluate("""() => ["running", "failed"].map((name) => {
+        const box = document.querySelector(`#timeline .lane.${name} path.area`).getBBox();
+        return [box.x, box.y, box.width, box.height];
+    })""")
+    assert heights == [pytest.approx([0, 6, 400, 94], abs=0.5), pytest.approx([319, 6, 81, 94], abs=0.5)]
 
 
 def test_turns_read_as_the_document(open_document: Callable[..., Opened]) -> None:
@@ -141,18 +140,18 @@ def test_the_curve_is_the_one_that_was_given(open_document: Callable[..., Opened
 
 
 def test_what_ran_is_what_ran(open_document: Callable[..., Opened]) -> None:
-    """Fault: options without their origins, or the command of another segment."""
-    made = document(10, segments=2)
-    segments = made["runs"][0]["ran"]["segments"]
+    """Fault: options without their origins, or the command of another process."""
+    made = document(10, processes=2)
+    processes = made["runs"][0]["ran"]["processes"]
     page = open_document(made)
-    articles = page.page.locator("#ran [data-segment]")
-    for article, segment in zip(articles.all(), segments, strict=True):
+    articles = page.page.locator("#ran [data-process]")
+    for article, process in zip(articles.all(), processes, strict=True):
         for name in ("model", "fingerprint", "version", "dtype"):
-            expect(article).to_contain_text(segment[name])
+            expect(article).to_contain_text(process[name])
         for word in ("AMD EPYC 7B13", "3.12.3", "2.13.0", "7.8 GiB"):
             expect(article).to_contain_text(word)
         article.locator("details summary").first.click()
         rows = [[c.inner_text() for c in row.locator("th, td").all()] for row in article.locator("tbody tr").all()]
         assert sorted((name, origin) for name, _, origin in rows) == sorted(
-            (name, origin) for name, _, origin in segment["options"]
+            (name, origin) for name, _, origin in process["options"]
         )

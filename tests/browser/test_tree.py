@@ -12,7 +12,7 @@ from tests.browser.opened import Locator, Opened, expect
 from tests.browser.shown import agrees
 from tests.report.documents import document
 
-DETAILS = ("begin", "end", "requests", "restored", "computed", "snapshots", "dropped")
+DETAILS = ("begin", "end", "requests", "restored", "computed")
 BOXES = """() => [...document.querySelectorAll("#tree [data-node]")].map((one) => {
     const box = one.getBoundingClientRect();
     return [Number(one.dataset.node), box.left, box.width, box.top, box.height];
@@ -42,10 +42,6 @@ def assert_details(page: Opened, edges: dict[str, list[Any]], node: int) -> None
         if name in ("begin", "end") and node == 0:
             continue
         assert page.value(name, "#edge") == edges[name][node], name
-    if edges["snapshots"][node]:
-        assert page.value("snapshot_bytes", "#edge") == edges["snapshot_bytes"][node]
-    if edges["dropped_s"][node] is not None:
-        assert page.value("dropped_s", "#edge") == edges["dropped_s"][node]
     assert page.value("saved", "#edge") == saved(edges)[node]
 
 

@@ -139,9 +139,13 @@ Other options:
   --help         Show this message and exit.
 
 Output options:
-  -q, --quiet           No line for each request.
-  --trace / --no-trace  Record passes, shared prefixes and their first words in
-                        OUT.trace.jsonl, for `apcbatch report`.
+  -q, --quiet  No line for each request.
+
+Model options:
+  --exact / --fast  On CUDA, multiply matrices in a fixed order of sums, so that
+                    cached answers equal cold ones bit for bit, as they always
+                    do on the CPU; --fast uses the libraries' products for more
+                    than 128 rows.
 
 Reuse options:
   --block-size N     Tokens between snapshots; those that a plan keeps for its
@@ -162,10 +166,12 @@ Usage: made [OPTIONS]
   First.
 
 Options to begin with:
-  --block-size N        Tokens between snapshots; those that a plan keeps for
-                        its own run lie anywhere.  [default: 64]
-  --trace / --no-trace  Record passes, shared prefixes and their first words in
-                        OUT.trace.jsonl, for `apcbatch report`.
+  --block-size N    Tokens between snapshots; those that a plan keeps for its
+                    own run lie anywhere.  [default: 64]
+  --exact / --fast  On CUDA, multiply matrices in a fixed order of sums, so that
+                    cached answers equal cold ones bit for bit, as they always
+                    do on the CPU; --fast uses the libraries' products for more
+                    than 128 rows.
 
   the end
 """
@@ -175,8 +181,8 @@ def test_a_command_with_options_of_each_kind():
     """Fault: a default, a group, an opposite or a short flag is missing; or a default is taken for what was given."""
 
     @click.command(cls=GroupedCommand, context_settings={"help_option_names": ["--help"]})
-    @short_help_option(("block_size", "trace"), "the end")
-    @config_options(["quiet", "trace", "block_size", "store", "store_size", "pool_size", "stop"])
+    @short_help_option(("block_size", "exact"), "the end")
+    @config_options(["quiet", "exact", "block_size", "store", "store_size", "pool_size", "stop"])
     @click.option("--other", metavar="X|yes", cls=GroupedOption, help="another")
     @click.option("--count", type=int, hidden=True)
     @click.pass_context
@@ -187,8 +193,8 @@ def test_a_command_with_options_of_each_kind():
         assert "h" not in options
         click.echo(sorted(given_flags(ctx).items()))
 
-    words = ["--stop", "a", "--stop", "b", "-q", "--no-trace", "--block-size", "7", "--no-store", "--other", "x"]
-    given = [("block_size", "7"), ("no_store", True), ("quiet", True), ("stop", ("a", "b")), ("trace", False)]
+    words = ["--stop", "a", "--stop", "b", "-q", "--fast", "--block-size", "7", "--no-store", "--other", "x"]
+    given = [("block_size", "7"), ("exact", False), ("no_store", True), ("quiet", True), ("stop", ("a", "b"))]
     asked = {("--help",): WHOLE, ("-h",): SHORT, ("--count", "x", "-h"): SHORT, (): "[]\n", tuple(words): f"{given}\n"}
     assert {flags: CliRunner().invoke(made, flags).output for flags in asked} == asked
     assert [item.value for item in ShellComplete(made, {}, "made", "_X").get_completions(["--other"], "")] == ["yes"]

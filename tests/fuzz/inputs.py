@@ -339,13 +339,13 @@ def fuzz_options(case: Case) -> None:
 
 
 def fuzz_resume(case: Case) -> None:
-    """An OUT, a run file or a trace that somebody edited: it is refused, or each request has one line in the end."""
+    """An OUT or a run file that somebody edited: it is refused, or each request has one line in the end."""
     draw = case.draw
     data = b"".join(dump_json(line) + b"\n" for line in some_lines(draw, 2))
     case.write("in.jsonl", data)
     arguments = (*RUN, "in.jsonl", "--no-store", "--max-tokens", "2")
     case.run(*arguments)
-    name = draw.choice(("out.jsonl", "out.jsonl", "out.jsonl.run.json", "out.jsonl.trace.jsonl"))
+    name = draw.choice(("out.jsonl", "out.jsonl", "out.jsonl.run.json"))
     edited = (case.folder / name).read_bytes()
     if draw.randrange(2):
         lines = edited.splitlines()

@@ -12,7 +12,7 @@ from tests.fuzz.inputs import RUN, SHAREGPT
 from tests.fuzz.mutate import dump_json
 
 READ = ("in.jsonl", "c.yaml", "salt.txt", "model/config.json", "model/tokenizer.json", "model/model.safetensors")
-EARLIER = ("old.jsonl", "old.jsonl.run.json", "old.jsonl.trace.jsonl")
+EARLIER = ("old.jsonl", "old.jsonl.run.json")
 STORED = ("kept/index.sqlite", "kept/apcbatch-store")
 OPTIONS = ("--model", "model", "--config", "c.yaml")
 RUN_OPTIONS = (*OPTIONS, "--cache-salt", "@salt.txt", "--store", "kept")
@@ -46,7 +46,7 @@ def fuzz_outputs(case: Case) -> None:
     for path in DEMO.iterdir():
         if path.is_file():
             link_or_copy(path, case.folder / "model" / path.name)
-    for suffix in ("", ".run.json", ".trace.jsonl"):
+    for suffix in ("", ".run.json"):
         shutil.copyfile(case.stock / f"out.jsonl{suffix}", case.folder / f"old.jsonl{suffix}")
     before = _content(case.folder)
     for number in range(3):

@@ -17,7 +17,8 @@ from typing import IO, Any
 import pytest
 
 from apcbatch.cli.program import main
-from apcbatch.job import open
+from apcbatch.job import open, processes
+from apcbatch.job.runfile import read_run_file
 from apcbatch.model.locate import DEMO_DIR
 from apcbatch.types import Result
 from tests.job.fakes import FakeEngine
@@ -83,6 +84,13 @@ def batch_line(custom_id: str, **body: Any) -> dict[str, Any]:
     content = {} if "prompt" in body else {"messages": [{"role": "user", "content": "Hi"}]}
     url = "/v1/completions" if "prompt" in body else "/v1/chat/completions"
     return {"custom_id": custom_id, "method": "POST", "url": url, "body": content | body}
+
+
+def processes_of(out: Path) -> list[processes.Process]:
+    """The entries of OUT's run file."""
+    facts, reason = read_run_file(f"{out}.run.json")
+    assert facts is not None, reason
+    return [processes.process_of(entry) for entry in facts["processes"]]
 
 
 @pytest.fixture

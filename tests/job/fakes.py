@@ -17,9 +17,7 @@ from types import SimpleNamespace
 
 import xxhash
 
-from apcbatch.engine.observer import StepFacts
 from apcbatch.errors import RequestError
-from apcbatch.prefix import as_token_array
 from apcbatch.types import Request, Result
 
 CONTEXT_LENGTH = 4000
@@ -41,7 +39,6 @@ class FakeEngine:
         self.waiting, self.running, self.seen = deque(), [], set()
         self.max_running, self.block_size = config.max_running, config.block_size
         self.most_waiting = self.answered = 0
-        self.observer = None
         self.closed = False
         if load_s := float(os.environ.get("FAKE_LOAD_S", "0")):
             warn("loading")
@@ -72,25 +69,16 @@ class FakeEngine:
     def learn_answer(self, token_ids) -> None:
         self.learnt.append(list(token_ids))
 
-    def observe(self, observer) -> None:
-        self.observer = observer
-
     def step(self) -> list[Result]:
-        begin = time.perf_counter()
         if self.step_s:
             time.sleep(self.step_s)
         while self.waiting and len(self.running) < self.max_running:
-            self.running.append(self.waiting.popleft())
+            self.running.append((*self.waiting.popleft(), time.perf_counter()))
         if 0 < self.hold_at <= self.answered:
             time.sleep(0.01)
             return []
         finished = self._step()
         self.answered += len(finished)
-        if self.observer is not None:
-            seconds = time.perf_counter() - begin
-            tokens = sum(result.computed_tokens for result in finished)
-            counts = (tokens, 1 + len(self.running), len(self.running), len(self.waiting), 0, 0)
-            self.observer.stepped(StepFacts(seconds, seconds / 2, seconds / 2, 0.0, *counts))
         return finished
 
     def _step(self) -> list[Result]:
@@ -114,7 +102,7 @@ class FakeEngine:
     def close(self) -> None:
         self.closed = True
 
-    def _advance(self, request: Request, tokens: list[int]) -> Result | None:
+    def _advance(self, request: Request, tokens: list[int], admitted_s: float) -> Result | None:
         prompt = [int(token) for token in request.token_ids]
         if len(prompt) >= CONTEXT_LENGTH:
             message = f"the prompt has {len(prompt)} tokens; the model takes {CONTEXT_LENGTH}"
@@ -126,8 +114,6 @@ class FakeEngine:
         if not stopped and len(tokens) < request.max_tokens:
             return None
         cached = self._cached(prompt)
-        if self.observer is not None:
-            self.observer.answered(as_token_array(prompt), cached, "memory" if cached else "none")
         return Result(
             request.id,
             len(prompt),
@@ -140,6 +126,7 @@ class FakeEngine:
             ideal_cached_tokens=cached,
             boundary=cached,
             miss_reason=None if cached else "cold",
+            running_s=time.perf_counter() - admitted_s,
             tag=request.tag,
         )
 

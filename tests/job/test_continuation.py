@@ -45,8 +45,6 @@ def test_each_option_is_given_again() -> None:
         ("logprobs", False, []),
         ("exact", True, ["--exact"]),
         ("exact", False, ["--fast"]),
-        ("trace", True, ["--trace"]),
-        ("trace", False, ["--no-trace"]),
         ("store", None, ["--no-store"]),
         ("limit", None, []),
         ("store", "s", ["--store", "s"]),

@@ -16,11 +16,9 @@ from pathlib import Path
 import pytest
 
 from apcbatch.cli.program import main
-from apcbatch.job.tracing.trace_file import read_trace
 from tests.chats import conversation, read_records, write_lines
 from tests.effort import is_full
-from tests.job.conftest import ROOT, answers
-from tests.job.test_trace import agrees
+from tests.job.conftest import ROOT, answers, processes_of
 
 pytestmark = pytest.mark.slow
 RUN = ("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 4, "--max-running", 3, "--progress", "none")
@@ -93,7 +91,7 @@ def test_killed_with_drafts_in_a_pass(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)])
 def test_one_signal_drains(undisturbed, start, tmp_path, number, code):
-    """Fault: what runs is dropped, or new requests are begun, or the last line, or the trace's command, does not
+    """Fault: what runs is dropped, or new requests are begun, or the last line, or the run file's command, does not
     continue the run."""
     out = tmp_path / "out.jsonl"
     process = start(*RUN, FAKE_HOLD_AT=2)
@@ -109,9 +107,9 @@ def test_one_signal_drains(undisturbed, start, tmp_path, number, code):
     resumed = start(*words[1:]).end()
     assert resumed.code == 0 and resumed.summary["requests"] == 40 - answered
     assert answers(read_records(out)) == undisturbed
-    segment, _ = read_trace(tmp_path / "out.jsonl.trace.jsonl").segments
-    assert segment.end.exit_code == code and segment.continue_command == drained.final_line
-    agrees(segment, drained.summary)
+    process, _ = processes_of(out)
+    assert process.end.exit_code == code and process.continue_command == drained.final_line
+    assert process.end.summary == drained.summary
 
 
 def test_a_terminal_that_is_closed_drains(undisturbed, tmp_path):
@@ -128,8 +126,8 @@ def test_a_terminal_that_is_closed_drains(undisturbed, tmp_path):
         os.read(terminal, 1 << 16)
     os.close(terminal)
     assert process.wait(timeout=60) == 143
-    [segment] = read_trace(tmp_path / "out.jsonl.trace.jsonl").segments
-    assert segment.end.exit_code == 143 and segment.end.summary["requests"] == len(read_records(out)) < 40
+    [process] = processes_of(out)
+    assert process.end.exit_code == 143 and process.end.summary["requests"] == len(read_records(out)) < 40
 
 
 def test_the_second_signal_stops_at_once(undisturbed, start, tmp_path):

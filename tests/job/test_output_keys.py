@@ -17,8 +17,7 @@ from tests.job import test_openai_types
 from tests.job.conftest import batch_line
 from tests.job.test_openai_types import asked, varied_lines
 from tools.make_formats_docs import TARGET, document
-from tools.output_keys import RECORD, SUMMARY, Key
-from tools.trace_keys import TRACE
+from tools.output_keys import PROCESSES, RECORD, SUMMARY, Key
 
 scripted = test_openai_types.scripted
 PLAIN = {"string": str, "boolean": bool, "null": type(None), "object": dict, "list": list}
@@ -28,7 +27,7 @@ ITEMS = {
     "strings": "string",
     "objects": "object",
     "entries": "object or null",
-    "times": "number or null",
+    "lists": "list",
 }
 
 
@@ -90,13 +89,13 @@ def test_each_key_that_is_written_is_listed_and_the_reverse(
     ]
     summaries.append({**summaries[0], "workers": [WorkerCounts(1, "host", "cpu").summary()]})  # only a cluster has them
     names = ("real", "two", "score", "calls")
-    traces = [one for name in names for one in read_records(tmp_path / f"{name}.out.trace.jsonl")]
-    for trace in traces:
-        trace["segment"]["end"]["summary"] = {}  # which has a table of its own
-    traces[0]["missing"] = 1  # only a file that was full has it
+    run_files = [json.loads((tmp_path / f"{name}.out.run.json").read_text()) for name in names]
+    runs = [{name: facts[name] for name in ("begin", "dropped_processes", "processes")} for facts in run_files]
+    for run in runs:
+        run["processes"][0]["end"]["summary"] = {}  # which has a table of its own
     records = [one for name in names for one in read_records(tmp_path / f"{name}.out")]
     for listed, found in (
-        (TRACE, traces),
+        (PROCESSES, runs),
         (RECORD, records),
         (SUMMARY, summaries),
     ):
@@ -110,5 +109,5 @@ def test_the_page_has_the_tables() -> None:
     """Fault: the list changes and docs/reference/formats.md does not (run tools/make_formats_docs.py)."""
     page = TARGET.read_text(encoding="utf-8")
     assert page == document()
-    for key in (*RECORD, *SUMMARY, *TRACE):
+    for key in (*RECORD, *SUMMARY, *PROCESSES):
         assert f"\n| `{key.path}` | {key.type} | {key.meaning} |\n" in page

@@ -80,7 +80,6 @@ TAKEN = (
     (("--summary", "old.jsonl"), "--draft-from and --summary are the same file"),
     (("--summary", "old.jsonl.run.json"), "the run file of --draft-from and --summary are the same file"),
     (("--draft-from", "out.jsonl"), "--draft-from and OUT are the same file"),
-    (("--draft-from", "out.jsonl.trace.jsonl"), "--draft-from and OUT.trace.jsonl are the same file"),
     (("--draft-from", "gone.jsonl"), "gone.jsonl cannot be read: no such file or directory; give the OUT of an"),
     (("--draft-from", "sub"), "sub cannot be read: it is a folder; expected a regular file; give the OUT of an"),
     (("--draft-from", "a\0b"), "NUL"),
@@ -276,7 +275,7 @@ def test_no_command_writes_over_what_it_reads(apcbatch, tmp_path, monkeypatch, c
         (tmp_path / name).write_text("precious")
     names = ["in.jsonl", "model/config.json", "model/model.safetensors"]
     if command[0] == "report":
-        names += ["old.jsonl", "old.jsonl.run.json", "old.jsonl.trace.jsonl", "curve.json"]
+        names += ["old.jsonl", "old.jsonl.run.json", "curve.json"]
         monkeypatch.setenv("APCBATCH_MODEL", "model")
         options = ()
     else:
@@ -304,7 +303,7 @@ def test_the_summary_replaces_an_earlier_one_as_a_whole(apcbatch, tmp_path, monk
     earlier = '{"requests": 3, "hit_rate": 0.5}'
     (tmp_path / "real.json").write_text(earlier)
     (tmp_path / "s.json").symlink_to("real.json")
-    names = {path.name for path in tmp_path.iterdir()} | {"out.jsonl", "out.jsonl.run.json", "out.jsonl.trace.jsonl"}
+    names = {path.name for path in tmp_path.iterdir()} | {"out.jsonl", "out.jsonl.run.json"}
     write = Disk.write
 
     def full(self, fd, data):

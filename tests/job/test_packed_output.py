@@ -25,7 +25,7 @@ from tests.job.conftest import answers
 from tests.job.fakes import FakeEngine
 from tests.job.test_power_cut import CutDisk, PowerCut, cut  # noqa: F401
 
-BESIDE = (".run.json", ".trace.jsonl")
+BESIDE = (".run.json",)
 RUN = ("run", "in.jsonl", "--max-tokens", 2, "--max-running", 2, "--progress", "none", "-q")
 
 
@@ -163,8 +163,7 @@ def test_a_disk_that_is_full_at_the_end_loses_nothing(apcbatch, tmp_path, whole,
     stopped = apcbatch(*RUN, "-o", "out.gz")
     assert stopped.code == 1 and "out.gz cannot be written: No space left on device; the answers are" in stopped.stderr
     assert sorted(os.listdir(tmp_path)) == [
-        "in.jsonl", "out.gz.part", "out.gz.run.json", "out.gz.trace.jsonl",
-        "plain.jsonl", "plain.jsonl.run.json", "plain.jsonl.trace.jsonl",
+        "in.jsonl", "out.gz.part", "out.gz.run.json", "plain.jsonl", "plain.jsonl.run.json",
     ]  # fmt: skip
     monkeypatch.setattr(Disk, "write", write)
     words = shlex.split(stopped.final_line)
@@ -197,8 +196,7 @@ def test_a_run_goes_on_after_power_cuts(apcbatch, tmp_path, cut, number):  # noq
     assert apcbatch(*run, "--resume").code == 0
     assert len(answers(unpacked(folder / "out.gz"))) == 8
     left = sorted(name for name in os.listdir(folder) if not name.endswith(".tmp"))  # no dead machine removes those
-    # a cut after the last answer leaves nothing to trace
-    assert left in (["out.gz", "out.gz.run.json"], ["out.gz", "out.gz.run.json", "out.gz.trace.jsonl"])
+    assert left == ["out.gz", "out.gz.run.json"]
 
 
 def test_the_packed_file_is_synced_before_the_lines_go(apcbatch, tmp_path, cut, monkeypatch):  # noqa: F811

@@ -23,7 +23,7 @@ from apcbatch.model.locate import DEMO_DIR
 from tests.ray.conftest import ROOT, STORE_BYTES, add_node
 
 PATIENCE_S = 120.0
-TIMES = ("created", "prefill_ms", "decode_ms", "drafted_tokens", "accepted_tokens")
+TIMES = ("created", "prefill_ms", "decode_ms", "begin_s", "end_s", "drafted_tokens", "accepted_tokens")
 
 pytestmark = [pytest.mark.ray, pytest.mark.effort(3)]
 

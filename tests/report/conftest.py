@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from apcbatch.cli.program import main
+from apcbatch.config import Config
+from apcbatch.data.input.inputs import find_inputs
 from apcbatch.report.document import make_document
 from apcbatch.report.out_file import find_out
+from apcbatch.report.prompts import PromptReader
 from tests.job.conftest import Outcome, apcbatch, engines, start  # noqa: F401
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "agents.jsonl"
@@ -31,11 +34,14 @@ def real(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
     return run
 
 
-def document_of(*outs: Path | str) -> dict[str, Any]:
-    """The document of some OUTs, as the page gets it."""
-    return json.loads(json.dumps(make_document([find_out(str(out)) for out in outs]), allow_nan=False))
+def document_of(*outs: Path | str, prompts: Path | str | None = None) -> dict[str, Any]:
+    """The document of some OUTs, as the page gets it. prompts: the INPUT of all of them, to be read."""
+    reader = None
+    if prompts is not None:
+        reader = PromptReader(find_inputs([str(prompts)], pytest.fail), Config.model, pytest.fail)
+    return json.loads(json.dumps(make_document([find_out(str(out)) for out in outs], None, reader), allow_nan=False))
 
 
-def run_of(out: Path | str) -> dict[str, Any]:
+def run_of(out: Path | str, prompts: Path | str | None = None) -> dict[str, Any]:
     """The one run of a document."""
-    return document_of(out)["runs"][0]
+    return document_of(out, prompts=prompts)["runs"][0]

@@ -1,4 +1,4 @@
-"""Random, valid report documents and trace files: their parts agree with each other, and their texts are hostile.
+"""Random, valid report documents: their parts agree with each other, and their texts are hostile.
 
 `document` is small enough to read, `large_document` has 50,000 requests. The same seed gives the same document.
 """
@@ -16,18 +16,20 @@ def document(
     seed: int = 0,
     runs: int = 2,
     *,
-    trace: bool = True,
+    entries: bool = True,
+    tree: bool = True,
     curve: bool = True,
     prompts: bool = True,
     errors: bool = True,
     hostile: bool = True,
     unfinished: bool = False,
-    segments: int = 2,
+    processes: int = 2,
 ) -> dict[str, Any]:
     """A document with some runs of the same requests, each with the given parts."""
     draw = random.Random(f"{requests} {seed}")
     options = {
-        "trace": trace, "prompts": prompts, "errors": errors, "hostile": hostile, "segments": segments,
+        "entries": entries, "tree": tree, "prompts": prompts, "errors": errors, "hostile": hostile,
+        "processes": processes,
     }  # fmt: skip
     made = [Run(seed, requests, n, unfinished and n == 0, **options) for n in range(runs)]
     return {
@@ -42,14 +44,6 @@ def document(
 def large_document(requests: int = 50_000, seed: int = 0, runs: int = 1) -> dict[str, Any]:
     """A document of many requests, with texts as short as they are in such a report."""
     return document(requests, seed, runs, prompts=False)
-
-
-def trace_lines(requests: int = 200, seed: int = 0, segments: int = 2, unfinished: bool = False) -> list[bytes]:
-    """The lines of a trace file, one a segment."""
-    import orjson
-
-    run = Run(seed, requests, 0, unfinished, segments=segments)
-    return [orjson.dumps({"format": 1, "segment": one}, option=orjson.OPT_APPEND_NEWLINE) for one in run.segments()]
 
 
 def _comparison(base: Run, other: Run, number: int) -> dict[str, Any]:

@@ -38,14 +38,8 @@ ROLES = ("system", "user", "tool")
 REMEDY = "One sentence that says what helps."
 SOURCES = ("none", "memory", "disk")
 FINISHES = ("error", "stop", "length", "tool_calls")
-PASS_COLUMNS = (
-    "begin_s", "seconds", "prefill_s", "decode_s", "store_s", "passes", "prefill_tokens", "decode_tokens", "running",
-    "waiting", "pool_bytes", "store_bytes", "failures",
-)  # fmt: skip
-EDGE_COLUMNS = (
-    "parent", "begin", "end", "requests", "restored", "computed", "memory", "disk", "snapshots", "snapshot_bytes",
-    "dropped", "dropped_s", "text", "hidden",
-)  # fmt: skip
+EDGE_COLUMNS = ("parent", "begin", "end", "requests", "restored", "computed", "memory", "disk", "hidden", "text")
+TIMELINE_COLUMNS = 400
 REQUEST_COLUMNS = (
     "id", "line", "turn", "prompt", "cached", "ideal", "computed", "out", "from", "reason", "prefill_ms", "decode_ms",
     "finish", "error", "drafted", "accepted", "answer", "calls",
@@ -71,16 +65,17 @@ class Run:
         number: int,
         unfinished: bool = False,
         *,
-        trace: bool = True,
+        entries: bool = True,
+        tree: bool = True,
         prompts: bool = False,
         errors: bool = True,
         hostile: bool = True,
-        segments: int = 2,
+        processes: int = 2,
     ) -> None:
         self.requests, self.number, self.unfinished = requests, number, unfinished
         self.draw, self.times = random.Random(f"{seed}"), random.Random(f"{seed} {number}")
-        self.trace, self.prompts, self.errors, self.hostile = trace, prompts, errors, hostile
-        self.segments_count = segments
+        self.entries, self.prompts, self.errors, self.hostile = entries, prompts, errors, hostile
+        self.has_tree, self.num_processes = tree, processes if entries else 0
         self.rows: dict[str, list[Any]] = {name: [] for name in REQUEST_COLUMNS}
         self.edges: dict[str, list[Any]] = {name: [] for name in EDGE_COLUMNS}
         self.is_long = requests > 2000
@@ -88,14 +83,7 @@ class Run:
         self._draw_requests()
 
     def _add_edge(self, parent: int, begin: int, end: int, words: str) -> int:
-        draw = self.draw
-        snapshots = draw.choice((0, 0, 1, 2))
-        dropped = draw.randint(0, snapshots) if draw.random() < 0.3 else 0
-        row = {
-            "parent": parent, "begin": begin, "end": end, "snapshots": snapshots,
-            "snapshot_bytes": snapshots * 1_540_096, "dropped": dropped,
-            "dropped_s": round(draw.uniform(0, 10), 3) if dropped else None, "text": words,
-        }  # fmt: skip
+        row = {"parent": parent, "begin": begin, "end": end, "text": words}
         for name in EDGE_COLUMNS:
             self.edges[name].append(row.get(name, 0))
         return len(self.edges["parent"]) - 1
@@ -171,55 +159,28 @@ class Run:
                 edges[("memory", "disk")[source - 1]][node] += restored
             node, first = edges["parent"][node], False
 
-    def passes(self, seconds: float) -> dict[str, list[Any]]:
-        """The columns of some passes that lie in so many seconds, with gaps."""
-        draw, count = self.times, min(2048, max(3, self.requests // 3))
-        columns: dict[str, list[Any]] = {name: [] for name in PASS_COLUMNS}
-        step = seconds / count
-        for n in range(count):
-            lasted = step * draw.uniform(0.5, 1)
-            shares = sorted(draw.random() for _ in range(3))
-            row = {
-                "begin_s": round(n * step, 4), "seconds": round(lasted, 4),
-                "prefill_s": round(lasted * shares[0], 4), "decode_s": round(lasted * (shares[1] - shares[0]), 4),
-                "store_s": round(lasted * (shares[2] - shares[1]), 4), "passes": draw.randint(1, 5),
-                "prefill_tokens": draw.randint(0, 2048), "decode_tokens": draw.randint(0, 32),
-                "running": draw.randint(1, 32), "waiting": draw.randint(0, 200),
-                "pool_bytes": n * 1_000_000 // count * 100, "store_bytes": n * 10_000,
-                "failures": int(draw.random() < 0.02),
-            }  # fmt: skip
-            for name, value in row.items():
-                columns[name].append(value)
-        return columns
+    def timeline(self, number: int) -> dict[str, Any]:
+        """What a process did over time; the last one of an unfinished run has no seconds by phase."""
+        draw, killed = self.times, self.unfinished and number == self.num_processes - 1
+        phases = {"load": 2.5, "plan": 0.25, "prefill": 4.0, "decode": 5.0, "store": 0.5, "idle": 0.25}
+        failed, sums = 0, []
+        for _ in range(TIMELINE_COLUMNS):
+            failed += draw.random() < 0.02
+            sums.append(failed)
+        return {
+            "begin": 1795219200.1 + 60 * number,
+            "seconds": 12.5,
+            "phases": None if killed else phases,
+            "running": [draw.randint(0, 32) for _ in range(TIMELINE_COLUMNS)],
+            "failed": sums,
+        }
 
-    def segments(self) -> list[dict[str, Any]]:
-        """Segments of a trace file. All of the tree is in the first; the others add their roots alone."""
-        made = []
-        for n in range(self.segments_count):
-            seconds = round(self.times.uniform(5, 20), 3)
-            edges = self.edges if n == 0 else {name: self.edges[name][:1] for name in EDGE_COLUMNS}
-            if n:
-                edges = edges | {name: [0] for name in ("requests", "restored", "computed", "memory", "disk", "hidden")}
-            last = n == self.segments_count - 1
-            end = {"seconds": seconds, "exit_code": 0 if last else 130, "summary": self.summary()}
-            made.append(
-                {
-                    **self.ran(n),
-                    "worker": "main",
-                    "passes": self.passes(seconds),
-                    "stems": edges,
-                    "continue": None if last and not self.unfinished else "apcbatch run in.jsonl -o out.jsonl --resume",
-                    "end": None if last and self.unfinished else end,
-                }
-            )
-        return made
-
-    def ran(self, segment: int) -> dict[str, Any]:
-        """What ran in a segment."""
+    def ran(self, process: int) -> dict[str, Any]:
+        """What ran in a process."""
         bad = HOSTILE[0] if self.hostile else "plain"
         return {
-            "version": "0.9.0", "begin": 1795219200.1 + 60 * segment,
-            "program": ["apcbatch", "run", "examples/agents.jsonl", "-o", f"out {bad}.jsonl"],
+            "version": "0.9.0", "begin": 1795219200.1 + 60 * process,
+            "command": f"apcbatch run examples/agents.jsonl -o 'out {bad}.jsonl'",
             "model": "demo", "fingerprint": "5f" * 32, "dtype": "float32", "device": "cpu",
             "machine": {
                 "cpu": "AMD EPYC 7B13", "cores": 2, "threads": 2, "memory_bytes": 8_324_000_000, "gpu": None,
@@ -308,7 +269,7 @@ class Run:
         has_drafts = any(rows["drafted"])
         if not has_drafts:
             table |= {"drafted": None, "accepted": None}
-        timed_drafts = self.trace and done
+        timed_drafts = self.entries and done
         drafts = {
             "drafted": sum(rows["drafted"]),
             "accepted": sum(rows["accepted"]),
@@ -316,21 +277,22 @@ class Run:
             "tokens_per_pass": summary["tokens_per_pass"] if timed_drafts else None,
             "decode_s": summary["seconds"]["decode"] if timed_drafts else None,
             "saved_s": summary["drafts_saved_s"] if timed_drafts else None,
-            "sources": [{"source": name, **counts} for name, counts in summary["drafts"].items()] if self.trace else [],
+            "sources": [{"source": name, **counts} for name, counts in summary["drafts"].items()]
+            if self.entries
+            else [],
         }
-        count = self.segments_count if self.trace else 0
         return {
             "name": f"demo-out/run-{self.number}.jsonl",
-            "notes": [] if self.trace else ["there is no prefix tree, no timeline and no time: the trace is missing"],
+            "notes": [] if self.entries else ["out.jsonl.run.json has no entry of a process"],
             "verdict": {
                 **{name: summary[name] for name in copied},
-                **{name: summary[name] if done and self.trace else None for name in timed},
-                "exit_code": None if not (done and self.trace) else 3 if summary["errors"] else 0,
+                **{name: summary[name] if done and self.entries else None for name in timed},
+                "exit_code": None if not (done and self.entries) else 3 if summary["errors"] else 0,
                 "continue": None if done else "apcbatch run examples/agents.jsonl -o out.jsonl --resume",
                 "unfinished": self.unfinished,
                 "doubts": [],
                 "ideal_tokens": ideal,
-                "segments": count,
+                "processes": self.num_processes,
                 "percentiles": [
                     {"name": name, "p50": 1 + at, "p95": 20.5 + at, "p99": 300 + at}
                     for at, name in enumerate(("seconds", "prefill_s", "decode_s", "prompt", "computed", "out"))
@@ -343,15 +305,12 @@ class Run:
                 "ideal": ideal,
                 "misses": sorted(misses, key=lambda miss: -miss["tokens"]),
             },
-            "tree": {**self.edges, "note": None} if self.trace else None,
-            "timelines": [
-                {"worker": "main", "begin": 1795219200.1 + 60 * n, "seconds": 12.5, "passes": self.passes(12.0)}
-                for n in range(count)
-            ],
+            "tree": {**self.edges, "note": None} if self.has_tree else None,
+            "timelines": [self.timeline(n) for n in range(self.num_processes)],
             "turns": self._turns(),
             "drafts": drafts if has_drafts else None,
             "requests": table,
-            "ran": {"segments": [self.ran(n) for n in range(count)], "run_file": {"version": "0.9.0"}},
+            "ran": {"processes": [self.ran(n) for n in range(self.num_processes)], "run_file": {"version": "0.9.0"}},
         }
 
     def _turns(self) -> dict[str, list[int]]:

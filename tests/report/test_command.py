@@ -130,7 +130,6 @@ def test_what_is_refused_is_refused_with_a_sentence(out: Path, apcbatch: Command
         ("out.jsonl", "-o", "out.jsonl.run.json", "--overwrite"): "OUT.run.json and -o are the same file",
         ("c.gz", "-o", "c.gz.part", "--overwrite"): "OUT and -o are the same file",
         ("c.gz", "-o", "c.gz", "--overwrite"): "OUT when it is complete and -o are the same file",
-        ("out.jsonl", "-o", "out.jsonl.trace.jsonl", "--overwrite"): "are the same file",
         ("out.jsonl", "two.jsonl", "-o", "two.jsonl", "--overwrite"): "OUT 2 and -o are the same file",
         ("out.jsonl", "two.jsonl", "-o", "out.jsonl.run.json", "--overwrite"): "OUT 1.run.json and -o are the same",
         ("out.jsonl", "two.jsonl", "./two.jsonl"): "./two.jsonl is given twice; name each OUT once",
@@ -191,7 +190,7 @@ def test_several_runs_and_a_curve(out: Path, apcbatch: Command, tmp_path: Path) 
         json.dumps({"candidates": candidates, "policy": "all", "model": "demo", "recommended": {"block_size": 16}})
     )
     done = apcbatch("report", "out.jsonl", "again.jsonl", "--tune", "tuned.json", "-o", "r.html")
-    assert done.code == 0 and "again.jsonl.trace.jsonl is missing" in done.stderr
+    assert done.code == 0 and "again.jsonl.run.json is missing" in done.stderr
     shown = data_of(tmp_path / "r.html")
     assert [run["name"] for run in shown["runs"]] == ["out.jsonl", "again.jsonl"]
     assert shown["comparisons"][0]["same_answers"] == 6
@@ -224,7 +223,7 @@ def test_a_run_writes_its_report(apcbatch: Command, tmp_path: Path) -> None:
     assert (verdict["requests"], verdict["errors"], verdict["exit_code"]) == (3, 1, 3)
     (tmp_path / "r.html").unlink()
     again = apcbatch(*RUN, "--resume", "--report", "r.html")
-    assert again.code == 3 and data_of(tmp_path / "r.html")["runs"][0]["verdict"]["segments"] == 1
+    assert again.code == 3 and data_of(tmp_path / "r.html")["runs"][0]["verdict"]["processes"] == 1
 
 
 @pytest.mark.drawn(1)
@@ -307,17 +306,6 @@ def test_what_comes_there_meanwhile_is_not_replaced(
     assert "warning: --report r.html exists and is not a report of this program" in done.stderr
 
 
-def test_a_run_without_a_trace_after_one_with_it(apcbatch: Command, tmp_path: Path) -> None:
-    """Fault: a run that was finished with --no-trace is shown as the stopped one before it."""
-    write_lines(tmp_path / "in.jsonl", [conversation(1), {"messages": []}, conversation(2)])
-    assert apcbatch(*RUN, "--strict").code == 1
-    assert apcbatch(*RUN, "--resume", "--no-trace", "--report", "r.html").code == 3
-    run = data_of(tmp_path / "r.html")["runs"][0]
-    verdict = run["verdict"]
-    assert (verdict["exit_code"], verdict["continue"], verdict["unfinished"]) == (None, None, False)
-    assert any("kept no trace" in note for note in run["notes"])
-
-
 def test_a_bad_path_is_refused_before_any_work(apcbatch: Command, engines: list[Any], tmp_path: Path) -> None:
     """Fault: hours of work, and then no page; or a page in place of the input."""
     write_lines(tmp_path / "in.jsonl", [conversation(1)])
@@ -328,7 +316,6 @@ def test_a_bad_path_is_refused_before_any_work(apcbatch: Command, engines: list[
         ("-o", "out.jsonl", "--report", "-"): "needs a file",
         ("-o", "out.jsonl", "--report", "out.jsonl"): "are the same file",
         ("-o", "out.jsonl", "--report", "out.jsonl.run.json"): "are the same file",
-        ("-o", "out.jsonl", "--report", "out.jsonl.trace.jsonl"): "are the same file",
         ("-o", "out.jsonl", "--report", "in.jsonl"): "is not a report of this program",
         ("-o", "out.jsonl", "--report", "s.json", "--summary", "s.json"): "are the same file",
         ("-o", "-", "--report", "r.html"): "give -o a file",

@@ -34,7 +34,7 @@ def test_a_made_up_document_has_the_form_of_a_real_one(apcbatch: Callable[..., O
     write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(20)])
     for name, number in (("a.jsonl", 4), ("b.jsonl", 5)):
         apcbatch("run", "in.jsonl", "-o", name, "--max-tokens", number, "--policy", "all", "-q")
-    real = document_of(tmp_path / "a.jsonl", tmp_path / "b.jsonl")
+    real = document_of(tmp_path / "a.jsonl", tmp_path / "b.jsonl", prompts=tmp_path / "in.jsonl")
     made = document(100, random.randrange(1 << 30), runs=3)
     made["comparisons"] = made["comparisons"][1:]
     real["curve"] = made["curve"] = None

@@ -57,19 +57,19 @@ def test_of_a_real_run_the_drafts_are_the_summarys(real: Callable[..., Outcome],
     assert comparison["different_count"] == 0
 
 
-def test_records_and_traces_without_drafts_still_open(apcbatch: Callable[..., Outcome], tmp_path: Path) -> None:
-    """Fault: an OUT or a trace of a version without drafts has no report any more."""
+def test_records_and_summaries_without_drafts_still_open(apcbatch: Callable[..., Outcome], tmp_path: Path) -> None:
+    """Fault: an OUT or a run file of a version without drafts has no report any more."""
     write_lines(tmp_path / "in.jsonl", [{"messages": [{"role": "user", "content": "x"}]}])
     assert apcbatch("run", "in.jsonl", "-o", "out.jsonl", "-q", "--policy", "all").code == 0
     [record] = read_records(tmp_path / "out.jsonl")
     for name in ("drafted_tokens", "accepted_tokens"):
         del record["apcbatch"][name]
     write_lines(tmp_path / "out.jsonl", [record])
-    trace = tmp_path / "out.jsonl.trace.jsonl"
-    found = orjson.loads(trace.read_bytes())
+    path = tmp_path / "out.jsonl.run.json"
+    found = orjson.loads(path.read_bytes())
     for name in ("drafts", "tokens_per_pass", "drafts_saved_s", "peak_draft_bytes"):
-        del found["segment"]["end"]["summary"][name]
-    trace.write_bytes(orjson.dumps(found) + b"\n")
+        del found["processes"][0]["end"]["summary"][name]
+    path.write_bytes(orjson.dumps(found))
     run = run_of(tmp_path / "out.jsonl")
     assert (run["drafts"], run["verdict"]["tokens_per_pass"], run["verdict"]["requests"]) == (None, None, 1)
     assert run["requests"]["drafted"] is run["requests"]["accepted"] is None
@@ -90,8 +90,8 @@ def test_several_processes_add_up() -> None:
     assert (found["saved_s"], found["decode_s"]) == (1.5, 4.0), "of the process that knows its own"
 
 
-def test_without_a_trace_the_records_are_enough() -> None:
-    """Fault: without a trace nothing is shown, or sources and seconds are made up."""
+def test_without_entries_the_records_are_enough() -> None:
+    """Fault: without entries of processes nothing is shown, or sources and seconds are made up."""
     found = sums_of()
     assert (found["drafted"], found["accepted"], found["sources"]) == (8, 6, [])
     assert found["saved_s"] is found["decode_s"] is found["tokens_per_pass"] is None
@@ -99,7 +99,7 @@ def test_without_a_trace_the_records_are_enough() -> None:
 
 
 def test_damaged_sums_are_left_out() -> None:
-    """Fault: a trace that somebody made up ends the report in a traceback, or in a share above all."""
+    """Fault: a summary that somebody made up ends the report in a traceback, or in a share above all."""
     for drafts in [
         None, [], "lookup", {"lookup": 5}, {"lookup": {"drafted": -1, "accepted": 0}}, {"lookup": {"drafted": 1}},
         {"lookup": {"drafted": 1, "accepted": 2}}, {"lookup": {"drafted": 0, "accepted": 0}},

@@ -38,10 +38,10 @@ from tests.report.runs import HOSTILE, text
 COUNTS = ("line", "turn", "prompt", "cached", "ideal", "computed", "out", "from", "reason", "finish", "error")
 
 
-def long_document(requests: int, seed: int, trace: bool) -> dict[str, Any]:
+def long_document(requests: int, seed: int, entries: bool) -> dict[str, Any]:
     """A document of one run with answers of some hundred random words."""
     draw = random.Random(seed)
-    made = document(requests, seed, runs=1, prompts=False, hostile=False, trace=trace)
+    made = document(requests, seed, runs=1, prompts=False, hostile=False, entries=entries, tree=entries)
     table = made["runs"][0]["requests"]
     table["answer"] = [text(draw, 60, False) + f" {draw.random()}" for _ in table["id"]]
     table["answer_characters"] = None
@@ -55,7 +55,7 @@ def test_fifty_thousand_requests_fit_two_megabytes(ids: str) -> None:
     """Fault: a page too large to be opened or sent. Random ids weigh more than all other columns."""
     requests = min(REQUESTS_OF_A_PAGE, tries(REQUESTS_OF_A_PAGE))
     page_bytes = FRAME_BYTES + (PAGE_BYTES - FRAME_BYTES) * requests // REQUESTS_OF_A_PAGE  # as many for each request
-    made = long_document(requests, random.randrange(1 << 30), trace=requests == REQUESTS_OF_A_PAGE)
+    made = long_document(requests, random.randrange(1 << 30), entries=requests == REQUESTS_OF_A_PAGE)
     table = made["runs"][0]["requests"]
     draw = random.Random(random.randrange(1 << 30))
     if ids == "uuid":
@@ -90,7 +90,7 @@ def test_what_fits_is_not_touched() -> None:
 @pytest.mark.parametrize("page_bytes", [190_000, 260_000])
 def test_any_bound_holds(page_bytes: int) -> None:
     """Fault: prompts, calls or errors are not cut where answers are, so that the page is still too large."""
-    made = document(max(100, tries(300)), random.randrange(1 << 30), runs=3, trace=False)
+    made = document(max(100, tries(300)), random.randrange(1 << 30), runs=3, entries=False, tree=False)
     draw = random.Random(random.randrange(1 << 30))
     for run in made["runs"]:
         table = run["requests"]
@@ -153,7 +153,7 @@ def test_times_have_two_digits_and_ids_a_length() -> None:
 
 def test_ids_are_cut_no_more_than_the_room_asks() -> None:
     """Fault: ids are cut though they fit, or to the shortest length where a longer one fits."""
-    made, draw = document(60, random.randrange(1 << 30), runs=1, trace=False), random.Random(3)
+    made, draw = document(60, random.randrange(1 << 30), runs=1, entries=False, tree=False), random.Random(3)
     made["runs"][0]["requests"]["id"] = [str(uuid.UUID(int=draw.getrandbits(128))) for _ in range(60)]
     whole = _shorten_all(made, PAGE_BYTES)
     assert not any(whole["runs"][0]["requests"]["answer"]), "no text is left"

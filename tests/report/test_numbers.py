@@ -1,4 +1,4 @@
-"""The numbers of a report are those of the run: its summary, its records, its trace."""
+"""The numbers of a report are those of the run: its summary, its records, its run file."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def check_sums(run: dict[str, Any], records: list[dict[str, Any]]) -> None:
         if record["turn"] is not None:
             by_turn[record["turn"]] += record["apcbatch"]["computed_tokens"]
     assert dict(zip(run["turns"]["turn"], run["turns"]["computed"], strict=True)) == by_turn
-    if run["tree"] is not None and verdict["segments"] and not verdict["unfinished"]:
+    if run["tree"] is not None:
         assert sum(run["tree"]["restored"]) == verdict["cached_tokens"]
         assert sum(run["tree"]["computed"]) == verdict["computed_tokens"]
 
@@ -77,7 +77,7 @@ def check_equals_summary(run: dict[str, Any], summary: dict[str, Any], exit_code
     verdict = run["verdict"]
     for name in (*COUNTS, *MEASURES):
         assert verdict[name] == summary[name], name
-    assert verdict["exit_code"] == exit_code and not verdict["unfinished"] and verdict["segments"] == 1
+    assert verdict["exit_code"] == exit_code and not verdict["unfinished"] and verdict["processes"] == 1
     assert {name: run["tokens"][name] for name in ("memory", "disk")} == summary["cached_by_source"]
     assert {miss["reason"]: miss["requests"] for miss in run["tokens"]["misses"]} == summary["miss_reasons"]
 
@@ -108,11 +108,14 @@ def test_of_a_real_run_every_number_is_the_summarys(
     common = ("--max-tokens", 3, "--block-size", 16, "-q", "-o", "out.jsonl")
     done = real("run", EXAMPLES, "--limit", 2, *common, *options)
     assert done.code == 0, done.stderr
-    run = run_of(tmp_path / "out.jsonl")
+    run = run_of(tmp_path / "out.jsonl", None if "rollout" in options else EXAMPLES)
     check_equals_summary(run, done.summary, 0)
     assert (done.summary["store_skipped"] > 0) == ("--store-size" in options)
     check_sums(run, read_records(tmp_path / "out.jsonl"))
-    assert run["tree"]["parent"][0] == -1 and not run["notes"]
+    assert (run["tree"] is None) == ("rollout" in options) and not run["notes"]
+    [timeline] = run["timelines"]
+    assert 0 < max(timeline["running"]) <= 32 and max(timeline["failed"]) == 0
+    assert sum(timeline["phases"].values()) == pytest.approx(done.summary["seconds"]["total"])
 
 
 @pytest.mark.drawn(1)
@@ -123,7 +126,7 @@ def test_of_real_conversations_too(name: str, real: Callable[..., Outcome], tmp_
     """Fault: real histories have what the examples have not, such as trees that fork in the middle."""
     limit = {"taskmaster4": 40, "toolbench_dfs": 2, "tau_bench": 1}[name]
     done = real("run", SHARED_DATA / f"{name}.jsonl", "-o", "out.jsonl", "--limit", limit, "--max-tokens", 2, "-q")
-    run = run_of(tmp_path / "out.jsonl")
+    run = run_of(tmp_path / "out.jsonl", SHARED_DATA / f"{name}.jsonl")
     check_equals_summary(run, done.summary, done.code)
     check_sums(run, read_records(tmp_path / "out.jsonl"))
 
@@ -155,7 +158,8 @@ def test_errors_several_inputs_and_several_answers(real: Callable[..., Outcome],
 
 @pytest.mark.slow
 def test_after_a_kill_the_lines_that_are_there(start: Callable[..., Any], tmp_path: Path) -> None:
-    """Fault: without the end of its last process a run has no report, or one that says it ended."""
+    """Fault: without the end of its last process a run has no report, or one that says it ended; a killed process has
+    another's requests."""
     write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(20)])
     out = tmp_path / "out.jsonl"
     process = start(*RUN, FAKE_STEP_S=0.02, APCBATCH_POLICY="all")
@@ -165,11 +169,15 @@ def test_after_a_kill_the_lines_that_are_there(start: Callable[..., Any], tmp_pa
     whole = [line for line in out.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
     run = run_of(out)
     assert run["verdict"]["requests"] == len(whole) > 0 and run["verdict"]["exit_code"] is None
+    assert run["verdict"]["unfinished"] and run["verdict"]["continue"].endswith("--resume")
+    [killed] = run["timelines"]
+    assert killed["phases"] is None and 0 < max(killed["running"]) <= 3
     done = start(*RUN, "--resume", APCBATCH_POLICY="all").end()
     run = run_of(out)
-    check_sums(run | {"tree": None}, read_records(out))
+    check_sums(run, read_records(out))
     assert run["verdict"]["requests"] == 40 and run["verdict"]["exit_code"] == 0 == done.code
-    assert run["verdict"]["segments"] == len(run["timelines"]) == len(run["ran"]["segments"]) >= 1
+    assert run["verdict"]["processes"] == len(run["timelines"]) == len(run["ran"]["processes"]) == 2
+    assert all(0 < max(one["running"]) <= 3 for one in run["timelines"])
 
 
 def test_a_resumed_run_adds_up(apcbatch: Callable[..., Outcome], tmp_path: Path) -> None:
@@ -177,27 +185,39 @@ def test_a_resumed_run_adds_up(apcbatch: Callable[..., Outcome], tmp_path: Path)
     write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(20)])
     first = apcbatch(*RUN, "--limit", 5, "--policy", "all").summary
     second = apcbatch(*RUN, "--resume", "--policy", "all").summary
-    run = run_of(tmp_path / "out.jsonl")
+    run = run_of(tmp_path / "out.jsonl", tmp_path / "in.jsonl")
     check_sums(run, read_records(tmp_path / "out.jsonl"))
     verdict = run["verdict"]
-    assert verdict["segments"] == len(run["timelines"]) == 2
+    assert verdict["processes"] == len(run["timelines"]) == 2
     for name in ("requests", "ok", "prompt_tokens", "cached_tokens", "computed_tokens", "completion_tokens"):
         assert verdict[name] == first[name] + second[name], name
     for stage, seconds in verdict["seconds"].items():
         assert seconds == pytest.approx(first["seconds"][stage] + second["seconds"][stage])
 
 
-def test_without_a_trace_the_records_are_enough(apcbatch: Callable[..., Outcome], tmp_path: Path) -> None:
-    """Fault: a run with --no-trace has no report, or one that makes up times, or does not say what is missing."""
+def test_without_entries_the_records_are_enough(apcbatch: Callable[..., Outcome], tmp_path: Path) -> None:
+    """Fault: an OUT of an earlier version has no report, or one that makes up times, or does not say what is missing;
+    its trace is read, or left out without a word."""
     write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(4)])
-    done = apcbatch(*RUN, "--no-trace", "--policy", "all")
-    run = run_of(tmp_path / "out.jsonl")
-    check_sums(run, read_records(tmp_path / "out.jsonl"))
-    assert all(run["verdict"][name] == done.summary[name] for name in COUNTS)
-    assert run["verdict"]["seconds"] is run["verdict"]["exit_code"] is run["tree"] is None and not run["timelines"]
-    [note] = run["notes"]
-    assert "--no-trace" in note and "out.jsonl.trace.jsonl is missing" in note
-    assert run["ran"]["run_file"]["config"]["policy"] == "all"
+    done = apcbatch(*RUN, "--policy", "all")
+    path = tmp_path / "out.jsonl.run.json"
+    facts = json.loads(path.read_text())
+    (tmp_path / "out.jsonl.trace.jsonl").write_text("old\n")
+    for earlier, said in (
+        ({}, "has no entry of a process, as in earlier versions"),
+        ({"processes": []}, "has no entry of a process, as in earlier versions"),
+        ({"processes": [5], "dropped_processes": 3}, "the entry of process 1 in"),
+    ):
+        bare = {name: value for name, value in facts.items() if name not in ("begin", "processes", "dropped_processes")}
+        path.write_text(json.dumps(bare | earlier))
+        run = run_of(tmp_path / "out.jsonl", tmp_path / "in.jsonl")
+        check_sums(run, read_records(tmp_path / "out.jsonl"))
+        assert all(run["verdict"][name] == done.summary[name] for name in COUNTS)
+        assert run["verdict"]["seconds"] is run["verdict"]["exit_code"] is None and not run["timelines"]
+        *notes, trace = run["notes"]
+        assert said in notes[-1] and trace.endswith("out.jsonl.trace.jsonl is of an earlier version and is not read")
+        assert len(notes) == 1 + ("dropped_processes" in earlier)
+        assert run["ran"]["run_file"]["config"]["policy"] == "all"
 
 
 def test_lines_that_are_no_records_are_counted(apcbatch: Callable[..., Outcome], tmp_path: Path) -> None:
@@ -254,13 +274,13 @@ def test_turns_from_the_hundredth_on_are_one_row() -> None:
 
 
 def test_what_a_summary_says_wrongly_is_not_known(apcbatch: Callable[..., Outcome], tmp_path: Path) -> None:
-    """Fault: a trace that somebody made up, or one of another version, ends the report in a traceback, or a number that
-    cannot be is shown."""
+    """Fault: an entry that somebody made up, or one of another version, ends the report in a traceback, or a number
+    that cannot be is shown."""
     write_lines(tmp_path / "in.jsonl", [conversation(1)])
     apcbatch(*RUN, "--policy", "all")
     found = read_run(find_out(str(tmp_path / "out.jsonl")))
-    [segment] = found.segments
-    assert segment.end is not None
+    [process] = found.processes
+    assert process.end is not None
     for given, seconds, peak, skipped in (
         ({}, 0.0, None, None),
         ({"seconds": {"load": 2.5}, "peak_rss_bytes": 1, "store_skipped": 0}, 2.5, 1, 0),
@@ -269,14 +289,14 @@ def test_what_a_summary_says_wrongly_is_not_known(apcbatch: Callable[..., Outcom
         ({"seconds": {"load": -1}, "peak_rss_bytes": "1", "store_skipped": -1}, 0.0, None, None),
         ({"seconds": [1], "peak_rss_bytes": 1.5, "store_skipped": None}, 0.0, None, None),
     ):
-        end = replace(segment.end, summary=given)
-        told = verdict(found.requests, [replace(segment, end=end)], True, {})
+        end = replace(process.end, summary=given)
+        told = verdict(found.requests, [replace(process, end=end)], {})
         assert (told["seconds"]["load"], told["peak_rss_bytes"], told["store_skipped"]) == (seconds, peak, skipped)
     ends = [
-        replace(segment.end, summary={"prefill_tokens_per_s": rate, "seconds": {"prefill": took}, "warnings": said})
+        replace(process.end, summary={"prefill_tokens_per_s": rate, "seconds": {"prefill": took}, "warnings": said})
         for rate, took, said in ((10.0, 1.0, ["a", "b"]), (40.0, 0.5, ["b"]), (None, 9.0, "c"), (70.0, 0.0, None))
     ]
-    told = verdict(found.requests, [replace(segment, end=end) for end in ends], True, {})
+    told = verdict(found.requests, [replace(process, end=end) for end in ends], {})
     assert told["prefill_tokens_per_s"] == 20.0 and told["decode_tokens_per_s"] is None
     untimed = verdict(found.requests, [replace(segment, end=end) for end in ends[2:]], True, {})
     assert untimed["prefill_tokens_per_s"] is None, "of no time there is no rate"
@@ -285,7 +305,7 @@ def test_what_a_summary_says_wrongly_is_not_known(apcbatch: Callable[..., Outcom
 
 def test_of_nothing_no_share_is_restored() -> None:
     """Fault: a run of errors alone is said to have restored all its tokens, or ends the report."""
-    told = verdict(Requests(), [], False, {})
+    told = verdict(Requests(), [], {})
     assert (told["requests"], told["hit_rate"], told["prompt_tokens"], told["unfinished"]) == (0, 0.0, 0, False)
     assert told["ideal_hit_rate"] in (None, 0.0)
 
@@ -296,7 +316,9 @@ def test_without_a_run_file_the_report_says_so(apcbatch: Callable[..., Outcome],
     apcbatch(*RUN)
     (tmp_path / "out.jsonl.run.json").unlink()
     [note] = [note for note in run_of(tmp_path / "out.jsonl")["notes"] if "run.json" in note]
-    assert note.endswith("out.jsonl.run.json is missing, so nothing says what the run was made with")
+    assert note.endswith(
+        "out.jsonl.run.json is missing, so nothing says what the run was made with, how long it took and how it ended"
+    )
 
 
 def test_percentiles_are_those_of_the_nearest_rank() -> None:

@@ -91,7 +91,7 @@ def test_no_text_of_the_user_is_in_clear() -> None:
     given = document(requests=30, seed=1)
     run = given["runs"][0]
     run["name"] = run["requests"]["id"][3] = run["requests"]["answer"][4] = f"</script><b>{word}</b>"
-    run["tree"]["text"][1] = run["ran"]["segments"][0]["options"][0][1] = word
+    run["tree"]["text"][1] = run["ran"]["processes"][0]["options"][0][1] = word
     made = page(given, "title")
     assert word.encode() not in made
     assert not [text for text in HOSTILE if len(text) > 12 and text.encode() in made]

@@ -1,110 +1,125 @@
-"""The trees of several processes, put together: sums, places, bounds."""
+"""The prefix tree of a run's prompts: its sums are those of the requests, whatever is folded."""
 
 from __future__ import annotations
 
-import dataclasses
 import random
+from collections import Counter
 from typing import Any
 
-import orjson
-import pytest
+import numpy as np
 
-from apcbatch.job.tracing.segment import MAX_EDGE_ROWS, EdgeColumns, Segment, parsed, segment_of
-from apcbatch.report import tree
-from apcbatch.report.tree import ADDED, merge_edges
-from tests.report.documents import trace_lines
+from apcbatch.errors import RequestError
+from apcbatch.report.tree import RunTree
+from tests.effort import tries
 
-SUMS = ("restored", "computed", "memory", "disk", "snapshots", "snapshot_bytes", "dropped")
-
-
-def segments(requests: int, seed: int, count: int = 1) -> list[Segment]:
-    return [segment_of(parsed(line)["segment"]) for line in trace_lines(requests, seed, count)]
+SUMS = ("restored", "computed", "memory", "disk")
+Drawn = list[tuple[list[int], int, str]]
 
 
-def sums(columns: dict[str, Any]) -> dict[str, int]:
-    return {name: sum(columns[name]) for name in SUMS}
+def drawn(draw: random.Random) -> Drawn:
+    """(prompt, cached tokens, source) of requests that share beginnings; equal prompts and parts of others too."""
+    prompts: list[list[int]] = [[]]
+    requests = []
+    for _ in range(draw.randint(1, 40)):
+        stem = draw.choice(prompts)
+        prompt = stem[: draw.randint(0, len(stem))] + [draw.randrange(3) for _ in range(draw.randint(0, 9))] or [1]
+        prompts.append(prompt)
+        cached = draw.randint(0, len(prompt) - 1)
+        requests.append((prompt, cached, draw.choice(["memory", "disk"]) if cached else "none"))
+    return requests
 
 
-def check_is_a_tree(tree: dict[str, Any]) -> None:
-    columns = {field.name: tree[field.name] for field in dataclasses.fields(EdgeColumns)}
-    line = trace_lines(20, 0, 1)[0]
-    segment = parsed(line)["segment"] | {"stems": columns}
-    segment_of(orjson.loads(orjson.dumps(segment)))  # which refuses what is no tree
+def columns_of(requests: Drawn, **options: Any) -> dict[str, Any]:
+    tree = RunTree()
+    for prompt, cached, source in requests:
+        tree.add(np.array(prompt, np.int32), cached, source)
+    return tree.columns(lambda tokens: "".join(map(str, tokens)), **options)
 
 
-def test_sums_stay_whatever_is_put_together() -> None:
-    """Fault: what a process restored is lost or counted twice where its edges meet another's."""
-    for _ in range(5):
-        draw = random.randrange(1 << 30)
-        parts = [*segments(150, draw), *segments(90, draw + 1), *segments(150, draw)]
-        tree = merge_edges(parts)
-        assert tree is not None and tree["note"] is None
-        check_is_a_tree(tree)
-        assert sums(tree) == {name: sum(sum(getattr(one.edges, name)) for one in parts) for name in SUMS}
-        assert tree["requests"][0] == sum(one.edges.requests[0] for one in parts)
+def by_brute_force(requests: Drawn) -> dict[tuple[int, ...], list[int]]:
+    """Edge, as all tokens up to its end, -> [begin, requests, restored, computed, memory, disk], by each token."""
+    prompts = {tuple(prompt) for prompt, _, _ in requests}
+    paths = {prompt[:end] for prompt in prompts for end in range(1, len(prompt) + 1)}
+    forks = Counter(path[:-1] for path in paths)
+    ends = {path for path in paths if path in prompts or forks[path] > 1}
+    edges = {}
+    for end in ends:
+        begin = max(n for n in range(len(end)) if n == 0 or end[:n] in ends)
+        row = edges[end] = [begin, 0, 0, 0, 0, 0]
+        for prompt, cached, source in requests:
+            if tuple(prompt[: len(end)]) == end:
+                restored = max(0, min(cached, len(end)) - begin)
+                row[1] += 1
+                row[2] += restored
+                row[3] += len(end) - begin - restored
+                row[4] += restored * (source == "memory")
+                row[5] += restored * (source == "disk")
+    return edges
 
 
-def test_the_same_edges_are_one() -> None:
-    """Fault: a resumed run shows its shared prefix once for each process."""
-    [one] = segments(150, random.randrange(1 << 30))
-    words = [text or f"edge {row}" for row, text in enumerate(one.edges.text)]
-    one = dataclasses.replace(one, edges=dataclasses.replace(one.edges, text=[f"{w} {n}" for n, w in enumerate(words)]))
-    tree = merge_edges([one, one])
-    assert tree is not None and tree["parent"] == one.edges.parent
-    for name in ADDED:
-        assert tree[name] == [2 * value for value in getattr(one.edges, name)]
+def test_each_edge_is_as_counted_token_by_token() -> None:
+    """Fault: an edge that is another, or has another's tokens; a part of an edge that is restored as a whole."""
+    for _ in range(tries(300)):
+        requests = drawn(random.Random(random.randrange(1 << 40)))
+        found, expected = columns_of(requests), by_brute_force(requests)
+        assert found["note"] is None and found["hidden"] == [0] * len(found["parent"])
+        assert (found["parent"][0], found["end"][0], found["requests"][0]) == (-1, 0, len(requests))
+        paths: list[tuple[int, ...]] = [()]
+        for row in range(1, len(found["parent"])):
+            parent = found["parent"][row]
+            assert parent < row and found["begin"][row] == found["end"][parent] == len(paths[parent])
+            edge = tuple(map(int, found["text"][row]))
+            paths.append(paths[parent] + edge)
+            counts = [found[name][row] for name in ("begin", "requests", *SUMS)]
+            assert counts == expected[paths[-1]], requests
+        assert set(paths[1:]) == expected.keys() and len(paths) == len(expected) + 1
 
 
-def test_a_late_drop_is_later() -> None:
-    """Fault: times of a resumed process count from its own begin, as if they were before."""
-    [one] = segments(60, random.randrange(1 << 30))
-    later = dataclasses.replace(one, begin=one.begin + 100)
-    tree = merge_edges([one, later])
-    assert tree is not None
-    dropped = [s for s in tree["dropped_s"] if s is not None]
-    last = max((s for s in one.edges.dropped_s if s is not None), default=None)
-    assert (max(dropped) if dropped else None) == (None if last is None else last + 100)
+def test_sums_stay_whatever_is_folded() -> None:
+    """Fault: what a folded edge restored is lost or counted twice; more rows than a page shows; an edge that saves much
+    is folded before one that saves little."""
+    for _ in range(tries(100)):
+        requests = drawn(random.Random(random.randrange(1 << 40)))
+        whole = columns_of(requests)
+        most = random.randint(1, len(whole["parent"]))
+        found = columns_of(requests, max_rows=most)
+        num_folded = len(whole["parent"]) - most
+        assert len(found["parent"]) == most and found["requests"][0] == len(requests)
+        assert {name: sum(found[name]) for name in SUMS} == {name: sum(whole[name]) for name in SUMS}
+        assert all(parent < row for row, parent in enumerate(found["parent"]))
+        said = f"{num_folded} edges that save least are counted in the edges above them"
+        assert found["note"] == (said if num_folded else None)
+        assert bool(sum(found["hidden"])) == bool(num_folded)
+    prompts: Drawn = [([1, 1, number], cached, "memory") for number, cached in ((2, 0), (3, 2), (4, 2))]
+    prompts += [([2, number, 5], cached, "disk") for number, cached in ((6, 2), (7, 1))]
+    folded = columns_of(prompts, max_rows=4)
+    assert folded["text"] == ["", "2", "11", "65"] and folded["hidden"] == [0, 1, 3, 0]
 
 
-def test_no_more_edges_than_a_page_shows() -> None:
-    """Fault: many resumed processes make a tree of any size; or what is left out is lost from the sums."""
-    draw = random.randrange(1 << 30)
-    parts = [one for n in range(4) for one in segments(3000, draw + n)]
-    assert sum(len(one.edges.parent) for one in parts) > MAX_EDGE_ROWS
-    tree = merge_edges(parts)
-    assert tree is not None and len(tree["parent"]) == MAX_EDGE_ROWS and "edges that save least" in tree["note"]
-    check_is_a_tree(tree)
-    assert sums(tree) == {name: sum(sum(getattr(one.edges, name)) for one in parts) for name in SUMS}
-    assert sum(tree["hidden"]) > 0
+def test_a_full_tree_says_what_it_left_out() -> None:
+    """Fault: a tree of any size, or one that lacks prompts without a word."""
+    tree = RunTree(max_tokens=5)
+    for first in range(4):
+        tree.add(np.array([first, 1, 1], np.int32), 0, "none")
+    found = tree.columns(str)
+    assert found["requests"][0] == 2 and sum(found["computed"]) == 6
+    assert found["note"] == "the prompts of the last 2 requests are not in the tree, which is full"
 
 
-def test_what_saves_least_is_folded_into_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault: an edge that saves much is folded before one that saves little, a parent before its children, or what was
-    folded is counted as another's, twice or not at all."""
-    monkeypatch.setattr(tree, "MAX_EDGE_ROWS", 4)
-    # 0 is the root; 1 has the leaves 3 and 4, 2 has the leaf 5. 5 saves least, then its parent 2, then 3.
-    columns: dict[str, list[Any]] = {name: [1, 2, 4, 8, 16, 32] for name in ADDED}
-    columns |= {"parent": [-1, 0, 0, 1, 1, 2], "begin": [0, 0, 0, 5, 5, 6], "end": [0, 5, 6, 9, 9, 9]}
-    columns |= {"restored": [0, 90, 20, 30, 40, 10], "hidden": [0, 0, 0, 0, 3, 0], "requests": [7, 4, 3, 1, 2, 2]}
-    columns |= {"dropped_s": [None] * 6, "text": list("abcdef")}
-    [one] = segments(20, 0)
-    one = dataclasses.replace(one, edges=EdgeColumns(**columns))
-    merged = merge_edges([one])
-    assert merged is not None and merged["note"] == "2 edges that save least are counted in the edges above them"
-    assert (merged["text"], merged["parent"]) == (["a", "b", "d", "e"], [-1, 0, 1, 1])
-    assert (merged["restored"], merged["computed"]) == ([30, 90, 30, 40], [1 + 4 + 32, 2, 8, 16])
-    assert (merged["requests"], merged["hidden"]) == ([7, 4, 1, 2], [3, 0, 0, 3])
-    monkeypatch.setattr(tree, "MAX_EDGE_ROWS", 2)
-    both = merge_edges([one])
-    assert both is not None and (both["hidden"], both["restored"]) == ([3, 1 + 2], [30, 90 + 30 + 40])
-    monkeypatch.setattr(tree, "MAX_EDGE_ROWS", 6)
-    whole = merge_edges([one])
-    assert whole is not None and whole["note"] is None and whole["text"] == columns["text"]
-    monkeypatch.setattr(tree, "MAX_EDGE_ROWS", 2)
-    columns = {name: values[:3] for name, values in columns.items()} | {"restored": [0, 20, 90]}
-    star = merge_edges([dataclasses.replace(one, edges=EdgeColumns(**columns))])
-    assert star is not None and star["text"] == ["a", "c"], "the first edge goes if it saves least"
-    columns |= {name: [*values, values[-1]] for name, values in columns.items()}
-    columns |= {"parent": [-1, 0, 1, 1], "begin": [0, 0, 5, 5], "end": [0, 5, 9, 9], "text": list("abcd")}
-    fork = merge_edges([dataclasses.replace(one, edges=EdgeColumns(**columns | {"restored": [0, 35, 30, 40]}))])
-    assert fork is not None and fork["text"] == ["a", "b"], "an edge stays while there are edges below it"
+def test_words_begin_with_a_whole_character_and_are_not_asked_for_again() -> None:
+    """Fault: a row begins with half a character or has a page of text, or a tokenizer that fails takes seconds a
+    row."""
+    tree, asked = RunTree(), []
+    for prompt in ([1, *range(2, 50)], [1, 9], [1, 8], [1, 7]):
+        tree.add(np.array(prompt, np.int32), 0, "none")
+
+    def decode(tokens: Any) -> str:
+        asked.append(list(tokens))
+        if len(asked) == 3:
+            raise RequestError("internal", "no text")
+        return "\ufffd\ufffd" + "x" * 100
+
+    assert tree.columns(decode)["text"] == ["", "x" * 80, "x" * 80, "", "", ""]
+    assert len(asked) == 3 and asked[0] == [1]
+    whole = tree.columns(lambda tokens: str(list(tokens)))
+    assert whole["text"][-1] == str(list(range(2, 34)))[:80]

@@ -16,10 +16,6 @@ function showEdge(place, tree, node) {
       : quiet(": memory ", quantity("memory", edges.memory[node]), ", disk ", quantity("disk", edges.disk[node]))],
     ["Computed here", tokens("computed"),
       fate.again === 0 ? null : quiet(", of these ", grouped(fate.again), " again")],
-    ["Snapshots kept", quantity("snapshots", edges.snapshots[node]), edges.snapshots[node] === 0 ? null
-      : [", ", quantity("snapshot_bytes", edges.snapshot_bytes[node], bytes)]],
-    ["Dropped for room", quantity("dropped", edges.dropped[node]), edges.dropped_s[node] === null ? null
-      : [", the last one ", quantity("dropped_s", edges.dropped_s[node], seconds), " into the run"]],
     edges.hidden[node] === 0 ? null : ["Folded in",
       quantity("hidden", edges.hidden[node], (value) => counted(value, "request")), " of branches too small to show"],
   ];

@@ -1,54 +1,41 @@
-// Timeline: activity of each process over time: shares of prefill, decode and store, running sequences, bytes held.
-// One drawing per segment; all its lanes share one time axis and one cursor.
+// Timeline: running and failed requests of each process over time. One drawing per process; its lanes share one time
+// axis and one cursor.
 
-const COLUMNS = 400;
-const LANES = [
-  ["running", "Sequences running", grouped],
-  ["pool_bytes", "Snapshots in pool", bytes],
-  ["store_bytes", "Written to store", bytes],
-  ["failed", "Failed requests", grouped],
-];
-const WORK = ["prefill", "decode", "store"];
+const LANES = [["running", "Requests running", "at most "], ["failed", "Requests failed", "in all "]];
 
 function showTimelines(section, run) {
-  if (run.timelines.length === 0) {
-    if (run.tree === null) fill(section, element("p", { class: "absent" }, NO_TRACE));
-    else section.hidden = true;
-    return;
-  }
-  fill(section, element("ul", { class: "legend" },
-    element("li", { class: "quiet" }, "Time, from below:"), WORK.map((name) => legendEntry(name, name)),
-    legendEntry("idle", "idle, or none of these"), legendEntry("failure", "failed requests")),
-  run.timelines.map((timeline, at) => workerFigure(timeline, at, run.timelines.length)));
+  section.hidden = run.timelines.length === 0;
+  if (section.hidden) return;
+  fill(section, run.timelines.map((timeline, at) => processFigure(timeline, at, run.timelines.length)));
 }
 
-function workerFigure(timeline, at, of) {
-  const { passes } = timeline;
+function processFigure(timeline, at, of) {
+  const { running, failed } = timeline;
   const caption = element("figcaption", {},
-    element("strong", {}, of > 1 ? `${at + 1} of ${of}: ` : "", visible(timeline.worker)),
-    ` began ${instant(timeline.begin)}, took ${seconds(timeline.seconds)}`);
-  if (passes.begin_s.length === 0) return element("figure", {}, caption, element("p", {}, "No pass ran."));
-  const bins = binned(passes, timeline.seconds);
-  const plots = element("div", { class: "lanes" },
-    lane("Time", sharesOf(bins), workDrawing(bins), "work"),
-    LANES.map(([name, words, form]) => {
-      const most = Math.max(...bins.map((bin) => bin[name]));
-      if (name === "failed" && most === 0) return null;
-      const said = name === "failed" ? `${form(most)} in all` : `at most ${form(most)}`;
-      return lane(words, said, lineDrawing(bins.map((bin) => bin[name]), most), name);
-    }));
+    element("strong", {}, of > 1 ? `Process ${at + 1} of ${of}: ` : ""),
+    `began ${instant(timeline.begin)}, took ${seconds(timeline.seconds)}`, phaseWords(timeline.phases));
+  if (Math.max(...running, ...failed) === 0) {
+    return element("figure", {}, caption, element("p", {}, "No request ended."));
+  }
+  const plots = element("div", { class: "lanes" }, LANES.map(([name, words, said]) => {
+    const most = Math.max(...timeline[name]);
+    return most === 0 ? null : lane(words, `${said}${grouped(most)}`, laneDrawing(timeline, name, most), name);
+  }));
   const cursorPlace = element("div", { class: "scrub" });
-  const describe = (column) => binWords(bins[column]);
-  const line = withCursor(cursorPlace, bins.length, `Timeline of ${visible(timeline.worker)}`, describe);
+  const words = of > 1 ? `Timeline of process ${at + 1}` : "Timeline";
+  const line = withCursor(cursorPlace, running.length, words, (column) => columnWords(timeline, column));
   return element("figure", { class: "timeline", "data-timeline": at }, caption, line,
-    element("div", { class: "scrubbed" }, plots, cursorPlace), timeAxis(bins.length ? bins.at(-1).end : 0));
+    element("div", { class: "scrubbed" }, plots, cursorPlace), timeAxis(Math.max(timeline.seconds, 1e-6)));
 }
 
-/** Format the shares of the whole time: "prefill 34 %, decode 40 %, store 2 %". */
-function sharesOf(bins) {
-  const whole = bins.at(-1).end;
-  const share = (work) => Math.min(1, bins.reduce((sum, bin) => sum + bin[work], 0) / whole);
-  return WORK.map((work) => `${work} ${percent(share(work))}`).join(", ");
+/** Make the line of seconds by phase: "load 1.2 s, prefill 4 s, idle 0.1 s"; null for a process that did not end. */
+function phaseWords(phases) {
+  if (phases === null) {
+    return element("p", { class: "quiet" }, "It did not end: it was killed, or it is still at work.");
+  }
+  const spent = Object.entries(phases).filter(([, value]) => value > 0);
+  return element("p", { class: "quiet" }, spent.flatMap(([name, value], at) => [
+    at > 0 ? ", " : "", `${visible(name)} `, quantity(`phases.${name}`, value, seconds)]));
 }
 
 function lane(name, most, drawing, kind) {
@@ -57,83 +44,30 @@ function lane(name, most, drawing, kind) {
     drawing);
 }
 
-/** Divide the passes into columns of equal time: seconds of each kind of work, the largest number of running sequences,
- *  the bytes at the column's end. */
-function binned(passes, whole) {
-  const rows = passes.begin_s.length;
-  const last = passes.begin_s[rows - 1] + passes.seconds[rows - 1];
-  const width = Math.max(whole ?? 0, last, 1e-9) / COLUMNS;
-  const bins = Array.from({ length: COLUMNS }, (_, at) => ({
-    begin: at * width, end: (at + 1) * width, prefill: 0, decode: 0, store: 0, running: 0, waiting: 0,
-    prefill_tokens: 0, decode_tokens: 0, failures: 0, pool_bytes: null, store_bytes: null,
-  }));
-  for (let row = 0; row < rows; row += 1) {
-    const begin = passes.begin_s[row];
-    const end = begin + passes.seconds[row];
-    const first = Math.min(COLUMNS - 1, Math.floor(begin / width));
-    const final = Math.min(COLUMNS - 1, Math.max(first, Math.ceil(end / width) - 1));
-    for (let at = first; at <= final; at += 1) {
-      const bin = bins[at];
-      const overlap = Math.min(end, bin.end) - Math.max(begin, bin.begin);
-      const share = end > begin ? Math.max(0, overlap) / (end - begin) : 1 / (final - first + 1);
-      for (const work of WORK) bin[work] += passes[`${work}_s`][row] * share;
-      bin.prefill_tokens += passes.prefill_tokens[row] * share;
-      bin.decode_tokens += passes.decode_tokens[row] * share;
-      bin.running = Math.max(bin.running, passes.running[row]);
-      bin.waiting = Math.max(bin.waiting, passes.waiting[row]);
-    }
-    bins[final].failures += passes.failures[row];
-    bins[final].pool_bytes = passes.pool_bytes[row];
-    bins[final].store_bytes = passes.store_bytes[row];
-  }
-  let held = { pool_bytes: 0, store_bytes: 0, failed: 0 };
-  for (const bin of bins) {
-    bin.failed = held.failed + bin.failures;
-    bin.pool_bytes ??= held.pool_bytes;
-    bin.store_bytes ??= held.store_bytes;
-    held = bin;
-  }
-  return bins;
-}
-
-/** Draw the shares of time, stacked; the unfilled rest was idle. A mark stands for failed requests in a column. */
-function workDrawing(bins) {
-  const paths = [];
-  const base = new Float64Array(bins.length);
-  for (const work of WORK) {
-    const tops = bins.map((bin, at) => Math.min(1, base[at] + bin[work] / (bin.end - bin.begin)));
-    paths.push(drawn("path", { class: work, d: bandPath(base, tops) }));
-    tops.forEach((top, at) => { base[at] = top; });
-  }
-  const marks = bins.flatMap((bin, at) => {
-    if (bin.failures === 0) return [];
-    const mark = element("span", { class: "failureMark", title: counted(bin.failures, "failed request") }, "✕");
-    mark.style.left = `${((at + 0.5) / bins.length) * 100}%`;
+/** Draw one row of values. In the lane of failed requests, a mark stands in each column with new ones. */
+function laneDrawing(timeline, name, most) {
+  const values = timeline[name];
+  const tops = values.map((value) => (value / most) * 0.94);
+  const marks = name !== "failed" ? [] : values.flatMap((value, at) => {
+    const added = value - (at > 0 ? values[at - 1] : 0);
+    if (added === 0) return [];
+    const mark = element("span", { class: "failureMark", title: counted(added, "failed request") }, "✕");
+    mark.style.left = `${((at + 0.5) / values.length) * 100}%`;
     return [mark];
   });
-  return element("div", { class: "drawing" }, canvasOf(bins.length, paths), marks);
-}
-
-function lineDrawing(values, most) {
-  const tops = values.map((value) => (most > 0 ? value / most : 0) * 0.94);
   return element("div", { class: "drawing" }, canvasOf(values.length, [
-    drawn("path", { class: "area", d: bandPath(new Float64Array(values.length), tops) }),
+    drawn("path", { class: "area", d: areaPath(tops) }),
     drawn("path", { class: "line", d: stepPath(tops) }),
-  ]));
+  ]), marks);
 }
 
 function canvasOf(columns, paths) {
   return drawn("svg", { viewBox: `0 0 ${columns} 100`, preserveAspectRatio: "none", "aria-hidden": "true" }, paths);
 }
 
-/** Return the stepped outline between two rows of heights, 0 to 1; empty columns are left out. */
-function bandPath(base, tops) {
-  let path = "";
-  for (let at = 0; at < tops.length; at += 1) {
-    if (tops[at] - base[at] <= 0) continue;
-    path += `M${at} ${down(base[at])}V${down(tops[at])}H${at + 1}V${down(base[at])}Z`;
-  }
-  return path;
+/** Return the stepped area below a row of heights, 0 to 1; empty columns are left out. */
+function areaPath(tops) {
+  return tops.map((top, at) => (top > 0 ? `M${at} 100V${down(top)}H${at + 1}V100Z` : "")).join("");
 }
 
 function stepPath(tops) {
@@ -144,17 +78,12 @@ function down(height) {
   return (100 - height * 100).toFixed(2);
 }
 
-function binWords(bin) {
-  const span = bin.end - bin.begin;
+function columnWords({ running, failed, seconds: whole }, at) {
+  const span = Math.max(whole, 1e-6) / running.length;
   const digits = Math.max(0, Math.ceil(-Math.log10(span)));
-  const shares = WORK.map((work) => `${work} ${percent(Math.min(1, bin[work] / span))}`);
-  const idle = Math.max(0, 1 - WORK.reduce((sum, work) => sum + bin[work], 0) / span);
-  const words = [
-    `${trimmed(bin.begin, digits)} to ${trimmed(bin.end, digits)} s: ${shares.join(", ")}, idle ${percent(idle)}`,
-    `${grouped(bin.running)} running, ${grouped(bin.waiting)} waiting`,
-    `pool ${bytes(bin.pool_bytes)}, written to the store ${bytes(bin.store_bytes)}`,
-  ];
-  if (bin.failed > 0) words.push(`${counted(bin.failures, "request")} failed, ${grouped(bin.failed)} until then`);
+  const words = [`${trimmed(at * span, digits)} to ${trimmed((at + 1) * span, digits)} s`,
+    `${grouped(running[at])} running`];
+  if (failed[at] > 0) words.push(`${grouped(failed[at])} failed until then`);
   return words.join(" · ");
 }
 

@@ -9,7 +9,7 @@ const ROOT_PIXELS = 26;
 function showTree(section, run, open) {
   const edges = run.tree;
   if (edges === null || edges.parent.length === 0) {
-    fill(section, element("p", { class: "absent" }, NO_TRACE));
+    fill(section, element("p", { class: "absent" }, NO_TREE));
     return () => {};
   }
   const tree = treeOf(edges);
@@ -54,8 +54,8 @@ function showTree(section, run, open) {
     if (held) focusBox(state, state.top);
   };
 }
-const NO_TRACE = "No trace lies beside this output, so there is no picture of it. "
-  + "A run writes one unless --no-trace is given.";
+const NO_TREE = "The tree is made of the prompts: apcbatch report OUT --prompts INPUT shows it. Prompts of a rollout "
+  + "have the run's own answers in them, which INPUT does not have.";
 
 /** Make the choice between the two measures of width. */
 function measureChoice(state) {
@@ -75,8 +75,7 @@ function icicleLegend() {
   return element("ul", { class: "legend" },
     legendEntry("restored", "restored"),
     legendEntry("again", "computed again"),
-    legendEntry("once", "computed once, as it must be"),
-    legendEntry("dropped", "snapshots dropped for lack of room"));
+    legendEntry("once", "computed once, as it must be"));
 }
 
 function drawIcicle(state) {
@@ -115,7 +114,7 @@ function edgeBox(state, { node }) {
   const known = fate.restored + fate.again;
   const kind = node === 0 ? "root" : known === 0 ? "once" : "mixed";
   const box = element("div", {
-    class: `box ${kind}${node > 0 && edges.dropped[node] > 0 ? " dropped" : ""}`, role: "treeitem", "data-node": node,
+    class: `box ${kind}`, role: "treeitem", "data-node": node,
     tabindex: node === top ? "0" : "-1", "aria-level": tree.level[node] + 1, "aria-selected": String(node === top),
     "aria-label": edgeWords(tree, node),
   }, element("span", {}, node === 0 ? rootWords(tree, state.measure) : visible(edges.text[node])));

@@ -29,7 +29,7 @@ function ending(verdict) {
   if (code === 1) return say("bad", "The run stopped early.");
   if (code === 2) return say("bad", "The run could not begin.");
   if (requests === 0) return say("fair", "No request is answered.");
-  if (code === null) return say("fair", "It is not known how the run ended: no trace of its end was kept.");
+  if (code === null) return say("fair", "It is not known how the run ended: its run file does not say.");
   if (errors > 0) return say(ok === 0 ? "bad" : "fair", ok === 0 ? "Every request failed." : "Some requests failed.");
   if (verdict.doubts.length > 0) {
     const words = { cut: "are cut", empty: "are empty", unread: "have a call that could not be read" };

@@ -1,1 +1,0 @@
-"""Trace of a run: OUT.trace.jsonl, which `apcbatch report` reads."""
