@@ -13,7 +13,6 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -39,9 +38,6 @@ from apcbatch.engine.serving import answered
 from apcbatch.errors import StoppedError
 from apcbatch.types import Request, Result
 
-if TYPE_CHECKING:
-    from apcbatch.engine.observer import Observer
-
 LONGEST_WAIT_S = 0.25
 WATCH_EVERY_S = 1.0
 
@@ -61,7 +57,6 @@ class ClusterEngine:
         self._autoscaler = Autoscaler(self._workers, self._scheduler, self._unplanned, settings.idle_s)
         self._counters = ClusterCounters()
         self._coverage = CoverageTree()  # the tokens that any worker has computed
-        self._observer: Observer | None = None
         self._results: list[Result] = []
         self._num_unfinished = 0
         self._num_units = self._num_assignments = 0
@@ -109,10 +104,6 @@ class ClusterEngine:
     def held(self, keys: Collection[Key]) -> set[Key]:
         """Return the subset of the prefix keys whose snapshot is in the store of every node with a worker."""
         return self._hooks.held(keys)
-
-    def observe(self, observer: Observer) -> None:
-        """Report each answered prompt to an observer from now on. The workers' steps and snapshots are not reported."""
-        self._observer = observer
 
     def submit(self, request: Request) -> None:
         """Queue a request. Requests with a plan must be submitted in the plan's order."""
@@ -387,10 +378,8 @@ class ClusterEngine:
             self._record(item, result)
 
     def _record(self, item: Item, result: Result) -> None:
-        """Count the tokens of an answered request as computed, and report it to the observer."""
+        """Count the tokens of an answered request as computed."""
         tokens, request = item.tokens, item.request
         if request.keep_answer and result.token_ids:  # the last token was sampled, but no pass has consumed it
             tokens = np.concatenate((tokens, np.asarray(result.token_ids[:-1], np.int32)))
         self._coverage.insert(tokens, counts=True)
-        if self._observer is not None:
-            self._observer.answered(tokens[: result.prompt_tokens], result.cached_tokens, result.cached_from)

@@ -98,7 +98,7 @@ class Worker:
         self._decoder = RequestDecoder.of(self._config.model, ChatOptions.of(self._config))
         self._node, self._report_alive, self._reported = node, report_alive, time.monotonic()
         self._in_flight = InFlightFile(in_flight)
-        self._engine.watch(self)
+        self._engine.watch(self.begins, self.moves)
         self._units: dict[int, RunningUnit] = {}
         self._queue: deque[Request] = deque()
         self._counted = self._counters()

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from apcbatch.engine.observer import StepFacts
-
 if TYPE_CHECKING:
     from apcbatch.engine.sequence import Chunk
 
@@ -20,10 +18,10 @@ class Counters:
     since the bounded tree of prompts forgot some. store_skipped: snapshots that the store refused or could not write.
     preempted: times that a running answer gave its KV pages up. recomputed_tokens: tokens computed again after that.
     prefill_tokens, decode_tokens: tokens computed in passes, including recomputed ones and those of requests that
-    failed later; of drafted ones, those that were accepted. chunks: sequences in passes, summed over passes;
-    decode_chunks: those that decoded. drafts: source -> (drafted tokens that passes verified, accepted ones).
-    drafts_saved_s: estimate of the seconds that they saved (apcbatch/engine/drafting.py); None if not known.
-    peak_draft_bytes: the most bytes of the index of drafts. seconds: wall seconds by phase."""
+    failed later; of drafted ones, those that were accepted. decode_chunks: sequences that decoded in a pass, summed
+    over passes. drafts: source -> (drafted tokens that passes verified, accepted ones). drafts_saved_s: estimate of the
+    seconds that they saved (apcbatch/engine/drafting.py); None if not known. peak_draft_bytes: the most bytes of the
+    index of drafts. seconds: wall seconds by phase."""
 
     snapshots_written: int = 0
     snapshots_read: int = 0
@@ -40,7 +38,6 @@ class Counters:
     recomputed_tokens: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
-    chunks: int = 0
     decode_chunks: int = 0
     drafts: dict[str, tuple[int, int]] = field(default_factory=dict)
     drafts_saved_s: float | None = None
@@ -65,25 +62,6 @@ class Counters:
                 chunk.sequence.decode_s += per_row * chunk.num_rows
                 self.decode_chunks += 1
                 self.decode_tokens += chunk.count + chunk.accepted
-        self.chunks += len(chunks)
         self.prefill_tokens += prefill_tokens
         self.seconds["prefill"] += per_row * prefill_tokens
         self.seconds["decode"] += per_row * (num_rows - prefill_tokens)
-
-
-def facts_between(
-    before: Counters, now: Counters, seconds: float, waiting: int, pool_bytes: int, store_bytes: int
-) -> StepFacts:
-    """Return the facts of one step. before, now: the counters when it began and ended; the rest: as in StepFacts."""
-    return StepFacts(
-        seconds,
-        now.seconds["prefill"] - before.seconds["prefill"],
-        now.seconds["decode"] - before.seconds["decode"],
-        now.seconds["store"] - before.seconds["store"],
-        now.prefill_tokens - before.prefill_tokens,
-        now.decode_tokens - before.decode_tokens,
-        now.chunks - before.chunks,
-        waiting,
-        pool_bytes,
-        store_bytes,
-    )

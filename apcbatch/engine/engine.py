@@ -17,9 +17,8 @@ from typing import Any
 import torch
 
 from apcbatch.config import Config
-from apcbatch.engine.counters import Counters, facts_between
+from apcbatch.engine.counters import Counters
 from apcbatch.engine.finish import Completion, failed_choice, failed_pass, no_room, not_finite, requests_of
-from apcbatch.engine.observer import Observer, Watcher
 from apcbatch.engine.open import EngineOptions, open_parts, use_processor
 from apcbatch.engine.pipeline import PassPipeline
 from apcbatch.engine.sampler import NOT_FINITE, Sampler, top_logprobs
@@ -86,7 +85,6 @@ class Engine:
         )
         self._completion = Completion(parts.scheduler, parts.snapshots, parts.drafting, self._pipeline)
         self._failed: deque[Result] = deque()
-        self._observer: Observer | None = None
         self._last_read_s: float | None = None  # time of the last read; None if no pass was in flight since
 
     def run(self, requests: Iterable[Request]) -> Iterator[Result]:
@@ -145,32 +143,16 @@ class Engine:
         self._snapshots.prepare(sequence)
         self._scheduler.hand_over(sequence)
 
-    def observe(self, observer: Observer) -> None:
-        """Report each step, each answered prompt, and each kept or dropped snapshot to this observer
-        (apcbatch/engine/observer.py) from now on. It replaces an earlier observer. Without an observer, the engine does
-        not compute these reports."""
-        self._observer = self._snapshots.observer = self._completion.observer = observer
-        self._pool.on_drop = observer.dropped
-
-    def watch(self, watcher: Watcher) -> None:
-        """Report each request that is about to run to this watcher (apcbatch/engine/observer.py) from now on; on the
-        CPU, also report each layer that is about to run. It replaces an earlier watcher."""
-        self._scheduler.on_begin = lambda sequence: watcher.begins(sequence.request)
+    def watch(self, on_begin: Callable[[Request], None], on_layer: Callable[[], None]) -> None:
+        """Set the callbacks for what is about to run; if a pass never returns, they tell where it hangs. They must not
+        raise, and change no answer. on_begin: called with each request before it runs. on_layer: called before each
+        layer of a pass, on the CPU alone, where a layer may take seconds."""
+        self._scheduler.on_begin = lambda sequence: on_begin(sequence.request)
         if isinstance(self._model, CausalLM):
-            self._model.on_layer = watcher.moves
+            self._model.on_layer = on_layer
 
     def step(self) -> list[Result]:
         """Run one pass and return the requests that ended with it."""
-        if self._observer is None:
-            return self._step()
-        begin, before = time.perf_counter(), self._counters.copy()
-        results = self._step()
-        written = self._store.counters.bytes_written if self._store else 0
-        queues = len(self._scheduler.waiting), self._pool.held_bytes, written
-        self._observer.stepped(facts_between(before, self._counters, time.perf_counter() - begin, *queues))
-        return results
-
-    def _step(self) -> list[Result]:
         begin = time.perf_counter()
         if self._persistence:
             self._persistence.drain()

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from apcbatch.engine.drafting import Drafting
-from apcbatch.engine.observer import Observer
 from apcbatch.engine.pipeline import PassPipeline
 from apcbatch.engine.scheduler import Scheduler
 from apcbatch.engine.sequence import Chunk, Sequence, failed_result
@@ -21,10 +20,9 @@ from apcbatch.types import Result
 
 
 class Completion:
-    """Completion of one engine's sequences. observer: notified of each answered prompt."""
+    """Completion of one engine's sequences."""
 
     def __init__(self, scheduler: Scheduler, snapshots: Snapshots, drafting: Drafting, pipeline: PassPipeline) -> None:
-        self.observer: Observer | None = None
         self._scheduler, self._snapshots, self._drafting, self._pipeline = scheduler, snapshots, drafting, pipeline
 
     def finish(self, sequence: Sequence) -> list[Result]:
@@ -66,8 +64,6 @@ class Completion:
         """Make the result of a request whose answers have all ended. sequence: any of them."""
         first = sequence.siblings[0]
         self._snapshots.count_unique(first)
-        if self.observer is not None:
-            self.observer.answered(first.tokens[: first.num_prompt], first.cached_tokens, first.cached_from)
         return sequence.result()
 
     def _end(self, sequence: Sequence) -> None:

@@ -114,7 +114,6 @@ class SnapshotPool:
         self._taken: set[tuple[bytes, int]] = set()  # reservations whose slot was taken over
         self.peak_held = 0
         self.evicted = 0
-        self.on_drop: Callable[[bytes, bool], None] | None = None  # (dropped key, whether it was evicted)
 
     def __len__(self) -> int:
         return len(self._held)
@@ -266,15 +265,8 @@ class SnapshotPool:
             self._evict(victim)
         return victim is not None
 
-    def own_bytes(self, snapshot: Snapshot) -> int:
-        """Return the bytes of a held snapshot's slot, and of the pages that no other snapshot refers to."""
-        pages = sum(self._page_holders[page] == 1 for page in snapshot.pages.tolist())
-        return self._slot_bytes + pages * self._page_bytes
-
-    def drop(self, snapshot: Snapshot, evicted: bool = False) -> None:
-        """Drop one snapshot. evicted: whether it is dropped for lack of capacity."""
-        if self.on_drop is not None:
-            self.on_drop(snapshot.key, evicted)
+    def drop(self, snapshot: Snapshot) -> None:
+        """Drop one snapshot."""
         del self._held[snapshot.key]
         self._free_slots.append(snapshot.slot)
         for page in snapshot.pages.tolist():
@@ -288,7 +280,7 @@ class SnapshotPool:
         return next((one for one in self if not one.pins and not one.reads_left), None)
 
     def _evict(self, snapshot: Snapshot) -> None:
-        self.drop(snapshot, evicted=True)
+        self.drop(snapshot)
         self._forget(snapshot.key)
         self.evicted += 1
 

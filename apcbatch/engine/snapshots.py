@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from apcbatch.engine.coverage import CoverageTree, Match, explain_miss
-from apcbatch.engine.observer import KeptSnapshot, Observer
 from apcbatch.engine.page_tables import PageTables
 from apcbatch.engine.persistence import Persistence
 from apcbatch.engine.policy import keeps_snapshots, retention_of
@@ -37,7 +36,6 @@ class Snapshots:
         self.num_written = 0
         self.num_read = 0
         self.num_for_later = 0
-        self.observer: Observer | None = None
         self._policy, self._block_size = policy, block_size
         self._fingerprint = fingerprint
         self._pool, self._pages, self._page_tables = pool, pages, page_tables
@@ -136,7 +134,6 @@ class Snapshots:
     def publish(self, chunk: Chunk) -> None:
         """Publish the snapshots that a pass has written: in memory at once, on disk in the background."""
         sequence, retention = chunk.sequence, chunk.sequence.retention
-        new: list[tuple[Snapshot, int]] = []
         for keep in chunk.keep:
             covering = self._page_tables.covering(sequence, keep.position)
             reads = retention.reads(keep.position)
@@ -153,11 +150,6 @@ class Snapshots:
                 self._roll(sequence, snapshot)
             elif retention.is_stored(keep.position):
                 self._persist(sequence, snapshot)
-            if is_new and self.observer is not None:
-                new.append((snapshot, self._pool.own_bytes(snapshot)))
-        if new and self.observer is not None:
-            told = [KeptSnapshot(one.key, one.position, size, self._pool.holds(one)) for one, size in new]
-            self.observer.kept(sequence.tokens[: told[-1].position], told)
 
     def cover(self, sequence: Sequence) -> None:
         """Mark the tokens of an ended, kept answer as covered. (Those of a prompt are marked at admission.)"""

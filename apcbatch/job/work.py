@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Protocol
 from apcbatch.data.chat.rollout import Rollout
 from apcbatch.data.input.records import Conversation
 from apcbatch.data.output.parser import OutputParser
-from apcbatch.engine.observer import Observer
 from apcbatch.engine.serving import Steppable
 from apcbatch.errors import RequestError
 from apcbatch.job.record import Ticket
@@ -42,9 +41,6 @@ class JobEngine(Steppable, Protocol):
     @property
     def counters(self) -> Counters | ClusterCounters:
         """Tokens, seconds and bytes of the engine so far."""
-
-    def observe(self, observer: Observer) -> None:
-        """Report events to an observer from now on."""
 
     def run(self, requests: Iterable[Request]) -> Iterator[Result]:
         """Answer requests, pulled one by one; yield each result when it is finished."""

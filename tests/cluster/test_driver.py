@@ -475,18 +475,6 @@ def test_a_closed_driver_ends_its_workers_and_their_runtime(monkeypatch: pytest.
     assert closed == [True] and all(one.ends <= runtime.now for one in runtime.workers.values())
 
 
-def test_each_answered_prompt_is_told_to_the_observer() -> None:
-    """Fault: a plan that grows with its run does not learn what was answered, or takes an answer for a prompt."""
-    requests = stem_and_branches(3).requests
-    engine = SeenEngine(SimRuntime(), ClusterSettings(2))
-    told: list[tuple[list[int], int]] = []
-    answered = lambda tokens, cached, source: told.append((list(tokens), cached))  # noqa: E731
-    engine.observe(SimpleNamespace(answered=answered))
-    results = {result.id: result for result in engine.run(requests)}
-    expected = [(list(request.token_ids), results[request.id].cached_tokens) for request in requests]
-    assert sorted(told) == sorted(expected)
-
-
 @table("is_above_held", [False, True])
 def test_a_state_is_worth_the_tokens_above_the_nearest_one_that_is_held(is_above_held: bool) -> None:
     """Fault: what is evicted first is the state that the most tokens would have to be computed for."""

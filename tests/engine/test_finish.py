@@ -68,17 +68,12 @@ def test_a_sequence_gives_back_what_later_passes_hold_for_it() -> None:
 def test_several_answers_have_one_result() -> None:
     """Fault: a result that lacks an answer, or that is returned for each of them."""
     answers, parts = running(3), Parts()
-    told: list[tuple[Any, ...]] = []
-    completion: Any = parts.completion
-    completion.observer = SimpleNamespace(answered=lambda *of: told.append(of))
-    answers[0].cached_tokens, answers[0].cached_from = 2, "disk"
     results = []
     for sequence in (answers[2], answers[0], answers[1], answers[1]):
         sequence.finish_reason = "length"
         results.append(parts.completion.finish(sequence))
     assert [len(found) for found in results] == [0, 0, 1, 0] and len(results[2][0].others) == 2
-    ((prompt, cached, source),) = told
-    assert (prompt.tolist(), cached, source) == ([1, 2, 3], 2, "disk") and parts.of("count_unique") == answers[:1]
+    assert parts.of("count_unique") == answers[:1]
 
 
 def test_a_failure_ends_all_answers_of_its_request_alone() -> None:

@@ -16,8 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from apcbatch import Engine, Request, Result
-from apcbatch.engine.counters import Counters, facts_between
-from apcbatch.engine.observer import StepFacts
+from apcbatch.engine.counters import Counters
 from apcbatch.engine.pool import PagePool
 from apcbatch.engine.sequence import Chunk, make_sequence
 from apcbatch.errors import ERROR_CODES, RETRYABLE, UsageError
@@ -290,13 +289,12 @@ def test_times_are_told_in_milliseconds() -> None:
 
 
 def test_a_pass_is_shared_by_its_tokens() -> None:
-    """Fault: a pass's seconds go to another phase or in other shares, and a step's facts are those of the whole run."""
+    """Fault: a pass's seconds go to another phase or in other shares."""
     prompt, answer = (make_sequence(Request(name, [1, 2, 3], max_tokens=4), VOCAB, None) for name in "pa")
     answer.computed = 3
-    counters = Counters(prefill_tokens=10, decode_tokens=20, chunks=30)
-    counters.seconds.update(prefill=8.0, decode=16.0, store=32.0)
-    before = counters.copy()
+    counters = Counters(prefill_tokens=10, decode_tokens=20, decode_chunks=30)
+    counters.seconds.update(prefill=8.0, decode=16.0)
     counters.add_pass([Chunk(prompt, 0, 3), Chunk(answer, 3, 1)], 2.0)
-    counters.seconds["store"] += 4.0
     assert (prompt.prefill_s, prompt.decode_s, answer.prefill_s, answer.decode_s) == (1.5, 0.0, 0.0, 0.5)
-    assert facts_between(before, counters, 7.0, 6, 5, 4) == StepFacts(7.0, 1.5, 0.5, 4.0, 3, 1, 2, 6, 5, 4)
+    assert (counters.prefill_tokens, counters.decode_tokens, counters.decode_chunks) == (13, 21, 31)
+    assert counters.seconds == {"prefill": 9.5, "decode": 16.5, "store": 0.0}

@@ -298,7 +298,7 @@ def test_what_a_summary_says_wrongly_is_not_known(apcbatch: Callable[..., Outcom
     ]
     told = verdict(found.requests, [replace(process, end=end) for end in ends], {})
     assert told["prefill_tokens_per_s"] == 20.0 and told["decode_tokens_per_s"] is None
-    untimed = verdict(found.requests, [replace(segment, end=end) for end in ends[2:]], True, {})
+    untimed = verdict(found.requests, [replace(process, end=end) for end in ends[2:]], {})
     assert untimed["prefill_tokens_per_s"] is None, "of no time there is no rate"
     assert told["warnings"] == ["a", "b"] and told["seconds"]["prefill"] == 10.5
 
