@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -324,7 +323,7 @@ def test_what_is_at_work_is_written_down_before(
         seen.update(in_flight)
         told()
 
-    worker.engine.watch(SimpleNamespace(begins=worker.begins, moves=moves))
+    worker.engine.watch(worker.begins, moves)
     while worker.is_busy:
         worker.step()
     assert seen == {10 + n for n in range(9)}

@@ -324,7 +324,7 @@ def test_what_the_store_refused_is_offered_again_while_it_is_in_memory() -> None
     sequence = sequence_of(snapshots)
     disk.takes = False
     write(snapshots, sequence, 16, 32, 48)
-    snapshots.pool.drop(*(one for one in snapshots.pool if one.position == 32), evicted=True)
+    snapshots.pool.drop(*(one for one in snapshots.pool if one.position == 32))
     disk.saved.clear()
     for _ in range(2):
         snapshots.offer_again()
