@@ -9,12 +9,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
+
+from apcbatch import Engine
+from apcbatch.errors import ModelError
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 REMOVED = object()
+
+
+def refused(folder: Path, sentence: str) -> None:
+    """The folder is refused in a sentence of sane length."""
+    with pytest.raises(ModelError, match=sentence) as caught:
+        Engine(folder, pool_size_bytes=1 << 20, max_running=2)
+    assert len(str(caught.value)) < 700 and str(caught.value).isprintable()
 
 
 def copy_of(folder: Path, target: Path) -> Path:

@@ -39,7 +39,9 @@ def make_arena(num_slots: int = 3, num_pages: int = 4) -> StateArena:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_slot_and_a_page_weigh_what_the_layout_says(dtype: str, tiny_checkpoint: Callable[..., Path]) -> None:
-    """Fault: the bytes in the plan are computed by another formula than those of the memory that is allocated."""
+    """Fault: the bytes in the plan are computed by another formula than those of the memory that is allocated, or a
+    page of the layout is not one of the compiled attention."""
+    assert PAGE_TOKENS == KERNEL_PAGE_TOKENS
     folders = [locate_model("demo"), *map(tiny_checkpoint, FAMILIES)]
     for config in map(load_model_config, folders):
         layout = state_layout(config, dtype)
@@ -47,11 +49,6 @@ def test_a_slot_and_a_page_weigh_what_the_layout_says(dtype: str, tiny_checkpoin
         assert sum(part.nbytes for part in arena.slots.values()) == 3 * layout.slot_bytes > 0
         assert sum(part.nbytes for part in arena.pages.values()) == 5 * layout.page_bytes
         assert bool(arena.pages) == layout.has_tokens == any(name in config.mixers for name in ("attention", "hybrid"))
-
-
-def test_a_page_has_the_tokens_that_the_kernels_expect() -> None:
-    """Catches a page of the layout that is not one of the compiled attention."""
-    assert PAGE_TOKENS == KERNEL_PAGE_TOKENS
 
 
 def test_a_layer_sees_its_own_parts() -> None:
@@ -72,12 +69,8 @@ def test_tokens_come_back_as_they_were_written(begin: int, end: int) -> None:
     arena, pages = make_arena(), torch.tensor([3, 0, 2])
     before = {name: part.clone() for name, part in arena.pages.items()}
     gathered = arena.gather(pages, begin, end)
-    assert gathered["kv_latent"].shape == (2, end - begin, 6) and gathered["kv_keys"].shape == (
-        2,
-        2,
-        end - begin,
-        3,
-    )
+    assert gathered["kv_latent"].shape == (2, end - begin, 6)
+    assert gathered["kv_keys"].shape == (2, 2, end - begin, 3)
     for i, position in enumerate(range(begin, end)):
         page, offset = int(pages[position // 64]), position % 64
         assert torch.equal(gathered["kv_latent"][:, i], before["kv_latent"][:, page, offset])
@@ -91,17 +84,9 @@ def test_tokens_come_back_as_they_were_written(begin: int, end: int) -> None:
         assert not whole[name].narrow(dim, 0, begin).any() and not whole[name].narrow(dim, end, 192 - end).any()
 
 
-def test_a_page_is_copied_in_every_layer() -> None:
-    """Catches a shared page that is written to by the sequence that was to get a copy."""
-    arena = make_arena()
-    source = {name: arena.gather(torch.tensor([1]), 0, 64)[name] for name in arena.pages}
-    arena.copy_page(1, 3)
-    for name, tokens in arena.gather(torch.tensor([3]), 0, 64).items():
-        assert torch.equal(tokens, source[name])
-
-
-def test_a_slot_goes_to_the_host_and_back() -> None:
-    """Catches a part that a snapshot from the store loses, and writes to another slot."""
+def test_slots_and_pages_are_copied_whole_and_alone() -> None:
+    """Catches a part that a snapshot from the store loses, writes to another slot, and a shared page that is written to
+    by the sequence that was to get a copy."""
     arena = make_arena()
     before = {name: part.clone() for name, part in arena.slots.items()}
     assert {name: part.data_ptr() for name, part in arena.host_slot(1).items()} == {
@@ -115,6 +100,11 @@ def test_a_slot_goes_to_the_host_and_back() -> None:
     arena.copy_in(2, {"of another kind": torch.zeros(1), **host}).wait()
     for name, part in arena.slots.items():
         assert torch.equal(part[2], before[name][1]) and torch.equal(part[:2], before[name][:2])
+    of = lambda page: arena.gather(torch.tensor([page]), 0, 64)  # noqa: E731
+    pages = [of(page) for page in range(4)]
+    arena.copy_page(1, 3)
+    for page, source in enumerate([0, 1, 2, 1]):
+        assert all(torch.equal(tokens, pages[source][name]) for name, tokens in of(page).items())
 
 
 def test_what_is_shown_is_a_copy_in_the_order_of_the_surface() -> None:

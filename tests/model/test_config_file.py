@@ -9,6 +9,7 @@ import random
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -22,7 +23,7 @@ from apcbatch.model.families import load_model_config
 from apcbatch.model.locate import BUNDLED, locate_model, name_of
 from apcbatch.types import Request
 from tests.effort import is_full, table, tries
-from tests.model.folders import REMOVED, copy_of, with_config
+from tests.model.folders import REMOVED, copy_of, refused, with_config
 from tests.tiny import FAMILIES
 
 Checkpoints = Callable[..., Path]
@@ -33,78 +34,63 @@ JAMBA_SIZES = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_lay
                "num_key_value_heads", "num_experts", "num_experts_per_tok", "attn_layer_period", "attn_layer_offset",
                "expert_layer_period", "expert_layer_offset", "mamba_d_state", "mamba_d_conv", "mamba_dt_rank",
                "max_position_embeddings"]  # fmt: skip
-NO_SIZES = [-1, 1.0, "8", True, None, [], {}, float("nan"), float("inf"), 10**12, 10**400, 1e308]
+NO_SIZES = [0, -1, 1.0, "8", True, None, [], {}, float("nan"), float("inf"), 10**12, 10**400, 1e308]
 NO_NUMBERS = ["1", True, None, [], {}, float("nan"), float("inf"), 10**400]
+NO_FACTORS = [1e308, 10**300, 1e-9, 0, -2, *NO_NUMBERS]
 
 
-def refused(folder: Path, pattern: str) -> None:
-    """The folder is refused in a sentence of sane length and without an allocation for its numbers."""
-    tracemalloc.start()
-    try:
-        with pytest.raises(ModelError, match=pattern) as caught:
-            Engine(folder, pool_size_bytes=1 << 20)
-        assert tracemalloc.get_traced_memory()[1] < 200 << 20
-    finally:
-        tracemalloc.stop()
-    assert len(str(caught.value)) < 600
+def of_values(family: str, key: str, values: list[Any], expected: str, **more: object) -> list[tuple[Any, ...]]:
+    """A row for each wrong value of a key of config.json."""
+    return [(family, {key: value, **more}, f"config.json: {key} is .*; expected {expected}") for value in values]
 
 
 @pytest.mark.slow
-@table("family, key", [
-    *(("mamba", key) for key in MAMBA_SIZES), *(("falcon_mamba", key) for key in MAMBA_SIZES[:1]),
-    *(("jamba", key) for key in JAMBA_SIZES),
+@table("family, changes, sentence", [
+    # A negative, fractional or absurd size, a text, null or NaN goes on into products and loops; zero is divided by.
+    *(row for family, keys in (("mamba", MAMBA_SIZES), ("falcon_mamba", MAMBA_SIZES[:1]), ("jamba", JAMBA_SIZES))
+      for key in keys
+      for row in of_values(family, key, NO_SIZES[key.endswith("offset"):], "an integer from [012] to [0-9]+$")),
+    # 10^9 layers took the machine's memory; a number within the bounds is held against the weights first.
+    *((family, {"num_hidden_layers": layers}, sentence) for family in ("mamba", "jamba") for layers, sentence in (
+        *((many, "num_hidden_layers is") for many in (10**9, 10**12, (1 << 14) + 1)),
+        (1 << 14, r"layers\.16383\.\w*norm\w*\.weight is missing"),
+    )),
+    # 1e308 was an OverflowError, 0 and negative ones a state of no size.
+    *of_values("mamba", "expand", NO_FACTORS, "a (number|factor)", intermediate_size=REMOVED),
+    *of_values("jamba", "mamba_expand", NO_FACTORS, "a (number|factor)", intermediate_size=44),
+    *of_values("mamba", "layer_norm_epsilon", NO_NUMBERS, "a number"),
+    *of_values("falcon_mamba", "mixer_rms_eps", NO_NUMBERS, "a number"),
+    *of_values("jamba", "rms_norm_eps", NO_NUMBERS, "a number"),
+    # "false" was taken for true.
+    *(row for family, key in (
+        ("mamba", "use_conv_bias"), ("mamba", "use_bias"), ("mamba", "tie_word_embeddings"),
+        ("jamba", "mamba_conv_bias"), ("jamba", "mamba_proj_bias"), ("jamba", "tie_word_embeddings"),
+    ) for row in of_values(family, key, ["false", 0, 1, None, []], "true or false")),
+    ("mamba", {"architectures": ["LlamaForCausalLM"]}, "names the architecture 'LlamaForCausalLM', .*docs/models.md"),
+    ("mamba", {"architectures": ["Qwen3VLMoeForConditionalGeneration"]}, "'Qwen3VLMoeForConditionalGeneration', which"),
+    ("mamba", {"architectures": [["x" * 10_000]]}, "a list, which is not supported; expected one of Mamba"),
+    ("mamba", {"architectures": None, "model_type": None}, "config.json names no architecture; expected one of Mamba"),
+    ("mamba", {"architectures": None, "model_type": None, "ssm_cfg": {}}, r"of the mamba_ssm package .* \(-hf\)"),
+    ("mamba", {"architectures": "MambaForCausalLM", "model_type": 3}, "the architecture 3, which is not supported"),
+    # Where a file names several, transformers takes the first.
+    ("jamba", {"architectures": ["JambaModel", "JambaForCausalLM"]}, "architecture 'JambaModel', which is not supp"),
+    ("jamba", {"architectures": ["JambaForCausalLM", "JambaModel"], "num_experts_per_tok": 5},
+     "num_experts_per_tok is 5; expected at most 4 experts"),
+    ("mamba", {"eos_token_id": "</s>"}, "eos_token_id in .*config.json is '</s>'; expected a token id or a list of"),
+    ("mamba", {"eos_token_id": [1, True]}, "eos_token_id in .*; expected a token id or a list"),
+    ("mamba", {"eos_token_id": [1, 2.0]}, "eos_token_id in .*; expected a token id or a list"),
+    ("mamba", {"hidden_size": "x" * 10**6}, "hidden_size is 'x.*; expected an integer"),
 ])  # fmt: skip
-def test_a_size_that_is_none_is_refused(family: str, key: str, tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
-    """Fault: a negative, fractional or absurd size, a text, null or NaN goes on into products, loops and
-    allocations."""
-    for number, value in enumerate(NO_SIZES):
-        folder = with_config(tiny_checkpoint(family), tmp_path / str(number), **{key: value})
-        refused(folder, f"config.json: {key} is .*; expected an integer from [012] to [0-9]+$")
-
-
-@table("family, key", [
-    *((family, key) for family, keys in (
-        ("mamba", [*MAMBA_SIZES[:4], "time_step_rank", "intermediate_size"]),
-        ("jamba", [key for key in JAMBA_SIZES if not key.endswith("offset")]),
-    ) for key in keys),
-    ("mamba", "conv_kernel"),
-])  # fmt: skip
-def test_nothing_has_a_size_of_zero(family: str, key: str, tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
-    """Fault: a size of zero is divided by."""
-    refused(with_config(tiny_checkpoint(family), tmp_path / "m", **{key: 0}), f"{key} is 0; expected an integer")
-
-
-@table("layers", [10**9, 10**12, (1 << 14) + 1, 1 << 14])
-@table("family", ["mamba", "jamba"])
-def test_a_billion_layers_cost_nothing(family: str, layers: int, tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
-    """Fault: `num_hidden_layers` of 10^9 took the machine's memory, 10^12 ended in an internal error. A number within
-    the bounds is held against the weights before anything is made for each layer."""
-    folder = with_config(tiny_checkpoint(family), tmp_path / "m", num_hidden_layers=layers)
-    refused(
-        folder,
-        "num_hidden_layers is" if layers > 1 << 14 else r"layers\.16383\.\w*norm\w*\.weight is missing",
-    )
-
-
-@pytest.mark.parametrize("family, key", [("mamba", "expand"), ("jamba", "mamba_expand")])
-def test_a_factor_that_leads_nowhere_is_refused(
-    family: str, key: str, tiny_checkpoint: Checkpoints, tmp_path: Path
+def test_a_value_that_cannot_be_used_is_refused(
+    family: str, changes: dict[str, Any], sentence: str, tiny_checkpoint: Checkpoints, tmp_path: Path
 ) -> None:
-    """Fault: `expand` 1e308 was an OverflowError, 0 and negative ones a state of no size."""
-    for number, value in enumerate([1e308, 10**300, 1e-9, 0, -2, *NO_NUMBERS]):
-        changes = {key: value, "intermediate_size": 44 if family == "jamba" else REMOVED}
-        folder = with_config(tiny_checkpoint(family), tmp_path / str(number), **changes)
-        refused(folder, f"config.json: {key} is .*; expected a (number|factor)")
-
-
-@table("family, key", [
-    ("mamba", "layer_norm_epsilon"), ("falcon_mamba", "mixer_rms_eps"), ("jamba", "rms_norm_eps"),
-])  # fmt: skip
-def test_a_number_that_is_none_is_refused(family: str, key: str, tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
-    """Fault: NaN, infinity, a text or an integer beyond every float as an epsilon."""
-    for number, value in enumerate(NO_NUMBERS):
-        folder = with_config(tiny_checkpoint(family), tmp_path / str(number), **{key: value})
-        refused(folder, f"config.json: {key} is .*; expected a number")
+    """Fault: another model's config, or one that contradicts itself, goes on to the weights, loops and allocations.
+    What each family refuses is in tests/model/families.py."""
+    folder = with_config(tiny_checkpoint(family), tmp_path / "m", **changes)
+    tracemalloc.start()
+    refused(folder, sentence)
+    assert tracemalloc.get_traced_memory()[1] < 200 << 20
+    tracemalloc.stop()
 
 
 HOSTILE = [0, -1, 0.5, 1e-320, -1e-320, 1e-30, 1e18, 3e38, 1e39, -1e39, 1e308, 2**31, 2**63, 10**400, float("nan"),
@@ -157,48 +143,6 @@ def test_a_list_of_millions_is_read_once(family: str, key: str, tiny_checkpoint:
     with pytest.raises(ModelError, match=f"{key} (in .* )?is .*; expected") as caught:
         read_end_tokens(folder, load_model_config(folder).vocab_size)
     assert len(str(caught.value)) < 600
-
-
-@table("family, key", [
-    ("mamba", "use_conv_bias"), ("mamba", "use_bias"), ("mamba", "tie_word_embeddings"),
-    ("jamba", "mamba_conv_bias"), ("jamba", "mamba_proj_bias"), ("jamba", "tie_word_embeddings"),
-])  # fmt: skip
-def test_a_switch_is_true_or_false(family: str, key: str, tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
-    """Fault: "false" taken for true."""
-    for number, value in enumerate(["false", 0, 1, None, []]):
-        folder = with_config(tiny_checkpoint(family), tmp_path / str(number), **{key: value})
-        refused(folder, f"config.json: {key} is .*; expected true or false")
-
-
-@table("family, changes, sentence", [
-    ("mamba", {"architectures": ["LlamaForCausalLM"]}, "names the architecture 'LlamaForCausalLM', .*docs/models.md"),
-    ("mamba", {"architectures": ["Qwen3VLMoeForConditionalGeneration"]}, "'Qwen3VLMoeForConditionalGeneration', which"),
-    ("mamba", {"architectures": [["x" * 10_000]]}, "a list, which is not supported; expected one of Mamba"),
-    ("mamba", {"architectures": None, "model_type": None}, "config.json names no architecture; expected one of Mamba"),
-    ("mamba", {"architectures": None, "model_type": None, "ssm_cfg": {}}, r"of the mamba_ssm package .* \(-hf\)"),
-    ("mamba", {"architectures": "MambaForCausalLM", "model_type": 3}, "the architecture 3, which is not supported"),
-    ("jamba", {"num_experts_per_tok": 5}, "num_experts_per_tok is 5; expected at most 4 experts"),
-    ("mamba", {"eos_token_id": "</s>"}, "eos_token_id in .*config.json is '</s>'; expected a token id or a list of"),
-    ("mamba", {"eos_token_id": [1, True]}, "eos_token_id in .*; expected a token id or a list"),
-    ("mamba", {"eos_token_id": [1, 2.0]}, "eos_token_id in .*; expected a token id or a list"),
-    ("mamba", {"hidden_size": "x" * 10**6}, "hidden_size is 'x.*; expected an integer"),
-])  # fmt: skip
-def test_an_architecture_that_cannot_be_used_is_refused(
-    family: str, changes: dict[str, object], sentence: str, tiny_checkpoint: Checkpoints, tmp_path: Path
-) -> None:
-    """Fault: another model's config, or one that contradicts itself, goes on to the weights. What each family refuses
-    is in tests/model/families.py."""
-    refused(with_config(tiny_checkpoint(family), tmp_path / "m", **changes), sentence)
-
-
-def test_the_first_architecture_is_the_one(tmp_path: Path) -> None:
-    """Fault: where a file names several, another one is taken than `transformers` takes."""
-    names = ["JambaForCausalLM", "JambaModel"]
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "jamba", "architectures": names}))
-    assert load_model_config(tmp_path).family == "jamba"
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "jamba", "architectures": names[::-1]}))
-    with pytest.raises(ModelError, match="architecture 'JambaModel', which is not supported"):
-        load_model_config(tmp_path)
 
 
 # The files themselves

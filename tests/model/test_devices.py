@@ -16,7 +16,7 @@ from apcbatch.layout import SSM, StateLayout
 from apcbatch.model import devices, host_copies
 from apcbatch.model.arena import StateArena
 from apcbatch.model.families import load_model_config, state_layout
-from apcbatch.model.host_copies import Copies, Fetch, Point, finite_rows, largest
+from apcbatch.model.host_copies import Copies, Fetch, finite_rows, largest
 from apcbatch.model.pipeline_arena import SpreadArena
 from tests.effort import table
 
@@ -201,18 +201,6 @@ def test_a_copy_from_a_device_begins_at_its_mark_and_ends_with_the_call(cuda: Fa
     with copies.beside(None):
         assert cuda.current.name == "passes"
     assert not cuda.lines
-
-
-def test_the_host_copies_at_once_and_only_what_lies_elsewhere() -> None:
-    """Catches a snapshot of the CPU that is not copied, or copied onto itself."""
-    copies = Copies(CPU)
-    source, target = torch.arange(4.0), torch.zeros(4)
-    copies.into([(target, source), (source, source)]).wait()
-    assert torch.equal(target, source)
-    copies.out([(target, source + 1)], copies.mark())
-    assert torch.equal(target, source + 1)
-    Point().wait()
-    assert Fetch(source).read() is source
 
 
 def test_a_fetched_tensor_is_read_once_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,7 @@ def with_packed_experts(folder: Path, target: Path, *parts: str) -> Path:
     return with_weights(folder, target, {name: REMOVED for name in tensors if ".experts." in name} | packed)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("family, parts", [
     ("qwen3_5_moe", ("gate_proj", "up_proj", "down_proj")), ("lfm2_moe", ("w1", "w3", "w2")),
 ])  # fmt: skip

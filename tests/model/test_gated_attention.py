@@ -223,11 +223,6 @@ def test_without_a_fused_form_it_runs_by_its_ops(load: Load) -> None:
     assert same_bits(by_ops.model.forward(batch), fused.model.forward(batch))
 
 
-def test_the_name_of_the_arithmetic_stays() -> None:
-    """Catches a new kind that forgets the snapshots of all other families."""
-    assert CpuBackend().numerics(torch.float32, ["attention", "gated_attention"]) == "f32-fma-1"
-
-
 def test_sizes(load: Load) -> None:
     """Catches sizes that take hidden for heads * head_dim."""
     config = load("large").config

@@ -14,9 +14,9 @@ from apcbatch.cli.program import main
 from apcbatch.errors import ModelError
 from apcbatch.model.families import load_model_config
 from apcbatch.model.locate import DEMO_DIR
-from apcbatch.model.quantization import FLOATING, _named, check_floating
+from apcbatch.model.quantization import FLOATING, check_floating
 from tests.effort import table
-from tests.model.folders import SINGLE, sharded, weights_of, with_config, with_weights
+from tests.model.folders import SINGLE, refused, sharded, weights_of, with_config, with_weights
 
 Checkpoints = Callable[..., Path]
 
@@ -32,45 +32,31 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-@table("method", CONFIGS)
-@table("family", ["mamba", "jamba"])
+BITSANDBYTES = r"with 'bitsandbytes' \(8-bit or 4-bit numbers of bitsandbytes\)"
+
+
+@table("family, changes, sentence", [
+    *((family, {"quantization_config": config}, f"config.json: quantization_config says .* with '{method}'.*: give the")
+      for method, config in CONFIGS.items() for family in ("mamba", "jamba")),
+    ("mamba", {"compression_config": CONFIGS["compressed-tensors"]}, "with 'compressed-tensors'"),
+    ("mamba", {"text_config": {"quantization_config": CONFIGS["fp8"]}}, "with 'fp8'"),
+    *(("mamba", {"quantization_config": config}, "by a method that it does not name")
+      for config in ("fp8", [1], {"bits": 4}, {"load_in_4bit": False})),
+    *(("mamba", {"quantization_config": {"quant_method": method}}, "quantised ")
+      for method in (["x"] * 10_000, "x" * 10_000)),
+    *(("mamba", {"quantization_config": {name: True}}, BITSANDBYTES) for name in ("load_in_8bit", "load_in_4bit")),
+    ("mamba", {"quantization_config": {"load_in_4bit": True, "quant_method": "GPTQ"}}, r"'GPTQ' \(packed integers"),
+])  # fmt: skip
 def test_a_quantised_model_is_refused_by_its_method(
-    method: str, family: str, tiny_checkpoint: Checkpoints, tmp_path: Path
+    family: str, changes: dict[str, Any], sentence: str, tiny_checkpoint: Checkpoints, tmp_path: Path
 ) -> None:
-    """Fault: the method is not read, and the weights' numbers are taken without their scales. No weight is looked at:
-    there is none here."""
-    folder = with_config(tiny_checkpoint(family), tmp_path / "m", quantization_config=CONFIGS[method])
+    """Fault: the method is not read, or an older key, that of a text model inside, or a value of another form passes or
+    floods the page, and the weights' numbers are taken without their scales. No weight is looked at: there is none."""
+    folder = with_config(tiny_checkpoint(family), tmp_path / "m", **changes)
     (folder / SINGLE).unlink()
-    sentence = f"config.json: quantization_config says that the weights are quantised with '{method}'.*: give the unqu"
-    with pytest.raises(ModelError, match=sentence):
-        Engine(folder)
+    refused(folder, "says that the weights are quantised .*; quantised weights are not")
     with pytest.raises(ModelError, match=sentence):
         load_model_config(folder)
-
-
-@table("changes", [
-    {"compression_config": CONFIGS["compressed-tensors"]}, {"text_config": {"quantization_config": CONFIGS["fp8"]}},
-    {"quantization_config": "fp8"}, {"quantization_config": [1]}, {"quantization_config": {"bits": 4}},
-    {"quantization_config": {"quant_method": ["x"] * 10_000}}, {"quantization_config": {"quant_method": "x" * 10_000}},
-])  # fmt: skip
-def test_wherever_and_however_it_is_said(changes: dict[str, Any], tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
-    """Fault: the older key, the key of a text model inside, or a value of another form passes, or floods the page."""
-    folder = with_config(tiny_checkpoint("mamba"), tmp_path / "m", **changes)
-    with pytest.raises(ModelError, match="says that the weights are quantised .*; quantised weights are not") as caught:
-        load_model_config(folder)
-    assert len(str(caught.value)) < 600
-
-
-@table("config, expected", [
-    ({"load_in_8bit": True}, "quantised with 'bitsandbytes' (8-bit or 4-bit numbers of bitsandbytes)"),
-    ({"load_in_4bit": True}, "quantised with 'bitsandbytes' (8-bit or 4-bit numbers of bitsandbytes)"),
-    ({"load_in_4bit": True, "quant_method": "GPTQ"}, "quantised with 'GPTQ' (packed integers of GPTQ)"),
-    ({"load_in_4bit": False}, "quantised by a method that it does not name"),
-    ("fp8", "quantised by a method that it does not name"),
-])  # fmt: skip
-def test_the_method_is_named(config: object, expected: str) -> None:
-    """Fault: an older file of bitsandbytes, which names no method, is named after another one or after none."""
-    assert _named(config) == expected
 
 
 @table("dtype, meant", [
@@ -99,7 +85,7 @@ def test_a_config_that_says_nothing_is_taken(nothing: object, tiny_checkpoint: C
     assert load_model_config(folder) == load_model_config(tiny_checkpoint("mamba"))
 
 
-@pytest.mark.parametrize(("dtype", "meant"), [
+@table("dtype, meant", [
     (torch.float8_e4m3fn, "8-bit floating point"), (torch.float8_e5m2, "8-bit floating point"), (torch.int8, "int8"),
     (torch.uint8, "int8, or packed 4-bit"), (torch.int32, "packed integer"),
 ])  # fmt: skip
@@ -111,15 +97,10 @@ def test_quantised_tensors_without_a_word_are_refused(
     name = "model.layers.3.mamba.out_proj.weight"
     single = tiny_checkpoint("jamba")
     matrix = weights_of(single)[name]
+    said = f"as {meant} weights have it: quantised weights are not supported: give the unquantised checkpoint$"
     for number, packed in enumerate((matrix.to(dtype), matrix[:, ::4].contiguous().to(dtype))):
         folder = sharded(with_weights(single, tmp_path / f"a{number}", {name: packed}), tmp_path / f"b{number}")
-        with pytest.raises(ModelError) as caught:
-            Engine(folder, pool_size_bytes=1 << 20)
-        text = str(caught.value)
-        assert f"-of-00003.safetensors: tensor {name} has dtype " in text
-        assert text.endswith(
-            f"as {meant} weights have it: quantised weights are not supported: give the unquantised checkpoint"
-        )
+        refused(folder, f"-of-00003.safetensors: tensor {name} has dtype .*{said}")
 
 
 def test_no_tensor_is_read_before_all_dtypes_are_known(
@@ -137,13 +118,6 @@ def test_no_tensor_is_read_before_all_dtypes_are_known(
     folder = with_weights(single, tmp_path / "m", {name: weights_of(single)[name].to(torch.float8_e4m3fn)})
     with pytest.raises(ModelError, match=f"tensor {name} has dtype F8_E4M3; "):
         Engine(folder, pool_size_bytes=1 << 20)
-
-
-def test_scales_beside_the_weights_are_no_part_of_the_model(tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
-    """Fault: weights that were only converted to floating point, with their scales beside them, pass for the model."""
-    scale = {"backbone.layers.0.mixer.in_proj.weight_scale_inv": torch.ones(1, 1)}
-    with pytest.raises(ModelError, match="weight_scale_inv' is not part of this architecture"):
-        Engine(with_weights(tiny_checkpoint("mamba"), tmp_path / "m", scale), pool_size_bytes=1 << 20)
 
 
 def test_doctor_and_plan_say_it(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -95,6 +95,7 @@ def test_layers_are_told_and_may_fail(threads: int, tiny_checkpoint: Callable[..
     assert same_bits(loaded.model.forward(batch), expected)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.slow
 @table("refused", range(1, 12))
 def test_memory_runs_out(refused: int, threads: int, tiny_checkpoint: Callable[..., Path]) -> None:
@@ -190,6 +191,7 @@ def test_refuses_numbers_that_have_changed(tiny_checkpoint: Callable[..., Path])
     assert same_bits(loaded.op_by_op(batch)[0], other)
 
 
+@pytest.mark.drawn(1)
 @table("family", FAMILIES)
 def test_chooses_what_the_logits_say(family: str, threads: int, tiny_checkpoint: Callable[..., Path]) -> None:
     """Catches a token, or a log-probability, that is another one than the op gives, and a row that is not finite."""
