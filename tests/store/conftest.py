@@ -56,6 +56,21 @@ def assert_is(snapshot: StoredSnapshot | None, key: bytes, **options: Any) -> No
         assert array.shape == expected[name].shape
 
 
+def put(
+    store: Store,
+    conversation: object,
+    number: int = 16,
+    done: list[bool] | None = None,
+    position: int = 16,
+    **options: Any,
+) -> bytes:
+    """Put one snapshot that has no parent; returns its key. done: gets whether it was stored."""
+    key = key_of(conversation, number)
+    on_done = None if done is None else lambda _, ok: done.append(ok)
+    store.put(key, position, None, FINGERPRINT, arrays_of(key, **options), on_done)
+    return key
+
+
 def put_chain(store: Store, conversation: object, length: int, **options: Any) -> list[bytes]:
     """Put a conversation's snapshots at every block, each the child of the one before; returns the keys."""
     keys = [key_of(conversation, BLOCK * (i + 1)) for i in range(length)]

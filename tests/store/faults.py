@@ -5,88 +5,39 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from apcbatch.store.environment import Buffer, FileLock, FileReader, Files, Kind
+from apcbatch.store.environment import Buffer, Files
 
-CALLS = (
-    "make_folders",
-    "write",
-    "write_durably",
-    "kind",
-    "rename",
-    "unlink",
-    "open",
-    "names",
-    "size",
-    "modified",
-    "lock",
-    "is_writable",
-)
+CALLS = ("make_folders", "write", "write_durably", "kind", "rename", "unlink", "open", "names", "size", "modified",
+         "lock", "is_writable")  # fmt: skip
 
 
 class FaultyFiles(Files):
-    """Real files; `fail(call, path)` may return an error to raise instead of doing the call."""
+    """Real files; `fail(call, path)` may return an error to raise instead of doing the call. A rename is asked for its
+    target; a write that fails leaves what it has begun with, as where the disk fills up in the middle of a file."""
 
     def __init__(self, fail: Callable[[str, str], Exception | None] = lambda call, path: None) -> None:
         self.fail = fail
 
-    def _enter(self, call: str, path: str) -> None:
-        error = self.fail(call, path)
-        if error is not None:
-            raise error
-
-    def make_folders(self, path: str) -> None:
-        self._enter("make_folders", path)
-        super().make_folders(path)
-
     def is_writable(self, folder: str) -> bool:
         return self.fail("is_writable", folder) is None and super().is_writable(folder)
 
-    def write(self, path: str, chunks: Sequence[Buffer]) -> None:
-        error = self.fail("write", path)
-        if error is not None:  # the disk fills up in the middle of a file
-            super().write(path, [chunks[0]])
-            raise error
-        super().write(path, chunks)
 
-    def write_durably(self, path: str, data: bytes) -> None:
-        error = self.fail("write_durably", path)
-        if error is not None:
-            super().write(path, [data[:3]])
-            raise error
-        super().write_durably(path, data)
+def _faulty(call: str) -> Callable[..., Any]:
+    def run(self: FaultyFiles, path: str, *given: Any, **options: Any) -> Any:
+        error = self.fail(call, given[0] if call == "rename" else path)
+        if error is None:
+            return getattr(Files, call)(self, path, *given, **options)
+        if call.startswith("write"):
+            Files.write(self, path, [given[0][:3]] if call == "write_durably" else [given[0][0]])
+        raise error
 
-    def kind(self, path: str) -> Kind | None:
-        self._enter("kind", path)
-        return super().kind(path)
+    return run
 
-    def rename(self, source: str, target: str) -> None:
-        self._enter("rename", target)
-        super().rename(source, target)
 
-    def unlink(self, path: str) -> bool:
-        self._enter("unlink", path)
-        return super().unlink(path)
-
-    def open(self, path: str) -> FileReader:
-        self._enter("open", path)
-        return super().open(path)
-
-    def names(self, folder: str) -> list[str]:
-        self._enter("names", folder)
-        return super().names(folder)
-
-    def size(self, path: str) -> int:
-        self._enter("size", path)
-        return super().size(path)
-
-    def modified(self, path: str) -> float:
-        self._enter("modified", path)
-        return super().modified(path)
-
-    def lock(self, path: str, wait_s: float) -> FileLock | None:
-        self._enter("lock", path)
-        return super().lock(path, wait_s)
+for _call in CALLS[:-1]:
+    setattr(FaultyFiles, _call, _faulty(_call))
 
 
 class PowerCutFiles(Files):

@@ -32,12 +32,12 @@ from tests.effort import table, tries
 from tests.store.conftest import (
     FINGERPRINT,
     LAYOUT,
-    arrays_of,
     assert_is,
     execute,
     key_of,
     num_bytes_in,
     path_of,
+    put,
     put_chain,
 )
 
@@ -52,23 +52,10 @@ COLUMNS = {
     "meta": "name value",
 }
 VALUES: dict[str, object] = {
-    "empty blob": b"",
-    "blob": b"\xff" * 32,
-    "long blob": bytes(33),
-    "empty text": "",
-    "text": "text",
-    "long number": "9" * 400,
-    "zero": 0,
-    "negative": -1,
-    "two": 2,
-    "large": 2**62,
-    "largest": 2**63 - 1,
-    "least": -(2**63),
-    "fraction": 0.5,
-    "huge": 1e300,
-    "infinite": float("inf"),
-    "null": None,
-}
+    "empty blob": b"", "blob": b"\xff" * 32, "long blob": bytes(33), "empty text": "", "text": "text",
+    "long number": "9" * 400, "zero": 0, "negative": -1, "two": 2, "large": 2**62, "largest": 2**63 - 1,
+    "least": -(2**63), "fraction": 0.5, "huge": 1e300, "infinite": float("inf"), "null": None,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +82,7 @@ def run(folder: Path, name: str, warnings: list[str]) -> list[bool]:
                 assert_is(snapshot, key)
         store.touch(keys[0])
         for i in range(4):
-            key = key_of(name, i)
-            store.put(key, 16, None, FINGERPRINT, arrays_of(key), lambda _, ok: done.append(ok))
+            key = put(store, name, i, done)
         store.flush()
     return done
 
@@ -206,8 +192,7 @@ def test_the_limit_holds_and_maintenance_ends(
     done: list[bool] = []
     with Store.open(folder, LIMIT, warn=warnings.append) as store:
         for i in range(40):
-            key = key_of("new", i)
-            store.put(key, 16, None, FINGERPRINT, arrays_of(key), lambda _, ok: done.append(ok))
+            put(store, "new", i, done)
             if i % 4 == 3:
                 store.flush()
                 assert num_bytes_in(folder) <= LIMIT
@@ -249,24 +234,19 @@ def test_what_was_put_aside_before_goes(tmp_path: Path) -> None:
     assert path.read_text() == "next"
 
 
-@pytest.mark.parametrize(
-    ("change", "damaged"),
-    [
-        ("UPDATE totals SET entries = entries + 1", True),
-        ("UPDATE totals SET bytes = bytes - 1", True),
-        ("UPDATE totals SET clock = -1.0", True),
-        (f"UPDATE totals SET clock = {2 * MAX_PRIORITY!r}", True),
-        ("UPDATE snapshots SET children = children + 1 WHERE parent IS NULL", True),
-        ("UPDATE totals SET clock = 0.0", False),
-        (f"UPDATE totals SET clock = {MAX_PRIORITY!r}", False),
-    ],
-)
-def test_each_total_is_compared_by_itself(folder: Path, warnings: list[str], change: str, damaged: bool) -> None:
+@table("change, damaged", [
+    ("UPDATE totals SET entries = entries + 1", True), ("UPDATE totals SET bytes = bytes - 1", True),
+    ("UPDATE totals SET clock = -1.0", True), (f"UPDATE totals SET clock = {2 * MAX_PRIORITY!r}", True),
+    ("UPDATE snapshots SET children = children + 1 WHERE parent IS NULL", True),
+    ("UPDATE totals SET clock = 0.0", False), (f"UPDATE totals SET clock = {MAX_PRIORITY!r}", False),
+])  # fmt: skip
+def test_each_total_is_compared_by_itself(tmp_path: Path, change: str, damaged: bool) -> None:
     """Catches a total that is only looked at where another one is wrong too: eviction goes by each of them."""
-    with Store.open(folder, warn=warnings.append) as store:
+    warnings: list[str] = []
+    with Store.open(tmp_path, warn=warnings.append) as store:
         keys = put_chain(store, "a", 3)
-    execute(folder, change)
-    with Store.open(folder, warn=warnings.append) as store:
+    execute(tmp_path, change)
+    with Store.open(tmp_path, warn=warnings.append) as store:
         assert store.present(keys) == set(keys)
     assert ["its totals are not those of its rows" in line for line in warnings] == [True] * damaged
 
@@ -333,22 +313,14 @@ def test_a_damaged_index_that_is_only_read(folder: Path, warnings: list[str]) ->
     assert not (folder / SUSPECT_NAME).exists()
 
 
-@table(
-    "table, row, is_sound",
-    [
-        ("in_flight", ("s", b"", 0), True),
-        ("in_flight", ("s", b"", 1), False),
-        ("in_flight", ("s", bytes(KEY_BYTES), MAX_FILE_BYTES), True),
-        ("in_flight", ("s", bytes(KEY_BYTES), MAX_FILE_BYTES + 1), False),
-        ("in_flight", ("s", bytes(2 * KEY_BYTES), 2 * MAX_FILE_BYTES), True),
-        ("in_flight", ("s", bytes(2 * KEY_BYTES), 2 * MAX_FILE_BYTES + 1), False),
-        ("in_flight", ("s", bytes(KEY_BYTES + 1), 0), False),
-        ("models", (1, b"", "m"), False),
-        ("models", (1, b"f", "m"), True),
-        ("models", (1, bytes(MAX_FINGERPRINT_BYTES), "m"), True),
-        ("models", (1, bytes(MAX_FINGERPRINT_BYTES + 1), "m"), False),
-    ],
-)
+@table("table, row, is_sound", [
+    ("in_flight", ("s", b"", 0), True), ("in_flight", ("s", b"", 1), False),
+    *(("in_flight", ("s", bytes(count * KEY_BYTES), count * MAX_FILE_BYTES + over), not over)
+      for count in (1, 2) for over in (0, 1)),
+    ("in_flight", ("s", bytes(KEY_BYTES + 1), 0), False), ("models", (1, b"", "m"), False),
+    ("models", (1, b"f", "m"), True), ("models", (1, bytes(MAX_FINGERPRINT_BYTES), "m"), True),
+    ("models", (1, bytes(MAX_FINGERPRINT_BYTES + 1), "m"), False),
+])  # fmt: skip
 def test_the_bounds_of_models_and_reservations(table: str, row: tuple[object, ...], is_sound: bool) -> None:
     """Fault: a damaged reservation of exabytes leaves no room for any snapshot, or a sound index is made anew."""
     database: Any = SimpleNamespace(rows=lambda sql, *given: [row] if f"FROM {table}" in sql else [])

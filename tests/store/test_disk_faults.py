@@ -16,7 +16,7 @@ from apcbatch.errors import UsageError
 from apcbatch.store import Store, database, environment
 from apcbatch.store.database import Database, IndexUnavailable, Values
 from apcbatch.store.index import Index
-from tests.store.conftest import FINGERPRINT, arrays_of, assert_is, key_of, object_files, put_chain
+from tests.store.conftest import FINGERPRINT, arrays_of, assert_is, key_of, object_files, put, put_chain
 from tests.store.faults import CALLS, FaultyFiles, bad_sector, disk_full, read_only
 
 
@@ -74,8 +74,7 @@ def test_a_disk_that_refuses_from_the_beginning(folder: Path, warnings: list[str
         keys = put_chain(store, "a", 3)
     files = FaultyFiles(lambda name, path: read_only(path) if name == call else None)
     with Store.open(folder, warn=warnings.append, files=files) as store:
-        new = key_of("new", 16)
-        store.put(new, 16, None, FINGERPRINT, arrays_of(new))
+        put(store, "new")
         store.flush()
         for key in keys:
             if call in ("open", "kind"):  # what cannot be looked at is not read
@@ -139,13 +138,6 @@ def test_a_read_only_folder_without_an_index_is_empty(folder: Path, warnings: li
     assert len(warnings) == 1 and "the folder is read-only, and it has no index; the run goes on" in warnings[0]
 
 
-def test_a_folder_that_cannot_be_made_is_a_usage_error(folder: Path, warnings: list[str]) -> None:
-    """Before any weight is loaded: a mistyped --store must not cost an hour of computing."""
-    files = FaultyFiles(lambda call, path: read_only(path) if call == "make_folders" else None)
-    with pytest.raises(UsageError, match="cannot be made"):
-        Store.open(folder, warn=warnings.append, files=files)
-
-
 @pytest.mark.parametrize("number", [1, 5, 9])
 def test_a_disk_that_is_nearly_full_at_the_first_opening(
     folder: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch, number: int
@@ -183,8 +175,7 @@ def test_a_folder_that_vanishes_costs_no_answer(folder: Path, warnings: list[str
         shutil.rmtree(folder)
         assert store.get(keys[0], FINGERPRINT) is None
         done: list[bool] = []
-        key = key_of("b", 16)
-        store.put(key, 16, None, FINGERPRINT, arrays_of(key), lambda _, ok: done.append(ok))
+        put(store, "b", 16, done)
         store.flush()
         assert done == [False]
 

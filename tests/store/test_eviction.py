@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sqlite3
 import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -15,8 +14,18 @@ import pytest
 
 from apcbatch.store import Store, eviction
 from apcbatch.store.environment import Buffer, Files
-from tests.effort import tries
-from tests.store.conftest import FINGERPRINT, arrays_of, assert_is, key_of, num_bytes_in, object_files, put_chain
+from tests.effort import table, tries
+from tests.store.conftest import (
+    FINGERPRINT,
+    arrays_of,
+    assert_is,
+    execute,
+    key_of,
+    num_bytes_in,
+    object_files,
+    put,
+    put_chain,
+)
 
 
 class WatchedFiles(Files):
@@ -50,15 +59,6 @@ class WatchedFiles(Files):
         self.peak_bytes = max(self.peak_bytes, sum(path.stat().st_size for path in files))
 
 
-def rows_of(folder: Path) -> dict[int, int | None]:
-    """id -> parent id of every row."""
-    db = sqlite3.connect(folder / "index.sqlite")
-    try:
-        return dict(db.execute("SELECT id, parent FROM snapshots"))
-    finally:
-        db.close()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", [4_000, 15_000, 40_000] * tries(10))
 def test_the_limit_holds_and_ancestors_outlive_descendants(folder: Path, warnings: list[str], limit: int) -> None:
@@ -79,8 +79,8 @@ def test_the_limit_holds_and_ancestors_outlive_descendants(folder: Path, warning
                 store.touch(random.choice(chains)[-1])
             if random.random() < 0.2:
                 store.flush()
-                rows = rows_of(folder)
-                assert all(parent in rows for parent in rows.values() if parent is not None)
+                gone = "SELECT id FROM snapshots WHERE parent NOT IN (SELECT id FROM snapshots)"
+                assert not execute(folder, gone)
         store.flush()
         assert files.peak_bytes <= limit
         assert store.stats().num_stranded == 0
@@ -98,8 +98,7 @@ def test_two_handles_keep_one_limit(folder: Path, warnings: list[str]) -> None:
     ):
         for i in range(40):
             for name, store in (("one", one), ("two", two)):
-                key = key_of(name, i)
-                store.put(key, 16, None, FINGERPRINT, arrays_of(key, scale=20))
+                put(store, name, i, scale=20)
             if i % 10 == 0:
                 one.flush()
         one.flush()
@@ -112,8 +111,7 @@ def test_a_limit_smaller_than_one_snapshot_stores_nothing_and_says_so_once(folde
     done: list[bool] = []
     with Store.open(folder, 500, warn=warnings.append) as store:
         for i in range(5):
-            key = key_of("a", i)
-            store.put(key, 16, None, FINGERPRINT, arrays_of(key), lambda _, ok: done.append(ok))
+            put(store, "a", i, done)
             store.flush()
         assert store.counters.skipped_no_room == 5
     assert done == [False] * 5
@@ -121,15 +119,51 @@ def test_a_limit_smaller_than_one_snapshot_stores_nothing_and_says_so_once(folde
     assert len(warnings) == 1 and "--store-size" in warnings[0]
 
 
-def test_what_cannot_fit_evicts_nothing(folder: Path, warnings: list[str]) -> None:
-    """One huge snapshot must not clear the store and then not be stored either."""
-    with Store.open(folder, 10_000, warn=warnings.append) as store:
-        keys = put_chain(store, "a", 5)
+Offer = tuple[str, int, int, int]  # the name, the position, the scale, how often it is used
+
+
+def offers(name: str, count: int, position: int = 16, scale: int = 1, uses: int = 0) -> list[Offer]:
+    return [(f"{name} {i}", position, scale, uses) for i in range(count)]
+
+
+@table("before, limit, after, stay, go", [
+    # One huge snapshot must not clear the store and then not be stored either.
+    (offers("old", 5), 10_000, offers("huge", 1, scale=1000), offers("old", 5), offers("huge", 1)),
+    # Refreshed is only what was consumed: here one of ten equal snapshots.
+    (offers("old", 1, uses=1) + offers("other", 9), None, offers("new", 9), offers("old", 1), offers("other", 9)),
+    # A system prompt that hundreds of requests start from must not go for one that was needed once, just now.
+    (offers("often", 1, uses=3) + offers("once", 1, uses=1), None, offers("new", 1),
+     offers("often", 1) + offers("new", 1), offers("once", 1)),
+    # What is being written cannot be evicted; in one large batch, everything that is there would have to go for it.
+    (offers("old", 1, uses=50), 14_000, offers("new", 60), offers("old", 1), []),
+    # Uses of long ago must not hold room for ever.
+    (offers("old", 1, uses=3), 14_000, offers("new", 200), [], offers("old", 1)),
+    # The one goes that saves the fewest tokens a byte, not the oldest.
+    (offers("long", 1, 4096) + offers("large", 1, 64, 90) + offers("short", 1, 64), 14_000, offers("more", 1, 64, 30),
+     offers("long", 1) + offers("short", 1) + offers("more", 1), offers("large", 1)),
+])  # fmt: skip
+def test_what_is_worth_most_stays(
+    before: list[Offer], limit: int | None, after: list[Offer], stay: list[Offer], go: list[Offer], tmp_path: Path,
+    warnings: list[str],
+) -> None:  # fmt: skip
+    """Fault: another snapshot goes than the one that saves the fewest tokens for its bytes and its uses."""
+
+    def offer(offered: list[Offer]) -> None:
+        for number, (name, position, scale, uses) in enumerate(offered):
+            key = put(store, name, position=position, scale=scale)
+            for _ in range(uses):
+                store.touch(key)
+            if number % 20 == 0:
+                store.flush()
         store.flush()
-        huge = key_of("huge", 16)
-        store.put(huge, 16, None, FINGERPRINT, arrays_of(huge, scale=1000))
-        store.flush()
-        assert store.present(keys) == set(keys)
+
+    with Store.open(tmp_path, warn=warnings.append) as store:
+        offer(before)
+        full = store.stats().num_bytes
+    with Store.open(tmp_path, full if limit is None else limit, warn=warnings.append) as store:
+        offer(after)
+        left = store.present([key_of(name, 16) for name, *_ in before + after])
+    assert left >= {key_of(name, 16) for name, *_ in stay} and not left & {key_of(name, 16) for name, *_ in go}
 
 
 def test_a_conversation_larger_than_the_limit_keeps_its_beginning(folder: Path, warnings: list[str]) -> None:
@@ -140,58 +174,6 @@ def test_a_conversation_larger_than_the_limit_keeps_its_beginning(folder: Path, 
         present = store.present(keys)
         assert 5 <= len(present) < 20 and present == set(keys[: len(present)])
         assert len(store.get_chain(keys[len(present) - 1], FINGERPRINT).links) == len(present)
-
-
-def test_what_was_used_outlives_what_was_not(folder: Path, warnings: list[str]) -> None:
-    """Refreshed is only what was consumed: here one of ten equal snapshots."""
-    keys = [key_of("old", i) for i in range(10)]
-    with Store.open(folder, warn=warnings.append) as store:
-        for key in keys:
-            store.put(key, 16, None, FINGERPRINT, arrays_of(key))
-        store.flush()
-        full = store.stats().num_bytes
-    with Store.open(folder, full, warn=warnings.append) as store:
-        store.touch(keys[0])
-        store.flush()
-        for i in range(9):
-            key = key_of("new", i)
-            store.put(key, 16, None, FINGERPRINT, arrays_of(key))
-            store.flush()
-        assert store.present(keys) == {keys[0]}
-
-
-def test_what_was_used_often_outlives_what_was_used_last(folder: Path, warnings: list[str]) -> None:
-    """A system prompt that hundreds of requests start from must not go for one that was needed once, just
-    now."""
-    often, once = key_of("often", 0), key_of("once", 0)
-    with Store.open(folder, warn=warnings.append) as store:
-        for key in (often, once):
-            store.put(key, 16, None, FINGERPRINT, arrays_of(key))
-        for key in (often, often, often, once):
-            store.touch(key)
-        store.flush()
-        full = store.stats().num_bytes
-    with Store.open(folder, full, warn=warnings.append) as store:
-        key = key_of("new", 0)
-        store.put(key, 16, None, FINGERPRINT, arrays_of(key))
-        store.flush()
-        assert store.present([often, once, key]) == {often, key}
-
-
-def test_a_burst_of_new_snapshots_does_not_push_out_the_valuable(folder: Path, warnings: list[str]) -> None:
-    """What is being written cannot be evicted; in one large batch, everything that is there would have to go
-    for it."""
-    with Store.open(folder, 14_000, warn=warnings.append) as store:
-        old = key_of("old", 0)
-        store.put(old, 16, None, FINGERPRINT, arrays_of(old))
-        for _ in range(50):
-            store.touch(old)
-        store.flush()
-        for i in range(60):
-            key = key_of("new", i)
-            store.put(key, 16, None, FINGERPRINT, arrays_of(key))
-        store.flush()
-        assert store.present([old]) == {old}
 
 
 def test_a_parent_stays_for_the_child_that_is_on_its_way(folder: Path, warnings: list[str]) -> None:
@@ -212,37 +194,6 @@ def test_a_parent_stays_for_the_child_that_is_on_its_way(folder: Path, warnings:
         assert len(store.present(others)) == 4
 
 
-def test_what_is_used_no_more_goes_in_the_end(folder: Path, warnings: list[str]) -> None:
-    """Uses of long ago must not hold room for ever."""
-    with Store.open(folder, 14_000, warn=warnings.append) as store:
-        old = key_of("old", 0)
-        store.put(old, 16, None, FINGERPRINT, arrays_of(old))
-        store.flush()
-        for _ in range(3):
-            store.touch(old)
-        for i in range(200):
-            key = key_of("new", i)
-            store.put(key, 16, None, FINGERPRINT, arrays_of(key))
-            if i % 20 == 0:
-                store.flush()
-        store.flush()
-        assert store.present([old]) == set()
-
-
-def test_value_is_tokens_saved_by_each_byte(folder: Path, warnings: list[str]) -> None:
-    """Of three snapshots the one goes that saves the fewest tokens a byte, not the oldest."""
-    with Store.open(folder, 14_000, warn=warnings.append) as store:
-        long, short, large = key_of("long", 0), key_of("short", 0), key_of("large", 0)
-        store.put(long, 4096, None, FINGERPRINT, arrays_of(long))
-        store.put(large, 64, None, FINGERPRINT, arrays_of(large, scale=90))
-        store.put(short, 64, None, FINGERPRINT, arrays_of(short))
-        store.flush()
-        filler = key_of("filler", 0)
-        store.put(filler, 64, None, FINGERPRINT, arrays_of(filler, scale=30))
-        store.flush()
-        assert store.present([long, short, large, filler]) == {long, short, filler}
-
-
 def test_opening_with_a_smaller_limit_evicts_nothing_until_something_is_stored(
     folder: Path, warnings: list[str]
 ) -> None:
@@ -252,8 +203,7 @@ def test_opening_with_a_smaller_limit_evicts_nothing_until_something_is_stored(
     with Store.open(folder, 5_000, warn=warnings.append) as store:
         store.flush()
         assert store.present(keys) == set(keys)
-        key = key_of("b", 16)
-        store.put(key, 16, None, FINGERPRINT, arrays_of(key))
+        key = put(store, "b")
         store.flush()
         assert_is(store.get(key, FINGERPRINT), key)
         assert num_bytes_in(folder) <= 5_000

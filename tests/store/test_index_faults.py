@@ -23,6 +23,7 @@ from tests.store.conftest import (
     num_bytes_in,
     object_files,
     path_of,
+    put,
     put_chain,
 )
 
@@ -68,8 +69,7 @@ def test_an_index_damaged_in_the_middle_of_a_run(folder: Path, warnings: list[st
             file.write(os.urandom(120_000))
         for i in range(3):
             store.present(keys)
-            more = key_of("b", i)
-            store.put(more, 16, None, FINGERPRINT, arrays_of(more))
+            put(store, "b", i)
             store.flush()
     assert 1 <= len(warnings) <= 3
     with Store.open(folder, warn=warnings.append) as store:
@@ -86,8 +86,7 @@ def test_a_locked_index_costs_the_snapshots(folder: Path, warnings: list[str], m
     with Store.open(folder, warn=warnings.append) as store:
         other = sqlite3.connect(folder / "index.sqlite", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
-        key = key_of("a", 16)
-        store.put(key, 16, None, FINGERPRINT, arrays_of(key), lambda _, ok: done.append(ok))
+        key = put(store, "a", 16, done)
         store.flush()
         assert done == [False] and "locked" in warnings[0]
         other.execute("ROLLBACK")

@@ -31,17 +31,12 @@ from tests.store.conftest import (
 )
 
 
-def test_a_sound_store_has_no_faults(store: Store, folder: Path) -> None:
-    put_chain(store, "a", 20)
-    report = store.check()
-    assert (report.num_verified, report.faults) == (20, [])
-    assert report.num_bytes == num_bytes_in(folder)
-
-
 def test_check_lists_each_fault_and_repairs_it(store: Store, folder: Path) -> None:
     """Each kind at once: afterwards index and files agree, and a second check finds nothing."""
     keys = put_chain(store, "a", 20)
     store.flush()
+    sound = store.check()
+    assert (sound.num_verified, sound.faults, sound.num_bytes) == (20, [], num_bytes_in(folder))
     bad, gone, orphan, wrong = keys[19], keys[18], keys[5], keys[7]
     path_of(folder, bad).write_bytes(b"nonsense")
     path_of(folder, gone).unlink()
@@ -55,13 +50,7 @@ def test_check_lists_each_fault_and_repairs_it(store: Store, folder: Path) -> No
     stranger.write_text("mine")
 
     report = store.check()
-    for path in (
-        path_of(folder, bad),
-        path_of(folder, gone),
-        path_of(folder, orphan),
-        path_of(folder, wrong),
-        stale,
-    ):
+    for path in [*(path_of(folder, key) for key in (bad, gone, orphan, wrong)), stale]:
         assert sum(str(path) in fault for fault in report.faults) == 1, path
     assert any("notes.txt" in fault and "left alone" in fault for fault in report.faults)
     assert len(report.faults) == 6
@@ -170,20 +159,10 @@ def test_the_index_is_looked_up_in_parts_and_synced_at_checkpoints(folder: Path)
         assert index.sharing([keys[0][:8] + bytes(24)]) == {keys[0]}
 
 
-@table(
-    "changed, is_sound",
-    [
-        ({}, True),
-        ({1: 33}, True),
-        ({1: 32}, False),
-        ({1: 31}, False),
-        ({2: 0}, False),
-        ({2: 1}, True),
-        ({2: MAX_FILE_BYTES}, True),
-        ({2: MAX_FILE_BYTES + 1}, False),
-        ({0: b"other key"}, False),
-    ],
-)
+@table("changed, is_sound", [
+    ({}, True), ({1: 33}, True), ({1: 32}, False), ({1: 31}, False), ({2: 0}, False), ({2: 1}, True),
+    ({2: MAX_FILE_BYTES}, True), ({2: MAX_FILE_BYTES + 1}, False), ({0: b"other key"}, False),
+])  # fmt: skip
 def test_a_row_is_checked_when_it_is_read(changed: dict[int, Any], is_sound: bool) -> None:
     """Fault: a snapshot of no token, or of no byte, whose value is then beyond all others or divided by zero."""
     key = key_of("a", 48)
@@ -336,18 +315,16 @@ def test_check_mends_a_row_whose_key_is_wrong_in_one_go(store: Store, folder: Pa
     assert store.check().faults == [] and store.present(keys) == set(keys)
 
 
-@pytest.mark.parametrize("number", [10**400, 2**63, 0, -1, -(10**400)])
-def test_prune_by_any_number(store: Store, number: int) -> None:
-    """Fault: a size beyond what the index can hold, or below nothing, ends in a traceback."""
-    put_chain(store, "a", 3)
-    assert store.prune(size_bytes=number).num_left == (0 if number <= 0 else 3)
-
-
-@pytest.mark.parametrize("age_s", [float("inf"), 1e300, 0.0, -1e300, -float("inf")])
-def test_prune_by_any_age(store: Store, age_s: float) -> None:
-    """Fault: an age beyond every clock ends in a traceback."""
-    put_chain(store, "a", 3)
-    assert store.prune(older_than_s=age_s).num_left == (0 if age_s <= 0 else 3)
+@table("options, num_left", [
+    *(({"size_bytes": number}, 0 if number <= 0 else 3) for number in (10**400, 2**63, 0, -1, -(10**400))),
+    *(({"older_than_s": age_s}, 0 if age_s <= 0 else 3)
+      for age_s in (float("inf"), 1e300, 0.0, -1e300, -float("inf"))),
+])  # fmt: skip
+def test_prune_by_any_number(options: dict[str, Any], num_left: int, tmp_path: Path) -> None:
+    """Fault: a size beyond what the index can hold, below nothing, or an age beyond every clock ends in a traceback."""
+    with Store.open(tmp_path, warn=pytest.fail) as store:
+        put_chain(store, "a", 3)
+        assert store.prune(**options).num_left == num_left
 
 
 def test_a_bad_file_that_cannot_be_read_again_stays(

@@ -24,29 +24,6 @@ def test_a_newer_store_is_refused(folder: Path, warnings: list[str]) -> None:
             Store.open(folder, warn=warnings.append, read_only=read_only)
 
 
-def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path, warnings: list[str]) -> None:
-    path = tmp_path / "store"
-    path.write_text("hello")
-    with pytest.raises(UsageError, match="not a folder"):
-        Store.open(path, warn=warnings.append)
-
-
-def test_a_file_of_noise_that_has_the_name_of_an_index_makes_no_store(folder: Path, warnings: list[str]) -> None:
-    """Catches the folder of another program whose file of this name is put aside as a damaged index."""
-    folder.mkdir()
-    (folder / "index.sqlite").write_bytes(b"noise" * 2000)
-    with pytest.raises(UsageError, match="is not a snapshot store and not empty"):
-        Store.open(folder, warn=warnings.append)
-    assert [path.name for path in folder.iterdir()] == ["index.sqlite"] and not warnings
-
-
-def test_reading_where_there_is_no_store_is_refused(folder: Path, warnings: list[str]) -> None:
-    """`store stat` of a mistyped path must not make a new store there."""
-    with pytest.raises(UsageError, match="there is no store"):
-        Store.open(folder, warn=warnings.append, read_only=True)
-    assert not folder.exists()
-
-
 def test_an_index_that_cannot_be_used_is_closed_again(
     folder: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from apcbatch.store import Store
-from tests.store.conftest import FINGERPRINT, arrays_of, assert_is, key_of, object_files, put_chain
+from tests.store.conftest import FINGERPRINT, arrays_of, assert_is, object_files, put, put_chain
 
 
 def work(folder: str, number: int, limit: int, failures: multiprocessing.Queue[str]) -> None:
@@ -64,8 +64,7 @@ def test_two_processes_write_and_read_one_store(folder: Path, warnings: list[str
 def test_one_handle_sees_what_another_has_stored(folder: Path, warnings: list[str]) -> None:
     """Workers of one job share the stems of their prompts through the store."""
     with Store.open(folder, warn=warnings.append) as one, Store.open(folder, warn=warnings.append) as two:
-        key = key_of("a", 16)
-        one.put(key, 16, None, FINGERPRINT, arrays_of(key))
+        key = put(one, "a")
         assert two.present([key]) in (set(), {key})
         one.flush()
         assert two.present([key]) == {key}

@@ -18,6 +18,7 @@ from tests.store.conftest import (
     key_of,
     num_bytes_in,
     object_files,
+    put,
     put_chain,
 )
 
@@ -50,8 +51,7 @@ def test_after_close_nothing_raises(folder: Path, warnings: list[str]) -> None:
 
 def test_another_fingerprint_never_hits(store: Store, warnings: list[str]) -> None:
     """Other weights under the same path: a snapshot of them would be a wrong answer."""
-    key = key_of("a", 16)
-    store.put(key, 16, None, FINGERPRINT, arrays_of(key))
+    key = put(store, "a")
     store.flush()
     assert store.get(key, b"another model") is None
     assert len(warnings) == 1 and "another fingerprint" in warnings[0]
@@ -135,12 +135,7 @@ def test_counters_and_stats(store: Store, folder: Path) -> None:
     read = sum(array.nbytes for array in arrays_of(keys[0]).values())
     assert store.counters == StoreCounters(written=4, bytes_written=num_bytes, read=1, bytes_read=read)
     stats = store.stats()
-    assert (stats.entries, stats.num_bytes, stats.is_read_only, stats.num_stranded) == (
-        4,
-        num_bytes,
-        False,
-        0,
-    )
+    assert (stats.entries, stats.num_bytes, stats.is_read_only, stats.num_stranded) == (4, num_bytes, False, 0)
     (model,) = stats.models
     assert (model.name, model.fingerprint, model.entries) == ("test model", FINGERPRINT.hex(), 4)
     assert (model.num_bytes, model.longest_position, model.uses) == (num_bytes, 4 * BLOCK, 1)
@@ -152,16 +147,14 @@ def test_a_model_gets_its_name_later(folder: Path, warnings: list[str]) -> None:
         with Store.open(folder, warn=warnings.append) as store:
             if name:
                 store.register(FINGERPRINT, name)
-            key = key_of(name, 16)
-            store.put(key, 16, None, FINGERPRINT, arrays_of(key))
+            put(store, name)
             store.flush()
             assert [model.name for model in store.stats().models] == [name or ""]
 
 
 def test_memory_of_an_answer_is_its_own(store: Store) -> None:
     """The caller may write into what it got; the next reader must not see that."""
-    key = key_of("a", 16)
-    store.put(key, 16, None, FINGERPRINT, arrays_of(key))
+    key = put(store, "a")
     store.flush()
     store.get(key, FINGERPRINT).arrays["ssm"][:] = 0
     assert_is(store.get(key, FINGERPRINT), key)
