@@ -108,28 +108,17 @@ def test_all_that_has_begun_is_dropped() -> None:
     assert parts.of("finish") == [other, preempted, answers[0]] and parts.of("drop_answers") == [answers[0].forks]
 
 
-@table(
-    "error, code, sentence",
-    [
-        (
-            no_room(make_sequence(Request("r", [1] * 100, max_tokens=28), 9, None)),
-            "out_of_memory",
-            "128 tokens.*(2 p",
-        ),
-        (
-            no_room(make_sequence(Request("r", [1] * 100, max_tokens=29), 9, None)),
-            "out_of_memory",
-            "129 tokens.*(3 p",
-        ),
-        (failed_pass(MemoryError()), "out_of_memory", "memory ran out in a pass with this request; run it again"),
-        (failed_pass(torch.OutOfMemoryError()), "out_of_memory", "memory ran out"),
-        (failed_pass(RuntimeError("DefaultCPUAllocator: no")), "out_of_memory", "memory ran out"),
-        (failed_pass(ValueError("odd")), "internal", "ValueError('odd') in a pass with this request; run it again"),
-        (failed_choice(ValueError("odd")), "internal", "ValueError('odd') while this request's next token was chosen"),
-        (failed_choice(RequestError("invalid_request", "late")), "invalid_request", "late"),
-        (not_finite(), "non_finite", "became NaN or infinite for this request"),
-    ],
-)
+@table("error, code, sentence", [
+    (no_room(make_sequence(Request("r", [1] * 100, max_tokens=28), 9, None)), "out_of_memory", "128 tokens.*(2 p"),
+    (no_room(make_sequence(Request("r", [1] * 100, max_tokens=29), 9, None)), "out_of_memory", "129 tokens.*(3 p"),
+    (failed_pass(MemoryError()), "out_of_memory", "memory ran out in a pass with this request; run it again"),
+    (failed_pass(torch.OutOfMemoryError()), "out_of_memory", "memory ran out"),
+    (failed_pass(RuntimeError("DefaultCPUAllocator: no")), "out_of_memory", "memory ran out"),
+    (failed_pass(ValueError("odd")), "internal", "ValueError('odd') in a pass with this request; run it again"),
+    (failed_choice(ValueError("odd")), "internal", "ValueError('odd') while this request's next token was chosen"),
+    (failed_choice(RequestError("invalid_request", "late")), "invalid_request", "late"),
+    (not_finite(), "non_finite", "became NaN or infinite for this request"),
+])  # fmt: skip
 def test_each_failure_has_its_code_and_its_sentence(error: RequestError, code: str, sentence: str) -> None:
     """Fault: a request that needs more memory is called broken, or a broken one too large; or the pages are no whole
     number."""

@@ -118,14 +118,10 @@ def test_measuring_changes_no_answer(
     assert cold.reading_tokens is None
 
 
-@table(
-    "family, most, num_pages, lengths",
-    [
-        ("mamba", 5000, None, [64, 64, 1638, 1638, 1638]),
-        ("mamba", 9, None, [9] * 5),
-        ("jamba", 5000, 3, [64, 64, 192, 192, 192]),
-    ],
-)
+@table("family, most, num_pages, lengths", [
+    ("mamba", 5000, None, [64, 64, 1638, 1638, 1638]), ("mamba", 9, None, [9] * 5),
+    ("jamba", 5000, 3, [64, 64, 192, 192, 192]),
+])  # fmt: skip
 def test_reading_is_counted_in_tokens_of_a_long_prompt(
     family: str, most: int, num_pages: int | None, lengths: list[int], tiny_checkpoint: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,

@@ -15,7 +15,7 @@ import torch
 
 from apcbatch import Engine, Request, Result
 from apcbatch.engine.sampler import draw, request_key
-from tests.effort import tries
+from tests.effort import table, tries
 from tests.tiny import VOCAB, load_oracle
 
 PROMPT = torch.randint(1, VOCAB, (21,), generator=torch.Generator().manual_seed(5)).tolist()
@@ -58,8 +58,10 @@ def generated(folder: Path, ends: list[int]) -> list[int]:
     return tokens[0, len(PROMPT) :].tolist()
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(("family", "place"), [
     ("mamba", "generation_config.json"), ("falcon_mamba", "all"), ("jamba", "several"), ("mamba", "tokenizer"),
+    ("jamba", "config.json"), ("jamba", "a list in config.json"),
 ])  # fmt: skip
 def test_answers_end_where_those_of_transformers_do(
     family: str, place: str, tiny_checkpoint: Callable[..., Path], tmp_path: Path
@@ -75,25 +77,18 @@ def test_answers_end_where_those_of_transformers_do(
         "all": (whole[8], [never, whole[9]], end),
         "several": (None, [never, end, whole[-1]], None),
         "tokenizer": (never, None, end),
+        "config.json": (end, None, None),
+        "a list in config.json": ([end, whole[-1]], None, None),
     }[place]
     stopping = with_eos(folder, tmp_path / "model", *eos)
+    if "config.json" in place:
+        (stopping / "generation_config.json").unlink()
     ends = [one for ids in eos if ids is not None for one in (ids if isinstance(ids, list) else [ids])]
     expected = generated(stopping, ends)
     assert expected == whole[: len(expected)] and len(expected) < NEW_TOKENS, "the oracle did not stop"
     result = answer(stopping)
     assert (result.token_ids, result.finish_reason) == (expected, "stop")
     assert answer(stopping, ignore_eos=True).token_ids == whole
-
-
-def test_config_json_ends_answers_where_it_is_alone(tiny_checkpoint, tmp_path: Path) -> None:
-    """Fault: `eos_token_id` of config.json is not read, one id or a list of them."""
-    whole = answer(tiny_checkpoint("jamba"), ignore_eos=True).token_ids
-    for number, eos in enumerate((whole[5], [whole[5], whole[9]])):
-        folder = with_eos(tiny_checkpoint("jamba"), tmp_path / str(number), eos)
-        (folder / "generation_config.json").unlink()
-        result = answer(folder)
-        assert result.finish_reason == "stop"
-        assert result.token_ids == whole[: whole.index(whole[5]) + 1]
 
 
 def test_the_last_token_may_be_the_end(tiny_checkpoint, tmp_path: Path) -> None:
@@ -165,27 +160,22 @@ def kept_tokens(logits: Sequence[float], temperature: float, top_p: float) -> se
     return set(drawn(torch.tensor(logits), temperature, top_p, 400))
 
 
-@pytest.mark.parametrize("top_p", [0.2, 0.5, 0.8, 0.9, 0.97])
-def test_top_p_keeps_what_transformers_keeps(top_p: float) -> None:
-    """Fault: a cut by another rule than the fewest likeliest tokens that have the probability together."""
-    for seed in range(tries(10)):
-        logits = torch.randn(9, generator=torch.Generator().manual_seed(int(100 * top_p) + seed))
-        expected = cut(logits, 1.0, top_p)
-        assert kept_tokens(logits.tolist(), 1.0, top_p) == {token for token in range(9) if expected[token] > 0}, seed
+def test_top_p_keeps_what_transformers_keeps() -> None:
+    """Fault: a cut by another rule than the fewest likeliest tokens that have the probability together; a tiny top_p
+    that keeps nothing, 1.0 that drops something, a tie cut by anything but the lower id."""
+    for top_p in (0.2, 0.5, 0.8, 0.9, 0.97):
+        for seed in range(tries(10)):
+            logits = torch.randn(9, generator=torch.Generator().manual_seed(int(100 * top_p) + seed))
+            expected = cut(logits, 1.0, top_p)
+            assert kept_tokens(logits.tolist(), 1.0, top_p) == {token for token in range(9) if expected[token] > 0}
+    for logits, top_p, kept in (
+        ([0.0, 1.0, 0.5], 5e-324, {1}), ([0.0, 1.0, 0.5], 1.0, {0, 1, 2}), ([0.0, 2.0, 2.0], 1e-9, {1}),
+        ([1.0, 1.0, 1.0, 1.0], 0.5, {0, 1}), ([1.0, 1.0, 1.0, 1.0], 0.51, {0, 1, 2}),  # just the half, and more
+    ):  # fmt: skip
+        assert kept_tokens(logits, 1.0, top_p) == kept
 
 
-def test_the_ends_of_top_p() -> None:
-    """Fault: a tiny top_p that keeps nothing, 1.0 that drops something, a tie cut by anything but the lower id."""
-    assert kept_tokens([0.0, 1.0, 0.5], 1.0, 5e-324) == {1}
-    assert kept_tokens([0.0, 1.0, 0.5], 1.0, 1.0) == {0, 1, 2}
-    assert kept_tokens([1.0, 1.0, 1.0, 1.0], 1.0, 0.5) == {0, 1}  # just the half
-    assert kept_tokens([1.0, 1.0, 1.0, 1.0], 1.0, 0.51) == {0, 1, 2}
-    assert kept_tokens([0.0, 2.0, 2.0], 1.0, 1e-9) == {1}
-
-
-@pytest.mark.parametrize(
-    ("temperature", "scale"), [(5e-324, 1e-40), (5e-324, 1e38), (1e-307, 1.0), (1e-200, 1e38), (1e-100, 1e-30)]
-)
+@table("temperature, scale", [(5e-324, 1e-40), (5e-324, 1e38), (1e-307, 1.0), (1e-200, 1e38), (1e-100, 1e-30)])
 def test_a_temperature_near_zero_is_greedy(temperature: float, scale: float) -> None:
     """Fault: logits divided by 1e-307 became infinite, their differences NaN, and any token an answer. All weight is
     on the largest logit; among equal ones it is shared."""

@@ -10,10 +10,8 @@ import pytest
 
 from apcbatch import Engine, Request
 from apcbatch.engine import step
-from apcbatch.engine.finish import failed_pass
 from apcbatch.engine.pool import SnapshotPool
 from apcbatch.plan.planner import Planner
-from tests.effort import table
 from tests.engine.opened import OpenedEngine
 from tests.engine.runs import by_id, tokens
 from tests.engine.test_tight_pool import requests_of
@@ -120,16 +118,6 @@ def test_after_a_look_for_longer_ones_on_disk(damaged: bool, open_books: Callabl
     assert (warm.cached_tokens, warm.cached_from) == ((32, "memory") if damaged else (96, "disk"))
     assert warm.token_ids == cold[0].token_ids
     books.balance()
-
-
-@table("error, code", [
-    (RuntimeError("the pass broke"), "internal"), (MemoryError(), "out_of_memory"),
-    (RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory"), "out_of_memory"),
-])  # fmt: skip
-def test_why_a_pass_failed_is_told(error: Exception, code: str) -> None:
-    """Catches memory that ran out told as a fault of the program, or the other way round."""
-    failure = failed_pass(error)
-    assert failure.code == code and "run it again" in failure.message
 
 
 def test_after_a_pass_that_failed(open_books: Callable[..., Books], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,20 +103,15 @@ def test_what_an_input_takes_is_the_sum_of_its_causes() -> None:
     assert "without the weights, which are not here (" in replace(PLAN, sizes=None).needs(GiB)
 
 
-@table(
-    "changes, limit, remedy",
-    [
-        ({}, 11 * GiB, "--pool-size 2GiB"),
-        ({"dtype": "bfloat16", "max_running": 99}, 8 * GiB, "--pool-size 2GiB"),
-        ({}, 12 * GiB, "--dtype bfloat16 or --pool-size 2GiB"),
-        ({"dtype": "bfloat16"}, 6 * GiB, "--pool-size 1GiB"),
-        ({"max_running": 999}, 20 * GiB, "--pool-size 2GiB or --max-running 499"),
-        ({}, 4 * GiB, "a smaller --max-running and --pool-size and --dtype bfloat16"),
-        ({"dtype": "bfloat16"}, 2 * GiB, "a smaller --max-running and --pool-size"),
-        ({"on_host": False}, 10 * GiB, "--gpus 2 or --pool-size 1GiB"),
-        ({"on_host": False, "gpus": 2}, 14 * GiB, "--gpus 3 or --pool-size 2GiB"),
-    ],
-)
+@table("changes, limit, remedy", [
+    ({}, 11 * GiB, "--pool-size 2GiB"), ({"dtype": "bfloat16", "max_running": 99}, 8 * GiB, "--pool-size 2GiB"),
+    ({}, 12 * GiB, "--dtype bfloat16 or --pool-size 2GiB"), ({"dtype": "bfloat16"}, 6 * GiB, "--pool-size 1GiB"),
+    ({"max_running": 999}, 20 * GiB, "--pool-size 2GiB or --max-running 499"),
+    ({}, 4 * GiB, "a smaller --max-running and --pool-size and --dtype bfloat16"),
+    ({"dtype": "bfloat16"}, 2 * GiB, "a smaller --max-running and --pool-size"),
+    ({"on_host": False}, 10 * GiB, "--gpus 2 or --pool-size 1GiB"),
+    ({"on_host": False, "gpus": 2}, 14 * GiB, "--gpus 3 or --pool-size 2GiB"),
+])  # fmt: skip
 def test_what_does_not_fit_names_what_alone_would_make_it_fit(
     changes: dict[str, object], limit: int, remedy: str
 ) -> None:

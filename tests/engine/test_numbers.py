@@ -64,7 +64,8 @@ def test_memory_grows_as_tokens_come(tiny_checkpoint: Callable[..., Path], tmp_p
 
 
 def test_a_token_costs_the_same_however_many_come() -> None:
-    """Fault: room for tokens that is made anew for each of them, or all at once."""
+    """Fault: room for tokens that is made anew for each of them, or all at once; a token beyond max_tokens, or beyond
+    the context, finds room; the caller's prompt is written to; a list with an entry for each of a billion pages."""
     sequence = make_sequence(Request("r", [1, 2, 3], max_tokens=10**12), VOCAB, None, 10**13)
     rooms = set()
     tracemalloc.start()
@@ -73,12 +74,10 @@ def test_a_token_costs_the_same_however_many_come() -> None:
         rooms.add(len(sequence.tokens))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
+    pool = PagePool(1 << 31)
+    assert [pool.allocate() for _ in range(5)] == [0, 1, 2, 3, 4] and pool.num_free == (1 << 31) - 5
     assert len(rooms) <= 14 and peak < 500_000
     assert sequence.tokens[:5].tolist() == [1, 2, 3, 0, 1] and sequence.num_tokens == 20_003
-
-
-def test_the_room_for_tokens_ends_at_the_limit() -> None:
-    """Fault: a token beyond max_tokens, or beyond the context, finds room; the caller's prompt is written to."""
     prompt = torch.tensor([1, 2, 3], dtype=torch.int32).numpy()
     for most, context, limit in ((4, None, 7), (10**12, 9, 9)):
         sequence = make_sequence(Request("r", prompt, max_tokens=most), VOCAB, context)
@@ -151,13 +150,6 @@ def test_the_hosts_memory_may_run_out(tiny_checkpoint: Callable[..., Path], monk
     monkeypatch.setattr("apcbatch.model.devices.CausalLM", greedy_for_memory)
     with pytest.raises(UsageError, match="weights do not fit the memory .* smaller --pool-size, or run where"):
         Engine(tiny_checkpoint("mamba"), pool_size_bytes=1 << 20)
-
-
-def test_pages_cost_memory_when_they_are_used() -> None:
-    """Fault: a list with an entry for each of a billion pages."""
-    pool = PagePool(1 << 31)
-    first = [pool.allocate() for _ in range(5)]
-    assert first == [0, 1, 2, 3, 4] and pool.num_free == (1 << 31) - 5
 
 
 # Weights and logits that are not finite
@@ -257,23 +249,30 @@ def test_every_logit_counts(row: list[float]) -> None:
     assert greedy(CpuBackend(), logits[:0], False).read() == ([], None)
 
 
-@table("name", ["auto", "cuda"])
+NO_KERNELS = "a CUDA device is here and this build has no kernels for it, so the CPU is used; see apcbatch doctor"
+
+
+@table("name, is_there, said", [
+    ("auto", True, NO_KERNELS),
+    ("cpu", True, None), ("auto", False, None), ("cuda", True, ""),
+])  # fmt: skip
 def test_a_device_without_kernels_is_left_alone_or_told(
-    name: str, tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    name: str, is_there: bool, said: str | None, tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Catches `auto` that ends where the kernels are not built or is silent about it, `cuda` that goes on with the CPU,
-    and a sentence that does not say how they are built."""
+    """Catches `auto` that ends where the kernels are not built or is silent about it, so that a run takes hours beside
+    an idle GPU; a warning where the CPU was asked for; `cuda` that goes on with the CPU, and a sentence that does not
+    say how they are built."""
     from apcbatch.kernels.cuda import extension as cuda
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: is_there)
     monkeypatch.setitem(sys.modules, "apcbatch._CUDA", None)
     cuda.extension.cache_clear()
     warned: list[str] = []
     try:
-        if name == "auto":
+        if name != "cuda":
             engine = Engine(tiny_checkpoint("mamba"), device=name, pool_size_bytes=1 << 20, warn=warned.append)
             engine.close()
-            assert engine.device == "cpu" and "no kernels for it, so the CPU is used" in warned[0]
+            assert engine.device == "cpu" and warned == [said] * bool(said)
         else:
             with pytest.raises(UsageError, match="--device cuda: the CUDA kernels are not .* by `make demo CUDA=1`"):
                 Engine(tiny_checkpoint("mamba"), device=name, pool_size_bytes=1 << 20)
@@ -281,15 +280,8 @@ def test_a_device_without_kernels_is_left_alone_or_told(
         cuda.extension.cache_clear()
 
 
-def test_times_are_told_in_milliseconds() -> None:
-    """Catches a time in another unit, or of the other phase."""
-    sequence = make_sequence(Request("r", [1, 2, 3]), VOCAB, None)
-    sequence.prefill_s, sequence.decode_s = 2.0, 0.5
-    assert (sequence.result().prefill_ms, sequence.result().decode_ms) == (2000.0, 500.0)
-
-
 def test_a_pass_is_shared_by_its_tokens() -> None:
-    """Fault: a pass's seconds go to another phase or in other shares."""
+    """Fault: a pass's seconds go to another phase, in other shares or another unit."""
     prompt, answer = (make_sequence(Request(name, [1, 2, 3], max_tokens=4), VOCAB, None) for name in "pa")
     answer.computed = 3
     counters = Counters(prefill_tokens=10, decode_tokens=20, decode_chunks=30)
@@ -298,3 +290,4 @@ def test_a_pass_is_shared_by_its_tokens() -> None:
     assert (prompt.prefill_s, prompt.decode_s, answer.prefill_s, answer.decode_s) == (1.5, 0.0, 0.0, 0.5)
     assert (counters.prefill_tokens, counters.decode_tokens, counters.decode_chunks) == (13, 21, 31)
     assert counters.seconds == {"prefill": 9.5, "decode": 16.5, "store": 0.0}
+    assert (prompt.result().prefill_ms, answer.result().decode_ms) == (1500.0, 500.0)

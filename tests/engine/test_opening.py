@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import torch
 
 from apcbatch import Engine, Request
 from apcbatch.config import Config
+from apcbatch.cores import Cores
 from apcbatch.engine import open
 from apcbatch.engine.drafting import Drafting
 from apcbatch.errors import UsageError
+from apcbatch.kernels.processor import num_threads, set_threads
 from apcbatch.model.families import load_model_config, state_layout
 from tests.engine.test_given_back import free_slots
 
@@ -44,29 +47,10 @@ def test_an_instruction_set_that_is_not_here_is_refused_where_it_was_asked_for()
         open.use_processor(Config(threads=1, isa="z80"))
 
 
-def test_a_gpu_without_kernels_is_told(
-    tiny_checkpoint: Callable[..., Path], open_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Fault: a run takes hours beside an idle GPU and nobody knows why; or a warning where the CPU was asked for."""
-    sentence = "a CUDA device is here and this build has no kernels for it, so the CPU is used; see apcbatch doctor"
-    monkeypatch.setattr(open, "choose_devices", lambda name, gpus: [torch.device("cpu")])
-    for is_there, device, said in ((True, "auto", [sentence]), (True, "cpu", []), (False, "auto", [])):
-        told: list[str] = []
-        monkeypatch.setattr(torch.cuda, "is_available", lambda is_there=is_there: is_there)
-        open_engine(tiny_checkpoint("mamba"), device=device, pool_size_bytes=1 << 16, warn=told.append)
-        assert told == said, (is_there, device)
-
-
-@pytest.mark.parametrize(
-    ("draft", "max_running", "quarter", "most", "num_slots"),
-    [
-        (("lookup",), 5, 80, 64, 64),
-        (("lookup",), 50, 80, 100, 80),
-        (("lookup",), 50, 10, 100, 64),
-        (("lookup",), 33, 99, 66, 66),
-        ((), 50, 80, 0, 0),
-    ],
-)
+@pytest.mark.parametrize(("draft", "max_running", "quarter", "most", "num_slots"), [
+    (("lookup",), 5, 80, 64, 64), (("lookup",), 50, 80, 100, 80), (("lookup",), 50, 10, 100, 64),
+    (("lookup",), 33, 99, 66, 66), ((), 50, 80, 0, 0),
+])  # fmt: skip
 def test_drafted_states_have_slots_of_their_own(
     draft: Any, max_running: int, quarter: int, most: int, num_slots: int, tiny_checkpoint: Callable[..., Path],
     open_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch,
@@ -98,3 +82,21 @@ def test_passes_of_a_cpu_are_compared_by_their_thread_s_time(
     engine = open_engine(tiny_checkpoint("mamba"), device="cpu", pool_size_bytes=1 << 20)
     [result] = engine.run([Request("r", [1, 2, 3] * 4, max_tokens=4, ignore_eos=True)])
     assert result.error is None and told
+
+
+def test_threads_are_those_of_the_option_or_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches an option that nobody reads or that is cut to what is thought best, a container whose quota is not seen,
+    a torch that was told to use fewer, and a number that torch would answer with a sentence of its own."""
+    cores, before = Cores(logical=8, physical=4, quota=None, nodes=1, huge_pages=None), torch.get_num_threads()
+    try:
+        for given, quota, torch_uses, expected in (
+            (3, None, 1, 3), (None, None, 16, 4), (None, None, 4, 4), (None, None, 2, 2), (None, 1.5, 4, 1),
+        ):  # fmt: skip
+            monkeypatch.setattr(open, "find_cores", lambda quota=quota: replace(cores, quota=quota))
+            torch.set_num_threads(torch_uses)
+            open.use_processor(Config() if given is None else Config(threads=given))
+            assert num_threads() == torch.get_num_threads() == expected
+        with pytest.raises(ValueError, match="need at least one thread; asked for are 0"):
+            set_threads(0)
+    finally:
+        torch.set_num_threads(before)

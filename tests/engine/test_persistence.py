@@ -266,16 +266,11 @@ def test_the_end_of_an_answer_outlives_the_engine(
 MiB, GiB = 1 << 20, 1 << 30
 
 
-@table(
-    "pool_bytes, slot_bytes, on_host, on_device",
-    [
-        (40, 9, HOST_QUEUE_BYTES, 10),
-        (1 << 50, 3, HOST_QUEUE_BYTES, DEVICE_QUEUE_BYTES),
-        (4 * GiB, 49 * MiB, 32 * 49 * MiB, GiB),
-        (4 * GiB, 260 * MiB, 2 * GiB, GiB),
-        (1 << 50, 260 * MiB, 32 * 260 * MiB, 32 * 260 * MiB),
-    ],
-)
+@table("pool_bytes, slot_bytes, on_host, on_device", [
+    (40, 9, HOST_QUEUE_BYTES, 10), (1 << 50, 3, HOST_QUEUE_BYTES, DEVICE_QUEUE_BYTES),
+    (4 * GiB, 49 * MiB, 32 * 49 * MiB, GiB), (4 * GiB, 260 * MiB, 2 * GiB, GiB),
+    (1 << 50, 260 * MiB, 32 * 260 * MiB, 32 * 260 * MiB),
+])  # fmt: skip
 def test_the_queue_is_sized_by_the_state_and_the_pool(
     pool_bytes: int, slot_bytes: int, on_host: int, on_device: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -323,15 +318,11 @@ def test_closing_ends_what_reads_ahead_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert closed == [True]
 
 
-@table(
-    "held, is_read_only, said",
-    [
-        ((1, 2001), False, "holds 2,001 bytes in 1 snapshot, and --store-size is 1,000 bytes: at least 1,001 bytes of"),
-        ((1200, 5000), False, "holds 5,000 bytes in 1,200 snapshots, and --store-size is 1,000 bytes: at least 4,000"),
-        ((1, 2000), False, ""),
-        ((9, 5000), True, ""),
-    ],
-)
+@table("held, is_read_only, said", [
+    ((1, 2001), False, "holds 2,001 bytes in 1 snapshot, and --store-size is 1,000 bytes: at least 1,001 bytes of"),
+    ((1200, 5000), False, "holds 5,000 bytes in 1,200 snapshots, and --store-size is 1,000 bytes: at least 4,000"),
+    ((1, 2000), False, ""), ((9, 5000), True, ""),
+])  # fmt: skip
 def test_a_size_that_would_drop_most_of_a_store_is_told(
     held: tuple[int, int], is_read_only: bool, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

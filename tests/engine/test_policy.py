@@ -27,15 +27,10 @@ def keys_of(one: Retention) -> dict[int, bytes]:
     return {position: b"%d" % position for position in one.key_positions()}
 
 
-@table(
-    "policy, of_prompt, of_answer, replaced",
-    [
-        ("all", [64, 128, 192, 256], [320, 384], False),
-        ("last", [256], [320, 384], True),
-        ("planned", [192, 256], [320, 384], True),
-        ("none", [], [], False),
-    ],
-)
+@table("policy, of_prompt, of_answer, replaced", [
+    ("all", [64, 128, 192, 256], [320, 384], False), ("last", [256], [320, 384], True),
+    ("planned", [192, 256], [320, 384], True), ("none", [], [], False),
+])  # fmt: skip
 def test_without_a_plan(policy: Policy, of_prompt: list[int], of_answer: list[int], replaced: bool) -> None:
     """Catches a policy that keeps another one's boundaries, or an answer whose snapshots pile up."""
     one = retention(policy)

@@ -35,15 +35,14 @@ def request(name: str) -> Request:
 
 
 def test_no_more_is_taken_than_the_engine_wants() -> None:
-    """Fault: the whole input is pulled at once, a request is lost, or the loop goes on when nothing is left."""
+    """Fault: the whole input is pulled at once, a request is lost, the loop goes on when nothing is left; a pause of
+    the source ends the run, or its end does though a result has led to another request."""
     engine, source = Counting(), map(request, "abc")
     ended = [result.id for results in serve(engine, lambda: next(source, None)) for result in results]
     assert ended == ["a", "b", "c"]
     assert engine.events == ["submit a", "submit b", "step", "submit c", "step", "step"]
-
-
-def test_what_follows_from_a_result_is_served_too() -> None:
-    """Fault: the loop ends when its source is empty though a result has led to another request."""
+    offers = iter([request("a"), None, request("b"), None, None])
+    assert [one.id for results in serve(Counting(), lambda: next(offers)) for one in results] == ["a", "b"]
     engine, source, ended = Counting(), map(request, "a"), []
     for results in serve(engine, lambda: next(source, None)):
         ended += [result.id for result in results]
@@ -63,9 +62,3 @@ def test_it_stops_before_the_next_step_and_asks_first() -> None:
     assert list(serve(engine, take, lambda: True)) == []
     assert engine.events == ["submit a"] and len(taken) == 2
     assert engine.num_unfinished == 1, "what is unfinished stays so"
-
-
-def test_a_source_that_has_nothing_now_is_asked_again() -> None:
-    """Fault: a pause of the source ends the run."""
-    engine, offers = Counting(), iter([request("a"), None, request("b"), None, None])
-    assert [one.id for results in serve(engine, lambda: next(offers)) for one in results] == ["a", "b"]

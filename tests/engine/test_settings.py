@@ -40,14 +40,6 @@ def test_a_prompt_of_anything_but_token_ids_is_refused(token_ids: Any, sentence:
     assert sentence in refused(token_ids)
 
 
-@table("token_ids", [[96, 0], (96, 0), np.array([96, 0], np.uint64), np.array([96, 0], np.int8)])
-def test_integers_of_any_kind_are_token_ids(token_ids: Any) -> None:
-    """Catches a sequence of integers that is refused, one that is not made int32, and a caller's array that is written
-    to."""
-    sequence = make_sequence(Request("r", token_ids), VOCAB, None)
-    assert (sequence.tokens[:2].tolist(), sequence.tokens.dtype) == ([96, 0], np.int32)
-
-
 @table("field, value", [
     (field, value) for field, values in {
         "max_tokens": (0, -1, 1.5, "9", None, True, math.nan, 1 << 63, 10**5000),
@@ -95,32 +87,31 @@ def test_a_setting_that_is_refused_says_what_is_expected(options: dict[str, Any]
 @table("field, value", [
     ("max_tokens", 1), ("temperature", 5e-324), ("temperature", 1.7e308), ("temperature", 3), ("top_p", 5e-324),
     ("top_p", 1), ("seed", -(1 << 63)), ("seed", (1 << 64) - 1), ("n", 128), ("top_k", -1), ("min_p", 1),
-    ("repetition_penalty", 1e6), ("presence_penalty", -1e6), ("score_from", 3), ("logit_bias", {VOCAB - 1: -math.inf}),
+    ("repetition_penalty", 1e6), ("presence_penalty", -1e6), ("score_from", 2), ("logit_bias", {VOCAB - 1: -math.inf}),
+    *(("token_ids", ids) for ids in ([96, 0], (96, 0), np.array([96, 0], np.uint64), np.array([96, 0], np.int8))),
 ])  # fmt: skip
 def test_a_number_at_the_edge_is_taken(field: str, value: object) -> None:
-    """Fault: a bound that is one too narrow."""
-    assert make_sequence(Request("r", PROMPT, **{field: value}), VOCAB, None).num_prompt == len(PROMPT)
+    """Fault: a bound that is one too narrow, a sequence of integers that is refused or not made int32, and a caller's
+    array that is written to."""
+    sequence = make_sequence(Request("r", **{"token_ids": [96, 0], field: value}), VOCAB, None)  # type: ignore[arg-type]
+    assert (sequence.num_prompt, sequence.tokens[:2].tolist(), sequence.tokens.dtype) == (2, [96, 0], np.int32)
 
 
-@table("arguments, room", [
+@table("arguments, found", [
     ((10, 7, None, 17), 7), ((10, 7, 12, 17), 2), ((10, 10**10, 12, 17), 2), ((11, 1, 12, 17), 1),
     ((100, 0, 100, 1000), 0),
-])  # fmt: skip
-def test_the_answer_has_the_room_that_is_left(arguments: tuple[Any, ...], room: int) -> None:
-    """Catches a bound that is off by one, a context that does not end the answer, and a token of the context that is
-    set aside for an answer which nobody asked for."""
-    assert room_for_answer(*arguments) == room
-
-
-@table("arguments, sentence", [
     ((10, 8, None, 17), r"has 10 tokens and max_tokens is 8; together at most 17 .* --max-request-tokens"),
     ((10, 8, 18, 17), "together at most 17 are served"),
     ((12, 1, 12, 100), "has 12 tokens and the model's context holds 12, one of them for the answer"),
     ((101, 0, 100, 1000), "has 101 tokens and the model's context holds 100; shorten"),
 ])  # fmt: skip
-def test_a_request_without_room_is_refused(arguments: tuple[Any, ...], sentence: str) -> None:
-    """Catches a request that is begun although its context or the ceiling has no room for it."""
-    with pytest.raises(RequestError, match=sentence) as caught:
+def test_the_answer_has_the_room_that_is_left(arguments: tuple[Any, ...], found: int | str) -> None:
+    """Catches a bound that is off by one, a context that does not end the answer, a token of the context that is set
+    aside for an answer which nobody asked for, and a request that is begun although there is no room for it."""
+    if isinstance(found, int):
+        assert room_for_answer(*arguments) == found
+        return
+    with pytest.raises(RequestError, match=found) as caught:
         room_for_answer(*arguments)
     assert caught.value.code == "context_length_exceeded"
 

@@ -108,23 +108,19 @@ def write(snapshots: Snapshots, sequence: Sequence, *positions: int) -> list[Kee
     return keeps
 
 
-@table(
-    "in_memory, found, loads, got, left, reason",
-    [
-        ([], {}, [], (0, "none"), [], "cold"),
-        ([16], {}, [], (16, "memory"), [], None),
-        ([], {16: "snapshot", 32: "snapshot", 48: "snapshot"}, [48], (48, "disk"), [48, 32, 16], None),
-        ([48], {16: "snapshot", 48: "snapshot"}, [], (48, "memory"), [48, 16], None),
-        ([16], {16: "snapshot", 32: "snapshot"}, [32], (32, "disk"), [32, 16], None),
-        ([], {16: "snapshot", 32: None, 48: None}, [48, 32, 16], (16, "disk"), [16], None),
-        ([16], {16: "snapshot", 48: None}, [48], (16, "memory"), [16], None),
-        ([], {32: None}, [32], (0, "none"), [], "cold"),
-        ([], {16: "snapshot", 32: "snapshot", 48: Stranded(32)}, [48, 16], (16, "disk"), [48, 32, 16], "stranded"),
-        ([], {16: "snapshot", 32: "snapshot", 48: Stranded(33)}, [48, 32], (32, "disk"), [48, 32, 16], "stranded"),
-        ([16], {32: "snapshot", 48: Stranded(16)}, [48], (16, "memory"), [48, 32], "stranded"),
-        ([], {16: Stranded(16), 48: Stranded(32)}, [48, 16], (0, "none"), [48, 16], "stranded"),
-    ],
-)
+@table("in_memory, found, loads, got, left, reason", [
+    ([], {}, [], (0, "none"), [], "cold"), ([16], {}, [], (16, "memory"), [], None),
+    ([], {16: "snapshot", 32: "snapshot", 48: "snapshot"}, [48], (48, "disk"), [48, 32, 16], None),
+    ([48], {16: "snapshot", 48: "snapshot"}, [], (48, "memory"), [48, 16], None),
+    ([16], {16: "snapshot", 32: "snapshot"}, [32], (32, "disk"), [32, 16], None),
+    ([], {16: "snapshot", 32: None, 48: None}, [48, 32, 16], (16, "disk"), [16], None),
+    ([16], {16: "snapshot", 48: None}, [48], (16, "memory"), [16], None),
+    ([], {32: None}, [32], (0, "none"), [], "cold"),
+    ([], {16: "snapshot", 32: "snapshot", 48: Stranded(32)}, [48, 16], (16, "disk"), [48, 32, 16], "stranded"),
+    ([], {16: "snapshot", 32: "snapshot", 48: Stranded(33)}, [48, 32], (32, "disk"), [48, 32, 16], "stranded"),
+    ([16], {32: "snapshot", 48: Stranded(16)}, [48], (16, "memory"), [48, 32], "stranded"),
+    ([], {16: Stranded(16), 48: Stranded(32)}, [48, 16], (0, "none"), [48, 16], "stranded"),
+])  # fmt: skip
 def test_the_longest_that_can_be_had_is_resumed_from(
     in_memory: list[int], found: dict[int, Any], loads: list[int], got: tuple[int, str], left: list[int],
     reason: str | None,

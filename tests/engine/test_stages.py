@@ -214,23 +214,16 @@ def test_each_stage_has_a_pass(count: int, watch: Callable[..., Watch]) -> None:
     assert seen.ahead.count(True) == 39 * count
 
 
-def test_few_sequences_are_parted_among_the_stages(watch: Callable[..., Watch]) -> None:
-    """Catches all sequences in one pass, so that all devices but one wait, and one that is left behind for good."""
+def test_sequences_and_prompts_are_parted_among_the_passes(watch: Callable[..., Watch]) -> None:
+    """Catches all sequences, or all prompts, in one pass, so that all devices but one wait, a sequence that is left
+    behind for good, and devices that wait for the host between passes of prompts."""
     seen = watch(2, max_running=32)
     serve(seen.engine, alike(7, 9, 30))
     assert seen.sizes[0] == 7 and set(seen.sizes[1:]) == {3, 4}
     assert 2 * 29 <= len(seen.sizes) - 1 <= 2 * 31
-
-
-def test_prompts_have_a_pass_more(watch: Callable[..., Watch]) -> None:
-    """Catches devices that wait for the host between passes of prompts."""
     seen = watch(2, max_running=4, max_batch_tokens=20)
     serve(seen.engine, alike(12, 15, 1))
     assert max(seen.under_way) == 2 and seen.under_way.count(2) >= 4
-
-
-def test_prompts_are_parted_among_the_passes(watch: Callable[..., Watch]) -> None:
-    """Catches all prompts in one pass, so that one device computes while the other waits."""
     seen = watch(2, max_running=32, max_batch_tokens=8192)
     serve(seen.engine, alike(16, 150, 1))
     assert seen.sizes == [8, 7, 2] and seen.under_way == [0, 1, 2], "half of the tokens, 1024, the rest"
@@ -255,18 +248,15 @@ def test_a_prompt_goes_on_before_its_last_piece_is_read(
 
 
 def test_a_pass_has_its_share_of_the_tokens() -> None:
-    """Catches passes that are so large that few are under way, or so small that the host is in the way."""
+    """Catches passes that are so large that few are under way, or so small that the host is in the way, and prompts
+    that all go into one pass because the others' were not let in yet."""
     plenty = [PassBudget(8192, 128, groups).prompt_tokens(0, 1 << 20) for groups in (1, 2, 3, 8, 16)]
     assert plenty == [8192, 4096, 2730, 1024, 1024]
     two = PassBudget(8192, 128, 2)
     assert [two.prompt_tokens(100, left) for left in (1, 1500, 3001, 8192, 9000)] == [1024, 1024, 1501, 3996, 3996]
     assert [PassBudget(most, 8, 4).prompt_tokens(3, 1 << 20) for most in (1, 3, 100, 8192)] == [1, 1, 97, 2045]
     assert [two.decodes(running) for running in (1, 7, 200, 256)] == [1, 4, 100, 128]
-
-
-def test_there_are_tokens_for_all_passes() -> None:
-    """Catches prompts that all go into one pass because the others' were not let in yet."""
-    assert [PassBudget(8192, 128, 2).wanted(96, left) for left in (0, 5000, 8000)] == [8000, 3000, 0]
+    assert [two.wanted(96, left) for left in (0, 5000, 8000)] == [8000, 3000, 0]
     assert PassBudget(1, 8, 1).wanted(8, 0) == 1, "decodes keep nobody out for good"
 
 

@@ -62,13 +62,10 @@ def test_a_refusal_names_the_device_where_that_is_not_the_cpu() -> None:
         arguments.require_parameter(torch.empty(4, 3), "A", (3,), F32)
 
 
-@table(
-    "codes, named",
-    [
-        ({torch.float32: 0, torch.bfloat16: 1}, "float32 or bfloat16"),
-        ({torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}, "float32, bfloat16 or float16"),
-    ],
-)
+@table("codes, named", [
+    ({torch.float32: 0, torch.bfloat16: 1}, "float32 or bfloat16"),
+    ({torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}, "float32, bfloat16 or float16"),
+])  # fmt: skip
 def test_a_dtype_is_one_that_the_device_has(codes: dict[torch.dtype, int], named: str) -> None:
     """Fault: a dtype is read as another, or the sentence names one that is refused too."""
     for dtype, code in codes.items():

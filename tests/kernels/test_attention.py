@@ -189,22 +189,19 @@ def test_no_tokens_are_no_work():
     assert torch.equal(case.attend(), whole)
 
 
-@table(
-    "change, sentence",
-    [
-        ({"page_table": torch.tensor([[0, 5, -1]])}, r"page_table must name pages in \[0, "),
-        ({"page_table": torch.tensor([[0]])}, "a column for each page of the longest sequence; it has 1"),
-        ({"page_table": torch.tensor([0, 1])}, r"page_table must be int64 of shape \(1, 2\) on the CPU; it is"),
-        ({"page_table": torch.tensor(0)}, r"page_table must be int64 of shape \(1, 0\)"),
-        ({"page_table": torch.zeros(1, 2, dtype=torch.int64, device="meta")}, "on the CPU; .* on meta"),
-        ({"cu_seqlens": torch.tensor([0, 70, 70])}, r"cu_seqlens must be int64 of shape \(2,\)"),
-        ({"cu_seqlens": torch.tensor([0, 69])}, "cu_seqlens must ascend from 0 to the 70 tokens of q"),
-        ({"context": torch.tensor([-1])}, "context must not be negative"),
-        ({"context": torch.tensor([0], dtype=torch.int32)}, "context must be int64"),
-        ({"q": torch.randn(70, 3, 8)}, "a multiple of 2 heads, 8"),
-        ({"k_cache": torch.randn(4, 32, 2, 8)}, r"the cache must be \(pages, 64, |must have the shape of"),
-    ],
-)
+@table("change, sentence", [
+    ({"page_table": torch.tensor([[0, 5, -1]])}, r"page_table must name pages in \[0, "),
+    ({"page_table": torch.tensor([[0]])}, "a column for each page of the longest sequence; it has 1"),
+    ({"page_table": torch.tensor([0, 1])}, r"page_table must be int64 of shape \(1, 2\) on the CPU; it is"),
+    ({"page_table": torch.tensor(0)}, r"page_table must be int64 of shape \(1, 0\)"),
+    ({"page_table": torch.zeros(1, 2, dtype=torch.int64, device="meta")}, "on the CPU; .* on meta"),
+    ({"cu_seqlens": torch.tensor([0, 70, 70])}, r"cu_seqlens must be int64 of shape \(2,\)"),
+    ({"cu_seqlens": torch.tensor([0, 69])}, "cu_seqlens must ascend from 0 to the 70 tokens of q"),
+    ({"context": torch.tensor([-1])}, "context must not be negative"),
+    ({"context": torch.tensor([0], dtype=torch.int32)}, "context must be int64"),
+    ({"q": torch.randn(70, 3, 8)}, "a multiple of 2 heads, 8"),
+    ({"k_cache": torch.randn(4, 32, 2, 8)}, r"the cache must be \(pages, 64, |must have the shape of"),
+])  # fmt: skip
 def test_unusable_arguments_are_sentences(change, sentence):
     """Page numbers and offsets that the kernel would follow out of the cache."""
     case = make_case([70], [0], 4, 2, 8, torch.float32)

@@ -313,19 +313,12 @@ def test_refuses_what_does_not_fit():
             ops.sub_block("mixture", norm, router, experts, per_token)
 
 
-@table(
-    "k, columns, groups, top_groups, sentence",
-    [
-        (0, 6, 1, 1, "k must lie in 1 to 6"),
-        (5, 6, 3, 2, "k must lie in 1 to 4, the columns of 2 groups; it is 5"),
-        (1, 6, 4, 2, "groups must divide the 6 columns"),
-        (1, 6, 0, 1, "top_groups must lie in 1 to groups"),
-        (1, 6, 3, 4, "top_groups must lie in 1 to groups"),
-        (1, 6, 3, 0, "top_groups must lie in 1 to groups"),
-        (1, 6, 6, 5, "into at least 2 each"),
-        (1, 5, 1, 1, "bias must be contiguous of shape"),
-    ],
-)
+@table("k, columns, groups, top_groups, sentence", [
+    (0, 6, 1, 1, "k must lie in 1 to 6"), (5, 6, 3, 2, "k must lie in 1 to 4, the columns of 2 groups; it is 5"),
+    (1, 6, 4, 2, "groups must divide the 6 columns"), (1, 6, 0, 1, "top_groups must lie in 1 to groups"),
+    (1, 6, 3, 4, "top_groups must lie in 1 to groups"), (1, 6, 3, 0, "top_groups must lie in 1 to groups"),
+    (1, 6, 6, 5, "into at least 2 each"), (1, 5, 1, 1, "bias must be contiguous of shape"),
+])  # fmt: skip
 def test_a_routing_that_does_not_fit_is_refused(k, columns, groups, top_groups, sentence):
     """An expert beside the list, read by the kernel."""
     bias, experts = torch.zeros(columns), pack([make_mlp(16, 24, torch.float32)] * 6)

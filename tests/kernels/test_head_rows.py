@@ -134,26 +134,23 @@ def test_no_rows():
 X, STEPS, ALL = torch.randn(2, 3, 8), rotary_steps(4, 1e4), torch.arange(2)
 
 
-@table(
-    "call, sentence",
-    [
-        (lambda: ops.norm_rope(X[0], torch.ones(8), 1e-6, STEPS, ALL), r"x must be \(tokens, heads, head_dim\)"),
-        (lambda: ops.norm_rope(X, torch.ones(7), 1e-6, STEPS, ALL), r"weight must be \(8,\)"),
-        (lambda: ops.norm_rope(X[..., :3], torch.ones(3), 1e-6, STEPS, ALL), "at most half of the 3 columns"),
-        (lambda: ops.norm_rope(X, torch.ones(8), 1e-6, STEPS, ALL[:1]), r"positions must be .* \(2,\)"),
-        (lambda: ops.norm_rope(X, torch.ones(8), 1e-6, STEPS, ALL.int()), "positions must be .* torch.int64"),
-        (lambda: ops.norm_rope(X, torch.ones(8), 1e-6, STEPS.double(), ALL), "steps must be .* torch.int64"),
-        (lambda: ops.norm_rope(X.half(), torch.ones(8), 1e-6, STEPS, ALL), "x must be float32 or"),
-        (lambda: ops.norm_rope(X.to("meta"), torch.ones(8), 1e-6, STEPS, ALL), "must be on the CPU"),
-        (lambda: ops.sigmoid_mul(X, X), "x must have two dimensions"),
-        (lambda: ops.sigmoid_mul(X[0], X[0, :, :5]), "gate must have the shape of x"),
-        (lambda: ops.sigmoid_mul(X[0], X[0].bfloat16()), "must have one dtype"),
-        (lambda: ops.sigmoid_mul(X[0].to("meta"), X[0]), "must be on the CPU"),
-        (lambda: rotary_steps(5, 1e4), "rotary_dim must be even"),
-        (lambda: rotary_steps(4, 0.5), "theta a finite number of at least 1"),
-        (lambda: rotary_steps(4, float("inf")), "theta a finite number of at least 1"),
-    ],
-)
+@table("call, sentence", [
+    (lambda: ops.norm_rope(X[0], torch.ones(8), 1e-6, STEPS, ALL), r"x must be \(tokens, heads, head_dim\)"),
+    (lambda: ops.norm_rope(X, torch.ones(7), 1e-6, STEPS, ALL), r"weight must be \(8,\)"),
+    (lambda: ops.norm_rope(X[..., :3], torch.ones(3), 1e-6, STEPS, ALL), "at most half of the 3 columns"),
+    (lambda: ops.norm_rope(X, torch.ones(8), 1e-6, STEPS, ALL[:1]), r"positions must be .* \(2,\)"),
+    (lambda: ops.norm_rope(X, torch.ones(8), 1e-6, STEPS, ALL.int()), "positions must be .* torch.int64"),
+    (lambda: ops.norm_rope(X, torch.ones(8), 1e-6, STEPS.double(), ALL), "steps must be .* torch.int64"),
+    (lambda: ops.norm_rope(X.half(), torch.ones(8), 1e-6, STEPS, ALL), "x must be float32 or"),
+    (lambda: ops.norm_rope(X.to("meta"), torch.ones(8), 1e-6, STEPS, ALL), "must be on the CPU"),
+    (lambda: ops.sigmoid_mul(X, X), "x must have two dimensions"),
+    (lambda: ops.sigmoid_mul(X[0], X[0, :, :5]), "gate must have the shape of x"),
+    (lambda: ops.sigmoid_mul(X[0], X[0].bfloat16()), "must have one dtype"),
+    (lambda: ops.sigmoid_mul(X[0].to("meta"), X[0]), "must be on the CPU"),
+    (lambda: rotary_steps(5, 1e4), "rotary_dim must be even"),
+    (lambda: rotary_steps(4, 0.5), "theta a finite number of at least 1"),
+    (lambda: rotary_steps(4, float("inf")), "theta a finite number of at least 1"),
+])  # fmt: skip
 def test_unusable_arguments_are_sentences(call, sentence):
     """Wrong shapes and dtypes that would reach the kernel as addresses."""
     with pytest.raises(ValueError, match=sentence):

@@ -173,20 +173,17 @@ def test_no_rows_give_no_rows():
     assert ops.linear(torch.randn(0, 5), ops.pack_linear(torch.randn(3, 5))).shape == (0, 3)
 
 
-@table(
-    "call, sentence",
-    [
-        (lambda p: ops.linear(torch.randn(2, 6), p), r"x must have 5 columns.*it is \(2, 6\)"),
-        (lambda p: ops.linear(torch.randn(5), p), r"x must have two dimensions"),
-        (lambda p: ops.linear(torch.randn(2, 5, dtype=torch.float64), p), "x must be float32 or bfloat16"),
-        (lambda p: ops.linear(torch.randn(5, 2).t(), p), "x must be contiguous within a row"),
-        (lambda p: ops.linear(torch.randn(2, 5), p, torch.float16), "out_dtype must be float32 or bfloat16"),
-        (lambda p: ops.linear(torch.randn(2, 5), p, bias=torch.randn(4)), r"bias must be \(3,\)"),
-        (lambda p: ops.pack_linear(torch.randn(0, 5)), "at least one row"),
-        (lambda p: ops.pack_linear(torch.randn(3, 5), torch.ones(4)), "scale must be"),
-        (lambda p: ops.pack_linear(torch.randn(3, 5), torch.ones(3).double()), "scale must be"),
-    ],
-)
+@table("call, sentence", [
+    (lambda p: ops.linear(torch.randn(2, 6), p), r"x must have 5 columns.*it is \(2, 6\)"),
+    (lambda p: ops.linear(torch.randn(5), p), r"x must have two dimensions"),
+    (lambda p: ops.linear(torch.randn(2, 5, dtype=torch.float64), p), "x must be float32 or bfloat16"),
+    (lambda p: ops.linear(torch.randn(5, 2).t(), p), "x must be contiguous within a row"),
+    (lambda p: ops.linear(torch.randn(2, 5), p, torch.float16), "out_dtype must be float32 or bfloat16"),
+    (lambda p: ops.linear(torch.randn(2, 5), p, bias=torch.randn(4)), r"bias must be \(3,\)"),
+    (lambda p: ops.pack_linear(torch.randn(0, 5)), "at least one row"),
+    (lambda p: ops.pack_linear(torch.randn(3, 5), torch.ones(4)), "scale must be"),
+    (lambda p: ops.pack_linear(torch.randn(3, 5), torch.ones(3).double()), "scale must be"),
+])  # fmt: skip
 def test_unusable_arguments_are_sentences(call, sentence):
     """Wrong shapes and dtypes that would reach the kernel as addresses."""
     with pytest.raises(ValueError, match=sentence):

@@ -83,20 +83,15 @@ def test_refuses_what_a_kernel_would_trust(message, change):
     assert message in str(error.value)
 
 
-@table(
-    "message, change",
-    [
-        ("cu_seqlens must go from 0", {"cu_seqlens": [1, 2, 3]}),
-        ("cu_seqlens must grow by at least 1", {"cu_seqlens": [0, 0, 1]}),
-        ("snapshot_cu must grow by at least 0", {"snapshot_cu": [0, 1, 0]}),
-        ("a slot must be written once; 1 is written by sequence 0", {"initial_slots": [-1, -1], "final_slots": [1, 1]}),
-        ("slots must be 0 or more", {"initial_slots": [-2, -1], "final_slots": [-2, 1]}),
-        ("must not be written by another; 1 is written by sequence 1", {"initial_slots": [1, -1]}),
-        (3, {"cu_seqlens": [0, 2, 3]}),
-        (2, {"final_slots": [0, -1]}),
-        (2, {"final_slots": [-1, -1]}),
-    ],
-)
+@table("message, change", [
+    ("cu_seqlens must go from 0", {"cu_seqlens": [1, 2, 3]}),
+    ("cu_seqlens must grow by at least 1", {"cu_seqlens": [0, 0, 1]}),
+    ("snapshot_cu must grow by at least 0", {"snapshot_cu": [0, 1, 0]}),
+    ("a slot must be written once; 1 is written by sequence 0", {"initial_slots": [-1, -1], "final_slots": [1, 1]}),
+    ("slots must be 0 or more", {"initial_slots": [-2, -1], "final_slots": [-2, 1]}),
+    ("must not be written by another; 1 is written by sequence 1", {"initial_slots": [1, -1]}),
+    (3, {"cu_seqlens": [0, 2, 3]}), (2, {"final_slots": [0, -1]}), (2, {"final_slots": [-1, -1]}),
+])  # fmt: skip
 def test_a_pass_that_is_nearly_a_decode_is_looked_at_whole(message, change):
     """Fault: the quick check of decode passes takes a batch that the whole one refuses, or counts its tokens so."""
     none = {"snapshot_cu": [0, 0, 0], "snapshot_positions": [], "snapshot_slots": []}

@@ -36,18 +36,11 @@ def spread(low: float, high: float, count: int = 400_001) -> np.ndarray:
     return np.clip(np.concatenate([uniform, small, [low, high]]), low, high).astype(np.float32)
 
 
-@table(
-    "function, low, high, exact, bound",
-    [
-        (EXP, -103.9, 88.72, np.exp, 2.0),
-        (EXP2, -149.9, 127.99, np.exp2, 2.0),
-        (EXP2_BOUNDED, -125, 125, np.exp2, 2.0),
-        (LOG1P_UNIT, 0, 1, np.log1p, 2.0),
-        (SOFTPLUS, -87, 200, lambda x: np.logaddexp(0, x), 2.5),
-        (SILU, -88, 200, lambda x: x / (1 + np.exp(-x)), 3.2),
-        (SIGMOID, -87, 200, lambda x: 1 / (1 + np.exp(-x)), 3.2),
-    ],
-)
+@table("function, low, high, exact, bound", [
+    (EXP, -103.9, 88.72, np.exp, 2.0), (EXP2, -149.9, 127.99, np.exp2, 2.0), (EXP2_BOUNDED, -125, 125, np.exp2, 2.0),
+    (LOG1P_UNIT, 0, 1, np.log1p, 2.0), (SOFTPLUS, -87, 200, lambda x: np.logaddexp(0, x), 2.5),
+    (SILU, -88, 200, lambda x: x / (1 + np.exp(-x)), 3.2), (SIGMOID, -87, 200, lambda x: 1 / (1 + np.exp(-x)), 3.2),
+])  # fmt: skip
 def test_error_bound(isa, function, low, high, exact, bound):
     """A mistyped coefficient, a wrong reduction, a lost denormal: an error above what vmath.h states."""
     values = spread(low, high)

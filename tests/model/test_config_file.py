@@ -225,22 +225,13 @@ def test_links_of_a_hub_cache_are_followed(tiny_checkpoint: Checkpoints, tmp_pat
     assert json.loads((tmp_path / "config.json").read_text())
 
 
-@table(
-    "name, short, what",
-    [
-        ("org/name", "org/name", "neither a folder nor in the Hugging Face cache"),
-        ("org/there", "there", None),
-        ("./org/name", "name", "is not a folder"),
-        ("/org/name", "name", "is not a folder"),
-        ("~/name", "name", "is not a folder"),
-        ("a/b/c/", "c", "is not a folder"),
-        ("org/name/x", "x", "is not a folder"),
-        ("name", "name", "is not a folder"),
-        ("notes", "notes", "model 'notes' is a file; expected a model folder$"),
-        ("..", "PARENT", None),
-        ("demo", "demo", None),
-    ],
-)
+@table("name, short, what", [
+    ("org/name", "org/name", "neither a folder nor in the Hugging Face cache"), ("org/there", "there", None),
+    ("./org/name", "name", "is not a folder"), ("/org/name", "name", "is not a folder"),
+    ("~/name", "name", "is not a folder"), ("a/b/c/", "c", "is not a folder"), ("org/name/x", "x", "is not a folder"),
+    ("name", "name", "is not a folder"), ("notes", "notes", "model 'notes' is a file; expected a model folder$"),
+    ("..", "PARENT", None), ("demo", "demo", None),
+])  # fmt: skip
 def test_a_name_is_that_of_a_folder_or_of_a_hub(
     name: str, short: str, what: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

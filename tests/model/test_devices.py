@@ -58,15 +58,11 @@ def test_the_device_is_the_one_that_was_asked_for(
         assert str(devices.choose_device(name)) == chosen
 
 
-@table(
-    "error, is_memory",
-    [
-        (MemoryError(), True),
-        (torch.OutOfMemoryError("CUDA out of memory"), True),
-        (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate"), True),
-        (RuntimeError("a size does not match"), False),
-    ],
-)
+@table("error, is_memory", [
+    (MemoryError(), True), (torch.OutOfMemoryError("CUDA out of memory"), True),
+    (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate"), True),
+    (RuntimeError("a size does not match"), False),
+])  # fmt: skip
 def test_weights_that_find_no_memory_are_told_from_other_errors(
     error: Exception, is_memory: bool, tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

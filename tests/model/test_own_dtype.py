@@ -29,31 +29,26 @@ def folder_with(folder: Path, config: dict[str, object], weights: dict[str, str]
     return folder
 
 
-@table(
-    "config, weights, dtype, said",
-    [
-        ({"torch_dtype": "bfloat16"}, {}, "bfloat16", ""),
-        ({"torch_dtype": "torch.bfloat16"}, {"a": "bfloat16"}, "bfloat16", ""),
-        ({"dtype": "bfloat16", "torch_dtype": "float32"}, {}, "bfloat16", ""),
-        ({"dtype": "float32", "text_config": {"torch_dtype": "bfloat16"}}, {}, "bfloat16", ""),
-        ({"dtype": "bfloat16", "text_config": {"hidden_size": 8}}, {}, "bfloat16", ""),
-        ({"torch_dtype": "float64"}, {"a": "float64"}, "float32", ""),
-        ({"torch_dtype": "float16"}, {}, "bfloat16", "float16 and are rounded to bfloat16; --dtype float32"),
-        ({"torch_dtype": "float16"}, {"a": "float16"}, "bfloat16", "float16 and are rounded to bfloat16"),
-        ({"torch_dtype": "float16"}, {"a": "bfloat16"}, "bfloat16", ""),
-        ({"torch_dtype": "bfloat16"}, {"a": "float16"}, "bfloat16", "float16 and are rounded to bfloat16"),
-        ({"torch_dtype": "bfloat16"}, {"a": "float32"}, "bfloat16", "declares bfloat16, and most of its weights are f"),
-        ({"torch_dtype": "float32"}, {"a": "bfloat16"}, "float32", "--dtype bfloat16 computes them in bfloat16"),
-        ({"torch_dtype": "float32"}, {"a": "float16"}, "float32", "weights are float16: they are computed in float32"),
-        ({}, {"a": "float32", "b": "float32", "c+": "bfloat16"}, "bfloat16", ""),
-        ({}, {"a": "bfloat16", "c+": "float32"}, "float32", ""),
-        ({}, {"a": "float16"}, "bfloat16", "rounded"),
-        ({}, {"a": "bfloat16", "places+": "int64"}, "bfloat16", ""),
-        ({}, {}, "float32", ""),
-        ({"torch_dtype": "int8"}, {"a": "bfloat16"}, "bfloat16", ""),
-        ({"torch_dtype": ["float32"], "dtype": None}, {"a": "bfloat16"}, "bfloat16", ""),
-    ],
-)
+@table("config, weights, dtype, said", [
+    ({"torch_dtype": "bfloat16"}, {}, "bfloat16", ""),
+    ({"torch_dtype": "torch.bfloat16"}, {"a": "bfloat16"}, "bfloat16", ""),
+    ({"dtype": "bfloat16", "torch_dtype": "float32"}, {}, "bfloat16", ""),
+    ({"dtype": "float32", "text_config": {"torch_dtype": "bfloat16"}}, {}, "bfloat16", ""),
+    ({"dtype": "bfloat16", "text_config": {"hidden_size": 8}}, {}, "bfloat16", ""),
+    ({"torch_dtype": "float64"}, {"a": "float64"}, "float32", ""),
+    ({"torch_dtype": "float16"}, {}, "bfloat16", "float16 and are rounded to bfloat16; --dtype float32"),
+    ({"torch_dtype": "float16"}, {"a": "float16"}, "bfloat16", "float16 and are rounded to bfloat16"),
+    ({"torch_dtype": "float16"}, {"a": "bfloat16"}, "bfloat16", ""),
+    ({"torch_dtype": "bfloat16"}, {"a": "float16"}, "bfloat16", "float16 and are rounded to bfloat16"),
+    ({"torch_dtype": "bfloat16"}, {"a": "float32"}, "bfloat16", "declares bfloat16, and most of its weights are f"),
+    ({"torch_dtype": "float32"}, {"a": "bfloat16"}, "float32", "--dtype bfloat16 computes them in bfloat16"),
+    ({"torch_dtype": "float32"}, {"a": "float16"}, "float32", "weights are float16: they are computed in float32"),
+    ({}, {"a": "float32", "b": "float32", "c+": "bfloat16"}, "bfloat16", ""),
+    ({}, {"a": "bfloat16", "c+": "float32"}, "float32", ""), ({}, {"a": "float16"}, "bfloat16", "rounded"),
+    ({}, {"a": "bfloat16", "places+": "int64"}, "bfloat16", ""), ({}, {}, "float32", ""),
+    ({"torch_dtype": "int8"}, {"a": "bfloat16"}, "bfloat16", ""),
+    ({"torch_dtype": ["float32"], "dtype": None}, {"a": "bfloat16"}, "bfloat16", ""),
+])  # fmt: skip
 def test_the_dtype_of_a_checkpoint(tmp_path, config, weights, dtype, said):
     """Fault: a bfloat16 checkpoint takes twice its memory, or weights lose precision and no line says so."""
     sentences: list[str] = []

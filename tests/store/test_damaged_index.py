@@ -386,16 +386,13 @@ def test_what_cannot_be_read_costs_its_own_row_alone() -> None:
     assert entered == [(header, 7, 1, 1.0)] and removed == [bad]
 
 
-@table(
-    "error, becomes, words",
-    [
-        (MemoryError(), IndexUnavailable, "^out of memory$"),
-        (UnicodeDecodeError("utf-8", b"x", 0, 1, "bad"), IndexDamaged, "^a text in it is no text$"),
-        (sqlite3.OperationalError("database is locked"), IndexUnavailable, "database is locked"),
-        (sqlite3.DatabaseError("file is not a database"), IndexDamaged, "file is not a database"),
-        (OverflowError("too large"), IndexDamaged, "too large"),
-    ],
-)
+@table("error, becomes, words", [
+    (MemoryError(), IndexUnavailable, "^out of memory$"),
+    (UnicodeDecodeError("utf-8", b"x", 0, 1, "bad"), IndexDamaged, "^a text in it is no text$"),
+    (sqlite3.OperationalError("database is locked"), IndexUnavailable, "database is locked"),
+    (sqlite3.DatabaseError("file is not a database"), IndexDamaged, "file is not a database"),
+    (OverflowError("too large"), IndexDamaged, "too large"),
+])  # fmt: skip
 def test_an_error_of_the_library_says_whether_the_index_is_damaged(
     error: Exception, becomes: type[Exception], words: str
 ) -> None:

@@ -54,13 +54,10 @@ def test_an_index_that_cannot_be_used_is_closed_again(
     assert set(opened) == set(closed)
 
 
-@table(
-    "kind, is_network",
-    [
-        *((kind, True) for kind in ("nfs4", "nfs", "cifs", "smb3", "lustre", "ceph", "fuse.sshfs", "fuse")),
-        *((kind, False) for kind in ("ext4", "overlay", "tmpfs", "xfs", "fuseblk", "fuse.fuse-overlayfs")),
-    ],
-)
+@table("kind, is_network", [
+    *((kind, True) for kind in ("nfs4", "nfs", "cifs", "smb3", "lustre", "ceph", "fuse.sshfs", "fuse")),
+    *((kind, False) for kind in ("ext4", "overlay", "tmpfs", "xfs", "fuseblk", "fuse.fuse-overlayfs")),
+])  # fmt: skip
 def test_a_store_on_a_network_file_system_is_warned_of(
     kind: str, is_network: bool, tmp_path: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

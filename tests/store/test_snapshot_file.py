@@ -151,20 +151,14 @@ def test_one_more_than_the_format_holds_is_refused(change: dict[str, object], re
         make_header(**given)
 
 
-@table(
-    "asked, reason",
-    [
-        ({"key": b"j" * 32}, "it holds the snapshot 6b"),
-        ({"key": b"l" * 32}, "it holds the snapshot 6b"),
-        ({"position": 4}, "it holds the snapshot .* at 5"),
-        ({"position": 6}, "it holds the snapshot .* at 5"),
-        ({"fingerprint": b"e"}, "a model with another fingerprint"),
-        ({"fingerprint": b"g"}, "a model with another fingerprint"),
-        ({"layout": {"a": TensorLayout("F16", (1,))}}, "the model's snapshots hold"),
-        ({}, None),
-        ({"parent": (b"p" * 32, 4)}, "it continues a snapshot at 4; expected one that is whole"),
-    ],
-)
+@table("asked, reason", [
+    ({"key": b"j" * 32}, "it holds the snapshot 6b"), ({"key": b"l" * 32}, "it holds the snapshot 6b"),
+    ({"position": 4}, "it holds the snapshot .* at 5"), ({"position": 6}, "it holds the snapshot .* at 5"),
+    ({"fingerprint": b"e"}, "a model with another fingerprint"),
+    ({"fingerprint": b"g"}, "a model with another fingerprint"),
+    ({"layout": {"a": TensorLayout("F16", (1,))}}, "the model's snapshots hold"), ({}, None),
+    ({"parent": (b"p" * 32, 4)}, "it continues a snapshot at 4; expected one that is whole"),
+])  # fmt: skip
 def test_bytes_from_another_process_are_the_snapshot_that_was_asked_for(asked: dict[str, Any], reason: str) -> None:
     """Catches the state of other tokens or of another model, which would be a wrong answer."""
     given = {"key": b"k" * 32, "position": 5, "fingerprint": b"f", "layout": {"a": TensorLayout("F16", (2,))}} | asked

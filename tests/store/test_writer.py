@@ -197,22 +197,12 @@ def test_the_first_of_several_errors_is_raised_when_all_are_called_back(
     assert told == [keys[0], keys[2]] and [one.exc_value.args for one in seen] == [(keys[0],)]  # type: ignore[union-attr]
 
 
-@table(
-    "changed, is_due",
-    [
-        ({}, False),
-        ({"_is_closing": True}, True),
-        ({"_num_flushing": 1}, True),
-        ({"_queued_keys": range(63)}, False),
-        ({"_queued_keys": range(64)}, True),
-        ({"_queued_keys": range(7), "_queue_offers": 8}, False),
-        ({"_queued_keys": range(8), "_queue_offers": 8}, True),
-        ({"_num_bytes": 99}, False),
-        ({"_num_bytes": 100}, True),
-        ({"_num_bytes": 39, "_queue_bytes": 80}, False),
-        ({"_num_bytes": 40, "_queue_bytes": 80}, True),
-    ],
-)
+@table("changed, is_due", [
+    ({}, False), ({"_is_closing": True}, True), ({"_num_flushing": 1}, True), ({"_queued_keys": range(63)}, False),
+    ({"_queued_keys": range(64)}, True), ({"_queued_keys": range(7), "_queue_offers": 8}, False),
+    ({"_queued_keys": range(8), "_queue_offers": 8}, True), ({"_num_bytes": 99}, False), ({"_num_bytes": 100}, True),
+    ({"_num_bytes": 39, "_queue_bytes": 80}, False), ({"_num_bytes": 40, "_queue_bytes": 80}, True),
+])  # fmt: skip
 def test_when_a_batch_is_due(changed: dict[str, object], is_due: bool) -> None:
     """Fault: a queue that is half full waits for more, and refuses snapshots meanwhile; or each snapshot is a batch."""
     idle = {"_is_closing": False, "_num_flushing": 0, "_queued_keys": (), "_queue_offers": 1000,
