@@ -40,6 +40,13 @@ def poison(shape: Sequence[int], dtype: torch.dtype) -> None:
     torch.full(tuple(shape), float("nan"), dtype=dtype)
 
 
+def strided(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+    """Random rows that are a slice of wider ones, which are NaN everywhere else."""
+    wide = torch.full((rows, columns + 5), torch.nan, dtype=dtype)
+    wide[:, 3 : 3 + columns] = torch.randn(rows, columns)
+    return wide[:, 3 : 3 + columns]
+
+
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Equal bytes: NaN equals itself and -0 differs from 0."""
     bits = {4: torch.int32, 2: torch.int16}[a.element_size()]

@@ -104,7 +104,7 @@ cached = arguments.cache_views
 kv = lambda k, v: ops.write_kv(k, v, CACHE, CACHE, ALL[:5])  # noqa: E731
 attend = lambda q: ops.paged_attention(q, CACHE, CACHE, ALL.view(1, -1), ALL[:2], ALL[:1], 1.0)  # noqa: E731
 CACHE, META = zeros(2, PAGE_TOKENS, 2, 8), zeros(2, 3, device="meta")
-META_CACHE, ALL = CACHE.to("meta"), torch.arange(PAGE_TOKENS)
+META_CACHE, ALL, PACKED = CACHE.to("meta"), torch.arange(PAGE_TOKENS), ops.pack_linear(zeros(3, 5))
 OTHER_ORDER = CACHE.transpose(0, 1).contiguous().transpose(0, 1)  # the same values, not contiguous
 WORDS = {  # words of the sentence -> (a call, what it refuses, each for one fault)
     "x must be (4, d_inner)": (
@@ -114,7 +114,8 @@ WORDS = {  # words of the sentence -> (a call, what it refuses, each for one fau
     "have two dimensions": (
         lambda op: op(zeros(3)),
         [ops.pack_linear, ops.residual, lambda x: ops.rms_norm(x, None, 1e-5, F32), lambda x: ops.silu_mul(x, x),
-         lambda x: ops.softmax_topk(x, 1), lambda x: ops.add_rms_norm_(x, x, None, 1e-5, F32)],
+         lambda x: ops.softmax_topk(x, 1), lambda x: ops.add_rms_norm_(x, x, None, 1e-5, F32),
+         lambda x: ops.linear(x, PACKED)],
     ),
     "up must have the shape of x": (
         lambda up: arguments.require_alike(up, "up", zeros(2, 4), "x"), [zeros(2, 3), zeros(2, 5), zeros(2, 4, 1)]
@@ -139,9 +140,34 @@ WORDS = {  # words of the sentence -> (a call, what it refuses, each for one fau
     "token must lie in [0, 4)": (lambda token: ops.token_logprob(zeros(4), token), [-1, 4]),
     "logits must be float32": (
         lambda op: op(zeros(1, 4).double()),
-        [ops.argmax, lambda x: ops.softmax_topk(x, 1), lambda x: ops.token_logprob(x[0], 1),
-         lambda x: ops.token_logprobs(x, ALL[:1])],
+        [ops.argmax, ops.greedy, lambda x: ops.greedy(x.bfloat16()), lambda x: ops.softmax_topk(x, 1),
+         lambda x: ops.token_logprob(x[0], 1), lambda x: ops.token_logprobs(x, ALL[:1])],
     ),
+    "at least one column": (ops.greedy, [zeros(2, 0)]),
+    "logits must be one row": (lambda x: ops.token_logprob(x, 1), [zeros(2, 4)]),
+    "tokens must lie in [0, 4)": (
+        lambda tokens: ops.token_logprobs(zeros(2, 4), torch.tensor(tokens)), [[0, 4], [-1, 0]]
+    ),
+    "tokens must be": (lambda tokens: ops.token_logprobs(zeros(2, 4), torch.tensor(tokens)), [[0]]),
+    "x must have 5 columns": (lambda x: ops.linear(x, PACKED), [zeros(2, 6), zeros(2, 4)]),
+    "it is (2, 6)": (lambda x: ops.linear(x, PACKED), [zeros(2, 6)]),
+    "x must be float32 or": (
+        lambda op: op(), [lambda: ops.linear(zeros(2, 5).double(), PACKED),
+                          lambda: ops.rms_norm(zeros(2, 6).half(), None, 1e-5, F32)]
+    ),
+    "x must be contiguous within a row": (lambda x: ops.linear(x, PACKED), [zeros(5, 2).t()]),
+    "out_dtype must be float32 or bfloat16": (lambda to: ops.linear(zeros(2, 5), PACKED, to), [torch.float16]),
+    "bias must be (3,)": (lambda bias: ops.linear(zeros(2, 5), PACKED, bias=bias), [zeros(4)]),
+    "scale must be": (lambda scale: ops.pack_linear(zeros(3, 5), scale), [zeros(4), zeros(3).double()]),
+    "weight must be (6,)": (lambda weight: ops.rms_norm(zeros(2, 6), weight, 1e-5, F32), [zeros(5)]),
+    "delta must have the shape of residual, (2, 6)": (
+        lambda delta: ops.add_rms_norm_(zeros(2, 6), delta, None, 1e-5, F32), [zeros(3, 6)]
+    ),
+    "residual must be float32": (
+        lambda residual: ops.add_rms_norm_(residual, zeros(2, 6), None, 1e-5, F32), [zeros(2, 6).bfloat16()]
+    ),
+    "must have one dtype": (lambda up: ops.silu_mul(zeros(2, 6), up), [zeros(2, 6).bfloat16()]),
+    "up must have the shape of gate": (lambda up: ops.silu_mul(zeros(2, 6), up), [zeros(2, 5)]),
     "at least one row and one column": (ops.pack_linear, [zeros(3, 0), zeros(0, 3)]),
     "k and v must be (tokens, 2, 8)": (
         lambda shape: kv(zeros(shape), zeros(shape)), [(5, 16), (5, 3, 8), (5, 2, 9), (5, 2, 8, 1)]

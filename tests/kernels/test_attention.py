@@ -25,7 +25,8 @@ FLOATS = [torch.float32, torch.bfloat16]
 
 @dataclass
 class Case:
-    """Sequences whose pages lie in random order in a cache that is NaN wherever nothing was written."""
+    """Sequences whose pages lie in random order in a cache that is NaN wherever nothing was written: the arguments of
+    paged_attention, in its order."""
 
     q: torch.Tensor
     k_cache: torch.Tensor
@@ -36,34 +37,19 @@ class Case:
     scale: float
 
     def attend(self) -> torch.Tensor:
-        return ops.paged_attention(
-            self.q, self.k_cache, self.v_cache, self.page_table, self.cu_seqlens, self.context, self.scale
-        )
+        return ops.paged_attention(*vars(self).values())
 
     def expected(self) -> torch.Tensor:
         """The reference in float64."""
-        return reference.paged_attention(
-            self.q.double(),
-            self.k_cache,
-            self.v_cache,
-            self.page_table,
-            self.cu_seqlens,
-            self.context,
-            self.scale,
-        )
+        return reference.paged_attention(*vars(replace(self, q=self.q.double())).values())
 
     def piece(self, sequence: int, begin: int, end: int) -> torch.Tensor:
         """Queries [begin, end) of one sequence's piece, attended alone."""
         first, one = int(self.cu_seqlens[sequence]), slice(sequence, sequence + 1)
-        return ops.paged_attention(
-            self.q[first + begin : first + end],
-            self.k_cache,
-            self.v_cache,
-            self.page_table[one],
-            torch.tensor([0, end - begin]),
-            self.context[one] + begin,
-            self.scale,
-        )
+        return replace(
+            self, q=self.q[first + begin : first + end], page_table=self.page_table[one],
+            cu_seqlens=torch.tensor([0, end - begin]), context=self.context[one] + begin,
+        ).attend()  # fmt: skip
 
 
 def make_case(

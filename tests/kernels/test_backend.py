@@ -55,11 +55,6 @@ def test_an_observer_is_left_every_op_of_its_backend() -> None:
     assert vars(backend) == {}
     y = backend.rms_norm(torch.ones(2, 4), None, 1e-5, torch.float32)
     assert seen == list(OPS) and y.shape == (2, 4)
-
-
-def test_an_observer_leaves_also_after_an_error() -> None:
-    """Fault: a measurement that fails goes on timing the engine."""
-    backend = CpuBackend()
     with pytest.raises(KeyError), backend.observed(lambda name, op: None):
         raise KeyError
-    assert vars(backend) == {}
+    assert vars(backend) == {}, "a measurement that fails does not go on timing the engine"

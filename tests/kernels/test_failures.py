@@ -14,6 +14,7 @@ import torch
 from apcbatch import _C
 from apcbatch.kernels.arguments import PAGE_TOKENS
 from apcbatch.kernels.cpu.backend import CpuBackend
+from apcbatch.kernels.layer import rotary_steps
 from apcbatch.kernels.ragged import Ragged
 from tests.effort import table
 from tests.kernels.recurrent import Conv, Scan, ragged, same_bits
@@ -145,7 +146,8 @@ def test_bad_addresses_are_refused(make, sentence):
 
 
 def test_no_rows():
-    """No rows and no sequences are answered with none; nothing is divided by their number."""
+    """No rows and no sequences are answered with none, and nothing is divided by their number; 2^40 rows of nothing are
+    not walked one by one."""
     none = torch.empty(0, 8)
     batch = Ragged.create(torch.tensor([0]))
     packed = ops.pack_linear(torch.ones(4, 8))
@@ -163,49 +165,27 @@ def test_no_rows():
     assert ops.selective_scan(none, none, a, bc, bc, None, None, None, states, batch).shape == (0, 8)
     assert ops.paged_attention(torch.empty(0, 4, 8), cache, cache, *no_pages, 1.0).shape == (0, 4, 8)
     ops.write_kv(cache[:, 0], cache[:, 0], cache, cache, torch.empty(0, dtype=torch.int64))
-
-
-def test_rows_without_columns():
-    """2^40 rows of nothing are not walked one by one."""
-    nothing = torch.empty(2**40, 0)
+    nothing, steps = torch.empty(2**40, 0), rotary_steps(4, 1e4)
     assert ops.rms_norm(nothing, None, 1e-5, torch.float32).shape == (2**40, 0)
     assert ops.silu_mul(nothing, nothing).shape == (2**40, 0)
+    heads = torch.empty(0, 2, 8)
+    assert ops.norm_rope(heads, torch.ones(8), 1e-6, steps, torch.empty(0, dtype=torch.int64)).shape == (0, 2, 8)
+    assert ops.sigmoid_mul(none, none).shape == (0, 8)
 
 
 def test_sizes_beyond_memory_are_refused():
-    """Sizes whose product wraps around, and positions that do when a length is added to them."""
+    """Sizes whose product wraps around, positions that do when a length is added to them, and a number of heads that is
+    divided by."""
     with pytest.raises(ValueError, match="fewer than 2\\^63 bytes; 1152921504606846976 rows of 4 columns"):
         ops.pack_linear(torch.ones(1, 4).expand(2**60, 4))
-    cache = torch.zeros(1, PAGE_TOKENS, 1, 8)
-    for context in (2**63 - 1, 2**62):
-        with pytest.raises(ValueError, match="a column for each page"):
-            ops.paged_attention(
-                torch.ones(1, 1, 8),
-                cache,
-                cache,
-                torch.zeros(1, 1, dtype=torch.int64),
-                torch.tensor([0, 1]),
-                torch.tensor([context]),
-                1.0,
-            )
-    with pytest.raises(ValueError, match="must ascend from 0"):
-        ops.paged_attention(
-            torch.ones(1, 1, 8),
-            cache,
-            cache,
-            torch.zeros(2, 1, dtype=torch.int64),
-            torch.tensor([0, 2**63 - 1, 1]),
-            torch.tensor([0, 0]),
-            1.0,
-        )
-
-
-def test_a_cache_without_heads_is_refused():
-    """A number of heads that is divided by."""
-    cache = torch.zeros(1, PAGE_TOKENS, 0, 8)
-    where = torch.zeros(1, 1, dtype=torch.int64), torch.tensor([0, 1]), torch.tensor([0])
-    with pytest.raises(ValueError, match="at least one kv head"):
-        ops.paged_attention(torch.ones(1, 1, 8), cache, cache, *where, 1.0)
+    for kv_heads, ends, context, sentence in (
+        (1, [0, 1], [2**63 - 1], "a column for each page"), (1, [0, 1], [2**62], "a column for each page"),
+        (1, [0, 2**63 - 1, 1], [0, 0], "must ascend from 0"), (0, [0, 1], [0], "at least one kv head"),
+    ):  # fmt: skip
+        cache, pages = torch.zeros(1, PAGE_TOKENS, kv_heads, 8), torch.zeros(len(context), 1, dtype=torch.int64)
+        where = pages, torch.tensor(ends), torch.tensor(context)
+        with pytest.raises(ValueError, match=sentence):
+            ops.paged_attention(torch.ones(1, 1, 8), cache, cache, *where, 1.0)
 
 
 def test_results_that_overlap_are_refused():

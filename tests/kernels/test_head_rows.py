@@ -124,13 +124,6 @@ def test_nothing_beside_a_head_is_touched_or_read():
     assert same_bits(hurt, y)
 
 
-def test_no_rows():
-    """No tokens are answered with none."""
-    none, steps = torch.empty(0, 2, 8), rotary_steps(4, 1e4)
-    assert ops.norm_rope(none, torch.ones(8), 1e-6, steps, torch.empty(0, dtype=torch.int64)).shape == (0, 2, 8)
-    assert ops.sigmoid_mul(none[:, 0], none[:, 0]).shape == (0, 8)
-
-
 X, STEPS, ALL = torch.randn(2, 3, 8), rotary_steps(4, 1e4), torch.arange(2)
 
 

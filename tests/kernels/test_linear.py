@@ -10,6 +10,7 @@ from apcbatch.kernels.cpu import linear
 from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.processor import set_isa
 from tests.effort import table
+from tests.kernels.recurrent import strided
 
 ops = CpuBackend()
 
@@ -31,13 +32,6 @@ SHAPES = [  # t, in, out
     (150, 260, 50),
     (301, 75, 5),
 ]
-
-
-def strided(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
-    """Random rows that are a slice of wider ones, which are NaN everywhere else."""
-    wide = torch.full((rows, columns + 5), torch.nan, dtype=dtype)
-    wide[:, 3 : 3 + columns] = torch.randn(rows, columns)
-    return wide[:, 3 : 3 + columns]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -166,28 +160,6 @@ def test_rows_come_back_from_packed_weights(dtype):
     assert torch.equal(ops.pack_linear(weight).rows(indices), weight[indices])
     with pytest.raises(ValueError, match=r"\[0, 101\); its values span 0 to 101"):
         ops.pack_linear(weight).rows(torch.tensor([0, 101]))
-
-
-def test_no_rows_give_no_rows():
-    """An empty share of a batch (an expert that nobody chose)."""
-    assert ops.linear(torch.randn(0, 5), ops.pack_linear(torch.randn(3, 5))).shape == (0, 3)
-
-
-@table("call, sentence", [
-    (lambda p: ops.linear(torch.randn(2, 6), p), r"x must have 5 columns.*it is \(2, 6\)"),
-    (lambda p: ops.linear(torch.randn(5), p), r"x must have two dimensions"),
-    (lambda p: ops.linear(torch.randn(2, 5, dtype=torch.float64), p), "x must be float32 or bfloat16"),
-    (lambda p: ops.linear(torch.randn(5, 2).t(), p), "x must be contiguous within a row"),
-    (lambda p: ops.linear(torch.randn(2, 5), p, torch.float16), "out_dtype must be float32 or bfloat16"),
-    (lambda p: ops.linear(torch.randn(2, 5), p, bias=torch.randn(4)), r"bias must be \(3,\)"),
-    (lambda p: ops.pack_linear(torch.randn(0, 5)), "at least one row"),
-    (lambda p: ops.pack_linear(torch.randn(3, 5), torch.ones(4)), "scale must be"),
-    (lambda p: ops.pack_linear(torch.randn(3, 5), torch.ones(3).double()), "scale must be"),
-])  # fmt: skip
-def test_unusable_arguments_are_sentences(call, sentence):
-    """Wrong shapes and dtypes that would reach the kernel as addresses."""
-    with pytest.raises(ValueError, match=sentence):
-        call(ops.pack_linear(torch.randn(3, 5)))
 
 
 def test_numerics_names_the_arithmetic(isa):

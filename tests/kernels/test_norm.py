@@ -9,6 +9,7 @@ from apcbatch.kernels import reference
 from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.processor import set_isa
 from tests.effort import table
+from tests.kernels.recurrent import strided
 
 ops = CpuBackend()
 
@@ -17,13 +18,6 @@ pytestmark = pytest.mark.pairwise
 FLOATS = [torch.float32, torch.bfloat16]
 WIDTHS = [1, 5, 8, 16, 31, 33, 77, 768]
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 8e-3}
-
-
-def strided(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
-    """Random rows that are a slice of wider ones, which are NaN everywhere else."""
-    wide = torch.full((rows, columns + 5), torch.nan, dtype=dtype)
-    wide[:, 3 : 3 + columns] = torch.randn(rows, columns)
-    return wide[:, 3 : 3 + columns]
 
 
 def close(y: torch.Tensor, expected: torch.Tensor) -> bool:
@@ -85,29 +79,3 @@ def test_rows_and_threads_and_instruction_sets_give_the_same_bits(dtype, every_i
         assert torch.equal(ops.silu_mul(x[one], up[one]), product[one])
     # The same values at another place of a row meet other lanes, but element by element the same function.
     assert torch.equal(ops.silu_mul(x[:, 3:], up[:, 3:]), product[:, 3:])
-
-
-@table(
-    "call, sentence",
-    [
-        (
-            lambda: ops.rms_norm(torch.randn(2, 6), torch.randn(5), 1e-5, torch.float32),
-            r"weight must be \(6,\)",
-        ),
-        (lambda: ops.rms_norm(torch.randn(2, 6).half(), None, 1e-5, torch.float32), "x must be float32 or"),
-        (
-            lambda: ops.add_rms_norm_(torch.randn(2, 6), torch.randn(3, 6), None, 1e-5, torch.float32),
-            r"delta must have the shape of residual, \(2, 6\)",
-        ),
-        (
-            lambda: ops.add_rms_norm_(torch.randn(2, 6).bfloat16(), torch.randn(2, 6), None, 1e-5, torch.float32),
-            "residual must be float32",
-        ),
-        (lambda: ops.silu_mul(torch.randn(2, 6), torch.randn(2, 6).bfloat16()), "must have one dtype"),
-        (lambda: ops.silu_mul(torch.randn(2, 6), torch.randn(2, 5)), "up must have the shape of gate"),
-    ],
-)
-def test_unusable_arguments_are_sentences(call, sentence):
-    """Wrong shapes and dtypes that would reach the kernel as addresses."""
-    with pytest.raises(ValueError, match=sentence):
-        call()

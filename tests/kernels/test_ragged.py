@@ -11,17 +11,18 @@ from tests.kernels.recurrent import ragged
 
 
 def test_counts():
-    """A batch whose totals do not follow from its lists."""
+    """A batch whose totals do not follow from its lists; left-out lists that mean something else than zeros, no final
+    states and no snapshots; several sequences that begin with one snapshot being refused, or one that overwrites its
+    own."""
     batch = ragged([3, 1, 5], [-1, 4, 2], [0, 4, -1], [[(3, 1)], [], [(1, 7), (5, 9)]])
     assert (batch.num_sequences, batch.num_tokens, batch.max_slot) == (3, 9, 9)
     assert (ragged([]).num_sequences, ragged([]).num_tokens, ragged([]).max_slot) == (0, 0, -1)
-
-
-def test_defaults():
-    """Left-out lists that mean something else than zeros, no final states and no snapshots."""
     batch = Ragged.create(torch.tensor([0, 2, 5]))
     assert batch.initial_slots.tolist() == batch.final_slots.tolist() == [-1, -1]
     assert batch.snapshot_cu.tolist() == [0, 0, 0]
+    ragged([1, 1], [3, 3], [0, 1])
+    ragged([1, 1], [0, 1], [0, 1])
+    ragged([2], [0], [1], [[(1, 0)]])
 
 
 def test_a_decode_pass_has_a_token_of_each_sequence():
@@ -33,21 +34,10 @@ def test_a_decode_pass_has_a_token_of_each_sequence():
     assert ragged([1], [1], [0]).max_slot == 1, "a fork's initial slot counts"
 
 
-def test_forks_share_an_initial_slot():
-    """Several sequences that begin with one snapshot being refused, or a sequence that overwrites its own."""
-    ragged([1, 1], [3, 3], [0, 1])
-    ragged([1, 1], [0, 1], [0, 1])
-    ragged([2], [0], [1], [[(1, 0)]])
-
-
 GOOD = {
-    "cu_seqlens": [0, 3, 4],
-    "initial_slots": [0, -1],
-    "final_slots": [0, 1],
-    "snapshot_cu": [0, 2, 2],
-    "snapshot_positions": [1, 3],
-    "snapshot_slots": [2, 3],
-}
+    "cu_seqlens": [0, 3, 4], "initial_slots": [0, -1], "final_slots": [0, 1], "snapshot_cu": [0, 2, 2],
+    "snapshot_positions": [1, 3], "snapshot_slots": [2, 3],
+}  # fmt: skip
 REFUSED = [
     ("cu_seqlens must go from 0 to 4; it goes from 1 to 4", {"cu_seqlens": [1, 3, 4]}),
     ("cu_seqlens must go from 0 to 4; it goes from -1 to 4", {"cu_seqlens": [-1, 3, 4]}),

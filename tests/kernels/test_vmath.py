@@ -49,21 +49,14 @@ def test_error_bound(isa, function, low, high, exact, bound):
     assert worst_ulp(apply(function, values), exact(values.astype(np.float64))) <= bound
 
 
-@table(
-    "function, values, expected",
-    [
-        (EXP, [0.0, -0.0, 88.73, 89.5, 1e38, INF, -103.98, -1e38, -INF], [1, 1, INF, INF, INF, INF, 0, 0, 0]),
-        (
-            EXP2,
-            [0, 1, -126, -149, 128, 1e38, INF, -151, -1e38, -INF],
-            [1, 2, 2.0**-126, 2.0**-149, INF, INF, INF, 0, 0, 0],
-        ),
-        (EXP2_BOUNDED, [0, 1, -125, 125], [1, 2, 2.0**-125, 2.0**125]),
-        (SOFTPLUS, [20.5, 1e30, INF], [20.5, 1e30, INF]),
-        (SILU, [0, 100, 1e30, INF], [0, 100, 1e30, INF]),
-        (SIGMOID, [0, 100, INF, -200, -INF], [0.5, 1, 1, 0, 0]),
-    ],
-)
+@table("function, values, expected", [
+    (EXP, [0.0, -0.0, 88.73, 89.5, 1e38, INF, -103.98, -1e38, -INF], [1, 1, INF, INF, INF, INF, 0, 0, 0]),
+    (EXP2, [0, 1, -126, -149, 128, 1e38, INF, -151, -1e38, -INF],
+     [1, 2, 2.0**-126, 2.0**-149, INF, INF, INF, 0, 0, 0]),
+    (EXP2_BOUNDED, [0, 1, -125, 125], [1, 2, 2.0**-125, 2.0**125]),
+    (SOFTPLUS, [20.5, 1e30, INF], [20.5, 1e30, INF]), (SILU, [0, 100, 1e30, INF], [0, 100, 1e30, INF]),
+    (SIGMOID, [0, 100, INF, -200, -INF], [0.5, 1, 1, 0, 0]),
+])  # fmt: skip
 def test_exact_values(isa, function, values, expected):
     """An overflow that is not infinity, an underflow that is not zero, a power of two that is not exact."""
     assert apply(function, np.array(values)).tolist() == np.array(expected, np.float32).tolist()
