@@ -73,8 +73,7 @@ def test_no_thread_is_left_or_waited_for() -> None:
     go_on, before = threading.Event(), threading.active_count()
     ahead = things(2, 30, lambda name: name if go_on.wait(10) else "")
     begun = [thread for thread in threading.enumerate() if thread.name == "apcbatch-ahead"]
-    assert begun and all(thread.daemon for thread in begun)
     go_on.set()
     ahead.take(NAMES[0])
     ahead.close()
-    assert threading.active_count() == before
+    assert begun and all(thread.daemon for thread in begun) and threading.active_count() == before
