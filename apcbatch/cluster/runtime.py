@@ -139,9 +139,9 @@ class ClusterSettings:
 
     least_sent_tokens: a group waits for a state of another group only if no ancestor of the state, less than this many
     tokens above it, serves in its place; the tokens in between, less than a fourth of those that the request computes,
-    are then computed again. send_slack_s: a state is
-    sent to another node unless computing it again is faster by at least this many seconds. A request that computes
-    tokens again reports fewer cached tokens than in a run of one process.
+    are then computed again. send_slack_s: a state is sent to another node unless computing it again is faster by at
+    least this many seconds. A request that computes tokens again reports fewer cached tokens than in a run of one
+    process.
     """
 
     workers: int
