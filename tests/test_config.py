@@ -124,12 +124,15 @@ def test_a_date_is_a_date(value, found):
 
 
 def test_the_file_is_read_and_named_by_the_environment(tmp_path):
-    """Fault: APCBATCH_CONFIG is ignored."""
+    """Fault: APCBATCH_CONFIG is ignored, or an address is a file that is missing."""
     path = tmp_path / "c.yaml"
     path.write_text("block_size: 16\nstore-size: 1MiB\n")
     resolved = resolution.load({}, None, {"APCBATCH_CONFIG": str(path)})
     assert (resolved.block_size, resolved.store_size) == (16, 1 << 20)
     assert resolved.origins["store_size"] == f"{path}: store_size"
+    for file, environ in (("s3://b/c", {}), (None, {"APCBATCH_CONFIG": "s3://b/c"})):
+        with pytest.raises(UsageError, match="^(--config|APCBATCH_CONFIG) is s3://b/c; expected a file on this"):
+            resolution.load({}, file, environ)
 
 
 def test_the_defaults_satisfy_their_own_specs():

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from apcbatch.job import request
+from apcbatch.job import input_changes, request
 from apcbatch.job.disk import Disk
 from apcbatch.job.record import request_digests
 from apcbatch.job.sink import FileSink
@@ -175,6 +175,15 @@ def test_killed_while_it_answers_what_changed(apcbatch, start, tmp_path, edit):
     assert apcbatch(*RUN, "-o", "fresh.jsonl").code == 3
     found, fresh = (read_records(tmp_path / name) for name in ("out.jsonl", "fresh.jsonl"))
     assert sorted(map(told, found)) == sorted(map(told, fresh))
+
+
+def test_more_moves_than_are_listed_are_compared_again(apcbatch, tmp_path, monkeypatch):
+    """Fault: a run file of any size, or an answer computed again whose move it does not list."""
+    monkeypatch.setattr(input_changes, "MOST_MOVED", 1)
+    write(tmp_path / "in.jsonl", LINES, "no ids")
+    assert apcbatch(*RUN).code == 3
+    write(tmp_path / "in.jsonl", LINES[::-1], "no ids")
+    assert [apcbatch(*RUN, "--resume").summary["requests"] for _ in range(2)] == [0, 0]
 
 
 def test_a_changed_turn_of_a_rollout_takes_the_later_ones_out(apcbatch, tmp_path):

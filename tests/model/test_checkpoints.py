@@ -298,7 +298,7 @@ def place(dtype: str, shape: list[int], begin: int, end: int) -> dict[str, objec
      -1),
     *((entry, -1) for entry in (
         place("F32", [97, 36], 0, 1), place("F32", [97, 36], 0, 1 << 60), place("F32", [97, 36], 1 << 60, 1 << 61),
-        place("F32", [97, 36], 16, 0), place("F32", [-97, 36], 0, 13968),
+        place("F32", [97, 36], 16, 0), place("F32", [97, 36], 4, 13972), place("F32", [-97, 36], 0, 13968),
         place("F32", [1 << 62, 1 << 62], 0, 13968), place("F32", [1 << 62], 0, 0), place("F16", [97, 36], 0, 13968),
         {"dtype": "F32"}, 3, place("F32", [97, 36] + [1] * 7, 0, 13968), place("F32", [97, 36], 0, 13968) | {"more": 1},
         place("F32", [True], 0, 4), place("F32", "ab", 0, 4), place(4, [1], 0, 4), place("F32", [1], True, 5),
