@@ -1,6 +1,6 @@
 """Format: the constants of the store's files, and the header of a snapshot file.
 
-docs/store-format.md specifies the bytes.
+docs/reference/store-format.md specifies the bytes.
 
 Invariants:
 - A header has exactly one encoding: bytes that parse as a header are those that `encode` writes for it.

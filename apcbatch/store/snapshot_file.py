@@ -1,6 +1,6 @@
 """Snapshot files: a snapshot as the bytes of one safetensors file, and the folder of these files.
 
-docs/store-format.md specifies the bytes.
+docs/reference/store-format.md specifies the bytes.
 
 Invariants:
 - The same snapshot always gives the same bytes.
