@@ -1,9 +1,9 @@
 """Compile structured output to grammars for a model's tokenizer, and constrain the tokens of each answer by them.
 
-The grammar library is llguidance (docs/structured-output.md says why), imported at first use. Invariants: each answer
-has its own matcher, so the allowed tokens depend only on the structured output and the answer's tokens. A grammar that
-the library does not support, or that exceeds its limits, raises RequestError. So does every grammar for a tokenizer
-whose tokens have other texts in the library than in an answer.
+The grammar library is llguidance, imported at first use. Invariants: each answer has its own matcher, so the allowed
+tokens depend only on the structured output and the answer's tokens. A grammar that the library does not support, or
+that exceeds its limits, raises RequestError. So does every grammar for a tokenizer whose tokens have other texts in the
+library than in an answer.
 """
 
 from __future__ import annotations
