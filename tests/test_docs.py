@@ -14,14 +14,15 @@ import pytest
 
 from apcbatch.cli.program import cli
 from apcbatch.config import ENV_CONFIG, ENV_DEBUG, OPTIONS, env_name
+from apcbatch.model.families import families
 from tests.effort import table
+from tests.fuzz.child import CLOCK_S
 from tools import chromium
 from tools.make_cli_docs import commands
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
 TEST = re.compile(r"(tests/[\w/]+\.py)(?:::(\w+))?")
-NAMED = re.compile(r"::\w|^by hand: `python -m tests\.")
 PATH = re.compile(r"`((?:apcbatch|benchmarks|configs|csrc|docs|examples|tests|tools|\.ci)/[\w./-]*)(?:::([\w.]+))?`")
 ANCHOR = re.compile(r"\]\((?!https?:)([^)#\s]*)#([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
@@ -151,18 +152,13 @@ def test_the_headings_that_a_page_links_to_are_there(page: Path) -> None:
     assert not missing
 
 
-def test_each_row_of_the_faults_names_its_test() -> None:
-    """Fault: a promise about a fault without the test that keeps it, or a row that lost a column."""
-    page = (ROOT / "docs" / "reliability.md").read_text().partition("## Faults")[2]
-    found = re.findall(r"^\|.*(?:\n\|.*)*", page, re.MULTILINE)
-    assert len(found) == page.count("\n### ") > 0
-    for one in found:
-        head, rule, *faults = ([cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in one.splitlines())
-        assert head == ["fault", "how many tried", "what is promised", "the test"]
-        assert set(rule) == {"---"}
-        assert faults
-        bad = [cells for cells in faults if len(cells) != 4 or not all(cells) or not NAMED.search(cells[3])]
-        assert not bad
+def test_each_promise_names_its_tests() -> None:
+    """Fault: a promise without the tests that keep it, or a method that says another size than it has."""
+    promises, method = (ROOT / "docs" / "reliability.md").read_text().partition("## Promises")[2].split("## Method")
+    assert [one for one in promises.split("\n### ")[1:] if "\nTests: `tests/" not in one] == []
+    targets = sum(path.read_text().count("\ndef fuzz_") for path in (ROOT / "tests" / "fuzz").glob("*.py"))
+    sizes = f"the {len(families())} families", f"{targets} targets", f"within {CLOCK_S:.0f} seconds"
+    assert [size for size in sizes if size not in " ".join(method.split())] == []
 
 
 EXAMPLES = [
