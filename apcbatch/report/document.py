@@ -1,4 +1,4 @@
-"""Make the document of a report: runs, their comparisons, the block-size curve. docs/report.md describes its form."""
+"""Make the document of a report: runs, their comparisons, the block-size curve."""
 
 from __future__ import annotations
 
