@@ -1,4 +1,4 @@
-"""Whole models on a CUDA device, with exact products and with fast ones: what docs/performance-cuda.md says of them.
+"""Whole models on a CUDA device, with exact products and with fast ones, for performance-cuda-models.md.
 
     python benchmarks/make_shapes.py shapes --shape mamba-2.8b --shape jamba-mini-block
     python benchmarks/cuda_model.py shapes/mamba-2.8b shapes/jamba-mini-block --input chats.jsonl \\
