@@ -73,7 +73,7 @@ def test_folder_is_complete_and_small(folder):
 
 
 def test_it_is_small_and_of_its_family(name, model):
-    """Weights of another shape than docs/demo-model.md says."""
+    """Weights of another shape than docs/models.md says."""
     assert model.config.model_type == FAMILIES[name]
     assert sum(p.numel() for p in model.parameters()) == PARAMETERS[name]
 
