@@ -2,7 +2,7 @@
 
     python -m benchmarks.cluster ../shared/data --repeat 10 --workers 1,2,8,64,512
 
-For each dataset, so many times over with prefixes of its own each time, and each number of workers: the makespan over
+For each dataset, repeated with prefixes of its own each time, and each number of workers: the makespan over
 its lower bound max(total / n, longest path); the computed tokens over the plan's own and over its unique tokens; what
 travelled; the driver's own CPU seconds for 1,000 requests. Then seeded kills of workers, nodes and the driver: lines
 lost, doubled or different. The last line is one JSON document, which --add puts
@@ -39,7 +39,7 @@ HEADINGS = (
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--datasets", default=",".join(DATASETS), help="Their names.")
 @click.option("--repeat", default=10, help="How many times over each dataset is taken.")
-@click.option("--least-requests", default=0, help="Or so many times that there are at least so many requests.")
+@click.option("--least-requests", default=0, help="Repeat each until it has this number of requests.")
 @click.option("--workers", default="1,2,8,64,512", help="Numbers of workers.")
 @click.option("--blocks", default="1", help="Tokens between the positions at which a plan may cut.")
 @click.option("--max-tokens", default=32, help="Of an answer.")

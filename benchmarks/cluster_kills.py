@@ -38,7 +38,7 @@ WORKERS, REQUESTS_PER_KILL, BETWEEN_S = 2, 60, (0.5, 2.0)
 
 
 def killed_on_ray(num_kills: int, seed: int = 0) -> dict[str, int]:
-    """One run that ends when all requests are answered; workers are killed while it goes on."""
+    """One run that ends when all requests are answered; workers are killed while it continues."""
     source = random.Random(seed)
     engine = ClusterEngine(
         RayRuntime(RayCluster(LOCAL, WORKERS), WorkerKind(cpus=1), {"threads": 1}, make=make_fake),

@@ -194,7 +194,7 @@ def throughput(folder: Path, options: argparse.Namespace) -> Iterator[dict[str, 
 
 
 def decoding(engine: Engine, running: int, repeats: int) -> float:
-    """Tokens a second of so many sequences side by side: what 63 more new tokens each take."""
+    """Tokens a second of `running` sequences side by side: what 63 more new tokens each take."""
     short = drawn(engine.vocab_size, running, 16, 64)
     first = [replace(one, max_tokens=1) for one in short]
     took = [serve(engine, short)[0] - serve(engine, first)[0] for _ in range(1 + repeats)]

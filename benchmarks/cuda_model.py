@@ -138,7 +138,7 @@ def products(config: ModelConfig, tokens: int) -> Iterator[tuple[int, int, int, 
 
 
 def products_seconds(config: ModelConfig, tokens: int, dtype: torch.dtype) -> float:
-    """The products of all layers for so many tokens, alone."""
+    """The products of all layers for a number of tokens, alone."""
     total = 0.0
     for count, rows, inputs, outputs in products(config, tokens):
         if count:

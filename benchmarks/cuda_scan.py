@@ -122,7 +122,7 @@ class Inputs:
 
 
 def batch_of(b: int, t: int, every: int = 0) -> Ragged:
-    """b sequences of t tokens from zeros, final states kept, and a snapshot at every so many tokens."""
+    """b sequences of t tokens from zeros, final states kept, and a snapshot every `every` tokens."""
     steps = range(every, t + 1, every) if every else range(0)
     cpu: dict[str, Any] = {"dtype": torch.int64, "device": "cpu"}
     return Ragged(
@@ -213,7 +213,7 @@ def measure(shape: Shape, reference: Any, rates: tuple[float, float]) -> dict[st
 
 
 def measure_snapshots(shape: Shape, every: int = 256) -> float:
-    """Time with a snapshot every so many tokens over time without, alternating."""
+    """Time with a snapshot every `every` tokens over time without, alternating."""
     b, d, t, _ = shape
     one = Inputs.random(shape, b + b * (t // every))
     plain, kept = batch_of(b, t), batch_of(b, t, every)

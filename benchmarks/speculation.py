@@ -7,7 +7,7 @@
 `acceptance`: tokens per pass, by a simulation of decode passes over all recorded turns of a file, one after the other:
 the index begins empty and holds earlier turns only. No model runs.
 
-`speed`: decode seconds without drafts over those with. A model of random weights agrees with nobody, so its draws are
+`speed`: decode seconds without drafts over those with. A model of random weights agrees with no text, so its draws are
 replaced by the recorded answer: all compute is real, acceptance is that of the data. The index begins with the
 requests before the sample, as in a run that has done these. Only the last PROMPT tokens of a prompt are prefilled:
 decoding costs the same, and the drafts know all of it. With --own the drafts come from the answers themselves
@@ -216,7 +216,7 @@ def random_sample(size: int) -> Answered:
 @click.option("--running", multiple=True, type=int, default=(1,))
 @click.option("--dtype", default="float32")
 @click.option("--device", default="cpu")
-@click.option("--conversations", default=60, show_default=True, help="The last requests of so many are the sample.")
+@click.option("--conversations", default=60, show_default=True, help="Their last requests are the sample.")
 @click.option("--requests", default=16, show_default=True, help="Of the sample; twice the running ones at least.")
 @click.option("--pairs", default=5, show_default=True)
 @click.option("--own", is_flag=True)

@@ -67,8 +67,8 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def signals() -> None:
-    """A test begins with the signals of a terminal's shell, whatever began the suite or an earlier run left: a command
-    line ends with its signals ignored, and a process inherits what is ignored."""
+    """A test begins with the signals of a terminal's shell: a command line that ends leaves its signals ignored, and a
+    process inherits what is ignored."""
     for number in (signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)

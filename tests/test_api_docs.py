@@ -14,7 +14,7 @@ def test_the_page_is_what_the_docstrings_say() -> None:
 
 
 def test_every_public_name_is_on_the_page() -> None:
-    """Fault: a class is exported and nobody reads what it takes."""
+    """Fault: a class is exported without a page that says what it takes."""
     page = document()
     for name in apcbatch.__all__:
         if inspect.isclass(getattr(apcbatch, name)):

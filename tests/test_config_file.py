@@ -1,4 +1,4 @@
-"""The configuration file: whatever is in it ends in values or in a sentence, in bounded time."""
+"""The configuration file: any content ends in values or in a sentence, in bounded time."""
 
 from __future__ import annotations
 

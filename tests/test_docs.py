@@ -40,7 +40,7 @@ def functions(path: Path) -> set[str]:
 
 @table("page", PAGES)
 def test_the_tests_that_a_page_names_are_there(page: Path) -> None:
-    """Fault: a test is renamed or dropped, and a page goes on promising what nothing checks."""
+    """Fault: a test is renamed or dropped, and a page continues promising what nothing checks."""
     missing = []
     for file, name in TEST.findall(page.read_text()):
         path = ROOT / file

@@ -7,7 +7,7 @@ from tests.effort import table
 
 
 def test_the_sets_are_closed() -> None:
-    """Fault: a choice of format or turns is added, dropped or renamed, which breaks whoever gives it."""
+    """Fault: a choice of format or turns is added, dropped or renamed, which breaks commands that give it."""
     assert FORMAT_CHOICES == ("auto", *FORMATS) == ("auto", "messages", "batch", "sharegpt")
     assert TURNS == ("each", "last", "rollout")
     assert set(ROLE_ALIASES.values()) == set(SPEAKERS.values()) == set(ROLES)

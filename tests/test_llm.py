@@ -133,7 +133,7 @@ def test_a_conversation_goes_on_from_its_answer(llm: LLM) -> None:
 
 
 def prompt_of(line: dict[str, Any], count: int) -> list[int]:
-    """The prompt after so many messages of a line."""
+    """The prompt after `count` messages of a line."""
     from apcbatch.data.chat.render import Renderer
     from apcbatch.data.input.messages import check_messages
     from apcbatch.data.input.records import Conversation

@@ -84,7 +84,7 @@ def remove_left_files(paths: Iterable[str]) -> None:
     """Remove the temporary files that killed processes have left of these files.
 
     One that a living process writes is locked and stays; so does one that cannot be locked, a temporary file of another
-    path, and whatever has not exactly such a name.
+    path, and a file whose name has not exactly that form.
     """
     folders: dict[str, set[str]] = {}
     for path in paths:

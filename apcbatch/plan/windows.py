@@ -41,7 +41,7 @@ class Windows(Generic[T]):
 
     _tree: PrefixTree
     _items: list[T]
-    _num_requests: int | None  # of the window; None while it may go on
+    _num_requests: int | None  # of the window; None until it ends
     _line: int  # the latest one
     _ahead_from: int  # what the window itself counts
     is_complete: bool

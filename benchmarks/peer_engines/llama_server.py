@@ -1,7 +1,7 @@
 """llama.cpp's own server with its prompt cache on: started, asked, ended.
 
-Must not know: where prompts come from. Prompts are token ids, answered greedily by a fixed number of tokens; so many
-requests are under way at once as the server has slots, begun in the order given.
+Must not know: where prompts come from. Prompts are token ids, answered greedily by a fixed number of tokens, one
+request for each slot of the server at a time, begun in the order given.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class LlamaServer:
 
 @contextmanager
 def serving(binary: Path, model: Path, threads: int, slots: int, context_tokens: int) -> Iterator[LlamaServer]:
-    """A server with so many slots, each with room for context_tokens."""
+    """A server with a number of slots, each with room for context_tokens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -32,8 +32,8 @@ __device__ __forceinline__ void copy_four(void* to, const void* from) {
                  : "memory");
 }
 
-// Asks for the line of an address in the L2 cache. No later load reads old bytes, whoever writes them
-// meanwhile.
+// Asks for the line of an address in the L2 cache. No later load reads old bytes, even if another
+// thread writes them meanwhile.
 __device__ __forceinline__ void prefetch(const void* from) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(from) : "memory");
 }

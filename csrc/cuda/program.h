@@ -53,7 +53,7 @@ struct ProgramPass {
 
 class Program {
   public:
-    // Returns the number of a new buffer with so many bytes for each token.
+    // Returns the number of a new buffer with `bytes` for each token.
     int buffer(std::int64_t bytes);
     // Begins a sub-block, which may use the buffers of those before again.
     void begin() { used_ = 0; }

@@ -1,4 +1,4 @@
-"""A page as a reader has it open, watched: whatever it says to the console, asks of a network or does unasked is noted.
+"""A page as a reader has it open, watched: its console messages, its requests to a network and its unasked actions.
 
 Importing this skips the module that does so where there is no browser.
 """
@@ -23,7 +23,7 @@ __all__ = ["Locator", "Opened", "Page", "expect"]
 TIMEOUT_MS = 20_000  # of every wait, also of `expect`, whose own is 5 s
 expect.set_options(timeout=TIMEOUT_MS)
 
-# A violation of the page's policy, and a promise that nobody waits for, are said where the listener hears them.
+# A violation of the page's policy, and a promise that is not awaited, are said where the listener hears them.
 LISTEN = """
 document.addEventListener("securitypolicyviolation",
     (event) => console.error("policy: " + event.violatedDirective + " " + event.blockedURI));

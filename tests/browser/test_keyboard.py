@@ -26,7 +26,7 @@ CONTROLS = """() => [...document.querySelectorAll("a[href], button, input, selec
 
 
 def test_every_control_is_reached_in_the_order_of_the_page(open_document: Callable[..., Opened]) -> None:
-    """Fault: a control that Tab passes over, a trap that Tab does not leave, a focus that nobody sees."""
+    """Fault: a control that Tab passes over, a trap that Tab does not leave, an invisible focus."""
     page = open_document(document(12, 1, unfinished=True), reduced_motion="reduce")  # it scrolls at once
     wanted = page.page.evaluate(CONTROLS)
     walked = []

@@ -81,7 +81,7 @@ def test_each_process_has_its_timeline(open_document: Callable[..., Opened]) -> 
 
 
 def test_a_killed_process_says_so(open_document: Callable[..., Opened]) -> None:
-    """Fault: a process that was killed has seconds of phases that nobody noted."""
+    """Fault: a process that was killed has seconds of phases that were not noted."""
     figures = open_document(document(30, unfinished=True)).page.locator("#timeline figure")
     expect(figures.last).to_contain_text("it was killed, or it is still at work")
     expect(figures.first).to_contain_text("load 2.5 s")

@@ -54,7 +54,7 @@ def test_the_short_help_of_run_has_what_a_newcomer_needs():
 
 
 def test_the_short_help_comes_before_other_faults():
-    """Fault: who asks for help beside a value that cannot be used is told of the value alone."""
+    """Fault: help beside a value that cannot be used says only what is wrong with the value."""
     for words in [["-h"], ["--config", "s3://bucket/c.yaml", "-h"], ["--config", "s3://bucket/c.yaml"]]:
         done = CliRunner().invoke(cli, ["run", *words], prog_name="apcbatch")
         assert (done.exit_code == 0 and "Options to begin with:" in done.output) == ("-h" in words), done.output

@@ -101,7 +101,7 @@ def test_reading_is_shown_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_stream_that_is_no_terminal_has_no_width() -> None:
-    """Fault: what goes into a file is folded at the width of somebody's terminal."""
+    """Fault: what goes into a file is folded at the width of a terminal."""
     stream = Stream()
     assert terminal_width(stream) is not None
     stream.is_terminal = False

@@ -64,7 +64,7 @@ def test_what_cannot_be_used_ends_with_2_and_a_sentence(capsys, tmp_path):
         before = sorted(tmp_path.iterdir())
         assert main(arguments.split()) == 2
         captured = capsys.readouterr()
-        assert not captured.err.splitlines()[-1].startswith("apcbatch run "), "no command goes on from here"
+        assert not captured.err.splitlines()[-1].startswith("apcbatch run "), "no command continues from here"
         assert sentence in captured.err and "Traceback" not in captured.err
         assert captured.out == "" and sorted(tmp_path.iterdir()) == before
 
@@ -178,7 +178,7 @@ def test_how_the_program_was_called(monkeypatch, tmp_path):
 
 
 def test_the_entry_point_takes_the_process_arguments(monkeypatch, capsys):
-    """Fault: the installed script prints help whatever it is given."""
+    """Fault: the installed script prints help with any arguments."""
     monkeypatch.setattr("sys.argv", ["apcbatch", "--version"])
     assert entry_point() == 0 and capsys.readouterr().out.startswith("apcbatch ")
 
@@ -217,7 +217,7 @@ def test_a_closed_stream_is_opened_before_a_file_gets_its_number(monkeypatch):
 
 
 def test_an_argument_that_no_file_can_have_is_refused(capsys):
-    """Fault: a NUL character ends in an internal error of whatever meets it first."""
+    """Fault: a NUL character ends in an internal error."""
     assert main(["run", "in.jsonl", "-o", "a\0b"]) == 2
     assert "the argument 'a\\x00b' holds a NUL character" in capsys.readouterr().err
 
@@ -244,7 +244,7 @@ def test_what_is_said_commands_no_terminal_and_fails_nowhere(monkeypatch, capsys
     ],
 )
 def test_the_last_line_is_what_continues(monkeypatch, capsys, result, last_line, code, said):
-    """Fault: a command that goes on is named where nothing is to be done, or none where something is."""
+    """Fault: a command that continues is named where nothing is to be done, or none where something is."""
 
     def run(*_, obj, **options):
         obj.last_line = last_line

@@ -160,7 +160,7 @@ def test_a_terminal_is_never_overrun_nor_commanded(columns, tmp_path):
 
 
 def test_a_pipe_gets_each_token_on_a_line_of_its_own(capsys):
-    """Fault: scripts find tokens folded at the width of somebody's terminal, or colours."""
+    """Fault: scripts find tokens folded at the width of a terminal, or colours."""
     assert main(["show", "in.jsonl", "--line", "3"]) == 0
     out = capsys.readouterr().out
     rows = re.findall(r'^ +(\d+)  (\d+)(\*?) (".*")$', out, re.MULTILINE)

@@ -213,7 +213,7 @@ def test_an_age_is_in_its_unit():
     ],
 )  # fmt: skip
 def test_each_number_stands_in_its_place(tmp_path, monkeypatch, capsys, words, given, options, out):
-    """Fault: a number is told as another one, a store is locked to look into it, or a bound is lost on its way."""
+    """Fault: a number is printed as another one, a store is locked to look into it, or a bound is lost on its way."""
     used = time.mktime((2026, 5, 4, 3, 2, 1, 0, 0, -1))
     models = [ModelStats("a\x1bb", "ab" * 32, 4, 1024, 192, 7, used), ModelStats("", "cd" * 32, 1, 512, 64, 0, 0.0)]
     stats = StoreStats("S", 1, 5, 1536, 9, False, 0, models)

@@ -39,7 +39,7 @@ def lines_of(screen: str) -> list[str]:
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("columns", [40, 100])
 def test_a_run(folder, columns):
-    """Fault: at 60 columns the lines of a run are a heap, or the last lines are JSON for nobody."""
+    """Fault: at 60 columns the lines of a run are a heap, or the last lines are JSON."""
     code, screen = in_terminal(RUN, columns, folder, "tests.job.fake_main")
     lines = lines_of(screen)
     assert code == 3 and "\x1b[32mok\x1b[0m" in screen and "\x1b[31merror\x1b[0m" in screen

@@ -1,4 +1,4 @@
-"""Sharing tokens: whatever is shared, the tokens are those of tokenising the text alone."""
+"""Shared tokens are those of tokenising the text alone."""
 
 from __future__ import annotations
 

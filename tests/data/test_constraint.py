@@ -251,7 +251,7 @@ def test_a_thought_may_end_with_a_token_of_its_own(demo: Tokenizer, constraints:
 
 @table("pattern", [r"[0-9]{3}-[0-9]{4}", r"^(yes|no)$", r"(?i)abc", r"[a-z]{2,5}@x\.org", "é{2}", r"a/b\\c"])
 def test_patterns_match_the_whole_answer(demo, constraints, pattern):
-    """Fault: a pattern that is looked for somewhere in the answer; an answer that goes on behind it."""
+    """Fault: a pattern that is looked for somewhere in the answer; an answer that continues behind it."""
     source = random.Random(pattern)
     for _ in range(5):
         text, is_whole = walk(demo, constraints.constraint(StructuredOutput("regex", pattern)), source)

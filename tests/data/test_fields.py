@@ -233,7 +233,7 @@ def test_a_line_has_so_many_columns_and_no_more() -> None:
 
 
 def test_each_column_is_named_once() -> None:
-    """Fault: a warning for each line, or a column that nobody hears of, or a list without an end."""
+    """Fault: a warning for each line, or a column without a warning, or a list without an end."""
     told: list[str] = []
     unused = UnusedColumns(ANY_LINE, told.append)
     for line, columns in enumerate([(), ("a", "b\n"), ("a",), ("a", "c"), ()], start=1):

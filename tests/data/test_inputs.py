@@ -59,7 +59,7 @@ def test_files_are_read_in_the_given_order_and_numbered_through(folder: Path) ->
 
 
 def test_records_say_where_they_stand(folder: Path) -> None:
-    """Catches an error on line 700 of ten files, and nobody knows of which."""
+    """Catches an error on line 700 of ten files that does not name the file."""
     write(folder, a__jsonl=line("a") * 2, b__jsonl=b"\n" + b"no\n")
     *_, bad = open_source(find_inputs(["a.jsonl", "b.jsonl"]))
     assert isinstance(bad, BadLine) and bad.line == 4 and bad.file_line == ("b.jsonl", 2)

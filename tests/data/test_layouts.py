@@ -106,7 +106,7 @@ def test_columns_are_named(options: LineOptions, record: dict[str, Any], message
     (ANY_LINE, {"my request": {"messages": CHAT}}, "as jq -c '.[\"my request\"]' does"),
 ])  # fmt: skip
 def test_a_refusal_ends_with_the_fix(options: LineOptions, record: object, sentence: str) -> None:
-    """Fault: a user is told what is wrong, and not what to type."""
+    """Fault: the error says what is wrong, and not what to type."""
     found = parse_line(json.dumps(record).encode(), 1, options)
     assert isinstance(found, BadLine) and sentence in found.error.message
 

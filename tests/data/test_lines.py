@@ -169,7 +169,7 @@ def test_compressed_stdin_is_unpacked(monkeypatch: pytest.MonkeyPatch, packing: 
 
 
 def test_what_is_not_a_readable_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrong path is told before anything is loaded, with what would be right."""
+    """A wrong path is reported before anything is loaded, with what would be right."""
     with pytest.raises(UsageError, match="no such file or directory; give a file, - for stdin, or hf:org/name"):
         check_readable(str(tmp_path / "absent.jsonl"))
     with pytest.raises(UsageError, match="it is a folder"):

@@ -120,7 +120,7 @@ def test_an_argument_that_is_null_in_the_whole_table_was_given(tmp_path: Path) -
 ])  # fmt: skip
 @table("nested", [False, True])
 def test_a_json_line_keeps_its_nulls(arguments: list[dict[str, Any]], nested: bool) -> None:
-    """Catches a line that nobody's table made, and that loses arguments or the nulls of its tools."""
+    """Catches a line that no table made, and that loses arguments or the nulls of its tools."""
     messages = [{"role": "user", "content": "Go."}]
     for number, one in enumerate(arguments):
         messages += call(number, "find", one)
@@ -195,7 +195,7 @@ def unordered(content: str) -> str:
 
 @table("nested", [False, True])
 def test_nulls_of_a_table_go_from_a_line_and_from_a_body(nested: bool) -> None:
-    """Catches requests that went through a table as lines of a batch, with arguments that nobody gave."""
+    """Catches requests that went through a table as lines of a batch, with arguments that were not given."""
     keys = ("role", "content", "tool_calls", "tool_call_id")
     messages = [{"role": "user", "content": "Go."}, *call(1, "find", {"a": None, "b": "x"})]
     line: dict[str, Any] = {"messages": [{key: message.get(key) for key in keys} for message in messages]}

@@ -72,7 +72,7 @@ def test_content_is_null_only_beside_calls() -> None:
 
 
 def test_what_cannot_be_read_is_said() -> None:
-    """Fault: a malformed call that nobody hears of."""
+    """Fault: a malformed call without a warning."""
     bad = "<tool_call>{get it}</tool_call>"
     [one] = output_parser().parse(bad).warnings
     sentence = "1 place of the answer begins a tool call that cannot be read as hermes writes calls"

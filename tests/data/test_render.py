@@ -42,7 +42,7 @@ AGENT = conversation(
 
 
 def alone(renderer: Renderer, record: Conversation, num_messages: int) -> list[int]:
-    """The prompt after so many messages, as `transformers` makes it from nothing."""
+    """The prompt after `num_messages` messages, as `transformers` makes it from nothing."""
     return kept_by_transformers(renderer.tokenizer.source.name_or_path).apply_chat_template(
         record.messages[:num_messages], tools=record.tools, add_generation_prompt=True, return_dict=False
     )
@@ -110,7 +110,7 @@ def test_the_turns_of_a_stable_conversation_share_one_array(make_renderer: Calla
 def test_an_unstable_template_is_told_once_with_the_first_difference(
     make_renderer: Callable[..., Renderer], warnings: list[str]
 ) -> None:
-    """Whoever wonders about little reuse learns the place, and learns it once, not for each conversation."""
+    """The place that costs reuse is named once, not for each conversation."""
     renderer = make_renderer("chatml", UNSTABLE_TEMPLATE)
     for _ in range(3):
         renderer.render(AGENT)

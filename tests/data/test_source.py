@@ -1,4 +1,4 @@
-"""Sources: files by suffix, rows through `datasets`, stdin, and what is told when one cannot be read."""
+"""Sources: files by suffix, rows through `datasets`, stdin, and what is said when one cannot be read."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def ids(spec: str, format: Format | None = None) -> list[str | None]:
 
 
 def test_stdin_is_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`-` takes JSON lines, whatever the working folder holds."""
+    """`-` takes JSON lines, with any files in the working folder."""
     data = b"\n".join(json.dumps(line).encode() for line in LINES)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
     assert ids("-") == ["m", "b", "s", "bad:4"]
@@ -236,7 +236,7 @@ def test_importing_data_imports_nothing_heavy() -> None:
     [("tau_bench", 400, 11602), ("toolbench_dfs", 52, 340), ("taskmaster4", 500, 1883)],
 )
 def test_real_conversations_are_all_read(shared_data: Path, name: str, conversations: int, messages: int) -> None:
-    """Catches a check that is stricter than real files: an error record, an unknown field, a key that nobody reads."""
+    """Catches a check that is stricter than real files: an error record, an unknown field, a key that is not read."""
     counts: Counter[str] = Counter()
     told: list[str] = []
     for record in open_source(str(shared_data / f"{name}.jsonl"), warn=told.append):

@@ -136,7 +136,7 @@ def test_the_fallback_begins_with_bos_where_the_model_expects_it(tmp_path: Path)
 
 
 def test_a_fallback_of_ones_own_is_read(tmp_path: Path, model_dir: Callable[..., Path]) -> None:
-    """And one that cannot be read is told."""
+    """And one that cannot be read is reported."""
     own = tmp_path / "own.jinja"
     own.write_text("{{ messages | length }} messages")
     renderer = Renderer.load(model_dir("gpt2"), own)

@@ -242,7 +242,7 @@ def test_variables_of_the_run_that_are_none(model_dir: Callable[..., Path], text
 
 
 def test_what_the_template_does_not_read_is_said(make_renderer: Callable[..., Renderer]) -> None:
-    """Fault: a switch is taken, and nobody hears that the template has no name for it."""
+    """Fault: a switch is taken without a warning that the template has no name for it."""
     given = {
         "enable_thinking": True, "documents": [{"title": "t"}], "chat_template_kwargs": {"colour": 1},
         "add_generation_prompt": False,

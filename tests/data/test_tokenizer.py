@@ -255,7 +255,7 @@ def test_without_a_tokenizer_no_text_has_tokens(tmp_path: Path) -> None:
 def test_an_interrupt_is_no_damage_of_a_tokenizer(
     model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
-    """Catches Ctrl-C while a tokenizer is loaded that is told as a fault of the model."""
+    """Catches Ctrl-C while a tokenizer is loaded that is reported as a fault of the model."""
 
     def interrupt(*given: object) -> None:
         raise error

@@ -274,7 +274,7 @@ def test_what_else_is_a_call(name: str, text: str, calls: list[Call]) -> None:
     ("qwen-coder", "<function=>", 0),
 ])  # fmt: skip
 def test_what_is_malformed_stays_and_is_counted(name: str, text: str, calls: int) -> None:
-    """Fault: what a model wrote is lost, or nobody is told that it was no call."""
+    """Fault: what a model wrote is lost, or no warning says that it was no call."""
     found = tool_parsers()[name].find(f" {text} ", TOOLS)
     assert len(found.calls) == calls and found.num_malformed == 1
     if not calls:
@@ -425,7 +425,7 @@ def test_any_text_is_an_answer(text: str) -> None:
 
 
 def hostile() -> Callable[[int], str]:
-    """A text of so many pieces, some of them again and again."""
+    """Make a text by the number of its pieces, some of them repeated."""
     unit = "".join(random.choices(PIECES, k=random.randint(1, 6)))
     head, tail = ("".join(random.choices(PIECES, k=random.randint(0, 3))) for _ in range(2))
     return lambda count: head + unit * count + tail

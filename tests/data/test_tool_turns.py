@@ -48,7 +48,7 @@ def tool(call_id: str | None, text: str = "x", **keys: str) -> dict[str, Any]:
 def test_ids_follow_by_name_then_in_order(
     names: list[str], rest: list[Any], ids: list[str], sentence: str | None
 ) -> None:
-    """Fault: an answer of a tool that belongs to no call, or to another tool's, or a count that nobody hears of."""
+    """Fault: an answer of a tool that belongs to no call, or to another tool's, or a count without a warning."""
     calls = [Call(name, {}, f"a{number}") for number, name in enumerate(names)]
     user = {"role": "user", "content": "and?"}
     before = [dict(message) for message in rest]
@@ -84,7 +84,7 @@ CONVERSATION = {
 
 
 def test_a_rollout_shows_the_generated_ids(make_renderer: Callable[..., Renderer], warnings: list[str]) -> None:
-    """Fault: the history says that a tool answered a call which nobody made; or an id is there twice."""
+    """Fault: the history says that a tool answered a call that was not made; or an id is there twice."""
     renderer = make_renderer("gpt2", TEMPLATE)
     record = good(CONVERSATION)
     rollout = Rollout(renderer, record)

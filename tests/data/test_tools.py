@@ -83,7 +83,7 @@ def test_a_tool_that_cannot_be_called_is_refused_by_name(tool: Any, sentence: st
 
 
 def test_a_misspelt_schema_is_said() -> None:
-    """Fault: `paramters` binds no call, and nobody says so."""
+    """Fault: `paramters` binds no call, without a warning."""
     for tool, where in (
         ({"name": "f", "paramters": SCHEMA}, "tools[0]"),
         ({"function": {"name": "f", "paramters": SCHEMA}}, "tools[0].function"),

@@ -74,8 +74,8 @@ def test_a_draft_goes_on_behind_a_divergence() -> None:
 
 
 def test_the_newest_reference_decides_among_equals() -> None:
-    """Fault: of references that agree so far, the oldest decides, or the number of those that go on with a token does
-    not matter."""
+    """Fault: of references that agree so far, the oldest decides, or the number of those that continue with a token
+    does not matter."""
     drafts = Drafts(["previous"], PLENTY)
     start = drawn(5)
     answers = [array([*start, 1, 1]), array([*start, 2, 2]), array([*start, 3, 3])]
@@ -115,7 +115,7 @@ def test_sources_not_in_use_give_nothing() -> None:
 
 
 def test_random_tokens_waste_fewer_than_a_row_in_a_hundred() -> None:
-    """Fault: chance matches of a small vocabulary go on being drafted though they never hold."""
+    """Fault: chance matches of a small vocabulary continue being drafted though they never hold."""
     for _ in seeds(20):
         drafts = Drafts(["lookup", "history", "siblings", "previous"], PLENTY)
         passes = drafted = 0

@@ -85,7 +85,7 @@ def matched(state: _C.DraftState, query: list[int], most: int) -> tuple[list[int
 
 
 def test_matches_are_those_of_the_definition() -> None:
-    """Fault: a longer match is overlooked, occurrences are counted that do not match or have left, a draft goes on
+    """Fault: a longer match is overlooked, occurrences are counted that do not match or have left, a draft continues
     behind a text's end, or the oldest of equals decides; also in a ring that has wrapped, grown, or is tiny."""
     num_queries = num_cut = 0
     for _ in seeds(80):

@@ -54,7 +54,7 @@ def opening(runs_ahead: bool | None = None, drafts: object = None) -> Iterator[O
 
 @contextmanager
 def rows_take(seconds: Callable[[int], float]) -> Iterator[None]:
-    """What is made meanwhile drafts as if passes took these seconds by rows; one second whatever they are makes each
+    """What is made meanwhile drafts as if passes took these seconds by rows; one second for any rows makes each
     drafted token worth its row."""
 
     class Given(RowCosts):

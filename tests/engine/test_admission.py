@@ -1,5 +1,5 @@
 """Which planned requests may begin, against the definition, and the gate before waiting sequences: few passes have
-prompts in them, and nobody waits for ever or gets another answer."""
+prompts in them, and no request waits for ever or gets another answer."""
 
 from __future__ import annotations
 

@@ -65,8 +65,8 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
 def test_answers_are_the_same(
     family: str, options: dict[str, object], tiny_checkpoint: Callable[..., Path], tmp_path: Path, passes: list
 ) -> None:
-    """Catches a token of another sequence or of another pass, an answer that goes on after its end or loses its last
-    token, and a state that one token too many was added to and somebody reads."""
+    """Catches a token of another sequence or of another pass, an answer that continues after its end or loses its last
+    token, and a state that one token too many was added to and that is read."""
     seed = random.randrange(1 << 30)
     folder = ending(tiny_checkpoint(family, tie_word_embeddings=False), tmp_path / "model", list(range(3, VOCAB, 8)))
     expected, _ = serve(folder, draws(seed), False, **options)

@@ -119,7 +119,7 @@ def test_exact_answers_are_the_same_bit_for_bit(model: str, dtype: str, checkpoi
 
 @pytest.mark.parametrize("model", MODELS)
 def test_replayed_passes_equal_launched_ones(model: str, checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a graph that goes on with the slots, pages or tokens of the batch it was captured with."""
+    """Catches a graph that continues with the slots, pages or tokens of the batch it was captured with."""
     folder, seed = checkpoint(model), random.randrange(1 << 30)
     options = {"policy": "none", "max_running": 5, "dtype": "bfloat16"}
     replayed = serve(folder, seed, **options)
@@ -142,7 +142,7 @@ def test_no_garbage_is_collected_during_a_capture(checkpoint, monkeypatch: pytes
             cycle = [dropped.pop()]
             cycle.append(cycle)
             del cycle
-            _ = [[] for _ in range(2 * gc.get_threshold()[0])]  # so many objects start a collection
+            _ = [[] for _ in range(2 * gc.get_threshold()[0])]  # enough objects to start a collection
         return forward(self, *arguments)
 
     monkeypatch.setattr(CausalLM, "forward", with_garbage)

@@ -38,7 +38,7 @@ def open_engine(folder: Path, gpus: int, **options: object) -> Engine:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_two_devices_change_no_bit(folder: Path, dtype: str, tmp_path: Path) -> None:
-    """Catches whatever one device does that two do not: launches on the wrong one, a residual or tokens that are read
+    """Catches what one device does and two do not: launches on the wrong one, a residual or tokens that are read
     before they are there, memory that is given away too early, states of another stage."""
     seed = random.randrange(1 << 30)
     requests = of_every_kind(seed)

@@ -179,7 +179,7 @@ def closing_engine(folder: Path, **options: object) -> Iterator[Engine]:
 
 
 def test_an_engine_that_is_left_in_haste_ends(tiny_checkpoint, tmp_path: Path) -> None:
-    """Catches threads that wait for a buffer of somebody who never comes, and snapshots on their way that are lost:
+    """Catches threads that wait for a buffer that is never given back, and snapshots on their way that are lost:
     what waits is dropped after one step, with reads and writes under way."""
     folder, options = tiny_checkpoint("mamba"), {"block_size": 16, "pool_size_bytes": 64 << 20, "max_running": 2}
     prompts = [tokens(300, seed) for seed in range(20)]

@@ -1,4 +1,4 @@
-"""Answers with drafts are the bits of answers without: whatever is drafted, and wherever a draft goes wrong."""
+"""Answers with drafts are the bits of answers without: right drafts and wrong ones."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def answers_by_prompt(requests: Sequence[Request], results: Mapping[str, Result]
 
 
 def drawn_requests(count: int) -> list[Request]:
-    stem = tokens(random.randint(1, 90), random.getrandbits(30))
+    prefix = tokens(random.randint(1, 90), random.getrandbits(30))
     requests = []
     for number in range(count):
         options = random.choice(
@@ -74,7 +74,7 @@ def drawn_requests(count: int) -> list[Request]:
                 {"keep_answer": False},
             ]
         )
-        prompt = stem[: random.randint(1, len(stem))] + tokens(random.randint(1, 60), random.getrandbits(30))
+        prompt = prefix[: random.randint(1, len(prefix))] + tokens(random.randint(1, 60), random.getrandbits(30))
         base = {"logprobs": random.random() < 0.5, "ignore_eos": random.random() < 0.5}
         requests.append(Request(str(number), prompt, max_tokens=random.randint(1, 40), **{**base, **options}))
     return requests

@@ -15,7 +15,7 @@ from tests.effort import table
 
 
 class Parts:
-    """Notes, in place of an engine's parts, what each is told of which sequence."""
+    """Notes, in place of an engine's parts, which call each gets for which sequence."""
 
     def __init__(self, *in_flight: Chunk) -> None:
         self.told: list[tuple[str, Any]] = []
@@ -50,7 +50,7 @@ def running(answers: int = 1) -> list[Sequence]:
 
 
 def test_a_sequence_gives_back_what_later_passes_hold_for_it() -> None:
-    """Fault: an answer has ended, and a pass begun ahead keeps slots for it; or one that goes on is ended."""
+    """Fault: an answer has ended, and a pass begun ahead keeps slots for it; or one that continues is ended."""
     (sequence,), (other,) = running(), running()
     ahead = Chunk(sequence, 3, 1)
     parts = Parts(ahead, Chunk(other, 3, 1))

@@ -1,5 +1,5 @@
-"""Several answers from one prefill: each is what a request of its own with the same key gets, bit for bit, whatever
-slots and pages there are, and nothing stays held."""
+"""Several answers from one prefill: each is what a request of its own with the same key gets, bit for bit, with
+any number of slots and pages, and nothing stays held."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def check_same(requests: list[Request], found: dict[str, Result], expected: dict
 
 
 def several(max_tokens: int = 9) -> list[Request]:
-    """Prompts that share stems and repeat, each with 1 to 5 answers; some answers end with their first token."""
-    stem = tokens(70, 1)
-    prompts = [stem + tokens(30, 2), stem + tokens(50, 3), stem, tokens(64, 4), stem, stem + tokens(1, 5), tokens(3, 6)]
+    """Prompts that share prefixes and repeat, each with 1 to 5 answers; some answers end with their first token."""
+    base = tokens(70, 1)
+    prompts = [base + tokens(30, 2), base + tokens(50, 3), base, tokens(64, 4), base, base + tokens(1, 5), tokens(3, 6)]
     return [
         Request(
             str(number),
@@ -252,7 +252,7 @@ def test_a_pass_that_fails_fails_each_request_once(
 
 @pytest.mark.parametrize("steps", [0, 2, 5])
 def test_given_up_midway(steps: int, tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
-    """Catches what waiting answers hold when a run is given up, and an engine that cannot go on after that."""
+    """Catches what waiting answers hold when a run is given up, and an engine that cannot continue after that."""
     engine = OpenedEngine(
         tiny_checkpoint("jamba"), policy="all", block_size=16, max_running=3, max_batch_tokens=48, store=tmp_path,
         pool_size_bytes=ROOMY,
@@ -281,8 +281,8 @@ def test_only_the_first_answer_is_kept(tiny_checkpoint: Callable[..., Path]) -> 
 
 def test_a_plan_holds_with_several_answers(tiny_checkpoint: Callable[..., Path]) -> None:
     """Catches a snapshot of the plan that each answer counts as read, so that it goes before its last reader."""
-    stem = tokens(40, 1)
-    data = dataset(*([*stem, 60 + k, *stem[:20]] for k in range(5)), stem[:20])
+    base = tokens(40, 1)
+    data = dataset(*([*base, 60 + k, *base[:20]] for k in range(5)), base[:20])
     plan = make_plan(data, Planner(8, "file"))
     engine = Engine(tiny_checkpoint("jamba"), block_size=8, policy="planned", max_running=3, pool_size_bytes=ROOMY)
     requests = [replace(request, n=3, temperature=1.0, max_tokens=5) for request in requests_of(data, plan)]
@@ -292,7 +292,7 @@ def test_a_plan_holds_with_several_answers(tiny_checkpoint: Callable[..., Path])
 
 
 class _Counted:
-    """Ends an answer after so many tokens; each one that is made is its answer's own."""
+    """Ends an answer after a number of tokens; each one that is made is its answer's own."""
 
     made = 0
 

@@ -49,7 +49,7 @@ class Books:
         return sorted([*self.scheduler._free_slots, *self.drafting.free_slots])  # accepted drafts exchange them
 
     def balance(self) -> None:
-        """All that is not free is a snapshot's, no snapshot is pinned, nobody waits or is waited for."""
+        """All that is not free is a snapshot's, no snapshot is pinned, no request waits or is awaited."""
         self.engine.flush()
         held = list(self.pool)
         assert [snapshot.pins for snapshot in held] == [0] * len(held)
@@ -81,10 +81,10 @@ def open_books(
 
 
 def conversations(max_tokens: int = 20) -> list[Request]:
-    """Prompts that share stems, continue one another and repeat."""
-    stem = tokens(70, 1)
-    first = stem + tokens(30, 2)
-    prompts = [first, stem + tokens(50, 3), stem, first + tokens(40, 4), tokens(90, 5), stem]
+    """Prompts that share prefixes, continue one another and repeat."""
+    prefix = tokens(70, 1)
+    first = prefix + tokens(30, 2)
+    prompts = [first, prefix + tokens(50, 3), prefix, first + tokens(40, 4), tokens(90, 5), prefix]
     return [
         Request(str(number), prompt, max_tokens=max_tokens, ignore_eos=True, logprobs=True)
         for number, prompt in enumerate(prompts)
@@ -148,7 +148,7 @@ def test_after_a_pass_that_failed(open_books: Callable[..., Books], monkeypatch:
 @pytest.mark.drawn(6)
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_after_an_abort(steps: int, open_books: Callable[..., Books], tmp_path: Path) -> None:
-    """Catches what is lost when a run is given up midway, and an engine that cannot go on after that."""
+    """Catches what is lost when a run is given up midway, and an engine that cannot continue after that."""
     books = open_books(max_running=3, max_batch_tokens=48, store=tmp_path)
     for request in [*conversations(), Request("bad", [])]:
         books.engine.submit(request)
@@ -163,8 +163,8 @@ def test_after_an_abort(steps: int, open_books: Callable[..., Books], tmp_path: 
 @pytest.mark.parametrize("steps", [0, 1, 3])
 def test_after_planned_requests_were_given_up(steps: int, open_books: Callable[..., Books]) -> None:
     """Catches snapshots that are held for requests which will never come."""
-    stem = [1 + k % 50 for k in range(40)]
-    data = dataset(*([*stem, 60 + k, *stem[:20]] for k in range(4)), stem[:20])
+    prefix = [1 + k % 50 for k in range(40)]
+    data = dataset(*([*prefix, 60 + k, *prefix[:20]] for k in range(4)), prefix[:20])
     plan = make_plan(data, Planner(4, "file"))
     books = open_books(block_size=4, policy="planned", max_running=2, max_batch_tokens=30)
     for request in requests_of(data, plan):
@@ -179,8 +179,8 @@ def test_after_planned_requests_were_given_up(steps: int, open_books: Callable[.
 def test_what_can_never_run_keeps_nobody_waiting(tiny_checkpoint: Callable[..., Path]) -> None:
     """Catches a planned request whose KV does not fit in the pool and whose followers then wait for its snapshots for
     ever: they compute their own prefix."""
-    stem = [1 + k % 50 for k in range(40)]
-    data = dataset([*stem, 60], [*stem, 61, 62], [*stem, 63, 64, 65])
+    prefix = [1 + k % 50 for k in range(40)]
+    data = dataset([*prefix, 60], [*prefix, 61, 62], [*prefix, 63, 64, 65])
     plan = make_plan(data, Planner(8, "file"))
     probe = Engine(tiny_checkpoint("jamba"), policy="none", pool_size_bytes=ROOMY)
     page_bytes, state_bytes = probe.footprint.page_bytes, probe.footprint.state_bytes

@@ -132,7 +132,7 @@ def test_an_argument_that_cannot_be_used_is_a_sentence(
 def test_memory_that_is_not_there_is_a_sentence(
     family: str, sizes: dict[str, int], tiny_checkpoint: Callable[..., Path]
 ) -> None:
-    """Fault: mmap's own OverflowError, or a list of every page, before anybody asked whether the memory is there."""
+    """Fault: mmap's own OverflowError, or a list of every page, before the memory was checked."""
     with pytest.raises(UsageError, match=r"may take at most [\d.]+ GiB, and .*: .*running states .* snapshots [\d.]+"):
         Engine(tiny_checkpoint(family, **sizes), pool_size_bytes=1 << 60, max_running=1 << 16)
 
@@ -260,7 +260,7 @@ def test_a_device_without_kernels_is_left_alone_or_told(
     name: str, is_there: bool, said: str | None, tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Catches `auto` that ends where the kernels are not built or is silent about it, so that a run takes hours beside
-    an idle GPU; a warning where the CPU was asked for; `cuda` that goes on with the CPU, and a sentence that does not
+    an idle GPU; a warning where the CPU was asked for; `cuda` that continues with the CPU, and a sentence that does not
     say how they are built."""
     from apcbatch.kernels.cuda import extension as cuda
 

@@ -85,7 +85,7 @@ def test_passes_of_a_cpu_are_compared_by_their_thread_s_time(
 
 
 def test_threads_are_those_of_the_option_or_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches an option that nobody reads or that is cut to what is thought best, a container whose quota is not seen,
+    """Catches an option that is not read or that is cut to what is thought best, a container whose quota is not seen,
     a torch that was told to use fewer, and a number that torch would answer with a sentence of its own."""
     cores, before = Cores(logical=8, physical=4, quota=None, nodes=1, huge_pages=None), torch.get_num_threads()
     try:

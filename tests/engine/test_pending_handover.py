@@ -62,8 +62,8 @@ def test_the_others_go_on_sharing(
     family: str, way: str, tiny_checkpoint: Callable[..., Path], failing_passes: Callable[..., None]
 ) -> None:
     """Fault: the first of eleven requests that share 1,000 tokens failed, and the ten others restored none of them."""
-    stem = tokens(1000, 1)
-    data = dataset([*stem, 5, 6], *([*stem, 10 + k, 7] for k in range(10)))
+    prefix = tokens(1000, 1)
+    data = dataset([*prefix, 5, 6], *([*prefix, 10 + k, 7] for k in range(10)))
     plan = make_plan(data, Planner(50, "file"))
     first, *others = requests_of(data, plan)
     engine = OpenedEngine(
@@ -88,7 +88,7 @@ def test_whatever_fails_the_rest_is_reused(
     family: str, max_running: int, tiny_checkpoint: Callable[..., Path], failing_passes: Callable[..., None]
 ) -> None:
     """Catches a failure, of any kind and at any place of a random forest, that costs the others more prompt tokens than
-    the failed requests were to compute themselves, changes an answer, or leaves something held for nobody."""
+    the failed requests were to compute themselves, changes an answer, or leaves a state held without a reader."""
     failing_passes(lambda number: source.random() < share)
     for seed in random.sample(range(10**6), tries(40)):
         source, share = random.Random(seed), 0.0
@@ -235,7 +235,7 @@ def test_readers_are_counted_once(is_running: bool, readers: list[dict[int, int]
     shelf.fail(first)
     shelf.fail(shelf.submit(None))
     shelf.fail(shelf.submit(RequestPlan(keep_for_later=(16,))))
-    assert len(shelf.handover.failed) == 1 and len(shelf.pending) == 0, "nobody waits for the others"
+    assert len(shelf.handover.failed) == 1 and len(shelf.pending) == 0, "no request waits for the others"
 
 
 def test_a_reader_counts_where_its_own_publisher_does() -> None:
@@ -260,7 +260,7 @@ def test_a_reader_counts_where_its_own_publisher_does() -> None:
     shelf.handover.add_readers(b"k16", 1)
     assert [failed.reads for failed in shelf.handover.failed] == [{8: 0, 12: 3}] and kept_of(first) == {8: 1, 12: 1}
     shelf.handover.add_readers(b"k12", -3)
-    assert not shelf.handover.failed and shelf.held[b"k4"] == 0, "nobody is left to resume from k4 for it"
+    assert not shelf.handover.failed and shelf.held[b"k4"] == 0, "no request is left to resume from k4 for it"
     shelf.handover.add_readers(b"k12", -1)
     shelf.handover.add_readers(b"k8", -1, 0)
     assert kept_of(first) == {}

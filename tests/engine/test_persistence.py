@@ -1,4 +1,4 @@
-"""Between the pool and the store: pins while something is written, and what the store is told."""
+"""Between the pool and the store: pins while something is written, and which calls the store gets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.engine.runs import tokens
 
 
 class SlowStore:
-    """A store whose writes end when it is flushed, and that takes so many at a time."""
+    """A store whose writes end when it is flushed, and that takes a limited number at a time."""
 
     def __init__(self, takes: int = 10, stores: bool = True) -> None:
         self.takes, self.stores = takes, stores
@@ -307,7 +307,7 @@ def test_a_run_ends_with_the_snapshots_that_its_queue_had_no_room_for(
 
 
 def test_closing_ends_what_reads_ahead_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault: threads that go on reading from a store that is closed."""
+    """Fault: threads that continue reading from a store that is closed."""
     closed: list[bool] = []
     prefetcher = SimpleNamespace(close=lambda: closed.append(True))
     monkeypatch.setattr(persistence_module, "StorePrefetcher", lambda *_: prefetcher)

@@ -46,8 +46,8 @@ def follow(engine: Engine, data: Dataset, plan: Plan) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("max_running", "max_batch_tokens"), [(1, 4096), (1, 23), (2, 23), (32, 23)])
 def test_the_engine_follows_the_plan(folder: Path, max_running: int, max_batch_tokens: int) -> None:
-    """Catches a follower that does not wait for its leader, a snapshot released early or late, and one that nobody
-    reads."""
+    """Catches a follower that does not wait for its leader, a snapshot released early or late, and one without a
+    reader."""
     for seed in random.sample(range(10**6), tries(20)):
         data = within_vocabulary(random_dataset(seed), VOCAB)
         for block_size, order in random.choice([((1, "auto"), (3, "file")), ((1, "file"), (3, "auto"))]):

@@ -88,7 +88,7 @@ def test_the_ideal_leaves_a_token_to_compute() -> None:
 
 
 def test_without_a_plan_a_longer_prefix_is_waited_for() -> None:
-    """Catches a wait for less than is there, for one's own whole prompt, or for what nobody will publish."""
+    """Catches a wait for less than is there, for one's own whole prompt, or for what no request will publish."""
     one, pending = retention("all"), PendingSnapshots()
     keys = keys_of(one)
     one.follow(keys, lambda key: -1)
@@ -106,7 +106,7 @@ def test_without_a_plan_a_longer_prefix_is_waited_for() -> None:
 
 
 def test_with_a_plan_the_leader_is_waited_for() -> None:
-    """Catches a follower that waits for another one's copy of its prefix, or for somebody who came after it."""
+    """Catches a follower that waits for another one's copy of its prefix, or for a request that came after it."""
     one, pending = retention("planned", PLAN), PendingSnapshots()
     keys = keys_of(one)
     for number in (3, 7):
@@ -123,7 +123,7 @@ def test_with_a_plan_the_leader_is_waited_for() -> None:
 
 
 def test_promises_are_gone_when_they_are_kept() -> None:
-    """Catches a boundary that others wait for although nobody will publish it any more."""
+    """Catches a boundary that others wait for although no request will publish it any more."""
     pending = PendingSnapshots()
     pending.add(1, [])
     pending.add(1, [(64, b"a"), (128, b"b")])

@@ -68,7 +68,7 @@ def test_slots_may_be_short_too() -> None:
 
 
 def test_what_is_pinned_or_awaited_stays() -> None:
-    """Catches a snapshot dropped while it is read, one that a plan waits for dropped for one that nobody waits for, and
+    """Catches a snapshot dropped while it is read, one that a plan waits for dropped for one without a reader, and
     one dropped in place of another awaited one although an idle one is there."""
     shelf = Shelf(slots=3)
     a, _, _ = shelf.put("a"), shelf.put("b", reads=1), shelf.put("c", reads=2)
@@ -115,7 +115,7 @@ def test_pages_are_counted_once_and_freed_by_the_last_holder() -> None:
     assert shelf.pool.held_bytes == 2 * SLOT + 3 * PAGE
     shelf.pool.drop(shelf.pool.peek(b"b"))
     assert (shelf.pool.held_bytes, shelf.pages.num_free) == (SLOT + 2 * PAGE, 18)
-    assert shelf.pool.evicted == 0 and not shelf.pool.was_dropped(b"b"), "let go of, not pushed out"
+    assert shelf.pool.evicted == 0 and not shelf.pool.was_dropped(b"b"), "released, not evicted"
     shelf.pool.drop(shelf.pool.peek(b"a"))
     assert (shelf.pool.held_bytes, shelf.pages.num_free) == (0, 20)
 

@@ -31,7 +31,7 @@ def serve(engine: Engine, prompt: Prompt, max_tokens: int = 1) -> Result:
     return result
 
 
-STEM, TRUNK, SHORT, HEAD = tokens(1000, 1), tokens(2000, 2), tokens(15, 10), tokens(300, 8)
+PREFIX, LONG, SHORT, HEAD = tokens(1000, 1), tokens(2000, 2), tokens(15, 10), tokens(300, 8)
 IMAGES = [token for image in range(1, 5) for token in [image] * 700]
 TAIL = tokens(400, 5)
 AGENT = IMAGES + tokens(3382 - len(IMAGES) - len(TAIL), 6) + TAIL
@@ -47,8 +47,8 @@ ELIDED = [HEAD + sum((tokens(4, 9) if i < turn - 5 else TOOLS[i] for i in range(
     *(({}, [tokens(length, length)] * 2, [0, cached], None)
       for length, cached in ((15, 0), (16, 0), (17, 16), (1000, 992), (1008, 992), (1024, 1008), (1025, 1024))),
     # What is shared is reused from its last boundary, where one state a prompt would not do.
-    ({}, [STEM + tokens(100, 10 + i) for i in range(5)], [0, 992, 992, 992, 992], None),
-    ({}, [TRUNK, *(TRUNK[:1500] + [0] + tokens(499, 20 + i) for i in range(4))], [0, 1488, 1488, 1488, 1488], None),
+    ({}, [PREFIX + tokens(100, 10 + i) for i in range(5)], [0, 992, 992, 992, 992], None),
+    ({}, [LONG, *(LONG[:1500] + [0] + tokens(499, 20 + i) for i in range(4))], [0, 1488, 1488, 1488, 1488], None),
     # An incremental agent diverges in the middle, and resumes at the third boundary.
     ({"block_size": 544}, [AGENT, AGENT, OTHER_AGENT, OTHER_AGENT], [0, 3264, 1632, 4352], None),
     # An agent that rewrites its history is not sent back to zero.
@@ -61,7 +61,7 @@ ELIDED = [HEAD + sum((tokens(4, 9) if i < turn - 5 else TOOLS[i] for i in range(
     ({}, [tokens(100, 14)] * 2, [0, 96], (99, "below_grid", "below_grid (ideal 99, boundary 96)")),
     ({}, [tokens(100, 14), tokens(100, 14)[:97]], [0, 96], (96, None, None)),
     ({"policy": "none"}, [tokens(200, 17)] * 2, [0, 0], (199, "disabled", "disabled (the policy keeps nothing)")),
-    # Without a plan, the second prompt that leaves the trunk keeps the boundary before its fork.
+    # Without a plan, the second prompt that leaves the long prompt keeps the boundary before its fork.
     ({"policy": "planned"}, [tokens(100, 20), *(tokens(100, 20)[:50] + [n] + tokens(60, 20 + n) for n in range(3))],
      [0, 0, 48, 48], None),
 ])  # fmt: skip
@@ -102,8 +102,8 @@ def test_a_growing_conversation(block_size: int, expected: list[int], engine_of)
 def test_submitted_together(max_running: int, max_batch_tokens: int, engine_of) -> None:
     """Catches followers that compute the prefix which a leader is computing: each shared token is computed once."""
     engine = engine_of(max_running=max_running, max_batch_tokens=max_batch_tokens)
-    stem = tokens(1000, 4)
-    requests = [Request(str(i), stem + [i + 1] + tokens(99, 40 + i)) for i in range(6)]
+    prefix = tokens(1000, 4)
+    requests = [Request(str(i), prefix + [i + 1] + tokens(99, 40 + i)) for i in range(6)]
     results = list(engine.run(requests))
     assert sum(result.computed_tokens for result in results) == 1640
 
@@ -124,8 +124,8 @@ def test_policy_last_keeps_one_boundary_a_prompt(engine_of) -> None:
 @pytest.mark.parametrize("policy", ["none", "all"])
 def test_the_ideal_counts_what_runs_at_the_same_time(policy: str, engine_of) -> None:
     """Catches an ideal that falls with the number of requests that run together: it is of prompts, not of timing."""
-    stem = tokens(10, 7)  # shorter than a block: nobody waits for it
-    requests = [Request(str(i), stem + tokens(20, 70 + i), max_tokens=1) for i in range(6)]
+    prefix = tokens(10, 7)  # shorter than a block: no request waits for it
+    requests = [Request(str(i), prefix + tokens(20, 70 + i), max_tokens=1) for i in range(6)]
     engine = engine_of(policy=policy, max_running=6)
     ideals = {result.id: result.ideal_cached_tokens for result in engine.run(requests)}
     assert sorted(ideals.values()) == [0, 10, 10, 10, 10, 10]

@@ -24,15 +24,15 @@ Answers = dict[str, tuple[list[int], list[float]]]
 
 
 def agent_prompts(seed: int, conversations: int = 5) -> list[Request]:
-    """Growing conversations with shared stems and forks: what agents send."""
+    """Growing conversations with shared prefixes and forks: what agents send."""
     source = random.Random(seed)
 
     def draw(count: int) -> list[int]:
         return [source.randrange(1, VOCAB) for _ in range(count)]
 
-    stem, requests = draw(source.randrange(60, 200)), []
+    prefix, requests = draw(source.randrange(60, 200)), []
     for conversation in range(conversations):
-        history = stem[: source.randrange(30, len(stem))] + draw(source.randrange(1, 40))
+        history = prefix[: source.randrange(30, len(prefix))] + draw(source.randrange(1, 40))
         for turn in range(source.randrange(1, 5)):
             requests.append(
                 Request(
@@ -191,7 +191,7 @@ def long_answers(seed: int) -> list[Request]:
 def test_preempted_answers_have_the_same_bits(
     policy: str, how: str, way: str, tiny_checkpoint, stages, monkeypatch
 ) -> None:
-    """Fault: an answer that gave its pages up is drawn, scored, formed or ended in another way once it goes on, never
+    """Fault: an answer that gave its pages up is drawn, scored, formed or ended in another way once it continues, never
     comes to its end, or leaves something held; or all pages are reserved at admission."""
     seed = random.randrange(1 << 30)
     source = random.Random(seed)

@@ -211,8 +211,8 @@ EACH: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("family", ["mamba", "jamba"])
 def test_each_setting_has_the_same_bits_however_it_is_run(family: str, tiny_checkpoint: Callable[..., Path]) -> None:
-    """Fault: what one request is given reaches its batch mates, a constraint or a penalty goes on from another answer,
-    a draw depends on the order, on where a prefix came from, or on what was begun ahead."""
+    """Fault: what one request is given reaches its batch mates, a constraint or a penalty continues from another
+    answer, a draw depends on the order, on where a prefix came from, or on what was begun ahead."""
     folder = tiny_checkpoint(family, tie_word_embeddings=False)
     seed = random.randrange(1 << 30)
     source = random.Random(seed)
@@ -238,7 +238,7 @@ def test_each_setting_has_the_same_bits_however_it_is_run(family: str, tiny_chec
 
 
 def test_a_constraint_and_an_ending_end_their_answers(tiny_checkpoint: Callable[..., Path]) -> None:
-    """Fault: a mask read from the wrong bit, an answer that goes on when its form is complete, one that ends early."""
+    """Fault: a mask read from the wrong bit, an answer that continues when its form is complete or ends early."""
     folder = tiny_checkpoint("mamba")
     results = serve(folder, [
         Request("form", PROMPT, constraint=Even, ignore_eos=True),

@@ -1,5 +1,4 @@
-"""What an engine says of a prompt's tokens: against transformers, to the bit whatever the passes, and in little
-memory."""
+"""What an engine says of a prompt's tokens: against transformers, to the bit with any passes, and in little memory."""
 
 from __future__ import annotations
 
@@ -30,12 +29,12 @@ ROOMY = 16 << 20
 
 
 def scored(seed: int, count: int = 7) -> list[Request]:
-    """Prompts of one stem, scored from anywhere, most with new tokens and alternatives, some beside plain requests."""
+    """Prompts of one prefix, scored from anywhere, most with new tokens and alternatives, some with plain requests."""
     rng = random.Random(seed)
-    stem = tokens(120, seed)
+    prefix = tokens(120, seed)
     requests = []
     for number in range(count):
-        prompt = stem[: rng.randrange(1, 120)] + tokens(rng.randrange(0, 50), seed + number)
+        prompt = prefix[: rng.randrange(1, 120)] + tokens(rng.randrange(0, 50), seed + number)
         score_from = rng.choice([None, 1, len(prompt), rng.randrange(1, len(prompt) + 1)])
         least = score_from is None
         requests.append(

@@ -35,7 +35,7 @@ def request(name: str) -> Request:
 
 
 def test_no_more_is_taken_than_the_engine_wants() -> None:
-    """Fault: the whole input is pulled at once, a request is lost, the loop goes on when nothing is left; a pause of
+    """Fault: the whole input is pulled at once, a request is lost, the loop continues when nothing is left; a pause of
     the source ends the run, or its end does though a result has led to another request."""
     engine, source = Counting(), map(request, "abc")
     ended = [result.id for results in serve(engine, lambda: next(source, None)) for result in results]

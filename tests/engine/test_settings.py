@@ -107,7 +107,7 @@ def test_a_number_at_the_edge_is_taken(field: str, value: object) -> None:
 ])  # fmt: skip
 def test_the_answer_has_the_room_that_is_left(arguments: tuple[Any, ...], found: int | str) -> None:
     """Catches a bound that is off by one, a context that does not end the answer, a token of the context that is set
-    aside for an answer which nobody asked for, and a request that is begun although there is no room for it."""
+    aside for an answer that was not asked for, and a request that is begun although there is no room for it."""
     if isinstance(found, int):
         assert room_for_answer(*arguments) == found
         return

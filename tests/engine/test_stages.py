@@ -99,7 +99,7 @@ def test_as_much_is_cached_and_kept(
         engines.append(open_engine(folder, policy=policy, max_running=2))
     one, several = engines
     served = [serve(engine, requests) for engine in engines]
-    # a prompt that goes on as an answer happens to begin finds more if that answer is there already
+    # a prompt that continues as an answer happens to begin finds more if that answer is there already
     begun = {(*request.token_ids, served[0][request.id].token_ids[0]) for request in requests}
     lucky = {r.id for r in requests if any(tuple(r.token_ids[: len(one)]) == one for one in begun)}
     cached = [{key: one.cached_tokens for key, one in results.items() if key not in lucky} for results in served]
@@ -249,7 +249,7 @@ def test_a_prompt_goes_on_before_its_last_piece_is_read(
 
 def test_a_pass_has_its_share_of_the_tokens() -> None:
     """Catches passes that are so large that few are under way, or so small that the host is in the way, and prompts
-    that all go into one pass because the others' were not let in yet."""
+    that all go into one pass because the others' were not admitted yet."""
     plenty = [PassBudget(8192, 128, groups).prompt_tokens(0, 1 << 20) for groups in (1, 2, 3, 8, 16)]
     assert plenty == [8192, 4096, 2730, 1024, 1024]
     two = PassBudget(8192, 128, 2)
@@ -257,7 +257,7 @@ def test_a_pass_has_its_share_of_the_tokens() -> None:
     assert [PassBudget(most, 8, 4).prompt_tokens(3, 1 << 20) for most in (1, 3, 100, 8192)] == [1, 1, 97, 2045]
     assert [two.decodes(running) for running in (1, 7, 200, 256)] == [1, 4, 100, 128]
     assert [two.wanted(96, left) for left in (0, 5000, 8000)] == [8000, 3000, 0]
-    assert PassBudget(1, 8, 1).wanted(8, 0) == 1, "decodes keep nobody out for good"
+    assert PassBudget(1, 8, 1).wanted(8, 0) == 1, "decodes keep no prompt out for good"
 
 
 @pytest.mark.drawn(3)

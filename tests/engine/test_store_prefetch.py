@@ -1,4 +1,4 @@
-"""Staging memory and what is read into it ahead: bounded, whole, given back whatever happens."""
+"""Staging memory and what is read into it ahead: bounded, whole, given back after every outcome."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Reader:
 
 
 class Reached:
-    """A mark that is reached when it is told."""
+    """A mark that is reached when the test says so."""
 
     def __init__(self) -> None:
         self.event = threading.Event()

@@ -42,7 +42,7 @@ def footprint_of(folder: Path) -> Footprint:
 
 
 def pool_for(data: Dataset, num_bytes: int, page_bytes: int) -> int:
-    """So many bytes, or what the longest prompt's own KV needs to run at all."""
+    """That number of bytes, or what the longest prompt's own KV needs to run at all."""
     return max(num_bytes, page_bytes * (2 + max(map(len, data.prompts)) // 64))
 
 
@@ -143,8 +143,8 @@ def test_what_keeps_nothing_runs_beside_what_fills_the_pool(tiny_checkpoint: Cal
 
 def test_writes_under_way_are_waited_for(tmp_path: Path, tiny_checkpoint: Callable[..., Path]) -> None:
     """Catches a snapshot that is still to be read being dropped because another one is just being written to disk."""
-    stem = list(range(1, 9))
-    data = dataset([*stem, 20], [*stem, 21], *([30 + k, *range(40, 50)] for k in range(20)), [*stem, 22])
+    prefix = list(range(1, 9))
+    data = dataset([*prefix, 20], [*prefix, 21], *([30 + k, *range(40, 50)] for k in range(20)), [*prefix, 22])
     folder = tiny_checkpoint("mamba")
     slot = footprint_of(folder).state_bytes
     plan = make_plan(data, Planner(4, "file", Footprint(slot), later_budget_bytes=None))

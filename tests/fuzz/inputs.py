@@ -1,4 +1,4 @@
-"""Targets around the input: lines, compressed lines, tables, configurations, options, and an OUT to go on from."""
+"""Targets around the input: lines, compressed lines, tables, configurations, options, and an OUT to continue from."""
 
 from __future__ import annotations
 
@@ -323,7 +323,7 @@ SIZES = ("0", "1", "1KiB", "1e3", "5 parsecs", "999999TiB", "-1GiB", "16MiB", "9
 
 
 def fuzz_options(case: Case) -> None:
-    """Options with values that nobody means; files go nowhere but into the folder."""
+    """Options with meaningless values; files go nowhere but into the folder."""
     draw = case.draw
     arguments = []
     for name in draw.sample(OPTIONS, draw.randint(1, 3)):

@@ -122,7 +122,7 @@ def apcbatch(engines, capsys, monkeypatch, tmp_path) -> Callable[..., Outcome]:
 
 @pytest.fixture
 def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """interrupt(steps): the user presses Ctrl-C once, before the engine's step behind so many."""
+    """interrupt(steps): the user presses Ctrl-C once, before the engine's step that follows that number of steps."""
 
     def press(steps: int = 0) -> None:
         step, left = FakeEngine.step, [steps]
@@ -150,7 +150,7 @@ class Process:
         )  # fmt: skip
 
     def wait_for_lines(self, path: Path, count: int) -> None:
-        """Return when OUT has at least so many lines."""
+        """Return when OUT has at least that number of lines."""
         while self._process.poll() is None:
             if path.exists() and path.read_bytes().count(b"\n") >= count:
                 return

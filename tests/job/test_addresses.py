@@ -1,4 +1,4 @@
-"""OUT, INPUT and the summary behind addresses: a local file while the run goes on, uploaded when it ends."""
+"""OUT, INPUT and the summary behind addresses: a local file while the run continues, uploaded when it ends."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_nothing_at_an_address_is_replaced_unasked(apcbatch, tmp_path, memory, w
 
 
 def test_what_appears_at_an_address_during_a_run_stays(apcbatch, tmp_path, memory, whole, monkeypatch):
-    """Fault: an OUT or a summary that somebody uploads while the run goes on is replaced when it ends."""
+    """Fault: an OUT or a summary that somebody uploads while the run continues is replaced when it ends."""
     flush = FakeEngine.flush
 
     def appears(self):

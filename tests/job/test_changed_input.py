@@ -1,4 +1,4 @@
-"""Going on with an INPUT that was corrected, grown, cut or put into another order since OUT was begun."""
+"""Continuing with an INPUT that was corrected, grown, cut or put into another order since OUT was begun."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def write(path: Path, lines, kind, spelling=None):
 
 
 def told(record):
-    """What a request is answered or refused, whatever its number and line."""
+    """What a request is answered or refused, without its number and line."""
     origin = record["apcbatch"]
     return record["turn"] or 0, (record["error"] or {}).get("code", ""), str(origin.get("completion_token_ids"))
 

@@ -28,7 +28,7 @@ def test_each_word_is_one_for_the_shell() -> None:
 
 
 def test_each_option_is_given_again() -> None:
-    """Fault: the run goes on with another value, or with one that was not given."""
+    """Fault: the run continues with another value, or with one that was not given."""
 
     def command(name: str, value: Any, origin: str) -> list[str]:
         config = Config(**{name: value}, origins={name: origin})

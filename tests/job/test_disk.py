@@ -71,7 +71,7 @@ def test_a_new_file_has_the_permissions_of_any_other(tmp_path: Path) -> None:
 
 
 def test_the_file_behind_a_descriptor_is_written_where_it_is(tmp_path: Path) -> None:
-    """Fault: the file behind /dev/fd/N is replaced, and whoever holds it open finds nothing in it."""
+    """Fault: the file behind /dev/fd/N is replaced, and a process that holds it open finds nothing in it."""
     with open(tmp_path / "out", "wb") as file:
         file.write(b"old ")
         file.flush()
@@ -109,7 +109,7 @@ def test_no_file_has_no_identity(tmp_path: Path) -> None:
 
 
 def test_a_call_in_the_background_is_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault: two pieces at a time, a failure that nobody hears of, or one of a quick disk that shows seconds later."""
+    """Fault: two pieces at a time, a failure without a warning, or one of a quick disk that shows seconds later."""
     release, work, order = threading.Event(), BackgroundCall(), list[str]()
 
     def fail() -> None:

@@ -49,15 +49,15 @@ def cached(matches):
     return [int(match["cached"]) for match in matches]
 
 
-STEM, TRUNK, TAIL = tokens(1000, 1), tokens(2000, 9), tokens(90, 2)
-FIRST, SECOND = (TRUNK[:1700] + tokens(length - 1790, length) + TAIL for length in (3382, 4584))
+PREFIX, LONG, TAIL = tokens(1000, 1), tokens(2000, 9), tokens(90, 2)
+FIRST, SECOND = (LONG[:1700] + tokens(length - 1790, length) + TAIL for length in (3382, 4584))
 
 
 @pytest.mark.parametrize(
     ("block_size", "prompts", "hits"),
     [
-        (16, [STEM + tokens(100, 2 + n) for n in range(3)], [0, 992, 992]),
-        (16, [TRUNK, *(TRUNK[:1500] + tokens(500, 2 + n) for n in range(3))], [0, 1488, 1488, 1488]),
+        (16, [PREFIX + tokens(100, 2 + n) for n in range(3)], [0, 992, 992]),
+        (16, [LONG, *(LONG[:1500] + tokens(500, 2 + n) for n in range(3))], [0, 1488, 1488, 1488]),
         (544, [FIRST, FIRST, SECOND, SECOND], [0, 3264, 1632, 4352]),
     ],
     ids=["common beginnings", "forks in the middle", "B after A"],

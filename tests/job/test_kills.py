@@ -61,7 +61,7 @@ def test_killed_three_times_each_request_is_there_once(undisturbed, start, tmp_p
 
 def test_killed_with_drafts_in_a_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault: what a killed run had drafted, or other drafts after --resume, changes or loses an answer; a run that was
-    begun in float32 goes on in the checkpoint's own dtype. With the real engine, which verifies drafts from the whole
+    begun in float32 continues in the checkpoint's own dtype. With the real engine, which verifies drafts from the whole
     answers when it is killed."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("APCBATCH_MAX_TOKENS")
@@ -155,7 +155,7 @@ def test_a_reader_that_goes_away_does_not_end_the_job(undisturbed, start, tmp_pa
 
 
 def test_a_reader_of_the_results_that_goes_away_ends_the_job(start, tmp_path):
-    """Fault: `apcbatch run -o - | head -1` goes on computing for nobody, or ends in a traceback."""
+    """Fault: `apcbatch run -o - | head -1` continues computing without a reader, or ends in a traceback."""
     write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(2000)])
     run = f"{PROGRAM} run in.jsonl -o - -q --max-tokens 1"
     done = in_bash(f"{run} | head -1; echo ${{PIPESTATUS[0]}}", tmp_path)

@@ -33,7 +33,7 @@ def test_options_that_cannot_be_are_refused(apcbatch: Any, tmp_path: Path) -> No
 
 
 def test_a_run_shows_what_it_reads_and_resumes_only_that(apcbatch: Any, tmp_path: Path) -> None:
-    """Fault: a mapping that nobody sees; an OUT of two mappings, or of two system prompts under one file name."""
+    """Fault: a mapping that is not shown; an OUT of two mappings, or of two system prompts under one file name."""
     write_lines(tmp_path / "in.jsonl", [{"q": "hi", "n": 1}, {"n": 2}, {"q": "ho", "n": 1}])
     (tmp_path / "sys").write_text("Be brief.\n")
     run = ("run", "in.jsonl", "-o", "out.jsonl", "--id-column", "n", "--max-tokens", 2)

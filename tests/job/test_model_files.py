@@ -8,8 +8,8 @@ from apcbatch.data.model_files import model_files_digest
 
 
 def test_what_is_read_is_part_of_what_a_run_is(tmp_path: Path) -> None:
-    """Fault: a run goes on with another template or tokenizer than it began with, one by name among them; or is refused
-    because something else lies in the folder."""
+    """Fault: a run continues with another template or tokenizer than it began with, one by name among them; or is
+    refused because something else lies in the folder."""
     converted = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "merges.txt")
     names = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json",
              "generation_config.json", "chat_template.jinja", "additional_chat_templates/tool_use.jinja")  # fmt: skip

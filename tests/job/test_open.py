@@ -50,7 +50,7 @@ def test_options_of_workers_agree() -> None:
 
 
 def test_a_bar_names_each_step(apcbatch: Any, tmp_path: Path) -> None:
-    """Fault: nobody sees what a run waits for before its first request, or a step is named that is left out."""
+    """Fault: nothing shows what a run waits for before its first request, or a step is named that is left out."""
     steps = ("reading the tokenizer", "reading the earlier answers", "comparing the answers", "loading demo")
     bar = ("--progress", "bar")
     assert apcbatch(*RUN, "--limit", 1).code == 0

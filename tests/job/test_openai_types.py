@@ -104,7 +104,7 @@ def test_every_line_of_a_varied_run_is_read_by_the_package(apcbatch, scripted, t
 
 def test_answers_are_counted_by_how_they_ended(apcbatch, scripted, monkeypatch, tmp_path):
     """Fault: answers that are all cut within their thought, and empty, are `13 ok, 0 errors`, and no warning of theirs
-    is summed up anywhere; or a run is told to allow more tokens that had all it asked for."""
+    is summed up anywhere; or advice to allow more tokens comes after a run that had all it asked for."""
     monkeypatch.setitem(ANSWERS, "cut", "<think>Hm, hm, hm, hm.")
     monkeypatch.setitem(ANSWERS, "odd", ANSWERS["no-call"])
     plain = [asked(f"plain:{number}") for number in range(16)]

@@ -123,7 +123,7 @@ def test_a_conversation_that_cannot_be_rendered_has_its_own_reason(apcbatch, mon
 
 
 def test_strict_ends_at_the_first_error(apcbatch, tmp_path):
-    """Fault: --strict goes on, or what it stopped cannot be resumed."""
+    """Fault: --strict continues, or what it stopped cannot be resumed."""
     write_lines(tmp_path / "in.jsonl", [conversation(1), "{", *(conversation(number) for number in range(2, 40))])
     stopped = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 2, "--strict")
     assert stopped.code == 1
@@ -135,7 +135,7 @@ def test_strict_ends_at_the_first_error(apcbatch, tmp_path):
 
 
 def test_strict_ends_at_errors_that_come_together(apcbatch, engines, tmp_path):
-    """Fault: a second error in the pass of the first one lets the run go on; or what still ran is kept."""
+    """Fault: a second error in the pass of the first one lets the run continue; or what still ran is kept."""
     long = {"messages": [{"role": "user", "content": "word " * 5000}]}
     write_lines(tmp_path / "in.jsonl", [long, long, *(conversation(number) for number in range(40))])
     stopped = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 9, "--max-running", 3, "--strict")
@@ -144,7 +144,7 @@ def test_strict_ends_at_errors_that_come_together(apcbatch, engines, tmp_path):
 
 
 def test_an_error_names_the_file_of_its_line(apcbatch, tmp_path):
-    """Fault: of several files nobody knows which one has the bad line, or the place is said where there is one file."""
+    """Fault: of several files the one with the bad line is not named, or the place is said where there is one file."""
     for name, lines in (("a.jsonl", [conversation(1, turns=1)]), ("b.jsonl", [conversation(2, turns=1), "{"])):
         write_lines(tmp_path / name, lines)
     apcbatch("run", "a.jsonl", "b.jsonl", "-o", "out.jsonl", "--max-tokens", 1)

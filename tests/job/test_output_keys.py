@@ -63,7 +63,7 @@ def keys_in(value: Any, keys: dict[str, Key], path: str = "") -> Iterator[str]:
 def test_each_key_that_is_written_is_listed_and_the_reverse(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """Fault: a key is added, renamed, dropped or of another type, and whoever reads the page looks for the old one."""
+    """Fault: a key is added, renamed, dropped or of another type, and the page has the old one."""
     monkeypatch.chdir(tmp_path)
     lines = [conversation(1), conversation(1) | {"id": "again"}, "{", {"messages": []}]
     lines += [asked("l", logprobs=True, top_logprobs=2, stop_token_ids=[9])]

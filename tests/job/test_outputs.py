@@ -34,7 +34,7 @@ def chats(tmp_path):
 
 
 def test_a_name_that_promises_another_kind_of_file_is_warned_of(apcbatch):
-    """Fault: JSON lines are taken for a CSV, or a page opens as text, and nobody says why."""
+    """Fault: JSON lines are taken for a CSV, or a page opens as text, without a warning."""
     for options, warning in (
         (("-o", "out.csv"), "OUT out.csv gets JSON lines"),
         (("-o", "out.Parquet.gz"), "OUT out.Parquet.gz gets JSON lines"),

@@ -1,4 +1,4 @@
-"""OUT in .gz and .zst: plain lines while the run goes on, packed when it ends; nothing is lost in between."""
+"""OUT in .gz and .zst: plain lines while the run continues, packed when it ends; nothing is lost in between."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def whole(apcbatch, tmp_path):
 @pytest.mark.drawn(2)
 @pytest.mark.parametrize("name", ["out.jsonl.gz", "out.jsonl.zst", "OUT.GZ"])
 def test_out_is_packed_as_it_is_named(apcbatch, tmp_path, whole, name):
-    """Fault: plain lines under the name of packed ones, or a file left over that nobody asked for."""
+    """Fault: plain lines under the name of packed ones, or a file left over."""
     before = set(os.listdir(tmp_path))
     done = apcbatch(*RUN, "-o", name, "--ordered")
     assert done.code == 0, done.stderr

@@ -1,4 +1,4 @@
-"""The default policy through the command line: every shared token once, whatever the order, the lanes, the window."""
+"""The default policy through the command line: every shared token once, in every order, with any lanes and window."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(capsys: pytest.CaptureFixture[str], out: str, *options: str) -> dict:
 
 @pytest.mark.slow
 def test_each_unique_token_is_computed_once(chats, capsys, tmp_path) -> None:
-    """Fault: a shared token is computed twice, a snapshot is written for nobody, or an answer changes."""
+    """Fault: a shared token is computed twice, a snapshot is written without a reader, or an answer changes."""
     run(capsys, "cold.jsonl", "--policy", "none")
     for how in (("file", "1"), ("auto", "2"), ("file", "32"), ("auto", "32")):
         options = ("--order", how[0], "--max-running", how[1], "--overwrite")
@@ -88,8 +88,8 @@ def test_the_order_is_the_one_that_was_asked_for(tmp_path, monkeypatch, capsys) 
     monkeypatch.setenv("APCBATCH_POLICY", "planned")
     mixed = [conversation(number % 2, turns=1) | {"id": f"{'ab'[number % 2]}{number}"} for number in range(4)]
     for number, line in enumerate(mixed):
-        stem = "even numbers " if number % 2 == 0 else "odd numbers "
-        line["messages"][0]["content"] = 20 * stem
+        words = "even numbers " if number % 2 == 0 else "odd numbers "
+        line["messages"][0]["content"] = 20 * words
     write_lines(tmp_path / "in.jsonl", mixed)
     found = {}
     for order in ("file", "auto"):

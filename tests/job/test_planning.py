@@ -114,7 +114,7 @@ def test_a_run_is_planned_if_its_prompts_are_known() -> None:
 
 
 def test_a_forecast_names_the_windows_of_the_run() -> None:
-    """Fault: the reader of a forecast is not told that not all is planned at once, or is told so of a first window."""
+    """Fault: a forecast does not say that not all is planned at once, or says so of a first window."""
     for num_windows, note in [(0, None), (2, None), (3, "the input is planned in 3 windows, ")]:
         found = windows_note(num_windows, Config(window_tokens=2000))
         assert (found is None) == (note is None)

@@ -1,4 +1,4 @@
-"""Power cuts: whatever was not synced is gone, in part or as zeros, and the run goes on from the rest."""
+"""Power cuts: what was not synced is gone, in part or as zeros, and the run continues from the rest."""
 
 from __future__ import annotations
 

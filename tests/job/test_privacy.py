@@ -118,7 +118,7 @@ def test_the_salt_is_written_nowhere(run, tmp_path, capsys, monkeypatch, given) 
 def test_the_command_that_continues_asks_for_the_salt(
     run, tmp_path, capsys, monkeypatch, options, variable, expected
 ) -> None:
-    """Fault: it holds the salt, or goes on without one and keeps the rest of the prompts where all find them."""
+    """Fault: it holds the salt, or continues without one and keeps the rest of the prompts where all find them."""
     (tmp_path / "salt").write_text(SALT)
     with open(tmp_path / "in.jsonl", "a") as file:
         file.write("this is no JSON\n")

@@ -67,7 +67,7 @@ def test_a_line_overrides_the_options() -> None:
 def test_a_prompt_is_scored_as_far_as_its_record_shows(
     apcbatch: Any, engines: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    """Fault: likeliest tokens are computed that nobody asked for, or a record lacks those that were asked for; more
+    """Fault: likeliest tokens are computed without being asked for, or a record lacks those that were asked for; more
     are given than a record can hold, 1.4 GB of memory for `prompt_logprobs: 20` on 100,000 tokens."""
     monkeypatch.setattr(request_module, "MOST_PROMPT_LOGPROBS", 54)
     many = "of 11 prompt tokens and the 4 likeliest beside each are 55; at most 54 are given: ask for fewer"

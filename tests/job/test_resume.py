@@ -1,4 +1,4 @@
-"""Going on from an OUT: what is refused, what is done again, and that each request has one line."""
+"""Continuing from an OUT: what is refused, what is done again, and that each request has one line."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_resume_of_a_different_run_is_refused_field_by_field(apcbatch, twelve, t
 
 
 def test_an_option_that_is_not_given_is_that_of_the_earlier_run(apcbatch, twelve, tmp_path, engines, monkeypatch):
-    """Fault: --resume goes on with this version's default, or is refused for it; or it takes what need not be alike
+    """Fault: --resume continues with this version's default, or is refused for it; or it takes what need not be alike
     from the run file, or its value in place of a given one."""
     monkeypatch.delenv("APCBATCH_MAX_TOKENS")
     (tmp_path / "c.yaml").write_text("seed: 5\n")
@@ -187,7 +187,7 @@ def test_a_value_of_the_run_file_is_checked(apcbatch, twelve, tmp_path, monkeypa
         done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--resume")
         assert done.code == code and said in done.stderr and "Traceback" not in done.stderr, there
     (tmp_path / "out.jsonl").unlink()
-    assert apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--resume").code == 0, "nothing to go on from"
+    assert apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--resume").code == 0, "nothing to continue from"
 
 
 def test_what_cannot_change_an_answer_may_change_on_the_way(apcbatch, twelve, tmp_path):

@@ -24,7 +24,7 @@ def run_file_of(folder: Path, **changes: Any) -> RunFile:
 
 
 def test_what_is_no_run_file_is_called_what_it_is(tmp_path: Path) -> None:
-    """Fault: a file of somebody else's is compared as a run file, or the reader is told of another fault."""
+    """Fault: a file of somebody else's is compared as a run file, or the error names another fault."""
     for content, reason in [
         (orjson.dumps(FACTS), ""),
         (None, "is missing"),

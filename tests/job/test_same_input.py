@@ -56,7 +56,7 @@ def test_a_file_changed_in_its_middle_is_compared(apcbatch, tmp_path):
 
 
 def test_another_content_on_stdin_is_refused_at_its_line(piped, tmp_path):
-    """Fault: --resume takes whatever comes on standard input for the rest of the same."""
+    """Fault: --resume takes any standard input for the rest of the same."""
     write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(6)])
     assert piped("--limit", 4).code == 0
     changed(tmp_path, "conversation 3", "conversation X")
@@ -144,7 +144,7 @@ def test_another_version_compares_the_prompts(apcbatch, tmp_path, monkeypatch):
 
 
 def test_an_answered_conversation_is_not_rendered_again(apcbatch, tmp_path, monkeypatch):
-    """Fault: going on with the end of a long run renders all of its beginning."""
+    """Fault: continuing with the end of a long run renders all of its beginning."""
     from apcbatch.data.chat.render import Renderer
 
     write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(4)])
@@ -279,7 +279,7 @@ def test_a_run_file_that_cannot_be_written_is_a_sentence(tmp_path):
 
 
 def test_the_identity_is_of_both_ends_of_each_file(tmp_path):
-    """Fault: another input goes on where this one stopped: files cut elsewhere, or another last line; or all of a
+    """Fault: another input continues where this one stopped: files cut elsewhere, or another last line; or all of a
     terabyte is read before the first answer."""
 
     def identity(*contents):

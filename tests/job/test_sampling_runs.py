@@ -150,8 +150,8 @@ def test_the_likeliest_tokens_of_a_chat_have_openais_shape(here, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("turns", ["each", "rollout"])
 def test_a_resumed_run_with_settings_gives_the_same_lines(here, capsys, turns):
-    """Fault: after a kill a rollout goes on from another text than the one that was cut, draws go another way, or a run
-    goes on with other settings."""
+    """Fault: after a kill a rollout continues from another text than the one that was cut, draws go another way, or a
+    run continues with other settings."""
     lines = [conversation(number, turns=3) for number in range(3)]
     lines[1] |= {"stop": ["an", "in"], "presence_penalty": 1.0, "include_stop_str_in_output": True}
     lines[2] |= {"logit_bias": {"9": -1.5}, "top_k": 5, "min_tokens": 4}

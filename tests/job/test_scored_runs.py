@@ -213,8 +213,8 @@ def test_scores_are_the_same_cached_or_cold(run: Callable[..., Any]) -> None:
 
 @pytest.mark.slow
 def test_a_scored_run_goes_on(run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches answers that are scored again, or taken for generated ones, when a run is resumed, and a run that goes on
-    by generating."""
+    """Catches answers that are scored again, or taken for generated ones, when a run is resumed, and a run that
+    continues by generating."""
     lines = recorded()
     _, whole, _ = run(lines, "--score")
     kept = (tmp_path / "out.jsonl").read_bytes().splitlines(keepends=True)[:4]

@@ -41,7 +41,7 @@ def without_errors(found):
 
 @pytest.mark.slow
 def test_several_files_are_answered_as_one(apcbatch, tmp_path, shards):
-    """Fault: two requests with one id or one line; an error whose file nobody knows."""
+    """Fault: two requests with one id or one line; an error that does not name its file."""
     done = apcbatch("run", *FILES, "-o", "out.jsonl", *OPTIONS)
     assert done.code == 3, done.stderr
     records = read_records(tmp_path / "out.jsonl")

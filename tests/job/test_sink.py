@@ -36,7 +36,7 @@ def test_ordered_sorts_by_number_beyond_six_digits(tmp_path):
     assert sink.path.read_bytes() == b"".join(map(line, sorted(numbers)))
     assert sink.path.stat().st_mode & 0o777 == 0o640
     sink.append(line(2_000_000))
-    assert sink.path.read_bytes().endswith(line(2_000_000)), "the sink goes on with the new file"
+    assert sink.path.read_bytes().endswith(line(2_000_000)), "the sink continues with the new file"
     with pytest.raises(UsageError, match="another run"):
         FileSink(tmp_path / "out.jsonl")
     sink.close()
@@ -201,7 +201,7 @@ def test_lines_are_synced_as_often_as_they_should_be(clocked):
     ],
 )
 def test_what_others_do_to_out_stops_the_run(clocked, call, size, words):
-    """Fault: a run answers on into a file that nobody finds, or is told of the wrong change."""
+    """Fault: a run answers into a file that is gone, or the error names the wrong change."""
     sink, clock, _ = clocked
     sink.append(line(1))
     if size is None:
@@ -359,7 +359,7 @@ def test_a_closed_standard_output_is_a_sentence(monkeypatch):
     ],
 )
 def test_a_stream_that_breaks_stops_the_run(error, sentence, monkeypatch):
-    """Fault: a run that goes on with nobody to read its results, and a second complaint as Python closes the stream."""
+    """Fault: a run that continues without a reader, and a second complaint as Python closes the stream."""
     silenced = []
     monkeypatch.setattr(sink_module, "silence", silenced.append)
 

@@ -244,7 +244,7 @@ def test_a_request_beyond_the_ceiling_is_an_error_record_and_the_others_complete
 
 
 def test_an_engine_begins_before_the_next_window_is_read(apcbatch, engines, tmp_path, monkeypatch) -> None:
-    """Catches workers of a cluster, which takes whatever it is given, that wait until the whole input is planned."""
+    """Catches workers of a cluster, which takes requests as they come, that wait until the whole input is planned."""
     monkeypatch.setenv("APCBATCH_POLICY", "planned")
     hungry = {
         "wants_more": property(lambda self: True),

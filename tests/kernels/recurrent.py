@@ -68,7 +68,7 @@ def ragged(
     """A batch from Python lists; snapshots: (position, slot) of each sequence."""
 
     def integers(values: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(list(values), dtype=torch.int64, device="cpu")  # whatever the default device
+        return torch.tensor(list(values), dtype=torch.int64, device="cpu")  # on any default device
 
     def offsets(counts: Sequence[int]) -> torch.Tensor:
         return integers([sum(counts[:i]) for i in range(len(counts) + 1)])

@@ -57,4 +57,4 @@ def test_an_observer_is_left_every_op_of_its_backend() -> None:
     assert seen == list(OPS) and y.shape == (2, 4)
     with pytest.raises(KeyError), backend.observed(lambda name, op: None):
         raise KeyError
-    assert vars(backend) == {}, "a measurement that fails does not go on timing the engine"
+    assert vars(backend) == {}, "a measurement that fails stops timing the engine"

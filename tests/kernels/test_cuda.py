@@ -31,7 +31,7 @@ def on_cuda() -> Iterator[None]:
 
 
 def mixed_batch(lengths: list[int], most: int = 2):
-    """Some sequences with an initial state, a final slot, at most so many snapshots; slots 0 to (2 + most) b."""
+    """Some sequences with an initial state, a final slot, at most `most` snapshots; slots 0 to (2 + most) b."""
     b = len(lengths)
     initial = [random.choice([-1, s]) for s in range(b)]
     final = [random.choice([-1, s, b + s]) for s in range(b)]
@@ -117,7 +117,7 @@ def test_rows_at_any_address(dtype, offset):
 
 
 def short_batches(count: int, most: int):
-    """Short sequences, at most so many snapshots each; and the same batch as one of long ones."""
+    """Short sequences, at most `most` snapshots each; and the same batch as one of long ones."""
     lengths = [random.randint(1, SHORT) for _ in range(count)] if most > 1 else [1] * count
     short = mixed_batch(lengths, most)
     with pytest.MonkeyPatch.context() as patch:
@@ -131,7 +131,7 @@ def short_batches(count: int, most: int):
 @pytest.mark.parametrize("d_state", [5, 16, 17])
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
 def test_scans_of_short_sequences(dtype, d_state, count, most):
-    """A sequence that goes on with the inputs of the one before it in its block, a snapshot after another token, or
+    """A sequence that continues with the inputs of the one before it in its block, a snapshot after another token, or
     other bits than in tiles, or where channels do not lie in pairs."""
     short, long = short_batches(count, most)
     inputs = Scan.random(short.num_tokens, 1026, d_state, dtype)
@@ -149,7 +149,7 @@ def test_scans_of_short_sequences(dtype, d_state, count, most):
 @pytest.mark.parametrize("width", [2, 3, 4])
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
 def test_convolutions_of_short_sequences(dtype, width, count, most):
-    """A sequence that goes on with the inputs of the one before it in its block, a snapshot after another token, taps
+    """A sequence that continues with the inputs of the one before it in its block, a snapshot after another token, taps
     of another channel, or other bits where channels do not lie in fours."""
     short, long = short_batches(count, most)
     inputs = Conv.random(short.num_tokens, 1028, width, dtype)
@@ -201,7 +201,7 @@ def test_batch_in_place():
 
 
 def test_captured_graph_follows_its_batch():
-    """A launch that cannot be captured, or a replay that goes on with the slots of the capture."""
+    """A launch that cannot be captured, or a replay that continues with the slots of the capture."""
     scan, conv = Scan.random(4, 48, 16, torch.bfloat16), Conv.random(4, 48, 4, torch.bfloat16)
     batches = [ragged([1] * 4, slots, slots) for slots in ([0, 1, 2, 3], [7, 5, 4, 6])]
     start = [scan.arena(8), conv.arena(8)]

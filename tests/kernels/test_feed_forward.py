@@ -1,4 +1,4 @@
-"""The MLP and the mixture in one call: the bits of the kernels one by one, whatever else is routed where."""
+"""The MLP and the mixture in one call: the bits of the kernels one by one, however other tokens are routed."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_gated_mlp_equals_its_ops_one_by_one(shape, dtype, isa):
 @pytest.mark.parametrize("is_normalised", [False, True])
 def test_mixture_equals_each_token_on_its_own(shape, dtype, per_token, is_normalised, isa):
     """A token that gets another's expert or weight, a sum in the order of likelihood instead of experts, a part that
-    was fused into the sum unrounded; an expert that nobody chose."""
+    was fused into the sum unrounded; an expert that no token chose."""
     experts = [make_mlp(*shape, dtype) for _ in range(5)]
     router = torch.randn(5, shape[0]).to(dtype)
     router[3] = -100 * router[1]  # hardly ever chosen

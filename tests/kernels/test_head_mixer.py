@@ -128,7 +128,7 @@ MIXERS = {"delta": Mixer, "mamba2": Mamba2Mixer, "norm first": NormFirstMixer, "
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_equals_its_kernels_one_by_one(kind, size, dtype, isa, threads):
     """A stride, an address, a rounding or an order that is another than the single kernels': the outputs, the final
-    states and the snapshots of a ragged batch differ in a bit, or a slot that nobody named is touched."""
+    states and the snapshots of a ragged batch differ in a bit, or another slot is touched."""
     mixer = MIXERS[kind](size, dtype)
     assert_equals_one_by_one(mixer, size[0])
 

@@ -1,4 +1,4 @@
-"""The packed matrix product: right against float64, and every row the same bits whatever surrounds it."""
+"""The packed matrix product: right against float64, and every row the same bits among any others."""
 
 from __future__ import annotations
 

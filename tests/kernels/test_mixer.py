@@ -76,7 +76,7 @@ class Mixer:
 @pytest.mark.parametrize("norms", NORMS)
 def test_equals_its_ops_one_by_one(size, dtype, norms, isa):
     """A stride, an address or an order that is another than the single ops': the outputs, the final states and the
-    snapshots of a ragged batch differ in a bit, or a slot that nobody named is touched."""
+    snapshots of a ragged batch differ in a bit, or another slot is touched."""
     mixer = Mixer(size, dtype, norms, biases=norms != "plain")
     assert_equals_one_by_one(mixer, size[0])
 
@@ -146,7 +146,7 @@ def test_refuses_what_does_not_fit():
 
 
 def test_parts_are_recorded_only_while_asked():
-    """Times that go on adding up after a measurement, or a part that is never counted."""
+    """Times that continue adding up after a measurement, or a part that is never counted."""
     mixer = Mixer(SIZES[0], torch.float32, "weighted", biases=True)
     fused = mixer.fused(*mixer.arena(1))
     x, batch = torch.randn(200, 36), ragged([200])

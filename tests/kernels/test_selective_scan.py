@@ -31,7 +31,7 @@ def test_decode_equals_prefill(dtype):
 
 @on_devices
 def test_same_slot_first_and_last():
-    """A state overwritten before all of it was read, when a sequence goes on in its own slot."""
+    """A state overwritten before all of it was read, when a sequence continues in its own slot."""
     for d in (24, 37):
         inputs = Scan.random(150, d, 23)
         arena = inputs.arena(3)

@@ -53,7 +53,7 @@ class Loaded:
         return {**self.arena.slots, **self.arena.pages}
 
     def batch(self, before: list[int], lengths: list[int]) -> Batch:
-        """Sequences that go on after so many tokens each, with a snapshot of the last one."""
+        """Sequences that continue after that number of tokens each, with a snapshot of the last one."""
         b, total = len(lengths), sum(lengths)
         initial = [i if context else -1 for i, context in enumerate(before)]
         keeps = [[]] * (b - 1) + [[(lengths[-1], b)]]
@@ -72,7 +72,7 @@ class Loaded:
         )
 
     def op_by_op(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """The pass as whoever observes the backend sees it."""
+        """The pass as an observer of the backend sees it."""
         seen = set()
 
         def around(name: str, op: Callable[..., object], *args: object, **kwargs: object) -> object:

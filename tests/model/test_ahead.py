@@ -68,7 +68,7 @@ def test_what_fails_fails_where_it_is_asked_for() -> None:
 
 
 def test_no_thread_is_left_or_waited_for() -> None:
-    """Catches threads that go on reading after a checkpoint was found to be damaged, and a process that cannot end
+    """Catches threads that continue reading after a checkpoint was found to be damaged, and a process that cannot end
     while a tensor is read."""
     go_on, before = threading.Event(), threading.active_count()
     ahead = things(2, 30, lambda name: name if go_on.wait(10) else "")

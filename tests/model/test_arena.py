@@ -65,7 +65,7 @@ def test_a_layer_sees_its_own_parts() -> None:
 
 @table("begin, end", [(0, 1), (0, 64), (0, 100), (63, 65), (64, 192), (70, 71), (5, 190)])
 def test_tokens_come_back_as_they_were_written(begin: int, end: int) -> None:
-    """Catches tokens from a wrong page or offset, and others that are overwritten, whatever place the axis has."""
+    """Catches tokens from a wrong page or offset, and others that are overwritten, with the axis in any place."""
     arena, pages = make_arena(), torch.tensor([3, 0, 2])
     before = {name: part.clone() for name, part in arena.pages.items()}
     gathered = arena.gather(pages, begin, end)

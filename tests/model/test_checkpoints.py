@@ -134,7 +134,7 @@ def test_a_missing_shard_is_named(tiny_checkpoint: Checkpoints, tmp_path: Path) 
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "jamba"])
 def test_each_tensor_must_be_there_in_its_shape(family: str, tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
-    """Fault: a missing tensor is taken as zeros or as whatever the memory holds, one of another shape as if it had the
+    """Fault: a missing tensor is taken as zeros or as what the memory holds, one of another shape as if it had the
     right one."""
     single = tiny_checkpoint(family)
     for number, (name, tensor) in enumerate(kinds_of(single).items()):
@@ -180,7 +180,7 @@ def test_tensors_that_are_not_those_of_the_config_are_refused(
     tmp_path: Path,
 ) -> None:  # fmt: skip
     """Fault: quantised weights without their scales are taken for the weights themselves; a layer that config.json does
-    not count, or a second embedding, is left out in silence, or only the first is told; config.json alone decides what
+    not count, or a second embedding, is left out in silence, or only the first is named; config.json alone decides what
     is allocated; a tensor without dimensions breaks the reader; nothing says which one to take for MLX's."""
     single = tiny_checkpoint(family)
     made = {name: one(weights_of(single)[name]) if callable(one) else one for name, one in changes.items()}

@@ -46,7 +46,7 @@ def of_values(family: str, key: str, values: list[Any], expected: str, **more: o
 
 @pytest.mark.slow
 @table("family, changes, sentence", [
-    # A negative, fractional or absurd size, a text, null or NaN goes on into products and loops; zero is divided by.
+    # A negative, fractional or absurd size, a text, null or NaN continues into products and loops; zero is divided by.
     *(row for family, keys in (("mamba", MAMBA_SIZES), ("falcon_mamba", MAMBA_SIZES[:1]), ("jamba", JAMBA_SIZES))
       for key in keys
       for row in of_values(family, key, NO_SIZES[key.endswith("offset"):], "an integer from [012] to [0-9]+$")),
@@ -84,7 +84,7 @@ def of_values(family: str, key: str, values: list[Any], expected: str, **more: o
 def test_a_value_that_cannot_be_used_is_refused(
     family: str, changes: dict[str, Any], sentence: str, tiny_checkpoint: Checkpoints, tmp_path: Path
 ) -> None:
-    """Fault: another model's config, or one that contradicts itself, goes on to the weights, loops and allocations.
+    """Fault: another model's config, or one that contradicts itself, continues to the weights, loops and allocations.
     What each family refuses is in tests/model/families.py."""
     folder = with_config(tiny_checkpoint(family), tmp_path / "m", **changes)
     tracemalloc.start()

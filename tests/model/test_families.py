@@ -97,7 +97,7 @@ def test_the_page_has_the_table_of_the_code() -> None:
 
 
 def test_the_table_says_what_a_device_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault: the page says of each device that it runs each family, whatever its backend has."""
+    """Fault: the page says of each device that it runs each family, also without a kernel for it."""
     kinds = {kind: form for kind, form in CudaBackend.kinds.items() if kind != "delta"}
     monkeypatch.setattr(CudaBackend, "kinds", kinds)
     rows = [row for row in models_table.lines() if "gated delta nets" in row]
@@ -124,7 +124,7 @@ def test_every_device_has_every_kind(family: str, tiny_checkpoint: Callable[...,
 
 @pytest.fixture
 def pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A family whose file lies in the folder, as far as anybody can see."""
+    """A family whose file lies in the folder, as far as the registry can see."""
     (tmp_path / "families").mkdir()
     (tmp_path / "families" / "pretend.py").write_text(PRETEND)
     monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path / "families")])

@@ -27,7 +27,7 @@ def batch(b: int, pages: int) -> Batch:
 
 
 def test_a_smaller_batch_leaves_nothing_of_the_larger_one() -> None:
-    """Catches sequences of an earlier pass that go on in the rows that fill a batch up, and write their states."""
+    """Catches sequences of an earlier pass that continue in the rows that fill a batch up, and write their states."""
     lists = _Lists(8, 16)
     lists.fill(batch(7, 9))
     lists.fill(batch(3, 2))

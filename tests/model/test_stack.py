@@ -1,4 +1,4 @@
-"""A whole pass in one call: the bits of its ops one by one, whatever the threads, and errors of that call alone."""
+"""A whole pass in one call: the bits of its ops one by one, with any threads, and errors of that call alone."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_a_call_for_all_mixers_stands_for_the_layers(
     tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Catches a device's call for all mixers that is not made, mixers that run twice, and a call that hides layers from
-    whoever observes the ops or is told of each layer."""
+    an observer of the ops or of each layer."""
     loaded, asked, moved = Loaded(tiny_checkpoint("mamba")), [], []
     model = loaded.model
     mixers = [entry.block.part for layer in model.layers for entry in layer]

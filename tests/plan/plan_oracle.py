@@ -40,7 +40,7 @@ def dataset(*prompts: Sequence[int], conversations: Sequence[int] | None = None)
 
 
 def numbers(count: int, seed: int) -> list[int]:
-    """So many random token ids."""
+    """`count` random token ids."""
     source = random.Random(seed)
     return [source.randrange(1, 1000) for _ in range(count)]
 
@@ -54,10 +54,10 @@ def random_dataset(seed: int) -> Dataset:
     def fresh(longest: int) -> Prompt:
         return tuple(source.randrange(vocabulary) for _ in range(source.randint(1, longest)))
 
-    stems = [fresh(20) for _ in range(source.randint(1, 3))]
+    prefixes = [fresh(20) for _ in range(source.randint(1, 3))]
     entries: list[tuple[Prompt, int]] = []
     for conversation in range(source.randint(1, 8)):
-        prompt = source.choice(stems) + fresh(6)
+        prompt = source.choice(prefixes) + fresh(6)
         for _ in range(source.randint(1, 5)):
             entries.append((prompt, conversation))
             kind = source.random()
@@ -74,7 +74,7 @@ def random_dataset(seed: int) -> Dataset:
 
 
 def within_vocabulary(data: Dataset, num_tokens: int, stretch: int = 1) -> Dataset:
-    """The same with ids from 1 that a model of so many tokens knows, each of them `stretch` times in a row."""
+    """The same with ids from 1 to `num_tokens` - 1, each of them `stretch` times in a row."""
     prompts = [
         tuple(1 + token % (num_tokens - 1) for token in prompt for _ in range(stretch)) for prompt in data.prompts
     ]

@@ -75,10 +75,10 @@ def test_the_least_valuable_goes_first(room: int) -> None:
 
 @pytest.mark.parametrize("room", [1, FIRST_ROWS - 1, FIRST_ROWS, FIRST_ROWS + 5, 4 * FIRST_ROWS])
 def test_many_live_snapshots(room: int) -> None:
-    """Catches a table of values that does not grow, or loses what is in it: equal stems go by their next use."""
+    """Catches a table of values that does not grow, or loses what is in it: equal prefixes go by their next use."""
     count = 4 * FIRST_ROWS + 1
-    stems = [(number, 1000) for number in range(count)]
-    data = dataset(*[(*stem, 1) for stem in stems], *[(*stem, 2) for stem in stems])
+    prefixes = [(number, 1000) for number in range(count)]
+    data = dataset(*[(*prefix, 1) for prefix in prefixes], *[(*prefix, 2) for prefix in prefixes])
     plan = make_plan(data, Planner(2, "file", STATE_ONLY, room * BYTES))
     assert [todo.resume_at for todo in plan.requests[count:]] == [2] * room + [0] * (count - room)
     assert plan.peak_live_snapshots == room

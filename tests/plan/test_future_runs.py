@@ -1,4 +1,4 @@
-"""What is kept for future runs, against its definition: the ends of conversations and the stems they
+"""What is kept for future runs, against its definition: the ends of conversations and the prefixes they
 share."""
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def nearest_above(prefix: Prompt, others: set[Prompt]) -> int:
 
 
 def test_for_later_the_stems_and_the_ends_are_kept(data: Dataset) -> None:
-    """Catches a conversation or a shared stem that the next run would not find, and a keeper that does not
+    """Catches a conversation or a shared prefix that the next run would not find, and a keeper that does not
     compute it."""
     for block_size in BLOCKS:
         plan = make_plan(data, Planner(block_size, later_budget_bytes=None, footprint=HYBRID))
@@ -94,10 +94,10 @@ def test_for_later_what_the_store_has_is_not_written_again() -> None:
 
 
 def test_for_later_the_stem_outlives_the_ends() -> None:
-    """Catches a budget spent on conversations' ends while the stem of all of them, which saves less once, is
+    """Catches a budget spent on conversations' ends while the prefix of all of them, which saves less once, is
     dropped."""
-    stem = list(range(20))
-    data = dataset(*[[*stem, *[1000 + i] * 61] for i in range(10)])
+    prefix = list(range(20))
+    data = dataset(*[[*prefix, *[1000 + i] * 61] for i in range(10)])
     plan = make_plan(data, Planner(10, later_budget_bytes=25, footprint=STATE_ONLY))
     assert sorted(len(prefix) for prefix in kept_for_later(data, plan)) == [20, 80]
 
@@ -119,8 +119,7 @@ def test_for_later_two_dropped_in_a_row_leave_all_tokens_to_the_next() -> None:
 
 
 def test_for_later_what_nobody_computes_is_not_promised() -> None:
-    """Catches a stem that all requests resume beyond, as the store has their ends: there is nobody to keep
-    it."""
+    """Catches a prefix that all requests resume beyond, as the store has their ends: no request keeps it."""
     data = dataset([*range(10), *[20] * 10], [*range(10), *[30] * 10])
     plan = make_plan(data, Planner(2, later_budget_bytes=None), {prompt[:18] for prompt in data.prompts})
     assert [todo.resume_at for todo in plan.requests] == [18, 18]

@@ -14,7 +14,7 @@ from apcbatch.plan.planner import Planner
 from tests.effort import table, tries
 from tests.plan.plan_oracle import Dataset, dataset, make_plan, numbers
 
-STEM, TRUNK, TAIL = numbers(1000, 1), numbers(2000, 2), numbers(400, 5)
+PREFIX, LONG, TAIL = numbers(1000, 1), numbers(2000, 2), numbers(400, 5)
 IMAGES = [token for image in range(1, 5) for token in [image] * 700]
 AGENT = IMAGES + numbers(3382 - len(IMAGES) - len(TAIL), 6) + TAIL
 NEXT = AGENT[:1700] + [AGENT[1700] % 999 + 1] + numbers(4584 - 1701 - len(TAIL), 7) + TAIL
@@ -23,9 +23,9 @@ NEXT = AGENT[:1700] + [AGENT[1700] % 999 + 1] + numbers(4584 - 1701 - len(TAIL),
 @table("prompts, resumed", [
     # the same prompt again: its last token is always computed, and no other
     *(([numbers(length, length)] * 3, [0, length - 1, length - 1]) for length in (1, 2, 15, 16, 17, 1000, 1024, 1025)),
-    # a stem that each follower finds; forks in the middle of a prompt; an agent whose prompts change in their middle
-    ([STEM + [1001 + i] + numbers(99, 10 + i) for i in range(5)], [0, 1000, 1000, 1000, 1000]),
-    ([TRUNK, *(TRUNK[:1500] + [1001 + i] + numbers(499, 20 + i) for i in range(4))], [0, 1500, 1500, 1500, 1500]),
+    # a prefix that each follower finds; forks in the middle of a prompt; an agent whose prompts change in their middle
+    ([PREFIX + [1001 + i] + numbers(99, 10 + i) for i in range(5)], [0, 1000, 1000, 1000, 1000]),
+    ([LONG, *(LONG[:1500] + [1001 + i] + numbers(499, 20 + i) for i in range(4))], [0, 1500, 1500, 1500, 1500]),
     ([AGENT, AGENT, NEXT, NEXT], [0, 3381, 1700, 4583]),
 ])  # fmt: skip
 def test_where_the_prompts_of_a_case_resume(prompts: list[list[int]], resumed: list[int]) -> None:

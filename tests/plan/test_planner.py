@@ -1,4 +1,4 @@
-"""The plan against brute force: what is covered, where requests resume, who keeps what for whom, and what it
+"""The plan against brute force: what is covered, where requests resume, which request keeps what for which, and what it
 weighs."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ORDERS = ["auto", "file"]
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_plan_reaches_what_keeping_everything_would(data: Dataset, order: str) -> None:
-    """Catches a token computed twice, whatever the grid for later runs, a snapshot kept that nobody reads, a wrong
+    """Catches a token computed twice under any grid for later runs, a snapshot kept without a reader, a wrong
     owner or number of readers."""
     plan = make_plan(data, Planner(random.choice(BLOCKS), order))
     expected, where = serve(data, plan.order, 1, "all"), data.where
@@ -106,11 +106,11 @@ def test_a_caterpillar_needs_two() -> None:
 
 
 def test_stems_go_last() -> None:
-    """Catches pure farthest-next-use: a stem that every request falls back to is worth more than any end of a
+    """Catches pure farthest-next-use: a prefix that every request falls back to is worth more than any end of a
     turn."""
-    stem = numbers(1000, 8)
+    prefix = numbers(1000, 8)
     turns = [list(accumulate([numbers(40, 100 * c + t) for t in range(5)])) for c in range(20)]
-    rounds = [stem + [c] + turns[c][t] for t in range(5) for c in range(20)]
+    rounds = [prefix + [c] + turns[c][t] for t in range(5) for c in range(20)]
     data = dataset(*rounds, conversations=[i % 20 for i in range(100)])
     for room in (1, 2, 4):
         plan = make_plan(data, Planner(10, "file", STATE_ONLY, 10 * room))
@@ -127,7 +127,7 @@ def test_what_is_dropped_leaves_the_one_above_it_on_the_same_edge() -> None:
 
 
 def test_bad_options_are_refused() -> None:
-    """Catches a planner that goes on with a grid of 0, an unknown order or snapshots without weight."""
+    """Catches a planner that continues with a grid of 0, an unknown order or snapshots without weight."""
     with pytest.raises(ValueError, match="block_size is 0"):
         Planner(0)
     with pytest.raises(ValueError, match="min_gain_tokens is 0"):

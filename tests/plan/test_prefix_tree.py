@@ -1,4 +1,4 @@
-"""The prefix tree holds every distinct token once, whatever the requests look like and however they come."""
+"""The prefix tree holds every distinct token once, for any requests in any order."""
 
 from __future__ import annotations
 

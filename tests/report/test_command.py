@@ -65,7 +65,7 @@ def test_it_says_where_the_page_is(out: Path, apcbatch: Command, tmp_path: Path)
     [("a.answers.jsonl", "a.answers.report.html"), ("b.jsonl.gz", "b.report.html"), ("c", "c.report.html")],
 )
 def test_the_page_is_named_after_out(name: str, report: str, out: Path, apcbatch: Command, tmp_path: Path) -> None:
-    """Fault: the page of one OUT replaces that of another, or lies where nobody looks."""
+    """Fault: the page of one OUT replaces that of another, or lies in another folder."""
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     (folder / name).write_bytes(gzip.compress(out.read_bytes()) if name.endswith("gz") else out.read_bytes())

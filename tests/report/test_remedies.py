@@ -22,8 +22,8 @@ def test_each_reason_has_one_sentence() -> None:
 
 
 def test_what_helps_is_not_what_was_done() -> None:
-    """Fault: a run with `--policy planned` is told to give it, or one that has none of its options known is told
-    nothing."""
+    """Fault: the advice after a run with `--policy planned` is to give it, or there is none after a run whose options
+    are not known."""
     assert DIVERGED.keys() == {*get_args(Policy)} - {"none"}
     for policy in get_args(Policy):
         text = remedy("diverged", policy)

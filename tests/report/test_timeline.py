@@ -15,7 +15,7 @@ Times = list[tuple[float | None, float]]
 
 
 def process(begin: float, seconds: float | None, spent: dict[str, Any] | None = None) -> Process:
-    """A process that took so many seconds, or was killed."""
+    """A process that took `seconds`, or was killed."""
     end = None if seconds is None else End(seconds, 0, {"seconds": spent})
     return Process("0", begin, "apcbatch", "in", [], "demo", "float32", "cpu", {}, None, end)
 
@@ -65,7 +65,7 @@ def test_each_process_has_its_own_requests() -> None:
     assert (max(resumed["running"]), resumed["failed"][-1]) == (2, 2)
     assert resumed["running"][0] == 0 and resumed["running"][-1] == 0
     dropped = timelines(requests_of(times), [process(150.0, 8.0, spent)], 50.0)
-    assert dropped == [resumed], "what an entry that is no longer there did is nobody's"
+    assert dropped == [resumed], "what an entry that is no longer there did belongs to none"
 
 
 def test_times_that_cannot_be_are_left_out() -> None:

@@ -1,4 +1,4 @@
-"""The prefix tree of a run's prompts: its sums are those of the requests, whatever is folded."""
+"""The prefix tree of a run's prompts: its sums are those of the requests, folded or not."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def drawn(draw: random.Random) -> Drawn:
     prompts: list[list[int]] = [[]]
     requests = []
     for _ in range(draw.randint(1, 40)):
-        stem = draw.choice(prompts)
-        prompt = stem[: draw.randint(0, len(stem))] + [draw.randrange(3) for _ in range(draw.randint(0, 9))] or [1]
+        prefix = draw.choice(prompts)
+        prompt = prefix[: draw.randint(0, len(prefix))] + [draw.randrange(3) for _ in range(draw.randint(0, 9))] or [1]
         prompts.append(prompt)
         cached = draw.randint(0, len(prompt) - 1)
         requests.append((prompt, cached, draw.choice(["memory", "disk"]) if cached else "none"))

@@ -34,7 +34,7 @@ class Dataset:
     def __init__(self, draw: np.random.Generator) -> None:
         self._draw = draw
         self._chats: list[Chat] = []
-        self._stems = [self._words(5, 70) for _ in range(2)]
+        self._prefixes = [self._words(5, 70) for _ in range(2)]
         self._ids = [int(i) for i in draw.integers(FIRST_PLAIN_ID, LAST_PLAIN_ID, 600)]
 
     def lines(self) -> list[str]:
@@ -53,11 +53,11 @@ class Dataset:
         return lines
 
     def _fresh(self) -> list[dict[str, Any]]:
-        """A conversation with a stem that others may have too."""
-        stem = self._stems[int(self._draw.integers(len(self._stems)))]
+        """A conversation with a prefix that others may have too."""
+        prefix = self._prefixes[int(self._draw.integers(len(self._prefixes)))]
         if self._chance(0.3):
-            stem = stem[: int(self._draw.integers(1, len(stem) + 1))]
-        chat: Chat = {"messages": [{"role": "system", "content": stem}]}
+            prefix = prefix[: int(self._draw.integers(1, len(prefix) + 1))]
+        chat: Chat = {"messages": [{"role": "system", "content": prefix}]}
         if self._chance(0.4):
             chat["tools"] = TOOLS[: int(self._draw.integers(1, 1 + len(TOOLS)))]
         for _ in range(int(self._draw.integers(1, 4))):

@@ -40,7 +40,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Kill:
-    """SIGKILL when this share of the lines that are left is written, and so many seconds later."""
+    """SIGKILL when this share of the lines that are left is written, and that number of seconds later."""
 
     share: float
     seconds: float
@@ -49,7 +49,7 @@ class Kill:
 @dataclass(frozen=True)
 class Way:
     """A run. torn: OUT is cut at `cut` of its bytes and resumed. killed: a process is killed at each of `kills`, and
-    each time the next part goes on. damage: a file of the store is spoilt before. holds_plan: pool and order hold the
+    each time the next part continues. damage: a file of the store is spoilt before. holds_plan: pool and order hold the
     plan, so that the same run without drafts has the same hits and misses."""
 
     parts: list[Part]

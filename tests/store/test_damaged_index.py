@@ -60,7 +60,7 @@ VALUES: dict[str, object] = {
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of two chains, of which nobody may change anything."""
+    """A store of two chains, that no call may change."""
     folder = tmp_path_factory.mktemp("sound") / "store"
     with Store.open(folder, LIMIT, warn=pytest.fail) as store:
         store.register(FINGERPRINT, "test model", LAYOUT)

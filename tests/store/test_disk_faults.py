@@ -109,8 +109,8 @@ def test_a_read_only_folder_is_read(folder: Path, warnings: list[str]) -> None:
 def test_an_index_on_a_read_only_medium_is_read(
     folder: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SQLite cannot read a write-ahead-log database where it may not make a file beside it, unless it is told
-    that nobody writes. (Permissions do not bind root, so the refusal is simulated.)"""
+    """SQLite cannot read a write-ahead-log database where it may not make a file beside it, unless the URI says
+    that nothing writes. (Permissions do not bind root, so the refusal is simulated.)"""
     with Store.open(folder, warn=warnings.append) as store:
         keys = put_chain(store, "a", 3)
 

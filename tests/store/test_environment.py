@@ -135,7 +135,7 @@ def test_folders_are_made_with_their_parents_or_not_at_all(tmp_path: Path) -> No
     [(0o600, 0o600, 0o700), (0o640, 0o640, 0o750), (0o660, 0o660, 0o770), (0o644, 0o644, 0o755), (0o777, 0o666, 0o777)],
 )
 def test_new_files_follow_the_mode_of_one(mode: int, of_files: int, of_folders: int, tmp_path: Path) -> None:
-    """Fault: whoever may read a store cannot search its new folders, or everybody can."""
+    """Fault: a user who may read a store cannot search its new folders, or every user can."""
     model = tmp_path / "model"
     model.write_bytes(b"")
     model.chmod(mode)

@@ -210,7 +210,7 @@ def test_opening_with_a_smaller_limit_evicts_nothing_until_something_is_stored(
 
 
 def test_no_more_is_dropped_than_there_was_at_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault: `prune` goes on for as long as another process adds snapshots."""
+    """Fault: `prune` continues for as long as another process adds snapshots."""
     dropped: list[int] = []
     monkeypatch.setattr(eviction, "drop", lambda entry, *_: dropped.append(entry))
     monkeypatch.setattr(eviction, "evict_one", lambda *_: dropped.append(0))

@@ -45,7 +45,7 @@ def test_a_kill_leaves_nothing_half_true(
     folder: Path, warnings: list[str], call: str, number: int, write_threads: int
 ) -> None:
     """Killed while writing, between writing and naming, between naming and the index, while
-    evicting, and at the end. What the next one sees is whole, what nobody can see takes no room, and the
+    evicting, and at the end. What the next one sees is whole, what cannot be found takes no room, and the
     limit still holds."""
     ended = subprocess.run(
         [sys.executable, "-c", KILLED, str(folder), call, str(number), str(write_threads)], timeout=60

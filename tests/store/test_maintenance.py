@@ -89,7 +89,7 @@ def test_a_read_only_check_changes_nothing(folder: Path, warnings: list[str]) ->
 
 
 def test_check_counts_the_stranded(store: Store, folder: Path) -> None:
-    """They are whole, so they are no fault; but nobody can use them before their parent is back."""
+    """They are whole, so they are no fault; but they are unusable before their parent is back."""
     keys = put_chain(store, "a", 6)
     store.flush()
     path_of(folder, keys[2]).unlink()
@@ -113,7 +113,7 @@ def test_prune_to_a_size_keeps_usable_chains(store: Store, folder: Path) -> None
 
 
 def test_prune_by_age_spares_the_ancestors_of_what_is_in_use(store: Store, folder: Path) -> None:
-    """An old stem with a young leaf is in use, although nobody consumed the stem itself."""
+    """An old prefix with a young leaf is in use, although no reader consumed the prefix itself."""
     old, mixed = put_chain(store, "old", 4), put_chain(store, "mixed", 4)
     store.flush()
     execute(folder, "UPDATE snapshots SET last_used = last_used - 1000 WHERE key != ?", mixed[3])

@@ -174,7 +174,7 @@ def test_a_folder_that_cannot_be_looked_into_costs_the_snapshots(folder: Path, w
 
 
 def test_sweeps_remove_only_the_names_that_a_session_writes(folder: Path, warnings: list[str]) -> None:
-    """Fault: whatever lay in tmp was removed, by its being there."""
+    """Fault: every file in tmp was removed."""
     Store.open(folder, warn=warnings.append).close()
     outside = folder.parent / "outside.txt"
     outside.write_text("mine")
@@ -291,7 +291,7 @@ def test_something_else_in_the_place_of_a_snapshot(folder: Path, warnings: list[
 def test_something_else_in_the_place_of_a_file_of_the_store(
     folder: Path, warnings: list[str], name: str, kind: str
 ) -> None:
-    """Fault: a pipe in the place of the index hangs the run; a link there is written through. The run goes on
+    """Fault: a pipe in the place of the index hangs the run; a link there is written through. The run continues
     with one line, and what is there stays."""
     with Store.open(folder, warn=warnings.append) as store:
         keys = put_chain(store, "a", 3)

@@ -12,7 +12,7 @@ from tests.store.conftest import FINGERPRINT, arrays_of, assert_is, object_files
 
 
 def work(folder: str, number: int, limit: int, failures: multiprocessing.Queue[str]) -> None:
-    """Write chains that others write too, and read what is there; report whatever is not as it should be."""
+    """Write chains that others write too, and read what is there; report what is not as it should be."""
     lines: list[str] = []
     wrong: list[str] = []
     with Store.open(folder, limit, warn=lines.append) as store:
@@ -23,7 +23,7 @@ def work(folder: str, number: int, limit: int, failures: multiprocessing.Queue[s
             for key in [*shared, *own]:
                 snapshot = store.get(key, FINGERPRINT)
                 if snapshot is None:
-                    continue  # evicted by somebody, which is allowed
+                    continue  # evicted by another process, which is allowed
                 try:
                     assert_is(snapshot, key)
                 except AssertionError as error:
@@ -41,7 +41,7 @@ def work(folder: str, number: int, limit: int, failures: multiprocessing.Queue[s
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", [1 << 30, 25_000], ids=["roomy", "tight"])
 def test_two_processes_write_and_read_one_store(folder: Path, warnings: list[str], limit: int) -> None:
-    """Both write the same keys at the same time, both evict in the tight case; nobody reads a wrong
+    """Both write the same keys at the same time, both evict in the tight case; no reader gets a wrong
     byte, loses a snapshot without need, or is warned of anything."""
     context = multiprocessing.get_context("spawn")
     failures = context.Queue()
@@ -62,7 +62,7 @@ def test_two_processes_write_and_read_one_store(folder: Path, warnings: list[str
 
 
 def test_one_handle_sees_what_another_has_stored(folder: Path, warnings: list[str]) -> None:
-    """Workers of one job share the stems of their prompts through the store."""
+    """Workers of one job share the prefixes of their prompts through the store."""
     with Store.open(folder, warn=warnings.append) as one, Store.open(folder, warn=warnings.append) as two:
         key = put(one, "a")
         assert two.present([key]) in (set(), {key})
@@ -76,7 +76,7 @@ def test_one_handle_sees_what_another_has_stored(folder: Path, warnings: list[st
 
 
 def test_the_leftovers_of_a_living_process_are_left_alone(folder: Path, warnings: list[str]) -> None:
-    """Opening cleans up after the dead; it must not take the file that somebody is about to rename."""
+    """Opening cleans up after the dead; it must not take the file that another process is about to rename."""
     with Store.open(folder, warn=warnings.append):
         [lock] = (folder / "tmp").glob("*.lock")
         mine = lock.with_name(f"{lock.stem}-5.tmp")

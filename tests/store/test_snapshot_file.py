@@ -201,7 +201,7 @@ def test_a_cut_or_a_flip_of_every_byte_is_refused() -> None:
 @settings(deadline=None)
 @given(st.binary(max_size=400))
 def test_noise_is_refused(data: bytes) -> None:
-    """The parser must stand alone: whoever can write a file can also compute its checksum."""
+    """The parser must stand alone: a program that can write a file can also compute its checksum."""
     for noise in (data, forged(b'{"__metadata__":{"checksum":"' + b"0" * 32 + b'"' + data)):
         with pytest.raises(BadSnapshot):
             read(noise)
@@ -324,7 +324,7 @@ def test_another_layout_is_refused(arrays: dict[str, tuple[int, ...]], layout: d
      (np.zeros(8, np.uint8)[::2], False), (np.zeros((2, 2), np.uint8).T, False), (None, False)],
 )  # fmt: skip
 def test_a_tensor_is_read_into_what_holds_its_bytes(given: np.ndarray | None, is_used: bool) -> None:
-    """Catches bytes that are written over others', or to a copy that nobody looks at."""
+    """Catches bytes that are written over others', or to a copy that is not read."""
     data = _bytes_of(given, 4)
     assert data.nbytes == 4 and data.dtype == np.uint8 and data.flags.c_contiguous
     assert (given is not None and np.shares_memory(data, given)) == is_used

@@ -77,7 +77,7 @@ def test_what_a_store_holds_is_nothing_where_that_cannot_be_read(store: Store, m
 
 
 def test_a_row_is_removed_once(store: Store, folder: Path) -> None:
-    """Catches a loop over the rows that goes on for ever, as nothing of what it finds can be removed."""
+    """Catches a loop over the rows that continues for ever, as nothing of what it finds can be removed."""
     [key] = put_chain(store, "a", 1)
     store.flush()
     with closing(Index(str(folder / INDEX_NAME))) as index:

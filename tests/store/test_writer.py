@@ -40,7 +40,7 @@ def test_close_drains_the_queue(folder: Path, warnings: list[str]) -> None:
 
 
 def test_close_without_draining_calls_everybody_back(folder: Path, warnings: list[str]) -> None:
-    """Ctrl-C twice: nobody waits for the disk, and no caller keeps memory for a call that never comes."""
+    """Ctrl-C twice: no thread waits for the disk, and no caller keeps memory for a call that never comes."""
     done: list[tuple[bytes, bool]] = []
     store = Store.open(folder, warn=warnings.append)
     keys = [key_of("a", i) for i in range(200)]
@@ -93,8 +93,8 @@ def test_a_snapshot_on_its_way_is_not_taken_twice(store: Store) -> None:
 
 
 def test_a_full_queue_refuses_and_counts(folder: Path, warnings: list[str]) -> None:
-    """A slow disk must never hold up the batch: put returns, the snapshot is skipped, the caller is told. Offered again
-    it waits for room, and counts as skipped no longer."""
+    """A slow disk must never hold up the batch: put returns, the snapshot is skipped, the caller learns it. Offered
+    again it waits for room, and counts as skipped no longer."""
     release = threading.Event()
     with Store.open(folder, warn=warnings.append, queue_snapshots=3) as store:
         first = key_of("first", 16)
@@ -224,8 +224,8 @@ def test_a_flush_waits_for_no_more_work(folder: Path, warnings: list[str], monke
 
 @pytest.mark.parametrize("write_threads", [1, 4])
 def test_arrays_are_fetched_when_they_are_written(write_threads: int, folder: Path, warnings: list[str]) -> None:
-    """Catches arrays that are fetched for a snapshot which is there already, on the caller's thread, or let go of
-    before the file is written; and a failure that costs more than its own snapshot."""
+    """Catches arrays that are fetched for a snapshot which is there already, on the caller's thread, or released before
+    the file is written; and a failure that costs more than its own snapshot."""
     keys = [key_of("a", i) for i in range(40)]
     fetched: list[tuple[bytes, str]] = []
 

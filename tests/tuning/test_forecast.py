@@ -39,7 +39,7 @@ def tables(data: Dataset, block_size: int = 8, **options: object) -> tuple[Forec
 def test_all_and_last_are_what_the_engine_does(data: Dataset, order: str) -> None:
     """Catches a table that is off by one token for one request, or counts a snapshot twice or not at all."""
     made, seen = tables(data, order=order)
-    work = range(len(data.prompts))  # whatever the order: a run without a plan takes the file's
+    work = range(len(data.prompts))  # in any order: a run without a plan takes the file's
     ideal = sum(ideals(data, work).values())
     for block_size, grid in made.grids.items():
         for policy in ("all", "last"):

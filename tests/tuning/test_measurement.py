@@ -151,9 +151,9 @@ def test_each_kind_is_done_as_often_and_with_prompts_of_its_own(monkeypatch: pyt
     assert max(map(max, fresh)) > 1 << 14
     continued = [request for request in requests if request.plan.resume_at and request.plan.resume_at > 600]
     assert len(continued) == 3 * 16
-    [stem] = {tuple(request.token_ids[: request.plan.resume_at]) for request in continued}
-    keeper = next(request for request in requests if tuple(request.token_ids) == stem)
-    assert keeper.plan.keep == (len(stem),) and keeper.plan.reads[0] > len(continued)
+    [prefix] = {tuple(request.token_ids[: request.plan.resume_at]) for request in continued}
+    keeper = next(request for request in requests if tuple(request.token_ids) == prefix)
+    assert keeper.plan.keep == (len(prefix),) and keeper.plan.reads[0] > len(continued)
     assert all(request.plan.ideal == request.plan.resume_at for request in requests)
     assert all(len(request.plan.reads) == len(request.plan.keep) for request in requests)
     assert sum(request.plan.keep_for_later == (1, 2, 3, 4) for request in requests) == 32, "one pass fills the pool"
@@ -172,7 +172,7 @@ def test_a_device_has_seen_the_size_of_a_pass_that_restores(monkeypatch: pytest.
 
 
 def test_little_time_and_a_short_context_are_kept_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches prompts beyond the model's context, and rounds that go on although the time is used up."""
+    """Catches prompts beyond the model's context, and rounds that continue although the time is used up."""
     engine = KnownEngine(False, context_length=300)
     measured(engine, monkeypatch)
     longest = max(len(request.token_ids) for requests in engine.passes for request in requests)
@@ -193,7 +193,7 @@ def test_a_request_that_fails_ends_the_measuring() -> None:
 
 
 def test_what_is_never_evicted_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches an endless loop where the pool holds whatever comes."""
+    """Catches an endless loop where the pool holds all that comes."""
     engine: Any = KnownEngine(True)
     engine.counters = SimpleNamespace(seconds=engine.counters.seconds, store_bytes_written=0, snapshots_evicted=0)
     run = engine.run

@@ -48,7 +48,7 @@ class Bench:
         done = subprocess.run(listed, cwd=root, capture_output=True, text=True, check=True)
         self.files = sorted(path for path in done.stdout.split("\0") if (root / path).is_file())
         code = [path for path in self.files if path.startswith("apcbatch/") and path.endswith(".py")]
-        self._sources = {path: (root / path).read_text(encoding="utf-8") for path in code}  # whatever is edited later
+        self._sources = {path: (root / path).read_text(encoding="utf-8") for path in code}  # before later edits
         self._trees = [work / f"tree{number}" for number in range(jobs)]
         compiled = [str(built.relative_to(root)) for built in root.glob("apcbatch/*.so")]
         for tree in self._trees:
@@ -79,7 +79,7 @@ class Bench:
             (tree / mutant.path).write_text(mutant.code(self._sources[mutant.path]), encoding="utf-8")
             return Run(tree, tests, known.seconds)
 
-        untested: list[Mutant] = []  # each is told in its turn, so that the first outcomes are a fair sample too
+        untested: list[Mutant] = []  # each is reported in its turn, so that the first outcomes are a fair sample too
 
         def tested() -> Iterator[tuple[Mutant, int, list[str]]]:
             for mutant in mutants:

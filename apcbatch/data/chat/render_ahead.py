@@ -2,7 +2,7 @@
 
 Without them a run's own thread spends 45 % of its time on waiting for the chat template, where prompts are short and a
 GPU or a cluster computes. Only the longest text of a conversation, the base of the others, is tokenised ahead.
-Invariants: texts and their order are those without threads; a thread goes on while less than
+Invariants: texts and their order are those without threads; a thread continues while less than
 MOST_HELD characters of its conversation have not been taken.
 """
 

@@ -19,7 +19,7 @@ from apcbatch.kernels.ragged import Ragged
 class StackSubBlock:
     """Sub-block that runs inside a FusedStack.
 
-    plan: the compiled module's sub-block (csrc/sub_block.h). It holds addresses of tensors, so whoever uses the plan
+    plan: the compiled module's sub-block (csrc/sub_block.h). It holds addresses of tensors, so the plan's user
     must keep this object alive. num_slots, num_pages: capacity of the state that it reads and writes; None for a kind
     without slots or pages. hidden: columns of the residual.
 
