@@ -42,7 +42,7 @@ from apcbatch.job.feed import Feeder
 from apcbatch.job.planning import work_source
 from apcbatch.job.previous_answers import PreviousAnswers
 from apcbatch.job.work import requests_of
-from apcbatch.model import causal_lm, pipeline
+from apcbatch.model import weights
 
 NUMBERS = itertools.count()
 NEW_TOKENS = (16, 128)
@@ -72,7 +72,7 @@ class Draws(make_shapes.Draws):
 class DrawnCheckpoint:
     """Stands in for apcbatch.model.weights.Checkpoint: tensors that are drawn where they go, by their names."""
 
-    def __init__(self, model_dir: Path, device: torch.device, device_of: Any = None) -> None:
+    def __init__(self, model_dir: Path, device: torch.device, device_of: Any = None, *_: object) -> None:
         self.model_dir, self._device_of = model_dir, device_of or (lambda name: device)
         config = json.loads((model_dir / "config.json").read_text())
         self._found: dict[str, Any] = dict(make_shapes.jamba_tensors(config, Draws(make_shapes.SEED)))
@@ -206,7 +206,7 @@ def whole(gpus: int, options: argparse.Namespace) -> tuple[dict[str, Any], list[
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         (folder / "config.json").write_text(json.dumps({**JAMBA_MINI, **make_shapes.SPECIAL, "dtype": "bfloat16"}))
-        causal_lm.Checkpoint = pipeline.Checkpoint = DrawnCheckpoint  # type: ignore[misc, assignment]
+        weights.Checkpoint = DrawnCheckpoint  # type: ignore[misc, assignment]
         devices = range(gpus)
         for device in devices:
             torch.cuda.reset_peak_memory_stats(device)

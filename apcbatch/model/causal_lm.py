@@ -31,7 +31,7 @@ def check_sizes(model_dir: Path, config: ModelConfig) -> None:
     """Check the sizes in config.json that determine states and logits against the weights' headers, before memory is
     allocated for them. Raises ModelError if they differ, or if a tensor's dtype is quantised or unknown."""
     family, h = family_of(config), config.hidden_size
-    with Checkpoint(model_dir, torch.device("cpu"), family=family) as checkpoint:
+    with family.checkpoint(model_dir, torch.device("cpu")) as checkpoint:
         checkpoint.check_dtypes()
         checkpoint.require(f"{family.embedding}.weight", (config.vocab_size, h))
         last = config.num_layers - 1
@@ -97,9 +97,7 @@ class CausalLM:
         shape = (config.vocab_size, config.hidden_size)
         layers = range(config.num_layers) if part is None else part.layers
         self.is_first, self.is_last = layers.start == 0, layers.stop == config.num_layers
-        with (
-            Checkpoint(model_dir, arena.device, family=family) if part is None else nullcontext(part.checkpoint)
-        ) as checkpoint:
+        with family.checkpoint(model_dir, arena.device) if part is None else nullcontext(part.checkpoint) as checkpoint:
             embedding = None if part is None else part.embedding
             if embedding is None:
                 embedding = checkpoint.take(f"{family.embedding}.weight", shape)

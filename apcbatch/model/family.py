@@ -7,9 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from apcbatch.model.hf_config import ConfigReader, ModelConfig
 from apcbatch.model.sub_blocks import SubBlock, SubBlockKind
+
+if TYPE_CHECKING:
+    import torch
+
+    from apcbatch.model.weights import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -18,10 +25,9 @@ class Family:
     read(reader, family): returns the ModelConfig of a config.json; family: model_type of this family.
 
     embedding, layers, final_norm, head: tensor names, without `.weight`. layer(config, i): the sub-blocks of layer i,
-    in order. former_names: older name of a tensor in some checkpoints -> its name here. prefixes: prefix of tensor
-    names in some checkpoints, such as multimodal ones -> the prefix here. ignored: prefixes of the names, as in the
-    files, of tensors that are not used. norm_offset: number added to the weights of the layers' norms and of the final
-    norm: 1 for a family whose norms multiply by 1 + w. rank: position in lists of families; ties are sorted by name.
+    in order. former_names, prefixes, ignored: see Checkpoint. norm_offset: number added to the weights of the layers'
+    norms and of the final norm: 1 for a family whose norms multiply by 1 + w. rank: position in lists of families; ties
+    are sorted by name.
     """
 
     model_type: str
@@ -47,3 +53,11 @@ class Family:
             for block in self.layer(config, i):
                 found.setdefault(block.kind, f"{self.layers}.{i}.{block.name}")
         return found
+
+    def checkpoint(
+        self, folder: Path, device: torch.device, device_of: Callable[[str], torch.device] | None = None
+    ) -> Checkpoint:
+        """Open a checkpoint of the family."""
+        from apcbatch.model.weights import Checkpoint
+
+        return Checkpoint(folder, device, device_of, self.former_names, self.prefixes, self.ignored)

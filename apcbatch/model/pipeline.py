@@ -25,7 +25,6 @@ from apcbatch.model.graphs import GraphedLM
 from apcbatch.model.hf_config import ModelConfig
 from apcbatch.model.peer_transfer import Hop, Sent
 from apcbatch.model.pipeline_arena import SpreadArena
-from apcbatch.model.weights import Checkpoint
 
 
 def stage_layers(folder: Path, config: ModelConfig, count: int) -> list[range]:
@@ -36,7 +35,7 @@ def stage_layers(folder: Path, config: ModelConfig, count: int) -> list[range]:
         raise UsageError(f"--gpus {count}: the model has {layers} layers; give as many GPUs at most")
     if count == 1:
         return [range(layers)]
-    with Checkpoint(folder, torch.device("cpu"), family=family) as checkpoint:
+    with family.checkpoint(folder, torch.device("cpu")) as checkpoint:
         sizes = checkpoint.sizes()
     weights = [0] * layers
     for name, size in sizes.items():
@@ -97,7 +96,7 @@ def load_stages(
         return next((device for device in found if device is not None), devices[-1])
 
     stages: list[CausalLM] = []
-    with Checkpoint(folder, devices[0], device_of, family) as checkpoint:
+    with family.checkpoint(folder, devices[0], device_of) as checkpoint:
         for states, part, backend in zip(arena.stages, layers, backends, strict=True):
             embedding = stages[-1].taken_embedding if stages else None
             stages.append(CausalLM(folder, config, dtype, states, backend, Part(checkpoint, part, embedding)))

@@ -1,6 +1,6 @@
 """Load the tensors of a checkpoint, by the names of its family, onto their devices.
 
-Invariants: every tensor that the family does not ignore is taken exactly once, and its shape is checked; a missing,
+Invariants: every tensor that is not ignored is taken exactly once, and its shape is checked; a missing,
 surplus or mis-shaped tensor is an error that names the tensor and its file. The digest is of the bytes that were read
 into the tensors' memory, which are read once.
 """
@@ -22,7 +22,6 @@ import torch
 import xxhash
 
 from apcbatch.errors import ModelError
-from apcbatch.model.family import Family
 from apcbatch.model.host_copies import finite_rows
 from apcbatch.model.prefetch import Ahead
 from apcbatch.model.quantization import FLOATING, check_floating
@@ -78,8 +77,10 @@ class Buffers:
 class Checkpoint:
     """Tensors of one model folder by name, each loaded onto one device, and the digest of all tensors taken.
 
-    device_of: tensor name -> device, for a model on several devices; None: `device` for all. family: has the tensors'
-    other names in files, which do not change the digest, and the tensors to ignore. Errors use the names in the files.
+    device_of: tensor name -> device, for a model on several devices; None: `device` for all. former_names: older name
+    of a tensor in some files -> its name here. prefixes: prefix of tensor names in some files, such as multimodal ones
+    -> the prefix here. Neither changes the digest. ignored: prefixes of the names, as in the files, of tensors that are
+    not used. Errors use the names in the files.
     """
 
     def __init__(
@@ -87,18 +88,19 @@ class Checkpoint:
         model_dir: Path,
         device: torch.device,
         device_of: Callable[[str], torch.device] | None = None,
-        family: Family | None = None,
+        former_names: Mapping[str, str] = {},
+        prefixes: Mapping[str, str] = {},
+        ignored: tuple[str, ...] = (),
     ) -> None:
         self._device, self._device_of = device, device_of or (lambda name: device)
         self.model_dir = model_dir
         self._files = WeightFiles(model_dir)
         self._buffers = Buffers()
-        self._stored = dict(self._files.tensors)  # by the names here
+        tensors = self._files.tensors.items()
+        self._stored = {name: one for name, one in tensors if not name.startswith(ignored)}  # by the names here
         self._stored_names: dict[str, str] = {}  # name here -> name in the file
         self._prefix = ("", "")  # beginning of names here, and in the files
-        if family is not None:
-            self._stored = {name: one for name, one in self._stored.items() if not name.startswith(family.ignored)}
-            self._rename(family)
+        self._rename(former_names, prefixes)
         self._digests: dict[str, bytes] = {}
         self._ahead: Ahead[tuple[torch.Tensor, bytes]] | None = None  # made when the first tensor is taken
 
@@ -197,14 +199,13 @@ class Checkpoint:
             digest.update(self._digests[name])
         return digest.digest()
 
-    def _rename(self, family: Family) -> None:
-        """Rename tensors that have older names or another prefix in the files to the family's names."""
-        renamed = {theirs: ours for theirs, ours in family.former_names.items() if theirs in self._stored}
-        for theirs, ours in family.prefixes.items():
-            embedding = f"{family.embedding}.weight"
-            if embedding not in self._stored and theirs + embedding.removeprefix(ours) in self._stored:
+    def _rename(self, former_names: Mapping[str, str], prefixes: Mapping[str, str]) -> None:
+        """Rename tensors that have older names or another prefix in the files."""
+        renamed = {theirs: ours for theirs, ours in former_names.items() if theirs in self._stored}
+        for theirs, ours in prefixes.items():
+            names = [name for name in self._stored if name.startswith(theirs)]
+            if names:
                 self._prefix = ours, theirs
-                names = [name for name in self._stored if name.startswith(theirs)]
                 renamed.update((name, ours + name.removeprefix(theirs)) for name in names)
         for theirs, ours in renamed.items():
             if ours not in self._stored:

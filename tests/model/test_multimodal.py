@@ -59,6 +59,7 @@ def test_errors_name_tensors_as_the_files_do(tiny_checkpoint: Checkpoints, tmp_p
     for number, (tensor, changed, expected) in enumerate([
         (name, REMOVED, "is missing; expected one of shape"),
         (name, torch.zeros(3, 3), r"has shape \[3, 3\]; expected"),
+        ("model.language_model.embed_tokens.weight", REMOVED, "is missing; expected one of shape"),
         ("model.language_model.extra", torch.zeros(3), "is not part of this architecture"),
     ]):  # fmt: skip
         refused(with_weights(folder, tmp_path / str(number), {tensor: changed}), f"tensor '?{tensor}'? {expected}")

@@ -294,12 +294,12 @@ def test_each_tensor_and_each_kernel_is_on_the_device_of_its_stage(
         given.extend(arguments)
         raise InterruptedError
 
-    monkeypatch.setattr("apcbatch.model.pipeline.Checkpoint", checkpoint)
+    monkeypatch.setattr("apcbatch.model.weights.Checkpoint", checkpoint)
     backends: Any = [SimpleNamespace(numerics=lambda *_: "same")] * 2
     arena: Any = SimpleNamespace(stages=[SimpleNamespace(device=device) for device in gpus])
     with pytest.raises(InterruptedError):
         load_stages(folder, load_model_config(folder), torch.float32, arena, [range(1), range(1, 11)], backends)
-    _, first, device_of, _ = given
+    _, first, device_of, *_ = given
     names = ["embeddings.weight", "layers.0.mixer.D", "layers.1.mixer.D", "layers.10.norm.weight", "norm_f.weight"]
     assert first == gpus[0] and [device_of(f"backbone.{name}").index for name in names] == [0, 0, 1, 1, 1]
     assert device_of("lm_head.weight") == gpus[1]
