@@ -32,10 +32,12 @@ import torch
 from growing import growing
 
 from apcbatch import Engine, Request, __version__
-from apcbatch.model.attention import ATTENTION
-from apcbatch.model.families import family_of, load_model_config, state_layout
+from apcbatch.model.attention import Attention
+from apcbatch.model.families import load_model_config, state_layout
+from apcbatch.model.feed_forward import Mixture, Mlp
 from apcbatch.model.hf_config import ModelConfig
-from apcbatch.model.mamba import MAMBA
+from apcbatch.model.mamba import Mamba
+from apcbatch.model.sub_blocks import SubBlockKind
 from apcbatch.plan.footprint import Footprint
 from apcbatch.resolution import load
 from apcbatch.tuning.measurement import measure
@@ -120,40 +122,48 @@ def snapshot_costs(folder: Path, dtype: str) -> dict[str, Any]:
     }
 
 
+def kinds(config: ModelConfig) -> Counter[SubBlockKind]:
+    """The kinds of sub-blocks, and how many layers have each."""
+    return Counter(block.kind for layer in range(config.num_layers) for block in config.layer(layer))
+
+
 def products(config: ModelConfig, tokens: int) -> Iterator[tuple[int, int, int, int]]:
     """(how many, rows, inputs, outputs) of the products of all layers; experts share their tokens evenly."""
-    h, d, n, r = config.hidden_size, config.d_inner, config.d_state, config.dt_rank
-    family = family_of(config)
-    blocks = Counter(one.kind for layer in range(config.num_layers) for one in family.layer(config, layer))
-    for inputs, outputs in ((h, 2 * d), (d, r + 2 * n), (r, d), (d, h)):
-        yield blocks[MAMBA], tokens, inputs, outputs
-    heads, kv = (count * config.head_dim for count in (config.num_attention_heads, config.num_key_value_heads))
-    for inputs, outputs in ((h, heads), (h, kv), (h, kv), (heads, h)):
-        yield blocks[ATTENTION], tokens, inputs, outputs
-    experts = max(1, config.num_experts)
-    shared = -(-tokens * config.num_experts_per_tok // experts)
-    for name, count, rows in (("mlp", 1, tokens), ("moe", experts, shared)):
-        for inputs, outputs in ((h, 2 * config.intermediate_size), (config.intermediate_size, h)):
-            yield count * config.feed_forwards.count(name), rows, inputs, outputs
+    h = config.hidden_size
+    for kind, count in kinds(config).items():
+        rows = tokens
+        if isinstance(kind, Mamba):
+            d, n, r = kind.d_inner, kind.d_state, kind.dt_rank
+            shapes = (h, 2 * d), (d, r + 2 * n), (r, d), (d, h)
+        elif isinstance(kind, Attention):
+            heads, kv = kind.heads * kind.head_dim, kind.kv_heads * kind.head_dim
+            shapes = (h, heads), (h, kv), (h, kv), (heads, h)
+        elif isinstance(kind, Mixture):
+            count, rows = count * kind.experts, -(-tokens * kind.per_token // kind.experts)
+            shapes = (h, 2 * kind.expert.columns), (kind.expert.columns, h)
+        else:
+            assert isinstance(kind, Mlp)
+            shapes = (h, 2 * kind.columns), (kind.columns, h)
+        for inputs, outputs in shapes:
+            yield count, rows, inputs, outputs
 
 
 def products_seconds(config: ModelConfig, tokens: int, dtype: torch.dtype) -> float:
     """The products of all layers for a number of tokens, alone."""
     total = 0.0
     for count, rows, inputs, outputs in products(config, tokens):
-        if count:
-            x = torch.randn(rows, inputs, device="cuda").to(dtype)
-            weight = torch.randn(outputs, inputs, device="cuda").to(dtype)
-            total += count * device_seconds(lambda x=x, weight=weight: torch.mm(x, weight.t()))
+        x = torch.randn(rows, inputs, device="cuda").to(dtype)
+        weight = torch.randn(outputs, inputs, device="cuda").to(dtype)
+        total += count * device_seconds(lambda x=x, weight=weight: torch.mm(x, weight.t()))
     return total
 
 
 def bytes_a_step(config: ModelConfig, dtype: torch.dtype) -> int:
     """Bytes of the weights that a decode step of one sequence reads: its experts' and the head's, no embedding."""
-    experts = config.num_experts_per_tok / max(1, config.num_experts)
-    h, f = config.hidden_size, config.intermediate_size
+    h = config.hidden_size
     weights = sum(count * inputs * outputs for count, _, inputs, outputs in products(config, 1))
-    idle = config.feed_forwards.count("moe") * config.num_experts * 3 * h * f * (1 - experts)
+    mixtures = [(kind, count) for kind, count in kinds(config).items() if isinstance(kind, Mixture)]
+    idle = sum(count * (kind.experts - kind.per_token) * 3 * h * kind.expert.columns for kind, count in mixtures)
     return int((weights - idle + config.vocab_size * h) * dtype.itemsize)
 
 

@@ -18,9 +18,12 @@ from apcbatch.data.output.tool_parsers import tool_parsers
 from apcbatch.kernels.backend import NOT_FUSED, KindOnDevice
 from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.cuda.backend import CudaBackend
+from apcbatch.model.attention import Attention
 from apcbatch.model.families import families, state_layout
 from apcbatch.model.family import Family
+from apcbatch.model.feed_forward import Mlp
 from apcbatch.model.hf_config import ConfigReader, ModelConfig
+from apcbatch.model.sub_blocks import SubBlockKind
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "models.md"
 BEGIN, END = "<!-- families: begin -->\n", "<!-- families: end -->\n"
@@ -29,19 +32,9 @@ DEVICES = {"CPU": CpuBackend, "CUDA": CudaBackend}
 WORDS = {
     "mamba": "Mamba-1",
     "mamba2": "Mamba-2",
-    "normless_mamba2": "Mamba-2 beside attention",
     "delta": "gated delta nets",
     "short_conv": "gated short convolutions",
-    "attention": "attention without positions",
-    "gated_attention": "gated attention with rotary positions",
-    "rotary_attention": "attention with rotary positions",
-    "mlp": "MLP",
-    "relu2_mlp": "MLP of squared ReLU",
     "mixture": "mixture of experts",
-    "normalised_mixture": "mixture of experts",
-    "sigmoid_mixture": "mixture of experts",
-    "relu2_mixture": "mixture of experts",
-    "shared_expert": "shared expert",
 }
 
 
@@ -203,10 +196,10 @@ def lines() -> Iterator[str]:
     for family in families():
         released = RELEASED[family.model_type]
         configs = {name: config_of(family, values) for name, values in released.shapes.items()}
-        kinds = dict.fromkeys(kind.name for config in configs.values() for kind in family.kinds(config))
+        kinds = [kind for config in configs.values() for kind in family.kinds(config)]
         cells = [
             ", ".join(f"`{name}`" for name in family.architectures),
-            ", ".join(dict.fromkeys(WORDS[kind] for kind in kinds)),
+            ", ".join(dict.fromkeys(map(words, kinds))),
             released.text,
             *(on_device(kinds, backend.kinds) for backend in DEVICES.values()),
             ", ".join(f"{name} {size(config)}" for name, config in configs.items()),
@@ -220,9 +213,19 @@ def config_of(family: Family, values: Mapping[str, Any]) -> ModelConfig:
     return family.read(ConfigReader(Path("config.json"), dict(values)), family.model_type)
 
 
-def on_device(kinds: Iterable[str], fused: Mapping[str, KindOnDevice]) -> str:
+def words(kind: SubBlockKind) -> str:
+    """What the page calls a kind of sub-block."""
+    if isinstance(kind, Attention):
+        positions = "without positions" if kind.rotary is None else "with rotary positions"
+        return f"{'gated ' * kind.is_gated}attention {positions}"
+    if isinstance(kind, Mlp):
+        return "shared expert" if kind.token_gate else "MLP" if kind.is_gated else "MLP of squared ReLU"
+    return WORDS[kind.name]
+
+
+def on_device(kinds: Iterable[SubBlockKind], fused: Mapping[str, KindOnDevice]) -> str:
     """Whether a device runs these kinds of sub-blocks, and which of them op by op."""
-    slow = [WORDS[kind] for kind in kinds if fused.get(kind, NOT_FUSED).make is None]
+    slow = dict.fromkeys(words(kind) for kind in kinds if fused.get(kind.name, NOT_FUSED).make is None)
     return f"yes; op by op: {', '.join(slow)}" if slow else "yes"
 
 

@@ -23,6 +23,7 @@ from apcbatch.draft_sources import draft_sources
 from apcbatch.errors import ModelError, UsageError
 from apcbatch.layout import DTYPE_BYTES, PAGE_TOKENS, StateLayout
 from apcbatch.model.families import family_of
+from apcbatch.model.feed_forward import Mixture
 from apcbatch.model.hf_config import ModelConfig
 from apcbatch.model.quantization import FLOATING
 from apcbatch.model.weight_files import WeightFiles
@@ -305,6 +306,7 @@ def checkpoint_sizes(folder: Path, config: ModelConfig) -> CheckpointSizes | Non
     """Read the sizes of a checkpoint. A tied head does not count. Return None if its files of weights are not there, or
     one cannot be read."""
     family = family_of(config)
+    per_token = max((kind.per_token for kind in family.kinds(config) if isinstance(kind, Mixture)), default=0)
     weights, widths, outside = Counter[str](), Counter[str](), 0
     inputs, counts = set[tuple[str, int]](), Counter[str]()
     try:
@@ -320,11 +322,11 @@ def checkpoint_sizes(folder: Path, config: ModelConfig) -> CheckpointSizes | Non
                 outside = max(outside, 0 if block else count)
                 part = f"{block}{re.sub('[0-9]+', '', part)}"  # the same for all experts
                 counts[part] += 1
-                if len(tensor.shape) < 2 or counts[part] > max(1, config.num_experts_per_tok):
+                if len(tensor.shape) < 2 or counts[part] > max(1, per_token):
                     continue
                 *stacked, rows, columns = tensor.shape
                 is_experts = len(stacked) > 0 and rows > 1  # else taps: (channels, 1, taps)
-                widths[block] += rows * config.num_experts_per_tok if is_experts else math.prod((*stacked, rows))
+                widths[block] += rows * per_token if is_experts else math.prod((*stacked, rows))
                 if (block, columns) not in inputs:
                     inputs.add((block, columns))
                     widths[block] += columns

@@ -10,11 +10,10 @@ keys. Gated: rotary with norms and an output gate (Qiu et al., "Gated Attention 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any
 
 from apcbatch.layout import KV, StatePart
-from apcbatch.model.hf_config import ModelConfig
+from apcbatch.model.rotary import Rotary
 from apcbatch.model.sub_blocks import SubBlockKind
 
 if TYPE_CHECKING:
@@ -27,27 +26,41 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class AttentionForm:
-    """Optional parts of an attention mixer. is_rotary: queries and keys get rotary position embeddings; the config must
-    be a RotaryConfig. norms: names of the weights of RMS norms, which queries and keys get before the embeddings; None:
-    no norms. norm_offset: number added to these weights. is_gated: the mixer has an output gate; in q_proj, each head's
-    gate rows follow its query rows. output: name of the last projection."""
+class Attention(SubBlockKind):
+    """heads of the queries, kv_heads of keys and values, of head_dim columns each. scale: factor of the scores q k^T;
+    None for head_dim^-0.5. rotary: rotary position embedding of queries and keys; None: none. norms: names of the
+    weights of RMS norms, which queries and keys get before the embedding; None: no norms. norm_offset: number added to
+    these weights. is_gated: whether there is an output gate; in q_proj, each head's gate rows follow its query rows.
+    output: name of the last projection."""
 
-    is_rotary: bool = False
+    name = "attention"
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rotary: Rotary | None = None
+    scale: float | None = None
     norms: tuple[str, str] | None = None
     norm_offset: float = 0.0
     is_gated: bool = False
     output: str = "o_proj"
 
+    def load(self, source: TensorSource, norm: PreNorm, state: StateTensors) -> AttentionMixer:
+        return AttentionMixer(self, source, norm, state)
 
-class RotaryConfig(Protocol):
-    """Fields of a ModelConfig with rotary position embedding. rotary_dim: number of columns of a head that are rotated,
-    counted from the first."""
+    def state(self, layer: int, dtype: str) -> tuple[StatePart, ...]:
+        return (KV.part(layer, (2, None, self.kv_heads, self.head_dim), dtype),)
+
+    def sizes(self, hidden: int) -> dict[str, tuple[int, ...]]:
+        return {"k_proj.weight": (self.kv_heads * self.head_dim, hidden)}
 
     @property
-    def rotary_dim(self) -> int: ...
-    @property
-    def rope_theta(self) -> float: ...
+    def fields(self) -> dict[str, Any]:
+        return {
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            **({} if self.rotary is None else {"rotary_dim": self.rotary.dim, "rope_theta": self.rotary.theta}),
+        }
 
 
 class AttentionMixer:
@@ -55,32 +68,19 @@ class AttentionMixer:
     output (t, h) as the residual's delta; it runs op by op. part: its fused form inside a stack; None if the backend
     has none."""
 
-    def __init__(
-        self,
-        kind: str,
-        form: AttentionForm,
-        config: ModelConfig,
-        source: TensorSource,
-        norm: PreNorm,
-        state: StateTensors,
-    ) -> None:
+    def __init__(self, kind: Attention, source: TensorSource, norm: PreNorm, state: StateTensors) -> None:
         from apcbatch.kernels.layer import AttentionWeights
 
-        self._backend, self.norm, self.dtype = source.backend, norm, source.dtype
-        self.heads, self.kv_heads, self.head_dim = (
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            config.head_dim,
-        )
-        self.qkv_proj = source.pack_parts(**_qkv(form, config, source))
-        self.o_proj = source.packed_output(form.output, config.hidden_size, self.heads * self.head_dim)
+        self._backend, self.norm, self.dtype, h = source.backend, norm, source.dtype, len(norm.weight)
+        self.heads, self.kv_heads, self.head_dim = kind.heads, kind.kv_heads, kind.head_dim
+        self.qkv_proj = source.pack_parts(**_qkv(kind, source, h))
+        self.o_proj = source.packed_output(kind.output, h, self.heads * self.head_dim)
         self.k_cache, self.v_cache = state[KV.name]  # (pages, page_tokens, kv heads, head_dim)
-        scale = config.multipliers.attention
-        self.scale = self.head_dim**-0.5 if scale is None else scale
-        self.norms = _norms(form, config, source, self.k_cache.device) if form.is_rotary else None
-        self.is_gated = form.is_gated
+        self.scale = self.head_dim**-0.5 if kind.scale is None else kind.scale
+        self.norms = _norms(kind, kind.rotary, source, norm) if kind.rotary is not None else None
+        self.is_gated = kind.is_gated
         weights = AttentionWeights(self.qkv_proj, self.o_proj, self.heads, self.scale, self.norms, self.is_gated)
-        self.part = source.backend.sub_block(kind, norm, weights, self.k_cache, self.v_cache)
+        self.part = source.backend.sub_block(kind.name, norm, weights, self.k_cache, self.v_cache)
 
     def __call__(self, residual: Residual, batch: Batch) -> None:
         ops = self._backend
@@ -110,13 +110,12 @@ class AttentionMixer:
         residual.leave(left)
 
 
-def _qkv(form: AttentionForm, config: ModelConfig, source: TensorSource) -> dict[str, torch.Tensor]:
+def _qkv(kind: Attention, source: TensorSource, h: int) -> dict[str, torch.Tensor]:
     """Return the weights (rows, h) of all queries, keys and values, in this order, and then those of the gates if the
-    form is gated."""
-    h, heads, head_dim = config.hidden_size, config.num_attention_heads, config.head_dim
-    kv = config.num_key_value_heads * head_dim
+    mixer is gated."""
+    heads, head_dim, kv = kind.heads, kind.head_dim, kind.kv_heads * kind.head_dim
     gates = {}
-    if form.is_gated:
+    if kind.is_gated:
         both = source.take("q_proj.weight", (2 * heads * head_dim, h)).view(heads, 2, head_dim, h)
         q_weight, gate_weight = both[:, 0].reshape(-1, h), both[:, 1].reshape(-1, h)  # (heads * head_dim, h) each
         gates = {"gates": gate_weight}
@@ -126,30 +125,10 @@ def _qkv(form: AttentionForm, config: ModelConfig, source: TensorSource) -> dict
     return {"q": q_weight, "k": k_weight, "v": v_weight, **gates}
 
 
-def _norms(form: AttentionForm, config: ModelConfig, source: TensorSource, device: torch.device) -> QueryKeyNorms:
+def _norms(kind: Attention, rotary: Rotary, source: TensorSource, norm: PreNorm) -> QueryKeyNorms:
     from apcbatch.kernels.layer import QueryKeyNorms, rotary_steps
 
-    rotary, q, k = cast(RotaryConfig, config), None, None
-    if form.norms is not None:
-        q, k = (form.norm_offset + source.vector(f"{name}.weight", config.head_dim) for name in form.norms)
-    return QueryKeyNorms(q, k, config.norm_eps, rotary_steps(rotary.rotary_dim, rotary.rope_theta).to(device))
-
-
-def _state(config: ModelConfig, layer: int, dtype: str) -> tuple[StatePart, ...]:
-    return (KV.part(layer, (2, None, config.num_key_value_heads, config.head_dim), dtype),)
-
-
-def _sizes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    return {"k_proj.weight": (config.num_key_value_heads * config.head_dim, config.hidden_size)}
-
-
-def attention(name: str, form: AttentionForm) -> SubBlockKind:
-    """Return the SubBlockKind of attention mixers of one form. name: the backends' name for it."""
-    return SubBlockKind(name, partial(AttentionMixer, name, form), _state, _sizes)
-
-
-ATTENTION = attention("attention", AttentionForm())
-ROTARY_ATTENTION = attention("rotary_attention", AttentionForm(is_rotary=True))
-GATED_ATTENTION = attention(
-    "gated_attention", AttentionForm(is_rotary=True, norms=("q_norm", "k_norm"), norm_offset=1.0, is_gated=True)
-)
+    q, k = None, None
+    if kind.norms is not None:
+        q, k = (kind.norm_offset + source.vector(f"{name}.weight", kind.head_dim) for name in kind.norms)
+    return QueryKeyNorms(q, k, norm.eps, rotary_steps(rotary.dim, rotary.theta).to(norm.weight.device))

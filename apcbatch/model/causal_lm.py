@@ -35,9 +35,9 @@ def check_sizes(model_dir: Path, config: ModelConfig) -> None:
         checkpoint.check_dtypes()
         checkpoint.require(f"{family.embedding}.weight", (config.vocab_size, h))
         last = config.num_layers - 1
-        checkpoint.require(f"{family.layers}.{last}.{family.layer(config, last)[0].norm}.weight", (h,))
+        checkpoint.require(f"{family.layers}.{last}.{config.layer(last)[0].norm}.weight", (h,))
         for kind, prefix in family.kinds(config).items():
-            for tensor, shape in kind.sizes(config).items():
+            for tensor, shape in kind.sizes(h).items():
                 checkpoint.require(f"{prefix}.{tensor}", shape)
 
 
@@ -132,11 +132,11 @@ class CausalLM:
         source = TensorSource(checkpoint, prefix, self.dtype, self.backend, factors.residual, factors.parts)
         entries: list[_Entry] = []
         norm_name = ""
-        for block in self._family.layer(self.config, i):
+        for block in self.config.layer(i):
             is_beside = block.norm == norm_name
             if not is_beside:
                 norm_name, norm = block.norm, self._norm(checkpoint, f"{prefix}.{block.norm}.weight")
-            entries.append(_Entry(block.kind.load(self.config, source.below(block.name), norm, state), is_beside))
+            entries.append(_Entry(block.kind.load(source.below(block.name), norm, state), is_beside))
         return entries
 
     def _norm(self, checkpoint: Checkpoint, name: str) -> PreNorm:

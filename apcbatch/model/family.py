@@ -1,4 +1,4 @@
-"""A family of models: how to read its config.json, its tensor names, and the sub-blocks of its layers.
+"""A family of models: how to read its config.json, with the sub-blocks of its layers, and its tensor names.
 
 Each module of `families/` defines one. Importing these modules does not load torch.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from apcbatch.model.hf_config import ConfigReader, ModelConfig
-from apcbatch.model.sub_blocks import SubBlock, SubBlockKind
+from apcbatch.model.sub_blocks import SubBlockKind
 
 if TYPE_CHECKING:
     import torch
@@ -24,10 +24,9 @@ class Family:
     """Family of models. model_type: its name. architectures, model_types: its names in config.json, besides model_type.
     read(reader, family): returns the ModelConfig of a config.json; family: model_type of this family.
 
-    embedding, layers, final_norm, head: tensor names, without `.weight`. layer(config, i): the sub-blocks of layer i,
-    in order. former_names, prefixes, ignored: see Checkpoint. norm_offset: number added to the weights of the layers'
-    norms and of the final norm: 1 for a family whose norms multiply by 1 + w. rank: position in lists of families; ties
-    are sorted by name.
+    embedding, layers, final_norm, head: tensor names, without `.weight`. former_names, prefixes, ignored: see
+    Checkpoint. norm_offset: number added to the weights of the layers' norms and of the final norm: 1 for a family
+    whose norms multiply by 1 + w. rank: position in lists of families; ties are sorted by name.
     """
 
     model_type: str
@@ -36,7 +35,6 @@ class Family:
     embedding: str
     layers: str
     final_norm: str
-    layer: Callable[[ModelConfig, int], tuple[SubBlock, ...]]
     head: str = "lm_head"
     model_types: tuple[str, ...] = ()
     former_names: Mapping[str, str] = field(default_factory=dict)
@@ -50,7 +48,7 @@ class Family:
         of its first sub-block."""
         found: dict[SubBlockKind, str] = {}
         for i in range(config.num_layers):
-            for block in self.layer(config, i):
+            for block in config.layer(i):
                 found.setdefault(block.kind, f"{self.layers}.{i}.{block.name}")
         return found
 

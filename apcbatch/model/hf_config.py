@@ -11,13 +11,12 @@ import json
 import math
 import reprlib
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from apcbatch.errors import ModelError
-
-MixerNorm = Literal["none", "weightless", "weighted"]
+from apcbatch.model.sub_blocks import SubBlock
 
 LARGEST_SIZE = (1 << 31) - 1
 LARGEST_NUMBER = 1e18  # so that a product of two numbers is a float32
@@ -42,15 +41,26 @@ class Multipliers:
         return {}
 
 
+# Sizes and switches that every fingerprint contains, with their values in a model that lacks them.
+_ABSENT = {
+    **dict.fromkeys(("d_inner", "d_state", "d_conv", "dt_rank", "intermediate_size"), 0),
+    **dict.fromkeys(
+        ("num_attention_heads", "num_key_value_heads", "head_dim", "num_experts", "num_experts_per_tok"), 0
+    ),
+    **dict.fromkeys(("conv_bias", "proj_bias"), False),
+    "mixer_norm": "none",
+    "mixer_norm_eps": 0.0,
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Sizes and options of one architecture, under the field's usual names. A size or an option that it lacks is 0,
-    False, None, "none" or empty.
+    """Description of one model.
 
     family: the model_type of its family. mixers, feed_forwards: kind of each layer's mixer, and of its feed-forward
-    block. mixer_norm: whether dt, B and C have RMS norms, with or without weights. context_length: None if the
-    architecture has no limit. A family with further sizes adds them in a subclass, so that the fingerprints of other
-    families do not change.
+    block, or "none". blocks: the sub-blocks of each of these kinds, in order. norm_eps: of all RMS norms but those of
+    Mamba-1's dt, B and C. context_length: None if the architecture has no limit. fields: sizes and switches that the
+    fingerprint contains besides those of the kinds of sub-blocks (SubBlockKind.fields), by their names there.
     """
 
     family: str
@@ -58,39 +68,31 @@ class ModelConfig:
     hidden_size: int
     mixers: tuple[str, ...]
     feed_forwards: tuple[str, ...]
-    d_inner: int = 0
-    d_state: int = 0
-    d_conv: int = 0
-    dt_rank: int = 0
-    conv_bias: bool = False
-    proj_bias: bool = False
+    blocks: Mapping[str, tuple[SubBlock, ...]]
     norm_eps: float
-    mixer_norm: MixerNorm = "none"
-    mixer_norm_eps: float = 0.0
     tie_word_embeddings: bool
-    intermediate_size: int = 0
-    num_attention_heads: int = 0
-    num_key_value_heads: int = 0
-    head_dim: int = 0
-    num_experts: int = 0
-    num_experts_per_tok: int = 0
     context_length: int | None = None
+    multipliers: Multipliers = Multipliers()
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def num_layers(self) -> int:
         return len(self.mixers)
 
-    @property
-    def multipliers(self) -> Multipliers:
-        """The multipliers of the forward pass; most families have none."""
-        return Multipliers()
+    def layer(self, i: int) -> tuple[SubBlock, ...]:
+        """Return the sub-blocks of a layer, in order: its mixer's, then those of its feed-forward block."""
+        kinds = (self.mixers[i], self.feed_forwards[i])
+        return tuple(block for kind in kinds if kind != "none" for block in self.blocks[kind])
 
     def architecture(self) -> dict[str, Any]:
-        """Return all fields that determine the computation, as plain values. They are part of the fingerprint, beside
-        the weights."""
-        fields = asdict(self)
-        del fields["context_length"]
-        return fields
+        """Return all sizes and switches that determine the computation, as plain values. They are part of the
+        fingerprint, beside the weights."""
+        own = ("family", "vocab_size", "hidden_size", "mixers", "feed_forwards", "norm_eps", "tie_word_embeddings")
+        found = {**_ABSENT, **{name: getattr(self, name) for name in own}}
+        for blocks in self.blocks.values():
+            for block in blocks:
+                found |= block.kind.fields
+        return {**found, **self.fields}
 
 
 class ConfigReader:

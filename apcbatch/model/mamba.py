@@ -6,10 +6,10 @@ Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from apcbatch.layout import CONV, SSM, StatePart
-from apcbatch.model.hf_config import ModelConfig
 from apcbatch.model.sub_blocks import Fused, SubBlockKind
 
 if TYPE_CHECKING:
@@ -21,58 +21,71 @@ if TYPE_CHECKING:
 
     Norms = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 
-
-def _load(config: ModelConfig, source: TensorSource, norm: PreNorm, state: StateTensors) -> Fused:
-    """Load a mixer. state: this layer's ssm (slots, n, d) and conv (slots, w - 1, d)."""
-    import torch
-
-    from apcbatch.kernels.layer import MambaWeights
-
-    h, d, n, r = config.hidden_size, config.d_inner, config.d_state, config.dt_rank
-    conv_weight = source.take("conv1d.weight", (d, 1, config.d_conv))
-    a_log = source.take("A_log", (d, n))
-    weights = MambaWeights(
-        in_proj=source.packed("in_proj", 2 * d, h),
-        x_proj=source.packed("x_proj", r + 2 * n, d),
-        dt_proj=source.packed("dt_proj", d, r),
-        out_proj=source.packed_output("out_proj", h, d),
-        in_bias=source.vector("in_proj.bias", 2 * d) if config.proj_bias else None,
-        out_bias=source.vector("out_proj.bias", h) if config.proj_bias else None,
-        conv_weight=conv_weight.float().squeeze(1).contiguous(),
-        conv_bias=source.vector("conv1d.bias", d) if config.conv_bias else None,
-        A=-torch.exp(a_log.float()).t().contiguous(),  # (d, n) -> (n, d)
-        D=source.vector("D", d),
-        dt_bias=source.vector("dt_proj.bias", d),
-        norms=_norms(config, source),
-        norm_eps=config.mixer_norm_eps,
-    )
-    return Fused(source.backend, source.backend.sub_block(MAMBA.name, norm, weights, state[SSM.name], state[CONV.name]))
+MixerNorm = Literal["none", "weightless", "weighted"]
 
 
-def _norms(config: ModelConfig, source: TensorSource) -> Norms | None:
-    """Return the weights of the RMS norms of dt, B and C, each None if the norms have no weights; None if the family
-    has no such norms."""
-    if config.mixer_norm == "none":
-        return None
-    if config.mixer_norm != "weighted":
-        return None, None, None
-    dt, b, c = (
-        source.vector(f"{name}_layernorm.weight", size)
-        for name, size in (("dt", config.dt_rank), ("b", config.d_state), ("c", config.d_state))
-    )
-    return dt, b, c
+@dataclass(frozen=True, kw_only=True)
+class Mamba(SubBlockKind):
+    """d_conv (w): taps of the convolution. mixer_norm: whether dt, B and C have RMS norms, with or without weights."""
 
+    name = "mamba"
+    d_inner: int
+    d_state: int
+    d_conv: int
+    dt_rank: int
+    conv_bias: bool
+    proj_bias: bool
+    mixer_norm: MixerNorm
+    mixer_norm_eps: float
 
-def _state(config: ModelConfig, layer: int, dtype: str) -> tuple[StatePart, ...]:
-    return (
-        SSM.part(layer, (config.d_state, config.d_inner), dtype),
-        CONV.part(layer, (config.d_conv - 1, config.d_inner), dtype),
-    )
+    def load(self, source: TensorSource, norm: PreNorm, state: StateTensors) -> Fused:
+        """Load a mixer. state: this layer's ssm (slots, n, d) and conv (slots, w - 1, d)."""
+        import torch
 
+        from apcbatch.kernels.layer import MambaWeights
 
-def _sizes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    d = config.d_inner
-    return {"A_log": (d, config.d_state), "conv1d.weight": (d, 1, config.d_conv)}
+        h, d, n, r = len(norm.weight), self.d_inner, self.d_state, self.dt_rank
+        conv_weight = source.take("conv1d.weight", (d, 1, self.d_conv))
+        a_log = source.take("A_log", (d, n))
+        weights = MambaWeights(
+            in_proj=source.packed("in_proj", 2 * d, h),
+            x_proj=source.packed("x_proj", r + 2 * n, d),
+            dt_proj=source.packed("dt_proj", d, r),
+            out_proj=source.packed_output("out_proj", h, d),
+            in_bias=source.vector("in_proj.bias", 2 * d) if self.proj_bias else None,
+            out_bias=source.vector("out_proj.bias", h) if self.proj_bias else None,
+            conv_weight=conv_weight.float().squeeze(1).contiguous(),
+            conv_bias=source.vector("conv1d.bias", d) if self.conv_bias else None,
+            A=-torch.exp(a_log.float()).t().contiguous(),  # (d, n) -> (n, d)
+            D=source.vector("D", d),
+            dt_bias=source.vector("dt_proj.bias", d),
+            norms=self._norms(source),
+            norm_eps=self.mixer_norm_eps,
+        )
+        return self.fused(source, norm, weights, state[SSM.name], state[CONV.name])
 
+    def _norms(self, source: TensorSource) -> Norms | None:
+        """Return the weights of the RMS norms of dt, B and C, each None if the norms have no weights; None if there
+        are no such norms."""
+        if self.mixer_norm == "none":
+            return None
+        if self.mixer_norm == "weightless":
+            return None, None, None
+        dt, b, c = (
+            source.vector(f"{name}_layernorm.weight", size)
+            for name, size in (("dt", self.dt_rank), ("b", self.d_state), ("c", self.d_state))
+        )
+        return dt, b, c
 
-MAMBA = SubBlockKind("mamba", _load, _state, _sizes)
+    def state(self, layer: int, dtype: str) -> tuple[StatePart, ...]:
+        return (
+            SSM.part(layer, (self.d_state, self.d_inner), dtype),
+            CONV.part(layer, (self.d_conv - 1, self.d_inner), dtype),
+        )
+
+    def sizes(self, hidden: int) -> dict[str, tuple[int, ...]]:
+        return {"A_log": (self.d_inner, self.d_state), "conv1d.weight": (self.d_inner, 1, self.d_conv)}
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        return asdict(self)

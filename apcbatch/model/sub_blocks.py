@@ -1,18 +1,18 @@
-"""The sub-blocks that a model's layers are made of: each has a norm's name, its own name, and its kind.
+"""The sub-blocks that a model's layers are made of: each has a norm's name, its own name, and its kind with its sizes.
 
 torch is imported only when a sub-block is loaded. To add a kind, write a module in this package with its SubBlockKind,
 and for each device a module and an entry of the backend's `kinds` (apcbatch.kernels.backend.KindOnDevice). A family
-says which sub-blocks its layers have.
+makes the kinds of its layers from config.json; a variant of a kind is a field of its class.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from apcbatch.layout import StatePart
-from apcbatch.model.hf_config import ModelConfig
 
 if TYPE_CHECKING:
     import torch
@@ -36,28 +36,46 @@ class LoadedSubBlock(Protocol):
     def __call__(self, residual: Residual, batch: Batch, /) -> None: ...
 
 
-def _no_state(config: ModelConfig, layer: int, dtype: str) -> tuple[StatePart, ...]:
-    return ()
-
-
-def _no_sizes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    return {}
-
-
 @dataclass(frozen=True)
-class SubBlockKind:
-    """A kind of sub-block: the state that it keeps, and how to load it.
+class Fused:
+    """A loaded sub-block that runs as one fused call on every backend."""
 
-    name: the backends' name for it. load(config, source, norm, state): returns the sub-block with the tensors of
-    `source`, on its backend; norm: the norm at its beginning; state: the layer's part of the arena, by role.
-    state(config, layer, dtype): the parts of the layer's state, in a model of that dtype. sizes(config): tensor name in
-    the sub-block -> shape, for the tensors that determine the sizes of the state.
-    """
+    backend: Backend
+    part: FusedSubBlock
 
-    name: str
-    load: Callable[[ModelConfig, TensorSource, PreNorm, StateTensors], LoadedSubBlock]
-    state: Callable[[ModelConfig, int, str], tuple[StatePart, ...]] = _no_state
-    sizes: Callable[[ModelConfig], dict[str, tuple[int, ...]]] = _no_sizes
+    def __call__(self, residual: Residual, batch: Batch) -> None:
+        self.backend.run_sub_block(self.part, residual, batch.ragged)
+
+
+class SubBlockKind(ABC):
+    """A kind of sub-block. A subclass is a frozen dataclass, whose fields are its sizes and switches, and its tensors'
+    names. name: the backends' name for the kind."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def load(self, source: TensorSource, norm: PreNorm, state: StateTensors) -> LoadedSubBlock:
+        """Load the sub-block from the tensors of `source`, on its backend. norm: the norm at its beginning, as wide as
+        the residual. state: the layer's part of the arena, by role."""
+
+    def state(self, layer: int, dtype: str) -> tuple[StatePart, ...]:
+        """Return the parts of the state of a layer, in a model of that dtype."""
+        return ()
+
+    def sizes(self, hidden: int) -> dict[str, tuple[int, ...]]:
+        """Return tensor name in the sub-block -> shape, for the tensors that determine the sizes of the state. hidden:
+        columns of the residual."""
+        return {}
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The sizes and switches that are part of the fingerprint, by their names there. A family adds those that it
+        calls otherwise, or that differ between two kinds of one class (ModelConfig.fields)."""
+        return {}
+
+    def fused(self, source: TensorSource, norm: PreNorm, *weights_and_state: Any) -> Fused:
+        """Return the sub-block as one fused call of the source's backend."""
+        return Fused(source.backend, source.backend.sub_block(self.name, norm, *weights_and_state))
 
 
 @dataclass(frozen=True)
@@ -72,14 +90,3 @@ class SubBlock:
     norm: str
     name: str
     kind: SubBlockKind
-
-
-@dataclass(frozen=True)
-class Fused:
-    """A loaded sub-block that runs as one fused call on every backend."""
-
-    backend: Backend
-    part: FusedSubBlock
-
-    def __call__(self, residual: Residual, batch: Batch) -> None:
-        self.backend.run_sub_block(self.part, residual, batch.ragged)

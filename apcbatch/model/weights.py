@@ -1,8 +1,8 @@
 """Load the tensors of a checkpoint, by the names of its family, onto their devices.
 
-Invariants: every tensor that is not ignored is taken exactly once, and its shape is checked; a missing,
-surplus or mis-shaped tensor is an error that names the tensor and its file. The digest is of the bytes that were read
-into the tensors' memory, which are read once.
+Invariants: every tensor that is not ignored is taken exactly once, and its shape is checked; a missing, surplus or
+mis-shaped tensor is an error that names the tensor and its file. The digest is of the bytes that were read into the
+tensors' memory, which are read once.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ operations over the machine's rate, and bytes over its memory bandwidth. A kerne
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -21,12 +20,14 @@ from apcbatch.kernels.cpu.head_scan import delta_rule, ssd
 from apcbatch.kernels.cpu.linear import PackedLinear, pack_linear
 from apcbatch.kernels.cpu.ops import ops
 from apcbatch.kernels.ragged import Ragged
-from apcbatch.layout import DELTA, KV, SSD
-from apcbatch.model.delta_net import DELTA_NET, DeltaNetSizes
-from apcbatch.model.families import family_of, state_layout
+from apcbatch.layout import DELTA, SSD
+from apcbatch.model.attention import Attention
+from apcbatch.model.delta_net import DeltaNet
+from apcbatch.model.families import state_layout
+from apcbatch.model.feed_forward import Mixture
 from apcbatch.model.hf_config import ModelConfig
-from apcbatch.model.mamba import MAMBA
-from apcbatch.model.mamba2 import Mamba2Sizes
+from apcbatch.model.mamba import Mamba
+from apcbatch.model.mamba2 import Mamba2
 
 from .figures import Figure, Sizes, median_ratio, median_s, timed
 
@@ -54,30 +55,30 @@ class Kernels:
         sizes: Sizes,
     ) -> None:
         self._config, self._products, self._dtype, self._limits, self._sizes = config, products, dtype, limits, sizes
-        family = family_of(config)
-        self._blocks = Counter(one.kind for layer in range(config.num_layers) for one in family.layer(config, layer))
+        kinds = [block.kind for layer in range(config.num_layers) for block in config.layer(layer)]
+        self._kinds: dict[type, Any] = {type(kind): kind for kind in kinds}
+        self._num_mamba = sum(isinstance(kind, Mamba) for kind in kinds)
 
     def figures(self) -> Iterator[Figure]:
         """Measure all kernels, one after the other, and yield their figures."""
-        if MAMBA in self._blocks:
+        if Mamba in self._kinds:
             yield from self._scans()
             yield self._convolution()
             yield from self._decode_steps()
-        if DELTA_NET.name in {kind.name for kind in self._blocks}:
+        if DeltaNet in self._kinds:
             yield from self._delta_rules()
-        roles = {part.role for part in state_layout(self._config, "float32").parts}
-        if SSD in roles:
+        if Mamba2 in self._kinds:
             yield from self._ssd()
         yield self._norm()
-        if "moe" in self._config.feed_forwards:
+        if Mixture in self._kinds:
             yield self._routing()
-        if KV in roles:
+        if Attention in self._kinds:
             yield self._attention()
         yield from self._each_product()
 
     def _scans(self) -> Iterator[Figure]:
-        config, tokens = self._config, self._sizes.kernel_tokens
-        d, n = config.d_inner, config.d_state
+        mamba, tokens = self._kinds[Mamba], self._sizes.kernel_tokens
+        d, n = mamba.d_inner, mamba.d_state
         for threads in sorted({1, torch.get_num_threads()}):
             for dtype in dict.fromkeys((torch.float32, self._dtype)):
                 seconds = _with_threads(threads, partial(median_s, self._scan(tokens, dtype), self._sizes))
@@ -99,7 +100,7 @@ class Kernels:
     def _scan(self, tokens: int, dtype: torch.dtype, every: int = 0) -> Callable[[], object]:
         """Return a call that scans one sequence from a zero state. It keeps the final state and, if `every` > 0, a
         snapshot every `every` tokens."""
-        d, n = self._config.d_inner, self._config.d_state
+        d, n = self._kinds[Mamba].d_inner, self._kinds[Mamba].d_state
         x, dt, z = (torch.randn(tokens, d).to(dtype) for _ in range(3))
         b, c = torch.randn(tokens, n).to(dtype), torch.randn(tokens, n).to(dtype)
         a, skip = -torch.rand(n, d) - 0.1, torch.randn(d)
@@ -108,8 +109,8 @@ class Kernels:
         return lambda: ops.selective_scan(x, dt, a, b, c, skip, z, skip, state, ragged)
 
     def _convolution(self) -> Figure:
-        config, tokens = self._config, self._sizes.kernel_tokens
-        d, width = config.d_inner, config.d_conv
+        mamba, tokens = self._kinds[Mamba], self._sizes.kernel_tokens
+        d, width = mamba.d_inner, mamba.d_conv
         xz = torch.randn(tokens, 2 * d).to(self._dtype)
         weight, bias = torch.randn(d, width), torch.randn(d)
         state = torch.zeros(1, width - 1, d, dtype=self._dtype)
@@ -123,9 +124,8 @@ class Kernels:
     def _decode_steps(self) -> Iterator[Figure]:
         """Measure convolution and scan of one new token per sequence, over the layers' separate states."""
         for running in self._sizes.decode_running:
-            layers, seconds = self._blocks[MAMBA], median_s(self._decode(running), self._sizes)
-            d, n = self._config.d_inner, self._config.d_state
-            size = layers * running * d * (8 * n + 2 * self._dtype.itemsize * self._config.d_conv)
+            layers, seconds, mamba = self._num_mamba, median_s(self._decode(running), self._sizes), self._kinds[Mamba]
+            size = layers * running * mamba.d_inner * (8 * mamba.d_state + 2 * self._dtype.itemsize * mamba.d_conv)
             yield self._figure(
                 f"decode step without its products, {running} running",
                 1e6 * seconds / layers,
@@ -134,8 +134,8 @@ class Kernels:
             )
 
     def _decode(self, running: int) -> Callable[[], None]:
-        config, dtype = self._config, self._dtype
-        layers, d, n, width = self._blocks[MAMBA], config.d_inner, config.d_state, config.d_conv
+        mamba, layers, dtype = self._kinds[Mamba], self._num_mamba, self._dtype
+        d, n, width = mamba.d_inner, mamba.d_state, mamba.d_conv
         x, dt, z = (torch.randn(running, d).to(dtype) for _ in range(3))
         b, c = torch.randn(running, n).to(dtype), torch.randn(running, n).to(dtype)
         a, skip = -torch.rand(n, d) - 0.1, torch.randn(d)
@@ -153,7 +153,7 @@ class Kernels:
         return step
 
     def _delta_rules(self) -> Iterator[Figure]:
-        sizes = DeltaNetSizes.of(self._config)
+        sizes = self._kinds[DeltaNet]
         heads, vector = (sizes.key_heads, sizes.key_heads, sizes.value_heads), -torch.rand(sizes.value_heads)
 
         def rule(q: Any, k: Any, v: Any, gates: Any, state: Any, batch: Ragged) -> object:
@@ -162,7 +162,7 @@ class Kernels:
         yield from self._head_scans("delta rule", DELTA.name, DELTA_OPS, heads, (sizes.keys, sizes.values), rule)
 
     def _ssd(self) -> Iterator[Figure]:
-        sizes = Mamba2Sizes.of(self._config)
+        sizes = self._kinds[Mamba2]
         heads, vector = (sizes.groups, sizes.groups, sizes.heads), -torch.rand(sizes.heads)
 
         def scan(C: Any, B: Any, x: Any, dt: Any, state: Any, batch: Ragged) -> object:
@@ -214,24 +214,23 @@ class Kernels:
         return self._figure("residual and RMS norm", value, "ns a token and channel", share)
 
     def _routing(self) -> Figure:
-        config: Any = self._config
-        tokens, experts = self._sizes.kernel_tokens, config.num_experts
-        logits = torch.randn(tokens, experts)
-        route = partial(ops.softmax_topk, logits, config.num_experts_per_tok)
-        if hasattr(config, "routed_scaling_factor"):  # that of a family whose experts are chosen by sigmoids
-            groups = getattr(config, "n_group", 1), getattr(config, "topk_group", 1)
-            route = partial(sigmoid_topk, logits, config.num_experts_per_tok, torch.randn(experts), *groups)
+        mixture, tokens = self._kinds[Mixture], self._sizes.kernel_tokens
+        logits = torch.randn(tokens, mixture.experts)
+        route = partial(ops.softmax_topk, logits, mixture.per_token)
+        if (choice := mixture.sigmoid) is not None:
+            bias = torch.randn(mixture.experts)
+            route = partial(sigmoid_topk, logits, mixture.per_token, bias, choice.groups, choice.top_groups)
         seconds = median_s(route, self._sizes)
         return Figure(GROUP, "routing to experts", 1e9 * seconds / tokens, "ns a token", {})
 
     def _attention(self) -> Figure:
-        config, pages = self._config, -(-self._sizes.kernel_tokens // PAGE_TOKENS)
-        tokens, heads, size = pages * PAGE_TOKENS, config.num_attention_heads, config.head_dim
+        mixer, pages = self._kinds[Attention], -(-self._sizes.kernel_tokens // PAGE_TOKENS)
+        tokens, heads, size = pages * PAGE_TOKENS, mixer.heads, mixer.head_dim
         q = torch.randn(tokens, heads, size).to(self._dtype)
-        cache = torch.randn(2, pages, PAGE_TOKENS, config.num_key_value_heads, size).to(self._dtype)
+        cache = torch.randn(2, pages, PAGE_TOKENS, mixer.kv_heads, size).to(self._dtype)
         table, ends = torch.arange(pages).unsqueeze(0), torch.tensor([0, tokens])
         context = torch.zeros(1, dtype=torch.int64)
-        attend = partial(ops.paged_attention, q, cache[0], cache[1], table, ends, context, config.head_dim**-0.5)
+        attend = partial(ops.paged_attention, q, cache[0], cache[1], table, ends, context, size**-0.5)
         seconds, flops = median_s(attend, self._sizes), 2 * heads * size * tokens**2
         share = self._limit_s(flops, 2 * q.nbytes + cache.nbytes) / seconds
         return self._figure(f"attention over {tokens} tokens", 1e-9 * flops / seconds, "GFLOP/s", share)

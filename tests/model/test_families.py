@@ -39,17 +39,22 @@ PRETEND = '''
 from dataclasses import replace
 
 from apcbatch.model.families import mamba
-from apcbatch.model.mamba import MAMBA
-from apcbatch.model.sub_blocks import SubBlock
+
+
+def read(reader, family):
+    config = mamba.read(reader, family)
+    (block,) = config.blocks["mamba"]
+    return replace(config, blocks={"mamba": (replace(block, norm="before", name="core"),)})
+
 
 FAMILY = replace(
     mamba.FAMILY,
     model_type="pretend",
     architectures=("PretendForCausalLM",),
+    read=read,
     embedding="net.words",
     layers="net.blocks",
     final_norm="net.after",
-    layer=lambda config, i: (SubBlock("before", "core", MAMBA),),
     head="net.head",
     rank=100,
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,10 @@ from tests.effort import table
 from tests.model.families import NAMES, ROWS, Changes
 from tests.model.folders import REMOVED
 
+OTHER: dict[type, Callable[[Any], Any]] = {  # another value of a key, by its type
+    bool: lambda value: not value, int: lambda value: 2 * value, float: lambda value: 0.5,
+    list: lambda value: [*value[:-1], 0.5],
+}  # fmt: skip
 ConfigOf = Callable[[str, Changes], ModelConfig]
 
 
@@ -133,15 +139,24 @@ def test_what_is_not_implemented_is_refused_by_name(
         assert str(nested.value) == str(caught.value).replace("config.json: ", f"config.json: {said_of}")
 
 
+@pytest.mark.slow
 @table("family", ROWS)
-def test_every_multiplier_is_part_of_the_fingerprint(family: str, config_of: ConfigOf, folder: Path) -> None:
-    """Fault: snapshots are restored under another multiplier."""
-    plain = config_of(family, {}).architecture()
-    written = json.loads((folder / "config.json").read_text())
-    for key, value in written.items():
-        if key.endswith(("_multiplier", "_multipliers", "_scaling", "_scaling_factor")) and value is not None:
-            changed = [*value[:-1], 0.5] if isinstance(value, list) else 0.5
-            assert config_of(family, {key: changed}).architecture() != plain, key
+def test_what_changes_the_model_changes_the_fingerprint(family: str, config_of: ConfigOf, folder: Path) -> None:
+    """Fault: snapshots are restored under another size or switch of a sub-block, or under another multiplier."""
+    found = set()
+    for case in ({}, *ROWS[family].cases.values()):
+        with suppress(ModelError):  # of a case whose lists save_tiny would cut
+            plain = config_of(family, case)
+            written = json.loads((folder / "config.json").read_text())
+        for key, value in written.items():
+            with suppress(ModelError):  # of a size that does not fit the others
+                other = config_of(family, case | {key: OTHER.get(type(value), lambda same: same)(value)})
+                if other != replace(plain, context_length=other.context_length):
+                    found.add(key)
+                    assert other.architecture() != plain.architecture(), key
+    endings = ("_multiplier", "_multipliers", "_scaling", "_scaling_factor")
+    assert found >= {key for key, value in written.items() if key.endswith(endings) and value is not None}
+    assert len(found) > 3
 
 
 @table("family", ROWS)

@@ -6,8 +6,9 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,12 +20,13 @@ from apcbatch.kernels.layer import AttentionWeights, PreNorm, QueryKeyNorms, rot
 from apcbatch.kernels.processor import set_isa
 from apcbatch.layout import PAGE_TOKENS
 from apcbatch.model import families
-from apcbatch.model.attention import ATTENTION, GATED_ATTENTION, ROTARY_ATTENTION
+from apcbatch.model.attention import Attention
 from apcbatch.model.batch import Batch
 from apcbatch.model.causal_lm import Part
 from apcbatch.model.family import Family
 from apcbatch.model.hf_config import ModelConfig
-from apcbatch.model.sub_blocks import SubBlock, SubBlockKind
+from apcbatch.model.rotary import Rotary
+from apcbatch.model.sub_blocks import SubBlock
 from tests.effort import tries
 from tests.kernels.recurrent import ragged, same_bits
 from tests.model.passes import PASSES, Loaded
@@ -44,12 +46,11 @@ JAMBA = (40, 4, 2, 10, 0)
 PLAIN_DIGEST = "090b1ee8ece5004a6a9101dc09f0c638b2d06d3c971b508a66ff9429d90289cf"
 
 
-@dataclass(frozen=True)
-class GatedConfig(ModelConfig):
-    """With the fields of rotary position embedding, as a family that has it."""
-
-    rotary_dim: int = 0
-    rope_theta: float = THETA
+FORMS: dict[str, dict[str, Any]] = {  # fields of the Attention; all but the plain one have rotary positions
+    "plain": {},
+    "rotary": {},
+    "gated": {"norms": ("q_norm", "k_norm"), "norm_offset": 1.0, "is_gated": True},
+}
 
 
 class NamedTensors:
@@ -73,12 +74,12 @@ Load = Callable[..., Loaded]
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Load:
-    """load(sizes or their name, dtype, kind, backend): a model of one layer of attention."""
+    """load(sizes or their name, dtype, form, backend): a model of one layer of attention, its `kind`."""
 
     def make(
         sizes: str | tuple[int, ...],
         dtype: torch.dtype = torch.float32,
-        kind: SubBlockKind = GATED_ATTENTION,
+        form: str = "gated",
         backend: CpuBackend | None = None,
     ) -> Loaded:
         hidden, heads, kv_heads, head_dim, rotary_dim = SIZES[sizes] if isinstance(sizes, str) else sizes
@@ -89,18 +90,17 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Load:
             embedding="embeddings",
             layers="layers",
             final_norm="norm_f",
-            layer=lambda config, i: (SubBlock("norm", "self_attn", kind),),
         )
-        config = GatedConfig(
+        rotary = None if form == "plain" else Rotary(rotary_dim, THETA)
+        kind = Attention(heads, kv_heads, head_dim, rotary, **FORMS[form])
+        config = ModelConfig(
             family="gated", vocab_size=VOCAB, hidden_size=hidden, mixers=("attention",), feed_forwards=("none",),
-            d_inner=0, d_state=0, d_conv=0, dt_rank=0, conv_bias=False, proj_bias=False, norm_eps=1e-6,
-            mixer_norm="none", mixer_norm_eps=0.0, tie_word_embeddings=True, num_attention_heads=heads,
-            num_key_value_heads=kv_heads, head_dim=head_dim, rotary_dim=rotary_dim,
+            blocks={"attention": (SubBlock("norm", "self_attn", kind),)}, norm_eps=1e-6, tie_word_embeddings=True,
         )  # fmt: skip
         monkeypatch.setattr(families, "families", lambda: (family,))
         tensors = NamedTensors()
         loaded = Loaded(Path(), dtype, config, Part(tensors, range(1)), backend)
-        loaded.config, loaded.taken = config, tensors.taken
+        loaded.config, loaded.kind, loaded.taken = config, kind, tensors.taken
         return loaded
 
     return make
@@ -131,13 +131,13 @@ def peer(loaded: Loaded) -> Callable[[torch.Tensor], torch.Tensor]:
     qwen = pytest.importorskip("transformers.models.qwen3_5.modeling_qwen3_5")
     from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
-    own = loaded.config
+    own, kind = loaded.config, loaded.kind
     config = Qwen3_5TextConfig(
-        vocab_size=VOCAB, hidden_size=own.hidden_size, num_hidden_layers=1, num_attention_heads=own.num_attention_heads,
-        num_key_value_heads=own.num_key_value_heads, head_dim=own.head_dim, rms_norm_eps=own.norm_eps,
+        vocab_size=VOCAB, hidden_size=own.hidden_size, num_hidden_layers=1, num_attention_heads=kind.heads,
+        num_key_value_heads=kind.kv_heads, head_dim=kind.head_dim, rms_norm_eps=own.norm_eps,
         rope_parameters={
-            "rope_type": "default", "rope_theta": THETA, "mrope_section": [own.rotary_dim // 2, 0, 0],
-            "partial_rotary_factor": (own.rotary_dim + 0.5) / own.head_dim,
+            "rope_type": "default", "rope_theta": THETA, "mrope_section": [kind.rotary.dim // 2, 0, 0],
+            "partial_rotary_factor": (kind.rotary.dim + 0.5) / kind.head_dim,
         },
     )  # fmt: skip
     config._attn_implementation = "eager"
@@ -178,15 +178,15 @@ def test_matches_transformers_at_every_cut(sizes: str, length: int, load: Load) 
 
 
 @pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize("kind", [ATTENTION, ROTARY_ATTENTION, GATED_ATTENTION], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", PASSES)
 def test_one_call_has_the_bits_of_the_ops(
-    sizes: str, kind: SubBlockKind, dtype: torch.dtype, name: str, threads: int, isa: str, load: Load
+    sizes: str, form: str, dtype: torch.dtype, name: str, threads: int, isa: str, load: Load
 ) -> None:
     """Catches a fused form that takes hidden for heads * head_dim, rounds at another place than the ops, or norms and
     gates other columns."""
-    loaded = load(sizes, dtype, kind)
+    loaded = load(sizes, dtype, form)
     assert loaded.model.runs_whole
     loaded.assert_one_call_is_its_ops(loaded.batch(*PASSES[name]))
 
@@ -215,7 +215,7 @@ def test_instruction_sets_and_company_give_the_same_bits(every_isa: list[str], t
 def test_without_a_fused_form_it_runs_by_its_ops(load: Load) -> None:
     """Catches a model whose kind a backend has no fused form of, and that does not run then."""
     backend = CpuBackend()
-    backend.kinds = {**backend.kinds, "gated_attention": NOT_FUSED}
+    backend.kinds = {**backend.kinds, "attention": NOT_FUSED}
     by_ops, fused = load("wide", backend=backend), load("wide")
     assert not by_ops.model.runs_whole and fused.model.runs_whole
     fused.restore(by_ops.states)
@@ -225,9 +225,7 @@ def test_without_a_fused_form_it_runs_by_its_ops(load: Load) -> None:
 
 def test_sizes(load: Load) -> None:
     """Catches sizes that take hidden for heads * head_dim."""
-    config = load("large").config
-    assert GATED_ATTENTION.sizes(config) == {"k_proj.weight": (256, 96)}
-    assert (ATTENTION.name, GATED_ATTENTION.name) == ("attention", "gated_attention")
+    assert load("large").kind.sizes(96) == {"k_proj.weight": (256, 96)}
 
 
 def test_a_mixer_that_does_not_fit_is_refused() -> None:
@@ -237,7 +235,7 @@ def test_a_mixer_that_does_not_fit_is_refused() -> None:
     norm, ones = PreNorm(torch.ones(20), 1e-6), torch.ones(8)
     norms = QueryKeyNorms(ones, ones, 1e-6, rotary_steps(4, THETA))
     good = AttentionWeights(packed[3], packed[4], 4, 1.0, norms, True)
-    assert backend.sub_block("gated_attention", norm, good, cache, cache).hidden == 20
+    assert backend.sub_block("attention", norm, good, cache, cache).hidden == 20
     for wrong, sentence in (
         (replace(good, is_gated=False), "must be"),
         (replace(good, qkv_proj=packed[0]), "of 8 columns with gates"),
@@ -249,13 +247,13 @@ def test_a_mixer_that_does_not_fit_is_refused() -> None:
         (replace(good, norms=replace(norms, steps=rotary_steps(10, THETA))), "at most half of the 8 columns"),
     ):
         with pytest.raises(ValueError, match=sentence):
-            backend.sub_block("gated_attention", norm, wrong, cache, cache)
+            backend.sub_block("attention", norm, wrong, cache, cache)
 
 
 def test_bits_of_plain_attention(every_isa: list[str], load: Load) -> None:
     """Catches any change of the arithmetic of Jamba's attention, whose snapshots would no longer be those of its
     name."""
-    loaded = load(JAMBA, kind=ATTENTION)
+    loaded = load(JAMBA, form="plain")
     for isa in every_isa:
         set_isa(isa)
         numbers = np.random.default_rng(8)

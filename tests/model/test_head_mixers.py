@@ -13,9 +13,9 @@ from apcbatch.kernels.layer import PreNorm
 from apcbatch.kernels.ragged import Ragged
 from apcbatch.layout import StateLayout
 from apcbatch.model.arena import StateArena
-from apcbatch.model.delta_net import DELTA_NET, GROUPED_DELTA_NET
+from apcbatch.model.delta_net import DeltaNet
 from apcbatch.model.devices import backend_for
-from apcbatch.model.mamba2 import MAMBA2
+from apcbatch.model.mamba2 import Mamba2
 from apcbatch.model.sub_blocks import SubBlockKind
 from apcbatch.model.tensor_source import TensorSource
 from tests.effort import table, tries
@@ -45,11 +45,11 @@ class StateDict:
         assert self.taken == set(self._tensors), "a tensor of the checkpoint that the mixer does not use"
 
 
-Made = tuple[torch.nn.Module, SimpleNamespace, SubBlockKind]
+Made = tuple[torch.nn.Module, SubBlockKind]
 
 
 def delta_net(sizes: tuple[int, int, int, int], is_grouped: bool = False) -> Made:
-    """The mixer of transformers, the fields of our config, and our kind."""
+    """The mixer of transformers, and ours."""
     from transformers import Qwen3_5TextConfig, Qwen3NextConfig
     from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
     from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
@@ -59,12 +59,12 @@ def delta_net(sizes: tuple[int, int, int, int], is_grouped: bool = False) -> Mad
         linear_key_head_dim=sizes[2], linear_value_head_dim=sizes[3], num_hidden_layers=1,
         layer_types=["linear_attention"], num_attention_heads=4, rms_norm_eps=DELTA_EPS,
     )  # fmt: skip
-    names = [name for name in vars(config) if name.startswith("linear_")]
-    fields = {name: getattr(config, name) for name in names}
-    made = SimpleNamespace(**fields, norm_eps=config.rms_norm_eps)
-    if is_grouped:
-        return Qwen3NextGatedDeltaNet(config, 0), made, GROUPED_DELTA_NET
-    return Qwen3_5GatedDeltaNet(config, 0), made, DELTA_NET
+    key_heads, value_heads, key_dim, value_dim = sizes
+    ours = DeltaNet(
+        key_heads=key_heads, value_heads=value_heads, key_dim=key_dim, value_dim=value_dim,
+        d_conv=config.linear_conv_kernel_dim, is_grouped=is_grouped,
+    )  # fmt: skip
+    return (Qwen3NextGatedDeltaNet if is_grouped else Qwen3_5GatedDeltaNet)(config, 0), ours
 
 
 def mamba2(sizes: tuple[int, int, int, int]) -> Made:
@@ -79,11 +79,11 @@ def mamba2(sizes: tuple[int, int, int, int]) -> Made:
         expand=heads * head_dim // HIDDEN, time_step_limit=limits, use_conv_bias=has_bias, num_hidden_layers=1,
         layer_norm_epsilon=MAMBA2_EPS,
     )  # fmt: skip
-    fields = SimpleNamespace(
-        mamba2_heads=heads, mamba2_head_dim=head_dim, mamba2_groups=groups, d_state=d_state, d_conv=4,
-        conv_bias=has_bias, time_step_limit=limits, norm_eps=config.layer_norm_epsilon,
+    ours = Mamba2(
+        heads=heads, head_dim=head_dim, groups=groups, d_state=d_state, d_conv=4, conv_bias=has_bias,
+        time_step_limit=limits,
     )  # fmt: skip
-    return Mamba2Mixer(config, 0), fields, MAMBA2
+    return Mamba2Mixer(config, 0), ours
 
 
 MAKERS = {"delta": delta_net, "grouped delta": partial(delta_net, is_grouped=True), "mamba2": mamba2}
@@ -93,21 +93,20 @@ class Mixers:
     """A mixer of random weights in transformers and here, and its states."""
 
     def __init__(self, kind: str, sizes: tuple[int, int, int, int], slots: int) -> None:
-        theirs, fields, ours = MAKERS[kind](sizes)
-        fields.hidden_size = HIDDEN
+        theirs, ours = MAKERS[kind](sizes)
         self.theirs = theirs.float().eval()
         with torch.no_grad():
             for name, parameter in self.theirs.named_parameters():
                 scale = parameter.shape[-1] ** -0.5 if parameter.dim() == 2 else 0.5
                 parameter.copy_(torch.randn_like(parameter) * scale + (1 if name == "norm.weight" else 0))
-        layout = StateLayout.of(ours.state(fields, 0, "float32"))
+        layout = StateLayout.of(ours.state(0, "float32"))
         self.arena, tensors = StateArena(layout, slots, 0, CPU), StateDict(self.theirs)
         for part in self.arena.slots.values():
             part.fill_(float("nan"))
         self.backend = backend_for(CPU)
-        self.norm = PreNorm(1 + 0.2 * torch.randn(HIDDEN), 1e-6)
+        self.norm = PreNorm(1 + 0.2 * torch.randn(HIDDEN), MAMBA2_EPS if kind == "mamba2" else DELTA_EPS)
         source = TensorSource(tensors, "mixer", torch.float32, self.backend)
-        self.block = ours.load(fields, source, self.norm, self.arena.layer(0))
+        self.block = ours.load(source, self.norm, self.arena.layer(0))
         tensors.finish()
         self.theirs.double()
 

@@ -156,8 +156,8 @@ def test_published_configs_are_read(
     """Fault: a published file is refused, by the reader of the model or by that of the tokenizer, or read otherwise."""
     (tmp_path / "config.json").write_text(text)
     config = load_model_config(tmp_path)
-    attention = config.mixers.count("attention")
-    assert (config.vocab_size, config.hidden_size, config.num_layers, attention, config.num_attention_heads,
-            config.num_key_value_heads, config.head_dim, config.context_length) == sizes  # fmt: skip
+    attention, found = config.mixers.count("attention"), config.architecture()
+    assert (config.vocab_size, config.hidden_size, config.num_layers, attention, found["num_attention_heads"],
+            found["num_key_value_heads"], found["head_dim"], config.context_length) == sizes  # fmt: skip
     assert read_vocab_size(tmp_path) == sizes[0]
     assert tuple(read_end_tokens(tmp_path, config.vocab_size).files) == eos

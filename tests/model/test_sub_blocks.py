@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,22 +16,29 @@ from apcbatch.kernels.backend import NOT_FUSED, KindOnDevice
 from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.layer import Residual
 from apcbatch.model import families
-from apcbatch.model.attention import ATTENTION
+from apcbatch.model.attention import Attention
 from apcbatch.model.batch import Batch
 from apcbatch.model.causal_lm import CausalLM, Part
-from apcbatch.model.delta_net import DELTA_NET
+from apcbatch.model.delta_net import DeltaNet
 from apcbatch.model.family import Family
-from apcbatch.model.feed_forward import MIXTURE, MLP, SHARED_EXPERT, mixture
+from apcbatch.model.feed_forward import Mixture, Mlp
 from apcbatch.model.hf_config import ModelConfig
-from apcbatch.model.mamba import MAMBA
-from apcbatch.model.short_conv import SHORT_CONV
-from apcbatch.model.sub_blocks import SubBlock, SubBlockKind
+from apcbatch.model.mamba import Mamba
+from apcbatch.model.short_conv import ShortConv
+from apcbatch.model.sub_blocks import SubBlock
 from tests.kernels.recurrent import ragged, same_bits
 from tests.model.passes import PASSES, Loaded
 from tests.tiny import VOCAB
 
 pytestmark = pytest.mark.pairwise
 
+MAMBA = Mamba(
+    d_inner=80, d_state=8, d_conv=4, dt_rank=3, conv_bias=True, proj_bias=False, mixer_norm="weighted",
+    mixer_norm_eps=1e-6,
+)  # fmt: skip
+DELTA_NET = DeltaNet(key_heads=2, value_heads=4, key_dim=8, value_dim=24, d_conv=4)
+ATTENTION, MLP, SHORT_CONV = Attention(4, 2, 10), Mlp(44), ShortConv(40, 4)
+MIXTURE = Mixture(experts=4, per_token=2, expert=MLP, router="router")
 KINDS = {"M": MAMBA, "D": DELTA_NET, "*": ATTENTION, "-": MLP, "E": MIXTURE, "C": SHORT_CONV}
 ONE = {name: (SubBlock("norm", "mixer", kind),) for name, kind in KINDS.items()}
 BOTH = (SubBlock("input_layernorm", "mamba", MAMBA), SubBlock("input_layernorm", "self_attn", ATTENTION))
@@ -51,25 +58,13 @@ ARRANGEMENTS = {
     "qwen3_5_moe": [
         (
             SubBlock("norm_1", "linear_attn", DELTA_NET),
-            SubBlock("norm_2", "mlp", mixture("gate", is_normalised=True)),
-            SubBlock("norm_2", "mlp", SHARED_EXPERT),
+            SubBlock("norm_2", "mlp", replace(MIXTURE, router="gate", is_normalised=True)),
+            SubBlock("norm_2", "mlp", Mlp(28, token_gate="shared_expert_gate")),
         )
     ],
     "lfm2": [ONE["C"], ONE["*"], ONE["C"], ONE["-"]],
     "three_beside": [(*BOTH, SubBlock("input_layernorm", "feed_forward", MLP))],
 }
-
-
-@dataclass(frozen=True)
-class Config(ModelConfig):
-    """With the sizes of the delta net and of a shared expert, as a family that has them."""
-
-    linear_num_key_heads: int = 2
-    linear_num_value_heads: int = 4
-    linear_key_head_dim: int = 8
-    linear_value_head_dim: int = 24
-    linear_conv_kernel_dim: int = 4
-    shared_intermediate_size: int = 28
 
 
 class RandomTensors:
@@ -103,14 +98,11 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Load:
             embedding="embeddings",
             layers="layers",
             final_norm="norm_f",
-            layer=lambda config, i: layers[i],
         )
-        config = Config(
-            family="arranged", vocab_size=VOCAB, hidden_size=40, mixers=("other",) * len(layers),
-            feed_forwards=("none",) * len(layers), d_inner=80, d_state=8, d_conv=4, dt_rank=3, conv_bias=True,
-            proj_bias=False, norm_eps=1e-6, mixer_norm="weighted", mixer_norm_eps=1e-6, tie_word_embeddings=True,
-            intermediate_size=44, num_attention_heads=4, num_key_value_heads=2, head_dim=10, num_experts=4,
-            num_experts_per_tok=2,
+        mixers = tuple(map(str, range(len(layers))))
+        config = ModelConfig(
+            family="arranged", vocab_size=VOCAB, hidden_size=40, mixers=mixers, feed_forwards=("none",) * len(layers),
+            blocks=dict(zip(mixers, layers, strict=True)), norm_eps=1e-6, tie_word_embeddings=True,
         )  # fmt: skip
         monkeypatch.setattr(families, "families", lambda: (family,))
         tensors = RandomTensors()
@@ -161,12 +153,17 @@ def test_ops_are_the_definition(arrangement: str, load: Load) -> None:
     assert same_bits(loaded.op_by_op(batch)[0], expected)
 
 
-@pytest.mark.parametrize("kind", ["attention", "a kind that no backend knows"])
-def test_a_kind_without_a_fused_form_runs_by_its_ops(kind: str, load: Load) -> None:
+class Unknown(Attention):
+    """Attention as a kind that no backend knows."""
+
+    name = "unknown"
+
+
+@pytest.mark.parametrize("kind", [Attention, Unknown])
+def test_a_kind_without_a_fused_form_runs_by_its_ops(kind: type[Attention], load: Load) -> None:
     """Catches a mixer with `part` None, which its docstring allows, that ends the loading of a model, and a pass that
     is called one call then."""
-    by_ops = SubBlockKind(kind, ATTENTION.load, ATTENTION.state, ATTENTION.sizes)
-    layers = [(SubBlock("norm", "mamba", MAMBA),), (SubBlock("norm", "self_attn", by_ops),)]
+    layers = [(SubBlock("norm", "mamba", MAMBA),), (SubBlock("norm", "self_attn", kind(4, 2, 10)),)]
     backend = CpuBackend()
     backend.kinds = {**backend.kinds, "attention": NOT_FUSED}
     torch.manual_seed(1)

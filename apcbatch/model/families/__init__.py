@@ -65,6 +65,5 @@ def _listed() -> str:
 
 def state_layout(config: ModelConfig, dtype: str) -> StateLayout:
     """Return the layout of a model's state. dtype: of weights and activations, by torch's name."""
-    layer = family_of(config).layer
-    blocks = ((i, block) for i in range(config.num_layers) for block in layer(config, i))
-    return StateLayout.of(part for i, block in blocks for part in block.kind.state(config, i, dtype))
+    blocks = ((i, block) for i in range(config.num_layers) for block in config.layer(i))
+    return StateLayout.of(part for i, block in blocks for part in block.kind.state(i, dtype))

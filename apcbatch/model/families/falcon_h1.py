@@ -8,14 +8,13 @@ V", arXiv 2203.03466.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
-from apcbatch.model.attention import ROTARY_ATTENTION
-from apcbatch.model.families.mamba2 import Mamba2Config, read_mixers
+from apcbatch.model.attention import Attention
+from apcbatch.model.families.mamba2 import read_mixer
 from apcbatch.model.family import Family
-from apcbatch.model.feed_forward import MLP
+from apcbatch.model.feed_forward import Mlp
 from apcbatch.model.hf_config import MOST_LAYERS, ConfigReader, ModelConfig, Multipliers
-from apcbatch.model.mamba2 import MAMBA2, NORM_FIRST_MAMBA2, NORMLESS_MAMBA2
 from apcbatch.model.rotary import read_whole_rotary
 from apcbatch.model.sub_blocks import SubBlock
 
@@ -48,19 +47,7 @@ class FalconH1Multipliers(Multipliers):
         }
 
 
-@dataclass(frozen=True)
-class FalconH1Config(Mamba2Config):
-    """Mamba2Config with rotary position embedding. mamba_rms_norm: whether the mixers have a norm.
-    mamba_norm_before_gate: whether it comes before the gate. rotary_dim: all columns of a head."""
-
-    mamba_rms_norm: bool = False
-    mamba_norm_before_gate: bool = True
-    rotary_dim: int = 0
-    rope_theta: float = 0.0
-    multipliers: FalconH1Multipliers = FalconH1Multipliers()
-
-
-def read(reader: ConfigReader, family: str) -> FalconH1Config:
+def read(reader: ConfigReader, family: str) -> ModelConfig:
     """Return the ModelConfig of config.json."""
     for bias in ("attention_bias", "mamba_proj_bias", "mlp_bias", "projectors_bias"):
         reader.require(bias, False, False)
@@ -70,48 +57,47 @@ def read(reader: ConfigReader, family: str) -> FalconH1Config:
     heads = reader.integer("num_attention_heads", 32)
     kv_heads = reader.kv_heads(heads, default=8)
     head_dim = reader.head_dim(hidden_size, heads)
-    theta = read_whole_rotary(reader, head_dim).theta
+    attention = Attention(heads, kv_heads, head_dim, read_whole_rotary(reader, head_dim))
     has_size = reader.values.get("mamba_d_ssm", 1024) is not None
     d_inner = reader.integer("mamba_d_ssm", 1024) if has_size else reader.expanded("mamba_expand", hidden_size)
-    return FalconH1Config(
+    has_norm = reader.flag("mamba_rms_norm", False)
+    is_first = reader.flag("mamba_norm_before_gate", True)
+    mamba2 = read_mixer(reader, d_inner, "no_norm" if not has_norm else "norm_first" if is_first else "gate_first")
+    mlp = Mlp(reader.integer("intermediate_size", 14336))
+    multipliers = FalconH1Multipliers(
+        embedding=reader.number("embedding_multiplier", 1.0),
+        logits=reader.number("lm_head_multiplier", 1.0),
+        ssm=reader.numbers("ssm_multipliers", 5),
+        ssm_in=reader.number("ssm_in_multiplier", 1.0),
+        ssm_out=reader.number("ssm_out_multiplier", 1.0),
+        attention_in=reader.number("attention_in_multiplier", 1.0),
+        attention_out=reader.number("attention_out_multiplier", 1.0),
+        key=reader.number("key_multiplier", 1.0),
+        mlp=reader.numbers("mlp_multipliers", 2),
+    )
+    return ModelConfig(
         family=family,
         vocab_size=reader.integer("vocab_size", 128000),
         hidden_size=hidden_size,
         mixers=("hybrid",) * layers,
         feed_forwards=("mlp",) * layers,
+        blocks={
+            "hybrid": (
+                SubBlock("input_layernorm", "mamba", mamba2),
+                SubBlock("input_layernorm", "self_attn", attention),
+            ),
+            "mlp": (SubBlock("pre_ff_layernorm", "feed_forward", mlp),),
+        },
         norm_eps=reader.number("rms_norm_eps", 1e-5),
         tie_word_embeddings=reader.flag("tie_word_embeddings", False),
-        intermediate_size=reader.integer("intermediate_size", 14336),
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=head_dim,
         context_length=reader.integer("max_position_embeddings", 8192),
-        mamba_rms_norm=reader.flag("mamba_rms_norm", False),
-        mamba_norm_before_gate=reader.flag("mamba_norm_before_gate", True),
-        rotary_dim=head_dim,
-        rope_theta=theta,
-        multipliers=FalconH1Multipliers(
-            embedding=reader.number("embedding_multiplier", 1.0),
-            logits=reader.number("lm_head_multiplier", 1.0),
-            ssm=reader.numbers("ssm_multipliers", 5),
-            ssm_in=reader.number("ssm_in_multiplier", 1.0),
-            ssm_out=reader.number("ssm_out_multiplier", 1.0),
-            attention_in=reader.number("attention_in_multiplier", 1.0),
-            attention_out=reader.number("attention_out_multiplier", 1.0),
-            key=reader.number("key_multiplier", 1.0),
-            mlp=reader.numbers("mlp_multipliers", 2),
-        ),
-        **read_mixers(reader, d_inner),
-    )
-
-
-def _layer(config: ModelConfig, _: int) -> tuple[SubBlock, ...]:
-    assert isinstance(config, FalconH1Config)
-    mamba2 = NORM_FIRST_MAMBA2 if config.mamba_norm_before_gate else MAMBA2
-    return (
-        SubBlock("input_layernorm", "mamba", mamba2 if config.mamba_rms_norm else NORMLESS_MAMBA2),
-        SubBlock("input_layernorm", "self_attn", ROTARY_ATTENTION),
-        SubBlock("pre_ff_layernorm", "feed_forward", MLP),
+        multipliers=multipliers,
+        fields={
+            "intermediate_size": mlp.columns,
+            "mamba_rms_norm": has_norm,
+            "mamba_norm_before_gate": is_first,
+            "multipliers": asdict(multipliers),
+        },
     )
 
 
@@ -122,6 +108,5 @@ FAMILY = Family(
     embedding="model.embed_tokens",
     layers="model.layers",
     final_norm="model.final_layernorm",
-    layer=_layer,
     rank=7,
 )

@@ -7,14 +7,13 @@ Programs V", arXiv 2203.03466.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict
 
-from apcbatch.model.attention import ATTENTION
-from apcbatch.model.families.mamba2 import Mamba2Config, read_mixers
+from apcbatch.model.attention import Attention
+from apcbatch.model.families.mamba2 import read_mixer
 from apcbatch.model.family import Family
-from apcbatch.model.feed_forward import NORMALISED_MIXTURE, SHARED_MLP
-from apcbatch.model.hf_config import LARGEST_NUMBER, MOST_LAYERS, ConfigReader, Multipliers
-from apcbatch.model.mamba2 import MAMBA2
+from apcbatch.model.feed_forward import Mixture, Mlp
+from apcbatch.model.hf_config import LARGEST_NUMBER, MOST_LAYERS, ConfigReader, ModelConfig, Multipliers
 from apcbatch.model.sub_blocks import SubBlock
 
 _MIXER_OF_TYPE = {
@@ -25,16 +24,7 @@ _MIXER_OF_TYPE = {
 }
 
 
-@dataclass(frozen=True)
-class GraniteConfig(Mamba2Config):
-    """Mamba2Config with multipliers. intermediate_size: inner columns of an expert. shared_intermediate_size: those of
-    the MLP."""
-
-    shared_intermediate_size: int = 0
-    multipliers: Multipliers = Multipliers()
-
-
-def read(reader: ConfigReader, family: str) -> GraniteConfig:
+def read(reader: ConfigReader, family: str) -> ModelConfig:
     """Return the ModelConfig of config.json."""
     layers = reader.integer("num_hidden_layers", 32, maximum=MOST_LAYERS)
     mixers = reader.layer_types(layers, _MIXER_OF_TYPE, "layer_types", "layers_block_type") or ("mamba2",) * layers
@@ -50,41 +40,48 @@ def read(reader: ConfigReader, family: str) -> GraniteConfig:
         experts_per_tok = reader.integer("num_experts_per_tok", 2)
         if experts_per_tok > experts:
             raise reader.wrong("num_experts_per_tok", experts_per_tok, f"at most {experts} experts")
-    return GraniteConfig(
+    multipliers = Multipliers(
+        embedding=reader.number("embedding_multiplier", 1.0),
+        residual=reader.number("residual_multiplier", 1.0),
+        attention=reader.number("attention_multiplier", 1.0),
+        logits=1 / reader.number("logits_scaling", 1.0, minimum=1 / LARGEST_NUMBER),
+    )
+    attention = Attention(heads, kv_heads, reader.head_dim(hidden_size, heads), scale=multipliers.attention)
+    expert = Mlp(reader.integer("intermediate_size", 11008) if experts else 0)
+    mixture = Mixture(
+        experts=experts,
+        per_token=experts_per_tok,
+        expert=expert,
+        router="router.layer",
+        stacked=("input_linear.weight", "output_linear.weight"),
+        is_normalised=True,
+    )
+    mlp = Mlp(reader.integer("shared_intermediate_size", 1024), ("input_linear",), "output_linear")
+    shared = SubBlock("post_attention_layernorm", "shared_mlp", mlp)
+    mamba2 = read_mixer(reader, reader.expanded("mamba_expand", hidden_size))
+    return ModelConfig(
         family=family,
         vocab_size=reader.integer("vocab_size", 32000),
         hidden_size=hidden_size,
         mixers=mixers,
         feed_forwards=("moe" if experts else "mlp",) * layers,
+        blocks={
+            "mamba2": (SubBlock("input_layernorm", "mamba", mamba2),),
+            "attention": (SubBlock("input_layernorm", "self_attn", attention),),
+            "mlp": (shared,),
+            "moe": (SubBlock("post_attention_layernorm", "block_sparse_moe", mixture), shared),
+        },
         norm_eps=reader.number("rms_norm_eps", 1e-6),
         tie_word_embeddings=reader.flag("tie_word_embeddings", False),
-        intermediate_size=reader.integer("intermediate_size", 11008) if experts else 0,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=reader.head_dim(hidden_size, heads),
-        num_experts=experts,
-        num_experts_per_tok=experts_per_tok,
         context_length=reader.integer("max_position_embeddings", 2048),
-        shared_intermediate_size=reader.integer("shared_intermediate_size", 1024),
-        multipliers=Multipliers(
-            embedding=reader.number("embedding_multiplier", 1.0),
-            residual=reader.number("residual_multiplier", 1.0),
-            attention=reader.number("attention_multiplier", 1.0),
-            logits=1 / reader.number("logits_scaling", 1.0, minimum=1 / LARGEST_NUMBER),
-        ),
-        **read_mixers(reader, reader.expanded("mamba_expand", hidden_size)),
+        multipliers=multipliers,
+        fields={
+            "intermediate_size": expert.columns,
+            "shared_intermediate_size": mlp.columns,
+            "multipliers": asdict(multipliers),
+        },
     )
 
-
-_MIXERS = {
-    "mamba2": SubBlock("input_layernorm", "mamba", MAMBA2),
-    "attention": SubBlock("input_layernorm", "self_attn", ATTENTION),
-}
-_SHARED = SubBlock("post_attention_layernorm", "shared_mlp", SHARED_MLP)
-_FEED_FORWARDS = {
-    "mlp": (_SHARED,),
-    "moe": (SubBlock("post_attention_layernorm", "block_sparse_moe", NORMALISED_MIXTURE), _SHARED),
-}
 
 FAMILY = Family(
     model_type="granitemoehybrid",
@@ -93,6 +90,5 @@ FAMILY = Family(
     embedding="model.embed_tokens",
     layers="model.layers",
     final_norm="model.norm",
-    layer=lambda config, i: (_MIXERS[config.mixers[i]], *_FEED_FORWARDS[config.feed_forwards[i]]),
     rank=5,
 )

@@ -4,11 +4,11 @@ al., arXiv 2403.19887."""
 from __future__ import annotations
 
 from apcbatch.errors import ModelError
-from apcbatch.model.attention import ATTENTION
+from apcbatch.model.attention import Attention
 from apcbatch.model.family import Family
-from apcbatch.model.feed_forward import MIXTURE, MLP
+from apcbatch.model.feed_forward import Mixture, Mlp
 from apcbatch.model.hf_config import MOST_LAYERS, ConfigReader, ModelConfig
-from apcbatch.model.mamba import MAMBA
+from apcbatch.model.mamba import Mamba
 from apcbatch.model.sub_blocks import SubBlock
 
 
@@ -36,29 +36,35 @@ def read(reader: ConfigReader, family: str) -> ModelConfig:
             f"{len(mixers)} layers attention; expected a Mamba layer, whose state can be kept"
         )
     feed_forwards = ["moe" if experts > 1 and i % expert_period == expert_offset else "mlp" for i in layers]
-    return ModelConfig(
-        family=family,
-        vocab_size=reader.integer("vocab_size", 65536),
-        hidden_size=hidden_size,
-        mixers=tuple(mixers),
-        feed_forwards=tuple(feed_forwards),
+    mamba = Mamba(
         d_inner=reader.expanded("mamba_expand", hidden_size),
         d_state=reader.integer("mamba_d_state", 16),
         d_conv=reader.integer("mamba_d_conv", 4, minimum=2),
         dt_rank=reader.dt_rank("mamba_dt_rank", hidden_size),
         conv_bias=reader.flag("mamba_conv_bias", True),
         proj_bias=reader.flag("mamba_proj_bias", False),
-        norm_eps=reader.number("rms_norm_eps", 1e-6),
         mixer_norm="weighted",
         mixer_norm_eps=reader.number("rms_norm_eps", 1e-6),
+    )
+    attention = Attention(heads, kv_heads, hidden_size // heads)
+    mlp = Mlp(reader.integer("intermediate_size", 14336))
+    mixture = Mixture(experts=experts, per_token=experts_per_tok, expert=mlp, router="router")
+    return ModelConfig(
+        family=family,
+        vocab_size=reader.integer("vocab_size", 65536),
+        hidden_size=hidden_size,
+        mixers=tuple(mixers),
+        feed_forwards=tuple(feed_forwards),
+        blocks={
+            "mamba": (SubBlock("input_layernorm", "mamba", mamba),),
+            "attention": (SubBlock("input_layernorm", "self_attn", attention),),
+            "mlp": (SubBlock("pre_ff_layernorm", "feed_forward", mlp),),
+            "moe": (SubBlock("pre_ff_layernorm", "feed_forward", mixture),),
+        },
+        norm_eps=reader.number("rms_norm_eps", 1e-6),
         tie_word_embeddings=reader.flag("tie_word_embeddings", False),
-        intermediate_size=reader.integer("intermediate_size", 14336),
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=hidden_size // heads,
-        num_experts=experts,
-        num_experts_per_tok=experts_per_tok,
         context_length=reader.integer("max_position_embeddings", 262144),
+        fields={"intermediate_size": mlp.columns},
     )
 
 
@@ -70,15 +76,6 @@ def _period(reader: ConfigReader, kind: str, period_default: int, offset_default
     return period, offset
 
 
-_MIXERS = {
-    "mamba": SubBlock("input_layernorm", "mamba", MAMBA),
-    "attention": SubBlock("input_layernorm", "self_attn", ATTENTION),
-}
-_FEED_FORWARDS = {
-    "mlp": SubBlock("pre_ff_layernorm", "feed_forward", MLP),
-    "moe": SubBlock("pre_ff_layernorm", "feed_forward", MIXTURE),
-}
-
 FAMILY = Family(
     model_type="jamba",
     architectures=("JambaForCausalLM",),
@@ -86,6 +83,5 @@ FAMILY = Family(
     embedding="model.embed_tokens",
     layers="model.layers",
     final_norm="model.final_layernorm",
-    layer=lambda config, i: (_MIXERS[config.mixers[i]], _FEED_FORWARDS[config.feed_forwards[i]]),
     rank=2,
 )

@@ -5,29 +5,18 @@ Liquid AI, "LFM2 Technical Report", arXiv 2511.23404.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from apcbatch.model.attention import ROTARY_ATTENTION, AttentionForm, attention
+from apcbatch.model.attention import Attention
 from apcbatch.model.family import Family
-from apcbatch.model.feed_forward import LFM2_PROJECTIONS, mlp
+from apcbatch.model.feed_forward import Mlp
 from apcbatch.model.hf_config import LARGEST_SIZE, MOST_LAYERS, ConfigReader, ModelConfig
 from apcbatch.model.rotary import read_whole_rotary
-from apcbatch.model.short_conv import SHORT_CONV
+from apcbatch.model.short_conv import ShortConv
 from apcbatch.model.sub_blocks import SubBlock
 
 _MIXER_OF_TYPE = {"conv": "short_conv", "full_attention": "attention"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lfm2Config(ModelConfig):
-    """ModelConfig with rotary position embeddings. d_conv: taps of the convolutions. rotary_dim: rotated columns of an
-    attention head. rope_theta: base of the embedding's wavelengths."""
-
-    rotary_dim: int
-    rope_theta: float
-
-
-def read(reader: ConfigReader, family: str) -> Lfm2Config:
+def read(reader: ConfigReader, family: str) -> ModelConfig:
     """Return the ModelConfig of config.json."""
     hidden_size = reader.integer("hidden_size", 2560)
     for key in ("conv_dim", "conv_dim_out"):
@@ -38,25 +27,29 @@ def read(reader: ConfigReader, family: str) -> Lfm2Config:
     heads, kv_heads = reader.integer("num_attention_heads", 32), reader.integer("num_key_value_heads", 8)
     reader.require_multiple("num_attention_heads", heads, "num_key_value_heads", kv_heads)
     head_dim = reader.head_dim(hidden_size, heads)
-    theta = read_whole_rotary(reader, head_dim, default_theta=1e6).theta
+    rotary = read_whole_rotary(reader, head_dim, default_theta=1e6)
+    norms = ("q_layernorm", "k_layernorm")
+    attention = Attention(heads, kv_heads, head_dim, rotary, norms=norms, output="out_proj")
     mixers = _mixers(reader)
     ties = "tie_embedding" if "tie_embedding" in reader.values else "tie_word_embeddings"
-    return Lfm2Config(
+    feed_forward = mlp(_inner_columns(reader))
+    return ModelConfig(
         family=family,
         vocab_size=reader.integer("vocab_size", 65536),
         hidden_size=hidden_size,
         mixers=mixers,
         feed_forwards=("mlp",) * len(mixers),
-        d_conv=reader.integer("conv_L_cache", 3, minimum=2),
+        blocks={
+            "short_conv": (
+                SubBlock("operator_norm", "conv", ShortConv(hidden_size, reader.integer("conv_L_cache", 3, minimum=2))),
+            ),
+            "attention": (SubBlock("operator_norm", "self_attn", attention),),
+            "mlp": (SubBlock("ffn_norm", "feed_forward", feed_forward),),
+        },
         norm_eps=reader.number("norm_eps", 1e-5),
         tie_word_embeddings=reader.flag(ties, True),
-        intermediate_size=_inner_columns(reader),
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=head_dim,
         context_length=reader.integer("max_position_embeddings", 128000),
-        rotary_dim=head_dim,
-        rope_theta=theta,
+        fields={"intermediate_size": feed_forward.columns},
     )
 
 
@@ -85,13 +78,10 @@ def _inner_columns(reader: ConfigReader) -> int:
     return multiple * -(-int(factor * columns) // multiple)
 
 
-_FORM = AttentionForm(is_rotary=True, norms=("q_layernorm", "k_layernorm"), output="out_proj")
-_ATTENTION = attention(ROTARY_ATTENTION.name, _FORM)
-MIXERS = {
-    "short_conv": SubBlock("operator_norm", "conv", SHORT_CONV),
-    "attention": SubBlock("operator_norm", "self_attn", _ATTENTION),
-}
-FEED_FORWARD = SubBlock("ffn_norm", "feed_forward", mlp(LFM2_PROJECTIONS))
+def mlp(columns: int) -> Mlp:
+    """Return an MLP or expert with the names of LFM2's projections."""
+    return Mlp(columns, ("w1", "w3"), "w2")
+
 
 FAMILY = Family(
     model_type="lfm2",
@@ -100,6 +90,5 @@ FAMILY = Family(
     embedding="model.embed_tokens",
     layers="model.layers",
     final_norm="model.embedding_norm",
-    layer=lambda config, i: (MIXERS[config.mixers[i]], FEED_FORWARD),
     rank=8,
 )

@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 from apcbatch.model.family import Family
 from apcbatch.model.hf_config import MOST_LAYERS, ConfigReader, ModelConfig
-from apcbatch.model.mamba2 import MAMBA2
+from apcbatch.model.mamba2 import Gate, Mamba2
 from apcbatch.model.sub_blocks import SubBlock
 
 
-@dataclass(frozen=True)
-class Mamba2Config(ModelConfig):
-    """ModelConfig with the sizes of the mixers: heads of head_dim columns, groups of B and C. time_step_limit: least
-    and largest step."""
-
-    mamba2_heads: int = 0
-    mamba2_head_dim: int = 0
-    mamba2_groups: int = 0
-    time_step_limit: tuple[float, float] = (0.0, 0.0)
-
-
-def read(reader: ConfigReader, family: str) -> Mamba2Config:
+def read(reader: ConfigReader, family: str) -> ModelConfig:
     """Return the ModelConfig of config.json."""
     reader.require("use_bias", False, False)
     hidden_size = reader.integer("hidden_size", 4096)
@@ -33,42 +19,44 @@ def read(reader: ConfigReader, family: str) -> Mamba2Config:
         raise reader.wrong("num_heads", heads, f"a number that times head_dim {head_dim} is {d_inner}, the d_inner")
     if heads % groups:
         raise reader.wrong("num_heads", heads, f"a multiple of n_groups, {groups}")
-    return Mamba2Config(
+    mixer = Mamba2(
+        heads=heads,
+        head_dim=head_dim,
+        groups=groups,
+        d_state=reader.integer("state_size", 128),
+        d_conv=reader.integer("conv_kernel", 4, minimum=2),
+        conv_bias=reader.flag("use_conv_bias", True),
+        time_step_limit=reader.interval("time_step_limit", (0.0, float("inf"))),
+    )
+    return ModelConfig(
         family=family,
         vocab_size=reader.integer("vocab_size", 32768),
         hidden_size=hidden_size,
         mixers=("mamba2",) * layers,
         feed_forwards=("none",) * layers,
-        d_inner=d_inner,
-        d_state=reader.integer("state_size", 128),
-        d_conv=reader.integer("conv_kernel", 4, minimum=2),
-        conv_bias=reader.flag("use_conv_bias", True),
+        blocks={"mamba2": (SubBlock("norm", "mixer", mixer),)},
         norm_eps=reader.number("layer_norm_epsilon", 1e-5),
         tie_word_embeddings=reader.flag("tie_word_embeddings", False),
-        mamba2_heads=heads,
-        mamba2_head_dim=head_dim,
-        mamba2_groups=groups,
-        time_step_limit=reader.interval("time_step_limit", (0.0, float("inf"))),
     )
 
 
-def read_mixers(reader: ConfigReader, d_inner: int) -> dict[str, Any]:
-    """Return the fields of Mamba2Config for the mixers of a hybrid, from the keys mamba_*. Raises ModelError."""
+def read_mixer(reader: ConfigReader, d_inner: int, gate: Gate = "gate_first") -> Mamba2:
+    """Return the mixer of a hybrid, from the keys mamba_*. gate: see Mamba2. Raises ModelError."""
     heads, groups = reader.integer("mamba_n_heads", 128), reader.integer("mamba_n_groups", 1)
     reader.require_multiple("mamba_n_heads", heads, "mamba_n_groups", groups)
     if d_inner % heads:
         raise reader.wrong("mamba_n_heads", heads, f"a divisor of {d_inner}, the d_inner")
     reader.require("mamba_d_head", "auto", d_inner // heads, "auto")
-    return {
-        "d_inner": d_inner,
-        "d_state": reader.integer("mamba_d_state", 256),
-        "d_conv": reader.integer("mamba_d_conv", 4, minimum=2),
-        "conv_bias": reader.flag("mamba_conv_bias", True),
-        "mamba2_heads": heads,
-        "mamba2_head_dim": d_inner // heads,
-        "mamba2_groups": groups,
-        "time_step_limit": reader.interval("time_step_limit", (0.0, float("inf"))),
-    }
+    return Mamba2(
+        heads=heads,
+        head_dim=d_inner // heads,
+        groups=groups,
+        d_state=reader.integer("mamba_d_state", 256),
+        d_conv=reader.integer("mamba_d_conv", 4, minimum=2),
+        conv_bias=reader.flag("mamba_conv_bias", True),
+        time_step_limit=reader.interval("time_step_limit", (0.0, float("inf"))),
+        gate=gate,
+    )
 
 
 FAMILY = Family(
@@ -78,7 +66,6 @@ FAMILY = Family(
     embedding="backbone.embeddings",
     layers="backbone.layers",
     final_norm="backbone.norm_f",
-    layer=lambda config, i: (SubBlock("norm", "mixer", MAMBA2),),
     # mamba_ssm's name of the tensor, which transformers accepts too.
     former_names={"backbone.embedding.weight": "backbone.embeddings.weight"},
     rank=4,

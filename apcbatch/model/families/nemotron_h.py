@@ -7,15 +7,11 @@ NVIDIA, "Nemotron-H", arXiv 2504.03624, and "Nemotron 3 Nano", arXiv 2512.20848.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
-from apcbatch.model.attention import ATTENTION
-from apcbatch.model.families.mamba2 import Mamba2Config
+from apcbatch.model.attention import Attention
 from apcbatch.model.family import Family
-from apcbatch.model.feed_forward import RELU2_MIXTURE, relu2_mlp
-from apcbatch.model.hf_config import MOST_LAYERS, ConfigReader
-from apcbatch.model.mamba2 import MAMBA2
+from apcbatch.model.feed_forward import Mixture, Mlp, Sigmoid
+from apcbatch.model.hf_config import MOST_LAYERS, ConfigReader, ModelConfig
+from apcbatch.model.mamba2 import Mamba2
 from apcbatch.model.sub_blocks import SubBlock
 
 _KIND_OF_TYPE = {
@@ -29,23 +25,9 @@ _KIND_OF_TYPE = {
 _KIND_OF_LETTER = {"M": "mamba2", "*": "attention", "-": "mlp", "E": "moe"}
 
 
-@dataclass(frozen=True)
-class NemotronHConfig(Mamba2Config):
-    """Mamba2Config with the sizes and the routing of the experts. intermediate_size: inner columns of an MLP.
-    moe_latent_size: columns of an expert's input and output; 0: hidden_size. A layer with a mixer has "none" in
-    feed_forwards, any other one has it in mixers."""
-
-    moe_intermediate_size: int = 0
-    moe_shared_expert_intermediate_size: int = 0
-    moe_latent_size: int = 0
-    n_group: int = 0
-    topk_group: int = 0
-    norm_topk_prob: bool = False
-    routed_scaling_factor: float = 0.0
-
-
-def read(reader: ConfigReader, family: str) -> NemotronHConfig:
-    """Return the ModelConfig of config.json."""
+def read(reader: ConfigReader, family: str) -> ModelConfig:
+    """Return the ModelConfig of config.json. A layer with a mixer has "none" in feed_forwards, any other one has it in
+    mixers."""
     reader.require("mlp_hidden_act", "relu2", "relu2")
     reader.require("mamba_hidden_act", "silu", "silu", "swish")
     reader.require("sliding_window", None, None)
@@ -57,28 +39,43 @@ def read(reader: ConfigReader, family: str) -> NemotronHConfig:
     mamba_heads, groups = reader.integer("mamba_num_heads", 128), reader.integer("n_groups", 8)
     mamba_head_dim = reader.integer("mamba_head_dim", 64)
     reader.require_multiple("mamba_num_heads", mamba_heads, "n_groups", groups)
-    return NemotronHConfig(
+    mamba2 = Mamba2(
+        heads=mamba_heads,
+        head_dim=mamba_head_dim,
+        groups=groups,
+        d_state=reader.integer("ssm_state_size", 128),
+        d_conv=reader.integer("conv_kernel", 4, minimum=2),
+        conv_bias=reader.flag("use_conv_bias", True),
+        time_step_limit=reader.interval("time_step_limit", (0.0, float("inf"))),
+    )
+    head_dim = reader.integer("head_dim", reader.integer("attention_head_dim", 128))
+    mlp = _mlp(reader.integer("intermediate_size", 21504) if "mlp" in kinds else 0)
+    mixture, choice, shared = _experts(reader) if "moe" in kinds else _NO_EXPERTS
+    return ModelConfig(
         family=family,
         vocab_size=reader.integer("vocab_size", 131072),
         hidden_size=reader.integer("hidden_size", 4096),
         mixers=tuple(kind if kind in ("mamba2", "attention") else "none" for kind in kinds),
         feed_forwards=tuple(kind if kind in ("mlp", "moe") else "none" for kind in kinds),
-        d_inner=mamba_heads * mamba_head_dim,
-        d_state=reader.integer("ssm_state_size", 128),
-        d_conv=reader.integer("conv_kernel", 4, minimum=2),
-        conv_bias=reader.flag("use_conv_bias", True),
+        blocks={
+            "mamba2": (SubBlock("norm", "mixer", mamba2),),
+            "attention": (SubBlock("norm", "mixer", Attention(heads, kv_heads, head_dim)),),
+            "mlp": (SubBlock("norm", "mixer", mlp),),
+            "moe": (SubBlock("norm", "mixer", mixture), SubBlock("norm", "mixer.shared_experts", shared)),
+        },
         norm_eps=reader.number("layer_norm_epsilon", 1e-5),
         tie_word_embeddings=reader.flag("tie_word_embeddings", False),
-        intermediate_size=reader.integer("intermediate_size", 21504) if "mlp" in kinds else 0,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=reader.integer("head_dim", reader.integer("attention_head_dim", 128)),
         context_length=reader.integer("max_position_embeddings", 4096),
-        mamba2_heads=mamba_heads,
-        mamba2_head_dim=mamba_head_dim,
-        mamba2_groups=groups,
-        time_step_limit=reader.interval("time_step_limit", (0.0, float("inf"))),
-        **(_experts(reader) if "moe" in kinds else {}),
+        fields={
+            "intermediate_size": mlp.columns,
+            "moe_intermediate_size": mixture.expert.columns,
+            "moe_shared_expert_intermediate_size": shared.columns,
+            "moe_latent_size": mixture.latent,
+            "n_group": choice.groups,
+            "topk_group": choice.top_groups,
+            "norm_topk_prob": mixture.is_normalised,
+            "routed_scaling_factor": choice.scale,
+        },
     )
 
 
@@ -100,8 +97,13 @@ def _kinds(reader: ConfigReader) -> tuple[str, ...]:
     return kinds
 
 
-def _experts(reader: ConfigReader) -> dict[str, Any]:
-    """Return the fields of the mixture of experts."""
+def _mlp(columns: int) -> Mlp:
+    """Return an MLP or expert with a squared ReLU."""
+    return Mlp(columns, ("up_proj",), is_gated=False)
+
+
+def _experts(reader: ConfigReader) -> tuple[Mixture, Sigmoid, Mlp]:
+    """Return the mixture of experts, its choice of experts, and the expert that all tokens share."""
     reader.require("n_shared_experts", 1, 1)
     experts, per_token = reader.integer("n_routed_experts", 8), reader.integer("num_experts_per_tok", 2)
     groups, top_groups = reader.integer("n_group", 1), reader.integer("topk_group", 1)
@@ -114,29 +116,21 @@ def _experts(reader: ConfigReader) -> dict[str, Any]:
     if per_token > (most := top_groups * experts // groups):
         raise reader.wrong("num_experts_per_tok", per_token, f"at most {most} experts, those of topk_group groups")
     latent = reader.values.get("moe_latent_size")
-    return {
-        "num_experts": experts,
-        "num_experts_per_tok": per_token,
-        "moe_intermediate_size": reader.integer("moe_intermediate_size", 7688),
-        "moe_shared_expert_intermediate_size": reader.integer("moe_shared_expert_intermediate_size", 7688),
-        "moe_latent_size": 0 if latent is None else reader.integer("moe_latent_size", 1),
-        "n_group": groups,
-        "topk_group": top_groups,
-        "norm_topk_prob": reader.flag("norm_topk_prob", True),
-        "routed_scaling_factor": reader.number("routed_scaling_factor", 1.0),
-    }
+    choice = Sigmoid("gate.e_score_correction_bias", groups, top_groups, reader.number("routed_scaling_factor", 1.0))
+    mixture = Mixture(
+        experts=experts,
+        per_token=per_token,
+        expert=_mlp(reader.integer("moe_intermediate_size", 7688)),
+        router="gate",
+        is_normalised=reader.flag("norm_topk_prob", True),
+        sigmoid=choice,
+        float32_router=True,
+        latent=0 if latent is None else reader.integer("moe_latent_size", 1),
+    )
+    return mixture, choice, _mlp(reader.integer("moe_shared_expert_intermediate_size", 7688))
 
 
-_BLOCKS: dict[str, tuple[SubBlock, ...]] = {
-    "none": (),
-    "mamba2": (SubBlock("norm", "mixer", MAMBA2),),
-    "attention": (SubBlock("norm", "mixer", ATTENTION),),
-    "mlp": (SubBlock("norm", "mixer", relu2_mlp("intermediate_size")),),
-    "moe": (
-        SubBlock("norm", "mixer", RELU2_MIXTURE),
-        SubBlock("norm", "mixer.shared_experts", relu2_mlp("moe_shared_expert_intermediate_size")),
-    ),
-}
+_NO_EXPERTS = Mixture(experts=0, per_token=0, expert=_mlp(0), router="gate"), Sigmoid(None, 0, 0, 0.0), _mlp(0)
 
 FAMILY = Family(
     model_type="nemotron_h",
@@ -145,7 +139,6 @@ FAMILY = Family(
     embedding="backbone.embeddings",
     layers="backbone.layers",
     final_norm="backbone.norm_f",
-    layer=lambda config, i: (*_BLOCKS[config.mixers[i]], *_BLOCKS[config.feed_forwards[i]]),
     ignored=("mtp.",),
     rank=6,
 )

@@ -7,12 +7,11 @@ Models", arXiv 2505.06708. Only the text model of a multimodal checkpoint is loa
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from apcbatch.model.attention import GATED_ATTENTION
-from apcbatch.model.delta_net import DELTA_NET
+from apcbatch.model.attention import Attention
+from apcbatch.model.delta_net import DeltaNet
 from apcbatch.model.family import Family
-from apcbatch.model.feed_forward import MLP
+from apcbatch.model.feed_forward import Mlp
 from apcbatch.model.hf_config import MOST_LAYERS, ConfigReader, ModelConfig
 from apcbatch.model.rotary import read_rotary
 from apcbatch.model.sub_blocks import SubBlock
@@ -24,22 +23,9 @@ _MIXER_OF_TYPE = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Qwen35Config(ModelConfig):
-    """ModelConfig with the sizes of the delta nets and the rotary position embedding. rotary_dim: rotated columns of an
-    attention head. rope_theta: base of the embedding's wavelengths."""
-
-    linear_num_key_heads: int
-    linear_num_value_heads: int
-    linear_key_head_dim: int
-    linear_value_head_dim: int
-    linear_conv_kernel_dim: int
-    rotary_dim: int
-    rope_theta: float
-
-
-def read(whole: ConfigReader, family: str, defaults: Mapping[str, int] = {}) -> Qwen35Config:
-    """Return the ModelConfig of config.json. defaults: values for missing keys that are not Qwen3.5's."""
+def read(whole: ConfigReader, family: str, defaults: Mapping[str, int] = {}, is_grouped: bool = False) -> ModelConfig:
+    """Return the ModelConfig of config.json. defaults: values for missing keys that are not Qwen3.5's. is_grouped: see
+    DeltaNet."""
     reader = whole.text_model().with_defaults(defaults)
     _check_choices(reader)
     heads, kv_heads = reader.integer("num_attention_heads", 16), reader.integer("num_key_value_heads", 4)
@@ -48,28 +34,40 @@ def read(whole: ConfigReader, family: str, defaults: Mapping[str, int] = {}) -> 
     reader.require_multiple("linear_num_value_heads", value_heads, "linear_num_key_heads", key_heads)
     mixers = _mixers(reader)
     head_dim = reader.integer("head_dim", 256)
-    rotary = read_rotary(reader, head_dim, default_factor=0.25)
+    attention = Attention(
+        heads,
+        kv_heads,
+        head_dim,
+        read_rotary(reader, head_dim, default_factor=0.25),
+        norms=("q_norm", "k_norm"),
+        norm_offset=1.0,
+        is_gated=True,
+    )
+    delta_net = DeltaNet(
+        key_heads=key_heads,
+        value_heads=value_heads,
+        key_dim=reader.integer("linear_key_head_dim", 128),
+        value_dim=reader.integer("linear_value_head_dim", 128),
+        d_conv=reader.integer("linear_conv_kernel_dim", 4, minimum=2),
+        is_grouped=is_grouped,
+    )
+    mlp = Mlp(reader.integer("intermediate_size", 12288))
     ties = whole if "tie_word_embeddings" in whole.values else reader
-    return Qwen35Config(
+    return ModelConfig(
         family=family,
         vocab_size=reader.integer("vocab_size", 248320),
         hidden_size=reader.integer("hidden_size", 4096),
         mixers=mixers,
         feed_forwards=("mlp",) * len(mixers),
+        blocks={
+            "delta": (SubBlock("input_layernorm", "linear_attn", delta_net),),
+            "attention": (SubBlock("input_layernorm", "self_attn", attention),),
+            "mlp": (SubBlock("post_attention_layernorm", "mlp", mlp),),
+        },
         norm_eps=reader.number("rms_norm_eps", 1e-6),
         tie_word_embeddings=ties.flag("tie_word_embeddings", False),
-        intermediate_size=reader.integer("intermediate_size", 12288),
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=head_dim,
         context_length=reader.integer("max_position_embeddings", 32768),
-        linear_num_key_heads=key_heads,
-        linear_num_value_heads=value_heads,
-        linear_key_head_dim=reader.integer("linear_key_head_dim", 128),
-        linear_value_head_dim=reader.integer("linear_value_head_dim", 128),
-        linear_conv_kernel_dim=reader.integer("linear_conv_kernel_dim", 4, minimum=2),
-        rotary_dim=rotary.dim,
-        rope_theta=rotary.theta,
+        fields={"intermediate_size": mlp.columns},
     )
 
 
@@ -93,11 +91,6 @@ def _mixers(reader: ConfigReader) -> tuple[str, ...]:
     return mixers
 
 
-MIXERS = {
-    "delta": SubBlock("input_layernorm", "linear_attn", DELTA_NET),
-    "attention": SubBlock("input_layernorm", "self_attn", GATED_ATTENTION),
-}
-
 FAMILY = Family(
     model_type="qwen3_5",
     architectures=("Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM"),
@@ -106,7 +99,6 @@ FAMILY = Family(
     embedding="model.embed_tokens",
     layers="model.layers",
     final_norm="model.norm",
-    layer=lambda config, i: (MIXERS[config.mixers[i]], SubBlock("post_attention_layernorm", "mlp", MLP)),
     prefixes={"model.language_model.": "model."},
     ignored=("mtp.", "model.visual."),
     norm_offset=1.0,

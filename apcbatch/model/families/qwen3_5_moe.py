@@ -7,56 +7,50 @@ is loaded.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from apcbatch.model.families import qwen3_5
-from apcbatch.model.families.qwen3_5 import Qwen35Config
-from apcbatch.model.feed_forward import SHARED_EXPERT, mixture
+from apcbatch.model.feed_forward import Mixture, Mlp
 from apcbatch.model.hf_config import ConfigReader, ModelConfig
 from apcbatch.model.sub_blocks import SubBlock
-
-
-@dataclass(frozen=True, kw_only=True)
-class Qwen35MoeConfig(Qwen35Config):
-    """Qwen35Config with experts. intermediate_size: inner columns of an expert. shared_intermediate_size: those of the
-    shared one. norm_topk_prob: whether the weights of a token's experts are divided by their sum."""
-
-    shared_intermediate_size: int
-    norm_topk_prob: bool
-
 
 _DEFAULTS = {"hidden_size": 2048, "num_hidden_layers": 40, "num_key_value_heads": 2}
 
 
-def read(whole: ConfigReader, family: str, defaults: Mapping[str, int] = _DEFAULTS) -> Qwen35MoeConfig:
-    """Return the ModelConfig of config.json. defaults: values for missing keys that are not Qwen3.5's."""
-    dense, reader = qwen3_5.read(whole, family, defaults), whole.text_model().with_defaults(defaults)
+def read(
+    whole: ConfigReader, family: str, defaults: Mapping[str, int] = _DEFAULTS, is_grouped: bool = False
+) -> ModelConfig:
+    """Return the ModelConfig of config.json; see apcbatch.model.families.qwen3_5."""
+    dense, reader = qwen3_5.read(whole, family, defaults, is_grouped), whole.text_model().with_defaults(defaults)
     experts, per_tok = reader.integer("num_experts", 256), reader.integer("num_experts_per_tok", 8)
     if per_tok > experts:
         raise reader.wrong("num_experts_per_tok", per_tok, f"at most {experts} experts")
-    fields = {
-        **vars(dense),
-        "feed_forwards": ("moe",) * dense.num_layers,
-        "intermediate_size": reader.integer("moe_intermediate_size", 512),
-        "num_experts": experts,
-        "num_experts_per_tok": per_tok,
-        "shared_intermediate_size": reader.integer("shared_expert_intermediate_size", 512),
-        "norm_topk_prob": reader.flag("norm_topk_prob", True),
-    }
-    return Qwen35MoeConfig(**fields)
-
-
-_SHARED = SubBlock("post_attention_layernorm", "mlp", SHARED_EXPERT)
-_EXPERTS = {
-    is_normalised: (SubBlock("post_attention_layernorm", "mlp", mixture("gate", is_normalised)), _SHARED)
-    for is_normalised in (False, True)
-}
-
-
-def experts(config: ModelConfig) -> tuple[SubBlock, ...]:
-    """Return the feed-forward sub-blocks of a layer."""
-    assert isinstance(config, Qwen35MoeConfig)
-    return _EXPERTS[config.norm_topk_prob]
+    mixture = Mixture(
+        experts=experts,
+        per_token=per_tok,
+        expert=Mlp(reader.integer("moe_intermediate_size", 512)),
+        router="gate",
+        is_normalised=reader.flag("norm_topk_prob", True),
+    )
+    shared = Mlp(
+        reader.integer("shared_expert_intermediate_size", 512),
+        ("shared_expert.gate_proj", "shared_expert.up_proj"),
+        "shared_expert.down_proj",
+        token_gate="shared_expert_gate",
+    )
+    return replace(
+        dense,
+        feed_forwards=("moe",) * dense.num_layers,
+        blocks={
+            **{mixer: dense.blocks[mixer] for mixer in ("delta", "attention")},
+            "moe": tuple(SubBlock("post_attention_layernorm", "mlp", kind) for kind in (mixture, shared)),
+        },
+        fields={
+            "intermediate_size": mixture.expert.columns,
+            "shared_intermediate_size": shared.columns,
+            "norm_topk_prob": mixture.is_normalised,
+        },
+    )
 
 
 FAMILY = replace(
@@ -65,5 +59,4 @@ FAMILY = replace(
     architectures=("Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeForCausalLM"),
     model_types=("qwen3_5_moe_text",),
     read=read,
-    layer=lambda config, i: (qwen3_5.MIXERS[config.mixers[i]], *experts(config)),
 )

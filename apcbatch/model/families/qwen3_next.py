@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from apcbatch.model.delta_net import GROUPED_DELTA_NET
-from apcbatch.model.families import qwen3_5, qwen3_5_moe
-from apcbatch.model.families.qwen3_5_moe import Qwen35MoeConfig, experts
-from apcbatch.model.hf_config import ConfigReader
-from apcbatch.model.sub_blocks import SubBlock
+from apcbatch.model.families import qwen3_5_moe
+from apcbatch.model.hf_config import ConfigReader, ModelConfig
 
 _DEFAULTS = {
     "vocab_size": 151936,
@@ -20,13 +17,11 @@ _DEFAULTS = {
 }
 
 
-def read(reader: ConfigReader, family: str) -> Qwen35MoeConfig:
+def read(reader: ConfigReader, family: str) -> ModelConfig:
     """Return the ModelConfig of config.json."""
     reader.require("decoder_sparse_step", 1, 1)
-    return qwen3_5_moe.read(reader, family, _DEFAULTS)
+    return qwen3_5_moe.read(reader, family, _DEFAULTS, is_grouped=True)
 
-
-_MIXERS = {**qwen3_5.MIXERS, "delta": SubBlock("input_layernorm", "linear_attn", GROUPED_DELTA_NET)}
 
 FAMILY = replace(
     qwen3_5_moe.FAMILY,
@@ -34,7 +29,6 @@ FAMILY = replace(
     architectures=("Qwen3NextForCausalLM",),
     model_types=(),
     read=read,
-    layer=lambda config, i: (_MIXERS[config.mixers[i]], *experts(config)),
     prefixes={},
     ignored=("mtp.",),
 )
