@@ -109,7 +109,7 @@ def test_a_gated_mlp_equals_its_ops_one_by_one(shape, dtype, isa):
     x = normed(norm, sums, dtype)
     logits = ops.linear(x, packed, out_dtype=torch.float32).expand(-1, shape[0]).contiguous()
     expected = ops.sigmoid_mul(one_by_one(x, gate_up, down), logits)
-    mlp = ops.sub_block("shared_expert", norm, expert, packed)
+    mlp = ops.sub_block("mlp", norm, expert, packed)
     for rows in (slice(0, 1), slice(3, 8), slice(0, 37)):
         assert same_bits(run(mlp, sums[rows]), expected[rows])
     wide = [x.double(), gate_up.double(), down.double()]
@@ -156,7 +156,7 @@ def test_sigmoid_mixture_equals_each_token_on_its_own(
     norm, sums = make_norm(h), torch.randn(41, h)
     projections = tuple(map(ops.pack_linear, latent))
     rule = per_token, is_normalised, sigmoid, projections
-    mixture = ops.sub_block("relu2_mixture", norm, ops.pack_linear(router), pack(experts), *rule)
+    mixture = ops.sub_block("mixture", norm, ops.pack_linear(router), pack(experts), *rule)
     x = normed(norm, sums, dtype)
     expected = mixed(x, router, experts, per_token, is_normalised=is_normalised, sigmoid=sigmoid, latent=latent)
     for rows in (slice(0, 1), slice(3, 8), slice(0, 41)):
@@ -173,7 +173,7 @@ def test_sigmoid_mixture_is_close_to_float64():
     wide = [(up.double(), down.double()) for up, down in experts]
     expected = mixed(x, router.double(), wide, 3, reference, True, sigmoid, [one.double() for one in latent], reference)
     rule = 3, True, sigmoid, tuple(map(ops.pack_linear, latent))
-    y = run(ops.sub_block("relu2_mixture", norm, ops.pack_linear(router), pack(experts), *rule), sums)
+    y = run(ops.sub_block("mixture", norm, ops.pack_linear(router), pack(experts), *rule), sums)
     torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -181,7 +181,7 @@ def test_weights_that_are_all_zero_stay_so():
     """Sigmoids of 0 that are divided by their sum."""
     router = ops.pack_linear(torch.full((4, 16), -1e30))
     experts, norm = pack([make_mlp(16, 24, torch.float32, is_gated=False)] * 4), make_norm(16)
-    mixture = ops.sub_block("relu2_mixture", norm, router, experts, 2, True, SigmoidRouting(torch.zeros(4)))
+    mixture = ops.sub_block("mixture", norm, router, experts, 2, True, SigmoidRouting(torch.zeros(4)))
     assert not run(mixture, torch.rand(3, 16)).any()
 
 
@@ -282,7 +282,7 @@ def test_refuses_what_does_not_fit():
         ops.sub_block("mlp", make_norm(17), expert)
     for gate in (torch.randn(2, 16), torch.randn(1, 17), torch.randn(1, 16).bfloat16()):
         with pytest.raises(ValueError, match="the gate must have one row, and the expert's inputs and dtype"):
-            ops.sub_block("shared_expert", norm, expert, ops.pack_linear(gate))
+            ops.sub_block("mlp", norm, expert, ops.pack_linear(gate))
     with pytest.raises(ValueError, match="must have the part's 16 columns"):
         ops.sub_block("mlp", norm, expert)(ops.residual(torch.randn(2, 17)), None)
     with pytest.raises(ValueError, match="the router must have 2 rows, one for each expert"):
@@ -307,7 +307,7 @@ def test_refuses_what_does_not_fit():
     for shapes in ([(16, 16)], [(16, 16), (16, 15)], [(16, 16), (17, 16)], [(16, 15), (16, 16)], [(16, 16)] * 3):
         latent = tuple(ops.pack_linear(torch.randn(shape)) for shape in shapes)
         with pytest.raises(ValueError, match=r"latent must be \(l, 16\) and \(16, l\)"):
-            ops.sub_block("relu2_mixture", norm, router, [expert, expert], 1, False, None, latent)
+            ops.sub_block("mixture", norm, router, [expert, expert], 1, False, None, latent)
     for experts, per_token in (([expert] * 2, 0), ([expert] * 2, 3), ([expert], 1), ([expert] * 3, 1)):
         with pytest.raises(ValueError, match=r"experts_per_token must lie in 1 to [123];"):
             ops.sub_block("mixture", norm, router, experts, per_token)
@@ -327,7 +327,7 @@ def test_a_routing_that_does_not_fit_is_refused(k, columns, groups, top_groups, 
     if k:
         rule = k, False, SigmoidRouting(bias, groups, top_groups)
         with pytest.raises(ValueError, match=sentence):
-            ops.sub_block("relu2_mixture", make_norm(16), ops.pack_linear(torch.randn(6, 16)), experts, *rule)
+            ops.sub_block("mixture", make_norm(16), ops.pack_linear(torch.randn(6, 16)), experts, *rule)
 
 
 @table("call", [relu_square, lambda x: sigmoid_topk(x, 1, torch.zeros(3))])

@@ -107,15 +107,11 @@ class Mamba2Mixer(Mixer):
 
 
 class NormFirstMixer(Mamba2Mixer):
-    kind = "norm_first_mamba2"
-
     def random(self, projections):
         return replace(super().random(projections), gate_first=False)
 
 
 class NormlessMixer(Mamba2Mixer):
-    kind = "normless_mamba2"
-
     def random(self, projections):
         return replace(super().random(projections), norm=None)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import ClassVar
 
 from apcbatch.kernels import processor
@@ -28,19 +27,10 @@ class CpuBackend(CpuOps, BackendOf[PackedLinear]):
     kinds: ClassVar[Mapping[str, KindOnDevice]] = {
         "mamba": KindOnDevice(FusedMamba),
         "mamba2": KindOnDevice(FusedHeadMixer),
-        "norm_first_mamba2": KindOnDevice(FusedHeadMixer),
-        "normless_mamba2": KindOnDevice(FusedHeadMixer),
         "delta": KindOnDevice(FusedHeadMixer),
         "short_conv": KindOnDevice(FusedShortConv),
         "attention": KindOnDevice(FusedAttention),
-        "gated_attention": KindOnDevice(FusedAttention),
-        "rotary_attention": KindOnDevice(FusedAttention),
         "mlp": KindOnDevice(FusedMlp),
         "mixture": KindOnDevice(FusedMixture),
-        "normalised_mixture": KindOnDevice(partial(FusedMixture, is_normalised=True)),
-        "relu2_mlp": KindOnDevice(FusedMlp),
-        "sigmoid_mixture": KindOnDevice(FusedMixture),
-        "relu2_mixture": KindOnDevice(FusedMixture),
-        "shared_expert": KindOnDevice(FusedMlp),
     }
     pass_stack = staticmethod(FusedStack)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import ClassVar
 
 import torch
@@ -34,20 +33,11 @@ class CudaBackend(CudaOps, BackendOf[DeviceLinear]):
     kinds: ClassVar[Mapping[str, KindOnDevice]] = {
         "mamba": KindOnDevice(DeviceMamba),
         "mamba2": KindOnDevice(DeviceHeadMixer),
-        "norm_first_mamba2": KindOnDevice(DeviceHeadMixer),
-        "normless_mamba2": KindOnDevice(DeviceHeadMixer),
         "delta": KindOnDevice(DeviceHeadMixer),
         "short_conv": KindOnDevice(DeviceShortConv),
         "attention": KindOnDevice(DeviceAttention),
-        "gated_attention": KindOnDevice(DeviceAttention),
-        "rotary_attention": KindOnDevice(DeviceAttention),
         "mlp": KindOnDevice(DeviceMlp),
         "mixture": KindOnDevice(DeviceMixture),
-        "normalised_mixture": KindOnDevice(partial(DeviceMixture, is_normalised=True)),
-        "relu2_mlp": KindOnDevice(DeviceMlp),
-        "sigmoid_mixture": KindOnDevice(DeviceMixture),
-        "relu2_mixture": KindOnDevice(DeviceMixture),
-        "shared_expert": KindOnDevice(DeviceMlp),
     }
 
     def arithmetic(self, dtype: torch.dtype) -> str:
