@@ -24,13 +24,14 @@ from apcbatch.address import as_path
 from apcbatch.answer import Answer, answer_of
 from apcbatch.config import OPTIONS
 from apcbatch.data.chat.render import Renderer
-from apcbatch.data.chat.template_options import ChatOptions
 from apcbatch.data.checks import one_of, shown
+from apcbatch.data.conversation import BadLine, Conversation
 from apcbatch.data.generation_config import with_model_defaults
 from apcbatch.data.input.inputs import find_inputs
 from apcbatch.data.input.layouts import LineOptions
-from apcbatch.data.input.records import BadLine, Conversation, parse_line
+from apcbatch.data.input.records import parse_line
 from apcbatch.data.input.source import UnusedColumns, open_source
+from apcbatch.data.template_options import ChatOptions
 from apcbatch.engine.serving import serve
 from apcbatch.errors import RequestError, UsageError
 from apcbatch.formats import CHAT_URL, COMPLETIONS_URL, TURNS, Turns

@@ -36,8 +36,8 @@ from growing import growing
 from apcbatch import Engine, Request, Result, __version__
 from apcbatch.config import Config
 from apcbatch.data.chat.render import Renderer
-from apcbatch.data.chat.template_options import ChatOptions
 from apcbatch.data.input.source import open_source
+from apcbatch.data.template_options import ChatOptions
 from apcbatch.job.feed import Feeder
 from apcbatch.job.planning import work_source
 from apcbatch.job.previous_answers import PreviousAnswers

@@ -22,6 +22,7 @@ PACKAGES = {name for name, floor in FLOORS.items() if floor >= 2}  # on the same
 NO_TORCH = {name for name, floor in FLOORS.items() if floor < 3} | {"cli", "report"}
 LIGHT_TESTS = ("tests/store", "tests/data", "tests/drafts", "tests/plan", "tests/test_cores.py", "tests/test_prefix.py",
                "tests/test_layout.py", "tests/test_floors.py")  # fmt: skip
+ROOMS = ("tokenization", "output", "grammar", "chat input")  # of data, lowest first; its top modules are below them
 WHO_MAY = {"_C": {"kernels", "drafts"}, "_CUDA": {"kernels"}}
 
 
@@ -64,6 +65,19 @@ def test_imports_go_downward() -> None:
                     violations.append(f"{path} imports apcbatch.{other}; only {sorted(WHO_MAY[other])} may")
             elif FLOORS[other] > FLOORS[part] or (FLOORS[other] == FLOORS[part] and part in PACKAGES):
                 violations.append(f"{path} (floor {FLOORS[part]}) imports {other} (floor {FLOORS[other]})")
+    assert not violations, "\n".join(violations)
+
+
+def test_the_rooms_of_data_import_downward() -> None:
+    """Catches a noun of data that its readers own, so that rendering and parsing import the reader of INPUT."""
+    floors = {name: floor for floor, names in enumerate(ROOMS) for name in names.split()}
+    data = PACKAGE / "data"
+    violations = []
+    for path in data.rglob("*.py"):
+        room = path.relative_to(data).parts[0]
+        for other in set(re.findall(r"^ *from apcbatch\.data\.(\w+)", path.read_text(), re.MULTILINE)) & floors.keys():
+            if other != room and floors[other] >= floors.get(room, -1):
+                violations.append(f"{path.relative_to(PACKAGE)} imports data.{other}")
     assert not violations, "\n".join(violations)
 
 

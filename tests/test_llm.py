@@ -135,8 +135,8 @@ def test_a_conversation_goes_on_from_its_answer(llm: LLM) -> None:
 def prompt_of(line: dict[str, Any], count: int) -> list[int]:
     """The prompt after `count` messages of a line."""
     from apcbatch.data.chat.render import Renderer
+    from apcbatch.data.conversation import Conversation
     from apcbatch.data.input.messages import check_messages
-    from apcbatch.data.input.records import Conversation
     from apcbatch.model.locate import DEMO_DIR
 
     made = Conversation("x", 1, check_messages(line["messages"][:count]), line["tools"], "batch", "x")

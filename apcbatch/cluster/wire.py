@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from apcbatch.data.chat.render import Renderer
-from apcbatch.data.chat.template_options import ChatOptions
 from apcbatch.data.grammar.constraint import ConstraintFactory
 from apcbatch.data.grammar.llguidance import Thinking
 from apcbatch.data.grammar.structured_output import StructuredOutput
 from apcbatch.data.output.stop_texts import StopTextsFactory
+from apcbatch.data.template_options import ChatOptions
 from apcbatch.errors import RequestError
 from apcbatch.model.locate import locate_model
 from apcbatch.prefix import TokenArray, checked_tokens

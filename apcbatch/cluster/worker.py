@@ -37,8 +37,8 @@ from apcbatch.cluster.wire import (
     Unit,
 )
 from apcbatch.config import Config
-from apcbatch.data.chat.template_options import ChatOptions
 from apcbatch.data.model_files import model_files_digest
+from apcbatch.data.template_options import ChatOptions
 from apcbatch.engine.engine import open_engine
 from apcbatch.model.locate import locate_model
 from apcbatch.store import BadSnapshot, Buffer

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from apcbatch.data.chat.template_options import TemplateOptions, check_template_options
 from apcbatch.data.checks import (
     invalid,
     is_integer,
@@ -21,7 +20,8 @@ from apcbatch.data.checks import (
     shown,
     wrong,
 )
-from apcbatch.data.input.messages import Tool
+from apcbatch.data.conversation import Tool
+from apcbatch.data.template_options import TemplateOptions, check_template_options
 from apcbatch.sampling import LONGEST_STOP_TEXT, MOST_STOP_TEXTS, SETTINGS, Bounds, Setting
 
 _UINT64_MAX = 2**64 - 1

@@ -243,7 +243,7 @@ def _template(config: Config) -> str:
     day."""
     from apcbatch.data.chat.render import Renderer
     from apcbatch.data.chat.template import NO_TEMPLATE
-    from apcbatch.data.chat.template_options import ChatOptions
+    from apcbatch.data.template_options import ChatOptions
 
     warnings: list[str] = []
     options = ChatOptions.of(config)
@@ -259,7 +259,7 @@ def _template(config: Config) -> str:
 def _stability(renderer: Renderer, warnings: list[str]) -> str:
     """Render a short conversation with a tool call, without and with thoughts, and say whether each prompt begins with
     the previous one. warnings: those of the renderer so far; it appends to them."""
-    from apcbatch.data.input.records import Conversation
+    from apcbatch.data.conversation import Conversation
 
     call = {"type": "function", "function": {"name": "look_up", "arguments": {"word": "tide"}}}
     messages: list[dict[str, Any]] = [

@@ -22,8 +22,8 @@ from apcbatch.data.chat.recorded_answers import answered_turns, render_answers
 from apcbatch.data.chat.render import Prompt, Rendered, Renderer
 from apcbatch.data.chat.rollout import Rollout
 from apcbatch.data.checks import shown
+from apcbatch.data.conversation import BadLine, Conversation
 from apcbatch.data.fields import MOST_COLUMNS
-from apcbatch.data.input.records import BadLine, Conversation
 from apcbatch.data.output.stop_texts import cut_answer
 from apcbatch.display import counted
 from apcbatch.errors import RequestError

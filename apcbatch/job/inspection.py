@@ -13,15 +13,14 @@ from typing import Any
 from apcbatch.config import Config
 from apcbatch.data.chat.prompt_tokens import PromptToken, prompt_tokens
 from apcbatch.data.chat.render import Renderer
-from apcbatch.data.chat.template_options import ChatOptions
-from apcbatch.data.chat.turns import choose_turns
+from apcbatch.data.conversation import BadLine, Conversation, choose_turns
 from apcbatch.data.generation_config import with_model_defaults
 from apcbatch.data.grammar.structured_output import StructuredOutput
 from apcbatch.data.input.inputs import Inputs
 from apcbatch.data.input.layouts import LineOptions
-from apcbatch.data.input.records import BadLine, Conversation
+from apcbatch.data.input.line_errors import find_errors
 from apcbatch.data.input.source import open_source
-from apcbatch.data.line_errors import find_errors
+from apcbatch.data.template_options import ChatOptions
 from apcbatch.engine.validation import room_for_answer
 from apcbatch.errors import RequestError, UsageError
 from apcbatch.formats import Format

@@ -17,14 +17,14 @@ from apcbatch.address import shown_address
 from apcbatch.config import Config
 from apcbatch.data.chat.render import Renderer
 from apcbatch.data.chat.render_ahead import render_ahead
-from apcbatch.data.chat.template_options import ChatOptions
+from apcbatch.data.conversation import BadLine, Conversation
 from apcbatch.data.generation_config import notice, with_model_defaults
 from apcbatch.data.input.files import STDIN
 from apcbatch.data.input.inputs import RUN_FILE_SUFFIX, Inputs
 from apcbatch.data.input.layouts import LineOptions
-from apcbatch.data.input.records import BadLine, Conversation
 from apcbatch.data.input.source import open_source
 from apcbatch.data.model_files import model_files_digest
+from apcbatch.data.template_options import ChatOptions
 from apcbatch.data.tokenization.no_tokenizer import check_first
 from apcbatch.draft_sources import draft_sources
 from apcbatch.errors import UsageError

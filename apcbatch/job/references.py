@@ -14,9 +14,9 @@ from typing import Any, BinaryIO, cast
 from apcbatch.config import Config
 from apcbatch.data.chat.known_answers import MOST_KNOWN_TOKENS, KnownAnswers
 from apcbatch.data.chat.render import Prompt, Renderer
+from apcbatch.data.conversation import Conversation
 from apcbatch.data.input.files import BROKEN, COMPRESSED, Stream, reason
 from apcbatch.data.input.messages import check_messages
-from apcbatch.data.input.records import Conversation
 from apcbatch.data.model_files import model_files_digest
 from apcbatch.draft_sources import draft_sources
 from apcbatch.errors import RequestError, UsageError

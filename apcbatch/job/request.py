@@ -12,8 +12,8 @@ from typing import Any
 
 from apcbatch.config import Config
 from apcbatch.data.chat.render import Prompt, Renderer
+from apcbatch.data.conversation import Conversation
 from apcbatch.data.generation_config import FILE
-from apcbatch.data.input.records import Conversation
 from apcbatch.data.output.stop_texts import StopTextsFactory
 from apcbatch.errors import RequestError, UsageError
 from apcbatch.job.logprobs import PromptFields

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from apcbatch.data.chat.rollout import Rollout
-from apcbatch.data.input.records import Conversation
+from apcbatch.data.conversation import Conversation
 from apcbatch.data.output.parser import OutputParser
 from apcbatch.engine.serving import Steppable
 from apcbatch.errors import RequestError

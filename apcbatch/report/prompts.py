@@ -16,14 +16,13 @@ import orjson
 from apcbatch.config import OPTIONS, Config
 from apcbatch.data.chat.recorded_answers import answered_turns
 from apcbatch.data.chat.render import Renderer
-from apcbatch.data.chat.template_options import ChatOptions
+from apcbatch.data.conversation import BadLine, Conversation, Message
 from apcbatch.data.generation_config import with_model_defaults
 from apcbatch.data.input.inputs import Inputs
 from apcbatch.data.input.layouts import LineOptions
-from apcbatch.data.input.messages import Message
-from apcbatch.data.input.records import BadLine, Conversation
 from apcbatch.data.input.source import open_source
 from apcbatch.data.model_files import model_files_digest
+from apcbatch.data.template_options import ChatOptions
 from apcbatch.errors import UsageError
 from apcbatch.job.feed import Feeder
 from apcbatch.job.previous_answers import PreviousAnswers

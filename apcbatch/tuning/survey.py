@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from apcbatch.config import Config
 from apcbatch.data.chat.known_answers import KnownAnswers
 from apcbatch.data.chat.render import NotePrompt, Rendered, Renderer
-from apcbatch.data.chat.template_options import ChatOptions
+from apcbatch.data.conversation import Conversation
 from apcbatch.data.generation_config import with_model_defaults
 from apcbatch.data.input.inputs import Inputs
 from apcbatch.data.input.layouts import LineOptions
-from apcbatch.data.input.records import Conversation
 from apcbatch.data.input.source import open_source
+from apcbatch.data.template_options import ChatOptions
 from apcbatch.data.tokenization.no_tokenizer import check_first, load_any_tokenizer
 from apcbatch.engine.memory import MemoryPlan
 from apcbatch.engine.validation import check_request

@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from apcbatch.config import Config
 from apcbatch.data.chat.render import Renderer
-from apcbatch.data.chat.template_options import ChatOptions
 from apcbatch.data.input.inputs import Inputs
 from apcbatch.data.input.layouts import LineOptions
 from apcbatch.data.input.source import open_source
+from apcbatch.data.template_options import ChatOptions
 from apcbatch.job.feed import Feeder
 from apcbatch.job.planning import work_source
 from apcbatch.job.previous_answers import PreviousAnswers

@@ -19,9 +19,9 @@ from typing import Any
 
 from apcbatch.config import Config
 from apcbatch.data.chat.render import Renderer
-from apcbatch.data.chat.template_options import ChatOptions
 from apcbatch.data.input.layouts import LineOptions
 from apcbatch.data.input.source import open_source
+from apcbatch.data.template_options import ChatOptions
 from apcbatch.job.feed import Feeder
 from apcbatch.job.open import make_engine
 from apcbatch.job.previous_answers import PreviousAnswers

@@ -13,11 +13,11 @@ import pytest
 from apcbatch import Request
 from apcbatch.cluster.wire import RequestDecoder, encode_request
 from apcbatch.data.chat.render import Renderer
-from apcbatch.data.chat.template_options import ChatOptions
 from apcbatch.data.grammar.constraint import ConstraintFactory
 from apcbatch.data.grammar.llguidance import Thinking
 from apcbatch.data.grammar.structured_output import StructuredOutput
 from apcbatch.data.output.stop_texts import StopTextsFactory
+from apcbatch.data.template_options import ChatOptions
 from apcbatch.errors import RequestError
 from apcbatch.model.locate import DEMO_DIR
 from apcbatch.types import RequestPlan

@@ -13,7 +13,8 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from apcbatch.data.chat.render import Renderer
-from apcbatch.data.input.records import BadLine, Conversation, parse_record
+from apcbatch.data.conversation import BadLine, Conversation
+from apcbatch.data.input.records import parse_record
 
 CORPUS = [
     "system user assistant tool\n",

@@ -18,13 +18,14 @@ import numpy as np
 import pytest
 from tokenizers import decoders
 
+from apcbatch.data.conversation import BadLine
 from apcbatch.data.grammar import constraint as constraint_module
 from apcbatch.data.grammar.constraint import GrammarCompiler, GrammarConstraint
 from apcbatch.data.grammar.grammar_child import _Bytes
 from apcbatch.data.grammar.llguidance import Thinking, is_finite
 from apcbatch.data.grammar.structured_output import StructuredOutput, check_structured_output
 from apcbatch.data.helper import Helper
-from apcbatch.data.input.records import BadLine, parse_line
+from apcbatch.data.input.records import parse_line
 from apcbatch.data.output.tool_parser import CallSyntax
 from apcbatch.data.output.tool_parsers import tool_parsers
 from apcbatch.data.tokenization.tokenizer import Tokenizer, load_tokenizer

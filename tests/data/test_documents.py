@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from apcbatch.data.conversation import BadLine, Conversation
 from apcbatch.data.input.lines import DocumentError, is_document, split_document
-from apcbatch.data.input.records import BadLine, Conversation
 from apcbatch.data.input.source import open_source
 from apcbatch.errors import UsageError
 from tests.data.conftest import USER

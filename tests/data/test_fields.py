@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from apcbatch.data.conversation import Conversation
 from apcbatch.data.fields import BY_SHAPE, FIELDS, INSIDE, MOST_COLUMNS, REQUESTS, SHAPES, near_setting
 from apcbatch.data.input.layouts import ANY_LINE
 from apcbatch.data.input.messages import MOST_WARNINGS
-from apcbatch.data.input.records import Conversation, parse_record
+from apcbatch.data.input.records import parse_record
 from apcbatch.data.input.source import MOST_NAMES, UnusedColumns, open_source
 from apcbatch.formats import CHAT_URL, COMPLETIONS_URL
 from tests.data.conftest import USER, batch, fault, good

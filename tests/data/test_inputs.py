@@ -17,9 +17,9 @@ import pytest
 from fsspec.registry import known_implementations
 
 from apcbatch.address import _PACKAGES, _named_package, open_filesystem
+from apcbatch.data.conversation import BadLine, Conversation
 from apcbatch.data.input import files, inputs, source
 from apcbatch.data.input.inputs import Inputs, _as_address, find_inputs
-from apcbatch.data.input.records import BadLine, Conversation
 from apcbatch.data.input.source import open_source
 from apcbatch.errors import UsageError
 from tests.data.conftest import USER

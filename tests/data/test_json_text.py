@@ -14,7 +14,8 @@ import pytest
 
 from apcbatch.data.chat.render import Renderer
 from apcbatch.data.chat.template_child import Template
-from apcbatch.data.input.records import Conversation, parse_line
+from apcbatch.data.conversation import Conversation
+from apcbatch.data.input.records import parse_line
 from apcbatch.data.input.source import open_source
 from apcbatch.data.json_text import read_json, write_json
 from apcbatch.data.output.parser import OutputParser

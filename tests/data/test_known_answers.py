@@ -10,7 +10,7 @@ import pytest
 from apcbatch.data.chat.known_answers import KnownAnswers
 from apcbatch.data.chat.recorded_answers import render_answers
 from apcbatch.data.chat.render import Prompt, Renderer
-from apcbatch.data.input.records import Conversation
+from apcbatch.data.conversation import Conversation
 from apcbatch.errors import RequestError
 from apcbatch.formats import Turns
 from tests.data.conftest import KINDS, STABLE_TEMPLATE, UNSTABLE_TEMPLATE, conversation, good

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from apcbatch.data.conversation import BadLine, Conversation
 from apcbatch.data.input.delimited import header_of
 from apcbatch.data.input.layouts import ANY_LINE, LineOptions
-from apcbatch.data.input.records import BadLine, Conversation, parse_line
+from apcbatch.data.input.records import parse_line
 from apcbatch.data.input.source import open_source
 from apcbatch.errors import UsageError
 from tests.effort import table

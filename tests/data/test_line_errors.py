@@ -7,9 +7,10 @@ import random
 from typing import Any
 
 from apcbatch.data.checks import first_line, one_of, shown, shown_keys
+from apcbatch.data.conversation import BadLine
 from apcbatch.data.fields import FIELDS
-from apcbatch.data.input.records import BadLine, parse_record
-from apcbatch.data.line_errors import find_errors
+from apcbatch.data.input.line_errors import find_errors
+from apcbatch.data.input.records import parse_record
 from tests.effort import table
 
 LINE: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from apcbatch.data.input.messages import Parts
-from apcbatch.data.input.records import Conversation
+from apcbatch.data.conversation import Conversation, Parts
 from tests.data.conftest import USER, fault, good
 from tests.effort import table
 

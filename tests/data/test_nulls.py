@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from apcbatch.data.chat.render import Renderer
-from apcbatch.data.input.records import BadLine, Conversation, parse_line
+from apcbatch.data.conversation import BadLine, Conversation
+from apcbatch.data.input.records import parse_line
 from apcbatch.data.input.source import open_source
 from apcbatch.data.input.tables import _allows_null, _as_required, _schemas, nulls_taken, settle_line
 from apcbatch.model.locate import locate_model

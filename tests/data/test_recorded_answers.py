@@ -9,7 +9,7 @@ import pytest
 
 from apcbatch.data.chat.recorded_answers import answered_turns, render_answers
 from apcbatch.data.chat.render import Renderer
-from apcbatch.data.input.records import Conversation
+from apcbatch.data.conversation import Conversation
 from apcbatch.errors import RequestError
 from tests.data.conftest import (
     KINDS,

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from apcbatch.data.conversation import BadLine, Conversation
 from apcbatch.data.input.layouts import LineOptions
-from apcbatch.data.input.records import BadLine, Conversation, parse_line, parse_record
+from apcbatch.data.input.records import parse_line, parse_record
 from apcbatch.formats import FORMATS
 from tests.data.conftest import USER, batch, fault
 from tests.effort import table, tries

@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from apcbatch.data.chat.render import Prompt, Renderer, snippets
+from apcbatch.data.conversation import Conversation
 from apcbatch.data.helper_child import MAX_CHARACTERS
-from apcbatch.data.input.records import Conversation, parse_record
+from apcbatch.data.input.records import parse_record
 from apcbatch.errors import RequestError
 from apcbatch.prefix import as_token_array
 from tests.chats import DROPS_THOUGHTS

@@ -13,7 +13,7 @@ import pytest
 from apcbatch.data.chat import render_ahead as module
 from apcbatch.data.chat.render import Renderer
 from apcbatch.data.chat.render_ahead import MOST_AHEAD, NUM_THREADS, TextsAhead, render_ahead
-from apcbatch.data.input.records import BadLine, Conversation
+from apcbatch.data.conversation import BadLine, Conversation
 from apcbatch.errors import RequestError
 from tests.effort import tries
 

@@ -11,7 +11,8 @@ import pytest
 
 from apcbatch.data.chat.render import Renderer
 from apcbatch.data.chat.rollout import Rollout
-from apcbatch.data.input.records import Conversation, parse_record
+from apcbatch.data.conversation import Conversation
+from apcbatch.data.input.records import parse_record
 from apcbatch.errors import RequestError
 from tests.data.conftest import STABLE_TEMPLATE, UNSTABLE_TEMPLATE, conversation
 from tests.effort import table

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
+from apcbatch.data.conversation import BadLine, Conversation
 from apcbatch.data.input import source
 from apcbatch.data.input.layouts import LineOptions
-from apcbatch.data.input.records import BadLine, Conversation, parse_record
+from apcbatch.data.input.records import parse_record
 from apcbatch.data.input.source import open_source
 from apcbatch.errors import UsageError
 from apcbatch.formats import Format

@@ -13,9 +13,9 @@ import pytest
 from apcbatch.data.chat.render import Renderer
 from apcbatch.data.chat.template import ChatTemplate, before_mark, read_fallback, with_mark
 from apcbatch.data.chat.template_child import Template
-from apcbatch.data.chat.template_options import ChatOptions
 from apcbatch.data.helper_child import DONE
 from apcbatch.data.input.messages import check_messages
+from apcbatch.data.template_options import ChatOptions
 from apcbatch.data.tokenization.tokenizer import load_tokenizer
 from apcbatch.errors import RequestError, UsageError
 from tests.data.conftest import STABLE_TEMPLATE, build_tokenizer, by_transformers, save_model

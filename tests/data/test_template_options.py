@@ -12,8 +12,8 @@ import pytest
 
 from apcbatch.data.chat.render import Renderer
 from apcbatch.data.chat.rollout import Rollout
-from apcbatch.data.chat.template_options import MOST_BYTES, MOST_VARIABLES, RESERVED, ChatOptions, check_variables
-from apcbatch.data.input.records import Conversation
+from apcbatch.data.conversation import Conversation
+from apcbatch.data.template_options import MOST_BYTES, MOST_VARIABLES, RESERVED, ChatOptions, check_variables
 from apcbatch.errors import RequestError, UsageError
 from tests.data.conftest import batch, build_tokenizer, fault, good, save_model
 from tests.data.conftest import kept_by_transformers as tokenizer_of

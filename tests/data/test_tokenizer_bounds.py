@@ -16,8 +16,8 @@ from tokenizers import Encoding, models, normalizers
 from tokenizers import Tokenizer as Backend
 
 from apcbatch.data.chat.render import Renderer
-from apcbatch.data.chat.template_options import ChatOptions
 from apcbatch.data.model_files import MAX_FILE_BYTES, model_files_digest
+from apcbatch.data.template_options import ChatOptions
 from apcbatch.data.tokenization.tokenizer import TOKEN_CHARACTERS, Tokenizer, load_tokenizer
 from apcbatch.errors import ModelError, RequestError
 from tests.conftest import ROOT

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from apcbatch.data.chat.render import Renderer
 from apcbatch.data.chat.template_child import Template
-from apcbatch.data.input.records import Conversation
+from apcbatch.data.conversation import Conversation
 from apcbatch.data.input.source import open_source
 from apcbatch.data.output.tool_parser import Call
 from apcbatch.data.output.tool_parsers import choose_tool_parser, tool_parsers

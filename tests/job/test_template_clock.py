@@ -12,7 +12,7 @@ import pytest
 
 from apcbatch.cluster.ray_cluster import Machine
 from apcbatch.config import Config
-from apcbatch.data.chat.template_options import ChatOptions
+from apcbatch.data.template_options import ChatOptions
 from apcbatch.model.locate import DEMO_DIR
 from tests.chats import conversation, read_records, write_lines
 from tests.cluster.test_sizing import asked

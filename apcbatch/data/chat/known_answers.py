@@ -16,9 +16,7 @@ import numpy as np
 from apcbatch.data.chat.common_prefix import BaseText, common_length
 from apcbatch.data.chat.recorded_answers import answer_end, tokenise_answer
 from apcbatch.data.chat.render import Prompt, Renderer
-from apcbatch.data.chat.turns import Turn
-from apcbatch.data.input.messages import Message
-from apcbatch.data.input.records import Conversation
+from apcbatch.data.conversation import Conversation, Message, Turn
 from apcbatch.errors import RequestError
 from apcbatch.prefix import TokenArray, as_token_array
 

@@ -16,9 +16,8 @@ import numpy as np
 
 from apcbatch.data.chat.common_prefix import BaseText, common_length
 from apcbatch.data.chat.render import Prompt, Rendered, Renderer, render_backwards, snippets
-from apcbatch.data.chat.turns import Turn, recorded_turns
 from apcbatch.data.checks import at_line
-from apcbatch.data.input.records import Conversation
+from apcbatch.data.conversation import Conversation, Turn, recorded_turns
 from apcbatch.errors import RequestError
 from apcbatch.formats import Turns
 from apcbatch.prefix import TokenArray, as_token_array

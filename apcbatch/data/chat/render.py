@@ -14,18 +14,16 @@ from typing import Any
 from apcbatch.answer import AnswerWarning
 from apcbatch.data.chat.common_prefix import BaseText, BaseTexts, common_length
 from apcbatch.data.chat.template import ChatTemplate, read_fallback, reasoning_of
-from apcbatch.data.chat.template_options import ChatOptions, TemplateOptions, read_template_kwargs
-from apcbatch.data.chat.turns import Turn
 from apcbatch.data.checks import at_line, shown
+from apcbatch.data.conversation import Conversation, Message, Turn
 from apcbatch.data.grammar.constraint import ConstraintFactory, GrammarCompiler
 from apcbatch.data.grammar.llguidance import Thinking
 from apcbatch.data.grammar.structured_output import StructuredOutput
-from apcbatch.data.input.messages import Message
-from apcbatch.data.input.records import Conversation
 from apcbatch.data.output.call_ids import recorded_ids
 from apcbatch.data.output.parser import OutputParser
 from apcbatch.data.output.reasoning import choose_reasoning_parser
 from apcbatch.data.output.tool_parsers import choose_tool_parser
+from apcbatch.data.template_options import ChatOptions, TemplateOptions, read_template_kwargs
 from apcbatch.data.tokenization.no_tokenizer import load_any_tokenizer
 from apcbatch.data.tokenization.tokenizer import Tokenizer
 from apcbatch.errors import RequestError

@@ -15,7 +15,7 @@ from queue import SimpleQueue
 
 from apcbatch.data.chat.common_prefix import BaseText
 from apcbatch.data.chat.render import Renderer, Texts
-from apcbatch.data.input.records import BadLine, Conversation
+from apcbatch.data.conversation import BadLine, Conversation
 from apcbatch.errors import RequestError
 from apcbatch.formats import Turns
 

@@ -13,10 +13,8 @@ import numpy as np
 
 from apcbatch.answer import AnswerWarning
 from apcbatch.data.chat.render import Prompt, Renderer
-from apcbatch.data.chat.turns import Turn
 from apcbatch.data.checks import at_line
-from apcbatch.data.input.messages import Message
-from apcbatch.data.input.records import Conversation
+from apcbatch.data.conversation import Conversation, Message, Turn
 from apcbatch.data.output.parser import ParsedAnswer
 from apcbatch.data.output.tool_parser import Call
 from apcbatch.errors import RequestError

@@ -15,10 +15,10 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-from apcbatch.data.chat.template_options import TemplateOptions, read_template
+from apcbatch.data.conversation import Message, Parts, Tool
 from apcbatch.data.helper import Helper, LimitExceeded
 from apcbatch.data.helper_child import DONE, INVALID, MAX_CHARACTERS, TOO_LONG
-from apcbatch.data.input.messages import Message, Parts, Tool
+from apcbatch.data.template_options import TemplateOptions, read_template
 from apcbatch.data.tokenization.tokenizer import Tokenizer, too_long
 from apcbatch.errors import ModelError, RequestError
 

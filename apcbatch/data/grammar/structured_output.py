@@ -20,7 +20,7 @@ from apcbatch.data.checks import (
     shown,
     wrong,
 )
-from apcbatch.data.input.messages import Tool
+from apcbatch.data.conversation import Tool
 from apcbatch.data.json_text import read_json, write_json
 
 OutputKind = Literal["json", "regex", "choice", "grammar", "calls"]

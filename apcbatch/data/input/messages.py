@@ -8,7 +8,6 @@ become OpenAI's fields and messages.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from apcbatch.answer import AnswerWarning, WarningKind
@@ -23,6 +22,7 @@ from apcbatch.data.checks import (
     shown,
     wrong,
 )
+from apcbatch.data.conversation import Message, Parts
 from apcbatch.data.fields import Shape, unread_keys
 from apcbatch.data.json_text import read_json
 from apcbatch.formats import ROLE_ALIASES, ROLES
@@ -30,23 +30,6 @@ from apcbatch.formats import ROLE_ALIASES, ROLES
 MOST_WARNINGS = 8
 _REASONING = ("reasoning", "thinking")  # other names of a message's `reasoning_content`
 _TEXTS = ("name", "tool_call_id", "reasoning_content", "refusal")  # optional fields, each a string
-
-Message = dict[str, Any]
-Tool = dict[str, Any]
-
-
-class Parts(str):
-    """A content of several text parts; as a string, the parts joined by line ends. parts: the texts of the parts, for a
-    template that takes them apart (data/chat/template.py)."""
-
-    __slots__ = ("parts",)
-    parts: tuple[str, ...]
-
-    def __new__(cls, parts: Iterable[str]) -> Parts:
-        texts = tuple(parts)
-        made = super().__new__(cls, "\n".join(texts))
-        made.parts = texts
-        return made
 
 
 class ContentWarnings:

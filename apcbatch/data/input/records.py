@@ -6,20 +6,18 @@ Invariant: every JSON value becomes one of the two; none raises an exception.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from json import JSONDecodeError
 from typing import Any
 
 from apcbatch.answer import AnswerWarning
-from apcbatch.data.chat.template_options import TemplateOptions
-from apcbatch.data.chat.turns import Turn, choose_turns
 from apcbatch.data.checks import invalid, is_integer, required, shown, shown_keys, wrong
+from apcbatch.data.conversation import BadLine, Conversation, Message, Tool
 from apcbatch.data.fields import BY_SHAPE, Shape, check_line
 from apcbatch.data.grammar.llguidance import check_digits
 from apcbatch.data.grammar.structured_output import given_structured_output
 from apcbatch.data.input.known_formats import known_format, remedy
 from apcbatch.data.input.layouts import ANY_LINE, LaidOut, LineOptions, has_layout, lay_out
-from apcbatch.data.input.messages import MOST_WARNINGS, ContentWarnings, Message, Tool, check_messages
+from apcbatch.data.input.messages import MOST_WARNINGS, ContentWarnings, check_messages
 from apcbatch.data.input.openai_batch import check_batch, check_prompt
 from apcbatch.data.input.sharegpt import check_sharegpt
 from apcbatch.data.input.tables import nulls_taken, settle_line
@@ -27,92 +25,7 @@ from apcbatch.data.input.tools import check_tools
 from apcbatch.data.json_text import OddNumber, read_json, read_python_json
 from apcbatch.data.request_settings import check_settings, shown_tools
 from apcbatch.errors import RequestError
-from apcbatch.formats import Format, Turns, detect_format
-
-
-@dataclass(slots=True)
-class Conversation:
-    """One checked input line.
-
-    id: the line's own id or custom_id, or `line-<n>`. line: number of the line from 1, over all files. messages: as in
-    data/input/messages.py; empty for a completion, which has a prompt instead. custom_id: that of a `batch` line, which
-    makes exactly one request; otherwise None. prompt: text or token ids of a completion. params: settings given by the
-    line, see Settings. model: model name given by the line, or None. template_options: options for the chat template.
-    one_call: parallel_tool_calls is false. draft: False turns drafts off for its answers. warnings: sentences about the
-    messages and tools, such as keys that are not read. columns: keys that take no part in the answers. digest:
-    xxh3-128, in hex, of the line's bytes, or of the Python text of a table's row. file_line: (file, line in that file)
-    if the input has several files. unnamed: the parsed line, without `draft`, if it has no id; its content then seeds
-    the random draws of its answers. reading: clause that names the columns read, if the layout is another tool's. text:
-    the only user message, if the line gives it as a text; models without a chat template continue it.
-    """
-
-    id: str
-    line: int
-    messages: list[Message]
-    tools: list[Tool] | None
-    source_format: Format
-    custom_id: str | None = None
-    prompt: str | list[int] | None = None
-    params: dict[str, Any] = field(default_factory=dict)
-    model: str | None = None
-    template_options: TemplateOptions = field(default_factory=TemplateOptions)
-    one_call: bool = False
-    draft: bool = True
-    warnings: tuple[AnswerWarning, ...] = ()
-    columns: tuple[str, ...] = ()
-    digest: str = ""
-    file_line: tuple[str, int] | None = None
-    unnamed: dict[str, Any] | None = None
-    reading: str | None = None
-    text: str | None = None
-
-    def request_id(self, turn: int) -> str:
-        """Return the custom_id of a turn: the line's own for `batch`, else `<conversation id>#<turn>`."""
-        return self.custom_id if self.custom_id is not None else f"{self.id}#{turn}"
-
-    @property
-    def is_single(self) -> bool:
-        """Return whether the line makes one request: a batch line, a completion, or one that continues its last
-        message."""
-        return self.source_format == "batch" or self.prompt is not None or self.template_options.continue_final_message
-
-    def requests(self, turns: Turns) -> list[Turn]:
-        """Return the turns to answer, in order; RequestError if there is none. A batch line has only turn 1."""
-        if not self.is_single:
-            return choose_turns(self.messages, turns)
-        number = 1 if self.source_format == "batch" else self.place(len(self.messages))
-        return [Turn(number, len(self.messages))]
-
-    def make_completion(self) -> bool:
-        """Make the only user message the prompt of a completion; return False if `text` is None."""
-        if self.text is None:
-            return False
-        self.prompt, self.messages, self.text = self.text, [], None
-        return True
-
-    def place(self, num_messages: int) -> int:
-        """Return the number, from 1, of the assistant message that an answer after `num_messages` messages makes or
-        continues."""
-        made = sum(1 for message in self.messages[:num_messages] if message["role"] == "assistant")
-        return made if self.template_options.continue_final_message else made + 1
-
-
-@dataclass(slots=True)
-class BadLine:
-    """One input line that cannot be answered.
-
-    custom_id: id of its first request; None if that is unknown. conversation: id of the conversation, likewise. digest,
-    file_line: as in Conversation. record: the parsed line, if it is JSON.
-    """
-
-    line: int
-    error: RequestError
-    custom_id: str | None = None
-    conversation: str | None = None
-    digest: str = ""
-    source_format: Format | None = None
-    record: object = None
-    file_line: tuple[str, int] | None = None
+from apcbatch.formats import Format, detect_format
 
 
 def parse_line(data: bytes, line: int, options: LineOptions = ANY_LINE) -> Conversation | BadLine:

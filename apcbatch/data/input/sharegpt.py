@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from apcbatch.data.checks import need_object, need_string, one_of, optional_string, wrong
-from apcbatch.data.input.messages import ContentWarnings, Message, need_messages, parse_object
+from apcbatch.data.conversation import Message
+from apcbatch.data.input.messages import ContentWarnings, need_messages, parse_object
 from apcbatch.formats import SPEAKERS
 
 _MAIN_SPEAKERS = ("human", "gpt", "system", "tool")

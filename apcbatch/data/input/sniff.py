@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 
 from apcbatch.data.checks import shown_keys
+from apcbatch.data.conversation import BadLine, Conversation
 from apcbatch.data.input.delimited import header_of
 from apcbatch.data.input.files import COMPRESSED, TABLES
-from apcbatch.data.input.records import BadLine, Conversation
 from apcbatch.errors import RequestError, UsageError
 
 MOST_HELD = 100

@@ -13,12 +13,13 @@ from typing import Any
 import xxhash
 
 from apcbatch.data.checks import first_line, shown
+from apcbatch.data.conversation import BadLine, Conversation
 from apcbatch.data.input.delimited import ERRORS, read_separated, separator_of
 from apcbatch.data.input.files import BROKEN, Stream, check_readable, open_stream, reason, shown_input
 from apcbatch.data.input.inputs import Inputs, find_inputs, is_hub
 from apcbatch.data.input.layouts import ANY_LINE, LineOptions
 from apcbatch.data.input.lines import DEFAULT_MAX_LINE_BYTES, BrokenEnd, LongLine, look_ahead, read_lines
-from apcbatch.data.input.records import BadLine, Conversation, parse_line, parse_record
+from apcbatch.data.input.records import parse_line, parse_record
 from apcbatch.data.input.sniff import HEAD_BYTES, Sniffer
 from apcbatch.data.input.tables import hub_errors, open_hub, open_table, rows_in, table_errors
 from apcbatch.errors import ErrorCode, RequestError, UsageError

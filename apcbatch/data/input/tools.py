@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from apcbatch.data.checks import invalid, need_object, need_string, one_of, shown, shown_keys, wrong
-from apcbatch.data.input.messages import ContentWarnings, Tool
+from apcbatch.data.conversation import Tool
+from apcbatch.data.input.messages import ContentWarnings
 
 _SCHEMAS = ("parameters", "input_schema", "inputSchema")
 _UNSHOWN = ("type", "cache_control")  # keys of Anthropic's form that are left out of the converted function

@@ -9,7 +9,7 @@ from __future__ import annotations
 import string
 from collections.abc import Collection, Iterator, Sequence
 
-from apcbatch.data.input.messages import Message
+from apcbatch.data.conversation import Message
 from apcbatch.data.output.tool_parser import Call, IdFormat
 
 _DIGITS = string.digits + string.ascii_lowercase

@@ -11,7 +11,7 @@ from typing import Any
 
 from apcbatch.answer import AnswerWarning, WarningKind
 from apcbatch.data.checks import shown
-from apcbatch.data.input.messages import Message, Tool
+from apcbatch.data.conversation import Message, Tool
 from apcbatch.data.json_text import write_json
 from apcbatch.data.output.call_ids import call_ids
 from apcbatch.data.output.reasoning import ReasoningParser

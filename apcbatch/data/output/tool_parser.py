@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from apcbatch.data.input.messages import Tool
+from apcbatch.data.conversation import Tool
 from apcbatch.data.json_text import read_json, write_json
 
 IdFormat = Literal["plain", "nine"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from apcbatch.data.input.messages import Tool
+from apcbatch.data.conversation import Tool
 from apcbatch.data.json_text import read_json, schema_at, write_json
 from apcbatch.data.output.python_values import python_value
 

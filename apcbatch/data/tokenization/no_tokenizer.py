@@ -8,8 +8,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from apcbatch.data.conversation import BadLine, Conversation
 from apcbatch.data.end_tokens import EndTokens, read_end_tokens
-from apcbatch.data.input.records import BadLine, Conversation
 from apcbatch.data.model_files import TOKENIZER_FILES
 from apcbatch.data.tokenization.tokenizer import Tokenizer, load_tokenizer, read_vocab_size
 from apcbatch.data.tokenization.tokenizer_json import TokenizerSource

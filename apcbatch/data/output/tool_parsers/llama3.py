@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from apcbatch.data.input.messages import Tool
+from apcbatch.data.conversation import Tool
 from apcbatch.data.output.json_calls import calls_in, json_value, skip_blank
 from apcbatch.data.output.tool_parser import Call, CallSyntax, Found, ToolParser
 

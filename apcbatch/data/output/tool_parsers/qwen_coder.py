@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from apcbatch.data.input.messages import Tool
+from apcbatch.data.conversation import Tool
 from apcbatch.data.output.json_calls import skip_blank
 from apcbatch.data.output.tool_parser import Call, CallSyntax, Found, ToolParser, call_of, find_marked
 from apcbatch.data.output.typed_arguments import Parameters

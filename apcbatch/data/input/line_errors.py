@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from apcbatch.data.conversation import BadLine
 from apcbatch.data.input.layouts import ANY_LINE, LineOptions
 from apcbatch.data.input.openai_batch import shape_of
-from apcbatch.data.input.records import BadLine, parse_record
+from apcbatch.data.input.records import parse_record
 
 # Fields with the content of a line. Its other fields are settings, harmless fields and columns.
 _CONTENT = {"id", "custom_id", "method", "url", "body", "messages", "conversations"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from apcbatch.data.chat.turns import choose_turns, recorded_turns
+from apcbatch.data.conversation import choose_turns, recorded_turns
 from apcbatch.errors import RequestError
 from apcbatch.formats import Turns
 from tests.effort import table
