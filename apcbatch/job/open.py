@@ -34,6 +34,7 @@ from apcbatch.job.output import Output
 from apcbatch.job.output_paths import STDOUT, check_outputs, check_summary
 from apcbatch.job.planning import with_measured_gain
 from apcbatch.job.previous_answers import PreviousAnswers, drop_unusable, last_answers, read_answers
+from apcbatch.job.printer import Printer
 from apcbatch.job.references import EarlierAnswers, References, open_earlier
 from apcbatch.job.request import read_salt
 from apcbatch.job.runfile import RunFile, input_identity, run_file_path, with_clock_of
@@ -47,6 +48,7 @@ from apcbatch.types import Request
 
 MANY_FILES = 10_000  # opening them takes seconds
 MOST_COUNTED = 256  # lines read ahead to bound the number of workers
+Records = Iterator[Conversation | BadLine]
 CLUSTER_OPTIONS = ("workers", "worker_cpus", "worker_gpus", "worker_memory", "worker_timeout")
 
 
@@ -57,7 +59,7 @@ class OpenRun:
     run_file: None if OUT is a stream, and without an engine."""
 
     config: Config
-    records: Iterator[Conversation | BadLine]
+    records: Records
     renderer: Renderer
     engine: JobEngine | None
     answers: PreviousAnswers
@@ -67,7 +69,7 @@ class OpenRun:
 
 def check_paths(config: Config, inputs: Inputs, output: Output, config_file: str | None) -> None:
     """Refuse options that exclude each other, and outputs that would destroy another file; UsageError says what to give
-    instead."""
+    instead. Changes nothing but left temporary files (check_outputs)."""
     check_cluster(config)
     is_file = output.target != STDOUT and (os.path.isfile(output.target) or not os.path.exists(output.target))
     if config.score and config.turns == "rollout":
@@ -79,6 +81,18 @@ def check_paths(config: Config, inputs: Inputs, output: Output, config_file: str
         raise UsageError(f"{config.origins['report']} reads OUT when the run ends; give -o a file")
     if config.summary == STDOUT:
         raise UsageError("--summary needs a file; the summary is the last line on standard output already")
+    earlier, flag = config.draft_from, config.origins.get("draft_from", "")
+    read = {"--config": config_path(config_file), flag: earlier}
+    if earlier is not None:
+        read[f"the run file of {flag}"] = run_file_path(earlier)
+    check_outputs(config, inputs.files, read, _written(config, output, is_file))
+    if earlier is not None:
+        open_earlier(earlier, flag).close()
+    _check_existing(config, output, is_file)
+
+
+def _written(config: Config, output: Output, is_file: bool) -> dict[str, str | None]:
+    """Return every place that the run writes to, by its name in error sentences. is_file: OUT is no stream."""
     outputs = {"OUT": output.target, "--summary": config.summary, "--report": config.report}
     if is_file:
         outputs["OUT.run.json"] = run_file_path(output.target)
@@ -87,13 +101,11 @@ def check_paths(config: Config, inputs: Inputs, output: Output, config_file: str
     if output.is_remote:
         outputs["the address of OUT"] = output.name
         outputs["the address of OUT.run.json"] = output.name + RUN_FILE_SUFFIX
-    earlier, flag = config.draft_from, config.origins.get("draft_from", "")
-    read = {"--config": config_path(config_file), flag: earlier}
-    if earlier is not None:
-        read[f"the run file of {flag}"] = run_file_path(earlier)
-    check_outputs(config, inputs.files, read, outputs)
-    if earlier is not None:
-        open_earlier(earlier, flag).close()
+    return outputs
+
+
+def _check_existing(config: Config, output: Output, is_file: bool) -> None:
+    """Refuse to replace an OUT, or a summary, that is there, unless the options say that it may be replaced."""
     if not is_file and config.resume:
         raise UsageError("--resume needs an OUT that can be read back; give -o a file")
     if is_file and not (config.resume or config.overwrite) and output.exists():
@@ -110,115 +122,169 @@ def check_paths(config: Config, inputs: Inputs, output: Output, config_file: str
             raise UsageError(f"--summary {shown}: {error.strerror}; give another file, or --overwrite") from None
 
 
-def open_run(
-    config: Config,
-    inputs: Inputs,
-    output: Output,
-    sink: Sink,
-    warn: Callable[[str], None],
-    note: Callable[[str], None],
-    stage: Callable[[str], None],
-) -> OpenRun:
+def open_run(config: Config, inputs: Inputs, output: Output, sink: Sink, printer: Printer) -> OpenRun:
     """Open what a run needs, cheap parts first. Raises UsageError for a part that cannot be used; for a bad model, its
-    subclass ModelError. note: called with sentences that the user may want to know. stage: called with the name of each
-    step when it begins."""
+    subclass ModelError.
+
+    The steps check the model's files, the first lines of INPUT, OUT, and the weights. Until then nothing is changed,
+    except that _make_run_file may have unpacked OUT. Then _begin_out changes OUT, and after it its run file. If OUT
+    answers every request, _keep_out takes the place of the weights and of _begin_out."""
+    warn, note, stage = printer.warn, printer.note, printer.stage
     stage("reading the tokenizer")
     lines = LineOptions.of(config)
     records = open_source(inputs, lines, warn=warn)
     folder = locate_model(config.model)
-    config = with_own_dtype(with_model_defaults(config, folder), note)
-    model = load_model_config(folder)  # refuses an unsupported architecture before its tokenizer is read
-    sentence = notice(config, folder)
-    if sentence is not None:
-        note(sentence)
-    check_stop_tokens(config, folder)
+    config = _read_model(config, folder, note)
     if config.resume and isinstance(sink, FileSink):
         config = with_clock_of(config, run_file_path(output.target))
-    chats = ChatOptions.of(config, model.context_length)
+    chats = ChatOptions.of(config, load_model_config(folder).context_length)
     renderer = Renderer.load(folder, warn=warn, options=chats)
     if not (config.score or config.ignore_eos):
         (note if renderer.tokenizer.eos_token_ids else warn)(renderer.tokenizer.ends())
-    most_workers = None
-    records = _check_template_early(records, renderer)
-    if config.ray is not None and STDIN not in inputs.files:  # reading ahead on stdin may block
-        records, most_workers = _bound_workers(records, config.limit)
-    if not renderer.tokenizer.reads_text:
-        records = check_first(records, folder)
-        if config.stop:
-            raise UsageError(f"{config.origins['stop']} needs a tokenizer, and {folder} has none; leave it out")
+    records, most_workers = _check_first_lines(records, config, inputs, renderer, folder)
     if config.draft_from is not None:
         stage("reading the earlier answers")
     references = References.of(config, renderer, EarlierAnswers.of(config, folder, warn))
-    if not isinstance(sink, FileSink):
-        stage(f"loading {config.model}")
-        engine = _open_engine(config, warn, note, most_workers)
-        config = with_measured_gain(config, engine.reading_tokens)
-        records = _with_texts_ahead(records, config, inputs, renderer)
-        return OpenRun(config, records, renderer, engine, PreviousAnswers(), references)
-    target = Path(os.path.abspath(output.target))
-    if len(inputs.files) >= MANY_FILES:
-        note(f"{len(inputs.files):,} files: both ends of each are read first, for --resume to compare")
-    files, prompt = model_files_digest(folder), lines.system_prompt
-    run_file = RunFile(target, config, input_identity(inputs), files, sink.disk, prompt, chats.chat_template)
-    answers = None
-    if config.resume:
-        run_file.keep_processes()
-        output.unpack(sink)
-        run_file.check_uploaded(output.shown, output.uploaded_run_file, not output.is_uploaded)
-    if config.resume and sink.has_lines():
-        stage("comparing the answers that are there with the input")
-        same_version = run_file.check()
-        answers = read_answers(sink)
-        answers.trusts_lines, answers.same_draw_rule = same_version, run_file.same_draw_rule
-        _warn_about(answers, sink, warn)
-        is_complete = compare_input(config, inputs, renderer, answers, run_file)
-        changes = answers.changes
-        if changes is not None:
-            run_file.set_moved(changes.stretches)
-            if run_file.has_other_input or changes.has_corrections:
-                note(changes.sentence())
-        if is_complete:
-            sink.remove_if_unused = False
-            if run_file.has_other_input or answers.has_dropped:
-                answers = drop_unusable(sink, answers, config.retry_errors)
-                run_file.keep_earlier_model()
-                run_file.write()
-            return OpenRun(config, records, renderer, None, answers)
-        if not answers.same_draw_rule:
-            run_file.keep_earlier_draws()
-    else:
-        run_file.check_replaceable()
-        if config.resume and not sink.is_empty:
-            run_file.earlier()  # without one it is another program's file, and no torn first line
+    run_file = answers = None
+    if isinstance(sink, FileSink):
+        if len(inputs.files) >= MANY_FILES:
+            note(f"{len(inputs.files):,} files: both ends of each are read first, for --resume to compare")
+        run_file = _make_run_file(config, inputs, output, sink, folder, lines, chats)
+        answers, is_complete = _compare_out(config, inputs, sink, renderer, run_file, printer)
+        if answers is not None and is_complete:
+            return OpenRun(config, records, renderer, None, _keep_out(config, sink, answers, run_file))
     stage(f"loading {config.model}")
     engine = _open_engine(config, warn, note, most_workers)
-    with ExitStack() as stack:
-        stack.callback(engine.close)
-        run_file.set_model(engine.fingerprint)
-        if answers is not None:
-            run_file.check()
-            answers = drop_unusable(sink, answers, config.retry_errors)
-            if draft_sources(config) and config.ray is None:  # a worker makes drafts only from its own answers
-                for token_ids in last_answers(sink, config.draft_memory, engine.vocab_size):
-                    engine.learn_answer(token_ids)
-        else:
-            if not (config.resume or config.overwrite or sink.is_empty):
-                raise UsageError(f"output {sink.path} was written to by another program while this run began")
-            sink.truncate()
-        run_file.write()
-        sink.remove_if_unused = False
-        if output.is_remote:
-            output.upload(str(run_file.path), RUN_FILE_SUFFIX)  # fails now if the address cannot be written
-        stack.pop_all()
+    if run_file is not None and isinstance(sink, FileSink):
+        with ExitStack() as undo:
+            undo.callback(engine.close)
+            answers = _begin_out(config, output, sink, engine, answers, run_file)
+            undo.pop_all()
     config = with_measured_gain(config, engine.reading_tokens)
     if not answers:  # an answered conversation is not rendered
         records = _with_texts_ahead(records, config, inputs, renderer)
     return OpenRun(config, records, renderer, engine, answers or PreviousAnswers(), references, run_file)
 
 
-def _with_texts_ahead(
-    records: Iterator[Conversation | BadLine], config: Config, inputs: Inputs, renderer: Renderer
-) -> Iterator[Conversation | BadLine]:
+def _read_model(config: Config, folder: Path, note: Callable[[str], None]) -> Config:
+    """Return the options with the model's own defaults and dtype. Checks its architecture, before its tokenizer is
+    read, and --stop-token-id; changes nothing."""
+    config = with_own_dtype(with_model_defaults(config, folder), note)
+    load_model_config(folder)
+    sentence = notice(config, folder)
+    if sentence is not None:
+        note(sentence)
+    check_stop_tokens(config, folder)
+    return config
+
+
+def _check_first_lines(
+    records: Records, config: Config, inputs: Inputs, renderer: Renderer, folder: Path
+) -> tuple[Records, int | None]:
+    """Read lines ahead; return the same records, and the largest number of workers that can have work, None without a
+    bound. Checks that the model has the template and the tokenizer that the first line needs; changes nothing."""
+    first = next(records, None)
+    if isinstance(first, Conversation) and first.prompt is None and first.text is None:
+        renderer.template.warn_if_fallback()  # before the weights are loaded; for later records the renderer warns
+    if first is not None:
+        records = chain([first], records)
+    most_workers = None
+    if config.ray is not None and STDIN not in inputs.files:  # reading ahead on stdin may block
+        records, most_workers = _bound_workers(records, config.limit)
+    if not renderer.tokenizer.reads_text:
+        records = check_first(records, folder)
+        if config.stop:
+            raise UsageError(f"{config.origins['stop']} needs a tokenizer, and {folder} has none; leave it out")
+    return records, most_workers
+
+
+def _make_run_file(
+    config: Config,
+    inputs: Inputs,
+    output: Output,
+    sink: FileSink,
+    folder: Path,
+    lines: LineOptions,
+    chats: ChatOptions,
+) -> RunFile:
+    """Make this run's run file, which is not written yet. Checks, with --resume, that OUT at its address is this run's,
+    after unpacking a compressed OUT beside it."""
+    target, files = Path(os.path.abspath(output.target)), model_files_digest(folder)
+    texts = lines.system_prompt, chats.chat_template
+    run_file = RunFile(target, config, input_identity(inputs), files, sink.disk, *texts)
+    if config.resume:
+        run_file.keep_processes()
+        output.unpack(sink)
+        run_file.check_uploaded(output.shown, output.uploaded_run_file, not output.is_uploaded)
+    return run_file
+
+
+def _compare_out(
+    config: Config, inputs: Inputs, sink: FileSink, renderer: Renderer, run_file: RunFile, printer: Printer
+) -> tuple[PreviousAnswers | None, bool]:
+    """Return the answers in OUT, None if it has no lines to continue, and whether they answer every request. Checks
+    that OUT is of the same run, or that its run file may be replaced; changes nothing."""
+    if not (config.resume and sink.has_lines()):
+        run_file.check_replaceable()
+        if config.resume and not sink.is_empty:
+            run_file.earlier()  # without one it is another program's file, and no torn first line
+        return None, False
+    printer.stage("comparing the answers that are there with the input")
+    same_version = run_file.check()
+    answers = read_answers(sink)
+    answers.trusts_lines, answers.same_draw_rule = same_version, run_file.same_draw_rule
+    _warn_about(answers, sink, printer.warn)
+    is_complete = compare_input(config, inputs, renderer, answers, run_file)
+    changes = answers.changes
+    if changes is not None:
+        run_file.set_moved(changes.stretches)
+        if run_file.has_other_input or changes.has_corrections:
+            printer.note(changes.sentence())
+    if not (is_complete or answers.same_draw_rule):
+        run_file.keep_earlier_draws()
+    return answers, is_complete
+
+
+def _keep_out(config: Config, sink: FileSink, answers: PreviousAnswers, run_file: RunFile) -> PreviousAnswers:
+    """Keep an OUT that answers every request; return its answers. Drops its unusable lines and writes its run file, if
+    either differs."""
+    sink.remove_if_unused = False
+    if run_file.has_other_input or answers.has_dropped:
+        answers = drop_unusable(sink, answers, config.retry_errors)
+        run_file.keep_earlier_model()
+        run_file.write()
+    return answers
+
+
+def _begin_out(
+    config: Config,
+    output: Output,
+    sink: FileSink,
+    engine: JobEngine,
+    answers: PreviousAnswers | None,
+    run_file: RunFile,
+) -> PreviousAnswers | None:
+    """Make OUT ready for new lines; return the answers that stay in it. Checks that OUT is of this model's weights, or
+    still as empty as it was. Changes OUT, then writes its run file, then uploads that."""
+    run_file.set_model(engine.fingerprint)
+    if answers is not None:
+        run_file.check()
+        answers = drop_unusable(sink, answers, config.retry_errors)
+        if draft_sources(config) and config.ray is None:  # a worker makes drafts only from its own answers
+            for token_ids in last_answers(sink, config.draft_memory, engine.vocab_size):
+                engine.learn_answer(token_ids)
+    else:
+        if not (config.resume or config.overwrite or sink.is_empty):
+            raise UsageError(f"output {sink.path} was written to by another program while this run began")
+        sink.truncate()
+    run_file.write()
+    sink.remove_if_unused = False
+    if output.is_remote:
+        output.upload(str(run_file.path), RUN_FILE_SUFFIX)  # fails now if the address cannot be written
+    return answers
+
+
+def _with_texts_ahead(records: Records, config: Config, inputs: Inputs, renderer: Renderer) -> Records:
     """Return the same records, with the texts of those that come next made ahead where no line may be waited for, and
     prompts do not depend on answers."""
     if config.score or config.turns == "rollout" or not inputs.are_files:
@@ -260,20 +326,7 @@ def compare_input(
     return is_complete
 
 
-def _check_template_early(
-    records: Iterator[Conversation | BadLine], renderer: Renderer
-) -> Iterator[Conversation | BadLine]:
-    """Return the same records. If the first one needs a chat template and the model has none, warn before the weights
-    are loaded; for later records the renderer warns."""
-    first = next(records, None)
-    if isinstance(first, Conversation) and first.prompt is None and first.text is None:
-        renderer.template.warn_if_fallback()
-    return records if first is None else chain([first], records)
-
-
-def _bound_workers(
-    records: Iterator[Conversation | BadLine], limit: int | None
-) -> tuple[Iterator[Conversation | BadLine], int | None]:
+def _bound_workers(records: Records, limit: int | None) -> tuple[Records, int | None]:
     """Return the same records, and the largest number of workers that can have work; None if there are MOST_COUNTED
     lines or more. A line has at most one request per message."""
     most = MOST_COUNTED if limit is None else min(limit, MOST_COUNTED)

@@ -99,8 +99,7 @@ class Job:
                 self._printer.note(f"results go to {output.shown}")
             if (note := note_of(self._config.model)) is not None:
                 self._printer.hint(note)
-            printer = self._printer
-            opened = open_run(self._config, inputs, output, sink, printer.warn, printer.note, printer.stage)
+            opened = open_run(self._config, inputs, output, sink, self._printer)
             self._config = opened.config
             self._out_is_ours = isinstance(sink, FileSink)
             if self._last_words is not None:
