@@ -116,6 +116,11 @@ def parse_value(spec: Spec, raw: Any, where: str) -> Any:
         return _parse_text(spec, raw, where)
     if spec.kind == "date":
         return _parse_date(raw, where)
+    return _parse_in_bounds(spec, raw, where)
+
+
+def _parse_in_bounds(spec: Spec, raw: Any, where: str) -> float | int:
+    """Parse a size or a number within the bounds of its option."""
     value = parse_size(raw) if spec.kind == "size" else _parse_number(spec.kind, raw)
     low = spec.minimum is not None and value is not None and value < spec.minimum
     high = spec.maximum is not None and value is not None and value > spec.maximum

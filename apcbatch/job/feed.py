@@ -129,19 +129,11 @@ class Feeder:
         is_named = conversation.unnamed is None
         self._answers.begin_line(conversation.line, first_id if is_named else None)
         line_key = None if is_named else self._line_key(conversation, conversation.unnamed)
-        error = self._used_ids.add(first_id, conversation.line)
-        if error is not None and conversation.custom_id is None:
-            error = RequestError(error.code, f"{error.message}; --id-column none numbers the lines instead")
-        if error is not None:
-            line_key = line_key or self._line_key(conversation, None)
-        turns: list[int] = []
         try:
-            if error is None:
-                self._check_model(conversation)
-                turns = self._turns_of(conversation)
-        except RequestError as refused:
-            error = refused
-        if error is not None:
+            turns = self._checked_turns(conversation)
+        except RequestError as error:
+            if error.code == "duplicate_id":
+                line_key = line_key or self._line_key(conversation, None)
             yield self._line_failure(conversation, first_id, conversation.id, error, line_key)
             return
         self.num_conversations += 1
@@ -161,6 +153,18 @@ class Feeder:
             yield from self._begin_rollout(conversation, tickets, duplicates)
         else:
             yield from self._recorded_turns(conversation, tickets, duplicates)
+
+    def _checked_turns(self, conversation: Conversation) -> list[int]:
+        """Return the numbers of the turns that are requests, without rendering. RequestError for an id that an earlier
+        line used, for another model with --strict-model, and for a line without such a turn."""
+        error = self._used_ids.add(conversation.request_id(1), conversation.line)
+        if error is not None and conversation.custom_id is None:
+            raise RequestError(error.code, f"{error.message}; --id-column none numbers the lines instead")
+        if error is not None:
+            raise error
+        self._check_model(conversation)
+        choose = answered_turns if self._config.score else Conversation.requests
+        return [turn.number for turn in choose(conversation, self._config.turns)]
 
     def _duplicate_ids(self, conversation: Conversation, turns: list[int]) -> dict[int | None, RequestError]:
         """Register the ids of the turns, and return turn -> error for those that an earlier line used. The id of turn 1
@@ -192,12 +196,6 @@ class Feeder:
             raise RequestError("invalid_request", f"{names}; {ways}", conversation.line)
         where = f"line {conversation.line}: {names}"
         self._renderer.warn_once("model", f"{where}, which answers; --strict-model refuses such requests")
-
-    def _turns_of(self, conversation: Conversation) -> list[int]:
-        """Return the numbers of the turns that are requests, without rendering."""
-        if self._config.score:
-            return [turn.number for turn in answered_turns(conversation, self._config.turns)]
-        return [turn.number for turn in conversation.requests(self._config.turns)]
 
     def _recorded_turns(
         self, conversation: Conversation, tickets: list[Ticket], errors: dict[int | None, RequestError]

@@ -78,12 +78,10 @@ def check_outputs(config: Config, inputs: Iterable[str], read: Names, outputs: N
     inputs: files of INPUT. read, outputs: path or address by the name of its option, of an output the place
     (`address.output_place`); None and `-` are skipped.
     """
-    written = {name: path for name, path in outputs.items() if path is not None and path != STDOUT}
-    named = {name: path for name, path in read.items() if path is not None and path != STDOUT} | written
-    for option, spec in OPTIONS.items():
-        text = getattr(config, option)
-        if spec.may_name_file and text is not None and text.startswith(FILE_MARK):
-            named[f"the file of {config.origins.get(option, option)}"] = text.removeprefix(FILE_MARK)
+    written, others = (
+        {name: path for name, path in names.items() if path is not None and path != STDOUT} for names in (outputs, read)
+    )
+    named = others | written | _files_in_options(config)
     streams = [status for stream in (sys.stdout, sys.stderr) if (status := _file_behind(stream)) is not None]
     owners: dict[tuple[object, ...], str] = {}
     for name, path in [*named.items(), *(("INPUT", STDIN_PATH if input == STDIN else input) for input in inputs)]:
@@ -91,22 +89,37 @@ def check_outputs(config: Config, inputs: Iterable[str], read: Names, outputs: N
             raise UsageError(
                 f"{name} {shown_address(path)} cannot be written to; give a file, or an address such as s3://"
             )
-        if any(_is_at(path, status) for status in streams) and not (name in written and is_stream(path)):
+        if _is_at(path, streams) and not (name in written and is_stream(path)):
             raise UsageError(f"{name} {path} is where this command prints to; give another file, or print elsewhere")
-        is_pipe = _is_pipe(path)
-        for place in places(path) if is_pipe else _regular_places(path):
-            owner = owners.setdefault(place, name)
-            both = {owner, name}
-            if owner != name and both & written.keys() and not (is_pipe and both <= written.keys()):
-                pair = f"{name} and {owner}" if name == "INPUT" else f"{owner} and {name}"
-                raise UsageError(f"{pair} are the same file, {shown_address(path)}; give one of them another name")
-    for name, path in written.items():
-        if is_address(path):
-            continue
+        _check_distinct(name, path, owners, written)
+    local = {name: path for name, path in written.items() if not is_address(path)}
+    for name, path in local.items():
         _check_place(name, path, config)
         if os.path.isdir(path):
             raise UsageError(f"{name} {path} is a folder; move it away, or choose another name")
-    remove_left_files(path for path in written.values() if not is_address(path))
+    remove_left_files(local.values())
+
+
+def _files_in_options(config: Config) -> dict[str, str]:
+    """Return the file of each option whose text is `@FILE`, by its name in error sentences."""
+    texts = {name: getattr(config, name) for name, spec in OPTIONS.items() if spec.may_name_file}
+    return {
+        f"the file of {config.origins.get(name, name)}": text.removeprefix(FILE_MARK)
+        for name, text in texts.items()
+        if text is not None and text.startswith(FILE_MARK)
+    }
+
+
+def _check_distinct(name: str, path: str, owners: dict[tuple[object, ...], str], written: Names) -> None:
+    """Refuse a file that has another name of the command already, if one of the two is written. Two outputs may share a
+    pipe. owners: identity of each file so far -> its name; gets this one."""
+    is_pipe = _is_pipe(path)
+    for place in places(path) if is_pipe else _regular_places(path):
+        owner = owners.setdefault(place, name)
+        both = {owner, name}
+        if owner != name and both & written.keys() and not (is_pipe and both <= written.keys()):
+            pair = f"{name} and {owner}" if name == "INPUT" else f"{owner} and {name}"
+            raise UsageError(f"{pair} are the same file, {shown_address(path)}; give one of them another name")
 
 
 def odd_names(output: str, flag: str, report: str | None) -> Iterator[str]:
@@ -210,9 +223,9 @@ def _file_behind(stream: object) -> os.stat_result | None:
     return status if stat.S_ISREG(status.st_mode) else None
 
 
-def _is_at(name: str, status: os.stat_result) -> bool:
-    """Return whether a path leads to the file with this status."""
+def _is_at(name: str, files: Sequence[os.stat_result]) -> bool:
+    """Return whether a path leads to one of the files with these statuses."""
     try:
-        return not is_address(name) and os.path.samestat(os.stat(name), status)
+        return not is_address(name) and any(os.path.samestat(os.stat(name), one) for one in files)
     except (OSError, ValueError):
         return False

@@ -265,10 +265,7 @@ def _without_blocks(message: dict[str, Any], where: str) -> list[tuple[dict[str,
             if parts:
                 found.append(({**rest, "content": parts}, where))
                 parts = []
-            answer = {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": block.get("content") or ""}
-            if block.get("is_error"):
-                answer["is_error"] = True  # kept, so that a warning names this key, which no template reads
-            found.append((answer, f"{where}.content[{index}]"))
+            found.append((_tool_message(block), f"{where}.content[{index}]"))
         elif kind == "tool_use" and role == "assistant":
             function = {"name": block.get("name"), "arguments": block.get("input")}
             calls.append({"id": block.get("id"), "type": "function", "function": function})
@@ -285,3 +282,11 @@ def _without_blocks(message: dict[str, Any], where: str) -> list[tuple[dict[str,
     if thoughts and role == "assistant":
         found[0][0].setdefault("reasoning_content", "".join(thoughts))
     return found
+
+
+def _tool_message(block: dict[str, Any]) -> dict[str, Any]:
+    """Convert a `tool_result` block to a message of the role `tool`."""
+    answer = {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": block.get("content") or ""}
+    if block.get("is_error"):
+        answer["is_error"] = True  # kept, so that a warning names this key, which no template reads
+    return answer
