@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -160,7 +160,10 @@ class EngineParts:
 
 
 def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], None]) -> EngineParts:
-    """Load a model and make the parts of its engine. Raises UsageError, for a bad model its subclass ModelError."""
+    """Load a model and make the parts of its engine. Raises UsageError, for a bad model its subclass ModelError.
+
+    The steps check the model's files, then the memory, then take memory and read the weights; nothing outside this
+    process is changed before _open_persistence, which may make the store's folder, or repair it."""
     devices = choose_devices(options.device, options.gpus)
     if options.device == "auto" and devices[0].type == "cpu" and torch.cuda.is_available():
         warn("a CUDA device is here and this build has no kernels for it, so the CPU is used; see apcbatch doctor")
@@ -169,47 +172,23 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
     dtype = own_dtype(folder, warn) if options.dtype == AUTO else options.dtype
     check_sizes(folder, config)
     end_tokens = read_end_tokens(folder, config.vocab_size)
-    layout = state_layout(config, dtype)
-    keeps, pool_bytes = keeps_snapshots(options.policy), options.pool_size_bytes
     layers = stage_layers(folder, config, len(devices))
-    plan = MemoryPlan(
-        layout=layout,
-        dtype=dtype,
-        sizes=checkpoint_sizes(folder, config),
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        gpus=len(devices),
-        max_running=options.max_running,
-        max_batch_tokens=options.max_batch_tokens,
-        pool_bytes=pool_bytes,
-        keeps=keeps,
-        has_store=options.store is not None,
-        drafts=bool(options.draft),
-        draft_bytes=options.draft_memory_bytes,
-        on_host=not writes_draft_states(devices[0]),
-    )
-    plan.check(*memory_of(devices))
-    plan.check_pool(warn)
-    num_pages, first_snapshot = plan.num_pages, plan.num_live
-    first_draft = first_snapshot + plan.num_snapshots
+    plan = _plan_memory(options, folder, config, dtype, devices, warn)
+    layout, num_pages = plan.layout, plan.num_pages
+    first_draft = plan.num_live + plan.num_snapshots
     num_slots = first_draft + plan.num_draft_states
     arena = make_arena(layout, num_slots, num_pages, devices, layers)
     # one pass being read, one in flight per device, and one prefill pass, so that no device waits for the host
     passes = len(devices) + 2
     loaded = load_model(folder, config, getattr(torch, dtype), arena, layers, exact=options.exact, passes=passes)
-    store = persistence = None
-    if options.store is not None and keeps:
-        store = open_store(
-            Path(options.store), options.store_size_bytes, pool_bytes, layout.slot_bytes, arena.on_host, warn
-        )
-        persistence = Persistence(store, arena, loaded.fingerprint, name)
+    store, persistence = _open_persistence(options, name, loaded, arena, warn)
     pages = PagePool(num_pages)
     pool = SnapshotPool(
-        range(first_snapshot, first_draft),
+        range(plan.num_live, first_draft),
         pages,
         layout.slot_bytes,
         layout.page_bytes,
-        pool_bytes,
+        options.pool_size_bytes,
         persistence.wait if persistence else lambda: False,
     )
     page_tables = PageTables(pages, pool, arena, layout.has_tokens)
@@ -238,24 +217,12 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
         page_tables,
         max_batch_tokens=options.max_batch_tokens,
         max_running=options.max_running,
-        capacity_bytes=pool_bytes,
+        capacity_bytes=options.pool_size_bytes,
         drafting=drafting,
         prompt_cost=COST_ON_DEVICE if runs_ahead else 0,
         groups=len(devices),
     )
-    if devices[0].type != "cpu":
-        most_rows = options.max_running + plan.num_draft_states if options.draft else 0
-        warm_up(loaded, arena, options.max_batch_tokens, num_pages if layout.has_tokens else None, most_rows)
-    reading_tokens = None
-    if options.measures_reading and store is not None:
-        most_pages = num_pages if layout.has_tokens else None
-        most_tokens = min(options.max_batch_tokens, config.context_length or options.max_batch_tokens)
-        reading_tokens = store.reading_tokens(
-            model_files_digest(folder),
-            dtype,
-            name_of_devices(devices),
-            lambda: measure_reading(loaded, arena, store, most_tokens, most_pages, config.vocab_size),
-        )
+    reading_tokens = _run_first_passes(options, folder, config, devices, plan, loaded, arena, store)
     return EngineParts(
         name,
         dtype,
@@ -275,6 +242,75 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
         scheduler,
         runs_ahead,
         reading_tokens,
+    )
+
+
+def _plan_memory(
+    options: EngineOptions,
+    folder: Path,
+    config: ModelConfig,
+    dtype: str,
+    devices: Sequence[torch.device],
+    warn: Callable[[str], None],
+) -> MemoryPlan:
+    """Plan the memory of an engine, by the sizes of the checkpoint's tensors. Checks that there is as much; takes
+    none."""
+    plan = MemoryPlan(
+        layout=state_layout(config, dtype),
+        dtype=dtype,
+        sizes=checkpoint_sizes(folder, config),
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        gpus=len(devices),
+        max_running=options.max_running,
+        max_batch_tokens=options.max_batch_tokens,
+        pool_bytes=options.pool_size_bytes,
+        keeps=keeps_snapshots(options.policy),
+        has_store=options.store is not None,
+        drafts=bool(options.draft),
+        draft_bytes=options.draft_memory_bytes,
+        on_host=not writes_draft_states(devices[0]),
+    )
+    plan.check(*memory_of(devices))
+    plan.check_pool(warn)
+    return plan
+
+
+def _open_persistence(
+    options: EngineOptions, name: str, model: Model, arena: Arena, warn: Callable[[str], None]
+) -> tuple[Store | None, Persistence | None]:
+    """Open the store, if snapshots are kept in one. Checks its folder; may make it, or repair it."""
+    if options.store is None or not keeps_snapshots(options.policy):
+        return None, None
+    sizes = options.store_size_bytes, options.pool_size_bytes, arena.layout.slot_bytes
+    store = open_store(Path(options.store), *sizes, arena.on_host, warn)
+    return store, Persistence(store, arena, model.fingerprint, name)
+
+
+def _run_first_passes(
+    options: EngineOptions,
+    folder: Path,
+    config: ModelConfig,
+    devices: list[torch.device],
+    plan: MemoryPlan,
+    model: Model,
+    arena: Arena,
+    store: Store | None,
+) -> int | None:
+    """Warm up a device. Return what reading a snapshot of the store costs, in tokens, if it is asked for; a cost that
+    is measured here is kept in the store."""
+    most_pages = plan.num_pages if arena.layout.has_tokens else None
+    if devices[0].type != "cpu":
+        most_rows = options.max_running + plan.num_draft_states if options.draft else 0
+        warm_up(model, arena, options.max_batch_tokens, most_pages, most_rows)
+    if not options.measures_reading or store is None:
+        return None
+    most_tokens = min(options.max_batch_tokens, config.context_length or options.max_batch_tokens)
+    return store.reading_tokens(
+        model_files_digest(folder),
+        plan.dtype,
+        name_of_devices(devices),
+        lambda: measure_reading(model, arena, store, most_tokens, most_pages, config.vocab_size),
     )
 
 
