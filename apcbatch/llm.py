@@ -36,7 +36,7 @@ from apcbatch.engine.serving import serve
 from apcbatch.errors import RequestError, UsageError
 from apcbatch.formats import CHAT_URL, COMPLETIONS_URL, TURNS, Turns
 from apcbatch.job.feed import Feeder
-from apcbatch.job.open import check_stop_tokens, make_engine
+from apcbatch.job.opening import check_stop_tokens, make_engine
 from apcbatch.job.planning import with_measured_gain, work_source
 from apcbatch.job.previous_answers import PreviousAnswers
 from apcbatch.job.record import error_record, line_of, result_record

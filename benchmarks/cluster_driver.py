@@ -28,7 +28,7 @@ from apcbatch.cluster.runtime import ClusterSettings, Hooks
 from apcbatch.cluster.wire import encode_request
 from apcbatch.config import Config
 from apcbatch.errors import EXIT_OK, EXIT_REQUEST_ERRORS
-from apcbatch.job import open as job_open
+from apcbatch.job import opening
 from apcbatch.process import settle_collector
 from apcbatch.types import Request, Result
 from benchmarks.cluster import DATASETS, RESULTS
@@ -88,7 +88,7 @@ def measured(path: Path, workers: int) -> dict[str, Any]:
         opened_at.extend(clocks())
         return engines[0]
 
-    was, job_open._open_engine = job_open._open_engine, open_engine
+    was, opening._open_engine = opening._open_engine, open_engine
     try:
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "out.jsonl"
@@ -101,7 +101,7 @@ def measured(path: Path, workers: int) -> dict[str, Any]:
             main_s, wall_s = (now - then - runtime.spent_s for now, then in zip(clocks(), opened_at, strict=True))
             requests = len(out.read_bytes().splitlines())
     finally:
-        job_open._open_engine = was
+        opening._open_engine = was
     own_s = engines[0].spent_s - runtime.spent_s
     return {
         "dataset": path.stem, "workers": workers, "requests": requests, "units": runtime.num_units,

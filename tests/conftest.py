@@ -186,7 +186,7 @@ def stages(monkeypatch: pytest.MonkeyPatch):
         import torch
 
         devices = [torch.device("cpu")] * count
-        monkeypatch.setattr("apcbatch.engine.open.choose_devices", lambda device, gpus: devices)
+        monkeypatch.setattr("apcbatch.engine.parts.choose_devices", lambda device, gpus: devices)
 
     return spread
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin
 import apcbatch
 from apcbatch import errors, types
 from apcbatch.engine.counters import Counters
-from apcbatch.engine.open import EngineOptions
+from apcbatch.engine.parts import EngineOptions
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "reference" / "api.md"
 HEAD = Path(__file__).with_name("api_docs_head.md")

@@ -83,11 +83,11 @@ def plan(ctx: click.Context, /, inputs: tuple[str, ...], **options: Any) -> None
     found = find_inputs(inputs, warn)
     read = {"--config": resolution.config_path(options["config_file"])}
     check_outputs(resolved, found.files, read, {"--json": options["json_path"]})
-    from apcbatch.tuning.export.documents import forecast_document
-    from apcbatch.tuning.export.text import forecast_lines
+    from apcbatch.tuning.documents import forecast_document
     from apcbatch.tuning.occupancy import Occupancy, forecast_memory, memory_limit
     from apcbatch.tuning.prediction import of_policies
     from apcbatch.tuning.survey import RecordedAnswers
+    from apcbatch.tuning.text import forecast_lines
 
     limit = memory_limit(resolved)
     answers = RecordedAnswers()

@@ -28,7 +28,7 @@ from apcbatch.errors import ModelError, StoppedError, UsageError
 from apcbatch.option_values import format_size
 
 if TYPE_CHECKING:
-    from apcbatch.job.run import Job
+    from apcbatch.job.job import Job
 
 EPILOG = """\b
 Examples:
@@ -96,7 +96,7 @@ def run(ctx: click.Context, /, inputs: tuple[str, ...], output: str | None, **op
     continues, or, after 3, that nothing is left to do because every error would recur.
     """
     resolved = resolution.load(given_flags(ctx), options["config_file"])
-    from apcbatch.job.run import Job
+    from apcbatch.job.job import Job
 
     if options["show_config"]:
         if resolved.resume and (inputs or output):

@@ -84,8 +84,8 @@ def tune_block_size(ctx: click.Context, /, inputs: tuple[str, ...], **options: A
     from apcbatch.job.planning import with_recorded_gain
     from apcbatch.model.own_dtype import with_own_dtype
     from apcbatch.tuning.choice import check
-    from apcbatch.tuning.export.documents import tuning_document, tuning_yaml
-    from apcbatch.tuning.export.text import tuning_lines
+    from apcbatch.tuning.documents import tuning_document, tuning_yaml
+    from apcbatch.tuning.text import tuning_lines
 
     check(resolved)
     resolved = with_recorded_gain(with_own_dtype(resolved, warn))

@@ -19,7 +19,7 @@ import torch
 from apcbatch.config import Config
 from apcbatch.engine.counters import Counters
 from apcbatch.engine.finish import Completion, failed_choice, failed_pass, no_room, not_finite, requests_of
-from apcbatch.engine.open import EngineOptions, open_parts, use_processor
+from apcbatch.engine.parts import EngineOptions, open_parts, use_processor
 from apcbatch.engine.pipeline import PassPipeline
 from apcbatch.engine.sampler import NOT_FINITE, Sampler, top_logprobs
 from apcbatch.engine.sequence import Chunk, Sequence, failed_result, fork_answers, make_sequence

@@ -89,7 +89,7 @@ def _torch() -> str:
 
 def _extension(config: Config) -> str:
     try:
-        from apcbatch.engine.open import use_processor
+        from apcbatch.engine.parts import use_processor
         from apcbatch.kernels.processor import isa
     except ImportError as error:
         raise CheckFailed(f"the compiled extension cannot be loaded ({error})", REINSTALL) from None
@@ -187,7 +187,7 @@ def _model(config: Config) -> str:
     """Load every tensor and generate one token."""
     from apcbatch.engine.engine import Engine
     from apcbatch.engine.memory import LEAST_POOL_BYTES
-    from apcbatch.engine.open import EngineOptions
+    from apcbatch.engine.parts import EngineOptions
     from apcbatch.model.families import family_of, load_model_config
     from apcbatch.model.weight_files import ignored_tensors
     from apcbatch.types import Request

@@ -13,8 +13,8 @@ from typing import Any
 
 from apcbatch.job.record import read_record
 from apcbatch.report.out_file import OutFile
+from apcbatch.report.panels import Run
 from apcbatch.report.requests import DIGEST_BYTES, Requests, token_lists
-from apcbatch.report.run import Run
 
 MOST_LISTED = 1000
 ONE_FAILED = -1

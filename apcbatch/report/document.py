@@ -9,7 +9,7 @@ from typing import Any
 from apcbatch.report.comparison import compare
 from apcbatch.report.fit import fit
 from apcbatch.report.out_file import OutFile
-from apcbatch.report.run import Run, read_run
+from apcbatch.report.panels import Run, read_run
 from apcbatch.report.texts import Prompt
 from apcbatch.version import VERSION
 

@@ -19,7 +19,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from apcbatch.report.run import PANELS, Panel
+from apcbatch.report.panels import PANELS, Panel
 
 HELPERS = (
     "elements.js",

@@ -30,8 +30,8 @@ from apcbatch.job.record import Ticket, request_digests
 from apcbatch.job.runfile import input_identity, run_file_path, with_clock_of
 from apcbatch.model.locate import locate_model
 from apcbatch.prefix import as_token_array
+from apcbatch.report.panels import Run
 from apcbatch.report.requests import DIGEST_BYTES, SOURCES
-from apcbatch.report.run import Run
 from apcbatch.report.texts import MOST_HELD, Prompt, shortened_prompt
 from apcbatch.report.tree import RunTree
 from apcbatch.resolution import resolve

@@ -106,6 +106,12 @@ class Requests:
             "answer_characters": texts.characters,
         }
 
+    def ideal_tokens(self) -> int | None:
+        """Return the ideal cached tokens of all answered requests; None if one of them lacks its ideal."""
+        pairs = zip(self.numbers["ideal"], self.numbers["error"], strict=True)
+        ideals = [ideal for ideal, error in pairs if not error]
+        return None if min(ideals, default=0) < 0 else sum(ideals)
+
     def notes(self, path: str) -> Iterator[str]:
         """Yield a sentence for each kind of line that was left out."""
         if self.num_torn:

@@ -1,20 +1,26 @@
-"""Sum up prompt tokens: computed, restored from memory or disk, and lost, with the reason of each miss and its remedy.
+"""Sum up tokens: of prompts, computed, restored and lost, with the reason of each miss and its remedy; and of drafts.
 
-Lost tokens were covered by an earlier request and computed again.
+Lost tokens were covered by an earlier request and computed again. Totals of drafts come from OUT's records; their
+sources, tokens per pass and seconds saved from the summaries in its run file, which versions without drafts lack.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from apcbatch.report.requests import SOURCES, Requests
+from apcbatch.job.processes import Process
+from apcbatch.report.requests import MOST_ID_CHARACTERS, SOURCES, Requests
+from apcbatch.report.verdict import MOST, number, summaries_of, tokens_per_pass
 from apcbatch.types import MissReason
+
+MOST_SOURCES = 32
 
 
 def token_sums(requests: Requests, policy: object) -> dict[str, Any]:
     """Return the tokens of each part of the page's bar, and the misses in descending order of lost tokens. lost, ideal:
     None if a record lacks its ideal."""
-    ideal = ideal_tokens(requests)
+    ideal = requests.ideal_tokens()
     numbers = requests.numbers
     sources = dict.fromkeys(SOURCES, 0)
     misses: dict[int, list[int]] = {}
@@ -41,17 +47,6 @@ def token_sums(requests: Requests, policy: object) -> dict[str, Any]:
         "ideal": ideal,
         "misses": sorted(rows, key=lambda miss: (-miss["tokens"], -miss["requests"], miss["reason"])),
     }
-
-
-def ideal_tokens(requests: Requests) -> int | None:
-    """Return the ideal cached tokens of all answered requests; None if one of them lacks its ideal."""
-    total = 0
-    for ideal, error in zip(requests.numbers["ideal"], requests.numbers["error"], strict=True):
-        if not error:
-            if ideal < 0:
-                return None
-            total += ideal
-    return total
 
 
 MOST_TURNS = 100
@@ -117,3 +112,51 @@ def remedy(reason: str, policy: object) -> str:
     if reason == "diverged" and isinstance(policy, str) and policy in DIVERGED:
         return DIVERGED[policy]
     return REMEDIES.get(reason, UNKNOWN)  # type: ignore[call-overload, no-any-return]
+
+
+def draft_sums(requests: Requests, processes: Sequence[Process]) -> dict[str, Any] | None:
+    """Return the sums of a run; None if nothing was drafted.
+
+    sources: sorted, most accepted tokens first. decode_s, saved_s: sums over the processes that recorded their seconds
+    saved; None if there is none. saved_s is an estimate (apcbatch/engine/drafting.py).
+    """
+    drafted, accepted = (sum(requests.numbers[name]) for name in ("drafted", "accepted"))
+    summaries = summaries_of(processes)
+    sources = _by_source(summaries)
+    if not drafted and not sources:
+        return None
+    times = [(saved, decode_s) for saved, decode_s in map(_saved, summaries) if saved is not None]
+    return {
+        "drafted": drafted,
+        "accepted": accepted,
+        "completion_tokens": sum(requests.numbers["out"]),
+        "tokens_per_pass": tokens_per_pass(summaries),
+        "decode_s": sum(decode_s for _, decode_s in times) if times else None,
+        "saved_s": sum(saved for saved, _ in times) if times else None,
+        "sources": sources,
+    }
+
+
+def _by_source(summaries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    sums: dict[str, list[int]] = {}
+    for summary in summaries:
+        given = summary.get("drafts")
+        for name, counts in list(given.items())[:MOST_SOURCES] if isinstance(given, dict) else ():
+            drafted, accepted = (
+                number(counts.get(key)) if isinstance(counts, dict) else None for key in ("drafted", "accepted")
+            )
+            if isinstance(drafted, int) and isinstance(accepted, int) and accepted <= drafted > 0:
+                one = sums.setdefault(str(name)[:MOST_ID_CHARACTERS], [0, 0])
+                one[0] += drafted
+                one[1] += accepted
+    rows = [{"source": name, "drafted": drafted, "accepted": accepted} for name, (drafted, accepted) in sums.items()]
+    return sorted(rows, key=lambda row: (-row["accepted"], -row["drafted"], row["source"]))
+
+
+def _saved(summary: dict[str, Any]) -> tuple[float | None, float]:
+    """Return (seconds saved, seconds of decode) of a process; (None, 0) if either is not known."""
+    saved, seconds = summary.get("drafts_saved_s"), summary.get("seconds")
+    decode_s = number(seconds.get("decode")) if isinstance(seconds, dict) else None
+    if decode_s is None or not isinstance(saved, int | float) or isinstance(saved, bool) or not abs(saved) <= MOST:
+        return None, 0.0
+    return saved, decode_s

@@ -10,7 +10,6 @@ from typing import Any
 
 from apcbatch.job.processes import Process
 from apcbatch.report.requests import Requests
-from apcbatch.report.tokens import ideal_tokens
 
 MOST = 1 << 53  # largest number accepted from a summary; a larger one counts as damage
 MOST_COLUMNS = 32
@@ -27,7 +26,7 @@ def verdict(requests: Requests, processes: Sequence[Process], options: Mapping[s
     numbers = requests.numbers
     errors = requests.codes.total()
     prompt, cached = sum(numbers["prompt"]), sum(numbers["cached"])
-    ideal = ideal_tokens(requests)
+    ideal = requests.ideal_tokens()
     summaries = summaries_of(processes)
     last = processes[-1] if processes else None
     end = None if last is None else last.end

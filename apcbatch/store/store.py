@@ -27,9 +27,9 @@ from apcbatch.store.check import Checker, CheckReport
 from apcbatch.store.database import IndexDamaged, IndexFault
 from apcbatch.store.environment import Files
 from apcbatch.store.eviction import PruneReport, prune
+from apcbatch.store.folder import Opened, open_folder, sweep_now
 from apcbatch.store.format import FORMAT_VERSION, KEY_BYTES, Array, BadSnapshot, make_header, read_header, tensors_of
 from apcbatch.store.index import Index, ModelStats
-from apcbatch.store.open import Opened, open_folder, sweep_now
 from apcbatch.store.reader import Chain, SnapshotReader
 from apcbatch.store.reading_costs import COSTS_NAME, ReadingCost, find_cost, with_cost
 from apcbatch.store.snapshot_file import SnapshotFolder, StoredSnapshot, check_layout, read_tensors

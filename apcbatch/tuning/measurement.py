@@ -100,7 +100,7 @@ def measure(config: Config, footprint: Footprint, warn: Callable[[str], None]) -
 def temporary_engine(config: Config, warn: Callable[[str], None], *, has_store: bool) -> Iterator[JobEngine]:
     """Load an engine of this configuration without drafts. has_store: give it a store in a temporary folder (beside
     config.store, if its parent folder exists), which is deleted at the end."""
-    from apcbatch.job.open import make_engine
+    from apcbatch.job.opening import make_engine
 
     parent = Path(config.store).absolute().parent if config.store else None
     config = replace(config, draft="none", draft_from=None, min_gain_tokens=config.gain_tokens)

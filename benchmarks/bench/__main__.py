@@ -22,7 +22,7 @@ import torch
 
 from apcbatch import resolution
 from apcbatch.config import Config
-from apcbatch.engine.open import use_processor
+from apcbatch.engine.parts import use_processor
 from apcbatch.errors import ApcbatchError
 from apcbatch.model.families import load_model_config
 from apcbatch.model.locate import locate_model

@@ -23,7 +23,7 @@ from apcbatch.data.input.layouts import LineOptions
 from apcbatch.data.input.source import open_source
 from apcbatch.data.template_options import ChatOptions
 from apcbatch.job.feed import Feeder
-from apcbatch.job.open import make_engine
+from apcbatch.job.opening import make_engine
 from apcbatch.job.previous_answers import PreviousAnswers
 from apcbatch.job.work import requests_of
 from apcbatch.model.locate import locate_model

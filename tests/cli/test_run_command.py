@@ -20,7 +20,7 @@ from apcbatch.cli.run import show
 from apcbatch.config import OPTIONS
 from apcbatch.errors import StoppedError, UsageError
 from apcbatch.formats import FORMAT_CHOICES, TURNS
-from apcbatch.job import open
+from apcbatch.job import opening
 from apcbatch.job.signals import Interrupted
 from tests.effort import table
 
@@ -32,7 +32,7 @@ def nothing_is_loaded(monkeypatch, tmp_path):
     def refuse(config, warn):
         raise AssertionError("the weights would have been loaded")
 
-    monkeypatch.setattr(open, "make_engine", refuse)
+    monkeypatch.setattr(opening, "make_engine", refuse)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in.jsonl").write_text('{"messages":[{"role":"user","content":"Hi"}]}\n')
 

@@ -61,13 +61,13 @@ def test_a_stream_that_takes_nothing_ends_in_a_sentence(tmp_path, command, code,
 PROGRAM = """
 import atexit, os, signal, sys
 from apcbatch.cli import main
-from apcbatch.job import open
+from apcbatch.job import opening
 from tests.job.fakes import FakeEngine
 
 def stop(*_):
     os.kill(os.getpid(), signal.SIGINT)
 
-open.make_engine = FakeEngine
+opening.make_engine = FakeEngine
 place = sys.argv.pop(1)
 if place != "at_exit":
     setattr(FakeEngine, place, stop)

@@ -70,8 +70,8 @@ DOCUMENT = '{\n  "a": 1\n}'
 def chosen(monkeypatch):
     """The choice is known, its table and its document are made up."""
     monkeypatch.setattr(tune, "_find", lambda *_: CHOICE)
-    monkeypatch.setattr("apcbatch.tuning.export.text.tuning_lines", lambda *_: iter(["table"]))
-    monkeypatch.setattr("apcbatch.tuning.export.documents.tuning_document", lambda *_: {"a": 1})
+    monkeypatch.setattr("apcbatch.tuning.text.tuning_lines", lambda *_: iter(["table"]))
+    monkeypatch.setattr("apcbatch.tuning.documents.tuning_document", lambda *_: {"a": 1})
 
 
 @pytest.mark.parametrize("config", [None, "base.yaml"])

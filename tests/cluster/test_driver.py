@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from apcbatch.cluster import open
+from apcbatch.cluster import sizing
 from apcbatch.cluster.driver import ClusterEngine
 from apcbatch.cluster.ray_cluster import Machine
 from apcbatch.cluster.runtime import ClusterSettings, Hooks
@@ -352,13 +352,13 @@ def test_a_cluster_is_opened_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
         joined.append((address, cpus))
         return cluster
 
-    monkeypatch.setattr(open, "RayCluster", join)
-    monkeypatch.setattr(open, "RayRuntime", make_seam)
+    monkeypatch.setattr(sizing, "RayCluster", join)
+    monkeypatch.setattr(sizing, "RayRuntime", make_seam)
     lines: list[str] = []
     trouble, config = Trouble(), Config(model="demo", store="here", ray="auto")
 
     def opened(address: str = "auto", most: int | None = 3) -> ClusterEngine:
-        return open.open_cluster(config, address, "secret", lines.append, lines.append, lambda request: None, most)
+        return sizing.open_cluster(config, address, "secret", lines.append, lines.append, lambda request: None, most)
 
     engine = opened()
     assert len(runtimes[0].workers) == 2 and lines[0] == "2 workers with 4 cores and 0 GPUs each are asked for"

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from apcbatch.cluster import open
-from apcbatch.cluster.open import workers_for
+from apcbatch.cluster import sizing
 from apcbatch.cluster.ray_cluster import Machine
 from apcbatch.cluster.runtime import WorkerKind
+from apcbatch.cluster.sizing import workers_for
 from apcbatch.config import Config
 from apcbatch.errors import UsageError
 from tests.effort import table
@@ -38,9 +38,9 @@ def asked(
         raise Asked(cpus[0], kind, options)
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Asked) as found:
-        patch.setattr(open, "RayCluster", join)
-        patch.setattr(open, "RayRuntime", begin)
-        open.open_cluster(config, address, None, print, print, hash, None)
+        patch.setattr(sizing, "RayCluster", join)
+        patch.setattr(sizing, "RayRuntime", begin)
+        sizing.open_cluster(config, address, None, print, print, hash, None)
     return found.value.args  # type: ignore[return-value]
 
 

@@ -31,7 +31,7 @@ from apcbatch.cluster.wire import (
 from apcbatch.cluster.worker import Worker
 from apcbatch.drafts.drafter import Draft
 from apcbatch.engine.engine import open_engine
-from apcbatch.engine.open import EngineParts
+from apcbatch.engine.parts import EngineParts
 from apcbatch.plan.planner import Plan, Planner
 from apcbatch.types import RequestPlan
 from tests.cluster.cutting import cut

@@ -48,5 +48,5 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The two ways to the state after the accepted tokens: the CPU's, and that of a device."""
     if request.param == "writes states":
         monkeypatch.setattr(CausalLM, "replays", False)
-        monkeypatch.setattr("apcbatch.engine.open.writes_draft_states", lambda device: True)
+        monkeypatch.setattr("apcbatch.engine.parts.writes_draft_states", lambda device: True)
     return request.param

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from apcbatch import Engine
-from apcbatch.engine.open import EngineParts, open_parts
+from apcbatch.engine.parts import EngineParts, open_parts
 from apcbatch.engine.pipeline import PassPipeline
 from apcbatch.engine.row_costs import RowCosts
 
@@ -47,7 +47,7 @@ def opening(runs_ahead: bool | None = None, drafts: object = None) -> Iterator[O
         if drafts is None:
             yield opened
         else:
-            patch.setattr("apcbatch.engine.open.Drafts", lambda *_: drafts)
+            patch.setattr("apcbatch.engine.parts.Drafts", lambda *_: drafts)
             with rows_take(lambda rows: 1.0):
                 yield opened
 

@@ -132,7 +132,7 @@ def test_drafts_change_no_bit_with_passes_in_flight(
 ) -> None:
     """Catches a draft whose tokens, states or slots another pass in flight takes, as on a device or on several."""
     monkeypatch.setattr(CausalLM, "replays", False)
-    monkeypatch.setattr("apcbatch.engine.open.writes_draft_states", lambda device: True)
+    monkeypatch.setattr("apcbatch.engine.parts.writes_draft_states", lambda device: True)
     if num_stages > 1:
         stages(num_stages)
     folder = tiny_checkpoint(family, tie_word_embeddings=False)

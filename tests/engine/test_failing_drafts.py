@@ -51,7 +51,7 @@ def spread(num_stages: int, stages: Callable[[int], None], monkeypatch: pytest.M
     """Run engines as these pipeline stages, which write the states of drafted tokens."""
     if num_stages > 1:
         stages(num_stages)
-        monkeypatch.setattr("apcbatch.engine.open.writes_draft_states", lambda device: True)
+        monkeypatch.setattr("apcbatch.engine.parts.writes_draft_states", lambda device: True)
 
 
 @pytest.mark.drawn(6)

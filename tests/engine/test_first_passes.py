@@ -13,7 +13,7 @@ import pytest
 from apcbatch import Engine, Request
 from apcbatch.engine import first_passes
 from apcbatch.engine.first_passes import measure_reading, warm_up
-from apcbatch.engine.open import EngineOptions, open_parts
+from apcbatch.engine.parts import EngineOptions, open_parts
 from tests.effort import table
 from tests.engine.opened import OpenedEngine
 

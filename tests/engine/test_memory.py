@@ -17,7 +17,6 @@ from safetensors.torch import load_file, save_file
 
 from apcbatch import Engine
 from apcbatch.config import Config
-from apcbatch.engine import open as opening
 from apcbatch.engine.memory import CheckpointSizes, MemoryPlan, Use, checkpoint_sizes
 from apcbatch.errors import UsageError
 from apcbatch.layout import KV, SSM, StateLayout
@@ -136,7 +135,7 @@ def test_an_arena_has_the_sizes_of_the_plan(
 ) -> None:
     """Fault: the sizes that are checked and those that a device allocates are two computations, and differ."""
     plans: list[MemoryPlan] = []
-    monkeypatch.setattr(opening, "writes_draft_states", lambda device: True)
+    monkeypatch.setattr("apcbatch.engine.parts.writes_draft_states", lambda device: True)
     monkeypatch.setattr(MemoryPlan, "check", lambda plan, *limit: plans.append(plan))
     for policy in ("planned", "none"):
         engine = OpenedEngine(
@@ -230,7 +229,7 @@ def test_a_run_that_may_exceed_the_memory_is_refused_before_weights_are_read(
 ) -> None:
     """Fault: the refusal comes after minutes of loading, or one that fits is refused."""
     folder, read = tiny_checkpoint("jamba"), list[bool]()
-    monkeypatch.setattr("apcbatch.engine.open.load_model", lambda *of, **by_name: read.append(True))
+    monkeypatch.setattr("apcbatch.engine.parts.load_model", lambda *of, **by_name: read.append(True))
     monkeypatch.setattr("apcbatch.model.devices.find_memory", lambda: GiB)
     with pytest.raises(UsageError, match=r"may use 1.00 GiB: snapshots .*; give --pool-size 256MiB$"):
         Engine(folder, pool_size_bytes=GiB, max_running=3)

@@ -13,7 +13,7 @@ import torch
 from apcbatch import Engine, Request
 from apcbatch.config import Config
 from apcbatch.cores import Cores
-from apcbatch.engine import open
+from apcbatch.engine import parts
 from apcbatch.engine.drafting import Drafting
 from apcbatch.errors import UsageError
 from apcbatch.kernels.processor import num_threads, set_threads
@@ -42,9 +42,9 @@ def test_memory_is_parted_into_slots_and_pages(
 def test_an_instruction_set_that_is_not_here_is_refused_where_it_was_asked_for() -> None:
     """Catches a traceback, or a sentence that does not say which option to change."""
     with pytest.raises(UsageError, match="^--isa: .*z80"):
-        open.use_processor(Config(threads=1, isa="z80", origins={"isa": "--isa"}))
+        parts.use_processor(Config(threads=1, isa="z80", origins={"isa": "--isa"}))
     with pytest.raises(UsageError, match="^isa: "):
-        open.use_processor(Config(threads=1, isa="z80"))
+        parts.use_processor(Config(threads=1, isa="z80"))
 
 
 @pytest.mark.parametrize(("draft", "max_running", "quarter", "most", "num_slots"), [
@@ -56,7 +56,7 @@ def test_drafted_states_have_slots_of_their_own(
     open_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Fault: the states of drafted tokens take more than a fourth of a device's pool, or the place of others."""
-    monkeypatch.setattr(open, "writes_draft_states", lambda device: True)
+    monkeypatch.setattr(parts, "writes_draft_states", lambda device: True)
     folder = tiny_checkpoint("mamba")
     slot_bytes = state_layout(load_model_config(folder), "float32").slot_bytes
     options = {"draft": draft, "max_running": max_running, "pool_size_bytes": 4 * quarter * slot_bytes}
@@ -66,7 +66,7 @@ def test_drafted_states_have_slots_of_their_own(
         given.append((list(slots), most))
         return Drafting(drafts, model, slots, most, **clock)
 
-    monkeypatch.setattr(open, "Drafting", noted)
+    monkeypatch.setattr(parts, "Drafting", noted)
     engine = open_engine(folder, dtype="float32", **options)
     first = max_running + 4 * quarter
     assert given == [(list(range(first, first + num_slots)), most)]
@@ -92,9 +92,9 @@ def test_threads_are_those_of_the_option_or_of_the_cores(monkeypatch: pytest.Mon
         for given, quota, torch_uses, expected in (
             (3, None, 1, 3), (None, None, 16, 4), (None, None, 4, 4), (None, None, 2, 2), (None, 1.5, 4, 1),
         ):  # fmt: skip
-            monkeypatch.setattr(open, "find_cores", lambda quota=quota: replace(cores, quota=quota))
+            monkeypatch.setattr(parts, "find_cores", lambda quota=quota: replace(cores, quota=quota))
             torch.set_num_threads(torch_uses)
-            open.use_processor(Config() if given is None else Config(threads=given))
+            parts.use_processor(Config() if given is None else Config(threads=given))
             assert num_threads() == torch.get_num_threads() == expected
         with pytest.raises(ValueError, match="need at least one thread; asked for are 0"):
             set_threads(0)

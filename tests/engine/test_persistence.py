@@ -17,7 +17,7 @@ from apcbatch.config import Config
 from apcbatch.engine import persistence as persistence_module
 from apcbatch.engine.counters import Counters
 from apcbatch.engine.memory import DEVICE_QUEUE_BYTES, HOST_QUEUE_BYTES
-from apcbatch.engine.open import EngineOptions
+from apcbatch.engine.parts import EngineOptions
 from apcbatch.engine.persistence import WRITE_THREADS, Persistence
 from apcbatch.engine.pool import NO_PAGES, Snapshot
 from apcbatch.layout import CONV, SSM, StateLayout

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apcbatch.engine.open import EngineOptions
+from apcbatch.engine.parts import EngineOptions
 from apcbatch.engine.sequence import make_sequence
 from apcbatch.engine.validation import MAX_REQUEST_TOKENS, room_for_answer
 from apcbatch.errors import RequestError, UsageError

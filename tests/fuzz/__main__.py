@@ -21,7 +21,7 @@ import transformers  # noqa: F401
 
 import apcbatch  # noqa: F401  (before torch: it settles how threads wait)
 import apcbatch.engine.engine
-import apcbatch.job.run  # noqa: F401
+import apcbatch.job.job  # noqa: F401
 from tests.fuzz import checkpoints, inputs, outputs, stores
 from tests.fuzz.case import Case
 from tests.fuzz.child import Fault

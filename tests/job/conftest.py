@@ -17,7 +17,7 @@ from typing import IO, Any
 import pytest
 
 from apcbatch.cli.program import main
-from apcbatch.job import open, processes
+from apcbatch.job import opening, processes
 from apcbatch.job.runfile import read_run_file
 from apcbatch.model.locate import DEMO_DIR
 from apcbatch.types import Result
@@ -102,7 +102,7 @@ def engines(monkeypatch) -> list[FakeEngine]:
         made.append(FakeEngine(config, warn))
         return made[-1]
 
-    monkeypatch.setattr(open, "make_engine", make_engine)
+    monkeypatch.setattr(opening, "make_engine", make_engine)
     return made
 
 

@@ -6,7 +6,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from apcbatch.cli import main
-from apcbatch.job import open
+from apcbatch.job import opening
 from tests.job.fakes import FakeEngine
 
 
@@ -18,5 +18,5 @@ class Far(LocalFileSystem):
 
 if __name__ == "__main__":
     fsspec.register_implementation("far", Far)
-    open.make_engine = FakeEngine
+    opening.make_engine = FakeEngine
     sys.exit(main())

@@ -38,7 +38,7 @@ def finding(name: str, **given: Any) -> doctor.Finding:
         raise UsageError("it is not asked for")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("apcbatch.engine.open.use_processor", lambda config: None)
+        patch.setattr("apcbatch.engine.parts.use_processor", lambda config: None)
         if name != "model":
             patch.setattr("apcbatch.engine.engine.Engine", refuse)
         return next(one for one in doctor.examine(load({"device": "cpu", **given}, None, {})) if one.name == name)

@@ -21,7 +21,7 @@ from apcbatch.data.chat import known_answers
 from apcbatch.data.chat.render import Renderer
 from apcbatch.data.model_files import model_files_digest
 from apcbatch.drafts.drafter import Draft
-from apcbatch.engine import open as engine_open
+from apcbatch.engine import parts
 from apcbatch.engine.drafting import RowCosts
 from apcbatch.errors import UsageError
 from apcbatch.job import references
@@ -513,7 +513,7 @@ class FromReferences:
 @pytest.fixture
 def known_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines that draft from known answers, whatever it costs."""
-    monkeypatch.setattr(engine_open, "Drafts", FromReferences)
+    monkeypatch.setattr(parts, "Drafts", FromReferences)
     monkeypatch.setattr(RowCosts, "of", lambda self, rows: 1.0)
     monkeypatch.setattr("apcbatch.engine.drafting.PLAIN_RUN", 0)
 

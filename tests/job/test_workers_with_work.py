@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from apcbatch.cluster import open as cluster_opening
+from apcbatch.cluster import sizing
 from tests.chats import conversation, read_records, write_lines
 from tests.job.conftest import batch_line
 from tests.job.fakes import FakeEngine
@@ -39,7 +39,7 @@ def test_no_more_workers_than_requests(apcbatch, monkeypatch, tmp_path, lines, o
         seen.append(most_workers)
         return FakeEngine(config, warn)
 
-    monkeypatch.setattr(cluster_opening, "open_cluster", open_cluster)
+    monkeypatch.setattr(sizing, "open_cluster", open_cluster)
     data = write_lines(tmp_path / "in.jsonl", lines).read_bytes()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
     limit = options[1] if options else len(lines)

@@ -21,7 +21,7 @@ import pytest
 
 from apcbatch.cli.run import _run_with_report
 from apcbatch.errors import StoppedError
-from apcbatch.job.run import Job
+from apcbatch.job.job import Job
 from apcbatch.job.signals import Interrupted
 from apcbatch.report import report_file
 from tests.chats import conversation, read_records, write_lines

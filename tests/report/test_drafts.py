@@ -10,8 +10,8 @@ from typing import Any
 import orjson
 import pytest
 
-from apcbatch.report.drafts import draft_sums
 from apcbatch.report.requests import Requests
+from apcbatch.report.tokens import draft_sums
 from apcbatch.report.verdict import tokens_per_pass
 from tests.chats import conversation, read_records, write_lines
 from tests.job.conftest import Outcome

@@ -18,8 +18,8 @@ import orjson
 import pytest
 
 from apcbatch.report.out_file import find_out
+from apcbatch.report.panels import read_run
 from apcbatch.report.requests import Requests, answer_of
-from apcbatch.report.run import read_run
 from apcbatch.report.tokens import turn_sums
 from apcbatch.report.verdict import _percentiles, verdict
 from tests.chats import conversation, read_records, write_lines

@@ -120,7 +120,7 @@ def test_an_index_on_a_read_only_medium_is_read(
                 raise IndexUnavailable("unable to open database file")
             super().__init__(path, mode)
 
-    monkeypatch.setattr("apcbatch.store.open.Index", RefusingIndex)
+    monkeypatch.setattr("apcbatch.store.folder.Index", RefusingIndex)
     with Store.open(folder, warn=warnings.append) as store:
         assert store.is_read_only and store.present(keys) == set(keys)
         assert_is(store.get(keys[1], FINGERPRINT), keys[1])

@@ -45,7 +45,7 @@ def test_an_index_that_cannot_be_used_is_closed_again(
     def fail(*_: object) -> None:
         raise OSError("no room for a session")
 
-    monkeypatch.setattr("apcbatch.store.open.Session", fail)
+    monkeypatch.setattr("apcbatch.store.folder.Session", fail)
     opened.clear()
     closed.clear()
     with Store.open(folder, warn=warnings.append) as store:

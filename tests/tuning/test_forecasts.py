@@ -12,11 +12,11 @@ from apcbatch.cli.program import main
 from apcbatch.data.input.inputs import find_inputs
 from apcbatch.model.locate import locate_model
 from apcbatch.resolution import load
-from apcbatch.tuning.export.documents import forecast_document
-from apcbatch.tuning.export.text import forecast_lines
+from apcbatch.tuning.documents import forecast_document
 from apcbatch.tuning.occupancy import Occupancy, forecast_memory, memory_limit
 from apcbatch.tuning.prediction import of_policies
 from apcbatch.tuning.survey import survey
+from apcbatch.tuning.text import forecast_lines
 from tests.chats import DROPS_THOUGHTS, conversation, write_lines
 
 

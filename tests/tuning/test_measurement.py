@@ -12,7 +12,7 @@ import pytest
 
 from apcbatch.engine.validation import MAX_REQUEST_TOKENS
 from apcbatch.errors import RequestError
-from apcbatch.job import open
+from apcbatch.job import opening
 from apcbatch.plan.footprint import Footprint
 from apcbatch.resolution import load
 from apcbatch.tuning import measurement
@@ -38,7 +38,7 @@ def test_a_temporary_store_is_beside_the_given_one(
         made.append(config)
         return engine
 
-    monkeypatch.setattr(open, "make_engine", make_engine)
+    monkeypatch.setattr(opening, "make_engine", make_engine)
     config = load({} if store is None else {"store": str(tmp_path / store)}, None, {})
     for has_store in (True, False):
         with measurement.temporary_engine(config, print, has_store=has_store) as opened:
@@ -224,7 +224,7 @@ def test_the_engine_is_one_of_its_own(
             engine.run = lambda requests: [Result("r", 1, error=RequestError("internal", "broken"))]  # type: ignore
         return engine
 
-    monkeypatch.setattr(open, "make_engine", make)
+    monkeypatch.setattr(opening, "make_engine", make)
     monkeypatch.setattr(measurement.time, "perf_counter", lambda: engine.clock)
     flags = {"store": str(tmp_path / "store"), "max_running": 7, "block_size": 64, "max_request_tokens": 99}
     config = load(flags, None, {})

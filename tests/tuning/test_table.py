@@ -9,10 +9,10 @@ from typing import Any
 from apcbatch.job.planning import with_measured_gain
 from apcbatch.resolution import load
 from apcbatch.tuning.choice import Candidate, Tuning, Verified
-from apcbatch.tuning.export.documents import forecast_document, tuning_document
-from apcbatch.tuning.export.text import FORECAST_COLUMNS, TUNING_COLUMNS, Table, forecast_lines, tuning_lines
+from apcbatch.tuning.documents import forecast_document, tuning_document
 from apcbatch.tuning.forecast import Forecast, PolicyForecast
 from apcbatch.tuning.measurement import Measurement, Rate
+from apcbatch.tuning.text import FORECAST_COLUMNS, TUNING_COLUMNS, Table, forecast_lines, tuning_lines
 
 
 def test_each_width() -> None:

@@ -22,12 +22,12 @@ from apcbatch.plan.footprint import Footprint
 from apcbatch.resolution import load
 from apcbatch.tuning import measurement, verification
 from apcbatch.tuning.choice import Candidate, Verified, conclude
-from apcbatch.tuning.export.documents import tuning_document, tuning_yaml
-from apcbatch.tuning.export.text import tuning_lines
+from apcbatch.tuning.documents import tuning_document, tuning_yaml
 from apcbatch.tuning.forecast import PolicyForecast, Served
 from apcbatch.tuning.measurement import Measurement, Rate, _fit, _Sample
 from apcbatch.tuning.prediction import PassCounter, Passes, Workload, of_policies, of_run, predict
 from apcbatch.tuning.survey import survey
+from apcbatch.tuning.text import tuning_lines
 from tests.chats import conversation, write_lines
 from tests.effort import table
 

@@ -389,7 +389,7 @@ def _open_engine(
     if config.ray is None:
         _note_ignored(config, note)
         return make_engine(config, warn)
-    from apcbatch.cluster.open import open_cluster
+    from apcbatch.cluster.sizing import open_cluster
 
     salt = read_salt(config)
     return open_cluster(config, config.ray, salt, warn, note, lambda request: request.tag.ticket.line, most_workers)

@@ -9,7 +9,7 @@ import pytest
 
 from apcbatch.config import Config
 from apcbatch.errors import UsageError
-from apcbatch.job import open
+from apcbatch.job import opening
 from tests.chats import conversation, read_records, write_lines
 from tests.job.fakes import FakeEngine
 
@@ -43,10 +43,10 @@ def test_options_of_workers_agree() -> None:
     ]:
         config = Config(**options, origins=GIVEN)
         if refused is None:
-            open.check_cluster(config)
+            opening.check_cluster(config)
         else:
             with pytest.raises(UsageError, match=f"^{refused}"):
-                open.check_cluster(config)
+                opening.check_cluster(config)
 
 
 def test_a_bar_names_each_step(apcbatch: Any, tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_many_files_are_announced(
     apcbatch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many: int, is_said: bool
 ) -> None:
     """Fault: a run over thousands of files seems to hang, or says so of a few."""
-    monkeypatch.setattr(open, "MANY_FILES", many)
+    monkeypatch.setattr(opening, "MANY_FILES", many)
     write_lines(tmp_path / "two.jsonl", [conversation(9)])
     done = apcbatch("run", "in.jsonl", "two.jsonl", *RUN[2:])
     said = "2 files: both ends of each are read first, for --resume to compare"
@@ -101,13 +101,13 @@ def test_an_out_that_appears_while_the_model_is_read_stays(
     apcbatch: Any, engines: list[FakeEngine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fault: what another program writes to OUT while the weights are read is emptied."""
-    make = open.make_engine
+    make = opening.make_engine
 
     def made(config: Config, warn: Any) -> Any:
         (tmp_path / "out.jsonl").write_bytes(b"theirs")
         return make(config, warn)
 
-    monkeypatch.setattr(open, "make_engine", made)
+    monkeypatch.setattr(opening, "make_engine", made)
     done = apcbatch(*RUN)
     assert done.code == 2 and "out.jsonl was written to by another program while this run began" in done.stderr
     assert (tmp_path / "out.jsonl").read_bytes() == b"theirs" and engines[-1].closed

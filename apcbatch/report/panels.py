@@ -10,11 +10,10 @@ from typing import Any
 from apcbatch.data.input.inputs import TRACE_SUFFIX
 from apcbatch.job.processes import MOST_PROCESSES, Process, is_seconds, process_of
 from apcbatch.job.runfile import read_run_file, run_file_path
-from apcbatch.report.drafts import draft_sums
 from apcbatch.report.out_file import OutFile
 from apcbatch.report.requests import Requests, read_requests
 from apcbatch.report.timeline import timelines
-from apcbatch.report.tokens import token_sums, turn_sums
+from apcbatch.report.tokens import draft_sums, token_sums, turn_sums
 from apcbatch.report.verdict import verdict
 from apcbatch.resolution import DEFAULT
 

@@ -23,7 +23,7 @@ from apcbatch.errors import EXIT_OK, EXIT_REQUEST_ERRORS, EXIT_STOPPED, RequestE
 from apcbatch.job.continuation import REPLACED, command_line, command_words, nothing_left
 from apcbatch.job.disk import Disk, write_file
 from apcbatch.job.feed import Feeder
-from apcbatch.job.open import OpenRun, check_paths, open_run
+from apcbatch.job.opening import OpenRun, check_paths, open_run
 from apcbatch.job.output import output_for
 from apcbatch.job.output_paths import STDOUT, check_summary, default_output, odd_names
 from apcbatch.job.planning import work_source

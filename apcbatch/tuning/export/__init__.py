@@ -1,1 +1,0 @@
-"""Export of the results of `plan` and `tune-block-size`, one module per format."""
