@@ -43,15 +43,12 @@ class Helper:
     """A helper process, started at the first request and again after a failure.
 
     module: module whose `main` runs in the child. name: subject of error messages. start: values of the start request,
-    which sets up the child and has no answer. seconds: processor time per answer. start_seconds: processor time of the
-    start request.
+    which sets up the child and has no answer. That request and each answer may take CPU_SECONDS of processor time.
     """
 
-    def __init__(
-        self, module: str, name: str, *start: Any, seconds: float = CPU_SECONDS, start_seconds: float = CPU_SECONDS
-    ) -> None:
-        self._module, self._name, self._seconds, self._start_seconds = module, name, seconds, start_seconds
-        self._start = pack_request(start_seconds, *start)
+    def __init__(self, module: str, name: str, *start: Any) -> None:
+        self._module, self._name = module, name
+        self._start = pack_request(CPU_SECONDS, *start)
         self._child: _Child | None = None
 
     def ask(self, item: Any, *values: Any) -> tuple[bytes, bytes]:
@@ -70,12 +67,11 @@ class Helper:
         that the request did not cause. An item for which no child can be started gets out_of_memory. ValueError for
         values that cannot be sent or are nested too deeply.
         """
-        seconds = self._seconds
         done = failures = 0
         while done < len(items):
             child, error = None, None
-            request = pack_request(seconds, list(items[done:]), *values)
-            wall_seconds = _wall_seconds(seconds + (self._start_seconds if self._child is None else 0))
+            request = pack_request(CPU_SECONDS, list(items[done:]), *values)
+            wall_seconds = _wall_seconds(CPU_SECONDS * (1 if self._child is not None else 2))
             try:
                 child, self._child = self._child or _Child(self._module, self._start), None
                 child.send(request, wall_seconds)
@@ -89,7 +85,7 @@ class Helper:
                 assert child is not None
                 child.end()
                 failures += 1
-                error = self._error(child.exit_status, str(failed), failures, seconds)
+                error = self._error(child.exit_status, str(failed), failures, CPU_SECONDS)
             except OSError as refused:
                 reason = f"{self._name} cannot be started: {refused.strerror}; run it again"
                 error = RequestError("out_of_memory", reason)

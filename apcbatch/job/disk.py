@@ -60,14 +60,13 @@ class Disk:
 
 
 @contextmanager
-def replacing(path: str, disk: Disk, like: str | os.PathLike[str] | None = None) -> Iterator[int]:
-    """Yield the descriptor of a new file, which replaces `path` at the end of the block. A block that fails leaves no
-    file behind. like: file whose permissions the new one gets, by default `path`."""
+def replacing(path: str, disk: Disk) -> Iterator[int]:
+    """Yield the descriptor of a new file, which replaces `path` at the end of the block and gets its permissions. A
+    block that fails leaves no file behind."""
     fd, temporary = _open_temporary(path, disk)
     try:
-        model = path if like is None else like
-        if os.path.exists(model):
-            os.fchmod(fd, stat.S_IMODE(os.stat(model).st_mode))
+        if os.path.exists(path):
+            os.fchmod(fd, stat.S_IMODE(os.stat(path).st_mode))
         yield fd
         disk.sync(fd)
         disk.rename(temporary, path)
@@ -134,15 +133,15 @@ def identity(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def write_file(path: str, chunks: Iterable[bytes], disk: Disk, like: str | os.PathLike[str] | None = None) -> None:
+def write_file(path: str, chunks: Iterable[bytes], disk: Disk) -> None:
     """Write a file atomically; a descriptor, a pipe or a device is written to directly. path: a place, so that no link
-    is followed. like: as in `replacing`."""
+    is followed."""
     if is_stream(path):
         with open(path, "ab", buffering=0) as stream:
             for chunk in chunks:
                 disk.write(stream.fileno(), chunk)
         return
-    with replacing(path, disk, like) as fd:
+    with replacing(path, disk) as fd:
         for chunk in chunks:
             disk.write(fd, chunk)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from apcbatch.address import is_address, last_part, shown_address
 from apcbatch.data.input.files import BROKEN, STDIN, Stream, reason
-from apcbatch.data.input.lines import DEFAULT_MAX_LINE_BYTES, split_lines
+from apcbatch.data.input.lines import MAX_LINE_BYTES, split_lines
 from apcbatch.errors import UsageError
 from apcbatch.job.output import output_for
 from apcbatch.regular_files import open_regular_file
@@ -37,7 +37,7 @@ class OutFile:
         number = 0
         try:
             with open_regular_file(self.lines) as raw:
-                for number, line in split_lines(Stream(raw).chunks(), DEFAULT_MAX_LINE_BYTES):
+                for number, line in split_lines(Stream(raw).chunks(), MAX_LINE_BYTES):
                     if line != b"":
                         yield number, None if isinstance(line, int) else line
         except BROKEN as error:

@@ -373,10 +373,13 @@ def test_a_system_prompt_is_for_lines_without_one() -> None:
         (b'prompt\nhi\n"no end\n' + b"x\n" * 900, ANY_LINE, [("line-1", "hi"), "cannot be read further after row 1"]),
     ],
 )  # fmt: skip
-def test_a_table_with_a_header_is_read(tmp_path: Path, data: bytes, options: LineOptions, expected: Any) -> None:
+def test_a_table_with_a_header_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes, options: LineOptions, expected: Any
+) -> None:
     """Fault: CSV and TSV are refused; a cell loses a quote, a line end or its blanks; a ragged row shifts its cells."""
     (tmp_path / "in.txt").write_bytes(data)
-    for record, one in zip(open_source(str(tmp_path / "in.txt"), options, max_line_bytes=1000), expected, strict=True):
+    monkeypatch.setattr("apcbatch.data.input.source.MAX_LINE_BYTES", 1000)
+    for record, one in zip(open_source(str(tmp_path / "in.txt"), options), expected, strict=True):
         if isinstance(record, BadLine):
             assert one in record.error.message
         else:

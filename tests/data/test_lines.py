@@ -19,14 +19,14 @@ import zstandard
 
 from apcbatch.data.input import lines
 from apcbatch.data.input.files import check_readable, open_stream
-from apcbatch.data.input.lines import DEFAULT_MAX_LINE_BYTES, BrokenEnd, Line, LongLine
+from apcbatch.data.input.lines import MAX_LINE_BYTES, BrokenEnd, Line, LongLine
 from apcbatch.errors import UsageError
 from tests.effort import table
 
 PACKED = (".gz", ".zst", ".bz2", ".xz")
 
 
-def read_lines(name: str, limit: int = DEFAULT_MAX_LINE_BYTES) -> Iterator[tuple[int, Line]]:
+def read_lines(name: str, limit: int = MAX_LINE_BYTES) -> Iterator[tuple[int, Line]]:
     """The numbered lines of a file that are not blank."""
     with open_stream(name) as stream:
         for number, data in lines.read_lines(name, stream.chunks(), limit):

@@ -57,13 +57,14 @@ def test_stdin_is_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ids("-") == ["m", "b", "s", "bad:4"]
 
 
-def test_a_line_of_50_mb_is_an_answer_or_an_error_record(tmp_path: Path) -> None:
+def test_a_line_of_50_mb_is_an_answer_or_an_error_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One absurd line ends itself and not the job; over the limit it says its size."""
     path = tmp_path / "huge.jsonl"
     huge = b'{"id":"h","messages":[{"role":"user","content":"' + b"x" * 50_000_000 + b'"}]}'
     path.write_bytes(huge + b"\n" + json.dumps(LINES[0]).encode())
     assert ids(str(path)) == ["h", "m"]
-    first, second = open_source(str(path), max_line_bytes=2**20)
+    monkeypatch.setattr("apcbatch.data.input.source.MAX_LINE_BYTES", 2**20)
+    first, second = open_source(str(path))
     assert isinstance(first, BadLine) and isinstance(second, Conversation)
     assert (first.line, first.error.code, second.line) == (1, "invalid_json", 2)
     assert first.error.message == f"the line holds {len(huge):,} bytes; at most 1,048,576 are read: split it"

@@ -12,7 +12,7 @@ import pytest
 
 from apcbatch.data.chat.template import TemplateProcess
 from apcbatch.data.chat.template_child import Template
-from apcbatch.data.helper import Helper, LimitExceeded
+from apcbatch.data.helper import LimitExceeded
 from apcbatch.data.helper_child import CPU_SECONDS, DONE, MAX_CHARACTERS, MEMORY_BYTES, TOO_LONG
 from apcbatch.errors import ModelError, RequestError
 from tests.data.conftest import build_tokenizer, by_transformers, save_model
@@ -25,8 +25,7 @@ USER = {"role": "user", "content": "hi"}
 @pytest.fixture
 def half_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a second of processor time for a text."""
-    monkeypatch.setitem(Helper.__init__.__kwdefaults__, "seconds", 0.5)
-    monkeypatch.setitem(Helper.__init__.__kwdefaults__, "start_seconds", 0.5)
+    monkeypatch.setattr("apcbatch.data.helper.CPU_SECONDS", 0.5)
 
 
 LOOPS = [

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from apcbatch.data.grammar.structured_output import check_structured_output
+from apcbatch.data.input.messages import ContentWarnings
 from apcbatch.data.input.tools import check_tools
 from tests.data.conftest import USER, batch, fault, good
 from tests.effort import table
@@ -47,7 +48,7 @@ def test_a_tool_of_each_shape(name: str) -> None:
         assert json.dumps(conversation.tools) == json.dumps([expected])  # keys in their order too
         assert conversation.warnings == ()
     assert json.dumps(tool) == before
-    structure = check_structured_output({"tool_choice": "required"}, check_tools([tool]))
+    structure = check_structured_output({"tool_choice": "required"}, check_tools([tool], "tools", ContentWarnings()))
     assert structure is not None
     assert json.loads(structure.text) == [["f", {"type": "object"} if name == "a name alone" else SCHEMA]]
 

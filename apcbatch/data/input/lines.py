@@ -16,7 +16,7 @@ import orjson
 from apcbatch.data.input.files import BROKEN, reason
 from apcbatch.errors import UsageError
 
-DEFAULT_MAX_LINE_BYTES = 64 * 2**20
+MAX_LINE_BYTES = 64 * 2**20
 BOM = b"\xef\xbb\xbf"
 
 
@@ -37,9 +37,7 @@ class BrokenEnd:
 Line = bytes | LongLine | BrokenEnd
 
 
-def read_lines(
-    name: str, chunks: Iterator[bytes], max_line_bytes: int = DEFAULT_MAX_LINE_BYTES
-) -> Iterator[tuple[int, Line]]:
+def read_lines(name: str, chunks: Iterator[bytes], max_line_bytes: int) -> Iterator[tuple[int, Line]]:
     """Yield (number, line without line feed) for every line: b"" for a blank one, LongLine for one over max_line_bytes.
 
     name: name of the input, for error sentences. For a JSON document, such as an array, yield its records instead of

@@ -18,7 +18,7 @@ from apcbatch.data.input.delimited import ERRORS, read_separated, separator_of
 from apcbatch.data.input.files import BROKEN, Stream, check_readable, open_stream, reason, shown_input
 from apcbatch.data.input.inputs import Inputs, find_inputs, is_hub
 from apcbatch.data.input.layouts import ANY_LINE, LineOptions
-from apcbatch.data.input.lines import DEFAULT_MAX_LINE_BYTES, BrokenEnd, LongLine, look_ahead, read_lines
+from apcbatch.data.input.lines import MAX_LINE_BYTES, BrokenEnd, LongLine, look_ahead, read_lines
 from apcbatch.data.input.records import parse_line, parse_record
 from apcbatch.data.input.sniff import HEAD_BYTES, Sniffer
 from apcbatch.data.input.tables import hub_errors, open_hub, open_table, rows_in, table_errors
@@ -56,7 +56,6 @@ class UnusedColumns:
 def open_source(
     inputs: Inputs | str,
     options: LineOptions = ANY_LINE,
-    max_line_bytes: int = DEFAULT_MAX_LINE_BYTES,
     warn: Warn = lambda sentence: None,
 ) -> Iterator[Record]:
     """Return a lazy iterator over the input, in order, with a Conversation or a BadLine for each line.
@@ -70,7 +69,7 @@ def open_source(
     found = find_inputs([inputs], warn) if isinstance(inputs, str) else inputs
     rows = {name: rows_in(open_hub(name)) for name in found.files if is_hub(name)}
     _check_first(found.files[0])
-    return _with_warnings(_Reader(options, max_line_bytes, warn).read(found, rows), options, warn)
+    return _with_warnings(_Reader(options, warn).read(found, rows), options, warn)
 
 
 def _with_warnings(records: Iterator[Record], options: LineOptions, warn: Warn) -> Iterator[Record]:
@@ -92,8 +91,8 @@ class _Reader:
     _before: number of lines in the earlier files. _line: number of the current line in the current file.
     """
 
-    def __init__(self, options: LineOptions, max_line_bytes: int, warn: Warn) -> None:
-        self._options, self._max_line_bytes, self._warn = options, max_line_bytes, warn
+    def __init__(self, options: LineOptions, warn: Warn) -> None:
+        self._options, self._warn = options, warn
         self._before = self._line = 0
 
     def read(self, inputs: Inputs, rows: Mapping[str, Iterable[Any]]) -> Iterator[Record]:
@@ -139,10 +138,10 @@ class _Reader:
         sniffer.check_head(head)
         separator = separator_of(head.partition(b"\n")[0], self._options)
         if separator is not None:
-            rows = read_separated(chunks, separator, self._max_line_bytes)
+            rows = read_separated(chunks, separator, MAX_LINE_BYTES)
             yield from self._rows(name, rows, sniffer, (*ERRORS, *BROKEN))
             return
-        for number, data in read_lines(name, chunks, self._max_line_bytes):
+        for number, data in read_lines(name, chunks, MAX_LINE_BYTES):
             if isinstance(data, BrokenEnd):
                 yield from sniffer.end()
                 yield self._cut_short(data.reason, "invalid_json")
@@ -150,7 +149,7 @@ class _Reader:
             self._line = number
             line = self._before + number
             if isinstance(data, LongLine):
-                limit = f"at most {self._max_line_bytes:,} are read"
+                limit = f"at most {MAX_LINE_BYTES:,} are read"
                 message = f"the line holds {data.num_bytes:,} bytes; {limit}: split it"
                 yield from sniffer.take(_bad_line(line, message, "invalid_json"))
             elif data:

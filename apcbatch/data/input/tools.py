@@ -19,7 +19,7 @@ _WITHOUT_SCHEMA = ("name", "description", "strict", *_SCHEMAS, *_UNSHOWN)
 _FORM = '{"type": "function", "function": {"name": ..., "parameters": ...}}'
 
 
-def check_tools(value: object, where: str = "tools", warnings: ContentWarnings | None = None) -> list[Tool] | None:
+def check_tools(value: object, where: str, warnings: ContentWarnings) -> list[Tool] | None:
     """Check and convert the tools of a request; return None without any.
 
     RequestError for a tool that is not a function with a name. warnings: gets a sentence for each function that has
@@ -29,7 +29,6 @@ def check_tools(value: object, where: str = "tools", warnings: ContentWarnings |
         return None
     if not isinstance(value, list):
         raise wrong(where, value, "a list of tool schemas")
-    warnings = ContentWarnings() if warnings is None else warnings
     return [_check_tool(item, f"{where}[{index}]", warnings) for index, item in enumerate(value)] or None
 
 

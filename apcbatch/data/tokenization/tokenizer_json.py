@@ -40,11 +40,6 @@ class TokenizerSource:
         """Return the id of the bos token, or None."""
         return self._id_of("bos_token")
 
-    @property
-    def eos_token_id(self) -> int | None:
-        """Return the id of the eos token, or None."""
-        return self._id_of("eos_token")
-
     def get_chat_template(self, has_tools: bool) -> str | None:
         """Return the template for conversations with or without tools; None without a template.
 
