@@ -50,11 +50,11 @@ class Counters:
 
     def add_pass(self, chunks: Sequence[Chunk], seconds: float) -> None:
         """Count a pass of `seconds` over these chunks (at least one), and add each sequence's share of the seconds, in
-        proportion to its rows, drafted ones included. Call it before the positions of the sequences advance."""
+        proportion to its rows, drafted ones included."""
         num_rows = sum([chunk.num_rows for chunk in chunks])
         per_row, prefill_tokens = seconds / num_rows, 0
         for chunk in chunks:
-            if chunk.sequence.in_prefill:
+            if chunk.in_prefill:
                 chunk.sequence.prefill_s += per_row * chunk.count
                 prefill_tokens += chunk.count
                 self.recomputed_tokens += max(0, min(chunk.end, chunk.first_new) - chunk.begin)

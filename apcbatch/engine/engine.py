@@ -94,7 +94,7 @@ class Engine:
     @property
     def num_unfinished(self) -> int:
         """Return the number of submitted requests whose result was not returned yet."""
-        return len(self._scheduler.waiting) + self._scheduler.num_begun + len(self._failed)
+        return len(self._scheduler.waiting) + self._scheduler.places.num_begun + len(self._failed)
 
     @property
     def wants_more(self) -> bool:
@@ -179,18 +179,14 @@ class Engine:
         if not chunks:
             return results
         for chunk in chunks:
-            if chunk.keep:
-                self._snapshots.publish(chunk)
-        for chunk in chunks:
             if chunk.draft:
                 self._drafting.settle(chunk)
-        self._counters.add_pass(chunks, launching_s + time.perf_counter() - begin)
         now = self._drafting.clock()
         if self._last_read_s is not None:
             self._drafting.measure(chunks, now - self._last_read_s)
         self._last_read_s = now
-        for chunk in chunks:
-            self._scheduler.advance(chunk)
+        self._scheduler.advance(chunks)
+        self._counters.add_pass(chunks, launching_s + time.perf_counter() - begin)
         for sequence in [chunk.sequence for chunk in chunks]:
             if sequence.finish_reason:
                 self._snapshots.cover(sequence)
@@ -260,7 +256,7 @@ class Engine:
         counters.snapshots_for_later, counters.unique_tokens = snapshots.num_for_later, snapshots.coverage.unique_tokens
         counters.unique_tokens_is_bound = snapshots.coverage.has_forgotten
         counters.snapshots_evicted, counters.peak_live_snapshots = pool.evicted, pool.peak_held
-        counters.preempted = self._scheduler.num_preempted
+        counters.preempted = self._scheduler.places.num_preempted
         drafting = self._drafting
         counters.drafts = {source: (drafted, accepted) for source, (drafted, accepted) in drafting.counts.items()}
         counters.drafts_saved_s = drafting.saved_s

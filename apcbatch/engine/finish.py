@@ -56,8 +56,9 @@ class Completion:
 
     def drop_all(self) -> None:
         """End all sequences that have begun, without results."""
-        begun = [sequence.siblings for sequence in (*self._scheduler.running, *self._scheduler.preempted)]
-        for siblings in [*begun, *(forks.sequences for forks in self._scheduler.forks)]:
+        places = self._scheduler.places
+        begun = [sequence.siblings for sequence in (*places.running, *places.preempted)]
+        for siblings in [*begun, *(forks.sequences for forks in places.forks)]:
             self._drop(siblings)
 
     def _result(self, sequence: Sequence) -> Result:
@@ -68,7 +69,7 @@ class Completion:
 
     def _end(self, sequence: Sequence) -> None:
         """Free a begun sequence's slot, pages and snapshots, and remove it from the passes in flight."""
-        if not sequence.is_running and sequence not in self._scheduler.preempted:
+        if not sequence.is_running and sequence not in self._scheduler.places.preempted:
             return
         self._scheduler.finish(sequence)
         for chunk in self._pipeline.remove(sequence):
@@ -84,7 +85,7 @@ class Completion:
         for sequence in siblings:
             self._end(sequence)
         if siblings[0].forks is not None:
-            self._scheduler.drop_answers(siblings[0].forks)
+            self._scheduler.places.drop_answers(siblings[0].forks)
 
 
 def requests_of(chunks: Iterable[Chunk]) -> set[Sequence]:

@@ -228,6 +228,11 @@ class Chunk:
         return self.begin + self.count + self.accepted
 
     @property
+    def in_prefill(self) -> bool:
+        """Whether its tokens are of the prompt, or were known before a preemption."""
+        return self.begin < self.sequence.prefill_end
+
+    @property
     def first_new(self) -> int:
         """Position from which the chunk's tokens are computed for the first time."""
         return max(self.begin, self.sequence.computed_before)

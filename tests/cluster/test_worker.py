@@ -317,7 +317,7 @@ def test_what_is_at_work_is_written_down_before(
 
     def moves() -> None:
         scheduler = worker.parts.scheduler
-        begun = [*scheduler.running, *(forks.sequences[0] for forks in scheduler.forks)]
+        begun = [*scheduler.places.running, *(forks.sequences[0] for forks in scheduler.places.forks)]
         in_flight = read_in_flight(str(tmp_path / "at-work"))
         assert in_flight == {sequence.request.tag[1] for sequence in begun}
         seen.update(in_flight)

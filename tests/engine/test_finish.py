@@ -24,6 +24,7 @@ class Parts:
         self.forks: list[Any] = []
         self.in_flight = list(in_flight)
         parts: Any = self
+        self.places = parts
         self.completion = Completion(parts, parts, parts, parts)
 
     def __getattr__(self, name: str) -> Any:

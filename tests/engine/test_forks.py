@@ -184,7 +184,7 @@ def test_more_prompts_than_slots_end(max_running: int, tiny_checkpoint: Callable
     left = len(requests)
     for _ in range(2000):
         assert engine.num_unfinished == left
-        assert len(books.scheduler.running) <= max_running
+        assert len(books.scheduler.places.running) <= max_running
         results = engine.step()
         left -= len(results)
         if not left:

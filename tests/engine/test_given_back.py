@@ -46,7 +46,7 @@ class Books:
         self.num_drafted = len(self.drafting.free_slots)
 
     def _free_lanes(self) -> list[int]:
-        return sorted([*self.scheduler._free_slots, *self.drafting.free_slots])  # accepted drafts exchange them
+        return sorted([*self.scheduler.places.free_slots, *self.drafting.free_slots])  # accepted drafts exchange them
 
     def balance(self) -> None:
         """All that is not free is a snapshot's, no snapshot is pinned, no request waits or is awaited."""
@@ -58,7 +58,7 @@ class Books:
         holders = [page for snapshot in held for page in snapshot.pages.tolist()]
         assert self.pages.refs.tolist() == [holders.count(page) for page in range(self.pages.num_pages)]
         assert self.pages.num_free == self.pages.num_pages - len(set(holders))
-        assert (len(self.scheduler._pending), self.scheduler.preempted) == (0, [])
+        assert (len(self.scheduler._pending), self.scheduler.places.preempted) == (0, [])
         assert self._free_lanes() == self.lanes and len(self.drafting.free_slots) == self.num_drafted
         assert self.engine.num_unfinished == 0
 

@@ -34,7 +34,7 @@ def test_memory_is_parted_into_slots_and_pages(
     for number in range(6):
         engine.submit(Request(str(number), [1 + number] * 3, max_tokens=9))
     engine.step()
-    assert sorted(sequence.slot for sequence in engine.parts.scheduler.running) == list(range(5))
+    assert sorted(sequence.slot for sequence in engine.parts.scheduler.places.running) == list(range(5))
     assert engine.parts.pages.num_pages == (2 * pool_bytes // layout.page_bytes + 1 if family == "jamba" else 0)
     assert pool.capacity_bytes == pool_bytes
 

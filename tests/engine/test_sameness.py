@@ -217,7 +217,7 @@ def test_preempted_answers_have_the_same_bits(
     if how == "an abort":
         for request in requests:
             engine.submit(request)
-        while engine.num_unfinished and not books.scheduler.preempted:
+        while engine.num_unfinished and not books.scheduler.places.preempted:
             engine.step()
         engine.abort()
         books.balance()
@@ -225,7 +225,7 @@ def test_preempted_answers_have_the_same_bits(
         run_pass, passes = step.run_pass, itertools.count()
 
         def fails(*arguments: Any) -> Any:
-            if books.scheduler.preempted and next(passes) in (5, 50):
+            if books.scheduler.places.preempted and next(passes) in (5, 50):
                 raise RuntimeError("the pass broke")
             return run_pass(*arguments)
 

@@ -45,9 +45,8 @@ def submit(scheduler: OwnScheduler, *lengths: int, max_tokens: int = 8, **settin
 
 def compute(scheduler: OwnScheduler, chunks: list[Chunk]) -> None:
     """Do what a pass does to the sequences of its chunks: each that it completes gets a token, or ends."""
+    scheduler.advance(chunks)
     for chunk in chunks:
-        scheduler.snapshots.publish(chunk)
-        scheduler.advance(chunk)
         sequence = chunk.sequence
         if chunk.samples:
             sequence.append(7, 0.0)
@@ -90,7 +89,7 @@ def test_prompts_fill_what_decodes_leave() -> None:
     scheduler = OwnScheduler()
     submit(scheduler, 30, 30, 30, max_tokens=3)
     passes = []
-    while scheduler.waiting or scheduler.running:
+    while scheduler.waiting or scheduler.places.running:
         chunks, impossible = scheduler.schedule()
         assert not impossible and len(chunks) == len({chunk.sequence for chunk in chunks})
         passes.append(shown(chunks))
@@ -101,7 +100,7 @@ def test_prompts_fill_what_decodes_leave() -> None:
         [(0, 31, 1), (1, 31, 1), (2, 30, 1)],
         [(2, 31, 1)],
     ]
-    assert scheduler.num_begun == 0
+    assert scheduler.places.num_begun == 0
     made = submit(scheduler, 1, 1, 1, 1)
     scheduler.schedule()
     assert sorted(sequence.slot for sequence in made) == [0, 1, 2, 3]
@@ -123,7 +122,7 @@ def test_prompts_are_admitted_until_a_pass_is_full(
     scheduler = OwnScheduler(max_batch_tokens=max_tokens)
     submit(scheduler, *lengths)
     assert shown(scheduler.schedule()[0]) == first_pass
-    assert len(scheduler.running) == len(first_pass)
+    assert len(scheduler.places.running) == len(first_pass)
 
 
 def test_what_is_in_flight_is_not_scheduled_again() -> None:
@@ -159,13 +158,14 @@ def test_no_more_run_than_may() -> None:
         most = 0
         for _ in range(20):
             chunks, _ = scheduler.schedule()
-            most = max(most, len(scheduler.running))
-            assert scheduler.num_begun == len(scheduler.running) == len({one.slot for one in scheduler.running})
+            most = max(most, len(scheduler.places.running))
+            running = scheduler.places.running
+            assert scheduler.places.num_begun == len(running) == len({one.slot for one in running})
             assert scheduler.has_prompts({}) == any(chunk.sequence.in_prefill for chunk in chunks)
             compute(scheduler, chunks)
-            if not scheduler.running and not scheduler.waiting:
+            if not scheduler.places.running and not scheduler.waiting:
                 break
-        assert most == max_running and not scheduler.running and not scheduler.waiting
+        assert most == max_running and not scheduler.places.running and not scheduler.waiting
 
 
 @table(
@@ -211,15 +211,15 @@ def test_a_group_has_a_share_of_the_prompts() -> None:
     scheduler = OwnScheduler(max_running=2, groups=2)
     submit(scheduler, 3, 4, 5, 6)
     chunks, _ = scheduler.schedule()
-    assert shown(chunks) == [(0, 0, 3), (1, 0, 4)] and len(scheduler.running) == 4
+    assert shown(chunks) == [(0, 0, 3), (1, 0, 4)] and len(scheduler.places.running) == 4
     begun = {chunk.sequence: chunk.end for chunk in chunks}
     assert shown(scheduler.schedule(begun)[0]) == [(2, 0, 5), (3, 0, 6)]
 
 
 def end_one(scheduler: Scheduler) -> None:
     """End the first of the running answers."""
-    scheduler.running[0].finish_reason = "stop"
-    scheduler.finish(scheduler.running[0])
+    scheduler.places.running[0].finish_reason = "stop"
+    scheduler.finish(scheduler.places.running[0])
 
 
 def test_the_gate_is_closed_once_all_slots_are_taken() -> None:
@@ -241,7 +241,7 @@ def test_the_gate_is_closed_once_all_slots_are_taken() -> None:
     submit(scheduler, 3, max_tokens=90)
     assert not scheduler.has_prompts({})
     chunks, _ = scheduler.schedule()
-    assert len(chunks) == 15 == len(scheduler.running) and len(scheduler.waiting) == 1
+    assert len(chunks) == 15 == len(scheduler.places.running) and len(scheduler.waiting) == 1
 
 
 @table("case", ["drafted", "promising", "one ends, one waits"])
@@ -319,7 +319,7 @@ def test_no_pass_is_foreseen_that_an_answer_of_a_prompt_might_join(
     submit(scheduler, *[5] * (num_running - 1))
     compute(scheduler, scheduler.schedule()[0])
     chunks, _ = scheduler.schedule()
-    scheduler.forks = [SimpleNamespace(waiting=range(num_owed + 1))]  # type: ignore[list-item]
+    scheduler.places.forks = [SimpleNamespace(waiting=range(num_owed + 1))]  # type: ignore[list-item]
     assert [chunk.begin for chunk in scheduler.foresee(chunks)] == begins
 
 
@@ -333,12 +333,13 @@ def test_a_long_limit_keeps_nothing_from_running() -> None:
 
 def run(scheduler: Scheduler) -> Iterator[list[tuple[int, int, int]]]:
     """Run all sequences to their ends. Yield what each pass computes; the first running sequence goes on running."""
-    while scheduler.waiting or scheduler.preempted or scheduler.running:
-        oldest = scheduler.running[:1]
+    places = scheduler.places
+    while scheduler.waiting or places.preempted or places.running:
+        oldest = places.running[:1]
         chunks, impossible = scheduler.schedule()
-        assert chunks and not impossible and scheduler.running[: len(oldest)] == oldest
-        assert all(len(one.pages) == 0 and not one.is_running for one in scheduler.preempted)
-        assert scheduler.num_begun == len(scheduler.running) + len(scheduler.preempted)
+        assert chunks and not impossible and places.running[: len(oldest)] == oldest
+        assert all(len(one.pages) == 0 and not one.is_running for one in places.preempted)
+        assert places.num_begun == len(places.running) + len(places.preempted)
         computed = shown(chunks)
         compute(scheduler, chunks)
         yield computed
@@ -357,7 +358,7 @@ def test_the_last_admitted_gives_its_pages_to_the_first() -> None:
     # with 12 pages for three sequences of 4, each of which wants a fifth after 256 tokens
     assert events == [(0, 64), (1, 64), (2, 64), (1, 385), (2, 257), (3, 64), (3, 257)] and ended == [0, 1, 2, 3]
     assert all(one.num_tokens == 464 for one in made)
-    assert scheduler.num_preempted == 3 and num_tokens == 4 * 463 + 384 + 2 * 256
+    assert scheduler.places.num_preempted == 3 and num_tokens == 4 * 463 + 384 + 2 * 256
     assert scheduler.snapshots.pages.num_free == 23
 
 
@@ -374,8 +375,23 @@ def test_what_is_in_flight_is_not_preempted() -> None:
     compute(scheduler, chunks[:1])
     assert scheduler.schedule({second: 256}) == ([], []) and second.is_running
     compute(scheduler, chunks[1:])
-    assert shown(scheduler.schedule()[0]) == [(0, 256, 1)] and scheduler.preempted == [second]
+    assert shown(scheduler.schedule()[0]) == [(0, 256, 1)] and scheduler.places.preempted == [second]
     assert not scheduler.has_prompts({first: 257})
+
+
+def test_answers_that_give_way_to_a_preempted_sequence_are_queued_before_it() -> None:
+    """Fault: such an answer is taken for the sequence that goes on, and is lost, while that one is admitted again."""
+    scheduler = OwnScheduler(pages=8, max_running=3, max_batch_tokens=1000)
+    (prompt,) = submit(scheduler, 200, max_tokens=20, n=3, temperature=1.0)
+    chunks, _ = scheduler.schedule()
+    answers = fork_answers(prompt)
+    for answer in answers[1:]:
+        answer.append(7, 0.0)
+    compute(scheduler, chunks)
+    (second,) = submit(scheduler, 700, max_tokens=90)
+    scheduler.places.preempted.append(scheduler.waiting.pop())
+    assert shown(scheduler.schedule()[0]) == [(1, 0, 700)]
+    assert (scheduler.places.running, scheduler.places.preempted) == ([second], answers)
 
 
 def test_states_that_wait_for_their_answers_give_way_to_what_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,4 +411,5 @@ def test_states_that_wait_for_their_answers_give_way_to_what_runs_alone(monkeypa
                     answer.append(7, 0.0)
         compute(scheduler, chunks)
     assert first.finish_reason and all(one.finish_reason for one in answers) and len(answers) == 3
-    assert scheduler.num_begun == 0 and scheduler.snapshots.pages.num_free == 17 and scheduler.num_preempted == 3
+    assert scheduler.snapshots.pages.num_free == 17
+    assert (scheduler.places.num_begun, scheduler.places.num_preempted) == (0, 3)

@@ -134,7 +134,7 @@ def test_what_keeps_nothing_runs_beside_what_fills_the_pool(tiny_checkpoint: Cal
     for request in requests_of(data, plan):
         engine.submit(request)
     engine.step()
-    assert [sequence.request.id for sequence in engine.parts.scheduler.running] == ["0", "4", "5", "6", "7"]
+    assert [sequence.request.id for sequence in engine.parts.scheduler.places.running] == ["0", "4", "5", "6", "7"]
     engine.step()
     assert [sequence.request.id for sequence in engine.parts.scheduler.waiting] == ["2", "3"]
     engine.abort()
