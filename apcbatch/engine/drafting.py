@@ -53,7 +53,8 @@ class Drafting:
         most: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._drafts, self._most_in_pass, self.clock = drafts, most, clock
+        self._drafts, self._most_in_pass, self._clock = drafts, most, clock
+        self._settled_s = clock()
         self._model = model if isinstance(model, CausalLM) else None  # the only one that may replay
         self._graphed = model if isinstance(model, GraphedLM) else None
         self._num_graphs = 0  # captured until the last pass was read
@@ -68,7 +69,6 @@ class Drafting:
         self._indexing_s = 0.0  # left for indexing in a pause
         self._last: Literal["prompts", "plain", "drafts"] = "prompts"  # what the last pass had
         self.saved_s: float | None = None
-        self._learning_s = 0.0
         self._forced_reach = 0.9  # estimated acceptance of a token that a grammar forces
         self.counts: dict[str, list[int]] = {}
 
@@ -99,10 +99,10 @@ class Drafting:
         tokens of a chunk; returns False if they are not free."""
         if not self._may_draft(chunk.sequence for chunk in chunks):
             return
-        begin = self.clock()
+        begin = self._clock()
         proposals = [self._propose(chunk.sequence, self._most(chunk)) for chunk in chunks]
         chosen = self._choose(proposals)
-        self._search_s = self.clock() - begin
+        self._search_s = self._clock() - begin
         replays, first_kept = self._replays, 0
         for count, chunk, proposal in zip(chosen, chunks, proposals, strict=True):
             if proposal is None or not count or not has_pages(chunk, count):
@@ -152,10 +152,30 @@ class Drafting:
             taken[number] += 1
         return taken
 
-    def settle(self, chunk: Chunk) -> None:
-        """Count the drafted and accepted tokens of a chunk that was read."""
-        if not chunk.draft:
+    def settle(self, chunks: list[Chunk]) -> None:
+        """Take in a pass that was read, once its answers have their tokens: roll states back to the accepted ones,
+        count these, and learn what the pass cost, the seconds since the previous one was settled."""
+        if self._drafts is None or not chunks:
             return
+        replays = []
+        for chunk in chunks:
+            if not chunk.draft:
+                continue
+            self._count(chunk)
+            sequence, slots = chunk.sequence, chunk.draft_slots
+            if chunk.keeps_inputs and not sequence.finish_reason:  # an ended sequence needs no state
+                replays.append((sequence.slot, chunk.first_kept, chunk.count + chunk.accepted))
+            elif chunk.accepted < len(slots):
+                sequence.slot, slots[chunk.accepted] = slots[chunk.accepted], sequence.slot
+            self.release(chunk)
+        if replays:
+            assert self._model is not None
+            self._model.replay(replays)
+        before, self._settled_s = self._settled_s, self._clock()
+        self._measure(chunks, self._settled_s - before)
+
+    def _count(self, chunk: Chunk) -> None:
+        """Count the drafted and accepted tokens of a chunk that was read."""
         sequence, drafted, accepted = chunk.sequence, len(chunk.draft), chunk.accepted
         # the token after the last accepted one was sampled too, unless the answer ended
         verified = accepted if sequence.finish_reason else min(drafted, accepted + 1)
@@ -167,27 +187,13 @@ class Drafting:
         sequence.drafted += drafted
         sequence.accepted += accepted
 
-    def keep_states(self, chunks: list[Chunk]) -> None:
-        """Roll the states of a pass's sequences back to their accepted tokens. An ended sequence needs no state."""
-        replays = []
-        for chunk in chunks:
-            sequence, slots = chunk.sequence, chunk.draft_slots
-            if chunk.keeps_inputs and not sequence.finish_reason:
-                replays.append((sequence.slot, chunk.first_kept, chunk.count + chunk.accepted))
-            elif chunk.accepted < len(slots):
-                sequence.slot, slots[chunk.accepted] = slots[chunk.accepted], sequence.slot
-            self.release(chunk)
-        if replays:
-            assert self._model is not None
-            self._model.replay(replays)
-
     def release(self, chunk: Chunk) -> None:
         """Free the slots of a chunk's draft."""
         self.free_slots += chunk.draft_slots
         chunk.draft_slots = []
 
-    def measure(self, chunks: list[Chunk], seconds: float) -> None:
-        """Add the seconds of a pass without prompts, counted from the end of the previous pass.
+    def _measure(self, chunks: list[Chunk], seconds: float) -> None:
+        """Add the seconds of a pass without prompts.
 
         Of a pass with prompts, weigh only the search against the plain passes that its accepted tokens save. Ignore a
         pass during which a CUDA graph was captured, and one without drafts right after prompts. A pass without drafts
@@ -199,9 +205,9 @@ class Drafting:
         search_s, self._search_s = self._search_s, 0.0
         last, self._last = self._last, "prompts"
         num_graphs, self._num_graphs = self._num_graphs, self._graphed.num_graphs if self._graphed else 0
-        if self._drafts is None or num_graphs < self._num_graphs:
+        if num_graphs < self._num_graphs:
             return
-        decodes = [chunk for chunk in chunks if not chunk.sequence.in_prefill]
+        decodes = [chunk for chunk in chunks if not chunk.in_prefill]
         number, rows = len(decodes), sum(chunk.num_rows for chunk in decodes)
         if number < len(chunks):
             more = sum(chunk.accepted for chunk in decodes)
@@ -252,26 +258,24 @@ class Drafting:
         self._gain_s, self._window_s, self._num_weighed, self._num_searched = 0.0, 0.0, 0, 0
         self._indexing_s = 0.0
 
-    def learn(self, sequence: Sequence) -> None:
-        """Add an ended answer and its prompt to the draft index. In a pause, leave it out once indexing has taken LOSS
-        of the pause's seconds."""
-        if self._drafts is None or not sequence.finish_reason or (self._is_paused and self._indexing_s <= 0):
-            return
-        begin, weighed_from = time.perf_counter(), self.clock()
-        is_first = sequence.forks is None or sequence.forks.sequences[0] is sequence
-        known = sequence.num_covered if is_first else sequence.num_prompt
-        self._drafts.add(sequence.tokens[: sequence.num_tokens], sequence.num_prompt, known)
-        self._learning_s += time.perf_counter() - begin
-        seconds = self.clock() - weighed_from
-        if self._is_paused:
-            self._indexing_s -= seconds
-        else:
-            self._gain_s -= seconds
-
-    def take_learning_s(self) -> float:
-        """Return the seconds spent in `learn` since the last call, and reset them."""
-        seconds, self._learning_s = self._learning_s, 0.0
-        return seconds
+    def learn(self, ended: list[Sequence]) -> float:
+        """Add ended answers and their prompts to the draft index, and return the wall seconds that it took. In a pause,
+        leave an answer out once indexing has taken LOSS of the pause's seconds."""
+        if self._drafts is None or not ended:
+            return 0.0
+        began = time.perf_counter()
+        for sequence in ended:
+            if self._is_paused and self._indexing_s <= 0:
+                break
+            before = self._clock()
+            known = sequence.num_prompt if sequence.answer else sequence.num_covered
+            self._drafts.add(sequence.tokens[: sequence.num_tokens], sequence.num_prompt, known)
+            seconds = self._clock() - before
+            if self._is_paused:
+                self._indexing_s -= seconds
+            else:
+                self._gain_s -= seconds
+        return time.perf_counter() - began
 
     def is_promising(self, sequences: list[Sequence]) -> bool:
         """Return whether drafting for these sequences gains more than running ahead: the host must read the last pass

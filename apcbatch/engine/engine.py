@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -84,8 +83,7 @@ class Engine:
             runs_ahead=parts.runs_ahead,
         )
         self._completion = Completion(parts.scheduler, parts.snapshots, parts.drafting, self._pipeline)
-        self._failed: deque[Result] = deque()
-        self._last_read_s: float | None = None  # time of the last read; None if no pass was in flight since
+        self._failed: list[Result] = []
 
     def run(self, requests: Iterable[Request]) -> Iterator[Result]:
         """Pull requests lazily and yield each result as its request finishes, failures included."""
@@ -156,43 +154,38 @@ class Engine:
         begin = time.perf_counter()
         if self._persistence:
             self._persistence.drain()
-        results = list(self._failed)
-        self._failed.clear()
+        results, self._failed = self._failed, []
         self._counters.seconds["store"] += time.perf_counter() - begin
         never, launching_s = self._pipeline.begin_passes()
         results += [failed_result(sequence.request, no_room(sequence)) for sequence in never]
         if not self._pipeline:
-            self._last_read_s = None
             return results
         begin = time.perf_counter()
-        current = self._pipeline.next()
-        try:
-            broken = extend_answers(current, self.eos_token_ids)
-            self._drafting.keep_states([chunk for chunk in current.chunks if chunk.draft and chunk not in broken])
-        except Exception as error:
-            return results + self._completion.fail(current, dict.fromkeys(current.chunks, failed_pass(error)))
-        chunks = current.chunks
-        if broken:
-            results += self._completion.fail(current, broken, was_read=True)
-            ended = requests_of(broken)
-            chunks = [chunk for chunk in chunks if chunk.sequence not in ended]
+        chunks, failed = self._read(self._pipeline.next())
+        results += failed
         if not chunks:
             return results
-        for chunk in chunks:
-            if chunk.draft:
-                self._drafting.settle(chunk)
-        now = self._drafting.clock()
-        if self._last_read_s is not None:
-            self._drafting.measure(chunks, now - self._last_read_s)
-        self._last_read_s = now
         self._scheduler.advance(chunks)
         self._counters.add_pass(chunks, launching_s + time.perf_counter() - begin)
-        for sequence in [chunk.sequence for chunk in chunks]:
-            if sequence.finish_reason:
-                self._snapshots.cover(sequence)
-                results += self._completion.finish(sequence)
-        self._counters.seconds["decode"] += self._drafting.take_learning_s()
+        ended = [chunk.sequence for chunk in chunks if chunk.sequence.finish_reason]
+        for sequence in ended:
+            results += self._completion.finish(sequence)
+        self._counters.seconds["decode"] += self._drafting.learn(ended)
         return results
+
+    def _read(self, current: Pass) -> tuple[list[Chunk], list[Result]]:
+        """Read a pass: extend the answers, and take in the drafts that it verified. Return the chunks of requests that
+        have not failed, and the results of those that have."""
+        chunks = current.chunks
+        try:
+            broken = extend_answers(current, self.eos_token_ids)
+            if broken:
+                ended = requests_of(broken)
+                chunks = [chunk for chunk in chunks if chunk.sequence not in ended]
+            self._drafting.settle(chunks)
+        except Exception as error:
+            return [], self._completion.fail(current, dict.fromkeys(current.chunks, failed_pass(error)))
+        return chunks, self._completion.fail(current, broken, was_read=True) if broken else []
 
     def drop_waiting(self) -> None:
         """Drop the waiting requests; running ones continue."""
@@ -373,7 +366,7 @@ def _sample(
     request, step = sequence.request, sequence.num_tokens - sequence.num_prompt
     if sequence.sampler is None:
         prompt = sequence.tokens[: sequence.num_prompt]
-        sequence.sampler = Sampler(request, prompt, row.numel(), eos_token_ids, sequence.sampler_key)
+        sequence.sampler = Sampler(request, prompt, row.numel(), eos_token_ids, sequence.answer)
     token = likeliest
     if sequence.needs_logits:
         row = row.cpu()

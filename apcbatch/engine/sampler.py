@@ -229,12 +229,12 @@ def _mask_others(row: Logits, ids: npt.NDArray[np.int64]) -> None:
 
 
 class Sampler:
-    """Sampler of one answer. key: key of its random stream. eos_token_ids: the model's own stop tokens."""
+    """Sampler of one answer. eos_token_ids: the model's own stop tokens. answer: index among those of the request."""
 
     def __init__(
-        self, request: Request, prompt: TokenArray, vocab_size: int, eos_token_ids: Collection[int], key: int
+        self, request: Request, prompt: TokenArray, vocab_size: int, eos_token_ids: Collection[int], answer: int
     ) -> None:
-        self._request, self._key = request, key
+        self._request, self._key = request, request_key(request, answer)
         self._stop_ids = frozenset(int(token) for token in request.stop_token_ids)
         self._eos_ids = frozenset() if request.ignore_eos else frozenset(eos_token_ids)
         self._ending = request.ending() if request.ending else None

@@ -184,7 +184,6 @@ class Scheduler:
     def finish(self, sequence: Sequence) -> None:
         """Remove a sequence that has begun, and free its slot and pages."""
         self.handover.record(sequence)
-        self._drafting.learn(sequence)
         if not sequence.is_running:
             self._drop_read(sequence)
         self.places.leave(sequence)

@@ -13,7 +13,7 @@ import numpy as np
 from apcbatch.drafts.drafter import Drafter
 from apcbatch.engine.policy import Nothing, Retention
 from apcbatch.engine.pool import NO_PAGES, PageArray, Snapshot
-from apcbatch.engine.sampler import Sampler, request_key
+from apcbatch.engine.sampler import Sampler
 from apcbatch.engine.validation import MAX_REQUEST_TOKENS, check_request
 from apcbatch.errors import RequestError
 from apcbatch.prefix import TokenArray
@@ -27,7 +27,8 @@ class Sequence:
     limit: most tokens of prompt and answer. computed: tokens consumed by the state in `slot`. prefill_end: known tokens
     that prefill computes: the prompt, or after a preemption the answer so far too. computed_before: tokens that were
     computed before a preemption; they are not counted, scored or kept again. keys: prompt position -> prefix key,
-    ascending, for the positions of the retention. number: index in order of submission. retention: set by
+    ascending, for the positions of the retention. number: index in order of submission. answer: index among
+    the answers of its request. retention: set by
     Snapshots.prepare. start: snapshot that the next pass reads the state from, pinned until then. rolling: snapshot of
     the answer's latest boundary, if each replaces the previous one. source: key of the plan's snapshot that it counts
     as a reader of; empty for none and once that read is counted. store_parent: last snapshot on this path that the
@@ -47,6 +48,7 @@ class Sequence:
     num_tokens: int
     limit: int
     number: int = 0
+    answer: int = 0
     retention: Retention = field(init=False, repr=False)
     keys: dict[int, bytes] = field(default_factory=dict)
     computed: int = 0
@@ -60,7 +62,6 @@ class Sequence:
     store_parent: tuple[bytes, int] | None = None
     stored_positions: list[int] | None = None
     prefetch_key: bytes | None = None
-    sampler_key: int = 0
     is_plain: bool = field(init=False)
     needs_logits: bool = field(init=False)
     sampler: Sampler | None = None
@@ -117,7 +118,7 @@ class Sequence:
     @property
     def keeps_answer(self) -> bool:
         """Whether snapshots of its answer are kept; of several answers, only the first's."""
-        return self.request.keep_answer and (self.forks is None or self.forks.sequences[0] is self)
+        return self.request.keep_answer and not self.answer
 
     @property
     def remaining(self) -> int:
@@ -184,8 +185,6 @@ def make_sequence(
     """Return a checked sequence. Raises RequestError (invalid_request, context_length_exceeded)."""
     prompt, room = check_request(request, vocab_size, context_length, max_request_tokens)
     sequence = Sequence(request, prompt.copy(), len(prompt), len(prompt), len(prompt) + room)
-    if request.temperature > 0:
-        sequence.sampler_key = request_key(request)
     if request.score_from is not None:
         sequence.scores = Scores(request.score_from)
     return sequence
@@ -302,8 +301,7 @@ def _fork(first: Sequence, answer: int) -> Sequence:
     """Return another answer to a computed prompt, which keeps no snapshots."""
     request = first.request
     prompt = first.tokens[: first.num_prompt].copy()
-    fork = Sequence(request, prompt, first.num_prompt, first.num_prompt, first.limit, number=first.number)
+    fork = Sequence(request, prompt, first.num_prompt, first.num_prompt, first.limit, first.number, answer)
     fork.scores, fork.admitted_s = first.scores, first.admitted_s
     fork.retention = Nothing(request, first.num_prompt, block_size=1)
-    fork.sampler_key = request_key(request, answer)
     return fork

@@ -151,11 +151,6 @@ class Snapshots:
             elif retention.is_stored(keep.position):
                 self._persist(sequence, snapshot)
 
-    def cover(self, sequence: Sequence) -> None:
-        """Mark the tokens of an ended, kept answer as covered. (Those of a prompt are marked at admission.)"""
-        if sequence.finish_reason and sequence.keeps_answer:
-            self.coverage.insert(sequence.tokens[: sequence.computed])
-
     def count_unique(self, sequence: Sequence) -> None:
         """Add the tokens of an answered request to the unique tokens."""
         self.coverage.count(sequence.tokens[: sequence.computed if sequence.keeps_answer else sequence.num_prompt])
@@ -166,7 +161,10 @@ class Snapshots:
             self._pool.cancel(keep.key, keep.slot)
 
     def complete(self, sequence: Sequence) -> None:
-        """Store the latest boundary of an ended answer."""
+        """Mark the tokens of an ended answer as covered, if it is kept, and store its latest boundary. (Those of the
+        prompt are marked at admission.)"""
+        if sequence.keeps_answer:
+            self.coverage.insert(sequence.tokens[: sequence.computed])
         if sequence.rolling is not None:
             self._persist(sequence, sequence.rolling)
 

@@ -38,11 +38,17 @@ class Fixed:
 
 def decoding(reach: Sequence[float]) -> Chunk:
     """A decode chunk with a draft."""
-    request = Request("a", [1, 2, 3], max_tokens=90)
+    request = Request("a", [1, 2], max_tokens=91)
     sequence = make_sequence(request, VOCAB, None)
-    sequence.retention = Nothing(request, 3, 1)
+    sequence.append(3, 0.0)
+    sequence.retention = Nothing(request, 2, 1)
     sequence.drafter, sequence.num_fed = Fixed(reach), 3  # type: ignore[assignment]
     return Chunk(sequence, begin=2, count=1)
+
+
+def prompt() -> Chunk:
+    """A chunk of a prompt."""
+    return Chunk(make_sequence(Request("a", [1, 2, 3]), VOCAB, None), begin=0, count=3)
 
 
 def forced(tokens: list[int]) -> Chunk:
@@ -73,6 +79,21 @@ def drafted(
 
 def free(rows: int) -> float:
     return 1.0
+
+
+class Timed(Drafting):
+    """Drafting whose passes take as long as a test says. now: what its clock shows."""
+
+    def __init__(self, most: int = 9, index: Any = None, model: Any = None) -> None:
+        self.now = self.last = 0.0
+        super().__init__(index or object(), model, range(most), most, lambda: self.now)
+
+    def passed(self, chunks: list[Chunk], seconds: float) -> None:
+        """Settle a pass that took these seconds."""
+        for chunk in chunks:
+            chunk.draft_slots = chunk.draft_slots or [0] * len(chunk.draft)
+        self.now = self.last = self.last + seconds
+        self.settle(chunks)
 
 
 class Priced(Drafting):
@@ -206,7 +227,7 @@ def test_a_row_count_is_known_by_its_neighbours(count: int, near: list[int]) -> 
 
 def test_passes_are_plain_in_a_row_until_their_seconds_are_known() -> None:
     """Fault: drafts whose gain nobody can tell, since no pass without them is measured; or plain passes for ever."""
-    drafting = Drafting(object(), None, range(9), 9)  # type: ignore[arg-type]
+    drafting = Timed()
 
     def counts() -> list[int]:
         found = []
@@ -215,33 +236,31 @@ def test_passes_are_plain_in_a_row_until_their_seconds_are_known() -> None:
             drafting.add_drafts([chunk], has_pages)
             found.append(len(chunk.draft))
             drafting.release(chunk)
-            drafting.measure([decoding([])], 1.0)  # with a prompt: counted, not measured
+            drafting.passed([prompt()], 1.0)  # counted, not measured
         return found
 
     assert counts() == ([0] * 4 + [1] * 12) * 2
     plain = decoding([])
-    plain.sequence.computed = plain.sequence.num_prompt
     for _ in range(4):
-        drafting.measure([plain], 0.01)
+        drafting.passed([plain], 0.01)
     assert counts() == [1] * 32, "two rows are taken to cost about as much as one"
     plain.draft = [1]
-    drafting.measure([plain], 0.02)
+    drafting.passed([plain], 0.02)
     assert counts() == [0] * 32
 
 
 @table("between", ["drafts", "prompt"])
 def test_a_plain_pass_is_measured_after_another(between: str) -> None:
     """Fault: a pass whose batch is made anew, after one with drafts or prompts, tells what plain passes cost."""
-    drafting = Drafting(object(), None, range(9), 9)  # type: ignore[arg-type]
-    plain, other = decoding([]), decoding([])
-    plain.sequence.computed = plain.sequence.num_prompt
+    drafting, plain, other = Timed(), decoding([]), prompt()
     if between == "drafts":
-        other.sequence.computed, other.draft = other.sequence.num_prompt, [1]
+        other = decoding([])
+        other.draft = [1]
     for _ in range(9):
-        drafting.measure([other], 1.0)
-        drafting.measure([plain], 9.0)
+        drafting.passed([other], 1.0)
+        drafting.passed([plain], 9.0)
     assert (bool(drafting.plain_costs), bool(drafting.costs)) == (False, between == "drafts")
-    drafting.measure([plain], 2.0)
+    drafting.passed([plain], 2.0)
     assert drafting.plain_costs.of(1) == 2.0
 
 
@@ -275,11 +294,13 @@ def test_only_tokens_that_were_sampled_say_how_far_a_grammar_is_right(
 ) -> None:
     """Fault: drafted tokens after the end of an answer, or after the first wrong one, count as wrong."""
     drafting, chunk = Priced(), decoding([])
-    drafting.settle(chunk)
+    drafting.seconds = [1.0] * 9
+    drafting.settle([chunk])
     assert drafting.counts == {}
-    chunk.draft, chunk.draft_source, chunk.accepted = [1, 2, 3], source, accepted  # type: ignore[assignment]
+    chunk.draft, chunk.draft_source, chunk.accepted = [1, 2, 3], source, accepted
+    chunk.draft_slots = [0] * 3
     chunk.sequence.finish_reason = "stop" if ended else None
-    drafting.settle(chunk)
+    drafting.settle([chunk])
     drafting.check_reach(forced([7]), reach)
     assert drafting.counts == {source: [3, accepted]}
     assert (chunk.sequence.drafted, chunk.sequence.accepted) == (3, accepted)
@@ -287,22 +308,20 @@ def test_only_tokens_that_were_sampled_say_how_far_a_grammar_is_right(
 
 def test_a_pass_that_the_host_waited_for_is_no_plain_one() -> None:
     """Fault: passes that waited for drafts make those without drafts seem slow, or one such pass spoils the next."""
-    drafting = Drafting(object(), None, range(9), 9)  # type: ignore[arg-type]
+    drafting, chunk = Timed(), decoding([0.9])
     for _ in range(PLAIN_RUN):  # the passes that would be plain
-        drafting.measure([decoding([])], 1.0)
-    chunk = decoding([0.9])
-    chunk.sequence.computed = chunk.sequence.num_prompt
+        drafting.passed([prompt()], 1.0)
     chunk.draft = [1]
-    drafting.measure([chunk], 1.0)
+    drafting.passed([chunk], 1.0)
     assert drafting.saved_s is None, "nothing to compare with"
     chunk.draft = []
     assert drafting.is_promising([chunk.sequence])
-    drafting.measure([chunk], 1.0)
+    drafting.passed([chunk], 1.0)
     assert (bool(drafting.costs), bool(drafting.plain_costs)) == (True, False)
-    drafting.measure([chunk], 1.0)
+    drafting.passed([chunk], 1.0)
     assert drafting.plain_costs and drafting.saved_s is None, "after a pass without drafts"
     for _ in range(512):
-        drafting.measure([chunk], 1.0)
+        drafting.passed([chunk], 1.0)
     assert not drafting.costs, "each kind of pass ages the other's costs"
 
 
@@ -337,24 +356,14 @@ def test_what_a_grammar_forces_is_drafted_as_far_as_it_may() -> None:
     assert drafting.draft(chunk, 1.0) == []
 
 
-@table("forks, known", [(None, 2), (0, 2), (1, 3)])
-def test_what_an_answer_adds_to_the_index(forks: int | None, known: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault: a prompt is indexed for each of its answers, or the seconds of it are counted twice."""
+def test_what_an_answer_adds_to_the_index() -> None:
+    """Fault: a prompt is indexed for each of its answers."""
     added: list[tuple[list[int], int, int]] = []
-    index = SimpleNamespace(add=lambda *given: added.append(given))
-    drafting = Drafting(index, None, (), 0)  # type: ignore[arg-type]
+    drafting = Timed(index=SimpleNamespace(add=lambda *given: added.append(given)))
     counts = {"num_tokens": 4, "num_prompt": 3, "num_covered": 2}
-    sequence: Any = SimpleNamespace(finish_reason=None, tokens=[1, 2, 3, 4, 0], **counts)
-    answers = [sequence, SimpleNamespace()] if not forks else [SimpleNamespace(), sequence]
-    sequence.forks = None if forks is None else SimpleNamespace(sequences=answers)
-    clock = itertools.count()
-    monkeypatch.setattr("apcbatch.engine.drafting.time.perf_counter", lambda: float(next(clock)))
-    drafting.learn(sequence)
-    assert added == []
-    sequence.finish_reason = "stop"
-    drafting.learn(sequence)
-    assert added == [([1, 2, 3, 4], 3, known)]
-    assert [drafting.take_learning_s() for _ in range(2)] == [1.0, 0.0]
+    answers: Any = [SimpleNamespace(answer=answer, tokens=[1, 2, 3, 4, 0], **counts) for answer in range(2)]
+    drafting.learn(answers)
+    assert added == [([1, 2, 3, 4], 3, 2), ([1, 2, 3, 4], 3, 3)]
 
 
 class Capturing(GraphedLM):
@@ -370,13 +379,11 @@ class Capturing(GraphedLM):
 
 def test_a_pass_that_captures_a_graph_is_no_sample() -> None:
     """Fault: rows that seem dear for ever, since the first pass that had so many captured its graph."""
-    model = Capturing()
-    drafting = Drafting(object(), model, range(9), 9)  # type: ignore[arg-type]
-    chunk = decoding([])
-    chunk.sequence.computed = chunk.sequence.num_prompt
+    model, chunk = Capturing(), decoding([])
+    drafting = Timed(model=model)
     for seconds, captured in ((1.0, 1), (30.0, 2), (1.0, 2), (1.0, 2), (50.0, 3), (1.0, 3)):
         model.captured = captured
-        drafting.measure([chunk], seconds)
+        drafting.passed([chunk], seconds)
     for costs in (drafting.costs, drafting.plain_costs):
         assert not costs or costs.of(1) == 1.0
     assert drafting.plain_costs
@@ -413,53 +420,46 @@ def test_costs_follow_what_changes() -> None:
 
 def test_the_seconds_saved_are_those_beyond_passes_without_drafts() -> None:
     """Fault: what drafts cost is told as saved, a pass with prompts counts, or tokens of one answer count for all."""
-    drafting = Drafting(object(), None, range(9), 9)  # type: ignore[arg-type]
-    one, other, prompt = decoding([]), decoding([]), decoding([])
-    for chunk in (one, other):
-        chunk.sequence.computed = chunk.sequence.num_prompt
-    drafting.measure([one, prompt], 50.0)
+    drafting, one, other = Timed(), decoding([]), decoding([])
+    drafting.passed([one, prompt()], 50.0)
     for _ in range(4):
-        drafting.measure([one, other], 2.0)
+        drafting.passed([one, other], 2.0)
     assert drafting.saved_s is None, "no draft yet"
     one.draft, one.accepted = [1, 2, 3], 2
-    drafting.measure([one, other], 3.0)  # four tokens of two answers: two passes of 2 s
+    drafting.passed([one, other], 3.0)  # four tokens of two answers: two passes of 2 s
     assert drafting.saved_s == pytest.approx(1.0)
     one.accepted = 0
-    drafting.measure([one, other], 3.0)
+    drafting.passed([one, other], 3.0)
     assert drafting.saved_s == pytest.approx(0.0)
 
 
 def test_a_search_that_does_not_pay_pauses() -> None:
     """Fault: a small model is slowed by the search for drafts through a whole run, a pause never ends or does not grow,
     or one that follows windows that paid is a long one."""
-    now = 0.0
     chunk = decoding([])
-    chunk.sequence.computed = chunk.sequence.num_prompt
     chunk.sequence.drafter.propose = search = MagicMock(return_value=None)  # type: ignore[union-attr]
 
     def passes(search_s: float, drafted: int = 0) -> int:
         """Run a window. Return the number of passes until the next search."""
-        nonlocal now
 
         def searched(most: int) -> None:
-            nonlocal now
-            now += search_s
+            drafting.now += search_s
 
         search.side_effect = searched
         for _ in range(WINDOW):
             drafting.add_drafts([chunk], has_pages)
-            drafting.measure([chunk], 1.0 + search_s)
+            drafting.passed([chunk], 1.0 + search_s)
         assert drafting.plain_costs.of(1) == pytest.approx(1.0), "without the search"
         search.reset_mock()
         paused = 0
         while not drafting.is_promising([chunk.sequence]) and not search.called:  # passes run ahead in a pause
-            drafting.measure([chunk], 1.0)
+            drafting.passed([chunk], 1.0)
             paused += 1
         return paused
 
     for search_s, paused in ((0.01, 0), (0.5, WINDOW)):  # the first is a loss that noise may be
-        drafting = Drafting(object(), None, range(9), 9, clock=lambda: now)  # type: ignore[arg-type]
-        drafting.measure([chunk], 1.0)  # which follows no other
+        drafting = Timed()
+        drafting.passed([chunk], 1.0)  # which follows no other
         assert passes(search_s) == paused
     assert passes(0.5) == 2 * WINDOW
     for _ in range(9):
@@ -478,21 +478,15 @@ def test_many_sequences_are_weighed_after_fewer_passes(
 ) -> None:
     """Fault: a short run of many sequences ends before the search is weighed once; passes with prompts search for
     nothing and are not weighed, or what they accept is not."""
-    now = 0.0
-    drafting = Drafting(object(), None, range(999), 999, clock=lambda: now)  # type: ignore[arg-type]
-    chunks = [decoding([]) for _ in range(num_sequences)]
-    for chunk in chunks:
-        chunk.sequence.computed = chunk.sequence.num_prompt
+    drafting, chunks = Timed(most=999), [decoding([]) for _ in range(num_sequences)]
 
     def searched(most: int) -> None:
-        nonlocal now
-        now += 0.5
+        drafting.now += 0.5
 
     search = MagicMock(side_effect=searched)
     chunks[0].sequence.drafter.propose = search  # type: ignore[union-attr]
     for _ in range(4):
-        drafting.measure(chunks, 1.0)
-    prompt = decoding([])
+        drafting.passed(chunks, 1.0)
     for number in range(1, 4 * WINDOW):
         search.reset_mock()
         drafting.add_drafts(chunks, has_pages)
@@ -500,7 +494,7 @@ def test_many_sequences_are_weighed_after_fewer_passes(
             assert number - 1 + 3 == num_passes, "and the first one, which follows no other"
             return
         chunks[0].accepted = 8 * num_sequences if accepted else 0
-        drafting.measure([*chunks, prompt] if has_prompts else chunks, 1.5)
+        drafting.passed([*chunks, prompt()] if has_prompts else chunks, 1.5)
     assert num_passes is None
 
 
@@ -508,25 +502,20 @@ def test_many_sequences_are_weighed_after_fewer_passes(
 def test_learning_counts_while_drafts_are_searched(learning_s: float, is_paused: bool) -> None:
     """Fault: indexing answers is free to the search, or goes on in a pause; or what it took there ends each window
     after it at once, so that drafts are off for good; or a busy machine's time counts."""
-    now, num_indexed = 0.0, 0
+    num_indexed = 0
 
     def indexed(*_: object) -> None:
-        nonlocal now, num_indexed
-        now += learning_s
+        nonlocal num_indexed
+        drafting.now += learning_s
         num_indexed += 1
 
-    index: Any = SimpleNamespace(add=indexed)
-    drafting = Drafting(index, None, range(9), 9, clock=lambda: now)  # type: ignore[arg-type]
-    chunk = decoding([])
-    chunk.sequence.computed = chunk.sequence.num_prompt
-    ended: Any = SimpleNamespace(
-        finish_reason="stop", forks=None, tokens=[1, 2], num_tokens=2, num_prompt=1, num_covered=0
-    )
+    drafting, chunk = Timed(index=SimpleNamespace(add=indexed)), decoding([])
+    ended: Any = SimpleNamespace(answer=0, tokens=[1, 2], num_tokens=2, num_prompt=1, num_covered=0)
 
     def passes(count: int) -> None:
         for _ in range(count):
-            drafting.measure([chunk], 1.0)
-            drafting.learn(ended)
+            drafting.passed([chunk], 1.0)
+            drafting.learn([ended])
 
     passes(1 + WINDOW)  # the first one follows no other
     asked = [decoding([0.9]).sequence]
@@ -550,5 +539,5 @@ def test_answers_of_earlier_runs_are_drafted_from() -> None:
     drafting.add_text(text)
     without.add_text(text)
     assert added == [([1, 2], 0, 0)] and (drafting.held_bytes, without.held_bytes) == (7, 0)
-    without.measure([decoding([])], 1.0)
+    without.settle([decoding([])])
     assert not without.costs and not without.plain_costs and not without.is_promising([decoding([0.9]).sequence])

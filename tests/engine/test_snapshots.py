@@ -329,18 +329,15 @@ def test_what_the_store_refused_is_offered_again_while_it_is_in_memory() -> None
 
 
 def test_only_an_ended_answer_that_is_kept_is_covered() -> None:
-    """Catches an ideal that counts an answer nobody keeps or that is not there yet, and unique tokens counted without
-    the answer, or with one that is thrown away."""
+    """Catches an ideal that counts an answer nobody keeps, and unique tokens counted without the answer, or with one
+    that is thrown away."""
     for keep_answer in (True, False):
         snapshots = OwnSnapshots()
         sequence = sequence_of(snapshots, keep_answer=keep_answer)
         for token in range(10):
             sequence.append(token, 0.0)
         sequence.computed = 59
-        snapshots.cover(sequence)
-        assert snapshots.coverage.num_tokens == 0
-        sequence.finish_reason = "length"
-        snapshots.cover(sequence)
+        snapshots.complete(sequence)
         assert snapshots.coverage.num_tokens == (59 if keep_answer else 0)
         snapshots.coverage.insert(sequence.tokens[:60])
         snapshots.count_unique(sequence)
