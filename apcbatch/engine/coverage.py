@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from apcbatch.prefix import TokenArray, common_length, last_boundary
-from apcbatch.types import MissReason
+from apcbatch.types import CachedFrom, MissReason
 
 MAX_TOKENS = 8_000_000
 MAX_NODES = 1 << 18  # of about 250 bytes besides their tokens
@@ -195,6 +195,21 @@ class CoverageTree:
             stack += node.children.values()
             if not node.children and node is not self.root:
                 yield node
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """What a request resumed from, and why it was less than the ideal: fields of its Result."""
+
+    cached_tokens: int = 0
+    cached_from: CachedFrom = "none"
+    ideal_cached_tokens: int | None = None
+    ideal_is_bound: bool = False
+    miss_reason: MissReason | None = None
+    miss_detail: str | None = None
+
+
+NO_REUSE = Reuse()  # that of an answer besides the first
 
 
 def explain_miss(

@@ -184,8 +184,8 @@ class Drafting:
         count = self.counts.setdefault(chunk.draft_source, [0, 0])
         count[0] += drafted
         count[1] += accepted
-        sequence.drafted += drafted
-        sequence.accepted += accepted
+        sequence.drafts.drafted += drafted
+        sequence.drafts.accepted += accepted
 
     def release(self, chunk: Chunk) -> None:
         """Free the slots of a chunk's draft."""
@@ -268,7 +268,7 @@ class Drafting:
             if self._is_paused and self._indexing_s <= 0:
                 break
             before = self._clock()
-            known = sequence.num_prompt if sequence.answer else sequence.num_covered
+            known = sequence.num_prompt if sequence.answer else sequence.drafts.num_covered
             self._drafts.add(sequence.tokens[: sequence.num_tokens], sequence.num_prompt, known)
             seconds = self._clock() - before
             if self._is_paused:
@@ -306,14 +306,12 @@ class Drafting:
             return Draft(forced, [self._forced_reach ** (1 + place) for place in range(len(forced))], "grammar")
         if self._is_paused:
             return None
-        drafter = sequence.drafter
-        if drafter is None:
-            prompt = sequence.tokens[: sequence.num_prompt]
-            drafter = sequence.drafter = self._drafts.begin(
-                prompt, sequence.request.references, sequence.limit - sequence.num_prompt
-            )
-            sequence.num_fed = sequence.num_prompt
-        if sequence.num_fed < sequence.num_tokens:
-            drafter.append(sequence.tokens[sequence.num_fed : sequence.num_tokens])
-            sequence.num_fed = sequence.num_tokens
-        return drafter.propose(most)
+        drafts, num_prompt = sequence.drafts, sequence.num_prompt
+        if drafts.drafter is None:
+            references, most_tokens = sequence.request.references, sequence.limit - num_prompt
+            drafts.drafter = self._drafts.begin(sequence.tokens[:num_prompt], references, most_tokens)
+            drafts.num_fed = num_prompt
+        if drafts.num_fed < sequence.num_tokens:
+            drafts.drafter.append(sequence.tokens[drafts.num_fed : sequence.num_tokens])
+            drafts.num_fed = sequence.num_tokens
+        return drafts.drafter.propose(most)

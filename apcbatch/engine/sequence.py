@@ -11,35 +11,55 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from apcbatch.drafts.drafter import Drafter
+from apcbatch.engine.coverage import NO_REUSE, Reuse
 from apcbatch.engine.policy import Nothing, Retention
 from apcbatch.engine.pool import NO_PAGES, PageArray, Snapshot
 from apcbatch.engine.sampler import Sampler
 from apcbatch.engine.validation import MAX_REQUEST_TOKENS, check_request
 from apcbatch.errors import RequestError
 from apcbatch.prefix import TokenArray
-from apcbatch.types import CachedFrom, FinishReason, MissReason, Request, Result, Scores
+from apcbatch.types import FinishReason, Request, Result, Scores
+
+
+@dataclass(slots=True)
+class StoredPath:
+    """What the store has of a sequence's path, for Snapshots. parent: last snapshot of it, as (key, position).
+    positions: usable boundaries at the first lookup, longest first. prefetch_key: key of the snapshot that the sequence
+    will probably resume from; empty for none, None before the first lookup. rolling: snapshot of the answer's latest
+    boundary, if each replaces the previous one; it is stored when the answer ends."""
+
+    parent: tuple[bytes, int] | None = None
+    positions: list[int] | None = None
+    prefetch_key: bytes | None = None
+    rolling: Snapshot | None = None
+
+
+@dataclass(slots=True)
+class AnswerDrafts:
+    """Drafts of an answer, for Drafting. drafter: made with the first draft; it knows the first num_fed tokens.
+    num_covered: tokens of the longest prefix that the prompt shares with prompts admitted before. drafted, accepted:
+    drafted tokens that passes verified, and how many of them were accepted."""
+
+    drafter: Drafter | None = None
+    num_fed: int = 0
+    num_covered: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One prompt and answer in the engine, waiting or running.
 
-    limit: most tokens of prompt and answer. computed: tokens consumed by the state in `slot`. prefill_end: known tokens
-    that prefill computes: the prompt, or after a preemption the answer so far too. computed_before: tokens that were
-    computed before a preemption; they are not counted, scored or kept again. keys: prompt position -> prefix key,
-    ascending, for the positions of the retention. number: index in order of submission. answer: index among
-    the answers of its request. retention: set by
-    Snapshots.prepare. start: snapshot that the next pass reads the state from, pinned until then. rolling: snapshot of
-    the answer's latest boundary, if each replaces the previous one. source: key of the plan's snapshot that it counts
-    as a reader of; empty for none and once that read is counted. store_parent: last snapshot on this path that the
-    store has, as (key, position). stored_positions: usable boundaries in the store at the first lookup, longest first.
-    prefetch_key: key of the stored snapshot that it will probably resume from; empty for none, None before the first
-    lookup. is_plain, needs_logits: copied from its request. sampler: made with the first token, None for a plain
-    request. forks: all answers of its request, this one included, from the prompt's end on; None with one answer.
+    limit: most tokens of prompt and answer. number: index in order of submission. answer: index among the answers of
+    its request. retention, keys: set by Snapshots.prepare; keys: prompt position -> prefix key, ascending, for the
+    positions of the retention. source: key of the plan's snapshot that it counts as a reader of; empty for none and
+    once that read is counted. computed: tokens consumed by the state in `slot`. prefill_end: known tokens that prefill
+    computes: the prompt, or after a preemption the answer so far too. computed_before: tokens that were computed before
+    a preemption; they are not counted, scored or kept again. start: snapshot that the next pass reads the state from,
+    pinned until then. is_plain, needs_logits: copied from its request. sampler: made with the first token, None for a
+    plain request. forks: all answers of its request, this one included, from the prompt's end on; None with one answer.
     admitted_s: time.perf_counter() at its first admission, 0 before.
-    num_covered: tokens of the longest prefix that it shares with prompts admitted before. drafter: made with the first
-    draft; it knows the first num_fed tokens. drafted, accepted: drafted tokens that passes verified, and how many of
-    them were accepted.
     """
 
     request: Request
@@ -51,17 +71,16 @@ class Sequence:
     answer: int = 0
     retention: Retention = field(init=False, repr=False)
     keys: dict[int, bytes] = field(default_factory=dict)
+    source: bytes = b""
     computed: int = 0
     prefill_end: int = field(init=False)
     computed_before: int = 0
     slot: int = -1
     pages: PageArray = field(default_factory=lambda: NO_PAGES)
     start: Snapshot | None = None
-    rolling: Snapshot | None = None
-    source: bytes = b""
-    store_parent: tuple[bytes, int] | None = None
-    stored_positions: list[int] | None = None
-    prefetch_key: bytes | None = None
+    stored: StoredPath = field(default_factory=StoredPath)
+    reuse: Reuse = NO_REUSE
+    drafts: AnswerDrafts = field(default_factory=AnswerDrafts)
     is_plain: bool = field(init=False)
     needs_logits: bool = field(init=False)
     sampler: Sampler | None = None
@@ -71,20 +90,9 @@ class Sequence:
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    cached_tokens: int = 0
-    cached_from: CachedFrom = "none"
-    ideal: int | None = None
-    ideal_is_bound: bool = False
-    miss_reason: MissReason | None = None
-    miss_detail: str | None = None
     admitted_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
-    num_covered: int = 0
-    drafter: Drafter | None = None
-    num_fed: int = 0
-    drafted: int = 0
-    accepted: int = 0
 
     def __post_init__(self) -> None:
         self.is_plain, self.needs_logits = self.request.is_plain, self.request.needs_logits
@@ -153,21 +161,16 @@ class Sequence:
             top_logprobs=self.top_logprobs if self.request.top_logprobs else None,
             finish_reason=self.finish_reason or "length",
             stop_reason=self.stop_reason,
-            cached_tokens=self.cached_tokens,
-            computed_tokens=self.num_prompt - self.cached_tokens,
-            cached_from=self.cached_from,
-            ideal_cached_tokens=self.ideal,
-            ideal_is_bound=self.ideal_is_bound,
-            boundary=self.cached_tokens,
-            miss_reason=self.miss_reason,
-            miss_detail=self.miss_detail,
+            **vars(self.reuse),
+            computed_tokens=self.num_prompt - self.reuse.cached_tokens,
+            boundary=self.reuse.cached_tokens,
             prefill_ms=1e3 * self.prefill_s,
             decode_ms=1e3 * self.decode_s,
             running_s=time.perf_counter() - self.admitted_s,
             tag=self.request.tag,
             scores=self.scores,
-            drafted_tokens=self.drafted,
-            accepted_tokens=self.accepted,
+            drafted_tokens=self.drafts.drafted,
+            accepted_tokens=self.drafts.accepted,
         )
 
 

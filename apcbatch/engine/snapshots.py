@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from apcbatch.engine.coverage import CoverageTree, Match, explain_miss
+from apcbatch.engine.coverage import CoverageTree, Match, Reuse, explain_miss
 from apcbatch.engine.page_tables import PageTables
 from apcbatch.engine.persistence import Persistence
 from apcbatch.engine.policy import keeps_snapshots, retention_of
@@ -54,10 +54,10 @@ class Snapshots:
             return
         keys = []
         for sequence in waiting:
-            if sequence.prefetch_key is None:
-                sequence.prefetch_key = self._prefetch_key(sequence, self._persistence)
-            if sequence.prefetch_key and sequence.prefetch_key not in self._pool:
-                keys.append(sequence.prefetch_key)
+            if sequence.stored.prefetch_key is None:
+                sequence.stored.prefetch_key = self._prefetch_key(sequence, self._persistence)
+            if sequence.stored.prefetch_key and sequence.stored.prefetch_key not in self._pool:
+                keys.append(sequence.stored.prefetch_key)
         self._persistence.prefetch(keys)
 
     def _prefetch_key(self, sequence: Sequence, persistence: Persistence) -> bytes:
@@ -81,11 +81,9 @@ class Snapshots:
         prompts admitted before, computed or not."""
         prompt = sequence.tokens[: sequence.num_prompt]
         match = self.coverage.match(prompt)
-        sequence.num_covered = match.length
+        sequence.drafts.num_covered = match.length
         self.coverage.insert(prompt)
-        sequence.cached_from, stranded = self.restore(sequence)
-        sequence.cached_tokens = sequence.computed
-        self._note_miss(sequence, match, stranded)
+        sequence.reuse = self._reuse(sequence, match, *self.restore(sequence))
 
     def restore(self, sequence: Sequence) -> tuple[CachedFrom, bool]:
         """Start a sequence from its longest usable snapshot, without one from token 0. Return where that snapshot was,
@@ -100,7 +98,7 @@ class Snapshots:
             sequence.start = snapshot
             self._page_tables.adopt(sequence, snapshot)
             here = (snapshot.key, snapshot.position)
-            sequence.store_parent = here if snapshot.stored else snapshot.store_parent
+            sequence.stored.parent = here if snapshot.stored else snapshot.store_parent
             sequence.computed = snapshot.position
         return source, stranded
 
@@ -165,8 +163,8 @@ class Snapshots:
         prompt are marked at admission.)"""
         if sequence.keeps_answer:
             self.coverage.insert(sequence.tokens[: sequence.computed])
-        if sequence.rolling is not None:
-            self._persist(sequence, sequence.rolling)
+        if sequence.stored.rolling is not None:
+            self._persist(sequence, sequence.stored.rolling)
 
     def offer_again(self) -> None:
         """Offer the refused snapshots in memory to the store again, and wait for room in its queue."""
@@ -208,10 +206,10 @@ class Snapshots:
         """Usable positions that the store held when the sequence was first looked at, longest first."""
         if self._persistence is None:
             return []
-        if sequence.stored_positions is None:
+        if sequence.stored.positions is None:
             found = self._persistence.positions({p: sequence.keys[p] for p in self._usable(sequence)})
-            sequence.stored_positions = sorted(found, reverse=True)
-        return sequence.stored_positions
+            sequence.stored.positions = sorted(found, reverse=True)
+        return sequence.stored.positions
 
     def _find(self, sequence: Sequence) -> tuple[Snapshot | None, CachedFrom, bool]:
         """Return the longest usable snapshot, its source, and whether a longer one was stranded."""
@@ -232,7 +230,7 @@ class Snapshots:
     def _load_first(self, sequence: Sequence, positions: list[int]) -> tuple[Snapshot | None, bool]:
         """Load the first position that the store can give in full, and remove missing ones from `stored_positions`.
         Return also whether a longer one was stranded."""
-        assert self._persistence is not None and sequence.stored_positions is not None
+        assert self._persistence is not None and sequence.stored.positions is not None
         stranded = None
         for position in positions:
             if stranded is not None and position >= stranded.position:
@@ -242,22 +240,21 @@ class Snapshots:
             if isinstance(loaded, Snapshot):
                 return loaded, stranded is not None
             if loaded is None:
-                sequence.stored_positions.remove(position)
+                sequence.stored.positions.remove(position)
             else:
                 stranded = loaded
         return None, stranded is not None
 
-    def _note_miss(self, sequence: Sequence, match: Match, stranded: bool) -> None:
-        """Set the ideal of a sequence being admitted, and its miss reason."""
+    def _reuse(self, sequence: Sequence, match: Match, cached_from: CachedFrom, stranded: bool) -> Reuse:
+        """Return the reuse of a sequence that was just restored."""
         covered = sequence.retention.ideal(match)
-        ideal = max(covered.length, next(iter(self._stored_positions(sequence)), 0), sequence.cached_tokens)
-        sequence.ideal, sequence.ideal_is_bound = ideal, not covered.exact
+        ideal = max(covered.length, next(iter(self._stored_positions(sequence)), 0), sequence.computed)
         block_size = sequence.retention.block_size
         target = last_boundary(ideal, block_size)
         if match.forked:
             sequence.retention.saw_fork(target)
-        sequence.miss_reason, sequence.miss_detail = explain_miss(
-            sequence.cached_tokens,
+        miss = explain_miss(
+            sequence.computed,
             ideal,
             covered,
             block_size,
@@ -266,18 +263,19 @@ class Snapshots:
             stranded=stranded,
             evicted=self._pool.was_dropped(sequence.keys.get(target, b"")),
         )
+        return Reuse(sequence.computed, cached_from, ideal, not covered.exact, *miss)
 
     def _roll(self, sequence: Sequence, snapshot: Snapshot) -> None:
         """Keep the latest boundary of an answer in place of the previous one."""
-        previous = sequence.rolling
+        previous = sequence.stored.rolling
         if previous is not None and not previous.pins and self._pool.holds(previous):
             self._pool.drop(previous)
-        sequence.rolling = snapshot
+        sequence.stored.rolling = snapshot
 
     def _persist(self, sequence: Sequence, snapshot: Snapshot) -> None:
         """Queue a snapshot for the store, as a child of the sequence's last stored one, unless it was dropped."""
         if self._persistence is None or not self._pool.holds(snapshot):
             return
-        if self._persistence.save(snapshot, sequence.store_parent):
-            sequence.store_parent = (snapshot.key, snapshot.position)
-        snapshot.store_parent = sequence.store_parent
+        if self._persistence.save(snapshot, sequence.stored.parent):
+            sequence.stored.parent = (snapshot.key, snapshot.position)
+        snapshot.store_parent = sequence.stored.parent

@@ -16,7 +16,7 @@ from apcbatch.drafts.drafter import Draft
 from apcbatch.engine.drafting import LONGEST_PAUSE, MARGIN, PLAIN_CYCLE, PLAIN_RUN, WINDOW, Drafting
 from apcbatch.engine.policy import Nothing
 from apcbatch.engine.row_costs import RowCosts
-from apcbatch.engine.sequence import Chunk, make_sequence
+from apcbatch.engine.sequence import AnswerDrafts, Chunk, make_sequence
 from apcbatch.model.graphs import GraphedLM
 from tests.effort import seeds, table
 from tests.engine.opened import rows_take
@@ -42,7 +42,7 @@ def decoding(reach: Sequence[float]) -> Chunk:
     sequence = make_sequence(request, VOCAB, None)
     sequence.append(3, 0.0)
     sequence.retention = Nothing(request, 2, 1)
-    sequence.drafter, sequence.num_fed = Fixed(reach), 3  # type: ignore[assignment]
+    sequence.drafts = AnswerDrafts(Fixed(reach), 3)  # type: ignore[arg-type]
     return Chunk(sequence, begin=2, count=1)
 
 
@@ -303,7 +303,7 @@ def test_only_tokens_that_were_sampled_say_how_far_a_grammar_is_right(
     drafting.settle([chunk])
     drafting.check_reach(forced([7]), reach)
     assert drafting.counts == {source: [3, accepted]}
-    assert (chunk.sequence.drafted, chunk.sequence.accepted) == (3, accepted)
+    assert (chunk.sequence.drafts.drafted, chunk.sequence.drafts.accepted) == (3, accepted)
 
 
 def test_a_pass_that_the_host_waited_for_is_no_plain_one() -> None:
@@ -360,8 +360,8 @@ def test_what_an_answer_adds_to_the_index() -> None:
     """Fault: a prompt is indexed for each of its answers."""
     added: list[tuple[list[int], int, int]] = []
     drafting = Timed(index=SimpleNamespace(add=lambda *given: added.append(given)))
-    counts = {"num_tokens": 4, "num_prompt": 3, "num_covered": 2}
-    answers: Any = [SimpleNamespace(answer=answer, tokens=[1, 2, 3, 4, 0], **counts) for answer in range(2)]
+    known: Any = {"tokens": [1, 2, 3, 4, 0], "num_tokens": 4, "num_prompt": 3, "drafts": AnswerDrafts(num_covered=2)}
+    answers: Any = [SimpleNamespace(answer=answer, **known) for answer in range(2)]
     drafting.learn(answers)
     assert added == [([1, 2, 3, 4], 3, 2), ([1, 2, 3, 4], 3, 3)]
 
@@ -437,7 +437,7 @@ def test_a_search_that_does_not_pay_pauses() -> None:
     """Fault: a small model is slowed by the search for drafts through a whole run, a pause never ends or does not grow,
     or one that follows windows that paid is a long one."""
     chunk = decoding([])
-    chunk.sequence.drafter.propose = search = MagicMock(return_value=None)  # type: ignore[union-attr]
+    chunk.sequence.drafts.drafter.propose = search = MagicMock(return_value=None)  # type: ignore[union-attr]
 
     def passes(search_s: float, drafted: int = 0) -> int:
         """Run a window. Return the number of passes until the next search."""
@@ -484,7 +484,7 @@ def test_many_sequences_are_weighed_after_fewer_passes(
         drafting.now += 0.5
 
     search = MagicMock(side_effect=searched)
-    chunks[0].sequence.drafter.propose = search  # type: ignore[union-attr]
+    chunks[0].sequence.drafts.drafter.propose = search  # type: ignore[union-attr]
     for _ in range(4):
         drafting.passed(chunks, 1.0)
     for number in range(1, 4 * WINDOW):
@@ -510,7 +510,7 @@ def test_learning_counts_while_drafts_are_searched(learning_s: float, is_paused:
         num_indexed += 1
 
     drafting, chunk = Timed(index=SimpleNamespace(add=indexed)), decoding([])
-    ended: Any = SimpleNamespace(answer=0, tokens=[1, 2], num_tokens=2, num_prompt=1, num_covered=0)
+    ended: Any = SimpleNamespace(answer=0, tokens=[1, 2], num_tokens=2, num_prompt=1, drafts=AnswerDrafts())
 
     def passes(count: int) -> None:
         for _ in range(count):

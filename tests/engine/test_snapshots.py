@@ -132,10 +132,10 @@ def test_the_longest_that_can_be_had_is_resumed_from(
     held = hold(snapshots, *in_memory)
     sequence = sequence_of(snapshots)
     snapshots.attach(sequence)
-    assert (sequence.cached_tokens, sequence.cached_from) == got and sequence.computed == got[0]
+    assert (sequence.reuse.cached_tokens, sequence.reuse.cached_from) == got and sequence.computed == got[0]
     assert [position for position, _, _ in disk.loads] == loads
     assert all(pins == [1] * len(in_memory) for _, _, pins in disk.loads), "kept safe while another one is read"
-    assert (sequence.stored_positions, sequence.miss_reason) == (left, reason)
+    assert (sequence.stored.positions, sequence.reuse.miss_reason) == (left, reason)
     assert disk.touched == [got[0]] * (got[0] > 0) and snapshots.num_read == (got[0] > 0)
     assert [one.pins for one in held] == [got[1] == "memory"] * len(held)
     snapshots.detach(sequence)
@@ -179,19 +179,19 @@ def test_the_ideal_counts_what_was_covered_and_what_is_stored() -> None:
     snapshots = OwnSnapshots(disk, "planned")
     first, other = sequence_of(snapshots), sequence_of(snapshots, [*PROMPT[:40], *range(100, 120)])
     snapshots.attach(first)
-    assert (first.ideal, first.miss_reason) == (0, "cold"), "what the store does not have after all"
+    assert (first.reuse.ideal_cached_tokens, first.reuse.miss_reason) == (0, "cold"), "not there after all"
     snapshots.attach(other)
-    assert (other.ideal, other.miss_reason) == (40, "diverged")
+    assert (other.reuse.ideal_cached_tokens, other.reuse.miss_reason) == (40, "diverged")
     assert (list(first.retention.kept(0, 50)), list(other.retention.kept(0, 60))) == ([48], [32, 48])
     snapshots.coverage.root.regrown = True
     snapshots.coverage.root.children[1].regrown = True
     inexact = sequence_of(snapshots, [*PROMPT[:20], 7])
     snapshots.attach(inexact)
-    assert (inexact.ideal, inexact.ideal_is_bound) == (20, True)
+    assert (inexact.reuse.ideal_cached_tokens, inexact.reuse.ideal_is_bound) == (20, True)
     disabled = OwnSnapshots(None, "none")
     last = sequence_of(disabled)
     disabled.attach(last)
-    assert last.miss_reason == "disabled"
+    assert last.reuse.miss_reason == "disabled"
 
 
 def test_a_snapshot_that_was_evicted_is_named_as_the_reason() -> None:
@@ -203,7 +203,7 @@ def test_a_snapshot_that_was_evicted_is_named_as_the_reason() -> None:
     write(snapshots, first, 32)
     again = sequence_of(snapshots)
     snapshots.attach(again)
-    assert (again.cached_tokens, again.ideal, again.miss_reason) == (32, 49, "evicted")
+    assert (again.reuse.cached_tokens, again.reuse.ideal_cached_tokens, again.reuse.miss_reason) == (32, 49, "evicted")
 
 
 def test_a_slot_is_reserved_as_awaited_only_for_readers() -> None:
@@ -272,11 +272,11 @@ def test_the_latest_boundary_of_an_answer_takes_the_place_of_the_last() -> None:
     assert disk.saved == [(48, None)]
     snapshots.complete(sequence)
     assert disk.saved == [(48, None), (80, (key_at(48), 48))]
-    assert sequence.store_parent == (key_at(80, whole), 80)
+    assert sequence.stored.parent == (key_at(80, whole), 80)
     second = sequence_of(snapshots)
     snapshots.complete(second)
-    second.rolling = snapshots.pool.peek(key_at(80, whole))
-    second.rolling.pins += 1  # type: ignore[union-attr]
+    second.stored.rolling = snapshots.pool.peek(key_at(80, whole))
+    second.stored.rolling.pins += 1  # type: ignore[union-attr]
     write(snapshots, second, 16)
     for token in range(1, 41):
         second.append(token, 0.0)
@@ -296,18 +296,18 @@ def test_the_parent_of_a_stored_snapshot_is_the_last_that_the_store_took() -> No
     disk.takes = False
     write(snapshots, sequence, 32)
     refused = snapshots.pool.peek(key_at(32))
-    assert refused is not None and refused.store_parent == sequence.store_parent == (key_at(16), 16)
+    assert refused is not None and refused.store_parent == sequence.stored.parent == (key_at(16), 16)
     follower = sequence_of(snapshots)
     snapshots.attach(follower)
-    assert (follower.cached_tokens, follower.store_parent) == (32, (key_at(16), 16))
+    assert (follower.reuse.cached_tokens, follower.stored.parent) == (32, (key_at(16), 16))
     refused.stored = True
     follower = sequence_of(snapshots)
     snapshots.attach(follower)
-    assert follower.store_parent == (key_at(32), 32) and snapshots.num_read == 1, "one snapshot, though read twice"
+    assert follower.stored.parent == (key_at(32), 32) and snapshots.num_read == 1, "one snapshot, though read twice"
     gone = Snapshot(key_at(32), 32, 5, NO_PAGES)
     before = list(disk.saved)
     for one in (snapshots, OwnSnapshots()):
-        sequence.rolling = gone
+        sequence.stored.rolling = gone
         one.complete(sequence)
     assert disk.saved == before == [(16, None), (32, (key_at(16), 16))]
 
@@ -354,7 +354,7 @@ def test_what_will_be_resumed_from_is_prefetched_once() -> None:
     waiting.append(sequence_of(snapshots, PROMPT[:9]))
     for _ in range(2):
         snapshots.prefetch(waiting)
-    assert [one.prefetch_key for one in waiting] == [b"", key_at(32), key_at(16), key_at(32), b""]
+    assert [one.stored.prefetch_key for one in waiting] == [b"", key_at(32), key_at(16), key_at(32), b""]
     assert disk.prefetched == [[key_at(32), key_at(16), key_at(32)]] * 2 and len(disk.looked_up) == 5
     hold(snapshots, 32)
     snapshots.prefetch(waiting)
