@@ -32,8 +32,7 @@ import numpy as np
 from bench.datasets import requests_in
 
 from apcbatch import Engine, Request
-from apcbatch.drafts.drafter import Drafter
-from apcbatch.drafts.drafts import Drafts
+from apcbatch.drafts.drafter import Drafter, Drafts
 from apcbatch.engine.step import Pass
 from apcbatch.prefix import TokenArray, common_length
 from apcbatch.resolution import load

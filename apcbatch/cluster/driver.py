@@ -114,13 +114,9 @@ class ClusterEngine:
         self._num_unfinished += 1
 
     def add_readers(self, key: Key, count: int) -> None:
-        """Count more pending readers of a state, which are planned requests that are submitted later."""
+        """Count more pending readers of a state, planned requests that are submitted later; -1: drop one."""
         if (state := self._submitted.add_readers(key, count)) is not None:
             self._states.release_unwanted(state)
-
-    def release_snapshot(self, key: Key) -> None:
-        """Drop one pending reader of a state."""
-        self.add_readers(key, -1)
 
     def learn_answer(self, token_ids: list[int]) -> None:
         """Do nothing: each worker drafts from its own answers only."""

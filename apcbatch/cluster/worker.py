@@ -211,7 +211,7 @@ class Worker:
             assert buffers is not None, "it is held, and nothing runs in between"
             state = b"".join(buffers)
             running.messages.append(Exported(running.unit.number, key, export.position, len(state), state))
-            self._engine.release_snapshot(key)
+            self._engine.add_readers(key, -1)
 
     def _send_answer(self, result: Result) -> None:
         """Queue the message of a result."""
@@ -229,7 +229,7 @@ class Worker:
         Done has the increments of the engine's counters since the last Done.
         """
         for key in running.exports:
-            self._engine.release_snapshot(key)
+            self._engine.add_readers(key, -1)
         self._engine.flush()
         del self._units[running.unit.number]
         now = self._counters()

@@ -16,8 +16,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Literal
 
-from apcbatch.drafts.drafter import Draft
-from apcbatch.drafts.drafts import Drafts
+from apcbatch.drafts.drafter import Draft, Drafts
 from apcbatch.engine.row_costs import RowCosts
 from apcbatch.engine.sequence import Chunk, Sequence
 from apcbatch.model.causal_lm import CausalLM

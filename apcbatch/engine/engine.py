@@ -227,13 +227,9 @@ class Engine:
         SnapshotTransfer."""
         return self._transfer.adopt(key, position, data, reads)
 
-    def release_snapshot(self, key: bytes) -> None:
-        """Drop one pending reader of a snapshot, held or still to be published."""
-        self._scheduler.handover.add_readers(key, -1)
-
     def add_readers(self, key: bytes, count: int) -> None:
-        """Count more pending readers of a snapshot, held or still to be published. A reader is a planned request
-        that is submitted later."""
+        """Count more pending readers of a snapshot, held or still to be published; -1: drop one. A reader is a planned
+        request that is submitted later."""
         self._scheduler.handover.add_readers(key, count)
 
     @property
@@ -297,7 +293,7 @@ def extend_answers(current: Pass, eos_token_ids: Collection[int]) -> dict[Chunk,
         error = _extend_chunk(current, chunk, rows, eos_token_ids)
         if error is not None:
             failed[chunk] = error
-    if current.scores() or len(due) < len(current.chunks):
+    if current.scores or len(due) < len(current.chunks):
         failed |= dict.fromkeys(_score(current), not_finite())
     for chunk in current.not_finite():
         if chunk in current.chunks:
@@ -329,7 +325,7 @@ def _extend_chunk(current: Pass, chunk: Chunk, rows: list[Row], eos_token_ids: C
 def _score(current: Pass) -> list[Chunk]:
     """Append the scores of a pass to the sequences, and finish each prompt-only sequence at its last token."""
     broken = []
-    for chunk, scores in current.scores():
+    for chunk, scores in current.scores:
         if scores is None:
             broken.append(chunk)
             continue

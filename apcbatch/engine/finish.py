@@ -35,7 +35,8 @@ class Completion:
             if forks.delivered or not forks.finished:
                 return []
             forks.delivered = True
-        return [self._result(sequence)]
+        self._snapshots.count_unique(sequence.siblings[0])
+        return [sequence.result()]
 
     def fail(self, current: Pass, failures: dict[Chunk, RequestError], was_read: bool = False) -> list[Result]:
         """End the requests of a pass's failed chunks, all answers of each, as error records. was_read: the pass itself
@@ -60,12 +61,6 @@ class Completion:
         begun = [sequence.siblings for sequence in (*places.running, *places.preempted)]
         for siblings in [*begun, *(forks.sequences for forks in places.forks)]:
             self._drop(siblings)
-
-    def _result(self, sequence: Sequence) -> Result:
-        """Make the result of a request whose answers have all ended. sequence: any of them."""
-        first = sequence.siblings[0]
-        self._snapshots.count_unique(first)
-        return sequence.result()
 
     def _end(self, sequence: Sequence) -> None:
         """Free a begun sequence's slot, pages and snapshots, and remove it from the passes in flight."""

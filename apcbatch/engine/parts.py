@@ -14,7 +14,7 @@ from apcbatch.cores import find_cores
 from apcbatch.data.end_tokens import read_end_tokens
 from apcbatch.data.model_files import model_files_digest
 from apcbatch.draft_sources import draft_sources
-from apcbatch.drafts.drafts import Drafts
+from apcbatch.drafts.drafter import Drafts
 from apcbatch.engine.admission import COST_ON_DEVICE
 from apcbatch.engine.drafting import Drafting
 from apcbatch.engine.first_passes import measure_reading, warm_up

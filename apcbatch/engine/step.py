@@ -42,8 +42,8 @@ class Pass:
 
     before: pass in flight whose sampled tokens are the input of these chunks; None if the host knows the input. logits:
     (r, vocabulary) float32 once the pass was read, a row for each sampling chunk and one more for each of its drafted
-    tokens; on the host if a request needs them, else valid until the next pass begins. States, KV and snapshots are in
-    the arena's slots.
+    tokens; on the host if a request needs them, else valid until the next pass begins. scores: those of each chunk that
+    has scored tokens; None if one is not finite. States, KV and snapshots are in the arena's slots.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Pass:
         self._error: Exception | None = None
         try:
             self.logits, hidden, self._choice = run_pass(model, decodes, chunks, before)
-            self._scores = self._score(model, hidden)
+            self.scores = self._score(model, hidden)
             needed = any([chunk.sequence.needs_logits for _, chunk in self._due])
             self._logits = Fetch(self.logits) if needed else None
             if isinstance(self._choice, GreedyTokens):
@@ -113,10 +113,6 @@ class Pass:
         keeps = [keep for keep in chunk.keep if keep.position <= chunk.sequence.num_prompt]
         flags = [part.tolist() for part in self._arena.finite([keep.slot for keep in keeps])]
         return [keep for keep, *parts in zip(keeps, *flags, strict=True) if all(parts)]
-
-    def scores(self) -> list[tuple[Chunk, Scores | None]]:
-        """Return (chunk, scores) of each chunk that has scored tokens. Scores are None if one is not finite."""
-        return self._scores
 
     def _score(self, model: Model, hidden: torch.Tensor | None) -> list[tuple[Chunk, Scores | None]]:
         if hidden is None:

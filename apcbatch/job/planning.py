@@ -194,10 +194,8 @@ class PlannedFeeder:
         self._handed_on = plan.handed_on
         for one, count in zip(handed_over, plan.new_readers, strict=True):
             key = prefix_key(engine.key_fingerprint, self._prompt(one.request)[: one.position], one.position)
-            if count > 0:
+            if count:
                 engine.add_readers(key, count)
-            elif count < 0:
-                engine.release_snapshot(key)
         if not self._num_windows:
             self._num_repeated = tree.num_requests - len(set(tree.end_node))
         self._num_windows += 1

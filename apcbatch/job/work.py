@@ -52,11 +52,8 @@ class JobEngine(Steppable, Protocol):
         """Return the prefix keys whose snapshot is in the store, or kept in memory for it."""
 
     def add_readers(self, key: bytes, count: int) -> None:
-        """Count more pending readers of a snapshot, held or still to be published. A reader is a planned request
-        that is submitted later."""
-
-    def release_snapshot(self, key: bytes) -> None:
-        """Drop one pending reader of a snapshot, held or still to be published."""
+        """Count more pending readers of a snapshot, held or still to be published; -1: drop one. A reader is a planned
+        request that is submitted later."""
 
     def learn_answer(self, token_ids: list[int]) -> None:
         """Add an answer of an earlier run to the draft index."""

@@ -7,9 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from apcbatch.drafts import drafts as drafts_module
-from apcbatch.drafts.drafter import Drafter
-from apcbatch.drafts.drafts import Drafts
+from apcbatch.drafts import drafter as drafter_module
+from apcbatch.drafts.drafter import Drafter, Drafts
 from apcbatch.prefix import TokenArray
 from apcbatch.types import DRAFT_SOURCES, DraftSource
 from tests.effort import seeds, table
@@ -173,7 +172,7 @@ def test_token_ids_are_checked() -> None:
 
 def test_a_long_prompt_takes_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault: each running answer indexes its whole prompt, however long it and however short the answer may be."""
-    monkeypatch.setattr(drafts_module, "MOST_LOOKUP", 100)
+    monkeypatch.setattr(drafter_module, "MOST_LOOKUP", 100)
     *sizes, of_one_token = [
         Drafts(["lookup"], PLENTY).begin(array(drawn(length)), {}, most).held_bytes
         for length, most in ((100, 9), (101, 9), (5000, 9), (5000, 4), (5000, 1))

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from apcbatch.drafts.drafts import Drafts
+from apcbatch.drafts.drafter import Drafts
 from apcbatch.drafts.siblings import ENTRY_BYTES, MOST_ANSWERS, Siblings
 from apcbatch.prefix import TokenArray
 from apcbatch.types import DraftSource

@@ -63,10 +63,8 @@ def planned_by_window(
         for one, count in zip(handed_over, plan.new_readers, strict=True):
             prefix = np.array(data.prompts[window.items[one.request]][: one.position], np.int32)
             key = prefix_key(engine.key_fingerprint, prefix, one.position)
-            if count > 0:
+            if count:
                 engine.add_readers(key, count)
-            elif count < 0:
-                engine.release_snapshot(key)
         for index in plan.order:
             number, todo = window.items[index], plan.requests[index]
             tokens = np.array(data.prompts[number], np.int32)

@@ -163,23 +163,6 @@ def test_the_best_of_all_choices_is_taken() -> None:
         assert rate(drafted(reaches, costs.__getitem__, most)) == pytest.approx(best, rel=1e-12)
 
 
-def test_costs_before_the_first_pass() -> None:
-    """Fault: rows that seem free or dear before any was measured, so that none, or too many, are tried."""
-    costs = RowCosts()
-    assert 0 < costs.of(1) < costs.of(2) < costs.of(64) < 100 * costs.of(1)
-
-
-def test_costs_are_those_measured_and_between_them_interpolated() -> None:
-    """Fault: another number of rows than the measured one, or a jump between two."""
-    costs = RowCosts()
-    for _ in range(5):
-        costs.add(4, 2.0)
-        costs.add(12, 4.0)
-    assert costs.of(4) == pytest.approx(2.0) and costs.of(12) == pytest.approx(4.0)
-    assert costs.of(8) == pytest.approx(3.0, rel=0.1)
-    assert costs.of(1) <= 2.0 and costs.of(13) >= 4.0
-
-
 @table(
     "samples, costs",
     [
@@ -397,25 +380,6 @@ def test_costs_never_fall_with_rows() -> None:
             costs.add(draw.randrange(1, 30), draw.choice([0.5, 1, 1.1, 30]))
         found = [costs.of(rows) for rows in range(1, 40)]
         assert found == pytest.approx(sorted(found), rel=1e-12) and found[0] > 0
-
-
-def test_one_disturbed_pass_counts_little() -> None:
-    """Fault: a pass that waited for another program, after which nothing is drafted."""
-    costs = RowCosts()
-    for _ in range(20):
-        costs.add(5, 1.0)
-    costs.add(5, 1000.0)
-    assert costs.of(5) < 2
-
-
-def test_costs_follow_what_changes() -> None:
-    """Fault: passes of long ago, beside other work or a shorter context, that decide for ever."""
-    costs = RowCosts()
-    for seconds in (5.0, 1.0, 5.0):
-        for _ in range(600):
-            costs.add(3, seconds)
-            costs.add(9, 2 * seconds)
-        assert costs.of(3) == pytest.approx(seconds, rel=0.1) and costs.of(9) == pytest.approx(2 * seconds, rel=0.1)
 
 
 def test_the_seconds_saved_are_those_beyond_passes_without_drafts() -> None:

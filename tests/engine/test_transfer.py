@@ -81,7 +81,7 @@ def test_a_state_that_arrived_can_be_sent_on(folder: Path, open_engine: Callable
     assert buffers is not None and b"".join(buffers) == data
     serve(other, PROMPT, RESUME)
     assert other.holds(key_of(other))
-    other.release_snapshot(key_of(other))
+    other.add_readers(key_of(other), -1)
     assert not other.holds(key_of(other)) and other.export_snapshot(key_of(other)) is None
 
 

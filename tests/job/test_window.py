@@ -251,7 +251,6 @@ def test_an_engine_begins_before_the_next_window_is_read(apcbatch, engines, tmp_
         "can_run": lambda self, request: True,
         "held": lambda self, keys: set(),
         "add_readers": lambda self, key, count: None,
-        "release_snapshot": lambda self, key: None,
         "footprint": Footprint(1),
         "key_fingerprint": b"k",
     }
