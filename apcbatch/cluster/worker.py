@@ -205,10 +205,10 @@ class Worker:
 
     def _send_exports(self, running: RunningUnit) -> None:
         """Queue the exports that the last pass has published, and release their snapshots."""
-        for key in [key for key in running.exports if self._engine.holds(key)]:
+        for key in list(running.exports):
+            if (buffers := self._engine.export_snapshot(key)) is None:
+                continue
             export = running.exports.pop(key)
-            buffers = self._engine.export_snapshot(key)
-            assert buffers is not None, "it is held, and nothing runs in between"
             state = b"".join(buffers)
             running.messages.append(Exported(running.unit.number, key, export.position, len(state), state))
             self._engine.add_readers(key, -1)

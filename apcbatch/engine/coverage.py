@@ -209,9 +209,6 @@ class Reuse:
     miss_detail: str | None = None
 
 
-NO_REUSE = Reuse()  # that of an answer besides the first
-
-
 def explain_miss(
     cached: int,
     ideal: int,

@@ -37,8 +37,8 @@ LEARNING = 0.02  # weight of one draft in the estimated acceptance of forced tok
 class Drafting:
     """Speculative decoding of one engine.
 
-    drafts: the draft index; None to draft nothing. slots: state slots for drafted tokens; empty if the model replays.
-    most: maximum drafted tokens of a pass. clock: seconds by which passes, and the search, are compared. free_slots:
+    drafts: the draft index. slots: state slots for drafted tokens; empty if the model replays. most: maximum drafted
+    tokens of a pass; 0 to draft nothing. clock: seconds by which passes, and the search, are compared. free_slots:
     those of `slots` that no pass in flight uses. costs, plain_costs: seconds of passes with drafts, and of those
     without. counts: source -> [drafted, accepted] tokens. saved_s: estimated seconds saved by drafts, compared with
     passes of as many sequences without drafts; None before the first such estimate.
@@ -46,7 +46,7 @@ class Drafting:
 
     def __init__(
         self,
-        drafts: Drafts | None,
+        drafts: Drafts,
         model: Model,
         slots: Iterable[int],
         most: int,
@@ -74,8 +74,6 @@ class Drafting:
     @property
     def _capacity(self) -> int:
         """Maximum drafted tokens of the next pass."""
-        if self._drafts is None:
-            return 0
         return self._most_in_pass if self._replays else min(self._most_in_pass, len(self.free_slots))
 
     @property
@@ -86,12 +84,11 @@ class Drafting:
     @property
     def held_bytes(self) -> int:
         """Bytes of the draft index."""
-        return 0 if self._drafts is None else self._drafts.held_bytes
+        return self._drafts.held_bytes
 
     def add_text(self, tokens: TokenArray) -> None:
         """Add a text to the draft index."""
-        if self._drafts is not None:
-            self._drafts.add(tokens, 0, 0)
+        self._drafts.add(tokens, 0, 0)
 
     def add_drafts(self, chunks: list[Chunk], has_pages: Callable[[Chunk, int], bool]) -> None:
         """Draft for the decode chunks of a pass, as far as it pays. has_pages: allocates the pages for some drafted
@@ -154,7 +151,7 @@ class Drafting:
     def settle(self, chunks: list[Chunk]) -> None:
         """Take in a pass that was read, once its answers have their tokens: roll states back to the accepted ones,
         count these, and learn what the pass cost, the seconds since the previous one was settled."""
-        if self._drafts is None or not chunks:
+        if not self._most_in_pass or not chunks:
             return
         replays = []
         for chunk in chunks:
@@ -260,7 +257,7 @@ class Drafting:
     def learn(self, ended: list[Sequence]) -> float:
         """Add ended answers and their prompts to the draft index, and return the wall seconds that it took. In a pause,
         leave an answer out once indexing has taken LOSS of the pause's seconds."""
-        if self._drafts is None or not ended:
+        if not (self._most_in_pass and ended):
             return 0.0
         began = time.perf_counter()
         for sequence in ended:
@@ -298,7 +295,7 @@ class Drafting:
 
     def _propose(self, sequence: Sequence, most: int) -> Draft | None:
         """Return a draft of at most `most` tokens after a sequence's last one, or None."""
-        if self._drafts is None or most <= 0 or not sequence.request.draft:
+        if most <= 0 or not sequence.request.draft:
             return None
         forced = list(sequence.sampler.forced())[:most] if sequence.sampler is not None else []
         if forced:

@@ -213,10 +213,6 @@ class Engine:
             return None
         return self._arena.shown(snapshot.slot, torch.from_numpy(snapshot.pages), snapshot.position)
 
-    def holds(self, key: bytes) -> bool:
-        """Return whether the snapshot of a prefix key is in memory."""
-        return key in self._pool
-
     def export_snapshot(self, key: bytes) -> list[Buffer] | None:
         """Return the bytes of a snapshot in memory, for `adopt_snapshot` of an engine with the same fingerprint; see
         SnapshotTransfer."""

@@ -203,7 +203,7 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
         persistence=persistence,
     )
     drafting = Drafting(
-        Drafts(options.draft, options.draft_memory_bytes) if options.draft else None,
+        Drafts(options.draft, options.draft_memory_bytes),
         loaded,
         range(first_draft, num_slots),
         plan.most_drafted,

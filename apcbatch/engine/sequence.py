@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from apcbatch.drafts.drafter import Drafter
-from apcbatch.engine.coverage import NO_REUSE, Reuse
+from apcbatch.engine.coverage import Reuse
 from apcbatch.engine.policy import Nothing, Retention
 from apcbatch.engine.pool import NO_PAGES, PageArray, Snapshot
 from apcbatch.engine.sampler import Sampler
@@ -79,7 +79,7 @@ class Sequence:
     pages: PageArray = field(default_factory=lambda: NO_PAGES)
     start: Snapshot | None = None
     stored: StoredPath = field(default_factory=StoredPath)
-    reuse: Reuse = NO_REUSE
+    reuse: Reuse = Reuse()
     drafts: AnswerDrafts = field(default_factory=AnswerDrafts)
     is_plain: bool = field(init=False)
     needs_logits: bool = field(init=False)

@@ -12,7 +12,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from apcbatch import Request
-from apcbatch.drafts.drafter import Draft
+from apcbatch.drafts.drafter import Draft, Drafts
 from apcbatch.engine.drafting import LONGEST_PAUSE, MARGIN, PLAIN_CYCLE, PLAIN_RUN, WINDOW, Drafting
 from apcbatch.engine.policy import Nothing
 from apcbatch.engine.row_costs import RowCosts
@@ -498,7 +498,7 @@ def test_answers_of_earlier_runs_are_drafted_from() -> None:
     added: list[tuple[Any, ...]] = []
     index: Any = SimpleNamespace(add=lambda *given: added.append(given), held_bytes=7)
     nothing: Any = None
-    drafting, without = Drafting(index, nothing, (), 0), Drafting(None, nothing, (), 0)
+    drafting, without = Drafting(index, nothing, (), 0), Drafting(Drafts((), 0), nothing, (), 0)
     text: Any = [1, 2]
     drafting.add_text(text)
     without.add_text(text)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from apcbatch.drafts.drafter import Drafts
 from apcbatch.engine.admission import PassBudget
 from apcbatch.engine.drafting import Drafting
 from apcbatch.engine.memory import num_live_slots
@@ -24,7 +25,7 @@ class OwnScheduler(Scheduler):
 
     def __init__(self, policy: Policy = "none", pages: int = 0, **options: Any) -> None:
         self.snapshots = OwnSnapshots(None, policy, num_pages=2 * pages + 1 if pages else 0)
-        self.drafting = Drafting(None, None, (), 0)  # type: ignore[arg-type]
+        self.drafting = Drafting(Drafts((), 0), None, (), 0)  # type: ignore[arg-type]
         self.num_made = 0
         defaults = {"max_batch_tokens": 64, "max_running": 4, "capacity_bytes": 800}
         super().__init__(self.snapshots, self.snapshots.page_tables, drafting=self.drafting, **defaults | options)

@@ -67,7 +67,7 @@ def test_another_engine_continues_bit_for_bit(
         warm = serve(other, PROMPT, RESUME)
         assert (warm.cached_tokens, warm.cached_from, warm.miss_reason) == (POSITION, "memory", None)
         assert (warm.token_ids, warm.logprobs) == (cold.token_ids, cold.logprobs)
-    assert not other.holds(key_of(other)), "its last reader has come"
+    assert other.export_snapshot(key_of(other)) is None, "its last reader has come"
     assert sent(third) == data
 
 
@@ -80,9 +80,9 @@ def test_a_state_that_arrived_can_be_sent_on(folder: Path, open_engine: Callable
     buffers = other.export_snapshot(key_of(other))
     assert buffers is not None and b"".join(buffers) == data
     serve(other, PROMPT, RESUME)
-    assert other.holds(key_of(other))
+    assert other.export_snapshot(key_of(other)) is not None
     other.add_readers(key_of(other), -1)
-    assert not other.holds(key_of(other)) and other.export_snapshot(key_of(other)) is None
+    assert other.export_snapshot(key_of(other)) is None
 
 
 def test_damaged_bytes_are_refused(folder: Path, open_engine: Callable[..., Engine]) -> None:
@@ -96,7 +96,7 @@ def test_damaged_bytes_are_refused(folder: Path, open_engine: Callable[..., Engi
     for bad in damaged:
         with pytest.raises(BadSnapshot):
             other.adopt_snapshot(key, POSITION, bad, 1)
-    assert not other.holds(key) and other.counters.peak_live_snapshots == 0
+    assert other.export_snapshot(key) is None and other.counters.peak_live_snapshots == 0
     assert other.adopt_snapshot(key, POSITION, data, 1)
 
 
@@ -136,7 +136,7 @@ def test_what_arrives_pushes_nothing_out_that_is_waited_for(folder: Path, open_e
     waited_for = tokens(190, 4)
     serve(small, waited_for, RequestPlan(keep=(POSITION,), reads=(1,)))
     assert not small.adopt_snapshot(key_of(small), POSITION, data, 1)
-    assert small.holds(key_of(small, waited_for))
+    assert small.export_snapshot(key_of(small, waited_for)) is not None
     assert serve(small, waited_for, RESUME).cached_tokens == POSITION
     serve(small, waited_for, RequestPlan(keep_for_later=(POSITION,)))
     assert small.adopt_snapshot(key_of(small), POSITION, data, 1)
@@ -158,5 +158,5 @@ def test_running_requests_get_their_pages_beside_what_arrives(
     assert not small.step()
     assert small.adopt_snapshot(key, POSITION, data, 1)
     results = [result for result in small.run([])]
-    assert [result.error for result in results] == [None] and not small.holds(key)
+    assert [result.error for result in results] == [None] and small.export_snapshot(key) is None
     assert small.adopt_snapshot(key, POSITION, data, 1)

@@ -480,10 +480,8 @@ def test_which_answers_of_out_are_drafted_from(apcbatch: Any, lines: Any, tmp_pa
 class FromReferences:
     """Drafts that are the known answers, as far as they agree."""
 
-    held_bytes = 11
-
     def __init__(self, sources: Any, max_bytes: int) -> None:
-        self.sources, self.texts = sources, []
+        self.sources, self.texts, self.held_bytes = sources, [], 11 * bool(sources)
 
     def begin(self, prompt: Any, references: Any, most_tokens: int) -> FromReferences.Drafter:
         assert set(references) <= set(self.sources)
