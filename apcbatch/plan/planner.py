@@ -144,7 +144,9 @@ class Planner:
         room = None if self.capacity_bytes is None else max(0, self.capacity_bytes - lasting_bytes)
         snapshots, owners, memory = replace(self, capacity_bytes=room).plan_snapshots(shape, order, held_at)
         later = {
-            block_size: replace(self, block_size=block_size).later.choose(shape, owners, held_by_node(stored))
+            block_size: FutureRuns(block_size, self.min_gain_tokens, self.later_budget_bytes, self.footprint).choose(
+                shape, owners, held_by_node(stored)
+            )
             for block_size in {self.block_size, *block_sizes}
         }
         ideals = find_ideals(shape, order, held_at)
@@ -210,10 +212,6 @@ class Planner:
         """Return the most bytes that snapshots at these points take together."""
         states = FutureRuns(self.block_size, 1, None, self.footprint).fit(shape, points, {})
         return states.num_bytes + len(points) * self.footprint.page_bytes
-
-    @property
-    def later(self) -> FutureRuns:
-        return FutureRuns(self.block_size, self.min_gain_tokens, self.later_budget_bytes, self.footprint)
 
     def plan_snapshots(
         self, shape: TreeShape, order: Sequence[int], held: Held

@@ -39,16 +39,16 @@ class Windows(Generic[T]):
     """Cuts requests into windows. max_tokens: bound of a window. is_complete: `take` returns a window that does not
     depend on further requests."""
 
-    _tree: PrefixTree
-    _items: list[T]
-    _num_requests: int | None  # of the window; None until it ends
-    _line: int  # the latest one
-    _ahead_from: int  # what the window itself counts
-    is_complete: bool
-
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens, self._limit = max_tokens, min(FIRST_TOKENS, max_tokens)
         self._begin()
+
+    def _begin(self) -> None:
+        self._tree, self._items = PrefixTree(), list[T]()
+        self._num_requests: int | None = None  # of the window; None until it ends
+        self._line = 0  # the latest one
+        self._ahead_from = 0  # what the window itself counts
+        self.is_complete = False
 
     def __len__(self) -> int:
         """Return the number of requests that are in no window yet."""
@@ -77,8 +77,3 @@ class Windows(Generic[T]):
             tokens = tree.path_tokens(tree.end_node[index])
             self.add(items[index], tree.conversation[index], tokens, tree.resumable[index])
         return window
-
-    def _begin(self) -> None:
-        self._tree, self._items, self._num_requests = PrefixTree(), [], None
-        self._line = self._ahead_from = 0
-        self.is_complete = False
