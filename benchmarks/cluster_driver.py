@@ -105,6 +105,7 @@ def measured(path: Path, workers: int) -> dict[str, Any]:
     own_s = engines[0].spent_s - runtime.spent_s
     return {
         "dataset": path.stem, "workers": workers, "requests": requests, "units": runtime.num_units,
+        "makespan s": runtime.last_answer_s,
         "computed tokens": runtime.computed_tokens / requests,
         "command s / 1,000": 1000 * total_s / requests, "scheduling s / 1,000": 1000 * own_s / requests,
         "main thread s / 1,000": 1000 * main_s / requests, "wall s / 1,000": 1000 * wall_s / requests,

@@ -1,5 +1,4 @@
-"""Prints the tables of docs/cluster.md: what the simulator predicts, what the command costs, how many GPUs it serves,
-and what kills do.
+"""Prints the tables of docs/cluster.md: what the simulator predicts, what the command serves, and what kills do.
 
     python -m benchmarks.cluster ../shared/data --workers 2,8,64,512 --kills 0 --add ten
     python -m benchmarks.cluster_driver ../shared/data --add
@@ -22,7 +21,7 @@ RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "clus
 GPU_RESULTS = RESULTS.with_name("cuda_models.json")
 GPU, PREFILL, DECODE, SIDE_BY_SIDE = "mamba-2.8b", "prefill 64 x 128", "decode 128", 128
 NAMES = {"tau_bench": "tau-bench", "toolbench_dfs": "ToolBench", "short": "short prompts"}
-ANSWERS, BOUND = (16, 128, 500), ("tau_bench", "short")  # tokens; datasets of the table that has them
+ANSWERS, WORKERS = (16, 128, 500), 8  # tokens; of the rows of the command's table
 
 
 def document(name: str) -> dict[str, Any]:
@@ -52,16 +51,6 @@ def table() -> Iterator[str]:
         yield f"| the same, states sent | | {' | '.join(sent)} |"
 
 
-def driver_table() -> Iterator[str]:
-    """The lines of the command's own seconds for 1,000 requests."""
-    yield "| | requests | workers | the command | of it the main thread | of that scheduling | wall |"
-    yield "|---|--:|--:|--:|--:|--:|--:|"
-    for row in document("driver")["rows"]:
-        names = ("command", "main thread", "scheduling", "wall")
-        seconds = " | ".join(f"{row[f'{name} s / 1,000']:.2f}" for name in names)
-        yield f"| {NAMES[row['dataset']]} | {row['requests']:,} | {row['workers']} | {seconds} |"
-
-
 def gpu_ms(computed_tokens: float, answer_tokens: int) -> float:
     """Milliseconds of one H200 for a request, of full passes with SIDE_BY_SIDE requests."""
     [model] = (one for one in json.loads(GPU_RESULTS.read_text(encoding="utf-8"))["models"] if one["model"] == GPU)
@@ -69,22 +58,17 @@ def gpu_ms(computed_tokens: float, answer_tokens: int) -> float:
     return 1000 * computed_tokens / figures[PREFILL] + 1000 * answer_tokens * figures[DECODE] / SIDE_BY_SIDE
 
 
-def bound_table() -> Iterator[str]:
-    """The lines that join the prediction with the command's cost: from how many GPUs on the command is the bound, and
-    the share of several numbers of GPUs that is used."""
-    over = {row["workers"]: row["over bound"] for row in rows() if row["dataset"] == "tau_bench"}
-    numbers = [number for number in sorted(over) if number > 2]
-    used = " | ".join(f"of {number} used" for number in numbers)
-    yield f"| | answers, tokens | one H200, ms a request | the command is the bound from, H200s | {used} |"
-    yield "|---|" + "--:|" * (3 + len(numbers))
+def driver_table() -> Iterator[str]:
+    """The lines of the command's seconds for 1,000 requests, and of the number of GPUs that take as long."""
+    gpus = " | ".join(f"H200s, {answer} tokens" for answer in ANSWERS)
+    yield f"| | requests | main thread, s for 1,000 | of that scheduling | {gpus} |"
+    yield "|---|" + "--:|" * (3 + len(ANSWERS))
     for row in document("driver")["rows"]:
-        if row["workers"] != min(numbers) or row["dataset"] not in BOUND:
-            continue
-        for answer in ANSWERS:
-            one = gpu_ms(row["computed tokens"], answer)
-            bound = one / row["main thread s / 1,000"]
-            shares = " | ".join(f"{100 * min(1 / over[number], bound / number):.1f} %" for number in numbers)
-            yield f"| {NAMES[row['dataset']]} | {answer} | {one:.2f} | {bound:.1f} | {shares} |"
+        if row["workers"] == WORKERS:
+            main = row["main thread s / 1,000"]
+            served = " | ".join(f"{gpu_ms(row['computed tokens'], answer) / main:.1f}" for answer in ANSWERS)
+            cells = f"{row['requests']:,} | {main:.2f} | {row['scheduling s / 1,000']:.2f} | {served}"
+            yield f"| {NAMES[row['dataset']]} | {cells} |"
 
 
 def kills_table() -> Iterator[str]:
@@ -98,7 +82,7 @@ def kills_table() -> Iterator[str]:
         )
 
 
-TABLES = (table, driver_table, bound_table, kills_table)
+TABLES = (table, driver_table, kills_table)
 
 if __name__ == "__main__":
     print("\n\n".join("\n".join(lines()) for lines in TABLES))

@@ -238,7 +238,7 @@ SUMMARY: tuple[Key, ...] = (
     Key("workers[].states_missing", "integer", "states that it could not have, and computed again"),
     Key("workers[].requests_unfinished", "integer", "that it had when it was lost; others run them"),
     Key("workers[].tokens_per_s", "number or null", "prefill and decode tokens over those seconds"),
-    Key("workers[].ending", "string or null", "`lost`, `let_go` when there was no work for it, or null"),
+    Key("workers[].ending", "string or null", "`lost`, or null"),
     Key("score", "object or null", "of `--score`, else null"),
     Key("score.answers", "integer", "recorded answers that were scored"),
     Key("score.tokens", "integer", "their tokens"),

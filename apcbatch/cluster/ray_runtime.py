@@ -21,7 +21,6 @@ from apcbatch.cluster.ray_worker import (
     Make,
     Opened,
     Sent,
-    StateRef,
     Warned,
     WorkerActor,
     make_worker,
@@ -43,21 +42,13 @@ SHOWN_CHARACTERS = 300
 
 
 @dataclass(eq=False)
-class _Stream:
-    """Streaming call of one unit. refs: Ray's generator of object references."""
-
-    refs: Any
-    is_over: bool = False
-
-
-@dataclass(eq=False)
 class _Remote:
     """A worker's actor.
 
     starting: the call of `start`. watch: the call of `hold`, which fails when the process ends. node: name in its
     facts. node_id: Ray's id of its node. in_flight: path of its in-flight file on that node. unreachable: time since
-    which it is unavailable, else 0. asked: time of the last attempt to reach it. streams: streaming calls by unit
-    number.
+    which it is unavailable, else 0. asked: time of the last attempt to reach it. streams: by unit number, the streaming
+    call of each unit, Ray's generator of object references.
     """
 
     id: WorkerId
@@ -71,7 +62,7 @@ class _Remote:
     is_ready: bool = False
     unreachable: float = 0.0
     asked: float = 0.0
-    streams: dict[int, _Stream] = field(default_factory=dict)
+    streams: dict[int, Any] = field(default_factory=dict)
 
 
 class RayRuntime:
@@ -94,7 +85,6 @@ class RayRuntime:
         self._class = self._ray.remote(WorkerActor)
         self._remotes: dict[WorkerId, _Remote] = {}
         self._lost: dict[WorkerId, tuple[str, str]] = {}
-        self._closing: list[tuple[Any, Any]] = []
         self._warned: set[str] = set()
         self._num_workers = 0
         self._was_ready = self._has_warned_of_slow_start = False
@@ -118,7 +108,7 @@ class RayRuntime:
         self._remotes[self._num_workers] = _Remote(self._num_workers, actor, starting, self.clock())
         return self._num_workers
 
-    def submit(self, worker: WorkerId, unit: Unit, states: Mapping[Key, StateRef]) -> None:
+    def submit(self, worker: WorkerId, unit: Unit, states: Mapping[Key, Any]) -> None:
         """Start a unit's streaming call.
 
         The references are nested in a list, so that the worker waits for the states instead of Ray.
@@ -127,14 +117,13 @@ class RayRuntime:
         if remote is not None:
             self._cluster.check()
             call = remote.actor.work.options(num_returns="streaming")
-            remote.streams[unit.number] = _Stream(call.remote(unit, list(states.items())))
+            remote.streams[unit.number] = call.remote(unit, list(states.items()))
 
     def wait(self, timeout_s: float) -> list[Event]:
         """Return the next events. Raises StoppedError if the cluster is gone, and UsageError if a worker fails with a
         UsageError before any worker was ready."""
         self._cluster.check()
         self._warn_of_slow_start()
-        self._end_closed()
         lost: list[Event] = list(self._unreachable_lost())
         if lost:
             return lost
@@ -171,15 +160,9 @@ class RayRuntime:
             return None if node_id in self._cluster.live_nodes() else ()
 
     def kill(self, worker: WorkerId) -> None:
-        """End a worker. An idle one first finishes writing its store; later `wait` or `close` ends its process."""
+        """End a worker's process at once."""
         remote = self._remotes.pop(worker, None)
-        if remote is None:
-            return
-        if remote.is_ready and not remote.streams and not remote.unreachable:
-            with suppress(StoppedError):  # raised again by `wait`
-                self._cluster.check()
-                self._closing.append((remote.actor, remote.actor.close.remote()))
-        else:
+        if remote is not None:
             self._end(remote.actor)
 
     def held(self, keys: Collection[Key]) -> set[Key]:
@@ -200,30 +183,24 @@ class RayRuntime:
         return time.monotonic()
 
     def close(self) -> None:
-        """End all workers and leave the cluster. A local cluster ends."""
-        for worker in list(self._remotes):
-            self.kill(worker)
-        if self._closing:
-            calls = [call for _, call in self._closing]
+        """End all workers, idle ones once they have finished writing their stores, and leave the cluster. A local
+        cluster ends."""
+        remotes = list(self._remotes.values())
+        self._remotes.clear()
+        idle = [remote.actor for remote in remotes if remote.is_ready and not (remote.streams or remote.unreachable)]
+        if idle:
             with suppress(StoppedError):  # the workers have ended with the cluster
-                self._cluster.call(lambda: self._ray.wait(calls, num_returns=len(calls), timeout=CLOSE_S))
-            for actor, _ in self._closing:
-                self._end(actor)
-            self._closing.clear()
+                self._cluster.call(
+                    lambda: self._ray.wait([one.close.remote() for one in idle], num_returns=len(idle), timeout=CLOSE_S)
+                )
+        for remote in remotes:
+            self._end(remote.actor)
         self._cluster.close()
 
     def _end(self, actor: Any) -> None:
         """End an actor's process. If the cluster is gone it has ended, which `wait` reports."""
         with suppress(StoppedError):
             self._cluster.call(lambda: self._ray.kill(actor))
-
-    def _end_closed(self) -> None:
-        """End the closed workers that have finished writing, to free their resources."""
-        if self._closing:
-            done, _ = self._ray.wait([call for _, call in self._closing], num_returns=len(self._closing), timeout=0)
-            for actor, call in [one for one in self._closing if one[1] in done]:
-                self._closing.remove((actor, call))
-                self._end(actor)
 
     def _awaited(self) -> dict[Any, _Remote]:
         """Return the calls and streams that can produce events, each with its worker."""
@@ -233,7 +210,7 @@ class RayRuntime:
             if call is not None:
                 awaited[call] = remote
             for stream in remote.streams.values():
-                awaited[stream.refs] = remote
+                awaited[stream] = remote
         return awaited
 
     def _events(self, remote: _Remote) -> Iterator[Event]:
@@ -242,10 +219,8 @@ class RayRuntime:
         try:
             if not remote.is_ready:
                 yield from self._started(remote)
-            for number, stream in list(remote.streams.items()):
-                yield from self._messages(remote, stream)
-                if stream.is_over:
-                    del remote.streams[number]
+            for number in list(remote.streams):
+                yield from self._messages(remote, number)
             ray.get(remote.watch, timeout=0)
         except ray.exceptions.GetTimeoutError:  # it is alive
             return
@@ -267,26 +242,23 @@ class RayRuntime:
             self._warn_once(sentence)
         yield Ready(remote.id, replace(opened.facts, state_bytes=self._cluster.state_bytes(opened.node_id)))
 
-    def _messages(self, remote: _Remote, stream: _Stream) -> Iterator[Event]:
-        """Yield the messages of a unit that have arrived."""
-        while not stream.is_over and stream.refs.next_ready():
-            ref = next(stream.refs, None)
+    def _messages(self, remote: _Remote, unit: int) -> Iterator[Event]:
+        """Yield the messages of a unit that have arrived, with each exported state as a reference."""
+        stream = remote.streams[unit]
+        while unit in remote.streams and stream.next_ready():
+            ref = next(stream, None)
             if ref is None:
-                stream.is_over = True
-            else:
-                yield from self._read(remote, stream, self._ray.get(ref, timeout=MESSAGE_S))
-
-    def _read(self, remote: _Remote, stream: _Stream, messages: Sequence[Sent]) -> Iterator[Event]:
-        """Yield the messages of one batch as events, with each exported state as a reference."""
-        for message in messages:
-            if isinstance(message, Warned):
-                self._warn_once(message.sentence)
-            elif isinstance(message, Exported):
-                ref = remote.actor.state.remote(message.unit, message.key)
-                state = StateRef(ref, remote.node, message.num_bytes)
-                yield Received(remote.id, replace(message, state=state))
-            else:
-                stream.is_over = isinstance(message, Done)
+                del remote.streams[unit]
+                return
+            sent: Sequence[Sent] = self._ray.get(ref, timeout=MESSAGE_S)
+            for message in sent:
+                if isinstance(message, Warned):
+                    self._warn_once(message.sentence)
+                    continue
+                if isinstance(message, Exported):
+                    message = replace(message, state=remote.actor.state.remote(message.unit, message.key))
+                elif isinstance(message, Done):
+                    del remote.streams[unit]
                 yield Received(remote.id, message)
 
     def _warn_of_slow_start(self) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -40,15 +39,6 @@ T = TypeVar("T")
 
 
 Make = Callable[..., "Worker"]
-
-
-@dataclass(frozen=True, slots=True)
-class StateRef:
-    """Reference to a state in Ray's object store. node: node of the worker that made it."""
-
-    ref: Any
-    node: str
-    num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +94,7 @@ class WorkerActor:
 
     def __init__(self) -> None:
         self._worker: Worker
-        self._node = self._in_flight = ""
+        self._in_flight = ""
         self._warnings: deque[str] = deque(maxlen=MOST_WARNINGS)
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._messages: dict[int, SimpleQueue[Message | _Raised]] = {}  # by unit number
@@ -116,13 +106,13 @@ class WorkerActor:
         import ray
 
         node_id = ray.get_runtime_context().get_node_id()
-        self._node = f"{socket.gethostname()}/{node_id[:8]}"
+        node = f"{socket.gethostname()}/{node_id[:8]}"
         self._in_flight = make_file()
 
         def open_worker() -> WorkerFacts:
             self._worker = make(
                 **options,
-                node=self._node,
+                node=node,
                 in_flight=self._in_flight,
                 warn=self._warnings.append,
                 report_alive=self._on_message,
@@ -136,10 +126,13 @@ class WorkerActor:
         """Never return: the driver awaits this call, which fails when the process ends."""
         threading.Event().wait()
 
-    def work(self, unit: Unit, states: Sequence[tuple[Key, StateRef]]) -> Iterator[list[Sent]]:
-        """Run a unit, and yield its messages in batches. `state` returns the state of each Exported message."""
+    def work(self, unit: Unit, states: Sequence[tuple[Key, Any]]) -> Iterator[list[Sent]]:
+        """Run a unit, and yield its messages in batches. `state` returns the state of each Exported message.
+
+        states: references to the imports, each with its key.
+        """
         messages = self._messages[unit.number] = SimpleQueue()
-        fetched, import_counters = self._fetch(states)
+        fetched = _fetch(states)
         self._call_in_worker_thread(lambda: self._worker.begin(unit, fetched))
         fetched.clear()  # so that Ray can free its copies
         unsent: list[Sent] = []
@@ -150,8 +143,6 @@ class WorkerActor:
                 yield unsent
                 raise message.error
             is_done = isinstance(message, Done)
-            if isinstance(message, Done):
-                message = replace(message, counters={**message.counters, **import_counters})
             if isinstance(message, Exported):
                 self._states[unit.number, message.key] = message.state
                 message = replace(message, state=None)
@@ -199,26 +190,20 @@ class WorkerActor:
         """Queue a message for its unit's stream."""
         self._messages[message.unit].put(message)
 
-    def _fetch(self, states: Sequence[tuple[Key, StateRef]]) -> tuple[dict[Key, memoryview], dict[str, float]]:
-        """Fetch states from Ray's object store.
-
-        Returns the available ones as read-only views, and the counters `import_bytes` and `import_s`.
-        """
-        import ray
-
-        if not states:
-            return {}, {}
-        begin = time.monotonic()
-        ready = set(ray.wait([state.ref for _, state in states], num_returns=len(states), timeout=FETCH_S)[0])
-        fetched = {}
-        for key, state in states:
-            if state.ref not in ready:  # late: the worker computes it again
-                continue
-            with suppress(ray.exceptions.RayError):  # lost with its node: likewise
-                fetched[key] = memoryview(ray.get(state.ref, timeout=FETCH_S))
-        num_bytes = sum(state.num_bytes for key, state in states if key in fetched and state.node != self._node)
-        return fetched, {"import_bytes": num_bytes, "import_s": time.monotonic() - begin} if num_bytes else {}
-
     def _take_warnings(self) -> list[Warned]:
         """Take all queued warnings."""
         return [Warned(self._warnings.popleft()) for _ in range(len(self._warnings))]
+
+
+def _fetch(states: Sequence[tuple[Key, Any]]) -> dict[Key, memoryview]:
+    """Fetch states from Ray's object store. Return those that arrived within FETCH_S, as read-only views."""
+    import ray
+
+    fetched: dict[Key, memoryview] = {}
+    if states:
+        ready = set(ray.wait([ref for _, ref in states], num_returns=len(states), timeout=FETCH_S)[0])
+        for key, ref in states:
+            if ref in ready:  # the worker computes a late or lost one again
+                with suppress(ray.exceptions.RayError):
+                    fetched[key] = memoryview(ray.get(ref, timeout=FETCH_S))
+    return fetched

@@ -16,7 +16,6 @@ import tempfile
 import time
 from collections.abc import Collection, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from apcbatch.cluster.tasks import Group, Item
@@ -26,35 +25,25 @@ from apcbatch.types import Result
 MOST_DEATHS = 2
 
 
-@dataclass
-class Recovery:
-    """Decision on the requests of a lost worker. failed: requests that end with an error. groups: requests to run
-    again."""
-
-    failed: list[Item] = field(default_factory=list)
-    groups: list[Group] = field(default_factory=list)
-
-
-def recover(units: Iterable[list[Item]], in_flight: Collection[int] | None) -> Recovery:
-    """Decide which unfinished requests of a lost worker to retry and which to fail.
+def recover(units: Iterable[list[Item]], in_flight: Collection[int] | None) -> tuple[list[Item], list[Group]]:
+    """Decide which unfinished requests of a lost worker fail, and in which groups the others run again.
 
     units: the requests of each unit, in the plan's order. in_flight: numbers of the requests that the worker was
     computing; None if unknown, which makes all of them suspects.
     """
-    recovery, suspects = Recovery(), list[Item]()
+    failed, groups, suspects = list[Item](), list[Group](), list[Item]()
     for items in units:
         suspected = [item for item in items if in_flight is None or item.number in in_flight]
         suspects += suspected
-        others = [] if in_flight is None else [item for item in items if item.number not in in_flight]
-        if others:
-            recovery.groups.append(Group(others))
+        if others := [item for item in items if in_flight is not None and item.number not in in_flight]:
+            groups.append(Group(others))
     for item in suspects:
         item.deaths += 1
         if len(suspects) == 1 and item.deaths >= MOST_DEATHS:
-            recovery.failed.append(item)
+            failed.append(item)
         else:
-            recovery.groups.append(Group([item], is_alone=True))
-    return recovery
+            groups.append(Group([item], is_alone=True))
+    return failed, groups
 
 
 def worker_lost(item: Item, reason: str) -> Result:

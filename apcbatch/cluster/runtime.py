@@ -5,12 +5,12 @@ Invariant: only an implementation of `Runtime` knows where a worker runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 from apcbatch.cluster.tasks import LEAST_GROUP_S, LEAST_SENT_TOKENS
-from apcbatch.cluster.wire import ACCEPTED, DRAFTED, Handle, Key, Message, Unit
+from apcbatch.cluster.wire import Handle, Key, Message, Unit
 from apcbatch.engine.counters import Counters
 from apcbatch.plan.footprint import Footprint
 from apcbatch.types import Request
@@ -38,8 +38,9 @@ class WorkerFacts:
     """Facts about a worker whose weights are loaded.
 
     node: machine it runs on; workers of one node share states without the network. max_request_tokens: maximum tokens
-    of a prompt and its answer. max_running: maximum requests in a batch, 0 if batching does not pay. pool_bytes:
-    capacity of its snapshot pool. reading_tokens: see JobEngine. state_bytes: capacity of its node for exported states.
+    of a prompt and its answer. max_running: maximum requests in a batch, 0 if it computes one unit at a time.
+    pool_bytes: capacity of its snapshot pool. reading_tokens: see JobEngine. state_bytes: capacity of its node for
+    exported states.
 
     All workers of a run must agree in these: version (of the program), weights_digest, model_files (digest of the
     model's other files), numerics (arithmetic of the kernels) and fingerprint (see fingerprint.py).
@@ -119,55 +120,47 @@ class Runtime(Protocol):
         """
 
     def kill(self, worker: WorkerId) -> None:
-        """End a worker. Its later messages are ignored, and no Lost event is required."""
+        """End a worker at once. Its later messages are ignored, and no Lost event is required."""
 
     def clock(self) -> float:
         """Return the time in seconds, on the clock that all of the driver's timeouts use."""
 
     def close(self) -> None:
-        """End all workers and free all resources."""
+        """End all workers, idle ones once they have finished writing the store, and free all resources."""
 
 
 @dataclass(frozen=True)
 class ClusterSettings:
     """Settings of the driver.
 
-    workers: number of workers. most_states: maximum number of exported states held in total (WorkerFacts.state_bytes
-    limits their bytes per node). worker_timeout_s: maximum silence of a worker that has a unit. start_timeout_s:
-    maximum time until a worker is ready. most_replaced: see WorkerTable. ahead_requests, ahead_tokens: read-ahead
-    limits. idle_s: see Autoscaler. least_unit_s: minimum expected run time of a unit, unless little work is left.
+    workers: number of workers. worker_timeout_s: maximum silence of a worker that has a unit. start_timeout_s: maximum
+    time until a worker is ready. ahead_requests, ahead_tokens: read-ahead limits. least_unit_s: minimum expected run
+    time of a unit, unless little work is left.
 
     least_sent_tokens: a group waits for a state of another group only if no ancestor of the state, less than this many
     tokens above it, serves in its place; the tokens in between, less than a fourth of those that the request computes,
-    are then computed again. send_slack_s: a state is sent to another node unless computing it again is faster by at
-    least this many seconds. A request that computes tokens again reports fewer cached tokens than in a run of one
-    process.
+    are then computed again. Such a request reports fewer cached tokens than in a run of one process.
     """
 
     workers: int
-    most_states: int = 1 << 14
     worker_timeout_s: float = 300.0
     start_timeout_s: float = 600.0
-    most_replaced: int = 8
     ahead_requests: int = 1 << 15
     ahead_tokens: int = 1 << 27
-    idle_s: float = 60.0
     least_unit_s: float = LEAST_GROUP_S
     least_sent_tokens: int = LEAST_SENT_TOKENS
-    send_slack_s: float = 0.1
 
 
 @dataclass(frozen=True)
 class Hooks:
     """Callbacks of the driver.
 
-    to_wire: encodes a request. can_run: returns whether a worker would accept a request. held: returns the subset of
-    the prefix keys whose snapshot is in every worker's store. conversation_of: returns the id of the conversation of a
-    request without a plan; None if it has no conversation. say: receives a line when a worker starts or ends.
+    to_wire: encodes a request. held: returns the subset of the prefix keys whose snapshot is in every worker's store.
+    conversation_of: returns the id of the conversation of a request without a plan; None if it has no conversation.
+    say: receives a line when a worker starts or ends.
     """
 
     to_wire: Callable[[Request], Any]
-    can_run: Callable[[Request, WorkerFacts], bool] = lambda request, facts: True
     held: Callable[[Collection[Key]], set[Key]] = lambda keys: set()
     conversation_of: Callable[[Request], Hashable] = lambda request: None
     say: Callable[[str], None] = lambda line: None
@@ -175,32 +168,29 @@ class Hooks:
 
 @dataclass
 class ClusterCounters(Counters):
-    """Engine counters summed over all workers, under the engine's names.
+    """Engine counters summed over all workers. A counter that begins with `peak_` is the maximum over the workers.
 
-    A counter that begins with `peak_` is the maximum over the workers. unique_tokens: number of distinct tokens
-    computed. workers: one entry per worker, see WorkerCounts.summary.
+    unique_tokens: number of distinct tokens computed. workers: one entry per worker, see WorkerCounts.summary.
     """
 
     workers: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, counted: Mapping[str, float]) -> None:
-        """Add the counters of a completed unit."""
-        for name, value in counted.items():
-            if name.startswith("peak_") and name in _NUMBERS:
-                setattr(self, name, max(getattr(self, name), int(value)))
-            elif name in _NUMBERS:
-                setattr(self, name, getattr(self, name) + int(value))
-            elif name.startswith(DRAFTED):
-                self._add_drafts(name.removeprefix(DRAFTED), int(value), 0)
-            elif name.startswith(ACCEPTED):
-                self._add_drafts(name.removeprefix(ACCEPTED), 0, int(value))
-            elif name.removesuffix("_s") in self.seconds:
-                self.seconds[name.removesuffix("_s")] += value
-
-    def _add_drafts(self, source: str, drafted: int, accepted: int) -> None:
-        before = self.drafts.get(source, (0, 0))
-        self.drafts[source] = before[0] + drafted, before[1] + accepted
+    @classmethod
+    def total(cls, counters: Iterable[Counters]) -> ClusterCounters:
+        """Sum the counters of workers, except unique_tokens, and drafts_saved_s, an estimate that has no sum."""
+        found = cls()
+        for one in counters:
+            for name in _SUMMED:
+                together = max if name.startswith("peak_") else int.__add__
+                setattr(found, name, together(getattr(found, name), getattr(one, name)))
+            for phase, seconds in one.seconds.items():
+                found.seconds[phase] += seconds
+            for source, counts in one.drafts.items():
+                drafted, accepted = found.drafts.get(source, (0, 0))
+                found.drafts[source] = drafted + counts[0], accepted + counts[1]
+        return found
 
 
-_OWN = {"workers", "seconds", "drafts", "drafts_saved_s", "unique_tokens", "unique_tokens_is_bound"}
-_NUMBERS = {one.name for one in fields(ClusterCounters)} - _OWN
+_SUMMED = {one.name for one in fields(Counters)} - {
+    "seconds", "drafts", "drafts_saved_s", "unique_tokens", "unique_tokens_is_bound",
+}  # fmt: skip

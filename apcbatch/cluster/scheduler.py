@@ -1,16 +1,15 @@
 """Queues of the driver: submitted requests, groups of planned requests, and requests without a plan.
 
 A worker gets the group with the longest remaining path. Among nearly equal groups it gets the one with the most bytes
-of needed states on the worker's node. If the node has little capacity left for states, the worker gets a group that
-adds few states instead.
+of needed states on the worker's node, which sends fewer states: on a network of 1 Gbit/s that saves up to a sixth of a
+short run (benchmarks/cluster.py --bandwidth 1.25e8).
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator
 
 from apcbatch.cluster.runtime import WorkerId
 from apcbatch.cluster.tasks import Group, Item, State
@@ -18,114 +17,30 @@ from apcbatch.cluster.wire import Key
 from apcbatch.prefix import PrefixHasher
 from apcbatch.types import Request
 
-Entry = tuple[float, int, Group]
-Heap = list[Entry]
 MOST_LOOKED_AT = 8
 NEARLY = 0.8  # groups with at least this share of the longest path count as equal
 
 
-class ReadyQueue:
-    """Groups that wait for no state.
+class GroupScheduler:
+    """Groups that are not assigned to a worker.
 
-    Groups that make states for other groups are kept apart from the rest. seconds: expected run time of all groups.
+    waiting: groups that wait for a state, in the order in which they were added. The other groups are ready.
     """
 
     def __init__(self) -> None:
-        self._makers: Heap = []
-        self._others: Heap = []
-        self.seconds = 0.0
-
-    def __len__(self) -> int:
-        return len(self._makers) + len(self._others)
+        self.waiting: dict[Group, None] = {}
+        self._alone: deque[Group] = deque()  # ready groups that get a worker for themselves
+        self._others: list[tuple[float, int, Group]] = []  # heap: (-priority, number, group)
 
     def __iter__(self) -> Iterator[Group]:
-        return (entry[2] for heap in (self._makers, self._others) for entry in heap)
-
-    def push(self, group: Group) -> None:
-        """Add a group."""
-        self.seconds += group.seconds
-        self._push(group)
-
-    def pop(self, node: str, room: float = float("inf"), is_idle: bool = True) -> Group | None:
-        """Take the next group for a worker on a node; None if no group suits it.
-
-        room: how many more states the node can hold. If it is finite, groups that make no states for others are
-        preferred, and groups that would add more states than fit are skipped. is_idle: the worker has no other unit, so
-        a group with is_alone may be taken.
-        """
-        best: Group | None = None
-        if room == float("inf"):
-            candidates = self._candidates(is_idle, NEARLY, self._makers, self._others)
-            best = max(candidates, key=lambda group: _bytes_on(group, node), default=None)
-        else:
-            candidates = self._candidates(is_idle, 0.0, self._others)
-            candidates = candidates or self._candidates(is_idle, 0.0, self._makers)
-            best = min(candidates, key=lambda group: group.growth, default=None)
-            if best is not None and best.growth > max(0, room):
-                best = None
-        for group in candidates:
-            if group is not best:
-                self._push(group)
-        if best is not None:
-            self.seconds -= best.seconds
-        return best
-
-    def clear(self) -> list[Group]:
-        """Remove and return all groups."""
-        groups = list(self)
-        self._makers, self._others, self.seconds = [], [], 0.0
-        return groups
-
-    def _candidates(self, is_idle: bool, least: float, *places: Heap) -> list[Group]:
-        """Pop the groups that `pop` chooses among from the heaps `places`. Return them by descending priority.
-
-        is_idle: see pop. least: minimum priority of a group, as a share of the first group's priority.
-        """
-        found: list[Group] = []
-        refused: list[Group] = []
-        while len(found) < MOST_LOOKED_AT and len(refused) < MOST_LOOKED_AT:
-            heaps = [heap for heap in places if heap]
-            if not heaps:
-                break
-            heap = min(heaps, key=_first_key)
-            if found and heap[0][2].priority < least * found[0].priority:
-                break
-            group = heapq.heappop(heap)[2]
-            (found if is_idle or not group.is_alone else refused).append(group)
-        for group in refused:
-            self._push(group)
-        return found
-
-    def _push(self, group: Group) -> None:
-        heapq.heappush(self._makers if group.num_made else self._others, (-group.priority, group.number, group))
-
-
-def _first_key(heap: Heap) -> tuple[float, int]:
-    return heap[0][:2]
-
-
-def _bytes_on(group: Group, node: str) -> int:
-    """Return the bytes of the states that a group needs and a node has."""
-    return sum(state.num_bytes for state in group.needs if node in state.nodes)
-
-
-class GroupScheduler:
-    """Groups that are not assigned to a worker. num_deadlocks: groups started without the states they waited for."""
-
-    def __init__(self) -> None:
-        self.queue = ReadyQueue()
-        self._waiting: dict[Group, None] = {}
-        self.num_deadlocks = 0
+        yield from self.waiting
+        yield from self._alone
+        yield from (entry[2] for entry in self._others)
 
     @property
-    def waiting(self) -> Collection[Group]:
-        """Groups that wait for a state."""
-        return self._waiting.keys()
-
-    @property
-    def seconds(self) -> float:
-        """Expected run time of all groups."""
-        return self.queue.seconds + sum(group.seconds for group in self._waiting)
+    def num_ready(self) -> int:
+        """Number of ready groups."""
+        return len(self._alone) + len(self._others)
 
     def add(self, group: Group) -> None:
         """Queue a group, or make it wait for the states that other groups are making.
@@ -140,21 +55,38 @@ class GroupScheduler:
                 group.first_reader(state).become_maker(state)
             elif state.maker.group is not group:
                 group.pending.add(state)
-        group.update_states()
         for state in group.pending:
             state.waiting.add(group)
         if group.pending:
-            self._waiting[group] = None
+            self.waiting[group] = None
+        elif group.is_alone:
+            self._alone.append(group)
         else:
-            self.queue.push(group)
+            heapq.heappush(self._others, (-group.priority, group.number, group))
 
-    def take(self, node: str, room: float, is_idle: bool = True) -> Group | None:
-        """Take the next group for a worker, with all needed states held; None if there is none. See ReadyQueue.pop."""
-        while (group := self.queue.pop(node, room, is_idle)) is not None:
-            if all(state.handle is not None for state in group.needs):
+    def take(self, node: str, is_idle: bool) -> Group | None:
+        """Take the next group for a worker on a node, with all states held that it needs; None if there is none.
+
+        is_idle: the worker has no unit, so a group with is_alone may be taken.
+        """
+        while self._others or (is_idle and self._alone):
+            group = self._alone.popleft() if is_idle and self._alone else self._pop(node)
+            if all(state.handle is not None for state in group.external_states()):
                 return group
             self.add(group)
         return None
+
+    def _pop(self, node: str) -> Group:
+        """Remove a group from the heap: of those with nearly the longest path, the one with the most bytes of needed
+        states on a node."""
+        entries = [heapq.heappop(self._others)]
+        while self._others and len(entries) < MOST_LOOKED_AT and self._others[0][0] <= NEARLY * entries[0][0]:
+            entries.append(heapq.heappop(self._others))
+        best = max(entries, key=lambda entry: _bytes_on(entry[2], node))
+        for entry in entries:
+            if entry is not best:
+                heapq.heappush(self._others, entry)
+        return best[2]
 
     def made(self, state: State) -> None:
         """Queue the groups that waited only for this state, which is now held."""
@@ -173,25 +105,31 @@ class GroupScheduler:
     def break_deadlock(self) -> None:
         """Make the first waiting group compute the states it waits for. Call it when nothing runs and no group is
         ready."""
-        group = min(self._waiting, key=lambda group: group.number)
-        self.num_deadlocks += 1
+        group = min(self.waiting, key=lambda group: group.number)
         for state in list(group.pending):
             group.first_reader(state).become_maker(state)
         self.add(group)
 
     def clear(self) -> list[Group]:
         """Remove and return all groups."""
-        groups = self.queue.clear() + list(self._waiting)
+        groups = list(self)
         for group in groups:
             self._forget(group)
+        self._alone.clear()
+        self._others.clear()
         return groups
 
     def _forget(self, group: Group) -> None:
         """Remove a group from the waiting ones."""
-        self._waiting.pop(group, None)
+        self.waiting.pop(group, None)
         for state in group.pending:
             state.waiting.discard(group)
         group.pending.clear()
+
+
+def _bytes_on(group: Group, node: str) -> int:
+    """Return the bytes of the states that a group needs and a node has."""
+    return sum(state.num_bytes for state in group.external_states() if node in state.nodes)
 
 
 class SubmitBuffer:
@@ -272,7 +210,7 @@ class UnplannedQueue:
     """Waiting requests without a plan, in one queue per conversation.
 
     A queue waits for the worker that served its conversation before, because that worker has the states. A request
-    without a conversation gets a queue of its own.
+    without a conversation gets a queue of its own, with the request for its name.
     """
 
     def __init__(self, conversation_of: Callable[[Request], Hashable]) -> None:
@@ -292,7 +230,7 @@ class UnplannedQueue:
     def add(self, item: Item) -> None:
         """Add a request to the queue of its conversation."""
         conversation = self._conversation_of(item.request)
-        name = _Alone(item.number) if conversation is None else conversation
+        name = item if conversation is None else conversation
         if name not in self._queues:
             self._queues[name] = deque()
             self._owned.setdefault(self._worker_of.get(name), {})[name] = None
@@ -348,15 +286,8 @@ class UnplannedQueue:
                 self._owned.setdefault(first_free, {})[name] = None
             else:
                 del self._queues[name]
-            if not isinstance(name, _Alone):
+            if not isinstance(name, Item):
                 self._worker_of[name] = first_free
                 self._worker_of.move_to_end(name)
         self._num_waiting -= len(taken)
         return taken
-
-
-@dataclass(frozen=True, slots=True)
-class _Alone:
-    """Queue name of a request without a conversation."""
-
-    number: int

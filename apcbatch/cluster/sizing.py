@@ -10,11 +10,10 @@ from typing import Any
 from apcbatch.cluster.driver import ClusterEngine
 from apcbatch.cluster.ray_cluster import LOCAL, Machine, RayCluster
 from apcbatch.cluster.ray_runtime import RayRuntime
-from apcbatch.cluster.runtime import ClusterSettings, Hooks, WorkerFacts, WorkerKind
+from apcbatch.cluster.runtime import ClusterSettings, Hooks, WorkerKind
 from apcbatch.cluster.wire import encode_request
 from apcbatch.config import Config
-from apcbatch.engine.validation import check_request
-from apcbatch.errors import RequestError, UsageError
+from apcbatch.errors import UsageError
 from apcbatch.process import settle_collector
 from apcbatch.types import Request
 
@@ -49,20 +48,11 @@ def open_cluster(
         runtime = RayRuntime(cluster, kind, _options_of(config, salt, kind), warn)
         say(f"{number} workers with {kind.cpus} cores and {kind.gpus} GPUs each are asked for")
         settings = ClusterSettings(number, worker_timeout_s=config.worker_timeout)
-        hooks = Hooks(encode_request, can_run, runtime.held, conversation_of, say)
+        hooks = Hooks(encode_request, runtime.held, conversation_of, say)
         return ClusterEngine(runtime, settings, hooks)
     except BaseException:
         cluster.close()
         raise
-
-
-def can_run(request: Request, facts: WorkerFacts) -> bool:
-    """Return whether a worker with these facts would accept a request."""
-    try:
-        check_request(request, facts.vocab_size, facts.context_length, facts.max_request_tokens)
-    except RequestError:
-        return False
-    return True
 
 
 def _local_cpus(config: Config) -> int:

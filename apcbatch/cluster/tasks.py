@@ -14,12 +14,12 @@ the prefix becomes a group of its own, followed by groups of 6 + 3 and 3 s.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from apcbatch.cluster.wire import Handle, Key
 from apcbatch.prefix import TokenArray, checked_tokens
-from apcbatch.types import Request, RequestPlan
+from apcbatch.types import Request, RequestPlan, Result
 
 LEAST_SENT_TOKENS = 16
 COMPUTED_AGAIN = 4  # a request computes less than a fourth of its tokens again so as not to wait for a group
@@ -82,16 +82,16 @@ class State:
 class Item:
     """A request from its submission to its result.
 
-    resume: state that it resumes from; None if it starts at token 0 or from a snapshot in the workers' stores. remakes:
-    state that it was to resume from and now computes itself, from a held ancestor or token 0. keeps: states that it
-    makes, by position. seconds: estimated run time. critical_path_s: run time of the longest path that begins with it.
-    deaths: number of workers that ended while they computed it.
+    resume: state that it resumes from; None if it starts at token 0 or from a snapshot in the workers' stores.
+    from_start: it starts at token 0, although its plan says to resume. keeps: states that it makes, by position.
+    seconds: estimated run time. critical_path_s: run time of the longest path that begins with it. deaths: number of
+    workers that ended while they computed it.
     """
 
     number: int
     request: Request
     resume: State | None = None
-    remakes: State | None = None
+    from_start: bool = False
     keeps: dict[int, State] = field(default_factory=dict)
     seconds: float = 0.0
     critical_path_s: float = 0.0
@@ -119,27 +119,26 @@ class Item:
         request = self.request
         return request.max_tokens * (request.n if request.temperature > 0 else 1)
 
-    def resume_above(self, state: State | None) -> None:
-        """Resume from an ancestor of the state that it resumes from, and compute the tokens in between. None: from
-        token 0."""
-        if self.resume is None or self.resume is state:
-            return
-        self.resume.readers.discard(self)
-        if state is None:
-            self.remakes = self.resume
-        else:
+    @property
+    def resume_at(self) -> int:
+        """Number of prompt tokens that it does not compute."""
+        if self.resume is not None:
+            return self.resume.position
+        return self.plan.resume_at if self.plan is not None and not self.from_start else 0
+
+    def resume_from(self, state: State | None) -> None:
+        """Resume from another state than the one that it resumes from. None: from token 0."""
+        if self.resume is not None:
+            self.resume.readers.discard(self)
+        if state is not None:
             state.readers.add(self)
-        self.resume = state
+        self.resume, self.from_start = state, state is None
 
     def become_maker(self, state: State) -> None:
-        """Make a state that has no maker instead of reading it, and resume from the state's parent."""
+        """Make a state that has no maker, from its nearest held ancestor, instead of reading it."""
         state.readers.discard(self)
         if self.resume is state:
-            self.resume, self.remakes = state.parent, state
-            if state.parent is not None and state.parent.handle is not None:
-                state.parent.readers.add(self)
-            else:
-                self.resume = None
+            self.resume_from(state.nearest_held())
         state.maker = self
         self.keeps[state.position] = state
 
@@ -148,17 +147,13 @@ class Item:
 class Group:
     """Requests for one worker, in the plan's order.
 
-    seconds: expected run time. priority: run time of the longest path that begins with it, in seconds. needs: external
-    state -> number of its requests that resume from it. num_made: number of states that it makes for other groups.
-    (Both are updated when the group is added to the scheduler.) pending: states that it waits for. is_alone: its worker
-    gets no other unit.
+    seconds: expected run time. priority: run time of the longest path that begins with it, in seconds. pending: states
+    that it waits for. is_alone: its worker gets no other unit.
     """
 
     items: list[Item]
     seconds: float = 0.0
     priority: float = 0.0
-    needs: Mapping[State, int] = field(default_factory=dict)
-    num_made: int = 0
     pending: set[State] = field(default_factory=set)
     is_alone: bool = False
 
@@ -173,33 +168,14 @@ class Group:
         """Number of its first request, which orders groups of equal priority."""
         return self.items[0].number
 
-    @property
-    def growth(self) -> int:
-        """Net change in the number of held states once it has run: states made for others, minus states read for the
-        last time."""
-        return self.num_made - sum(
-            not state.future_readers and len(state.readers) == readers for state, readers in self.needs.items()
-        )
-
-    def update_states(self) -> None:
-        """Recompute `needs` and `num_made`."""
-        self.needs = self.external_states()
-        made = (state for item in self.items for state in item.keeps.values() if state.maker is item)
-        self.num_made = sum(state.future_readers > 0 or self._is_read_elsewhere(state) for state in made)
-
-    def _is_read_elsewhere(self, state: State) -> bool:
-        return any(reader.group is not self for reader in state.readers)
-
-    def external_states(self) -> dict[State, int]:
-        """Return each state that its requests resume from and that no earlier request of the group makes, with the
-        number of its readers in the group."""
-        made, found = set[State](), dict[State, int]()
+    def external_states(self) -> list[State]:
+        """Return the states that its requests resume from and that no earlier request of the group makes."""
+        made, found = set[State](), dict[State, None]()
         for item in self.items:
-            state = item.resume
-            if state is not None and state not in made:
-                found[state] = found.get(state, 0) + 1
+            if item.resume is not None and item.resume not in made:
+                found[item.resume] = None
             made.update(state for state in item.keeps.values() if state.maker is item)
-        return found
+        return list(found)
 
     def first_reader(self, state: State) -> Item:
         """Return its first request that resumes from a state."""
@@ -211,94 +187,33 @@ def unfinished(items: Iterable[Item]) -> list[Item]:
     return sorted((item for item in items if not item.is_done), key=lambda item: item.number)
 
 
-FADING = 0.98  # factor on the weight of earlier measurements, per new one
-PRIOR_PREFILL_TOKENS_PER_S = 1000.0
-PRIOR_DECODE_TOKENS_PER_S = 200.0
-PRIOR_BYTES_PER_S = 1e9
-PRIOR_LATENCY_S = 2e-3
-PRIOR_TOKENS = 256.0  # weight of the prior, as if this many tokens had been measured
-PRIOR_BYTES = 1e6  # weight of the prior, as if this many bytes had been sent
-SMALLEST = 1e-9  # lower bound of both rates, seconds per token
+PRIOR_TOKENS = 256
+PRIOR_PREFILL_S, PRIOR_ANSWER_S = 1e-3, 5e-3
 
 
 class Rates:
-    """Measured speed of the workers and of the network.
+    """Measured seconds of a token that prefill computes, and of a token of max_tokens.
 
-    prefill_s, decode_s: seconds per token. answer_share: length of the answers over their maximum length. bytes_per_s,
-    latency_s: speed of sending a state to another node.
-
-    The run time of a unit is modelled as prefill_tokens * prefill_s + decode_tokens * decode_s. prefill_s and decode_s
-    are the least-squares fit over all units so far, with exponentially decaying weights and a decaying prior.
+    Both begin as if PRIOR_TOKENS had been measured, with the prior's seconds.
     """
 
     def __init__(self) -> None:
-        self.prefill_s = 1 / PRIOR_PREFILL_TOKENS_PER_S
-        self.decode_s = 1 / PRIOR_DECODE_TOKENS_PER_S
-        self.answer_share = 1.0
-        self.bytes_per_s, self.latency_s = PRIOR_BYTES_PER_S, PRIOR_LATENCY_S
-        weight = PRIOR_TOKENS**2
-        self._pp, self._pd, self._dd = weight, 0.0, weight
-        self._ps, self._ds = weight * self.prefill_s, weight * self.decode_s
-        self._sent_bytes, self._sent_s = PRIOR_BYTES, PRIOR_BYTES / PRIOR_BYTES_PER_S
-        self._answered = self._max_answered = 0.0
+        self._prefill_tokens = self._answer_tokens = PRIOR_TOKENS
+        self._prefill_s, self._answer_s = PRIOR_TOKENS * PRIOR_PREFILL_S, PRIOR_TOKENS * PRIOR_ANSWER_S
 
-    def seconds(self, prefill_tokens: int, max_answer_tokens: int) -> float:
-        """Return the expected run time of this many tokens."""
-        return prefill_tokens * self.prefill_s + max_answer_tokens * self.answer_share * self.decode_s
+    def estimate(self, items: Iterable[Item]) -> None:
+        """Estimate the run time of each request."""
+        prefill_s, answer_s = self._prefill_s / self._prefill_tokens, self._answer_s / self._answer_tokens
+        for item in items:
+            item.seconds = item.prefill_tokens * prefill_s + item.max_answer_tokens * answer_s
+            item.critical_path_s = max(item.critical_path_s, item.seconds)
 
-    def transfer_s(self, num_bytes: int) -> float:
-        """Return the expected seconds to send a state to another node."""
-        return self.latency_s + num_bytes / self.bytes_per_s
-
-    def add_unit(self, seconds: float, prefill_tokens: int, decode_tokens: int) -> None:
-        """Add the measured run time of a unit, and fit the rates again."""
-        p, d = float(prefill_tokens), float(decode_tokens)
-        self._pp, self._pd, self._dd = FADING * self._pp + p * p, FADING * self._pd + p * d, FADING * self._dd + d * d
-        self._ps, self._ds = FADING * self._ps + p * seconds, FADING * self._ds + d * seconds
-        determinant = self._pp * self._dd - self._pd * self._pd
-        if determinant <= 1e-6 * self._pp * self._dd:
-            # all units have the same ratio of prefill to decode tokens: scale both rates
-            scale = self._ps * self.prefill_s + self._ds * self.decode_s
-            predicted = self._pp * self.prefill_s**2 + 2 * self._pd * self.prefill_s * self.decode_s
-            predicted += self._dd * self.decode_s**2
-            if predicted > 0:
-                self.prefill_s *= scale / predicted
-                self.decode_s *= scale / predicted
-            return
-        self.prefill_s = max(SMALLEST, (self._dd * self._ps - self._pd * self._ds) / determinant)
-        self.decode_s = max(SMALLEST, (self._pp * self._ds - self._pd * self._ps) / determinant)
-
-    def add_answer(self, tokens: int, most: int) -> None:
-        """Count the answers of one request. tokens: their total length. most: the maximum of that length."""
-        self._answered, self._max_answered = self._answered + tokens, self._max_answered + most
-        if self._max_answered:
-            self.answer_share = self._answered / self._max_answered
-
-    def add_transfer(self, num_bytes: float, seconds: float) -> None:
-        """Add a measured import of states."""
-        if num_bytes and seconds > 0:
-            self._sent_bytes, self._sent_s = FADING * self._sent_bytes + num_bytes, FADING * self._sent_s + seconds
-            self.bytes_per_s = self._sent_bytes / self._sent_s
-
-
-@dataclass(frozen=True)
-class Quantum:
-    """Maximum run time of a group. num_workers: workers that share the remaining work. least_s: lower bound."""
-
-    num_workers: int
-    least_s: float = LEAST_GROUP_S
-
-    def of(self, left_s: float) -> float:
-        """Return the maximum seconds of a group while left_s of work remain."""
-        share = left_s / self.num_workers
-        return min(max(share / GROUPS_PER_SHARE, self.least_s), MOST_SHARES * share)
-
-
-def estimate(items: Iterable[Item], rates: Rates) -> None:
-    """Estimate the run time of each request."""
-    for item in items:
-        item.seconds = rates.seconds(item.prefill_tokens, item.max_answer_tokens)
-        item.critical_path_s = max(item.critical_path_s, item.seconds)
+    def add(self, item: Item, result: Result) -> None:
+        """Count an answered request."""
+        self._prefill_tokens += result.computed_tokens
+        self._prefill_s += result.prefill_ms / 1e3
+        self._answer_tokens += item.max_answer_tokens
+        self._answer_s += result.decode_ms / 1e3
 
 
 class Cutter:
@@ -310,14 +225,27 @@ class Cutter:
     do not wait for each other.
     """
 
-    def __init__(self, items: list[Item], quantum: Quantum, other_s: float = 0.0, least_sent_tokens: int = 1) -> None:
-        """items: requests in the plan's order, with estimates. other_s: seconds of work that is queued already.
-        least_sent_tokens: see ClusterSettings."""
-        self._least_sent_tokens = least_sent_tokens
-        self._items, self._quantum = items, quantum
+    def __init__(
+        self,
+        items: list[Item],
+        num_workers: int,
+        other_s: float = 0.0,
+        least_s: float = LEAST_GROUP_S,
+        least_sent_tokens: int = 1,
+    ) -> None:
+        """items: requests in the plan's order, with estimates. num_workers: workers that share the work. other_s:
+        seconds of work that is queued already. least_s, least_sent_tokens: see ClusterSettings."""
+        self._least_s, self._least_sent_tokens = least_s, least_sent_tokens
+        self._items, self._num_workers = items, num_workers
         self._here = {item.number for item in items}
         self._left_s = other_s + sum(item.seconds for item in items)
         self._groups: list[Group] = []
+
+    @property
+    def quantum_s(self) -> float:
+        """Maximum run time of the next group: a part of a worker's fair share of the work that is left."""
+        share_s = self._left_s / self._num_workers
+        return min(max(share_s / GROUPS_PER_SHARE, self._least_s), MOST_SHARES * share_s)
 
     def cut(self) -> list[Group]:
         """Return the groups, in the plan's order of their first requests."""
@@ -346,7 +274,7 @@ class Cutter:
         """Merge a request with the clusters of its readers if they fit the quantum; otherwise close those clusters as
         groups."""
         total = item.seconds + sum(seconds for seconds, _ in clusters)
-        if clusters and total > self._quantum.of(self._left_s):
+        if clusters and total > self.quantum_s:
             self._close(clusters)
             return item.seconds, [item]
         joined = max((members for _, members in clusters), key=len, default=[])
@@ -364,7 +292,7 @@ class Cutter:
         bag: list[Item] = []
         bag_s = 0.0
         for seconds, members in sorted(clusters, key=lambda cluster: -cluster[0]):
-            if bag and bag_s + seconds > self._quantum.of(self._left_s):
+            if bag and bag_s + seconds > self.quantum_s:
                 self._add_group(bag)
                 bag, bag_s = [], 0.0
             bag += members
@@ -379,7 +307,7 @@ class Cutter:
         own = {item.number for item in members}
         for item in members:
             if item.resume is not None and item.resume.maker is not None and item.resume.maker.number not in own:
-                item.resume_above(self._anchor(item))
+                item.resume_from(self._anchor(item))
         for item in reversed(members):  # readers first, then their makers
             _extend_path(item, item.critical_path_s)
         group = Group(members)

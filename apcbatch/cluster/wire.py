@@ -7,10 +7,8 @@ tag is dropped.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from numbers import Integral, Real
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,38 +19,25 @@ from apcbatch.data.grammar.llguidance import Thinking
 from apcbatch.data.grammar.structured_output import StructuredOutput
 from apcbatch.data.output.stop_texts import StopTextsFactory
 from apcbatch.data.template_options import ChatOptions
+from apcbatch.engine.counters import Counters
 from apcbatch.errors import RequestError
 from apcbatch.model.locate import locate_model
-from apcbatch.prefix import TokenArray, checked_tokens
-from apcbatch.types import DraftSource, Request, RequestPlan, Result
-
-_APART = ("id", "token_ids", "plan", "tag", "ending", "constraint", "references")
-_DEFAULTS: Mapping[str, Any] = {
-    name: value for name, value in dataclasses.asdict(Request("", ())).items() if name not in _APART
-}
+from apcbatch.prefix import checked_tokens
+from apcbatch.types import Request, RequestPlan, Result
 
 
 @dataclass(frozen=True, slots=True)
 class WireRequest:
-    """A request without its plan and tag, as plain data.
+    """A request as plain data.
 
-    token_ids: the prompt, little-endian int32. settings: fields of Request that differ from their defaults. stop: stop
-    texts. structure: grammar of the answer. thinking: reasoning that may precede it. references: known answers by
-    source, little-endian int32 each.
+    request: without plan, tag, ending and constraint. stop: stop texts. structure: grammar of the answer. thinking:
+    reasoning that may precede it.
     """
 
-    id: str
-    token_ids: bytes
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    request: Request
     stop: tuple[str, ...] = ()
     structure: StructuredOutput | None = None
     thinking: Thinking | None = None
-    references: Mapping[DraftSource, tuple[bytes, ...]] = field(default_factory=dict)
-
-    @property
-    def tokens(self) -> TokenArray:
-        """The prompt, (tokens,) int32, read-only."""
-        return np.frombuffer(self.token_ids, "<i4")
 
 
 def encode_request(request: Request) -> WireRequest:
@@ -64,62 +49,42 @@ def encode_request(request: Request) -> WireRequest:
             "the request brings its own Ending or Constraint, which only the process that made it can run; expected "
             "stop texts and structures, as a line of the input gives them, or a run without --ray",
         )
-    settings = {
-        name: _plain(value)
-        for name, default in _DEFAULTS.items()
-        if (value := getattr(request, name)) is not default and not _is_equal(value, default)
-    }
+    plain = replace(
+        request,
+        token_ids=checked_tokens(request.token_ids),
+        logit_bias=dict(request.logit_bias),
+        plan=None,
+        tag=None,
+        ending=None,
+        constraint=None,
+    )
     return WireRequest(
-        request.id,
-        _to_bytes(request.token_ids),
-        settings,
+        plain,
         ending.texts if ending is not None else (),
         constraint.structure if constraint is not None else None,
         constraint.thinking if constraint is not None else None,
-        {source: tuple(map(_to_bytes, answers)) for source, answers in request.references.items()},
     )
 
 
-def _to_bytes(token_ids: Sequence[int] | TokenArray) -> bytes:
-    return checked_tokens(token_ids).astype("<i4", copy=False).tobytes()
-
-
-def _is_equal(value: Any, default: Any) -> bool:
-    """Return whether a setting has its default value and type."""
-    return type(value) is type(default) and bool(value == default)
-
-
-def _plain(value: Any) -> Any:
-    """Convert a setting to numbers, texts, tuples and dicts, without arrays and views."""
-    if isinstance(value, Mapping):
-        return {int(token): float(bias) for token, bias in value.items()}
-    if value is None or isinstance(value, bool | str):
-        return value
-    if isinstance(value, Integral | Real):
-        return int(value) if isinstance(value, Integral) else float(value)
-    return tuple(int(one) for one in value)
-
-
 class RequestDecoder:
-    """Decodes requests. open_renderer: loads the model's tokenizer; called for the first request that needs it."""
+    """Decodes requests. Loads the tokenizer and parsers of the model for the first request that needs them."""
 
-    def __init__(self, open_renderer: Callable[[], Renderer]) -> None:
-        self._open_renderer = open_renderer
+    def __init__(self, model: str, options: ChatOptions) -> None:
+        self._model, self._options = model, options
         self._renderer: Renderer | None = None
 
-    @classmethod
-    def of(cls, model: str, options: ChatOptions) -> RequestDecoder:
-        """Make a decoder with the model's own tokenizer and parsers."""
-        return cls(lambda: Renderer.load(locate_model(model), options=options))
-
-    def decode(self, wire: WireRequest, plan: RequestPlan | None) -> Request:
-        """Decode a request and attach a plan to it."""
-        references = {
-            source: [np.frombuffer(answer, "<i4") for answer in answers] for source, answers in wire.references.items()
-        }
-        request = Request(wire.id, wire.tokens, **wire.settings, plan=plan, references=references)
+    def decode(self, wire: WireRequest) -> Request:
+        """Decode a request. Its arrays are copies, since those that Ray delivers keep memory of its object store."""
+        plain = wire.request
+        request = replace(
+            plain,
+            token_ids=np.array(plain.token_ids),
+            references={source: [np.array(one) for one in answers] for source, answers in plain.references.items()},
+        )
         if wire.stop or wire.structure is not None:
-            renderer = self._renderer = self._renderer or self._open_renderer()
+            if self._renderer is None:
+                self._renderer = Renderer.load(locate_model(self._model), options=self._options)
+            renderer = self._renderer
             request.ending = StopTextsFactory(renderer.tokenizer, wire.stop) if wire.stop else None
             if wire.structure is not None:
                 request.constraint = ConstraintFactory(renderer.grammar_compiler, wire.structure, wire.thinking)
@@ -214,21 +179,10 @@ class Alive:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Message: the unit has ended; its last message.
-
-    seconds: run time. prefill_tokens, decode_tokens: tokens computed for its answers. counters: increments of the
-    engine's counters since the last Done; for counters that begin with `peak_`, the maximum so far. The entries of the
-    engine's counter `seconds` are named `prefill_s`, `decode_s` and `store_s`; those of `drafts` have DRAFTED or
-    ACCEPTED before the source's name. If states of other nodes were imported, `import_bytes` is their size, and
-    `import_s` the seconds in which the unit's states were fetched.
-    """
+    """Message: the unit has ended; its last message. counters: those of the worker's engine so far."""
 
     unit: int
-    seconds: float
-    prefill_tokens: int
-    decode_tokens: int
-    counters: Mapping[str, float] = field(default_factory=dict)
+    counters: Counters = field(default_factory=Counters)
 
 
-DRAFTED, ACCEPTED = "drafted_tokens_", "accepted_tokens_"  # name prefixes of Done's counters by draft source
 Message = Exported | Answer | ImportFailed | Alive | Done

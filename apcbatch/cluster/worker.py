@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,8 +22,6 @@ from apcbatch.cluster.plan_view import without_import
 from apcbatch.cluster.recovery import InFlightFile
 from apcbatch.cluster.runtime import WorkerFacts
 from apcbatch.cluster.wire import (
-    ACCEPTED,
-    DRAFTED,
     Alive,
     Answer,
     Done,
@@ -50,8 +48,7 @@ ALIVE_EVERY_S = 5.0
 class RunningUnit:
     """A unit that has begun.
 
-    exports: exports not sent yet. messages: messages not taken yet. num_left: number of unanswered requests. seconds:
-    prefill and decode time of the answered requests. prefill_tokens, decode_tokens: tokens computed for them.
+    exports: exports not sent yet. messages: messages not taken yet. num_left: number of unanswered requests.
     """
 
     def __init__(self, unit: Unit) -> None:
@@ -59,17 +56,6 @@ class RunningUnit:
         self.exports = dict(unit.exports)
         self.messages: deque[Message] = deque()
         self.num_left = len(unit.pieces)
-        self.seconds = 0.0
-        self.prefill_tokens = self.decode_tokens = 0
-
-    def add(self, piece: int, result: Result) -> None:
-        """Count a result and queue its message. piece: number of its request."""
-        self.num_left -= 1
-        if result.error is None:
-            self.seconds += (result.prefill_ms + result.decode_ms) / 1e3
-            self.prefill_tokens += result.computed_tokens
-            self.decode_tokens += sum(max(0, len(answer.token_ids) - 1) for answer in result.answers)
-        self.messages.append(Answer(self.unit.number, piece, result))
 
 
 class Worker:
@@ -95,13 +81,12 @@ class Worker:
     ) -> None:
         self._config = Config(**{**config, "threads": threads or config.get("threads")})
         self._engine = open_engine(self._config, salt, warn)
-        self._decoder = RequestDecoder.of(self._config.model, ChatOptions.of(self._config))
+        self._decoder = RequestDecoder(self._config.model, ChatOptions.of(self._config))
         self._node, self._report_alive, self._reported = node, report_alive, time.monotonic()
         self._in_flight = InFlightFile(in_flight)
         self._engine.watch(self.begins, self.moves)
         self._units: dict[int, RunningUnit] = {}
         self._queue: deque[Request] = deque()
-        self._counted = self._counters()
 
     def facts(self) -> WorkerFacts:
         """Return the facts about this worker, for the driver."""
@@ -185,7 +170,7 @@ class Worker:
     def _decode(self, piece: Piece) -> Request:
         """Decode a request, recorded as in flight meanwhile."""
         self._in_flight.begin(piece.number)
-        request = self._decoder.decode(piece.request, piece.plan)
+        request = self._decoder.decode(piece.request)
         self._in_flight.end(piece.number)
         return request
 
@@ -221,32 +206,14 @@ class Worker:
         for answer in result.answers:
             answer.tag = None
         self._in_flight.end(piece)
-        self._units[number].add(piece, result)
+        running = self._units[number]
+        running.num_left -= 1
+        running.messages.append(Answer(number, piece, result))
 
     def _end(self, running: RunningUnit) -> None:
-        """End a unit: release the exports that were never made, flush the store, and queue Done.
-
-        Done has the increments of the engine's counters since the last Done.
-        """
+        """End a unit: release the exports that were never made, flush the store, and queue Done."""
         for key in running.exports:
             self._engine.add_readers(key, -1)
         self._engine.flush()
         del self._units[running.unit.number]
-        now = self._counters()
-        added = {
-            name: value if name.startswith("peak_") else value - self._counted.get(name, 0)
-            for name, value in now.items()
-        }
-        self._counted = now
-        running.messages.append(
-            Done(running.unit.number, running.seconds, running.prefill_tokens, running.decode_tokens, added)
-        )
-
-    def _counters(self) -> dict[str, float]:
-        """Return the engine's counters as plain numbers."""
-        counters = asdict(self._engine.counters)
-        seconds, drafts = counters.pop("seconds"), counters.pop("drafts")
-        del counters["drafts_saved_s"]  # an estimate, which has no sum
-        for source, (drafted, accepted) in drafts.items():
-            counters |= {DRAFTED + source: drafted, ACCEPTED + source: accepted}
-        return counters | {f"{phase}_s": value for phase, value in seconds.items()}
+        running.messages.append(Done(running.unit.number, self._engine.counters.copy()))

@@ -110,12 +110,10 @@ def _drafts(drafts: dict[str, dict[str, int]], tokens_per_pass: float | None) ->
 
 def _workers(workers: list[dict[str, Any]]) -> str:
     """Format the number of workers, the sum of their work, the slowest and the fastest."""
-    endings = {"lost": "lost", "let_go": "let go"}
-    counts = {word: sum(one["ending"] == ending for one in workers) for ending, word in endings.items()}
-    ended = ", ".join(f"{count:,} {word}" for word, count in counts.items() if count)
+    num_lost = sum(one["ending"] == "lost" for one in workers)
     tokens = sum(one["prefill_tokens"] + one["decode_tokens"] for one in workers)
     busy = [one for one in workers if one["tokens_per_s"] is not None]
-    text = f"{len(workers):,}" + (f" ({ended})" if ended else "")
+    text = f"{len(workers):,}" + (f" ({num_lost:,} lost)" if num_lost else "")
     text += f": {tokens:,} tokens in {sum(one['busy_s'] for one in workers):,.1f} s of work"
     ranked = sorted(busy, key=lambda one: float(one["tokens_per_s"]))
     if len(ranked) > 1:

@@ -44,7 +44,7 @@ H200 = Speeds()
 @dataclass(eq=False)
 class _Sequence:
     """A request at an engine. left: tokens of its prompt; num_answered: those of its answer that are there. keys: of
-    what it keeps, by position."""
+    what it keeps, by position. prefill_s, decode_s: its share of the passes."""
 
     unit: Unit
     piece: Piece
@@ -53,45 +53,36 @@ class _Sequence:
     keys: dict[int, Key]
     left: int
     num_answered: int = 0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
 
     @property
     def position(self) -> int:
         return len(self.piece.request.token_ids) - self.left
 
 
-@dataclass
-class _Tally:
-    """Of a unit: requests without an answer, seconds of passes that it took, tokens."""
-
-    left: int
-    seconds: float = 0.0
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
-
-
 class Batcher:
-    """An engine and its units. now: the end of its last pass. num_passes, num_with_prompts: so far."""
+    """An engine and its units. now: the end of its last pass."""
 
     def __init__(self, speeds: Speeds = H200) -> None:
         self.now = 0.0
-        self.num_passes = self.num_with_prompts = 0
         self.running: list[_Sequence] = []
         self._speeds = speeds
         self._prefill_admission = PrefillAdmission(speeds.max_running, cost=3)
         self._waiting: deque[_Sequence] = deque()
         self._held: set[Key] = set()
-        self._tallies: dict[int, _Tally] = {}  # by unit
+        self._left: dict[int, int] = {}  # requests without an answer, by unit
 
     @property
     def is_busy(self) -> bool:
-        return bool(self._tallies)
+        return bool(self._left)
 
     def begin(self, unit: Unit) -> None:
         """Take a unit in; a state that requests here still wait to read is there already."""
         awaited = {one.source for one in self._waiting}
         self.now += self._speeds.state_s * sum(key not in awaited for key in unit.imports)
         self._held.update(unit.imports)
-        self._tallies[unit.number] = _Tally(len(unit.pieces))
+        self._left[unit.number] = len(unit.pieces)
         for piece in unit.pieces:
             plan, tokens = piece.plan, as_token_array(piece.request.token_ids)
             assert plan is not None
@@ -107,18 +98,12 @@ class Batcher:
         num_tokens = sum(prompts.values())
         seconds = speeds.prompts_s + num_tokens * speeds.token_s if prompts else speeds.decode_s
         self.now += seconds
-        self.num_passes += 1
-        self.num_with_prompts += bool(prompts)
         for one in decoding:
             one.num_answered += 1
-            tally = self._tallies[one.unit.number]
-            tally.seconds += seconds / (num_tokens + len(decoding))
-            tally.decode_tokens += 1
+            one.decode_s += seconds / (num_tokens + len(decoding))
         said: list[Message] = []
         for one, count in prompts.items():
-            tally = self._tallies[one.unit.number]
-            tally.seconds += seconds * count / (num_tokens + len(decoding))
-            tally.prefill_tokens += count
+            one.prefill_s += seconds * count / (num_tokens + len(decoding))
             begin, one.left = one.position, one.left - count
             one.num_answered = int(not one.left)
             for position in [position for position in one.keys if begin < position <= one.position]:
@@ -165,13 +150,13 @@ class Batcher:
         result = Result(
             request.id, num_prompt, token_ids=answer, cached_tokens=resumed, computed_tokens=num_prompt - resumed,
             boundary=resumed, cached_from="memory" if resumed else "none", ideal_cached_tokens=one.plan.ideal,
+            prefill_ms=1e3 * one.prefill_s, decode_ms=1e3 * one.decode_s,
         )  # fmt: skip
         said: list[Message] = [Answer(unit.number, one.piece.number, result)]
-        tally = self._tallies[unit.number]
-        tally.left -= 1
-        if not tally.left:
-            del self._tallies[unit.number]
-            said.append(Done(unit.number, tally.seconds, tally.prefill_tokens, tally.decode_tokens))
+        self._left[unit.number] -= 1
+        if not self._left[unit.number]:
+            del self._left[unit.number]
+            said.append(Done(unit.number))
         return said
 
 

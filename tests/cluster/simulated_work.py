@@ -7,7 +7,6 @@ read as often as it says, and what a unit is to export is kept by one of its req
 from __future__ import annotations
 
 import hashlib
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -55,7 +54,6 @@ class SimWorker:
     is_busy: bool = False
     said_until: float = 0.0
     spans: list[Span] = field(default_factory=list)  # of the requests of the unit that it works on
-    queue: deque[tuple[Unit, Mapping[Key, Token]]] = field(default_factory=deque)
 
 
 class SimWork:
@@ -69,13 +67,11 @@ class SimWork:
         self.reads: dict[Key, int] = {}  # of what is held
         self.missing: set[Key] = set()
         self.made: set[Key] = set()
-        self.prefill_tokens = self.decode_tokens = 0
-        self.import_bytes, self.import_s = 0, 0.0
         self._adopt(states)
 
     def run(self) -> None:
         runtime, unit = self.runtime, self.unit
-        begin, pieces = runtime.now, unit.pieces
+        pieces = unit.pieces
         for first in range(0, len(pieces), MAX_RUNNING):
             results, spans = [], dict[int, Span]()
             for piece in pieces[first : first + MAX_RUNNING]:
@@ -90,17 +86,15 @@ class SimWork:
                     return
                 results.append((piece, self._prefill(piece)))
             for piece, result in results:
-                tokens = len(result.token_ids)
-                self.decode_tokens += tokens
-                self._compute(tokens / runtime.speeds.decode_tokens_per_s)
+                decode_s = len(result.token_ids) / runtime.speeds.decode_tokens_per_s
+                self._compute(decode_s)
+                result.decode_ms = 1e3 * decode_s
                 spans[piece.number].end = self.now
                 runtime.say(self.worker, self.now, Answer(unit.number, piece.number, result))
         assert unit.exports.keys() <= self.made | self.missing, "nobody in the unit makes what it is to export"
         left = {key for key, reads in self.reads.items() if reads and key not in self.missing}
         assert not left or self.missing, "a snapshot was kept for readers that do not come"
-        counters = {"store_bytes_written": 1.0, "import_bytes": self.import_bytes, "import_s": self.import_s}
-        done = Done(unit.number, self.now - begin, self.prefill_tokens, self.decode_tokens, counters)
-        runtime.say(self.worker, self.now, done)
+        runtime.say(self.worker, self.now, Done(unit.number))
 
     def _compute(self, seconds: float) -> None:
         """Let time pass, and say now and then that the worker is alive."""
@@ -119,10 +113,7 @@ class SimWork:
                 continue
             if self.one.node not in token.nodes:
                 token.nodes.add(self.one.node)
-                took_s = speeds.call_s + speeds.state_bytes / speeds.bytes_per_s
-                self.now += took_s
-                self.import_bytes += speeds.state_bytes
-                self.import_s += took_s
+                self.now += speeds.call_s + speeds.state_bytes / speeds.bytes_per_s
                 self.runtime.bytes_sent += speeds.state_bytes
             self.reads[key] = len(self.unit.imports[key].readers)
 
@@ -136,8 +127,8 @@ class SimWork:
             keys = dict(PrefixHasher(KEYS, tokens).keys_at(positions))
             cached = self._resume(plan.resume_at, keys)
             self._keep(piece, keys, cached)
-        self._compute((len(tokens) - cached) / self.runtime.speeds.prefill_tokens_per_s)
-        self.prefill_tokens += len(tokens) - cached
+        prefill_s = (len(tokens) - cached) / self.runtime.speeds.prefill_tokens_per_s
+        self._compute(prefill_s)
         self.runtime.computed_tokens += len(tokens) - cached
         return Result(
             request.id,
@@ -148,6 +139,7 @@ class SimWork:
             boundary=cached,
             cached_from="memory" if cached else "none",
             ideal_cached_tokens=plan.ideal if plan else None,
+            prefill_ms=1e3 * prefill_s,
         )
 
     def _resume(self, resume_at: int, keys: Mapping[int, Key]) -> int:

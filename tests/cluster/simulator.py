@@ -27,8 +27,7 @@ class Speeds:
     bytes_per_s: float = 1e9
     state_bytes: int = 20 << 20
     node_bytes: int = 8 << 30  # for states
-    start_s: float = 0.0  # until a worker is ready,
-    next_start_s: float = 0.0  # and more for each one that was asked for before it
+    start_s: float = 0.0  # until a worker is ready
     node_death_s: float = 1.5  # until the driver knows
 
 
@@ -91,8 +90,7 @@ class SimRuntime:
             one.ends = self.now
             self.at(self.now, lambda: Lost(worker, "there is no room for it"))
         else:
-            start_s = self.speeds.start_s + (worker - 1) * self.speeds.next_start_s
-            self.at(self.now + start_s, lambda: self._ready(worker))
+            self.at(self.now + self.speeds.start_s, lambda: self._ready(worker))
         return worker
 
     def submit(self, worker: WorkerId, unit: Unit, states: Mapping[Key, Token]) -> None:
@@ -101,11 +99,9 @@ class SimRuntime:
         assert set(states) == set(unit.imports), "the states that come along are not the imports"
         for key, token in states.items():
             assert token.key == key and token.made <= self.now, "an import is used before it is made"
-        one.queue.append((unit, states))
-        assert len(one.queue) + one.is_busy <= 2 or one.ends <= self.now, "a worker has more than two units"
+        assert not one.is_busy or one.ends <= self.now, "a worker has two units"
         self.num_units += 1
-        if not one.is_busy:
-            self._begin(worker)
+        self._begin(worker, unit, states)
         self.spent_s += time.thread_time() - begin
 
     def wait(self, timeout_s: float) -> list[Event]:
@@ -168,13 +164,17 @@ class SimRuntime:
         self.num_killed += 1
         if not with_node:
             return self.die(first, self.now, "it was killed")
-        self.gone.add(self.workers[first].node)
-        for worker in alive:
-            if self.workers[worker].node == self.workers[first].node:
-                self.workers[worker].ends = self.now
+        self.end_node(self.workers[first].node)
+        return None
+
+    def end_node(self, node: str) -> None:
+        """End a node, with its workers and states; the driver knows a little later."""
+        self.gone.add(node)
+        for worker, one in self.workers.items():
+            if one.node == node and one.is_ready and one.ends > self.now:
+                one.ends = self.now
                 lost = Lost(worker, "its node is gone", with_node=True)
                 self.at(self.now + self.speeds.node_death_s, lambda lost=lost: lost)
-        return None
 
     def die(self, worker: WorkerId, when: float, reason: str) -> Event | None:
         one = self.workers[worker]
@@ -184,12 +184,11 @@ class SimRuntime:
         self.deaths.update(span.id for span in self._running(one, when))
         return Lost(worker, reason)
 
-    def _begin(self, worker: WorkerId) -> None:
-        """Start the next unit of a worker: everything that it will say is put on the agenda."""
+    def _begin(self, worker: WorkerId, unit: Unit, states: Mapping[Key, Token]) -> None:
+        """Start a unit: everything that the worker will say is put on the agenda."""
         one = self.workers[worker]
-        if not one.queue or one.ends <= self.now or worker in self.trouble.mute:
+        if one.ends <= self.now or worker in self.trouble.mute:
             return
-        unit, states = one.queue.popleft()
         one.is_busy = True
         one.spans = []
         work = SimWork(self, worker, one, unit, states)
@@ -200,7 +199,6 @@ class SimRuntime:
         def end() -> None:
             one.is_busy = False
             one.spans = []
-            self._begin(worker)
 
         self.at(work.now, end)
 

@@ -41,7 +41,7 @@ def seconds(chosen: Planned, num_workers: int) -> float:
 @pytest.mark.drawn(1)
 @pytest.mark.data
 @pytest.mark.slow
-@pytest.mark.parametrize(("num_workers", "least"), [(1, 0.9), (2, 1.75), (4, 3.0)])
+@pytest.mark.parametrize(("num_workers", "least"), [(1, 0.9), (2, 1.75), (4, 2.9)])
 def test_workers_are_kept_full(chosen: Planned, alone_s: float, num_workers: int, least: float) -> None:
     """Catches units that come too late or are too few for a GPU's passes to be full: it is no faster for few."""
     assert alone_s / seconds(chosen, num_workers) >= least

@@ -76,14 +76,13 @@ def items(count: int) -> list[Item]:
 def test_only_who_was_at_work_is_blamed() -> None:
     """Catches blame for requests that had not begun, and a unit that is torn into pieces for nothing."""
     first, second = items(9)[:5], items(9)[5:]
-    recovery = recover([first, second], {1, 6})
-    assert [[item.number for item in group.items] for group in recovery.groups] == [[0, 2, 3, 4], [5, 7, 8], [1], [6]]
-    assert [group.is_alone for group in recovery.groups] == [False, False, True, True]
+    failed, groups = recover([first, second], {1, 6})
+    assert [[item.number for item in group.items] for group in groups] == [[0, 2, 3, 4], [5, 7, 8], [1], [6]]
+    assert [group.is_alone for group in groups] == [False, False, True, True]
     assert [item.deaths for item in first + second] == [0, 1, 0, 0, 0, 0, 1, 0, 0]
-    assert not recovery.failed
-    assert recover([[first[1]]], {1}).failed == [first[1]]
-    recovery = recover([[second[1]], [first[0]]], ())
-    assert not recovery.failed and [len(group.items) for group in recovery.groups] == [1, 1]
+    assert not failed and recover([[first[1]]], {1}) == ([first[1]], [])
+    failed, groups = recover([[second[1]], [first[0]]], ())
+    assert not failed and [len(group.items) for group in groups] == [1, 1]
 
 
 def test_who_ended_two_workers_alone_fails() -> None:
@@ -91,8 +90,8 @@ def test_who_ended_two_workers_alone_fails() -> None:
     one, other = items(2)
     for in_flight, deaths, has_failed in (({0, 1}, 1, False), ({0, 1}, 2, False), ({0}, 3, True), ({1}, 3, True)):
         units = [[found] for found in (one, other) if found.number in in_flight]
-        recovery = recover(units, in_flight)
-        assert recovery.failed == ([found for unit in units for found in unit] if has_failed else [])
+        failed, _ = recover(units, in_flight)
+        assert failed == ([found for unit in units for found in unit] if has_failed else [])
         assert all(found.deaths == deaths for unit in units for found in unit)
 
 
@@ -100,6 +99,6 @@ def test_nobody_knows_who_was_at_work() -> None:
     """Catches requests that are given up together, or that are not tried alone."""
     some = items(3)
     for _ in range(3):
-        recovery = recover([some], None)
-        assert not recovery.failed and [group.is_alone for group in recovery.groups] == [True] * 3
-    assert recover([[some[0]]], None).failed == [some[0]]
+        failed, groups = recover([some], None)
+        assert not failed and [group.is_alone for group in groups] == [True] * 3
+    assert recover([[some[0]]], None) == ([some[0]], [])

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from apcbatch.cluster.plan_view import pack, without_import
-from apcbatch.cluster.runtime import WorkerFacts
-from apcbatch.cluster.tasks import Group, Item, Rates, State
+from apcbatch.cluster.tasks import Group, Item, State
 from apcbatch.cluster.wire import Export, Import, Unit
 from apcbatch.plan.footprint import Footprint
 from apcbatch.types import Request, RequestPlan
 
 TOKENS = list(range(1, 11))
-FACTS = WorkerFacts("f", b"k", "node", "cpu", "float32", 1, Footprint(1), None, 1 << 30, 1 << 30)
 
 
 def item(number: int, plan: RequestPlan | None, resume: State | None = None) -> Item:
@@ -24,17 +20,17 @@ def item(number: int, plan: RequestPlan | None, resume: State | None = None) -> 
 
 
 def state(position: int, maker: Item | None = None, key: bytes = b"", future_readers: int = 0) -> State:
-    """A state that is held on the worker's node, or one that a request makes."""
+    """A state that is held, or one that a request makes."""
     made = State(key or b"at %d" % position, position, 0, future_readers, maker, None)
     if maker is None:
-        made.handle, made.home, made.nodes = "handle", "node", {"node"}
+        made.handle = "handle"
     else:
         maker.keeps[position] = made
     return made
 
 
-def unit_of(*items: Item) -> Unit:
-    return pack(1, Group(list(items)), FACTS, Rates(), lambda request: request, 0.1)[0]
+def unit_of(*items: Item, state_bytes: int = 1) -> Unit:
+    return pack(1, Group(list(items)), Footprint(state_bytes), lambda request: request)[0]
 
 
 def plans_of(unit: Unit) -> list[RequestPlan | None]:
@@ -70,12 +66,13 @@ def test_a_unit_needs_no_more_room_than_the_plan() -> None:
     """Catches a request that waits for room which the plan knows to be there, and one that is computed otherwise than
     planned and begins without the room that it takes in its unit."""
     for live, keep, lowest in [(99, 50, (99, 50)), (1000, 1000, (100, 100)), (0, 0, (0, 0))]:
-        facts, stem, lost = replace(FACTS, footprint=Footprint(100)), state(4), state(8)
+        stem, lost = state(4), state(8)
         lost.handle = None
         first = item(100, RequestPlan(4, keep=(6,), reads=(1,), live_bytes=live, keep_bytes=keep), stem)
         made = state(6, first)
         second = item(101, RequestPlan(8, live_bytes=1, keep_bytes=1), lost)
-        unit = pack(1, Group([first, second, item(102, RequestPlan(6), made)]), facts, Rates(), lambda one: one, 0.1)[0]
+        second.become_maker(lost)
+        unit = unit_of(first, second, item(102, RequestPlan(6), made), state_bytes=100)
         assert unit.imports == {b"at 4": Import(4, (0,))}
         assert [plan and (plan.resume_at, plan.live_bytes, plan.keep_bytes) for plan in plans_of(unit)] == [
             (4, *lowest), (0, 100, 0), (6, 0, 0),
@@ -90,16 +87,3 @@ def test_without_an_import_the_first_reader_makes_it() -> None:
     single: list[RequestPlan | None] = [RequestPlan(4, keep=(8,), reads=(3,))]
     without_import(single, Import(4, (0,)))
     assert single == [RequestPlan(0, keep=(8,), reads=(3,))]
-
-
-def test_a_state_is_sent_if_that_takes_little_longer_than_computing_it() -> None:
-    """Catches a state that takes seconds to send and milliseconds to compute, and one that is at hand and not read."""
-    for num_bytes, node, is_sent in [
-        (101_999_999, "other", True),
-        (102_000_100, "other", False),
-        (1 << 40, "node", True),
-    ]:
-        far = state(4)
-        far.num_bytes, far.nodes = num_bytes, {node}
-        unit = unit_of(item(100, RequestPlan(4), far))
-        assert bool(unit.imports) == is_sent

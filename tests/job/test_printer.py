@@ -195,7 +195,7 @@ SUMMARY = {
         {"id": id, "node": node, "prefill_tokens": prefill, "decode_tokens": 100, "busy_s": busy_s,
          "tokens_per_s": rate, "ending": ending}
         for id, node, prefill, busy_s, rate, ending in (
-            (1, "a", 900, 2.0, 500.0, None), (2, "b", 0, 0.0, None, "lost"), (3, "a", 0, 1.0, 100.0, "let_go"),
+            (1, "a", 900, 2.0, 500.0, None), (2, "b", 0, 0.0, None, "lost"), (3, "a", 0, 1.0, 100.0, None),
             (4, "c", 2900, 2.0, 1500.0, None),
         )
     ],
@@ -227,7 +227,7 @@ def test_a_terminal_is_not_overrun(monkeypatch, columns, colour):
                  "drafts 1,234 of 2,700 tokens accepted (1,234 from lookup); 1.79 tokens a pass",
                  "load 1.0, plan 0.1, prefill 2.0, decode 3.0, store 0.2", "results out.jsonl",
                  "store 7 snapshots not stored; later runs compute them again",
-                 "workers 4 (1 lost, 1 let go): 4,200 tokens in 5.0 s of work; the slowest 100 a second (3 on a), "
+                 "workers 4 (1 lost): 4,200 tokens in 5.0 s of work; the slowest 100 a second (3 on a), "
                  "the fastest 1,500 a second (4 on c)"):  # fmt: skip
         assert part in words, part
     assert "{" not in plain

@@ -66,7 +66,7 @@ class FakeWorker:
                 yield ImportFailed(unit.number, key)
         for piece in unit.pieces:
             yield from self._obey(unit, piece, states)
-        yield Done(unit.number, 0.0, 0, 0, {})
+        yield Done(unit.number)
 
     def _obey(self, unit: Unit, piece: Piece, states: Mapping[Key, Any]) -> Iterator[Message]:
         self._in_flight.begin(piece.number)

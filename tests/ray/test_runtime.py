@@ -55,7 +55,7 @@ class Talk:
 
     def done(self, unit: int) -> list[Any]:
         """All that was said of a unit, up to Done."""
-        self.until(lambda event: isinstance(event, Received) and event.message == Done(unit, 0.0, 0, 0, {}))
+        self.until(lambda event: isinstance(event, Received) and event.message == Done(unit))
         said = [event.message for event in self.events if isinstance(event, Received) and event.message.unit == unit]
         self.events = [event for event in self.events if not isinstance(event, Received) or event.message.unit != unit]
         return said
@@ -99,7 +99,7 @@ def test_what_a_worker_says_comes_whole_and_in_order(talk: Talk) -> None:
     made = [one for one in said if isinstance(one, Exported)]
     assert [(one.key, one.num_bytes) for one in made] == [(b"ab", 300000), (b"cd", 300000)]
     for one in made:
-        assert bytes(memoryview(ray.get(one.state.ref))) == one.key * (one.num_bytes // 2)
+        assert bytes(memoryview(ray.get(one.state))) == one.key * (one.num_bytes // 2)
     talk.done(2)
     assert talk.warnings == ["a worker was opened", "beware"]
 
@@ -143,7 +143,7 @@ def test_states_go_from_worker_to_worker(talk: Talk) -> None:
     made = talk.until(lambda event: isinstance(event, Received) and isinstance(event.message, Exported))
     assert isinstance(made, Received) and isinstance(made.message, Exported)
     large = made.message.state
-    assert ray.wait([large.ref], timeout=PATIENCE_S, fetch_local=False)[0], "it never comes"
+    assert ray.wait([large], timeout=PATIENCE_S, fetch_local=False)[0], "it never comes"
     os.kill(talk.pids[first], signal.SIGKILL)
     lost = talk.until(lambda event: isinstance(event, Lost))
     assert isinstance(lost, Lost) and not lost.with_node
@@ -154,7 +154,6 @@ def test_states_go_from_worker_to_worker(talk: Talk) -> None:
         assert isinstance(done, Received) and isinstance(done.message, Done)
         said = [event.message for event in talk.events if isinstance(event, Received)]
         assert not [one for one in said if isinstance(one, ImportFailed)], f"unit {number}: {said}"
-        assert done.message.counters["import_bytes"] > 0, done
         assert [one.result.token_ids for one in said if isinstance(one, Answer)] == [[count]]
         talk.events.clear()
     assert talk.runtime.held([b"here", b"there"]) == {b"here"}
@@ -183,7 +182,7 @@ def test_the_end_of_a_worker_is_told(talk: Talk, end: str) -> None:
     assert talk.runtime.wait(0.1) == []
 
 
-def test_who_is_let_go_leaves_its_room(talk: Talk) -> None:
+def test_a_worker_that_is_ended_leaves_its_room(talk: Talk) -> None:
     """Catches an actor that stays on the cluster although its worker was ended, so that no machine can ever go and no
     other worker has its room."""
     import ray
