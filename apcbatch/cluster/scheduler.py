@@ -238,19 +238,10 @@ class UnplannedQueue:
         self._num_waiting += 1
 
     def take(self, worker: WorkerId, num_workers: int) -> list[Item]:
-        """Take requests for a worker: first from its own conversations, then from new ones.
-
-        If there are neither, the worker takes over conversations from the worker with the most waiting conversations,
-        provided that it has more than MOST_TOGETHER of them.
-        """
+        """Take requests for a worker: first from its own conversations, then up to its share from new ones."""
         most = max(1, min(MOST_TOGETHER, -(-self._num_waiting // max(1, num_workers))))
         taken = self._take_from(worker, MOST_TOGETHER, worker)
-        if len(taken) < most:
-            taken += self._take_from(None, most - len(taken), worker)
-        if not taken:
-            longest = max(self._owned, key=lambda owner: len(self._owned[owner]), default=None)
-            if longest is not None and len(self._owned[longest]) > MOST_TOGETHER:
-                taken = self._take_from(longest, most, worker)
+        taken += self._take_from(None, most - len(taken), worker)
         while len(self._worker_of) > MOST_CONVERSATIONS:
             self._worker_of.popitem(last=False)
         return sorted(taken, key=lambda item: item.number)

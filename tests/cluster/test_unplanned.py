@@ -7,7 +7,7 @@ import random
 import pytest
 
 from apcbatch.cluster import scheduler
-from apcbatch.cluster.scheduler import MOST_TOGETHER, UnplannedQueue
+from apcbatch.cluster.scheduler import UnplannedQueue
 from apcbatch.cluster.tasks import Item
 from apcbatch.types import Request
 from tests.effort import seeds
@@ -42,8 +42,8 @@ def test_turns_that_wait_together_are_taken_in_order() -> None:
 
 
 def test_conversations_stay_and_nothing_is_lost() -> None:
-    """Catches a conversation that goes from worker to worker while its worker has room, and a request that is taken
-    twice or never. A turn comes when the one before it was taken, as in a rollout."""
+    """Catches a conversation that goes from worker to worker, and a request that is taken twice or never. A turn comes
+    when the one before it was taken, as in a rollout."""
     for seed in seeds(100):
         source, unplanned, number = random.Random(seed), by_conversation(), 0
         owners: dict[int, int] = {}
@@ -61,7 +61,7 @@ def test_conversations_stay_and_nothing_is_lost() -> None:
             for one in unplanned.take(worker, 4):
                 taken.append(one)
                 waiting.remove(one.request.tag)
-                assert owners.setdefault(one.request.tag, worker) == worker, "few wait, so that none needs to move"
+                assert owners.setdefault(one.request.tag, worker) == worker
         assert sorted(one.number for one in taken) == list(range(number))
         for conversation in range(20):
             turns = [one.number for one in taken if one.request.tag == conversation]
@@ -81,24 +81,6 @@ def test_what_a_lost_worker_had_goes_to_others() -> None:
     unplanned.forget_worker(1)
     unplanned.add(item(9, 3))  # its conversation was worker 1's too
     assert [one.number for one in unplanned.take(2, 1)] == [6, 7, 8, 9] and not len(unplanned)
-
-
-def test_a_worker_with_too_much_gives_some_away() -> None:
-    """Catches workers that stay idle beside one that has a long line, and conversations that go back and forth then."""
-    unplanned, many = by_conversation(), 3 * MOST_TOGETHER
-    for number in range(many):
-        unplanned.add(item(number, number))
-    while len(unplanned):
-        unplanned.take(1, 1)
-    for number in range(many):
-        unplanned.add(item(many + number, number))  # all of them wait for worker 1
-    moved = {one.request.tag for one in unplanned.take(2, 2)}
-    assert moved and len(moved) + len(unplanned) == many
-    while len(unplanned):
-        assert not moved & {one.request.tag for one in unplanned.take(1, 2)}
-    for number in sorted(moved):
-        unplanned.add(item(2 * many + number, number))
-    assert unplanned.take(1, 2) == [] and {one.request.tag for one in unplanned.take(2, 2)} <= moved
 
 
 def test_requests_that_stand_alone_go_anywhere() -> None:
@@ -121,21 +103,6 @@ def test_the_oldest_conversation_is_forgotten_first(monkeypatch: pytest.MonkeyPa
             assert [one.number for one in unplanned.take(7, 1)] == [number]
         unplanned.add(item(3, conversation))
         assert len(unplanned.take(8, 1)) == is_forgotten and len(unplanned.take(7, 1)) == (not is_forgotten)
-
-
-def test_who_waits_in_a_long_line_is_moved() -> None:
-    """Catches conversations that leave their states although one unit takes all of them, or that stay in a line of
-    more."""
-    for waiting, moves in [(MOST_TOGETHER, False), (MOST_TOGETHER + 1, True)]:
-        unplanned = by_conversation()
-        for number in range(waiting):
-            unplanned.add(item(number, number))
-        while len(unplanned):
-            unplanned.take(1, 1)
-        for number in range(waiting):
-            unplanned.add(item(waiting + number, number))
-        assert len(unplanned.take(2, 2)) == moves * (-(-waiting // 2))
-        assert len(unplanned.take(1, 2)) == (waiting if not moves else waiting // 2)
 
 
 def test_a_share_of_the_new_ones_is_taken() -> None:
