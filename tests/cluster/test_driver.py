@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,11 +15,13 @@ import pytest
 from apcbatch.cluster import sizing
 from apcbatch.cluster.driver import ClusterEngine
 from apcbatch.cluster.ray_cluster import Machine
-from apcbatch.cluster.runtime import ClusterSettings, Hooks
+from apcbatch.cluster.runtime import ClusterSettings, Hooks, Ready, WorkerFacts
 from apcbatch.cluster.scheduler import GroupScheduler, SubmitBuffer
 from apcbatch.cluster.states import StateTable
 from apcbatch.cluster.tasks import LEAST_GROUP_S, Cutter, Group, Item, State
+from apcbatch.cluster.wire import Unit
 from apcbatch.config import Config
+from apcbatch.plan.footprint import Footprint
 from apcbatch.plan.planner import Planner
 from apcbatch.types import Request, RequestPlan, Result
 from tests.cluster.runs import (
@@ -470,3 +473,20 @@ def test_workers_add_up_to_the_run(tau: Planned, poison: int) -> None:
     not_ended = outcome.runtime.num_units - sum(one["units"] for one in workers)
     assert 2 * poison <= not_ended <= 4 * poison
     assert all(one["node"] and one["device"] == "cpu" for one in workers)
+
+
+def test_a_worker_that_is_ready_first_leaves_the_others_their_share() -> None:
+    """Fault: the first of four workers gets all requests, since its batch has room for them."""
+    facts = WorkerFacts("f", b"k", "node", "cpu", "float32", 1, Footprint(1), None, 1 << 30, 1 << 30, max_running=99)
+    ready, units = [Ready(1, facts)], list[Unit]()
+    runtime: Any = SimpleNamespace(
+        clock=lambda: 0.0,
+        spawn=count(1).__next__,
+        wait=lambda seconds: [ready.pop()] if ready else [],
+        submit=lambda worker, unit, states: units.append(unit),
+    )
+    engine = ClusterEngine(runtime, ClusterSettings(4), TO_ITSELF)
+    for number in range(40):
+        engine.submit(Request(str(number), [number], max_tokens=1000, plan=RequestPlan()))
+    engine.step()
+    assert [len(unit.pieces) for unit in units] == [1] * 11
