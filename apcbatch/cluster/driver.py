@@ -147,9 +147,9 @@ class ClusterEngine:
         self._states.release_all_unwanted()
 
     def abort(self) -> None:
-        """Drop all unfinished requests and end all workers."""
+        """Drop all unfinished requests, and end the workers that compute some. `close` ends the others."""
         self.drop_waiting()
-        self._workers.kill_all()
+        self._workers.kill_busy()
         self._states.clear()
         self._num_unfinished = 0
         self._results.clear()

@@ -183,15 +183,14 @@ class RayRuntime:
         return time.monotonic()
 
     def close(self) -> None:
-        """End all workers, idle ones once they have finished writing their stores, and leave the cluster. A local
-        cluster ends."""
+        """End all workers once they have finished writing their stores, and leave the cluster. A local cluster ends."""
         remotes = list(self._remotes.values())
         self._remotes.clear()
-        idle = [remote.actor for remote in remotes if remote.is_ready and not (remote.streams or remote.unreachable)]
-        if idle:
+        actors = [remote.actor for remote in remotes if remote.is_ready and not remote.unreachable]
+        if actors:
             with suppress(StoppedError):  # the workers have ended with the cluster
                 self._cluster.call(
-                    lambda: self._ray.wait([one.close.remote() for one in idle], num_returns=len(idle), timeout=CLOSE_S)
+                    lambda: self._ray.wait([a.close.remote() for a in actors], num_returns=len(actors), timeout=CLOSE_S)
                 )
         for remote in remotes:
             self._end(remote.actor)

@@ -126,7 +126,7 @@ class Runtime(Protocol):
         """Return the time in seconds, on the clock that all of the driver's timeouts use."""
 
     def close(self) -> None:
-        """End all workers, idle ones once they have finished writing the store, and free all resources."""
+        """End all workers once they have finished writing their stores, and free all resources."""
 
 
 @dataclass(frozen=True)

@@ -173,12 +173,12 @@ class WorkerTable:
             ending = f"; worker {self._ask().id} takes its place"
         self._say(f"worker {worker.id} is lost: {reason}{ending}")
 
-    def kill_all(self) -> None:
-        """End every worker."""
-        for worker in self._all:
-            self._runtime.kill(worker)
-        self._all.clear()
-        self._free.clear()
+    def kill_busy(self) -> None:
+        """End every worker that has unanswered requests."""
+        for worker in [one for one in self._all.values() if one.load]:
+            self._runtime.kill(worker.id)
+            del self._all[worker.id]
+            self._free.pop(worker.id, None)
 
     def _ask(self) -> Worker:
         """Request a worker from the runtime."""

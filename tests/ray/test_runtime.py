@@ -200,6 +200,17 @@ def test_a_worker_that_is_ended_leaves_its_room(talk: Talk) -> None:
         talk.runtime.wait(0.1)
 
 
+def test_the_end_of_a_run_waits_for_a_worker_that_has_answered(talk: Talk) -> None:
+    """Fault: a worker that has sent its last answer is killed before its snapshots are stored, and leaves its file."""
+    worker = talk.spawn()
+    path = talk.runtime._remotes[worker].in_flight
+    talk.runtime.submit(worker, unit(1, "say", "sleep 1"), {})
+    talk.until(lambda event: isinstance(event, Received) and isinstance(event.message, Answer))
+    assert os.path.exists(path)
+    talk.runtime.close()
+    assert not os.path.exists(path)
+
+
 def test_a_worker_that_cannot_be_opened_ends_the_run(talk: Talk) -> None:
     """Catches workers that are asked for again and again although the model is wrong."""
     talk.options["threads"] = -1
