@@ -94,16 +94,16 @@ SANITIZE := --kernel-name kns=apcbatch --error-exitcode 9
 # Why racecheck does not follow it: docs/performance-cuda.md.
 NOT_UNDERSTOOD := --kernel-name-exclude kns=expert_chains_kernel --kernel-name-exclude kns=expert_tiles_kernel
 RACES := tests/kernels/test_cuda.py::test_batch_in_place \
-    'tests/kernels/test_cuda.py::test_float16_scan_matches_float64[16]' \
-    'tests/kernels/test_cuda.py::test_float16_scan_matches_float64[64]' \
-    'tests/kernels/test_cuda.py::test_float16_convolution_matches_float64[torch.float32]' \
+    'tests/kernels/test_cuda.py::test_bfloat16_scan_matches_float64[16]' \
+    'tests/kernels/test_cuda.py::test_bfloat16_scan_matches_float64[64]' \
+    'tests/kernels/test_cuda.py::test_bfloat16_convolution_matches_float64[torch.float32]' \
     'tests/kernels/test_cuda_rows.py::test_norms[257-dtype1]' 'tests/kernels/test_cuda_rows.py::test_softmax_topk[16-2]' \
     'tests/kernels/test_cuda_rows.py::test_greedy[1024]' \
     'tests/kernels/test_cuda_rows.py::test_paged_attention[6-3-96-dtype1]' \
     'tests/kernels/test_cuda_experts.py::test_mixture[1-4-2]' 'tests/kernels/test_cuda_experts.py::test_mixture[9-4-2]' \
     'tests/kernels/test_cuda_experts.py::test_mixture[33-4-2]' \
-    'tests/kernels/test_cuda.py::test_scans_of_short_sequences[torch.float32-16-5-16]' \
-    'tests/kernels/test_cuda.py::test_convolutions_of_short_sequences[torch.bfloat16-4-5-16]' \
+    'tests/kernels/test_cuda.py::test_scans_of_short_sequences[torch.float32-16-5-64]' \
+    'tests/kernels/test_cuda.py::test_convolutions_of_short_sequences[torch.bfloat16-4-5-64]' \
     'tests/kernels/test_cuda_heads.py::test_a_scan_matches_float64[torch.bfloat16-(2, 4, 128, 128)-delta]' \
     'tests/kernels/test_cuda_heads.py::test_a_scan_matches_float64[torch.float32-(2, 2, 6, 67)-ssd]' \
     'tests/kernels/test_cuda_heads.py::test_a_step_has_the_bits_of_the_scan[torch.float32-(2, 4, 128, 128)-delta]' \

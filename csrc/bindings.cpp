@@ -4,12 +4,6 @@
 #include "dispatch.h"
 #include "scratch.h"
 
-apcbatch::DType apcbatch::dtype_of(int code) {
-    if (code == 0 || code == 1) return DType(code);
-    throw std::invalid_argument("the CPU kernels take float32 (0) and bfloat16 (1); the type is " +
-                                std::to_string(code));
-}
-
 namespace {
 
 bool set_isa(const std::string& name) {

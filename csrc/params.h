@@ -12,7 +12,7 @@ struct BFloat16 {
     std::uint16_t bits;
 };
 
-enum class DType : int { float32 = 0, bfloat16 = 1, float16 = 2 };  // float16: CUDA kernels only
+enum class DType : int { float32 = 0, bfloat16 = 1 };
 
 // Conversions from a number to DType check its range. Switches over DType have no default, so that the
 // compiler reports each switch that lacks a new type.
@@ -21,7 +21,6 @@ constexpr inline __attribute__((always_inline)) std::int64_t bytes_of(DType dtyp
         case DType::float32:
             return 4;
         case DType::bfloat16:
-        case DType::float16:
             return 2;
     }
     __builtin_trap();
@@ -33,7 +32,7 @@ struct Of {
     using type = T;
 };
 
-// Calls function(Of<T>()) with the C++ type T of a DType. The CPU has no kernels for float16.
+// Calls function(Of<T>()) with the C++ type T of a DType.
 template <class Function>
 inline __attribute__((always_inline)) auto with_type(DType dtype, const Function& function) {
     switch (dtype) {
@@ -41,8 +40,6 @@ inline __attribute__((always_inline)) auto with_type(DType dtype, const Function
             return function(Of<float>());
         case DType::bfloat16:
             return function(Of<BFloat16>());
-        case DType::float16:
-            break;
     }
     __builtin_trap();
 }

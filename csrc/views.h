@@ -20,9 +20,12 @@ using ReleaseGil = py::call_guard<py::gil_scoped_release>;
 
 namespace apcbatch {
 
-// Returns the DType of a code. Throws std::invalid_argument (ValueError in Python) unless the module's
-// kernels support it. Each module has its own definition.
-DType dtype_of(int code);
+// Returns the DType of a code. Throws std::invalid_argument (ValueError in Python) if there is none.
+inline DType dtype_of(int code) {
+    if (code == 0 || code == 1) return DType(code);
+    throw std::invalid_argument("the kernels take float32 (0) and bfloat16 (1); the type is " +
+                                std::to_string(code));
+}
 
 // Tensor: address, stride of its first dimension in elements, and type. In Python, a tuple (address, stride,
 // dtype code), or None for no tensor.

@@ -7,7 +7,6 @@ arguments from these functions.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import torch
 
@@ -19,12 +18,11 @@ CPU = torch.device("cpu")
 PAGE_TOKENS: int = _C.PAGE_TOKENS
 
 
-def dtype_code(tensor: torch.Tensor, name: str, codes: Mapping[torch.dtype, int] = DTYPE_CODES) -> int:
-    """Return the kernels' code for a tensor's dtype. Raises ValueError if `codes` (default: the CPU's) lacks it."""
-    code = codes.get(tensor.dtype)
+def dtype_code(tensor: torch.Tensor, name: str) -> int:
+    """Return the kernels' code for a tensor's dtype. Raises ValueError unless it is float32 or bfloat16."""
+    code = DTYPE_CODES.get(tensor.dtype)
     if code is None:
-        *others, last = (str(dtype).removeprefix("torch.") for dtype in codes)
-        raise ValueError(f"{name} must be {', '.join(others)} or {last}; it is {tensor.dtype}")
+        raise ValueError(f"{name} must be float32 or bfloat16; it is {tensor.dtype}")
     return code
 
 
@@ -113,10 +111,10 @@ def require_parameter(
     )
 
 
-def view(tensor: torch.Tensor, name: str, codes: Mapping[torch.dtype, int] = DTYPE_CODES) -> _C.View:
+def view(tensor: torch.Tensor, name: str) -> _C.View:
     """Convert a tensor to the compiled modules' view: (address, row stride in elements, dtype code). Raises ValueError
-    unless each row is contiguous and `codes` has the dtype."""
-    return tensor.data_ptr(), _row_stride(tensor, name), dtype_code(tensor, name, codes)
+    unless each row is contiguous and the dtype float32 or bfloat16."""
+    return tensor.data_ptr(), _row_stride(tensor, name), dtype_code(tensor, name)
 
 
 def address(tensor: torch.Tensor | None) -> int:
@@ -193,9 +191,7 @@ def require_slots(max_slot: int, num_slots: int) -> None:
         raise ValueError(f"state must have slot {max_slot}, which the batch names; it has {num_slots} slots")
 
 
-def cache_views(
-    k_cache: torch.Tensor, v_cache: torch.Tensor, codes: Mapping[torch.dtype, int] = DTYPE_CODES
-) -> tuple[_C.View, _C.View]:
+def cache_views(k_cache: torch.Tensor, v_cache: torch.Tensor) -> tuple[_C.View, _C.View]:
     """Return views of both caches; their stride is 0, as no kernel uses it. Raises ValueError unless both are
     contiguous (pages, PAGE_TOKENS, kv_heads, head_dim), of one dtype."""
     require_alike(v_cache, "v_cache", k_cache, "k_cache")
@@ -208,7 +204,7 @@ def cache_views(
     require_one_dtype(k_cache, "k_cache", v_cache, "v_cache")
     if not (k_cache.is_contiguous() and v_cache.is_contiguous()):
         raise ValueError("k_cache and v_cache must be contiguous; allocate one pair a layer")
-    code = dtype_code(k_cache, "k_cache", codes)
+    code = dtype_code(k_cache, "k_cache")
     return (k_cache.data_ptr(), 0, code), (v_cache.data_ptr(), 0, code)
 
 

@@ -112,8 +112,7 @@ class BackendOf(Ops[LinearT]):
         self, weight: torch.Tensor, scale: torch.Tensor | None = None, dtype: torch.dtype | None = None
     ) -> LinearT:
         """Prepare weights (out, in), any row stride, for `linear`. scale: (out,) float32, factors of the float32 sums.
-        dtype: of the packed weights, float32 or bfloat16, on a CUDA device also float16; by default the weight's own.
-        Raises ValueError."""
+        dtype: of the packed weights, float32 or bfloat16; by default the weight's own. Raises ValueError."""
 
     def sub_block(self, kind: str, norm: PreNorm, *weights_and_state: Any) -> Any:
         """Make the fused form of a sub-block from its norm, weights and state. Returns None if the device has none."""

@@ -13,13 +13,11 @@ columns of an expert, v vocabulary. Every op raises ValueError for arguments tha
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, ClassVar, Generic, Protocol
+from typing import Any, Generic, Protocol
 
 import torch
 
 from apcbatch.kernels.arguments import (
-    DTYPE_CODES,
     FLOAT32,
     address,
     cache_views,
@@ -56,9 +54,7 @@ class AnyBatch(Protocol):
 
 
 class Ops(ABC, Generic[LinearT]):
-    """The ops of one device. Activations are float32 or bfloat16; on a CUDA device float16 too."""
-
-    _codes: ClassVar[Mapping[torch.dtype, int]] = DTYPE_CODES  # dtype of activations -> the kernels' code
+    """The ops of one device. Activations are float32 or bfloat16."""
 
     def linear(
         self,
@@ -111,7 +107,7 @@ class Ops(ABC, Generic[LinearT]):
             "causal_conv",
             batch,
             x=(x.data_ptr(), x_stride, code),
-            weight=(weight.data_ptr(), width, dtype_code(weight, "weight", self._codes)),
+            weight=(weight.data_ptr(), width, dtype_code(weight, "weight")),
             bias=address(bias),
             state=(state.data_ptr(), state_stride, code),
             out=(out.data_ptr(), d, code),
@@ -222,7 +218,7 @@ class Ops(ABC, Generic[LinearT]):
         require_alike(second, second_name, first, first_name)
         require_one_dtype(first, first_name, second, second_name)
         y = torch.empty(first.shape, dtype=first.dtype, device=first.device)
-        views = (view(x, name, self._codes) for x, name in ((first, first_name), (second, second_name), (y, "y")))
+        views = (view(x, name) for x, name in ((first, first_name), (second, second_name), (y, "y")))
         self._launch(op, first, *first.shape, *views)
         return y
 
@@ -251,7 +247,7 @@ class Ops(ABC, Generic[LinearT]):
         if weight is not None:
             weight = float_vector(weight, "weight", head_dim, x, "x")
         y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        rows, result = view(x, "x", self._codes), view(y, "y", self._codes)
+        rows, result = view(x, "x"), view(y, "y")
         angles = steps.data_ptr(), pairs, positions.data_ptr()
         self._launch("norm_rope", x, t, heads, head_dim, rows, address(weight), eps, *angles, result)
         return y
@@ -342,7 +338,7 @@ class Ops(ABC, Generic[LinearT]):
         """
         self._require_here(k_cache, "k_cache")
         self._require_here(k, "k")
-        caches = cache_views(k_cache, v_cache, self._codes)
+        caches = cache_views(k_cache, v_cache)
         require_alike(v, "v", k, "k")
         if k.shape[1:] != k_cache.shape[2:]:
             raise ValueError(
@@ -352,7 +348,7 @@ class Ops(ABC, Generic[LinearT]):
         require_one_dtype(k, "k", v, "v")
         token_slots = self._token_slots(token_slots, k, k_cache)
         t, kv_heads, head_dim = k.shape
-        rows = view(k, "k", self._codes), view(v, "v", self._codes)
+        rows = view(k, "k"), view(v, "v")
         self._launch("write_kv", k, t, kv_heads * head_dim, *rows, *caches, token_slots.data_ptr())
 
     def paged_attention(
@@ -379,14 +375,14 @@ class Ops(ABC, Generic[LinearT]):
         """
         self._require_here(k_cache, "k_cache")
         self._require_here(q, "q")
-        caches = cache_views(k_cache, v_cache, self._codes)
+        caches = cache_views(k_cache, v_cache)
         kv_heads, head_dim = k_cache.shape[2:]
         if q.dim() != 3 or q.shape[2] != head_dim or q.shape[1] % kv_heads != 0 or q.shape[1] == 0:
             raise ValueError(
                 f"q must be (tokens, a multiple of {kv_heads} heads, {head_dim}), as the cache has {kv_heads} "
                 f"kv heads of {head_dim}; it is {tuple(q.shape)}"
             )
-        queries = view(q, "q", self._codes)
+        queries = view(q, "q")
         (sequences, *own), _alive = self._sequences(q, k_cache, page_table, cu_seqlens, context)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         result = out.data_ptr(), q.shape[1] * head_dim, queries[2]
@@ -414,7 +410,7 @@ class Ops(ABC, Generic[LinearT]):
         self._require_here(x, "x")
         batch = self._batch(x, ragged)
         t, d = token_rows(x, batch.num_tokens)
-        return batch, t, d, dtype_code(x, "x", self._codes)
+        return batch, t, d, dtype_code(x, "x")
 
     def _logits_shape(self, logits: torch.Tensor) -> tuple[int, int]:
         self._require_here(logits, "logits")
@@ -458,9 +454,9 @@ class Ops(ABC, Generic[LinearT]):
         if weight is not None:
             weight = float_vector(weight, "weight", h, x, "x")
         y = torch.empty((t, h), dtype=out_dtype, device=x.device)
-        addend = None if delta is None else view(delta, "delta", self._codes)
-        result = view(y, "out_dtype", self._codes)
-        return (t, h, view(x, "x", self._codes), addend, address(weight), eps, result), y, weight
+        addend = None if delta is None else view(delta, "delta")
+        result = view(y, "out_dtype")
+        return (t, h, view(x, "x"), addend, address(weight), eps, result), y, weight
 
     # What a device implements
 

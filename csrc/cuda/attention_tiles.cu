@@ -4,7 +4,7 @@
 // keys are processed in ascending order. Shared memory has two stages: the next page is copied while this one
 // is multiplied.
 //
-// A page's scores are one chain of products over head_dim. Its weights are rounded to the inputs' type and
+// A page's scores are one chain of products over head_dim. Its weights are rounded to bfloat16 and
 // summed in a fixed order. The weighted values are accumulated in one chain over the keys. Keys that a row
 // does not see have weight 0, which changes no bit. The chain restarts every kSplitTokens keys, and the parts
 // are joined as in attention_part.cuh. So a query's bits depend on its absolute position and on the keys up
@@ -18,6 +18,8 @@
 namespace apcbatch {
 namespace cuda {
 namespace {
+
+using Bf16 = __nv_bfloat16;
 
 constexpr int kWarpRows = 16;
 // Warps of a block for chunks of many rows: as many as fit in shared memory.
@@ -56,19 +58,19 @@ struct Rows {
     }
 };
 
-template <class T>
 __device__ __forceinline__ std::uint32_t join_narrowed(float a, float b) {
-    return join(narrow<T>(a), narrow<T>(b));
+    return join(narrow<Bf16>(a), narrow<Bf16>(b));
 }
 
 // Copies the first `keys` keys and values of a page to a stage, and fills the rest with zeros.
-template <class S, class T>
+template <class S>
 __device__ __forceinline__ void copy_page(const PagedAttention& p, std::int64_t page, std::int64_t kv_head,
-                                          int keys, T* stage) {
+                                          int keys, Bf16* stage) {
     constexpr int kChunks = S::kDim / kChunk;
     const int head_dim = int(p.head_dim), row = int(p.kv_heads) * head_dim;
     const std::int64_t first = page * kPageTokens * row + kv_head * head_dim;
-    const T *k = static_cast<const T*>(p.k_cache) + first, *v = static_cast<const T*>(p.v_cache) + first;
+    const Bf16 *k = static_cast<const Bf16*>(p.k_cache) + first,
+               *v = static_cast<const Bf16*>(p.v_cache) + first;
 #pragma unroll 4
     for (int at = threadIdx.x; at < kPageTokens * kChunks; at += S::kThreads) {
         const int key = at / kChunks, column = at % kChunks * kChunk;
@@ -81,21 +83,21 @@ __device__ __forceinline__ void copy_page(const PagedAttention& p, std::int64_t 
 }
 
 // Adds the page whose keys begin at position `first`. Row r of the lane sees keys up to last_key[r].
-template <class S, class T>
+template <class S>
 __device__ __forceinline__ void add_page(Rows<S::kTiles>& rows, const std::uint32_t (&q)[S::kDim / 16][4],
-                                         const T* stage, std::int64_t first,
+                                         const Bf16* stage, std::int64_t first,
                                          const std::int64_t (&last_key)[2], float scale) {
     const int lane = threadIdx.x % 32, matrix = lane / 8, within = lane % 8;
     float scores[kPageTokens / 8][4] = {};
-    const T* keys = stage + (matrix / 2 * 8 + within) * S::kPitch + matrix % 2 * 8;
+    const Bf16* keys = stage + (matrix / 2 * 8 + within) * S::kPitch + matrix % 2 * 8;
 #pragma unroll
     for (int k = 0; k < S::kDim / 16; ++k) {
 #pragma unroll
         for (int n = 0; n < kPageTokens / 16; ++n) {
             std::uint32_t b[4];
             load_matrices(b, keys + n * 16 * S::kPitch + k * 16);
-            multiply_add<T>(scores[2 * n], q[k], b[0], b[1]);
-            multiply_add<T>(scores[2 * n + 1], q[k], b[2], b[3]);
+            multiply_add(scores[2 * n], q[k], b[0], b[1]);
+            multiply_add(scores[2 * n + 1], q[k], b[2], b[3]);
         }
     }
     float kept[2];
@@ -137,19 +139,18 @@ __device__ __forceinline__ void add_page(Rows<S::kTiles>& rows, const std::uint3
 #pragma unroll
         for (int i = 0; i < 4; ++i) rows.out[n][i] = __fmul_rn(rows.out[n][i], kept[i / 2]);
     }
-    const T* values = stage + S::kPage + (matrix % 2 * 8 + within) * S::kPitch + matrix / 2 * 8;
+    const Bf16* values = stage + S::kPage + (matrix % 2 * 8 + within) * S::kPitch + matrix / 2 * 8;
 #pragma unroll
     for (int k = 0; k < kPageTokens / 16; ++k) {
         const auto &low = scores[2 * k], &high = scores[2 * k + 1];
-        const std::uint32_t weights[4] = {join_narrowed<T>(low[0], low[1]), join_narrowed<T>(low[2], low[3]),
-                                          join_narrowed<T>(high[0], high[1]),
-                                          join_narrowed<T>(high[2], high[3])};
+        const std::uint32_t weights[4] = {join_narrowed(low[0], low[1]), join_narrowed(low[2], low[3]),
+                                          join_narrowed(high[0], high[1]), join_narrowed(high[2], high[3])};
 #pragma unroll
         for (int n = 0; n < S::kDim / 16; ++n) {
             std::uint32_t b[4];
             load_transposed(b, values + k * 16 * S::kPitch + n * 16);
-            multiply_add<T>(rows.out[2 * n], weights, b[0], b[1]);
-            multiply_add<T>(rows.out[2 * n + 1], weights, b[2], b[3]);
+            multiply_add(rows.out[2 * n], weights, b[0], b[1]);
+            multiply_add(rows.out[2 * n + 1], weights, b[2], b[3]);
         }
     }
 }
@@ -203,11 +204,11 @@ struct Row {
     }
 };
 
-template <class S, class T>
+template <class S>
 __global__ void __launch_bounds__(S::kThreads)
     attention_tile_kernel(const __grid_constant__ PagedAttention p) {
     extern __shared__ __align__(16) unsigned char memory[];
-    T* stages = reinterpret_cast<T*>(memory);
+    Bf16* stages = reinterpret_cast<Bf16*>(memory);
     constexpr bool kParts = S::kWarps == 1;
     const int heads_each = int(p.heads / p.kv_heads), head_dim = int(p.head_dim);
     const std::int64_t sequence = blockIdx.y, kv_head = blockIdx.x % p.kv_heads;
@@ -227,8 +228,8 @@ __global__ void __launch_bounds__(S::kThreads)
         for (int i = 0; i < 4; ++i) {
             const Row& row = mine[i % 2];
             const int column = k * 16 + i / 2 * 8 + lane % 4 * 2;
-            const T* from =
-                static_cast<const T*>(p.q) + row.query * p.q_stride + row.head * head_dim + column;
+            const Bf16* from =
+                static_cast<const Bf16*>(p.q) + row.query * p.q_stride + row.head * head_dim + column;
             q[k][i] = row.there && column < head_dim ? *reinterpret_cast<const std::uint32_t*>(from) : 0u;
         }
     }
@@ -284,21 +285,21 @@ __global__ void __launch_bounds__(S::kThreads)
             }
             continue;
         }
-        T* to = static_cast<T*>(p.out) + (mine[r].query * p.heads + mine[r].head) * head_dim;
+        Bf16* to = static_cast<Bf16*>(p.out) + (mine[r].query * p.heads + mine[r].head) * head_dim;
 #pragma unroll
         for (int n = 0; n < S::kTiles; ++n) {
             const int column = n * 8 + lane % 4 * 2;
             if (column >= head_dim) break;
             const float* from = totals.out + (n * 4 + 2 * r) * 32;
             *reinterpret_cast<std::uint32_t*>(to + column) =
-                join_narrowed<T>(from[0] / totals.sum[r], from[32] / totals.sum[r]);
+                join_narrowed(from[0] / totals.sum[r], from[32] / totals.sum[r]);
         }
     }
 }
 
-template <class S, class T>
+template <class S>
 void launch(const PagedAttention& p, std::int64_t blocks, cudaStream_t stream) {
-    const auto kernel = attention_tile_kernel<S, T>;
+    const auto kernel = attention_tile_kernel<S>;
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes),
           "the shared memory of attention_tiles");
     kernel<<<dim3(unsigned(blocks * p.kv_heads), unsigned(p.num_sequences)), S::kThreads, S::kBytes,
@@ -306,19 +307,12 @@ void launch(const PagedAttention& p, std::int64_t blocks, cudaStream_t stream) {
     check_launch("attention_tiles");
 }
 
-template <int kDim, class T>
+template <int kDim>
 void launch_dim(PagedAttention p, cudaStream_t stream) {
     using Many = Shape<kDim, kManyWarps<kDim>>;
     p.scale *= kAttentionLog2e;
-    if (p.parts) return launch<Shape<kDim, 1>, T>(p, num_splits(p.max_context), stream);
-    launch<Many, T>(p, (p.max_new * (p.heads / p.kv_heads) + Many::kRows - 1) / Many::kRows, stream);
-}
-
-template <class T>
-void launch_dtype(const PagedAttention& p, cudaStream_t stream) {
-    if (p.head_dim <= 64) return launch_dim<64, T>(p, stream);
-    if (p.head_dim <= 128) return launch_dim<128, T>(p, stream);
-    launch_dim<256, T>(p, stream);
+    if (p.parts) return launch<Shape<kDim, 1>>(p, num_splits(p.max_context), stream);
+    launch<Many>(p, (p.max_new * (p.heads / p.kv_heads) + Many::kRows - 1) / Many::kRows, stream);
 }
 
 // Returns true if the addresses are aligned: rows of each head in the cache to 16 bytes, queries to 4 bytes.
@@ -341,8 +335,9 @@ bool takes_tiles(const PagedAttention& p) {
 }
 
 void attention_tiles(const PagedAttention& p, cudaStream_t stream) {
-    if (p.q_dtype == DType::bfloat16) return launch_dtype<__nv_bfloat16>(p, stream);
-    launch_dtype<__half>(p, stream);
+    if (p.head_dim <= 64) return launch_dim<64>(p, stream);
+    if (p.head_dim <= 128) return launch_dim<128>(p, stream);
+    launch_dim<256>(p, stream);
 }
 
 }  // namespace cuda

@@ -1,4 +1,4 @@
-// Attention on tensor cores, for bfloat16 and float16; head_dim is a multiple of 16, at most 256.
+// Attention on tensor cores, for bfloat16; head_dim is a multiple of 16, at most 256.
 #pragma once
 
 #include "rows.h"

@@ -3,13 +3,6 @@
 // have run.
 #include "addresses.h"
 
-apcbatch::DType apcbatch::dtype_of(int code) {
-    if (code >= 0 && code <= 2) return DType(code);
-    throw std::invalid_argument(
-        "the CUDA kernels take float32 (0), bfloat16 (1) and float16 (2); the type is " +
-        std::to_string(code));
-}
-
 namespace {
 
 using namespace apcbatch;

@@ -8,8 +8,8 @@
 // own.
 #include <stdexcept>
 
-#include "element.cuh"
 #include "launch.h"
+#include "quads.cuh"
 #include "vector_math.cuh"
 
 namespace apcbatch {
@@ -25,8 +25,7 @@ __device__ __forceinline__ float widened(const void* from, std::int64_t i) {
 }
 
 __device__ __forceinline__ float parameter(const void* from, DType dtype, std::int64_t i) {
-    if (dtype == DType::bfloat16) return widened<__nv_bfloat16>(from, i);
-    return dtype == DType::float16 ? widened<__half>(from, i) : static_cast<const float*>(from)[i];
+    return dtype == DType::bfloat16 ? widened<__nv_bfloat16>(from, i) : widened<float>(from, i);
 }
 
 // Two channels: weights, and the last kWidth raw inputs.
@@ -218,14 +217,7 @@ void causal_conv(const ConvParams& p, const Batch& batch, cudaStream_t stream) {
     const std::int64_t num_tokens = batch.num_tokens;
     if (num_tokens == 0) return;
     if (batch.num_longer == 0 && takes_conv_short(p)) return causal_conv_short(p, batch, stream);
-    switch (p.dtype) {
-        case DType::float32:
-            return launch_dtype<float>(p, num_tokens, stream);
-        case DType::bfloat16:
-            return launch_dtype<__nv_bfloat16>(p, num_tokens, stream);
-        case DType::float16:
-            return launch_dtype<__half>(p, num_tokens, stream);
-    }
+    with_element(p.dtype, [&](auto element) { launch_dtype<decltype(element)>(p, num_tokens, stream); });
 }
 
 }  // namespace cuda

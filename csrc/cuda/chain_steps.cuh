@@ -57,7 +57,7 @@ __device__ __forceinline__ void add_slice(float (&sums)[kSums][4], const LaneSte
         if (i >= steps) break;
         const std::uint32_t a[4] = {lows[i].x, highs[i].x, lows[i].y, highs[i].y};
 #pragma unroll
-        for (int j = 0; j < kTiles; ++j) multiply_add<__nv_bfloat16>(sums[j], a, xs[i][j].x, xs[i][j].y);
+        for (int j = 0; j < kTiles; ++j) multiply_add(sums[j], a, xs[i][j].x, xs[i][j].y);
     }
 }
 

@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(32 * kMostPieces)
         const uint2 lows = *reinterpret_cast<const uint2*>(low + i),
                     highs = *reinterpret_cast<const uint2*>(high + i),
                     weights = *reinterpret_cast<const uint2*>(weight + i);
-        multiply_add<__nv_bfloat16>(sums, {lows.x, highs.x, lows.y, highs.y}, weights.x, weights.y);
+        multiply_add(sums, {lows.x, highs.x, lows.y, highs.y}, weights.x, weights.y);
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) parts[piece][row + i / 2 * 8][quarter * 2 + i % 2] = sums[i];

@@ -1,8 +1,7 @@
-// Loads and stores of float32, bfloat16 and float16 elements in pairs, widened to float32 for arithmetic.
+// Loads and stores of float32 and bfloat16 elements in pairs, widened to float32 for arithmetic.
 #pragma once
 
 #include <cuda_bf16.h>
-#include <cuda_fp16.h>
 
 #include <cstdint>
 #include <initializer_list>
@@ -24,7 +23,6 @@ using Pair = typename PairOf<T>::Type;
 
 __device__ __forceinline__ float widen(float x) { return x; }
 __device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
-__device__ __forceinline__ float widen(__half x) { return __half2float(x); }
 
 template <class T>
 __device__ __forceinline__ T narrow(float x);
@@ -35,10 +33,6 @@ __device__ __forceinline__ float narrow<float>(float x) {
 template <>
 __device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16>(float x) {
     return __float2bfloat16_rn(x);
-}
-template <>
-__device__ __forceinline__ __half narrow<__half>(float x) {
-    return __float2half_rn(x);
 }
 
 template <class T>
@@ -51,14 +45,9 @@ template <>
 __device__ __forceinline__ float2 widen_pair<__nv_bfloat16>(std::uint32_t raw) {
     return make_float2(__uint_as_float(raw << 16), __uint_as_float(raw & 0xffff0000u));
 }
-template <>
-__device__ __forceinline__ float2 widen_pair<__half>(std::uint32_t raw) {
-    return __half22float2(*reinterpret_cast<const __half2*>(&raw));
-}
 
 __device__ __forceinline__ Pair<float> zero_pair(float) { return make_uint2(0u, 0u); }
 __device__ __forceinline__ std::uint32_t zero_pair(__nv_bfloat16) { return 0u; }
-__device__ __forceinline__ std::uint32_t zero_pair(__half) { return 0u; }
 
 __device__ __forceinline__ uint2 join(float a, float b) {
     return make_uint2(__float_as_uint(a), __float_as_uint(b));

@@ -15,7 +15,7 @@ namespace {
 
 using Handle = void*;
 
-enum { kFloat32 = 0, kFloat16 = 2, kBfloat16 = 14, kComputeFloat32 = 68, kTransposed = 1 };
+enum { kFloat32 = 0, kBfloat16 = 14, kComputeFloat32 = 68, kTransposed = 1 };
 enum { kBatchCount = 5, kBatchOffset = 6 };  // attributes of a matrix layout
 enum { kTransposeA = 3 };                    // attribute of a product's descriptor
 enum {
@@ -101,9 +101,7 @@ Handle handle() {
     return one;
 }
 
-int type_of(DType dtype) {
-    return dtype == DType::float32 ? kFloat32 : dtype == DType::bfloat16 ? kBfloat16 : kFloat16;
-}
+int type_of(DType dtype) { return dtype == DType::float32 ? kFloat32 : kBfloat16; }
 
 // Product for cuBLASLt, whose matrices are column-major: y^T (out, rows) = W (out, in) x^T (in, rows), W
 // transposed.

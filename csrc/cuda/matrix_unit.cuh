@@ -1,31 +1,16 @@
-// Products of 16 x 16 by 16 x 8 matrices on tensor cores, and loads of their operands from shared memory. A
-// lane holds rows lane / 4 and lane / 4 + 8 of the first operand, and the sums of these rows in columns lane
-// % 4 * 2 and the next one.
+// Products of 16 x 16 by 16 x 8 bfloat16 matrices on tensor cores, and loads of their operands from shared
+// memory. A lane holds rows lane / 4 and lane / 4 + 8 of the first operand, and the sums of these rows in
+// columns lane % 4 * 2 and the next one.
 #pragma once
-
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 
 #include <cstdint>
 
 namespace apcbatch {
 namespace cuda {
 
-template <class T>
 __device__ __forceinline__ void multiply_add(float (&sums)[4], const std::uint32_t (&a)[4],
-                                             std::uint32_t b_low, std::uint32_t b_high);
-template <>
-__device__ __forceinline__ void multiply_add<__nv_bfloat16>(float (&sums)[4], const std::uint32_t (&a)[4],
-                                                            std::uint32_t b_low, std::uint32_t b_high) {
+                                             std::uint32_t b_low, std::uint32_t b_high) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b_low), "r"(b_high));
-}
-template <>
-__device__ __forceinline__ void multiply_add<__half>(float (&sums)[4], const std::uint32_t (&a)[4],
-                                                     std::uint32_t b_low, std::uint32_t b_high) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
         : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b_low), "r"(b_high));

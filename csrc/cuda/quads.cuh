@@ -56,8 +56,6 @@ void with_element(DType dtype, Function function) {
             return function(float());
         case DType::bfloat16:
             return function(__nv_bfloat16());
-        case DType::float16:
-            return function(__half());
     }
 }
 

@@ -1,10 +1,8 @@
 // Select the number of lanes per channel, and the element type, of a selective scan.
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <stdexcept>
 
 #include "launch.h"
+#include "quads.cuh"
 
 namespace apcbatch {
 namespace cuda {
@@ -39,14 +37,8 @@ void selective_scan(const ScanParams& p, const Batch& batch, int lanes, cudaStre
                                     " states a channel; it got " + std::to_string(p.d_state));
     }
     if (lanes == 0) lanes = choose_lanes(p, selection);
-    switch (p.dtype) {
-        case DType::float32:
-            return selective_scan_of<float>(p, selection, lanes, stream);
-        case DType::bfloat16:
-            return selective_scan_of<__nv_bfloat16>(p, selection, lanes, stream);
-        case DType::float16:
-            return selective_scan_of<__half>(p, selection, lanes, stream);
-    }
+    with_element(p.dtype,
+                 [&](auto element) { selective_scan_of<decltype(element)>(p, selection, lanes, stream); });
 }
 
 void check(cudaError_t error, const char* purpose) {

@@ -1,4 +1,4 @@
-"""What is the CUDA kernels' own: float16, lanes, rows that cannot be read in groups, batches that stay in place.
+"""What is the CUDA kernels' own: lanes, rows that cannot be read in groups, batches that stay in place.
 
 The tables of the single ops run on a CUDA device too, in test_selective_scan, test_causal_conv and test_recurrent_cuts.
 """
@@ -43,30 +43,30 @@ def mixed_batch(lengths: list[int], most: int = 2):
 
 
 @pytest.mark.parametrize("d_state", [8, 16, 64, 128])
-def test_float16_scan_matches_float64(d_state):
-    """float16 read as bfloat16, or a state that is not float32 beside it."""
-    inputs = Scan.random(sum(LENGTHS), 24, d_state, torch.float16)
+def test_bfloat16_scan_matches_float64(d_state):
+    """bfloat16 that is widened wrongly, or a state that is not float32 beside it."""
+    inputs = Scan.random(sum(LENGTHS), 24, d_state, torch.bfloat16)
     batch = mixed_batch(LENGTHS)
     arena = inputs.arena(4 * len(LENGTHS))
     wide = arena.double()
-    assert_close(inputs.run(arena, batch), inputs.expect(wide, batch), torch.float16)
-    assert_close(arena, wide, torch.float16)
+    assert_close(inputs.run(arena, batch), inputs.expect(wide, batch), torch.bfloat16)
+    assert_close(arena, wide, torch.bfloat16)
 
 
-@pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_float16_convolution_matches_float64(weight_dtype):
-    """A weight read as another dtype, or float16 rounded twice."""
-    inputs = Conv.random(sum(LENGTHS), 24, 4, torch.float16)
+@pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_bfloat16_convolution_matches_float64(weight_dtype):
+    """A weight read as another dtype, or bfloat16 rounded twice."""
+    inputs = Conv.random(sum(LENGTHS), 24, 4, torch.bfloat16)
     inputs = dataclasses.replace(inputs, weight=inputs.weight.to(weight_dtype), bias=inputs.bias.to(weight_dtype))
     batch = mixed_batch(LENGTHS)
     arena = inputs.arena(4 * len(LENGTHS))
     wide = arena.double()
-    assert_close(inputs.run(arena, batch), inputs.expect(wide, batch), torch.float16)
-    assert same_bits(arena, wide.half())
+    assert_close(inputs.run(arena, batch), inputs.expect(wide, batch), torch.bfloat16)
+    assert same_bits(arena, wide.bfloat16())
 
 
 @pytest.mark.parametrize("d_state", [3, 8, 16, 31, 32, 64, 128])
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_lanes_change_nothing(dtype, d_state):
     """A sum whose order depends on how many lanes share a channel, or a lane that loses a token at a tile's edge."""
     inputs = Scan.random(sum(LENGTHS), 152, d_state, dtype)
@@ -129,7 +129,7 @@ def short_batches(count: int, most: int):
 
 @pytest.mark.parametrize(("count", "most"), [(1, SHORT), (5, SHORT), (401, 2), (401, 1)])
 @pytest.mark.parametrize("d_state", [5, 16, 17])
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_scans_of_short_sequences(dtype, d_state, count, most):
     """A sequence that continues with the inputs of the one before it in its block, a snapshot after another token, or
     other bits than in tiles, or where channels do not lie in pairs."""
@@ -147,7 +147,7 @@ def test_scans_of_short_sequences(dtype, d_state, count, most):
 
 @pytest.mark.parametrize(("count", "most"), [(1, SHORT), (5, SHORT), (401, 2), (401, 1)])
 @pytest.mark.parametrize("width", [2, 3, 4])
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_convolutions_of_short_sequences(dtype, width, count, most):
     """A sequence that continues with the inputs of the one before it in its block, a snapshot after another token, taps
     of another channel, or other bits where channels do not lie in fours."""

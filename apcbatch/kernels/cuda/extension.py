@@ -1,4 +1,4 @@
-"""Load the compiled CUDA kernels, and provide the dtype codes, alignment and streams that they take."""
+"""Load the compiled CUDA kernels, and provide the alignment and streams that they take."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Literal
 
 import torch
 
-DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # csrc/params.h, DType
 ALIGNMENT = 16  # bytes, of weights and rows: the kernels of decode passes read them in vectors of this size
 
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import torch
 
-from apcbatch.kernels.arguments import address, require_slots, slot_stride
+from apcbatch.kernels.arguments import DTYPE_CODES, FLOAT32, address, require_slots, slot_stride
 from apcbatch.kernels.cuda.batch import DeviceBatch
-from apcbatch.kernels.cuda.extension import DTYPE_CODES, current_stream, extension
+from apcbatch.kernels.cuda.extension import current_stream, extension
 from apcbatch.kernels.cuda.linear import DeviceLinear
 from apcbatch.kernels.layer import MambaWeights
 
 MOST_TAPS = 4
 STATES = 16
-_FLOAT32, _BFLOAT16 = DTYPE_CODES[torch.float32], DTYPE_CODES[torch.bfloat16]
+_BFLOAT16 = DTYPE_CODES[torch.bfloat16]
 
 
 class FewRows:
@@ -49,7 +49,7 @@ class FewRows:
             extension().few_rows_convolution(
                 _product(h, w.in_proj),
                 batch=batch.params,
-                weight=(w.conv_weight.data_ptr(), width, _FLOAT32),
+                weight=(w.conv_weight.data_ptr(), width, FLOAT32),
                 bias=address(w.conv_bias),
                 state=(self._conv.data_ptr(), stride, _BFLOAT16),
                 x=(x.data_ptr(), d, _BFLOAT16),
@@ -86,7 +86,7 @@ class FewRows:
                 D=w.D.data_ptr(),
                 z=(z.data_ptr(), d, _BFLOAT16),
                 dt_bias=w.dt_bias.data_ptr(),
-                state=(self._ssm.data_ptr(), stride, _FLOAT32),
+                state=(self._ssm.data_ptr(), stride, FLOAT32),
                 y=(y.data_ptr(), d, _BFLOAT16),
                 d_inner=d,
                 d_state=n,

@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 import torch
 
-from apcbatch.kernels.cuda.extension import ALIGNMENT, DTYPE_CODES, current_stream, extension
+from apcbatch.kernels.arguments import DTYPE_CODES
+from apcbatch.kernels.cuda.extension import ALIGNMENT, current_stream, extension
 
 MOST_TIMED_ROWS = 2048  # rows of x in the largest timing; products with more rows use the kernel chosen for it
 # cuBLASLt kernels to try. FEW_CANDIDATES: for bfloat16 with fewer than MOST_TIMED_ROWS rows, as each takes 2 ms to
@@ -70,9 +71,8 @@ class FixedOrderProducts:
         self._device = device
 
     def takes(self, weight: torch.Tensor) -> bool:
-        """Return True if products with these weights (out, in) can accumulate in fixed order."""
-        step = _STEP.get(weight.dtype)
-        if step is None or weight.shape[1] % step or weight.data_ptr() % ALIGNMENT:
+        """Return True if products with these weights (out, in), float32 or bfloat16, can accumulate in fixed order."""
+        if weight.shape[1] % _STEP[weight.dtype] or weight.data_ptr() % ALIGNMENT:
             return False
         return torch.cuda.get_device_capability(self._device)[0] >= 9
 

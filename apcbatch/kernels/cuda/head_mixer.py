@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import torch
 
-from apcbatch.kernels.arguments import address, require_slots, slot_stride, view
+from apcbatch.kernels.arguments import DTYPE_CODES, FLOAT32, address, require_slots, slot_stride, view
 from apcbatch.kernels.cuda.batch import DeviceBatch, batch_on
-from apcbatch.kernels.cuda.extension import DTYPE_CODES, current_stream, extension
+from apcbatch.kernels.cuda.extension import current_stream, extension
 from apcbatch.kernels.cuda.linear import DeviceLinear
 from apcbatch.kernels.cuda.ops import ops
 from apcbatch.kernels.cuda.program import Program
@@ -43,7 +43,6 @@ class DeviceHeadMixer:
         value_dim, lanes = self._values // self._value_heads, state.shape[-1]
         shape = self._value_heads, value_dim // lanes, key_dim, lanes
         limits = w.dt_limits if isinstance(w, Mamba2Weights) else (0.0, 0.0)
-        float32 = DTYPE_CODES[torch.float32]
         self._params = extension().HeadScanParams(
             dtype=DTYPE_CODES[w.in_proj.dtype],
             key_heads=key_heads,
@@ -56,7 +55,7 @@ class DeviceHeadMixer:
             D=address(w.D if isinstance(w, Mamba2Weights) else None),
             dt_min=limits[0],
             dt_max=limits[1],
-            state=(state.data_ptr(), slot_stride(state, shape, torch.float32, state.device), float32),
+            state=(state.data_ptr(), slot_stride(state, shape, torch.float32, state.device), FLOAT32),
         )
 
     def __call__(self, residual: Residual, ragged: Ragged | DeviceBatch) -> None:
@@ -98,7 +97,7 @@ class DeviceHeadMixer:
         out = torch.empty((batch.num_tokens, self._values), dtype=torch.float32, device=x.device)
         size = extension().head_scan_bytes(self._params, batch.num_tokens)
         memory = torch.empty(size, dtype=torch.uint8, device=x.device)
-        views = view(x, "x", DTYPE_CODES), view(gates, "gates", DTYPE_CODES)
+        views = view(x, "x"), view(gates, "gates")
         with torch.cuda.device(x.device):
             extension().head_scan(
                 self._params, batch.params, *views, memory.data_ptr(), out.data_ptr(), own, current_stream()
@@ -111,7 +110,7 @@ class DeviceHeadMixer:
         dtype."""
         y = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
         heads, columns, *norm = self._gated_norm
-        views = view(x, "x", DTYPE_CODES), view(gate, "gate", DTYPE_CODES), *norm, view(y, "y", DTYPE_CODES)
+        views = view(x, "x"), view(gate, "gate"), *norm, view(y, "y")
         with torch.cuda.device(x.device):
             extension().gated_norm(len(x), heads, columns, *views, current_stream())
         return y

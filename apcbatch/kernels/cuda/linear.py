@@ -11,7 +11,8 @@ from functools import cached_property
 
 import torch
 
-from apcbatch.kernels.cuda.extension import DTYPE_CODES, current_stream, extension
+from apcbatch.kernels.arguments import DTYPE_CODES, dtype_code
+from apcbatch.kernels.cuda.extension import current_stream, extension
 from apcbatch.kernels.cuda.fixed_order import FixedOrderProducts, pieces_of
 
 FIXED_ORDER_ROWS = 128  # up to this number, inexact products use fixed order too, as it is no slower
@@ -67,7 +68,8 @@ def pack_linear(
     weight: torch.Tensor, exact: bool, products: FixedOrderProducts, scale: torch.Tensor | None = None
 ) -> DeviceLinear:
     """Prepare weights for `linear`. weight: (out, in), any stride. exact, scale: see DeviceLinear. products: those of
-    the weights' device."""
+    the weights' device. Raises ValueError unless the weights are float32 or bfloat16."""
+    dtype_code(weight, "weight")
     weight = weight.contiguous()
     scale = None if scale is None else scale.to(weight.device)
     if not products.takes(weight):

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import torch
 
-from apcbatch.kernels.arguments import address, slot_stride
+from apcbatch.kernels.arguments import FLOAT32, address, slot_stride
 from apcbatch.kernels.cuda.batch import DeviceBatch, batch_on
-from apcbatch.kernels.cuda.extension import DTYPE_CODES, extension
+from apcbatch.kernels.cuda.extension import extension
 from apcbatch.kernels.cuda.few_rows import FewRows
 from apcbatch.kernels.cuda.linear import DeviceLinear
 from apcbatch.kernels.cuda.ops import ops
@@ -74,7 +74,7 @@ class DeviceMamba:
         parameters = (w.A, (n, d)), (w.D, (d,)), (w.dt_bias, (d,))
         require(all(is_parameter(tensor, shape, device) for tensor, shape in parameters))
         stride = slot_stride(self.ssm, (n, d), torch.float32, device)
-        ssm = self.ssm.data_ptr(), stride, DTYPE_CODES[torch.float32]
+        ssm = self.ssm.data_ptr(), stride, FLOAT32
         program.keeps(self.ssm)
         xz = program.product(program.normed(self.norm, dtype), w.in_proj)
         x = program.convolved(xz, w.conv_weight, w.conv_bias, self.conv)

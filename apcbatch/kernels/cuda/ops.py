@@ -5,14 +5,14 @@ An op runs on the current stream and returns before the device has finished. The
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from apcbatch.kernels.arguments import PAGE_TOKENS, address, require_one_dtype
 from apcbatch.kernels.cuda.batch import DeviceBatch, batch_on
-from apcbatch.kernels.cuda.extension import DTYPE_CODES, current_stream, extension
+from apcbatch.kernels.cuda.extension import current_stream, extension
 from apcbatch.kernels.cuda.linear import DeviceLinear, product
 from apcbatch.kernels.cuda.residual import DeviceResidual
 from apcbatch.kernels.layer import PreNorm, Residual
@@ -25,7 +25,6 @@ _LIMITS = {"taps": "MOST_TAPS", "states": "MOST_STATES", "choices": "MOST_CHOICE
 class CudaOps(Ops[DeviceLinear]):
     """See apcbatch.kernels.ops. A batch may be a Ragged or a DeviceBatch."""
 
-    _codes: ClassVar[Mapping[torch.dtype, int]] = DTYPE_CODES
     lanes = 0  # threads per channel in a scan: 1, 2, 4 or 8; 0: the kernel chooses. The bits are the same for all
 
     def residual(self, begin: torch.Tensor, present: torch.Tensor | None = None) -> DeviceResidual:

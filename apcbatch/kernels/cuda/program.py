@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from apcbatch.kernels.arguments import address, slot_stride
+from apcbatch.kernels.arguments import DTYPE_CODES, FLOAT32, address, slot_stride
 from apcbatch.kernels.backend import StackEntry
 from apcbatch.kernels.cuda.batch import DeviceBatch, batch_on
-from apcbatch.kernels.cuda.extension import ALIGNMENT, DTYPE_CODES, current_stream, extension
+from apcbatch.kernels.cuda.extension import ALIGNMENT, current_stream, extension
 from apcbatch.kernels.cuda.fixed_order import ProductShape
 from apcbatch.kernels.cuda.linear import DeviceLinear
 from apcbatch.kernels.cuda.residual import DeviceResidual
@@ -106,7 +106,7 @@ class Program:
         require(is_parameter(weight, (d, width), self.device) and 1 <= width <= extension().MOST_TAPS)
         require(is_parameter(bias, (d,), self.device))
         slots = state.data_ptr(), slot_stride(state, (width - 1, d), x.dtype, self.device), DTYPE_CODES[x.dtype]
-        taps = weight.data_ptr(), width, DTYPE_CODES[torch.float32]
+        taps = weight.data_ptr(), width, FLOAT32
         self.keeps(state)
         y = self.rows(d, x.dtype)
         self.launches.conv(taps, address(bias), slots, d, width, has_silu, x.given, y.given)
