@@ -114,48 +114,6 @@ class HeadScanParams:
         state: View,
     ) -> None: ...
 
-def head_scan(
-    params: HeadScanParams,
-    *,
-    ragged: RaggedParams,
-    q: View,
-    k: View,
-    v: View,
-    b: View | None,
-    a: View,
-    out: View,
-    num_threads: int,
-) -> None: ...
-def gated_norm(
-    t: int,
-    heads: int,
-    d: int,
-    x: View,
-    x_head_stride: int,
-    gate: View,
-    weight: int,
-    weight_stride: int,
-    eps: float,
-    gate_first: bool,
-    y: View,
-    num_threads: int,
-    /,
-) -> None: ...
-def relu_square(t: int, f: int, x: View, y: View, num_threads: int, /) -> None: ...
-def sigmoid_topk(
-    t: int,
-    n: int,
-    k: int,
-    logits: View,
-    weights: int,
-    indices: int,
-    bias: int,
-    groups: int,
-    top_groups: int,
-    num_threads: int,
-    /,
-) -> None: ...
-
 class ShortConv(SubBlock):
     def __init__(
         self, *, norm: PreNorm, in_proj: Projection, out_proj: Projection, width: int, conv_weight: int, conv: View
@@ -174,12 +132,7 @@ class Mixture(SubBlock):
         norm: PreNorm,
         router: Projection,
         experts_per_token: int,
-        is_normalised: bool,
-        bias: int,
-        groups: int,
-        top_groups: int,
-        scale: float,
-        eps: float,
+        rule: tuple[int, int, int, bool, float, float],  # see routing_rule
         latent: tuple[Projection, ...],
         experts: list[Expert],
     ) -> None: ...

@@ -122,16 +122,13 @@ Mlp mlp(const PreNorm& norm, const ExpertParams& expert, const Projection* gate)
     return p;
 }
 
-// bias: of sigmoid_topk, (experts), or null for softmax_topk. latent: latent_in and latent_out, or empty.
+// latent: latent_in and latent_out, or empty.
 Mixture mixture(const PreNorm& norm, const Projection& router, std::int64_t experts_per_token,
-                bool is_normalised, Address bias, std::int64_t groups, std::int64_t top_groups, float scale,
-                float eps, const py::tuple& latent, const py::list& experts) {
+                const RoutingRule& rule, const py::tuple& latent, const py::list& experts) {
     Mixture p;
     p.norm = norm;
     p.router = router;
-    p.experts_per_token = experts_per_token;
-    p.is_normalised = is_normalised;
-    p.sigmoid = {floats(bias, kMaybe), groups, top_groups, scale, eps};
+    p.rule = routing_params(0, router.out, experts_per_token, {0, router.out}, rule, 0, 0);
     if (!latent.empty()) {
         p.latent_in = latent[0].cast<Projection>();
         p.latent_out = latent[1].cast<Projection>();
@@ -178,9 +175,8 @@ void bind_layers(py::module_& m) {
         .def(py::init(&mlp))
         .def("run", &run_sub_block, ReleaseGil());
     py::class_<Mixture, SubBlock, std::shared_ptr<Mixture>>(m, "Mixture")
-        .def(py::init(&mixture), py::kw_only(), "norm"_a, "router"_a, "experts_per_token"_a,
-             "is_normalised"_a, "bias"_a, "groups"_a, "top_groups"_a, "scale"_a, "eps"_a, "latent"_a,
-             "experts"_a)
+        .def(py::init(&mixture), py::kw_only(), "norm"_a, "router"_a, "experts_per_token"_a, "rule"_a,
+             "latent"_a, "experts"_a)
         .def("run", &run_sub_block, ReleaseGil());
     m.def("record_parts", &record_parts);
     m.def("part_seconds", &bound_part_seconds);

@@ -33,27 +33,13 @@ void bound_selective_scan(const RaggedParams& ragged, const View& x, const View&
                    num_threads);
 }
 
-// q, k: (t, key_heads, key_dim). v: (t, value_heads, value_dim). b: (t, value_heads), not read by ssd. a: (t,
-// value_heads). out: (value_heads, t, value_dim) or, of ssd, (t, value_heads, value_dim).
-void bound_head_scan(HeadScanParams p, const RaggedParams& ragged, const View& q, const View& k,
-                     const View& v, const View& b, const View& a, const View& out, int num_threads) {
-    const std::int64_t sequences = ragged.num_sequences;
-    const bool is_ssd = p.rule == HeadRule::ssd;
-    p.ragged = ragged;
-    p.q = values(q, p.dtype, sequences);
-    p.q_stride = q.stride;
-    p.k = values(k, p.dtype, sequences);
-    p.k_stride = k.stride;
-    p.v = values(v, p.dtype, sequences);
-    p.v_stride = v.stride;
-    p.b = values(b, p.dtype, is_ssd ? kMaybe : sequences);
-    p.b_stride = b.stride;
-    p.a = values(a, p.dtype, sequences);
-    p.a_stride = a.stride;
-    p.out = static_cast<float*>(values(out, DType::float32, sequences));
-    p.out_stride = is_ssd ? out.stride : p.value_dim;
-    p.out_head_stride = is_ssd ? p.value_dim : out.stride;
-    const std::int64_t tokens = ragged.cu_seqlens[sequences];
+// x, gates, out: see head_scan_over.
+void bound_head_scan(const HeadScanParams& params, const RaggedParams& ragged, const View& x,
+                     const View& gates, Address out, int num_threads) {
+    const std::int64_t tokens = ragged.cu_seqlens[ragged.num_sequences];
+    const HeadScanParams p =
+        head_scan_over(params, ragged, values(x, params.dtype, tokens), x.stride,
+                       values(gates, params.dtype, tokens), gates.stride, floats(out, tokens));
     head_scan(p, reinterpret_cast<float*>(thread_workspace(4 * head_scan_floats(p, tokens))), num_threads);
 }
 
@@ -80,7 +66,7 @@ void bind_recurrent(py::module_& m) {
         .def(py::init(&apcbatch::head_scan_params), py::kw_only(), "dtype"_a, "key_heads"_a, "value_heads"_a,
              "key_dim"_a, "value_dim"_a, "lanes"_a, "A"_a, "dt_bias"_a, "D"_a, "dt_min"_a, "dt_max"_a,
              "state"_a);
-    m.def("head_scan", &apcbatch::bound_head_scan, ReleaseGil(), "params"_a, py::kw_only(), "ragged"_a, "q"_a,
-          "k"_a, "v"_a, "b"_a, "a"_a, "out"_a, "num_threads"_a);
+    m.def("head_scan", &apcbatch::bound_head_scan, ReleaseGil(), py::kw_only(), "params"_a, "ragged"_a, "x"_a,
+          "gates"_a, "out"_a, "num_threads"_a);
     m.def("elementwise", &apcbatch::bound_elementwise, ReleaseGil());
 }

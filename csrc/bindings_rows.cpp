@@ -1,5 +1,5 @@
-// Python bindings (pybind11) of the row-wise ops: norms, gated product, squared ReLU, top-k, argmax and
-// log-probabilities.
+// Python bindings (pybind11) of the row-wise ops: norms, gated product, squared ReLU, choice of experts,
+// argmax and log-probabilities.
 #include "bindings.h"
 #include "rowwise.h"
 
@@ -11,13 +11,11 @@ void bound_rms_norm(std::int64_t t, std::int64_t h, const View& x, const View& d
     rms_norm(norm_params(t, h, x, delta, weight, eps, y), num_threads);
 }
 
-void bound_gated_norm(std::int64_t t, std::int64_t heads, std::int64_t d, const View& x,
-                      std::int64_t x_head_stride, const View& gate, Address weight,
-                      std::int64_t weight_stride, float eps, bool gate_first, const View& y,
+void bound_gated_norm(std::int64_t t, std::int64_t heads, std::int64_t d, const View& x, const View& gate,
+                      Address weight, std::int64_t weight_stride, float eps, bool gate_first, const View& y,
                       int num_threads) {
-    gated_norm(
-        gated_norm_params(t, heads, d, x, x_head_stride, gate, weight, weight_stride, eps, gate_first, y),
-        num_threads);
+    gated_norm(gated_norm_params(t, heads, d, x, gate, weight, weight_stride, eps, gate_first, y),
+               num_threads);
 }
 
 // gate, up, y: (t, f), of one type.
@@ -42,34 +40,9 @@ void bound_relu_square(std::int64_t t, std::int64_t f, const View& x, const View
                 num_threads);
 }
 
-// logits: (t, n) float32. weights, indices: (t, k) contiguous.
-TopkParams topk(std::int64_t t, std::int64_t n, std::int64_t k, const View& logits, Address weights,
-                Address indices) {
-    TopkParams p;
-    p.t = t;
-    p.n = n;
-    p.k = k;
-    p.logits = static_cast<float*>(values(logits, DType::float32, t));
-    p.stride = logits.stride;
-    p.weights = floats(weights, t);
-    p.indices = integers(indices, t);
-    return p;
-}
-
-void bound_softmax_topk(std::int64_t t, std::int64_t n, std::int64_t k, const View& logits, Address weights,
-                        Address indices, int num_threads) {
-    softmax_topk(topk(t, n, k, logits, weights, indices), num_threads);
-}
-
-// bias: (n).
-void bound_sigmoid_topk(std::int64_t t, std::int64_t n, std::int64_t k, const View& logits, Address weights,
-                        Address indices, Address bias, std::int64_t groups, std::int64_t top_groups,
-                        int num_threads) {
-    TopkParams p = topk(t, n, k, logits, weights, indices);
-    p.bias = floats(bias, n);
-    p.groups = groups;
-    p.top_groups = top_groups;
-    sigmoid_topk(p, num_threads);
+void bound_route(std::int64_t t, std::int64_t n, std::int64_t k, const View& logits, const RoutingRule& rule,
+                 Address weights, Address indices, int num_threads) {
+    route(routing_params(t, n, k, logits, rule, weights, indices), num_threads);
 }
 
 // logits: (t, n) float32. tokens: (t), written if `choose`, else read. logprobs: (t) or none.
@@ -94,7 +67,6 @@ void bind_rows(py::module_& m) {
     m.def("gated_norm", &apcbatch::bound_gated_norm, ReleaseGil());
     m.def("silu_mul", &apcbatch::bound_silu_mul, ReleaseGil());
     m.def("relu_square", &apcbatch::bound_relu_square, ReleaseGil());
-    m.def("softmax_topk", &apcbatch::bound_softmax_topk, ReleaseGil());
-    m.def("sigmoid_topk", &apcbatch::bound_sigmoid_topk, ReleaseGil());
+    m.def("route", &apcbatch::bound_route, ReleaseGil());
     m.def("logprob", &apcbatch::bound_logprob, ReleaseGil());
 }

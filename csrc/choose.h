@@ -110,7 +110,7 @@ APC_INLINE float top_two_sum(const float* values, int64_t n) {
 
 // Replaces the scores of all groups but the top_groups by minus infinity. The lower group comes first on
 // ties.
-APC_INLINE void keep_top_groups(const TopkParams& p, float* scores, float* sums) {
+APC_INLINE void keep_top_groups(const RoutingParams& p, float* scores, float* sums) {
     const int64_t columns = p.n / p.groups;
     for (int64_t g = 0; g < p.groups; ++g) sums[g] = top_two_sum(scores + g * columns, columns);
     for (int64_t g = 0; g < p.groups; ++g) {
@@ -123,7 +123,7 @@ APC_INLINE void keep_top_groups(const TopkParams& p, float* scores, float* sums)
 
 }  // namespace
 
-void sigmoid_topk_rows(const TopkParams& p, int64_t begin, int64_t end, char* scratch) {
+void sigmoid_topk_rows(const RoutingParams& p, int64_t begin, int64_t end, char* scratch) {
     float *sigmoids = reinterpret_cast<float*>(scratch), *scores = sigmoids + p.n + 16;
     for (int64_t r = begin; r < end; ++r) {
         const float* logits = p.logits + r * p.stride;
@@ -140,7 +140,7 @@ void sigmoid_topk_rows(const TopkParams& p, int64_t begin, int64_t end, char* sc
     }
 }
 
-void softmax_topk_rows(const TopkParams& p, int64_t begin, int64_t end, char* scratch) {
+void softmax_topk_rows(const RoutingParams& p, int64_t begin, int64_t end, char* scratch) {
     float* exponentials = reinterpret_cast<float*>(scratch);
     for (int64_t r = begin; r < end; ++r) {
         const float* logits = p.logits + r * p.stride;

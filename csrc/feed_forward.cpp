@@ -3,7 +3,6 @@
 #include <cstring>
 
 #include "parts.h"
-#include "rowwise.h"
 #include "scan.h"
 #include "share.h"
 
@@ -94,34 +93,17 @@ struct Routing {
     float* weights;        // (t k), parallel to tokens
 };
 
-// Divides each row of k weights by its sum, added in order, plus eps: sigmoids can all be 0.
-void normalise(std::int64_t t, std::int64_t k, float eps, float* weights) {
-    for (std::int64_t r = 0; r < t; ++r, weights += k) {
-        float sum = 0.0f;
-        for (std::int64_t j = 0; j < k; ++j) sum += weights[j];
-        for (std::int64_t j = 0; j < k; ++j) weights[j] /= sum + eps;
-    }
-}
-
 void choose_experts(const Mixture& p, const Rows& x, float* logits, float* weights, std::int64_t* experts,
                     int num_threads) {
     const std::int64_t n = p.router.out;
     project(p.router, x, nullptr, {x.t, logits, n, DType::float32}, num_threads);  // (t, h) -> (t, n)
     const PartTimer timer(Part::routing);
-    TopkParams top;
-    top.t = x.t;
-    top.n = n;
-    top.k = p.experts_per_token;
-    top.logits = logits;
-    top.stride = n;
-    top.weights = weights;
-    top.indices = experts;
-    top.bias = p.sigmoid.bias;
-    top.groups = p.sigmoid.groups;
-    top.top_groups = p.sigmoid.top_groups;
-    top.bias == nullptr ? softmax_topk(top, num_threads) : sigmoid_topk(top, num_threads);
-    if (p.is_normalised) normalise(top.t, top.k, p.sigmoid.eps, weights);
-    for (std::int64_t i = 0; i < top.t * top.k; ++i) weights[i] *= p.sigmoid.scale;
+    RoutingParams rule = p.rule;
+    rule.t = x.t;
+    rule.logits = logits;
+    rule.weights = weights;
+    rule.indices = experts;
+    route(rule, num_threads);
 }
 
 // Groups the t k (token, expert) pairs by expert, by a counting sort that keeps the order of the tokens.
@@ -163,7 +145,7 @@ struct MixtureMemory {
     std::int64_t bytes;
 
     MixtureMemory(const Mixture& p, std::int64_t t, char* memory) {
-        const std::int64_t n = p.router.out, k = p.experts_per_token, inner = p.experts[0].gate_up.in;
+        const std::int64_t n = p.router.out, k = p.rule.k, inner = p.experts[0].gate_up.in;
         const std::int64_t value_bytes = bytes_of(p.experts[0].dtype), l = p.is_latent() ? inner : 0;
         Parts parts(memory);
         logits = parts.take<float>(t * n);
@@ -198,7 +180,7 @@ std::int64_t Mixture::scratch_bytes(std::int64_t t) const { return MixtureMemory
 
 void Mixture::run(const SubBlockInputs& inputs, const Residual& residual, char* memory,
                   int num_threads) const {
-    const std::int64_t t = inputs.t, h = router.in, n = router.out, k = experts_per_token;
+    const std::int64_t t = inputs.t, h = router.in, n = router.out, k = rule.k;
     const DType dtype = experts[0].dtype;
     const MixtureMemory at(*this, t, memory);
     pre_norm(norm, t, h, residual, at.normed, dtype, num_threads);

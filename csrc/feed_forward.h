@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "linear.h"
+#include "rowwise.h"
 #include "sub_block.h"
 
 namespace apcbatch {
@@ -31,24 +32,12 @@ struct Mlp final : SubBlock {
              int num_threads) const override;
 };
 
-// Rule by which sigmoid_topk chooses a token's experts, and the factor of their weights (DeepSeek-AI 2024,
-// "DeepSeek-V3", section 2.1.2). eps: added to the sum that weights are divided by.
-struct SigmoidRouting {
-    const float* bias = nullptr;  // (experts); null: the rule is softmax_topk
-    std::int64_t groups = 1, top_groups = 1;
-    float scale = 1.0f, eps = 1e-20f;
-};
-
-// Mixture: each token uses its experts_per_token likeliest experts, weighted by the softmax over all experts,
-// or by their sigmoids. is_normalised: these weights are divided by their sum, for softmax the softmax over
-// the chosen experts. With latent projections the experts work on l columns: y = latent_out(mixture(latent_in
+// Mixture of experts. With latent projections the experts work on l columns: y = latent_out(mixture(latent_in
 // x)).
 struct Mixture final : SubBlock {
     PreNorm norm;
-    Projection router;  // (experts, h)
-    std::int64_t experts_per_token = 0;
-    bool is_normalised = false;
-    SigmoidRouting sigmoid;
+    Projection router;                 // (experts, h)
+    RoutingParams rule;                // all but t and the addresses of logits, weights and indices
     Projection latent_in, latent_out;  // (l, h), (h, l); null weights: none
     std::vector<ExpertParams> experts;
 

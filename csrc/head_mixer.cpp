@@ -38,20 +38,13 @@ struct Buffers {
 
 void run_scan(const HeadMixer& p, const RaggedParams& ragged, const Buffers& buffers, int num_threads) {
     const PartTimer timer(Part::scan);
-    const Rows &x = buffers.convolved, &projected = buffers.projected;
-    HeadScanParams scan = p.scan;
-    scan.ragged = ragged;
-    scan.q = x.data;
-    scan.k = columns_from(x, p.keys()).data;
-    scan.v = columns_from(x, 2 * p.keys()).data;
-    scan.q_stride = scan.k_stride = scan.v_stride = x.stride;
-    const std::int64_t end = p.channels() + p.values() + p.gates();
-    scan.b = columns_from(projected, end - p.gates()).data;
-    scan.a = columns_from(projected, end - scan.value_heads).data;
-    scan.b_stride = scan.a_stride = projected.stride;
-    scan.out = buffers.out;
-    scan.out_stride = p.is_ssd() ? p.values() : scan.value_dim;
-    scan.out_head_stride = p.is_ssd() ? scan.value_dim : x.t * scan.value_dim;
+    const Rows &x = buffers.convolved, gates = columns_from(buffers.projected, p.channels() + p.values());
+    HeadScanParams scan =
+        head_scan_over(p.scan, ragged, x.data, x.stride, gates.data, gates.stride, buffers.out);
+    if (!p.is_ssd()) {
+        scan.out_stride = scan.value_dim;
+        scan.out_head_stride = x.t * scan.value_dim;
+    }
     head_scan(scan, buffers.scan, num_threads);
 }
 

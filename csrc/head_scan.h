@@ -48,6 +48,28 @@ struct HeadScanParams {
     std::int64_t out_stride = 0, out_head_stride = 0;
 };
 
+// Returns the arguments of a recurrence over a batch. x: (t, 2 key_heads K + value_heads V), columns of q, k
+// and v. gates: columns of b and a, of ssd of a alone, (t, value_heads) each. out: (t, value_heads V)
+// contiguous.
+inline HeadScanParams head_scan_over(HeadScanParams p, const RaggedParams& ragged, const void* x,
+                                     std::int64_t x_stride, const void* gates, std::int64_t gates_stride,
+                                     float* out) {
+    const std::int64_t size = bytes_of(p.dtype), keys = p.key_heads * p.key_dim;
+    const char *columns = static_cast<const char*>(x), *gate = static_cast<const char*>(gates);
+    p.ragged = ragged;
+    p.q = columns;
+    p.k = columns + keys * size;
+    p.v = columns + 2 * keys * size;
+    p.q_stride = p.k_stride = p.v_stride = x_stride;
+    p.b = gate;
+    p.a = p.rule == HeadRule::delta ? gate + p.value_heads * size : gate;
+    p.b_stride = p.a_stride = gates_stride;
+    p.out = out;
+    p.out_stride = p.value_heads * p.value_dim;
+    p.out_head_stride = p.value_dim;
+    return p;
+}
+
 // Blocks [block, block + blocks) of a value head of one sequence.
 struct HeadScanUnit {
     std::int64_t sequence, head, block, blocks;

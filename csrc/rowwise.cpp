@@ -29,16 +29,20 @@ void relu_square(const ReluSquareParams& params, int num_threads) {
                [&](int64_t begin, int64_t end, char*) { run(params, begin, end); });
 }
 
-void softmax_topk(const TopkParams& params, int num_threads) {
-    const auto run = APC_FOR_ISA(softmax_topk_rows);
-    share_rows(params.t, params.n, num_threads, topk_scratch_bytes(params.n),
+void route(const RoutingParams& params, int num_threads) {
+    const bool is_softmax = params.bias == nullptr;
+    const auto run = is_softmax ? APC_FOR_ISA(softmax_topk_rows) : APC_FOR_ISA(sigmoid_topk_rows);
+    share_rows(params.t, params.n, num_threads, (is_softmax ? 1 : 3) * topk_scratch_bytes(params.n),
                [&](int64_t begin, int64_t end, char* scratch) { run(params, begin, end, scratch); });
-}
-
-void sigmoid_topk(const TopkParams& params, int num_threads) {
-    const auto run = APC_FOR_ISA(sigmoid_topk_rows);
-    share_rows(params.t, params.n, num_threads, 3 * topk_scratch_bytes(params.n),
-               [&](int64_t begin, int64_t end, char* scratch) { run(params, begin, end, scratch); });
+    const int64_t k = params.k;
+    for (float* row = params.weights; row < params.weights + params.t * k; row += k) {
+        float sum = 0.0f;
+        for (int64_t j = 0; j < k; ++j) sum += row[j];
+        for (int64_t j = 0; j < k; ++j) {
+            if (params.is_normalised) row[j] /= sum + params.eps;
+            row[j] *= params.scale;
+        }
+    }
 }
 
 void logprob(const LogprobParams& params, int num_threads) {

@@ -41,8 +41,7 @@ struct GatedNormParams {
     DType dtype = DType::float32;  // of gate and y
 };
 
-// SwiGLU product: y = silu(gate) * up, or without silu, on the CPU alone, gate * up. y may be the same memory
-// as gate.
+// SwiGLU product: y = silu(gate) * up, or without silu gate * up. y may be the same memory as gate.
 struct SiluMulParams {
     int64_t t = 0, f = 0;
     const void* gate = nullptr;  // (t, f)
@@ -65,18 +64,22 @@ struct ReluSquareParams {
     DType dtype = DType::float32;
 };
 
-// Top-k, the lower index first on ties. softmax_topk: the k largest logits of each row, and their softmax
-// over the whole row. sigmoid_topk: the k largest scores of each row, sigmoid(logit) + bias, and the sigmoids
-// of these logits, all NaN if a logit or a score of the row is not finite. The columns are in equal groups,
-// of which only the top_groups are used whose two largest scores have the largest sums.
-struct TopkParams {
+// Choice of k columns of each row, a token's experts, the lower index first on ties, and their weights.
+// Without a bias: the k largest logits, weighted by their softmax over the whole row. With one: the k largest
+// scores, sigmoid(logit) + bias, weighted by the sigmoids of these logits, all NaN if a logit or a score of
+// the row is not finite; the columns are in equal groups, of which only the top_groups are used whose two
+// largest scores have the largest sums. If is_normalised, each weight is then divided by the row's sum of
+// weights, added in order, plus eps: sigmoids can all be 0. At last it is multiplied by scale.
+struct RoutingParams {
     int64_t t = 0, n = 0, k = 0;
     const float* logits = nullptr;  // (t, n)
     int64_t stride = 0;
     float* weights = nullptr;     // (t, k) contiguous
     int64_t* indices = nullptr;   // (t, k) contiguous
-    const float* bias = nullptr;  // (n): of sigmoid_topk
+    const float* bias = nullptr;  // (n) or null
     int64_t groups = 1, top_groups = 1;
+    bool is_normalised = false;
+    float eps = 0.0f, scale = 1.0f;
 };
 
 // Log-probability of one token per row: logit - max - log(sum of exp(logit - max)).
@@ -95,22 +98,22 @@ void rms_norm(const NormParams& params, int num_threads);
 void gated_norm(const GatedNormParams& params, int num_threads);
 void silu_mul(const SiluMulParams& params, int num_threads);
 void relu_square(const ReluSquareParams& params, int num_threads);
-void softmax_topk(const TopkParams& params, int num_threads);
-void sigmoid_topk(const TopkParams& params, int num_threads);
+void route(const RoutingParams& params, int num_threads);
 void logprob(const LogprobParams& params, int num_threads);
 
-// Returns the scratch bytes of softmax_topk: the exponentials of a row. sigmoid_topk needs three times these.
+// Returns the scratch bytes of softmax_topk_rows: the exponentials of a row. sigmoid_topk_rows needs three
+// times these.
 constexpr int64_t topk_scratch_bytes(int64_t n) { return 4 * (n + 16); }
 
-#define APC_DECLARE(argument, name, ...)                                                         \
-    namespace name {                                                                             \
-    void rms_norm_rows(const NormParams& params, int64_t begin, int64_t end);                    \
-    void gated_norm_rows(const GatedNormParams& params, int64_t begin, int64_t end);             \
-    void silu_mul_rows(const SiluMulParams& params, int64_t begin, int64_t end);                 \
-    void relu_square_rows(const ReluSquareParams& params, int64_t begin, int64_t end);           \
-    void softmax_topk_rows(const TopkParams& params, int64_t begin, int64_t end, char* scratch); \
-    void sigmoid_topk_rows(const TopkParams& params, int64_t begin, int64_t end, char* scratch); \
-    void logprob_rows(const LogprobParams& params, int64_t begin, int64_t end);                  \
+#define APC_DECLARE(argument, name, ...)                                                            \
+    namespace name {                                                                                \
+    void rms_norm_rows(const NormParams& params, int64_t begin, int64_t end);                       \
+    void gated_norm_rows(const GatedNormParams& params, int64_t begin, int64_t end);                \
+    void silu_mul_rows(const SiluMulParams& params, int64_t begin, int64_t end);                    \
+    void relu_square_rows(const ReluSquareParams& params, int64_t begin, int64_t end);              \
+    void softmax_topk_rows(const RoutingParams& params, int64_t begin, int64_t end, char* scratch); \
+    void sigmoid_topk_rows(const RoutingParams& params, int64_t begin, int64_t end, char* scratch); \
+    void logprob_rows(const LogprobParams& params, int64_t begin, int64_t end);                     \
     }
 APC_ISAS(APC_DECLARE, )
 #undef APC_DECLARE

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 
 #include "head_rows.h"
 #include "head_scan.h"
@@ -172,19 +173,18 @@ inline NormParams norm_params(std::int64_t t, std::int64_t h, const View& x, con
     return p;
 }
 
-// x: (t, heads, d) float32, heads x_head_stride apart. gate: (t, heads, d). weight: (d) or (heads, d),
+// x: (t, heads, d) float32, heads next to each other. gate: (t, heads, d). weight: (d) or (heads, d),
 // weight_stride 0 or d, or none. y: (t, heads, d) contiguous, of gate's type.
 inline GatedNormParams gated_norm_params(std::int64_t t, std::int64_t heads, std::int64_t d, const View& x,
-                                         std::int64_t x_head_stride, const View& gate, Address weight,
-                                         std::int64_t weight_stride, float eps, bool gate_first,
-                                         const View& y) {
+                                         const View& gate, Address weight, std::int64_t weight_stride,
+                                         float eps, bool gate_first, const View& y) {
     GatedNormParams p;
     p.t = t;
     p.heads = heads;
     p.d = d;
     p.x = static_cast<float*>(values(x, DType::float32, t));
     p.x_stride = x.stride;
-    p.x_head_stride = x_head_stride;
+    p.x_head_stride = d;
     p.gate = values(gate, t);
     p.gate_stride = gate.stride;
     p.gate_first = gate_first;
@@ -193,6 +193,26 @@ inline GatedNormParams gated_norm_params(std::int64_t t, std::int64_t heads, std
     p.eps = eps;
     p.y = values(y, gate.dtype, t);
     p.dtype = gate.dtype;
+    return p;
+}
+
+// bias (n) or none, groups, top_groups, is_normalised, eps, scale: see RoutingParams.
+using RoutingRule = std::tuple<Address, std::int64_t, std::int64_t, bool, float, float>;
+
+// logits: (t, n) float32. weights, indices: (t, k) contiguous.
+inline RoutingParams routing_params(std::int64_t t, std::int64_t n, std::int64_t k, const View& logits,
+                                    const RoutingRule& rule, Address weights, Address indices) {
+    RoutingParams p;
+    Address bias;
+    std::tie(bias, p.groups, p.top_groups, p.is_normalised, p.eps, p.scale) = rule;
+    p.t = t;
+    p.n = n;
+    p.k = k;
+    p.logits = static_cast<float*>(values(logits, DType::float32, t));
+    p.stride = logits.stride;
+    p.weights = floats(weights, t);
+    p.indices = integers(indices, t);
+    p.bias = floats(bias, kMaybe);
     return p;
 }
 

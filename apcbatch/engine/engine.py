@@ -364,7 +364,8 @@ def _sample(
         row = row.cpu()
         token = sequence.sampler.sample(row.numpy(), step)
         if token != likeliest:
-            logprob = ops.token_logprob(row, token) if request.logprobs else math.nan
+            chosen = torch.tensor([token])
+            logprob = ops.token_logprobs(row.unsqueeze(0), chosen).item() if request.logprobs else math.nan
         if request.top_logprobs:
             likely = top_logprobs(row.numpy(), request.top_logprobs)
             sequence.top_logprobs.append([(one, logprob if one == token else value) for one, value in likely])

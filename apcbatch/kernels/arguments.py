@@ -7,6 +7,7 @@ arguments from these functions.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -183,6 +184,45 @@ def slot_stride(
             f"the state's slots must not overlap, as they are written; its strides are {strides} for the shape {shape}"
         )
     return strides[0]
+
+
+def head_scan_params(
+    compiled: Any,
+    dtype: torch.dtype,
+    keys: tuple[int, int],
+    values: tuple[int, int],
+    A: torch.Tensor,
+    dt_bias: torch.Tensor,
+    state: torch.Tensor,
+    D: torch.Tensor | None = None,
+    dt_limits: tuple[float, float] = (0.0, 0.0),
+) -> Any:
+    """Check and pack what a recurrence over heads needs besides the inputs of a call: see Ops.head_scan. Returns the
+    HeadScanParams of the compiled module.
+
+    dtype: of the inputs. keys: (Hk, K). values: (Hv, V). The result holds addresses: the caller keeps A, dt_bias, D and
+    state alive. Raises ValueError if a shape or a dtype does not fit.
+    """
+    (key_heads, key_dim), (heads, value_dim), lanes = keys, values, state.shape[-1]
+    for name, vector in (("A", A), ("dt_bias", dt_bias), *([] if D is None else [("D", D)])):
+        require_parameter(vector, name, (heads,), torch.float32, state.device)
+    if lanes == 0 or value_dim % lanes:
+        raise ValueError(f"state must have blocks that divide the {value_dim} columns; it is {tuple(state.shape)}")
+    stride = slot_stride(state, (heads, value_dim // lanes, key_dim, lanes), torch.float32, state.device)
+    return compiled.HeadScanParams(
+        dtype=DTYPE_CODES[dtype],
+        key_heads=key_heads,
+        value_heads=heads,
+        key_dim=key_dim,
+        value_dim=value_dim,
+        lanes=lanes,
+        A=A.data_ptr(),
+        dt_bias=dt_bias.data_ptr(),
+        D=address(D),
+        dt_min=dt_limits[0],
+        dt_max=dt_limits[1],
+        state=(state.data_ptr(), stride, FLOAT32),
+    )
 
 
 def require_slots(max_slot: int, num_slots: int) -> None:

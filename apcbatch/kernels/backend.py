@@ -16,17 +16,6 @@ import torch
 
 from apcbatch.kernels.layer import LinearT, PreNorm, Residual
 from apcbatch.kernels.ops import OPS, Ops
-from apcbatch.kernels.ragged import Ragged
-
-
-class FusedSubBlock(Protocol):
-    """Sub-block of a layer run by one call, bound to its weights and state. A call norms the residual and stores its
-    output as the residual's delta. can_capture: whether a CUDA graph can capture calls of MOST_CAPTURED tokens."""
-
-    @property
-    def can_capture(self) -> bool: ...
-
-    def __call__(self, residual: Residual, ragged: Ragged, /) -> None: ...
 
 
 class KindOnDevice(NamedTuple):
@@ -115,7 +104,11 @@ class BackendOf(Ops[LinearT]):
         dtype: of the packed weights, float32 or bfloat16; by default the weight's own. Raises ValueError."""
 
     def sub_block(self, kind: str, norm: PreNorm, *weights_and_state: Any) -> Any:
-        """Make the fused form of a sub-block from its norm, weights and state. Returns None if the device has none."""
+        """Make a sub-block's fused form, bound to its norm, weights and state. Returns None if the device has none.
+
+        A call of it with a Residual and a Ragged norms the residual and stores its output as the residual's delta. Its
+        can_capture: whether a CUDA graph can capture calls of MOST_CAPTURED tokens.
+        """
         make = self.kinds.get(kind, NOT_FUSED).make
         return None if make is None else make(norm, *weights_and_state)
 

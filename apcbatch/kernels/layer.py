@@ -204,12 +204,14 @@ class Expert(Generic[LinearT]):
 
 @dataclass(frozen=True, eq=False)
 class SigmoidRouting:
-    """Routing of a mixture by sigmoids in place of a softmax: arguments of
-    apcbatch.kernels.cpu.feed_forward.sigmoid_topk. DeepSeek-AI, "DeepSeek-V3", arXiv 2412.19437, section 2.1.2.
+    """Routing of a mixture by sigmoids in place of a softmax. A token uses the experts with the largest scores,
+    sigmoid(logit) + bias, weighted by their sigmoids. All its weights are NaN if a logit or a score of the token is not
+    finite. DeepSeek-AI, "DeepSeek-V3", arXiv 2412.19437, section 2.1.2.
 
     bias: (experts,) float32, added to the sigmoids for the choice only. groups: number of equal groups of experts.
-    top_groups: number of groups that a token may use. scale: factor of the weights, after they are normalised.
-    eps: added to the sum that the weights are divided by.
+    top_groups: number of groups that a token may use, those with the largest sums of their two largest scores, the
+    lower group first on ties. scale: factor of the weights, after they are normalised. eps: added to the sum that the
+    weights are divided by.
     """
 
     bias: torch.Tensor
@@ -230,6 +232,15 @@ class SigmoidRouting:
         most = top_groups * (experts // groups)
         if not 1 <= k <= most:
             raise ValueError(f"k must lie in 1 to {most}, the columns of {top_groups} groups; it is {k}")
+
+
+def routing_rule(is_normalised: bool, sigmoid: SigmoidRouting | None) -> tuple[int, int, int, bool, float, float]:
+    """Return the rule as the compiled modules take it (RoutingParams of csrc/rowwise.h). It holds the bias's address:
+    the caller keeps it alive. sigmoid: None for a softmax."""
+    if sigmoid is None:
+        return 0, 1, 1, is_normalised, 0.0, 1.0
+    one = sigmoid
+    return one.bias.data_ptr(), one.groups, one.top_groups, is_normalised, one.eps, one.scale
 
 
 class Residual:

@@ -23,7 +23,9 @@ from apcbatch.kernels.arguments import (
     cache_views,
     dtype_code,
     float_vector,
+    head_scan_params,
     require_alike,
+    require_beside,
     require_logits,
     require_matrix,
     require_one_dtype,
@@ -36,7 +38,7 @@ from apcbatch.kernels.arguments import (
     view,
     where,
 )
-from apcbatch.kernels.layer import LinearT, PreNorm, Residual
+from apcbatch.kernels.layer import LinearT, PreNorm, Residual, SigmoidRouting, routing_rule
 
 
 class AnyBatch(Protocol):
@@ -170,6 +172,93 @@ class Ops(ABC, Generic[LinearT]):
         )
         return out
 
+    def head_scan(
+        self,
+        x: torch.Tensor,
+        gates: torch.Tensor,
+        key_heads: int,
+        A: torch.Tensor,
+        dt_bias: torch.Tensor,
+        state: torch.Tensor,
+        ragged: AnyBatch,
+        D: torch.Tensor | None = None,
+        dt_limits: tuple[float, float] = (0.0, 0.0),
+    ) -> torch.Tensor:
+        """Compute a recurrence over heads with matrix states in float32: the gated delta rule, or with D the one of
+        Mamba-2.
+
+        Delta rule, for each token and value head: S_t = d S_(t-1) + k (beta (v - S_(t-1)^T (d k)))^T and o = S_t^T q,
+        where q and k are normed to length 1 (1e-6 added to the sum of squares), q is then divided by sqrt(K), beta =
+        sigmoid(b) and d = exp(A softplus(a + dt_bias)). Yang, Kautz and Hatamizadeh, arXiv 2412.06464, equation 10.
+        Mamba-2, where q is C, k is B and v is x: S_t = exp(A s) S_(t-1) + B (s x)^T and o = S_t^T C + D x, where s =
+        softplus(a + dt_bias), limited to dt_limits. Dao and Gu, arXiv 2405.21060, equation 1 with a scalar A for each
+        head.
+
+        Letters: Hk key_heads of K columns, Hv value heads of V columns; value head h uses key head h // (Hv / Hk); in
+        Mamba-2 they are groups, d_state, heads and head_dim. x: (t, 2 Hk K + Hv V), columns of q, k and v. gates: (t,
+        2 Hv), columns of b and a; in Mamba-2 (t, Hv), of a. Both of one dtype, any row stride. A: (Hv,) float32,
+        -exp(A_log). dt_bias, D: (Hv,) float32. state: (num_slots, Hv, V / lanes, K, lanes) float32, any slot stride: S
+        (K, V) of each value head, its columns in blocks of `lanes`. The slots that the batch names are read and written
+        in place. Returns o, (t, Hv V) float32. As in selective_scan, cutting a sequence anywhere gives the same bits,
+        and a snapshot is a copy of the carry.
+        """
+        batch, t, c, code = self._tokens(x, ragged)
+        require_beside(state, "state", x)
+        if state.dim() != 5:
+            raise ValueError(f"state must be (slots, heads, blocks, columns of k, lanes); it is {tuple(state.shape)}")
+        heads, key_dim, value_dim = A.numel(), state.shape[3], state.shape[2] * state.shape[4]
+        if key_heads < 1 or heads % key_heads or c != 2 * key_heads * key_dim + heads * value_dim:
+            raise ValueError(
+                f"x must have the columns of q, k and v, 2 x {key_heads} x {key_dim} + {heads} x {value_dim} by "
+                f"key_heads and the state, and {heads} heads must be a multiple of key_heads; it has {c}"
+            )
+        sizes = (key_heads, key_dim), (heads, value_dim)
+        params = head_scan_params(self._compiled, x.dtype, *sizes, A, dt_bias, state, D, dt_limits)
+        require_slots(batch.max_slot, state.shape[0])
+        out = torch.empty((t, heads * value_dim), dtype=torch.float32, device=x.device)
+        gate_columns = 2 * heads if D is None else heads
+        self._launch_over(
+            "head_scan",
+            batch,
+            params=params,
+            x=(x.data_ptr(), token_stride(x, "x", t, c, x), code),
+            gates=(gates.data_ptr(), token_stride(gates, "gates", t, gate_columns, x), code),
+            out=out.data_ptr(),
+        )
+        return out
+
+    def gated_norm(
+        self,
+        x: torch.Tensor,
+        gate: torch.Tensor,
+        heads: int,
+        weight: torch.Tensor | None,
+        eps: float,
+        gate_first: bool = False,
+    ) -> torch.Tensor:
+        """Compute norm(x) * weight * silu(gate) for each head in float32, rounded once, where norm(x) = x /
+        sqrt(mean(x^2) + eps): Yang, Kautz and Hatamizadeh, arXiv 2412.06464, section 3.4. gate_first: compute norm(x *
+        silu(gate)) * weight instead, as Mamba-2 does over the columns of a group: Dao and Gu, arXiv 2405.21060, section
+        7. weight None: compute x * silu(gate).
+
+        x: (t, d) float32, gate: (t, d), any row stride. heads: a divisor of d. weight: float32, (d / heads,) for all
+        heads or (d,). Returns (t, d) in gate's dtype.
+        """
+        self._require_here(x, "x")
+        require_matrix(x, "x")
+        require_alike(gate, "gate", x, "x")
+        (t, d), columns = x.shape, x.shape[1] // max(1, heads)
+        if x.dtype != torch.float32 or heads < 1 or d % heads:
+            raise ValueError(f"x must be float32 with the columns of {heads} heads; it is {x.dtype} {tuple(x.shape)}")
+        stride = 0
+        if weight is not None:
+            stride = 0 if weight.shape == (columns,) else columns
+            require_parameter(weight, "weight", (d if stride else columns,), torch.float32, x.device)
+        y = torch.empty((t, d), dtype=gate.dtype, device=x.device)
+        norm = address(weight), stride, eps, gate_first
+        self._launch("gated_norm", x, t, heads, columns, view(x, "x"), view(gate, "gate"), *norm, view(y, "y"))
+        return y
+
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor | None, eps: float, out_dtype: torch.dtype
     ) -> torch.Tensor:
@@ -201,6 +290,17 @@ class Ops(ABC, Generic[LinearT]):
         gate, up: (t, f), of one dtype, any row stride. Returns (t, f) in that dtype.
         """
         return self._of_two("silu_mul", gate, "gate", up, "up")
+
+    def relu_square(self, x: torch.Tensor) -> torch.Tensor:
+        """Compute max(x, 0)^2 in float32, rounded once. So et al., "Primer", arXiv 2109.08668.
+
+        x: (t, f), any row stride. Returns (t, f) in x's dtype.
+        """
+        self._require_here(x, "x")
+        require_matrix(x, "x")
+        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        self._launch("relu_square", x, *x.shape, view(x, "x"), view(y, "y"))
+        return y
 
     def sigmoid_mul(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """Compute x * sigmoid(gate) in float32, rounded once.
@@ -252,22 +352,33 @@ class Ops(ABC, Generic[LinearT]):
         self._launch("norm_rope", x, t, heads, head_dim, rows, address(weight), eps, *angles, result)
         return y
 
-    def softmax_topk(self, logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return two tensors for the k largest logits of each row: their weights in the softmax over the whole row, and
-        their indices.
+    def route(
+        self, logits: torch.Tensor, k: int, is_normalised: bool = False, sigmoid: SigmoidRouting | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Choose k columns of each row, a token's experts, and weight them: the k largest logits by the softmax over
+        the whole row, or with `sigmoid` as SigmoidRouting says. is_normalised: divide the weights by their sum.
 
         logits: (t, columns) float32, any row stride; on a CUDA device at most 1,024 columns. Returns weights (t, k)
-        float32, descending, not normalised again, and indices (t, k) int64, the lower index first on ties.
+        float32 and indices (t, k) int64, in descending order of logit or score, the lower index first on ties.
         """
+        return self._route(logits, k, is_normalised, sigmoid)
+
+    def _route(
+        self, logits: torch.Tensor, k: int, is_normalised: bool, sigmoid: SigmoidRouting | None, *grouping: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute `route`. grouping: arguments that only this device's kernel has."""
         t, n = self._logits_shape(logits)
-        if not 1 <= k <= n:
-            raise ValueError(f"k must lie in 1 to {n}, the columns of logits; it is {k}")
         if n > (most_columns := self._most("choices")):
             raise ValueError(f"logits must have at most {most_columns} columns{where(logits.device)}; they have {n}")
+        if sigmoid is not None:
+            sigmoid.require(n, k)
+            require_beside(sigmoid.bias, "bias", logits)
+        elif not 1 <= k <= n:
+            raise ValueError(f"k must lie in 1 to {n}, the columns of logits; it is {k}")
         weights = torch.empty((t, k), dtype=torch.float32, device=logits.device)
         indices = torch.empty((t, k), dtype=torch.int64, device=logits.device)
-        results = weights.data_ptr(), indices.data_ptr()
-        self._launch("softmax_topk", logits, t, n, k, view(logits, "logits"), *results)
+        rule, results = routing_rule(is_normalised, sigmoid), (weights.data_ptr(), indices.data_ptr())
+        self._launch("route", logits, t, n, k, view(logits, "logits"), rule, *results, *grouping)
         return weights, indices
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
@@ -293,23 +404,8 @@ class Ops(ABC, Generic[LinearT]):
         self._logprob(logits, True, tokens, logprobs)
         return tokens, logprobs
 
-    def token_logprob(self, logits: torch.Tensor, token: int) -> float:
-        """Return the log-probability of one token. For the likeliest token it has the same bits as from `greedy`.
-
-        logits: (v,) float32 contiguous. token: in [0, v).
-        """
-        if logits.dim() != 1:
-            raise ValueError(f"logits must be one row; its shape is {tuple(logits.shape)}")
-        self._logits_shape(logits.unsqueeze(0))
-        if not 0 <= token < logits.numel():
-            raise ValueError(f"token must lie in [0, {logits.numel()}); it is {token}")
-        tokens = torch.tensor([token], device=logits.device)
-        logprobs = torch.empty(1, dtype=torch.float32, device=logits.device)
-        self._logprob(logits.unsqueeze(0), False, tokens, logprobs)
-        return float(logprobs)
-
     def token_logprobs(self, logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the log-probability of one token of each row, with the same bits as `token_logprob`.
+        """Return the log-probability of one token of each row. For the likeliest token it has the bits of `greedy`.
 
         logits: (t, v) float32, any row stride. tokens: (t,) int64 on the logits' device, each in [0, v). Returns (t,)
         float32.
@@ -402,7 +498,7 @@ class Ops(ABC, Generic[LinearT]):
         pass. present: see Residual; None on the CPU."""
 
     def run_sub_block(self, part: Any, residual: Residual, ragged: AnyBatch) -> None:
-        """Run a FusedSubBlock of this backend on the state slots that the batch names."""
+        """Run a sub-block's fused form (BackendOf.sub_block) on the state slots that the batch names."""
         part(residual, ragged)
 
     def _tokens(self, x: torch.Tensor, ragged: AnyBatch) -> tuple[AnyBatch, int, int, int]:
@@ -459,6 +555,11 @@ class Ops(ABC, Generic[LinearT]):
         return (t, h, view(x, "x"), addend, address(weight), eps, result), y, weight
 
     # What a device implements
+
+    @property
+    @abstractmethod
+    def _compiled(self) -> Any:
+        """The compiled module."""
 
     @abstractmethod
     def _launch(self, name: str, beside: torch.Tensor, *arguments: Any) -> None:

@@ -1,9 +1,8 @@
 """Specification of the ops in plain PyTorch. The kernels are tested against it.
 
-Shapes and dtypes of arguments and results are those of apcbatch.kernels.ops; for delta_rule, ssd and gated_norm, those
-of apcbatch.kernels.cpu.head_scan; for relu_square and sigmoid_topk, those of apcbatch.kernels.cpu.feed_forward.
-Here activations may also be float64. The ops compute in float32, or in float64 for float64 activations; tests derive
-their tolerances from the float64 results. Recurrent ops compute one token at a time.
+Shapes and dtypes of arguments and results are those of apcbatch.kernels.ops. Here activations may also be float64. The
+ops compute in float32, or in float64 for float64 activations; tests derive their tolerances from the float64 results.
+Recurrent ops compute one token at a time.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from apcbatch.kernels.layer import TURN_BITS
+from apcbatch.kernels.layer import TURN_BITS, SigmoidRouting
 from apcbatch.kernels.ragged import Ragged
 
 
@@ -81,6 +80,26 @@ def selective_scan(
     return y.to(x.dtype)
 
 
+def head_scan(
+    x: torch.Tensor,
+    gates: torch.Tensor,
+    key_heads: int,
+    A: torch.Tensor,
+    dt_bias: torch.Tensor,
+    state: torch.Tensor,
+    ragged: Ragged,
+    D: torch.Tensor | None = None,
+    dt_limits: tuple[float, float] = (0.0, 0.0),
+) -> torch.Tensor:
+    """Compute `delta_rule`, or with D `ssd`, over columns of x and gates; see apcbatch.kernels.ops."""
+    heads, keys = A.numel(), key_heads * state.shape[3]
+    parts = x.tensor_split((keys, 2 * keys), 1)
+    q, k, v = (part.reshape(len(x), n, -1) for part, n in zip(parts, (key_heads, key_heads, heads), strict=True))
+    if D is None:
+        return delta_rule(q, k, v, gates[:, :heads], gates[:, heads:], A, dt_bias, state, ragged).flatten(1)
+    return ssd(v, gates, A, k, q, D, dt_bias, dt_limits, state, ragged).flatten(1)
+
+
 def delta_rule(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -92,7 +111,7 @@ def delta_rule(
     state: torch.Tensor,
     ragged: Ragged,
 ) -> torch.Tensor:
-    """Compute the gated delta rule; see apcbatch.kernels.cpu.head_scan. For each token and value head, with q and k
+    """Compute the gated delta rule. For each token and value head, with q and k
     normed to length 1, q also divided by sqrt(K), beta = sigmoid(b) and d = exp(A softplus(a + dt_bias)):
 
     S_t = d S_(t-1) + k (beta (v - S_(t-1)^T (d k)))^T, o = S_t^T q.
@@ -131,8 +150,8 @@ def ssd(
     state: torch.Tensor,
     ragged: Ragged,
 ) -> torch.Tensor:
-    """Compute the recurrence of Mamba-2; see apcbatch.kernels.cpu.head_scan. For each token and head, with s =
-    softplus(dt + dt_bias) limited to dt_limits:
+    """Compute the recurrence of Mamba-2. For each token and head, with s = softplus(dt + dt_bias)
+    limited to dt_limits:
 
     S_t = exp(A s) S_(t-1) + B (s x)^T, y = S_t^T C + D x.
 
@@ -161,17 +180,22 @@ def _unit_rows(x: torch.Tensor) -> torch.Tensor:
 
 
 def gated_norm(
-    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor | None, eps: float, gate_first: bool = False
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    heads: int,
+    weight: torch.Tensor | None,
+    eps: float,
+    gate_first: bool = False,
 ) -> torch.Tensor:
     """Compute norm(x) * weight * silu(gate), or with gate_first norm(x * silu(gate)) * weight, for each head, where
-    norm(x) = x / sqrt(mean(x^2) + eps); without a weight x * silu(gate). See apcbatch.kernels.cpu.head_scan."""
-    compute = torch.promote_types(gate.dtype, torch.float32)
+    norm(x) = x / sqrt(mean(x^2) + eps); without a weight x * silu(gate)."""
+    compute, (t, d) = torch.promote_types(gate.dtype, torch.float32), x.shape
     factor = F.silu(gate.to(compute))
     if weight is None:
         return (x.to(compute) * factor).to(gate.dtype)
-    if gate_first:
-        return (rms_norm(x.to(compute) * factor, None, eps, compute) * weight.to(compute)).to(gate.dtype)
-    return (rms_norm(x.to(compute), weight, eps, compute) * factor).to(gate.dtype)
+    rows, weight = (x.to(compute) * factor if gate_first else x.to(compute)), weight.to(compute)
+    y = rms_norm(rows.view(t, heads, -1), None, eps, compute) * weight.view(-1, d // heads)  # of one head or of each
+    return (y.view(t, d) if gate_first else y.view(t, d) * factor).to(gate.dtype)
 
 
 def _run(ragged: Ragged, state: torch.Tensor, step: Callable[[int, torch.Tensor], torch.Tensor]) -> None:
@@ -303,6 +327,20 @@ def paged_attention(
     return out
 
 
+def route(
+    logits: torch.Tensor, k: int, is_normalised: bool = False, sigmoid: SigmoidRouting | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the weights and indices of each row's k columns by `softmax_topk` or `sigmoid_topk`, the weights divided
+    by their sum if is_normalised, and multiplied by the scale of sigmoid."""
+    if sigmoid is None:
+        weights, indices = softmax_topk(logits, k)
+    else:
+        weights, indices = sigmoid_topk(logits, k, sigmoid.bias, sigmoid.groups, sigmoid.top_groups)
+    if is_normalised:
+        weights = weights / (weights.sum(1, keepdim=True) + (0.0 if sigmoid is None else sigmoid.eps))
+    return weights * (1.0 if sigmoid is None else sigmoid.scale), indices
+
+
 def softmax_topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return two tensors for the k largest logits of each row: their weights in the softmax over the whole row, and
     their indices. On ties the lower index comes first."""
@@ -332,11 +370,6 @@ def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     tokens, finite = softmax_topk(logits, 1)[1].squeeze(1), logits.isfinite().all(1)
     logprobs = logits.double().log_softmax(-1).gather(1, tokens.unsqueeze(1)).squeeze(1)
     return tokens.where(finite, -1), logprobs.to(logits.dtype).where(finite, torch.nan)
-
-
-def token_logprob(logits: torch.Tensor, token: int) -> float:
-    """Return the log-probability of one token of a row of logits."""
-    return float(logits.double().log_softmax(-1)[token].to(logits.dtype))
 
 
 def token_logprobs(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from apcbatch.layout import StatePart
 if TYPE_CHECKING:
     import torch
 
-    from apcbatch.kernels.backend import Backend, FusedSubBlock
+    from apcbatch.kernels.backend import Backend
     from apcbatch.kernels.layer import PreNorm, Residual
     from apcbatch.model.batch import Batch
     from apcbatch.model.tensor_source import TensorSource
@@ -38,10 +38,10 @@ class LoadedSubBlock(Protocol):
 
 @dataclass(frozen=True)
 class Fused:
-    """A loaded sub-block that runs as one fused call on every backend."""
+    """A loaded sub-block that runs as one fused call on every backend. part: see BackendOf.sub_block."""
 
     backend: Backend
-    part: FusedSubBlock
+    part: Any
 
     def __call__(self, residual: Residual, batch: Batch) -> None:
         self.backend.run_sub_block(self.part, residual, batch.ragged)

@@ -15,10 +15,9 @@ from typing import Any
 import torch
 
 from apcbatch.kernels.arguments import PAGE_TOKENS
-from apcbatch.kernels.cpu.feed_forward import sigmoid_topk
-from apcbatch.kernels.cpu.head_scan import delta_rule, ssd
 from apcbatch.kernels.cpu.linear import PackedLinear, pack_linear
 from apcbatch.kernels.cpu.ops import ops
+from apcbatch.kernels.layer import SigmoidRouting
 from apcbatch.kernels.ragged import Ragged
 from apcbatch.layout import DELTA, SSD
 from apcbatch.model.attention import Attention
@@ -154,53 +153,45 @@ class Kernels:
 
     def _delta_rules(self) -> Iterator[Figure]:
         sizes = self._kinds[DeltaNet]
-        heads, vector = (sizes.key_heads, sizes.key_heads, sizes.value_heads), -torch.rand(sizes.value_heads)
-
-        def rule(q: Any, k: Any, v: Any, gates: Any, state: Any, batch: Ragged) -> object:
-            return delta_rule(q, k, v, gates, gates, vector, vector, state, batch)
-
-        yield from self._head_scans("delta rule", DELTA.name, DELTA_OPS, heads, (sizes.keys, sizes.values), rule)
+        heads = sizes.key_heads, sizes.value_heads
+        yield from self._head_scans("delta rule", DELTA.name, DELTA_OPS, heads, (sizes.keys, sizes.values))
 
     def _ssd(self) -> Iterator[Figure]:
         sizes = self._kinds[Mamba2]
-        heads, vector = (sizes.groups, sizes.groups, sizes.heads), -torch.rand(sizes.heads)
-
-        def scan(C: Any, B: Any, x: Any, dt: Any, state: Any, batch: Ragged) -> object:
-            return ssd(x, dt, vector, B, C, vector, vector, (0.0, math.inf), state, batch)
-
-        yield from self._head_scans("Mamba-2 scan", SSD.name, SSD_OPS, heads, (sizes.states, sizes.inner), scan)
+        heads, rule = (sizes.groups, sizes.heads), (torch.rand(sizes.heads), (0.0, math.inf))
+        yield from self._head_scans("Mamba-2 scan", SSD.name, SSD_OPS, heads, (sizes.states, sizes.inner), *rule)
 
     def _head_scans(
         self,
         name: str,
         role: str,
         ops_each: int,
-        heads: tuple[int, int, int],
+        heads: tuple[int, int],
         columns: tuple[int, int],
-        scan: Callable[..., object],
+        *rule: Any,
     ) -> Iterator[Figure]:
         """Measure a recurrence over heads of one long sequence, and of one new token per sequence.
 
         role: name of its state's role. ops_each: vector operations per element of the state, for each token. heads:
-        numbers of heads of q, k and v. columns: columns of q, and of v, over all their heads. scan(q, k, v, gates,
-        state, batch): run the recurrence.
+        numbers of heads of k and v. columns: columns of k, and of v, over all their heads. rule: D and dt_limits of
+        Mamba-2.
         """
         stack = next(one for one in state_layout(self._config, "float32").stacks if one.role.name == role)
         shape = [int(size or 0) for size in stack.shape]
-        keys, values = columns
+        (keys, values), (key_heads, value_heads) = columns, heads
+        vector = -torch.rand(value_heads)
         for tokens, running in ((self._sizes.kernel_tokens, 1), *((1, b) for b in self._sizes.decode_running)):
             count = tokens * running
             qkv = torch.randn(count, 2 * keys + values).to(self._dtype)
-            parts = torch.tensor_split(qkv, (keys, 2 * keys), 1)
-            q, k, v = (part.view(count, n, -1) for part, n in zip(parts, heads, strict=True))
-            gates = torch.randn(count, heads[2]).to(self._dtype)
+            gates = torch.randn(count, (1 if rule else 2) * value_heads).to(self._dtype)
             state = torch.zeros(running, *shape)
             slots = torch.arange(running)
             batch = Ragged.create(torch.arange(running + 1) * tokens, slots, slots)
-            seconds = median_s(partial(scan, q, k, v, gates, state, batch), self._sizes)
+            scan = partial(ops.head_scan, qkv, gates, key_heads, vector, vector, state, batch, *rule)
+            seconds = median_s(scan, self._sizes)
             moved = 2 * 4 * state.numel() + count * (self._dtype.itemsize * qkv.shape[1] + 4 * values)
             flops = 2 * ops_each * count * math.prod(shape)
-            value, share = 1e9 * seconds / (count * heads[2]), self._limit_s(flops, moved) / seconds
+            value, share = 1e9 * seconds / (count * value_heads), self._limit_s(flops, moved) / seconds
             which = f"{name} of {tokens} tokens" if tokens > 1 else f"{name} of one token, {running} running"
             yield self._figure(which, value, "ns a token and head", share)
 
@@ -215,11 +206,10 @@ class Kernels:
 
     def _routing(self) -> Figure:
         mixture, tokens = self._kinds[Mixture], self._sizes.kernel_tokens
-        logits = torch.randn(tokens, mixture.experts)
-        route = partial(ops.softmax_topk, logits, mixture.per_token)
+        logits, sigmoid = torch.randn(tokens, mixture.experts), None
         if (choice := mixture.sigmoid) is not None:
-            bias = torch.randn(mixture.experts)
-            route = partial(sigmoid_topk, logits, mixture.per_token, bias, choice.groups, choice.top_groups)
+            sigmoid = SigmoidRouting(torch.randn(mixture.experts), choice.groups, choice.top_groups)
+        route = partial(ops.route, logits, mixture.per_token, False, sigmoid)
         seconds = median_s(route, self._sizes)
         return Figure(GROUP, "routing to experts", 1e9 * seconds / tokens, "ns a token", {})
 

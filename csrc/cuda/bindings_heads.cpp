@@ -8,18 +8,17 @@ namespace cuda {
 namespace {
 
 // x, gates, out: see head_scan_over. memory: head_scan_bytes(params, t) bytes.
-void bound_head_scan(HeadScanParams p, const Batch& batch, const View& x, const View& gates, Address memory,
-                     Address out, int own, Address stream) {
-    p = head_scan_over(p, batch, values(x, p.dtype, batch.num_tokens), x.stride,
-                       values(gates, p.dtype, batch.num_tokens), gates.stride,
-                       static_cast<float*>(pointer(out)));
+void bound_head_scan(const HeadScanParams& params, const Batch& batch, const View& x, const View& gates,
+                     Address out, Address memory, int own, Address stream) {
+    const HeadScanParams p = head_scan_over(params, batch.ragged, values(x, params.dtype, batch.num_tokens),
+                                            x.stride, values(gates, params.dtype, batch.num_tokens),
+                                            gates.stride, apcbatch::floats(out, batch.num_tokens));
     head_scan(p, batch, own, pointer(memory), stream_of(stream));
 }
 
-// x: (t, heads d) float32, heads next to each other: see gated_norm_params.
 void bound_gated_norm(int64_t t, int64_t heads, int64_t d, const View& x, const View& gate, Address weight,
                       int64_t weight_stride, float eps, bool gate_first, const View& y, Address stream) {
-    gated_norm(gated_norm_params(t, heads, d, x, d, gate, weight, weight_stride, eps, gate_first, y),
+    gated_norm(gated_norm_params(t, heads, d, x, gate, weight, weight_stride, eps, gate_first, y),
                stream_of(stream));
 }
 
@@ -42,7 +41,8 @@ void bind_heads(py::module_& m) {
              "key_dim"_a, "value_dim"_a, "lanes"_a, "A"_a, "dt_bias"_a, "D"_a, "dt_min"_a, "dt_max"_a,
              "state"_a);
     m.def("head_scan_bytes", &head_scan_bytes);
-    m.def("head_scan", &bound_head_scan, ReleaseGil());
+    m.def("head_scan", &bound_head_scan, ReleaseGil(), py::kw_only(), "params"_a, "batch"_a, "x"_a, "gates"_a,
+          "out"_a, "memory"_a, "own"_a, "stream"_a);
     m.def("gated_norm", &bound_gated_norm, ReleaseGil());
     m.def("norm_rope", &bound_norm_rope, ReleaseGil());
     m.def("sigmoid_mul", &bound_sigmoid_mul, ReleaseGil());

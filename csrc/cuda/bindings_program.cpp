@@ -102,7 +102,7 @@ void bind_program(py::module_& m) {
         .def("gate",
              [](Program& program, int64_t heads, int64_t d, Address weight, int64_t weight_stride, float eps,
                 bool gate_first, const Rows& x, const Rows& gate, const Rows& y) {
-                 program.gate(gated_norm_params(0, heads, d, kNone, d, kNone, weight, weight_stride, eps,
+                 program.gate(gated_norm_params(0, heads, d, kNone, kNone, weight, weight_stride, eps,
                                                 gate_first, kNone),
                               x, gate, y);
              })

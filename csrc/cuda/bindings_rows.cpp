@@ -1,4 +1,4 @@
-// Python bindings (pybind11) of apcbatch._CUDA: norms, top-k, routing, argmax and log-probabilities,
+// Python bindings (pybind11) of apcbatch._CUDA: norms, choice of experts, argmax and log-probabilities,
 // attention. The Python side checks shapes and keeps the memory alive until the kernels have run.
 #include <pybind11/stl.h>
 
@@ -37,37 +37,11 @@ void bound_silu_mul(int64_t t, int64_t f, const View& gate, const View& up, cons
              stream_of(stream));
 }
 
-// logits: (t, n) float32. weights, indices: (t, k) contiguous.
-RoutingParams routing(int64_t t, int64_t n, int64_t k, const View& logits, Address weights, Address indices) {
-    RoutingParams params;
-    params.t = t;
-    params.n = n;
-    params.k = k;
-    params.logits = static_cast<float*>(values(logits, DType::float32, t));
-    params.stride = logits.stride;
-    params.weights = apcbatch::floats(weights, t);
-    params.indices = apcbatch::integers(indices, t);
-    return params;
-}
-
-void bound_softmax_topk(int64_t t, int64_t n, int64_t k, const View& logits, Address weights, Address indices,
-                        Address stream) {
-    route(routing(t, n, k, logits, weights, indices), nullptr, nullptr, stream_of(stream));
-}
-
-// bias: (n), present: (1), grouped: GROUPS_BYTES + 4 t k bytes, or none of these. The others: see routing.
-void bound_route(int64_t t, int64_t n, int64_t k, const View& logits, Address bias, int64_t groups,
-                 int64_t top_groups, bool is_normalised, float eps, float scale, Address weights,
-                 Address indices, Address present, Address grouped, Address stream) {
-    RoutingParams params = routing(t, n, k, logits, weights, indices);
-    params.bias = apcbatch::floats(bias, kMaybe);
-    params.groups = groups;
-    params.top_groups = top_groups;
-    params.is_normalised = is_normalised;
-    params.eps = eps;
-    params.scale = scale;
-    route(params, apcbatch::integers(present, kMaybe), static_cast<Groups*>(pointer(grouped)),
-          stream_of(stream));
+// present: (1), grouped: GROUPS_BYTES + 4 t k bytes, or none of these. The others: see routing_params.
+void bound_route(int64_t t, int64_t n, int64_t k, const View& logits, const RoutingRule& rule,
+                 Address weights, Address indices, Address present, Address grouped, Address stream) {
+    route(routing_params(t, n, k, logits, rule, weights, indices), apcbatch::integers(present, kMaybe),
+          static_cast<Groups*>(pointer(grouped)), stream_of(stream));
 }
 
 // logits: (t, n) float32. tokens: (t), written if `choose`, else read. logprobs: (t) or none.
@@ -128,7 +102,6 @@ void bind_rows(py::module_& m) {
     m.def("rms_norms", &bound_rms_norms);
     m.def("rms_norm", &bound_rms_norm, ReleaseGil());
     m.def("silu_mul", &bound_silu_mul, ReleaseGil());
-    m.def("softmax_topk", &bound_softmax_topk, ReleaseGil());
     m.def("route", &bound_route, ReleaseGil());
     m.def("logprob", &bound_logprob, ReleaseGil());
     m.def("paged_attention", &bound_paged_attention, ReleaseGil());

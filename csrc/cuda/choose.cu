@@ -69,7 +69,7 @@ struct Held {
 
     // Replaces the scores of all groups but the top_groups by minus infinity. sums: scratch for a number for
     // each group. The lower group comes first on ties.
-    __device__ __forceinline__ void keep_top_groups(const TopkParams& p, int lane, float* sums) {
+    __device__ __forceinline__ void keep_top_groups(const RoutingParams& p, int lane, float* sums) {
         const int columns = int(p.n / p.groups), groups = int(p.groups);
         for (int g = 0; g < groups; ++g) {
             TopTwo top;

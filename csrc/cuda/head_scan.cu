@@ -538,24 +538,6 @@ void launch(const HeadScanParams& p, const Batch& batch, int own, void* memory, 
 
 }  // namespace
 
-HeadScanParams head_scan_over(HeadScanParams p, const Batch& batch, const void* x, std::int64_t x_stride,
-                              const void* gates, std::int64_t gates_stride, float* out) {
-    const std::int64_t size = bytes_of(p.dtype), keys = p.key_heads * p.key_dim;
-    const char *columns = static_cast<const char*>(x), *gate = static_cast<const char*>(gates);
-    p.ragged = batch.ragged;
-    p.q = columns;
-    p.k = columns + keys * size;
-    p.v = columns + 2 * keys * size;
-    p.q_stride = p.k_stride = p.v_stride = x_stride;
-    p.b = gate;
-    p.a = p.rule == HeadRule::delta ? gate + p.value_heads * size : gate;
-    p.b_stride = p.a_stride = gates_stride;
-    p.out = out;
-    p.out_stride = p.value_heads * p.value_dim;
-    p.out_head_stride = p.value_dim;
-    return p;
-}
-
 std::int64_t head_scan_bytes(const HeadScanParams& p, std::int64_t num_tokens) {
     return 4 * num_tokens * 2 * (p.key_heads * padded_keys(p.key_dim) + p.value_heads);
 }

@@ -14,12 +14,6 @@ namespace cuda {
 constexpr std::int64_t kMostKeyDim = 256;  // columns of a key, or d_state
 constexpr std::int64_t kMostRotaryPairs = 128;
 
-// Returns the arguments of a recurrence over a batch. x: (t, 2 key_heads key_dim + value_heads value_dim),
-// columns of q, k and v. gates: columns of b and a, of ssd of a alone, (t, value_heads) each. out: (t,
-// value_heads value_dim) contiguous.
-HeadScanParams head_scan_over(HeadScanParams params, const Batch& batch, const void* x, std::int64_t x_stride,
-                              const void* gates, std::int64_t gates_stride, float* out);
-
 // Runs a recurrence for the whole batch. own: 1, 2 or 4 columns of the state for each thread, or the nearest
 // number with a kernel; 0: chosen by the number of columns. Every choice gives the same bits. memory:
 // head_scan_bytes(params, tokens of the batch) bytes.

@@ -148,8 +148,8 @@ void Program::scan(const ScanParams& params, const Rows& x, const Rows& dt, cons
 void Program::scan_heads(const HeadScanParams& params, const Rows& x, const Rows& gates, const Rows& memory,
                          const Rows& y) {
     ops_.emplace_back([=](Run& run) {
-        const HeadScanParams p = head_scan_over(params, run.pass.batch, run.at(x), x.stride, run.at(gates),
-                                                gates.stride, static_cast<float*>(run.at(y)));
+        const HeadScanParams p = head_scan_over(params, run.pass.batch.ragged, run.at(x), x.stride,
+                                                run.at(gates), gates.stride, static_cast<float*>(run.at(y)));
         head_scan(p, run.pass.batch, 0, run.at(memory), run.stream);
     });
 }

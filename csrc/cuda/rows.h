@@ -11,7 +11,7 @@ namespace apcbatch {
 namespace cuda {
 
 struct Groups;
-constexpr std::int64_t kMostChoices = 1024;  // maximum columns of softmax_topk and route
+constexpr std::int64_t kMostChoices = 1024;  // maximum columns of route
 constexpr std::int64_t kMostHeadDim = 256;
 
 // RMS norm with a delta that is finished first: x += aside + delta * factors, each operation rounded to
@@ -28,14 +28,6 @@ void rms_norm(const SumNormParams& params, cudaStream_t stream);
 constexpr int kMostNorms = 3;
 void rms_norms(const SumNormParams* params, int count, cudaStream_t stream);
 void silu_mul(const SiluMulParams& params, cudaStream_t stream);
-
-// Arguments of the choice and weights of a mixture's experts: those of softmax_topk without a bias, of
-// sigmoid_topk with one. Each weight is then divided by the row's sum of weights plus eps if is_normalised,
-// and multiplied by scale.
-struct RoutingParams : TopkParams {
-    bool is_normalised = false;
-    float eps = 0.0f, scale = 1.0f;
-};
 
 // groups: null, or where to group the tokens by expert, with present: see Grouping.
 void route(const RoutingParams& params, const std::int64_t* present, Groups* groups, cudaStream_t stream);

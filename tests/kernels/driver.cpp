@@ -185,19 +185,18 @@ void try_rows() {
     check("relu_square", gated, squares, 1e-5, false,
           [&](int threads) { relu_square({t, h, x.data(), h, gated.data(), h, x.dtype}, threads); });
     const Array bias(DType::float32, h, 0.0);
-    check("sigmoid_topk", chances, nearest, 1e-5, false, [&](int threads) {
-        TopkParams top{t, h, 1, logits.floats(), h, chances.floats(), best.data(), bias.floats()};
-        sigmoid_topk(top, threads);
+    check("route by sigmoids", chances, nearest, 1e-5, false, [&](int threads) {
+        RoutingParams top{t, h, 1, logits.floats(), h, chances.floats(), best.data(), bias.floats()};
+        route(top, threads);
         const std::string of_all(chances.memory.get(), size_t(chances.bytes()));
         if (h % 2 == 0) {  // its reads and writes alone: which group is used depends on rounding
             top.groups = h / 2;
-            sigmoid_topk(top, threads);
+            route(top, threads);
         }
         std::memcpy(chances.data(), of_all.data(), of_all.size());
     });
-    check("softmax_topk", chances, likeliest, 1e-5, false, [&](int threads) {
-        softmax_topk({t, h, 1, logits.floats(), h, chances.floats(), best.data()}, threads);
-    });
+    check("route by a softmax", chances, likeliest, 1e-5, false,
+          [&](int threads) { route({t, h, 1, logits.floats(), h, chances.floats(), best.data()}, threads); });
     for (double& chance : likeliest) chance = std::log(chance);
     check("logprob", chances, likeliest, 1e-5, false, [&](int threads) {
         logprob({t, h, logits.floats(), h, true, tokens.data(), chances.floats()}, threads);

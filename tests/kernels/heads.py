@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import torch
 
 from apcbatch.kernels import reference
-from apcbatch.kernels.cpu.head_scan import delta_rule, ssd
 from apcbatch.kernels.ragged import Ragged
 from apcbatch.layout import value_lanes
+from apcbatch.model.devices import backend_for
 from tests.kernels.recurrent import one_thread, poison
 
 # Hk, Hv, K, V (G, H, N, P): lanes of no whole vector, of one and a half, of several blocks, and the real size
@@ -21,15 +21,34 @@ SIZES = [(1, 1, 8, 8), (2, 4, 5, 24), (1, 3, 13, 40), (2, 2, 6, 67), (1, 2, 36, 
 @dataclass
 class Rule:
     """Arguments of a recurrence over t tokens. inputs: names of those with a row for each token, the first two k or B
-    (t, heads, K) and v or x (t, heads, V). State slots are (heads of v, V / lanes, K, lanes)."""
+    (t, heads, K) and v or x (t, heads, V). columns: names of those that are the columns of x and of gates, in the op's
+    order. State slots are (heads of v, V / lanes, K, lanes)."""
 
     inputs: ClassVar[tuple[str, ...]]
+    columns: ClassVar[tuple[tuple[str, ...], tuple[str, ...]]]
+    rule: ClassVar[tuple[str, ...]] = ()  # names of the arguments that Mamba-2 alone has
 
     def arena(self, slots: int) -> torch.Tensor:
         """Random states, every second layer's, as a model's arena has them."""
         (_, _, k), (_, heads, v) = (getattr(self, name).shape for name in self.inputs[:2])
         lanes = value_lanes(k, v)
         return torch.randn(slots, 2, heads, v // lanes, k, lanes)[:, 1]
+
+    def run(self, state: torch.Tensor, batch: Ragged, own: int = 0) -> torch.Tensor:
+        """The op's result, (t, heads, V). Its x and gates are slices of wider rows. own: see CudaOps."""
+        k, v = (getattr(self, name) for name in self.inputs[:2])
+        x, gates = (self._wide([getattr(self, name) for name in names]) for names in self.columns)
+        poison((len(v), v.shape[1] * v.shape[2]), torch.float32)
+        ops = backend_for(x.device)
+        ops.own = own
+        rule = (getattr(self, name) for name in self.rule)
+        return ops.head_scan(x, gates, k.shape[1], self.A, self.dt_bias, state, batch, *rule).view(v.shape)
+
+    def _wide(self, parts: list[torch.Tensor]) -> torch.Tensor:
+        rows = torch.cat([part.flatten(1) for part in parts], 1)
+        wide = torch.full((len(rows), rows.shape[1] + 5), torch.nan, dtype=rows.dtype)
+        wide[:, 3:-2] = rows
+        return wide[:, 3:-2]
 
     def tokens(self, begin: int, end: int) -> Any:
         cut = {name: getattr(self, name)[begin:end] for name in self.inputs}
@@ -38,9 +57,10 @@ class Rule:
 
 @dataclass
 class DeltaRule(Rule):
-    """Arguments of delta_rule."""
+    """Arguments of the gated delta rule."""
 
     inputs = ("k", "v", "q", "b", "a")
+    columns = ("q", "k", "v"), ("b", "a")
 
     q: torch.Tensor
     k: torch.Tensor
@@ -65,10 +85,6 @@ class DeltaRule(Rule):
         """Those before the states."""
         return self.q, self.k, self.v, self.b, self.a, self.A, self.dt_bias
 
-    def run(self, state: torch.Tensor, batch: Ragged) -> torch.Tensor:
-        poison(self.v.shape, torch.float32)
-        return delta_rule(*self.arguments, state, batch)
-
     def expect(self, state: torch.Tensor, batch: Ragged) -> torch.Tensor:
         """The reference in float64; state must be float64."""
         with one_thread():
@@ -80,9 +96,11 @@ LIMITS = 0.05, 1.5  # of the step; both bind for some tokens
 
 @dataclass
 class Ssd(Rule):
-    """Arguments of ssd."""
+    """Arguments of the recurrence of Mamba-2."""
 
     inputs = ("B", "x", "C", "dt")
+    columns = ("C", "B", "x"), ("dt",)
+    rule = ("D", "dt_limits")
 
     x: torch.Tensor
     dt: torch.Tensor
@@ -107,10 +125,6 @@ class Ssd(Rule):
     def arguments(self) -> tuple[torch.Tensor, ...]:
         """The tensors before the states."""
         return self.x, self.dt, self.A, self.B, self.C, self.D, self.dt_bias
-
-    def run(self, state: torch.Tensor, batch: Ragged) -> torch.Tensor:
-        poison(self.x.shape, torch.float32)
-        return ssd(*self.arguments, self.dt_limits, state, batch)
 
     def expect(self, state: torch.Tensor, batch: Ragged) -> torch.Tensor:
         """The reference in float64; state must be float64."""

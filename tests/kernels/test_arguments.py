@@ -113,8 +113,8 @@ WORDS = {  # words of the sentence -> (a call, what it refuses, each for one fau
     "x must have two dimensions": (lambda x: arguments.require_matrix(x, "x"), [zeros(3), zeros(1, 2, 3)]),
     "have two dimensions": (
         lambda op: op(zeros(3)),
-        [ops.pack_linear, ops.residual, lambda x: ops.rms_norm(x, None, 1e-5, F32), lambda x: ops.silu_mul(x, x),
-         lambda x: ops.softmax_topk(x, 1), lambda x: ops.add_rms_norm_(x, x, None, 1e-5, F32),
+        [ops.pack_linear, ops.residual, ops.relu_square, lambda x: ops.rms_norm(x, None, 1e-5, F32),
+         lambda x: ops.silu_mul(x, x), lambda x: ops.route(x, 1), lambda x: ops.add_rms_norm_(x, x, None, 1e-5, F32),
          lambda x: ops.linear(x, PACKED)],
     ),
     "up must have the shape of x": (
@@ -136,15 +136,13 @@ WORDS = {  # words of the sentence -> (a call, what it refuses, each for one fau
         [zeros(3, 4), zeros(2, 3, 4).double(), strided((2, 3, 4), (40, 5, 1))],
     ),
     "must have slot": (lambda slot: arguments.require_slots(slot, 7), [7, 9]),
-    "k must lie in 1 to 4": (lambda k: ops.softmax_topk(zeros(1, 4), k), [0, 5]),
-    "token must lie in [0, 4)": (lambda token: ops.token_logprob(zeros(4), token), [-1, 4]),
+    "k must lie in 1 to 4": (lambda k: ops.route(zeros(1, 4), k), [0, 5]),
     "logits must be float32": (
         lambda op: op(zeros(1, 4).double()),
-        [ops.argmax, ops.greedy, lambda x: ops.greedy(x.bfloat16()), lambda x: ops.softmax_topk(x, 1),
-         lambda x: ops.token_logprob(x[0], 1), lambda x: ops.token_logprobs(x, ALL[:1])],
+        [ops.argmax, ops.greedy, lambda x: ops.greedy(x.bfloat16()), lambda x: ops.route(x, 1),
+         lambda x: ops.token_logprobs(x, ALL[:1])],
     ),
     "at least one column": (ops.greedy, [zeros(2, 0)]),
-    "logits must be one row": (lambda x: ops.token_logprob(x, 1), [zeros(2, 4)]),
     "tokens must lie in [0, 4)": (
         lambda tokens: ops.token_logprobs(zeros(2, 4), torch.tensor(tokens)), [[0, 4], [-1, 0]]
     ),
@@ -189,7 +187,7 @@ WORDS = {  # words of the sentence -> (a call, what it refuses, each for one fau
         lambda op: op(META),
         [ops.argmax, ops.greedy, ops.pack_linear, lambda x: ops.rms_norm(x, None, 1e-5, F32),
          lambda x: ops.add_rms_norm_(x, x, None, 1e-5, F32), lambda x: ops.silu_mul(x, x),
-         lambda x: ops.softmax_topk(x, 1), lambda x: ops.token_logprob(x[0], 1),
+         lambda x: ops.route(x, 1), ops.relu_square,
          lambda x: ops.token_logprobs(x, ALL[:2]), lambda x: ops.linear(x, ops.pack_linear(torch.ones(2, 3))),
          lambda x: ops.write_kv(META_CACHE[0], META_CACHE[0], CACHE, CACHE, ALL),
          lambda x: ops.write_kv(CACHE[0], CACHE[0], META_CACHE, META_CACHE, ALL),
@@ -221,7 +219,6 @@ def test_what_lies_at_a_bound_is_taken() -> None:
     ends = torch.tensor([logits[0], logits[3]]) - logits.logsumexp(0)
     found = ops.token_logprobs(logits.expand(2, 4), torch.tensor([0, 3]))
     torch.testing.assert_close(found, ends)
-    assert [ops.token_logprob(logits, token) for token in (0, 3)] == found.tolist()
     assert ops.token_logprobs(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64)).shape == (0,)
     before = num_threads()
     set_threads(1)

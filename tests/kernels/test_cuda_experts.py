@@ -11,7 +11,7 @@ from apcbatch.kernels import reference
 from apcbatch.kernels.cuda.backend import CudaBackend
 from apcbatch.kernels.cuda.experts import GroupedExperts
 from apcbatch.kernels.cuda.extension import current_stream, extension
-from apcbatch.kernels.cuda.feed_forward import DeviceMixture, route
+from apcbatch.kernels.cuda.feed_forward import DeviceMixture
 from apcbatch.kernels.layer import Expert, PreNorm, SigmoidRouting
 
 ops = CudaBackend(torch.device("cuda", 0), exact=True)
@@ -97,7 +97,7 @@ def test_mixture(t: int, experts: int, k: int) -> None:
     hidden, inner = 64, 32
     parts, gate_up, down = draw_experts(experts, hidden, inner, random.random() < 0.5)
     grouped, x = GroupedExperts(parts), draw(t, hidden)
-    weights, chosen = ops.softmax_topk(torch.randn(t, experts, device="cuda") * 2, k)
+    weights, chosen = ops.route(torch.randn(t, experts, device="cuda") * 2, k)
     there = random.randrange(1, t + 1)
     y = grouped.mixture(x, weights, chosen, torch.tensor([there], device="cuda"))
     assert close(y[:there], mixed(x[:there], weights[:there], chosen[:there], gate_up, down))
@@ -155,7 +155,7 @@ def test_experts_at_once_equal_one_by_one(is_gated: bool, t: int, hidden: int, i
     experts, k = 7, 2
     mixture = make_mixture(draw_experts(experts, hidden, inner, is_gated)[0], k)
     assert mixture.can_capture
-    x, (weights, chosen) = draw(t, hidden), ops.softmax_topk(torch.randn(t, experts, device="cuda") * 2, k)
+    x, (weights, chosen) = draw(t, hidden), ops.route(torch.randn(t, experts, device="cuda") * 2, k)
     y = mixture._grouped.mixture(x, weights, chosen, None)
     assert torch.equal(y, mixture._one_by_one(x, weights, chosen))
     one = slice(random.randrange(t), None)
@@ -170,10 +170,10 @@ def test_a_row_of_nan_stays_alone() -> None:
     for is_gated in (True, False):
         grouped = GroupedExperts(draw_experts(8, 64, 96, is_gated)[0])
         x, logits = draw(8, 64), torch.randn(8, 8, device="cuda")
-        clean = grouped.mixture(x, *ops.softmax_topk(logits, 2), None)
+        clean = grouped.mixture(x, *ops.route(logits, 2), None)
         logits[3] = torch.nan
         x[3] = torch.nan
-        spoiled = grouped.mixture(x, *ops.softmax_topk(logits, 2), None)
+        spoiled = grouped.mixture(x, *ops.route(logits, 2), None)
         others = torch.arange(8, device="cuda") != 3
         assert torch.equal(spoiled[others], clean[others]) and bool(spoiled[3].isnan().all())
 
@@ -213,14 +213,14 @@ def test_sigmoid_routing_matches_the_reference(experts: int, groups: int, top_gr
     assert clear.sum() > 20
     for k in {1, min(22, top_groups * experts // groups)}:
         routing = SigmoidRouting(bias, groups, top_groups, 2.5, 1e-6)
-        weights, chosen = route(logits, k, is_normalised, routing)
+        weights, chosen = ops.route(logits, k, is_normalised, routing)
         exact, order = reference.sigmoid_topk(logits.double(), k, bias.double(), groups, top_groups)
         if is_normalised:
             exact = exact / (exact.sum(1, keepdim=True) + 1e-6)
         assert torch.equal(chosen[clear], order[clear])
         torch.testing.assert_close(weights[clear].double(), 2.5 * exact[clear], rtol=2e-6, atol=1e-30)
         one = random.randrange(301)
-        alone = route(logits[one : one + 1].clone(), k, is_normalised, routing)
+        alone = ops.route(logits[one : one + 1].clone(), k, is_normalised, routing)
         assert torch.equal(alone[0][0], weights[one]) and torch.equal(alone[1][0], chosen[one])
 
 
@@ -237,8 +237,8 @@ def test_few_tokens_are_grouped_where_they_are_chosen(experts: int, k: int, has_
         logits[random.randrange(t)] = random.choice((float("nan"), 0.0))  # one expert chosen again and again; ties
         present = torch.tensor([random.choice((t, random.randrange(t + 1)))], device="cuda")
         made, expected = (torch.full_like(GroupedExperts.groups(t, k, logits.device), 0xFF) for _ in range(2))
-        weights, chosen = route(logits, k, True, sigmoid, present, made)
-        alone = route(logits, k, True, sigmoid)
+        weights, chosen = ops.route(logits, k, True, sigmoid, present, made)
+        alone = ops.route(logits, k, True, sigmoid)
         assert torch.equal(weights.view(torch.int32), alone[0].view(torch.int32)) and torch.equal(chosen, alone[1])
         addresses = chosen.data_ptr(), present.data_ptr(), expected.data_ptr()
         extension().group(t, k, experts, *addresses, current_stream())
@@ -252,11 +252,11 @@ def test_few_tokens_are_grouped_where_they_are_chosen(experts: int, k: int, has_
 def test_softmax_routing_is_normalised() -> None:
     """Catches weights of the whole softmax where those of the chosen experts are due, and the other way round."""
     logits = torch.randn(77, 60, device="cuda") * 3
-    whole, order = ops.softmax_topk(logits, 6)
-    weights, chosen = route(logits, 6, True, None)
+    whole, order = ops.route(logits, 6)
+    weights, chosen = ops.route(logits, 6, True, None)
     assert torch.equal(chosen, order)
     torch.testing.assert_close(weights, whole / whole.sum(1, keepdim=True), rtol=1e-6, atol=0)
-    weights, chosen = route(logits, 6, False, None)
+    weights, chosen = ops.route(logits, 6, False, None)
     assert torch.equal(chosen, order) and torch.equal(weights, whole)
 
 
@@ -264,33 +264,33 @@ def test_softmax_routing_is_normalised() -> None:
 def test_a_logit_or_bias_that_is_not_finite_makes_all_weights_nan(value: float) -> None:
     """Catches a broken router whose weights, 0 or 1, look sound."""
     logits, bias = torch.randn(3, 42, device="cuda"), torch.randn(42, device="cuda")
-    sound, _ = route(logits, 4, True, SigmoidRouting(bias, 3, 2))
+    sound, _ = ops.route(logits, 4, True, SigmoidRouting(bias, 3, 2))
     for column in (0, 41):
         broken = logits.clone()
         broken[1, column] = value
-        weights, chosen = route(broken, 4, True, SigmoidRouting(bias, 3, 2))
+        weights, chosen = ops.route(broken, 4, True, SigmoidRouting(bias, 3, 2))
         assert torch.equal(weights[::2], sound[::2]) and bool(weights[1].isnan().all())
         assert 0 <= int(chosen.min()) <= int(chosen.max()) < 42
         hurt = bias.clone()
         hurt[column] = value
-        assert bool(route(logits, 4, True, SigmoidRouting(hurt, 3, 2))[0].isnan().all())
+        assert bool(ops.route(logits, 4, True, SigmoidRouting(hurt, 3, 2))[0].isnan().all())
 
 
 def test_the_lower_expert_and_group_come_first_on_ties() -> None:
     """Catches experts that depend on the order of a search."""
     logits, bias = torch.zeros(1, 6, device="cuda"), torch.zeros(6, device="cuda")
     for k, groups, top_groups, chosen in ((3, 1, 1, [0, 1, 2]), (2, 3, 1, [0, 1]), (4, 3, 2, [0, 1, 2, 3])):
-        assert route(logits, k, False, SigmoidRouting(bias, groups, top_groups))[1].tolist() == [chosen]
+        assert ops.route(logits, k, False, SigmoidRouting(bias, groups, top_groups))[1].tolist() == [chosen]
     bias[5] = 0.1
-    assert route(logits, 2, False, SigmoidRouting(bias, 3, 1))[1].tolist() == [[5, 4]]
+    assert ops.route(logits, 2, False, SigmoidRouting(bias, 3, 1))[1].tolist() == [[5, 4]]
 
 
 def test_a_routing_that_does_not_fit_is_refused() -> None:
     """Catches a choice beyond the experts, whose indices would be read as an expert's."""
     logits = torch.zeros(2, 6, device="cuda")
     with pytest.raises(ValueError, match="k must lie in 1 to 6"):
-        route(logits, 7, False, None)
+        ops.route(logits, 7, False, None)
     with pytest.raises(ValueError, match="k must lie in 1 to 2, the columns of 1 groups"):
-        route(logits, 3, False, SigmoidRouting(torch.zeros(6, device="cuda"), 3, 1))
-    with pytest.raises(ValueError, match="a mixture may have 1024 experts"):
-        route(torch.zeros(2, 1025, device="cuda"), 1, False, None)
+        ops.route(logits, 3, False, SigmoidRouting(torch.zeros(6, device="cuda"), 3, 1))
+    with pytest.raises(ValueError, match="logits must have at most 1024 columns"):
+        ops.route(torch.zeros(2, 1025, device="cuda"), 1, False, None)

@@ -9,14 +9,12 @@ import pytest
 import torch
 
 from apcbatch.kernels import reference
-from apcbatch.kernels.cuda.batch import batch_on
-from apcbatch.kernels.cuda.head_mixer import DeviceHeadMixer
 from apcbatch.kernels.cuda.ops import ops as cuda
-from apcbatch.kernels.layer import DeltaNetWeights, Mamba2Weights, PreNorm, rotary_steps
+from apcbatch.kernels.layer import rotary_steps
 from apcbatch.kernels.ragged import Ragged
 from apcbatch.model.devices import backend_for
-from tests.kernels.heads import LIMITS, RULES, SIZES, DeltaRule, Rule
-from tests.kernels.recurrent import DTYPES, assert_close, poison, ragged, same_bits
+from tests.kernels.heads import RULES, SIZES, Rule
+from tests.kernels.recurrent import DTYPES, assert_close, ragged, same_bits
 from tests.kernels.test_cuda import mixed_batch
 
 pytestmark = pytest.mark.cuda
@@ -32,43 +30,9 @@ def on_cuda() -> Iterator[None]:
         yield
 
 
-def mixer(inputs: Rule, state: torch.Tensor, gate_first: bool = True, has_norm: bool = True) -> DeviceHeadMixer:
-    """A mixer with these inputs' constants; its projections are not run. gate_first, has_norm: of Mamba-2."""
-    hidden, width, heads = 8, 4, inputs.A.numel()
-    (_, key_heads, key_dim), (_, _, value_dim) = (getattr(inputs, name).shape for name in inputs.inputs[:2])
-    values = heads * value_dim
-    channels = 2 * key_heads * key_dim + values
-    is_delta = isinstance(inputs, DeltaRule)
-    pack = backend_for(CUDA, exact=True).pack_linear
-    shared = {
-        "in_proj": pack(torch.randn(channels + values + (2 if is_delta else 1) * heads, hidden).to(inputs.dtype)),
-        "out_proj": pack(torch.randn(hidden, values).to(inputs.dtype)),
-        "conv_weight": torch.randn(channels, width),
-        "A": inputs.A,
-        "dt_bias": inputs.dt_bias,
-        "norm": torch.randn(value_dim if is_delta else values) if has_norm else None,
-        "norm_eps": 1e-6,
-    }
-    weights = (
-        DeltaNetWeights(key_heads=key_heads, **shared)
-        if is_delta
-        else Mamba2Weights(
-            groups=key_heads, conv_bias=None, D=inputs.D, dt_limits=LIMITS, gate_first=gate_first, **shared
-        )
-    )
-    conv = torch.zeros(len(state), width - 1, channels, dtype=inputs.dtype)
-    return DeviceHeadMixer(PreNorm(torch.ones(hidden), 1e-6), weights, state, conv)
-
-
 def scan(inputs: Rule, state: torch.Tensor, batch: Ragged) -> torch.Tensor:
-    """o (t, Hv, V) of the recurrence."""
-    names = ("q", "k", "v") if isinstance(inputs, DeltaRule) else ("C", "B", "x")
-    x = torch.cat([getattr(inputs, name).flatten(1) for name in names], 1)
-    gates = torch.cat([inputs.b, inputs.a], 1) if isinstance(inputs, DeltaRule) else inputs.dt
-    poison((len(x), inputs.A.numel() * getattr(inputs, names[2]).shape[2]), torch.float32)
-    own = random.choice((0, 1, 2, 4))  # it changes no bit
-    out = mixer(inputs, state).scan(x, gates, batch_on(CUDA, batch), own)
-    return out.view(getattr(inputs, names[2]).shape)
+    """o (t, Hv, V) of the recurrence, by threads that own some columns each, which changes no bit."""
+    return inputs.run(state, batch, random.choice((0, 1, 2, 4)))
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -149,30 +113,22 @@ def test_company_changes_no_bit(rule):
         begin += length
 
 
-@pytest.mark.parametrize(
-    ("rule", "gate_first", "has_norm"),
-    [("delta", False, True), ("ssd", True, True), ("ssd", False, True), ("ssd", True, False)],
-)
+@pytest.mark.parametrize("gate_first", [False, True])
+@pytest.mark.parametrize("weights", ["of all heads", "of each head", "none"])
 # one column of a thread and up to 4, 12, 20 and 32 that it holds, and more
 @pytest.mark.parametrize(
-    "size", [(2, 6, 8, 12), (1, 4, 16, 128), *((3, 3 * n, 16, 130) for n in (2, 20, 39, 60, 66))], ids=str
+    ("heads", "columns"), [(6, 12), (4, 128), *((3, n * 130) for n in (2, 20, 39, 60, 66))], ids=str
 )
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_gated_norm_matches_float64(rule, gate_first, has_norm, size, dtype):
+def test_a_gated_norm_matches_float64(gate_first, weights, heads, columns, dtype):
     """A norm over other columns, one that is not there, or the gate on the wrong side of it."""
-    inputs = RULES[rule].random(37, size, dtype)
-    made = mixer(inputs, inputs.arena(1), gate_first, has_norm)
-    heads = size[1] if rule == "delta" else size[0]
-    columns = size[1] * size[3] // heads
-    x, gate = torch.randn(37, heads * columns), torch.randn(37, heads * columns + 3).to(dtype)[:, 3:]
-    weight = made._weights.norm
-    y = made.gated_norm(x, gate)
-    parts = x.double().view(37, heads, columns), gate.double().reshape(37, heads, columns)
-    if weight is not None:
-        weight = weight.double() if rule == "delta" else weight.double().view(heads, columns)
-    expected = reference.gated_norm(*parts, weight, 1e-6, gate_first)
-    assert_close(y.view(37, heads, columns), expected, dtype)
-    assert same_bits(made.gated_norm(x[5:6], gate[5:6]), y[5:6])
+    d = heads * columns
+    x, gate = torch.randn(37, d), torch.randn(37, d + 3).to(dtype)[:, 3:]
+    weight = {"of all heads": torch.randn(columns), "of each head": torch.randn(d)}.get(weights)
+    y = cuda.gated_norm(x, gate, heads, weight, 1e-6, gate_first)
+    wide = None if weight is None else weight.double()
+    assert_close(y, reference.gated_norm(x.double(), gate.double(), heads, wide, 1e-6, gate_first), dtype)
+    assert same_bits(cuda.gated_norm(x[5:6], gate[5:6], heads, weight, 1e-6, gate_first), y[5:6])
 
 
 @pytest.mark.parametrize(("head_dim", "rotary_dim"), [(256, 64), (24, 24), (13, 4), (7, 0), (256, 256)])

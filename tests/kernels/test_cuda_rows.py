@@ -108,11 +108,11 @@ def test_silu_mul(columns: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(("columns", "k"), [(1, 1), (4, 2), (16, 2), (33, 33), (257, 5), (1024, 8)])
-def test_softmax_topk(columns: int, k: int) -> None:
+def test_a_softmax_route(columns: int, k: int) -> None:
     """Catches a tie that goes to the higher index and a softmax over the chosen ones alone."""
     logits = draw(random.randrange(1, 99), columns).round(decimals=1)
-    weights, indices = ops.softmax_topk(logits, k)
-    expected_weights, expected = CpuBackend().softmax_topk(logits.cpu(), k)
+    weights, indices = ops.route(logits, k)
+    expected_weights, expected = CpuBackend().route(logits.cpu(), k)
     assert torch.equal(indices.cpu(), expected)
     torch.testing.assert_close(weights.cpu(), expected_weights, rtol=1e-5, atol=1e-7)
 
@@ -127,8 +127,8 @@ def test_greedy(columns: int) -> None:
     assert torch.equal(ops.argmax(logits).cpu(), expected)
     torch.testing.assert_close(logprobs.cpu(), expected_logprobs, rtol=1e-5, atol=1e-5)
     token = random.randrange(columns)
-    one = ops.token_logprob(logits[0], token)
-    assert one == pytest.approx(torch.log_softmax(logits[0].double(), 0)[token].item(), rel=1e-4, abs=1e-4)
+    one = ops.token_logprobs(logits[:1], torch.tensor([token], device="cuda"))
+    assert one.item() == pytest.approx(torch.log_softmax(logits[0].double(), 0)[token].item(), rel=1e-4, abs=1e-4)
 
 
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])

@@ -36,7 +36,7 @@ def shared_ops() -> dict[str, Op]:
         "conv": lambda: conv.run(conv.arena(2), ragged(batch, [-1, -1], [0, 1], None)),
         "linear": lambda: ops.linear(x, packed),
         "attention": lambda: ops.paged_attention(q, cache, cache, *where, 0.1),
-        "topk": lambda: ops.softmax_topk(logits, 2)[0],
+        "topk": lambda: ops.route(logits, 2)[0],
     }
 
 
@@ -68,7 +68,7 @@ def test_memory_runs_out_in_one_thread():
     logits = torch.randn(3, 40)
     _C.refuse_scratch(1)
     with pytest.raises(MemoryError):
-        ops.softmax_topk(logits, 2)
+        ops.route(logits, 2)
 
 
 FORK = """
@@ -138,7 +138,7 @@ def test_bad_addresses_are_refused(make, sentence):
         lambda: ops.silu_mul(good, bad),
         lambda: ops.linear(bad, packed),
         lambda: ops.pack_linear(bad),
-        lambda: ops.softmax_topk(bad, 1),
+        lambda: ops.route(bad, 1),
         lambda: ops.greedy(bad),
     ):
         with pytest.raises(ValueError, match=sentence):
@@ -158,7 +158,7 @@ def test_no_rows():
     assert packed.rows(torch.empty(0, dtype=torch.int64)).shape == (0, 8)
     assert ops.rms_norm(none, torch.ones(8), 1e-5, torch.float32).shape == (0, 8)
     assert ops.silu_mul(none, none).shape == (0, 8)
-    assert ops.softmax_topk(none, 2)[1].shape == (0, 2)
+    assert ops.route(none, 2)[1].shape == (0, 2)
     assert ops.greedy(none)[0].shape == (0,)
     assert ops.causal_conv(none, torch.ones(8, 3), None, states, batch).shape == (0, 8)
     a, bc = -torch.ones(2, 8), torch.empty(0, 2)

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from apcbatch.kernels import reference
-from apcbatch.kernels.cpu import head_scan
 from apcbatch.kernels.cpu.head_mixer import FusedHeadMixer
 from apcbatch.kernels.layer import DeltaNetWeights, Mamba2Weights, PreNorm
 from apcbatch.layout import value_lanes
@@ -60,25 +59,21 @@ class Mixer:
     def fused(self, state: torch.Tensor, conv: torch.Tensor) -> FusedHeadMixer:
         return ops.sub_block(self.kind, self.norm, self.weights, state, conv)
 
-    def one_by_one(self, sums, pending, state, conv, batch, k=ops, rules=head_scan, packed=None):
-        """The kernels in turn: the definition. sums changes. k, rules: the kernels, or the reference with the plain
-        weights."""
+    def one_by_one(self, sums, pending, state, conv, batch, k=ops, packed=None):
+        """The ops in turn: the definition. sums changes. k: the ops, or the reference with the plain weights."""
         x = k.add_rms_norm_(sums, pending, self.norm.weight.to(sums.dtype), self.norm.eps, self.dtype)
         p = packed or {name: getattr(self.weights, name) for name in self.plain}
-        w, (_, hk, hv, keys, values, _) = self.weights, self.size
+        w, (_, _, hv, _, values, _) = self.weights, self.size
         rows = k.linear(x, p["in_proj"])
         qkv, z, gates = rows.split([self.channels, hv * values, self.gates * hv], 1)
         qkv = k.causal_conv(qkv, w.conv_weight, getattr(w, "conv_bias", None), conv, batch)
-        parts = qkv.split([hk * keys, hk * keys, hv * values], 1)
-        q, k_, v = (part.unflatten(1, (heads, -1)) for part, heads in zip(parts, (hk, hk, hv), strict=True))
-        y = self.recurrence(rules, q, k_, v, gates, z, state, batch)
-        return k.linear(y.flatten(1), p["out_proj"], out_dtype=torch.promote_types(x.dtype, torch.float32))
+        y = self.recurrence(k, qkv, gates, z, state, batch)
+        return k.linear(y, p["out_proj"], out_dtype=torch.promote_types(x.dtype, torch.float32))
 
-    def recurrence(self, rules, q, k, v, gates, z, state, batch):
+    def recurrence(self, k, x, gates, z, state, batch):
         """The recurrence and its gated norm."""
-        w, hv = self.weights, self.size[2]
-        o = rules.delta_rule(q, k, v, gates[:, :hv], gates[:, hv:], w.A, w.dt_bias, state, batch)
-        return rules.gated_norm(o, z.unflatten(1, (hv, -1)), w.norm, w.norm_eps)
+        w, (_, hk, hv, *_) = self.weights, self.size
+        return k.gated_norm(k.head_scan(x, gates, hk, w.A, w.dt_bias, state, batch), z, hv, w.norm, w.norm_eps)
 
 
 class Mamba2Mixer(Mixer):
@@ -99,11 +94,10 @@ class Mamba2Mixer(Mixer):
             norm_eps=1e-6,
         )
 
-    def recurrence(self, rules, q, k, v, gates, z, state, batch):
+    def recurrence(self, k, x, gates, z, state, batch):
         w, g = self.weights, self.size[1]
-        y = rules.ssd(v, gates, w.A, k, q, w.D, w.dt_bias, w.dt_limits, state, batch)
-        y, z = (value.reshape(len(z), g, -1) for value in (y, z))
-        return rules.gated_norm(y, z, None if w.norm is None else w.norm.view(g, -1), w.norm_eps, w.gate_first)
+        y = k.head_scan(x, gates, g, w.A, w.dt_bias, state, batch, w.D, w.dt_limits)
+        return k.gated_norm(y, z, g, w.norm, w.norm_eps, w.gate_first)
 
 
 class NormFirstMixer(Mamba2Mixer):
@@ -144,7 +138,7 @@ def test_close_to_float64(kind, size):
     wide.weights = replace(mixer.weights, **{name: value.double() for name, value in vectors.items()})
     states = sums.double(), pending.double(), delta.double(), conv.double()
     with one_thread():
-        expected = wide.one_by_one(*states, batch, reference, reference, plain)
+        expected = wide.one_by_one(*states, batch, reference, plain)
     y = run(mixer.fused(delta, conv), sums, pending, batch)
     torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-4)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from apcbatch.kernels import reference
-from apcbatch.kernels.cpu.head_scan import gated_norm
+from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.processor import set_isa
 from apcbatch.layout import value_lanes
 from tests.effort import table, tries
@@ -27,6 +27,7 @@ from tests.kernels.recurrent import (
     same_bits,
 )
 
+ops = CpuBackend()
 LENGTHS = [1, 2, 3, 63, 64, 65, 129, 151]
 
 pytestmark = pytest.mark.pairwise
@@ -196,27 +197,20 @@ def test_gated_norm(every_isa, dtype, size, weights, gate_first):
     """A head's mean over other columns, a gate or a weight that is not this column's; bits that depend on the
     instruction set or the rows around."""
     _, heads, _, columns = size
-    x, gate = torch.randn(23, heads, columns), torch.randn(23, heads, 2 * columns).to(dtype)[..., columns:].clone()
-    weight = {"of all heads": torch.randn(columns), "of each head": torch.randn(heads, columns)}.get(weights)
+    wide = torch.randn(23, 3 * heads * columns + 5)
+    x, gate = wide[:, 5 : 5 + heads * columns], wide.to(dtype)[:, -heads * columns :]
+    weight = {"of all heads": torch.randn(columns), "of each head": torch.randn(heads * columns)}.get(weights)
     wide = None if weight is None else weight.double()
-    expected = reference.gated_norm(x.double(), gate.double(), wide, 1e-6, gate_first)
+    expected = reference.gated_norm(x.double(), gate.double(), heads, wide, 1e-6, gate_first)
     results = []
     for name in every_isa:
         set_isa(name)
         poison(x.shape, dtype)
-        results.append(gated_norm(x, gate, weight, 1e-6, gate_first))
+        results.append(ops.gated_norm(x, gate, heads, weight, 1e-6, gate_first))
         tolerance = 1e-5 if dtype == torch.float32 else 1e-2
         torch.testing.assert_close(results[-1].double(), expected, rtol=tolerance, atol=tolerance)
         assert same_bits(results[-1], results[0]), name
-        assert same_bits(gated_norm(x[7:9], gate[7:9], weight, 1e-6, gate_first), results[0][7:9])
-
-
-@table("lanes", [0, 5, 48])
-def test_blocks_that_do_not_divide_the_columns_are_refused(lanes):
-    """A division by zero, or columns of a block that no state has."""
-    rule = DeltaRule.random(2, (1, 2, 8, 24))
-    with pytest.raises(ValueError, match="state must have blocks that divide the 24 columns"):
-        rule.run(torch.zeros(2, 2, 1, 8, lanes), ragged([2], [0], [1]))
+        assert same_bits(ops.gated_norm(x[7:9], gate[7:9], heads, weight, 1e-6, gate_first), results[0][7:9])
 
 
 def test_lanes_of_a_block():
@@ -228,42 +222,41 @@ def test_lanes_of_a_block():
 
 def test_refuses_what_does_not_fit():
     """Addresses handed to the kernel for tensors of another shape, dtype or number of slots."""
-    rule = DeltaRule.random(5, (2, 4, 6, 24))
-    batch, state = ragged([5], [-1], [0]), rule.arena(1)
+    x, gates, vector = torch.randn(5, 2 * 2 * 6 + 4 * 24), torch.randn(5, 8), -torch.rand(4)
+    state, batch = torch.zeros(1, 4, 1, 6, 24), ragged([5], [-1], [0])
+    good = {"x": x, "gates": gates, "key_heads": 2, "A": vector, "dt_bias": vector, "state": state, "ragged": batch}
+    assert ops.head_scan(**good).shape == (5, 96)
+    columns, mamba2 = "x must have the columns of q, k and v, 2 x . x 6", {"D": vector, "gates": gates[:, :4]}
     for change, sentence in (
-        ({"q": rule.q[:4]}, r"q, k and v must be \(5, heads, columns\)"),
-        ({"q": rule.q[:, :1]}, "q and k must have one shape"),
-        ({"v": rule.v[:, :3]}, "a multiple of their heads"),
-        ({"v": rule.v.bfloat16()}, "q and v must have one dtype"),
-        ({"b": rule.b[:, :3]}, r"b must be \(5, 4\)"),
-        ({"a": rule.a[:, :3]}, r"a must be \(5, 4\)"),
-        ({"A": torch.zeros(3)}, "A must be contiguous of shape"),
-        ({"dt_bias": torch.zeros(4).double()}, "dt_bias must be contiguous of shape"),
+        ({"x": x[:4]}, r"x must be \(5, d_inner\)"),
+        ({"x": x[:, :-1]}, columns),
+        ({"key_heads": 3}, columns),
+        ({"key_heads": 0}, columns),
+        ({"key_heads": 4}, columns),
+        ({"x": x.half()}, "x must be float32 or bfloat16"),
+        ({"gates": gates[:, :7]}, r"gates must be torch.float32 \(like x\) of shape \(5, 8\)"),
+        ({"gates": gates.bfloat16()}, r"gates must be torch.float32 \(like x\) of shape \(5, 8\)"),
+        ({**mamba2, "gates": gates}, r"gates must be torch.float32 \(like x\) of shape \(5, 4\)"),
+        ({"dt_bias": vector.double()}, "dt_bias must be contiguous of shape"),
+        ({"A": vector.double()}, "A must be contiguous of shape"),
+        ({**mamba2, "D": vector[:3]}, "D must be contiguous of shape"),
+        ({"ragged": ragged([5], [-1], [1])}, "must have slot 1, which the batch names"),
+        ({"state": state[0]}, r"state must be \(slots, heads, blocks, columns of k, lanes\)"),
+        ({"state": state[:, :3]}, "state must be torch.float32 of shape"),
+        ({"state": state.double()}, "state must be torch.float32 of shape"),
+        ({"state": torch.zeros(1, 4, 1, 24, 6).transpose(3, 4)}, "state must be torch.float32 of shape"),
+        ({"x": x.to("meta")}, "x must be on the CPU"),
     ):
         with pytest.raises(ValueError, match=sentence):
-            replace(rule, **change).run(state, batch)
-    with pytest.raises(ValueError, match="must have slot 1, which the batch names"):
-        rule.run(state, ragged([5], [-1], [1]))
-    for wrong in (state[..., :23], state[..., :12], state.transpose(3, 4), state[:, :3]):
-        with pytest.raises(ValueError, match="state must"):
-            rule.run(wrong, batch)
-    scan = Ssd.random(5, (2, 4, 6, 24))
-    for change, sentence in (
-        ({"C": scan.C[:4]}, r"C, B and x must be \(5, heads, columns\)"),
-        ({"B": scan.B[..., :5]}, "C and B must have one shape"),
-        ({"x": scan.x[:, :3]}, "and x a multiple of their heads"),
-        ({"dt": scan.dt[:, :3]}, r"dt must be \(5, 4\)"),
-        ({"dt": scan.dt.bfloat16()}, "C and dt must have one dtype"),
-        ({"D": torch.zeros(3)}, "D must be contiguous of shape"),
-    ):
-        with pytest.raises(ValueError, match=sentence):
-            replace(scan, **change).run(state, batch)
-    x = torch.randn(5, 4, 24)
+            ops.head_scan(**{**good, **change})
+    x = torch.randn(5, 96)
     for arguments, sentence in (
-        ((x, x, torch.ones(3, 24), 1e-6, True), "weight must be contiguous of shape"),
-        ((x, x[:, :3], torch.ones(24), 1e-6), "like gate"),
-        ((x.bfloat16(), x, torch.ones(24), 1e-6), "x must be float32"),
-        ((x, x, torch.ones(23), 1e-6), "weight must be contiguous of shape"),
+        ((x, x, 4, torch.ones(72), 1e-6, True), "weight must be contiguous of shape"),
+        ((x, x[:, :72], 4, torch.ones(24), 1e-6), "gate must have the shape of x"),
+        ((x.bfloat16(), x, 4, torch.ones(24), 1e-6), "x must be float32"),
+        ((x, x, 5, None, 1e-6), "the columns of 5 heads"),
+        ((x, x, 0, None, 1e-6), "the columns of 0 heads"),
+        ((x, x, 4, torch.ones(23), 1e-6), "weight must be contiguous of shape"),
     ):
         with pytest.raises(ValueError, match=sentence):
-            gated_norm(*arguments)
+            ops.gated_norm(*arguments)

@@ -1,7 +1,6 @@
-"""Fused feed-forward sub-blocks on the CPU, one call each: an MLP, gated or not, and a mixture of experts; and the two
-kernels that they have besides the ops.
+"""Fused feed-forward sub-blocks on the CPU, one call each: an MLP, gated or not, and a mixture of experts.
 
-Invariants: the bits equal those of running the kernels one by one. A token's mixture is summed over its experts in
+Invariants: the bits equal those of running the ops one by one. A token's mixture is summed over its experts in
 ascending order, independent of the routing of other tokens.
 """
 
@@ -12,43 +11,9 @@ from collections.abc import Sequence
 import torch
 
 from apcbatch import _C
-from apcbatch.kernels.arguments import require_cpu, require_logits, require_matrix, view
 from apcbatch.kernels.cpu.linear import PackedLinear
 from apcbatch.kernels.cpu.sub_block import FusedSubBlock, norm_plan
-from apcbatch.kernels.layer import Expert, PreNorm, SigmoidRouting
-from apcbatch.kernels.processor import num_threads
-
-
-def relu_square(x: torch.Tensor) -> torch.Tensor:
-    """Compute max(x, 0)^2 in float32, rounded once. So et al., "Primer", arXiv 2109.08668.
-
-    x: (t, f) float32 or bfloat16, any row stride. Returns (t, f) in x's dtype. Raises ValueError.
-    """
-    require_cpu(x, "x")
-    require_matrix(x, "x")
-    y = torch.empty(x.shape, dtype=x.dtype)
-    _C.relu_square(x.shape[0], x.shape[1], view(x, "x"), view(y, "y"), num_threads())
-    return y
-
-
-def sigmoid_topk(
-    logits: torch.Tensor, k: int, bias: torch.Tensor, groups: int = 1, top_groups: int = 1
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return two tensors for the k columns of each row with the largest scores, sigmoid(logit) + bias: their sigmoids,
-    and their indices. Only the top_groups of `groups` equal groups of columns are used: those with the largest sums of
-    their two largest scores. DeepSeek-AI, "DeepSeek-V3", arXiv 2412.19437, section 2.1.2.
-
-    logits: (t, columns) float32, any row stride. bias: (columns,) float32 contiguous. Returns (t, k) float32 and (t, k)
-    int64, in descending order of score, the lower group and the lower index first on ties. The sigmoids of a row with a
-    logit or a score that is not finite are NaN. Raises ValueError.
-    """
-    require_cpu(logits, "logits")
-    t, n = require_logits(logits)
-    SigmoidRouting(bias, groups, top_groups).require(n, k)
-    sigmoids, indices = torch.empty(t, k), torch.empty(t, k, dtype=torch.int64)
-    results = sigmoids.data_ptr(), indices.data_ptr()
-    _C.sigmoid_topk(t, n, k, view(logits, "logits"), *results, bias.data_ptr(), groups, top_groups, num_threads())
-    return sigmoids, indices
+from apcbatch.kernels.layer import Expert, PreNorm, SigmoidRouting, routing_rule
 
 
 class FusedMlp(FusedSubBlock):
@@ -74,9 +39,8 @@ class FusedMixture(FusedSubBlock):
     """Pre-norm and mixture of experts in one call. A call stores the output, (t, h), as the residual's delta. Raises
     ValueError if a shape or a dtype does not fit.
 
-    Each token uses the experts_per_token experts with the largest router logits, weighted by the softmax over all
-    experts; with `sigmoid`, those that sigmoid_topk chooses, weighted by their sigmoids. is_normalised: the chosen
-    weights are divided by their sum. router: (experts, h), float32 or of the experts' dtype. experts: of one shape,
+    Each token uses experts_per_token experts, chosen and weighted by is_normalised and sigmoid as in Ops.route.
+    router: (experts, h), float32 or of the experts' dtype. experts: of one shape,
     dtype and activation. latent: projections (l, h) before and (h, l) after the experts, of their dtype, so that the
     experts have l columns: y = latent[1](mixture(latent[0] x)). Empty: no projections.
     """
@@ -116,12 +80,7 @@ class FusedMixture(FusedSubBlock):
             norm=norm_plan(norm, h),
             router=router.plan,
             experts_per_token=experts_per_token,
-            is_normalised=is_normalised,
-            bias=0 if sigmoid is None else sigmoid.bias.data_ptr(),
-            groups=1 if sigmoid is None else sigmoid.groups,
-            top_groups=1 if sigmoid is None else sigmoid.top_groups,
-            scale=1.0 if sigmoid is None else sigmoid.scale,
-            eps=1e-20 if sigmoid is None else sigmoid.eps,
+            rule=routing_rule(is_normalised, sigmoid),
             latent=tuple(one.plan for one in latent),
             experts=[_expert_plan(expert) for expert in experts],
         )

@@ -1,7 +1,7 @@
 """Fused gated delta net and Mamba-2 mixers on the CPU: pre-norm and mixer of one layer in one call.
 
-Invariant: the bits equal those of the kernels called in this order: add_rms_norm_, in_proj, causal_conv, delta_rule or
-ssd, gated_norm, out_proj. In a bfloat16 model values are rounded after in_proj, after the convolution's SiLU and after
+Invariant: the bits equal those of the ops called in this order: add_rms_norm_, in_proj, causal_conv, head_scan,
+gated_norm, out_proj. In a bfloat16 model values are rounded after in_proj, after the convolution's SiLU and after
 the gated norm; between these everything is float32. Weights and states are checked once, when a mixer is made.
 """
 
@@ -10,8 +10,7 @@ from __future__ import annotations
 import torch
 
 from apcbatch import _C
-from apcbatch.kernels.arguments import DTYPE_CODES, address, require_parameter, slot_stride
-from apcbatch.kernels.cpu.head_scan import head_scan_params
+from apcbatch.kernels.arguments import DTYPE_CODES, address, head_scan_params, require_parameter, slot_stride
 from apcbatch.kernels.cpu.linear import PackedLinear
 from apcbatch.kernels.cpu.ops import MAX_CONV_WIDTH
 from apcbatch.kernels.cpu.sub_block import FusedSubBlock, norm_plan
@@ -92,4 +91,5 @@ def _scan_params(
     if w.norm is not None:
         require_parameter(w.norm, "norm", (num_norm,), torch.float32)
     heads = (key_heads, keys // key_heads), (value_heads, value_dim)
-    return head_scan_params(dtype, *heads, w.A, w.dt_bias, state, D, limits)
+    params: _C.HeadScanParams = head_scan_params(_C, dtype, *heads, w.A, w.dt_bias, state, D, limits)
+    return params

@@ -38,6 +38,10 @@ class CpuOps(Ops[PackedLinear]):
         require_parameter(begin, "the residual", tuple(begin.shape), torch.float32)
         return Residual(begin, torch.empty_like(begin))
 
+    @property
+    def _compiled(self) -> Any:
+        return _C
+
     def _launch(self, name: str, _: torch.Tensor, *arguments: Any) -> None:
         getattr(_C, name)(*arguments, num_threads())
 

@@ -34,7 +34,7 @@ class StackSubBlock:
 
 
 class FusedSubBlock(StackSubBlock):
-    """Sub-block that also runs alone, as one call (apcbatch.kernels.backend.FusedSubBlock)."""
+    """Sub-block that also runs alone, as one call (BackendOf.sub_block)."""
 
     can_capture = False
 

@@ -7,48 +7,12 @@ from dataclasses import replace
 
 import torch
 
-from apcbatch.kernels.arguments import address, view
 from apcbatch.kernels.cuda.experts import GroupedExperts
-from apcbatch.kernels.cuda.extension import current_stream, extension
 from apcbatch.kernels.cuda.linear import DeviceLinear
 from apcbatch.kernels.cuda.ops import ops
 from apcbatch.kernels.cuda.program import Program, require
 from apcbatch.kernels.layer import Expert, PreNorm, Residual, SigmoidRouting
 from apcbatch.kernels.ragged import Ragged
-
-
-def route(
-    logits: torch.Tensor,
-    k: int,
-    is_normalised: bool,
-    sigmoid: SigmoidRouting | None,
-    present: torch.Tensor | None = None,
-    groups: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Choose the k experts of each token and weight them: see apcbatch.kernels.cpu.feed_forward.FusedMixture.
-
-    logits: (t, experts) float32 contiguous, at most 1,024 experts. groups: memory for GroupedExperts, where the tokens
-    are then grouped by expert. present: as in GroupedExperts.mixture. Returns (t, k) float32 and (t, k) int64, in
-    descending order of logit or score, the lower index first on ties. Raises ValueError.
-    """
-    t, experts = logits.shape
-    if experts > (most := extension().MOST_CHOICES):
-        raise ValueError(f"a mixture may have {most} experts on a CUDA device; it has {experts}")
-    if sigmoid is not None:
-        sigmoid.require(experts, k)
-    elif not 1 <= k <= experts:
-        raise ValueError(f"k must lie in 1 to {experts}, the number of experts; it is {k}")
-    weights = torch.empty((t, k), dtype=torch.float32, device=logits.device)
-    chosen = torch.empty((t, k), dtype=torch.int64, device=logits.device)
-    if sigmoid is None:
-        choice, eps, scale = (0, 1, 1), 0.0, 1.0
-    else:
-        choice, eps, scale = (sigmoid.bias.data_ptr(), sigmoid.groups, sigmoid.top_groups), sigmoid.eps, sigmoid.scale
-    results = weights.data_ptr(), chosen.data_ptr(), address(present), address(groups)
-    with torch.cuda.device(logits.device):
-        rows = view(logits, "logits")
-        extension().route(t, experts, k, rows, *choice, is_normalised, eps, scale, *results, current_stream())
-    return weights, chosen
 
 
 def run_expert(expert: Expert[DeviceLinear], x: torch.Tensor) -> torch.Tensor:
@@ -60,7 +24,7 @@ def inner_of(expert: Expert[DeviceLinear], x: torch.Tensor) -> torch.Tensor:
     """Compute the input of the expert's last product, (t, f)."""
     f = expert.down.in_features
     gate_up = ops.linear(x, expert.gate_up)  # (t, h) -> (t, 2f) or (t, f)
-    return ops.silu_mul(gate_up[:, :f], gate_up[:, f:]) if expert.is_gated else torch.relu(gate_up).square_()
+    return ops.silu_mul(gate_up[:, :f], gate_up[:, f:]) if expert.is_gated else ops.relu_square(gate_up)
 
 
 class DeviceMlp:
@@ -120,7 +84,7 @@ class DeviceMixture:
         logits = ops.linear(x.to(self.router.dtype), self.router, out_dtype=torch.float32)  # (t, h) -> (t, e)
         k, present = self.experts_per_token, residual.present
         groups = self._grouped.groups(len(x), k, x.device) if self._grouped.is_supported else None
-        weights, chosen = route(logits, k, self._is_normalised, self._sigmoid, present, groups)  # (t, k) each
+        weights, chosen = ops.route(logits, k, self._is_normalised, self._sigmoid, present, groups)  # (t, k) each
         if self._latent:
             x = ops.linear(x, self._latent[0])  # (t, h) -> (t, l)
         if groups is None:

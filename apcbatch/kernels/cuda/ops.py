@@ -15,7 +15,7 @@ from apcbatch.kernels.cuda.batch import DeviceBatch, batch_on
 from apcbatch.kernels.cuda.extension import current_stream, extension
 from apcbatch.kernels.cuda.linear import DeviceLinear, product
 from apcbatch.kernels.cuda.residual import DeviceResidual
-from apcbatch.kernels.layer import PreNorm, Residual
+from apcbatch.kernels.layer import PreNorm, Residual, SigmoidRouting
 from apcbatch.kernels.ops import Ops
 from apcbatch.kernels.ragged import Ragged
 
@@ -26,6 +26,7 @@ class CudaOps(Ops[DeviceLinear]):
     """See apcbatch.kernels.ops. A batch may be a Ragged or a DeviceBatch."""
 
     lanes = 0  # threads per channel in a scan: 1, 2, 4 or 8; 0: the kernel chooses. The bits are the same for all
+    own = 0  # columns of a state that a thread of head_scan owns: 1, 2 or 4; 0: the kernel chooses, as with lanes
 
     def residual(self, begin: torch.Tensor, present: torch.Tensor | None = None) -> DeviceResidual:
         """See Ops."""
@@ -77,13 +78,39 @@ class CudaOps(Ops[DeviceLinear]):
         self._launch("rms_norms", xs[0], [extension().Norm(*arguments) for arguments, _, _ in norms])
         return [y for _, y, _ in norms]
 
+    def relu_square(self, x: torch.Tensor) -> torch.Tensor:
+        """See Ops. torch squares in float32 and rounds once."""
+        return torch.relu(x).square_()
+
+    def route(
+        self,
+        logits: torch.Tensor,
+        k: int,
+        is_normalised: bool = False,
+        sigmoid: SigmoidRouting | None = None,
+        present: torch.Tensor | None = None,
+        groups: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See Ops. groups: memory for GroupedExperts, where the tokens are then grouped by expert. present: as in
+        GroupedExperts.mixture."""
+        return self._route(logits, k, is_normalised, sigmoid, address(present), address(groups))
+
+    @property
+    def _compiled(self) -> Any:
+        return extension()
+
     def _launch(self, name: str, beside: torch.Tensor, *arguments: Any) -> None:
         with torch.cuda.device(beside.device):
             getattr(extension(), name)(*arguments, current_stream())
 
     def _launch_over(self, name: str, batch: DeviceBatch, **arguments: Any) -> None:
+        memory = None
         if name == "selective_scan":
             arguments["lanes"] = self.lanes
+        elif name == "head_scan":
+            size = extension().head_scan_bytes(arguments["params"], batch.num_tokens)
+            memory = torch.empty(size, dtype=torch.uint8, device=batch.device)
+            arguments |= {"memory": address(memory), "own": self.own}
         with torch.cuda.device(batch.device):
             getattr(extension(), name)(batch=batch.params, stream=current_stream(), **arguments)
 
