@@ -96,7 +96,7 @@ NOT_UNDERSTOOD := --kernel-name-exclude kns=expert_chains_kernel --kernel-name-e
 RACES := tests/kernels/test_cuda.py::test_batch_in_place \
     'tests/kernels/test_cuda.py::test_bfloat16_scan_matches_float64[16]' \
     'tests/kernels/test_cuda.py::test_bfloat16_scan_matches_float64[64]' \
-    'tests/kernels/test_cuda.py::test_bfloat16_convolution_matches_float64[torch.float32]' \
+    tests/kernels/test_cuda.py::test_bfloat16_convolution_matches_float64 \
     'tests/kernels/test_cuda_rows.py::test_norms[257-dtype1]' 'tests/kernels/test_cuda_rows.py::test_a_softmax_route[16-2]' \
     'tests/kernels/test_cuda_rows.py::test_greedy[1024]' \
     'tests/kernels/test_cuda_rows.py::test_paged_attention[6-3-96-dtype1]' \

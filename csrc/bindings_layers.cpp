@@ -14,11 +14,11 @@
 namespace apcbatch {
 namespace {
 
-// Returns the arguments of convolve. weight: (channels, width). bias: (channels) or null. Both float32.
+// Returns the arguments of convolve. weight: (channels, width). bias: (channels) or null.
 ConvParams mixer_conv(DType dtype, std::int64_t channels, std::int64_t width, Address weight, Address bias,
                       const View& state) {
     const View none = {0, 0, dtype};
-    return conv_params({}, none, {weight, width, DType::float32}, bias, state, none, channels, width);
+    return conv_params({}, none, weight, bias, state, none, channels, width);
 }
 
 MambaMixer mamba_mixer(const PreNorm& norm, const Projection& in_proj, const Projection& x_proj,

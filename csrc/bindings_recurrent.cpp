@@ -20,7 +20,7 @@ RaggedParams ragged_params(std::int64_t num_sequences, Address cu_seqlens, Addre
             integers(snapshot_slots, kMaybe)};
 }
 
-void bound_causal_conv(const RaggedParams& ragged, const View& x, const View& weight, Address bias,
+void bound_causal_conv(const RaggedParams& ragged, const View& x, Address weight, Address bias,
                        const View& state, const View& out, std::int64_t d_inner, std::int64_t width,
                        bool has_silu, int num_threads) {
     causal_conv(conv_params(ragged, x, weight, bias, state, out, d_inner, width, has_silu), num_threads);

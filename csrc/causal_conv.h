@@ -28,7 +28,7 @@ class UnitConv {
         weight = scratch;
         bias = weight + p.width * padded;
         history = reinterpret_cast<T*>(bias + padded);
-        with_type(p.weight_dtype, [&](auto w) { prepare_weight<TypeOf<decltype(w)>>(); });
+        prepare_weight();
     }
 
     // Processes tokens [token_begin, token_end) of sequence s. The call with the sequence's first tokens
@@ -62,15 +62,13 @@ class UnitConv {
     const T* x;  // row of the sequence's first token, like out
     T* out;
 
-    template <class W>
     void prepare_weight() {
-        const W* from = static_cast<const W*>(p.weight) + c0 * p.width;
-        const W* offset = static_cast<const W*>(p.bias);
+        const float* from = p.weight + c0 * p.width;
         for (int64_t c = 0; c < padded; ++c) {
             const bool inside = c < channels;
-            bias[c] = inside && offset != nullptr ? to_float(offset[c0 + c]) : 0.0f;
+            bias[c] = inside && p.bias != nullptr ? p.bias[c0 + c] : 0.0f;
             for (int64_t k = 0; k < p.width; ++k) {
-                weight[k * padded + c] = inside ? to_float(from[c * p.width + k]) : 0.0f;
+                weight[k * padded + c] = inside ? from[c * p.width + k] : 0.0f;
             }
         }
     }

@@ -65,10 +65,9 @@ struct ConvParams {
     std::int64_t width = 0;        // taps, 1 .. 8
     const void* x = nullptr;       // (t, d), token stride x_stride
     std::int64_t x_stride = 0;
-    const void* weight = nullptr;         // (d, w) contiguous
-    DType weight_dtype = DType::float32;  // of weight and bias
-    const void* bias = nullptr;           // (d) or null
-    void* state = nullptr;                // (num_slots, w - 1, d), slot stride state_stride
+    const float* weight = nullptr;  // (d, w) contiguous
+    const float* bias = nullptr;    // (d) or null
+    void* state = nullptr;          // (num_slots, w - 1, d), slot stride state_stride
     std::int64_t state_stride = 0;
     void* out = nullptr;  // (t, d), token stride out_stride
     std::int64_t out_stride = 0;

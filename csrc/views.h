@@ -75,8 +75,8 @@ inline void* values(const View& view, DType dtype, std::int64_t count) {
     return checked(view.address, count, bytes_of(dtype));
 }
 
-// x (t, d); weight (d, w); bias (d) of the weight's type, or none; state (slots, w - 1, d); out (t, d).
-inline ConvParams conv_params(const RaggedParams& ragged, const View& x, const View& weight, Address bias,
+// x (t, d); weight (d, w); bias (d) or none; state (slots, w - 1, d); out (t, d).
+inline ConvParams conv_params(const RaggedParams& ragged, const View& x, Address weight, Address bias,
                               const View& state, const View& out, std::int64_t d_inner, std::int64_t width,
                               bool has_silu = true) {
     const std::int64_t b = ragged.num_sequences;
@@ -87,9 +87,8 @@ inline ConvParams conv_params(const RaggedParams& ragged, const View& x, const V
     params.width = width;
     params.x = values(x, b);
     params.x_stride = x.stride;
-    params.weight = values(weight, d_inner);
-    params.bias = values({bias, 0, weight.dtype}, kMaybe);
-    params.weight_dtype = weight.dtype;
+    params.weight = floats(weight, d_inner);
+    params.bias = floats(bias, kMaybe);
     params.state = values(state, x.dtype, kMaybe);
     params.state_stride = state.stride;
     params.out = values(out, x.dtype, b);

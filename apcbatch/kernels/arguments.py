@@ -99,15 +99,15 @@ def require_parameter(
     tensor: torch.Tensor,
     name: str,
     shape: tuple[int, ...],
-    dtype: torch.dtype | None,
+    dtype: torch.dtype,
     device: torch.device = CPU,
 ) -> None:
-    """Raise ValueError unless the tensor is contiguous, on the device, and has this shape and dtype (None: any)."""
-    if tensor.shape == shape and tensor.is_contiguous() and (dtype is None or tensor.dtype == dtype):
+    """Raise ValueError unless the tensor is contiguous, on the device, and has this shape and dtype."""
+    if tensor.shape == shape and tensor.is_contiguous() and tensor.dtype == dtype:
         require_on(tensor, name, device)
         return
     raise ValueError(
-        f"{name} must be contiguous of shape {shape}{'' if dtype is None else f' and {dtype}'}{where(device)}; "
+        f"{name} must be contiguous of shape {shape} and {dtype}{where(device)}; "
         f"it is {tensor.dtype} of shape {tuple(tensor.shape)} with strides {tensor.stride()}"
     )
 

@@ -89,7 +89,7 @@ class Ops(ABC, Generic[LinearT]):
     ) -> torch.Tensor:
         """Compute the depthwise causal convolution in float32 and, if has_silu, its SiLU; round once.
 
-        x: (t, d), any token stride. weight: (d, w) contiguous, w 1 to 8. bias: (d,) in the weight's dtype, or None.
+        x: (t, d), any token stride. weight: (d, w) float32 contiguous, w 1 to 8. bias: (d,) float32 or None.
         state: (num_slots, w - 1, d) in x's dtype, any slot stride: the last w - 1 raw inputs, oldest first, zeros for
         those before the first token. The slots that the batch names are read and written in place. Returns (t, d) in
         x's dtype.
@@ -97,11 +97,11 @@ class Ops(ABC, Generic[LinearT]):
         batch, t, d, code = self._tokens(x, ragged)
         device, width, most_taps = x.device, weight.shape[-1], self._most("taps")
         x_stride = token_stride(x, "x", t, d, x)
-        require_parameter(weight, "weight", (d, width), None, device)
+        require_parameter(weight, "weight", (d, width), torch.float32, device)
         if not 1 <= width <= most_taps:
             raise ValueError(f"weight must have 1 to {most_taps} columns, the taps; it has {width}")
         if bias is not None:
-            require_parameter(bias, "bias", (d,), weight.dtype, device)
+            require_parameter(bias, "bias", (d,), torch.float32, device)
         state_stride = slot_stride(state, (width - 1, d), x.dtype, device)
         require_slots(batch.max_slot, state.shape[0])
         out = torch.empty((t, d), dtype=x.dtype, device=device)
@@ -109,7 +109,7 @@ class Ops(ABC, Generic[LinearT]):
             "causal_conv",
             batch,
             x=(x.data_ptr(), x_stride, code),
-            weight=(weight.data_ptr(), width, dtype_code(weight, "weight")),
+            weight=weight.data_ptr(),
             bias=address(bias),
             state=(state.data_ptr(), state_stride, code),
             out=(out.data_ptr(), d, code),

@@ -20,8 +20,8 @@ Batch batch(int64_t num_sequences, int64_t num_tokens, int64_t longest, int64_t 
             integers(present)};
 }
 
-void conv(const Batch& batch, const View& x, const View& weight, Address bias, const View& state,
-          const View& out, int64_t d_inner, int64_t width, bool has_silu, Address stream) {
+void conv(const Batch& batch, const View& x, Address weight, Address bias, const View& state, const View& out,
+          int64_t d_inner, int64_t width, bool has_silu, Address stream) {
     causal_conv(conv_params(batch.ragged, x, weight, bias, state, out, d_inner, width, has_silu), batch,
                 stream_of(stream));
 }

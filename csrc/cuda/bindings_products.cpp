@@ -27,7 +27,7 @@ bool bound_library(const ProductParams& params, bool in_turn, const std::string&
     return library_product(params, in_turn, choice, stream_of(stream));
 }
 
-void bound_convolution(const ProductParams& product, const Batch& batch, const View& weight, Address bias,
+void bound_convolution(const ProductParams& product, const Batch& batch, Address weight, Address bias,
                        const View& state, const View& x, Address z, int64_t d_inner, int64_t width,
                        Address stream) {
     few_rows_convolution(product, conv_params(batch.ragged, x, weight, bias, state, x, d_inner, width),
@@ -49,11 +49,9 @@ void bind_products(py::module_& m) {
     using namespace py::literals;
     m.attr("MOST_FEW_ROWS") = kMostFewRows;
     m.attr("MOST_MIXER_ROWS") = kMostMixerRows;
-    m.attr("MOST_PIECES") = kMostPieces;
     py::class_<ProductParams>(m, "Product").def(py::init(&product));
     m.def("library_choices", &bound_choices);
     m.def("library_product", &bound_library);
-    m.def("takes_few_rows", &takes_few_rows);
     m.def("few_rows_convolution", &bound_convolution, ReleaseGil(), "product"_a, py::kw_only(), "batch"_a,
           "weight"_a, "bias"_a, "state"_a, "x"_a, "z"_a, "d_inner"_a, "width"_a, "stream"_a);
     m.def("few_rows_step", &bound_step, ReleaseGil(), "product"_a, py::kw_only(), "batch"_a, "x"_a, "A"_a,

@@ -85,8 +85,8 @@ void bind_program(py::module_& m) {
         .def("scale", [](Program& program, Address factors, int64_t columns, const Rows& x,
                          const Rows& y) { program.scale(floats(factors), columns, x, y); })
         .def("conv",
-             [](Program& program, const View& weight, Address bias, const View& state, int64_t d,
-                int64_t width, bool has_silu, const Rows& x, const Rows& y) {
+             [](Program& program, Address weight, Address bias, const View& state, int64_t d, int64_t width,
+                bool has_silu, const Rows& x, const Rows& y) {
                  const View none = {0, 0, x.dtype};
                  program.conv(conv_params({}, none, weight, bias, state, none, d, width, has_silu), x, y);
              })

@@ -19,15 +19,6 @@ namespace {
 
 constexpr int kConvThreads = 128, kRunTokens = 16;
 
-template <class W>
-__device__ __forceinline__ float widened(const void* from, std::int64_t i) {
-    return widen(static_cast<const W*>(from)[i]);
-}
-
-__device__ __forceinline__ float parameter(const void* from, DType dtype, std::int64_t i) {
-    return dtype == DType::bfloat16 ? widened<__nv_bfloat16>(from, i) : widened<float>(from, i);
-}
-
 // Two channels: weights, and the last kWidth raw inputs.
 template <class T, int kWidth, bool kPaired>
 struct Channels {
@@ -42,14 +33,10 @@ struct Channels {
         const std::int64_t second = both ? c + 1 : c;
 #pragma unroll
         for (int k = 0; k < kWidth; ++k) {
-            weight[k] = make_float2(parameter(p.weight, p.weight_dtype, c * kWidth + k),
-                                    parameter(p.weight, p.weight_dtype, second * kWidth + k));
+            weight[k] = make_float2(p.weight[c * kWidth + k], p.weight[second * kWidth + k]);
         }
         bias = make_float2(0.0f, 0.0f);
-        if (p.bias != nullptr) {
-            bias =
-                make_float2(parameter(p.bias, p.weight_dtype, c), parameter(p.bias, p.weight_dtype, second));
-        }
+        if (p.bias != nullptr) bias = make_float2(p.bias[c], p.bias[second]);
     }
 
     __device__ __forceinline__ Pair<T> input(std::int64_t token) const {

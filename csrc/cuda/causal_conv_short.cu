@@ -86,10 +86,10 @@ __global__ void __launch_bounds__(kThreads)
     const std::int64_t c = any ? own : 0;  // a thread without channels only loads
     const std::int64_t before = std::int64_t(blockIdx.z) * kPartTokens;
     float weight[kWidth][kChannels], bias[kChannels] = {};  // in memory, weights are (channel, tap)
-    const float* from = static_cast<const float*>(p.weight) + c * kWidth;
+    const float* from = p.weight + c * kWidth;
 #pragma unroll
     for (int k = 0; k < kWidth; ++k) load<kChannels>(from + k * kChannels, weight[k]);
-    if (p.bias) load<kChannels>(static_cast<const float*>(p.bias) + c, bias);
+    if (p.bias) load<kChannels>(p.bias + c, bias);
     if (int(threadIdx.x) < here) {  // no kernel of a pass writes its lists
         Where at = where(p.ragged, first + threadIdx.x);
         ends[threadIdx.x] = at.end;
@@ -186,8 +186,8 @@ void launch_width(const ConvParams& p, const Batch& batch, cudaStream_t stream) 
 }  // namespace
 
 bool takes_conv_short(const ConvParams& p) {
-    bool lies = p.width >= 2 && p.width <= 4 && p.weight_dtype == DType::float32 &&
-                aligned<float>({{p.weight, 0}, {p.bias, 0}}, p.d_inner, kChannels);
+    bool lies =
+        p.width >= 2 && p.width <= 4 && aligned<float>({{p.weight, 0}, {p.bias, 0}}, p.d_inner, kChannels);
     with_element(p.dtype, [&](auto element) {
         using T = decltype(element);
         lies = lies && aligned<T>({{p.x, p.x_stride}, {p.out, p.out_stride}, {p.state, p.state_stride}},

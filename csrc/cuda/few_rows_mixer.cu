@@ -34,10 +34,9 @@ struct Convolved {
             : p(of.convolution), z_(of.z), row_(row), token_(token), slots_(p.ragged, token) {
             if (row >= int(p.d_inner)) return;
             const int width = int(p.width);
-            bias_ = p.bias ? static_cast<const float*>(p.bias)[row] : 0.0f;
+            bias_ = p.bias ? p.bias[row] : 0.0f;
 #pragma unroll
-            for (int k = 0; k < kTaps; ++k)
-                weight_[k] = static_cast<const float*>(p.weight)[row * width + max(k - kTaps + width, 0)];
+            for (int k = 0; k < kTaps; ++k) weight_[k] = p.weight[row * width + max(k - kTaps + width, 0)];
 #pragma unroll
             for (int k = 0; k < kTaps - 1 && width > 1; ++k) {
                 const Bf16 kept = *state(max(slots_.initial, 0), max(k - kTaps + width, 0));
@@ -159,8 +158,7 @@ bool single_tokens(const ProductParams& product, const RaggedParams& ragged) {
 
 bool takes_convolution(const ProductParams& product, const ConvParams& p) {
     return single_tokens(product, p.ragged) && product.out == 2 * p.d_inner && p.width >= 1 &&
-           p.width <= kTaps && p.weight_dtype == DType::float32 && p.dtype == DType::bfloat16 &&
-           p.out_stride == p.d_inner;
+           p.width <= kTaps && p.dtype == DType::bfloat16 && p.out_stride == p.d_inner;
 }
 
 bool takes_step(const ProductParams& product, const ScanParams& p) {

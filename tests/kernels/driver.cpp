@@ -306,8 +306,8 @@ void try_conv() {
     }
     check("causal_conv", out, expected, 1e-4, false, [&](int threads) {
         std::memcpy(state.data(), begin.data(), begin.size());
-        causal_conv({batch.params(), type, d, w, x.data(), d, weight.data(), DType::float32, nullptr,
-                     state.data(), past * d, out.data(), d, has_silu},
+        causal_conv({batch.params(), type, d, w, x.data(), d, weight.floats(), nullptr, state.data(),
+                     past * d, out.data(), d, has_silu},
                     threads);
     });
 }

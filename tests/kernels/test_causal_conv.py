@@ -71,7 +71,7 @@ REFUSED = {
     "weight must have 1 to 8 columns": {"weight": torch.zeros(24, 9)},
     "weight must be contiguous of shape (24, 24)": {"weight": torch.zeros(24)},
     "the taps; it has 0": {"weight": torch.zeros(24, 0)},
-    "weight must be float32 or bfloat16": {"weight": torch.zeros(24, 4).half(), "bias": torch.zeros(24).half()},
+    "weight must be contiguous of shape (24, 4) and torch.float32": {"weight": torch.zeros(24, 4).bfloat16()},
     "bias must be contiguous of shape (24,) and torch.float32": {"bias": torch.zeros(24).bfloat16()},
     "state must be torch.float32 of shape (num_slots, 3, 24)": {"state": torch.zeros(9, 3, 24).bfloat16()},
     "state must have slot 7": {"state": torch.zeros(7, 3, 24)},

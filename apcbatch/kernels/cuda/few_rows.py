@@ -30,7 +30,6 @@ class FewRows:
             and weights.in_bias is None
             and weights.A.shape[0] == STATES
             and weights.conv_weight.shape[1] <= MOST_TAPS
-            and weights.conv_weight.dtype == torch.float32
         )
 
     def takes(self, batch: DeviceBatch) -> bool:
@@ -49,7 +48,7 @@ class FewRows:
             extension().few_rows_convolution(
                 _product(h, w.in_proj),
                 batch=batch.params,
-                weight=(w.conv_weight.data_ptr(), width, FLOAT32),
+                weight=w.conv_weight.data_ptr(),
                 bias=address(w.conv_bias),
                 state=(self._conv.data_ptr(), stride, _BFLOAT16),
                 x=(x.data_ptr(), d, _BFLOAT16),

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from apcbatch.kernels.arguments import DTYPE_CODES, FLOAT32, address, slot_stride
+from apcbatch.kernels.arguments import DTYPE_CODES, address, slot_stride
 from apcbatch.kernels.backend import StackEntry
 from apcbatch.kernels.cuda.batch import DeviceBatch, batch_on
 from apcbatch.kernels.cuda.extension import ALIGNMENT, current_stream, extension
@@ -106,10 +106,9 @@ class Program:
         require(is_parameter(weight, (d, width), self.device) and 1 <= width <= extension().MOST_TAPS)
         require(is_parameter(bias, (d,), self.device))
         slots = state.data_ptr(), slot_stride(state, (width - 1, d), x.dtype, self.device), DTYPE_CODES[x.dtype]
-        taps = weight.data_ptr(), width, FLOAT32
         self.keeps(state)
         y = self.rows(d, x.dtype)
-        self.launches.conv(taps, address(bias), slots, d, width, has_silu, x.given, y.given)
+        self.launches.conv(weight.data_ptr(), address(bias), slots, d, width, has_silu, x.given, y.given)
         return y
 
     def keeps(self, *states: torch.Tensor) -> None:
