@@ -77,6 +77,8 @@ def plan(ctx: click.Context, /, inputs: tuple[str, ...], **options: Any) -> None
     from apcbatch.data.input.inputs import find_inputs
     from apcbatch.job.output_paths import check_outputs
     from apcbatch.job.planning import with_recorded_gain
+    from apcbatch.model.families import quantised_weights
+    from apcbatch.model.locate import locate_model
     from apcbatch.model.own_dtype import with_own_dtype
 
     resolved = with_recorded_gain(with_own_dtype(resolved, warn))
@@ -98,6 +100,8 @@ def plan(ctx: click.Context, /, inputs: tuple[str, ...], **options: Any) -> None
     if options["json_path"] != "-":
         for line in forecast_lines(surveyed, resolved, terminal_width(sys.stdout), memory):
             echo(line)
+        if (sentence := quantised_weights(locate_model(resolved.model))) is not None:
+            echo(f"Model: {sentence}")
     if options["json_path"] is not None:
         document = forecast_document(surveyed.forecast, options["table"], resolved, memory)
         write_output("--json", options["json_path"], json_document(document))

@@ -16,7 +16,7 @@ from apcbatch.cli.options import (
     config_options,
     given_flags,
 )
-from apcbatch.cli.terminal import echo_json, json_document, terminal_width, warn
+from apcbatch.cli.terminal import echo, echo_json, json_document, terminal_width, warn
 from apcbatch.config import OPTIONS
 from apcbatch.errors import EXIT_OK, EXIT_REQUEST_ERRORS, UsageError
 
@@ -71,6 +71,8 @@ def show(ctx: click.Context, /, inputs: tuple[str, ...], **options: Any) -> int:
     from apcbatch.data.input.inputs import find_inputs
     from apcbatch.display import Paint
     from apcbatch.job.inspection import inspect
+    from apcbatch.model.families import quantised_weights
+    from apcbatch.model.locate import locate_model
 
     if options["line"] is not None and options["id"] is not None:
         raise UsageError("--line and --id exclude each other; give one of them")
@@ -80,4 +82,6 @@ def show(ctx: click.Context, /, inputs: tuple[str, ...], **options: Any) -> int:
     else:
         for line in inspection_lines(found, terminal_width(sys.stdout), Paint(sys.stdout, resolution.colour_wanted())):
             click.echo(line, color=True)
+        if (sentence := quantised_weights(locate_model(found.model))) is not None:
+            echo(f"Model: {sentence}")
     return EXIT_REQUEST_ERRORS if found.error_code is not None else EXIT_OK

@@ -27,8 +27,8 @@ MAX_FILE_BYTES = 64 << 20
 MAX_JSON_BYTES = 16 << 20  # limit of a JSON file other than tokenizer.json
 _MOST_LEVELS = 128
 _NOT_FINITE = ("Infinity", "-Infinity", "NaN")
-_NAMES = ("added_tokens.json", "chat_template.jinja", "config.json", "generation_config.json",
-          "special_tokens_map.json", "tokenizer_config.json")  # fmt: skip
+_NAMES = ("added_tokens.json", "chat_template.jinja", "config.json", "generation_config.json", "hf_quant_config.json",
+          "quantize_config.json", "special_tokens_map.json", "tokenizer_config.json")  # fmt: skip
 _CONVERTED = (*TOKENIZER_FILES[1:], "merges.txt")
 _TEMPLATES = "additional_chat_templates"
 

@@ -22,11 +22,11 @@ from apcbatch.config import Config
 from apcbatch.draft_sources import draft_sources
 from apcbatch.errors import ModelError, UsageError
 from apcbatch.layout import DTYPE_BYTES, PAGE_TOKENS, StateLayout
+from apcbatch.model.encoded import weights_of
 from apcbatch.model.families import family_of
 from apcbatch.model.feed_forward import Mixture
 from apcbatch.model.hf_config import ModelConfig
-from apcbatch.model.quantization import FLOATING
-from apcbatch.model.weight_files import WeightFiles
+from apcbatch.model.weight_files import FLOATING, WeightFiles
 from apcbatch.option_values import format_size, rounded_size
 
 MAX_SNAPSHOT_SLOTS = 1 << 20
@@ -311,9 +311,9 @@ def checkpoint_sizes(folder: Path, config: ModelConfig) -> CheckpointSizes | Non
     inputs, counts = set[tuple[str, int]](), Counter[str]()
     try:
         with WeightFiles(folder) as files:
-            for name, tensor in files.tensors.items():
+            for name, tensor in weights_of(files, family.ignored).items():
                 is_tied = config.tie_word_embeddings and name == f"{family.head}.weight"
-                if tensor.dtype not in FLOATING or name.startswith(family.ignored) or is_tied:
+                if tensor.dtype not in FLOATING or is_tied:
                     continue
                 found = re.match(r"(.*?\.\d+\.[^.]+)(.*)", name)
                 block, part = found.groups() if found else ("", "")

@@ -188,7 +188,7 @@ def _model(config: Config) -> str:
     from apcbatch.engine.engine import Engine
     from apcbatch.engine.memory import LEAST_POOL_BYTES
     from apcbatch.engine.parts import EngineOptions
-    from apcbatch.model.families import family_of, load_model_config
+    from apcbatch.model.families import family_of, load_model_config, quantised_weights
     from apcbatch.model.weight_files import ignored_tensors
     from apcbatch.types import Request
 
@@ -211,7 +211,7 @@ def _model(config: Config) -> str:
     found = f"{config.model} is complete, {engine.dtype}, fingerprint {engine.fingerprint[:12]}"
     folder = locate_model(config.model)
     ignored = ignored_tensors(folder, family_of(load_model_config(folder)).ignored)
-    return "; ".join(filter(None, [found, *said, ignored, note_of(config.model)]))
+    return "; ".join(filter(None, [found, quantised_weights(folder), *said, ignored, note_of(config.model)]))
 
 
 def _memory(config: Config) -> str:

@@ -387,7 +387,7 @@ def _open_engine(
     ignored, and when a worker comes or goes. most_workers: largest number of workers that can have work; None for no
     bound."""
     if config.ray is None:
-        _note_ignored(config, note)
+        _note_weights(config, note)
         return make_engine(config, warn)
     from apcbatch.cluster.sizing import open_cluster
 
@@ -395,15 +395,15 @@ def _open_engine(
     return open_cluster(config, config.ray, salt, warn, note, lambda request: request.tag.ticket.line, most_workers)
 
 
-def _note_ignored(config: Config, note: Callable[[str], None]) -> None:
-    """Say how many tensors of the checkpoint are not used, if any."""
-    from apcbatch.model.families import family_of, load_model_config
+def _note_weights(config: Config, note: Callable[[str], None]) -> None:
+    """Say how many tensors of the checkpoint are not used, if any, and the format of quantised weights."""
+    from apcbatch.model.families import family_of, load_model_config, quantised_weights
     from apcbatch.model.weight_files import ignored_tensors
 
     folder = locate_model(config.model)
-    sentence = ignored_tensors(folder, family_of(load_model_config(folder)).ignored)
-    if sentence is not None:
-        note(sentence)
+    for sentence in (quantised_weights(folder), ignored_tensors(folder, family_of(load_model_config(folder)).ignored)):
+        if sentence is not None:
+            note(sentence)
 
 
 def make_engine(config: Config, warn: Callable[[str], None]) -> JobEngine:

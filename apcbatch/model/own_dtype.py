@@ -15,6 +15,7 @@ from apcbatch.data.model_files import read_model_json
 from apcbatch.errors import ModelError
 from apcbatch.model.hf_config import ConfigReader
 from apcbatch.model.locate import locate_model
+from apcbatch.model.quantization import read_quantization
 from apcbatch.model.weight_files import WeightFiles
 from apcbatch.option_values import AUTO
 from apcbatch.resolution import DEFAULT
@@ -36,9 +37,13 @@ def with_own_dtype(config: Config, warn: Callable[[str], None] = lambda sentence
 
 
 def own_dtype(folder: Path, warn: Callable[[str], None]) -> str:
-    """Return the dtype that a checkpoint is computed in, `float32` or `bfloat16`: bfloat16 for float16, float32 for
-    float64 and where neither config.json nor any weights tell. warn: called with a sentence if float16 weights are
-    rounded, or if config.json declares another dtype than most of the weights' bytes have. Raises ModelError."""
+    """Return the dtype that a checkpoint is computed in, `float32` or `bfloat16`: bfloat16 for float16 and for
+    quantised weights, float32 for float64 and where neither config.json nor any weights tell. warn: called with a
+    sentence if float16 weights are rounded, or if config.json declares another dtype than most of the weights' bytes
+    have. Raises ModelError."""
+    path = folder / "config.json"
+    if read_quantization(path, read_model_json(path)) is not None:
+        return "bfloat16"
     declared, stored = _declared(folder), _stored(folder)
     own = declared or stored or "float32"
     computed, other = _COMPUTED[own], _COMPUTED[stored or own]

@@ -13,6 +13,7 @@ import os
 import re
 import reprlib
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple
@@ -23,9 +24,11 @@ from apcbatch.data.model_files import read_model_json
 from apcbatch.display import visible
 from apcbatch.errors import ModelError
 from apcbatch.model.locate import what_it_is
-from apcbatch.model.quantization import FLOATING
 from apcbatch.regular_files import open_regular_file
 
+# The dtypes that weights may have: safetensors' name -> bytes of an element.
+FLOATING: Mapping[str, int] = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_ITEM_BYTES = {**FLOATING, "F8_E4M3": 1, "F8_E8M0": 1, "I8": 1, "U8": 1, "I32": 4, "I64": 8}  # that are read
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,200}\.safetensors")
@@ -203,8 +206,8 @@ class WeightFiles:
                 )
             if not isinstance(entry, _Entry):
                 raise ValueError(f"its header says of {name:.80} no dtype, shape and data_offsets")
-            expected = math.prod(entry.shape) * FLOATING.get(entry.dtype, 0)
-            if entry.dtype in FLOATING and entry.end - entry.begin != expected:
+            expected = math.prod(entry.shape) * _ITEM_BYTES.get(entry.dtype, 0)
+            if entry.dtype in _ITEM_BYTES and entry.end - entry.begin != expected:
                 raise ValueError(f"its header gives {name:.80} {entry.end - entry.begin:,} bytes, not {expected:,}")
         end = 0
         for name, entry in sorted(entries.items(), key=lambda item: item[1][2:]):

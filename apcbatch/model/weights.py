@@ -22,16 +22,28 @@ import torch
 import xxhash
 
 from apcbatch.errors import ModelError
+from apcbatch.model.decoding import BadPart, check_parts, decode
+from apcbatch.model.encoded import Encoded, check_floating, weights_of
 from apcbatch.model.host_copies import finite_rows
 from apcbatch.model.prefetch import Ahead
-from apcbatch.model.quantization import FLOATING, check_floating
-from apcbatch.model.weight_files import StoredTensor, WeightFiles
+from apcbatch.model.quantization import VERSION
+from apcbatch.model.weight_files import FLOATING, StoredTensor, WeightFiles
 
 MOST_THREADS = 8  # threads that read weights for a device
 AHEAD_BYTES = 1 << 30
 AHEAD_SHARE = 32  # on the CPU, a 32nd of the weights is read ahead at most
 LEAST_BUFFER_BYTES = 1 << 16
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E8M0": torch.uint8,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I32": torch.int32,
+}
 
 
 class Buffers:
@@ -96,8 +108,11 @@ class Checkpoint:
         self.model_dir = model_dir
         self._files = WeightFiles(model_dir)
         self._buffers = Buffers()
-        tensors = self._files.tensors.items()
-        self._stored = {name: one for name, one in tensors if not name.startswith(ignored)}  # by the names here
+        try:
+            self._stored = weights_of(self._files, ignored)  # by the names here
+        except BaseException:
+            self._files.close()
+            raise
         self._stored_names: dict[str, str] = {}  # name here -> name in the file
         self._prefix = ("", "")  # beginning of names here, and in the files
         self._rename(former_names, prefixes)
@@ -116,7 +131,7 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._stored
 
-    def require(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
+    def require(self, name: str, shape: tuple[int, ...]) -> StoredTensor | Encoded:
         """Return the description of the tensor `name`. Raises ModelError unless its header gives exactly `shape` and a
         floating-point dtype."""
         found = self._stored.get(name)
@@ -150,8 +165,9 @@ class Checkpoint:
         }
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """Return the tensor `name`, which must have exactly `shape`, in the file's floating-point dtype. An infinite
-        number becomes NaN, which propagates, so that a damaged weight never gives a plausible answer."""
+        """Return the tensor `name`, which must have exactly `shape`, in the file's floating-point dtype, or decoded to
+        bfloat16. An infinite number becomes NaN, which propagates, so that a damaged weight never gives a plausible
+        answer."""
         self.require(name, shape)
         if self._ahead is None:
             self._ahead = self._read_ahead()
@@ -171,17 +187,47 @@ class Checkpoint:
     def _read(self, streams: Mapping[torch.device, torch.cuda.Stream], name: str) -> tuple[torch.Tensor, bytes]:
         """Return a tensor on its device, with infinities replaced by NaN, and the digest of its bytes in the file.
         streams: stream of each CUDA device that uses the tensor, so that its memory is not reused too early."""
-        stored = self._stored[name]
-        tensor = self._buffers.tensor(stored.shape, _DTYPES[stored.dtype])
-        label = f"{name} {tensor.dtype} {list(tensor.shape)}".encode()
-        content = tensor.reshape(-1).view(torch.uint8).numpy().data
-        digest = self._files.read_into(stored, content) + label
-        device = self._device_of(name)
+        stored, device = self._stored[name], self._device_of(name)
         with torch.cuda.stream(streams[device]) if device in streams else nullcontext():
+            if isinstance(stored, Encoded):
+                tensor, digest = self._decoded(name, stored, device)
+            else:
+                tensor, digest = self._read_bytes(name, stored)
             tensor = tensor.to(device)
             if not finite_rows(tensor.reshape(1, -1)):
                 tensor = tensor.where(tensor.isfinite(), math.nan)
         return tensor, digest
+
+    def _read_bytes(self, name: str, stored: StoredTensor) -> tuple[torch.Tensor, bytes]:
+        """Return a tensor on the host as it is stored, and the digest of its bytes and its name."""
+        tensor = self._buffers.tensor(stored.shape, _DTYPES[stored.dtype])
+        label = f"{name} {tensor.dtype} {list(tensor.shape)}".encode()
+        content = tensor.reshape(-1).view(torch.uint8).numpy().data
+        return tensor, self._files.read_into(stored, content) + label
+
+    def _decoded(self, name: str, weight: Encoded, device: torch.device) -> tuple[torch.Tensor, bytes]:
+        """Return a weight decoded on its device, and the digest of its stored bytes, its name and its codec. Raises
+        ModelError for scales that are not finite, and for groups that do not exist."""
+        codec, shape = weight.codec, weight.shape
+        digest = f"{codec} {VERSION} {list(shape)}".encode()
+        parts: dict[str, torch.Tensor] = {}
+        try:
+            for role, (_, stored) in sorted(weight.parts.items(), key=lambda part: part[0] == "codes"):  # large, last
+                if role == "codes":
+                    check_parts(codec, shape, parts)
+                tensor, read = self._read_bytes(f"{name} {role}", stored)
+                parts[role], digest = tensor.to(device), digest + read
+        except BadPart as bad:
+            part, stored = weight.parts[bad.role]
+            raise ModelError(
+                f"{stored.path}: tensor {part:.120} {bad} of tensor {weight.parts['codes'][0]:.120}"
+            ) from None
+        if device.type == "cpu":
+            out = self._buffers.tensor(shape, torch.bfloat16)
+        else:
+            out = torch.empty(shape, dtype=torch.bfloat16, device=device)
+        decode(codec, parts, out)
+        return out, digest
 
     def finish(self) -> bytes:
         """Return the digest of all tensors by name, independent of their files. Raises ModelError if a tensor was never

@@ -12,7 +12,8 @@ def test_what_is_read_is_part_of_what_a_run_is(tmp_path: Path) -> None:
     refused because something else lies in the folder."""
     converted = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "merges.txt")
     names = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json",
-             "generation_config.json", "chat_template.jinja", "additional_chat_templates/tool_use.jinja")  # fmt: skip
+             "generation_config.json", "hf_quant_config.json", "quantize_config.json", "chat_template.jinja",
+             "additional_chat_templates/tool_use.jinja")  # fmt: skip
     (tmp_path / "additional_chat_templates").mkdir()
     seen: set[str] = set()
     for content in ("", "one", "another"):

@@ -484,7 +484,7 @@ ROWS = {
             no_multiple("num_attention_heads", "num_key_value_heads", 3, of=4),
             no_multiple("linear_num_value_heads", "linear_num_key_heads", 3, of=4),
             no("linear_key_head_dim", 0, INTEGER), no("linear_conv_kernel_dim", 1, "an integer from 2"),
-            ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config says that the weights are qu"),
+            ({"quantization_config": {"quant_method": "hqq"}}, "quantization_config says that the weights are qu"),
         ],
     ),
     "qwen3_5_moe": Row(

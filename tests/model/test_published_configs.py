@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from apcbatch.data.end_tokens import read_end_tokens
 from apcbatch.data.tokenization.tokenizer import read_vocab_size
 from apcbatch.model.families import load_model_config
+from apcbatch.model.quantization import read_quantization
 from tests.effort import table
 
 # transformers 4 writes a bare Infinity, which JSON lacks; transformers 5 writes {"__float__": "Infinity"}.
@@ -161,3 +163,90 @@ def test_published_configs_are_read(
             found["num_key_value_heads"], found["head_dim"], config.context_length) == sizes  # fmt: skip
     assert read_vocab_size(tmp_path) == sizes[0]
     assert tuple(read_end_tokens(tmp_path, config.vocab_size).files) == eos
+
+
+def compressed(layout: str, weights: str, ignore: str) -> str:
+    """quantization_config as llm-compressor writes it, with activations in 8 bits."""
+    return f"""{{"config_groups": {{"group_0": {{"format": "{layout}", "input_activations": {{"actorder": null,
+        "block_structure": null, "dynamic": true, "group_size": null, "num_bits": 8, "observer": null,
+        "observer_kwargs": {{}}, "strategy": "token", "symmetric": true, "type": "float"}}, "output_activations": null,
+        "targets": ["Linear"], "weights": {{"dynamic": false, "observer": "minmax", "observer_kwargs": {{}},
+        "symmetric": true, "zp_dtype": null, {weights}}}}}}}, "format": "{layout}", "global_compression_ratio": null,
+        "ignore": {ignore}, "kv_cache_scheme": null, "quant_method": "compressed-tensors",
+        "quantization_status": "compressed", "sparsity_config": {{}}, "transform_config": {{}}, "version": "0.12.2"}}"""
+
+
+MODELOPT = """"quant_algo": "%s", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head",
+    "backbone.layers.4.mixer.in_proj", "backbone.layers.0.mixer.conv1d", "backbone.layers.1.mixer.gate"]"""
+FP8_NEXT = """{"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128],
+    "modules_to_not_convert": ["lm_head", "model.embed_tokens", "model.layers.0.linear_attn.conv1d",
+    "model.layers.0.linear_attn.in_proj_ba", "model.layers.0.mlp.gate", "model.layers.0.mlp.shared_expert_gate",
+    "mtp.fc"]}"""
+GPTQ_QWEN = """{"bits": 4, "checkpoint_format": "gptq", "desc_act": false, "dynamic": {"lm_head": {},
+    "model.language_model.embed_tokens": {}, "-:.*attn.*": {}, "-:.*shared_expert.*": {}, "-:.*mtp.*": {},
+    "-:.*visual.*": {}}, "group_size": 128, "lm_head": false, "meta": {"damp_percent": 0.05, "quantizer":
+    ["gptqmodel:5.7.0"], "static_groups": false, "true_sequential": true}, "pack_dtype": "int32",
+    "quant_method": "gptq", "sym": true}"""
+# name -> (a config of PUBLISHED, quantization_config or None, hf_quant_config.json or None, the format in words, a
+# module that is quantised, one that is not)
+QUANTISED = {
+    "Qwen3-Next-80B-A3B-Instruct-FP8": (
+        "Qwen3-Next-80B-A3B-Instruct", FP8_NEXT, None, "FP8, blocks of 128 x 128 (fp8)",
+        "model.layers.0.mlp.experts.7.gate_proj", "model.layers.0.mlp.gate"),
+    "Qwen3.5-27B-FP8": (
+        "Qwen3.5-27B", FP8_NEXT, None, "FP8, blocks of 128 x 128 (fp8)",
+        "model.language_model.layers.0.mlp.gate_proj", "lm_head"),
+    "Qwen3.5-27B-GPTQ-Int4": (
+        "Qwen3.5-27B", GPTQ_QWEN, None, "GPTQ int4, groups of 128, with zeros (gptq)",
+        "model.language_model.layers.0.mlp.up_proj", "model.language_model.layers.0.linear_attn.in_proj_qkv"),
+    "NVIDIA-Nemotron-3-Nano-30B-A3B-FP8": (
+        "NVIDIA-Nemotron-3-Nano-30B-A3B", """{"config_groups": {"group_0": {"input_activations": {"dynamic": false,
+        "num_bits": 8, "type": "float"}, "weights": {"dynamic": false, "num_bits": 8, "type": "float"}, "targets":
+        ["Linear"]}}, "ignore": ["backbone.layers.4.mixer.in_proj", "lm_head", "backbone.layers.0.mixer.conv1d",
+        "backbone.layers.1.mixer.gate"], "kv_cache_scheme": {"dynamic": false, "num_bits": 8, "type": "float"},
+        "producer": {"name": "modelopt", "version": "0.29.0"}, "quant_algo": "FP8", "quant_method": "modelopt"}""",
+        f"""{{"producer": {{"name": "modelopt", "version": "0.29.0"}}, "quantization": {{{MODELOPT % "FP8"}}}}}""",
+        "FP8 (modelopt)", "backbone.layers.1.mixer.experts.3.up_proj", "backbone.layers.4.mixer.in_proj"),
+    "NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4": (
+        "NVIDIA-Nemotron-3-Nano-30B-A3B", None, f"""{{"producer": {{"name": "modelopt", "version": "0.29.0"}},
+        "quantization": {{{MODELOPT % "NVFP4"}, "group_size": 16}}}}""", "NVFP4, groups of 16 (modelopt)",
+        "backbone.layers.1.mixer.experts.3.up_proj", "backbone.layers.0.mixer.conv1d"),
+    "Nemotron-3 in NVFP4 and FP8": (
+        "NVIDIA-Nemotron-3-Nano-30B-A3B", """{"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION",
+        "ignore": ["mtp*"], "quantized_layers": {"backbone.layers.1.mixer.experts": {"quant_algo": "NVFP4",
+        "group_size": 16}, "backbone.layers.0.mixer.in_proj": {"quant_algo": "FP8"}}}""", None,
+        "NVFP4, groups of 16; FP8 (modelopt)", "backbone.layers.1.mixer.experts.5.down_proj",
+        "backbone.layers.5.mixer.q_proj"),
+    "granite-4.0-h-small-FP8": (
+        "granite-4.0-h-small", compressed("float-quantized", """"group_size": null, "num_bits": 8, "strategy":
+        "channel", "type": "float" """, '["lm_head", "re:.*block_sparse_moe.router"]'), None,
+        "FP8 (compressed-tensors)", "model.layers.0.mamba.in_proj", "model.layers.0.block_sparse_moe.router.layer"),
+    "Qwen3.5-27B-W4A16": (
+        "Qwen3.5-27B", compressed("pack-quantized", """"actorder": "static", "group_size": 128, "num_bits": 4,
+        "strategy": "group", "type": "int" """, '["lm_head", "re:.*visual.*", "re:.*linear_attn.*"]'), None,
+        "int4, groups of 128 (compressed-tensors)", "model.language_model.layers.3.self_attn.q_proj",
+        "model.language_model.layers.0.linear_attn.out_proj"),
+    "Qwen3-Next-80B-A3B-Instruct-NVFP4": (
+        "Qwen3-Next-80B-A3B-Instruct", compressed("nvfp4-pack-quantized", """"group_size": 16, "num_bits": 4,
+        "strategy": "tensor_group", "type": "float" """, '["re:.*lm_head", "re:.*mlp.gate$", "re:.*linear_attn.*"]'),
+        None, "NVFP4, groups of 16 (compressed-tensors)", "model.layers.0.mlp.experts.0.down_proj",
+        "model.layers.0.mlp.gate"),
+}  # fmt: skip
+
+
+@table("name", list(QUANTISED))
+def test_a_published_quantised_folder_is_read(name: str, tmp_path: Path) -> None:
+    """Fault: a key of a tool is refused or misread, and the whole folder with it; a module has another format than the
+    tool gave it; the quantised folder is another model than the plain one."""
+    of, declared, beside, described, encoded, plain = QUANTISED[name]
+    path = tmp_path / "config.json"
+    values = json.loads(PUBLISHED[of][0])
+    path.write_text(json.dumps(values))
+    expected = load_model_config(tmp_path)
+    path.write_text(json.dumps(values | ({"quantization_config": json.loads(declared)} if declared else {})))
+    if beside is not None:
+        (tmp_path / "hf_quant_config.json").write_text(beside)
+    assert load_model_config(tmp_path) == expected
+    found = read_quantization(path, json.loads(path.read_text()))
+    assert found is not None and found.described == described
+    assert found.codec_of(encoded)[0] is not None and found.codec_of(plain)[0] is None

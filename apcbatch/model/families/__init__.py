@@ -13,9 +13,11 @@ from pathlib import Path
 from apcbatch.data.model_files import read_model_json
 from apcbatch.errors import ModelError
 from apcbatch.layout import StateLayout
+from apcbatch.model.encoded import weights_of
 from apcbatch.model.family import Family
 from apcbatch.model.hf_config import ConfigReader, ModelConfig
-from apcbatch.model.quantization import check_not_quantised
+from apcbatch.model.quantization import read_quantization
+from apcbatch.model.weight_files import WeightFiles
 from apcbatch.option_values import brief
 
 
@@ -41,9 +43,26 @@ def load_model_config(model_dir: Path) -> ModelConfig:
     family = next((one for one in families() if name in _names(one)), None)
     if family is None:
         raise ModelError(f"{path} {_why_not(name, reader)}; expected {_listed()} (docs/models.md)")
-    check_not_quantised(path, reader.values)
+    read_quantization(path, reader.values)  # refuses what is not read
     reader.activation()
     return family.read(reader, family.model_type)
+
+
+def quantised_weights(folder: Path) -> str | None:
+    """Return a sentence about the format of a folder's quantised weights, with their size once they are decoded if they
+    are here; None if the weights are not quantised. Raises ModelError."""
+    path = folder / "config.json"
+    declared = read_quantization(path, read_model_json(path))
+    if declared is None:
+        return None
+    ignored = family_of(load_model_config(folder)).ignored
+    sentence = f"the weights are {declared.described}, decoded to bfloat16 when they are loaded"
+    try:
+        with WeightFiles(folder) as files:
+            size = sum(weight.num_bytes for weight in weights_of(files, ignored).values())
+    except ModelError:  # the weights are not here, or `run` says what is wrong with them
+        return sentence
+    return f"{sentence}: {size / 2**30:.2f} GiB"
 
 
 def _why_not(name: object, reader: ConfigReader) -> str:

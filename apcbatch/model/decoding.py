@@ -1,0 +1,168 @@
+"""Decode quantised weights to bfloat16.
+
+Invariant: an element is bfloat16((float32(code) - zero) * scale), rounded once to nearest, ties to even, on every
+device and whatever is decoded beside it. A product beyond the largest bfloat16 is infinite; NaN stays NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import cache
+
+import torch
+
+from apcbatch.model.quantization import Codec
+
+_PIECE_ITEMS = 1 << 18  # decoded at once on the host, so that they stay in the processor's cache
+_DEVICE_ITEMS = 1 << 24
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+_EXPONENTS = tuple(2.0 ** (byte - 127) for byte in range(256))
+
+
+class BadPart(ValueError):
+    """A tensor of a weight has values that it must not have. role: of the tensor in Encoded.parts; the message is a
+    clause."""
+
+    def __init__(self, role: str, why: str) -> None:
+        super().__init__(why)
+        self.role = role
+
+
+def check_parts(codec: Codec, shape: tuple[int, ...], parts: Mapping[str, torch.Tensor]) -> None:
+    """Raise BadPart for a scale or another number that is not finite, and for a group that does not exist. parts: by
+    role, without the codes."""
+    for role, numbers in parts.items():
+        if role in ("zero", "order"):
+            continue
+        is_exponent = role == "scales" and numbers.dtype == torch.uint8
+        is_number = bool((numbers != 255).all() if is_exponent else numbers.float().isfinite().all())
+        if not is_number or (role == "overall" and not codec.multiplies and not bool(numbers.all())):
+            raise BadPart(role, "has NaN, an infinite number, or a zero to divide by; expected the scales")
+    if "order" in parts:
+        columns = codec.block[1] if codec.block else 0
+        groups = -(-shape[-1] // (columns or shape[-1]))
+        least, most = map(int, parts["order"].aminmax())
+        if least < 0 or most >= groups:
+            raise BadPart("order", f"has group {least if least < 0 else most}; expected 0 to {groups - 1}")
+
+
+def decode(codec: Codec, parts: Mapping[str, torch.Tensor], out: torch.Tensor) -> None:
+    """Decode a weight into `out` (.., out, in) bfloat16. codec: of an Encoded, with its block. parts: the weight's
+    tensors by role, checked, on the device of `out`."""
+    assert codec.block is not None
+    height, columns = out.shape[-2:]
+    block_rows, block_columns = codec.block[0] or height or 1, codec.block[1] or columns or 1
+    blocks = -(-height // block_rows)
+    flat = out.view(math.prod(out.shape[:-1]), columns)
+    numbers_rows = len(flat) // max(height, 1) * blocks
+    scales, zero = _scales(codec, parts, numbers_rows), _zero(codec, parts, numbers_rows, blocks)
+    codes, table, order = parts["codes"], _table(codec, parts["codes"].device), parts.get("order")
+    if order is not None and torch.equal(
+        order, torch.arange(columns, device=order.device, dtype=order.dtype) // block_columns
+    ):
+        order = None  # groups of neighbours, which take no gather
+    if codec.layout == "gptq":
+        codes = codes.t()
+    elif codec.layout != "awq":
+        codes = codes.reshape(len(flat), -1)
+    most = _PIECE_ITEMS if out.device.type == "cpu" else _DEVICE_ITEMS
+    step = max(8, most // max(columns, 1) // 8 * 8)
+    for begin in range(0, len(flat), step):
+        end = min(begin + step, len(flat))
+        row = torch.arange(begin, end, device=codes.device)
+        row = row // height * blocks + row % height // block_rows
+        values = _values(codec, codes, table, begin, end)[:, :columns]
+        if zero is not None:
+            _apply(torch.Tensor.sub_, values, zero.index_select(0, row), block_columns, order)
+        _apply(torch.Tensor.mul_, values, scales.index_select(0, row), block_columns, order)
+        flat[begin:end].copy_(values)
+
+
+def _apply(
+    op: Callable[[torch.Tensor, torch.Tensor], object],
+    values: torch.Tensor,
+    numbers: torch.Tensor,
+    block_columns: int,
+    order: torch.Tensor | None,
+) -> None:
+    """Combine values (rows, columns), in place, with the number of each one's block; numbers: (rows, blocks)."""
+    if order is not None:
+        op(values, numbers.index_select(1, order))
+        return
+    whole = values.shape[1] // block_columns
+    cut = whole * block_columns
+    if whole:
+        op(values[:, :cut].view(len(values), whole, block_columns), numbers[:, :whole, None])
+    if cut < values.shape[1]:
+        op(values[:, cut:], numbers[:, whole:])
+
+
+def _values(codec: Codec, codes: torch.Tensor, table: torch.Tensor, begin: int, end: int) -> torch.Tensor:
+    """Return the codes of some rows of a weight as float32 (rows, columns or more)."""
+    if codec.dtype == "I8":
+        return codes[begin:end].float()
+    if codec.layout != "awq":
+        return _unpacked(codes[begin:end], table)
+    return _awq_rows(codes[:, begin // 8 : -(-end // 8)], table)[: end - begin]
+
+
+def _unpacked(codes: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Return the values of codes (rows, items) in float32 (rows, values)."""
+    found = table.index_select(0, codes.reshape(-1).view(torch.uint8).int())
+    return found.view(torch.float32).view(len(codes), -1)
+
+
+def _awq_rows(codes: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Return the values of items (columns, items) of AWQ in float32 (rows, columns). The low and the high nibbles of an
+    item's bytes are those of rows 0 2, 4 6, 1 3, 5 7. Bytes are transposed, not values, which have 8 times as many
+    bytes."""
+    columns = len(codes)
+    packed = codes.contiguous().view(-1).view(torch.uint8).view(columns, -1).t()
+    values = _unpacked(packed, table).view(-1, 2, 2, columns, 2)
+    return values.permute(0, 2, 4, 1, 3).reshape(-1, columns)
+
+
+def _scales(codec: Codec, parts: Mapping[str, torch.Tensor], rows: int) -> torch.Tensor:
+    """Return the scales (rows, blocks of columns) in float32."""
+    scales = parts["scales"]
+    if scales.dtype == torch.uint8:
+        scales = torch.tensor(_EXPONENTS, device=scales.device)[scales.long()]
+    scales = (scales.float().t() if codec.is_transposed else scales.float()).reshape(rows, -1)
+    if "overall" not in parts:
+        return scales
+    overall = parts["overall"].reshape(-1)
+    overall = overall.repeat_interleave(rows // len(overall))[:, None] if len(overall) > 1 else overall
+    return scales * overall if codec.multiplies else scales / overall
+
+
+def _zero(codec: Codec, parts: Mapping[str, torch.Tensor], rows: int, blocks: int) -> torch.Tensor | None:
+    """Return the zeros (rows, blocks of columns) in float32; None if there are none. blocks: rows of a matrix."""
+    zero = parts.get("zero")
+    if zero is None:
+        return None
+    if zero.dtype == torch.int8:
+        return zero.float().reshape(rows, -1)
+    table = _table(codec, zero.device)
+    if codec.layout == "awq":
+        return _awq_rows(zero, table)[:blocks]
+    if codec.layout == "rows":
+        zero = zero.transpose(-1, -2)
+    groups = zero.shape[-2]
+    values = _unpacked(zero.reshape(-1, zero.shape[-1]), table)[:, :blocks]
+    return values.view(-1, groups, blocks).transpose(1, 2).reshape(rows, groups) + codec.zero_offset
+
+
+@cache
+def _table(codec: Codec, device: torch.device) -> torch.Tensor:
+    """Return the values of each byte of codes: float32 (256,), or two of them as the bits of a float64, low nibble
+    first."""
+    byte = torch.arange(256, dtype=torch.int32)
+    if codec.dtype == "F8_E4M3":
+        return byte.to(torch.uint8).view(torch.float8_e4m3fn).float().to(device)
+    offset = 1 << (codec.bits - 1) if codec.layout == "rows" else 0
+    if codec.bits == 8:
+        return (byte - offset).float().to(device)
+    pairs = torch.stack([byte & 15, byte >> 4], 1)
+    values = torch.tensor(_E2M1)[pairs.long()] if codec.dtype == "U8" else (pairs - offset).float()
+    return values.contiguous().view(torch.float64).view(-1).to(device)
