@@ -9,13 +9,19 @@ import signal
 import struct
 from typing import Any
 
+import numpy as np
+import torch
+from safetensors.torch import load, save
+
 from apcbatch.data import helper
 from tests.fuzz.case import DEMO, Case
 from tests.fuzz.inputs import CONVERSATION, RUN, SHAREGPT
 from tests.fuzz.mutate import dump_json, interesting, mutate_bytes, mutate_value
+from tests.model.quantized import FORMATS, encoded_tensors
 
 INPUT = dump_json(SHAREGPT) + b"\n" + dump_json(CONVERSATION) + b"\n"
 WEIGHTS = "model.safetensors"
+ENDS = ("_scale", "_scale_inv", "_packed", "_shape", "_zero_point", "_g_idx", ".qweight", ".qzeros", ".input_scale", "")
 
 
 def _answer(case: Case, changed: dict[str, bytes | None]) -> None:
@@ -115,6 +121,37 @@ def fuzz_weights(case: Case) -> None:
             numbers[place : place + 2] = draw.choice((b"\xc0\x7f", b"\x80\x7f", b"\x80\xff", b"\x7f\x7f"))
         data = struct.pack("<Q", len(text)) + text + bytes(numbers)
     _answer(case, {WEIGHTS: data})
+
+
+def fuzz_quantised(case: Case) -> None:
+    """A quantised folder: what it declares with other values; tensors that are gone, doubled, cut, of another type or
+    with other bytes."""
+    draw = case.draw
+    form = FORMATS[draw.choice(sorted(FORMATS))]
+    config, declared = json.loads((DEMO / "config.json").read_bytes()), form.config
+    if draw.randrange(2):
+        declared = mutate_value(draw, declared, draw.randint(1, 2))
+    plain = load((DEMO / WEIGHTS).read_bytes())
+    tensors, _ = encoded_tensors(plain, form, np.random.default_rng(draw.randrange(1 << 31)))
+    around = sorted(tensors.keys() - plain.keys()) or sorted(tensors)
+    for _ in range(draw.randint(0, 2)):
+        name = draw.choice((draw.choice(around), draw.choice(sorted(tensors))))
+        tensor, kind = tensors[name], draw.randrange(5)
+        if kind == 0:
+            del tensors[name]
+            around = [one for one in around if one != name] or sorted(tensors)
+        elif kind == 1:
+            module = name.removesuffix(".weight")
+            tensors[draw.choice((module, name)) + draw.choice(ENDS)] = tensor.clone()
+        elif kind == 2 and tensor.dim():
+            tensors[name] = tensor[draw.choice((1, -1)) :].clone()
+        elif kind == 3:
+            tensors[name] = tensor.to(draw.choice((torch.int32, torch.int8, torch.float16, torch.float32, torch.int64)))
+        else:
+            raw = tensor.contiguous().view(-1).view(torch.uint8)
+            raw[torch.tensor([draw.randrange(len(raw)) for _ in range(9)])] = draw.choice((0, 127, 128, 255))
+    data = save({name: tensor.contiguous() for name, tensor in tensors.items()})
+    _answer(case, {WEIGHTS: data, "config.json": dump_json(config | {"quantization_config": declared})})
 
 
 def fuzz_shards(case: Case) -> None:
