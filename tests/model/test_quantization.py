@@ -162,6 +162,7 @@ HEADS = SIZES | {"num_attention_heads": 4}
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 @pytest.mark.parametrize("which, family, sizes", [
     ("fp8 blocks", "qwen3_5_moe", {}), ("fp8 small blocks", "mamba2", {}), ("fp8 exponents", "bamba", {}),
     ("float channel", "granitemoehybrid", {}), ("pack int4", "jamba", {}), ("pack int4, zeros", "qwen3_next", {}),
@@ -170,7 +171,7 @@ HEADS = SIZES | {"num_attention_heads": 4}
     ("modelopt FP8", "falcon_mamba", {}),
 ])  # fmt: skip
 def test_answers_are_those_of_the_decoded_folder(
-    which: str, family: str, sizes: dict[str, int], tiny_checkpoint: Checkpoints, tmp_path: Path
+    which: str, family: str, sizes: dict[str, int], device: str, tiny_checkpoint: Checkpoints, tmp_path: Path
 ) -> None:
     """Catches a weight of a family that is not decoded, or otherwise: tokens and log-probabilities, cold and from a
     snapshot, are equal, in both dtypes and where a weight and its scales lie in several files."""
@@ -178,10 +179,10 @@ def test_answers_are_those_of_the_decoded_folder(
     stored = [one for one in weights_of(encoded).values() if one.dtype not in (torch.bfloat16, torch.float32)]
     assert len(stored) > 3, "nothing is quantised"
     for dtype in ("bfloat16", "float32"):
-        found, expected = answers(encoded, dtype=dtype), answers(decoded, dtype=dtype)
+        found, expected = (answers(folder, dtype=dtype, device=device) for folder in (encoded, decoded))
         assert found[1] == expected[1] and found[0] != expected[0]
     several = sharded(encoded, tmp_path / "sharded")
-    assert answers(several, dtype="float32") == found
+    assert answers(several, dtype="float32", device=device) == found
 
 
 def test_packed_experts_and_a_tied_head_are_decoded(tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
