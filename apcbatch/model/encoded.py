@@ -1,20 +1,21 @@
 """The weights of a folder, quantised or not: which stored tensors make one weight.
 
 Invariants: what config.json declares and what the tensors are must agree, by their headers alone, before anything is
-allocated. A tensor of a quantised weight that belongs to none is an error. Importing this module does not load torch.
+allocated. A scale, zero or order without its weight is an error. Importing this module does not load torch.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from apcbatch.data.model_files import read_model_json
 from apcbatch.errors import ModelError
-from apcbatch.model.quantization import Codec, Quantization, read_quantization
+from apcbatch.model.quantization import CODECS, Codec, Quantization, read_quantization
 from apcbatch.model.weight_files import FLOATING, StoredTensor, WeightFiles
 
 # Ends of the names of numbers of activations, keys and values, which are not used.
@@ -22,19 +23,18 @@ _UNUSED = ("_activation_scale", *(f".{one}" for one in (
     "activation_scale", "input_scale", "input_scale_ub", "input_global_scale", "input_zero_point", "output_scale",
     "output_zero_point", "q_scale", "k_scale", "v_scale", "kv_scale", "k_zero_point", "v_zero_point",
 )))  # fmt: skip
-# Ends of the names of the tensors beside those of codes.
-_BESIDE = ("_scale_inv", "_scale", "_scale_2", "_global_scale", "_zero_point", "_g_idx", "_shape", "_scales", ".scales",
-           ".qzeros", ".g_idx")  # fmt: skip
-_CODES = (".qweight", "_packed", "_blocks")
+# Ends of the names of the tensors beside those of codes, and of those of codes that are not named as a weight is.
+_BESIDE = tuple(end for one in CODECS for end in (*one.scales, one.zero, one.overall, one.order, one.shape) if end)
+_CODES = tuple(one.codes for one in CODECS if one.codes)
 # Dtypes of other tensors -> what they usually hold.
 _MEANT: Mapping[str, str] = {"I8": "int8", "U8": "int8, or packed 4-bit", "I32": "packed integer"}
 _MOST_SHAPE_BYTES = 64
 
 
 class Encoded(NamedTuple):
-    """A weight that has to be decoded. path: of its codes. dtype, shape, num_bytes: of the decoded weight. parts: name
-    and tensor of its `codes` and `scales`, where it has them of its `zero`, `overall`, `order`, and, by the ends of
-    their names, of numbers that are not used."""
+    """A weight that has to be decoded. path: of its codes. dtype, shape, num_bytes: of the decoded weight. parts: role
+    -> (name, tensor); roles are `codes`, `scales`, of some weights `zero`, `overall` and `order`, and the ends of the
+    names of numbers that are not used."""
 
     path: Path
     dtype: str
@@ -47,11 +47,24 @@ class Encoded(NamedTuple):
 Weights = dict[str, StoredTensor | Encoded]
 
 
+def quantization_of(folder: Path, files: WeightFiles | None = None) -> Quantization | None:
+    """Return what a folder declares about quantised weights; None if it declares nothing, or if only a file beside
+    config.json does and no tensor is encoded. files: those of the folder, if they are open. Raises ModelError."""
+    config = folder / "config.json"
+    declared = read_quantization(config, read_model_json(config, is_optional=True))
+    if declared is None or declared.is_in_config:
+        return declared
+    try:
+        with nullcontext(files) if files is not None else WeightFiles(folder) as opened:
+            return declared if any(one.dtype not in FLOATING for one in opened.tensors.values()) else None
+    except ModelError:  # the weights are not here
+        return declared
+
+
 def weights_of(files: WeightFiles, ignored: tuple[str, ...] = ()) -> Weights:
     """Return the weights of a folder by name. ignored: prefixes of the names of those that are left out. Raises
     ModelError if the tensors are not what the folder declares."""
-    config = files.folder / "config.json"
-    declared = read_quantization(config, read_model_json(config, is_optional=True))
+    declared = quantization_of(files.folder, files)
     tensors = {name: one for name, one in files.tensors.items() if not name.startswith(ignored)}
     weights: Weights = {}
     if declared is None:
@@ -136,7 +149,7 @@ class _Group:
         order = beside(self.weight, codec.order) if codec.order else ""
         parts = {"codes": self._name, "scales": found[0] if found else self._find(codec.scales[0])}
         parts |= {role: self._find(end) for role, end in (("zero", codec.zero), ("overall", codec.overall)) if end}
-        parts |= {"order": order} if order in self._tensors else {}
+        parts |= {"order": self._find(codec.order)} if codec.is_ordered or order in self._tensors else {}
         shape = self._shape(files, parts.get("order"))
         block, scales = self._check_scales(parts["scales"], shape)
         *lead, rows, columns = scales
@@ -219,6 +232,8 @@ class _Group:
             if codec.layout == "gptq" and columns and shape[1] - per < columns[0] <= shape[1]:
                 shape = (shape[0], *columns)
             self._check(order, ("I32",), shape[-1:])
+        if 0 in shape:
+            raise ModelError(f"{self._codes.path}: tensor {self._name:.120} has shape {list(stored)}; expected no zero")
         return shape
 
 

@@ -1,7 +1,8 @@
 """Match names of modules against the patterns of a quantisation config, in bounded time.
 
-A pattern comes from a folder that was downloaded, and `re` may take exponential time. So the set of all places at which
-a part of the pattern can end is followed through the name, which takes polynomial time, and steps are counted.
+A pattern comes from a folder that was downloaded, and `re` may take exponential time. Here it runs as a
+nondeterministic automaton, by sets of positions in the name (Thompson, "Regular Expression Search Algorithm", 1968): in
+polynomial time, and its steps are counted.
 """
 
 from __future__ import annotations
@@ -19,9 +20,7 @@ from apcbatch.option_values import brief
 
 MOST_CHARACTERS = 512  # of a pattern
 MOST_PATTERNS = 1024
-MOST_STEPS = (
-    30_000_000  # of all patterns of a checkpoint together, some seconds; 3 patterns of 73,728 experts take 1,000,000
-)
+MOST_STEPS = 30_000_000  # of all patterns of a checkpoint, some seconds; three for 73,728 experts take 1,000,000
 
 _ANCHORS = {"AT_BEGINNING": 0, "AT_BEGINNING_STRING": 0, "AT_END": -1, "AT_END_STRING": -1}
 _CATEGORIES: Mapping[str, Callable[[str], bool]] = {
@@ -31,8 +30,9 @@ _CATEGORIES: Mapping[str, Callable[[str], bool]] = {
 
 class Patterns:
     """Patterns of module names. plain: names, each of which stands for the module and all modules below it, wherever in
-    a name it begins; a wildcard `*` stands for any characters. regular: regular expressions for the beginning of a
-    name, as `re.match` takes them. Raises ValueError, with a clause, for an expression that is too long or invalid."""
+    a name it begins; one with a wildcard `*`, any characters, is matched from the name's beginning. regular: regular
+    expressions for the beginning of a name, as `re.match` takes them. Raises ValueError, with a clause, for an
+    expression that is too long or invalid."""
 
     def __init__(self, plain: Iterable[str] = (), regular: Iterable[str] = ()) -> None:
         self._plain = frozenset(one for one in plain if "*" not in one)
@@ -55,7 +55,7 @@ class Patterns:
         return next((one for one, nodes in self._regular.items() if self._ends(nodes, module, {0})), None)
 
     def _ends(self, nodes: Any, name: str, places: set[int]) -> set[int]:
-        """Return the places in a name at which a parsed expression can end that begins at one of `places`."""
+        """Return where a match of `nodes` can end if it begins at one of `places` of a name."""
         for kind, value in nodes:
             self._steps += 1 if kind == "TEXT" else 1 + len(places)
             if self._steps > MOST_STEPS:
@@ -73,7 +73,7 @@ class Patterns:
             elif kind in ("ASSERT", "ASSERT_NOT"):
                 places = {one for one in places if bool(self._ends(value, name, {one})) == (kind == "ASSERT")}
             elif kind == "AT":
-                places &= {value % (len(name) + 1)}
+                places = places & {value % (len(name) + 1)}
             else:
                 places = {one + 1 for one in places if one < len(name) and value(name[one])}
             if not places:

@@ -13,9 +13,9 @@ from pathlib import Path
 from apcbatch.config import Config
 from apcbatch.data.model_files import read_model_json
 from apcbatch.errors import ModelError
+from apcbatch.model.encoded import quantization_of
 from apcbatch.model.hf_config import ConfigReader
 from apcbatch.model.locate import locate_model
-from apcbatch.model.quantization import read_quantization
 from apcbatch.model.weight_files import WeightFiles
 from apcbatch.option_values import AUTO
 from apcbatch.resolution import DEFAULT
@@ -41,8 +41,7 @@ def own_dtype(folder: Path, warn: Callable[[str], None]) -> str:
     quantised weights, float32 for float64 and where neither config.json nor any weights tell. warn: called with a
     sentence if float16 weights are rounded, or if config.json declares another dtype than most of the weights' bytes
     have. Raises ModelError."""
-    path = folder / "config.json"
-    if read_quantization(path, read_model_json(path)) is not None:
+    if quantization_of(folder) is not None:
         return "bfloat16"
     declared, stored = _declared(folder), _stored(folder)
     own = declared or stored or "float32"

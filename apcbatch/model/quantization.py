@@ -18,7 +18,7 @@ from apcbatch.model.hf_config import ConfigReader
 from apcbatch.model.name_patterns import Patterns
 from apcbatch.option_values import brief
 
-VERSION = 1  # of what the codecs compute; part of the weights' digest
+CODEC_VERSION = 1  # of what the codecs compute; part of the weights' digest
 _FLOATS = ("F32", "BF16", "F16")
 _EXPONENTS = ("U8", "F8_E8M0")  # 2^(byte - 127)
 
@@ -34,7 +34,8 @@ class Codec:
     is there. block: (rows, columns) that share a scale, 0 for all of them; None: all, or a row, by the scales' shape.
     zero: end of the name of the tensor of zeros; zero_offset is added to them. overall: end of the name of a second
     scale: scales are divided by it, or multiplied with it if `multiplies`. order: end of the name of the tensor (in,)
-    that has each column's group, if there is one. shape: end of the name of the tensor that has the weight's shape.
+    that has each column's group; it must be there if the folder says that columns are ordered (is_ordered). shape: end
+    of the name of the tensor that has the weight's shape.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Codec:
     overall: str = ""
     multiplies: bool = False
     order: str = ""
+    is_ordered: bool = False
     shape: str = ""
 
     @property
@@ -89,6 +91,10 @@ _COMPRESSED: Mapping[tuple[str, str], Codec] = {
     ("nvfp4-pack-quantized", "float"): _NVFP4,
     ("mxfp4-pack-quantized", "float"): _MXFP4,
 }
+_FBGEMM = replace(_CHANNEL_FP8, block=(1, 0))
+_STACKED_MXFP4 = replace(_MXFP4, codes="_blocks", scales=("_scales",))
+_AWQ = replace(_GPTQ, name="AWQ int4", layout="awq", zero_offset=0, order="")
+CODECS = (_FP8, replace(_INT8, zero="_zero_point"), _PACKED, _STACKED_MXFP4, _GPTQ, *_MODELOPT.values(), _NVFP4)
 _KEYS = ("quantization_config", "compression_config")  # the second is an older name of compressed-tensors
 # Files beside config.json: name, key, and the methods whose tools write it.
 _BESIDE_CONFIG = (
@@ -101,12 +107,14 @@ _GPTQ_KEYS = ("bits", "group_size", "desc_act", "sym", "checkpoint_format")
 @dataclass(frozen=True)
 class Quantization:
     """What a folder declares. method: its quant_method. where: the file and the key. schemes: the codec of each group
-    of modules: those that match the patterns, or for None all others. stays: modules that are not quantised."""
+    of modules: those that match the patterns, or for None all others. stays: modules that are not quantised.
+    is_in_config: whether config.json says so, and not only a file beside it, which may be left over."""
 
     method: str
     where: str
     schemes: tuple[tuple[Patterns | None, Codec], ...]
     stays: Patterns
+    is_in_config: bool
 
     @property
     def described(self) -> str:
@@ -114,8 +122,8 @@ class Quantization:
         return f"{'; '.join(dict.fromkeys(codec.described for _, codec in self.schemes))} ({self.method})"
 
     def codec_of(self, module: str) -> tuple[Codec | None, str]:
-        """Return the codec of a module, None if it is not quantised, and what says so by the module's name; empty if
-        only the kind of module does. Raises ModelError if the patterns take too long."""
+        """Return the codec of a module, None if it is not quantised, and a clause that names the pattern by which it is
+        so; empty if no pattern matches its name. Raises ModelError if the patterns take too long."""
         try:
             if (stay := self.stays.matching(module)) is not None:
                 return None, f"leaves out {brief(stay)}"
@@ -148,10 +156,12 @@ def read_quantization(path: Path, values: Mapping[str, Any]) -> Quantization | N
         if not other.values:
             continue
         other = other.below(key) if key else other
+        if _has_plain_weights(other):
+            continue
         if not found.values:
             found = ConfigReader(other.path, {"quant_method": methods[0], **other.values}, other.prefix)
         _check_agree(found, other, methods)
-    if not found.values:
+    if not found.values or _has_plain_weights(found):
         return None
     where = f"{found.path}: {found.prefix.rstrip('.')}".removesuffix(": ")
     method: Any = found.values.get("quant_method")
@@ -166,7 +176,12 @@ def read_quantization(path: Path, values: Mapping[str, Any]) -> Quantization | N
         schemes, stays = reads(found)
     except ValueError as error:
         raise ModelError(f"{where}: {error}; give the unquantised checkpoint") from None
-    return Quantization(method.lower(), where, tuple(schemes), stays)
+    return Quantization(method.lower(), where, tuple(schemes), stays, found.path == path)
+
+
+def _has_plain_weights(reader: ConfigReader) -> bool:
+    """Return whether a config of modelopt names no algorithm for weights, as where only KV is quantised."""
+    return "quant_algo" in reader.values and reader.values["quant_algo"] is None
 
 
 def _refused(where: str, what: str) -> ModelError:
@@ -274,6 +289,8 @@ def _compressed_codec(named: ConfigReader, weights: ConfigReader) -> Codec:
     if bits not in ((4, 8) if kind == "int" else (codec.bits,)):
         raise weights.wrong("num_bits", bits, "4 or 8" if kind == "int" else str(codec.bits))
     weights.require("dynamic", False, False)
+    weights.require("actorder", None, None, False, "weight", "static", *("group", "dynamic", True) * bool(codec.order))
+    codec = replace(codec, is_ordered=weights.values.get("actorder") in ("group", "dynamic", True))
     if not weights.flag("symmetric", True):
         if kind != "int":
             raise weights.wrong("symmetric", False, "true for floating-point weights")
@@ -302,6 +319,7 @@ def _read_gptq(reader: ConfigReader) -> _Read:
     if len(versions) > 1:
         raise reader.wrong("format", reader.values["format"], "the checkpoint_format")
     codec = _integers(reader, replace(_GPTQ, zero_offset=0 if versions == {"gptq_v2"} else 1))
+    codec = replace(codec, is_ordered=reader.flag("desc_act", False))
     dynamic = reader.below("dynamic")
     for key, value in dynamic.values.items():
         if value and not key.startswith("-:"):
@@ -315,7 +333,7 @@ def _read_awq(reader: ConfigReader) -> _Read:
     if not isinstance(version, str) or version.lower() != "gemm":
         raise reader.wrong("version", version, '"gemm", the only one supported')
     reader.require("zero_point", True, True)
-    codec = _integers(reader, replace(_GPTQ, name="AWQ int4", layout="awq", zero_offset=0, order=""), 4)
+    codec = _integers(reader, _AWQ, 4)
     return [(None, codec)], Patterns(_names(reader, "modules_to_not_convert"))
 
 
@@ -345,11 +363,11 @@ def _split(names: list[str]) -> tuple[list[str], list[str]]:
 
 _READERS: Mapping[str, Callable[[ConfigReader], _Read]] = {
     "fp8": _read_fp8,
-    "fbgemm_fp8": partial(_read_one, replace(_CHANNEL_FP8, block=(1, 0))),
+    "fbgemm_fp8": partial(_read_one, _FBGEMM),
     "modelopt": _read_modelopt,
     "modelopt_fp4": _read_modelopt,
     "compressed-tensors": _read_compressed,
-    "mxfp4": partial(_read_one, replace(_MXFP4, codes="_blocks", scales=("_scales",))),
+    "mxfp4": partial(_read_one, _STACKED_MXFP4),
     "gptq": _read_gptq,
     "awq": _read_awq,
 }

@@ -26,7 +26,7 @@ from apcbatch.model.decoding import BadPart, check_parts, decode
 from apcbatch.model.encoded import Encoded, check_floating, weights_of
 from apcbatch.model.host_copies import finite_rows
 from apcbatch.model.prefetch import Ahead
-from apcbatch.model.quantization import VERSION
+from apcbatch.model.quantization import CODEC_VERSION
 from apcbatch.model.weight_files import FLOATING, StoredTensor, WeightFiles
 
 MOST_THREADS = 8  # threads that read weights for a device
@@ -209,7 +209,7 @@ class Checkpoint:
         """Return a weight decoded on its device, and the digest of its stored bytes, its name and its codec. Raises
         ModelError for scales that are not finite, and for groups that do not exist."""
         codec, shape = weight.codec, weight.shape
-        digest = f"{codec} {VERSION} {list(shape)}".encode()
+        digest = f"{codec} {CODEC_VERSION} {list(shape)}".encode()
         parts: dict[str, torch.Tensor] = {}
         try:
             for role, (_, stored) in sorted(weight.parts.items(), key=lambda part: part[0] == "codes"):  # large, last

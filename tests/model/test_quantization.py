@@ -19,14 +19,14 @@ from apcbatch.errors import ModelError
 from apcbatch.model import name_patterns
 from apcbatch.model.encoded import Encoded, check_floating
 from apcbatch.model.encoded import weights_of as stored_weights
-from apcbatch.model.families import family_of, load_model_config
+from apcbatch.model.families import family_of, load_model_config, quantised_weights
 from apcbatch.model.locate import DEMO_DIR
 from apcbatch.model.name_patterns import Patterns
 from apcbatch.model.own_dtype import own_dtype
 from apcbatch.model.weight_files import FLOATING, WeightFiles
 from apcbatch.model.weights import Checkpoint
 from tests.effort import table
-from tests.model.folders import REMOVED, SINGLE, refused, sharded, weights_of, with_config, with_weights
+from tests.model.folders import REMOVED, SINGLE, copy_of, refused, sharded, weights_of, with_config, with_weights
 from tests.model.parity import answers
 from tests.model.quantized import BLOCKS, FLOAT, FORMATS, INT, Format, Written, compressed, named, quantised
 
@@ -302,6 +302,10 @@ BROKEN = [
     broken("pack int4, zeros", {"_zero_point": torch.ones(2, 2, dtype=I32)},
            r"m.weight_zero_point has .* \[2, 2\]; expected I32 \[1, 2\]"),
     broken("pack int4, ordered", {"_g_idx": torch.full((32,), 1, dtype=I32)}, "has group 1; expected 0 to 0"),
+    broken("pack int4, ordered", {"_g_idx": REMOVED}, "weight_packed lacks tensor m.weight_g_idx"),
+    broken("gptq", {".g_idx": REMOVED}, "m.qweight lacks tensor m.g_idx", desc_act=True),
+    broken("fp8 blocks", {"": torch.ones(8, 0).to(torch.float8_e4m3fn), "_scale_inv": torch.ones(1, 0)},
+           r"m.weight has shape \[8, 0\]; expected no zero"),
     broken("gptq", {".g_idx": torch.full((32,), -1, dtype=I32)}, "m.g_idx has group -1; expected 0 to 0 of tensor"),
     broken("gptq", {".g_idx": torch.zeros(40, dtype=I32)}, r"m.g_idx .*shape \[40\]; expected I32 \[32\]"),
     broken("gptq", {".qzeros": REMOVED}, "m.qweight lacks tensor m.qzeros"),
@@ -415,6 +419,8 @@ def test_what_is_not_read_is_refused_by_its_name(
     ({"text_config": {"quantization_config": {"quant_method": "aqlm"}}}, {}, "text_config.quantization_config says"),
     ({"quantization_config": BLOCKS, "text_config": {"quantization_config": GPTQ}}, {}, "text_config.*disagree"),
     ({"quantization_config": None}, {}, None), ({"quantization_config": {}}, {}, None),
+    ({"quantization_config": MODELOPT | {"quant_algo": None}}, {}, None),
+    ({}, {"hf_quant_config.json": {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}}, None),
     ({"quantization_config": GPTQ}, {"quantize_config.json": {"bits": 4, "group_size": 32}}, None),
     ({"quantization_config": GPTQ}, {"quantize_config.json": {"bits": 8}},
      "quantization_config.bits is 4, and .*quantize_config.json: bits is 8; they must agree"),
@@ -450,7 +456,9 @@ def test_what_files_declare_agrees(
     ("re:.*mlp.gate$", "model.layers.3.mlp.gate_proj", False), ("re:visual.*", "model.visual.blocks.0", False),
     (r"re:.*experts\.\d+\.(gate|up)_proj", "model.layers.0.mlp.experts.17.up_proj", True),
     (r"re:.*experts\.\d{1,2}\.up", "experts.123.up", False), (r"re:^(?!.*experts).*$", "layers.0.experts.1", False),
-    (r"re:^(?!.*experts).*$", "layers.0.mlp", True), ("re:model.layers.[0-3].*", "model.layers.4.mlp", False),
+    (r"re:^(?!.*experts).*$", "layers.0.mlp", True), (r"re:.*(^|\.)mlp\.", "layers.0.mlp.up_proj", True),
+    (r"re:.*($|\.)q_proj", "model.q_proj", True), ("re:(?:.*)(^lm_head|mlp)", "model.mlp", True),
+    ("layers.*.mlp", "model.layers.0.mlp", False), ("re:model.layers.[0-3].*", "model.layers.4.mlp", False),
     ("re:model.layers.[^4].*", "model.layers.4.mlp", False), ("re:(a|b)*c", "ababc", True), ("re:a+?b?c", "aac", True),
     ("lm_head", "lm_head", True), ("mlp.gate", "model.layers.0.mlp.gate", True), ("gate", "mlp.gate_proj", False),
     ("model.layers.0", "model.layers.0.mlp.up_proj", True), ("*.mixer.conv1d", "backbone.layers.1.mixer.conv1d", True),
@@ -528,6 +536,16 @@ def test_no_tensor_is_read_before_all_are_known(
     folder = with_config(folder, tmp_path / "n", quantization_config=BLOCKS if declares else None)
     with pytest.raises(ModelError, match=f"tensor {name} (has dtype F8_E4M3; |lacks tensor {name}_scale_inv)"):
         Engine(folder, pool_size_bytes=1 << 20)
+
+
+def test_a_file_that_is_left_over_changes_nothing(tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
+    """Catches a plain folder that is computed in bfloat16, or announced as quantised, for a file of its quantised
+    twin."""
+    folder = copy_of(tiny_checkpoint("mamba"), tmp_path / "m")
+    fingerprint = answers(folder, dtype=own_dtype(folder, warn=print))[0]
+    (folder / "quantize_config.json").write_text(json.dumps({"bits": 4, "group_size": 32}))
+    assert quantised_weights(folder) is None
+    assert answers(folder, dtype=own_dtype(folder, warn=print))[0] == fingerprint
 
 
 def test_a_quantised_folder_is_computed_in_bfloat16(tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:

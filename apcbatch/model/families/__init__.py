@@ -13,7 +13,7 @@ from pathlib import Path
 from apcbatch.data.model_files import read_model_json
 from apcbatch.errors import ModelError
 from apcbatch.layout import StateLayout
-from apcbatch.model.encoded import weights_of
+from apcbatch.model.encoded import quantization_of, weights_of
 from apcbatch.model.family import Family
 from apcbatch.model.hf_config import ConfigReader, ModelConfig
 from apcbatch.model.quantization import read_quantization
@@ -51,8 +51,7 @@ def load_model_config(model_dir: Path) -> ModelConfig:
 def quantised_weights(folder: Path) -> str | None:
     """Return a sentence about the format of a folder's quantised weights, with their size once they are decoded if they
     are here; None if the weights are not quantised. Raises ModelError."""
-    path = folder / "config.json"
-    declared = read_quantization(path, read_model_json(path))
+    declared = quantization_of(folder)
     if declared is None:
         return None
     ignored = family_of(load_model_config(folder)).ignored
