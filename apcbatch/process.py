@@ -82,7 +82,7 @@ class LastWords:
         self.replace(lines)
 
     def replace(self, lines: str) -> None:
-        """Print these lines instead; nothing if empty. A signal handler may call it."""
+        """Replace the lines. Print nothing if there are none. A signal handler may call it."""
         if self._child.stdin is not None:
             with suppress(OSError):  # the child was ended: nothing will be printed
                 os.write(self._child.stdin.fileno(), b"\0" + os.fsencode(lines))

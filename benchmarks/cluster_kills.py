@@ -35,11 +35,12 @@ from tests.ray.fakes import make_fake
 NAME = "kills"
 SPEEDS = Speeds(2000.0, 1000.0, bytes_per_s=1e9, state_bytes=20 << 20)
 WORKERS, REQUESTS_PER_KILL, BETWEEN_S = 2, 60, (0.5, 2.0)
+SEED = 0
 
 
-def killed_on_ray(num_kills: int, seed: int = 0) -> dict[str, int]:
+def killed_on_ray(num_kills: int) -> dict[str, int]:
     """One run that ends when all requests are answered; workers are killed while it continues."""
-    source = random.Random(seed)
+    source = random.Random(SEED)
     engine = ClusterEngine(
         RayRuntime(RayCluster(LOCAL, WORKERS), WorkerKind(cpus=1), {"threads": 1}, make=make_fake),
         ClusterSettings(WORKERS),

@@ -8,7 +8,7 @@
 Each workload goes through engines on one GPU and on several in turns, in one process; figures are medians, without the
 round in which kernels are chosen for new sizes of passes. Then, with --whole, Jamba-mini's full shape: its 52 billion
 weights are drawn on the devices, in place, as a name gives them, so that they are the same on one GPU and on several.
-The last line is the document; OUT grows as figures come. Must not know: how the engine does it.
+The last line is the document; OUT grows as figures come.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class DrawnCheckpoint:
         return name in self._found
 
     def check_dtypes(self) -> None:
-        """All are bfloat16."""
+        """Accept every tensor: all are drawn as bfloat16."""
 
     def require(self, name: str, shape: tuple[int, ...]) -> None:
         assert tuple(self._found[name].shape) == shape, name

@@ -6,8 +6,7 @@
     python tools/make_performance_docs.py
 
 Both kinds of products go through the public Engine, in turns; figures are medians. Whole runs (--input) are those of
-the first model, each a process of its own. The last line is the document; OUT grows as figures come. Must not know: how
-the engine does it.
+the first model, each a process of its own. The last line is the document; OUT grows as figures come.
 """
 
 from __future__ import annotations
@@ -43,6 +42,7 @@ from apcbatch.resolution import load
 from apcbatch.tuning.measurement import measure
 
 REPEATS = 5
+TIMED_CALLS = 20
 PREFILL = ((1, 2048), (1, 8192), (1, 32768), (16, 512), (64, 128))
 DECODE = (1, 8, 32, 128)
 NEW_TOKENS = 64
@@ -78,16 +78,16 @@ def in_turns(runs: Mapping[str, Callable[[], float]]) -> dict[str, float]:
     return {name: statistics.median(one[name] for one in rounds[1:]) for name in runs}
 
 
-def device_seconds(run: Callable[[], object], count: int = 20) -> float:
-    """Of one call, by events around many."""
+def device_seconds(run: Callable[[], object]) -> float:
+    """Return the device time of one call: the mean of TIMED_CALLS, by events around all of them."""
     run()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
-    for _ in range(count):
+    for _ in range(TIMED_CALLS):
         run()
     end.record()
     torch.cuda.synchronize()
-    return begin.elapsed_time(end) / 1e3 / count
+    return begin.elapsed_time(end) / 1e3 / TIMED_CALLS
 
 
 def bandwidth() -> float:
@@ -203,8 +203,8 @@ def open_timed(folder: Path, **options: Any) -> tuple[Engine, float]:
     return engine, time.perf_counter() - begin
 
 
-def let_go(engines: dict[str, Engine]) -> None:
-    """Give the memory of engines back to the device."""
+def close_all(engines: dict[str, Engine]) -> None:
+    """Close the engines, and return their memory to the device."""
     for engine in engines.values():
         engine.close()
     engines.clear()
@@ -226,11 +226,11 @@ def figures(folder: Path, dtype: str) -> Iterator[dict[str, Any]]:
     for running in DECODE:
         steps = decode(engines, prompts, running)
         yield {"name": f"decode {running}", "unit": "s", **steps, "bytes": bytes_a_step(config, kind)}
-    let_go(engines)
+    close_all(engines)
     engines = {policy: open_timed(folder, dtype=dtype, policy=policy)[0] for policy in ("all", "none")}
     rates = prefill(engines, prompts, 1, 2048)
     yield {"name": "snapshots every 64 over none", "unit": "times", "exact": rates["none"] / rates["all"]}
-    let_go(engines)
+    close_all(engines)
     yield snapshot_costs(folder, dtype)
 
 

@@ -43,6 +43,7 @@ SERIES: list[Shape] = [
     *((8, 4096, t, 16) for t in (128, 512, 8192)),
     *((8, 4096, 2048, n) for n in (8, 32, 64, 128)),
 ]
+SNAPSHOT_EVERY = 256  # tokens
 EXP2 = r"""
 __global__ void rate(float* out, int rounds) {
     float x[8];
@@ -212,11 +213,11 @@ def measure(shape: Shape, reference: Any, rates: tuple[float, float]) -> dict[st
     return row
 
 
-def measure_snapshots(shape: Shape, every: int = 256) -> float:
-    """Time with a snapshot every `every` tokens over time without, alternating."""
+def measure_snapshots(shape: Shape) -> float:
+    """Return the time with a snapshot every SNAPSHOT_EVERY tokens over the time without, measured alternately."""
     b, d, t, _ = shape
-    one = Inputs.random(shape, b + b * (t // every))
-    plain, kept = batch_of(b, t), batch_of(b, t, every)
+    one = Inputs.random(shape, b + b * (t // SNAPSHOT_EVERY))
+    plain, kept = batch_of(b, t), batch_of(b, t, SNAPSHOT_EVERY)
     ratios = [median_ms([lambda: one.scan(kept)], 5) / median_ms([lambda: one.scan(plain)], 5) for _ in range(5)]
     return statistics.median(ratios)
 

@@ -1,7 +1,4 @@
-"""A document that is on disk as far as it has come.
-
-Must not know: what is measured.
-"""
+"""A benchmark document that is written to disk after every figure."""
 
 from __future__ import annotations
 

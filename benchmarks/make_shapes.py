@@ -4,7 +4,7 @@
 
 Each shape (by default those that are measured on the CPU) becomes a Hugging Face folder OUTPUT/<shape> with the
 bundled model's tokenizer; the vocabulary of the weights is the shape's own, larger than the tokenizer's. Running it
-again gives the same bytes. Must not know: what is measured.
+again gives the same bytes.
 """
 
 from __future__ import annotations

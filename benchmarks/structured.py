@@ -4,7 +4,7 @@
 
 MODEL is a folder that benchmarks/make_shapes.py wrote; its bundled tokenizer is smaller than its vocabulary. So a
 byte-level BPE of the vocabulary's size is trained on TEXT (any text files, the more the better) and kept beside the
-model. Both kinds of steps are measured in turns, and medians are given. Must not know: what the answers say.
+model. Both kinds of steps are measured in turns, and medians are given.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python benchmarks/to_gguf.py shapes/mamba-130m mamba-130m-bf16.gguf --type bf16
 
 Needs the package `gguf`. The file's vocabulary is a list of made-up words, one a token id: peers are given token ids,
-so that no tokenizer takes part in a comparison. Must not know: what is measured. Vectors, convolutions, A and the
-routers stay float32, as llama.cpp wants them; everything else takes the type asked for.
+so that no tokenizer takes part in a comparison. Vectors, convolutions, A and the routers stay float32, as llama.cpp
+wants them; everything else takes the type asked for.
 """
 
 from __future__ import annotations

@@ -71,14 +71,14 @@ class StateTable:
             self.release_unwanted(state)
 
     def lose(self, state: State) -> None:
-        """Hold a state no longer. Its next reader, if there is one, makes it again."""
+        """Release a held state. Its next reader, if there is one, computes it again."""
         if state.handle is not None:
             self._held[state.home].discard(state)
             self._num_bytes[state.home] -= state.num_bytes
             state.handle, state.home, state.nodes = None, "", set()
 
     def forget_node(self, node: str) -> None:
-        """Hold the states of a node no longer, and drop the copies there."""
+        """Release the states of a node, and drop its copies of other nodes' states."""
         for state in list(self):
             state.nodes.discard(node)
             if state.home == node:

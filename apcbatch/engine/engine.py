@@ -57,7 +57,7 @@ class Engine:
         self.dtype, self.block_size, self.policy = parts.dtype, options.block_size, options.policy
         self.device, num_devices = parts.devices[0].type, len(parts.devices)
         self.gpus = num_devices if self.device == "cuda" else 0
-        self.model_name, self.key_fingerprint = parts.name, parts.key_fingerprint
+        self.key_fingerprint = parts.key_fingerprint
         self.fingerprint, self.weights_digest = parts.model.fingerprint.hex(), parts.model.weights_digest.hex()
         self.numerics, self.reading_tokens = parts.model.numerics, parts.reading_tokens
         self.footprint = Footprint.of(parts.arena.layout)

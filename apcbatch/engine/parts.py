@@ -134,12 +134,11 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class EngineParts:
-    """Parts of an engine. name: the model's name. dtype: resolved, never `auto`. eos_token_ids: ids that end an answer.
+    """Parts of an engine. dtype: resolved, never `auto`. eos_token_ids: ids that end an answer.
     key_fingerprint: the model's fingerprint with the cache salt. runs_ahead: whether the device computes the next pass
     while the host reads one. reading_tokens: what reading a snapshot of the store costs, in tokens; None if it was not
     asked for or cannot be measured."""
 
-    name: str
     dtype: str
     config: ModelConfig
     eos_token_ids: frozenset[int]
@@ -224,7 +223,6 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
     )
     reading_tokens = _run_first_passes(options, folder, config, devices, plan, loaded, arena, store)
     return EngineParts(
-        name,
         dtype,
         config,
         frozenset(end_tokens.files),

@@ -56,8 +56,8 @@ class Places:
         return not owed or self.num_free - owed >= sequence.num_answers
 
     def has_pages(self, sequence: Sequence) -> bool:
-        """Free the pages that a sequence is admitted with. Return False if that is impossible, and for one whose KV
-        would not fit in the end. If nothing runs, any snapshot may be evicted for it."""
+        """Free the pages that a sequence is admitted with. Return False if they cannot be freed, or if the sequence can
+        never fit. If nothing runs, any snapshot may be evicted for it."""
         needed = self._page_tables.needed_to_start(sequence)
         return self._page_tables.fits(sequence) and self._find_pages(needed, alone=not self.running)
 
@@ -73,7 +73,7 @@ class Places:
         sequence = self.preempted[0]
         if not self.has_pages(sequence):
             return None
-        self.preempted.remove(sequence)  # which answers that gave way may precede now
+        self.preempted.remove(sequence)  # may no longer be first: _find_pages may have queued answers before it
         held = None if sequence.forks is None else sequence.forks.held
         if held is not None:
             self._start_from(sequence, held)

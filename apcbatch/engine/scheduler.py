@@ -131,7 +131,7 @@ class Scheduler:
             return impossible
         passed_over: deque[Sequence] = deque()
         awaited: set[bytes | None] = set()  # keys awaited by sequences that were passed over
-        promised: set[bytes] = set()  # keys that those of them which are scored will publish beyond the awaited ones
+        promised: set[bytes] = set()  # keys that they will publish after the awaited ones
         in_prefill = [one for one in places.running if max(one.computed, one.computed_before) < one.num_prompt]
         self._admission.begin(min([*in_prefill, self.waiting[0]], key=lambda sequence: sequence.number))
         while self.waiting and places.num_free and wanted > 0:
@@ -303,9 +303,9 @@ class Scheduler:
 
 
 def _promised(sequence: Sequence) -> list[bytes]:
-    """Return the keys that a waiting sequence will publish beyond the one that it waits for, if it is scored and
-    unplanned. A sequence that is not scored waits only where nothing longer can be resumed from, so others that share
-    more of its prompt wait with it."""
+    """Return the keys that a waiting sequence will publish after the key that it waits for. Return none for a planned
+    sequence, and for one that is not scored: it waits only for the longest prefix that can be resumed from, so others
+    that share more of its prompt wait for the same key."""
     if sequence.request.score_from is None or sequence.request.plan is not None or not sequence.retention.awaited:
         return []
     keys = sequence.keys

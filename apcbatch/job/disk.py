@@ -61,8 +61,8 @@ class Disk:
 
 @contextmanager
 def replacing(path: str, disk: Disk) -> Iterator[int]:
-    """Yield the descriptor of a new file, which replaces `path` at the end of the block and gets its permissions. A
-    block that fails leaves no file behind."""
+    """Yield the descriptor of a new file, which replaces `path` at the end of the block and gets the old file's
+    permissions. If the block fails, remove the new file."""
     fd, temporary = _open_temporary(path, disk)
     try:
         if os.path.exists(path):

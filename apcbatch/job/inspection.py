@@ -185,7 +185,7 @@ class _Records:
 
 class _RequestsRead:
     """Requests read so far. tree: prefix tree of those that would run. tickets: by request index in the tree. latest:
-    turn -> (ticket, request, error), for the latest line. The request is None if it could not be made, the error is
+    turn -> (ticket, request, error), for the latest line. request: None if it could not be made. error:
     None if the request would run. index: turn -> request index in the tree, for the latest line."""
 
     def __init__(self, config: Config, context_length: int | None) -> None:

@@ -128,7 +128,7 @@ def open_run(config: Config, inputs: Inputs, output: Output, sink: Sink, printer
 
     The steps check the model's files, the first lines of INPUT, OUT, and the weights. Until then nothing is changed,
     except that _make_run_file may have unpacked OUT. Then _begin_out changes OUT, and after it its run file. If OUT
-    answers every request, _keep_out takes the place of the weights and of _begin_out."""
+    is complete, no weights are loaded and _keep_out runs instead of _begin_out."""
     warn, note, stage = printer.warn, printer.note, printer.stage
     stage("reading the tokenizer")
     lines = LineOptions.of(config)

@@ -110,8 +110,8 @@ class Output:
             return
         if not (_has_bytes(self.target) or _has_bytes(self.lines)):
             raise UsageError(
-                f"--resume goes on from {self.target} and {self.target}{RUN_FILE_SUFFIX} in this folder, which are not "
-                f"here; copy {self.shown} and its run file there, or --overwrite"
+                f"--resume continues from {self.target} and {self.target}{RUN_FILE_SUFFIX} in this folder, which are "
+                f"not here; copy {self.shown} and its run file there, or --overwrite"
             )
         if not _is_out(Stream(io.BytesIO(head))):
             raise UsageError(f"{self.shown} is not an OUT of this program; move it away, or --overwrite")

@@ -212,8 +212,8 @@ class PreviousAnswers:
         if is_answer and digest is not None and digest == ticket.line_digest:
             raise UsageError(
                 f"line {where} of the input is as it was, but its prompt is not the one that {path} answers: another "
-                "version made it, or an answer before it was edited; go on with that version, or give another -o, or "
-                "take the line's answers out of OUT, or --overwrite"
+                "version made it, or an answer before it was edited; continue with that version, or give another -o, "
+                "or take the line's answers out of OUT, or --overwrite"
             )
         if is_answer and _is_unkeyed(record):
             raise UsageError(

@@ -572,7 +572,7 @@ class Ops(ABC, Generic[LinearT]):
     @abstractmethod
     def _most(self, what: str) -> int:
         """Return a limit of the device. what: `taps` of causal_conv, `states` per channel of selective_scan, or
-        `choices` (columns) of softmax_topk."""
+        `choices` (columns) of route."""
 
     @abstractmethod
     def _require_here(self, tensor: torch.Tensor, name: str) -> None:

@@ -59,8 +59,8 @@ class ModelConfig:
 
     family: the model_type of its family. mixers, feed_forwards: kind of each layer's mixer, and of its feed-forward
     block, or "none". blocks: the sub-blocks of each of these kinds, in order. norm_eps: of all RMS norms but those of
-    Mamba-1's dt, B and C. context_length: None if the architecture has no limit. fields: sizes and switches that the
-    fingerprint contains besides those of the kinds of sub-blocks (SubBlockKind.fields), by their names there.
+    Mamba-1's dt, B and C. context_length: None if the architecture has no limit. fields: further sizes and
+    switches of the fingerprint, by their names in it; those of the sub-blocks are in SubBlockKind.fields.
     """
 
     family: str

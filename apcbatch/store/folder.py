@@ -164,7 +164,7 @@ def _open_to_read(files: Files, folder: str, problem: str | None, status: Status
         return reader
     if problem is not None:
         cause = f"{problem}, and {cause}"
-    status.once("no index", f"{cause}; the run goes on without it (results do not change)")
+    status.once("no index", f"{cause}; the run continues without it (results do not change)")
     return None
 
 

@@ -172,7 +172,8 @@ class Store:
         arrays as its value. A thread of the store calls it when the file is written; OSError from it means that the
         arrays are not available.
 
-        again: wait until the queue has room. A snapshot that the full queue refused before counts as skipped no longer.
+        again: wait until the queue has room. A snapshot that the full queue refused before is no longer counted as
+        skipped.
 
         Returns False if the queue is full, the snapshot is queued already, or the store is read-only or closed. Then
         the arrays are not read, and on_done is not called. Raises ValueError for what the format or the registered

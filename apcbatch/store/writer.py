@@ -132,7 +132,7 @@ class Writer:
         self._queue_offers = queue_offers
         self._queue: deque[Offer | Touch | Suspect] = deque()
         self._queued_keys: set[bytes] = set()
-        self._refused_keys: set[bytes] = set()  # as the queue was full; taken later, they count as skipped no longer
+        self._refused_keys: set[bytes] = set()  # by the full queue; skipped, unless they are queued later
         self._num_bytes = 0
         self._num_put = 0
         self._num_done = 0

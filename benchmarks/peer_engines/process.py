@@ -1,7 +1,4 @@
-"""A measured engine from outside: a process that answers the calls of protocol.py.
-
-Must not know: which engine it is.
-"""
+"""A measured engine from outside: a process that answers the calls of protocol.py."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ def test_records_are_those_of_one_engine(folder: str, at_a_time: int, open_worke
         crossed += len(run.states)
     assert crossed
     for worker in workers:
-        assert worker.parts.pool.held_bytes == 0, "what has no reader left is let go of"
+        assert worker.parts.pool.held_bytes == 0, "a state without readers is released"
 
 
 @pytest.mark.drawn(4)

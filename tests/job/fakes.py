@@ -29,7 +29,7 @@ class FakeEngine:
     """Gives each running request one token a step; a prefix that was seen is cached up to a boundary."""
 
     def __init__(self, config, warn) -> None:
-        self.model_name, self.dtype, self.device = config.model, config.dtype, "cpu"
+        self.dtype, self.device = config.dtype, "cpu"
         self.fingerprint = os.environ.get("FAKE_FINGERPRINT", "f" * 64)
         self.context_length, self.vocab_size = CONTEXT_LENGTH, VOCAB_SIZE
         self.reading_tokens: int | None = None

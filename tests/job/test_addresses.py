@@ -196,7 +196,7 @@ def test_nothing_at_an_address_is_replaced_unasked(apcbatch, tmp_path, memory, w
     kept = apcbatch(*RUN, "-o", OUT, "--overwrite")
     assert kept.code == 2 and "is not a run file of this program" in kept.stderr
     memory.rm_file("/bucket/out.jsonl.run.json")
-    assert "--resume goes on from out.jsonl and" in apcbatch(*RUN, "-o", OUT, "--resume").stderr
+    assert "--resume continues from out.jsonl and" in apcbatch(*RUN, "-o", OUT, "--resume").stderr
     assert apcbatch(*RUN, "-o", OUT, *summary, "--overwrite").code == 0
     assert apcbatch(*RUN, "-o", "b.jsonl", *summary).code == 2, "an earlier summary, of another run"
     assert apcbatch(*RUN, "-o", OUT, *summary, "--resume").code == 0, "its own"

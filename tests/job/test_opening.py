@@ -76,7 +76,7 @@ def test_many_files_are_announced(
     assert done.code == 0 and (said in done.stderr) == is_said
 
 
-def test_a_model_that_changed_is_let_go(
+def test_a_model_that_changed_is_released(
     apcbatch: Any, engines: list[FakeEngine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fault: a --resume that is refused once the weights are there keeps the store and the memory of the engine."""

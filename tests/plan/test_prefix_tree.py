@@ -48,7 +48,7 @@ def _passes(tree: PrefixTree, index: int, node: int, position: int) -> bool:
     return position <= tree.end[tree.end_node[index]] and node_at(tree, index, position) == node
 
 
-def test_arrays_are_let_go_of() -> None:
+def test_arrays_are_released() -> None:
     """Catches memory that grows with the prompts' tokens instead of the distinct ones: views keep whole
     arrays."""
     tree = PrefixTree()

@@ -135,7 +135,7 @@ def test_a_read_only_folder_without_an_index_is_empty(folder: Path, warnings: li
         assert store.present([key_of("a", 16)]) == set()
         with pytest.raises(UsageError, match="no index"):
             store.stats()
-    assert len(warnings) == 1 and "the folder is read-only, and it has no index; the run goes on" in warnings[0]
+    assert len(warnings) == 1 and "the folder is read-only, and it has no index; the run continues" in warnings[0]
 
 
 @pytest.mark.parametrize("number", [1, 5, 9])

@@ -21,10 +21,10 @@ from tests.store.conftest import put_chain
 
 @table("error, sentence, leaves_a_mark", [
     (OSError(errno.ENOSPC, "No space left"), "the disk is full; snapshots are not kept (results do not", False),
-    (OSError(errno.EIO, "bad sector"), "reading failed ([Errno 5] bad sector); the run goes on without it", False),
+    (OSError(errno.EIO, "bad sector"), "reading failed ([Errno 5] bad sector); the run continues without it", False),
     (IndexFault("database or disk is full"), "the disk is full; snapshots are not kept", False),
-    (IndexFault("database is locked"), "reading failed (database is locked); the run goes on without it", False),
-    (IndexDamaged("it is full of noise"), "the index is damaged (it is full of noise); the run goes on", True),
+    (IndexFault("database is locked"), "reading failed (database is locked); the run continues without it", False),
+    (IndexDamaged("it is full of noise"), "the index is damaged (it is full of noise); the run continues", True),
 ])  # fmt: skip
 def test_each_error_is_told_once_for_what_it_is(
     error: OSError | IndexFault, sentence: str, leaves_a_mark: bool, tmp_path: Path

@@ -63,7 +63,7 @@ class Mutant:
 
 
 def sample(root: Path, files: list[str], size: int, seed: int) -> list[Mutant]:
-    """`size` mutants of these files, the same ones for the same seed and text."""
+    """Draw `size` mutants of these files: the same ones for the same seed and text."""
     ranked: list[tuple[str, Mutant]] = []
     for path in files:
         source = (root / path).read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ from apcbatch.formats import detect_format
 
 class KnownFormat(NamedTuple):
     """A format that is named in errors. way: how to convert it. shapes: alternatives, each a list of paths that a line
-    of this format has, as in `request.contents[].parts`; `[]` is the first item of a list."""
+    of this format has. A path is `request.contents[].parts`, for example; `[]` is the first item of a list."""
 
     name: str
     way: str

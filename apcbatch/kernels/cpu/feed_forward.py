@@ -40,9 +40,9 @@ class FusedMixture(FusedSubBlock):
     ValueError if a shape or a dtype does not fit.
 
     Each token uses experts_per_token experts, chosen and weighted by is_normalised and sigmoid as in Ops.route.
-    router: (experts, h), float32 or of the experts' dtype. experts: of one shape,
-    dtype and activation. latent: projections (l, h) before and (h, l) after the experts, of their dtype, so that the
-    experts have l columns: y = latent[1](mixture(latent[0] x)). Empty: no projections.
+    router: (experts, h), float32 or of the experts' dtype. experts: of one shape, dtype and activation. latent:
+    projections (l, h) before and (h, l) after the experts, of their dtype, so that the experts have l columns:
+    y = latent[1](mixture(latent[0] x)). Empty: no projections.
     """
 
     def __init__(
