@@ -84,14 +84,7 @@ def weights_of(files: WeightFiles, ignored: tuple[str, ...] = ()) -> Weights:
             used.update(part for part, _ in encoded.parts.values())
             used.add(beside(group.weight, encoded.codec.shape))
             continue
-        module = name.removesuffix(".weight")
-        if len(stored.shape) > 1 and module != name:
-            codec, said = declared.codec_of(module)
-            if codec is not None and said:
-                raise ModelError(
-                    f"{stored.path}: tensor {name:.120} has dtype {stored.dtype}, and {declared.where} {said} "
-                    f"({codec.described}); they must agree: download the model again"
-                )
+        _check_plain(declared, name, stored)
         weights[name] = stored
     for name in sorted(around - used):
         owner = next((one for one in weights if name.startswith(one.removesuffix(".weight"))), None)
@@ -100,6 +93,19 @@ def weights_of(files: WeightFiles, ignored: tuple[str, ...] = ()) -> Weights:
             f"{tensors[name].path}: tensor {name:.120} belongs to no weight that {declared.where} declares{near}"
         )
     return weights
+
+
+def _check_plain(declared: Quantization, name: str, stored: StoredTensor) -> None:
+    """Raise ModelError for a weight that is not encoded although the folder says so by its module's name."""
+    module = name.removesuffix(".weight")
+    if len(stored.shape) < 2 or module == name:
+        return
+    codec, said = declared.codec_of(module)
+    if codec is not None and said:
+        raise ModelError(
+            f"{stored.path}: tensor {name:.120} has dtype {stored.dtype}, and {declared.where} {said} "
+            f"({codec.described}); they must agree: download the model again"
+        )
 
 
 def check_floating(path: Path, name: str, dtype: str) -> None:

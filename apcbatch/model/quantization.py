@@ -140,6 +140,27 @@ def read_quantization(path: Path, values: Mapping[str, Any]) -> Quantization | N
     """Return what a folder declares about quantised weights; None if it declares nothing. path: of config.json, whose
     content is `values`. Raises ModelError for a method or a choice that is not supported, and for files that
     disagree."""
+    found = _declared(path, values)
+    if not found.values or _has_plain_weights(found):
+        return None
+    where = f"{found.path}: {found.prefix.rstrip('.')}".removesuffix(": ")
+    method: Any = found.values.get("quant_method")
+    if method is None and (found.values.get("load_in_4bit") or found.values.get("load_in_8bit")):
+        method = "bitsandbytes"  # its older files name no method
+    if not isinstance(method, str):
+        raise _refused(where, "quantised by a method that it does not name")
+    reads = _READERS.get(method.lower())
+    if reads is None:
+        raise _refused(where, f"quantised with {brief(method)}")
+    try:
+        schemes, stays = reads(found)
+    except ValueError as error:
+        raise ModelError(f"{where}: {error}; give the unquantised checkpoint") from None
+    return Quantization(method.lower(), where, tuple(schemes), stays, found.path == path)
+
+
+def _declared(path: Path, values: Mapping[str, Any]) -> ConfigReader:
+    """Return the config of quantisation in config.json, or in a file beside it; an empty one if there is none."""
     found = ConfigReader(path, {})
     text_model = values.get("text_config")
     for part, prefix in ((values, ""), (text_model if isinstance(text_model, dict) else {}, "text_config.")):
@@ -161,22 +182,7 @@ def read_quantization(path: Path, values: Mapping[str, Any]) -> Quantization | N
         if not found.values:
             found = ConfigReader(other.path, {"quant_method": methods[0], **other.values}, other.prefix)
         _check_agree(found, other, methods)
-    if not found.values or _has_plain_weights(found):
-        return None
-    where = f"{found.path}: {found.prefix.rstrip('.')}".removesuffix(": ")
-    method: Any = found.values.get("quant_method")
-    if method is None and (found.values.get("load_in_4bit") or found.values.get("load_in_8bit")):
-        method = "bitsandbytes"  # its older files name no method
-    if not isinstance(method, str):
-        raise _refused(where, "quantised by a method that it does not name")
-    reads = _READERS.get(method.lower())
-    if reads is None:
-        raise _refused(where, f"quantised with {brief(method)}")
-    try:
-        schemes, stays = reads(found)
-    except ValueError as error:
-        raise ModelError(f"{where}: {error}; give the unquantised checkpoint") from None
-    return Quantization(method.lower(), where, tuple(schemes), stays, found.path == path)
+    return found
 
 
 def _has_plain_weights(reader: ConfigReader) -> bool:
