@@ -304,8 +304,8 @@ class Scheduler:
 
 def _promised(sequence: Sequence) -> list[bytes]:
     """Return the keys that a waiting sequence will publish after the key that it waits for. Return none for a planned
-    sequence, and for one that is not scored: it waits only for the longest prefix that can be resumed from, so others
-    that share more of its prompt wait for the same key."""
+    sequence, and for one that is not scored: it waits only for the longest prefix that is pending, so others that share
+    more of its prompt wait for the same key."""
     if sequence.request.score_from is None or sequence.request.plan is not None or not sequence.retention.awaited:
         return []
     keys = sequence.keys

@@ -177,7 +177,7 @@ def test_an_opened_row_shows_the_request_whole(opened: Opened, made: dict[str, A
         name = requests["id"][at]
         write_filter(opened, f"line:{requests['line'][at]} turn:{requests['turn'][at]}")
         opened.page.locator(f'#requests [data-row="{at}"] td').first.click()
-        assert detail(opened) == name
+        expect(opened.page.locator("#request-detail [data-request]")).to_have_attribute("data-request", name)
         for key in ("prompt", "cached", "computed", "out", "prefill_ms", "decode_ms"):
             assert opened.value(key, "#request-detail") == number(requests, key, at), key
         told = opened.page.locator("#request-detail").inner_text()

@@ -20,7 +20,6 @@ ops = CpuBackend()
 pytestmark = pytest.mark.pairwise
 
 SHAPES = [(16, 24), (33, 45), (40, 44), (70, 130)]  # h, f
-PLAIN = False, None, ()  # a mixture's is_normalised, sigmoid and latent
 
 
 def make_mlp(h: int, f: int, dtype: torch.dtype, is_gated: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
