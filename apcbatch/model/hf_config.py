@@ -184,6 +184,13 @@ class ConfigReader:
                 raise self.wrong(f"{key}[{number}]", name, " or ".join(list(kinds)[:2]))
         return tuple(kinds[name] for name in types)
 
+    def experts_per_token(self, experts: int, default: int) -> int:
+        """Return num_experts_per_tok, at most `experts`. Raises ModelError."""
+        count = self.integer("num_experts_per_tok", default)
+        if count > experts:
+            raise self.wrong("num_experts_per_tok", count, f"at most {experts} experts")
+        return count
+
     def places(self, key: str, layers: int) -> frozenset[int]:
         """Return the layer numbers listed under a key, counted from 0. Raises ModelError."""
         listed: Any = self.values.get(key)

@@ -35,11 +35,7 @@ def read(reader: ConfigReader, family: str) -> ModelConfig:
     hidden_size = reader.integer("hidden_size", 4096)
     heads = reader.integer("num_attention_heads", 32)
     kv_heads = reader.kv_heads(heads, default=heads)
-    experts, experts_per_tok = reader.integer("num_local_experts", 8, minimum=0), 0
-    if experts:
-        experts_per_tok = reader.integer("num_experts_per_tok", 2)
-        if experts_per_tok > experts:
-            raise reader.wrong("num_experts_per_tok", experts_per_tok, f"at most {experts} experts")
+    experts = reader.integer("num_local_experts", 8, minimum=0)
     multipliers = Multipliers(
         embedding=reader.number("embedding_multiplier", 1.0),
         residual=reader.number("residual_multiplier", 1.0),
@@ -50,7 +46,7 @@ def read(reader: ConfigReader, family: str) -> ModelConfig:
     expert = Mlp(reader.integer("intermediate_size", 11008) if experts else 0)
     mixture = Mixture(
         experts=experts,
-        per_token=experts_per_tok,
+        per_token=reader.experts_per_token(experts, 2) if experts else 0,
         expert=expert,
         router="router.layer",
         stacked=("input_linear.weight", "output_linear.weight"),

@@ -20,14 +20,12 @@ def read(given: ConfigReader, family: str) -> ModelConfig:
     reader = given.with_defaults(_DEFAULTS)
     dense = lfm2.read(reader, family)
     num_dense = reader.integer("num_dense_layers", 2, minimum=0)
-    experts, per_tok = reader.integer("num_experts", 32), reader.integer("num_experts_per_tok", 4)
-    if per_tok > experts:
-        raise reader.wrong("num_experts_per_tok", per_tok, f"at most {experts} experts")
+    experts = reader.integer("num_experts", 32)
     mlp = lfm2.mlp(reader.integer("intermediate_size", 7168))  # LFM2's rules of rounding do not apply
     has_bias, scale = reader.flag("use_expert_bias", True), reader.number("routed_scaling_factor", 1.0)
     mixture = Mixture(
         experts=experts,
-        per_token=per_tok,
+        per_token=reader.experts_per_token(experts, 4),
         expert=lfm2.mlp(reader.integer("moe_intermediate_size", 1792)),
         router="gate",
         is_normalised=reader.flag("norm_topk_prob", True),

@@ -22,12 +22,10 @@ def read(
 ) -> ModelConfig:
     """Return the ModelConfig of config.json; see apcbatch.model.families.qwen3_5."""
     dense, reader = qwen3_5.read(whole, family, defaults, is_grouped), whole.text_model().with_defaults(defaults)
-    experts, per_tok = reader.integer("num_experts", 256), reader.integer("num_experts_per_tok", 8)
-    if per_tok > experts:
-        raise reader.wrong("num_experts_per_tok", per_tok, f"at most {experts} experts")
+    experts = reader.integer("num_experts", 256)
     mixture = Mixture(
         experts=experts,
-        per_token=per_tok,
+        per_token=reader.experts_per_token(experts, 8),
         expert=Mlp(reader.integer("moe_intermediate_size", 512)),
         router="gate",
         is_normalised=reader.flag("norm_topk_prob", True),
