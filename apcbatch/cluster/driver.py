@@ -246,7 +246,7 @@ class ClusterEngine:
         if not len(self._workers):
             work = f"{self.num_unfinished} unanswered requests" if self.num_unfinished else "the first request"
             raise StoppedError(
-                f"no worker is left: {self._workers.last_reason}; expected at least one to go on with {work}. "
+                f"no worker is left: {self._workers.last_reason}; expected at least one to continue with {work}. "
                 "See what ended them, and continue with --resume"
             )
 

@@ -50,7 +50,7 @@ def worker_lost(item: Item, reason: str) -> Result:
     """Return the error result of a request that ended several workers. reason: how the last worker ended."""
     message = (
         f"{item.deaths} workers ended while they were at this request, the last one with nothing beside it ({reason}); "
-        "the other requests go on. Give the workers more memory and --retry-errors, or leave it out"
+        "the other requests continue. Give the workers more memory and --retry-errors, or leave it out"
     )
     request = item.request
     return Result(id=request.id, prompt_tokens=len(request.token_ids), error=RequestError("worker_lost", message))

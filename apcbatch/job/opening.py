@@ -319,8 +319,9 @@ def compare_input(
     changes.end()
     if changes.is_another_input:
         raise UsageError(
-            f"no line of {inputs.shown} is as it was when {run_file.output} was begun ({changes.sentence()}): going on "
-            "would keep none of the answers. Give the input of that run, or another -o, or --overwrite to begin anew"
+            f"no line of {inputs.shown} is as it was when {run_file.output} was begun ({changes.sentence()}): "
+            "continuing would keep none of the answers. Give the input of that run, or another -o, or --overwrite to "
+            "begin anew"
         )
     answers.same_draw_rule = True
     return is_complete

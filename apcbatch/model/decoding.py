@@ -137,7 +137,8 @@ def _scales(codec: Codec, parts: Mapping[str, torch.Tensor], rows: int) -> torch
 
 
 def _zero(codec: Codec, parts: Mapping[str, torch.Tensor], rows: int, blocks: int) -> torch.Tensor | None:
-    """Return the zeros (rows, blocks of columns) in float32; None if there are none. blocks: rows of a matrix."""
+    """Return the zeros in float32, as `_scales` returns the scales; None if the codec has none. blocks: rows of
+    scales that one matrix of the weight has."""
     zero = parts.get("zero")
     if zero is None:
         return None

@@ -126,7 +126,7 @@ def _one_of(items: Any, character: str) -> bool:
 
 
 def _parsed(pattern: str) -> list[tuple[str, Any]]:
-    """Return the nodes of a regular expression, for Patterns. Raises ValueError, with a clause."""
+    """Parse a regular expression into the nodes that Patterns follows. Raises ValueError, whose message is a clause."""
     if len(pattern) > MOST_CHARACTERS:
         raise ValueError(f"the pattern {brief(pattern)} has {len(pattern):,} characters; the most is {MOST_CHARACTERS}")
     parser = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")

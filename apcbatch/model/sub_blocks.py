@@ -59,7 +59,7 @@ class SubBlockKind(ABC):
         the residual. state: the layer's part of the arena, by role."""
 
     def state(self, layer: int, dtype: str) -> tuple[StatePart, ...]:
-        """Return the parts of the state of a layer, in a model of that dtype."""
+        """Return the parts of a layer's state. layer: its number. dtype: of the model."""
         return ()
 
     def sizes(self, hidden: int) -> dict[str, tuple[int, ...]]:

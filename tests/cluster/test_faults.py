@@ -190,7 +190,7 @@ def test_nobody_left(tau: Planned) -> None:
     kills = ((1.0, False), (1.5, True))
     with pytest.raises(StoppedError, match="no worker is left: .* 240 unanswered requests"):
         run(tau.requests, 2, trouble=Trouble(kills, no_replacement=True))
-    with pytest.raises(StoppedError, match="was not ready after 60 s; .* to go on with the first request"):
+    with pytest.raises(StoppedError, match="was not ready after 60 s; .* to continue with the first request"):
         run(tau.requests, 2, Speeds(start_s=1e6), start_timeout_s=60.0)
 
 
