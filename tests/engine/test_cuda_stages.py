@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from apcbatch import Engine, Request
+from apcbatch import Request
 from apcbatch.model import graphs
 from apcbatch.model.batch import Batch
 from apcbatch.model.peer_transfer import Hop
+from tests.engine.opened import OpenedEngine
 from tests.engine.runs import told
 from tests.engine.test_cuda_engine import MODELS
 from tests.engine.test_sameness import agent_prompts
@@ -32,8 +33,8 @@ def folder(request: pytest.FixtureRequest, tiny_checkpoint: Callable[..., Path])
     return tiny_checkpoint(name, **{"num_hidden_layers": 4, **shape})
 
 
-def open_engine(folder: Path, gpus: int, **options: object) -> Engine:
-    return Engine(folder, device="cuda", gpus=gpus, **{"block_size": 16, "pool_size_bytes": 64 << 20, **options})
+def open_engine(folder: Path, gpus: int, **options: object) -> OpenedEngine:
+    return OpenedEngine(folder, device="cuda", gpus=gpus, **{"block_size": 16, "pool_size_bytes": 64 << 20, **options})
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
