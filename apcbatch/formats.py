@@ -6,11 +6,18 @@ Every function is pure.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 Format = Literal["messages", "batch", "sharegpt"]
 FORMATS: tuple[str, ...] = get_args(Format)
 FORMAT_CHOICES: tuple[str, ...] = ("auto", *FORMATS)
+# The key of a line's content, and the smallest valid content by key; a body has `messages` or `prompt`.
+CONTENT_KEYS: Mapping[Format, str] = {"messages": "messages", "batch": "body", "sharegpt": "conversations"}
+VALID_CONTENT: Mapping[str, Any] = {
+    "messages": [{"role": "user", "content": "a"}],
+    "conversations": [{"from": "human", "value": "a"}],
+    "prompt": "a",
+}
 
 Turns = Literal["each", "last", "rollout"]
 TURNS: tuple[str, ...] = get_args(Turns)

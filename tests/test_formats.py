@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from apcbatch.formats import FORMAT_CHOICES, FORMATS, ROLE_ALIASES, ROLES, SPEAKERS, TURNS, detect_format
+from apcbatch.formats import CONTENT_KEYS, FORMAT_CHOICES, FORMATS, ROLE_ALIASES, ROLES, SPEAKERS, TURNS, detect_format
 from tests.effort import table
 
 
 def test_the_sets_are_closed() -> None:
-    """Fault: a choice of format or turns is added, dropped or renamed, which breaks commands that give it."""
+    """Fault: a choice of format or turns is added, dropped or renamed, which breaks commands that give it; a format has
+    no key of its content, so that JSON text in a table's column stays a text."""
     assert FORMAT_CHOICES == ("auto", *FORMATS) == ("auto", "messages", "batch", "sharegpt")
+    assert {detect_format({key: None}): key for key in CONTENT_KEYS.values()} == CONTENT_KEYS
     assert TURNS == ("each", "last", "rollout")
     assert set(ROLE_ALIASES.values()) == set(SPEAKERS.values()) == set(ROLES)
 

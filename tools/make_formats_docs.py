@@ -51,9 +51,6 @@ GROUPS = {REQUESTS: "everywhere", CHATS: "chats"}
 NAMES = {
     "chat": "chat body",
     "completions": "completion body",
-    "messages": "`messages` line",
-    "sharegpt": "`sharegpt` line",
-    "batch": "`batch` line",
     "message": "message",
     "spoken": "`sharegpt` message",
     "part": "text part",
@@ -107,7 +104,7 @@ def where(field: Field) -> str:
     """The shapes that have the field."""
     if field.shapes in GROUPS:
         return GROUPS[field.shapes]
-    return ", ".join(NAMES[shape] for shape in field.shapes)
+    return ", ".join(NAMES.get(shape, f"`{shape}` line") for shape in field.shapes)
 
 
 def values(field: Field) -> str:

@@ -102,7 +102,7 @@ def lay_out(record: Record, options: LineOptions) -> LaidOut:
     messages = record.get("messages")
     if messages is not None and not isinstance(messages, str) and _with_tools(record) is record:
         return LaidOut(record)
-    if options.format in ("batch", "sharegpt") or detect_format(record) == "batch":
+    if options.format not in (None, "messages") or detect_format(record) == "batch":
         body = record.get("body")
         return LaidOut({**record, "body": _with_functions(body)} if isinstance(body, dict) else _with_tools(record))
     return _found(_with_tools(record))

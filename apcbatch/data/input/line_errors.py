@@ -12,15 +12,11 @@ from apcbatch.data.conversation import BadLine
 from apcbatch.data.input.layouts import ANY_LINE, LineOptions
 from apcbatch.data.input.openai_batch import shape_of
 from apcbatch.data.input.records import parse_record
+from apcbatch.formats import CONTENT_KEYS, VALID_CONTENT
 
 # Fields with the content of a line. Its other fields are settings, harmless fields and columns.
-_CONTENT = {"id", "custom_id", "method", "url", "body", "messages", "conversations"}
+_CONTENT = {"id", "custom_id", "method", "url", *CONTENT_KEYS.values()}
 _CONTENT_OF_BODY = {"messages", "prompt"}
-_VALID = {
-    "messages": [{"role": "user", "content": "a"}],
-    "conversations": [{"from": "human", "value": "a"}],
-    "prompt": "a",
-}
 MOST_ERRORS = 100
 
 
@@ -51,11 +47,11 @@ def _content_error(record: dict[str, Any], line: int, options: LineOptions) -> s
 
 def _field_errors(record: dict[str, Any], line: int, options: LineOptions) -> Iterator[str]:
     """Yield the errors of the other fields, with valid content in place of the line's own."""
-    left = {name: _VALID.get(name, value) for name, value in record.items()}
+    left = {name: VALID_CONTENT.get(name, value) for name, value in record.items()}
     objects = [(left, _CONTENT)]
     if isinstance(left.get("body"), dict):
         name = "prompt" if shape_of(left.get("url"), left["body"]) == "completions" else "messages"
-        left["body"] = {**left["body"], name: _VALID[name]}
+        left["body"] = {**left["body"], name: VALID_CONTENT[name]}
         objects.append((left["body"], _CONTENT_OF_BODY))
     for _ in range(MOST_ERRORS):
         sentence = _error(left, line, options)

@@ -15,6 +15,7 @@ from apcbatch.address import HUB_PREFIX
 from apcbatch.data.checks import first_line
 from apcbatch.data.json_text import json_or_text
 from apcbatch.errors import UsageError
+from apcbatch.formats import CONTENT_KEYS
 
 if TYPE_CHECKING:
     from pyarrow.lib import DataType, RecordBatch
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 Convert = Callable[[Any], Any]
 ROWS_AT_ONCE = 64
-_JSON_COLUMNS = ("messages", "conversations", "tools", "body")
+_JSON_COLUMNS = (*CONTENT_KEYS.values(), "tools")
 _MAY_BE_NULL = frozenset({"default", "const", "example", "examples", "enum"})
 _CHOICES = ("anyOf", "oneOf")
 
