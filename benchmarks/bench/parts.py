@@ -33,7 +33,7 @@ FUSED_PARTS = (  # csrc/parts.h, Part
     "sampling",
     WAITING,
 )
-# Part of each op; None for an op that only calls timed ops or the interpreter.
+# Part of each op; None for an op that only calls timed ops or the interpreter. An op without a row is a part itself.
 OP_PARTS = {
     "linear": PRODUCTS,
     "selective_scan": "scan",
@@ -106,7 +106,7 @@ class Parts:
                 self.seconds[part] = self.seconds.get(part, 0.0) + seconds
 
     def _time_op(self, name: str, op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        part = OP_PARTS[name]
+        part = OP_PARTS.get(name, name)
         return op(*args, **kwargs) if part is None else self._timed(op, part)(*args, **kwargs)
 
     @contextmanager
