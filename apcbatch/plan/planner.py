@@ -1,5 +1,11 @@
 """Make the plan: the order of the requests, where each resumes, and which snapshots it keeps for which readers.
 
+A snapshot is kept, until its last reader, at each position from which a later request resumes: the end of the longest
+prefix of its prompt that was computed before. Beyond the memory limit the one is dropped that saves the fewest tokens
+per byte and per request until its next use (eviction.py). For the next window those are kept that its requests resume
+from, in a fourth of the memory; for future runs the last boundaries of conversations and of the prefixes that they
+share. Of these two kinds, those that save the fewest tokens per byte are dropped first (future_runs.py).
+
 Invariants: requests that run one after the other in the plan's order resume exactly where the plan says, and every
 snapshot kept for this run is read; without a memory limit each resumes where it would if every position were kept.
 """

@@ -312,7 +312,7 @@ def test_every_field_that_openai_knows_is_in_the_table(shape: str, package: str)
 
 
 def test_no_name_is_there_twice_in_one_shape() -> None:
-    """Fault: of two rows for one field, the later one wins in silence."""
+    """Fault: of two rows for one field, such as one that refuses it, the later one wins in silence."""
     for shape in SHAPES:
         names = [field.name for field in FIELDS if shape in field.shapes]
         assert len(names) == len(set(names))
