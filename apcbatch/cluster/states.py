@@ -83,8 +83,6 @@ class StateTable:
             state.nodes.discard(node)
             if state.home == node:
                 self.lose(state)
-        self._held.pop(node, None)
-        self._num_bytes.pop(node, None)
 
     def clear(self) -> None:
         """Release every state."""

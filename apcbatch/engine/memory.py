@@ -306,7 +306,7 @@ def checkpoint_sizes(folder: Path, config: ModelConfig) -> CheckpointSizes | Non
     """Read the sizes of a checkpoint. A tied head does not count. Return None if its files of weights are not there, or
     one cannot be read."""
     family = family_of(config)
-    per_token = max((kind.per_token for kind in family.kinds(config) if isinstance(kind, Mixture)), default=0)
+    per_token = max((kind.per_token for kind in family.kinds(config) if isinstance(kind, Mixture)), default=1)
     weights, widths, outside = Counter[str](), Counter[str](), 0
     inputs, counts = set[tuple[str, int]](), Counter[str]()
     try:
@@ -322,7 +322,7 @@ def checkpoint_sizes(folder: Path, config: ModelConfig) -> CheckpointSizes | Non
                 outside = max(outside, 0 if block else count)
                 part = f"{block}{re.sub('[0-9]+', '', part)}"  # the same for all experts
                 counts[part] += 1
-                if len(tensor.shape) < 2 or counts[part] > max(1, per_token):
+                if len(tensor.shape) < 2 or counts[part] > per_token:
                     continue
                 *stacked, rows, columns = tensor.shape
                 is_experts = len(stacked) > 0 and rows > 1  # else taps: (channels, 1, taps)

@@ -39,7 +39,7 @@ class PreviousAnswers:
     """
 
     def __init__(self, sink: FileSink | None = None) -> None:
-        self._sink = sink
+        self._sink, self._path = sink, "" if sink is None else sink.path
         self._offsets = KeyTable()  # byte offset of the line; ~offset once the request was seen in the input
         self._names = KeyTable()  # custom_ids of records that are known by their line_key
         self._numbers = array("q")  # of all records; sorted by `read_answers`
@@ -205,7 +205,7 @@ class PreviousAnswers:
 
     def _drop(self, key: int, offset: int, record: dict[str, Any], ticket: Ticket) -> None:
         """Drop the record of a request that was made from other content; UsageError if that cannot be done."""
-        path, where = self._sink.path if self._sink else "", _line_and_turn(ticket.line, ticket.turn)
+        path, where = self._path, _line_and_turn(ticket.line, ticket.turn)
         if self._offsets.get(key) != offset:
             return  # seen
         is_answer, digest = record["error"] is None, record["apcbatch"].get("line_digest")
@@ -232,9 +232,8 @@ class PreviousAnswers:
     def _check_draws(self, record: dict[str, Any], ticket: Ticket) -> None:
         """Refuse a sampled answer if the run that began OUT seeded its random draws by another rule."""
         if not self.same_draw_rule and ticket.random_stream is not None and record["error"] is None:
-            path = self._sink.path if self._sink else ""
             raise UsageError(
-                f"line {_line_and_turn(ticket.line, ticket.turn)} has a drawn answer in {path}, which an earlier "
+                f"line {_line_and_turn(ticket.line, ticket.turn)} has a drawn answer in {self._path}, which an earlier "
                 "version began, whose draws depended on where a line stands in the input; --resume would mix two "
                 "rules of draws. Go on with that version, or give another -o, or --overwrite"
             )

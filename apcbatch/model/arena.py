@@ -148,6 +148,5 @@ def _reserved(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) 
     if device.type != "cpu" or not num_bytes:
         return torch.empty(shape, dtype=dtype, device=device)
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
+    memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype).view(shape)

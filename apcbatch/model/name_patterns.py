@@ -49,7 +49,7 @@ class Patterns:
         if self._plain:
             parts = module.split(".")
             for length in self._lengths:
-                for begin in range(len(parts) - length + 1):
+                for begin in range(len(parts)):
                     if (name := ".".join(parts[begin : begin + length])) in self._plain:
                         return name
         return next((one for one, nodes in self._regular.items() if self._ends(nodes, module, {0})), None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -22,8 +22,8 @@ class TensorSource:
     prefix: str
     dtype: torch.dtype
     backend: Backend
-    output_scale: float = 1.0
-    part_scales: Mapping[str, float] = field(default_factory=dict)
+    output_scale: float
+    part_scales: Mapping[str, float]
 
     def below(self, name: str) -> TensorSource:
         """Return the tensors of a named part of the block."""

@@ -67,8 +67,7 @@ class Buffers:
             self._unused_bytes -= num_bytes if memory else 0
         if memory is None:
             memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            if hasattr(mmap, "MADV_HUGEPAGE"):
-                memory.madvise(mmap.MADV_HUGEPAGE)
+            memory.madvise(mmap.MADV_HUGEPAGE)
         view = memoryview(memory)  # lives as long as the tensor's storage
         weakref.finalize(view, self._give_back, memory).atexit = False
         return torch.frombuffer(view, dtype=dtype).view(shape)

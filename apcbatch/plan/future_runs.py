@@ -99,7 +99,7 @@ class FutureRuns:
             boundary = last_boundary(shape.resumable[index], self.block_size)
             found.add((shape.node_above(shape.end_node[index], boundary), boundary))
         for node, children in shape.children.items():
-            if node != ROOT and len(children) > 1 and shape.conversations_below[node] > 1:
+            if len(children) > 1 and shape.conversations_below[node] > 1:
                 boundary = last_boundary(shape.end[node], self.block_size)
                 found.add((shape.node_above(node, boundary), boundary))
         return {point for point in found if point[1]}

@@ -64,7 +64,7 @@ class Owners:
                 else:
                     self._others.setdefault(node, []).append((begin, index))
                 self._begin[node] = begin
-            elif begin == shape.begin[node]:
+            else:
                 return  # every token before this edge is computed or held
             node = shape.parent[node]
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 
@@ -167,13 +168,10 @@ def _require_sound_side_tables(database: Database) -> None:
 @cache
 def _expected_objects() -> frozenset[tuple[str, str, str, str]]:
     """Return (type, name, table, SQL) of each object of the schema, as SQLite stores it."""
-    connection = sqlite3.connect(":memory:")
-    try:
+    with closing(sqlite3.connect(":memory:")) as connection:
         for statement in SCHEMA:
             connection.execute(statement)
         return frozenset((kind, name, table, sql or "") for kind, name, table, sql in connection.execute(_OBJECTS))
-    finally:
-        connection.close()
 
 
 def _row_id_or_none(key: object) -> int | None:

@@ -208,13 +208,25 @@ def test_dropped_requests_do_not_come_back(tau: Planned) -> None:
 
 
 def test_states_whose_readers_are_dropped_are_not_wanted() -> None:
-    """Fault: a state is held to the end of a run for readers that a Ctrl-C has dropped."""
+    """Fault: a state is held to the end of a run for readers that a Ctrl-C has dropped, or that a later window does not
+    have."""
+    engine, maker = SeenEngine(SimRuntime(), ClusterSettings(1)), RequestPlan(keep=(8,), reads=(1,))
+    engine.submit(Request("maker", [1] * 9, plan=maker))
+    while engine.num_unfinished:
+        engine.step()
+    [state] = engine.states
+    for more, left in ((1, [state]), (-1, [state]), (-1, [])):
+        engine.add_readers(state.key, more)
+        assert list(engine.states) == left
     buffer = SubmitBuffer(b"k")
+    read = buffer.add(Request("maker", [2] * 9, plan=maker)).keeps[8]
+    assert buffer.add(Request("reader", [2] * 12, plan=RequestPlan(resume_at=8))).resume is read
+    assert engine.submitted.add_readers(state.key, 1) is None and buffer.add_readers(read.key, 1) is None
     made = buffer.add(Request("maker", [1] * 9, plan=RequestPlan(keep=(8,), reads=(2,)))).keeps[8]
     buffer.add(Request("reader", [1] * 12, plan=RequestPlan(resume_at=8)))
     made.readers.clear()
     assert made.is_wanted and made.future_readers == 1
-    assert len(buffer.drop()) == 2 and not made.is_wanted and made.future_readers == 0
+    assert len(buffer.drop()) == 4 and not made.is_wanted and made.future_readers == 0
     assert buffer.add(Request("late", [1] * 12, plan=RequestPlan(resume_at=8))).resume is None
 
 

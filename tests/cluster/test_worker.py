@@ -366,15 +366,20 @@ def key_of(worker: Worker) -> Key:
     return prefix_key(worker.facts().key_fingerprint, [1, 2, 3], 3)
 
 
-def test_counters_add_up(folder: str, open_worker: Callable[..., Worker]) -> None:
-    """Fault: work that is counted for no unit, for two, or for the first of two workers alone; a peak that is a sum."""
+def test_counters_add_up(
+    folder: str, open_worker: Callable[..., OpenedWorker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: work that is counted for no unit, for two, or for the first of two workers alone; a peak that is a sum; a
+    unit that is done before its snapshots are in the store."""
     workers = [open_worker(folder, drafts=Repeating()) for _ in range(2)]
     units = [
         Unit(number, (Piece(number, encode_request(Request(str(number), [1, 2, 3 + number], max_tokens=4)), None),))
         for number in range(3)
     ]
-    run = Run()
+    run, flushed = Run(), list[int]()
+    monkeypatch.setattr(workers[0].engine, "flush", lambda: flushed.append(len(run.records)))
     run.do(workers[0], *units[:2])
+    assert len(flushed) == 2
     run.do(workers[1], *units[2:])
     first, second = (worker.engine.counters for worker in workers)
     said = [done.counters for done in run.done]

@@ -26,7 +26,7 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         OPENAI,
     ),
     "Anthropic within OpenAI": (
-        {"type": "function", "function": {**ALONE, "parameters": None, "input_schema": SCHEMA}},
+        {"type": "function", "function": {**ALONE, "parameters": None, "inputSchema": None, "input_schema": SCHEMA}},
         OPENAI,
     ),
     "MCP": ({**ALONE, "inputSchema": SCHEMA}, OPENAI),

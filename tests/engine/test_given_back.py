@@ -194,7 +194,8 @@ def test_what_can_never_run_keeps_nobody_waiting(tiny_checkpoint: Callable[..., 
     requests[0].max_tokens = 64 * (books.pages.num_pages + 1)
     results = by_id(list(engine.run(requests)))
     assert results["0"].error is not None and results["0"].error.code == "out_of_memory"
-    assert f"the KV of {41 + requests[0].max_tokens} tokens" in str(results["0"].error)
+    tokens, pages = 41 + requests[0].max_tokens, books.pages.num_pages + 2
+    assert f"the KV of {tokens} tokens, the prompt and its answer ({pages} pages)" in str(results["0"].error)
     assert [results[name].error for name in "12"] == [None, None]
     assert sum(results[name].computed_tokens for name in "12") <= 42 + 43
     books.balance()

@@ -219,9 +219,14 @@ def test_the_widest_sub_block_is_counted(tiny_checkpoint: Callable[..., Path], t
         num_weights=210 + 3 + 24 + 12 + 12 + 15 + 81, num_in_block=81, num_in_embedding=210,
         width=8 + 3 + 6 + 5 + (3 + 4 + 2), tokenizer_bytes=0,
     )  # fmt: skip
-    save_file({"model.layers.0.feed_forward.experts.up": torch.zeros(3, 9, 4)}, tmp_path / "model.safetensors")
-    stacked = checkpoint_sizes(tmp_path, config)
-    assert stacked is not None and stacked.width == 2 * 9 + 4
+    experts = "model.layers.0.feed_forward.experts"
+    for tensors in (
+        {f"{experts}.up": torch.zeros(3, 9, 4)},
+        {f"{experts}.{expert}.up.weight": torch.zeros(9, 4) for expert in range(3)},
+    ):
+        save_file(tensors, tmp_path / "model.safetensors")
+        alone = checkpoint_sizes(tmp_path, config)
+        assert alone is not None and alone.width == 2 * 9 + 4, list(tensors)
 
 
 def test_a_run_that_may_exceed_the_memory_is_refused_before_weights_are_read(

@@ -296,6 +296,7 @@ def test_the_run_file_says_which_lines_moved(apcbatch, tmp_path):
         shift = sum(distance for first, last, distance in facts["moved"] if first <= number <= last)
         found.setdefault(one["line"] + shift, set()).add(one["apcbatch"]["line_key"].partition(":")[0])
     assert sorted(found) == list(range(1, 9)) and all(len(keys) == 1 for keys in found.values())
+    assert facts["moved"] == [[0, 3, 1], [6, 11, 2]], "neighbours are one stretch"
     assert len(facts["earlier_inputs"]) == 3
 
 

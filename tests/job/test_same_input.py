@@ -288,7 +288,7 @@ def test_the_identity_is_of_both_ends_of_each_file(tmp_path):
             Path(name).write_bytes(data)
         return input_identity(Inputs(names, names))["xxh3_of_ends"]
 
-    assert identity(b"ab", b"c") != identity(b"a", b"bc")
+    assert identity(b"ab", b"c") != identity(b"a", b"bc") and identity(b"aa", b"a") != identity(b"a", b"aa")
     middle, long = 3 << 19, bytes(3 << 20)
     changed = {place: long[:place] + b"x" + long[place + 1 :] for place in (0, 700_000, middle, len(long) - 1)}
     assert len({identity(data) for data in (long, *changed.values())}) == 4, "its middle is not read"

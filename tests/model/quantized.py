@@ -219,6 +219,9 @@ FORMATS: Mapping[str, Format] = {
     "pack int8 channel, zeros": Format(
         compressed("pack-quantized", **INT | {"num_bits": 8}, strategy="channel", symmetric=False),
         integers(8, (1, 0), F32, False, True)),
+    "pack int8 tensor, zeros": Format(
+        compressed("pack-quantized", **INT | {"num_bits": 8}, strategy="tensor", symmetric=False),
+        integers(8, (0, 0), F32, False, True)),
     "pack int4, ordered": Format(
         compressed("pack-quantized", **INT, strategy="group", group_size=32, actorder="group"), act_order,
         only_2d=True),

@@ -77,10 +77,13 @@ def test_weights_that_find_no_memory_are_told_from_other_errors(
     layout = state_layout(config, "float32")
     monkeypatch.setattr(devices, "CausalLM", fails)
     monkeypatch.setattr(devices, "load_stages", fails)
-    whole = devices.make_arena(layout, 2, 0, [CPU], [range(2)])
+    monkeypatch.setattr(devices, "backend_for", lambda *_: None)
+    on_gpu, whole = (devices.make_arena(layout, 2, 0, [CPU], [range(2)]) for _ in range(2))
+    on_gpu.device = torch.device("cuda")
     spread = devices.make_arena(layout, 2, 0, [CPU, CPU], [range(1), range(1, 2)])
     assert isinstance(whole, StateArena) and isinstance(spread, SpreadArena)
-    for arena, remedy in ((whole, "or run where there is more memory"), (spread, "more --gpus or --device cpu")):
+    remedies = "or run where there is more memory", "more --gpus or --device cpu", "more --gpus or --device cpu"
+    for arena, remedy in zip((whole, spread, on_gpu), remedies, strict=True):
         with pytest.raises(UsageError if is_memory else RuntimeError) as raised:
             devices.load_model(folder, config, torch.float32, arena, [range(2)], exact=True, passes=3)
         if is_memory:
@@ -116,7 +119,7 @@ def test_each_gpu_has_its_backend_and_its_graphs(monkeypatch: pytest.MonkeyPatch
     without graphs or with buffers for fewer passes than are in flight."""
     monkeypatch.setattr(devices, "CudaBackend", lambda device, exact: (str(device), exact))
     monkeypatch.setattr(devices, "CpuBackend", lambda: "cpu")
-    monkeypatch.setattr(devices, "GraphedLM", lambda stage, device, passes: (stage, str(device), passes))
+    monkeypatch.setattr(devices, "GraphedLM", lambda stage, device, passes=1: (stage, str(device), passes))
     monkeypatch.setattr(devices, "SpreadLM", lambda stages, used: (stages, [str(device) for device in used]))
     monkeypatch.setattr(devices, "load_stages", lambda *arguments: arguments[-1])
     gpus = [torch.device("cuda", number) for number in range(2)]
@@ -126,6 +129,10 @@ def test_each_gpu_has_its_backend_and_its_graphs(monkeypatch: pytest.MonkeyPatch
     stages, used = devices.load_model(Path(), config, torch.float32, arena, [], exact=False, passes=4)  # type: ignore
     assert stages == [(("cuda:0", False), "cuda:0", 4), (("cuda:1", False), "cuda:1", 4), "cpu"]
     assert used == ["cuda:0", "cuda:1", "cpu"]
+    monkeypatch.setattr(devices, "StateArena", SimpleNamespace)
+    monkeypatch.setattr(devices, "CausalLM", lambda *arguments: arguments[-1])
+    for stage, model in ((arena.stages[1], (("cuda:1", True), "cuda:1", 1)), (arena.stages[2], "cpu")):
+        assert devices.load_model(Path(), config, torch.float32, stage, [], exact=True, passes=1) == model
 
 
 class FakeCuda:

@@ -105,7 +105,7 @@ class Mixers:
             part.fill_(float("nan"))
         self.backend = backend_for(CPU)
         self.norm = PreNorm(1 + 0.2 * torch.randn(HIDDEN), MAMBA2_EPS if kind == "mamba2" else DELTA_EPS)
-        source = TensorSource(tensors, "mixer", torch.float32, self.backend)
+        source = TensorSource(tensors, "mixer", torch.float32, self.backend, 1.0, {})
         self.block = ours.load(source, self.norm, self.arena.layer(0))
         tensors.finish()
         self.theirs.double()

@@ -43,7 +43,9 @@ def taken(folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor]
     save_file(tensors, folder / SINGLE)
     (folder / "config.json").write_text(json.dumps({"quantization_config": config}))
     with Checkpoint(folder, torch.device("cpu")) as checkpoint:
-        return checkpoint.take(WEIGHT, shape), checkpoint.finish()
+        weight = checkpoint.take(WEIGHT, shape)
+        assert checkpoint.sizes() == {WEIGHT: weight.nbytes}, "by which layers are shared among devices"
+        return weight, checkpoint.finish()
 
 
 def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:

@@ -161,8 +161,8 @@ def _unescaped(text: str) -> str:
 
     def replaced(escape: re.Match[str]) -> str:
         code = escape[1]
-        if len(code) > 1:
-            number = int(code[1:], 16)
+        if digits := code[1:]:
+            number = int(digits, 16)
             return chr(number) if number <= 0x10FFFF else escape[0]
         return code if code in "\\'\"/" else _ESCAPED.get(code, escape[0])
 
