@@ -28,7 +28,7 @@ class WorkerKind:
     at the cluster's scheduler, 0 for none.
     """
 
-    cpus: int = 1
+    cpus: int
     gpus: int = 0
     memory_bytes: int = 0
 

@@ -229,9 +229,9 @@ class Cutter:
         self,
         items: list[Item],
         num_workers: int,
-        other_s: float = 0.0,
-        least_s: float = LEAST_GROUP_S,
-        least_sent_tokens: int = 1,
+        other_s: float,
+        least_s: float,
+        least_sent_tokens: int,
     ) -> None:
         """items: requests in the plan's order, with estimates. num_workers: workers that share the work. other_s:
         seconds of work that is queued already. least_s, least_sent_tokens: see ClusterSettings."""

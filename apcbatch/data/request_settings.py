@@ -7,7 +7,7 @@ reader here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -48,9 +48,9 @@ class Settings:
 
     model: str | None
     params: dict[str, Any]
-    template_options: TemplateOptions = field(default_factory=TemplateOptions)
-    one_call: bool = False
-    draft: bool = True
+    template_options: TemplateOptions
+    one_call: bool
+    draft: bool
 
 
 def check_settings(record: Mapping[str, Any], where: str, *, counts_logprobs: bool) -> Settings:

@@ -106,7 +106,7 @@ class MemoryPlan:
     sizes: CheckpointSizes | None
     vocab_size: int
     hidden_size: int
-    gpus: int = 1
+    gpus: int
     max_running: int
     max_batch_tokens: int
     pool_bytes: int
@@ -114,7 +114,7 @@ class MemoryPlan:
     has_store: bool
     drafts: bool
     draft_bytes: int
-    on_host: bool = True
+    on_host: bool
 
     @classmethod
     def of(cls, config: Config, layout: StateLayout, model: ModelConfig, folder: Path, on_host: bool) -> MemoryPlan:

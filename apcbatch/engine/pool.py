@@ -98,7 +98,7 @@ class SnapshotPool:
         slot_bytes: int,
         page_bytes: int,
         capacity_bytes: int,
-        finish_writes: Callable[[], bool] = lambda: False,
+        finish_writes: Callable[[], bool],
     ) -> None:
         self._held: OrderedDict[bytes, Snapshot] = OrderedDict()
         self._free_slots = array("i", reversed(slots))  # hundreds of thousands, of a small model

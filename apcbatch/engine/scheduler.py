@@ -44,8 +44,8 @@ class Scheduler:
         max_running: int,
         capacity_bytes: int,
         drafting: Drafting,
-        prompt_cost: int = 0,
-        groups: int = 1,
+        prompt_cost: int,
+        groups: int,
     ) -> None:
         """max_running: sequences in a pass. prompt_cost: extra time of a pass with prompts over a decode pass, in
         decode passes. groups: number of concurrent micro-batches (one per GPU stage)."""

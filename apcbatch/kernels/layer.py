@@ -175,8 +175,8 @@ class AttentionWeights(Generic[LinearT]):
     o_proj: LinearT
     heads: int
     scale: float
-    norms: QueryKeyNorms | None = None
-    is_gated: bool = False
+    norms: QueryKeyNorms | None
+    is_gated: bool
 
 
 @dataclass(frozen=True, eq=False)

@@ -349,7 +349,7 @@ def softmax_topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tens
 
 
 def sigmoid_topk(
-    logits: torch.Tensor, k: int, bias: torch.Tensor, groups: int = 1, top_groups: int = 1
+    logits: torch.Tensor, k: int, bias: torch.Tensor, groups: int, top_groups: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return two tensors for the k columns of each row with the largest sigmoid(logit) + bias, among the top_groups
     groups with the largest sums of their two largest: their sigmoids, and their indices. On ties the lower group and

@@ -31,7 +31,7 @@ class DeltaNet(SubBlockKind):
     key_dim: int
     value_dim: int
     d_conv: int
-    is_grouped: bool = False
+    is_grouped: bool
 
     @property
     def keys(self) -> int:

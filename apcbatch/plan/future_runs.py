@@ -30,10 +30,10 @@ class _Candidate:
 
     point: TreePoint
     serves: int
-    above: _Candidate | None = None
+    above: _Candidate | None
+    written: bool
     below: dict[_Candidate, None] = field(default_factory=dict)
     chosen: bool = True
-    written: bool = True
 
     @property
     def gain(self) -> int:
@@ -116,7 +116,7 @@ def _with_gain(shape: TreeShape, points: Iterable[TreePoint], held: Held, min_ga
         while node != ROOT and node not in by_node:
             node = shape.parent[node]
         above = by_node[node][-1] if node != ROOT else None
-        candidate = _Candidate(point, shape.conversations_below[point[0]], above, written=point not in already)
+        candidate = _Candidate(point, shape.conversations_below[point[0]], above, point not in already)
         if candidate.gain >= min_gain_tokens or not candidate.written:
             by_node.setdefault(point[0], []).append(candidate)
             taken.append(candidate)

@@ -53,7 +53,7 @@ class Peak:
     pass_tokens: int = 0
 
 
-def peak_of(jobs: Sequence[Job], order: Sequence[int], max_running: int, max_batch_tokens: int, held: int = 0) -> Peak:
+def peak_of(jobs: Sequence[Job], order: Sequence[int], max_running: int, max_batch_tokens: int, held: int) -> Peak:
     """Simulate the passes of a window. order: indices of the jobs. held: snapshots that are live all the time."""
     peak, snapshots, pages = Peak(snapshots=held), held, 0
     rank = {index: number for number, index in enumerate(order)}

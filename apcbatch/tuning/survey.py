@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from apcbatch.config import Config
 from apcbatch.data.chat.known_answers import KnownAnswers
@@ -54,11 +54,11 @@ class Survey:
     forecast: Forecast
     footprint: Footprint
     memory: MemoryPlan
-    num_lines: int = 0
-    num_unstable: int = 0
-    without_thoughts: int = 0
-    keeps_thoughts_with: dict[str, bool] = field(default_factory=dict)
-    errors: Counter[str] = field(default_factory=Counter)
+    num_lines: int
+    num_unstable: int
+    without_thoughts: int
+    keeps_thoughts_with: dict[str, bool]
+    errors: Counter[str]
 
 
 @dataclass

@@ -392,7 +392,7 @@ def test_a_group_takes_a_part_of_a_workers_share() -> None:
     """Fault: groups of four workers that are longer than a worker's share near the end, or as short as their messages
     take before."""
     for left_s, expected in [(64.0, 2.0), (8.0, LEAST_GROUP_S), (1.0, 0.5), (0.4, 0.2)]:
-        assert LEAST_GROUP_S == 0.5 and Cutter([], 4, left_s).quantum_s == pytest.approx(expected)
+        assert LEAST_GROUP_S == 0.5 and Cutter([], 4, left_s, LEAST_GROUP_S, 1).quantum_s == pytest.approx(expected)
 
 
 def test_the_path_through_a_state_is_its_makers_time_and_the_longest_readers() -> None:
@@ -402,7 +402,7 @@ def test_the_path_through_a_state_is_its_makers_time_and_the_longest_readers() -
     for item, seconds in zip(items, (2.0, 1.0, 3.0), strict=True):
         item.seconds = item.critical_path_s = seconds
     items[1].resume = items[2].resume = state
-    [group] = Cutter(items, 1, least_s=7.0).cut()
+    [group] = Cutter(items, 1, 0.0, 7.0, 1).cut()
     assert group.items == items and items[0].critical_path_s == 2.0 + 3.0
 
 
@@ -455,7 +455,7 @@ def test_a_group_waits_as_a_whole_for_what_it_reads() -> None:
     for reader in readers:
         reader.resume = state
         state.readers.add(reader)
-    groups = Cutter([maker, *readers], 1, least_s=7.0).cut()
+    groups = Cutter([maker, *readers], 1, 0.0, 7.0, 1).cut()
     assert [group.items for group in groups] == [[maker], readers] and groups[0].priority == 16.0
 
 

@@ -32,8 +32,9 @@ SIZES = CheckpointSizes(
     num_weights=GiB, num_in_block=MiB, num_in_embedding=2 * MiB, width=4096, tokenizer_bytes=MiB
 )  # fmt: skip
 PLAN = MemoryPlan(
-    layout=LAYOUT, dtype="float32", sizes=SIZES, vocab_size=1 << 15, hidden_size=1024, max_running=32,
+    layout=LAYOUT, dtype="float32", sizes=SIZES, vocab_size=1 << 15, hidden_size=1024, gpus=1, max_running=32,
     max_batch_tokens=1 << 12, pool_bytes=4 * GiB, keeps=True, has_store=True, drafts=True, draft_bytes=64 * MiB,
+    on_host=True,
 )  # fmt: skip
 # 4 x (4,096 tokens + 96 rows) x (4,096 + 3 x 1,024) columns, and 4 x 7 x 96 rows x 32,768 logits: less than the 16th
 # part of the weights and twice the largest sub-block, which loading takes

@@ -260,7 +260,7 @@ class Copied:
 
 def tables_of(num_pages: int, has_kv: bool = True) -> tuple[PageTables, PagePool, Copied]:
     pages, arena = PagePool(num_pages), Copied()
-    pool = SnapshotPool(range(4), pages, SLOT, PAGE, 1000)
+    pool = SnapshotPool(range(4), pages, SLOT, PAGE, 1000, lambda: False)
     return PageTables(pages, pool, arena, has_kv), pages, arena  # type: ignore[arg-type]
 
 

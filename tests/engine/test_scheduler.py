@@ -27,7 +27,7 @@ class OwnScheduler(Scheduler):
         self.snapshots = OwnSnapshots(None, policy, num_pages=2 * pages + 1 if pages else 0)
         self.drafting = Drafting(Drafts((), 0), None, (), 0)  # type: ignore[arg-type]
         self.num_made = 0
-        defaults = {"max_batch_tokens": 64, "max_running": 4, "capacity_bytes": 800}
+        defaults = {"max_batch_tokens": 64, "max_running": 4, "capacity_bytes": 800, "prompt_cost": 0, "groups": 1}
         super().__init__(self.snapshots, self.snapshots.page_tables, drafting=self.drafting, **defaults | options)
 
 

@@ -72,7 +72,7 @@ class OwnSnapshots(Snapshots):
 
     def __init__(self, disk: Disk | None = None, policy: Policy = "all", slots: int = 8, num_pages: int = 0) -> None:
         self.pages, persistence = PagePool(num_pages), cast(Any, disk)
-        self.pool = SnapshotPool(range(slots), self.pages, SLOT_BYTES, 0, slots * SLOT_BYTES)
+        self.pool = SnapshotPool(range(slots), self.pages, SLOT_BYTES, 0, slots * SLOT_BYTES, lambda: False)
         arena = cast(Any, SimpleNamespace(copy_page=lambda source, target: None))
         self.page_tables = PageTables(self.pages, self.pool, arena, num_pages > 0)
         super().__init__(

@@ -205,9 +205,10 @@ def test_unusable_arguments_are_sentences(change, sentence):
 def test_a_mixer_that_does_not_fit_its_cache_is_refused(qkv, o, heads):
     """Fault: addresses of projections of another shape or dtype, or heads that share no kv head evenly."""
     cache, norm, wide = torch.zeros(2, PAGE, 2, 8), PreNorm(torch.ones(32), 1e-5), torch.zeros(32, 32)
-    good = AttentionWeights(ops.pack_linear(torch.zeros(64, 32)), ops.pack_linear(wide), 4, 1.0)
+    good = AttentionWeights(ops.pack_linear(torch.zeros(64, 32)), ops.pack_linear(wide), 4, 1.0, None, False)
     ops.sub_block("attention", norm, good, cache, cache)
-    wrong = AttentionWeights(ops.pack_linear(torch.zeros(qkv)), ops.pack_linear(torch.zeros(o)), heads, 1.0)
+    qkv_proj, o_proj = (ops.pack_linear(torch.zeros(shape)) for shape in (qkv, o))
+    wrong = replace(good, qkv_proj=qkv_proj, o_proj=o_proj, heads=heads)
     for weights in (wrong, replace(good, o_proj=ops.pack_linear(wide.bfloat16()))):
         with pytest.raises(ValueError, match="qkv_proj, o_proj and their dtype must be"):
             ops.sub_block("attention", norm, weights, cache, cache)

@@ -36,7 +36,7 @@ MAMBA = Mamba(
     d_inner=80, d_state=8, d_conv=4, dt_rank=3, conv_bias=True, proj_bias=False, mixer_norm="weighted",
     mixer_norm_eps=1e-6,
 )  # fmt: skip
-DELTA_NET = DeltaNet(key_heads=2, value_heads=4, key_dim=8, value_dim=24, d_conv=4)
+DELTA_NET = DeltaNet(key_heads=2, value_heads=4, key_dim=8, value_dim=24, d_conv=4, is_grouped=False)
 ATTENTION, MLP, SHORT_CONV = Attention(4, 2, 10), Mlp(44), ShortConv(40, 4)
 MIXTURE = Mixture(experts=4, per_token=2, expert=MLP, router="router")
 KINDS = {"M": MAMBA, "D": DELTA_NET, "*": ATTENTION, "-": MLP, "E": MIXTURE, "C": SHORT_CONV}

@@ -51,7 +51,7 @@ LINKS = [Job(64, 9, keeps={64: 1}), Job(128, 9, 64, leader=0, keeps={128: 1}), J
 )
 def test_requests_run_at_once(jobs: list[Job], running: int, batch: int, peak: Peak) -> None:
     """Fault: a snapshot, a slot or a page is counted too long, too briefly or twice."""
-    assert peak_of(jobs, range(len(jobs)), running, batch) == peak
+    assert peak_of(jobs, range(len(jobs)), running, batch, 0) == peak
     held = peak_of(jobs, range(len(jobs)), running, batch, held=3)
     assert held == replace(peak, snapshots=peak.snapshots + 3)
 
@@ -61,7 +61,7 @@ def test_no_request_is_left() -> None:
     jobs = [Job(random.randint(2, 90), random.randint(20, 29), keeps={1: 3}) for _ in range(300)]
     jobs += [Job(95, 5, 1, leader=index % 300) for index in range(900)]
     order = sorted(range(1200), key=lambda index: (index % 300, index))
-    found = peak_of(jobs, order, 8, 64)
+    found = peak_of(jobs, order, 8, 64, 0)
     assert (found.requests, found.pass_tokens) == (8, 64) and found.snapshots <= 8 and found.pages <= 8 * 4
 
 

@@ -45,7 +45,7 @@ class Sniffer:
     each of them gets an error record; otherwise the file is of the wrong kind. held: the buffered records.
     """
 
-    def __init__(self, name: str, has_records_before: bool = False) -> None:
+    def __init__(self, name: str, has_records_before: bool) -> None:
         self._name, self.has_records_before = name, has_records_before
         self.held: list[BadLine] = []
         self._is_known = False  # a line was a JSON object with a known key

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from apcbatch.data.conversation import Tool
@@ -35,9 +35,9 @@ class Found:
     """
 
     content: str
-    calls: list[Call] = field(default_factory=list)
-    num_malformed: int = 0
-    begin: int | None = None
+    calls: list[Call]
+    num_malformed: int
+    begin: int | None
 
 
 @dataclass(frozen=True, slots=True)

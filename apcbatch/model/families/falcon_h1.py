@@ -19,18 +19,18 @@ from apcbatch.model.rotary import read_whole_rotary
 from apcbatch.model.sub_blocks import SubBlock
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FalconH1Multipliers(Multipliers):
     """Multipliers of the model and of parts of its layers, named as in config.json. ssm: of z, x, B, C and dt. mlp: of
     an MLP's gate and output."""
 
-    ssm: tuple[float, ...] = (1.0,) * 5
-    ssm_in: float = 1.0
-    ssm_out: float = 1.0
-    attention_in: float = 1.0
-    attention_out: float = 1.0
-    key: float = 1.0
-    mlp: tuple[float, ...] = (1.0,) * 2
+    ssm: tuple[float, ...]
+    ssm_in: float
+    ssm_out: float
+    attention_in: float
+    attention_out: float
+    key: float
+    mlp: tuple[float, ...]
 
     @property
     def parts(self) -> Mapping[str, float]:
