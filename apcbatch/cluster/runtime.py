@@ -56,8 +56,8 @@ class WorkerFacts:
     context_length: int | None
     vocab_size: int
     max_request_tokens: int
-    max_running: int = 0
-    pool_bytes: int = 4 << 30
+    max_running: int
+    pool_bytes: int
     state_bytes: int = 8 << 30
     numerics: str = ""
     version: str = VERSION

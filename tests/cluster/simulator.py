@@ -152,7 +152,7 @@ class SimRuntime:
             return None
         one.is_ready = True
         footprint, most = Footprint(self.speeds.state_bytes), 1 << 30
-        facts = WorkerFacts("f", KEYS, one.node, "cpu", "float32", 1, footprint, None, most, most)
+        facts = WorkerFacts("f", KEYS, one.node, "cpu", "float32", 1, footprint, None, most, most, 0, 4 * most)
         return Ready(worker, replace(facts, state_bytes=self.speeds.node_bytes, **self.facts_of.get(worker, {})))
 
     def _strike(self, with_node: bool) -> Event | None:

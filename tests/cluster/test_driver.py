@@ -493,7 +493,7 @@ def test_workers_add_up_to_the_run(tau: Planned, poison: int) -> None:
 
 def test_a_worker_that_is_ready_first_leaves_the_others_their_share() -> None:
     """Fault: the first of four workers gets all requests, since its batch has room for them."""
-    facts = WorkerFacts("f", b"k", "node", "cpu", "float32", 1, Footprint(1), None, 1 << 30, 1 << 30, max_running=99)
+    facts = WorkerFacts("f", b"k", "node", "cpu", "float32", 1, Footprint(1), None, 1 << 30, 1 << 30, 99, 4 << 30)
     ready, units = [Ready(1, facts)], list[Unit]()
     runtime: Any = SimpleNamespace(
         clock=lambda: 0.0,

@@ -379,7 +379,7 @@ def test_counters_add_up(
     run, flushed = Run(), list[int]()
     monkeypatch.setattr(workers[0].engine, "flush", lambda: flushed.append(len(run.records)))
     run.do(workers[0], *units[:2])
-    assert len(flushed) == 2
+    assert len(flushed) == 2, "by each unit"
     run.do(workers[1], *units[2:])
     first, second = (worker.engine.counters for worker in workers)
     said = [done.counters for done in run.done]

@@ -17,7 +17,7 @@ from apcbatch.errors import RequestError
 from apcbatch.plan.footprint import Footprint
 from apcbatch.types import Request, Result
 
-FACTS = WorkerFacts("f", b"k", "node", "cpu", "float32", 1, Footprint(1), None, 1 << 30, 1 << 30)
+FACTS = WorkerFacts("f", b"k", "node", "cpu", "float32", 1, Footprint(1), None, 1 << 30, 1 << 30, 0, 4 << 30)
 
 
 class Fleet:

@@ -36,7 +36,7 @@ class FakeWorker:
         return WorkerFacts(
             fingerprint="f", key_fingerprint=b"k", node=self._node, device="cpu", dtype="float32",
             threads=self._threads, footprint=Footprint(1), context_length=None, vocab_size=8,
-            max_request_tokens=99, pool_bytes=os.getpid(),
+            max_request_tokens=99, max_running=0, pool_bytes=os.getpid(),
         )  # fmt: skip
 
     def held(self, keys: Collection[Key]) -> set[Key]:
