@@ -76,6 +76,8 @@ def test_a_device_holds_its_arena_from_the_beginning() -> None:
     assert two["working memory"] == 2 * LOADING
     assert "snapshots" not in replace(device, keeps=False).parts
     assert "states of drafts" not in replace(device, drafts=False).parts
+    for pool_bytes, states in ((400 * MiB, 64), (4 * GiB, 102), (64 * GiB, 512)):  # a quarter of the pool
+        assert replace(device, max_running=256, pool_bytes=pool_bytes).num_draft_states == states
 
 
 def test_what_an_input_takes_is_the_sum_of_its_causes() -> None:
