@@ -9,7 +9,9 @@ import re
 from collections.abc import Mapping
 
 _NO_SERVER = "there is no server: `apcbatch run INPUT` answers a file"
-_NO_QUANTISATION = "weights are not quantised when they are loaded; leave it out"
+_NO_QUANTISATION = (
+    "weights are not quantised when they are loaded: give {model} a copy that `apcbatch convert` has made"
+)
 _TENSOR = "matrices are not split over GPUs; {gpus} N splits the layers, and {ray} runs a whole model on each GPU"
 _PIPELINE = "give {gpus} N, which splits the layers over N GPUs"
 _DATA = "give {ray} local, which runs a whole model on each GPU"

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import click
 
 from apcbatch import config, resolution
+from apcbatch.cli.convert import convert
 from apcbatch.cli.doctor import doctor
 from apcbatch.cli.options import OrderedGroup
 from apcbatch.cli.plan import plan
@@ -50,7 +51,7 @@ def cli() -> None:
     """
 
 
-for command in (run, show, plan, tune_block_size, report, store, doctor):
+for command in (run, show, plan, tune_block_size, report, store, doctor, convert):
     cli.add_command(command)
 
 

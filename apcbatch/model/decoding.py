@@ -1,4 +1,4 @@
-"""Decode quantised weights to bfloat16.
+"""Decode quantised weights to bfloat16, and encode weights in the formats without zeros and orders.
 
 Invariant: an element is bfloat16((float32(code) - zero) * scale), rounded once to nearest, ties to even, on every
 device and whatever is decoded beside it. A product beyond the largest bfloat16 is infinite; NaN stays NaN.
@@ -17,6 +17,8 @@ from apcbatch.model.quantization import Codec
 _PIECE_ITEMS = 1 << 18  # decoded at once on the host, so that they stay in the processor's cache
 _DEVICE_ITEMS = 1 << 24
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+_LARGEST_E4M3 = 448.0
+_LARGEST_WEIGHT = 1e38  # that is encoded, so that no product of a code and a scale is infinite
 _EXPONENTS = tuple(2.0 ** (byte - 127) for byte in range(256))
 
 
@@ -77,6 +79,28 @@ def decode(codec: Codec, parts: Mapping[str, torch.Tensor], out: torch.Tensor) -
             _apply(torch.Tensor.sub_, values, zero.index_select(0, row), block_columns, order)
         _apply(torch.Tensor.mul_, values, scales.index_select(0, row), block_columns, order)
         flat[begin:end].copy_(values)
+
+
+def encode(codec: Codec, weights: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Encode rows of a weight, (rows, columns) of a floating dtype: codes (rows, items) as bytes, and scales (rows,
+    groups) bfloat16, by role. codec: of integers in rows or of e4m3, symmetric, whose groups divide the columns. As in
+    compressed_tensors, a scale is the largest weight over half the range of the codes, and codes are the quotients in
+    float32, rounded to nearest, ties to even. Raises ValueError, with a clause, for a weight that is not finite."""
+    assert codec.block is not None
+    groups = weights.float().view(len(weights), -1, codec.block[1] or weights.shape[1])
+    largest = groups.abs().amax(-1, keepdim=True)
+    if not bool((largest <= _LARGEST_WEIGHT).all()):
+        raise ValueError(f"has NaN, an infinite number, or one beyond {_LARGEST_WEIGHT:g}")
+    is_float, below = codec.dtype == "F8_E4M3", 1 << (codec.bits - 1)
+    scales = (largest / (_LARGEST_E4M3 if is_float else below - 0.5)).bfloat16()
+    scales = torch.where(scales > 0, scales, 1.0)  # of zeros
+    quotients = (groups / scales.float()).view(weights.shape)
+    if is_float:
+        codes = quotients.clamp_(-_LARGEST_E4M3, _LARGEST_E4M3).to(torch.float8_e4m3fn).view(torch.uint8)
+    else:
+        codes = (quotients.round_().clamp_(-below, below - 1) + below).to(torch.uint8)
+    codes = codes[:, ::2] | codes[:, 1::2] << 4 if codec.bits == 4 else codes
+    return {"codes": codes, "scales": scales.squeeze(-1)}
 
 
 def _apply(
