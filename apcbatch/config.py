@@ -83,6 +83,13 @@ class Config:
         "states are float32 always.",
         choices=(AUTO, "float32", "bfloat16"),
     )
+    weights: str = option(
+        AUTO,
+        "Model",
+        "Quantised weights in memory: encoded as in the files, which takes less memory and less time to read, or "
+        "decoded to bfloat16 once; auto is encoded where that is not slower. The answers are the same.",
+        choices=(AUTO, "encoded", "decoded"),
+    )
     device: str = option(
         "auto",
         "Model",

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "gemm_amx.h"
+#include "gemm_codes.h"
 #include "lanes.h"
 
 namespace apcbatch {
@@ -53,8 +54,9 @@ void copy_rows(const LinearArgs& args, const LinearPiece& piece, int64_t k0, int
 }
 
 struct Scratch {
-    char* rows;   // copy of the rows of x
-    float* sums;  // (panels, scratch_rows, kPanel) partial sums
+    char* rows;     // copy of the rows of x
+    float* sums;    // (panels, scratch_rows, kPanel) partial sums
+    char* decoded;  // kDecodedPanels panels
 };
 
 // Applies scale and bias to the finished sums of at most kMostPanels panels and writes the columns that
@@ -84,25 +86,28 @@ void finish_panels(const LinearArgs& args, const LinearPiece& piece, const Scrat
     with_type(args.y_dtype, [&](auto y) { finish<TypeOf<decltype(y)>>(args, piece, scratch, p, panels); });
 }
 
-// One block of k of a piece.
+// One block of k.
 struct Block {
-    int64_t k;
+    int64_t k0, k;
     bool first, last;
-    int64_t panel_bytes;
-    const char* weights;  // first panel of the piece
+    int64_t panel_bytes;  // of a panel that is not encoded
 };
 
 template <Mode mode>
-Block block_of(const LinearArgs& args, const LinearPiece& piece, int64_t k0) {
+Block block_of(const LinearArgs& args, int64_t k0) {
     constexpr int64_t value_bytes = mode == Mode::kFloat ? 4 : 2;
-    Block block{};
-    block.k = args.in - k0 < kBlockK ? args.in - k0 : kBlockK;
-    block.first = k0 == 0;
-    block.last = k0 + block.k == args.in;
-    block.panel_bytes = packed_k(block.k, value_bytes) * kPanel * value_bytes;
-    block.weights = static_cast<const char*>(args.w) + k0 * kPanel * value_bytes * panels_of(args.out) +
-                    piece.panel * block.panel_bytes;
-    return block;
+    const int64_t k = args.in - k0 < kBlockK ? args.in - k0 : kBlockK;
+    return {k0, k, k0 == 0, k0 + k == args.in, packed_k(k, value_bytes) * kPanel * value_bytes};
+}
+
+// Returns the memory of a panel of a run in a block.
+template <Mode mode>
+const char* panel_of(const PanelRun& run, const Block& block, int64_t panel) {
+    constexpr int64_t value_bytes = mode == Mode::kFloat ? 4 : 2;
+    const bool plain = run.codes == Codes::none;
+    const int64_t before = plain ? kBlockK * kPanel * value_bytes : code_bytes(run, kBlockK);
+    const int64_t bytes = plain ? block.panel_bytes : code_bytes(run, block.k);
+    return run.weights + block.k0 / kBlockK * before * (run.end - run.begin) + (panel - run.begin) * bytes;
 }
 
 // Sets the prefetch address of tile i of `tiles`: its share of the next panels, so that memory is read evenly
@@ -112,16 +117,17 @@ void fetch_later(Tile& t, int64_t panels, int64_t i, int64_t tiles) {
     t.later_step = kPanel * 4 / tiles;
 }
 
-// Multiplies the panels [p, p + panels) of the piece, in one block of k, with all its rows.
+// Multiplies the panels [p, p + panels) of the piece, whose weights are at `weights`, in one block of k, with
+// all its rows. run: of the panels if they are codes, for one row; otherwise null.
 template <Mode mode>
 void run_panels(const LinearArgs& args, const LinearPiece& piece, const Block& block, const Scratch& scratch,
-                int64_t p, int64_t panels) {
+                int64_t p, int64_t panels, const char* weights, const PanelRun* run = nullptr) {
     const int64_t tiles = (piece.rows + kTileRows - 1) / kTileRows;
     const int64_t column = (piece.panel + p) * kPanel;
     Tile t{};
     t.k = block.k;
-    t.b = block.weights + p * block.panel_bytes;
-    t.panel_bytes = block.panel_bytes;
+    t.b = weights;
+    t.panel_bytes = run ? code_bytes(*run, block.k) : block.panel_bytes;
     t.sums_panel = scratch_rows(piece.rows) * kPanel;
     t.y_row = args.y_stride;
     t.y_dtype = args.y_dtype;
@@ -139,7 +145,11 @@ void run_panels(const LinearArgs& args, const LinearPiece& piece, const Block& b
             t.y = static_cast<char*>(args.y) +
                   ((piece.row + row) * args.y_stride + column) * bytes_of(args.y_dtype);
         }
-        run_tile<mode>(rows, panels, t);
+        if (run) {
+            run_code_tile(*run, rows, panels, t);
+        } else {
+            run_tile<mode>(rows, panels, t);
+        }
         row += rows;
     }
     if (block.last && !direct) finish_panels(args, piece, scratch, p, panels);
@@ -148,9 +158,10 @@ void run_panels(const LinearArgs& args, const LinearPiece& piece, const Block& b
 #if defined(__AMX_BF16__)
 template <>
 void run_panels<Mode::kMatrix>(const LinearArgs& args, const LinearPiece& piece, const Block& block,
-                               const Scratch& scratch, int64_t p, int64_t panels) {
+                               const Scratch& scratch, int64_t p, int64_t panels, const char* weights,
+                               const PanelRun*) {
     MatrixTile t{};
-    t.b = block.weights + p * block.panel_bytes;
+    t.b = weights;
     t.panel_bytes = block.panel_bytes;
     t.sums_panel = scratch_rows(piece.rows) * kPanel;
     t.first = block.first;
@@ -167,14 +178,41 @@ void run_panels<Mode::kMatrix>(const LinearArgs& args, const LinearPiece& piece,
 }
 #endif
 
+// Multiplies panels of codes. Where x is in float32, few rows decode in registers, and more rows decode to
+// float32, which has the bits of widened bfloat16.
+template <Mode mode>
+void run_codes(const LinearArgs& args, const LinearPiece& piece, Block block, const Scratch& scratch,
+               int64_t p, int64_t panels, const PanelRun& run) {
+    constexpr Mode decoded = mode == Mode::kWidened ? Mode::kFloat : mode;
+    const char* weights = panel_of<mode>(run, block, piece.panel + p);
+    if (decoded == Mode::kFloat && piece.rows <= kCodeRows)
+        return run_panels<mode>(args, piece, block, scratch, p, panels, weights, &run);
+    if (decoded == Mode::kFloat) block.panel_bytes = block.k * kPanel * 4;
+    decode_panels<decoded>(run, weights, panels, block.k, scratch.decoded, block.panel_bytes);
+    run_panels<decoded>(args, piece, block, scratch, p, panels, scratch.decoded);
+}
+
 template <Mode mode>
 void run_piece(const LinearArgs& args, const LinearPiece& piece, const Scratch& scratch) {
+    const PanelRun whole{0, panels_of(args.out), static_cast<const char*>(args.w), Codes::none, kBlockK, 0,
+                         0};
     for (int64_t k0 = 0; k0 < args.in; k0 += kBlockK) {
-        const Block block = block_of<mode>(args, piece, k0);
+        const Block block = block_of<mode>(args, k0);
         copy_rows<mode>(args, piece, k0, block.k, scratch.rows);
+        const PanelRun* run = args.runs ? args.runs : &whole;
         for (int64_t p = 0; p < piece.panels;) {
-            const int64_t panels = tile_panels<mode>(piece.rows, piece.panels - p);
-            run_panels<mode>(args, piece, block, scratch, p, panels);
+            while (run->end <= piece.panel + p) ++run;
+            const int64_t left =
+                run->end - piece.panel < piece.panels ? run->end - piece.panel : piece.panels;
+            int64_t panels = tile_panels<mode>(piece.rows, left - p);
+            if (run->codes == Codes::none) {
+                run_panels<mode>(args, piece, block, scratch, p, panels,
+                                 panel_of<mode>(*run, block, piece.panel + p));
+            } else {
+                const int64_t most = piece.rows > 1 && piece.rows <= kCodeRows ? 1 : kDecodedPanels;
+                if (panels > most) panels = most;
+                run_codes<mode>(args, piece, block, scratch, p, panels, *run);
+            }
             p += panels;
         }
     }
@@ -184,6 +222,8 @@ void run(const LinearArgs& args, const LinearPiece& piece, char* memory) {
     Scratch scratch{};
     scratch.rows = memory;
     scratch.sums = reinterpret_cast<float*>(memory + scratch_rows(piece.rows) * kRowBytes);
+    scratch.decoded =
+        reinterpret_cast<char*>(scratch.sums + scratch_rows(piece.rows) * piece.panels * kPanel);
     with_type(args.w_dtype, [&](auto w) {
         constexpr Mode mode = mode_of(decltype(w)());
         [[maybe_unused]] const Registers<mode> registers;

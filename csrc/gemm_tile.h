@@ -167,6 +167,16 @@ APC_INLINE void apply_columns(Vec (&acc)[Rows][Vecs], const float* values, const
     }
 }
 
+// Stores the sums of a block, or the results after the last one.
+template <int Rows, int Vecs>
+APC_INLINE void finish_tile(Vec (&acc)[Rows][Vecs], const Tile& t) {
+    if (!t.y) return store_sums(acc, t.to, kPanel, t.sums_panel);
+    if (t.scale) apply_columns(acc, t.scale, [](Vec sum, Vec value) { return sum * value; });
+    if (t.bias) apply_columns(acc, t.bias, [](Vec sum, Vec value) { return sum + value; });
+    with_type(t.y_dtype,
+              [&](auto y) { store_sums(acc, static_cast<TypeOf<decltype(y)>*>(t.y), t.y_row, kPanel); });
+}
+
 // Not inline: inlined, the compiler would run out of registers in the loop.
 template <int Rows, int Panels, Mode mode>
 __attribute__((noinline)) void tile(const Tile& t) {
@@ -202,11 +212,7 @@ __attribute__((noinline)) void tile(const Tile& t) {
         }
     }
     if (mode == Mode::kWidened && t.k % 2 != 0) multiply(acc, a, even);
-    if (!t.y) return store_sums(acc, t.to, kPanel, t.sums_panel);
-    if (t.scale) apply_columns(acc, t.scale, [](Vec sum, Vec value) { return sum * value; });
-    if (t.bias) apply_columns(acc, t.bias, [](Vec sum, Vec value) { return sum + value; });
-    with_type(t.y_dtype,
-              [&](auto y) { store_sums(acc, static_cast<TypeOf<decltype(y)>*>(t.y), t.y_row, kPanel); });
+    finish_tile(acc, t);
 }
 
 template <Mode mode, int Panels>

@@ -50,6 +50,27 @@ void pack(const T* weight, int64_t stride, int64_t out, int64_t in, T* packed, i
     });
 }
 
+// Packs one panel of one block of k. scales, zeros: of the panel's first row and the block's first group.
+void pack_code_panel(const uint8_t* codes, int64_t stride, const float* scales, const int8_t* zeros,
+                     int64_t row_groups, int64_t rows, int64_t k, const PanelRun& run, char* to) {
+    std::memset(to, 0, size_t(code_bytes(run, k)));
+    const int64_t groups = ceil_div(k, run.group), bytes = run.codes == Codes::int4 ? (k + 1) / 2 : k;
+    char* zeros_to = to + groups * kPanel * (run.narrow ? 2 : 4);
+    char* codes_to = zeros_to + (run.zeros ? groups * kPanel : 0);
+    for (int64_t n = 0; n < rows; ++n) {
+        for (int64_t g = 0; g < groups; ++g) {
+            const float* scale = scales + n * row_groups + g;
+            if (run.narrow) {  // the upper half of a float whose lower half is zero
+                std::memcpy(to + 2 * (g * kPanel + n), reinterpret_cast<const char*>(scale) + 2, 2);
+            } else {
+                std::memcpy(to + 4 * (g * kPanel + n), scale, 4);
+            }
+            if (run.zeros) zeros_to[g * kPanel + n] = char(zeros[n * row_groups + g]);
+        }
+        for (int64_t i = 0; i < bytes; ++i) codes_to[i * kPanel + n] = char(codes[n * stride + i]);
+    }
+}
+
 template <class T>
 void unpack(const T* packed, int64_t out, int64_t in, const int64_t* indices, int64_t count, T* rows,
             int num_threads) {
@@ -140,8 +161,9 @@ Cut cut(const Question& question) {
     return answer.cut;
 }
 
-int64_t scratch_bytes(int64_t rows, int64_t panels) {
-    return scratch_rows(rows) * (kRowBytes + 4 * panels * kPanel);
+int64_t scratch_bytes(const LinearArgs& args, int64_t rows, int64_t panels) {
+    const int64_t decoded = args.runs ? kDecodedPanels * kBlockK * kPanel * 4 : 0;
+    return scratch_rows(rows) * (kRowBytes + 4 * panels * kPanel) + decoded;
 }
 
 }  // namespace
@@ -165,6 +187,24 @@ void pack_linear(const void* weight, int64_t stride, int64_t out, int64_t in, DT
     });
 }
 
+void pack_codes(const uint8_t* codes, int64_t stride, const float* scales, const int8_t* zeros, int64_t out,
+                int64_t in, const PanelRun& run, int num_threads) {
+    const int64_t panels = run.end - run.begin, blocks = ceil_div(in, kBlockK),
+                  row_groups = ceil_div(in, run.group);
+    char* const packed = const_cast<char*>(run.weights);
+    share_rows(blocks * panels, kBlockK * kPanel, num_threads, 0, [&](int64_t begin, int64_t end, char*) {
+        for (int64_t i = begin; i < end; ++i) {
+            const int64_t k0 = i / panels * kBlockK, panel = i % panels, row = panel * kPanel;
+            const int64_t k = in - k0 < kBlockK ? in - k0 : kBlockK,
+                          group = row * row_groups + k0 / run.group;
+            pack_code_panel(
+                codes + row * stride + (run.codes == Codes::int4 ? k0 / 2 : k0), stride, scales + group,
+                zeros ? zeros + group : nullptr, row_groups, out - row < kPanel ? out - row : kPanel, k, run,
+                packed + k0 / kBlockK * panels * code_bytes(run, kBlockK) + panel * code_bytes(run, k));
+        }
+    });
+}
+
 void unpack_rows(const void* packed, int64_t out, int64_t in, DType dtype, const int64_t* indices,
                  int64_t count, void* rows, int num_threads) {
     with_type(dtype, [&](auto of) {
@@ -181,7 +221,7 @@ void linear(const LinearArgs& args, int num_threads) {
     const int64_t threads = useful_threads(work, kSerialWork, num_threads);
     const Cut c = cut({args.t, panels_of(args.out), threads, shape});
     const int64_t pieces = c.row_blocks * c.panel_blocks;
-    share_pieces(pieces, threads, scratch_bytes(c.rows, c.panels), [&](int64_t piece, char* scratch) {
+    share_pieces(pieces, threads, scratch_bytes(args, c.rows, c.panels), [&](int64_t piece, char* scratch) {
         const int64_t row = piece / c.panel_blocks * c.rows, panel = piece % c.panel_blocks * c.panels;
         const int64_t rows = args.t - row < c.rows ? args.t - row : c.rows;
         const int64_t left = panels_of(args.out) - panel;
@@ -199,6 +239,7 @@ LinearArgs linear_args(const Projection& projection, const Rows& x, const int64_
     args.x_rows = x_rows;
     args.x_dtype = x.dtype;
     args.w = projection.weights;
+    args.runs = projection.runs;
     args.w_dtype = projection.dtype;
     args.scale = projection.scale;
     args.bias = projection.bias;

@@ -34,17 +34,44 @@ constexpr int64_t kRowBytes = 4 * (kBlockK + 16);
 // Rounds rows up to whole AMX tiles.
 constexpr int64_t scratch_rows(int64_t rows) { return (rows + 15) / 16 * 16; }
 
+// How the weights of a panel are stored. A code's value is (code - zero) * scale, rounded to bfloat16. fp8 is
+// e4m3, with scales times 2^120, which makes up for its exponents; the others are two's complement.
+enum class Codes : int64_t { none = 0, int8 = 1, int4 = 2, fp8 = 3 };
+
+// Consecutive panels of a matrix that are stored alike: blocks of kBlockK inputs; in a block, panels. A panel
+// of codes holds for each group of inputs kPanel scales, float32 or, if narrow, bfloat16; then for each group
+// kPanel zeros (int8), if it has zeros; then kPanel codes for each input, or for each two inputs of int4, the
+// even one in the low bits. group: a divisor of kBlockK.
+struct PanelRun {
+    int64_t begin, end;  // panels of the matrix
+    const char* weights;
+    Codes codes;
+    int64_t group, narrow, zeros;
+};
+static_assert(sizeof(PanelRun) == 7 * sizeof(int64_t), "Python fills in a row of integers");
+
+// Returns the bytes of a panel with k inputs of codes.
+constexpr int64_t code_bytes(const PanelRun& run, int64_t k) {
+    const int64_t groups = (k + run.group - 1) / run.group;
+    return kPanel * (groups * ((run.narrow ? 2 : 4) + (run.zeros ? 1 : 0)) +
+                     (run.codes == Codes::int4 ? (k + 1) / 2 : k));
+}
+
+// Most panels that are decoded at a time.
+constexpr int64_t kDecodedPanels = 2;
+
 struct LinearArgs {
     int64_t t = 0, in = 0, out = 0;
     const void* x = nullptr;  // (t, in), row stride x_stride
     int64_t x_stride = 0;
     const int64_t* x_rows = nullptr;  // (t): row r of the product is row x_rows[r] of x; null: row r
     DType x_dtype = DType::float32;
-    const void* w = nullptr;  // packed
-    DType w_dtype = DType::float32;
-    const float* scale = nullptr;  // (out) or null
-    const float* bias = nullptr;   // (out) or null
-    void* y = nullptr;             // (t, out), row stride y_stride
+    const void* w = nullptr;         // packed, if there are no runs
+    const PanelRun* runs = nullptr;  // of all panels in order, or null
+    DType w_dtype = DType::float32;  // of the weights, or of decoded ones
+    const float* scale = nullptr;    // (out) or null
+    const float* bias = nullptr;     // (out) or null
+    void* y = nullptr;               // (t, out), row stride y_stride
     int64_t y_stride = 0;
     DType y_dtype = DType::float32;
 };
@@ -75,12 +102,14 @@ struct LinearIsa {
 APC_ISAS(APC_DECLARE, )
 #undef APC_DECLARE
 
-// Projection: packed weights (out, in), and a scale and a bias (out), each of them or null.
+// Projection: packed weights (out, in), whole or in runs of panels, and a scale and a bias (out), each of
+// them or null. dtype: of the weights, or of decoded ones.
 struct Projection {
     int64_t out = 0, in = 0;
     const void* weights = nullptr;
     DType dtype = DType::float32;
     const float *scale = nullptr, *bias = nullptr;
+    const PanelRun* runs = nullptr;
 };
 
 constexpr int64_t panels_of(int64_t out) { return (out + kPanel - 1) / kPanel; }
@@ -90,6 +119,10 @@ int64_t packed_bytes(int64_t out, int64_t in, DType dtype);
 // Packs weight (out, in) with `stride` elements between rows into `packed`, packed_bytes() large.
 void pack_linear(const void* weight, int64_t stride, int64_t out, int64_t in, DType dtype, void* packed,
                  int num_threads);
+// Packs codes (out, in) with `stride` bytes between rows, scales and zeros (out, groups) into the run's
+// memory. zeros: null if the run has none.
+void pack_codes(const uint8_t* codes, int64_t stride, const float* scales, const int8_t* zeros, int64_t out,
+                int64_t in, const PanelRun& run, int num_threads);
 // Writes rows `indices` (count) of the packed weights back as (count, in) in the packed type.
 void unpack_rows(const void* packed, int64_t out, int64_t in, DType dtype, const int64_t* indices,
                  int64_t count, void* rows, int num_threads);

@@ -59,6 +59,11 @@ APC_INLINE float to_float(BFloat16 value) { return float_of(uint32_t(value.bits)
 struct VecI {
     static constexpr int lanes = 16;
     __m512i v;
+    // Loads bytes v * lanes and up of 16 bytes into the upper bytes of the lanes, with zeros below.
+    static APC_INLINE VecI load_upper(const char* p, int) {
+        return {_mm512_slli_epi32(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+                                  24)};
+    }
     static APC_INLINE VecI broadcast(int32_t value) { return {_mm512_set1_epi32(value)}; }
 };
 
@@ -107,6 +112,7 @@ APC_INLINE Vec select(Mask m, Vec yes, Vec no) { return {_mm512_mask_blend_ps(m.
 
 APC_INLINE VecI as_bits(Vec a) { return {_mm512_castps_si512(a.v)}; }
 APC_INLINE Vec as_float(VecI a) { return {_mm512_castsi512_ps(a.v)}; }
+APC_INLINE Vec convert(VecI a) { return {_mm512_cvtepi32_ps(a.v)}; }
 APC_INLINE VecI operator+(VecI a, VecI b) { return {_mm512_add_epi32(a.v, b.v)}; }
 APC_INLINE VecI operator-(VecI a, VecI b) { return {_mm512_sub_epi32(a.v, b.v)}; }
 APC_INLINE VecI operator&(VecI a, VecI b) { return {_mm512_and_si512(a.v, b.v)}; }
@@ -126,6 +132,16 @@ APC_INLINE VecI shift_right(VecI a) {  // arithmetic: keeps the sign
 struct VecI {
     static constexpr int lanes = 8;
     __m256i v;
+    // Loads bytes v * lanes and up of 16 bytes into the upper bytes of the lanes, with zeros below.
+    static APC_INLINE VecI load_upper(const char* p, int v) {
+        const __m256i low = _mm256_setr_epi32(0x00808080, 0x01808080, 0x02808080, 0x03808080, 0x04808080,
+                                              0x05808080, 0x06808080, 0x07808080);
+        const __m256i high = _mm256_setr_epi32(0x08808080, 0x09808080, 0x0a808080, 0x0b808080, 0x0c808080,
+                                               0x0d808080, 0x0e808080, 0x0f808080);
+        const __m256i both =
+            _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+        return {_mm256_shuffle_epi8(both, v == 0 ? low : high)};
+    }
     static APC_INLINE VecI broadcast(int32_t value) { return {_mm256_set1_epi32(value)}; }
 };
 
@@ -177,6 +193,7 @@ APC_INLINE Vec select(Mask m, Vec yes, Vec no) { return {_mm256_blendv_ps(no.v, 
 
 APC_INLINE VecI as_bits(Vec a) { return {_mm256_castps_si256(a.v)}; }
 APC_INLINE Vec as_float(VecI a) { return {_mm256_castsi256_ps(a.v)}; }
+APC_INLINE Vec convert(VecI a) { return {_mm256_cvtepi32_ps(a.v)}; }
 APC_INLINE VecI operator+(VecI a, VecI b) { return {_mm256_add_epi32(a.v, b.v)}; }
 APC_INLINE VecI operator-(VecI a, VecI b) { return {_mm256_sub_epi32(a.v, b.v)}; }
 APC_INLINE VecI operator&(VecI a, VecI b) { return {_mm256_and_si256(a.v, b.v)}; }
@@ -197,6 +214,12 @@ APC_INLINE VecI shift_right(VecI a) {  // arithmetic: keeps the sign
 struct VecI {
     static constexpr int lanes = 8;
     alignas(16) int32_t v[lanes];
+    // Loads bytes v * lanes and up of 16 bytes into the upper bytes of the lanes, with zeros below.
+    static APC_INLINE VecI load_upper(const char* p, int v) {
+        VecI r;
+        for (int i = 0; i < lanes; ++i) r.v[i] = int32_t(uint32_t(uint8_t(p[v * lanes + i])) << 24);
+        return r;
+    }
     static APC_INLINE VecI broadcast(int32_t value) {
         VecI r;
         for (int i = 0; i < lanes; ++i) r.v[i] = value;
@@ -346,6 +369,11 @@ APC_INLINE VecI as_bits(Vec a) {
 APC_INLINE Vec as_float(VecI a) {
     Vec r;
     memcpy(r.v, a.v, sizeof(r.v));
+    return r;
+}
+APC_INLINE Vec convert(VecI a) {
+    Vec r;
+    for (int i = 0; i < 8; ++i) r.v[i] = float(a.v[i]);
     return r;
 }
 template <int count>

@@ -22,7 +22,7 @@ from apcbatch.config import Config
 from apcbatch.draft_sources import draft_sources
 from apcbatch.errors import ModelError, UsageError
 from apcbatch.layout import DTYPE_BYTES, PAGE_TOKENS, StateLayout
-from apcbatch.model.encoded import weights_of
+from apcbatch.model.encoded import Encoded, weights_of
 from apcbatch.model.families import family_of
 from apcbatch.model.feed_forward import Mixture
 from apcbatch.model.hf_config import ModelConfig
@@ -67,11 +67,14 @@ def queue_bytes(slot_bytes: int, pool_bytes: int, on_host: bool) -> int:
 
 @dataclass(frozen=True)
 class CheckpointSizes:
-    """Sizes of a checkpoint, from the headers of its files. num_weights: weights that are loaded. num_in_block: those
+    """Sizes of a checkpoint, from the headers of its files. num_weights: weights that are loaded, num_kept of them
+    encoded, in kept_bytes. num_in_block: those
     of the largest sub-block. num_in_embedding: those of the largest tensor outside the sub-blocks. width: columns of
     the working memory of the widest sub-block, for each token. tokenizer_bytes: size of tokenizer.json."""
 
     num_weights: int
+    num_kept: int
+    kept_bytes: int
     num_in_block: int
     num_in_embedding: int
     width: int
@@ -122,7 +125,7 @@ class MemoryPlan:
         return cls(
             layout=layout,
             dtype=config.dtype,
-            sizes=checkpoint_sizes(folder, model),
+            sizes=checkpoint_sizes(folder, model, config.weights, "cpu" if on_host else "cuda"),
             vocab_size=model.vocab_size,
             hidden_size=model.hidden_size,
             gpus=config.gpus,
@@ -222,7 +225,8 @@ class MemoryPlan:
 
     @property
     def _weights(self) -> int:
-        return self.sizes.num_weights * DTYPE_BYTES[self.dtype] if self.sizes else 0
+        sizes = self.sizes
+        return (sizes.num_weights - sizes.num_kept) * DTYPE_BYTES[self.dtype] + sizes.kept_bytes if sizes else 0
 
     @property
     def _tokenizer(self) -> int:
@@ -302,10 +306,11 @@ class MemoryPlan:
             yield f"--max-running {live}"
 
 
-def checkpoint_sizes(folder: Path, config: ModelConfig) -> CheckpointSizes | None:
-    """Read the sizes of a checkpoint. A tied head does not count. Return None if its files of weights are not there, or
-    one cannot be read."""
+def checkpoint_sizes(folder: Path, config: ModelConfig, mode: str, device: str) -> CheckpointSizes | None:
+    """Read the sizes of a checkpoint. A tied head does not count. mode, device: see Keeping. Return None if its files
+    of weights are not there, or one cannot be read."""
     family = family_of(config)
+    keeping, num_kept, kept_bytes = family.keeping(config, mode, device), 0, 0
     per_token = max((kind.per_token for kind in family.kinds(config) if isinstance(kind, Mixture)), default=1)
     weights, widths, outside = Counter[str](), Counter[str](), 0
     inputs, counts = set[tuple[str, int]](), Counter[str]()
@@ -319,6 +324,9 @@ def checkpoint_sizes(folder: Path, config: ModelConfig) -> CheckpointSizes | Non
                 block, part = found.groups() if found else ("", "")
                 count = math.prod(tensor.shape)
                 weights[block] += count
+                if isinstance(tensor, Encoded) and keeping.keeps(name, tensor):
+                    num_kept += count
+                    kept_bytes += tensor.kept_bytes
                 outside = max(outside, 0 if block else count)
                 part = f"{block}{re.sub('[0-9]+', '', part)}"  # the same for all experts
                 counts[part] += 1
@@ -336,6 +344,8 @@ def checkpoint_sizes(folder: Path, config: ModelConfig) -> CheckpointSizes | Non
     del weights[""], widths[""]
     return CheckpointSizes(
         num_weights=total,
+        num_kept=num_kept,
+        kept_bytes=kept_bytes,
         num_in_block=max(weights.values(), default=0),
         num_in_embedding=outside,
         width=max(widths.values(), default=0),

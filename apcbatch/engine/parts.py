@@ -76,10 +76,12 @@ class EngineOptions:
     max_request_tokens: most tokens of a prompt and its answer; a longer request fails. draft: sources of draft tokens;
     an empty tuple turns drafts off, so that a pass computes one token of each answer. draft_memory_bytes: capacity of
     the index that drafts are found in. measures_reading: measure what reading a snapshot of the store costs, unless the
-    store knows it. dtype: `float32`, `bfloat16`, or `auto` for the checkpoint's own.
+    store knows it. dtype: `float32`, `bfloat16`, or `auto` for the checkpoint's own. weights: which quantised weights
+    stay encoded in memory, as `--weights`.
     """
 
     dtype: str = Config.dtype
+    weights: str = Config.weights
     device: str = "cpu"
     gpus: int = 1
     exact: bool = Config.exact
@@ -97,7 +99,7 @@ class EngineOptions:
     measures_reading: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("dtype", "policy"):
+        for name in ("dtype", "weights", "policy"):
             value, choices = getattr(self, name), OPTIONS[name].choices
             if value not in choices:
                 raise UsageError(f"{name} is {value!r}; expected one of {', '.join(choices)}")
@@ -114,6 +116,7 @@ class EngineOptions:
         """Make the options of a run. cache_salt: the secret text."""
         return cls(
             dtype=config.dtype,
+            weights=config.weights,
             device=config.device,
             gpus=config.gpus,
             exact=config.exact,
@@ -179,7 +182,16 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
     arena = make_arena(layout, num_slots, num_pages, devices, layers)
     # one pass being read, one in flight per device, and one prefill pass, so that no device waits for the host
     passes = len(devices) + 2
-    loaded = load_model(folder, config, getattr(torch, dtype), arena, layers, exact=options.exact, passes=passes)
+    loaded = load_model(
+        folder,
+        config,
+        getattr(torch, dtype),
+        arena,
+        layers,
+        exact=options.exact,
+        weights=options.weights,
+        passes=passes,
+    )
     store, persistence = _open_persistence(options, name, loaded, arena, warn)
     pages = PagePool(num_pages)
     pool = SnapshotPool(
@@ -256,7 +268,7 @@ def _plan_memory(
     plan = MemoryPlan(
         layout=state_layout(config, dtype),
         dtype=dtype,
-        sizes=checkpoint_sizes(folder, config),
+        sizes=checkpoint_sizes(folder, config, options.weights, devices[0].type),
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         gpus=len(devices),

@@ -71,7 +71,8 @@ class CausalLM:
     """A language model over an arena of states. `forward(batch)` returns logits (rows, vocabulary) float32. on_layer:
     called before each layer of a forward pass.
 
-    part: what to load for one pipeline stage; its arena has the states of its layers only. Every stage but the first
+    weights: which quantised weights stay encoded (Keeping.mode), for a whole model. part: what to load for one pipeline
+    stage; its arena has the states of its layers only. Every stage but the first
     takes the previous stage's residual stream (t, h) float32 and changes it in place; every stage but the last returns
     it in place of logits. The caller calls `identify` on each stage after all stages are loaded.
     """
@@ -87,6 +88,7 @@ class CausalLM:
         arena: StateArena,
         backend: Backend,
         part: Part | None = None,
+        weights: str = "auto",
     ) -> None:
         self.config = config
         self.dtype = dtype
@@ -97,7 +99,10 @@ class CausalLM:
         shape = (config.vocab_size, config.hidden_size)
         layers = range(config.num_layers) if part is None else part.layers
         self.is_first, self.is_last = layers.start == 0, layers.stop == config.num_layers
-        with family.checkpoint(model_dir, arena.device) if part is None else nullcontext(part.checkpoint) as checkpoint:
+        keeping = family.keeping(config, weights, arena.device.type)
+        with (
+            family.checkpoint(model_dir, arena.device, None, keeping) if part is None else nullcontext(part.checkpoint)
+        ) as checkpoint:
             embedding = None if part is None else part.embedding
             if embedding is None:
                 embedding = checkpoint.take(f"{family.embedding}.weight", shape)

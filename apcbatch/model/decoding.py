@@ -7,15 +7,19 @@ device and whatever is decoded beside it. A product beyond the largest bfloat16 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 
 import torch
 
+from apcbatch.kernels.encoded_rows import CodeKind, Codes
 from apcbatch.model.quantization import Codec
 
 _PIECE_ITEMS = 1 << 18  # decoded at once on the host, so that they stay in the processor's cache
 _DEVICE_ITEMS = 1 << 24
+# Scales with which a product of float32 and its bfloat16 are neither denormal nor infinite.
+_SCALES_OF_INTEGERS = 2.0**-100, 2.0**100
+_SCALES_OF_FP8 = 0.0, 2.0**6
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 _LARGEST_E4M3 = 448.0
 _LARGEST_WEIGHT = 1e38  # that is encoded, so that no product of a code and a scale is infinite
@@ -49,6 +53,56 @@ def check_parts(codec: Codec, shape: tuple[int, ...], parts: Mapping[str, torch.
             raise BadPart("order", f"has group {least if least < 0 else most}; expected 0 to {groups - 1}")
 
 
+def codes_of(
+    codec: Codec, shape: tuple[int, ...], kept: tuple[CodeKind, int], parts: Mapping[str, torch.Tensor]
+) -> Codes | None:
+    """Return a weight's codes as kernels take them, its matrices below each other; None for one with NaN, with columns
+    in an order of their own, or with scales beyond those that kernels multiply exactly. shape, kept: see Encoded.
+    parts: the weight's tensors by role, checked."""
+    assert codec.block is not None
+    (kind, group), (*lead, columns) = kept, shape
+    height, rows = lead[-1], math.prod(lead)
+    block_rows = codec.block[0] or height
+    blocks = -(-height // block_rows)
+    codes, numbers_rows = parts["codes"], rows // height * blocks
+    scales, zero = _scales(codec, parts, numbers_rows), _zero(codec, parts, numbers_rows, blocks)
+    if "order" in parts and not _is_in_order(parts["order"], group):
+        return None
+    least, most = _SCALES_OF_FP8 if kind == "fp8" else _SCALES_OF_INTEGERS
+    if not bool(((scales >= least) & (scales <= most)).all()):
+        return None
+    if codec.is_transposed:
+        offset = 8
+        codes = torch.cat(list(_packed(codec, codes.t() if codec.layout == "gptq" else codes, rows, columns)))
+        zero = None if zero is None else zero - offset
+    else:
+        codes = codes.reshape(rows, -1).view(torch.uint8)
+        if codec.layout == "rows":  # stored with an offset
+            width = -(-columns * codec.bits // 8)
+            codes = codes[:, :width] ^ (0x88 if codec.bits == 4 else 0x80)
+    if kind == "fp8" and bool(((codes & 0x7F) == 0x7F).any()):
+        return None
+    row = torch.arange(rows, device=codes.device)
+    row = row // height * blocks + row % height // block_rows
+    zeros = None if zero is None else zero.to(torch.int8).index_select(0, row)
+    return Codes(kind, columns, group, codes, scales.index_select(0, row), zeros)
+
+
+def _packed(codec: Codec, codes: torch.Tensor, rows: int, columns: int) -> Iterator[torch.Tensor]:
+    """Yield the rows of transposed 4-bit codes in the layout of Codes."""
+    table = _table(codec, codes.device)
+    step = max(8, _PIECE_ITEMS // columns // 8 * 8)
+    for begin in range(0, rows, step):
+        values = _values(codec, codes, table, begin, min(begin + step, rows))[:, :columns].to(torch.uint8) ^ 8
+        values = torch.nn.functional.pad(values, (0, columns % 2))
+        yield values[:, ::2] | values[:, 1::2] << 4
+
+
+def _is_in_order(order: torch.Tensor, columns: int) -> bool:
+    """Return whether the columns of a group are neighbours."""
+    return torch.equal(order, torch.arange(len(order), device=order.device, dtype=order.dtype) // columns)
+
+
 def decode(codec: Codec, parts: Mapping[str, torch.Tensor], out: torch.Tensor) -> None:
     """Decode a weight into `out` (.., out, in) bfloat16. codec: of an Encoded, with its block. parts: the weight's
     tensors by role, checked, on the device of `out`."""
@@ -60,9 +114,7 @@ def decode(codec: Codec, parts: Mapping[str, torch.Tensor], out: torch.Tensor) -
     numbers_rows = len(flat) // max(height, 1) * blocks
     scales, zero = _scales(codec, parts, numbers_rows), _zero(codec, parts, numbers_rows, blocks)
     codes, table, order = parts["codes"], _table(codec, parts["codes"].device), parts.get("order")
-    if order is not None and torch.equal(
-        order, torch.arange(columns, device=order.device, dtype=order.dtype) // block_columns
-    ):
+    if order is not None and _is_in_order(order, block_columns):
         order = None  # groups of neighbours, which take no gather
     if codec.layout == "gptq":
         codes = codes.t()

@@ -135,17 +135,18 @@ def load_model(
     layers: Sequence[range],
     *,
     exact: bool,
+    weights: str,
     passes: int,
 ) -> Model:
-    """Load the model's weights onto the devices of the arena. passes: maximum number of passes in flight. Raises
-    ModelError, UsageError."""
+    """Load the model's weights onto the devices of the arena. weights: which quantised ones stay encoded
+    (Keeping.mode). passes: maximum number of passes in flight. Raises ModelError, UsageError."""
     try:
         if isinstance(arena, StateArena):
-            model = CausalLM(folder, config, dtype, arena, backend_for(arena.device, exact))
+            model = CausalLM(folder, config, dtype, arena, backend_for(arena.device, exact), weights=weights)
             return model if arena.device.type == "cpu" else GraphedLM(model, arena.device)
         devices = [stage.device for stage in arena.stages]
         backends = [backend_for(device, exact) for device in devices]
-        loaded = load_stages(folder, config, dtype, arena, layers, backends)
+        loaded = load_stages(folder, config, dtype, arena, layers, backends, weights)
     except (MemoryError, RuntimeError) as error:
         if not ran_out_of_memory(error):
             raise

@@ -11,12 +11,15 @@ from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from apcbatch.data.model_files import read_model_json
 from apcbatch.errors import ModelError
 from apcbatch.model.quantization import CODECS, Codec, Quantization, read_quantization
 from apcbatch.model.weight_files import FLOATING, StoredTensor, WeightFiles
+
+if TYPE_CHECKING:
+    from apcbatch.kernels.encoded_rows import CodeKind
 
 # Ends of the names of numbers of activations, keys and values, which are not used.
 _UNUSED = ("_activation_scale", *(f".{one}" for one in (
@@ -29,6 +32,9 @@ _CODES = tuple(one.codes for one in CODECS if one.codes)
 # Dtypes of other tensors -> what they usually hold.
 _MEANT: Mapping[str, str] = {"I8": "int8", "U8": "int8, or packed 4-bit", "I32": "packed integer"}
 _MOST_SHAPE_BYTES = 64
+_LEAST_COLUMNS = 32  # of weights that stay encoded: not of convolutions
+_BLOCK_INPUTS = 256
+_KEPT: Mapping[str, tuple[str, ...]] = {"cpu": ("fp8", "int8", "int4"), "cuda": ()}  # codes that kernels take
 
 
 class Encoded(NamedTuple):
@@ -42,6 +48,46 @@ class Encoded(NamedTuple):
     num_bytes: int
     codec: Codec
     parts: Mapping[str, tuple[str, StoredTensor]]
+
+    @property
+    def kept_as(self) -> tuple[CodeKind, int] | None:
+        """What the codes are if the weight stays encoded in memory, and the columns that share a scale; None if its
+        format is only decoded while it is loaded. Codes: `fp8` (e4m3), `int8`, `int4`."""
+        codec, (*_, columns) = self.codec, self.shape
+        if codec.is_ordered or codec.overall or codec.dtype == "U8" or codec.block is None or columns < _LEAST_COLUMNS:
+            return None
+        kind: CodeKind = "fp8" if codec.dtype == "F8_E4M3" else "int8" if codec.bits == 8 else "int4"
+        return kind, codec.block[1] or columns
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the codes and their scales in memory."""
+        kept = self.kept_as
+        assert kept is not None
+        *rows, columns = self.shape
+        codes = -(-columns // 2) if kept[0] == "int4" else columns
+        return math.prod(rows) * (codes + -(-columns // kept[1]) * (5 if self.codec.zero else 4))
+
+
+class Keeping(NamedTuple):
+    """Which weights stay encoded in memory. mode: `auto`, `encoded` or `decoded` (--weights). device: `cpu` or `cuda`.
+    decoded: ends of the names of weights that are always decoded: the embedding, and a head that is tied to it."""
+
+    mode: str
+    device: str
+    decoded: tuple[str, ...]
+
+    def keeps(self, name: str, weight: StoredTensor | Encoded) -> bool:
+        """Return True if a weight stays encoded in memory."""
+        if self.mode == "decoded" or not isinstance(weight, Encoded) or name.endswith(self.decoded):
+            return False
+        kept = weight.kept_as
+        return kept is not None and kept[0] in _KEPT[self.device] and _fits(kept[1], weight.shape[-1])
+
+
+def _fits(group: int, columns: int) -> bool:
+    """Return whether groups lie in the kernels' blocks of inputs, or blocks in groups."""
+    return group >= columns or group % _BLOCK_INPUTS == 0 or _BLOCK_INPUTS % group == 0
 
 
 Weights = dict[str, StoredTensor | Encoded]

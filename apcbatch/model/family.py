@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from apcbatch.model.encoded import Keeping
 from apcbatch.model.hf_config import ConfigReader, ModelConfig
 from apcbatch.model.sub_blocks import SubBlockKind
 
@@ -52,10 +53,19 @@ class Family:
                 found.setdefault(block.kind, f"{self.layers}.{i}.{block.name}")
         return found
 
+    def keeping(self, config: ModelConfig, mode: str, device: str) -> Keeping:
+        """Return which weights stay encoded in memory. mode, device: see Keeping."""
+        names = [self.embedding, *([self.head] if config.tie_word_embeddings else [])]
+        return Keeping(mode, device, tuple(f"{name.rpartition('.')[2]}.weight" for name in names))
+
     def checkpoint(
-        self, folder: Path, device: torch.device, device_of: Callable[[str], torch.device] | None = None
+        self,
+        folder: Path,
+        device: torch.device,
+        device_of: Callable[[str], torch.device] | None = None,
+        keeping: Keeping | None = None,
     ) -> Checkpoint:
-        """Open a checkpoint of the family."""
+        """Open a checkpoint of the family. keeping: which weights stay encoded; None: none of them."""
         from apcbatch.model.weights import Checkpoint
 
-        return Checkpoint(folder, device, device_of, self.former_names, self.prefixes, self.ignored)
+        return Checkpoint(folder, device, device_of, self.former_names, self.prefixes, self.ignored, keeping)

@@ -76,8 +76,10 @@ def load_stages(
     arena: SpreadArena,
     layers: Sequence[range],
     backends: Sequence[Backend],
+    weights: str = "auto",
 ) -> list[CausalLM]:
     """Load the stages of a model, each onto the device of its arena. Each gets the fingerprint of the whole model.
+    weights: which quantised ones stay encoded (Keeping.mode).
     Raises ModelError, UsageError."""
     kinds = [kind.name for kind in family_of(config).kinds(config)]
     numerics = {backend.numerics(dtype, kinds) for backend in backends}
@@ -96,7 +98,8 @@ def load_stages(
         return next((device for device in found if device is not None), devices[-1])
 
     stages: list[CausalLM] = []
-    with family.checkpoint(folder, devices[0], device_of) as checkpoint:
+    keeping = family.keeping(config, weights, devices[0].type)
+    with family.checkpoint(folder, devices[0], device_of, keeping) as checkpoint:
         for states, part, backend in zip(arena.stages, layers, backends, strict=True):
             embedding = stages[-1].taken_embedding if stages else None
             stages.append(CausalLM(folder, config, dtype, states, backend, Part(checkpoint, part, embedding)))

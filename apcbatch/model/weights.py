@@ -17,13 +17,15 @@ from functools import partial
 from pathlib import Path
 from threading import RLock
 from types import TracebackType
+from typing import cast
 
 import torch
 import xxhash
 
 from apcbatch.errors import ModelError
-from apcbatch.model.decoding import BadPart, check_parts, decode
-from apcbatch.model.encoded import Encoded, check_floating, weights_of
+from apcbatch.kernels.encoded_rows import EncodedRows
+from apcbatch.model.decoding import BadPart, check_parts, codes_of, decode
+from apcbatch.model.encoded import Encoded, Keeping, check_floating, weights_of
 from apcbatch.model.host_copies import finite_rows
 from apcbatch.model.prefetch import Ahead
 from apcbatch.model.quantization import CODEC_VERSION
@@ -102,7 +104,9 @@ class Checkpoint:
         former_names: Mapping[str, str] = {},
         prefixes: Mapping[str, str] = {},
         ignored: tuple[str, ...] = (),
+        keeping: Keeping | None = None,
     ) -> None:
+        self._keeping = keeping
         self._device, self._device_of = device, device_of or (lambda name: device)
         self.model_dir = model_dir
         self._files = WeightFiles(model_dir)
@@ -166,7 +170,7 @@ class Checkpoint:
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """Return the tensor `name`, which must have exactly `shape`, in the file's floating-point dtype, or decoded to
         bfloat16. An infinite number becomes NaN, which propagates, so that a damaged weight never gives a plausible
-        answer."""
+        answer. A weight that stays encoded is EncodedRows, which has the operations of a tensor that join rows."""
         self.require(name, shape)
         if self._ahead is None:
             self._ahead = self._read_ahead()
@@ -189,7 +193,10 @@ class Checkpoint:
         stored, device = self._stored[name], self._device_of(name)
         with torch.cuda.stream(streams[device]) if device in streams else nullcontext():
             if isinstance(stored, Encoded):
-                tensor, digest = self._decoded(name, stored, device)
+                rows, digest = self._decoded(name, stored, device)
+                if isinstance(rows, EncodedRows):
+                    return cast(torch.Tensor, rows), digest
+                tensor = rows
             else:
                 tensor, digest = self._read_bytes(name, stored)
             tensor = tensor.to(device)
@@ -204,9 +211,9 @@ class Checkpoint:
         content = tensor.reshape(-1).view(torch.uint8).numpy().data
         return tensor, self._files.read_into(stored, content) + label
 
-    def _decoded(self, name: str, weight: Encoded, device: torch.device) -> tuple[torch.Tensor, bytes]:
-        """Return a weight decoded on its device, and the digest of its stored bytes, its name and its codec. Raises
-        ModelError for scales that are not finite, and for groups that do not exist."""
+    def _decoded(self, name: str, weight: Encoded, device: torch.device) -> tuple[torch.Tensor | EncodedRows, bytes]:
+        """Return a weight on its device, decoded or, if it is kept so, encoded, and the digest of its stored bytes, its
+        name and its codec. Raises ModelError for scales that are not finite, and for groups that do not exist."""
         codec, shape = weight.codec, weight.shape
         digest = f"{codec} {CODEC_VERSION} {list(shape)}".encode()
         parts: dict[str, torch.Tensor] = {}
@@ -221,6 +228,11 @@ class Checkpoint:
             raise ModelError(
                 f"{stored.path}: tensor {part:.120} {bad} of tensor {weight.parts['codes'][0]:.120}"
             ) from None
+        kept = weight.kept_as if self._keeping is not None and self._keeping.keeps(name, weight) else None
+        if kept is not None:
+            codes = codes_of(codec, shape, kept, parts)
+            if codes is not None:
+                return EncodedRows.of(codes, *shape[:-1]), digest
         if device.type == "cpu":
             out = self._buffers.tensor(shape, torch.bfloat16)
         else:

@@ -1,0 +1,205 @@
+// Panels of codes (see PanelRun): decoded into a thread's scratch, as the panels of this instruction set, or
+// in registers for one row. Both give the bits of a product with the decoded weights.
+#pragma once
+
+#include "gemm_tile.h"
+
+namespace apcbatch {
+namespace APC_ISA {
+namespace {
+
+// Rounds to bfloat16, to nearest, ties to even; the result is a float.
+APC_INLINE Vec rounded(Vec value) {
+    const VecI bits = as_bits(value), odd = shift_right<16>(bits) & VecI::broadcast(1);
+    return as_float((bits + VecI::broadcast(0x7fff) + odd) & VecI::broadcast(int32_t(0xffff0000u)));
+}
+
+// One group of a panel, which some inputs share, and how its codes become weights.
+//
+// Narrow scales have 8 significant bits, and codes at most 8. So (2^16 + 1) scale is a float, the product
+// with 2^16 scale is exact, and its last bit has the place that bfloat16's has in the product with the scale:
+// rounding value * (2^16 + 1) scale to float and taking value * 2^16 scale away rounds value * scale to
+// bfloat16. Both products are even there, so ties agree. Only the sign of a zero is lost, which fp8 has.
+template <Codes codes_, bool has_zeros, bool is_narrow>
+struct Group {
+    static constexpr Codes codes = codes_;
+    static constexpr int64_t kInputs = codes == Codes::int4 ? 2 : 1;  // inputs in kPanel bytes
+    // A value is the code times kUnit, as it lies in the upper bits of an integer.
+    static constexpr float kUnit = codes == Codes::fp8 ? 1.0f : codes == Codes::int4 ? 0x1p28f : 0x1p24f;
+    Vec scales[kVecs], larger[kVecs], zeros[kVecs];  // narrow: 2^16 times, 2^16 + 1 times
+
+    // Loads group g of the panel at `panel`, which has `groups`.
+    APC_INLINE void load(const char* panel, int64_t g, int64_t groups) {
+        for (int v = 0; v < kVecs; ++v) {
+            const int64_t at = g * kPanel + v * kLanes;
+            if constexpr (is_narrow) {
+                const Vec scale = Vec::load(reinterpret_cast<const BFloat16*>(panel) + at);
+                scales[v] = scale * Vec::broadcast(65536.0f / kUnit);
+                larger[v] = scale * Vec::broadcast(65537.0f / kUnit);
+            } else {
+                scales[v] =
+                    Vec::load(reinterpret_cast<const float*>(panel) + at) * Vec::broadcast(1.0f / kUnit);
+            }
+            if constexpr (has_zeros) {
+                const char* all = panel + kPanel * (groups * (is_narrow ? 2 : 4) + g);
+                zeros[v] = convert(VecI::load_upper(all, v)) * Vec::broadcast(kUnit / 0x1p24f);
+            }
+        }
+    }
+
+    // Returns the weights of vector v for input `input` of those in the bytes at p.
+    template <int input>
+    APC_INLINE Vec weights(const char* p, int v) const {
+        VecI code = VecI::load_upper(p, v);
+        Vec value;
+        if constexpr (codes == Codes::fp8) {  // sign, exponent and mantissa to their places in a float
+            value = as_float(shift_right<4>(code) & VecI::broadcast(int32_t(0x87f00000u)));
+        } else {
+            if constexpr (codes == Codes::int4)
+                code = input == 0 ? shift_left<4>(code) : code & VecI::broadcast(int32_t(0xf0000000u));
+            value = convert(code);
+        }
+        if constexpr (has_zeros) value = value - zeros[v];
+        if constexpr (!is_narrow) return rounded(value * scales[v]);
+        const Vec weight = fnma(value, scales[v], value * larger[v]);
+        if constexpr (codes != Codes::fp8) return weight;
+        return as_float(as_bits(weight) | (as_bits(value) & VecI::broadcast(int32_t(0x80000000u))));
+    }
+};
+
+// An input of those that share a byte, as a type.
+template <int input>
+struct Input {
+    static constexpr int value = input;
+};
+
+// Stores a vector of weights of an even and an odd input as pairs of bfloat16.
+APC_INLINE void store_pairs(Vec even, Vec odd, char* to) {
+    const VecI low = shift_right<16>(as_bits(even)) & VecI::broadcast(0xffff);
+    as_float(low | as_bits(odd)).store(reinterpret_cast<float*>(to));
+}
+
+// Calls body(Group) for the codes of a run.
+template <Codes codes, class Body>
+APC_INLINE void with_group(const PanelRun& run, const Body& body) {
+    if constexpr (codes != Codes::fp8) {
+        if (run.zeros)
+            return run.narrow ? body(Group<codes, true, true>()) : body(Group<codes, true, false>());
+    }
+    return run.narrow ? body(Group<codes, false, true>()) : body(Group<codes, false, false>());
+}
+
+template <class Body>
+APC_INLINE void with_codes(const PanelRun& run, const Body& body) {
+    if (run.codes == Codes::fp8) return with_group<Codes::fp8>(run, body);
+    if (run.codes == Codes::int8) return with_group<Codes::int8>(run, body);
+    with_group<Codes::int4>(run, body);
+}
+
+// Calls body(group, codes of its first input, first input, inputs) for each group of a panel with k inputs.
+template <class G, class Body>
+APC_INLINE void each_group(const PanelRun& run, const char* panel, int64_t k, const Body& body) {
+    const int64_t groups = (k + run.group - 1) / run.group;
+    const char* codes = panel + code_bytes(run, k) - kPanel * ((k + G::kInputs - 1) / G::kInputs);
+    for (int64_t g = 0; g < groups; ++g) {
+        const int64_t first = g * run.group, left = k - first;
+        G group;
+        group.load(panel, g, groups);
+        body(group, codes + first / G::kInputs * kPanel, first, left < run.group ? left : run.group);
+    }
+}
+
+// Decodes a panel with k inputs to the layout of mode.
+template <Mode mode, class G>
+__attribute__((noinline)) void decode_panel(const PanelRun& run, const char* panel, int64_t k, char* to) {
+    constexpr int64_t step = kPanel * 4;  // bytes of an input in float32, or of a pair in bfloat16
+    each_group<G>(run, panel, k, [&](const G& group, const char* codes, int64_t first, int64_t inputs) {
+        if constexpr (mode == Mode::kFloat) {
+            float* at = reinterpret_cast<float*>(to + first * step);
+            const auto store = [&](auto input) {
+                for (int v = 0; v < kVecs; ++v)
+                    group.template weights<decltype(input)::value>(codes, v).store(at + v * kLanes);
+                at += kPanel;
+            };
+            for (int64_t i = 0; i + G::kInputs <= inputs; i += G::kInputs, codes += kPanel) {
+                store(Input<0>());
+                if constexpr (G::kInputs == 2) store(Input<1>());
+            }
+            if (inputs % G::kInputs) store(Input<0>());
+        } else {
+            constexpr int64_t odd =
+                G::kInputs == 1 ? kPanel : 0;  // from an even input's codes to an odd one's
+            char* at = to + first / 2 * step;
+            for (int64_t i = 0; i < inputs; i += 2, codes += kPanel + odd, at += step) {
+                for (int v = 0; v < kVecs; ++v) {
+                    const Vec low = group.template weights<0>(codes, v);
+                    const Vec high = i + 1 < inputs ? group.template weights<1>(codes + odd, v) : Vec::zero();
+                    store_pairs(low, high, at + v * kLanes * 4);
+                }
+            }
+        }
+    });
+    if constexpr (mode != Mode::kFloat) {
+        const int64_t pairs = (k + 1) / 2;
+        memset(to + pairs * step, 0, size_t((packed_k(k, 2) / 2 - pairs) * step));
+    }
+}
+
+// Decodes panels, from one to the next panel_bytes apart in `to`.
+template <Mode mode>
+void decode_panels(const PanelRun& run, const char* panel, int64_t panels, int64_t k, char* to,
+                   int64_t panel_bytes) {
+    with_codes(run, [&](auto group) {
+        for (int64_t p = 0; p < panels; ++p)
+            decode_panel<mode, decltype(group)>(run, panel + p * code_bytes(run, k), k, to + p * panel_bytes);
+    });
+}
+
+// Multiplies rows with panels of codes, as `tile` does with decoded ones.
+template <int Rows, int Panels, class G>
+__attribute__((noinline)) void code_tile(const PanelRun& run, const Tile& t) {
+    Vec acc[Rows][Panels * kVecs];
+    load_sums(acc, t.from, t.sums_panel);
+    const int64_t groups = (t.k + run.group - 1) / run.group;
+    const int64_t begin = t.panel_bytes - kPanel * ((t.k + G::kInputs - 1) / G::kInputs);
+    for (int64_t g = 0; g < groups; ++g) {
+        G group[Panels];
+        for (int p = 0; p < Panels; ++p) group[p].load(t.b + p * t.panel_bytes, g, groups);
+        const int64_t first = g * run.group, inputs = t.k - first < run.group ? t.k - first : run.group;
+        const char* a = t.a + 4 * first;
+        const char* codes = t.b + begin + first / G::kInputs * kPanel;
+        const int64_t panel_bytes = t.panel_bytes;
+        const auto of = [&](auto input) {
+            return [&](int v) {
+                return group[v / kVecs].template weights<decltype(input)::value>(
+                    codes + v / kVecs * panel_bytes, v % kVecs);
+            };
+        };
+        for (const char* end = codes + inputs / G::kInputs * kPanel; codes != end; codes += kPanel) {
+            for (int p = 0; p < Panels; ++p)
+                __builtin_prefetch(codes + (p + Panels) * panel_bytes);  // of the next tile
+            multiply(acc, a, of(Input<0>()));
+            if constexpr (G::kInputs == 2) multiply(acc, a + 4, of(Input<1>()));
+            a += 4 * G::kInputs;
+        }
+        if (inputs % G::kInputs) multiply(acc, a, of(Input<0>()));
+    }
+    finish_tile(acc, t);
+}
+
+// Maximum rows whose products take less time than storing decoded panels.
+constexpr int64_t kCodeRows = 4;
+
+inline void run_code_tile(const PanelRun& run, int64_t rows, int64_t panels, const Tile& t) {
+    with_codes(run, [&](auto group) {
+        using G = decltype(group);
+        if (rows == 1) return panels == 2 ? code_tile<1, 2, G>(run, t) : code_tile<1, 1, G>(run, t);
+        if (rows == 2) return code_tile<2, 1, G>(run, t);
+        if (rows == 3) return code_tile<3, 1, G>(run, t);
+        code_tile<4, 1, G>(run, t);
+    });
+}
+
+}  // namespace
+}  // namespace APC_ISA
+}  // namespace apcbatch
