@@ -194,8 +194,8 @@ void run_codes(const LinearArgs& args, const LinearPiece& piece, Block block, co
 
 template <Mode mode>
 void run_piece(const LinearArgs& args, const LinearPiece& piece, const Scratch& scratch) {
-    const PanelRun whole{0, panels_of(args.out), static_cast<const char*>(args.w), Codes::none, kBlockK, 0,
-                         0};
+    const PanelRun whole{
+        0, panels_of(args.out), static_cast<const char*>(args.w), Codes::none, kBlockK, Scales::float32, 0};
     for (int64_t k0 = 0; k0 < args.in; k0 += kBlockK) {
         const Block block = block_of<mode>(args, k0);
         copy_rows<mode>(args, piece, k0, block.k, scratch.rows);

@@ -8,40 +8,37 @@ namespace apcbatch {
 namespace APC_ISA {
 namespace {
 
-// Rounds to bfloat16, to nearest, ties to even; the result is a float.
-APC_INLINE Vec rounded(Vec value) {
-    const VecI bits = as_bits(value), odd = shift_right<16>(bits) & VecI::broadcast(1);
-    return as_float((bits + VecI::broadcast(0x7fff) + odd) & VecI::broadcast(int32_t(0xffff0000u)));
-}
-
-// One group of a panel, which some inputs share, and how its codes become weights.
+// One group of a panel, which some inputs share, and how its codes become weights: value * scale, rounded to
+// bfloat16, to nearest, ties to even, as a float.
 //
-// Narrow scales have 8 significant bits, and codes at most 8. So (2^16 + 1) scale is a float, the product
-// with 2^16 scale is exact, and its last bit has the place that bfloat16's has in the product with the scale:
-// rounding value * (2^16 + 1) scale to float and taking value * 2^16 scale away rounds value * scale to
-// bfloat16. Both products are even there, so ties agree. Only the sign of a zero is lost, which fp8 has.
-template <Codes codes_, bool has_zeros, bool is_narrow>
+// The last bit of (2^16 + 1) value * scale, as a float, has the place that bfloat16's has in value * scale.
+// So this number, rounded, without 2^16 value * scale, which is exact and even there, is the weight. Where
+// scales have 8 significant bits, (2^16 + 1) scale is a float. Where they have 11, the product with the scale
+// is exact and is added to 2^16 times. Other products are rounded first, and 1.5 * 2^16 times their power of
+// two, which has the same last bit, is added and taken away. In all three the sign of a zero is lost, which
+// fp8 has.
+template <Codes codes_, bool has_zeros, Scales kind>
 struct Group {
     static constexpr Codes codes = codes_;
     static constexpr int64_t kInputs = codes == Codes::int4 ? 2 : 1;  // inputs in kPanel bytes
     // A value is the code times kUnit, as it lies in the upper bits of an integer.
     static constexpr float kUnit = codes == Codes::fp8 ? 1.0f : codes == Codes::int4 ? 0x1p28f : 0x1p24f;
-    Vec scales[kVecs], larger[kVecs], zeros[kVecs];  // narrow: 2^16 times, 2^16 + 1 times
+    Vec scales[kVecs], larger[kVecs], zeros[kVecs];  // larger: 2^16 times the scale
 
     // Loads group g of the panel at `panel`, which has `groups`.
     APC_INLINE void load(const char* panel, int64_t g, int64_t groups) {
         for (int v = 0; v < kVecs; ++v) {
             const int64_t at = g * kPanel + v * kLanes;
-            if constexpr (is_narrow) {
-                const Vec scale = Vec::load(reinterpret_cast<const BFloat16*>(panel) + at);
-                scales[v] = scale * Vec::broadcast(65536.0f / kUnit);
-                larger[v] = scale * Vec::broadcast(65537.0f / kUnit);
+            Vec scale;
+            if constexpr (kind == Scales::bfloat16) {
+                scale = Vec::load(reinterpret_cast<const BFloat16*>(panel) + at);
             } else {
-                scales[v] =
-                    Vec::load(reinterpret_cast<const float*>(panel) + at) * Vec::broadcast(1.0f / kUnit);
+                scale = Vec::load(reinterpret_cast<const float*>(panel) + at);
             }
+            larger[v] = scale * Vec::broadcast(65536.0f / kUnit);
+            scales[v] = scale * Vec::broadcast((kind == Scales::bfloat16 ? 65537.0f : 1.0f) / kUnit);
             if constexpr (has_zeros) {
-                const char* all = panel + kPanel * (groups * (is_narrow ? 2 : 4) + g);
+                const char* all = panel + kPanel * (groups * scale_bytes(kind) + g);
                 zeros[v] = convert(VecI::load_upper(all, v)) * Vec::broadcast(kUnit / 0x1p24f);
             }
         }
@@ -60,8 +57,15 @@ struct Group {
             value = convert(code);
         }
         if constexpr (has_zeros) value = value - zeros[v];
-        if constexpr (!is_narrow) return rounded(value * scales[v]);
-        const Vec weight = fnma(value, scales[v], value * larger[v]);
+        Vec weight = value * scales[v];
+        if constexpr (kind == Scales::float32) {
+            const VecI power = as_bits(weight) & VecI::broadcast(0x7f800000);
+            const Vec added = as_float(power + VecI::broadcast((16 << 23) + (1 << 22)));
+            weight = (weight + added) - added;
+        } else {
+            if constexpr (kind == Scales::float16) weight = fma(value, larger[v], weight);
+            weight = fnma(value, larger[v], weight);
+        }
         if constexpr (codes != Codes::fp8) return weight;
         return as_float(as_bits(weight) | (as_bits(value) & VecI::broadcast(int32_t(0x80000000u))));
     }
@@ -80,20 +84,20 @@ APC_INLINE void store_pairs(Vec even, Vec odd, char* to) {
 }
 
 // Calls body(Group) for the codes of a run.
-template <Codes codes, class Body>
-APC_INLINE void with_group(const PanelRun& run, const Body& body) {
-    if constexpr (codes != Codes::fp8) {
-        if (run.zeros)
-            return run.narrow ? body(Group<codes, true, true>()) : body(Group<codes, true, false>());
-    }
-    return run.narrow ? body(Group<codes, false, true>()) : body(Group<codes, false, false>());
+template <Codes codes, bool has_zeros, class Body>
+APC_INLINE void with_scales(const PanelRun& run, const Body& body) {
+    if (run.scales == Scales::bfloat16) return body(Group<codes, has_zeros, Scales::bfloat16>());
+    if (run.scales == Scales::float16) return body(Group<codes, has_zeros, Scales::float16>());
+    body(Group<codes, has_zeros, Scales::float32>());
 }
 
 template <class Body>
 APC_INLINE void with_codes(const PanelRun& run, const Body& body) {
-    if (run.codes == Codes::fp8) return with_group<Codes::fp8>(run, body);
-    if (run.codes == Codes::int8) return with_group<Codes::int8>(run, body);
-    with_group<Codes::int4>(run, body);
+    if (run.codes == Codes::fp8) return with_scales<Codes::fp8, false>(run, body);
+    if (run.codes == Codes::int8)
+        return run.zeros ? with_scales<Codes::int8, true>(run, body)
+                         : with_scales<Codes::int8, false>(run, body);
+    return run.zeros ? with_scales<Codes::int4, true>(run, body) : with_scales<Codes::int4, false>(run, body);
 }
 
 // Calls body(group, codes of its first input, first input, inputs) for each group of a panel with k inputs.

@@ -55,12 +55,12 @@ void pack_code_panel(const uint8_t* codes, int64_t stride, const float* scales, 
                      int64_t row_groups, int64_t rows, int64_t k, const PanelRun& run, char* to) {
     std::memset(to, 0, size_t(code_bytes(run, k)));
     const int64_t groups = ceil_div(k, run.group), bytes = run.codes == Codes::int4 ? (k + 1) / 2 : k;
-    char* zeros_to = to + groups * kPanel * (run.narrow ? 2 : 4);
+    char* zeros_to = to + groups * kPanel * scale_bytes(run.scales);
     char* codes_to = zeros_to + (run.zeros ? groups * kPanel : 0);
     for (int64_t n = 0; n < rows; ++n) {
         for (int64_t g = 0; g < groups; ++g) {
             const float* scale = scales + n * row_groups + g;
-            if (run.narrow) {  // the upper half of a float whose lower half is zero
+            if (run.scales == Scales::bfloat16) {  // the upper half of a float whose lower half is zero
                 std::memcpy(to + 2 * (g * kPanel + n), reinterpret_cast<const char*>(scale) + 2, 2);
             } else {
                 std::memcpy(to + 4 * (g * kPanel + n), scale, 4);

@@ -38,22 +38,29 @@ constexpr int64_t scratch_rows(int64_t rows) { return (rows + 15) / 16 * 16; }
 // e4m3, with scales times 2^120, which makes up for its exponents; the others are two's complement.
 enum class Codes : int64_t { none = 0, int8 = 1, int4 = 2, fp8 = 3 };
 
+// Scales by their significant bits: 24, 8 or 11. Those of bfloat16 are stored so, the others as float32.
+enum class Scales : int64_t { float32 = 0, bfloat16 = 1, float16 = 2 };
+
+constexpr int64_t scale_bytes(Scales scales) { return scales == Scales::bfloat16 ? 2 : 4; }
+
 // Consecutive panels of a matrix that are stored alike: blocks of kBlockK inputs; in a block, panels. A panel
-// of codes holds for each group of inputs kPanel scales, float32 or, if narrow, bfloat16; then for each group
-// kPanel zeros (int8), if it has zeros; then kPanel codes for each input, or for each two inputs of int4, the
-// even one in the low bits. group: a divisor of kBlockK.
+// of codes holds for each group of inputs kPanel scales; then for each group kPanel zeros (int8), if it has
+// zeros; then kPanel codes for each input, or for each two inputs of int4, the even one in the low bits.
+// group: a divisor of kBlockK.
 struct PanelRun {
     int64_t begin, end;  // panels of the matrix
     const char* weights;
     Codes codes;
-    int64_t group, narrow, zeros;
+    int64_t group;
+    Scales scales;
+    int64_t zeros;
 };
 static_assert(sizeof(PanelRun) == 7 * sizeof(int64_t), "Python fills in a row of integers");
 
 // Returns the bytes of a panel with k inputs of codes.
 constexpr int64_t code_bytes(const PanelRun& run, int64_t k) {
     const int64_t groups = (k + run.group - 1) / run.group;
-    return kPanel * (groups * ((run.narrow ? 2 : 4) + (run.zeros ? 1 : 0)) +
+    return kPanel * (groups * (scale_bytes(run.scales) + (run.zeros ? 1 : 0)) +
                      (run.codes == Codes::int4 ? (k + 1) / 2 : k));
 }
 

@@ -26,8 +26,9 @@ from apcbatch.draft_sources import draft_sources
 from apcbatch.types import POLICIES
 
 OPTION_NAMES = (
-    "model", "dtype", "device", "gpus", "format", *COLUMN_OPTIONS, "ignore_columns", "turns", "limit", "window_tokens",
-    "order", "max_tokens", "max_request_tokens", "system_prompt", "chat_template", "template_kwargs", "template_date",
+    "model", "dtype", "weights", "device", "gpus", "format", *COLUMN_OPTIONS, "ignore_columns", "turns", "limit",
+    "window_tokens", "order", "max_tokens", "max_request_tokens", "system_prompt", "chat_template", "template_kwargs",
+    "template_date",
     "block_size", "min_gain_tokens", "store", "store_size", "pool_size", "draft", "draft_memory", "max_batch_tokens",
     "max_running",
 )  # fmt: skip
@@ -100,7 +101,7 @@ def plan(ctx: click.Context, /, inputs: tuple[str, ...], **options: Any) -> None
     if options["json_path"] != "-":
         for line in forecast_lines(surveyed, resolved, terminal_width(sys.stdout), memory):
             echo(line)
-        if (sentence := quantised_weights(locate_model(resolved.model))) is not None:
+        if (sentence := quantised_weights(locate_model(resolved.model), resolved.weights, resolved.device)) is not None:
             echo(f"Model: {sentence}")
     if options["json_path"] is not None:
         document = forecast_document(surveyed.forecast, options["table"], resolved, memory)

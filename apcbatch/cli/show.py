@@ -82,6 +82,6 @@ def show(ctx: click.Context, /, inputs: tuple[str, ...], **options: Any) -> int:
     else:
         for line in inspection_lines(found, terminal_width(sys.stdout), Paint(sys.stdout, resolution.colour_wanted())):
             click.echo(line, color=True)
-        if (sentence := quantised_weights(locate_model(found.model))) is not None:
+        if (sentence := quantised_weights(locate_model(found.model), resolved.weights, resolved.device)) is not None:
             echo(f"Model: {sentence}")
     return EXIT_REQUEST_ERRORS if found.error_code is not None else EXIT_OK

@@ -195,6 +195,7 @@ def _model(config: Config) -> str:
     said: list[str] = []
     options = EngineOptions(
         dtype=config.dtype,
+        weights=config.weights,
         device=config.device,
         gpus=config.gpus,
         policy="none",
@@ -211,7 +212,12 @@ def _model(config: Config) -> str:
     found = f"{config.model} is complete, {engine.dtype}, fingerprint {engine.fingerprint[:12]}"
     folder = locate_model(config.model)
     ignored = ignored_tensors(folder, family_of(load_model_config(folder)).ignored)
-    return "; ".join(filter(None, [found, quantised_weights(folder), *said, ignored, note_of(config.model)]))
+    return "; ".join(
+        filter(
+            None,
+            [found, quantised_weights(folder, config.weights, config.device), *said, ignored, note_of(config.model)],
+        )
+    )
 
 
 def _memory(config: Config) -> str:

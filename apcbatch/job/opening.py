@@ -402,7 +402,10 @@ def _note_weights(config: Config, note: Callable[[str], None]) -> None:
     from apcbatch.model.weight_files import ignored_tensors
 
     folder = locate_model(config.model)
-    for sentence in (quantised_weights(folder), ignored_tensors(folder, family_of(load_model_config(folder)).ignored)):
+    for sentence in (
+        quantised_weights(folder, config.weights, config.device),
+        ignored_tensors(folder, family_of(load_model_config(folder)).ignored),
+    ):
         if sentence is not None:
             note(sentence)
 

@@ -70,8 +70,8 @@ def packed(codes: np.ndarray, bits: int, order: tuple[int, ...] | None = None) -
 
 
 def scales_of(shape: tuple[int, ...], rng: np.random.Generator, dtype: torch.dtype, extreme: float) -> torch.Tensor:
-    """Random scales of about 0.01; extreme: share of them that are 0, tiny or huge."""
-    scales = np.exp(rng.normal(-5, 1, shape)) * rng.choice([-1, 1], shape, p=[0.1, 0.9])
+    """Random scales of about 0.01; extreme: share of them that are 0, tiny or huge, and then some are negative."""
+    scales = np.exp(rng.normal(-5, 1, shape)) * (rng.choice([-1, 1], shape, p=[0.1, 0.9]) if extreme else 1)
     huge = rng.choice([0.0, 1e-38, 3e-41, 1e38, 3e35, -1e-30, 6e4, 6e-8], shape)
     chosen = torch.from_numpy(np.where(rng.random(shape) < extreme, huge, scales)).float()
     limit = torch.finfo(dtype).max

@@ -4,7 +4,7 @@ is refused, and how."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from apcbatch import Engine
 from apcbatch.cli.program import main
 from apcbatch.errors import ModelError
+from apcbatch.kernels.encoded_rows import Codes, EncodedRows
 from apcbatch.model import name_patterns
 from apcbatch.model.encoded import Encoded, check_floating
 from apcbatch.model.encoded import weights_of as stored_weights
@@ -165,24 +166,38 @@ HEADS = SIZES | {"num_attention_heads": 4}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
-@pytest.mark.parametrize("which, family, sizes", [
-    ("fp8 blocks", "qwen3_5_moe", {}), ("fp8 small blocks", "mamba2", {}), ("fp8 exponents", "bamba", {}),
-    ("float channel", "granitemoehybrid", {}), ("pack int4", "jamba", {}), ("pack int4, zeros", "qwen3_next", {}),
-    ("gptq", "lfm2", HEADS), ("gptq_v2 int8, ordered", "lfm2_moe", HEADS), ("awq", "falcon_h1", SIZES),
-    ("modelopt NVFP4", "nemotron_h", {}), ("mxfp4", "qwen3_5", SIZES), ("int8 channel", "mamba", {}),
-    ("modelopt FP8", "falcon_mamba", {}),
+@pytest.mark.parametrize("which, family, sizes, kept", [
+    ("fp8 blocks", "qwen3_5_moe", {}, "fp8"), ("fp8 small blocks", "mamba2", {}, ""),
+    ("fp8 exponents", "bamba", {}, "fp8"), ("float channel", "granitemoehybrid", {}, "fp8"),
+    ("pack int4", "jamba", {}, "int4"), ("pack int4, zeros", "qwen3_next", {}, "int4"), ("gptq", "lfm2", HEADS, "int4"),
+    ("gptq_v2 int8, ordered", "lfm2_moe", HEADS, ""), ("awq", "falcon_h1", SIZES, "int4"),
+    ("modelopt NVFP4", "nemotron_h", {}, ""), ("mxfp4", "qwen3_5", SIZES, ""), ("int8 channel", "mamba", {}, "int8"),
+    ("modelopt FP8", "falcon_mamba", {}, "fp8"),
 ])  # fmt: skip
 def test_answers_are_those_of_the_decoded_folder(
-    which: str, family: str, sizes: dict[str, int], device: str, tiny_checkpoint: Checkpoints, tmp_path: Path
-) -> None:
-    """Catches a weight of a family that is not decoded, or otherwise: tokens and log-probabilities, cold and from a
-    snapshot, are equal, in both dtypes and where a weight and its scales lie in several files."""
+    which: str, family: str, sizes: dict[str, int], kept: str, device: str, tiny_checkpoint: Checkpoints,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Catches a weight of a family that is decoded otherwise, or not, while it is loaded or when it is multiplied:
+    tokens and log-probabilities, cold and from a snapshot, are equal, in both dtypes and where a weight and its scales
+    lie in several files."""
     encoded, decoded = quantised(tiny_checkpoint(family, **sizes), tmp_path, which)
     stored = [one for one in weights_of(encoded).values() if one.dtype not in (torch.bfloat16, torch.float32)]
     assert len(stored) > 3, "nothing is quantised"
+    kinds, runs = set[str](), EncodedRows.runs
+
+    def noted(rows: EncodedRows, multiple: int) -> Iterator[tuple[int, int, Codes | torch.Tensor]]:
+        for begin, end, part in runs(rows, multiple):
+            kinds.update([part.kind] if isinstance(part, Codes) else [])
+            yield begin, end, part
+
+    monkeypatch.setattr(EncodedRows, "runs", noted)
     for dtype in ("bfloat16", "float32"):
         found, expected = (answers(folder, dtype=dtype, device=device) for folder in (encoded, decoded))
         assert found[1] == expected[1] and found[0] != expected[0]
+    assert device == "cuda" or kinds == ({kept} if kept else set())
+    kinds.clear()
+    assert answers(encoded, dtype="float32", device=device, weights="decoded") == found and not kinds
     several = sharded(encoded, tmp_path / "sharded")
     assert answers(several, dtype="float32", device=device) == found
 
@@ -547,7 +562,7 @@ def test_a_file_that_is_left_over_changes_nothing(tiny_checkpoint: Checkpoints, 
     folder = copy_of(tiny_checkpoint("mamba"), tmp_path / "m")
     fingerprint = answers(folder, dtype=own_dtype(folder, warn=print))[0]
     (folder / "quantize_config.json").write_text(json.dumps({"bits": 4, "group_size": 32}))
-    assert quantised_weights(folder) is None
+    assert quantised_weights(folder, "auto", "cpu") is None
     assert answers(folder, dtype=own_dtype(folder, warn=print))[0] == fingerprint
 
 

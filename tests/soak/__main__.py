@@ -62,7 +62,8 @@ def _played(player: Player, draw: Draw, kill: bool, tally: Tally) -> bool:
         what = f"DIFFERS\n{difference}\nrepeat with: {repeat_command(draw.seed, kill, player.device)}"
     tally.add(played)
     click.echo(
-        f"{draw.seed:>10} {draw.family:<12} {draw.dtype:<8} {draw.generation['turns']:<7} {len(draw.lines):>3} lines "
+        f"{draw.seed:>10} {draw.family:<12} {draw.form:<26} {draw.dtype:<8} {draw.generation['turns']:<7} "
+        f"{len(draw.lines):>3} lines "
         f"{len(draw.ways)} ways {played.answers:>4} answers {played.cached_tokens:>6} restored "
         f"{played.accepted_tokens:>5} of {played.drafted_tokens:>5} drafted tokens accepted "
         f"{time.monotonic() - begin:5.1f} s{' kill' if kill else ''}  {what}"

@@ -30,6 +30,7 @@ from apcbatch.kernels.processor import isa as isa_in_use
 from apcbatch.layout import PAGE_TOKENS
 from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.store.writer import Batch, Writer
+from tests.model.quantized import quantised
 from tests.soak.compare import Difference, compare, compare_reuse, num_prompt, read_records
 from tests.soak.settings import FIRST_ID, LAST_ID, MOST_NEW, STRUCTURES
 from tests.soak.ways import COLD, WRONG_ANSWERS, Draw, Kill, Part, Way, out_of
@@ -110,6 +111,8 @@ class _Table:
         self.folder = folder / "draw"
         self._draw, self._device = draw, device
         self._model = _checkpoint(folder, draw.family, draw.weights_seed)
+        if draw.form:
+            self._model = _quantised(self._model, draw.form)
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         (self.folder / "in.jsonl").write_text("\n".join(draw.lines) + "\n")
@@ -126,6 +129,7 @@ class _Table:
     def cold(self) -> list[dict[str, Any]]:
         """The records of the run without any cache, one request after the other."""
         options = {"policy": "none", "max_running": "1", "max_batch_tokens": "8192", "order": "file", "draft": "none"}
+        options["weights"] = "decoded"
         options["pool_size"] = str(AMPLE_BYTES)
         self._cold_code = self._call(options, 1, self._cold_isa, COLD)
         records = read_records(self.folder / COLD)
@@ -282,6 +286,14 @@ def _checkpoint(folder: Path, family: str, seed: int) -> Path:
         for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
             shutil.copy(DEMO / name, made / name)
     return made
+
+
+def _quantised(folder: Path, form: str) -> Path:
+    """A copy of a checkpoint with random quantised weights."""
+    made = folder.with_name(f"{folder.name}-{form.replace(' ', '-').replace(',', '')}")
+    if not made.is_dir():
+        quantised(folder, made, form)
+    return made / "encoded"
 
 
 @contextlib.contextmanager

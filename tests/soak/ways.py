@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from apcbatch.types import DRAFT_SOURCES
+from tests.model.quantized import FORMATS
 from tests.soak.conversations import Dataset
 from tests.soak.settings import run_settings
 from tests.tiny import FAMILIES
@@ -67,6 +68,7 @@ class Draw:
     seed: int
     family: str
     weights_seed: int
+    form: str  # of tests.model.quantized.FORMATS; empty: not quantised
     dtype: str
     isa_rank: float
     lines: list[str]
@@ -80,6 +82,7 @@ def make_draw(seed: int, kill: bool) -> Draw:
     family = _one(draw, *FAMILIES)
     dtype = _one(draw, "float32", "bfloat16")
     weights_seed, isa_rank = int(draw.integers(3)), float(draw.random())
+    form = _one(draw, *FORMATS) if draw.random() < 0.5 else ""
     generation = {
         "turns": _one(draw, "each", "each", "last", "rollout"),
         "max_tokens": _one(draw, 1, 2, 9, 24, 60),
@@ -94,7 +97,7 @@ def make_draw(seed: int, kill: bool) -> Draw:
     for _ in range(int(draw.integers(2, 5))):
         make.num_earlier = len(ways)
         ways.append(make.torn() if draw.random() < 0.25 else make.whole())
-    return Draw(seed, family, weights_seed, dtype, isa_rank, lines, generation, ways)
+    return Draw(seed, family, weights_seed, form, dtype, isa_rank, lines, generation, ways)
 
 
 def out_of(number: int) -> str:
@@ -132,6 +135,7 @@ class _Maker:
             "policy": str(draw.choice(["planned", "all", "last", "none"], p=[0.45, 0.35, 0.15, 0.05])),
             "block_size": _one(draw, *BLOCK_SIZES),
             "min_gain_tokens": _one(draw, 1, 16, 64),
+            "weights": _one(draw, "auto", "encoded", "decoded"),
             "max_batch_tokens": _one(draw, *BUDGETS),
             "max_running": _one(draw, 1, 2, 3, 8, 32),
             "order": _one(draw, "auto", "file"),

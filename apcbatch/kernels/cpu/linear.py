@@ -28,7 +28,7 @@ from apcbatch.kernels.processor import num_threads
 PANEL_ROWS = 16
 _RUN_CODES = {"int8": 1, "int4": 2, "fp8": 3}
 _FP8_SCALE = 2.0**120
-_MOST_NARROW = 2.0**110  # of scales that are multiplied by 2^16
+_MOST_MULTIPLIED = 2.0**110  # of scales that are multiplied by 2^16
 PIECE_ROWS = 1 << 13  # of weights that are converted at a time; a multiple of the outputs of a panel
 
 
@@ -119,8 +119,9 @@ def _pack_runs(weight: EncodedRows, scale: torch.Tensor | None, dtype: torch.dty
         run[0], run[1] = begin // PANEL_ROWS, -(-end // PANEL_ROWS)
         begins.append(size)
         if isinstance(part, Codes):
-            is_narrow = bool((part.scales.bfloat16().float() == part.scales).all() & (part.scales.abs().max() < _MOST_NARROW))
-            run[3:] = torch.tensor([_RUN_CODES[part.kind], part.group, is_narrow, part.zeros is not None])
+            run[3:] = torch.tensor(
+                [_RUN_CODES[part.kind], part.group, _kind_of_scales(part.scales), part.zeros is not None]
+            )
             size += _C.code_bytes(in_features, run.data_ptr())
         else:
             size += _C.packed_bytes(end - begin, in_features, code)
@@ -146,6 +147,14 @@ def _pack_runs(weight: EncodedRows, scale: torch.Tensor | None, dtype: torch.dty
             num_threads(),
         )
     return PackedLinear(data, out_features, in_features, dtype, scale, runs)
+
+
+def _kind_of_scales(scales: torch.Tensor) -> int:
+    """Return Scales of csrc/linear.h."""
+    if not bool(scales.abs().max() < _MOST_MULTIPLIED):
+        return 0
+    low_bits = scales.view(torch.int32)
+    return 1 if not bool((low_bits & 0xFFFF).any()) else 2 if not bool((low_bits & 0x1FFF).any()) else 0
 
 
 def _in_blocks(codes: Codes) -> Codes:

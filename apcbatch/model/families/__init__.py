@@ -13,7 +13,7 @@ from pathlib import Path
 from apcbatch.data.model_files import read_model_json
 from apcbatch.errors import ModelError
 from apcbatch.layout import StateLayout
-from apcbatch.model.encoded import quantization_of, weights_of
+from apcbatch.model.encoded import Encoded, quantization_of, weights_of
 from apcbatch.model.family import Family
 from apcbatch.model.hf_config import ConfigReader, ModelConfig
 from apcbatch.model.quantization import read_quantization
@@ -48,20 +48,34 @@ def load_model_config(model_dir: Path) -> ModelConfig:
     return family.read(reader, family.model_type)
 
 
-def quantised_weights(folder: Path) -> str | None:
-    """Return a sentence about the format of a folder's quantised weights, with their size once they are decoded if they
-    are here; None if the weights are not quantised. Raises ModelError."""
+def quantised_weights(folder: Path, mode: str, device: str) -> str | None:
+    """Return a sentence about the format of a folder's quantised weights and their size in memory, if they are here;
+    None if the weights are not quantised. mode: `--weights`. device: `--device`. Raises ModelError."""
     declared = quantization_of(folder)
     if declared is None:
         return None
-    ignored = family_of(load_model_config(folder)).ignored
-    sentence = f"the weights are {declared.described}, decoded to bfloat16 when they are loaded"
+    config = load_model_config(folder)
+    family = family_of(config)
+    keeping, found = (
+        family.keeping(config, mode, "cuda" if device == "cuda" else "cpu"),
+        f"the weights are {declared.described}",
+    )
     try:
         with WeightFiles(folder) as files:
-            size = sum(weight.num_bytes for weight in weights_of(files, ignored).values())
+            weights = weights_of(files, family.ignored)
     except ModelError:  # the weights are not here, or `run` says what is wrong with them
-        return sentence
-    return f"{sentence}: {size / 2**30:.2f} GiB"
+        return found
+    size = encoded = kept = 0
+    for name, weight in weights.items():
+        if isinstance(weight, Encoded) and keeping.keeps(name, weight):
+            size, encoded, kept = size + weight.kept_bytes, encoded + 1, kept + 1
+        else:
+            size, encoded = size + weight.num_bytes, encoded + isinstance(weight, Encoded)
+    if kept == encoded:
+        how = "encoded in memory too"
+    else:
+        how = "decoded to bfloat16 when they are loaded" + f", but for {kept} of {encoded} tensors" * bool(kept)
+    return f"{found}, {how}: {size / 2**30:.2f} GiB"
 
 
 def _why_not(name: object, reader: ConfigReader) -> str:
