@@ -76,6 +76,13 @@ class Config:
         metavar="DIR|HF-ID|demo",
         path="local",
     )
+    adapter: str | None = option(
+        None,
+        "Model",
+        "A LoRA of peft to merge into the weights when they are loaded: the folder that save_pretrained has written.",
+        metavar="DIR",
+        path="local",
+    )
     dtype: str = option(
         AUTO,
         "Model",

@@ -30,7 +30,7 @@ FOREIGN_OPTIONS: Mapping[str, str] = {
     "gpu_memory_utilization": "give {pool_size} SIZE for snapshots, and {max_running} N for running requests",
     "enable_prefix_caching": "prefixes are always shared; leave it out ({policy} none turns that off)",
     "served_model_name": "there is no server, and a line may name the model by its folder; leave it out",
-    "lora_path": "adapters are not loaded: merge it into its base model with peft, and give that folder as {model}",
+    "lora_path": "give the base model as {model}, and the folder of one LoRA as {adapter}",
     "quantization": _NO_QUANTISATION,
     "load_in_4bit": _NO_QUANTISATION,
     "load_in_8bit": _NO_QUANTISATION,

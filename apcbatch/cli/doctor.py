@@ -21,7 +21,9 @@ Examples:
 
 
 @click.command(cls=GroupedCommand, epilog=EPILOG, short_help="Check Python, torch, kernels, model and store.")
-@config_options(("model", "dtype", "weights", "device", "gpus", "store", "pool_size", "max_running", "template_date"))
+@config_options(
+    ("model", "adapter", "dtype", "weights", "device", "gpus", "store", "pool_size", "max_running", "template_date")
+)
 @click.pass_context
 def doctor(ctx: click.Context, /, **options: Any) -> int:
     """Check Python, torch, the compiled kernels, the model, its memory and chat template, and the store: one line each.

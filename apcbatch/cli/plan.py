@@ -26,11 +26,10 @@ from apcbatch.draft_sources import draft_sources
 from apcbatch.types import POLICIES
 
 OPTION_NAMES = (
-    "model", "dtype", "weights", "device", "gpus", "format", *COLUMN_OPTIONS, "ignore_columns", "turns", "limit",
-    "window_tokens", "order", "max_tokens", "max_request_tokens", "system_prompt", "chat_template", "template_kwargs",
-    "template_date",
-    "block_size", "min_gain_tokens", "store", "store_size", "pool_size", "draft", "draft_memory", "max_batch_tokens",
-    "max_running",
+    "model", "adapter", "dtype", "weights", "device", "gpus", "format", *COLUMN_OPTIONS, "ignore_columns", "turns",
+    "limit", "window_tokens", "order", "max_tokens", "max_request_tokens", "system_prompt", "chat_template",
+    "template_kwargs", "template_date", "block_size", "min_gain_tokens", "store", "store_size", "pool_size", "draft",
+    "draft_memory", "max_batch_tokens", "max_running",
 )  # fmt: skip
 TABLES = sorted(set(POLICIES) - {"none"})
 
@@ -78,11 +77,12 @@ def plan(ctx: click.Context, /, inputs: tuple[str, ...], **options: Any) -> None
     from apcbatch.data.input.inputs import find_inputs
     from apcbatch.job.output_paths import check_outputs
     from apcbatch.job.planning import with_recorded_gain
-    from apcbatch.model.families import quantised_weights
+    from apcbatch.model.adapter import about_weights
     from apcbatch.model.locate import locate_model
     from apcbatch.model.own_dtype import with_own_dtype
 
     resolved = with_recorded_gain(with_own_dtype(resolved, warn))
+    sentences = list(about_weights(locate_model(resolved.model), resolved))
     found = find_inputs(inputs, warn)
     read = {"--config": resolution.config_path(options["config_file"])}
     check_outputs(resolved, found.files, read, {"--json": options["json_path"]})
@@ -101,7 +101,7 @@ def plan(ctx: click.Context, /, inputs: tuple[str, ...], **options: Any) -> None
     if options["json_path"] != "-":
         for line in forecast_lines(surveyed, resolved, terminal_width(sys.stdout), memory):
             echo(line)
-        if (sentence := quantised_weights(locate_model(resolved.model), resolved.weights, resolved.device)) is not None:
+        for sentence in sentences:
             echo(f"Model: {sentence}")
     if options["json_path"] is not None:
         document = forecast_document(surveyed.forecast, options["table"], resolved, memory)

@@ -71,17 +71,18 @@ def show(ctx: click.Context, /, inputs: tuple[str, ...], **options: Any) -> int:
     from apcbatch.data.input.inputs import find_inputs
     from apcbatch.display import Paint
     from apcbatch.job.inspection import inspect
-    from apcbatch.model.families import quantised_weights
+    from apcbatch.model.adapter import about_weights
     from apcbatch.model.locate import locate_model
 
     if options["line"] is not None and options["id"] is not None:
         raise UsageError("--line and --id exclude each other; give one of them")
+    sentences = list(about_weights(locate_model(resolved.model), resolved))
     found = inspect(resolved, find_inputs(inputs, warn), options["line"], options["turn"], warn, options["id"])
     if options["as_json"]:
         echo_json(json_document(found.document()))
     else:
         for line in inspection_lines(found, terminal_width(sys.stdout), Paint(sys.stdout, resolution.colour_wanted())):
             click.echo(line, color=True)
-        if (sentence := quantised_weights(locate_model(found.model), resolved.weights, resolved.device)) is not None:
+        for sentence in sentences:
             echo(f"Model: {sentence}")
     return EXIT_REQUEST_ERRORS if found.error_code is not None else EXIT_OK

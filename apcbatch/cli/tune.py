@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     from apcbatch.tuning.choice import Tuning
 
 OPTION_NAMES = (
-    "model", "dtype", "weights", "device", "gpus", "format", *config.COLUMN_OPTIONS, "ignore_columns", "turns", "limit",
-    "window_tokens", "order", "max_request_tokens", "system_prompt", "chat_template", "template_kwargs",
-    "template_date", "policy", "min_gain_tokens", "store", "store_size", "pool_size", "max_batch_tokens", "max_running",
+    "model", "adapter", "dtype", "weights", "device", "gpus", "format", *config.COLUMN_OPTIONS, "ignore_columns",
+    "turns", "limit", "window_tokens", "order", "max_request_tokens", "system_prompt", "chat_template",
+    "template_kwargs", "template_date", "policy", "min_gain_tokens", "store", "store_size", "pool_size",
+    "max_batch_tokens", "max_running",
 )  # fmt: skip
 STDIN = STDOUT = "-"
 

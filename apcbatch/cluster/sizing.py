@@ -79,8 +79,8 @@ def _options_of(config: Config, salt: str | None, kind: WorkerKind) -> Mapping[s
         del values[name]
     if os.path.isdir(config.model):
         values["model"] = os.path.abspath(config.model)
-    if config.store is not None:
-        values["store"] = os.path.abspath(config.store)
+    for name in ("store", "adapter"):
+        values[name] = values[name] and os.path.abspath(values[name])
     values["gpus"] = max(1, kind.gpus)
     if config.device == "auto":
         values["device"] = "cuda" if kind.gpus else "cpu"

@@ -22,7 +22,7 @@ from apcbatch.config import Config
 from apcbatch.draft_sources import draft_sources
 from apcbatch.errors import ModelError, UsageError
 from apcbatch.layout import DTYPE_BYTES, PAGE_TOKENS, StateLayout
-from apcbatch.model.encoded import Encoded, weights_of
+from apcbatch.model.encoded import Encoded, mode_beside, weights_of
 from apcbatch.model.families import family_of
 from apcbatch.model.feed_forward import Mixture
 from apcbatch.model.hf_config import ModelConfig
@@ -122,10 +122,11 @@ class MemoryPlan:
     @classmethod
     def of(cls, config: Config, layout: StateLayout, model: ModelConfig, folder: Path, on_host: bool) -> MemoryPlan:
         """Plan the memory of a run. folder: of the model. Raises UsageError for an invalid --draft."""
+        mode, device = mode_beside(config.weights, config.adapter), "cpu" if on_host else "cuda"
         return cls(
             layout=layout,
             dtype=config.dtype,
-            sizes=checkpoint_sizes(folder, model, config.weights, "cpu" if on_host else "cuda"),
+            sizes=checkpoint_sizes(folder, model, mode, device),
             vocab_size=model.vocab_size,
             hidden_size=model.hidden_size,
             gpus=config.gpus,

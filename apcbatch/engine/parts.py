@@ -28,6 +28,7 @@ from apcbatch.engine.snapshots import Snapshots
 from apcbatch.errors import UsageError
 from apcbatch.fingerprint import key_fingerprint
 from apcbatch.kernels.processor import num_threads, set_isa, set_threads
+from apcbatch.model.adapter import Adapter
 from apcbatch.model.causal_lm import check_sizes
 from apcbatch.model.devices import (
     choose_devices,
@@ -36,6 +37,7 @@ from apcbatch.model.devices import (
     memory_of,
     name_of_devices,
 )
+from apcbatch.model.encoded import mode_beside
 from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.model.hf_config import ModelConfig
 from apcbatch.model.locate import locate_model, name_of
@@ -77,7 +79,8 @@ class EngineOptions:
     an empty tuple turns drafts off, so that a pass computes one token of each answer. draft_memory_bytes: capacity of
     the index that drafts are found in. measures_reading: measure what reading a snapshot of the store costs, unless the
     store knows it. dtype: `float32`, `bfloat16`, or `auto` for the checkpoint's own. weights: which quantised weights
-    stay encoded in memory, as `--weights`.
+    stay encoded in memory, as `--weights`. adapter: folder of a LoRA of peft, which is merged into the weights, or
+    None.
     """
 
     dtype: str = Config.dtype
@@ -97,6 +100,7 @@ class EngineOptions:
     draft: tuple[DraftSource, ...] = ("siblings", "history", "lookup")
     draft_memory_bytes: int = Config.draft_memory
     measures_reading: bool = False
+    adapter: str | Path | None = None
 
     def __post_init__(self) -> None:
         for name in ("dtype", "weights", "policy"):
@@ -132,6 +136,7 @@ class EngineOptions:
             draft=draft_sources(config),
             draft_memory_bytes=config.draft_memory,
             measures_reading=config.min_gain_tokens is None and config.is_planned,
+            adapter=config.adapter,
         )
 
 
@@ -172,7 +177,8 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
     folder, name = locate_model(str(model)), name_of(str(model))
     config = load_model_config(folder)
     dtype = own_dtype(folder, warn) if options.dtype == AUTO else options.dtype
-    check_sizes(folder, config)
+    adapter = None if options.adapter is None else Adapter(Path(options.adapter), config)
+    check_sizes(folder, config, adapter)
     end_tokens = read_end_tokens(folder, config.vocab_size)
     layers = stage_layers(folder, config, len(devices))
     plan = _plan_memory(options, folder, config, dtype, devices, warn)
@@ -182,6 +188,8 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
     arena = make_arena(layout, num_slots, num_pages, devices, layers)
     # one pass being read, one in flight per device, and one prefill pass, so that no device waits for the host
     passes = len(devices) + 2
+    if adapter is not None:
+        adapter.read()
     loaded = load_model(
         folder,
         config,
@@ -189,8 +197,9 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
         arena,
         layers,
         exact=options.exact,
-        weights=options.weights,
+        weights=mode_beside(options.weights, adapter),
         passes=passes,
+        adapter=adapter,
     )
     store, persistence = _open_persistence(options, name, loaded, arena, warn)
     pages = PagePool(num_pages)
@@ -268,7 +277,7 @@ def _plan_memory(
     plan = MemoryPlan(
         layout=state_layout(config, dtype),
         dtype=dtype,
-        sizes=checkpoint_sizes(folder, config, options.weights, devices[0].type),
+        sizes=checkpoint_sizes(folder, config, mode_beside(options.weights, options.adapter), devices[0].type),
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         gpus=len(devices),

@@ -188,7 +188,8 @@ def _model(config: Config) -> str:
     from apcbatch.engine.engine import Engine
     from apcbatch.engine.memory import LEAST_POOL_BYTES
     from apcbatch.engine.parts import EngineOptions
-    from apcbatch.model.families import family_of, load_model_config, quantised_weights
+    from apcbatch.model.adapter import about_weights
+    from apcbatch.model.families import family_of, load_model_config
     from apcbatch.model.weight_files import ignored_tensors
     from apcbatch.types import Request
 
@@ -201,6 +202,7 @@ def _model(config: Config) -> str:
         policy="none",
         max_running=1,
         pool_size_bytes=LEAST_POOL_BYTES,
+        adapter=config.adapter,
     )
     engine = Engine(config.model, options, warn=said.append)
     try:
@@ -212,12 +214,13 @@ def _model(config: Config) -> str:
     found = f"{config.model} is complete, {engine.dtype}, fingerprint {engine.fingerprint[:12]}"
     folder = locate_model(config.model)
     ignored = ignored_tensors(folder, family_of(load_model_config(folder)).ignored)
-    return "; ".join(
-        filter(
-            None,
-            [found, quantised_weights(folder, config.weights, config.device), *said, ignored, note_of(config.model)],
-        )
+    about = (
+        *about_weights(folder, config),
+        *said,
+        ignored,
+        note_of(config.model),
     )
+    return "; ".join([found, *filter(None, about)])
 
 
 def _memory(config: Config) -> str:

@@ -40,6 +40,7 @@ from apcbatch.job.request import read_salt
 from apcbatch.job.runfile import RunFile, input_identity, run_file_path, with_clock_of
 from apcbatch.job.sink import FileSink, Sink
 from apcbatch.job.work import JobEngine
+from apcbatch.model.adapter import about_weights, adapter_digest
 from apcbatch.model.families import load_model_config
 from apcbatch.model.locate import locate_model
 from apcbatch.model.own_dtype import with_own_dtype
@@ -210,8 +211,8 @@ def _make_run_file(
     """Make this run's run file, which is not written yet. Checks, with --resume, that OUT at its address is this run's,
     after unpacking a compressed OUT beside it."""
     target, files = Path(os.path.abspath(output.target)), model_files_digest(folder)
-    texts = lines.system_prompt, chats.chat_template
-    run_file = RunFile(target, config, input_identity(inputs), files, sink.disk, *texts)
+    given = lines.system_prompt, chats.chat_template, config.adapter and adapter_digest(Path(config.adapter))
+    run_file = RunFile(target, config, input_identity(inputs), files, sink.disk, *given)
     if config.resume:
         run_file.keep_processes()
         output.unpack(sink)
@@ -397,17 +398,17 @@ def _open_engine(
 
 
 def _note_weights(config: Config, note: Callable[[str], None]) -> None:
-    """Say how many tensors of the checkpoint are not used, if any, and the format of quantised weights."""
-    from apcbatch.model.families import family_of, load_model_config, quantised_weights
+    """Say how many tensors of the checkpoint are not used, if any, the format of quantised weights, and the adapter."""
+    from apcbatch.model.families import family_of, load_model_config
     from apcbatch.model.weight_files import ignored_tensors
 
     folder = locate_model(config.model)
+    ignored = ignored_tensors(folder, family_of(load_model_config(folder)).ignored)
     for sentence in (
-        quantised_weights(folder, config.weights, config.device),
-        ignored_tensors(folder, family_of(load_model_config(folder)).ignored),
+        *about_weights(folder, config),
+        *([ignored] if ignored else []),
     ):
-        if sentence is not None:
-            note(sentence)
+        note(sentence)
 
 
 def make_engine(config: Config, warn: Callable[[str], None]) -> JobEngine:

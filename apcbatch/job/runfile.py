@@ -49,7 +49,7 @@ CHANGES_ANSWERS = (
     "reasoning_parser",
 )
 # Options that --resume takes from the run file where they are not given; all of them can change an answer.
-RESUMED = ("model", "exact", "system_prompt", "chat_template", "template_date", *CHANGES_ANSWERS)
+RESUMED = ("model", "adapter", "exact", "system_prompt", "chat_template", "template_date", *CHANGES_ANSWERS)
 # Names the rule by which this version seeds random draws: the line's own seed, or --seed and the line's id or content.
 # Older run files have no `draws`: those runs seeded draws by the request's number.
 DRAWS = "seed, id or content"
@@ -107,6 +107,7 @@ class RunFile:
         disk: Disk,
         system_prompt: str | None = None,
         chat_template: str | None = None,
+        adapter: str | None = None,
     ) -> None:
         self.output, self._disk = output, disk
         self.path = Path(run_file_path(str(output)))
@@ -117,6 +118,7 @@ class RunFile:
             "moved": [],
             "model_fingerprint": None,
             "model_files": model_files,
+            "adapter": adapter,
             "draws": DRAWS,
             "template_clock": config.template_clock,
             "system_prompt": _digest_of(system_prompt),
@@ -356,7 +358,7 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tu
     earlier, pairs = then["config"], list[tuple[str, Any, Any]]()
     for name in CHANGES_ANSWERS:
         pairs.append((name, earlier.get(name, shown(OPTIONS[name], getattr(Config, name))), now["config"][name]))
-    pairs += [(name, then.get(name), now[name]) for name in ("system_prompt", "chat_template")]
+    pairs += [(name, then.get(name), now[name]) for name in ("system_prompt", "chat_template", "adapter")]
     clock = then.get("template_clock", now["template_clock"])  # earlier versions did not keep it
     pairs.append(("template_clock", clock, now["template_clock"]))
     pairs.append(("model_files", then.get("model_files"), now["model_files"]))

@@ -17,6 +17,7 @@ from apcbatch.errors import ModelError
 from apcbatch.fingerprint import model_fingerprint
 from apcbatch.kernels.backend import Backend, LayerStack, Pages, Passed, PassStack, StackEntry
 from apcbatch.kernels.layer import PreNorm, Residual
+from apcbatch.model.adapter import Adapter
 from apcbatch.model.arena import StateArena
 from apcbatch.model.batch import Batch
 from apcbatch.model.families import family_of
@@ -27,11 +28,11 @@ from apcbatch.model.tensor_source import TensorSource, pack_scaled
 from apcbatch.model.weights import Checkpoint
 
 
-def check_sizes(model_dir: Path, config: ModelConfig) -> None:
-    """Check the sizes in config.json that determine states and logits against the weights' headers, before memory is
-    allocated for them. Raises ModelError if they differ, or if a tensor's dtype is quantised or unknown."""
+def check_sizes(model_dir: Path, config: ModelConfig, adapter: Adapter | None = None) -> None:
+    """Check the sizes in config.json that determine states and logits, and an adapter, against the weights' headers,
+    before memory is allocated. Raises ModelError if they differ, or if a tensor's dtype is quantised or unknown."""
     family, h = family_of(config), config.hidden_size
-    with family.checkpoint(model_dir, torch.device("cpu")) as checkpoint:
+    with family.checkpoint(model_dir, torch.device("cpu"), adapter=adapter) as checkpoint:
         checkpoint.check_dtypes()
         checkpoint.require(f"{family.embedding}.weight", (config.vocab_size, h))
         last = config.num_layers - 1
@@ -74,7 +75,8 @@ class CausalLM:
     weights: which quantised weights stay encoded (Keeping.mode), for a whole model. part: what to load for one pipeline
     stage; its arena has the states of its layers only. Every stage but the first
     takes the previous stage's residual stream (t, h) float32 and changes it in place; every stage but the last returns
-    it in place of logits. The caller calls `identify` on each stage after all stages are loaded.
+    it in place of logits. The caller calls `identify` on each stage after all stages are loaded. adapter: see
+    Checkpoint; that of a part is its checkpoint's.
     """
 
     weights_digest: bytes
@@ -89,6 +91,7 @@ class CausalLM:
         backend: Backend,
         part: Part | None = None,
         weights: str = "auto",
+        adapter: Adapter | None = None,
     ) -> None:
         self.config = config
         self.dtype = dtype
@@ -101,7 +104,7 @@ class CausalLM:
         self.is_first, self.is_last = layers.start == 0, layers.stop == config.num_layers
         keeping = family.keeping(config, weights, arena.device.type)
         with (
-            family.checkpoint(model_dir, arena.device, None, keeping) if part is None else nullcontext(part.checkpoint)
+            nullcontext(part.checkpoint) if part else family.checkpoint(model_dir, arena.device, None, keeping, adapter)
         ) as checkpoint:
             embedding = None if part is None else part.embedding
             if embedding is None:

@@ -18,6 +18,7 @@ from apcbatch.kernels.cuda import extension as cuda
 from apcbatch.kernels.cuda.backend import CudaBackend
 from apcbatch.kernels.processor import num_threads
 from apcbatch.layout import StateLayout
+from apcbatch.model.adapter import Adapter
 from apcbatch.model.arena import StateArena
 from apcbatch.model.causal_lm import CausalLM
 from apcbatch.model.graphs import GraphedLM
@@ -137,16 +138,19 @@ def load_model(
     exact: bool,
     weights: str,
     passes: int,
+    adapter: Adapter | None = None,
 ) -> Model:
-    """Load the model's weights onto the devices of the arena. weights: which quantised ones stay encoded
-    (Keeping.mode). passes: maximum number of passes in flight. Raises ModelError, UsageError."""
+    """Load the model's weights, with the adapter merged into them, onto the devices of the arena. weights: which
+    quantised ones stay encoded (Keeping.mode). passes: maximum number of passes in flight. Raises ModelError,
+    UsageError."""
     try:
         if isinstance(arena, StateArena):
-            model = CausalLM(folder, config, dtype, arena, backend_for(arena.device, exact), weights=weights)
+            backend = backend_for(arena.device, exact)
+            model = CausalLM(folder, config, dtype, arena, backend, weights=weights, adapter=adapter)
             return model if arena.device.type == "cpu" else GraphedLM(model, arena.device)
         devices = [stage.device for stage in arena.stages]
         backends = [backend_for(device, exact) for device in devices]
-        loaded = load_stages(folder, config, dtype, arena, layers, backends, weights)
+        loaded = load_stages(folder, config, dtype, arena, layers, backends, weights, adapter)
     except (MemoryError, RuntimeError) as error:
         if not ran_out_of_memory(error):
             raise

@@ -69,6 +69,11 @@ class Encoded(NamedTuple):
         return math.prod(rows) * (codes + -(-columns // kept[1]) * (5 if self.codec.zero else 4))
 
 
+def mode_beside(mode: str, adapter: object | None) -> str:
+    """Return which weights stay encoded (Keeping.mode) beside an adapter: none, as it is added to decoded ones."""
+    return mode if adapter is None else "decoded"
+
+
 class Keeping(NamedTuple):
     """Which weights stay encoded in memory. mode: `auto`, `encoded` or `decoded` (--weights). device: `cpu` or `cuda`.
     decoded: ends of the names of weights that are always decoded: the embedding, and a head that is tied to it."""

@@ -17,6 +17,7 @@ from apcbatch.model.sub_blocks import SubBlockKind
 if TYPE_CHECKING:
     import torch
 
+    from apcbatch.model.adapter import Adapter
     from apcbatch.model.weights import Checkpoint
 
 
@@ -64,8 +65,11 @@ class Family:
         device: torch.device,
         device_of: Callable[[str], torch.device] | None = None,
         keeping: Keeping | None = None,
+        adapter: Adapter | None = None,
     ) -> Checkpoint:
-        """Open a checkpoint of the family. keeping: which weights stay encoded; None: none of them."""
+        """Open a checkpoint of the family. keeping: which weights stay encoded; None: none of them. adapter: see
+        Checkpoint."""
         from apcbatch.model.weights import Checkpoint
 
-        return Checkpoint(folder, device, device_of, self.former_names, self.prefixes, self.ignored, keeping)
+        names = self.former_names, self.prefixes, self.ignored
+        return Checkpoint(folder, device, device_of, *names, keeping, adapter)

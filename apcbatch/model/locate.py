@@ -58,8 +58,8 @@ def what_it_is(folder: Path, files: Iterable[Path] | None = None) -> str | None:
         return f"{folder} holds GGUF weights ({gguf}), which are not read; give the checkpoint they were made from"
     if ADAPTER in names or "adapter_model.safetensors" in names:
         return (
-            f"{folder} is an adapter (LoRA, {ADAPTER}), not a model; merge it into its base model with peft "
-            "(merge_and_unload, then save_pretrained) and give that folder"
+            f"{folder} is an adapter (LoRA, {ADAPTER}), not a model; give its base model as --model, and this folder "
+            "as --adapter"
         )
     if newest := max((name for name in names if _step(name) and (folder / name).is_dir()), key=_step, default=None):
         return f"{folder} holds the checkpoints of a training and no weights; give the newest, {folder / newest}"
@@ -79,8 +79,7 @@ def _checked(folder: Path) -> Path:
     elif what is None and (folder / ADAPTER).exists() and any(folder.glob("model*.safetensors")):
         what = (
             f"{folder} has {ADAPTER} beside the weights of a whole model, so that it is open which of them are meant; "
-            "merge it into the model with peft (merge_and_unload, then save_pretrained) and give that folder, or move "
-            "the adapter's files away to run the model without it"
+            "move the adapter's files to another folder, and give that as --adapter to run the model with it"
         )
     if what is not None:
         raise ModelError(what)

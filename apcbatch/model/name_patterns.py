@@ -74,6 +74,9 @@ class Patterns:
                 places = {one for one in places if bool(self._ends(value, name, {one})) == (kind == "ASSERT")}
             elif kind == "AT":
                 places = places & {value % (len(name) + 1)}
+            elif kind == "BOUNDARY":
+                is_word = _CATEGORIES["WORD"]  # false for the empty text at an end
+                places = {one for one in places if is_word(name[max(one - 1, 0) : one]) != is_word(name[one : one + 1])}
             else:
                 places = {one + 1 for one in places if one < len(name) and value(name[one])}
             if not places:
@@ -166,6 +169,8 @@ def _nodes(parsed: Any) -> list[tuple[str, Any]]:
                 found.append(("REPEAT", (least, most, _nodes(body))))
             case (("ASSERT" | "ASSERT_NOT"), (1, body)):
                 found.append((str(op), _nodes(body)))
+            case "AT", _ if str(value) == "AT_BOUNDARY":
+                found.append(("BOUNDARY", None))
             case "AT", _:
                 found.append(("AT", _ANCHORS[str(value)]))
             case _:

@@ -18,6 +18,7 @@ import torch
 
 from apcbatch.errors import UsageError
 from apcbatch.kernels.backend import Backend
+from apcbatch.model.adapter import Adapter
 from apcbatch.model.batch import Batch
 from apcbatch.model.causal_lm import CausalLM, Part
 from apcbatch.model.families import family_of
@@ -77,6 +78,7 @@ def load_stages(
     layers: Sequence[range],
     backends: Sequence[Backend],
     weights: str = "auto",
+    adapter: Adapter | None = None,
 ) -> list[CausalLM]:
     """Load the stages of a model, each onto the device of its arena. Each gets the fingerprint of the whole model.
     weights: which quantised ones stay encoded (Keeping.mode).
@@ -99,7 +101,7 @@ def load_stages(
 
     stages: list[CausalLM] = []
     keeping = family.keeping(config, weights, devices[0].type)
-    with family.checkpoint(folder, devices[0], device_of, keeping) as checkpoint:
+    with family.checkpoint(folder, devices[0], device_of, keeping, adapter) as checkpoint:
         for states, part, backend in zip(arena.stages, layers, backends, strict=True):
             embedding = stages[-1].taken_embedding if stages else None
             stages.append(CausalLM(folder, config, dtype, states, backend, Part(checkpoint, part, embedding)))

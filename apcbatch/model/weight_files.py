@@ -68,10 +68,11 @@ class _File(NamedTuple):
 
 class WeightFiles:
     """The files of weights in one model folder, open until `close`. tensors: all of their tensors by name. Raises
-    ModelError if a file is missing, damaged or not safetensors."""
+    ModelError if a file is missing, damaged or not safetensors. name: of the only file to read, such as that of an
+    adapter; None: the model's."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, name: str | None = None) -> None:
+        self.folder, self._name = folder, name
         self.tensors: dict[str, StoredTensor] = {}
         self._files: dict[Path, _File] = {}
         self._header_bytes = self._header_values = 0
@@ -122,8 +123,8 @@ class WeightFiles:
     def _locate(self) -> None:
         """Open all files and read their headers."""
         index = self.folder / INDEX
-        if not index.exists():
-            self._open(self.folder / SINGLE)
+        if self._name is not None or not index.exists():
+            self._open(self.folder / (self._name or SINGLE))
             return
         weight_map = read_model_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):

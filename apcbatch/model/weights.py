@@ -24,6 +24,7 @@ import xxhash
 
 from apcbatch.errors import ModelError
 from apcbatch.kernels.encoded_rows import EncodedRows
+from apcbatch.model.adapter import Adapter
 from apcbatch.model.decoding import BadPart, check_parts, codes_of, decode
 from apcbatch.model.encoded import Encoded, Keeping, check_floating, weights_of
 from apcbatch.model.host_copies import finite_rows
@@ -93,7 +94,7 @@ class Checkpoint:
     device_of: tensor name -> device, for a model on several devices; None: `device` for all. former_names: older name
     of a tensor in some files -> its name here. prefixes: prefix of tensor names in some files, such as multimodal ones
     -> the prefix here. Neither changes the digest. ignored: prefixes of the names, as in the files, of tensors that are
-    not used. Errors use the names in the files.
+    not used. Errors use the names in the files. adapter: what is merged into the tensors, and is part of the digest.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class Checkpoint:
         prefixes: Mapping[str, str] = {},
         ignored: tuple[str, ...] = (),
         keeping: Keeping | None = None,
+        adapter: Adapter | None = None,
     ) -> None:
         self._keeping = keeping
         self._device, self._device_of = device, device_of or (lambda name: device)
@@ -119,6 +121,9 @@ class Checkpoint:
         self._stored_names: dict[str, str] = {}  # name here -> name in the file
         self._prefix = ("", "")  # beginning of names here, and in the files
         self._rename(former_names, prefixes)
+        self._adapter = adapter
+        if adapter is not None:
+            adapter.bind({name: stored.shape for name, stored in self._stored.items()})
         self._digests: dict[str, bytes] = {}
         self._ahead: Ahead[tuple[torch.Tensor, bytes]] | None = None  # made when the first tensor is taken
 
@@ -200,6 +205,7 @@ class Checkpoint:
             else:
                 tensor, digest = self._read_bytes(name, stored)
             tensor = tensor.to(device)
+            tensor = tensor if self._adapter is None else self._adapter.merged(name, tensor)
             if not finite_rows(tensor.reshape(1, -1)):
                 tensor = tensor.where(tensor.isfinite(), math.nan)
         return tensor, digest
@@ -254,6 +260,7 @@ class Checkpoint:
         digest = xxhash.xxh3_128()
         for name in sorted(self._digests):
             digest.update(self._digests[name])
+        digest.update(b"" if self._adapter is None else self._adapter.digest.encode())
         return digest.digest()
 
     def _rename(self, former_names: Mapping[str, str], prefixes: Mapping[str, str]) -> None:

@@ -324,7 +324,7 @@ def test_a_cluster_is_opened_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sizing, "RayCluster", join)
     monkeypatch.setattr(sizing, "RayRuntime", make_seam)
     lines: list[str] = []
-    trouble, config = Trouble(), Config(model="demo", store="here", ray="auto")
+    trouble, config = Trouble(), Config(model="demo", store="here", adapter="lora", ray="auto")
 
     def opened(address: str = "auto", most: int | None = 3) -> ClusterEngine:
         return sizing.open_cluster(config, address, "secret", lines.append, lines.append, lambda request: None, most)
@@ -333,7 +333,8 @@ def test_a_cluster_is_opened_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(runtimes[0].workers) == 2 and lines[0] == "2 workers with 4 cores and 0 GPUs each are asked for"
     ((_, kind, options, _),) = made
     assert (kind.cpus, kind.gpus, options["threads"], options["salt"]) == (4, 0, 4, "secret")
-    assert options["config"]["store"] == os.path.abspath("here") and "cache_salt" not in options["config"]
+    paths = [options["config"][name] for name in ("store", "adapter")]
+    assert paths == [os.path.abspath("here"), os.path.abspath("lora")] and "cache_salt" not in options["config"]
     assert engine.can_run(Request("a", [1])) and not engine.can_run(Request("b", [1] * 3, max_tokens=1 << 31))
     for most in (None, 1):
         opened("10.0.0.1:6379", most)

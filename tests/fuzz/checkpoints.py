@@ -17,6 +17,7 @@ from apcbatch.data import helper
 from tests.fuzz.case import DEMO, Case
 from tests.fuzz.inputs import CONVERSATION, RUN, SHAREGPT
 from tests.fuzz.mutate import dump_json, interesting, mutate_bytes, mutate_value
+from tests.model.adapters import FILES, lora_of, save_adapter
 from tests.model.quantized import FORMATS, encoded_tensors
 
 INPUT = dump_json(SHAREGPT) + b"\n" + dump_json(CONVERSATION) + b"\n"
@@ -267,3 +268,31 @@ def fuzz_helpers(case: Case) -> None:
     case.answered_lines(data, first.code)
     case.run(*run, *(("--resume", "--retry-errors") if (case.folder / "out.jsonl").exists() else ()), expect=(0,))
     case.answered_lines(data, 0)
+
+
+def fuzz_adapter(case: Case) -> None:
+    """An adapter with other values in its config, other names or shapes of its tensors, or other bytes."""
+    draw, weights = case.draw, load((DEMO / WEIGHTS).read_bytes())
+    names = [name for name in weights if name.endswith("_proj.weight")]
+    tensors = lora_of(weights, draw.sample(names, draw.randint(1, len(names))), draw.randrange(9))
+    kind = draw.choice(("config", "config", "tensors", "bytes", "as it is"))
+    for name in draw.sample(list(tensors), draw.randint(1, 2)) if kind == "tensors" else ():
+        tensor = tensors.pop(name)
+        changed = tensor[:0], tensor[0], tensor.t(), tensor.half(), tensor.int(), tensor / 0
+        if draw.randrange(2):
+            name = mutate_bytes(draw, name.encode(), 1).decode(errors="replace")
+        tensors[name] = draw.choice((tensor, *changed))
+    folder = save_adapter(case.folder / "adapter", tensors)
+    if kind == "config":
+        value = json.loads((folder / FILES[0]).read_bytes())
+        for _ in range(draw.randint(1, 3)):
+            key = draw.choice((*value, "target_parameters", "layers_to_transform", "exclude_modules", "use_dora"))
+            value[key] = draw.choice((interesting(draw), [interesting(draw)], "(.*)*x|" * draw.randint(1, 40)))
+        (folder / FILES[0]).write_bytes(dump_json(value))
+    elif kind == "bytes":
+        path = folder / draw.choice(FILES)
+        path.write_bytes(mutate_bytes(draw, path.read_bytes(), draw.randint(1, 3)))
+    case.write("in.jsonl", INPUT)
+    command = draw.choice((("run", "--no-store", "--max-tokens", "2", "-o", "out.jsonl"), ("plan",), ("show",)))
+    code = case.run(*command, "in.jsonl", "--adapter", "adapter").code
+    case.answered_lines(INPUT, code if command[0] == "run" else 2)

@@ -239,8 +239,8 @@ def test_another_number_is_another_fingerprint(tiny_checkpoint: Checkpoints, tmp
 @table("has_config", [True, False])
 @table("name, sentence", [
     ("jamba-q4_k.gguf", r"holds GGUF weights \(jamba-q4_k.gguf\), which are not read; give the checkpoint"),
-    ("adapter_config.json", r"is an adapter \(LoRA, adapter_config.json\), not a model; merge it into its base model"),
-    ("adapter_model.safetensors", "is an adapter .* merge it into its base model with peft"),
+    ("adapter_config.json", r"is an adapter \(LoRA, adapter_config.json\), not a model; give its base model as --mod"),
+    ("adapter_model.safetensors", "is an adapter .* this folder as --adapter"),
     ("pytorch_model-00001-of-00002.bin", "holds pickle weights, which are never opened; save them as safetensors"),
 ])  # fmt: skip
 def test_what_is_no_model_is_named(
@@ -262,7 +262,7 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 6\n"
 @table("files, sentence", [
     ({SINGLE: None}, "does not exist: .*m holds no weights; expected safetensors"),
     ({SINGLE: None, "pytorch_model.bin": b"x"}, "m holds pickle weights, .*; save them as safetensors; expected safet"),
-    ({"adapter_config.json": b"{}"}, "has adapter_config.json beside the weights of a whole model.* merge it into"),
+    ({"adapter_config.json": b"{}"}, "has adapter_config.json beside the weights of a whole model.* as --adapter"),
     ({SINGLE: POINTER}, "model.safetensors is a pointer of git-LFS, without the content; run `git lfs pull` there"),
     ({SINGLE: POINTER, "tokenizer.json": POINTER, "picture.png": POINTER}, "m: model.safetensors and 1 more are "),
     ({SINGLE: None, "checkpoint-90/x": b"", "checkpoint-100/x": b"", "checkpoint-9": b"", "training_args.bin": b""},

@@ -121,7 +121,7 @@ def test_each_gpu_has_its_backend_and_its_graphs(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(devices, "CpuBackend", lambda: "cpu")
     monkeypatch.setattr(devices, "GraphedLM", lambda stage, device, passes=1: (stage, str(device), passes))
     monkeypatch.setattr(devices, "SpreadLM", lambda stages, used: (stages, [str(device) for device in used]))
-    monkeypatch.setattr(devices, "load_stages", lambda *arguments: arguments[-2])
+    monkeypatch.setattr(devices, "load_stages", lambda *arguments: arguments[-3])
     gpus = [torch.device("cuda", number) for number in range(2)]
     assert devices.backend_for(gpus[1]) == ("cuda:1", True) and devices.backend_for(CPU) == "cpu"
     arena: Any = SimpleNamespace(stages=[SimpleNamespace(device=device) for device in (*gpus, CPU)])
@@ -130,7 +130,7 @@ def test_each_gpu_has_its_backend_and_its_graphs(monkeypatch: pytest.MonkeyPatch
     assert stages == [(("cuda:0", False), "cuda:0", 4), (("cuda:1", False), "cuda:1", 4), "cpu"]
     assert used == ["cuda:0", "cuda:1", "cpu"]
     monkeypatch.setattr(devices, "StateArena", SimpleNamespace)
-    monkeypatch.setattr(devices, "CausalLM", lambda *arguments, weights: arguments[-1])
+    monkeypatch.setattr(devices, "CausalLM", lambda *arguments, weights, adapter: arguments[-1])
     for stage, model in ((arena.stages[1], (("cuda:1", True), "cuda:1", 1)), (arena.stages[2], "cpu")):
         assert (
             devices.load_model(Path(), config, torch.float32, stage, [], exact=True, weights="auto", passes=1) == model

@@ -477,6 +477,7 @@ def test_what_files_declare_agrees(
     (r"re:.*($|\.)q_proj", "model.q_proj", True), ("re:(?:.*)(^lm_head|mlp)", "model.mlp", True),
     ("layers.*.mlp", "model.layers.0.mlp", False), ("re:model.layers.[0-3].*", "model.layers.4.mlp", False),
     ("re:model.layers.[^4].*", "model.layers.4.mlp", False), ("re:(a|b)*c", "ababc", True), ("re:a+?b?c", "aac", True),
+    (r"re:\bmodel\b.*\bmlp\b", "model.mlp", True), (r"re:.*\bgate", "model.up_gate", False),
     ("re:a.{1,2}d", "abbd", True), ("re:a.{1,2}d", "abbbd", False), ("re:a.{2,}d", "abd", False),
     ("lm_head", "lm_head", True), ("mlp.gate", "model.layers.0.mlp.gate", True), ("gate", "mlp.gate_proj", False),
     ("model.layers.0", "model.layers.0.mlp.up_proj", True), ("*.mixer.conv1d", "backbone.layers.1.mixer.conv1d", True),
