@@ -72,11 +72,11 @@ def report(
         raise UsageError(f"{len(outs)} OUTs are given; one report shows {MOST_OUTS} at most")
     resolved = resolution.load(given_flags(ctx), None)
     from apcbatch.data.input.inputs import find_inputs
+    from apcbatch.job.out_file import find_out
     from apcbatch.job.output_paths import check_outputs, odd_names, same_file
     from apcbatch.job.runfile import run_file_path
     from apcbatch.report.curve import read_curve
     from apcbatch.report.document import make_document
-    from apcbatch.report.out_file import find_out
     from apcbatch.report.report_file import check_report, default_report, shown_bytes, write_report
 
     files = [find_out(name) for name in outs]

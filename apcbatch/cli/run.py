@@ -132,9 +132,9 @@ def _run_with_report(job: Job, path: str, flag: str) -> int:
 def _write_report(job: Job, path: str, flag: str) -> None:
     """Write the report, or print why it is not written. A signal ends only the report; the run's output is complete."""
     from apcbatch.data.input.files import reason
+    from apcbatch.job.out_file import find_out
     from apcbatch.job.signals import Interrupted, Signals
     from apcbatch.report.document import make_document
-    from apcbatch.report.out_file import find_out
     from apcbatch.report.report_file import check_report, shown_bytes, write_report
 
     try:

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
+from apcbatch.job.out_file import OutFile
 from apcbatch.job.record import read_record
-from apcbatch.report.out_file import OutFile
 from apcbatch.report.panels import Run
 from apcbatch.report.requests import DIGEST_BYTES, Requests, token_lists
 

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from apcbatch.job.out_file import OutFile
 from apcbatch.report.comparison import compare
 from apcbatch.report.fit import fit
-from apcbatch.report.out_file import OutFile
 from apcbatch.report.panels import Run, read_run
 from apcbatch.report.texts import Prompt
 from apcbatch.version import VERSION

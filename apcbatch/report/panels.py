@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from apcbatch.data.input.inputs import TRACE_SUFFIX
+from apcbatch.job.out_file import OutFile
 from apcbatch.job.processes import MOST_PROCESSES, Process, is_seconds, process_of
 from apcbatch.job.runfile import read_run_file, run_file_path
-from apcbatch.report.out_file import OutFile
 from apcbatch.report.requests import Requests, read_requests
 from apcbatch.report.timeline import timelines
 from apcbatch.report.tokens import draft_sums, token_sums, turn_sums

@@ -15,8 +15,8 @@ import xxhash
 
 from apcbatch.errors import UsageError
 from apcbatch.job.answer_counts import AnswerCounts
+from apcbatch.job.out_file import OutFile
 from apcbatch.job.record import read_record
-from apcbatch.report.out_file import OutFile
 from apcbatch.report.texts import Calls, Texts
 
 SOURCES = ("none", "memory", "disk")

@@ -14,7 +14,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionMessageFunctionToolC
 
 from apcbatch.cli.program import main
 from apcbatch.data.tokenization.tokenizer import load_tokenizer
-from apcbatch.report.out_file import find_out
+from apcbatch.job.out_file import find_out
 from apcbatch.report.panels import read_run
 from tests.chats import conversation, read_records, write_lines
 from tests.job.conftest import ROOT, batch_line

@@ -12,8 +12,8 @@ import pytest
 from apcbatch.cli.program import main
 from apcbatch.config import Config
 from apcbatch.data.input.inputs import find_inputs
+from apcbatch.job.out_file import find_out
 from apcbatch.report.document import make_document
-from apcbatch.report.out_file import find_out
 from apcbatch.report.prompts import PromptReader
 from tests.job.conftest import Outcome, apcbatch, engines, start  # noqa: F401
 

@@ -17,7 +17,7 @@ import numpy
 import orjson
 import pytest
 
-from apcbatch.report.out_file import find_out
+from apcbatch.job.out_file import find_out
 from apcbatch.report.panels import read_run
 from apcbatch.report.requests import Requests, answer_of
 from apcbatch.report.tokens import turn_sums

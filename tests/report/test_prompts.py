@@ -16,8 +16,8 @@ from apcbatch.data.input.inputs import Inputs, find_inputs
 from apcbatch.data.input.records import parse_record
 from apcbatch.errors import UsageError
 from apcbatch.job.inspection import inspect
+from apcbatch.job.out_file import find_out
 from apcbatch.report.document import make_document
-from apcbatch.report.out_file import find_out
 from apcbatch.report.panels import read_run
 from apcbatch.report.prompts import PromptReader, _said, _Source, _text
 from apcbatch.report.texts import ELLIPSIS, shortened_prompt

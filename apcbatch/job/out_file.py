@@ -48,7 +48,7 @@ class OutFile:
 def find_out(name: str) -> OutFile:
     """Return the OUT of that name; UsageError if it does not exist or is not a file."""
     if name == STDIN:
-        raise UsageError("a report is made of an OUT that is a file, and - is a stream; give the file's name")
+        raise UsageError("an OUT is read from its file, and - is a stream; give the file's name")
     if is_address(name):
         local = last_part(name) or "OUT"
         raise UsageError(
