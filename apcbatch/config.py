@@ -29,6 +29,7 @@ MOST_GPUS = 1 << 6
 MOST_STOP_TOKENS = 1 << 10
 MOST_BYTES = 1 << 60
 MOST_WORKERS = 1 << 12
+MOST_SHARDS = 1 << 12
 MOST_THREADS = 1 << 10
 MOST_WORKER_CPUS = 1 << 10
 MOST_SECONDS = 1 << 20
@@ -348,6 +349,14 @@ class Config:
         maximum=MOST_RUNNING,
     )
 
+    shard: str | None = option(
+        None,
+        "Cluster",
+        "Answer the I-th of N parts of INPUT, into an OUT of its own; `apcbatch merge` joins the OUTs of all N.",
+        "shard",
+        metavar="I/N",
+        maximum=MOST_SHARDS,
+    )
     ray: str | None = option(
         None,
         "Cluster",

@@ -25,7 +25,7 @@ SIZE_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 SIZE_UNITS |= {f"{unit}IB": size for unit, size in SIZE_UNITS.items()}
 SIZE_UNITS |= {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
-Kind = Literal["text", "integer", "number", "size", "switch", "date"]
+Kind = Literal["text", "integer", "number", "size", "switch", "date", "shard"]
 
 SHOWN_CHARACTERS = 60
 SHOWN_BITS = 128
@@ -116,6 +116,8 @@ def parse_value(spec: Spec, raw: Any, where: str) -> Any:
         return _parse_text(spec, raw, where)
     if spec.kind == "date":
         return _parse_date(raw, where)
+    if spec.kind == "shard":
+        return _parse_shard(spec, raw, where)
     return _parse_in_bounds(spec, raw, where)
 
 
@@ -162,6 +164,16 @@ def _parse_date(raw: Any, where: str) -> str:
     except (TypeError, ValueError):
         raise ValueError(f"{where} is {brief(raw)}; expected a date, YYYY-MM-DD") from None
     return found.isoformat()
+
+
+def _parse_shard(spec: Spec, raw: Any, where: str) -> str:
+    """Return a shard and the number of shards, at most the maximum, in the form I/N."""
+    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", raw, re.ASCII) if isinstance(raw, str) else None
+    index, count = map(int, match.groups()) if match else (0, 0)
+    if not 1 <= index <= count <= (spec.maximum or count):
+        most = "" if spec.maximum is None else f", N up to {spec.maximum}"
+        raise ValueError(f"{where} is {brief(raw)}; expected I/N, such as 2/8 for the second of eight shards{most}")
+    return f"{index}/{count}"
 
 
 def parse_path(raw: str, where: str, is_anywhere: bool = False, is_output: bool = False) -> str:

@@ -41,9 +41,9 @@ OUTPUTS = (
     ),
     (
         "The processes of a run",
-        "`OUT.run.json` has an entry for each process that worked on `OUT`: the first run, each `--resume`. It is "
-        "written when the process has loaded the model, and replaced when it ends, so that a process that was killed "
-        "has no `end`. These are the keys of that part; the others are for `--resume`.",
+        "`OUT.run.json` has an entry for each process that worked on `OUT`: the first run, each `--resume`; of joined "
+        "shards, those of all. It is written when the process has loaded the model, and replaced when it ends, so that "
+        "a process that was killed has no `end`. These are the keys of that part; the others are for `--resume`.",
         output_keys.PROCESSES,
     ),
 )

@@ -12,6 +12,7 @@ import click
 from apcbatch import config, resolution
 from apcbatch.cli.convert import convert
 from apcbatch.cli.doctor import doctor
+from apcbatch.cli.merge import merge
 from apcbatch.cli.options import OrderedGroup
 from apcbatch.cli.plan import plan
 from apcbatch.cli.report import report
@@ -51,7 +52,7 @@ def cli() -> None:
     """
 
 
-for command in (run, show, plan, tune_block_size, report, store, doctor, convert):
+for command in (run, merge, show, plan, tune_block_size, report, store, doctor, convert):
     cli.add_command(command)
 
 

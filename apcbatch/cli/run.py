@@ -41,6 +41,7 @@ Examples:
   apcbatch run s3://bucket/shards/ -o s3://bucket/answers.jsonl
   apcbatch run chats.jsonl.gz --store ~/states --max-tokens 256
   apcbatch run requests.jsonl --format batch --model ./my-mamba
+  apcbatch run chats.jsonl -o part.2.jsonl --shard 2/8
   apcbatch run hf:org/name:train -o answers.jsonl --limit 100 --turns last
   cat chats.jsonl | apcbatch run - -o - -q | jq .response.body.choices
   apcbatch run --config nightly.yaml --show-config

@@ -32,6 +32,7 @@ from apcbatch.job.previous_answers import PreviousAnswers
 from apcbatch.job.record import Ticket, is_stopped
 from apcbatch.job.references import References
 from apcbatch.job.request import make_request
+from apcbatch.job.shards import ShardLines
 from apcbatch.job.work import Failure, OpenRollout, Work
 from apcbatch.prefix import TokenArray, as_token_array
 from apcbatch.types import DraftSource, Result
@@ -44,10 +45,10 @@ class Feeder:
     """Work source that reads the input only as far as the next request needs.
 
     keeps_answers: keep snapshots of all answers, since later requests may build on them. references: source of known
-    answers for drafts, or None. num_conversations: lines so far that are not refused as a whole.
-    num_requests: requests numbered so far. num_skipped: requests skipped so far, because OUT answers them. num_lines:
-    lines read so far. ignored_columns: number of conversations that have each unused column, for the first MOST_COLUMNS
-    columns.
+    answers for drafts, or None. shard: the lines to answer; None for all. num_conversations: lines so far that are not
+    refused as a whole. num_requests: requests numbered so far. num_elsewhere: those of them that other shards answer.
+    num_skipped: those, and requests that OUT answers. num_lines: lines read so far. ignored_columns: number of
+    conversations that have each unused column, for the first MOST_COLUMNS columns.
     """
 
     plan_s = 0.0
@@ -61,11 +62,13 @@ class Feeder:
         answers: PreviousAnswers,
         keeps_answers: bool = False,
         references: References | None = None,
+        shard: ShardLines | None = None,
     ) -> None:
         self.num_requests = self.num_skipped = self.num_open_rollouts = self.num_conversations = 0
+        self.num_elsewhere = 0
         self.exhausted = False
         self._config, self._renderer, self._answers = config, renderer, answers
-        self._keeps_answers, self._references = keeps_answers, references
+        self._keeps_answers, self._references, self._shard = keeps_answers, references, shard
         self._used_ids, self._equal_lines = UsedIds(), EqualLines()
         self.ignored_columns: Counter[str] = Counter()
         self._next_number: int | None = None  # of a new request, once numbers are no longer positions
@@ -80,10 +83,12 @@ class Feeder:
     def opening(self) -> str:
         """Return the opening line of a run: the numbers of conversations and requests read so far, and which turns are
         requests."""
-        turns, lines = self._config.turns, self.num_conversations
-        words = f"{counted(lines, 'conversation')}, {counted(self.num_requests, 'request')}"
+        turns, lines, requests = self._config.turns, self.num_conversations, self.num_requests - self.num_elsewhere
+        words = f"{counted(lines, 'conversation')}, {counted(requests, 'request')}"
         words += " so far" * (not self.exhausted)
-        if turns == "last" or self.num_requests <= lines:
+        if self._shard is not None:
+            words += f" in shard {self._config.shard}"
+        if turns == "last" or requests <= lines:
             return words
         if turns == "rollout":
             return f"{words}: each turn, after the answers to those before it"
@@ -119,7 +124,8 @@ class Feeder:
             if isinstance(record, BadLine):
                 self._answers.begin_line(record.line, record.custom_id)
                 line_key = self._line_key(record, record.record)  # a later line may have its id
-                yield self._line_failure(record, record.custom_id, record.conversation, record.error, line_key)
+                work = self._line_failure(record, record.custom_id, record.conversation, record.error, line_key)
+                yield from self._if_here(record, 1, [work])
             else:
                 yield from self._conversation(record)
 
@@ -134,15 +140,35 @@ class Feeder:
         except RequestError as error:
             if error.code == "duplicate_id":
                 line_key = line_key or self._line_key(conversation, None)
-            yield self._line_failure(conversation, first_id, conversation.id, error, line_key)
+            work = self._line_failure(conversation, first_id, conversation.id, error, line_key)
+            yield from self._if_here(conversation, 1, [work])
             return
+        duplicates = self._duplicate_ids(conversation, turns)
+        draw_key = self._draw_key(conversation, line_key)
+        tickets = [self._ticket(conversation, turn, draw_key, line_key, duplicates) for turn in turns]
+        yield from self._if_here(conversation, len(tickets), self._turns_of(conversation, tickets, duplicates))
+
+    def _if_here(
+        self, record: Conversation | BadLine, num_requests: int, work: Iterable[Work | None]
+    ) -> Iterator[Work | None]:
+        """Yield the work of a line whose requests are numbered, and None until it is known that this shard has it; None
+        alone for a line of another shard."""
+        if self._shard is not None:
+            yield from self._shard.wait_for(record.line)
+            if self._shard.take(record.line) != self._shard.index:
+                self.num_elsewhere += num_requests
+                self.num_skipped += num_requests
+                work = [None]
+        yield from work
+
+    def _turns_of(
+        self, conversation: Conversation, tickets: list[Ticket], duplicates: dict[int | None, RequestError]
+    ) -> Iterator[Work | None]:
+        """Yield the work of a conversation's turns. duplicates: as in _duplicate_ids."""
         self.num_conversations += 1
         for name in conversation.columns:
             if name in self.ignored_columns or len(self.ignored_columns) < MOST_COLUMNS:
                 self.ignored_columns[name] += 1
-        duplicates = self._duplicate_ids(conversation, turns)
-        draw_key = self._draw_key(conversation, line_key)
-        tickets = [self._ticket(conversation, turn, draw_key, line_key, duplicates) for turn in turns]
         is_rollout = self._config.turns == "rollout"
         if not (is_rollout and not self._answers.is_compared) and self._answers.confirm_lines(tickets):
             self.num_skipped += len(tickets)

@@ -84,7 +84,7 @@ class Job:
         loading."""
         inputs, output = find_inputs(self._inputs, self._printer.warn), self._output
         config = self._config
-        check_paths(config, inputs, output, self._config_file)
+        check_paths(config, inputs, output, self._config_file, self._is_named)
         for sentence in odd_names(output.name, config.origins["report"], config.report):
             self._printer.warn(sentence)
         with (
@@ -229,7 +229,8 @@ class Job:
     def _answer(self, opened: OpenRun, engine: JobEngine, sink: Sink) -> int:
         """Answer every request, then end the run; return the exit code."""
         answers = opened.answers
-        feeder = Feeder(self._config, opened.records, opened.renderer, answers, references=opened.references)
+        shard, references = opened.shard, opened.references
+        feeder = Feeder(self._config, opened.records, opened.renderer, answers, False, references, shard)
         self._totals.ignored_columns = feeder.ignored_columns
         source = work_source(self._config, feeder, engine)
         self._begin(answers)
@@ -261,7 +262,9 @@ class Job:
                 f"a larger --window-tokens would have restored up to {source.beyond_window_tokens:,} tokens more, "
                 "which earlier windows had"
             )
-        if feeder.exhausted and self._config.limit is None and not answers.is_compared:
+        if shard is not None and is_complete and self._run_file is not None:
+            self._run_file.set_shard_requests(feeder.num_requests, feeder.num_requests - feeder.num_elsewhere)
+        elif feeder.exhausted and self._config.limit is None and not answers.is_compared:
             self._totals.answers_without_line = answers.count_rest()
             self._totals.already_done -= self._totals.answers_without_line
         self._places = answers.places

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 
-from apcbatch.address import shown_address
+from apcbatch.address import is_stream, shown_address
 from apcbatch.config import Config
 from apcbatch.data.chat.render import Renderer
 from apcbatch.data.chat.render_ahead import render_ahead
@@ -38,6 +38,7 @@ from apcbatch.job.printer import Printer
 from apcbatch.job.references import EarlierAnswers, References, open_earlier
 from apcbatch.job.request import read_salt
 from apcbatch.job.runfile import RunFile, input_identity, run_file_path, with_clock_of
+from apcbatch.job.shards import ShardLines
 from apcbatch.job.sink import FileSink, Sink
 from apcbatch.job.work import JobEngine
 from apcbatch.model.adapter import about_weights, adapter_digest
@@ -57,7 +58,7 @@ CLUSTER_OPTIONS = ("workers", "worker_cpus", "worker_gpus", "worker_memory", "wo
 class OpenRun:
     """Open parts of a run. config: with --generation-config auto, it includes the model's defaults. engine: None if OUT
     answers every request of INPUT: no weights are loaded. references: None if no drafts come from known answers.
-    run_file: None if OUT is a stream, and without an engine."""
+    run_file: None if OUT is a stream, and without an engine. shard: None without --shard."""
 
     config: Config
     records: Records
@@ -66,13 +67,16 @@ class OpenRun:
     answers: PreviousAnswers
     references: References | None = None
     run_file: RunFile | None = None
+    shard: ShardLines | None = None
 
 
-def check_paths(config: Config, inputs: Inputs, output: Output, config_file: str | None) -> None:
+def check_paths(config: Config, inputs: Inputs, output: Output, config_file: str | None, is_named: bool) -> None:
     """Refuse options that exclude each other, and outputs that would destroy another file; UsageError says what to give
-    instead. Changes nothing but left temporary files (check_outputs)."""
+    instead. Changes nothing but left temporary files (check_outputs). is_named: -o gives OUT's name."""
     check_cluster(config)
     is_file = output.target != STDOUT and (os.path.isfile(output.target) or not os.path.exists(output.target))
+    if config.shard is not None:
+        _check_shard(config, inputs, is_named and is_file)
     if config.score and config.turns == "rollout":
         raise UsageError(
             f"{config.origins['score']} scores recorded answers, and {config.origins['turns']} rollout puts generated "
@@ -90,6 +94,17 @@ def check_paths(config: Config, inputs: Inputs, output: Output, config_file: str
     if earlier is not None:
         open_earlier(earlier, flag).close()
     _check_existing(config, output, is_file)
+
+
+def _check_shard(config: Config, inputs: Inputs, has_own_file: bool) -> None:
+    """Refuse what --shard cannot be used with. has_own_file: -o names a file."""
+    flag = f"{config.origins['shard']} {config.shard}"
+    if config.ray is not None:
+        raise UsageError(f"{flag} runs without a cluster, and {config.origins['ray']} runs on one; give one of them")
+    if any(name == STDIN or is_stream(name) for name in inputs.files):
+        raise UsageError(f"{flag} reads INPUT twice, which a stream cannot be; give a file that all shards can read")
+    if not has_own_file:
+        raise UsageError(f"{flag} needs an OUT of its own, which `apcbatch merge` can read; give -o a file")
 
 
 def _written(config: Config, output: Output, is_file: bool) -> dict[str, str | None]:
@@ -143,6 +158,9 @@ def open_run(config: Config, inputs: Inputs, output: Output, sink: Sink, printer
     if not (config.score or config.ignore_eos):
         (note if renderer.tokenizer.eos_token_ids else warn)(renderer.tokenizer.ends())
     records, most_workers = _check_first_lines(records, config, inputs, renderer, folder)
+    shard = None
+    if config.shard is not None:
+        shard = _find_shard(config.shard, config, inputs, lines, renderer)
     if config.draft_from is not None:
         stage("reading the earlier answers")
     references = References.of(config, renderer, EarlierAnswers.of(config, folder, warn))
@@ -162,9 +180,21 @@ def open_run(config: Config, inputs: Inputs, output: Output, sink: Sink, printer
             answers = _begin_out(config, output, sink, engine, answers, run_file)
             undo.pop_all()
     config = with_measured_gain(config, engine.reading_tokens)
-    if not answers:  # an answered conversation is not rendered
+    if not answers and shard is None:  # a conversation that is answered, here or elsewhere, is not rendered
         records = _with_texts_ahead(records, config, inputs, renderer)
-    return OpenRun(config, records, renderer, engine, answers or PreviousAnswers(), references, run_file)
+    return OpenRun(config, records, renderer, engine, answers or PreviousAnswers(), references, run_file, shard)
+
+
+def _find_shard(shard: str, config: Config, inputs: Inputs, lines: LineOptions, renderer: Renderer) -> ShardLines:
+    """Return the lines of a shard, which reads INPUT itself. UsageError if the template would give each shard other
+    prompts."""
+    if renderer.template.reads("strftime_now") and config.template_date is None:
+        raise UsageError(
+            "the chat template puts the date into prompts (strftime_now), which may differ between shards; give all of "
+            "them the same --template-date YYYY-MM-DD"
+        )
+    records = islice(open_source(inputs, lines), config.limit)
+    return ShardLines(shard, config, _with_texts_ahead(records, config, inputs, renderer), renderer)
 
 
 def _read_model(config: Config, folder: Path, note: Callable[[str], None]) -> Config:
@@ -299,15 +329,18 @@ def compare_input(
     """Compare the answers in OUT with INPUT before anything is changed. Return whether every request is answered.
 
     Lines beyond --limit are compared too, since an answer may belong to one of them. Streams and addresses are compared
-    while the run reads them: a stream cannot be read twice, and reading an address again costs time and money.
+    while the run reads them: a stream cannot be read twice, and reading an address again costs time and money. A shard
+    needs no comparison, as its INPUT may not change.
     """
+    is_complete = not (answers.num_torn or (config.retry_errors and answers.num_retryable))
+    if config.shard is not None:
+        return is_complete and run_file.is_shard_answered(len(answers))
     if not inputs.are_files:
         return False
     changes = answers.changes = InputChanges(MovedLines(run_file.moved))
     source = open_source(inputs, LineOptions.of(config))
     feeder = Feeder(replace(config, limit=None), source, renderer, answers)
     limit = math.inf if config.limit is None else config.limit
-    is_complete = not (answers.num_torn or (config.retry_errors and answers.num_retryable))
     while not feeder.exhausted and (
         run_file.has_other_input or answers.num_seen < len(answers) or (is_complete and feeder.num_lines <= limit)
     ):

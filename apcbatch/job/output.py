@@ -13,7 +13,7 @@ from __future__ import annotations
 import io
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,7 +84,7 @@ class Output:
         """Refuse to replace an OUT.part that is another file; UsageError."""
         if self.packing and os.path.isfile(self.lines):
             with open_stream(self.lines) as stream:
-                if not _is_out(stream):
+                if not is_out(stream):
                     raise UsageError(
                         f"{self.lines} has no answers of this program, and this run would replace it; move it away, or "
                         "choose another -o (--overwrite replaces OUT alone)"
@@ -113,7 +113,7 @@ class Output:
                 f"--resume continues from {self.target} and {self.target}{RUN_FILE_SUFFIX} in this folder, which are "
                 f"not here; copy {self.shown} and its run file there, or --overwrite"
             )
-        if not _is_out(Stream(io.BytesIO(head))):
+        if not is_out(Stream(io.BytesIO(head))):
             raise UsageError(f"{self.shown} is not an OUT of this program; move it away, or --overwrite")
 
     def unpack(self, sink: FileSink) -> None:
@@ -123,7 +123,7 @@ class Output:
             return
         if sink.has_lines():
             with open_stream(self.target) as stream:
-                if _is_out(stream):
+                if is_out(stream):
                     return
             raise UsageError(
                 f"{self.target} is not an OUT of this program, and the answers for it are in {self.lines}; move it "
@@ -157,7 +157,7 @@ class Output:
         if self.packing:
             try:
                 with replacing(self.target, sink.disk) as fd:
-                    for piece in _packed(self.lines, self.packing):
+                    for piece in packed(_chunks(self.lines), self.packing):
                         sink.disk.write(fd, piece)
                 sink.disk.unlink(self.lines)
             except OSError as error:
@@ -196,7 +196,7 @@ def _has_bytes(path: str) -> bool:
     return os.path.isfile(path) and os.path.getsize(path) > 0
 
 
-def _is_out(stream: Stream) -> bool:
+def is_out(stream: Stream) -> bool:
     """Return whether the content is empty or begins like a line of OUT."""
     try:
         head = next(stream.chunks(), b"")
@@ -205,10 +205,16 @@ def _is_out(stream: Stream) -> bool:
     return not head or ID.match(head) is not None
 
 
-def _packed(path: str, packing: str) -> Iterator[bytes]:
-    """Yield the compressed content of a file, piece by piece."""
-    packer = _PACKERS[packing]()
+def _chunks(path: str) -> Iterator[bytes]:
     with open(path, "rb") as file:
-        for chunk in iter(lambda: file.read(CHUNK_BYTES), b""):
-            yield packer.compress(chunk)
+        yield from iter(lambda: file.read(CHUNK_BYTES), b"")
+
+
+def packed(chunks: Iterable[bytes], packing: str) -> Iterator[bytes]:
+    """Yield the chunks compressed, piece by piece; as they are with an empty `packing`."""
+    if not packing:
+        yield from chunks
+        return
+    packer = _PACKERS[packing]()
+    yield from map(packer.compress, chunks)
     yield packer.flush()

@@ -40,6 +40,7 @@ CHANGES_ANSWERS = (
     "id_column",
     "ignore_columns",
     "strict_model",
+    "shard",
     "turns",
     "score",
     "max_request_tokens",
@@ -59,6 +60,7 @@ MOST_CHARACTERS = 1 << 12
 MAX_BYTES = 1 << 23
 MOST_SHOWN = 200  # characters of a value in an error message
 MOST_INPUTS = 100  # whose identities the run file keeps
+MOST_MERGED = 1 << 31  # requests; `merge` takes two bytes for each
 MISSING = "is missing"
 
 
@@ -125,6 +127,7 @@ class RunFile:
             "chat_template": _digest_of(chat_template),
             "config": config.values(),
             "origins": dict(config.origins),
+            "shard_requests": None,
             "begin": None,
             "dropped_processes": 0,
             "processes": [],
@@ -166,6 +169,15 @@ class RunFile:
     def set_moved(self, stretches: list[Stretch] | None) -> None:
         """Set the stretches of moved records; None if there are too many to list."""
         self._facts["moved"] = stretches
+
+    def set_shard_requests(self, in_input: int, in_shard: int) -> None:
+        """Set the numbers of requests that INPUT and this shard have, once all of the shard are answered."""
+        self._facts["shard_requests"] = [in_input, in_shard]
+
+    def is_shard_answered(self, num_answers: int) -> bool:
+        """Return whether the run that `check` accepted answered all requests of its shard, and OUT has that many."""
+        counts = shard_requests(self._earlier)
+        return counts is not None and counts[1] == num_answers
 
     def keep_earlier_model(self) -> None:
         """Keep the fingerprint of the earlier run's model in the file, where no weights are read."""
@@ -218,7 +230,7 @@ class RunFile:
             return
         local = read_run_file(self.path)[0] or self._facts
         known = [_identity(self._facts), _identity(local), *_earlier_inputs(local)]
-        if facts is None or _identity(facts) not in known or any(_differences(facts, self._facts)):
+        if facts is None or _identity(facts) not in known or any(differences(facts, self._facts)):
             raise UsageError(
                 f"what lies at {shown} is not this run's: {shown}{RUN_FILE_SUFFIX} "
                 f"{MISSING if data is None else 'is of a different run'}; give another -o, or --overwrite"
@@ -234,10 +246,10 @@ class RunFile:
         if _identity(earlier) not in (_identity(self._facts), *inputs):
             inputs.append(_identity(earlier))
         self._facts["earlier_inputs"] = inputs[-MOST_INPUTS:]
-        differences = list(_differences(earlier, self._facts))
-        if differences:
-            width = max(len(field) for field, _, _ in differences)
-            rows = [f"  {field:<{width}}  then {_cut(then)}, now {_cut(now)}" for field, then, now in differences]
+        found = list(differences(earlier, self._facts))
+        if found:
+            width = max(len(field) for field, _, _ in found)
+            rows = [f"  {field:<{width}}  then {cut(then)}, now {cut(now)}" for field, then, now in found]
             raise UsageError(
                 f"output {self.output} is of a different run; --resume would mix two kinds of answers:\n"
                 + "\n".join(rows)
@@ -264,7 +276,7 @@ class RunFile:
             raise UsageError(f"{self.path} cannot be written: {error.strerror}; choose another -o") from None
 
     def _replace(self) -> None:
-        write_file(str(self.path), [_as_json(self._facts)], self._disk)
+        write_file(str(self.path), [as_json(self._facts)], self._disk)
         self._own = identity(self.path)
 
 
@@ -326,14 +338,14 @@ def run_file_path(output: str) -> str:
     return os.path.realpath(os.path.realpath(output) + RUN_FILE_SUFFIX)
 
 
-def _as_json(facts: dict[str, Any]) -> bytes:
+def as_json(facts: dict[str, Any]) -> bytes:
     """Return the facts as JSON. Bytes of a path that are not UTF-8 are escaped."""
     option = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
-    name = os.fsencode(facts["input"]["name"]).decode("utf-8", "backslashreplace")
+    name = os.fsencode(str(facts["input"].get("name"))).decode("utf-8", "backslashreplace")
     return orjson.dumps(facts | {"input": facts["input"] | {"name": name}}, option=option)
 
 
-def _cut(value: Any) -> str:
+def cut(value: Any) -> str:
     """Return a value of the run file as text of at most MOST_SHOWN characters."""
     text = repr(value)
     return text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 3] + "..."
@@ -352,19 +364,31 @@ def _earlier_inputs(facts: Mapping[str, Any]) -> list[Any]:
     return list(inputs) if isinstance(inputs, list) else []
 
 
-def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (field, then, now) for each field that changes answers and differs. An option that the earlier version did
-    not have counts as its default."""
+def shard_requests(facts: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return the numbers of requests that INPUT and a shard have; None where not all of the shard are answered."""
+    match facts.get("shard_requests"):
+        case [int(in_input), int(in_shard)] if 0 <= in_shard <= in_input <= MOST_MERGED:
+            return in_input, in_shard
+    return None
+
+
+def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield (field, then, now) for each field that changes answers and differs; of a shard, also for those that change
+    which requests it has. An option that the earlier version did not have counts as its default."""
     earlier, pairs = then["config"], list[tuple[str, Any, Any]]()
     for name in CHANGES_ANSWERS:
-        pairs.append((name, earlier.get(name, shown(OPTIONS[name], getattr(Config, name))), now["config"][name]))
-    pairs += [(name, then.get(name), now[name]) for name in ("system_prompt", "chat_template", "adapter")]
-    clock = then.get("template_clock", now["template_clock"])  # earlier versions did not keep it
-    pairs.append(("template_clock", clock, now["template_clock"]))
-    pairs.append(("model_files", then.get("model_files"), now["model_files"]))
-    if now["model_fingerprint"] is not None:
-        fingerprints = then.get("model_fingerprint"), now["model_fingerprint"]
+        default = shown(OPTIONS[name], getattr(Config, name))
+        pairs.append((name, earlier.get(name, default), now["config"].get(name, default)))
+    pairs += [(name, then.get(name), now.get(name)) for name in ("system_prompt", "chat_template", "adapter")]
+    if now["config"].get("shard") is not None:
+        pairs += [(name, earlier.get(name), now["config"].get(name)) for name in ("limit", "template_date")]
+        pairs += [("input", _identity(then), _identity(now)), ("version", then["version"], now["version"])]
+    clock = now.get("template_clock")
+    pairs.append(("template_clock", then.get("template_clock", clock), clock))  # earlier versions did not keep it
+    pairs.append(("model_files", then.get("model_files"), now.get("model_files")))
+    fingerprints = then.get("model_fingerprint"), now.get("model_fingerprint")
+    if fingerprints[1] is not None:
         pairs.append(("model_fingerprint", *fingerprints))
         if fingerprints[0] != fingerprints[1]:  # on a GPU, another --exact changes the fingerprint
-            pairs.append(("exact", earlier.get("exact"), now["config"]["exact"]))
+            pairs.append(("exact", earlier.get("exact"), now["config"].get("exact")))
     yield from (pair for pair in pairs if pair[1] != pair[2])

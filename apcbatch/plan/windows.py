@@ -1,6 +1,6 @@
 """Cut the requests of an input into windows, each with the first requests after it.
 
-A window has whole lines, and ends with the line that reaches its limit: FIRST_TOKENS for the first window, so that the
+A window has whole lines, and ends with the line that reaches its limit: FIRST_TOKENS for the first window, so that an
 engine begins soon, and the bound for each later one. It is complete once the lines after it, which tell what it should
 hand on, have reached AHEAD_TOKENS. Tokens that requests share count once, and each request counts as REQUEST_TOKENS
 more. Invariant: where a window ends depends on the requests and the bound alone.
@@ -36,11 +36,12 @@ class Window(Generic[T]):
 
 
 class Windows(Generic[T]):
-    """Cuts requests into windows. max_tokens: bound of a window. is_complete: `take` returns a window that does not
-    depend on further requests."""
+    """Cuts requests into windows. max_tokens: bound of a window. has_small_first: the first one ends at FIRST_TOKENS.
+    is_complete: `take` returns a window that does not depend on further requests."""
 
-    def __init__(self, max_tokens: int) -> None:
-        self._max_tokens, self._limit = max_tokens, min(FIRST_TOKENS, max_tokens)
+    def __init__(self, max_tokens: int, has_small_first: bool = True) -> None:
+        self._max_tokens = max_tokens
+        self._limit = min(FIRST_TOKENS, max_tokens) if has_small_first else max_tokens
         self._begin()
 
     def _begin(self) -> None:

@@ -1,6 +1,7 @@
 """Lay out what each process of a run did over time: running and failed requests, from the times in the records.
 
-A record belongs to the latest process that began before the record's end: processes of one OUT follow each other.
+Processes that worked at the same time, those of shards that were merged, are shown as one. A record belongs to the
+latest ones that began before its end: others of one OUT follow each other.
 """
 
 from __future__ import annotations
@@ -20,33 +21,53 @@ Micros = npt.NDArray[np.int64]
 
 
 def timelines(requests: Requests, processes: Sequence[Process], out_begin: float) -> list[dict[str, Any]]:
-    """Return an entry for each process, with COLUMNS columns of equal time. out_begin: when OUT's first process began.
+    """Return an entry for each process, with COLUMNS columns of equal time; one entry for those that worked at the same
+    time. out_begin: when OUT's first process began.
 
-    seconds: duration; of a killed process up to its last record. phases: seconds by phase, None without a summary.
-    running: the most requests that ran at once in the column. failed: error records written up to the column's end.
+    seconds: duration; of a killed process up to its last record. phases: seconds by phase, of all processes together,
+    None without a summary. running: the most requests that ran at once in the column. failed: error records written up
+    to the column's end.
     """
     begins, ends = (np.array(column, np.int64) for column in (requests.begin_us, requests.end_us))
     is_error = np.array(requests.numbers["error"], np.int64) != 0
-    starts = np.array([round(1e6 * max(0.0, one.begin - out_begin)) for one in processes], np.int64)
+    groups = _side_by_side(processes)
+    starts = np.array([round(1e6 * max(0.0, group[0].begin - out_begin)) for group in groups], np.int64)
     process_of = np.searchsorted(np.maximum.accumulate(starts), ends, "right") - 1
     entries = []
-    for number, (process, start) in enumerate(zip(processes, starts, strict=True)):
+    for number, (group, start) in enumerate(zip(groups, starts, strict=True)):
         own = (process_of == number) & (ends >= 0)
         answered = own & (begins >= 0)
         last_s = float((ends[own].max() - start) / 1e6) if own.any() else 0.0
-        seconds = last_s if process.end is None else max(last_s, process.end.seconds)
+        seconds = max(last_s, _seconds(group))
         width = max(1e6 * seconds, 1.0) / COLUMNS
         failed = np.bincount(_columns(ends[own & is_error] - start, width), minlength=COLUMNS)
         entries.append(
             {
-                "begin": process.begin,
+                "begin": group[0].begin,
                 "seconds": seconds,
-                "phases": _phases(process),
+                "phases": _phases(group),
                 "running": _running(np.maximum(begins[answered] - start, 0), ends[answered] - start, width),
                 "failed": np.cumsum(failed).tolist(),
             }
         )
     return entries
+
+
+def _side_by_side(processes: Sequence[Process]) -> list[list[Process]]:
+    """Group processes, in the order of their begins, each with those that began before its end."""
+    groups: list[list[Process]] = []
+    for process in processes:
+        if groups and 0.0 <= process.begin - groups[-1][0].begin < _seconds(groups[-1]):
+            groups[-1].append(process)
+        else:
+            groups.append([process])
+    return groups
+
+
+def _seconds(group: Sequence[Process]) -> float:
+    """Return the seconds from the begin of the first process to the last end; a killed one counts as ended at its
+    begin."""
+    return max(one.begin - group[0].begin + (0.0 if one.end is None else one.end.seconds) for one in group)
 
 
 def _running(begins: Micros, ends: Micros, width: float) -> list[int]:
@@ -66,10 +87,12 @@ def _columns(times: Micros, width: float) -> Micros:
     return np.minimum(times / width, COLUMNS - 1).astype(np.int64)
 
 
-def _phases(process: Process) -> dict[str, float] | None:
-    """Return the seconds of each phase of a process that ended; `idle` is the rest of its time."""
-    if process.end is None:
+def _phases(group: Sequence[Process]) -> dict[str, float] | None:
+    """Return the seconds of each phase, summed over processes that ended; `idle` is the rest of their time."""
+    summaries = [one.end.summary for one in group if one.end is not None]
+    if not summaries:
         return None
     *phases, total = STAGES
-    spent = {name: stage(process.end.summary, name) for name in phases}
-    return spent | {"idle": max(0.0, stage(process.end.summary, total) - sum(spent.values()))}
+    spent = {name: sum(stage(summary, name) for summary in summaries) for name in phases}
+    idle = sum(stage(summary, total) for summary in summaries) - sum(spent.values())
+    return spent | {"idle": max(0.0, idle)}

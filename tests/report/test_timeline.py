@@ -68,6 +68,17 @@ def test_each_process_has_its_own_requests() -> None:
     assert dropped == [resumed], "what an entry that is no longer there did belongs to none"
 
 
+def test_shards_that_were_merged_are_one_timeline() -> None:
+    """Fault: all requests of processes side by side belong to the one that began last; or a resumed one, which begins
+    later, is drawn with them."""
+    times = [(0.5, 2.0), (1.5, 3.0), (1.5, 9.0), (21.0, 22.0)]
+    shards = [process(50.0, 8.0, {"total": 8.0}), process(51.0, 9.0, {"prefill": 2.0, "total": 9.0})]
+    first, second = timelines(requests_of(times), [*shards, process(70.0, 3.0)], 50.0)
+    assert (first["begin"], first["seconds"], second["begin"], second["seconds"]) == (50.0, 10.0, 70.0, 3.0)
+    assert (max(first["running"]), max(second["running"])) == (3, 1)
+    assert first["phases"]["idle"] == 15.0
+
+
 def test_times_that_cannot_be_are_left_out() -> None:
     """Fault: a record of an earlier version, or one that somebody edited, is refused or drawn at a time that nobody
     noted."""

@@ -1,0 +1,206 @@
+"""Join the OUTs of all shards of a run to one OUT, ALL, as one process would have written it.
+
+Invariants: ALL has every request of INPUT once, and appears whole or not at all; all parts are of the same input,
+options, model and arithmetic. Lines stay as they are, but for their times, which count from the begin of the first
+shard. Memory: two bytes for each request, and one line.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from apcbatch.address import is_stream
+from apcbatch.config import OPTIONS
+from apcbatch.data.input.files import open_stream
+from apcbatch.errors import UsageError
+from apcbatch.job.disk import Disk, replacing, write_file
+from apcbatch.job.out_file import OutFile
+from apcbatch.job.output import Output, is_out, packed
+from apcbatch.job.processes import bounded, is_seconds
+from apcbatch.job.record import line_of, read_record, record_number, request_id
+from apcbatch.job.runfile import MISSING, as_json, cut, differences, read_run_file, run_file_path, shard_requests
+from apcbatch.option_values import parse_value
+from apcbatch.resolution import DEFAULT
+
+MOST_NAMED = 5
+OF_EACH_SHARD = ("shard", "template_clock")  # the clock differs where no prompt has it: else --template-date is given
+
+
+@dataclass(frozen=True)
+class Part:
+    """The OUT of one shard. facts: of its run file. shard, of: its number, from 1, and the number of shards. requests:
+    numbers of requests of INPUT and of the shard; None while it is not finished."""
+
+    out: OutFile
+    facts: Mapping[str, Any]
+    shard: int
+    of: int
+    requests: tuple[int, int] | None
+
+    @property
+    def shown(self) -> str:
+        """Its name and its shard."""
+        return f"{self.out.name} (shard {self.shard}/{self.of})"
+
+
+def check_all(output: Output, overwrite: bool) -> None:
+    """Refuse a place of ALL that is no file, or has another file than an OUT with its run file. UsageError."""
+    if is_stream(output.target):
+        raise UsageError(f"{output.name} is no file; give -o a file, beside which its run file can lie")
+    if output.exists() and not overwrite:
+        raise UsageError(f"{output.name} exists; give --overwrite to replace it, or another -o")
+    for path in {output.target, output.lines}:
+        with suppress(FileNotFoundError), open_stream(path) as stream:
+            if not is_out(stream):
+                raise UsageError(f"{path} has no answers of this program, and ALL would replace it; give another -o")
+    path = run_file_path(output.target)
+    facts, reason = read_run_file(path)
+    if facts is None and reason != MISSING:
+        raise UsageError(f"{path} {reason}, and ALL would replace it; move it away, or give another -o")
+
+
+def read_parts(outs: Sequence[OutFile]) -> list[Part]:
+    """Return the parts in the order of their shards. UsageError if one is no shard's, if two are the same shard's, if
+    they are of different runs, or if shards are missing."""
+    parts = sorted(map(_read_part, outs), key=lambda part: part.shard)
+    first, *others = parts
+    for part, other in zip(parts, others, strict=False):
+        if (part.shard, part.of) == (other.shard, other.of):
+            raise UsageError(f"{part.out.name} and {other.out.name} are both of shard {part.shard}/{part.of}; give one")
+    for part in others:
+        rows = [("number of shards", first.of, part.of)] if part.of != first.of else []
+        rows += [row for row in differences(first.facts, part.facts) if row[0] not in OF_EACH_SHARD]
+        if rows:
+            listed = "".join(f"\n  {field}  {cut(one)} and {cut(other)}" for field, one, other in rows)
+            raise UsageError(f"{first.out.name} and {part.out.name} are of different runs:{listed}")
+    missing = sorted(set(range(1, first.of + 1)) - {part.shard for part in parts})
+    if missing:
+        named = _some([f"{shard}/{first.of}" for shard in missing])
+        raise UsageError(f"the OUT of shard {named} is missing; give the OUTs of all {first.of} shards")
+    return parts
+
+
+def _read_part(out: OutFile) -> Part:
+    path = run_file_path(out.target)
+    facts, reason = read_run_file(path)
+    if facts is None:
+        raise UsageError(f"{path} {reason}, so that nothing says which shard {out.name} is of; put that file there")
+    try:
+        shard = parse_value(OPTIONS["shard"], facts["config"].get("shard"), "shard")
+    except ValueError:
+        shard = None
+    if shard is None:
+        raise UsageError(f"{out.name} is not the OUT of a shard, by {path}; give the OUTs of `apcbatch run --shard`")
+    number, of = map(int, shard.split("/"))
+    return Part(out, facts, number, of, None if out.is_partial else shard_requests(facts))
+
+
+def merge(parts: Sequence[Part], output: Output) -> tuple[int, Counter[tuple[str, bool]]]:
+    """Write ALL and its run file. Return the number of requests, and of error records by code and whether they may
+    succeed when run again. UsageError, and no ALL, if requests are missing or there twice, or a line is no record."""
+    disk, errors = Disk(), Counter[tuple[str, bool]]()
+    begin = min(_begin_of(part.facts) for part in parts)
+    total = max((part.requests[0] for part in parts if part.requests is not None), default=None)
+    if total is None:
+        raise UsageError(_not_finished(parts))
+    shard_of = np.zeros(total, np.uint16)  # by the number of a request; 0: not seen
+
+    def lines() -> Iterator[bytes]:
+        unfinished, num_missing = list[Part](), total
+        for part in parts:
+            num_before = num_missing
+            for record in _records(part, shard_of):
+                num_missing -= 1
+                if record["error"] is not None:
+                    errors[record["error"]["code"], record["error"]["retryable"]] += 1
+                _shift_times(record["apcbatch"], _begin_of(part.facts) - begin)
+                yield line_of(record)
+            if part.requests is None or part.requests[1] > num_before - num_missing:
+                unfinished.append(part)
+        if num_missing:
+            missing = islice((number for number in range(total) if not shard_of[number]), MOST_NAMED)
+            few = _some([request_id(number) for number in missing], num_missing)
+            ways = _not_finished(unfinished) if unfinished else "INPUT was not the same for all shards; run them anew"
+            raise UsageError(f"{num_missing:,} of {total:,} requests are missing: {few}. {ways}")
+
+    try:
+        with replacing(output.target, disk) as fd:
+            for piece in packed(lines(), output.packing):
+                disk.write(fd, piece)
+        write_file(run_file_path(output.target), [as_json(_facts_of_all(parts, begin))], disk)
+        if output.lines != output.target:  # of a run that did not finish
+            with suppress(FileNotFoundError):
+                disk.unlink(output.lines)
+    except OSError as error:
+        raise UsageError(f"{output.name} cannot be written: {error.strerror}; choose another -o") from None
+    return total, errors
+
+
+def _records(part: Part, shard_of: npt.NDArray[np.uint16]) -> Iterator[dict[str, Any]]:
+    """Yield the records of a part, and enter its shard in shard_of, (requests of INPUT,)."""
+    for line_number, line in part.out.read():
+        record = None if line is None else read_record(line)
+        number = -1 if record is None else record_number(record)
+        where = f"{part.shown}, line {line_number},"
+        if record is None or number < 0:
+            raise UsageError(f"{where} is not a line that this program wrote; take it out, and continue with --resume")
+        if number >= len(shard_of):
+            raise UsageError(
+                f"{where} has {record['id']}, and INPUT has {len(shard_of):,} requests; run all shards anew"
+            )
+        if shard_of[number]:
+            other = f"shard {shard_of[number]}/{part.of}"
+            raise UsageError(f"{where} has {record['id']}, which an earlier line of {other} has; take one out")
+        shard_of[number] = part.shard
+        yield record
+
+
+def _shift_times(own: dict[str, Any], seconds: float) -> None:
+    """Count the times of a record from the begin of the first shard. seconds: from that to the begin of its own."""
+    for name in ("begin_s", "end_s"):
+        if seconds and is_seconds(own.get(name)):
+            own[name] = round(own[name] + seconds, 6)
+
+
+def _facts_of_all(parts: Sequence[Part], begin: float) -> dict[str, Any]:
+    """Return the facts of ALL's run file: those of the first part without its shard, and the processes of all, whose
+    own commands would continue the parts."""
+    facts = [part.facts for part in parts]
+    lists = [one["processes"] for one in facts if isinstance(one.get("processes"), list)]
+    entries = [one | {"continue_command": None} for entries in lists for one in entries if isinstance(one, dict)]
+    entries.sort(key=_begin_of)
+    kept, dropped = bounded(entries), [one.get("dropped_processes") for one in facts]
+    origins = facts[0].get("origins")
+    changed = {
+        "config": {**facts[0]["config"], "shard": None},
+        "origins": {**origins, "shard": DEFAULT} if isinstance(origins, dict) else {},
+        "shard_requests": None,
+        "begin": begin,
+        "dropped_processes": sum(one for one in dropped if type(one) is int) + len(entries) - len(kept),
+        "processes": kept,
+    }
+    return {**facts[0], **changed}
+
+
+def _begin_of(facts: Mapping[str, Any]) -> float:
+    """Return when OUT's first process, or a process, began, in seconds since 1970 (UTC); 0 where that is not known."""
+    begin = facts.get("begin")
+    return begin if is_seconds(begin) else 0.0
+
+
+def _not_finished(parts: Sequence[Part]) -> str:
+    return f"Not finished: {_some([part.shown for part in parts])}; continue each with --resume"
+
+
+def _some(names: Sequence[str], count: int | None = None) -> str:
+    """Name the first MOST_NAMED of `count`, and say how many more there are."""
+    more = (len(names) if count is None else count) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + f" and {more:,} more" * (more > 0)
