@@ -113,9 +113,9 @@ class CausalLM:
             shares_head = self.is_last and config.tie_word_embeddings
             self.embedding = embedding.to(dtype) if self.is_first and not shares_head else None
             if self.is_last:  # before the layers, as these large tensors are in memory twice while they are packed
-                tied = embedding if config.tie_word_embeddings else None
+                tied = embedding.to(arena.device) if config.tie_word_embeddings else None
                 del embedding
-                head = self._load_head(checkpoint, tied, shape).to(arena.device)
+                head = self._load_head(checkpoint, tied, shape)
                 self.lm_head = pack_scaled(backend, head, dtype, config.multipliers.logits)
                 del head, tied
             self.layers = [self._load_layer(checkpoint, i, arena) for i in layers]

@@ -140,7 +140,7 @@ def test_memory_that_is_not_there_is_a_sentence(
 def test_the_hosts_memory_may_run_out(tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault: torch's error for the host, which has no type of its own, was told as an internal one."""
 
-    def greedy_for_memory(*_: object) -> torch.Tensor:
+    def greedy_for_memory(*_: object, **__: object) -> torch.Tensor:
         return torch.empty(1 << 60, dtype=torch.uint8)
 
     engine = Engine(tiny_checkpoint("mamba"), pool_size_bytes=1 << 20)
