@@ -16,18 +16,34 @@ void bound_group(int tokens, int per_token, int num_experts, Address chosen, Add
           stream_of(stream));
 }
 
-// Returns the maps of experts with weights (out or 2 out, in) at these addresses, concatenated.
-py::bytes bound_maps(const std::vector<Address>& weights, std::int64_t out, std::int64_t in, bool gated) {
+// Returns the maps of experts with weights (out or 2 out, in) at these addresses, concatenated. kind, shift:
+// see Coding. scales: addresses, of codes; else 0.
+py::bytes bound_maps(const std::vector<std::pair<Address, Address>>& weights_and_scales, CodeKind kind,
+                     int shift, std::int64_t out, std::int64_t in, bool gated) {
     std::vector<ExpertMaps> maps;
-    for (const Address matrix : weights) maps.push_back(expert_maps(pointer(matrix), out, in, gated));
+    for (const auto& [weights, scales] : weights_and_scales) {
+        const Coding coding = {kind, shift, floats(scales), gated ? 2 * out : out};
+        maps.push_back(expert_maps(pointer(weights), coding, out, in, gated));
+    }
     return py::bytes(reinterpret_cast<const char*>(maps.data()), maps.size() * sizeof maps[0]);
 }
 
 void bound_expert_product(Address groups, int tokens, int per_token, int experts, int in, int out,
-                          Activation activation, Address weights, Address x, Address y, Address scale,
-                          Address routing, Address stream) {
-    expert_product({static_cast<const Groups*>(pointer(groups)), tokens, per_token, experts, in, out,
-                    activation, pointer(weights), pointer(x), pointer(y), floats(scale), floats(routing)},
+                          Activation activation, CodeKind kind, int shift, Address weights, Address x,
+                          Address y, Address scale, Address routing, Address stream) {
+    expert_product({static_cast<const Groups*>(pointer(groups)),
+                    tokens,
+                    per_token,
+                    experts,
+                    in,
+                    out,
+                    activation,
+                    pointer(weights),
+                    pointer(x),
+                    pointer(y),
+                    floats(scale),
+                    floats(routing),
+                    {kind, shift}},
                    stream_of(stream));
 }
 

@@ -1,6 +1,9 @@
 // Python bindings (pybind11) of apcbatch._CUDA: products with fixed-order accumulation. The Python side
 // checks shapes and keeps the memory alive until the kernels have run.
+#include <pybind11/stl.h>
+
 #include "addresses.h"
+#include "codes.h"
 
 namespace apcbatch {
 namespace cuda {
@@ -11,6 +14,16 @@ ProductParams product(int rows, int in, int out, int dtype, Address weight, Addr
                       Address y, int y_dtype, int pieces) {
     return {rows,       in,       out,        dtype_of(dtype),   pointer(weight),
             pointer(x), x_stride, pointer(y), dtype_of(y_dtype), pieces};
+}
+
+// Rows of weights: number, address, kind, shift, address of the scales, their stride: see CodedRows.
+using Part = std::tuple<int, Address, CodeKind, int, Address, std::int64_t>;
+
+CodedWeights coded(int in, const std::vector<Part>& parts, std::shared_ptr<Scratch> scratch) {
+    CodedWeights weights = {in, {}, std::move(scratch)};
+    for (const auto& [rows, codes, kind, shift, scales, stride] : parts)
+        weights.parts.push_back({rows, pointer(codes), {kind, shift, floats(scales), stride}});
+    return weights;
 }
 
 py::list bound_choices(const ProductParams& params, bool in_turn, int most) {
@@ -50,6 +63,25 @@ void bind_products(py::module_& m) {
     m.attr("MOST_FEW_ROWS") = kMostFewRows;
     m.attr("MOST_MIXER_ROWS") = kMostMixerRows;
     py::class_<ProductParams>(m, "Product").def(py::init(&product));
+    m.attr("MOST_CODED_ROWS") = kMostCodedRows;
+    py::enum_<CodeKind>(m, "CodeKind")
+        .value("none", CodeKind::none)
+        .value("fp8", CodeKind::fp8)
+        .value("int8", CodeKind::int8)
+        .value("int4", CodeKind::int4);
+    py::class_<Scratch, std::shared_ptr<Scratch>>(m, "Scratch")
+        .def(py::init())
+        .def("set", [](Scratch& scratch, Address memory) { scratch.memory = pointer(memory); });
+    py::class_<CodedWeights, std::shared_ptr<CodedWeights>>(m, "CodedWeights").def(py::init(&coded));
+    m.def("takes_coded_product", &takes_coded_product);
+    m.def("decode", [](const CodedWeights& weights, Address stream) {
+        const py::gil_scoped_release released;
+        decode(weights, stream_of(stream));
+    });
+    m.def("coded_product", [](const CodedWeights& weights, const ProductParams& params, Address stream) {
+        const py::gil_scoped_release released;
+        coded_product(weights, params, stream_of(stream));
+    });
     m.def("library_choices", &bound_choices);
     m.def("library_product", &bound_library);
     m.def("few_rows_convolution", &bound_convolution, ReleaseGil(), "product"_a, py::kw_only(), "batch"_a,

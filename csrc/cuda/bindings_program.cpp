@@ -9,7 +9,8 @@ namespace apcbatch {
 namespace cuda {
 namespace {
 
-using Weights = std::tuple<Address, int, int, int>;         // address, out, in, pieces
+// address, out, in, pieces; encoded weights or None
+using Weights = std::tuple<Address, int, int, int, std::shared_ptr<CodedWeights>>;
 using Kernels = std::vector<std::pair<std::string, bool>>;  // cuBLASLt kernel or "", in_turn
 using Norm = std::tuple<Address, float, int64_t>;           // address of the weight or 0, eps, columns
 using Pending = std::array<Address, 3>;                     // delta, factors, aside
@@ -17,8 +18,8 @@ using Lists = std::array<Address, 4>;                       // page_table, conte
 const View kNone = {};
 
 ChainWeights weights_of(const Weights& weights) {
-    const auto [address, out, in, pieces] = weights;
-    return {pointer(address), out, in, pieces};
+    const auto& [address, out, in, pieces, coded] = weights;
+    return {pointer(address), out, in, pieces, coded};
 }
 
 std::vector<ChainKernel> kernels_of(const Kernels& kernels) {

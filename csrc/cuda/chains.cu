@@ -191,7 +191,9 @@ void own_product(const ProductParams& p, cudaStream_t stream) {
         return launch_dependent(quads ? float_chain_kernel<4> : float_chain_kernel<1>, blocks, kChainThreads,
                                 0, stream, "float_chain", p);
     }
-    if (p.rows > kMostFewRows && p.out <= kOctetColumns) {
+    const std::int64_t y_stride = p.y_stride ? p.y_stride : p.out;
+    if (p.rows > kMostFewRows && p.out <= kOctetColumns && y_stride == p.out &&
+        p.coding.kind == CodeKind::none) {
         const auto kernel =
             p.y_dtype == DType::float32 ? few_columns_kernel<float> : few_columns_kernel<__nv_bfloat16>;
         return launch_dependent(kernel, dim3(unsigned((p.rows + kChainRows - 1) / kChainRows)), 32 * p.pieces,
@@ -201,7 +203,7 @@ void own_product(const ProductParams& p, cudaStream_t stream) {
         ProductParams some = p;
         some.rows = std::min(kMostFewRows, p.rows - begin);
         some.x = static_cast<const char*>(p.x) + begin * p.x_stride * bytes_of(p.dtype);
-        some.y = static_cast<char*>(p.y) + std::int64_t(begin) * p.out * bytes_of(p.y_dtype);
+        some.y = static_cast<char*>(p.y) + begin * y_stride * bytes_of(p.y_dtype);
         few_rows_product(some, stream);
     }
 }

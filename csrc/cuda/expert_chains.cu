@@ -11,6 +11,7 @@
 
 #include "async_copy.cuh"
 #include "chain_steps.cuh"
+#include "codes.cuh"
 #include "dependent_launch.cuh"
 #include "element.cuh"
 #include "experts.h"
@@ -22,19 +23,37 @@ namespace {
 
 using Bf16 = __nv_bfloat16;
 
-// Sizes of a tile. kMultiply: warps that multiply, 16 weight rows each. kSlices: slices per stage.
-template <int kMultiply_, int kNTiles_, int kSlices_, int kStages_>
+// Sizes of a tile. kMultiply: warps that multiply, 16 weight rows each. kSlices: slices of x per stage.
+// kBlocks: blocks of a multiprocessor: two hide the time that decoding takes. Blocks without a tile leave
+// room for those of the next launch, which copy their first weights meanwhile.
+template <CodeKind kKind_, int kMultiply_, int kNTiles_, int kStages_, int kBlocks_>
 struct ChainTile {
-    static constexpr int kMultiply = kMultiply_, kNTiles = kNTiles_, kSlices = kSlices_, kStages = kStages_;
+    static constexpr CodeKind kKind = kKind_;
+    static constexpr bool kCoded = kKind != CodeKind::none;
+    static constexpr int kMultiply = kMultiply_, kNTiles = kNTiles_, kSlices = 2, kStages = kStages_,
+                         kBlocks = kBlocks_;
     static constexpr int kRows = kMultiply * 16, kTokens = kNTiles * kOctet;
-    static constexpr int kWeights = kRows * kSliceRow, kX = kTokens * kSliceRow;  // bytes of a slice
-    static constexpr int kStage = kSlices * (kWeights + kX);
+    static constexpr int kX = kTokens * kSliceRow;                          // bytes of x in a slice
+    static constexpr int kRow = code_row(kKind);                            // of a row of weights in a slice
+    static constexpr int kWeights = (kCoded ? 1 : kSlices) * kRows * kRow;  // of weights in a stage
+    static constexpr int kGroup = kCoded ? kRows * int(sizeof(float)) : 0;  // of the scales of a group
+    static constexpr int kStage = kWeights + 4 * kGroup + kSlices * kX;
     static constexpr int kBytes = kStages * kStage + kOctetBytes;  // kOctetBytes more, for the alignment
     static constexpr int kThreads = 32 * (kMultiply + 2);
     static_assert(kBytes <= 216 * 1024, "beside the groups");
 };
-using ChainEight = ChainTile<4, 1, 2, 5>;
-using ChainMore = ChainTile<8, 4, 2, 3>;
+template <CodeKind kKind>
+using ChainEight = ChainTile<kKind, 4, 1,
+                             kKind == CodeKind::none   ? 5
+                             : kKind == CodeKind::int4 ? 12
+                                                       : 8,
+                             kKind == CodeKind::none ? 1 : 2>;
+template <CodeKind kKind>
+using ChainMore = ChainTile<kKind, 8, 4,
+                            kKind == CodeKind::none   ? 3
+                            : kKind == CodeKind::int4 ? 8
+                                                      : 6,
+                            1>;
 
 // Position in the order of tiles: by expert, then by weight rows, then by tokens.
 template <class T>
@@ -105,23 +124,37 @@ struct ExpertChains {
     __device__ __forceinline__ unsigned free(int slot) const { return barriers + 8 * (T::kStages + slot); }
     __device__ __forceinline__ unsigned char* stage(int slot) const { return ring + slot * T::kStage; }
 
+    __device__ __forceinline__ unsigned char* x_of(int slot) const {
+        return stage(slot) + T::kWeights + 4 * T::kGroup;
+    }
+
     // Copies the weights of all tiles. Run by one thread.
     __device__ void copy_weights() const {
         const auto* maps = static_cast<const ExpertMaps*>(p.weights);
         const CUtensorMap* acquired = nullptr;
         for (At at(p, groups); at.any; at.go_on()) {
-            const CUtensorMap* map = &maps[groups.expert[at.at.active]].chains;
-            if (map != acquired) acquire_map(acquired = map);
+            const ExpertMaps& its = maps[groups.expert[at.at.active]];
+            const CUtensorMap* map = &its.chains;
+            if (map != acquired) {
+                acquire_map(acquired = map);
+                if constexpr (T::kCoded) acquire_map(&its.scales);
+            }
+            const int scaled = T::kCoded ? groups_of_slice(p.coding) : 0;
             wait_barrier(free(at.slot), at.parity ^ 1u);
-            arrive_expecting(full(at.slot), T::kSlices * T::kWeights);
+            arrive_expecting(full(at.slot), T::kWeights + scaled * T::kGroup);
             const int row = at.at.row_tile * At::kRowsEach;
-            unsigned to = shared_address(stage(at.slot));
+            unsigned to = shared_address(stage(at.slot)), scales = to + T::kWeights;
 #pragma unroll
-            for (int slice = 0; slice < T::kSlices; ++slice) {
+            for (int slice = 0; slice < (T::kCoded ? 1 : T::kSlices); ++slice) {
 #pragma unroll
-                for (int i = 0; i < T::kRows; i += kExpertBoxRows, to += kExpertBoxRows * kSliceRow) {
+                for (int i = 0; i < T::kRows; i += kExpertBoxRows, to += kExpertBoxRows * T::kRow) {
                     const int from = i < At::kRowsEach ? row + i : p.out + row + i - At::kRowsEach;
-                    tensor_copy(to, map, at.input + slice * kSliceInputs, from, full(at.slot));
+                    const int column =
+                        T::kCoded ? code_bytes(T::kKind, at.input) : at.input + slice * kSliceInputs;
+                    tensor_copy(to, map, column, from, full(at.slot));
+                    for (int group = 0; group < scaled; ++group)
+                        tensor_copy(scales + group * T::kGroup + i * int(sizeof(float)), &its.scales, from,
+                                    (at.input >> p.coding.shift) + group, full(at.slot));
                 }
             }
         }
@@ -145,7 +178,7 @@ struct ExpertChains {
                 __syncwarp();
             }
             wait_barrier(free(at.slot), at.parity ^ 1u);
-            unsigned char* to = stage(at.slot) + T::kSlices * T::kWeights + chunk / kSliceChunks * T::kX;
+            unsigned char* to = x_of(at.slot) + chunk / kSliceChunks * T::kX;
             const int input = at.input + chunk * 8;
             const auto* x = static_cast<const Bf16*>(p.x) + input;
 #pragma unroll 4
@@ -161,27 +194,41 @@ struct ExpertChains {
     // Multiplies all tiles and stores the results. Run by T::kMultiply warps.
     __device__ void multiply() const {
         const int warp = threadIdx.x / 32;
-        const int low = (kGated ? warp : 2 * warp) * kOctetBytes,
-                  high = low + (kGated ? T::kRows / 2 * kSliceRow : kOctetBytes);
-        const LaneSteps lane;
+        const int first = (kGated ? warp : 2 * warp) * kOctet,
+                  second = first + (kGated ? T::kRows / 2 : kOctet);
+        const int low = first * T::kRow, high = second * T::kRow;
+        const std::conditional_t<T::kCoded, LaneCodes<T::kKind>, LaneSteps> lane;
         float sums[T::kNTiles][4] = {};
         Factors its;
         for (At at(p, groups); at.any;) {
             const bool begins = at.input == 0;
             if (begins) its.load_pairs(p, at.at);
             const unsigned char* weights = stage(at.slot);
-            const unsigned char* x = weights + T::kSlices * T::kWeights;
+            const unsigned char* x = x_of(at.slot);
             const int octets = (at.at.count + kOctet - 1) / kOctet;
             wait_barrier(full(at.slot), at.parity);
 #pragma unroll
-            for (int slice = 0; slice < T::kSlices; ++slice, weights += T::kWeights, x += T::kX) {
-                if (octets == 1) {
-                    add_slice<1>(sums, lane, weights + low, weights + high, x, kSliceSteps);
+            for (int slice = 0; slice < T::kSlices; ++slice, x += T::kX) {
+                const auto add = [&](auto tiles) {
+                    constexpr int kTiles = decltype(tiles)::value;
+                    if constexpr (T::kCoded) {
+                        const auto scales = [&](int row) {
+                            return reinterpret_cast<const float*>(weights + T::kWeights) + row + lane.row;
+                        };
+                        add_codes<T::kKind, kTiles>(sums, lane, slice, weights + low, weights + high,
+                                                    scales(first), scales(second), T::kRows, p.coding.shift,
+                                                    x, kSliceSteps);
+                    } else {
+                        const unsigned char* its = weights + slice * T::kRows * T::kRow;
+                        add_slice<kTiles>(sums, lane, its + low, its + high, x, kSliceSteps);
+                    }
+                };
+                if (T::kNTiles == 1 || octets == 1) {
+                    add(std::integral_constant<int, 1>());
                 } else if (octets == 2) {
-                    add_slice<T::kNTiles == 1 ? 1 : 2>(sums, lane, weights + low, weights + high, x,
-                                                       kSliceSteps);
+                    add(std::integral_constant<int, T::kNTiles == 1 ? 1 : 2>());
                 } else {
-                    add_slice<T::kNTiles>(sums, lane, weights + low, weights + high, x, kSliceSteps);
+                    add(std::integral_constant<int, T::kNTiles>());
                 }
             }
             __syncwarp();
@@ -262,7 +309,7 @@ struct ExpertChains {
 // The groups are complete before a product with an activation starts its dependent, one without. So the
 // latter may read the groups and copy its weights before it waits for the tokens' rows.
 template <class T, Activation kActivation>
-__global__ void __launch_bounds__(T::kThreads, 1)
+__global__ void __launch_bounds__(T::kThreads, T::kBlocks)
     expert_chains_kernel(const __grid_constant__ ExpertProduct p) {
 #if __CUDA_ARCH__ >= 900
     extern __shared__ unsigned char memory[];
@@ -299,7 +346,7 @@ __global__ void __launch_bounds__(T::kThreads, 1)
 template <class T, Activation kActivation>
 void launch(const ExpertProduct& p, cudaStream_t stream) {
     const auto kernel = expert_chains_kernel<T, kActivation>;
-    const int blocks = attribute_of_device(cudaDevAttrMultiProcessorCount);
+    const int blocks = T::kBlocks * attribute_of_device(cudaDevAttrMultiProcessorCount);
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, T::kBytes),
           "the shared memory of expert_product");
     launch_dependent(kernel, dim3(unsigned(blocks)), T::kThreads, T::kBytes, stream, "expert_product", p);
@@ -317,26 +364,45 @@ void launch(const ExpertProduct& p, cudaStream_t stream) {
     }
 }
 
+template <CodeKind kKind>
+void launch(const ExpertProduct& p, cudaStream_t stream) {
+    if (p.tokens <= ChainEight<kKind>::kTokens) return launch<ChainEight<kKind>>(p, stream);
+    launch<ChainMore<kKind>>(p, stream);
+}
+
+constexpr int kMostBytes = std::max({ChainEight<CodeKind::none>::kBytes, ChainMore<CodeKind::none>::kBytes,
+                                     ChainEight<CodeKind::fp8>::kBytes, ChainMore<CodeKind::fp8>::kBytes});
+
 }  // namespace
 
-ExpertMaps expert_maps(const void* weights, std::int64_t out, std::int64_t in, bool gated) {
+ExpertMaps expert_maps(const void* weights, const Coding& coding, std::int64_t out, std::int64_t in,
+                       bool gated) {
     const int parts = gated ? 2 : 1;
-    return {tensor_map(weights, parts * out, in, in, kExpertBoxRows),
-            paired_map(weights, parts, out, in, kExpertTileRows / parts)};
+    return {
+        tensor_map(weights, parts * out, in, in, kExpertBoxRows, coding.bits()),
+        paired_map(weights, parts, out, in, kExpertTileRows / parts, coding.bits()),
+        coding.kind != CodeKind::none ? scale_map(coding, parts * out, in, kExpertBoxRows) : CUtensorMap{}};
 }
 
 void expert_product(const ExpertProduct& p, cudaStream_t stream) {
     if (p.tokens == 0) return;
     if (p.in % 16 || p.out % 16) throw std::invalid_argument("an expert's sizes must be multiples of 16");
     if (takes_expert_tiles(p)) return expert_tiles(p, stream);
-    if (p.tokens <= ChainEight::kTokens) return launch<ChainEight>(p, stream);
-    launch<ChainMore>(p, stream);
+    switch (p.coding.kind) {
+        case CodeKind::none:
+            return launch<CodeKind::none>(p, stream);
+        case CodeKind::fp8:
+            return launch<CodeKind::fp8>(p, stream);
+        case CodeKind::int8:
+            return launch<CodeKind::int8>(p, stream);
+        case CodeKind::int4:
+            return launch<CodeKind::int4>(p, stream);
+    }
 }
 
 bool takes_experts() {
     return attribute_of_device(cudaDevAttrComputeCapabilityMajor) >= 9 &&
-           attribute_of_device(cudaDevAttrMaxSharedMemoryPerBlockOptin) >=
-               std::max(ChainEight::kBytes, ChainMore::kBytes) + int(sizeof(Groups));
+           attribute_of_device(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= kMostBytes + int(sizeof(Groups));
 }
 
 }  // namespace cuda

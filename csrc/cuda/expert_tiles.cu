@@ -7,6 +7,7 @@
 // warpgroups multiply 128 weight rows each. In a gated tile these are 64 rows of gate and 64 of up, so that
 // both sums of an element are in one lane.
 #include "async_copy.cuh"
+#include "codes.cuh"
 #include "dependent_launch.cuh"
 #include "element.cuh"
 #include "experts.h"
@@ -19,11 +20,9 @@ namespace {
 
 using Bf16 = __nv_bfloat16;
 
-constexpr int kUnit = 32, kMostUnits = 5, kMostTokens = kUnit * kMostUnits;  // tokens of a tile, in units
+constexpr int kUnit = 32;  // tokens of a tile come in units
 constexpr int kTileRows = kExpertTileRows, kWarpgroups = 2;
-constexpr int kTileWeights = kTileRows * kSliceRow, kStage = kTileWeights + kMostTokens * kSliceRow;
-constexpr int kStages = 4;
-constexpr int kRingBytes = kStages * kStage + kOctetBytes;  // kOctetBytes more, for the alignment
+constexpr int kTileScales = kTileRows * int(sizeof(float));  // bytes of the scales of a group
 constexpr int kMultiplyWarps = kWarpgroups * 4, kTokenWarps = 3;
 constexpr int kThreads = 32 * (kMultiplyWarps + 1 + kTokenWarps);
 constexpr int kRowsAtOnce = 32 / kSliceChunks;  // rows of tokens that a warp copies at once
@@ -46,8 +45,15 @@ struct Tile {
     int first, count, units;  // place of the first token; number of tokens, and of units
 };
 
-template <Activation kActivation>
+template <Activation kActivation, CodeKind kKind>
 struct ExpertTiles {
+    static constexpr bool kCoded = kKind != CodeKind::none;
+    static constexpr int kStages = kCoded ? 3 : 4, kSlices = kCoded ? 2 : 1;  // kSlices: of x in a stage
+    static constexpr int kMostUnits = kCoded ? 4 : 5, kMostTokens = kUnit * kMostUnits;
+    static constexpr int kRow = code_row(kKind), kTileWeights = kTileRows * kRow;  // bytes of weights
+    static constexpr int kScales = kCoded ? 4 * kTileScales : 0, kTileX = kMostTokens * kSliceRow;
+    static constexpr int kStage = kTileWeights + kScales + kSlices * kTileX;
+    static constexpr int kRingBytes = kStages * kStage + kOctetBytes;  // kOctetBytes more, for the alignment
     static constexpr bool kGated = kActivation == Activation::swiglu;
     static constexpr bool kOfTokens = kActivation != Activation::none;    // reads rows of tokens
     static constexpr int kRowsEach = kGated ? kTileRows / 2 : kTileRows;  // columns of y in a tile
@@ -59,11 +65,15 @@ struct ExpertTiles {
     const Parts& parts;
     unsigned char* const ring;
     const unsigned barriers;
-    const int row_tiles, slices;
+    const int row_tiles, stages;  // stages: of a tile
 
     __device__ __forceinline__ unsigned full(int slot) const { return barriers + 8 * slot; }
     __device__ __forceinline__ unsigned free(int slot) const { return barriers + 8 * (kStages + slot); }
     __device__ __forceinline__ unsigned char* stage(int slot) const { return ring + slot * kStage; }
+
+    __device__ __forceinline__ unsigned x_of(int slot) const {
+        return shared_address(stage(slot)) + kTileWeights + kScales;
+    }
 
     // Place in the ring of one user of it.
     struct Turn {
@@ -88,13 +98,25 @@ struct ExpertTiles {
         Turn turn;
         each_tile([&](const Tile& at) {
             const CUtensorMap* map = &maps[at.expert].tiles;
-            if (map != acquired) acquire_map(acquired = map);
-            for (int slice = 0; slice < slices; ++slice, turn.go_on()) {
+            if (map != acquired) {
+                acquire_map(acquired = map);
+                if constexpr (kCoded) acquire_map(&maps[at.expert].scales);
+            }
+            for (int i = 0; i < stages; ++i, turn.go_on()) {
                 if (threadIdx.x % 32) continue;
+                const int input = i * kSlices * kSliceInputs, scaled = kCoded ? groups_of_slice(p.coding) : 0;
+                const unsigned to = shared_address(stage(turn.slot));
                 wait_barrier(free(turn.slot), turn.parity ^ 1u);
-                arrive_expecting(full(turn.slot), kTileWeights);
-                paired_copy(shared_address(stage(turn.slot)), map, slice * kSliceInputs, at.row,
-                            full(turn.slot));
+                arrive_expecting(full(turn.slot), kTileWeights + scaled * kTileScales);
+                paired_copy(to, map, kCoded ? code_bytes(kKind, input) : input, at.row, full(turn.slot));
+                for (int group = 0; group < scaled; ++group) {
+                    for (int row = 0; row < kTileRows; row += kExpertBoxRows) {
+                        const int from = row < kRowsEach ? at.row + row : p.out + at.row + row - kRowsEach;
+                        tensor_copy(to + kTileWeights + group * kTileScales + row * int(sizeof(float)),
+                                    &maps[at.expert].scales, from, (input >> p.coding.shift) + group,
+                                    full(turn.slot));
+                    }
+                }
             }
             __syncwarp();
         });
@@ -119,9 +141,10 @@ struct ExpertTiles {
             }
             // The last copies of a lane may be of rows past the tokens, which nothing reads.
             const int copies = (at.count - warp * kRowsAtOnce + kStride - 1) / kStride;
-            for (int slice = 0; slice < slices; ++slice, turn.go_on()) {
-                wait_barrier(free(turn.slot), turn.parity ^ 1u);
-                const unsigned to = shared_address(stage(turn.slot)) + kTileWeights;
+            for (int slice = 0; slice < stages * kSlices; ++slice) {
+                const int half = slice % kSlices;
+                if (half == 0) wait_barrier(free(turn.slot), turn.parity ^ 1u);
+                const unsigned to = x_of(turn.slot) + half * kTileX;
                 const unsigned even = to + chunk_at(row, chunk), odd = even ^ (kSliceRow / 2);
                 const int bytes = slice * kSliceInputs + chunk * 8 < p.in ? 16 : 0;
 #pragma unroll
@@ -130,7 +153,9 @@ struct ExpertTiles {
                     copy_bytes((i % 2 ? odd : even) + i * kStride * kSliceRow, from[i], bytes);
                     from[i] += kSliceInputs;
                 }
+                if (half < kSlices - 1) continue;
                 arrive_with_copies(full(turn.slot));
+                turn.go_on();
             }
         });
     }
@@ -175,11 +200,26 @@ struct ExpertTiles {
         const int low = int(threadIdx.x) / kWarpgroup * kApart;
         Results<kUnits> results(*this, at);
         float sums[2][kUnits * kUnit / 2] = {};
-        for (int slice = 0; slice < slices; ++slice) {
+        if constexpr (kCoded) {
+            multiply_codes(low, turn, sums);
+        } else {
+            multiply_weights(low, turn, sums);
+        }
+        results.load_routing();
+        wait_for_products<0>();
+        hold(sums[0]), hold(sums[1]);
+        release(turn.slot == 0 ? kStages - 1 : turn.slot - 1);
+        results.put(sums);
+    }
+
+    // Sum over all inputs. The last products may still run.
+    template <int kSums>
+    __device__ __forceinline__ void multiply_weights(int low, Turn& turn, float (&sums)[2][kSums]) const {
+        for (int slice = 0; slice < stages; ++slice) {
             const unsigned weights = shared_address(stage(turn.slot));
             const std::uint64_t first = described(weights + low * kSliceRow),
                                 second = described(weights + (low + kSecond) * kSliceRow),
-                                x = described(weights + kTileWeights);
+                                x = described(x_of(turn.slot));
             wait_barrier(full(turn.slot), turn.parity);
             show_to_products();
             hold(sums[0]), hold(sums[1]);
@@ -198,11 +238,54 @@ struct ExpertTiles {
             }
             turn.go_on();
         }
-        results.load_routing();
+    }
+
+    // The same with weights that are decoded in registers, while the products of the step before run.
+    template <int kSums>
+    __device__ __forceinline__ void multiply_codes(int low, Turn& turn, float (&sums)[2][kSums]) const {
+        const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, row = lane / 4;
+        std::uint32_t operands[2][2][4];  // of the even and the odd steps
+        for (int i = 0; i < stages; ++i) {
+            const unsigned char* weights = stage(turn.slot);
+            const std::uint64_t x = described(x_of(turn.slot));
+            wait_barrier(full(turn.slot), turn.parity);
+            show_to_products();
+            float2 scales[2];  // of the rows of a lane, in the first and the second sums
+#pragma unroll
+            for (int step = 0; step < kSlices * kSliceSteps; ++step) {
+                auto& its = operands[step % 2];
+#pragma unroll
+                for (int part = 0; part < 2; ++part) {
+                    const int its_row = low + part * kSecond + warp * 16;
+                    const unsigned char* codes =
+                        weights + its_row * kRow + code_at<kKind>(row, step) + lane % 4 * 4;
+                    if (step % 2 == 0)
+                        scales[part] = reinterpret_cast<const float2*>(weights + kTileWeights +
+                                                                       (step * 16 >> p.coding.shift) *
+                                                                           kTileScales)[its_row / 2 + row];
+                    const uint2 one = decoded<kKind>(*reinterpret_cast<const std::uint32_t*>(codes),
+                                                     scales[part].x, step),
+                                next = decoded<kKind>(
+                                    *reinterpret_cast<const std::uint32_t*>(codes + kOctet * kRow),
+                                    scales[part].y, step);
+                    its[part][0] = one.x, its[part][1] = next.x, its[part][2] = one.y, its[part][3] = next.y;
+                }
+                const std::uint64_t at =
+                    x + step / kSliceSteps * (kTileX / 16) + step % kSliceSteps * kDescribedStep;
+                hold(its[0]), hold(its[1]), hold(sums[0]), hold(sums[1]);
+                begin_products();
+                add_step(sums[0], its[0], at);
+                add_step(sums[1], its[1], at);
+                commit_products();
+                hold(sums[0]), hold(sums[1]);
+                wait_for_products<1>();
+                hold(operands[(step + 1) % 2][0]), hold(operands[(step + 1) % 2][1]);
+                if (step == 0 && i > 0) release(turn.slot == 0 ? kStages - 1 : turn.slot - 1);
+            }
+            turn.go_on();
+        }
         wait_for_products<0>();
-        hold(sums[0]), hold(sums[1]);
-        release(turn.slot == 0 ? kStages - 1 : turn.slot - 1);
-        results.put(sums);
+        hold(operands[0][0]), hold(operands[0][1]), hold(operands[1][0]), hold(operands[1][1]);
     }
 
     __device__ __forceinline__ void release(int slot) const {
@@ -294,23 +377,23 @@ struct ExpertTiles {
 };
 
 // See expert_chains_kernel for what may be read before the kernel before has ended.
-template <Activation kActivation>
+template <Activation kActivation, CodeKind kKind>
 __global__ void __launch_bounds__(kThreads, 1) expert_tiles_kernel(const __grid_constant__ ExpertProduct p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ unsigned char memory[];
     __shared__ Parts parts;
-    __shared__ std::uint64_t barriers[2 * kStages];
-    using Tiles = ExpertTiles<kActivation>;
+    using Tiles = ExpertTiles<kActivation, kKind>;
+    __shared__ std::uint64_t barriers[2 * Tiles::kStages];
     const unsigned past = shared_address(memory) % kOctetBytes;
     const Tiles product = {p,
                            parts,
                            memory + (past ? kOctetBytes - past : 0),
                            shared_address(barriers),
                            (p.out + Tiles::kRowsEach - 1) / Tiles::kRowsEach,
-                           (p.in + kSliceInputs - 1) / kSliceInputs};
+                           (p.in + Tiles::kSlices * kSliceInputs - 1) / (Tiles::kSlices * kSliceInputs)};
     const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0), lane = threadIdx.x % 32;
     if (threadIdx.x == 0) {
-        for (int i = 0; i < kStages; ++i) {
+        for (int i = 0; i < Tiles::kStages; ++i) {
             init_barrier(product.full(i), 1 + 32 * kTokenWarps);
             init_barrier(product.free(i), kMultiplyWarps);
         }
@@ -326,7 +409,7 @@ __global__ void __launch_bounds__(kThreads, 1) expert_tiles_kernel(const __grid_
         for (int first = 0; first < parts.groups.experts; first += 32) {
             const int i = first + lane;
             const bool there = i < parts.groups.experts;
-            int sum = there ? (parts.tokens(i) + kMostTokens - 1) / kMostTokens : 0;
+            int sum = there ? (parts.tokens(i) + Tiles::kMostTokens - 1) / Tiles::kMostTokens : 0;
 #pragma unroll
             for (int apart = 1; apart < 32; apart *= 2) {
                 const int other = __shfl_up_sync(0xffffffffu, sum, apart);
@@ -351,13 +434,28 @@ __global__ void __launch_bounds__(kThreads, 1) expert_tiles_kernel(const __grid_
 #endif
 }
 
-template <Activation kActivation>
+template <Activation kActivation, CodeKind kKind>
 void launch(const ExpertProduct& p, cudaStream_t stream) {
-    const auto kernel = expert_tiles_kernel<kActivation>;
+    const auto kernel = expert_tiles_kernel<kActivation, kKind>;
+    constexpr int kRingBytes = ExpertTiles<kActivation, kKind>::kRingBytes;
     const int blocks = attribute_of_device(cudaDevAttrMultiProcessorCount);
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kRingBytes),
           "the shared memory of expert_tiles");
     launch_dependent(kernel, dim3(unsigned(blocks)), kThreads, kRingBytes, stream, "expert_tiles", p);
+}
+
+template <Activation kActivation>
+void launch(const ExpertProduct& p, cudaStream_t stream) {
+    switch (p.coding.kind) {
+        case CodeKind::none:
+            return launch<kActivation, CodeKind::none>(p, stream);
+        case CodeKind::fp8:
+            return launch<kActivation, CodeKind::fp8>(p, stream);
+        case CodeKind::int8:
+            return launch<kActivation, CodeKind::int8>(p, stream);
+        case CodeKind::int4:
+            return launch<kActivation, CodeKind::int4>(p, stream);
+    }
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "launch.h"
+#include "products.h"
 #include "tensor_map.h"
 #ifdef __CUDACC__
 #include "element.cuh"
@@ -96,15 +97,18 @@ struct ExpertProduct {
     void* y;
     // Without an activation: scale (out) or null, routing (tokens, per_token). See weighted.
     const float *scale, *routing;
+    Coding coding;  // of the weights; its scales are in the maps
 };
 
 // Tensor maps of an expert's weights: with boxes of kExpertBoxRows rows, and paired, with boxes of
-// kExpertTileRows rows, half of them gate and half up in a gated product.
+// kExpertTileRows rows, half of them gate and half up in a gated product. scales: of encoded weights, with
+// boxes of kExpertBoxRows rows of one group.
 struct ExpertMaps {
-    CUtensorMap chains, tiles;
+    CUtensorMap chains, tiles, scales;
 };
 constexpr int kExpertBoxRows = 32, kExpertTileRows = 256;
-ExpertMaps expert_maps(const void* weights, std::int64_t out, std::int64_t in, bool gated);
+ExpertMaps expert_maps(const void* weights, const Coding& coding, std::int64_t out, std::int64_t in,
+                       bool gated);
 
 void expert_product(const ExpertProduct& params, cudaStream_t stream);
 

@@ -3,6 +3,15 @@
 
 namespace apcbatch {
 namespace cuda {
+namespace {
+
+template <CodeKind kKind>
+void launch(const ProductParams& p, cudaStream_t stream) {
+    p.y_dtype == DType::float32 ? launch_few_rows<kKind>(p, Stored<float>(), stream)
+                                : launch_few_rows<kKind>(p, Stored<Bf16>(), stream);
+}
+
+}  // namespace
 
 bool takes_few_rows(const ProductParams& p) {
     const auto whole = [](const void* at) { return reinterpret_cast<std::uintptr_t>(at) % 16 == 0; };
@@ -16,8 +25,16 @@ void few_rows_product(const ProductParams& p, cudaStream_t stream) {
     if (p.rows == 0 || p.out == 0) return;
     if (!takes_few_rows(p))
         throw std::invalid_argument("few_rows_product does not take these sizes or addresses");
-    p.y_dtype == DType::float32 ? launch_few_rows(p, Stored<float>(), stream)
-                                : launch_few_rows(p, Stored<Bf16>(), stream);
+    switch (p.coding.kind) {
+        case CodeKind::none:
+            return launch<CodeKind::none>(p, stream);
+        case CodeKind::fp8:
+            return launch<CodeKind::fp8>(p, stream);
+        case CodeKind::int8:
+            return launch<CodeKind::int8>(p, stream);
+        case CodeKind::int4:
+            return launch<CodeKind::int4>(p, stream);
+    }
 }
 
 }  // namespace cuda

@@ -11,6 +11,7 @@
 #include <stdexcept>
 
 #include "chain_steps.cuh"
+#include "codes.cuh"
 #include "dependent_launch.cuh"
 #include "element.cuh"
 #include "products.h"
@@ -34,15 +35,26 @@ constexpr int kEarlyBytes = 64 * 1024;  // weights to copy before waiting for x
 constexpr int kMostBlockBytes = 220 * 1024;
 
 // Split of a launch. tile_rows: weight rows of a tile. warps: warps that multiply them. slices: slices per
-// stage. stages: stages of the ring. early: stages of weights to copy before waiting for x.
+// stage; of codes, each with two slices of x, and the scales of all groups. stages: stages of the ring.
+// early: stages of weights to copy before waiting for x.
 struct Cut {
     int tile_rows, warps, slices, stages, early;
 };
 
 // Tensor maps of the weights, with boxes of tile_rows rows, and of x, with boxes of all rows that have sums.
+// scales: of codes, with boxes of scale_rows rows.
 struct Maps {
-    CUtensorMap weight, x;
+    CUtensorMap weight, x, scales;
 };
+
+// Rows whose scales a tile copies: from its first row on, rounded down to a multiple of 4, as copies begin at
+// multiples of 16 bytes. Bytes of them in shared memory, in one group and in all groups of a slice of codes.
+__host__ __device__ inline int scale_rows(int tile_rows) { return (tile_rows + 3 + 3) / 4 * 4; }
+__host__ __device__ inline int scale_pitch(int tile_rows) { return (scale_rows(tile_rows) + 31) / 32 * 128; }
+__host__ __device__ inline int scale_bytes(int tile_rows, const Coding& coding) {
+    const int bytes = groups_of_slice(coding) * scale_pitch(tile_rows);
+    return coding.kind == CodeKind::none ? 0 : (bytes + kOctetBytes - 1) / kOctetBytes * kOctetBytes;
+}
 
 // Results that are stored directly.
 template <class Out>
@@ -54,18 +66,22 @@ struct Stored {
 // Product of a block. kOctets: octets of x rows. Results: Stored, or a type that consumes elements collected
 // in shared memory. For each of those elements a thread makes an Item(results, weight row, x row), which
 // loads its other operands, and then calls its finish(element).
-template <int kOctets, class Results>
+template <CodeKind kKind, int kOctets, class Results>
 class FewRows {
   public:
-    static constexpr int kX = kOctets * kOctetBytes;  // bytes of x in a slice
+    static constexpr int kHalves = kKind == CodeKind::none ? 1 : 2;  // slices of x beside one of weights
+    static constexpr int kInputs = kHalves * kSliceInputs;
+    static constexpr int kRow = code_row(kKind);
+    static constexpr int kX = kOctets * kOctetBytes;  // bytes of a slice of x
 
     __device__ FewRows(const ProductParams& params, const Maps& maps, const Cut& cut, unsigned char* memory)
         : p(params),
           maps_(maps),
           cut_(cut),
-          weights_((cut.tile_rows + kOctet - 1) / kOctet * kOctetBytes),
-          stage_(cut.slices * (weights_ + kX)),
-          part_(cut.slices * kSliceInputs),
+          weights_(weight_bytes(cut.tile_rows)),
+          scales_(scale_bytes(cut.tile_rows, params.coding)),
+          stage_(cut.slices * (weights_ + scales_ + kHalves * kX)),
+          part_(cut.slices * kInputs),
           ring_(memory),
           behind_(reinterpret_cast<float*>(ring_ + cut.stages * stage_)),
           barriers_(shared_address(ring_ - kOctetBytes)),
@@ -74,6 +90,12 @@ class FewRows {
         const int share = int(blockIdx.x) / p.pieces, shares = int(gridDim.x) / p.pieces;
         begin_ = int(std::int64_t(p.out) * share / shares);
         end_ = int(std::int64_t(p.out) * (share + 1) / shares);
+    }
+
+    // Returns the bytes of a slice of weights.
+    static __host__ __device__ int weight_bytes(int tile_rows) {
+        const int bytes = (tile_rows + kOctet - 1) / kOctet * kOctet * kRow;
+        return (bytes + kOctetBytes - 1) / kOctetBytes * kOctetBytes;
     }
 
     __device__ void init() const {
@@ -90,8 +112,13 @@ class FewRows {
         int early = cut_.early;
         each_stage([&](int row, int input, int slices, int slot) {
             if (early-- == 0) await_before();
-            copy_slices(&maps_.weight, row, input, slices, cut_.tile_rows * kSliceRow, ring_ + slot * stage_,
-                        weights_, full(slot));
+            int bytes = cut_.tile_rows * kRow;
+            if constexpr (kKind != CodeKind::none)
+                bytes += groups_of_slice(p.coding) * scale_rows(cut_.tile_rows) * 4;
+            arrive_expecting(full(slot), slices * bytes);
+            copy_slices<kKind>(&maps_.weight, row, input, slices, ring_ + slot * stage_, weights_,
+                               full(slot));
+            if constexpr (kKind != CodeKind::none) copy_scales(row, input, slices, slot);
         });
         await_before();
     }
@@ -100,16 +127,18 @@ class FewRows {
     __device__ void copy_x() const {
         await_before();
         each_stage([&](int, int input, int slices, int slot) {
-            copy_slices(&maps_.x, 0, input, slices, kX, ring_ + slot * stage_ + cut_.slices * weights_, kX,
-                        full(slot));
+            slices = min(kHalves * cut_.slices, (inputs_ - input + kSliceInputs - 1) / kSliceInputs);
+            arrive_expecting(full(slot), slices * kX);
+            copy_slices<CodeKind::none>(&maps_.x, 0, input, slices, x_of(slot), kX, full(slot));
         });
     }
 
     // Multiplies. Run by the first cut.warps warps.
     __device__ void multiply() const {
         const int warp = threadIdx.x / 32, octets = (cut_.tile_rows + kOctet - 1) / kOctet;
-        const int low = 2 * warp * kOctetBytes, high = min(2 * warp + 1, octets - 1) * kOctetBytes;
-        const LaneSteps lane;
+        const int first = 2 * warp * kOctet, second = min(2 * warp + 1, octets - 1) * kOctet;
+        const int low = first * kRow, high = second * kRow;
+        const std::conditional_t<kKind == CodeKind::none, LaneSteps, LaneCodes<kKind>> lane;
         int slot = 0;
         unsigned parity = 0;
         for (int row = begin_; row < end_; row += cut_.tile_rows) {
@@ -117,12 +146,34 @@ class FewRows {
             for (int input = 0; input < inputs_; input += part_) {
                 wait_barrier(full(slot), parity);
                 const unsigned char* weights = ring_ + slot * stage_;
-                const unsigned char* x = weights + cut_.slices * weights_;
+                const unsigned char* x = x_of(slot);
                 int steps = min(part_, inputs_ - input) / 16;
+                if constexpr (kKind == CodeKind::none) {
 #pragma unroll 2
-                for (; steps >= kSliceSteps; steps -= kSliceSteps, weights += weights_, x += kX)
-                    add_slice<kOctets>(sums, lane, weights + low, weights + high, x, kSliceSteps);
-                if (steps > 0) add_slice<kOctets>(sums, lane, weights + low, weights + high, x, steps);
+                    for (; steps >= kSliceSteps; steps -= kSliceSteps, weights += weights_, x += kX)
+                        add_slice<kOctets>(sums, lane, weights + low, weights + high, x, kSliceSteps);
+                    if (steps > 0) add_slice<kOctets>(sums, lane, weights + low, weights + high, x, steps);
+                } else {
+                    const unsigned char* scales = weights + cut_.slices * weights_;
+                    const auto add = [&](int half, int its) {
+                        const auto of = [&](int octet) {
+                            return reinterpret_cast<const float*>(scales) + row % 4 + octet + lane.row;
+                        };
+                        add_codes<kKind, kOctets>(sums, lane, half, weights + low, weights + high, of(first),
+                                                  of(second),
+                                                  scale_pitch(cut_.tile_rows) / int(sizeof(float)),
+                                                  p.coding.shift, x + half * kX, its);
+                    };
+                    for (; steps > 0; steps -= 2 * kSliceSteps) {
+                        if (steps >= 2 * kSliceSteps) {
+                            add(0, kSliceSteps), add(1, kSliceSteps);
+                        } else {
+                            add(0, steps);
+                            if (steps > kSliceSteps) add(1, steps - kSliceSteps);
+                        }
+                        weights += weights_, scales += scales_, x += 2 * kX;
+                    }
+                }
                 __syncwarp();
                 if (threadIdx.x % 32 == 0) arrive(free(slot));
                 if (++slot == cut_.stages) slot = 0, parity ^= 1u;
@@ -172,6 +223,9 @@ class FewRows {
   private:
     __device__ unsigned full(int slot) const { return barriers_ + 8 * slot; }
     __device__ unsigned free(int slot) const { return barriers_ + 8 * (kMostStages + slot); }
+    __device__ const unsigned char* x_of(int slot) const {
+        return ring_ + slot * stage_ + cut_.slices * (weights_ + scales_);
+    }
     __device__ unsigned parts_there() const { return barriers_ + 8 * (2 * kMostStages); }
 
     // Calls copy(first weight row, first input in the piece, slices, slot) for each stage, once its slot is
@@ -183,22 +237,36 @@ class FewRows {
         for (int row = begin_; row < end_; row += cut_.tile_rows) {
             for (int input = 0; input < inputs_; input += part_) {
                 wait_barrier(free(slot), parity);
-                copy(row, input, min(cut_.slices, (inputs_ - input + kSliceInputs - 1) / kSliceInputs), slot);
+                copy(row, input, min(cut_.slices, (inputs_ - input + kInputs - 1) / kInputs), slot);
                 if (++slot == cut_.stages) slot = 0, parity ^= 1u;
             }
         }
     }
 
-    // Copies consecutive slices of a matrix. bytes: size of a box. pitch: bytes between slices in shared
+    // Copies consecutive slices of a matrix, of codes of a kind. pitch: bytes between slices in shared
     // memory.
-    __device__ void copy_slices(const CUtensorMap* matrix, int row, int input, int slices, int bytes,
+    template <CodeKind kOf>
+    __device__ void copy_slices(const CUtensorMap* matrix, int row, int input, int slices,
                                 const unsigned char* stage, int pitch, unsigned barrier) const {
-        arrive_expecting(barrier, slices * bytes);
+        constexpr bool kOfCodes = kOf != CodeKind::none;
         unsigned to = shared_address(stage);
         int column = piece_ * inputs_ + input;
+        if constexpr (kOfCodes) column = code_bytes(kOf, column);
 #pragma unroll 4
-        for (int i = 0; i < slices; ++i, to += unsigned(pitch), column += kSliceInputs)
+        for (int i = 0; i < slices;
+             ++i, to += unsigned(pitch), column += kOfCodes ? code_row(kOf) : kSliceInputs)
             tensor_copy(to, matrix, column, row, barrier);
+    }
+
+    // Copies the scales of consecutive slices.
+    __device__ void copy_scales(int row, int input, int slices, int slot) const {
+        unsigned to = shared_address(ring_ + slot * stage_ + cut_.slices * weights_);
+        int column = piece_ * inputs_ + input;
+        for (int i = 0; i < slices; ++i, to += unsigned(scales_), column += kInputs) {
+            for (int group = 0; group < groups_of_slice(p.coding); ++group)
+                tensor_copy(to + group * scale_pitch(cut_.tile_rows), &maps_.scales, row / 4 * 4,
+                            (column >> p.coding.shift) + group, full(slot));
+        }
     }
 
     // Adds the sums of all pieces, in ascending order, in the block of the first piece. The block has only
@@ -228,14 +296,15 @@ class FewRows {
             behind_[token * (end_ - begin_) + row - begin_] = sum;
         } else {
             using Out = typename Results::Element;
-            static_cast<Out*>(p.y)[std::int64_t(token) * p.out + row] = narrow<Out>(sum);
+            static_cast<Out*>(p.y)[token * p.y_stride + row] = narrow<Out>(sum);
         }
     }
 
     const ProductParams& p;
     const Maps& maps_;
     const Cut& cut_;
-    const int weights_, stage_, part_;  // bytes of weights in a slice; bytes of a stage; inputs of a stage
+    const int weights_, scales_;  // bytes of weights and of scales in a slice
+    const int stage_, part_;      // bytes of a stage; inputs of a stage
     unsigned char* ring_;
     float* behind_;  // after the ring: sums of the pieces, or elements (x rows, weight rows of this block)
     unsigned barriers_;
@@ -243,7 +312,7 @@ class FewRows {
     int begin_, end_;           // weight rows of this block
 };
 
-template <int kOctets, class Results>
+template <CodeKind kKind, int kOctets, class Results>
 __global__ void __launch_bounds__(32 * (kMostWarps + kCopyWarps + (Results::kCollected ? kResultWarps : 0)),
                                   Results::kCollected ? 1 : 2)
     few_rows_kernel(const __grid_constant__ ProductParams p, const __grid_constant__ Maps maps,
@@ -251,8 +320,8 @@ __global__ void __launch_bounds__(32 * (kMostWarps + kCopyWarps + (Results::kCol
 #if __CUDA_ARCH__ >= 900
     extern __shared__ unsigned char memory[];
     const unsigned past = shared_address(memory) % kOctetBytes;
-    const FewRows<kOctets, Results> product(p, maps, cut,
-                                            memory + (past ? kOctetBytes - past : 0) + kOctetBytes);
+    const FewRows<kKind, kOctets, Results> product(p, maps, cut,
+                                                   memory + (past ? kOctetBytes - past : 0) + kOctetBytes);
     if (threadIdx.x == 0) product.init();
     __syncthreads();
     if (p.pieces > 1) arrive_at_cluster();
@@ -276,19 +345,23 @@ inline int shares_of(const ProductParams& p) {
     return std::min(std::max(attribute_of_device(cudaDevAttrMultiProcessorCount) / p.pieces, 1), p.out);
 }
 
-template <int kOctets, class Results>
-void launch_few_rows(const ProductParams& p, const Results& results, cudaStream_t stream) {
-    using Product = FewRows<kOctets, Results>;
-    const auto kernel = few_rows_kernel<kOctets, Results>;
+template <CodeKind kKind, int kOctets, class Results>
+void launch_few_rows(const ProductParams& params, const Results& results, cudaStream_t stream) {
+    using Product = FewRows<kKind, kOctets, Results>;
+    const auto kernel = few_rows_kernel<kKind, kOctets, Results>;
+    constexpr bool kCoded = kKind != CodeKind::none;
+    ProductParams p = params;
+    if (p.y_stride == 0) p.y_stride = p.out;
     const int shares = shares_of(p), most = (p.out + shares - 1) / shares;
     const int tiles = (most + kMostTileRows - 1) / kMostTileRows;
     Cut cut = {};
     cut.tile_rows = (most + tiles - 1) / tiles;
     cut.warps = (cut.tile_rows + 2 * kOctet - 1) / (2 * kOctet);
-    const int weights = (cut.tile_rows + kOctet - 1) / kOctet * kOctetBytes;
-    const int slices = (p.in / p.pieces + kSliceInputs - 1) / kSliceInputs;
-    cut.slices = std::max(1, std::min(kStageBytes / (weights + Product::kX), slices));
-    const int stage = cut.slices * (weights + Product::kX);
+    const int weights = Product::weight_bytes(cut.tile_rows);
+    const int slice = weights + scale_bytes(cut.tile_rows, p.coding) + Product::kHalves * Product::kX;
+    const int slices = (p.in / p.pieces + Product::kInputs - 1) / Product::kInputs;
+    cut.slices = std::max(1, std::min(kStageBytes / slice, slices));
+    const int stage = cut.slices * slice;
     const int behind = std::max(Results::kCollected ? (most + 1) * p.rows : 0,
                                 (p.pieces - 1) * cut.warps * 32 * kOctets * 4) *
                        int(sizeof(float));
@@ -299,18 +372,19 @@ void launch_few_rows(const ProductParams& p, const Results& results, cudaStream_
     const int bytes = 2 * kOctetBytes + cut.stages * stage + behind;
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
           "the shared memory of few_rows_product");
-    const Maps maps = {tensor_map(p.weight, p.out, p.in, p.in, cut.tile_rows),
-                       tensor_map(p.x, p.rows, p.in, p.rows == 1 ? p.in : p.x_stride, kOctets * kOctet)};
+    const Maps maps = {tensor_map(p.weight, p.out, p.in, p.in, cut.tile_rows, p.coding.bits()),
+                       tensor_map(p.x, p.rows, p.in, p.rows == 1 ? p.in : p.x_stride, kOctets * kOctet),
+                       kCoded ? scale_map(p.coding, p.out, p.in, scale_rows(cut.tile_rows)) : CUtensorMap{}};
     const int threads = 32 * (cut.warps + kCopyWarps + (Results::kCollected ? kResultWarps : 0));
     launch_clusters(kernel, dim3(unsigned(shares * p.pieces)), unsigned(threads), p.pieces, bytes, stream,
                     "few_rows_product", p, maps, cut, results);
 }
 
-template <class Results>
+template <CodeKind kKind = CodeKind::none, class Results>
 void launch_few_rows(const ProductParams& p, const Results& results, cudaStream_t stream) {
-    if (p.rows <= kOctet) return launch_few_rows<1>(p, results, stream);
-    if (p.rows <= 2 * kOctet) return launch_few_rows<2>(p, results, stream);
-    launch_few_rows<4>(p, results, stream);
+    if (p.rows <= kOctet) return launch_few_rows<kKind, 1>(p, results, stream);
+    if (p.rows <= 2 * kOctet) return launch_few_rows<kKind, 2>(p, results, stream);
+    launch_few_rows<kKind, 4>(p, results, stream);
 }
 
 }  // namespace cuda

@@ -173,13 +173,14 @@ bool takes_step(const ProductParams& product, const ScanParams& p) {
 void few_rows_convolution(const ProductParams& product, const ConvParams& p, void* z, cudaStream_t stream) {
     if (!takes_convolution(product, p))
         throw std::invalid_argument("few_rows_convolution does not take these sizes or addresses");
-    if (product.rows > 0) launch_few_rows<1>(product, Convolved{p, static_cast<Bf16*>(z)}, stream);
+    if (product.rows > 0)
+        launch_few_rows<CodeKind::none, 1>(product, Convolved{p, static_cast<Bf16*>(z)}, stream);
 }
 
 void few_rows_step(const ProductParams& product, const ScanParams& p, cudaStream_t stream) {
     if (!takes_step(product, p))
         throw std::invalid_argument("few_rows_step does not take these sizes or addresses");
-    if (product.rows > 0) launch_few_rows<1>(product, Stepped{p}, stream);
+    if (product.rows > 0) launch_few_rows<CodeKind::none, 1>(product, Stepped{p}, stream);
 }
 
 }  // namespace cuda

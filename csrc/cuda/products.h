@@ -12,6 +12,19 @@
 namespace apcbatch {
 namespace cuda {
 
+// How weights are encoded: see codes.h. none: they are bfloat16 or float32.
+enum class CodeKind : int { none = 0, fp8 = 1, int8 = 2, int4 = 3 };
+struct Coding {
+    CodeKind kind = CodeKind::none;
+    int shift = 0;  // inputs >> shift is their group: 5, 6, 7, or 31 for one group
+    // (groups, stride), a scale for each row, times 2^120 for fp8. They are exact in bfloat16. For int4, the
+    // lowest 7 bits are the zero plus 8.
+    const float* scales = nullptr;
+    std::int64_t stride = 0;  // a multiple of 4
+
+    int bits() const { return kind == CodeKind::none ? 16 : kind == CodeKind::int4 ? 4 : 8; }
+};
+
 struct ProductParams {
     int rows, in, out;      // rows of x and y; columns of x; columns of y
     DType dtype;            // dtype of weight and x
@@ -21,6 +34,9 @@ struct ProductParams {
     void* y;                // (rows, out) contiguous
     DType y_dtype;          // float32 or bfloat16
     int pieces;             // 1, 2, 4 or 8, each a multiple of 16 inputs; 1 in float32
+    // The following are of few_rows_product alone. y_stride: row stride of y; 0: out.
+    Coding coding = {};
+    std::int64_t y_stride = 0;
 };
 
 constexpr int kMostFewRows = 32, kMostMixerRows = 8, kMostPieces = 8;

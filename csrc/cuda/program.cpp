@@ -98,8 +98,14 @@ void Program::product(const ChainWeights& weights, int kernel, const Rows& x, co
     products_.emplace_back(weights, kernel);
     ops_.emplace_back([=](Run& run) {
         const ChainKernel& chosen = run.pass.kernels[std::size_t(kernel)];
-        const ProductParams p = {int(run.t), weights.in, weights.out, x.dtype, weights.weight,
-                                 run.at(x),  x.stride,   run.at(y),   y.dtype, weights.pieces};
+        ProductParams p = {int(run.t), weights.in, weights.out, x.dtype, weights.weight,
+                           run.at(x),  x.stride,   run.at(y),   y.dtype, weights.pieces};
+        if (weights.coded) {
+            if (run.t <= kMostCodedRows && takes_coded_product(*weights.coded, weights.pieces))
+                return coded_product(*weights.coded, p, run.stream);
+            decode(*weights.coded, run.stream);
+            p.weight = weights.coded->scratch->memory;
+        }
         void* parts = leaves_parts(weights, chosen) ? run.parts : nullptr;
         if (!chosen.of_library || !multiply_many(p, chosen, parts, run.stream)) own_product(p, run.stream);
     });

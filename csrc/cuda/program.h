@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "codes.h"
 #include "heads.h"
 #include "library.h"
 #include "rows.h"
@@ -23,10 +24,11 @@ struct Rows {
 
 constexpr int kLeft = -1;  // buffer of the residual's next delta, (t, h) float32
 
-// Weights (out, in) of a fixed-order product.
+// Weights (out, in) of a fixed-order product. coded: null, or the weights as codes, instead of the address.
 struct ChainWeights {
     const void* weight;
     int out, in, pieces;
+    std::shared_ptr<const CodedWeights> coded;
 };
 
 // Kernel of a product: a cuBLASLt kernel and its in_turn (see library.h), or our own kernel.

@@ -11,7 +11,16 @@ namespace apcbatch {
 namespace cuda {
 namespace {
 
-constexpr int kBoxColumns = 64;  // 128 bytes of bfloat16, the span of the swizzle
+// How a row lies in memory: bytes of an element, elements of a row, elements of a box's row.
+struct Row {
+    int size;
+    cuuint64_t columns;
+    cuuint32_t box;
+
+    // bits: of a column: 16, 8 or 4.
+    Row(std::int64_t its, int bits)
+        : size(bits == 16 ? 2 : 1), columns(cuuint64_t(its * bits / 8 / size)), box(bits == 8 ? 128 : 64) {}
+};
 
 decltype(&cuTensorMapEncodeTiled) encoder() {
     static const auto found = [] {
@@ -32,20 +41,29 @@ decltype(&cuTensorMapEncodeTiled) encoder() {
     return found;
 }
 
-// sizes, box: columns first. strides: of the other dimensions, in elements.
+// sizes, box: columns first. strides: of the other dimensions, in elements. size: bytes of an element: 1, 2,
+// or 4, which is not swizzled. Else the span of the swizzle is a box's row, 128 or 64 bytes.
 template <int kDimensions>
-CUtensorMap encoded(const void* matrix, const cuuint64_t (&sizes)[kDimensions],
+CUtensorMap encoded(const void* matrix, int size, const cuuint64_t (&sizes)[kDimensions],
                     const cuuint64_t (&strides)[kDimensions - 1], const cuuint32_t (&box)[kDimensions]) {
     CUtensorMap map = {};
     cuuint64_t bytes[kDimensions - 1];
-    for (int i = 0; i < kDimensions - 1; ++i) bytes[i] = strides[i] * 2;
+    for (int i = 0; i < kDimensions - 1; ++i) bytes[i] = strides[i] * cuuint64_t(size);
+    const auto type = size == 1   ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+                      : size == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                  : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
     cuuint32_t steps[kDimensions];
     for (cuuint32_t& step : steps) step = 1;
-    // L2 promotion to 128 bytes, as 256 bytes would be 6 % slower.
+    const auto swizzle = size == 4                   ? CU_TENSOR_MAP_SWIZZLE_NONE
+                         : int(box[0]) * size == 128 ? CU_TENSOR_MAP_SWIZZLE_128B
+                                                     : CU_TENSOR_MAP_SWIZZLE_64B;
+    // L2 promotion to 128 bytes for weights, as 256 bytes would be 6 % slower: a stage has 256 bytes of a
+    // row. Of codes it has 128 or 64, and 256 bytes bring those of the next stage to the L2 cache, too.
+    const auto promotion =
+        size == 1 ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
     const CUresult error =
-        encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kDimensions, const_cast<void*>(matrix), sizes,
-                  bytes, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                  CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+        encoder()(&map, type, kDimensions, const_cast<void*>(matrix), sizes, bytes, box, steps,
+                  CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (error != CUDA_SUCCESS) {
         std::string shape;
         for (const cuuint64_t size : sizes)
@@ -59,17 +77,25 @@ CUtensorMap encoded(const void* matrix, const cuuint64_t (&sizes)[kDimensions],
 }  // namespace
 
 CUtensorMap tensor_map(const void* matrix, std::int64_t rows, std::int64_t columns, std::int64_t stride,
-                       int box_rows) {
-    return encoded<2>(matrix, {cuuint64_t(columns), cuuint64_t(rows)}, {cuuint64_t(stride)},
-                      {kBoxColumns, cuuint32_t(box_rows)});
+                       int box_rows, int bits) {
+    const Row row(columns, bits);
+    return encoded<2>(matrix, row.size, {row.columns, cuuint64_t(rows)}, {Row(stride, bits).columns},
+                      {row.box, cuuint32_t(box_rows)});
+}
+
+CUtensorMap scale_map(const Coding& coding, std::int64_t rows, std::int64_t columns, int box_rows) {
+    const std::int64_t groups = ((columns - 1) >> coding.shift) + 1;
+    return encoded<2>(coding.scales, 4, {cuuint64_t(rows), cuuint64_t(groups)}, {cuuint64_t(coding.stride)},
+                      {cuuint32_t(box_rows), 1});
 }
 
 CUtensorMap paired_map(const void* matrices, std::int64_t parts, std::int64_t rows, std::int64_t columns,
-                       int box_rows) {
-    const cuuint64_t row = cuuint64_t(columns);
-    return encoded<5>(matrices, {row, 8, 2, cuuint64_t(rows / 16), cuuint64_t(parts)},
+                       int box_rows, int bits) {
+    const Row its(columns, bits);
+    const cuuint64_t row = its.columns;
+    return encoded<5>(matrices, its.size, {row, 8, 2, cuuint64_t(rows / 16), cuuint64_t(parts)},
                       {2 * row, row, 16 * row, cuuint64_t(rows) * row},
-                      {kBoxColumns, 8, 2, cuuint32_t(box_rows / 16), cuuint32_t(parts)});
+                      {its.box, 8, 2, cuuint32_t(box_rows / 16), cuuint32_t(parts)});
 }
 
 }  // namespace cuda

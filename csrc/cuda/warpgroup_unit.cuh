@@ -1,8 +1,7 @@
-// Products of a 64 x 16 by a 16 x N matrix by a warpgroup (wgmma), with both operands in shared memory:
-// slices of 64 inputs, in the swizzled layout of chain_steps.cuh. Lane l of warp w of the warpgroup has the
-// sums of rows 16 w
-// + l / 4 and 8 more: sums[4 j + 2 h + i] is that of row 16 w + l / 4 + 8 h and column 8 j + l % 4 * 2 + i.
-// Needs sm_90a.
+// Products of a 64 x 16 by a 16 x N matrix by a warpgroup (wgmma), with operands in shared memory: slices of
+// 64 inputs, in the swizzled layout of chain_steps.cuh. Lane l of warp w of the warpgroup has the sums of
+// rows 16 w + l / 4 and 8 more: sums[4 j + 2 h + i] is that of row 16 w + l / 4 + 8 h and column 8 j + l % 4
+// * 2 + i. Needs sm_90a.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -48,6 +47,12 @@ __device__ __forceinline__ void hold(float (&sums)[kSums]) {
     for (float& sum : sums) asm volatile("" : "+f"(sum)::"memory");
 }
 
+// The same for an operand that a product may still read.
+__device__ __forceinline__ void hold(std::uint32_t (&operand)[4]) {
+#pragma unroll
+    for (std::uint32_t& one : operand) asm volatile("" : "+r"(one)::"memory");
+}
+
 // Change the number of registers of a thread of this warpgroup.
 template <int kRegisters>
 __device__ __forceinline__ void take_registers() {
@@ -78,23 +83,34 @@ __device__ __forceinline__ void leave_registers() {
     "%64, %65, %66, %67, %68, %69, %70, %71, " \
     "%72, %73, %74, %75, %76, %77, %78, %79"
 
-// Adds the product of 64 rows and `columns` rows over one step, of 16 inputs, to the sums.
-#define APC_WARPGROUP_PRODUCT(columns, names, a_name, b_name, ...)                                           \
+// Adds the product of 64 rows and `columns` rows over one step, of 16 inputs, to the sums. The 64 rows are in
+// shared memory, or in registers, in the layout of multiply_add for each warp; these may be written again
+// once the caller has waited for the product.
+#define APC_WARPGROUP_PRODUCT(columns, names, a_name, b_name, a_names, next_name, ...)                       \
     __device__ __forceinline__ void add_step(float (&sums)[columns / 2], std::uint64_t a, std::uint64_t b) { \
         asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32.bf16.bf16 {" names "}, " a_name   \
                      ", " b_name ", 1, 1, 1, 0, 0;"                                                          \
                      : __VA_ARGS__                                                                           \
                      : "l"(a), "l"(b));                                                                      \
+    }                                                                                                        \
+    __device__ __forceinline__ void add_step(float (&sums)[columns / 2], const std::uint32_t (&a)[4],        \
+                                             std::uint64_t b) {                                              \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32.bf16.bf16 {" names "}, {" a_names \
+                     "}, " next_name ", 1, 1, 1, 0;"                                                         \
+                     : __VA_ARGS__                                                                           \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                  \
     }
-APC_WARPGROUP_PRODUCT(32, APC_NAMES_0, "%16", "%17", APC_SUMS_16(0))
-APC_WARPGROUP_PRODUCT(64, APC_NAMES_0 ", " APC_NAMES_1, "%32", "%33", APC_SUMS_16(0), APC_SUMS_16(16))
-APC_WARPGROUP_PRODUCT(96, APC_NAMES_0 ", " APC_NAMES_1 ", " APC_NAMES_2, "%48", "%49", APC_SUMS_16(0),
-                      APC_SUMS_16(16), APC_SUMS_16(32))
+APC_WARPGROUP_PRODUCT(32, APC_NAMES_0, "%16", "%17", "%16, %17, %18, %19", "%20", APC_SUMS_16(0))
+APC_WARPGROUP_PRODUCT(64, APC_NAMES_0 ", " APC_NAMES_1, "%32", "%33", "%32, %33, %34, %35", "%36",
+                      APC_SUMS_16(0), APC_SUMS_16(16))
+APC_WARPGROUP_PRODUCT(96, APC_NAMES_0 ", " APC_NAMES_1 ", " APC_NAMES_2, "%48", "%49", "%48, %49, %50, %51",
+                      "%52", APC_SUMS_16(0), APC_SUMS_16(16), APC_SUMS_16(32))
 APC_WARPGROUP_PRODUCT(128, APC_NAMES_0 ", " APC_NAMES_1 ", " APC_NAMES_2 ", " APC_NAMES_3, "%64", "%65",
-                      APC_SUMS_16(0), APC_SUMS_16(16), APC_SUMS_16(32), APC_SUMS_16(48))
+                      "%64, %65, %66, %67", "%68", APC_SUMS_16(0), APC_SUMS_16(16), APC_SUMS_16(32),
+                      APC_SUMS_16(48))
 APC_WARPGROUP_PRODUCT(160, APC_NAMES_0 ", " APC_NAMES_1 ", " APC_NAMES_2 ", " APC_NAMES_3 ", " APC_NAMES_4,
-                      "%80", "%81", APC_SUMS_16(0), APC_SUMS_16(16), APC_SUMS_16(32), APC_SUMS_16(48),
-                      APC_SUMS_16(64))
+                      "%80", "%81", "%80, %81, %82, %83", "%84", APC_SUMS_16(0), APC_SUMS_16(16),
+                      APC_SUMS_16(32), APC_SUMS_16(48), APC_SUMS_16(64))
 #undef APC_WARPGROUP_PRODUCT
 #undef APC_NAMES_0
 #undef APC_NAMES_1

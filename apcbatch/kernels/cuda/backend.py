@@ -17,6 +17,7 @@ from apcbatch.kernels.cuda.mamba import DeviceMamba
 from apcbatch.kernels.cuda.ops import CudaOps
 from apcbatch.kernels.cuda.program import DeviceStack
 from apcbatch.kernels.cuda.short_conv import DeviceShortConv
+from apcbatch.kernels.encoded_rows import EncodedRows
 
 # Increment with each change to a CUDA kernel that changes a bit of any result.
 CUDA_NUMERICS_VERSION = 7
@@ -49,10 +50,18 @@ class CudaBackend(CudaOps, BackendOf[DeviceLinear]):
         return f"cuda-sm{major}{minor}-{name}-{products}-torch{torch.__version__}-{CUDA_NUMERICS_VERSION}"
 
     def pack_linear(
-        self, weight: torch.Tensor, scale: torch.Tensor | None = None, dtype: torch.dtype | None = None
+        self,
+        weight: torch.Tensor | EncodedRows,
+        scale: torch.Tensor | None = None,
+        dtype: torch.dtype | None = None,
     ) -> DeviceLinear:
-        """Prepare weights (out, in), of any stride, for `linear`: see BackendOf."""
-        return pack_linear(weight.to(dtype or weight.dtype), self.exact, self._products, scale)
+        """Prepare weights (out, in), of any stride, for `linear`: see BackendOf. Encoded weights stay so where the
+        kernels take them (apcbatch.kernels.cuda.coded)."""
+        if isinstance(weight, EncodedRows) and dtype not in (None, torch.bfloat16):
+            weight = weight.decoded().to(self.device)
+        if isinstance(weight, torch.Tensor):
+            weight = weight.to(dtype or weight.dtype)
+        return pack_linear(weight, self.exact, self._products, scale)
 
     def layer_stack(self, layers: Sequence[Sequence[StackEntry]], hidden: int) -> DeviceStack:
         """See BackendOf."""

@@ -10,10 +10,12 @@ order.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from apcbatch.kernels.arguments import address
+from apcbatch.kernels.cuda.coded import CodedWeight
 from apcbatch.kernels.cuda.extension import ALIGNMENT, current_stream, extension
 from apcbatch.kernels.cuda.linear import DeviceLinear
 from apcbatch.kernels.layer import Expert
@@ -38,6 +40,7 @@ class GroupedExperts:
                 return
         sizes = (gate_ups, self._inner, experts[0].is_gated), (downs, self._hidden, False)
         self._maps = [_maps(*its).to(device) for its in sizes]
+        self._codings = [_coding(parts[0]) for parts, *_ in sizes]
         self.is_supported = True
 
     def mixture(
@@ -78,12 +81,12 @@ class GroupedExperts:
         t, h, f = len(x), self._hidden, self._inner
         inner = torch.empty((t * k, f), dtype=x.dtype, device=x.device)
         rows = torch.empty((t * k, h), dtype=torch.float32, device=x.device)
-        gate_ups, downs = (maps.data_ptr() for maps in self._maps)
+        gate_ups, downs = ((*coding, maps.data_ptr()) for coding, maps in zip(self._codings, self._maps, strict=True))
         product, sizes, stream = extension().expert_product, (groups, t, k, len(self._experts)), current_stream()
-        product(*sizes, h, f, self._activation, gate_ups, x.data_ptr(), inner.data_ptr(), 0, 0, stream)
+        product(*sizes, h, f, self._activation, *gate_ups, x.data_ptr(), inner.data_ptr(), 0, 0, stream)
         factors = address(self._experts[0].down.scale), weights.data_ptr()
         plain = extension().Activation.none
-        product(*sizes, f, h, plain, downs, inner.data_ptr(), rows.data_ptr(), *factors, stream)
+        product(*sizes, f, h, plain, *downs, inner.data_ptr(), rows.data_ptr(), *factors, stream)
         return rows
 
     def _require(self, x: torch.Tensor) -> None:
@@ -100,18 +103,35 @@ class GroupedExperts:
 def _maps(parts: Sequence[DeviceLinear], out: int, is_gated: bool) -> torch.Tensor:
     """Make the tensor maps (TMA descriptors) of these weights, (2 out, in) if is_gated, else (out, in), as one uint8
     tensor on the host."""
-    addresses = [part.weight.data_ptr() for part in parts]
-    maps = extension().expert_maps(addresses, out, parts[0].in_features, is_gated)
+    addresses = []
+    for part in parts:
+        if isinstance(part.weight, CodedWeight):
+            codes, *_, scales = part.weight.parts[0]
+            addresses.append((codes.data_ptr(), address(scales)))
+        else:
+            addresses.append((part.weight.data_ptr(), 0))
+    maps = extension().expert_maps(addresses, *_coding(parts[0]), out, parts[0].in_features, is_gated)
     return torch.frombuffer(bytearray(maps), dtype=torch.uint8)
 
 
+def _coding(packed: DeviceLinear) -> tuple[Any, int]:
+    """Return how the kernels decode these weights, kind and shift: see Coding in csrc/cuda/products.h."""
+    kinds, weight = extension().CodeKind, packed.weight
+    if isinstance(weight, torch.Tensor):
+        return kinds.none, 0
+    _, kind, shift, _ = weight.parts[0]
+    return getattr(kinds, kind), shift
+
+
 def _alike(parts: Sequence[DeviceLinear]) -> bool:
-    """Return True if all weights are bfloat16 with fixed-order products, and of one shape and scale."""
+    """Return True if all weights are bfloat16 with fixed-order products, and of one shape, scale and encoding."""
     return all(
         part.fixed_order is not None
         and part.dtype == torch.bfloat16
         and part.weight.shape == parts[0].weight.shape
         and _is_same(part.scale, parts[0].scale)
+        and _coding(part) == _coding(parts[0])
+        and (isinstance(part.weight, torch.Tensor) or len(part.weight.parts) == 1)
         for part in parts
     )
 

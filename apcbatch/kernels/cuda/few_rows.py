@@ -95,12 +95,15 @@ class FewRows:
 
 
 def _is_fixed_order(packed: DeviceLinear) -> bool:
-    """Return True if products with these weights are bfloat16, in fixed order, with one sum over all inputs."""
-    return packed.fixed_order is not None and packed.dtype == torch.bfloat16 and packed.pieces == 1
+    """Return True if products with these weights are bfloat16, in fixed order, with one sum over all inputs, and not
+    encoded."""
+    is_plain = isinstance(packed.weight, torch.Tensor) and packed.dtype == torch.bfloat16
+    return is_plain and packed.fixed_order is not None and packed.pieces == 1
 
 
 def _product(x: torch.Tensor, packed: DeviceLinear) -> object:
     """Make the _CUDA.Product of x (t, in) without a result tensor: the fused kernel consumes the result."""
+    assert isinstance(packed.weight, torch.Tensor)
     return extension().Product(
         x.shape[0],
         packed.in_features,

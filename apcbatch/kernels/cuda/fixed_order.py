@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import torch
 
 from apcbatch.kernels.arguments import DTYPE_CODES
+from apcbatch.kernels.cuda.coded import CodedWeight, SharedScratch
 from apcbatch.kernels.cuda.extension import ALIGNMENT, current_stream, extension
 
 MOST_TIMED_ROWS = 2048  # rows of x in the largest timing; products with more rows use the kernel chosen for it
@@ -34,7 +35,7 @@ FEWEST_ROWS_IN_TURN = 1024  # rows of x from which cuBLASLt accumulates two piec
 _STEP = {torch.bfloat16: 16, torch.float32: 1}  # the number of inputs must be a multiple of this
 
 
-def pieces_of(weight: torch.Tensor) -> int:
+def pieces_of(weight: torch.Tensor | CodedWeight) -> int:
     """Return the number of pieces to cut the inputs of weights (out, in) into."""
     pieces, (rows, inputs) = 1, weight.shape
     if weight.dtype != torch.bfloat16:
@@ -49,7 +50,8 @@ def pieces_of(weight: torch.Tensor) -> int:
 
 class ProductShape(NamedTuple):
     """Product for which a kernel is chosen per number of rows. outputs, inputs: shape of the weights. pieces: number of
-    pieces of the inputs. dtype: of x. out_dtype: of y. is_packed: x has no gap between its rows."""
+    pieces of the inputs. dtype: of x. out_dtype: of y. is_packed: x has no gap between its rows. most_own: most rows
+    that our own kernel multiplies, whichever is faster."""
 
     outputs: int
     inputs: int
@@ -57,6 +59,7 @@ class ProductShape(NamedTuple):
     dtype: torch.dtype
     out_dtype: torch.dtype
     is_packed: bool
+    most_own: int = 0
 
 
 class FixedOrderProducts:
@@ -70,6 +73,11 @@ class FixedOrderProducts:
         self._chosen: dict[tuple[ProductShape, int], bytes | None] = {}  # None: our own kernel
         self._device = device
 
+    @cached_property
+    def scratch(self) -> SharedScratch:
+        """Memory for the decoded weights of a product."""
+        return SharedScratch(self._device)
+
     def takes(self, weight: torch.Tensor) -> bool:
         """Return True if products with these weights (out, in), float32 or bfloat16, can accumulate in fixed order."""
         if weight.shape[1] % _STEP[weight.dtype] or weight.data_ptr() % ALIGNMENT:
@@ -79,24 +87,29 @@ class FixedOrderProducts:
     def kernel(self, shape: ProductShape, rows: int) -> tuple[bytes, bool] | None:
         """Return the kernel for this number of rows: (cuBLASLt kernel, result of `_in_turn`), or (b"", False) for our
         own kernel. Returns None if `product` has not chosen one yet."""
-        if rows <= extension().MOST_FEW_ROWS and shape.dtype == torch.bfloat16:
+        if rows <= max(shape.most_own, extension().MOST_FEW_ROWS) and shape.dtype == torch.bfloat16:
             return b"", False
-        bucket = _bucket(rows)
+        shape, bucket = shape._replace(most_own=0), _bucket(rows)
         if (shape, bucket) not in self._chosen:
             return None
         chosen = self._chosen[shape, bucket]
         return (b"", False) if chosen is None else (chosen, _in_turn(shape.pieces, shape.out_dtype, bucket))
 
-    def product(self, x: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype, pieces: int) -> torch.Tensor:
-        """Compute x W^T, (t, out) in out_dtype. x: (t, in) in the weights' dtype. weight: (out, in). out_dtype: x's or
-        float32. pieces: see `pieces_of`."""
+    def product(
+        self, x: torch.Tensor, weight: torch.Tensor | CodedWeight, out_dtype: torch.dtype, pieces: int
+    ) -> torch.Tensor:
+        """Compute x W^T, (t, out) in out_dtype. x: (t, in) in the weights' dtype. weight: (out, in), encoded only if it
+        takes the rows. out_dtype: x's or float32. pieces: see `pieces_of`."""
         if not _is_readable(x):
             x = x.clone(memory_format=torch.contiguous_format)
         y = torch.empty((x.shape[0], weight.shape[0]), dtype=out_dtype, device=x.device)
         if not y.numel():
             return y
         with torch.cuda.device(x.device):
-            self._multiply(x, weight, y, pieces)
+            if isinstance(weight, CodedWeight):
+                extension().coded_product(weight.given, _product(x, weight, y, pieces), current_stream())
+            else:
+                self._multiply(x, weight, y, pieces)
         return y
 
     def _multiply(self, x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, pieces: int) -> None:
@@ -235,13 +248,13 @@ def _is_readable(x: torch.Tensor) -> bool:
     return x.stride(1) == 1 and packed and x.data_ptr() % ALIGNMENT == 0
 
 
-def _product(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, pieces: int) -> object:
+def _product(x: torch.Tensor, weight: torch.Tensor | CodedWeight, y: torch.Tensor, pieces: int) -> object:
     return extension().Product(
         x.shape[0],
         x.shape[1],
         weight.shape[0],
         DTYPE_CODES[x.dtype],
-        weight.data_ptr(),
+        weight.data_ptr() if isinstance(weight, torch.Tensor) else 0,
         x.data_ptr(),
         x.stride(0),
         y.data_ptr(),

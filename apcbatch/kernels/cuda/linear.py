@@ -12,8 +12,10 @@ from functools import cached_property
 import torch
 
 from apcbatch.kernels.arguments import DTYPE_CODES, dtype_code
+from apcbatch.kernels.cuda.coded import CodedWeight, coded_weight
 from apcbatch.kernels.cuda.extension import current_stream, extension
 from apcbatch.kernels.cuda.fixed_order import FixedOrderProducts, pieces_of
+from apcbatch.kernels.encoded_rows import EncodedRows
 
 FIXED_ORDER_ROWS = 128  # up to this number, inexact products use fixed order too, as it is no slower
 EXACT_ROWS = 128  # rows per call of exact products without fixed order
@@ -21,14 +23,14 @@ EXACT_ROWS = 128  # rows per call of exact products without fixed order
 
 @dataclass(frozen=True, eq=False)
 class DeviceLinear:
-    """Weights (out_features, in_features) on a CUDA device, not reordered.
+    """Weights (out_features, in_features) on a CUDA device, not reordered, or encoded.
 
     exact: whether a row's bits must not depend on the other rows. fixed_order: the device's fixed-order products; None
     if they do not support these weights. pieces: number of pieces of the inputs, each with its own sum (see
     apcbatch.kernels.cuda.fixed_order). scale: (out,) float32, factors of the float32 sums, or None.
     """
 
-    weight: torch.Tensor
+    weight: torch.Tensor | CodedWeight
     exact: bool
     fixed_order: FixedOrderProducts | None
     pieces: int = 1
@@ -61,20 +63,28 @@ class DeviceLinear:
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
         """Return rows of the weights: indices (k,) int64 -> (k, in_features), for a tied embedding."""
-        return self.weight[indices]
+        weight = self.weight.decoded() if isinstance(self.weight, CodedWeight) else self.weight
+        return weight[indices]
 
 
 def pack_linear(
-    weight: torch.Tensor, exact: bool, products: FixedOrderProducts, scale: torch.Tensor | None = None
+    weight: torch.Tensor | EncodedRows,
+    exact: bool,
+    products: FixedOrderProducts,
+    scale: torch.Tensor | None = None,
 ) -> DeviceLinear:
-    """Prepare weights for `linear`. weight: (out, in), any stride. exact, scale: see DeviceLinear. products: those of
-    the weights' device. Raises ValueError unless the weights are float32 or bfloat16."""
-    dtype_code(weight, "weight")
-    weight = weight.contiguous()
-    scale = None if scale is None else scale.to(weight.device)
-    if not products.takes(weight):
-        return DeviceLinear(weight, exact, None, scale=scale)
-    return DeviceLinear(weight, exact, products, pieces_of(weight), scale)
+    """Prepare weights for `linear`. weight: (out, in), any stride; encoded ones stay so where the kernels take them.
+    exact, scale: see DeviceLinear. products: those of the weights' device. Raises ValueError unless the weights are
+    float32 or bfloat16."""
+    given = coded_weight(weight, products.scratch) if isinstance(weight, EncodedRows) else weight
+    scale = None if scale is None else scale.to(given.device)
+    if isinstance(given, CodedWeight):
+        return DeviceLinear(given, exact, products, pieces_of(given), scale)
+    dtype_code(given, "weight")
+    given = given.contiguous()
+    if not products.takes(given):
+        return DeviceLinear(given, exact, None, scale=scale)
+    return DeviceLinear(given, exact, products, pieces_of(given), scale)
 
 
 def product(x: torch.Tensor, packed: DeviceLinear, out_dtype: torch.dtype, bias: torch.Tensor | None) -> torch.Tensor:
@@ -84,12 +94,18 @@ def product(x: torch.Tensor, packed: DeviceLinear, out_dtype: torch.dtype, bias:
         raise ValueError(f"x must be {packed.dtype}, as the weights are; it is {x.dtype}")
     products = packed.fixed_order_for(x.shape[0])
     summed = out_dtype if packed.scale is None else torch.float32
+    weight = packed.weight
+    if isinstance(weight, CodedWeight) and not (products and weight.takes(x.shape[0], packed.pieces)):
+        weight = weight.decoded()
     if products is not None:
-        y = products.product(x, packed.weight, summed, packed.pieces)
-    elif packed.exact:
-        y = _padded_product(x, packed.weight, summed)
-    else:
-        y = _product(x, packed.weight, summed)
+        y = products.product(x, weight, summed, packed.pieces)
+        return _finished(y, packed, out_dtype, bias)
+    assert isinstance(weight, torch.Tensor)
+    y = _padded_product(x, weight, summed) if packed.exact else _product(x, weight, summed)
+    return _finished(y, packed, out_dtype, bias)
+
+
+def _finished(y: torch.Tensor, packed: DeviceLinear, out_dtype: torch.dtype, bias: torch.Tensor | None) -> torch.Tensor:
     if packed.scale is not None:
         y = _scaled(y, packed.scale, out_dtype)
     return y if bias is None else y.add_(bias.to(y.dtype))

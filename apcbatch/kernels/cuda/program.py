@@ -128,9 +128,15 @@ class Program:
         if packed.scale is not None and y.dtype != torch.float32:
             summed = self.rows(packed.out_features, torch.float32)
         out, inputs, pieces = packed.out_features, packed.in_features, packed.pieces
-        shape = ProductShape(out, inputs, pieces, packed.dtype, summed.dtype, is_packed)
+        address, coded, most_own = 0, None, 0
+        if isinstance(packed.weight, torch.Tensor):
+            address = packed.weight.data_ptr()
+        else:
+            coded = packed.weight.given
+            most_own = extension().MOST_CODED_ROWS if packed.weight.takes(1, pieces) else 0
+        shape = ProductShape(out, inputs, pieces, packed.dtype, summed.dtype, is_packed, most_own)
         kernel = self._shapes.setdefault(shape, len(self._shapes))
-        self.launches.product((packed.weight.data_ptr(), out, inputs, pieces), kernel, x.given, summed.given)
+        self.launches.product((address, out, inputs, pieces, coded), kernel, x.given, summed.given)
         if packed.scale is not None:
             self.launches.scale(packed.scale.data_ptr(), out, summed.given, y.given)
 
