@@ -68,13 +68,15 @@ def queue_bytes(slot_bytes: int, pool_bytes: int, on_host: bool) -> int:
 @dataclass(frozen=True)
 class CheckpointSizes:
     """Sizes of a checkpoint, from the headers of its files. num_weights: weights that are loaded, num_kept of them
-    encoded, in kept_bytes. num_in_block: those
-    of the largest sub-block. num_in_embedding: those of the largest tensor outside the sub-blocks. width: columns of
-    the working memory of the widest sub-block, for each token. tokenizer_bytes: size of tokenizer.json."""
+    encoded, in kept_bytes. num_decoded: those of the largest encoded matrix, which a device decodes for wide passes.
+    num_in_block: those of the largest sub-block. num_in_embedding: those of the largest tensor outside the sub-blocks.
+    width: columns of the working memory of the widest sub-block, for each token. tokenizer_bytes: size of
+    tokenizer.json."""
 
     num_weights: int
     num_kept: int
     kept_bytes: int
+    num_decoded: int
     num_in_block: int
     num_in_embedding: int
     width: int
@@ -245,6 +247,7 @@ class MemoryPlan:
         if self.sizes is None:
             return 0
         one_pass = FLOAT * (tokens * (self.sizes.width + 3 * self.hidden_size) + rows * self.vocab_size)
+        one_pass += 0 if self.on_host else DTYPE_BYTES["bfloat16"] * self.sizes.num_decoded
         twice = max(self.sizes.num_in_block, self.sizes.num_in_embedding - self.sizes.num_weights // 2)
         ahead = self.sizes.num_weights // READ_AHEAD_SHARE
         return max(one_pass, DTYPE_BYTES[self.dtype] * (2 * twice + ahead))
@@ -311,7 +314,7 @@ def checkpoint_sizes(folder: Path, config: ModelConfig, mode: str, device: str) 
     """Read the sizes of a checkpoint. A tied head does not count. mode, device: see Keeping. Return None if its files
     of weights are not there, or one cannot be read."""
     family = family_of(config)
-    keeping, num_kept, kept_bytes = family.keeping(config, mode, device), 0, 0
+    keeping, num_kept, kept_bytes, num_decoded = family.keeping(config, mode, device), 0, 0, 0
     per_token = max((kind.per_token for kind in family.kinds(config) if isinstance(kind, Mixture)), default=1)
     weights, widths, outside = Counter[str](), Counter[str](), 0
     inputs, counts = set[tuple[str, int]](), Counter[str]()
@@ -328,6 +331,7 @@ def checkpoint_sizes(folder: Path, config: ModelConfig, mode: str, device: str) 
                 if isinstance(tensor, Encoded) and keeping.keeps(name, tensor):
                     num_kept += count
                     kept_bytes += tensor.kept_bytes
+                    num_decoded = max(num_decoded, math.prod(tensor.shape[-2:]))
                 outside = max(outside, 0 if block else count)
                 part = f"{block}{re.sub('[0-9]+', '', part)}"  # the same for all experts
                 counts[part] += 1
@@ -347,6 +351,7 @@ def checkpoint_sizes(folder: Path, config: ModelConfig, mode: str, device: str) 
         num_weights=total,
         num_kept=num_kept,
         kept_bytes=kept_bytes,
+        num_decoded=num_decoded,
         num_in_block=max(weights.values(), default=0),
         num_in_embedding=outside,
         width=max(widths.values(), default=0),

@@ -34,7 +34,8 @@ _MEANT: Mapping[str, str] = {"I8": "int8", "U8": "int8, or packed 4-bit", "I32":
 _MOST_SHAPE_BYTES = 64
 _LEAST_COLUMNS = 32  # of weights that stay encoded: not of convolutions
 _BLOCK_INPUTS = 256
-_KEPT: Mapping[str, tuple[str, ...]] = {"cpu": ("fp8", "int8", "int4"), "cuda": ()}  # codes that kernels take
+_GROUPS_ON_CUDA = (32, 64, 128)
+_NOT_SLOWER = ("cpu",)  # devices on which encoded weights are not slower: see docs/models.md
 
 
 class Encoded(NamedTuple):
@@ -84,15 +85,19 @@ class Keeping(NamedTuple):
 
     def keeps(self, name: str, weight: StoredTensor | Encoded) -> bool:
         """Return True if a weight stays encoded in memory."""
-        if self.mode == "decoded" or not isinstance(weight, Encoded) or name.endswith(self.decoded):
+        if self.mode == "decoded" or (self.mode == "auto" and self.device not in _NOT_SLOWER):
             return False
-        kept = weight.kept_as
-        return kept is not None and kept[0] in _KEPT[self.device] and _fits(kept[1], weight.shape[-1])
-
-
-def _fits(group: int, columns: int) -> bool:
-    """Return whether groups lie in the kernels' blocks of inputs, or blocks in groups."""
-    return group >= columns or group % _BLOCK_INPUTS == 0 or _BLOCK_INPUTS % group == 0
+        if not isinstance(weight, Encoded) or name.endswith(self.decoded) or (kept := weight.kept_as) is None:
+            return False
+        (kind, group), columns = kept, weight.shape[-1]
+        if self.device == "cpu":  # groups lie in the kernels' blocks of inputs, or blocks in groups
+            return group >= columns or group % _BLOCK_INPUTS == 0 or _BLOCK_INPUTS % group == 0
+        return (
+            (group >= columns or group in _GROUPS_ON_CUDA)
+            and columns % (32 if kind == "int4" else 16) == 0
+            and (kind == "int4" or not weight.codec.zero)
+            and weight.parts["scales"][1].dtype not in ("F32", "F16")
+        )
 
 
 Weights = dict[str, StoredTensor | Encoded]

@@ -29,7 +29,7 @@ from tests.tiny import FAMILIES
 MiB, GiB = 1 << 20, 1 << 30
 LAYOUT = StateLayout.of([SSM.part(0, (1, 10 * MiB // 4), "float32"), KV.part(1, (2, None, 1, 512), "float32")])
 SIZES = CheckpointSizes(
-    num_weights=GiB, num_kept=0, kept_bytes=0, num_in_block=MiB, num_in_embedding=2 * MiB, width=4096,
+    num_weights=GiB, num_kept=0, kept_bytes=0, num_decoded=0, num_in_block=MiB, num_in_embedding=2 * MiB, width=4096,
     tokenizer_bytes=MiB,
 )  # fmt: skip
 PLAN = MemoryPlan(
@@ -220,7 +220,7 @@ def test_the_widest_sub_block_is_counted(tiny_checkpoint: Callable[..., Path], t
     save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, tmp_path / "model.safetensors")
     sizes = checkpoint_sizes(tmp_path, config, "auto", "cpu")
     assert sizes == CheckpointSizes(
-        num_weights=210 + 3 + 24 + 12 + 12 + 15 + 81, num_kept=0, kept_bytes=0, num_in_block=81,
+        num_weights=210 + 3 + 24 + 12 + 12 + 15 + 81, num_kept=0, kept_bytes=0, num_decoded=0, num_in_block=81,
         num_in_embedding=210, width=8 + 3 + 6 + 5 + (3 + 4 + 2), tokenizer_bytes=0,
     )  # fmt: skip
     experts = "model.layers.0.feed_forward.experts"

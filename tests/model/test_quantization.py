@@ -193,7 +193,8 @@ def test_answers_are_those_of_the_decoded_folder(
 
     monkeypatch.setattr(EncodedRows, "runs", noted)
     for dtype in ("bfloat16", "float32"):
-        found, expected = (answers(folder, dtype=dtype, device=device) for folder in (encoded, decoded))
+        options = {"dtype": dtype, "device": device, "weights": "encoded"}
+        found, expected = (answers(folder, **options) for folder in (encoded, decoded))
         assert found[1] == expected[1] and found[0] != expected[0]
     assert device == "cuda" or kinds == ({kept} if kept else set())
     kinds.clear()
