@@ -35,7 +35,6 @@ _MOST_SHAPE_BYTES = 64
 _LEAST_COLUMNS = 32  # of weights that stay encoded: not of convolutions
 _BLOCK_INPUTS = 256
 _GROUPS_ON_CUDA = (32, 64, 128)
-_NOT_SLOWER = ("cpu",)  # devices on which encoded weights are not slower: see docs/models.md
 
 
 class Encoded(NamedTuple):
@@ -85,9 +84,9 @@ class Keeping(NamedTuple):
 
     def keeps(self, name: str, weight: StoredTensor | Encoded) -> bool:
         """Return True if a weight stays encoded in memory."""
-        if self.mode == "decoded" or (self.mode == "auto" and self.device not in _NOT_SLOWER):
+        if self.mode == "decoded" or not isinstance(weight, Encoded) or name.endswith(self.decoded):
             return False
-        if not isinstance(weight, Encoded) or name.endswith(self.decoded) or (kept := weight.kept_as) is None:
+        if (kept := weight.kept_as) is None:
             return False
         (kind, group), columns = kept, weight.shape[-1]
         if self.device == "cpu":  # groups lie in the kernels' blocks of inputs, or blocks in groups

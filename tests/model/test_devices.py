@@ -114,6 +114,18 @@ def test_memory_that_a_device_does_not_give_is_counted(count: int, where: str, m
     )
 
 
+def test_codes_are_kept_where_kernels_read_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a memory plan that counts codes which a GPU without kernels for them, or an adapter, has decoded."""
+    capabilities = {"cuda:0": (9, 0), "cuda:1": (8, 6)}
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capabilities[str(device)])
+    gpus = [torch.device("cuda", number) for number in range(2)]
+    for mode, adapter, where, expected in (
+        ("auto", None, [CPU], "auto"), ("encoded", None, gpus[:1], "encoded"), ("encoded", None, gpus, "decoded"),
+        ("auto", object(), [CPU], "decoded"), ("decoded", None, gpus[:1], "decoded"),
+    ):  # fmt: skip
+        assert devices.weights_mode(mode, adapter, where) == expected
+
+
 def test_each_gpu_has_its_backend_and_its_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a model of a GPU that runs the CPU's kernels, or other products than it was asked for, and a stage
     without graphs or with buffers for fewer passes than are in flight."""
