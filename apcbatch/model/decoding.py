@@ -7,7 +7,7 @@ device and whatever is decoded beside it. A product beyond the largest bfloat16 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 
 import torch
@@ -71,15 +71,17 @@ def codes_of(
     least, most = _SCALES_OF_FP8 if kind == "fp8" else _SCALES_OF_INTEGERS
     if not bool(((scales >= least) & (scales <= most)).all()):
         return None
-    if codec.is_transposed:
-        offset = 8
-        codes = torch.cat(list(_packed(codec, codes.t() if codec.layout == "gptq" else codes, rows, columns)))
-        zero = None if zero is None else zero - offset
+    if codec.layout == "awq":
+        codes = _rows_of_awq(codes)
+    elif codec.layout == "gptq":
+        codes = codes.t().contiguous().view(torch.uint8)
     else:
         codes = codes.reshape(rows, -1).view(torch.uint8)
-        if codec.layout == "rows":  # stored with an offset
-            width = -(-columns * codec.bits // 8)
-            codes = codes[:, :width] ^ (0x88 if codec.bits == 4 else 0x80)
+    if codec.layout != "whole":  # integers with an offset, which zeros of transposed layouts have as well
+        codes = codes[:, : -(-columns * codec.bits // 8)] ^ (0x88 if codec.bits == 4 else 0x80)
+        zero = zero - (1 << (codec.bits - 1)) if zero is not None and codec.is_transposed else zero
+    if zero is not None and not bool(((zero >= -128) & (zero < 128)).all()):
+        return None
     if kind == "fp8" and bool(((codes & 0x7F) == 0x7F).any()):
         return None
     row = torch.arange(rows, device=codes.device)
@@ -88,14 +90,13 @@ def codes_of(
     return Codes(kind, columns, group, codes, scales.index_select(0, row), zeros)
 
 
-def _packed(codec: Codec, codes: torch.Tensor, rows: int, columns: int) -> Iterator[torch.Tensor]:
-    """Yield the rows of transposed 4-bit codes in the layout of Codes."""
-    table = _table(codec, codes.device)
-    step = max(8, _PIECE_ITEMS // columns // 8 * 8)
-    for begin in range(0, rows, step):
-        values = _values(codec, codes, table, begin, min(begin + step, rows))[:, :columns].to(torch.uint8) ^ 8
-        values = torch.nn.functional.pad(values, (0, columns % 2))
-        yield values[:, ::2] | values[:, 1::2] << 4
+def _rows_of_awq(codes: torch.Tensor) -> torch.Tensor:
+    """Return AWQ's items (in, out / 8) as bytes (out, ceil(in / 2)) with two neighbouring inputs, low nibble first. See
+    _awq_rows for the order of rows."""
+    bytes_of_rows = torch.nn.functional.pad(codes.view(torch.uint8).t(), (0, len(codes) % 2)).contiguous()
+    even, odd = bytes_of_rows[:, ::2], bytes_of_rows[:, 1::2]
+    both = torch.stack([even & 0xF | odd << 4, even >> 4 | odd & 0xF0], 1)
+    return both.view(-1, 2, 2, 2, even.shape[1]).permute(0, 2, 3, 1, 4).reshape(-1, even.shape[1])
 
 
 def _is_in_order(order: torch.Tensor, columns: int) -> bool:

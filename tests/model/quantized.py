@@ -232,6 +232,7 @@ FORMATS: Mapping[str, Format] = {
     "mxfp4": Format({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},
                     e2m1(32, "_blocks", "_scales", ""), columns=32),
     "gptq": Format(_of_gptq(), gptq(4, 32, True, False), columns=8, only_2d=True),
+    "gptq int8": Format(_of_gptq(bits=8), gptq(8, 32, True, False), columns=4, only_2d=True),
     "gptq_v2 int8, ordered": Format(_of_gptq(bits=8, checkpoint_format="gptq_v2", desc_act=True),
                                     gptq(8, 32, False, True), columns=4, only_2d=True),
     "awq": Format({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}, awq,

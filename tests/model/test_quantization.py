@@ -18,7 +18,7 @@ from apcbatch.cli.program import main
 from apcbatch.errors import ModelError
 from apcbatch.kernels.encoded_rows import Codes, EncodedRows
 from apcbatch.model import name_patterns
-from apcbatch.model.encoded import Encoded, check_floating
+from apcbatch.model.encoded import Encoded, Keeping, check_floating
 from apcbatch.model.encoded import weights_of as stored_weights
 from apcbatch.model.families import family_of, load_model_config, quantised_weights
 from apcbatch.model.locate import DEMO_DIR
@@ -34,7 +34,7 @@ from tests.model.quantized import BLOCKS, FLOAT, FORMATS, INT, Format, Written, 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 Checkpoints = Callable[..., Path]
-WEIGHT = "m.weight"
+WEIGHT, CPU = "m.weight", torch.device("cpu")
 SHAPES = [(40, 72), (37, 71), (300, 260), (8, 2048), (1, 32), (3, 40, 64)]
 
 
@@ -43,10 +43,15 @@ def taken(folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor]
     folder.mkdir(exist_ok=True)
     save_file(tensors, folder / SINGLE)
     (folder / "config.json").write_text(json.dumps({"quantization_config": config}))
-    with Checkpoint(folder, torch.device("cpu")) as checkpoint:
-        weight = checkpoint.take(WEIGHT, shape)
+    keeping = Keeping("auto", "cpu", ())
+    with Checkpoint(folder, CPU, keeping=keeping) as one, Checkpoint(folder, CPU) as checkpoint:
+        kept, weight = one.take(WEIGHT, shape), checkpoint.take(WEIGHT, shape)
         assert checkpoint.sizes() == {WEIGHT: weight.nbytes}, "by which layers are shared among devices"
-        return weight, checkpoint.finish()
+        if isinstance(kept, EncodedRows):
+            assert_same(kept.decoded(), weight)
+        digest = checkpoint.finish()
+        assert one.finish() == digest
+        return weight, digest
 
 
 def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
