@@ -35,6 +35,7 @@ _MOST_SHAPE_BYTES = 64
 _LEAST_COLUMNS = 32  # of weights that stay encoded: not of convolutions
 _BLOCK_INPUTS = 256
 _GROUPS_ON_CUDA = (32, 64, 128)
+_SLOWER = (("cpu", "fp8"),)  # than decoded, by the benchmarks of docs/models.md
 
 
 class Encoded(NamedTuple):
@@ -89,6 +90,8 @@ class Keeping(NamedTuple):
         if (kept := weight.kept_as) is None:
             return False
         (kind, group), columns = kept, weight.shape[-1]
+        if self.mode == "auto" and (self.device, kind) in _SLOWER:
+            return False
         if self.device == "cpu":  # groups lie in the kernels' blocks of inputs, or blocks in groups
             return group >= columns or group % _BLOCK_INPUTS == 0 or _BLOCK_INPUTS % group == 0
         return (

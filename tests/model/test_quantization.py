@@ -43,7 +43,7 @@ def taken(folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor]
     folder.mkdir(exist_ok=True)
     save_file(tensors, folder / SINGLE)
     (folder / "config.json").write_text(json.dumps({"quantization_config": config}))
-    keeping = Keeping("auto", "cpu", ())
+    keeping = Keeping("encoded", "cpu", ())
     with Checkpoint(folder, CPU, keeping=keeping) as one, Checkpoint(folder, CPU) as checkpoint:
         kept, weight = one.take(WEIGHT, shape), checkpoint.take(WEIGHT, shape)
         assert checkpoint.sizes() == {WEIGHT: weight.nbytes}, "by which layers are shared among devices"
