@@ -11,12 +11,11 @@ namespace {
 // One group of a panel, which some inputs share, and how its codes become weights: value * scale, rounded to
 // bfloat16, to nearest, ties to even, as a float.
 //
-// The last bit of (2^16 + 1) value * scale, as a float, has the place that bfloat16's has in value * scale.
-// So this number, rounded, without 2^16 value * scale, which is exact and even there, is the weight. Where
-// scales have 8 significant bits, (2^16 + 1) scale is a float. Where they have 11, the product with the scale
-// is exact and is added to 2^16 times. Other products are rounded first, and 1.5 * 2^16 times their power of
-// two, which has the same last bit, is added and taken away. In all three the sign of a zero is lost, which
-// fp8 has.
+// Rounds by adding a number 2^16 times as large to value * scale, and subtracting it: the sum, a float, keeps
+// the bits down to the last one of bfloat16. The number is even there, so ties agree. It is 2^16 value *
+// scale where that is exact: with scales of 8 significant bits the sum is one product, with (2^16 + 1) scale;
+// with 11 bits it is a fused multiply-add. For other scales the product is rounded to a float first, and the
+// number is 1.5 * 2^16 times its power of two. All three lose the sign of a zero, which fp8 has.
 template <Codes codes_, bool has_zeros, Scales kind>
 struct Group {
     static constexpr Codes codes = codes_;

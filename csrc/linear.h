@@ -46,7 +46,7 @@ constexpr int64_t scale_bytes(Scales scales) { return scales == Scales::bfloat16
 // Consecutive panels of a matrix that are stored alike: blocks of kBlockK inputs; in a block, panels. A panel
 // of codes holds for each group of inputs kPanel scales; then for each group kPanel zeros (int8), if it has
 // zeros; then kPanel codes for each input, or for each two inputs of int4, the even one in the low bits.
-// group: a divisor of kBlockK.
+// group: an even divisor of kBlockK.
 struct PanelRun {
     int64_t begin, end;  // panels of the matrix
     const char* weights;

@@ -68,7 +68,7 @@ def queue_bytes(slot_bytes: int, pool_bytes: int, on_host: bool) -> int:
 @dataclass(frozen=True)
 class CheckpointSizes:
     """Sizes of a checkpoint, from the headers of its files. num_weights: weights that are loaded, num_kept of them
-    encoded, in kept_bytes. num_decoded: those of the largest encoded matrix, which a device decodes for wide passes.
+    encoded, in kept_bytes. num_decoded: of the encoded ones, at most those that a device decodes at once.
     num_in_block: those of the largest sub-block. num_in_embedding: those of the largest tensor outside the sub-blocks.
     width: columns of the working memory of the widest sub-block, for each token. tokenizer_bytes: size of
     tokenizer.json."""
@@ -122,13 +122,14 @@ class MemoryPlan:
     on_host: bool
 
     @classmethod
-    def of(cls, config: Config, layout: StateLayout, model: ModelConfig, folder: Path, on_host: bool) -> MemoryPlan:
-        """Plan the memory of a run. folder: of the model. Raises UsageError for an invalid --draft."""
-        mode, device = mode_beside(config.weights, config.adapter), "cpu" if on_host else "cuda"
+    def of(cls, config: Config, layout: StateLayout, model: ModelConfig, folder: Path, device: str) -> MemoryPlan:
+        """Plan the memory of a run. folder: of the model. device: see Keeping. Raises UsageError for an invalid
+        --draft."""
+        on_host, mode = device == "cpu", mode_beside(config.weights, config.adapter)
         return cls(
             layout=layout,
             dtype=config.dtype,
-            sizes=checkpoint_sizes(folder, model, mode, device),
+            sizes=checkpoint_sizes(folder, model, mode, device, config.dtype),
             vocab_size=model.vocab_size,
             hidden_size=model.hidden_size,
             gpus=config.gpus,
@@ -310,11 +311,12 @@ class MemoryPlan:
             yield f"--max-running {live}"
 
 
-def checkpoint_sizes(folder: Path, config: ModelConfig, mode: str, device: str) -> CheckpointSizes | None:
-    """Read the sizes of a checkpoint. A tied head does not count. mode, device: see Keeping. Return None if its files
-    of weights are not there, or one cannot be read."""
+def checkpoint_sizes(folder: Path, config: ModelConfig, mode: str, device: str, dtype: str) -> CheckpointSizes | None:
+    """Read the sizes of a checkpoint. A tied head does not count. mode, device, dtype: see Keeping. Return None if its
+    files of weights are not there, or one cannot be read."""
     family = family_of(config)
-    keeping, num_kept, kept_bytes, num_decoded = family.keeping(config, mode, device), 0, 0, 0
+    keeping, num_kept, kept_bytes = family.keeping(config, mode, device, dtype), 0, 0
+    matrices: dict[str, dict[str, int]] = {}  # of each sub-block, one of each kind that stays encoded
     per_token = max((kind.per_token for kind in family.kinds(config) if isinstance(kind, Mixture)), default=1)
     weights, widths, outside = Counter[str](), Counter[str](), 0
     inputs, counts = set[tuple[str, int]](), Counter[str]()
@@ -328,12 +330,11 @@ def checkpoint_sizes(folder: Path, config: ModelConfig, mode: str, device: str) 
                 block, part = found.groups() if found else ("", "")
                 count = math.prod(tensor.shape)
                 weights[block] += count
-                if isinstance(tensor, Encoded) and keeping.keeps(name, tensor):
-                    num_kept += count
-                    kept_bytes += tensor.kept_bytes
-                    num_decoded = max(num_decoded, math.prod(tensor.shape[-2:]))
                 outside = max(outside, 0 if block else count)
                 part = f"{block}{re.sub('[0-9]+', '', part)}"  # the same for all experts
+                if isinstance(tensor, Encoded) and keeping.keeps(name, tensor):
+                    num_kept, kept_bytes = num_kept + count, kept_bytes + tensor.kept_bytes
+                    matrices.setdefault(block, {})[part] = math.prod(tensor.shape[-2:])
                 counts[part] += 1
                 if len(tensor.shape) < 2 or counts[part] > per_token:
                     continue
@@ -351,7 +352,7 @@ def checkpoint_sizes(folder: Path, config: ModelConfig, mode: str, device: str) 
         num_weights=total,
         num_kept=num_kept,
         kept_bytes=kept_bytes,
-        num_decoded=num_decoded,
+        num_decoded=max((sum(parts.values()) for parts in matrices.values()), default=0),
         num_in_block=max(weights.values(), default=0),
         num_in_embedding=outside,
         width=max(widths.values(), default=0),

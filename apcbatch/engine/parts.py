@@ -36,8 +36,8 @@ from apcbatch.model.devices import (
     make_arena,
     memory_of,
     name_of_devices,
-    weights_mode,
 )
+from apcbatch.model.encoded import kind_of, mode_beside
 from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.model.hf_config import ModelConfig
 from apcbatch.model.locate import locate_model, name_of
@@ -197,7 +197,7 @@ def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], 
         arena,
         layers,
         exact=options.exact,
-        weights=weights_mode(options.weights, adapter, devices),
+        weights=mode_beside(options.weights, adapter),
         passes=passes,
         adapter=adapter,
     )
@@ -274,11 +274,11 @@ def _plan_memory(
 ) -> MemoryPlan:
     """Plan the memory of an engine, by the sizes of the checkpoint's tensors. Checks that there is as much; takes
     none."""
-    mode = weights_mode(options.weights, options.adapter, devices)
+    mode, device = mode_beside(options.weights, options.adapter), kind_of(devices)
     plan = MemoryPlan(
         layout=state_layout(config, dtype),
         dtype=dtype,
-        sizes=checkpoint_sizes(folder, config, mode, devices[0].type),
+        sizes=checkpoint_sizes(folder, config, mode, device, dtype),
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         gpus=len(devices),

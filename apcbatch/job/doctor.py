@@ -227,13 +227,14 @@ def _memory(config: Config) -> str:
     """Return a text about the memory that a run with the model may need. Raises UsageError if there is less."""
     from apcbatch.engine.memory import MemoryPlan
     from apcbatch.model.devices import choose_devices, memory_of
+    from apcbatch.model.encoded import kind_of
     from apcbatch.model.families import load_model_config, state_layout
     from apcbatch.model.own_dtype import with_own_dtype
 
     config, folder = with_own_dtype(config), locate_model(config.model)
     model, devices = load_model_config(folder), choose_devices(config.device, config.gpus)
     limit = memory_of(devices)
-    plan = MemoryPlan.of(config, state_layout(model, config.dtype), model, folder, devices[0].type == "cpu")
+    plan = MemoryPlan.of(config, state_layout(model, config.dtype), model, folder, kind_of(devices))
     plan.check(*limit)
     return plan.needs(limit[0])
 

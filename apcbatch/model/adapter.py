@@ -22,13 +22,13 @@ import xxhash
 
 from apcbatch.data.model_files import read_model_json
 from apcbatch.errors import ModelError
-from apcbatch.model.encoded import mode_beside
+from apcbatch.model.encoded import device_of_codes, mode_beside, quantization_of
 from apcbatch.model.families import family_of, load_model_config, quantised_weights
 from apcbatch.model.feed_forward import Mixture
 from apcbatch.model.hf_config import ConfigReader, ModelConfig
 from apcbatch.model.locate import ADAPTER
 from apcbatch.model.name_patterns import Patterns
-from apcbatch.model.weight_files import WeightFiles
+from apcbatch.model.weight_files import INDEX, SINGLE, WeightFiles
 from apcbatch.option_values import brief
 from apcbatch.regular_files import open_regular_file
 
@@ -160,9 +160,11 @@ class Adapter:
                 parameters = ("weight",) if side else ("gate_up_proj" if last > 1 else names[0], "down_proj")
                 keys = [f"{module}.{one}" for one in parameters]
                 keys = [one for one in keys if one in self._rules.parameters] or keys
-                key = keys[0 if pair[0].endswith(".base_layer.lora_A.weight") else -1]  # the inner one is the first
+                key = keys[
+                    0 if pair[0].endswith(".base_layer.lora_A.weight") else -1
+                ]  # peft nests the first parameter as base_layer
                 which = [last] if side == "out" or key.endswith(".down_proj") else list(range(last))
-                if self._rules.is_old:  # it had another layout
+                if self._rules.is_old:  # before 0.19 the layout was another
                     raise self._wrong(pair[0], f"is of packed experts; expected peft_version 0.19 on in {ADAPTER}")
             shape = (h, f) if which == [last] else (len(which) * f, h)
             for expert, i in itertools.product(experts, which):
@@ -243,7 +245,7 @@ class _Names:
 
 class _Rules:
     """What adapter_config.json says. reader: of its content. parameters: those that are adapted, by their names.
-    is_old: whether peft was older than 0.19, as far as it says."""
+    is_old: peft_version is missing or below 0.19."""
 
     def __init__(self, path: Path) -> None:
         self.reader = reader = ConfigReader(path, read_model_json(path))
@@ -285,10 +287,17 @@ class _Rules:
 def about_weights(folder: Path, config: Config) -> Iterator[str]:
     """Yield sentences about quantised weights of a model folder and about an adapter. Raises ModelError."""
     mode = mode_beside(config.weights, config.adapter)
-    if (sentence := quantised_weights(folder, mode, config.device)) is not None:
+    device = device_of_codes(config.device, config.gpus) if quantization_of(folder) else "cpu"
+    if (sentence := quantised_weights(folder, mode, device, config.dtype)) is not None:
         yield sentence
     if config.adapter is not None:
-        yield Adapter(Path(config.adapter), load_model_config(folder)).described
+        from apcbatch.model.causal_lm import check_sizes
+
+        model = load_model_config(folder)
+        adapter = Adapter(Path(config.adapter), model)
+        if any((folder / name).exists() for name in (SINGLE, INDEX)):
+            check_sizes(folder, model, adapter)
+        yield adapter.described
 
 
 def adapter_digest(folder: Path) -> str:

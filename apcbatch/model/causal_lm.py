@@ -20,6 +20,7 @@ from apcbatch.kernels.layer import PreNorm, Residual
 from apcbatch.model.adapter import Adapter
 from apcbatch.model.arena import StateArena
 from apcbatch.model.batch import Batch
+from apcbatch.model.encoded import kind_of
 from apcbatch.model.families import family_of
 from apcbatch.model.hf_config import ModelConfig
 from apcbatch.model.peer_transfer import Sent
@@ -72,11 +73,10 @@ class CausalLM:
     """A language model over an arena of states. `forward(batch)` returns logits (rows, vocabulary) float32. on_layer:
     called before each layer of a forward pass.
 
-    weights: which quantised weights stay encoded (Keeping.mode), for a whole model. part: what to load for one pipeline
-    stage; its arena has the states of its layers only. Every stage but the first
+    part: what to load for one pipeline stage; its arena has the states of its layers only. Every stage but the first
     takes the previous stage's residual stream (t, h) float32 and changes it in place; every stage but the last returns
-    it in place of logits. The caller calls `identify` on each stage after all stages are loaded. adapter: see
-    Checkpoint; that of a part is its checkpoint's.
+    it in place of logits. The caller calls `identify` on each stage after all stages are loaded. weights, adapter:
+    Keeping.mode, and see Checkpoint; those of a part are its checkpoint's.
     """
 
     weights_digest: bytes
@@ -102,7 +102,7 @@ class CausalLM:
         shape = (config.vocab_size, config.hidden_size)
         layers = range(config.num_layers) if part is None else part.layers
         self.is_first, self.is_last = layers.start == 0, layers.stop == config.num_layers
-        keeping = family.keeping(config, weights, arena.device.type)
+        keeping = family.keeping(config, weights, kind_of([arena.device]), str(dtype).removeprefix("torch."))
         with (
             nullcontext(part.checkpoint) if part else family.checkpoint(model_dir, arena.device, None, keeping, adapter)
         ) as checkpoint:

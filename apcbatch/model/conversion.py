@@ -31,6 +31,7 @@ from apcbatch.option_values import rounded_size
 from apcbatch.regular_files import read_regular_file
 
 _GROUP = 128  # columns that share a scale of integers
+UNFINISHED = ".unfinished-"  # beginning of the name of a folder with the files until all are written
 _MOST_SHARD_BYTES = 5 * 10**9  # of a file with several weights
 _PIECE_ITEMS = 1 << 20
 _INTEGERS = {"type": "int", "strategy": "group", "group_size": _GROUP}
@@ -114,7 +115,7 @@ def convert(
             sizes = f"takes {rounded_size(needed)}, and its disk has {rounded_size(free)} free"
             raise UsageError(f"DIR {target} {sizes}; free some, or give a DIR on another disk")
         target.mkdir(exist_ok=True)
-        with TemporaryDirectory(prefix=".unfinished-", dir=target) as made:
+        with TemporaryDirectory(prefix=UNFINISHED, dir=target) as made:
             for name, several in shards.items():
                 _write(Path(made, name), files, several, advance)
             files.check_unchanged()
@@ -138,6 +139,8 @@ def _check_target(folder: Path, target: Path) -> None:
     around = target.absolute().parent
     if Path(os.path.realpath(target)).is_relative_to(os.path.realpath(folder)):
         why = f"is MODEL or lies in it; expected a folder outside of {folder}"
+    elif target.is_dir() and (left := next(target.glob(f"{UNFINISHED}*"), None)) is not None:
+        why = f"has {left.name} of a conversion that did not end; remove it, or give a new folder"
     elif os.path.lexists(target) and (not target.is_dir() or any(target.iterdir())):
         why = f"is {'not empty' if target.is_dir() else 'no folder'}; expected a new or an empty folder"
     elif not around.is_dir():

@@ -19,7 +19,7 @@ _PIECE_ITEMS = 1 << 18  # decoded at once on the host, so that they stay in the 
 _DEVICE_ITEMS = 1 << 24
 # Scales with which a product of float32 and its bfloat16 are neither denormal nor infinite.
 _SCALES_OF_INTEGERS = 2.0**-100, 2.0**100
-_SCALES_OF_FP8 = 0.0, 2.0**6
+_SCALES_OF_FP8 = 2.0**-100, 2.0**6  # or 0, as FP8 keeps the sign of a zero
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 _LARGEST_E4M3 = 448.0
 _LARGEST_WEIGHT = 1e38  # that is encoded, so that no product of a code and a scale is infinite
@@ -69,7 +69,8 @@ def codes_of(
     if "order" in parts and not _is_in_order(parts["order"], group):
         return None
     least, most = _SCALES_OF_FP8 if kind == "fp8" else _SCALES_OF_INTEGERS
-    if not bool(((scales >= least) & (scales <= most)).all()):
+    is_taken = (scales >= least) & (scales <= most) | (scales == 0) & (kind == "fp8")
+    if not bool(is_taken.all()):
         return None
     if codec.layout == "awq":
         codes = _rows_of_awq(codes)

@@ -21,7 +21,6 @@ from apcbatch.layout import StateLayout
 from apcbatch.model.adapter import Adapter
 from apcbatch.model.arena import StateArena
 from apcbatch.model.causal_lm import CausalLM
-from apcbatch.model.encoded import mode_beside
 from apcbatch.model.graphs import GraphedLM
 from apcbatch.model.hf_config import ModelConfig
 from apcbatch.model.pipeline import Model, SpreadLM, load_stages
@@ -97,15 +96,6 @@ def memory_of(devices: Sequence[torch.device]) -> tuple[int, str, int]:
 def _free_on(device: torch.device) -> int:
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + unused
-
-
-def weights_mode(mode: str, adapter: object | None, devices: Sequence[torch.device]) -> str:
-    """Return which quantised weights stay encoded (Keeping.mode) on these devices. mode: `--weights`. On GPUs the
-    kernels that read codes need compute capability 9."""
-    gpus = [device for device in devices if device.type == "cuda"]
-    if any(torch.cuda.get_device_capability(device)[0] != 9 for device in gpus):
-        return "decoded"
-    return mode_beside(mode, adapter)
 
 
 def name_of_devices(devices: Sequence[torch.device]) -> str:

@@ -7,18 +7,21 @@ allocated. A scale, zero or order without its weight is an error. Importing this
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from apcbatch.cores import may_have_gpu
 from apcbatch.data.model_files import read_model_json
 from apcbatch.errors import ModelError
 from apcbatch.model.quantization import CODECS, Codec, Quantization, read_quantization
 from apcbatch.model.weight_files import FLOATING, StoredTensor, WeightFiles
 
 if TYPE_CHECKING:
+    import torch
+
     from apcbatch.kernels.encoded_rows import CodeKind
 
 # Ends of the names of numbers of activations, keys and values, which are not used.
@@ -58,7 +61,7 @@ class Encoded(NamedTuple):
         if codec.is_ordered or codec.overall or codec.dtype == "U8" or codec.block is None or columns < _LEAST_COLUMNS:
             return None
         kind: CodeKind = "fp8" if codec.dtype == "F8_E4M3" else "int8" if codec.bits == 8 else "int4"
-        return kind, codec.block[1] or columns
+        return kind, min(codec.block[1] or columns, columns)
 
     @property
     def kept_bytes(self) -> int:
@@ -70,36 +73,57 @@ class Encoded(NamedTuple):
         return math.prod(rows) * (codes + -(-columns // kept[1]) * (5 if self.codec.zero else 4))
 
 
-def mode_beside(mode: str, adapter: object | None) -> str:
-    """Return which weights stay encoded (Keeping.mode) beside an adapter: none, as it is added to decoded ones."""
-    return mode if adapter is None else "decoded"
-
-
 class Keeping(NamedTuple):
-    """Which weights stay encoded in memory. mode: `auto`, `encoded` or `decoded` (--weights). device: `cpu` or `cuda`.
-    decoded: ends of the names of weights that are always decoded: the embedding, and a head that is tied to it."""
+    """Which weights stay encoded in memory. mode: `auto`, `encoded` or `decoded` (--weights). device: `cpu`, `cuda`, or
+    `other` for GPUs without kernels that read codes. dtype: of the run. decoded: ends of the names of weights that are
+    always decoded: the embedding, and a head that is tied to it."""
 
     mode: str
     device: str
-    decoded: tuple[str, ...]
+    dtype: str
+    decoded: tuple[str, ...] = ()
 
     def keeps(self, name: str, weight: StoredTensor | Encoded) -> bool:
         """Return True if a weight stays encoded in memory."""
         if self.mode == "decoded" or not isinstance(weight, Encoded) or name.endswith(self.decoded):
             return False
-        if (kept := weight.kept_as) is None:
+        if (kept := weight.kept_as) is None or (self.mode == "auto" and (self.device, kept[0]) in _SLOWER):
             return False
         (kind, group), columns = kept, weight.shape[-1]
-        if self.mode == "auto" and (self.device, kind) in _SLOWER:
-            return False
-        if self.device == "cpu":  # groups lie in the kernels' blocks of inputs, or blocks in groups
-            return group >= columns or group % _BLOCK_INPUTS == 0 or _BLOCK_INPUTS % group == 0
+        if self.device == "cpu":  # groups lie in the kernels' blocks of inputs, or blocks in groups; int4 is in pairs
+            return group >= columns or group % _BLOCK_INPUTS == 0 or (group % 2 == 0 and _BLOCK_INPUTS % group == 0)
         return (
-            (group >= columns or group in _GROUPS_ON_CUDA)
+            (self.device, self.dtype) == ("cuda", "bfloat16")
+            and (group >= columns or group in _GROUPS_ON_CUDA)
             and columns % (32 if kind == "int4" else 16) == 0
             and (kind == "int4" or not weight.codec.zero)
             and weight.parts["scales"][1].dtype not in ("F32", "F16")
         )
+
+
+def mode_beside(mode: str, adapter: object | None) -> str:
+    """Return which weights stay encoded (Keeping.mode) beside an adapter: none, as it is added to decoded ones."""
+    return mode if adapter is None else "decoded"
+
+
+def device_of_codes(device: str, gpus: int) -> str:
+    """Return Keeping.device of a run. device, gpus: `--device`, `--gpus`. Raises UsageError for a device that is not
+    there."""
+    if gpus == 1 and (device == "cpu" or (device == "auto" and not may_have_gpu())):
+        return "cpu"
+    from apcbatch.model.devices import choose_devices
+
+    return kind_of(choose_devices(device, gpus))
+
+
+def kind_of(devices: Sequence[torch.device]) -> str:
+    """Return Keeping.device of these devices."""
+    import torch
+
+    if devices[0].type == "cpu":
+        return "cpu"
+    capabilities = {torch.cuda.get_device_capability(device)[0] for device in devices}
+    return "cuda" if capabilities == {9} else "other"
 
 
 Weights = dict[str, StoredTensor | Encoded]

@@ -54,10 +54,10 @@ class Family:
                 found.setdefault(block.kind, f"{self.layers}.{i}.{block.name}")
         return found
 
-    def keeping(self, config: ModelConfig, mode: str, device: str) -> Keeping:
-        """Return which weights stay encoded in memory. mode, device: see Keeping."""
+    def keeping(self, config: ModelConfig, mode: str, device: str, dtype: str) -> Keeping:
+        """Return which weights stay encoded in memory. mode, device, dtype: see Keeping."""
         names = [self.embedding, *([self.head] if config.tie_word_embeddings else [])]
-        return Keeping(mode, device, tuple(f"{name.rpartition('.')[2]}.weight" for name in names))
+        return Keeping(mode, device, dtype, tuple(f"{name.rpartition('.')[2]}.weight" for name in names))
 
     def checkpoint(
         self,

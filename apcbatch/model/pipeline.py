@@ -21,6 +21,7 @@ from apcbatch.kernels.backend import Backend
 from apcbatch.model.adapter import Adapter
 from apcbatch.model.batch import Batch
 from apcbatch.model.causal_lm import CausalLM, Part
+from apcbatch.model.encoded import kind_of
 from apcbatch.model.families import family_of
 from apcbatch.model.graphs import GraphedLM
 from apcbatch.model.hf_config import ModelConfig
@@ -100,7 +101,7 @@ def load_stages(
         return next((device for device in found if device is not None), devices[-1])
 
     stages: list[CausalLM] = []
-    keeping = family.keeping(config, weights, devices[0].type)
+    keeping = family.keeping(config, weights, kind_of(devices), str(dtype).removeprefix("torch."))
     with family.checkpoint(folder, devices[0], device_of, keeping, adapter) as checkpoint:
         for states, part, backend in zip(arena.stages, layers, backends, strict=True):
             embedding = stages[-1].taken_embedding if stages else None

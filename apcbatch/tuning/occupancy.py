@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any
 
@@ -150,15 +150,14 @@ class MemoryForecast:
         }
 
 
-def memory_limit(config: Config) -> tuple[int, bool]:
-    """Return the bytes of memory that a run may take, and whether they are the host's, else those of --gpus devices.
-    Raises UsageError for a device that is not there."""
+def memory_limit(config: Config) -> int:
+    """Return the bytes of memory that a run may take, of the host or of --gpus devices. Raises UsageError for a device
+    that is not there."""
     if config.gpus == 1 and (config.device == "cpu" or (config.device == "auto" and not may_have_gpu())):
-        return find_memory(), True
+        return find_memory()
     from apcbatch.model.devices import choose_devices, memory_of
 
-    devices = choose_devices(config.device, config.gpus)
-    return memory_of(devices)[0], devices[0].type == "cpu"
+    return memory_of(choose_devices(config.device, config.gpus))[0]
 
 
 class Occupancy:
@@ -216,10 +215,9 @@ class Occupancy:
         )
 
 
-def forecast_memory(surveyed: Survey, occupancy: Occupancy, limit: tuple[int, bool]) -> MemoryForecast:
+def forecast_memory(surveyed: Survey, occupancy: Occupancy, limit: int) -> MemoryForecast:
     """Forecast the memory of a run of a surveyed input. limit: see memory_limit."""
-    plan = replace(surveyed.memory, on_host=limit[1])
-    return MemoryForecast(plan, occupancy.use(surveyed.forecast, surveyed.footprint), limit[0])
+    return MemoryForecast(surveyed.memory, occupancy.use(surveyed.forecast, surveyed.footprint), limit)
 
 
 def _kept(forecast: PolicyForecast, footprint: Footprint, pool_bytes: int, kv_bytes: int) -> tuple[int, int]:

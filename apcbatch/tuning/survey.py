@@ -28,6 +28,7 @@ from apcbatch.job.feed import Feeder
 from apcbatch.job.previous_answers import PreviousAnswers
 from apcbatch.job.references import References
 from apcbatch.job.work import Failure
+from apcbatch.model.encoded import device_of_codes
 from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.model.locate import locate_model
 from apcbatch.model.own_dtype import with_own_dtype
@@ -174,7 +175,7 @@ def survey(
     return Survey(
         forecaster.finish(),
         footprint,
-        MemoryPlan.of(config, layout, model, folder, on_host=True),
+        MemoryPlan.of(config, layout, model, folder, device_of_codes(config.device, config.gpus)),
         num_lines,
         renderer.num_unstable,
         renderer.without_thoughts,

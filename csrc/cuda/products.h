@@ -26,17 +26,16 @@ struct Coding {
 };
 
 struct ProductParams {
-    int rows, in, out;      // rows of x and y; columns of x; columns of y
-    DType dtype;            // dtype of weight and x
-    const void* weight;     // (out, in), contiguous
-    const void* x;          // (rows, in)
-    std::int64_t x_stride;  // row stride in elements
-    void* y;                // (rows, out) contiguous
-    DType y_dtype;          // float32 or bfloat16
-    int pieces;             // 1, 2, 4 or 8, each a multiple of 16 inputs; 1 in float32
-    // The following are of few_rows_product alone. y_stride: row stride of y; 0: out.
-    Coding coding = {};
-    std::int64_t y_stride = 0;
+    int rows, in, out;          // rows of x and y; columns of x; columns of y
+    DType dtype;                // dtype of weight and x
+    const void* weight;         // (out, in), contiguous
+    const void* x;              // (rows, in)
+    std::int64_t x_stride;      // row stride in elements
+    void* y;                    // (rows, out) contiguous
+    DType y_dtype;              // float32 or bfloat16
+    int pieces;                 // 1, 2, 4 or 8, each a multiple of 16 inputs; 1 in float32
+    Coding coding = {};         // of weights that are encoded
+    std::int64_t y_stride = 0;  // row stride of y; 0: out
 };
 
 constexpr int kMostFewRows = 32, kMostMixerRows = 8, kMostPieces = 8;

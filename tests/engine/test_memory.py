@@ -187,11 +187,11 @@ def test_weights_are_counted_by_their_headers(
     config = load_model_config(folder)
     tensors = load_file(folder / "model.safetensors")
     total = sum(tensor.numel() for tensor in tensors.values())
-    found = checkpoint_sizes(folder, config, "auto", "cpu")
+    found = checkpoint_sizes(folder, config, "auto", "cpu", "float32")
     assert found is not None and found.num_weights == total
     assert found.tokenizer_bytes == sum(path.stat().st_size for path in folder.glob("tokenizer.json"))
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
-    assert checkpoint_sizes(tmp_path, config, "auto", "cpu") is None
+    assert checkpoint_sizes(tmp_path, config, "auto", "cpu", "float32") is None
     names = sorted(tensors)
     cut = random.randrange(1, len(names))
     where = {name: f"model-{1 + (i >= cut)}.safetensors" for i, name in enumerate(names)}
@@ -202,10 +202,10 @@ def test_weights_are_counted_by_their_headers(
     for file in set(where.values()):
         save_file({name: tensors[name] for name in where if where[name] == file}, tmp_path / file)
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
-    split = checkpoint_sizes(tmp_path, config, "auto", "cpu")
+    split = checkpoint_sizes(tmp_path, config, "auto", "cpu", "float32")
     assert split == replace(found, tokenizer_bytes=0)
     (tmp_path / "model-2.safetensors").write_bytes(b"{}")
-    assert checkpoint_sizes(tmp_path, config, "auto", "cpu") is None
+    assert checkpoint_sizes(tmp_path, config, "auto", "cpu", "float32") is None
 
 
 def test_the_widest_sub_block_is_counted(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_the_widest_sub_block_is_counted(tiny_checkpoint: Callable[..., Path], t
     for expert in range(3):
         shapes[f"model.layers.1.feed_forward.experts.{expert}.up_proj.weight"] = (9, 3)
     save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, tmp_path / "model.safetensors")
-    sizes = checkpoint_sizes(tmp_path, config, "auto", "cpu")
+    sizes = checkpoint_sizes(tmp_path, config, "auto", "cpu", "float32")
     assert sizes == CheckpointSizes(
         num_weights=210 + 3 + 24 + 12 + 12 + 15 + 81, num_kept=0, kept_bytes=0, num_decoded=0, num_in_block=81,
         num_in_embedding=210, width=8 + 3 + 6 + 5 + (3 + 4 + 2), tokenizer_bytes=0,
@@ -229,7 +229,7 @@ def test_the_widest_sub_block_is_counted(tiny_checkpoint: Callable[..., Path], t
         {f"{experts}.{expert}.up.weight": torch.zeros(9, 4) for expert in range(3)},
     ):
         save_file(tensors, tmp_path / "model.safetensors")
-        alone = checkpoint_sizes(tmp_path, config, "auto", "cpu")
+        alone = checkpoint_sizes(tmp_path, config, "auto", "cpu", "float32")
         assert alone is not None and alone.width == 2 * 9 + 4, list(tensors)
 
 
@@ -271,8 +271,8 @@ def test_the_plan_of_a_configuration_has_its_options(tiny_checkpoint: Callable[.
     config = Config(max_running=5, gpus=2, pool_size=7, policy="none", draft="none", store="s", dtype="bfloat16")
     folder = tiny_checkpoint("jamba")
     model = load_model_config(folder)
-    plan = MemoryPlan.of(config, LAYOUT, model, folder, on_host=False)
+    plan = MemoryPlan.of(config, LAYOUT, model, folder, "cuda")
     assert (plan.num_live, plan.pool_bytes, plan.keeps, plan.drafts, plan.has_store) == (10, 7, False, False, True)
-    plan = MemoryPlan.of(Config(draft_memory=9, max_batch_tokens=8), LAYOUT, model, folder, on_host=True)
+    plan = MemoryPlan.of(Config(draft_memory=9, max_batch_tokens=8), LAYOUT, model, folder, "cpu")
     assert (plan.drafts, plan.draft_bytes, plan.max_batch_tokens, plan.vocab_size) == (True, 9, 8, model.vocab_size)
-    assert (plan.sizes, plan.on_host) == (checkpoint_sizes(folder, model, "auto", "cpu"), True)
+    assert (plan.sizes, plan.on_host) == (checkpoint_sizes(folder, model, "auto", "cpu", "float32"), True)

@@ -15,6 +15,7 @@ from apcbatch.errors import UsageError
 from apcbatch.layout import SSM, StateLayout
 from apcbatch.model import devices, host_copies
 from apcbatch.model.arena import StateArena
+from apcbatch.model.encoded import kind_of, mode_beside
 from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.model.host_copies import Copies, Fetch, finite_rows, largest
 from apcbatch.model.pipeline_arena import SpreadArena
@@ -115,15 +116,12 @@ def test_memory_that_a_device_does_not_give_is_counted(count: int, where: str, m
 
 
 def test_codes_are_kept_where_kernels_read_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a memory plan that counts codes which a GPU without kernels for them, or an adapter, has decoded."""
+    """Catches codes that are counted and then decoded: on a GPU without kernels for them, and beside an adapter."""
     capabilities = {"cuda:0": (9, 0), "cuda:1": (8, 6)}
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capabilities[str(device)])
     gpus = [torch.device("cuda", number) for number in range(2)]
-    for mode, adapter, where, expected in (
-        ("auto", None, [CPU], "auto"), ("encoded", None, gpus[:1], "encoded"), ("encoded", None, gpus, "decoded"),
-        ("auto", object(), [CPU], "decoded"), ("decoded", None, gpus[:1], "decoded"),
-    ):  # fmt: skip
-        assert devices.weights_mode(mode, adapter, where) == expected
+    assert [kind_of(one) for one in ([CPU], gpus[:1], gpus[1:], gpus)] == ["cpu", "cuda", "other", "other"]
+    assert (mode_beside("encoded", None), mode_beside("encoded", "lora")) == ("encoded", "decoded")
 
 
 def test_each_gpu_has_its_backend_and_its_graphs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ def taken(folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor]
     folder.mkdir(exist_ok=True)
     save_file(tensors, folder / SINGLE)
     (folder / "config.json").write_text(json.dumps({"quantization_config": config}))
-    keeping = Keeping("encoded", "cpu", ())
+    keeping = Keeping("encoded", "cpu", "bfloat16")
     with Checkpoint(folder, CPU, keeping=keeping) as one, Checkpoint(folder, CPU) as checkpoint:
         kept, weight = one.take(WEIGHT, shape), checkpoint.take(WEIGHT, shape)
         assert checkpoint.sizes() == {WEIGHT: weight.nbytes}, "by which layers are shared among devices"
@@ -569,7 +569,7 @@ def test_a_file_that_is_left_over_changes_nothing(tiny_checkpoint: Checkpoints, 
     folder = copy_of(tiny_checkpoint("mamba"), tmp_path / "m")
     fingerprint = answers(folder, dtype=own_dtype(folder, warn=print))[0]
     (folder / "quantize_config.json").write_text(json.dumps({"bits": 4, "group_size": 32}))
-    assert quantised_weights(folder, "auto", "cpu") is None
+    assert quantised_weights(folder, "auto", "cpu", "auto") is None
     assert answers(folder, dtype=own_dtype(folder, warn=print))[0] == fingerprint
 
 

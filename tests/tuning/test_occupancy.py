@@ -12,9 +12,11 @@ import pytest
 
 from apcbatch.cli.program import main
 from apcbatch.config import Config
+from apcbatch.cores import find_memory
 from apcbatch.data.chat.known_answers import KnownAnswers
 from apcbatch.data.input.inputs import find_inputs
 from apcbatch.engine.memory import Use
+from apcbatch.model.encoded import device_of_codes
 from apcbatch.resolution import load
 from apcbatch.tuning.forecast import PolicyForecast
 from apcbatch.tuning.occupancy import Job, Occupancy, Peak, memory_limit, peak_of
@@ -105,6 +107,7 @@ def test_a_card_is_reckoned_with(
 
     path = str(write_lines(tmp_path / "in.jsonl", [conversation(1)]))
     monkeypatch.setattr("apcbatch.model.devices.choose_devices", lambda name, gpus: [torch.device("cuda", 0)] * gpus)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr("apcbatch.model.devices.memory_of", lambda devices: (len(devices) << 36, "", 8))
     document, common = tmp_path / "plan.json", ["--model", "demo-jamba", "--block-sizes", "64"]
     for flags, free in ((["--device", "cuda"], 64), (["--device", "cuda", "--gpus", "2"], 128)):
@@ -114,10 +117,13 @@ def test_a_card_is_reckoned_with(
         memory = json.loads(document.read_text())["memory"]
         assert list(memory) == ["on", "about_bytes", "about", "at_most_bytes", "at_most", "limit_bytes"]
         assert (memory["on"], memory["limit_bytes"], memory["about"]) == ("device", free << 30, memory["at_most"])
-    monkeypatch.setattr("apcbatch.tuning.occupancy.may_have_gpu", lambda: True)
-    assert memory_limit(Config(device="auto")) == (64 << 30, False)
-    monkeypatch.setattr("apcbatch.tuning.occupancy.may_have_gpu", lambda: False)
-    assert memory_limit(Config(device="auto"))[1] and memory_limit(Config(device="cpu"))[1]
+    for module in ("tuning.occupancy", "model.encoded"):
+        monkeypatch.setattr(f"apcbatch.{module}.may_have_gpu", lambda: True)
+    assert (memory_limit(Config(device="auto")), device_of_codes("auto", 1)) == (64 << 30, "cuda")
+    for module in ("tuning.occupancy", "model.encoded"):
+        monkeypatch.setattr(f"apcbatch.{module}.may_have_gpu", lambda: False)
+    assert memory_limit(Config(device="auto")) == memory_limit(Config(device="cpu")) == find_memory()
+    assert device_of_codes("auto", 1) == device_of_codes("cpu", 1) == "cpu"
 
 
 @table("given, mean", [({}, 3), ({"ignore_eos": True}, 99)])

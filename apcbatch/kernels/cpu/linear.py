@@ -101,18 +101,13 @@ def _pack(weight: torch.Tensor, dtype: torch.dtype, code: int, memory: int) -> N
             _C.pack_linear(view(piece, "weight"), outputs, inputs, begin, num_threads())
 
 
-def keeps(kind: str, columns: int, group: int) -> bool:
-    """Return True if the kernels take codes of this kind. columns: of the weight. group: columns that share a scale."""
-    return kind in _RUN_CODES and (group >= columns or group % _C.BLOCK_INPUTS == 0 or _C.BLOCK_INPUTS % group == 0)
-
-
 def _pack_runs(weight: EncodedRows, scale: torch.Tensor | None, dtype: torch.dtype) -> PackedLinear:
     """Copy the rows of a matrix, some of them codes, into runs of panels."""
     out_features, in_features = weight.shape
     code = dtype_code(torch.empty(0, dtype=dtype), "weight")
     parts = list(weight.runs(PANEL_ROWS))
     if all(isinstance(part, torch.Tensor) for _, _, part in parts):
-        return pack_linear(weight.decoded(), scale, dtype)
+        return pack_linear(torch.cat([part for _, _, part in parts if isinstance(part, torch.Tensor)]), scale, dtype)
     runs = torch.zeros(len(parts), 7, dtype=torch.int64)
     begins, size, blocks = [], 0, [_in_blocks(part) if isinstance(part, Codes) else part for _, _, part in parts]
     for run, (begin, end, _), part in zip(runs, parts, blocks, strict=True):

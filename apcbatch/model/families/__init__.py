@@ -18,7 +18,7 @@ from apcbatch.model.family import Family
 from apcbatch.model.hf_config import ConfigReader, ModelConfig
 from apcbatch.model.quantization import read_quantization
 from apcbatch.model.weight_files import WeightFiles
-from apcbatch.option_values import brief
+from apcbatch.option_values import AUTO, brief
 
 
 @cache
@@ -48,18 +48,16 @@ def load_model_config(model_dir: Path) -> ModelConfig:
     return family.read(reader, family.model_type)
 
 
-def quantised_weights(folder: Path, mode: str, device: str) -> str | None:
+def quantised_weights(folder: Path, mode: str, device: str, dtype: str) -> str | None:
     """Return a sentence about the format of a folder's quantised weights and their size in memory, if they are here;
-    None if the weights are not quantised. mode: `--weights`. device: `--device`. Raises ModelError."""
+    None if the weights are not quantised. mode, device, dtype: see Keeping. Raises ModelError."""
     declared = quantization_of(folder)
     if declared is None:
         return None
     config = load_model_config(folder)
     family = family_of(config)
-    keeping, found = (
-        family.keeping(config, mode, "cuda" if device == "cuda" else "cpu"),
-        f"the weights are {declared.described}",
-    )
+    keeping = family.keeping(config, mode, device, "bfloat16" if dtype == AUTO else dtype)
+    found = f"the weights are {declared.described}"
     try:
         with WeightFiles(folder) as files:
             weights = weights_of(files, family.ignored)
@@ -71,6 +69,8 @@ def quantised_weights(folder: Path, mode: str, device: str) -> str | None:
             size, encoded, kept = size + weight.kept_bytes, encoded + 1, kept + 1
         else:
             size, encoded = size + weight.num_bytes, encoded + isinstance(weight, Encoded)
+    if not encoded:
+        return f"{found}, and none of them is encoded: {size / 2**30:.2f} GiB"
     if kept == encoded:
         how = "encoded in memory too"
     else:
