@@ -294,6 +294,7 @@ def test_each_tensor_and_each_kernel_is_on_the_device_of_its_stage(
         given.extend(arguments)
         raise InterruptedError
 
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr("apcbatch.model.weights.Checkpoint", checkpoint)
     backends: Any = [SimpleNamespace(numerics=lambda *_: "same")] * 2
     arena: Any = SimpleNamespace(stages=[SimpleNamespace(device=device) for device in gpus])
