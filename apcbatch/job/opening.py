@@ -76,7 +76,7 @@ def check_paths(config: Config, inputs: Inputs, output: Output, config_file: str
     check_cluster(config)
     is_file = output.target != STDOUT and (os.path.isfile(output.target) or not os.path.exists(output.target))
     if config.shard is not None:
-        _check_shard(config, inputs, is_named and is_file)
+        _check_shard(config, inputs, output, is_named and is_file)
     if config.score and config.turns == "rollout":
         raise UsageError(
             f"{config.origins['score']} scores recorded answers, and {config.origins['turns']} rollout puts generated "
@@ -96,7 +96,7 @@ def check_paths(config: Config, inputs: Inputs, output: Output, config_file: str
     _check_existing(config, output, is_file)
 
 
-def _check_shard(config: Config, inputs: Inputs, has_own_file: bool) -> None:
+def _check_shard(config: Config, inputs: Inputs, output: Output, has_own_file: bool) -> None:
     """Refuse what --shard cannot be used with. has_own_file: -o names a file."""
     flag = f"{config.origins['shard']} {config.shard}"
     if config.ray is not None:
@@ -105,6 +105,12 @@ def _check_shard(config: Config, inputs: Inputs, has_own_file: bool) -> None:
         raise UsageError(f"{flag} reads INPUT twice, which a stream cannot be; give a file that all shards can read")
     if not has_own_file:
         raise UsageError(f"{flag} needs an OUT of its own, which `apcbatch merge` can read; give -o a file")
+    found = {os.path.realpath(os.path.dirname(name)) for name in inputs.files if name not in inputs.given}
+    if not found.isdisjoint(os.path.realpath(os.path.dirname(name)) for name in (output.name, output.target)):
+        raise UsageError(
+            f"{flag}: {output.shown} lies where INPUT's files are found, so that shards would read each other's OUT; "
+            "put OUT into another folder"
+        )
 
 
 def _written(config: Config, output: Output, is_file: bool) -> dict[str, str | None]:

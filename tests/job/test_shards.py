@@ -284,14 +284,18 @@ def test_what_merge_refuses(apcbatch, parts, tmp_path) -> None:
 
 def test_what_a_shard_refuses(apcbatch, parts, tmp_path) -> None:
     """Fault: a shard whose requests change when it is continued, which would be lost or answered twice; one that
-    cannot be merged; or prompts that differ between shards by the date."""
+    cannot be merged, or reads the OUT of another one; or prompts that differ between shards by the date."""
     dated = tmp_path / "dated"
     shutil.copytree(DEMO_DIR, dated)
     (dated / "chat_template.jinja").write_text("{{- strftime_now('%Y') -}}{{ messages[-1].content }}")
+    (tmp_path / "in").mkdir()
+    shutil.copy("in.jsonl", "in")
     shard = ("--shard", "2/3")
     for words, sentence in (
         (("in.jsonl", *shard), "needs an OUT of its own"),
         (("in.jsonl", "-o", "-", *shard), "needs an OUT of its own"),
+        (("in", "-o", "in/out.jsonl", *shard), "shards would read each other's OUT"),
+        (("in/*.jsonl", "-o", "in/out.jsonl.gz", *shard), "shards would read each other's OUT"),
         (("-", "-o", "out.jsonl", *shard), "reads INPUT twice, which a stream cannot be"),
         (("in.jsonl", "-o", "out.jsonl", "--ray", "local", *shard), "--shard 2/3 runs without a cluster"),
         (("in.jsonl", "-o", "out.jsonl", "--model", dated, *shard), "give all of them the same --template-date"),
