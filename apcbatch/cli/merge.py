@@ -40,7 +40,7 @@ def merge(ctx: click.Context, /, outs: tuple[str, ...], output: str, overwrite: 
     3 some requests are error records.
     """
     resolved = resolution.load(given_flags(ctx), None)
-    from apcbatch.job.continuation import nothing_left
+    from apcbatch.job.continuation import command_line, nothing_left
     from apcbatch.job.merge import check_all, merge, read_parts
     from apcbatch.job.out_file import find_out
     from apcbatch.job.output import output_for
@@ -51,7 +51,8 @@ def merge(ctx: click.Context, /, outs: tuple[str, ...], output: str, overwrite: 
     read: dict[str, str | None] = {}
     for number, file in enumerate(files, start=1):
         read |= {f"OUT {number}": file.lines, f"OUT {number}.run.json": run_file_path(file.target)}
-    check_outputs(resolved, (), read, {"ALL": place.target, "ALL.run.json": run_file_path(place.target)})
+    written = {"ALL": place.target, "ALL.run.json": run_file_path(place.target)}
+    check_outputs(resolved, (), read, written | ({"ALL.part": place.lines} if place.packing else {}))
     check_all(place, overwrite)
     parts = read_parts(files)
     num_requests, errors = merge(parts, place)
@@ -61,7 +62,10 @@ def merge(ctx: click.Context, /, outs: tuple[str, ...], output: str, overwrite: 
     if not errors:
         return EXIT_OK
     if any(retryable for _, retryable in errors):
-        say(f"some of the errors may not come again: apcbatch run INPUT -o {place.shown} --retry-errors")
+        limit = parts[0].facts["config"].get("limit")
+        limited = [] if limit is None else ["--limit", str(limit)]
+        command = command_line(["apcbatch", "run", "INPUT", "-o", place.shown, *limited, "--retry-errors"])
+        say(f"some of the errors may not come again: {command}")
     else:
         say(nothing_left(place.shown, by_code))
     return EXIT_REQUEST_ERRORS

@@ -7,11 +7,13 @@ shard. Memory: two bytes for each request, and one line.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,39 +23,42 @@ from apcbatch.address import is_stream
 from apcbatch.config import OPTIONS
 from apcbatch.data.input.files import open_stream
 from apcbatch.errors import UsageError
-from apcbatch.job.disk import Disk, replacing, write_file
+from apcbatch.job.disk import Disk, replacing
 from apcbatch.job.out_file import OutFile
-from apcbatch.job.output import Output, is_out, packed
+from apcbatch.job.output import Output, is_out, output_for, packed
+from apcbatch.job.output_paths import STDOUT
+from apcbatch.job.previous_answers import NUL
 from apcbatch.job.processes import bounded, is_seconds
 from apcbatch.job.record import line_of, read_record, record_number, request_id
 from apcbatch.job.runfile import MISSING, as_json, cut, differences, read_run_file, run_file_path, shard_requests
+from apcbatch.job.sink import FileSink
 from apcbatch.option_values import parse_value
 from apcbatch.resolution import DEFAULT
 
 MOST_NAMED = 5
-OF_EACH_SHARD = ("shard", "template_clock")  # the clock differs where no prompt has it: else --template-date is given
+MAY_DIFFER = ("shard", "template_clock")  # the clock may differ, as no prompt contains it
 
 
 @dataclass(frozen=True)
 class Part:
-    """The OUT of one shard. facts: of its run file. shard, of: its number, from 1, and the number of shards. requests:
-    numbers of requests of INPUT and of the shard; None while it is not finished."""
+    """The OUT of one shard. facts: of its run file. shard: its number, from 1, of num_shards. requests: numbers of
+    requests of INPUT and of the shard; None while it is not finished."""
 
     out: OutFile
     facts: Mapping[str, Any]
     shard: int
-    of: int
+    num_shards: int
     requests: tuple[int, int] | None
 
     @property
     def shown(self) -> str:
         """Its name and its shard."""
-        return f"{self.out.name} (shard {self.shard}/{self.of})"
+        return f"{self.out.name} (shard {self.shard}/{self.num_shards})"
 
 
 def check_all(output: Output, overwrite: bool) -> None:
     """Refuse a place of ALL that is no file, or has another file than an OUT with its run file. UsageError."""
-    if is_stream(output.target):
+    if output.target == STDOUT or is_stream(output.target):
         raise UsageError(f"{output.name} is no file; give -o a file, beside which its run file can lie")
     if output.exists() and not overwrite:
         raise UsageError(f"{output.name} exists; give --overwrite to replace it, or another -o")
@@ -73,18 +78,19 @@ def read_parts(outs: Sequence[OutFile]) -> list[Part]:
     parts = sorted(map(_read_part, outs), key=lambda part: part.shard)
     first, *others = parts
     for part, other in zip(parts, others, strict=False):
-        if (part.shard, part.of) == (other.shard, other.of):
-            raise UsageError(f"{part.out.name} and {other.out.name} are both of shard {part.shard}/{part.of}; give one")
+        if (part.shard, part.num_shards) == (other.shard, other.num_shards):
+            raise UsageError(f"{part.shown} and {other.shown} are of the same shard; give one")
     for part in others:
-        rows = [("number of shards", first.of, part.of)] if part.of != first.of else []
-        rows += [row for row in differences(first.facts, part.facts) if row[0] not in OF_EACH_SHARD]
+        numbers = first.num_shards, part.num_shards
+        rows = [("number of shards", *numbers)] if numbers[0] != numbers[1] else []
+        rows += [row for row in differences(first.facts, part.facts) if row[0] not in MAY_DIFFER]
         if rows:
             listed = "".join(f"\n  {field}  {cut(one)} and {cut(other)}" for field, one, other in rows)
             raise UsageError(f"{first.out.name} and {part.out.name} are of different runs:{listed}")
-    missing = sorted(set(range(1, first.of + 1)) - {part.shard for part in parts})
+    missing = sorted(set(range(1, first.num_shards + 1)) - {part.shard for part in parts})
     if missing:
-        named = _some([f"{shard}/{first.of}" for shard in missing])
-        raise UsageError(f"the OUT of shard {named} is missing; give the OUTs of all {first.of} shards")
+        named = _some([f"{shard}/{first.num_shards}" for shard in missing])
+        raise UsageError(f"the OUT of shard {named} is missing; give the OUTs of all {first.num_shards} shards")
     return parts
 
 
@@ -99,15 +105,15 @@ def _read_part(out: OutFile) -> Part:
         shard = None
     if shard is None:
         raise UsageError(f"{out.name} is not the OUT of a shard, by {path}; give the OUTs of `apcbatch run --shard`")
-    number, of = map(int, shard.split("/"))
-    return Part(out, facts, number, of, None if out.is_partial else shard_requests(facts))
+    number, num_shards = map(int, shard.split("/"))
+    return Part(out, facts, number, num_shards, None if out.is_partial else shard_requests(facts))
 
 
 def merge(parts: Sequence[Part], output: Output) -> tuple[int, Counter[tuple[str, bool]]]:
     """Write ALL and its run file. Return the number of requests, and of error records by code and whether they may
     succeed when run again. UsageError, and no ALL, if requests are missing or there twice, or a line is no record."""
     disk, errors = Disk(), Counter[tuple[str, bool]]()
-    begin = min(_begin_of(part.facts) for part in parts)
+    begin = min(filter(None, (_begin_of(part.facts) for part in parts)), default=0.0)
     total = max((part.requests[0] for part in parts if part.requests is not None), default=None)
     if total is None:
         raise UsageError(_not_finished(parts))
@@ -121,7 +127,7 @@ def merge(parts: Sequence[Part], output: Output) -> tuple[int, Counter[tuple[str
                 num_missing -= 1
                 if record["error"] is not None:
                     errors[record["error"]["code"], record["error"]["retryable"]] += 1
-                _shift_times(record["apcbatch"], _begin_of(part.facts) - begin)
+                _shift_times(record["apcbatch"], (_begin_of(part.facts) or begin) - begin)
                 yield line_of(record)
             if part.requests is None or part.requests[1] > num_before - num_missing:
                 unfinished.append(part)
@@ -131,16 +137,28 @@ def merge(parts: Sequence[Part], output: Output) -> tuple[int, Counter[tuple[str
             ways = _not_finished(unfinished) if unfinished else "INPUT was not the same for all shards; run them anew"
             raise UsageError(f"{num_missing:,} of {total:,} requests are missing: {few}. {ways}")
 
+    run_file = run_file_path(output.target)
     try:
-        with replacing(output.target, disk) as fd:
-            for piece in packed(lines(), output.packing):
-                disk.write(fd, piece)
-        write_file(run_file_path(output.target), [as_json(_facts_of_all(parts, begin))], disk)
-        if output.lines != output.target:  # of a run that did not finish
-            with suppress(FileNotFoundError):
-                disk.unlink(output.lines)
+        with ExitStack() as stack:
+            for path in filter(os.path.exists, {output.target, output.lines}):
+                stack.enter_context(closing(FileSink(Path(path), disk)))  # with its lock
+            run_fd = stack.enter_context(replacing(run_file, disk))  # renamed after ALL
+            with replacing(output.target, disk) as fd:
+                for piece in packed(lines(), output.packing):
+                    disk.write(fd, piece)
+                disk.write(run_fd, as_json(_facts_of_all(parts, begin)))
+                disk.sync(run_fd)
+                if output.has_other_target:
+                    raise UsageError(f"{output.name} appeared or was changed meanwhile, and is not replaced; run again")
+                with suppress(FileNotFoundError):
+                    disk.unlink(run_file)  # of an earlier run, to which the new lines do not belong
+                disk.sync_folder(os.path.dirname(run_file))
+            if output.lines != output.target:  # of a run that did not finish
+                with suppress(FileNotFoundError):
+                    disk.unlink(output.lines)
     except OSError as error:
-        raise UsageError(f"{output.name} cannot be written: {error.strerror}; choose another -o") from None
+        where = f"{output.name} with its run file, {run_file},"
+        raise UsageError(f"{where} cannot be written: {error.strerror}; choose another -o") from None
     return total, errors
 
 
@@ -150,6 +168,8 @@ def _records(part: Part, shard_of: npt.NDArray[np.uint16]) -> Iterator[dict[str,
         record = None if line is None else read_record(line)
         number = -1 if record is None else record_number(record)
         where = f"{part.shown}, line {line_number},"
+        if record is None and line is not None and (NUL in line or _ends_torn(part.out.lines)):
+            continue  # its request is missing, or has another line
         if record is None or number < 0:
             raise UsageError(f"{where} is not a line that this program wrote; take it out, and continue with --resume")
         if number >= len(shard_of):
@@ -157,10 +177,17 @@ def _records(part: Part, shard_of: npt.NDArray[np.uint16]) -> Iterator[dict[str,
                 f"{where} has {record['id']}, and INPUT has {len(shard_of):,} requests; run all shards anew"
             )
         if shard_of[number]:
-            other = f"shard {shard_of[number]}/{part.of}"
+            other = f"shard {shard_of[number]}/{part.num_shards}"
             raise UsageError(f"{where} has {record['id']}, which an earlier line of {other} has; take one out")
         shard_of[number] = part.shard
         yield record
+
+
+def _ends_torn(lines: str) -> bool:
+    """Return whether a file's last line has no newline, as a kill leaves it."""
+    with open(lines, "rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return not output_for(lines).packing and file.read() != b"\n"
 
 
 def _shift_times(own: dict[str, Any], seconds: float) -> None:
@@ -183,7 +210,7 @@ def _facts_of_all(parts: Sequence[Part], begin: float) -> dict[str, Any]:
         "config": {**facts[0]["config"], "shard": None},
         "origins": {**origins, "shard": DEFAULT} if isinstance(origins, dict) else {},
         "shard_requests": None,
-        "begin": begin,
+        "begin": begin or None,
         "dropped_processes": sum(one for one in dropped if type(one) is int) + len(entries) - len(kept),
         "processes": kept,
     }

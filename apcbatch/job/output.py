@@ -76,6 +76,11 @@ class Output:
         """Whether OUT is made when the run ends, from another file that lines are appended to."""
         return self.is_remote or bool(self.packing)
 
+    @property
+    def has_other_target(self) -> bool:
+        """Whether the finished file is another one than when the command began."""
+        return identity(self.target) != self._before
+
     def exists(self) -> bool:
         """Return whether this machine has a file that a fresh run would replace."""
         return os.path.exists(self.target) or os.path.exists(self.lines)
@@ -149,7 +154,7 @@ class Output:
     def finish(self, sink: FileSink) -> None:
         """Compress and upload OUT, as its name requires, from complete, synced lines. StoppedError if that fails; the
         answers then stay in a local file."""
-        if self.packing and identity(self.target) != self._before:
+        if self.packing and self.has_other_target:
             raise StoppedError(
                 f"output {self.target} appeared or was changed while this run went on, and is not replaced; the "
                 f"answers are in {self.lines}: move {self.target} away and give --resume"

@@ -307,11 +307,13 @@ def with_clock_of(config: Config, path: str) -> Config:
 
 
 def with_earlier_options(config: Config, output: str) -> Config:
-    """Return the configuration that continues OUT: options of RESUMED that are not given have the values of OUT's run
-    file, if there is one. output: path of OUT on this machine. Raises UsageError for a bad value in the file."""
+    """Return the configuration that continues OUT: options of RESUMED that are not given, and --limit of a shard, have
+    the values of OUT's run file, if there is one. output: path of OUT on this machine. Raises UsageError for a bad
+    value in the file."""
     path = run_file_path(output)
     earlier = (read_run_file(path)[0] or {}).get("config", {})
-    values = {name: earlier[name] for name in RESUMED if name in earlier}
+    names = (*RESUMED, "limit") if earlier.get("shard") is not None else RESUMED
+    values = {name: earlier[name] for name in names if name in earlier}
     try:
         return with_defaults(config, values, path, lambda name: f"{os.path.basename(path)}: {name}")
     except ValueError as error:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import shlex
 import shutil
 import signal
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,10 @@ from apcbatch.cli.program import main
 from apcbatch.data.chat import render_ahead
 from apcbatch.data.chat.render import Renderer
 from apcbatch.data.chat.template import ChatTemplate
-from apcbatch.job import shards
+from apcbatch.job import shards, sink
+from apcbatch.job.disk import Disk
 from apcbatch.job.runfile import read_run_file
+from apcbatch.job.sink import FileSink
 from apcbatch.model.locate import DEMO_DIR
 from tests.chats import conversation, forked_lines, read_records, write_lines
 from tests.job.conftest import Outcome, batch_line, processes_of
@@ -33,6 +37,10 @@ BAD = [*TWELVE[:3], "{", TWELVE[1], {"id": "x", "messages": []}, *UNNAMED[:5], "
 BATCH = [
     batch_line(f"b-{number}", prompt="Once " * (1 + number % 4), max_tokens=number % 5 or 400) for number in range(11)
 ]
+
+
+class KilledError(BaseException):
+    """A kill, which no clean-up of the program sees."""
 
 
 @pytest.fixture(autouse=True)
@@ -209,15 +217,15 @@ def test_errors_that_may_not_come_again(apcbatch, tmp_path, monkeypatch) -> None
     monkeypatch.setenv("FAKE_FAIL_ONCE", str(tmp_path / "more memory"))
     write_lines(tmp_path / "in.jsonl", TWELVE)
     for index in (1, 2):
-        shard = ("-o", f"part.{index}.jsonl", "--shard", f"{index}/2")
+        shard = ("-o", f"part.{index}.jsonl", "--limit", 11, "--shard", f"{index}/2")
         assert apcbatch("run", "in.jsonl", *shard, "--max-tokens", 3).code == 3
-    done = apcbatch("merge", "part.1.jsonl", "part.2.jsonl", "-o", "all.jsonl")
-    again = "apcbatch run INPUT -o all.jsonl --retry-errors"
-    assert done.code == 3 and "8 errors" in done.stdout and again in done.final_line
-    assert [one.continue_command for one in processes_of(tmp_path / "all.jsonl")] == [None, None]
+    done = apcbatch("merge", "part.1.jsonl", "part.2.jsonl", "-o", "all of it.jsonl")
+    again = "apcbatch run INPUT -o 'all of it.jsonl' --limit 11 --retry-errors"
+    assert done.code == 3 and "7 errors" in done.stdout and again in done.final_line
+    assert [one.continue_command for one in processes_of(tmp_path / "all of it.jsonl")] == [None, None]
     (tmp_path / "more memory").touch()
-    done = apcbatch(*again.replace("INPUT", "in.jsonl").split()[1:])
-    assert done.code == 0 and done.summary["requests"] == 8, done.stderr
+    done = apcbatch(*shlex.split(again.replace("INPUT", "in.jsonl"))[1:])
+    assert done.code == 0 and done.summary["requests"] == 7, done.stderr
 
 
 def test_what_merge_refuses(apcbatch, parts, tmp_path) -> None:
@@ -233,8 +241,13 @@ def test_what_merge_refuses(apcbatch, parts, tmp_path) -> None:
     lines = (tmp_path / two).read_bytes().splitlines(keepends=True)
     own, other = lines[0], (tmp_path / one).read_bytes().splitlines(keepends=True)[0]
     beyond = own.replace(json.loads(own)["id"].encode(), b"apc-000099")
-    contents = {"cut": lines[:-1], "doubled": [*lines, own], "both": [*lines, other], "torn": [*lines, own[:40]]}
-    contents |= {"beyond": [*lines[1:], beyond]}
+    contents = {
+        "cut": lines[:-1],
+        "doubled": [*lines, own],
+        "both": [*lines, other],
+        "torn": [*lines[:-1], lines[-1][:40]],
+    }
+    contents |= {"beyond": [*lines[1:], beyond], "foreign": [*lines, own[:40] + b"\n"]}
     for name, content in contents.items():
         (tmp_path / f"{name}.jsonl").write_bytes(b"".join(content))
         shutil.copy(f"{two}.run.json", f"{name}.jsonl.run.json")
@@ -246,7 +259,7 @@ def test_what_merge_refuses(apcbatch, parts, tmp_path) -> None:
     for given, sentence in (
         ([one, three], "the OUT of shard 2/3 is missing; give the OUTs of all 3 shards"),
         ([two], "the OUT of shard 1/3, 3/3 is missing"),
-        ([one, two, three, two], "part.2.jsonl and part.2.jsonl are both of shard 2/3"),
+        ([one, two, three, two], "part.2.jsonl (shard 2/3) and part.2.jsonl (shard 2/3) are of the same shard"),
         ([one, "other.jsonl", three], "max_tokens  3 and 4"),
         ([one, "fewer.jsonl", three], "limit  None and 5"),
         ([one, "dated.jsonl", three], "template_date  None and '2026-01-01'"),
@@ -260,26 +273,73 @@ def test_what_merge_refuses(apcbatch, parts, tmp_path) -> None:
         ([one, "changed.jsonl", three], "INPUT was not the same for all shards; run them anew"),
         ([one, "doubled.jsonl", three], f"has {json.loads(own)['id']}, which an earlier line of shard 2/3 has"),
         ([one, "both.jsonl", three], f"has {json.loads(other)['id']}, which an earlier line of shard 1/3 has"),
-        ([one, "torn.jsonl", three], f"line {len(lines) + 1}, is not a line that this program wrote"),
+        ([one, "torn.jsonl", three], "Not finished: torn.jsonl"),
+        ([one, "foreign.jsonl", three], f"line {len(lines) + 1}, is not a line that this program wrote"),
         ([one, "beyond.jsonl", three], "has apc-000099, and INPUT has 25 requests"),
         ([one, two, "nowhere.jsonl"], "output nowhere.jsonl cannot be read"),
     ):
         done = apcbatch("merge", *given, "-o", "all.jsonl")
         assert done.code == 2 and sentence in done.stderr, (given, done.stderr)
         assert not list(tmp_path.glob("all.jsonl*")) and not list(tmp_path.glob(".apcbatch*"))
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    (tmp_path / "dangling.jsonl.run.json").symlink_to("nowhere/dangling.jsonl.run.json")
+    before = {path.name: path.is_file() and path.read_bytes() for path in tmp_path.iterdir()}
     for place, overwrite, sentence in (
         ("half.jsonl", False, "half.jsonl exists; give --overwrite"),
         ("in.jsonl", True, "in.jsonl has no answers of this program"),
         (one, True, "OUT 1 and ALL are the same file"),
         (f"{two}.run.json", True, "OUT 2.run.json and ALL are the same file"),
         ("/dev/null", True, "/dev/null is no file"),
+        ("-", True, "- is no file"),
+        ("dangling.jsonl", True, "dangling.jsonl.run.json, cannot be written: No such file"),
         ("s3://bucket/all.jsonl", True, "expected a file on this machine"),
     ):
         done = apcbatch("merge", *parts, "-o", place, *["--overwrite"] * overwrite)
         assert done.code == 2 and sentence in done.stderr, (place, done.stderr)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-    assert apcbatch("merge", *parts, "-o", "whole.jsonl", "--overwrite").code == 3
+    assert {path.name: path.is_file() and path.read_bytes() for path in tmp_path.iterdir()} == before
+    (tmp_path / one).rename("all.jsonl.gz.part")
+    shutil.copy(f"{one}.run.json", "all.jsonl.gz.part.run.json")
+    done = apcbatch("merge", "all.jsonl.gz.part", two, three, "-o", "all.jsonl.gz", "--overwrite")
+    assert done.code == 2 and "OUT 1 and ALL.part are the same file" in done.stderr
+
+
+def test_all_takes_the_place_of_an_out(apcbatch, parts, tmp_path, monkeypatch) -> None:
+    """Fault: ALL replaces a file that a run writes, or that appeared meanwhile; or a kill leaves its lines beside the
+    run file of those that it replaced, so that --resume mixes two runs."""
+    assert apcbatch("run", "in.jsonl", "-o", "all.jsonl", "--max-tokens", 4).code == 3
+    before, merge, write = Path("all.jsonl").read_bytes(), ("merge", *parts, "--overwrite", "-o"), Disk.write
+    monkeypatch.setattr(sink, "LOCK_WAIT_S", 0.01)
+    with closing(FileSink(Path("all.jsonl"))):
+        done = apcbatch(*merge, "all.jsonl")
+    assert done.code == 2 and "all.jsonl is being written by another run" in done.stderr
+    with monkeypatch.context() as patch:
+        patch.setattr(Disk, "write", lambda *given: (Path("new.jsonl").touch(), write(*given)))
+        done = apcbatch(*merge, "new.jsonl")
+    assert done.code == 2 and "new.jsonl appeared or was changed" in done.stderr and not Path("new.jsonl").read_bytes()
+
+    def killed(disk: Disk, source: str, target: str) -> None:
+        if target.endswith(".run.json"):
+            raise KilledError
+        Path(source).replace(target)
+
+    with monkeypatch.context() as patch, pytest.raises(KilledError):
+        patch.setattr(Disk, "rename", killed)
+        apcbatch(*merge, "all.jsonl")
+    assert Path("all.jsonl").read_bytes() != before
+    done = apcbatch("run", "in.jsonl", "-o", "all.jsonl", "--resume")
+    assert done.code == 2 and "all.jsonl.run.json is missing" in done.stderr
+    assert apcbatch(*merge, "all.jsonl").code == 3
+
+
+def test_parts_whose_begin_is_not_known(apcbatch, parts) -> None:
+    """Fault: the times of all other parts are shifted by the years since 1970."""
+    begins = [json.loads(Path(f"{part}.run.json").read_text())["begin"] for part in parts]
+    for part, expected in zip(parts, [*begins[1:], None], strict=True):
+        run_file = Path(f"{part}.run.json")
+        run_file.write_text(json.dumps(json.loads(run_file.read_text()) | {"begin": None}))
+        assert apcbatch("merge", *parts, "-o", "all.jsonl", "--overwrite").code == 3
+        assert json.loads(Path("all.jsonl.run.json").read_text())["begin"] == expected
+        ends = [one["apcbatch"]["end_s"] for one in read_records(Path("all.jsonl")) if one["error"] is None]
+        assert max(ends) < 1e6
 
 
 def test_what_a_shard_refuses(apcbatch, parts, tmp_path) -> None:
@@ -288,6 +348,9 @@ def test_what_a_shard_refuses(apcbatch, parts, tmp_path) -> None:
     dated = tmp_path / "dated"
     shutil.copytree(DEMO_DIR, dated)
     (dated / "chat_template.jinja").write_text("{{- strftime_now('%Y') -}}{{ messages[-1].content }}")
+    few = ("in.jsonl", "-o", "few.jsonl", "--max-tokens", 3)
+    assert apcbatch("run", *few, "--shard", "2/3", "--limit", 5).code == 0
+    assert apcbatch("run", *few, "--resume").code == 0
     (tmp_path / "in").mkdir()
     shutil.copy("in.jsonl", "in")
     shard = ("--shard", "2/3")
@@ -304,6 +367,7 @@ def test_what_a_shard_refuses(apcbatch, parts, tmp_path) -> None:
         (("in.jsonl", "-o", "out.jsonl", "--shard", "1/9999"), "N up to 4096"),
         (("in.jsonl", "-o", "part.2.jsonl", "--resume", "--shard", "1/3"), "shard  then '2/3', now '1/3'"),
         (("in.jsonl", "-o", "part.2.jsonl", "--resume", "--limit", 4), "limit  then None, now 4"),
+        (("in.jsonl", "-o", "few.jsonl", "--resume", "--limit", 4), "limit  then 5, now 4"),
     ):
         done = apcbatch("run", *words)
         assert done.code == 2 and sentence in done.stderr, (words, done.stderr)
