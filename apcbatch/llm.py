@@ -55,6 +55,7 @@ _ELSEWHERE = {
     "turns": "give it to `run`",
     "format": "each conversation says by its keys what it is; leave it out",
     "limit": "end the conversations where you like; leave it out",
+    "shard": "it divides the INPUT of `apcbatch run`; give each process its own conversations",
 }
 _ELSEWHERE_BY_GROUP = {
     "Output": "it is of the command line alone; leave it out",

@@ -218,6 +218,7 @@ def test_only_one_run_at_a_time(llm: LLM) -> None:
     ({"format": "batch"}, "LLM: format is no option of an LLM: each conversation says by its keys what it is"),
     ({"turns": "each"}, "LLM: turns is no option of an LLM: give it to `run`"),
     ({"ray": "local"}, "LLM: ray is no option of an LLM: an LLM computes in this process"),
+    ({"shard": "1/2"}, "LLM: shard is no option of an LLM: it divides the INPUT of `apcbatch run`"),
     ({"workers": 2}, "LLM: workers is no option of an LLM: an LLM computes in this process"),
     ({"temperature": 3}, "LLM: temperature is 3; expected a number from 0 up to 2"),
     ({"store": 3}, "LLM: store is 3"),

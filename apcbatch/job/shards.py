@@ -1,8 +1,8 @@
 """Find the lines of INPUT that a process with --shard I/N answers, a window ahead of the run.
 
-Invariant: which shard has a line depends on the records, the tokens of their prompts, max_tokens, n and N alone, so
-that N processes find N disjoint parts, which together are INPUT. A rollout counts as it was recorded. A line without a
-prompt, such as a bad one, belongs to a shard by its number.
+Invariant: which shard has a line depends on the records up to --limit, the tokens of their prompts, --turns, --score,
+max_tokens, temperature, n and N alone, so that N processes find N disjoint parts, which together are INPUT. A rollout
+counts as it was recorded. A line without a prompt, such as a bad one, belongs to a shard by its number.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from apcbatch.plan.shards import divide
 from apcbatch.plan.windows import Windows
 
 WINDOW_TOKENS = 1 << 24  # not --window-tokens, which may differ between shards
-MOST_ANSWER_TOKENS = 256  # that count of an answer, whose length is not known
+MOST_ANSWER_TOKENS = 256  # cap on the tokens counted for one answer, whose length is not known
 
 
 class ShardLines:

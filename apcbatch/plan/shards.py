@@ -27,20 +27,20 @@ def divide(tree: PrefixTree, answer_tokens: Sequence[int], loads: list[int]) -> 
     """Return line -> shard, from 0, for the first requests of a tree, whose conversations are their lines.
 
     answer_tokens: of each request to divide. loads: tokens of each shard so far; the new ones are added."""
-    lines, alone, fresh = _weigh(tree, answer_tokens)
-    sums, shared = np.cumsum(fresh), alone - fresh
+    lines, own_tokens, new_tokens = _weigh(tree, answer_tokens)
+    sums, shared = np.cumsum(new_tokens), own_tokens - new_tokens
     least, most = 0, max(loads) + int(sums[-1])  # with which the first shard takes all
     while least < most:
         middle = (least + most) // 2
-        if _cut(alone, shared, sums, [middle - load for load in loads])[-1] == len(lines):
+        if _cut(own_tokens, shared, sums, [middle - load for load in loads])[-1] == len(lines):
             most = middle
         else:
             least = middle + 1
     shards: dict[int, int] = {}
     begin = 0
-    for shard, end in enumerate(_cut(alone, shared, sums, [most - load for load in loads])):
+    for shard, end in enumerate(_cut(own_tokens, shared, sums, [most - load for load in loads])):
         if end > begin:
-            loads[shard] += int(alone[begin] + sums[end - 1] - sums[begin])
+            loads[shard] += int(own_tokens[begin] + sums[end - 1] - sums[begin])
         shards |= dict.fromkeys(lines[begin:end], shard)
         begin = end
     return shards
@@ -53,19 +53,19 @@ def _weigh(tree: PrefixTree, answer_tokens: Sequence[int]) -> tuple[list[int], C
     for index in range(len(answer_tokens)):
         requests.setdefault(tree.conversation[index], []).append(index)
     lines = sorted(requests, key=lambda line: max(place[tree.end_node[index]] for index in requests[line]))
-    alone, fresh, seen_by = [0] * len(lines), [0] * len(lines), [-1] * tree.num_nodes
+    own_tokens, new_tokens, seen_by = [0] * len(lines), [0] * len(lines), [-1] * tree.num_nodes
     for at, line in enumerate(lines):
         for index in requests[line]:
-            alone[at] += answer_tokens[index]
-            fresh[at] += answer_tokens[index]
+            own_tokens[at] += answer_tokens[index]
+            new_tokens[at] += answer_tokens[index]
             node = tree.end_node[index]
             while node != ROOT and seen_by[node] != at:
                 tokens = tree.end[node] - tree.begin(node)
-                alone[at] += tokens
-                fresh[at] += tokens if seen_by[node] < 0 else 0
+                own_tokens[at] += tokens
+                new_tokens[at] += tokens if seen_by[node] < 0 else 0
                 seen_by[node] = at
                 node = tree.parent[node]
-    return lines, np.array(alone, np.int64), np.array(fresh, np.int64)
+    return lines, np.array(own_tokens, np.int64), np.array(new_tokens, np.int64)
 
 
 def _places(tree: PrefixTree) -> list[int]:
@@ -81,18 +81,18 @@ def _places(tree: PrefixTree) -> list[int]:
     return place
 
 
-def _cut(alone: Counts, shared: Counts, sums: Counts, rooms: Sequence[int]) -> list[int]:
-    """Return where the range of each shard ends, each as long as the shard's room in tokens allows. The last one is the
-    number of lines only if all have room. shared: tokens of each line that lines before it compute. sums: running sums
-    of the others."""
+def _cut(own_tokens: Counts, shared: Counts, sums: Counts, capacities: Sequence[int]) -> list[int]:
+    """Return where the range of each shard ends, each with at most the shard's capacity in tokens. The last one is the
+    number of lines only if all fit. shared: tokens of each line that lines before it compute. sums: running sums of the
+    others."""
     ends, end = list[int](), 0
-    for room in rooms:
+    for capacity in capacities:
         begin = end
-        if begin < len(sums) and alone[begin] <= room:
-            before = int(sums[begin] - alone[begin])  # what the running sums have before the range's first token
-            end = int(np.searchsorted(sums, before + room, "right"))
+        if begin < len(sums) and own_tokens[begin] <= capacity:
+            before = int(sums[begin] - own_tokens[begin])  # what the running sums have before the range's first token
+            end = int(np.searchsorted(sums, before + capacity, "right"))
             if end < len(sums):
-                first = max(begin, int(np.searchsorted(sums, before + room - room // NEARLY, "left"))) + 1
+                first = max(begin, int(np.searchsorted(sums, before + capacity - capacity // NEARLY, "left"))) + 1
                 end -= int(np.argmin(shared[first : end + 1][::-1])) if first <= end else 0
         ends.append(end)
     return ends

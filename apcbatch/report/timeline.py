@@ -1,7 +1,7 @@
 """Lay out what each process of a run did over time: running and failed requests, from the times in the records.
 
-Processes that worked at the same time, those of shards that were merged, are shown as one. A record belongs to the
-latest ones that began before its end: others of one OUT follow each other.
+Processes that worked at the same time, those of shards that were merged, are shown as one group. A record belongs to
+the last group that began before the record's end; groups do not overlap.
 """
 
 from __future__ import annotations
