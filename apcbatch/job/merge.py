@@ -209,6 +209,7 @@ def _facts_of_all(parts: Sequence[Part], begin: float) -> dict[str, Any]:
     changed = {
         "config": {**facts[0]["config"], "shard": None},
         "origins": {**origins, "shard": DEFAULT} if isinstance(origins, dict) else {},
+        "input_digest": None,
         "shard_requests": None,
         "begin": begin or None,
         "dropped_processes": sum(one for one in dropped if type(one) is int) + len(entries) - len(kept),

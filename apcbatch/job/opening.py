@@ -37,7 +37,7 @@ from apcbatch.job.previous_answers import PreviousAnswers, drop_unusable, last_a
 from apcbatch.job.printer import Printer
 from apcbatch.job.references import EarlierAnswers, References, open_earlier
 from apcbatch.job.request import read_salt
-from apcbatch.job.runfile import RunFile, input_identity, run_file_path, with_clock_of
+from apcbatch.job.runfile import RunFile, input_digest, input_identity, run_file_path, with_clock_of
 from apcbatch.job.shards import ShardLines
 from apcbatch.job.sink import FileSink, Sink
 from apcbatch.job.work import JobEngine
@@ -174,6 +174,8 @@ def open_run(config: Config, inputs: Inputs, output: Output, sink: Sink, printer
     if isinstance(sink, FileSink):
         if len(inputs.files) >= MANY_FILES:
             note(f"{len(inputs.files):,} files: both ends of each are read first, for --resume to compare")
+        if shard is not None:
+            stage("reading INPUT, for --resume and merge to compare")
         run_file = _make_run_file(config, inputs, output, sink, folder, lines, chats)
         answers, is_complete = _compare_out(config, inputs, sink, renderer, run_file, printer)
         if answers is not None and is_complete:
@@ -248,7 +250,8 @@ def _make_run_file(
     after unpacking a compressed OUT beside it."""
     target, files = Path(os.path.abspath(output.target)), model_files_digest(folder)
     given = lines.system_prompt, chats.chat_template, config.adapter and adapter_digest(Path(config.adapter))
-    run_file = RunFile(target, config, input_identity(inputs), files, sink.disk, *given)
+    digest = None if config.shard is None else input_digest(inputs)
+    run_file = RunFile(target, config, input_identity(inputs), files, sink.disk, *given, digest)
     if config.resume:
         run_file.keep_processes()
         output.unpack(sink)

@@ -13,6 +13,7 @@ import errno
 import os
 from collections.abc import Iterator, Mapping
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,18 @@ def input_identity(inputs: Inputs) -> dict[str, Any]:
     return {"name": name, "size_bytes": size, "xxh3_of_ends": digest.hexdigest()}
 
 
+def input_digest(inputs: Inputs) -> str | None:
+    """Return one xxh3-128 over all bytes of INPUT; None if not all of it are files."""
+    if not inputs.are_files:
+        return None
+    digest = xxhash.xxh3_128()
+    for name in inputs.files:
+        with open(name, "rb") as file:
+            for chunk in iter(partial(file.read, END_BYTES), b""):
+                digest.update(chunk)
+    return digest.hexdigest()
+
+
 def _digest_of_names(inputs: Inputs) -> str | None:
     """Return a digest of all names, since the run file may cut their list; None for a single name."""
     if len(inputs.files) == 1:
@@ -110,12 +123,14 @@ class RunFile:
         system_prompt: str | None = None,
         chat_template: str | None = None,
         adapter: str | None = None,
+        input_digest: str | None = None,
     ) -> None:
         self.output, self._disk = output, disk
         self.path = Path(run_file_path(str(output)))
         self._facts: dict[str, Any] = {
             "version": VERSION,
             "input": input,
+            "input_digest": input_digest,
             "earlier_inputs": [],
             "moved": [],
             "model_fingerprint": None,
@@ -384,7 +399,8 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tup
     pairs += [(name, then.get(name), now.get(name)) for name in ("system_prompt", "chat_template", "adapter")]
     if now["config"].get("shard") is not None:
         pairs += [(name, earlier.get(name), now["config"].get(name)) for name in ("limit", "template_date")]
-        pairs += [("input", _identity(then), _identity(now)), ("version", then["version"], now["version"])]
+        one, other = ([*_identity(facts), facts.get("input_digest")] for facts in (then, now))
+        pairs += [("input", one, other), ("version", then["version"], now["version"])]
     clock = now.get("template_clock")
     pairs.append(("template_clock", then.get("template_clock", clock), clock))  # earlier versions did not keep it
     pairs.append(("model_files", then.get("model_files"), now.get("model_files")))

@@ -19,7 +19,7 @@ from apcbatch.cli.program import main
 from apcbatch.data.chat import render_ahead
 from apcbatch.data.chat.render import Renderer
 from apcbatch.data.chat.template import ChatTemplate
-from apcbatch.job import shards, sink
+from apcbatch.job import runfile, shards, sink
 from apcbatch.job.disk import Disk
 from apcbatch.job.runfile import read_run_file
 from apcbatch.job.sink import FileSink
@@ -342,7 +342,7 @@ def test_parts_whose_begin_is_not_known(apcbatch, parts) -> None:
         assert max(ends) < 1e6
 
 
-def test_what_a_shard_refuses(apcbatch, parts, tmp_path) -> None:
+def test_what_a_shard_refuses(apcbatch, parts, tmp_path, monkeypatch) -> None:
     """Fault: a shard whose requests change when it is continued, which would be lost or answered twice; one that
     cannot be merged, or reads the OUT of another one; or prompts that differ between shards by the date."""
     dated = tmp_path / "dated"
@@ -376,6 +376,13 @@ def test_what_a_shard_refuses(apcbatch, parts, tmp_path) -> None:
     assert done.code == 2 and "shard  then None, now '2/3'" in done.stderr
     write_lines(tmp_path / "in.jsonl", [*TWELVE, conversation(99)])
     done = apcbatch("run", "in.jsonl", "-o", "part.2.jsonl", "--resume")
+    assert done.code == 2 and "input  then [" in done.stderr, done.stderr
+    words = ("run", "in.jsonl", "-o", "middle.jsonl", "--max-tokens", 3, *shard)
+    monkeypatch.setattr(runfile, "END_BYTES", 8)
+    monkeypatch.setattr(runfile, "LEAST_END_BYTES", 8)
+    assert apcbatch(*words).code == 0 and apcbatch(*words, "--resume").code == 0
+    Path("in.jsonl").write_text(Path("in.jsonl").read_text().replace('"c-5"', '"c-x"'))
+    done = apcbatch(*words, "--resume")
     assert done.code == 2 and "input  then [" in done.stderr, done.stderr
     options = ("--model", dated, "--template-date", "2026-01-01", "--max-tokens", 1)
     assert apcbatch("run", "in.jsonl", "-o", "out.jsonl", *shard, *options).code == 0
