@@ -137,10 +137,10 @@ def merge(parts: Sequence[Part], output: Output) -> tuple[int, Counter[tuple[str
             ways = _not_finished(unfinished) if unfinished else "INPUT was not the same for all shards; run them anew"
             raise UsageError(f"{num_missing:,} of {total:,} requests are missing: {few}. {ways}")
 
-    run_file = run_file_path(output.target)
+    run_file, before = run_file_path(output.target), set(filter(os.path.exists, (output.target, output.lines)))
     try:
         with ExitStack() as stack:
-            for path in filter(os.path.exists, {output.target, output.lines}):
+            for path in before:
                 stack.enter_context(closing(FileSink(Path(path), disk)))  # with its lock
             run_fd = stack.enter_context(replacing(run_file, disk))  # renamed after ALL
             with replacing(output.target, disk) as fd:
@@ -153,9 +153,9 @@ def merge(parts: Sequence[Part], output: Output) -> tuple[int, Counter[tuple[str
                 with suppress(FileNotFoundError):
                     disk.unlink(run_file)  # of an earlier run, to which the new lines do not belong
                 disk.sync_folder(os.path.dirname(run_file))
-            if output.lines != output.target:  # of a run that did not finish
+            for path in before - {output.target}:  # of a run that did not finish
                 with suppress(FileNotFoundError):
-                    disk.unlink(output.lines)
+                    disk.unlink(path)
     except OSError as error:
         where = f"{output.name} with its run file, {run_file},"
         raise UsageError(f"{where} cannot be written: {error.strerror}; choose another -o") from None
