@@ -67,8 +67,8 @@ def queue_bytes(slot_bytes: int, pool_bytes: int, on_host: bool) -> int:
 
 @dataclass(frozen=True)
 class CheckpointSizes:
-    """Sizes of a checkpoint, from the headers of its files. num_weights: weights that are loaded, num_kept of them
-    encoded, in kept_bytes. num_decoded: of the encoded ones, at most those that a device decodes at once.
+    """Sizes of a checkpoint, from the headers of its files. num_weights: weights that are loaded. num_kept: those of
+    them that stay encoded. kept_bytes: bytes of these. num_decoded: upper bound of the weights of one decoded matrix.
     num_in_block: those of the largest sub-block. num_in_embedding: those of the largest tensor outside the sub-blocks.
     width: columns of the working memory of the widest sub-block, for each token. tokenizer_bytes: size of
     tokenizer.json."""

@@ -151,8 +151,8 @@ class Feeder:
     def _if_here(
         self, record: Conversation | BadLine, num_requests: int, work: Iterable[Work | None]
     ) -> Iterator[Work | None]:
-        """Yield the work of a line whose requests are numbered, and None until it is known that this shard has it; None
-        alone for a line of another shard."""
+        """Yield None until the shard of a line is known, and then the line's work if it is this one. The requests of
+        the line are numbered before, whichever shard has them."""
         if self._shard is not None:
             yield from self._shard.wait_for(record.line)
             if self._shard.take(record.line) != self._shard.index:

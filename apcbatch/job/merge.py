@@ -57,7 +57,7 @@ class Part:
 
 
 def check_all(output: Output, overwrite: bool) -> None:
-    """Refuse a place of ALL that is no file, or has another file than an OUT with its run file. UsageError."""
+    """Raise UsageError if ALL is no file, or would replace a file that is not an OUT with its run file."""
     if output.target == STDOUT or is_stream(output.target):
         raise UsageError(f"{output.name} is no file; give -o a file, beside which its run file can lie")
     if output.exists() and not overwrite:
@@ -163,7 +163,7 @@ def merge(parts: Sequence[Part], output: Output) -> tuple[int, Counter[tuple[str
 
 
 def _records(part: Part, shard_of: npt.NDArray[np.uint16]) -> Iterator[dict[str, Any]]:
-    """Yield the records of a part, and enter its shard in shard_of, (requests of INPUT,)."""
+    """Yield the records of a part. shard_of: (requests of INPUT,), gets the part's shard at the number of each."""
     for line_number, line in part.out.read():
         record = None if line is None else read_record(line)
         number = -1 if record is None else record_number(record)
@@ -191,15 +191,16 @@ def _ends_torn(lines: str) -> bool:
 
 
 def _shift_times(own: dict[str, Any], seconds: float) -> None:
-    """Count the times of a record from the begin of the first shard. seconds: from that to the begin of its own."""
+    """Add to the times of a record, which then count from the begin of the first shard. seconds: between that and the
+    begin of the record's own shard."""
     for name in ("begin_s", "end_s"):
         if seconds and is_seconds(own.get(name)):
             own[name] = round(own[name] + seconds, 6)
 
 
 def _facts_of_all(parts: Sequence[Part], begin: float) -> dict[str, Any]:
-    """Return the facts of ALL's run file: those of the first part without its shard, and the processes of all, whose
-    own commands would continue the parts."""
+    """Return the facts of ALL's run file: those of the first part without its shard, with the processes of all parts.
+    Their commands are left out, as these continue the parts and not ALL."""
     facts = [part.facts for part in parts]
     lists = [one["processes"] for one in facts if isinstance(one.get("processes"), list)]
     entries = [one | {"continue_command": None} for entries in lists for one in entries if isinstance(one, dict)]

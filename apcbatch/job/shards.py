@@ -18,11 +18,11 @@ from apcbatch.plan.shards import divide
 from apcbatch.plan.windows import Windows
 
 WINDOW_TOKENS = 1 << 24  # not --window-tokens, which may differ between shards
-MOST_ANSWER_TOKENS = 256  # cap on the tokens counted for one answer, whose length is not known
+MOST_ANSWER_TOKENS = 256  # cap on the tokens counted for one answer
 
 
 class ShardLines:
-    """The lines of one shard. index: its number, from 0. records: all of INPUT up to --limit, for this object alone."""
+    """The lines of one shard. index: its number, from 0. records: of INPUT up to --limit, an iterator of its own."""
 
     def __init__(self, shard: str, config: Config, records: Iterator[Conversation | BadLine], renderer: Renderer):
         index, count = map(int, shard.split("/"))
@@ -32,7 +32,7 @@ class ShardLines:
         self._shards: dict[int, int] = {}  # by line, of lines that the run has not reached
 
     def wait_for(self, line: int) -> Iterator[None]:
-        """Read on until it is known which shard has a line; yield after each record, so that other work goes on."""
+        """Read INPUT until the window with a line is divided. Yields after each record, so that passes go on."""
         while line not in self._shards:
             self._read()
             yield
@@ -72,7 +72,7 @@ class ShardLines:
             return []
 
     def _answer_tokens(self, record: Conversation) -> int:
-        """Return the tokens that count of the answers to each prompt of a line."""
+        """Return the tokens that the answers to one prompt of a line are taken to have."""
         given = record.params
         if self._config.score:
             return 0

@@ -61,8 +61,8 @@ class Codes:
 
 
 class EncodedRows:
-    """A matrix (.., rows, columns), or some of them, whose rows are rows of sources. A source is Codes, or a tensor (r,
-    columns) that is not encoded. It has the operations of a tensor that select, reorder and join rows."""
+    """A matrix (rows, columns), or several (.., rows, columns), made of rows of its sources. A source is Codes, or a
+    tensor (r, columns) that is not encoded. Operations of a tensor that select, reorder and join rows work on it."""
 
     def __init__(self, sources: Sequence[Codes | torch.Tensor], rows: torch.Tensor) -> None:
         """rows: int64, in any shape: source * 2^40 + row."""
@@ -122,8 +122,8 @@ class EncodedRows:
         return NotImplemented
 
     def runs(self, multiple: int) -> Iterator[tuple[int, int, Codes | torch.Tensor]]:
-        """Cut a matrix into runs of rows (begin, end, rows) that are encoded alike, or decoded: bfloat16. Runs end at
-        multiples of `multiple`; rows beside others of their multiple are decoded."""
+        """Cut a matrix into runs of rows, each of codes of one kind or of bfloat16. Yields (begin, end, rows). Runs
+        begin at multiples of `multiple`; rows between two multiples that are of several kinds are decoded."""
         rows = self._rows
         count = -(-len(rows) // multiple)
         padded = torch.cat([rows, rows[-1:].expand(count * multiple - len(rows))]).view(count, multiple)
@@ -145,15 +145,12 @@ class EncodedRows:
         return taken.view(self.shape)
 
     def _taken(self, rows: torch.Tensor, is_decoded: bool) -> Codes | torch.Tensor:
-        """Return rows (n,), in bfloat16 or as codes of one kind."""
-        number = rows // _SOURCE
+        """Return the rows with these numbers (n,) int64: in bfloat16 if is_decoded, else as codes, which must be of one
+        kind."""
+        numbers, lengths = torch.unique_consecutive(rows // _SOURCE, return_counts=True)
         parts: list[Codes | torch.Tensor] = []
-        for which, length in zip(
-            *(one.tolist() for one in torch.unique_consecutive(number, return_counts=True)), strict=True
-        ):
-            at = sum(len(part.codes if isinstance(part, Codes) else part) for part in parts)
-            source = self._sources[which]
-            index = (rows[at : at + length] % _SOURCE).to(self.device)
+        for number, of_source in zip(numbers.tolist(), torch.split(rows, lengths.tolist()), strict=True):
+            source, index = self._sources[number], (of_source % _SOURCE).to(self.device)
             if isinstance(source, torch.Tensor):
                 parts.append(source.index_select(0, index).bfloat16())
             else:

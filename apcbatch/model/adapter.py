@@ -120,8 +120,8 @@ class Adapter:
             raise ModelError(f"{self._folder} changed while it was read; run again once nothing writes to it")
 
     def merged(self, name: str, weight: torch.Tensor) -> torch.Tensor:
-        """Return a weight with what is added to it, in float32; unchanged if nothing is. The memory of a float32 weight
-        is reused."""
+        """Add the LoRA to a weight. Returns the sum in float32, in the memory of a float32 weight; a weight that has no
+        LoRA is returned as it is."""
         parts = self._parts.get(name, ())
         out = weight.float() if parts else weight
         for pair, experts, scale, (_, expert, rows, matrix, row) in parts:
@@ -214,8 +214,8 @@ class Adapter:
 
 
 class _Names:
-    """What a key of adapter_config.json names: names, of which each stands for those that end with it, one pattern, or,
-    with `read`, patterns with a value each."""
+    """Modules that a key of adapter_config.json names: by the ends of their names, by one pattern, or, with `read`, by
+    patterns that each have a value."""
 
     def __init__(self, reader: ConfigReader, key: str, read: Any = None) -> None:
         self._where, value = f"{reader.path}: {key}", reader.values.get(key) or []

@@ -101,7 +101,7 @@ def _rows_of_awq(codes: torch.Tensor) -> torch.Tensor:
 
 
 def _is_in_order(order: torch.Tensor, columns: int) -> bool:
-    """Return whether the columns of a group are neighbours."""
+    """Return whether groups are runs of neighbouring columns. order: group of each column. columns: of a group."""
     return torch.equal(order, torch.arange(len(order), device=order.device, dtype=order.dtype) // columns)
 
 
@@ -215,8 +215,8 @@ def _scales(codec: Codec, parts: Mapping[str, torch.Tensor], rows: int) -> torch
 
 
 def _zero(codec: Codec, parts: Mapping[str, torch.Tensor], rows: int, blocks: int) -> torch.Tensor | None:
-    """Return the zeros in float32, as `_scales` returns the scales; None if the codec has none. blocks: rows of
-    scales that one matrix of the weight has."""
+    """Return the zeros (rows, blocks of columns) in float32; None if the codec has none. blocks: rows of scales of one
+    matrix of the weight."""
     zero = parts.get("zero")
     if zero is None:
         return None

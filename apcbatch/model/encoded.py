@@ -102,7 +102,7 @@ class Keeping(NamedTuple):
 
 
 def mode_beside(mode: str, adapter: object | None) -> str:
-    """Return which weights stay encoded (Keeping.mode) beside an adapter: none, as it is added to decoded ones."""
+    """Return Keeping.mode of a run: `decoded` with an adapter, which is added to decoded weights. mode: `--weights`."""
     return mode if adapter is None else "decoded"
 
 

@@ -82,9 +82,9 @@ def _places(tree: PrefixTree) -> list[int]:
 
 
 def _cut(own_tokens: Counts, shared: Counts, sums: Counts, capacities: Sequence[int]) -> list[int]:
-    """Return where the range of each shard ends, each with at most the shard's capacity in tokens. The last one is the
-    number of lines only if all fit. shared: tokens of each line that lines before it compute. sums: running sums of the
-    others."""
+    """Cut the lines into one range for each shard, of at most its capacity in tokens. Returns the ends of the ranges;
+    if the last one is less than the number of lines, not all fit. own_tokens: of each line. shared: those of them that
+    earlier lines compute. sums: running sums of the rest."""
     ends, end = list[int](), 0
     for capacity in capacities:
         begin = end

@@ -52,7 +52,7 @@ class PackedLinear:
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
         """Return rows of the weights: indices (k,) int64 in [0, out_features) -> (k, in_features) in the weights'
-        dtype. See Linear. Weights with codes have no rows to take."""
+        dtype. See Linear. Raises ValueError for weights with codes."""
         if self.runs is not None:
             raise ValueError("rows of weights that stay encoded cannot be taken")
         indices = require_indices(indices, "indices", (indices.numel(),), self.out_features)

@@ -23,7 +23,7 @@ EXACT_ROWS = 128  # rows per call of exact products without fixed order
 
 @dataclass(frozen=True, eq=False)
 class DeviceLinear:
-    """Weights (out_features, in_features) on a CUDA device, not reordered, or encoded.
+    """Weights (out_features, in_features) on a CUDA device: a tensor in the checkpoint's order, or codes.
 
     exact: whether a row's bits must not depend on the other rows. fixed_order: the device's fixed-order products; None
     if they do not support these weights. pieces: number of pieces of the inputs, each with its own sum (see
