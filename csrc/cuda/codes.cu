@@ -46,21 +46,14 @@ void decode(const CodedWeights& weights, cudaStream_t stream) {
     auto* y = static_cast<char*>(weights.scratch->memory);
     for (const CodedRows& part : weights.parts) {
         const std::int64_t bytes = std::int64_t(part.rows) * weights.in * 2;
-        switch (part.coding.kind) {
-            case CodeKind::none:
+        with_kind(part.coding.kind, [&](auto kind) {
+            if constexpr (decltype(kind)::value == CodeKind::none) {
                 check(cudaMemcpyAsync(y, part.codes, std::size_t(bytes), cudaMemcpyDeviceToDevice, stream),
                       "the copy of weights");
-                break;
-            case CodeKind::fp8:
-                launch_decode<CodeKind::fp8>(part, weights.in, y, stream);
-                break;
-            case CodeKind::int8:
-                launch_decode<CodeKind::int8>(part, weights.in, y, stream);
-                break;
-            case CodeKind::int4:
-                launch_decode<CodeKind::int4>(part, weights.in, y, stream);
-                break;
-        }
+            } else {
+                launch_decode<decltype(kind)::value>(part, weights.in, y, stream);
+            }
+        });
         y += bytes;
     }
     settle_kernel<<<1, 1, 0, stream>>>();

@@ -388,16 +388,7 @@ void expert_product(const ExpertProduct& p, cudaStream_t stream) {
     if (p.tokens == 0) return;
     if (p.in % 16 || p.out % 16) throw std::invalid_argument("an expert's sizes must be multiples of 16");
     if (takes_expert_tiles(p)) return expert_tiles(p, stream);
-    switch (p.coding.kind) {
-        case CodeKind::none:
-            return launch<CodeKind::none>(p, stream);
-        case CodeKind::fp8:
-            return launch<CodeKind::fp8>(p, stream);
-        case CodeKind::int8:
-            return launch<CodeKind::int8>(p, stream);
-        case CodeKind::int4:
-            return launch<CodeKind::int4>(p, stream);
-    }
+    with_kind(p.coding.kind, [&](auto kind) { launch<decltype(kind)::value>(p, stream); });
 }
 
 bool takes_experts() {

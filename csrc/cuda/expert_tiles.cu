@@ -446,16 +446,7 @@ void launch(const ExpertProduct& p, cudaStream_t stream) {
 
 template <Activation kActivation>
 void launch(const ExpertProduct& p, cudaStream_t stream) {
-    switch (p.coding.kind) {
-        case CodeKind::none:
-            return launch<kActivation, CodeKind::none>(p, stream);
-        case CodeKind::fp8:
-            return launch<kActivation, CodeKind::fp8>(p, stream);
-        case CodeKind::int8:
-            return launch<kActivation, CodeKind::int8>(p, stream);
-        case CodeKind::int4:
-            return launch<kActivation, CodeKind::int4>(p, stream);
-    }
+    with_kind(p.coding.kind, [&](auto kind) { launch<kActivation, decltype(kind)::value>(p, stream); });
 }
 
 }  // namespace

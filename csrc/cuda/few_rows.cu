@@ -25,16 +25,7 @@ void few_rows_product(const ProductParams& p, cudaStream_t stream) {
     if (p.rows == 0 || p.out == 0) return;
     if (!takes_few_rows(p))
         throw std::invalid_argument("few_rows_product does not take these sizes or addresses");
-    switch (p.coding.kind) {
-        case CodeKind::none:
-            return launch<CodeKind::none>(p, stream);
-        case CodeKind::fp8:
-            return launch<CodeKind::fp8>(p, stream);
-        case CodeKind::int8:
-            return launch<CodeKind::int8>(p, stream);
-        case CodeKind::int4:
-            return launch<CodeKind::int4>(p, stream);
-    }
+    with_kind(p.coding.kind, [&](auto kind) { launch<decltype(kind)::value>(p, stream); });
 }
 
 }  // namespace cuda

@@ -7,6 +7,8 @@
 // changes a bit.
 #pragma once
 
+#include <type_traits>
+
 #include "launch.h"
 
 namespace apcbatch {
@@ -14,6 +16,22 @@ namespace cuda {
 
 // How weights are encoded: see codes.h. none: they are bfloat16 or float32.
 enum class CodeKind : int { none = 0, fp8 = 1, int8 = 2, int4 = 3 };
+
+// Calls function(std::integral_constant of the kind).
+template <class Function>
+void with_kind(CodeKind kind, const Function& function) {
+    switch (kind) {
+        case CodeKind::none:
+            return function(std::integral_constant<CodeKind, CodeKind::none>());
+        case CodeKind::fp8:
+            return function(std::integral_constant<CodeKind, CodeKind::fp8>());
+        case CodeKind::int8:
+            return function(std::integral_constant<CodeKind, CodeKind::int8>());
+        case CodeKind::int4:
+            return function(std::integral_constant<CodeKind, CodeKind::int4>());
+    }
+}
+
 struct Coding {
     CodeKind kind = CodeKind::none;
     int shift = 0;  // inputs >> shift is their group: 5, 6, 7, or 31 for one group
