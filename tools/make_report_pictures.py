@@ -25,18 +25,17 @@ REPORT = ROOT / "demo-out" / "report.html"
 MOST_BYTES = 200_000
 COLOURS = 128  # text and flat colours: more are not seen
 SCALE = 1.5  # image pixels per CSS pixel, so that text stays sharp where a page shows the picture smaller
-MARGIN = 12  # CSS pixels
+WIDTH = 1100  # CSS pixels
+MARGIN = 12
 
 
 @dataclass(frozen=True)
 class Picture:
-    """One picture: what lies from one element to another (by id, or by tag), at a width, after something was done."""
+    """One picture: what lies from one element to another (by id, or by tag), after something was done."""
 
     name: str
     first: str
     last: str
-    width: int = 1100
-    scheme: str = "light"
     before: Callable[[Page], None] = lambda page: None
 
 
@@ -59,8 +58,6 @@ PICTURES = (
     Picture("report-timeline", "#timeline", "#timeline"),
     Picture("report-requests", "#requests", "#requests", before=open_a_request),
     Picture("report-comparison", "#comparison", "#comparison"),
-    Picture("report-dark", "#tokens", "#tree", scheme="dark"),
-    Picture("report-narrow", "#verdict", "#tokens", width=400),
 )
 
 
@@ -75,7 +72,7 @@ def photograph(page: Page, picture: Picture) -> bytes:
         )
     top = max(0, first.evaluate("(one) => one.getBoundingClientRect().top + scrollY") - MARGIN)
     bottom = last.evaluate("(one) => one.getBoundingClientRect().bottom + scrollY") + MARGIN
-    clip = {"x": 0, "y": top, "width": picture.width, "height": bottom - top}
+    clip = {"x": 0, "y": top, "width": WIDTH, "height": bottom - top}
     taken = Image.open(io.BytesIO(page.screenshot(full_page=True, clip=clip)))
     few = taken.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
     few.save(written := io.BytesIO(), "PNG", optimize=True)
@@ -92,8 +89,7 @@ def main() -> None:
     with chromium.opened() as browser:
         for picture in PICTURES:
             page = browser.new_page(
-                viewport={"width": picture.width, "height": 900},
-                color_scheme=picture.scheme,
+                viewport={"width": WIDTH, "height": 900},
                 reduced_motion="reduce",
                 device_scale_factor=SCALE,
             )
