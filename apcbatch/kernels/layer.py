@@ -257,6 +257,10 @@ class Residual:
     def __init__(self, sum: torch.Tensor, delta: torch.Tensor, present: torch.Tensor | None = None) -> None:
         self.sum, self.delta, self.has_delta, self.present = sum, delta, False, present
 
+    def output(self) -> torch.Tensor:
+        """Return the last sub-block's output, which is pending, (t, h) float32. Call it only if has_delta is true."""
+        return self.delta
+
     def rows(self, indices: torch.Tensor) -> Residual:
         """Return a copy of the rows `indices` (r,) int64."""
         taken = Residual(self.sum[indices], self.delta[indices])
@@ -266,7 +270,7 @@ class Residual:
     def settled(self) -> torch.Tensor:
         """Add the pending delta and return the sum, (t, h) float32: the bits that the next sub-block would norm."""
         if self.has_delta:
-            self.sum.add_(self.delta)
+            self.sum.add_(self.output())
             self.has_delta = False
         return self.sum
 

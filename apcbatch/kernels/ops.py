@@ -359,7 +359,8 @@ class Ops(ABC, Generic[LinearT]):
         the whole row, or with `sigmoid` as SigmoidRouting says. is_normalised: divide the weights by their sum.
 
         logits: (t, columns) float32, any row stride; on a CUDA device at most 1,024 columns. Returns weights (t, k)
-        float32 and indices (t, k) int64, in descending order of logit or score, the lower index first on ties.
+        float32 and indices (t, k) int64, in descending order of logit or score, the lower index first on ties; on a
+        CUDA device in ascending order of index.
         """
         return self._route(logits, k, is_normalised, sigmoid)
 

@@ -4,10 +4,12 @@
 #include <cuda_runtime_api.h>
 
 #include <cstring>
+#include <tuple>
 
 #include "../views.h"
 #include "launch.h"
 #include "library.h"
+#include "rows.h"
 
 namespace apcbatch {
 namespace cuda {
@@ -18,6 +20,13 @@ inline const std::int64_t* integers(Address address) {
 }
 inline const float* floats(Address address) { return static_cast<const float*>(pointer(address)); }
 inline cudaStream_t stream_of(Address stream) { return static_cast<cudaStream_t>(pointer(stream)); }
+
+// factors, gate, aside, rows of experts, how many a token has, present: addresses or 0, see Pending.
+using PendingAddresses = std::tuple<Address, Address, Address, Address, int, Address>;
+inline Pending pending_of(const PendingAddresses& its) {
+    const auto& [factors, gate, aside, rows, per_token, present] = its;
+    return {floats(factors), floats(gate), floats(aside), {floats(rows), per_token, integers(present)}};
+}
 
 // Converts the bytes in which Python keeps a cuBLASLt kernel.
 inline LibraryChoice choice_of(const std::string& bytes) {

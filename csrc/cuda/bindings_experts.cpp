@@ -47,11 +47,11 @@ void bound_expert_product(Address groups, int tokens, int per_token, int experts
                    stream_of(stream));
 }
 
-void bound_expert_sum(int tokens, int per_token, int columns, Address chosen, Address present, Address rows,
-                      Address y, Address stream) {
-    expert_sum({tokens, per_token, columns, integers(chosen), integers(present), floats(rows),
-                static_cast<float*>(pointer(y))},
-               stream_of(stream));
+void bound_expert_sum(int tokens, int per_token, int columns, Address present, Address rows, Address y,
+                      Address stream) {
+    expert_sum(
+        {tokens, columns, {floats(rows), per_token, integers(present)}, static_cast<float*>(pointer(y))},
+        stream_of(stream));
 }
 
 }  // namespace

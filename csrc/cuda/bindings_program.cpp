@@ -13,7 +13,6 @@ namespace {
 using Weights = std::tuple<Address, int, int, int, std::shared_ptr<CodedWeights>>;
 using Kernels = std::vector<std::pair<std::string, bool>>;  // cuBLASLt kernel or "", in_turn
 using Norm = std::tuple<Address, float, int64_t>;           // address of the weight or 0, eps, columns
-using Pending = std::array<Address, 3>;                     // delta, factors, aside
 using Lists = std::array<Address, 4>;                       // page_table, context, token_slots, positions
 const View kNone = {};
 
@@ -44,13 +43,13 @@ std::vector<SumNormParams> norms_of(const std::vector<Norm>& norms) {
     return all;
 }
 
-void run(const Program& program, const Batch& batch, Address sum, const Pending& pending, Address left,
-         Address workspace, const Kernels& kernels, const Lists& lists, int64_t pages, Address stream) {
+void run(const Program& program, const Batch& batch, Address sum, Address delta,
+         const PendingAddresses& pending, Address left, Address workspace, const Kernels& kernels,
+         const Lists& lists, int64_t pages, Address stream) {
     const ProgramPass pass = {batch,
                               static_cast<float*>(pointer(sum)),
-                              floats(pending[0]),
-                              floats(pending[1]),
-                              floats(pending[2]),
+                              floats(delta),
+                              pending_of(pending),
                               static_cast<float*>(pointer(left)),
                               pointer(workspace),
                               kernels_of(kernels),
@@ -132,8 +131,8 @@ void bind_program(py::module_& m) {
              [](const Program& program, int64_t tokens, const Kernels& kernels) {
                  return program.workspace_bytes(tokens, kernels_of(kernels));
              })
-        .def("run", &run, ReleaseGil(), "batch"_a, "sum"_a, "pending"_a, "left"_a, "workspace"_a, "kernels"_a,
-             "lists"_a, "pages"_a, "stream"_a);
+        .def("run", &run, ReleaseGil(), "batch"_a, "sum"_a, "delta"_a, "pending"_a, "left"_a, "workspace"_a,
+             "kernels"_a, "lists"_a, "pages"_a, "stream"_a);
 }
 
 }  // namespace cuda

@@ -13,7 +13,7 @@ namespace {
 
 SumNormParams norm(int64_t t, int64_t h, const View& x, const View& delta, Address weight, float eps,
                    const View& y) {
-    return {norm_params(t, h, x, delta, weight, eps, y)};
+    return {norm_params(t, h, x, delta, weight, eps, y), {}};
 }
 
 void bound_rms_norms(const std::vector<SumNormParams>& norms, Address stream) {
@@ -21,12 +21,10 @@ void bound_rms_norms(const std::vector<SumNormParams>& norms, Address stream) {
     rms_norms(norms.data(), int(norms.size()), stream_of(stream));
 }
 
-// factors: (h) or none. aside: (t, h) contiguous or none.
 void bound_rms_norm(int64_t t, int64_t h, const View& x, const View& delta, Address weight, float eps,
-                    const View& y, Address factors, Address aside, Address stream) {
+                    const View& y, const PendingAddresses& pending, Address stream) {
     SumNormParams p = norm(t, h, x, delta, weight, eps, y);
-    p.factors = apcbatch::floats(factors, kMaybe);
-    p.aside = apcbatch::floats(aside, kMaybe);
+    p.pending = pending_of(pending);
     rms_norm(p, stream_of(stream));
 }
 

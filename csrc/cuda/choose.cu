@@ -94,13 +94,22 @@ struct Held {
     }
 };
 
-// Chooses and weights the experts of a row, by a warp. sums: see Held. Calls use(choice, column) in one lane.
+// Chooses and weights the experts of a row, by a warp, and writes them in ascending order. sums: see Held.
+// Calls use(place, column) for each in one lane. No column is chosen twice; NaN counts as minus infinity.
 template <bool kSigmoid, int kEach, class Use>
 __device__ __forceinline__ void route_row(const RoutingParams& p, std::int64_t row, float* sums, Use use) {
     const int lane = threadIdx.x % 32;
     const float* logits = p.logits + row * p.stride;
     Held<kEach> mine;
+    unsigned chosen = 0;  // a bit for each of the lane's columns
     const auto each = [&](auto with) { mine.each(p.n, lane, with); };
+    const auto best_of_lane = [&] {
+        Best best = none();
+        each([&](int i, int at) {
+            if (!(chosen >> i & 1)) best = better(best, Best{mine.of[i], at});
+        });
+        return best;
+    };
     float highest = 0.0f, exponentials = 1.0f;  // of the softmax
     bool finite = true;
     each([&](int i, int at) { mine.of[i] = logits[at]; });
@@ -113,37 +122,43 @@ __device__ __forceinline__ void route_row(const RoutingParams& p, std::int64_t r
         finite = __all_sync(0xffffffffu, finite);
         if (p.top_groups < p.groups) mine.keep_top_groups(p, lane, sums);
     } else {
-        Best best = none();
-        each([&](int i, int at) { best = better(best, Best{mine.of[i], at}); });
-        highest = warp_best(best).value;
+        highest = warp_best(best_of_lane()).value;
         exponentials = 0.0f;
         each([&](int i, int) { exponentials += expf(mine.of[i] - highest); });
         exponentials = warp_sum(exponentials);
     }
-    float* weights = p.weights + row * p.k;
-    float sum = 0.0f, kept = 0.0f;  // kept: weight of the choice with the lane's number
+    const auto weight_of = [&](float score, int column) {
+        if constexpr (kSigmoid) return finite ? sigmoid(logits[column]) : NAN;
+        return expf(score - highest) / exponentials;
+    };
+    each([&](int i, int) { mine.of[i] = isnan(mine.of[i]) ? -INFINITY : mine.of[i]; });
+    Best own = best_of_lane(), kept = none();  // kept: the choice with the lane's number, of the last 32
+    float sum = 0.0f;                          // of the weights, in descending order of the scores
     for (int j = 0; j < p.k; ++j) {
-        Best best = none();
-        each([&](int i, int at) { best = better(best, Best{mine.of[i], at}); });
-        best = warp_best(best);
-        if (best.index == INT_MAX) best.index = 0;  // all are NaN
-        each([&](int i, int at) { mine.of[i] = at == best.index ? -INFINITY : mine.of[i]; });
-        const float weight = !kSigmoid ? expf(best.value - highest) / exponentials
-                             : finite  ? sigmoid(logits[best.index])
-                                       : NAN;
-        sum = __fadd_rn(sum, weight);
-        kept = j % 32 == lane ? weight : kept;
-        if (lane == 0) {
-            p.indices[row * p.k + j] = best.index;
-            if (p.k > 32) weights[j] = weight;
-            use(j, best.index);
+        const Best best = warp_best(own);
+        if (j % 32 == lane) kept = best;
+        if (best.index % 32 == lane) {
+            chosen |= 1u << best.index / 32;
+            own = best_of_lane();
+        }
+        if (p.is_normalised && (j % 32 == 31 || j == p.k - 1)) {
+            const float weight = lane <= j % 32 ? weight_of(kept.value, kept.index) : 0.0f;
+            for (int i = 0; i <= j % 32; ++i) sum = __fadd_rn(sum, __shfl_sync(0xffffffffu, weight, i));
         }
     }
     const float divisor = p.is_normalised ? __fadd_rn(sum, p.eps) : 1.0f;
-    const auto finished = [&](float weight) { return __fmul_rn(__fdiv_rn(weight, divisor), p.scale); };
-    if (p.k <= 32 && lane < p.k) weights[lane] = finished(kept);
-    if (p.k > 32 && lane == 0) {
-        for (int j = 0; j < p.k; ++j) weights[j] = finished(weights[j]);
+    int before = 0;  // choices among the columns before
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+        const unsigned its = __ballot_sync(0xffffffffu, chosen >> i & 1);
+        if (chosen >> i & 1) {
+            const int column = lane + i * 32, place = before + __popc(its & ((1u << lane) - 1));
+            const float weight = weight_of(mine.of[i], column);
+            p.weights[row * p.k + place] = __fmul_rn(__fdiv_rn(weight, divisor), p.scale);
+            p.indices[row * p.k + place] = column;
+            use(place, column);
+        }
+        before += __popc(its);
     }
 }
 
@@ -174,8 +189,8 @@ __global__ void __launch_bounds__(32 * kMostTogether)
     for (int i = thread; i < tokens * kMostTogether; i += 32 * tokens) chosen[i] = INT_MAX;
     await_before();
     __syncthreads();
-    route_row<kSigmoid, kEach>(p, warp, sums[kSigmoid ? warp : 0], [&](int choice, int column) {
-        if (warp * each < pairs) chosen[warp * each + choice] = column;
+    route_row<kSigmoid, kEach>(p, warp, sums[kSigmoid ? warp : 0], [&](int place, int column) {
+        if (warp * each < pairs) chosen[warp * each + place] = column;
     });
     __syncthreads();
     const int own = thread < pairs ? chosen[thread] : INT_MAX, word = own / 32;
@@ -216,6 +231,7 @@ template <class Run>
 void with_routing(const RoutingParams& p, Run run) {
     const auto with_rule = [&](auto sigmoid) {
         if (p.n <= 4 * 32) return run(sigmoid, std::integral_constant<int, 4>());
+        if (p.n <= 8 * 32) return run(sigmoid, std::integral_constant<int, 8>());
         if (p.n <= 16 * 32) return run(sigmoid, std::integral_constant<int, 16>());
         run(sigmoid, std::integral_constant<int, int(kMostChoices / 32)>());
     };

@@ -88,32 +88,16 @@ __global__ void __launch_bounds__(kGroupThreads) group_kernel(const __grid_const
 
 // A thread sums four columns of a token.
 __global__ void __launch_bounds__(kSumThreads) expert_sum_kernel(ExpertSum p) {
-    __shared__ int ascending[kMostExperts];  // the token's pairs, by expert
     let_next_begin();
     await_before();
-    const std::int64_t token = blockIdx.y;
-    const std::int64_t* chosen = p.chosen + token * p.per_token;
-    const bool there = !p.present || token < *p.present;
-    for (int i = threadIdx.x; there && i < p.per_token; i += kSumThreads) {
-        int before = 0;
-        for (int j = 0; j < p.per_token; ++j)
-            before += chosen[j] < chosen[i] || (chosen[j] == chosen[i] && j < i);
-        ascending[before] = i;
-    }
-    __syncthreads();
-    const int column = (int(blockIdx.x) * kSumThreads + int(threadIdx.x)) * 4;
+    const std::int64_t token = blockIdx.y, column = (int(blockIdx.x) * kSumThreads + int(threadIdx.x)) * 4;
     if (column >= p.columns) return;
-    const float* rows = p.rows + token * p.per_token * p.columns + column;
-    float sum[4] = {};
-    if (there) load<4>(rows + std::int64_t(ascending[0]) * p.columns, sum);
-#pragma unroll 4
-    for (int i = 1; i < (there ? p.per_token : 0); ++i) {
-        float row[4];
-        load<4>(rows + std::int64_t(ascending[i]) * p.columns, row);
-#pragma unroll
-        for (int c = 0; c < 4; ++c) sum[c] = __fadd_rn(sum[c], row[c]);
-    }
-    store<4>(sum, p.y + token * p.columns + column);
+    float sum[1][4];
+    const int each = p.experts.per_token;
+    sum_rows<4>(p.experts.rows + token * each * p.columns + column, each, p.columns, sum);
+    if (p.experts.present && token >= *p.experts.present)
+        sum[0][0] = sum[0][1] = sum[0][2] = sum[0][3] = 0.0f;
+    store<4>(sum[0], p.y + token * p.columns + column);
 }
 
 }  // namespace

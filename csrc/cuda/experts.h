@@ -4,6 +4,7 @@
 
 #include "launch.h"
 #include "products.h"
+#include "rows.h"
 #include "tensor_map.h"
 #ifdef __CUDACC__
 #include "element.cuh"
@@ -119,12 +120,10 @@ constexpr int kFewPairs = 8, kFewestTiled = 32, kShortInputs = 1024;
 bool takes_expert_tiles(const ExpertProduct& params);
 void expert_tiles(const ExpertProduct& params, cudaStream_t stream);
 
-// Sum of experts: y (tokens, columns) = sum of a token's rows, experts ascending.
+// Sum of experts: y (tokens, columns), zero for padding.
 struct ExpertSum {
-    int tokens, per_token, columns;  // columns: a multiple of 4
-    const std::int64_t* chosen;      // (tokens, per_token)
-    const std::int64_t* present;     // as in Grouping; rows of padding tokens become zero
-    const float* rows;               // (tokens * per_token, columns)
+    int tokens, columns;  // columns: a multiple of 4
+    ExpertRows experts;
     float* y;
 };
 

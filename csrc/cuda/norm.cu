@@ -13,33 +13,53 @@ constexpr int kWideThreads = 256;
 constexpr std::int64_t kNarrowRow = 256;  // maximum columns of a row that one warp processes
 constexpr int kMostQuads = 4;             // maximum quads per thread if a block holds the row in registers
 
-// Adds aside + delta * factors to x.
-template <int kStep>
-__device__ __forceinline__ void add_delta(const SumNormParams& p, float (&x)[4], const float (&delta)[4],
-                                          const float (&factors)[4], const float (&aside)[4]) {
-#pragma unroll
-    for (int i = 0; i < kStep; ++i) {
-        float addend = delta[i];
-        if (p.factors) addend = __fmul_rn(addend, factors[i]);
-        if (p.aside) addend = __fadd_rn(aside[i], addend);
-        x[i] = __fadd_rn(x[i], addend);
+// What is pending for one row. Made after await_before.
+struct RowPending {
+    const float* aside;  // rows to sum, h columns each; or null
+    int count;           // of them
+    bool is_padding;     // their sum is zero
+    float gate;
+
+    __device__ __forceinline__ RowPending(const SumNormParams& p, std::int64_t row) {
+        const Pending& its = p.pending;
+        count = its.experts.rows ? its.experts.per_token : 1;
+        aside = its.experts.rows ? its.experts.rows : its.aside;
+        if (aside) aside += row * count * p.h;
+        is_padding = its.experts.present && row >= *its.experts.present;
+        gate =
+            its.gate ? __fdiv_rn(1.0f, __fadd_rn(1.0f, expf(-its.gate[row]))) : 1.0f;  // as torch's sigmoid
     }
-}
+
+    // Adds aside + delta * factors * gate to x. sum: of aside.
+    template <int kStep>
+    __device__ __forceinline__ void add(const SumNormParams& p, float (&x)[4], const float (&delta)[4],
+                                        const float (&factors)[4], const float (&sum)[4]) const {
+#pragma unroll
+        for (int i = 0; i < kStep; ++i) {
+            const float other = is_padding ? 0.0f : sum[i];
+            float addend = p.pending.factors ? __fmul_rn(delta[i], factors[i]) : delta[i];
+            if (p.pending.gate) addend = __fmul_rn(addend, gate);
+            if (aside) addend = p.delta ? __fadd_rn(other, addend) : other;
+            x[i] = __fadd_rn(x[i], addend);
+        }
+    }
+};
 
 template <int kThreads, int kStep, class X, class Delta, class Y>
 __device__ __forceinline__ void norm_row(const SumNormParams& p, std::int64_t row) {
     X* x = static_cast<X*>(p.x) + row * p.x_stride;
     const Delta* delta = p.delta ? static_cast<const Delta*>(p.delta) + row * p.delta_stride : nullptr;
     Y* y = static_cast<Y*>(p.y) + row * p.h;
+    const RowPending pending(p, row);
     float sum = 0.0f;
     for (std::int64_t at = threadIdx.x * kStep; at < p.h; at += kThreads * kStep) {
-        float value[4], addend[4], factors[4], aside[4];
+        float value[4], addend[4], factors[4], aside[1][4];
         load<kStep>(x + at, value);
-        if (delta) {
-            load<kStep>(delta + at, addend);
-            if (p.factors) load<kStep>(p.factors + at, factors);
-            if (p.aside) load<kStep>(p.aside + row * p.h + at, aside);
-            add_delta<kStep>(p, value, addend, factors, aside);
+        if (delta || pending.aside) {
+            if (delta) load<kStep>(delta + at, addend);
+            if (p.pending.factors) load<kStep>(p.pending.factors + at, factors);
+            if (pending.aside) sum_rows<kStep>(pending.aside + at, pending.count, p.h, aside);
+            pending.add<kStep>(p, value, addend, factors, aside[0]);
             store<kStep>(value, x + at);
         }
 #pragma unroll
@@ -85,29 +105,32 @@ __global__ void __launch_bounds__(kWideThreads)
     Y* y = static_cast<Y*>(p.y) + row * p.h;
     float value[kQuads][4] = {}, addend[kQuads][4] = {}, weight[kQuads][4];
     float factors[kQuads][4], aside[kQuads][4];
+    const int first = int(threadIdx.x) * 4;
 #pragma unroll
     for (int j = 0; j < kQuads; ++j) {
         const int at = (j * kWideThreads + int(threadIdx.x)) * 4;
 #pragma unroll
         for (int i = 0; i < 4; ++i) weight[j][i] = 1.0f;
         if (p.weight && at < p.h) load<4>(p.weight + at, weight[j]);
-        if (p.factors && at < p.h) load<4>(p.factors + at, factors[j]);
+        if (p.pending.factors && at < p.h) load<4>(p.pending.factors + at, factors[j]);
     }
     await_before();
+    const RowPending pending(p, row);
 #pragma unroll
     for (int j = 0; j < kQuads; ++j) {
         const int at = (j * kWideThreads + int(threadIdx.x)) * 4;
         if (at >= p.h) continue;
         load<4>(x + at, value[j]);
         if (delta) load<4>(delta + at, addend[j]);
-        if (p.aside) load<4>(p.aside + row * p.h + at, aside[j]);
     }
+    if (pending.aside && first < p.h)
+        sum_rows<4>(pending.aside + first, pending.count, p.h, aside, kWideThreads * 4, int(p.h) - first);
     float sum = 0.0f;
 #pragma unroll
     for (int j = 0; j < kQuads; ++j) {
         const int at = (j * kWideThreads + int(threadIdx.x)) * 4;
-        if (delta && at < p.h) {
-            add_delta<4>(p, value[j], addend[j], factors[j], aside[j]);
+        if ((delta || pending.aside) && at < p.h) {
+            pending.add<4>(p, value[j], addend[j], factors[j], aside[j]);
             store<4>(value[j], x + at);
         }
 #pragma unroll
@@ -166,8 +189,9 @@ void rms_norm(const SumNormParams& p, cudaStream_t stream) {
     const bool quads = may_quad(p.x, p.x_stride, p.h, p.x_dtype) && may_quad(p.y, p.h, p.h, p.y_dtype) &&
                        may_quad(p.weight, p.h, p.h, DType::float32) &&
                        may_quad(p.delta, p.delta_stride, p.h, p.delta_dtype) &&
-                       may_quad(p.factors, p.h, p.h, DType::float32) &&
-                       may_quad(p.aside, p.h, p.h, DType::float32);
+                       may_quad(p.pending.factors, p.h, p.h, DType::float32) &&
+                       may_quad(p.pending.aside, p.h, p.h, DType::float32) &&
+                       may_quad(p.pending.experts.rows, p.h, p.h, DType::float32);
     with_element(p.y_dtype, [&](auto y) {
         if (p.delta) {
             with_element(p.delta_dtype, [&](auto delta) {

@@ -39,7 +39,8 @@ struct Program::Run {
     const ProgramPass& pass;
     cudaStream_t stream;
     std::int64_t t;
-    const float *delta, *factors, *aside;  // what the next norm adds to the sum
+    const float* delta;  // what the next norm adds to the sum
+    Pending pending;
     std::vector<std::size_t> begins;
     void* parts;  // sums of the pieces of a product
 
@@ -63,19 +64,17 @@ void Program::norm(const SumNormParams& params, const Rows& y) {
         p.t = run.t;
         p.x = run.pass.sum;
         p.delta = run.delta;
-        p.factors = run.factors;
-        p.aside = run.aside;
+        p.pending = run.pending;
         p.x_stride = p.delta_stride = p.h;
         p.y = run.at(y);
         p.y_dtype = y.dtype;
         rms_norm(p, run.stream);
         run.delta = run.pass.left;
-        run.aside = nullptr;
     });
 }
 
 void Program::leave(const float* factors) {
-    ops_.emplace_back([=](Run& run) { run.factors = factors; });
+    ops_.emplace_back([=](Run& run) { run.pending = {factors, nullptr, nullptr, {}}; });
 }
 
 void Program::norms(const std::vector<SumNormParams>& params, const std::vector<Rows>& x,
@@ -250,7 +249,7 @@ std::size_t Program::workspace_bytes(std::int64_t tokens, const std::vector<Chai
 }
 
 void Program::run(const ProgramPass& pass, cudaStream_t stream) const {
-    Run run = {pass, stream, pass.batch.num_tokens, pass.delta, pass.factors, pass.aside, {}, nullptr};
+    Run run = {pass, stream, pass.batch.num_tokens, pass.delta, pass.pending, {}, nullptr};
     std::size_t begin = 0;
     for (const std::int64_t each : bytes_) {
         run.begins.push_back(begin);

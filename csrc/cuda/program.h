@@ -37,15 +37,16 @@ struct ChainKernel {
     LibraryChoice choice;
 };
 
-// A pass. sum: (t, h) float32, the residual stream, to which delta is added. delta: (t, h) float32 or null,
-// with its factors and aside: see SumNormParams.
+// A pass. sum: (t, h) float32, the residual stream, to which delta is added. delta: (t, h) float32 or null.
+// pending: what finishes it, see Pending.
 // left: (t, h) float32, the output of the last sub-block. workspace: workspace_bytes bytes, aligned to 256.
 // kernels: of each product shape. page_table: (b, pages), and the rest, for attention: see AttentionParams
 // and KvParams.
 struct ProgramPass {
     Batch batch;
     float* sum;
-    const float *delta, *factors, *aside;
+    const float* delta;
+    Pending pending;
     float* left;
     void* workspace;
     std::vector<ChainKernel> kernels;

@@ -42,6 +42,30 @@ __device__ __forceinline__ void store(const float (&values)[4], T* p) {
     }
 }
 
+// Sums `count` rows, `stride` elements apart, in ascending order: kQuads groups of kStep columns, `apart`
+// columns apart, of those that begin before `end`.
+template <int kStep, int kQuads = 1>
+__device__ __forceinline__ void sum_rows(const float* rows, int count, std::int64_t stride,
+                                         float (&sums)[kQuads][4], int apart = 0, int end = 1) {
+#pragma unroll
+    for (int j = 0; j < kQuads; ++j) {
+        if (j * apart < end) load<kStep>(rows + j * apart, sums[j]);
+    }
+#pragma unroll 4
+    for (int i = 1; i < count; ++i) {
+        float row[kQuads][4];
+#pragma unroll
+        for (int j = 0; j < kQuads; ++j) {
+            if (j * apart < end) load<kStep>(rows + i * stride + j * apart, row[j]);
+        }
+#pragma unroll
+        for (int j = 0; j < kQuads; ++j) {
+#pragma unroll
+            for (int c = 0; c < kStep; ++c) sums[j][c] = __fadd_rn(sums[j][c], row[j][c]);
+        }
+    }
+}
+
 // Returns true if rows of `columns` elements can be read four at a time, or if p is null.
 inline bool may_quad(const void* p, std::int64_t stride, std::int64_t columns, DType dtype) {
     const std::uintptr_t bytes = dtype == DType::float32 ? 16 : 8;

@@ -14,11 +14,26 @@ struct Groups;
 constexpr std::int64_t kMostChoices = 1024;  // maximum columns of route
 constexpr std::int64_t kMostHeadDim = 256;
 
-// RMS norm with a delta that is finished first: x += aside + delta * factors, each operation rounded to
-// float32.
-struct SumNormParams : NormParams {
+// What the experts of each token left: (t, per_token, h), by expert, ascending; or null. present: number of
+// real tokens, which come first and without which the sum is zero; null: all.
+struct ExpertRows {
+    const float* rows = nullptr;
+    int per_token = 0;
+    const std::int64_t* present = nullptr;
+};
+
+// What finishes a delta, or is added without one: aside + delta * factors * sigmoid(gate), each operation
+// rounded to float32. Instead of aside, the sum of experts.
+struct Pending {
     const float* factors = nullptr;  // (h) or null
+    const float* gate = nullptr;     // (t) or null
     const float* aside = nullptr;    // (t, h), row stride h; or null
+    ExpertRows experts;
+};
+
+// RMS norm of x, to which what is pending is added first.
+struct SumNormParams : NormParams {
+    Pending pending;
 };
 
 void rms_norm(const SumNormParams& params, cudaStream_t stream);

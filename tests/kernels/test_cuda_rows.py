@@ -83,6 +83,40 @@ def test_a_norm_finishes_what_sub_blocks_left(columns: int, dtype: torch.dtype) 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("columns", [16, 300, 768, 2048, 4096, 4100])
+def test_a_norm_sums_experts_and_gates_rows(columns: int, dtype: torch.dtype) -> None:
+    """Catches an expert that is left out or added out of order, an output of padding that is added, a gate of another
+    row, and a rounding that is moved: of a mixture alone, beside a gated output, and beside another mixture."""
+    rows, k, norm = random.randrange(2, 70), random.choice((1, 2, 7, 10)), PreNorm(draw(columns), 1e-5)
+    there = random.randrange(1, rows)
+    sums, right, factors, gate = draw(rows, columns), draw(rows, columns), draw(columns), draw(rows, 1)
+    experts = draw(rows, k, columns)
+    mixed = experts[:, 0].clone()
+    for i in range(1, k):
+        mixed += experts[:, i]
+    mixed[there:] = 0.0
+    experts[there:] = torch.nan
+    gated = right * factors * gate.sigmoid()
+    for gates, doubles in ((False, False), (True, False), (True, True)):
+        streams = [ops.residual(sums.clone(), torch.tensor([there], device="cuda")) for _ in range(2)]
+        for stream in streams:
+            stream.leave_experts(experts)
+            if gates:
+                before = stream.beside()
+                stream.leave(right, factors, gate)
+                stream.join(before)
+            if doubles:
+                before = stream.beside()
+                stream.leave_experts(experts)
+                stream.join(before)
+        plain = sums + (mixed + gated + mixed if doubles else mixed + gated if gates else mixed)
+        assert torch.equal(streams[0].rows(torch.arange(rows, device="cuda")).settled(), plain)
+        normed = ops.normed(streams[0], norm, dtype)
+        assert torch.equal(streams[0].sum, plain) and torch.equal(streams[1].settled(), plain)
+        assert torch.equal(normed, ops.rms_norm(plain, norm.weight, norm.eps, dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("columns", [(256, 16, 16), (5, 7, 300), (160, 16)])
 def test_norms_at_once(columns: tuple[int, ...], dtype: torch.dtype) -> None:
     """Catches parts that are mixed up, one that is left out, and a part too wide for a launch of all."""

@@ -51,43 +51,47 @@ class GroupedExperts:
         present: torch.Tensor | None,
         groups: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the weighted sum of each token's experts, (t, h) float32.
+        """Return the weighted sum of each token's experts, (t, h) float32. The rows of padding tokens are zero. See
+        rows."""
+        return sum_experts(self.rows(x, weights, chosen, present, groups), present)
 
-        x: (t, h) bfloat16 contiguous. weights: (t, k) float32. chosen: (t, k) int64, experts of each token. present:
-        (1,) int64, number of real tokens, which come first; None: all. The rows of the other, padding tokens are zero.
-        groups: the tokens by expert; None: they are grouped here.
-        Raises ValueError.
+    def rows(
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        chosen: torch.Tensor,
+        present: torch.Tensor | None,
+        groups: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return the weighted outputs of each token's experts, (t, k, h) float32. Rows of padding tokens stay
+        uninitialised.
+
+        x: (t, h) bfloat16 contiguous. weights: (t, k) float32. chosen: (t, k) int64, experts of each token, ascending.
+        present: (1,) int64, number of real tokens, which come first; None: all. groups: the tokens by expert; None:
+        they are grouped here. Raises ValueError.
         """
-        t, k = chosen.shape
+        (t, k), h, f = chosen.shape, self._hidden, self._inner
         self._require(x)
-        y = torch.empty((t, self._hidden), dtype=torch.float32, device=x.device)
-        routing = chosen.data_ptr(), address(present)
+        inner = torch.empty((t * k, f), dtype=x.dtype, device=x.device)
+        rows = torch.empty((t, k, h), dtype=torch.float32, device=x.device)
         with torch.cuda.device(x.device):
             if groups is None:
                 groups = self.groups(t, k, x.device)
-                extension().group(t, k, len(self._experts), *routing, groups.data_ptr(), current_stream())
-            rows = self._products(x, weights, k, groups.data_ptr())
-            extension().expert_sum(t, k, self._hidden, *routing, rows.data_ptr(), y.data_ptr(), current_stream())
-        return y
+                grouping = chosen.data_ptr(), address(present), groups.data_ptr()
+                extension().group(t, k, len(self._experts), *grouping, current_stream())
+            gate_ups, downs = ((*its, maps.data_ptr()) for its, maps in zip(self._codings, self._maps, strict=True))
+            product, stream = extension().expert_product, current_stream()
+            sizes = groups.data_ptr(), t, k, len(self._experts)
+            product(*sizes, h, f, self._activation, *gate_ups, x.data_ptr(), inner.data_ptr(), 0, 0, stream)
+            factors = address(self._experts[0].down.scale), weights.data_ptr()
+            plain = extension().Activation.none
+            product(*sizes, f, h, plain, *downs, inner.data_ptr(), rows.data_ptr(), *factors, stream)
+        return rows
 
     @staticmethod
     def groups(t: int, k: int, device: torch.device) -> torch.Tensor:
         """Allocate memory for t tokens of k experts, grouped by expert."""
         return torch.empty(extension().GROUPS_BYTES + 4 * t * k, dtype=torch.uint8, device=device)
-
-    def _products(self, x: torch.Tensor, weights: torch.Tensor, k: int, groups: int) -> torch.Tensor:
-        """Return each expert's weighted output by (token, expert) pair, (t k, h) float32. Rows of padding pairs stay
-        uninitialised."""
-        t, h, f = len(x), self._hidden, self._inner
-        inner = torch.empty((t * k, f), dtype=x.dtype, device=x.device)
-        rows = torch.empty((t * k, h), dtype=torch.float32, device=x.device)
-        gate_ups, downs = ((*coding, maps.data_ptr()) for coding, maps in zip(self._codings, self._maps, strict=True))
-        product, sizes, stream = extension().expert_product, (groups, t, k, len(self._experts)), current_stream()
-        product(*sizes, h, f, self._activation, *gate_ups, x.data_ptr(), inner.data_ptr(), 0, 0, stream)
-        factors = address(self._experts[0].down.scale), weights.data_ptr()
-        plain = extension().Activation.none
-        product(*sizes, f, h, plain, *downs, inner.data_ptr(), rows.data_ptr(), *factors, stream)
-        return rows
 
     def _require(self, x: torch.Tensor) -> None:
         if (
@@ -98,6 +102,16 @@ class GroupedExperts:
                 f"x must be contiguous bfloat16 of {self._hidden} columns; it is {x.dtype} of shape {tuple(x.shape)} "
                 f"with strides {x.stride()}"
             )
+
+
+def sum_experts(rows: torch.Tensor, present: torch.Tensor | None) -> torch.Tensor:
+    """Return the sum over the k experts of each token, in their order, (t, h) float32: zero for padding tokens. rows:
+    (t, k, h) float32 contiguous. present: see GroupedExperts.rows."""
+    t, k, h = rows.shape
+    y = torch.empty((t, h), dtype=torch.float32, device=rows.device)
+    with torch.cuda.device(rows.device):
+        extension().expert_sum(t, k, h, address(present), rows.data_ptr(), y.data_ptr(), current_stream())
+    return y
 
 
 def _maps(parts: Sequence[DeviceLinear], out: int, is_gated: bool) -> torch.Tensor:

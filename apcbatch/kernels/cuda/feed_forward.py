@@ -11,6 +11,7 @@ from apcbatch.kernels.cuda.experts import GroupedExperts
 from apcbatch.kernels.cuda.linear import DeviceLinear
 from apcbatch.kernels.cuda.ops import ops
 from apcbatch.kernels.cuda.program import Program, require
+from apcbatch.kernels.cuda.residual import DeviceResidual
 from apcbatch.kernels.layer import Expert, PreNorm, Residual, SigmoidRouting
 from apcbatch.kernels.ragged import Ragged
 
@@ -37,10 +38,8 @@ class DeviceMlp:
 
     def __call__(self, residual: Residual, _: Ragged) -> None:
         x = ops.normed(residual, self._norm, self._expert.down.dtype)
-        if self._gate is None:
-            return ops.leave(residual, inner_of(self._expert, x), self._expert.down)
-        y = run_expert(self._expert, x)
-        residual.leave(y.mul_(ops.linear(x, self._gate, out_dtype=torch.float32).sigmoid_()))  # (t, h) * (t, 1)
+        gate = None if self._gate is None else ops.linear(x, self._gate, out_dtype=torch.float32)  # (t, h) -> (t, 1)
+        ops.leave(residual, inner_of(self._expert, x), self._expert.down, gate)
 
     def list_launches(self, program: Program) -> None:
         """See apcbatch.kernels.cuda.program.Listed."""
@@ -89,8 +88,11 @@ class DeviceMixture:
             x = ops.linear(x, self._latent[0])  # (t, h) -> (t, l)
         if groups is None:
             y = self._one_by_one(x, weights, chosen)
-        else:
+        elif self._latent:
             y = self._grouped.mixture(x, weights, chosen, present, groups)
+        else:
+            assert isinstance(residual, DeviceResidual)
+            return residual.leave_experts(self._grouped.rows(x, weights, chosen, present, groups))
         if self._latent:
             y = ops.linear(y.to(x.dtype), self._latent[1], out_dtype=torch.float32)  # (t, l) -> (t, h)
         residual.leave(y)

@@ -14,7 +14,7 @@ from apcbatch.kernels.arguments import PAGE_TOKENS, address, require_one_dtype
 from apcbatch.kernels.cuda.batch import DeviceBatch, batch_on
 from apcbatch.kernels.cuda.extension import current_stream, extension
 from apcbatch.kernels.cuda.linear import DeviceLinear, product
-from apcbatch.kernels.cuda.residual import DeviceResidual
+from apcbatch.kernels.cuda.residual import NOTHING_PENDING, DeviceResidual, Pending
 from apcbatch.kernels.layer import PreNorm, Residual, SigmoidRouting
 from apcbatch.kernels.ops import Ops
 from apcbatch.kernels.ragged import Ragged
@@ -35,20 +35,21 @@ class CudaOps(Ops[DeviceLinear]):
     def normed(self, residual: Residual, norm: PreNorm, dtype: torch.dtype) -> torch.Tensor:
         """See Ops. Sub-blocks in parallel share one result, so nothing may overwrite it."""
         assert isinstance(residual, DeviceResidual)
-        sums, delta, factors, aside = residual.sum, None, None, None
-        if residual.has_delta:
-            delta, factors, aside = residual.delta, residual.factors, residual.aside
-        elif residual.normed is not None and residual.normed[0] is norm and residual.normed[1].dtype == dtype:
-            return residual.normed[1]
-        y = self._norm(sums, delta, norm.weight, norm.eps, dtype, factors, aside)
+        last = residual.normed
+        if not residual.has_delta and last is not None and last[0] is norm and last[1].dtype == dtype:
+            return last[1]
+        delta, pending = residual.pending()
+        y = self._norm(residual.sum, delta, norm.weight, norm.eps, dtype, pending)
         residual.normed = norm, y
         return y
 
-    def leave(self, residual: Residual, x: torch.Tensor, packed: DeviceLinear) -> None:
-        """Multiply x (t, in) by the weights (h, in) of a sub-block's last product, and leave the result as the pending
-        delta."""
+    def leave(
+        self, residual: Residual, x: torch.Tensor, packed: DeviceLinear, gate: torch.Tensor | None = None
+    ) -> None:
+        """Multiply x (t, in) by the weights (h, in) of a sub-block's last product, and leave the result, gated by gate
+        (t, 1) float32, as the pending delta."""
         assert isinstance(residual, DeviceResidual)
-        residual.leave(self.linear(x, packed.unscaled, out_dtype=torch.float32), packed.scale)
+        residual.leave(self.linear(x, packed.unscaled, out_dtype=torch.float32), packed.scale, gate)
 
     def _norm(
         self,
@@ -57,13 +58,12 @@ class CudaOps(Ops[DeviceLinear]):
         weight: torch.Tensor | None,
         eps: float,
         out_dtype: torch.dtype,
-        factors: torch.Tensor | None = None,
-        aside: torch.Tensor | None = None,
+        pending: Pending = NOTHING_PENDING,
     ) -> torch.Tensor:
-        """Return the RMS norm of x, (t, h) out_dtype, after adding aside + delta * factors to x in place: see
+        """Return the RMS norm of x, (t, h) out_dtype, after adding what is pending to x in place: see
         DeviceResidual."""
         arguments, y, _alive = self._norm_arguments(x, delta, weight, eps, out_dtype)
-        self._launch("rms_norm", x, *arguments, address(factors), address(aside))
+        self._launch("rms_norm", x, *arguments, pending)
         return y
 
     def rms_norms(

@@ -159,9 +159,8 @@ class Program:
         workspace = torch.empty(self.launches.workspace_bytes(rows, kernels), dtype=torch.uint8, device=sums.device)
         left = torch.empty_like(sums)
         assert isinstance(residual, DeviceResidual)
-        delta = residual.delta.data_ptr(), address(residual.factors), address(residual.aside)
-        pending = delta if residual.has_delta else (0, 0, 0)
-        pointers = sums.data_ptr(), pending, left.data_ptr(), workspace.data_ptr()
+        delta, pending = residual.pending()
+        pointers = sums.data_ptr(), address(delta), pending, left.data_ptr(), workspace.data_ptr()
         self.launches.run(on_device.params, *pointers, kernels, lists, pages, current_stream())
         residual.leave(left, self._factors)
         residual.normed = None
