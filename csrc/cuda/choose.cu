@@ -103,13 +103,6 @@ __device__ __forceinline__ void route_row(const RoutingParams& p, std::int64_t r
     Held<kEach> mine;
     unsigned chosen = 0;  // a bit for each of the lane's columns
     const auto each = [&](auto with) { mine.each(p.n, lane, with); };
-    const auto best_of_lane = [&] {
-        Best best = none();
-        each([&](int i, int at) {
-            if (!(chosen >> i & 1)) best = better(best, Best{mine.of[i], at});
-        });
-        return best;
-    };
     float highest = 0.0f, exponentials = 1.0f;  // of the softmax
     bool finite = true;
     each([&](int i, int at) { mine.of[i] = logits[at]; });
@@ -122,7 +115,9 @@ __device__ __forceinline__ void route_row(const RoutingParams& p, std::int64_t r
         finite = __all_sync(0xffffffffu, finite);
         if (p.top_groups < p.groups) mine.keep_top_groups(p, lane, sums);
     } else {
-        highest = warp_best(best_of_lane()).value;
+        Best best = none();
+        each([&](int i, int at) { best = better(best, Best{mine.of[i], at}); });
+        highest = warp_best(best).value;
         exponentials = 0.0f;
         each([&](int i, int) { exponentials += expf(mine.of[i] - highest); });
         exponentials = warp_sum(exponentials);
@@ -131,35 +126,57 @@ __device__ __forceinline__ void route_row(const RoutingParams& p, std::int64_t r
         if constexpr (kSigmoid) return finite ? sigmoid(logits[column]) : NAN;
         return expf(score - highest) / exponentials;
     };
+    const auto best_of_lane = [&] {  // of its columns that are not chosen
+        Best best = none();
+        each([&](int i, int at) {
+            if (!(chosen >> i & 1)) best = better(best, Best{mine.of[i], at});
+        });
+        return best;
+    };
     each([&](int i, int) { mine.of[i] = isnan(mine.of[i]) ? -INFINITY : mine.of[i]; });
-    Best own = best_of_lane(), kept = none();  // kept: the choice with the lane's number, of the last 32
-    float sum = 0.0f;                          // of the weights, in descending order of the scores
+    Best own = best_of_lane();
+    float kept = 0.0f,
+          sum = 0.0f;  // weight of the choice with the lane's number, of the last 32; sum in their order
+    int column = 0;    // of that choice
     for (int j = 0; j < p.k; ++j) {
-        const Best best = warp_best(own);
-        if (j % 32 == lane) kept = best;
-        if (best.index % 32 == lane) {
-            chosen |= 1u << best.index / 32;
+        const unsigned value = ordered(own.value), most = __reduce_max_sync(0xffffffffu, value);
+        unsigned its = __ballot_sync(0xffffffffu, value == most);
+        if (its & (its - 1)) {
+            const unsigned lowest =
+                __reduce_min_sync(0xffffffffu, value == most ? unsigned(own.index) : INT_MAX);
+            its = __ballot_sync(0xffffffffu, value == most && unsigned(own.index) == lowest);
+        }
+        const int owner = __ffs(int(its)) - 1;
+        const int index = __shfl_sync(0xffffffffu, own.index, owner);
+        const float score = __shfl_sync(0xffffffffu, own.value, owner);
+        if (j % 32 == lane) column = index, kept = score;
+        if (lane == owner) {
+            chosen |= 1u << index / 32;
             own = best_of_lane();
         }
-        if (p.is_normalised && (j % 32 == 31 || j == p.k - 1)) {
-            const float weight = lane <= j % 32 ? weight_of(kept.value, kept.index) : 0.0f;
-            for (int i = 0; i <= j % 32; ++i) sum = __fadd_rn(sum, __shfl_sync(0xffffffffu, weight, i));
-        }
+        if (j % 32 < 31 && j < p.k - 1) continue;
+        if (lane <= j % 32) kept = weight_of(kept, column);
+        for (int i = 0; p.is_normalised && i <= j % 32; ++i)
+            sum = __fadd_rn(sum, __shfl_sync(0xffffffffu, kept, i));
     }
     const float divisor = p.is_normalised ? __fadd_rn(sum, p.eps) : 1.0f;
-    int before = 0;  // choices among the columns before
+    const auto write = [&](int place, float weight, int at) {
+        p.weights[row * p.k + place] = __fmul_rn(__fdiv_rn(weight, divisor), p.scale);
+        p.indices[row * p.k + place] = at;
+        use(place, at);
+    };
+    int before = 0, place = 0;  // choices among the columns before; before the column of the lane's choice
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
         const unsigned its = __ballot_sync(0xffffffffu, chosen >> i & 1);
-        if (chosen >> i & 1) {
-            const int column = lane + i * 32, place = before + __popc(its & ((1u << lane) - 1));
-            const float weight = weight_of(mine.of[i], column);
-            p.weights[row * p.k + place] = __fmul_rn(__fdiv_rn(weight, divisor), p.scale);
-            p.indices[row * p.k + place] = column;
-            use(place, column);
+        if (i == column / 32) place = before + __popc(its & ((1u << column % 32) - 1));
+        if (p.k > 32 && (chosen >> i & 1)) {
+            const int at = lane + i * 32;
+            write(before + __popc(its & ((1u << lane) - 1)), weight_of(mine.of[i], at), at);
         }
         before += __popc(its);
     }
+    if (p.k <= 32 && lane < p.k) write(place, kept, column);
 }
 
 template <bool kSigmoid, int kEach>

@@ -141,14 +141,20 @@ def test_silu_mul(columns: int, dtype: torch.dtype) -> None:
     assert close(ops.silu_mul(gate, up), exact, dtype)
 
 
-@pytest.mark.parametrize(("columns", "k"), [(1, 1), (4, 2), (16, 2), (33, 33), (257, 5), (1024, 8)])
+@pytest.mark.parametrize(
+    ("columns", "k"),
+    [(1, 1), (4, 2), (16, 2), (33, 33), (60, 6), (130, 40), (256, 8), (257, 5), (512, 512), (1024, 8), (1024, 70)],
+)
 def test_a_softmax_route(columns: int, k: int) -> None:
-    """Catches a tie that goes to the higher index and a softmax over the chosen ones alone."""
+    """Catches a tie that goes to the higher index, a softmax over the chosen ones alone, a choice that is left out,
+    made twice or out of order, the weight of another one, and a weight that is normalised by some of them."""
     logits = draw(random.randrange(1, 99), columns).round(decimals=1)
-    weights, indices = ops.route(logits, k)
-    expected_weights, expected = CpuBackend().route(logits.cpu(), k)
-    assert torch.equal(indices.cpu(), expected)
-    torch.testing.assert_close(weights.cpu(), expected_weights, rtol=1e-5, atol=1e-7)
+    for is_normalised in (False, True):
+        weights, indices = ops.route(logits, k, is_normalised)
+        expected_weights, order = CpuBackend().route(logits.cpu(), k, is_normalised)
+        ascending, places = order.sort(dim=1)
+        assert torch.equal(indices.cpu(), ascending)
+        torch.testing.assert_close(weights.cpu(), expected_weights.gather(1, places), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("columns", [1, 31, 1024, 50280])
