@@ -53,6 +53,16 @@ def read_regular_file(path: str | Path, max_bytes: int) -> bytes:
     return data
 
 
+def identity(file: int | str | os.PathLike[str]) -> tuple[int, ...] | None:
+    """Return (device, inode, size, mtime) of an open file or a path, which changes with each replacement or write; None
+    if there is none."""
+    try:
+        status = os.stat(file)
+    except (OSError, ValueError):
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
 def lock_within(descriptor: int, wait_s: float) -> bool:
     """Lock an open file exclusively against other processes (flock). Return False if another holder kept the lock for
     wait_s seconds. Raises OSError, as on a file system without locks."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from apcbatch.regular_files import open_regular_file, read_regular_file
+from apcbatch.regular_files import identity, open_regular_file, read_regular_file
 
 
 def test_a_file_is_read_up_to_the_bound(tmp_path: Path) -> None:
@@ -48,3 +48,9 @@ def test_no_descriptor_stays_open(tmp_path: Path) -> None:
         with pytest.raises(OSError):
             open_regular_file(tmp_path)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_no_file_has_no_identity(tmp_path: Path) -> None:
+    """Fault: a name that no file has ends the run."""
+    assert identity(tmp_path / "gone") is identity("a\0b") is None
+    assert identity(tmp_path) is not None

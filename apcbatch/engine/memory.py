@@ -22,6 +22,7 @@ from apcbatch.config import Config
 from apcbatch.draft_sources import draft_sources
 from apcbatch.errors import ModelError, UsageError
 from apcbatch.layout import DTYPE_BYTES, PAGE_TOKENS, StateLayout
+from apcbatch.model.adapter import WEIGHTS
 from apcbatch.model.encoded import Encoded, mode_beside, weights_of
 from apcbatch.model.families import family_of
 from apcbatch.model.feed_forward import Mixture
@@ -71,7 +72,7 @@ class CheckpointSizes:
     them that stay encoded. kept_bytes: bytes of these. num_decoded: upper bound of the weights of one decoded matrix.
     num_in_block: those of the largest sub-block. num_in_embedding: those of the largest tensor outside the sub-blocks.
     width: columns of the working memory of the widest sub-block, for each token. tokenizer_bytes: size of
-    tokenizer.json."""
+    tokenizer.json. adapter_bytes: those of an adapter's tensors."""
 
     num_weights: int
     num_kept: int
@@ -81,6 +82,7 @@ class CheckpointSizes:
     num_in_embedding: int
     width: int
     tokenizer_bytes: int
+    adapter_bytes: int
 
 
 @dataclass(frozen=True)
@@ -125,11 +127,10 @@ class MemoryPlan:
     def of(cls, config: Config, layout: StateLayout, model: ModelConfig, folder: Path, device: str) -> MemoryPlan:
         """Plan the memory of a run. folder: of the model. device: see Keeping. Raises UsageError for an invalid
         --draft."""
-        on_host, mode = device == "cpu", mode_beside(config.weights, config.adapter)
         return cls(
             layout=layout,
             dtype=config.dtype,
-            sizes=checkpoint_sizes(folder, model, mode, device, config.dtype),
+            sizes=checkpoint_sizes(folder, model, config.weights, device, config.dtype, config.adapter),
             vocab_size=model.vocab_size,
             hidden_size=model.hidden_size,
             gpus=config.gpus,
@@ -140,7 +141,7 @@ class MemoryPlan:
             has_store=config.store is not None,
             drafts=bool(draft_sources(config)),
             draft_bytes=config.draft_memory,
-            on_host=on_host,
+            on_host=device == "cpu",
         )
 
     @property
@@ -244,14 +245,16 @@ class MemoryPlan:
         """Return the bytes of a pass over `tokens` tokens with `rows` rows of logits, or what loading takes beside the
         weights if that is more, as its memory is then used by passes. A pass: the columns of the widest sub-block, the
         residual stream, its delta and its norm. Loading: what is read ahead, and a sub-block as it is read and again in
-        one matrix, or the head, which is packed before the layers."""
+        one matrix, or the head, which is packed before the layers. Weights that an adapter is added to are read as
+        float32, and its tensors stay on the host until all are."""
         if self.sizes is None:
             return 0
         one_pass = FLOAT * (tokens * (self.sizes.width + 3 * self.hidden_size) + rows * self.vocab_size)
         one_pass += 0 if self.on_host else DTYPE_BYTES["bfloat16"] * self.sizes.num_decoded
-        twice = max(self.sizes.num_in_block, self.sizes.num_in_embedding - self.sizes.num_weights // 2)
-        ahead = self.sizes.num_weights // READ_AHEAD_SHARE
-        return max(one_pass, DTYPE_BYTES[self.dtype] * (2 * twice + ahead))
+        packed = max(self.sizes.num_in_block, self.sizes.num_in_embedding - self.sizes.num_weights // 2)
+        read, item = packed + self.sizes.num_weights // READ_AHEAD_SHARE, DTYPE_BYTES[self.dtype]
+        loading = item * packed + (FLOAT if self.sizes.adapter_bytes else item) * read
+        return max(one_pass, loading + (self.sizes.adapter_bytes if self.on_host else 0))
 
     def needs(self, limit_bytes: int, use: Use | None = None) -> str:
         """Return a text about the memory of a run: what it uses for an input, if that is known, and its maximum beside
@@ -311,11 +314,16 @@ class MemoryPlan:
             yield f"--max-running {live}"
 
 
-def checkpoint_sizes(folder: Path, config: ModelConfig, mode: str, device: str, dtype: str) -> CheckpointSizes | None:
-    """Read the sizes of a checkpoint. A tied head does not count. mode, device, dtype: see Keeping. Return None if its
-    files of weights are not there, or one cannot be read."""
-    family = family_of(config)
-    keeping, num_kept, kept_bytes = family.keeping(config, mode, device, dtype), 0, 0
+def checkpoint_sizes(
+    folder: Path, config: ModelConfig, mode: str, device: str, dtype: str, adapter: str | Path | None = None
+) -> CheckpointSizes | None:
+    """Read the sizes of a checkpoint and an adapter. A tied head does not count. mode: `--weights`. device, dtype: see
+    Keeping. Return None if the files of weights are not there, or one cannot be read. ModelError for a bad adapter."""
+    family, adapter_bytes = family_of(config), 0
+    keeping, num_kept, kept_bytes = family.keeping(config, mode_beside(mode, adapter), device, dtype), 0, 0
+    if adapter is not None:
+        with WeightFiles(Path(adapter), WEIGHTS) as files:
+            adapter_bytes = sum(tensor.num_bytes for tensor in files.tensors.values())
     matrices: dict[str, dict[str, int]] = {}  # of each sub-block, one of each kind that stays encoded
     per_token = max((kind.per_token for kind in family.kinds(config) if isinstance(kind, Mixture)), default=1)
     weights, widths, outside = Counter[str](), Counter[str](), 0
@@ -357,6 +365,7 @@ def checkpoint_sizes(folder: Path, config: ModelConfig, mode: str, device: str, 
         num_in_embedding=outside,
         width=max(widths.values(), default=0),
         tokenizer_bytes=tokenizer.stat().st_size if tokenizer.is_file() else 0,
+        adapter_bytes=adapter_bytes,
     )
 
 

@@ -274,11 +274,10 @@ def _plan_memory(
 ) -> MemoryPlan:
     """Plan the memory of an engine, by the sizes of the checkpoint's tensors. Checks that there is as much; takes
     none."""
-    mode, device = mode_beside(options.weights, options.adapter), kind_of(devices)
     plan = MemoryPlan(
         layout=state_layout(config, dtype),
         dtype=dtype,
-        sizes=checkpoint_sizes(folder, config, mode, device, dtype),
+        sizes=checkpoint_sizes(folder, config, options.weights, kind_of(devices), dtype, options.adapter),
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         gpus=len(devices),

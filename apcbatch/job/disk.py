@@ -123,16 +123,6 @@ def _temporary_prefix(path: str) -> str:
     return os.path.join(folder, f".apcbatch-{xxhash.xxh3_64_hexdigest(os.fsencode(name))}-")
 
 
-def identity(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
-    """Return (device, inode, size, mtime) of a file, which changes with each replacement or write; None if there is
-    none."""
-    try:
-        status = os.stat(path)
-    except (OSError, ValueError):
-        return None
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-
-
 def write_file(path: str, chunks: Iterable[bytes], disk: Disk) -> None:
     """Write a file atomically; a descriptor, a pipe or a device is written to directly. path: a place, so that no link
     is followed."""

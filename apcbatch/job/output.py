@@ -33,9 +33,10 @@ from apcbatch.config import Config
 from apcbatch.data.input.files import BROKEN, Stream, open_stream, reason
 from apcbatch.data.input.inputs import RUN_FILE_SUFFIX
 from apcbatch.errors import StoppedError, UsageError
-from apcbatch.job.disk import identity, replacing
+from apcbatch.job.disk import replacing
 from apcbatch.job.runfile import MAX_BYTES, is_run_file
 from apcbatch.job.sink import ID, FileSink
+from apcbatch.regular_files import identity
 
 PART_SUFFIX = ".part"
 CHUNK_BYTES = 1 << 20

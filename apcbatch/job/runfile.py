@@ -24,10 +24,11 @@ from apcbatch.address import shown_address
 from apcbatch.config import OPTIONS, Config
 from apcbatch.data.input.inputs import RUN_FILE_SUFFIX, Inputs
 from apcbatch.errors import UsageError
-from apcbatch.job.disk import Disk, identity, write_file
+from apcbatch.job.disk import Disk, write_file
 from apcbatch.job.input_changes import MOST_LINES, Stretch
 from apcbatch.job.processes import Process, bounded, is_seconds
 from apcbatch.option_values import brief, shown
+from apcbatch.regular_files import identity
 from apcbatch.resolution import with_defaults
 from apcbatch.sampling import SETTINGS
 from apcbatch.version import VERSION

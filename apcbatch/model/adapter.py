@@ -14,7 +14,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ from apcbatch.model.locate import ADAPTER
 from apcbatch.model.name_patterns import Patterns
 from apcbatch.model.weight_files import INDEX, SINGLE, WeightFiles
 from apcbatch.option_values import brief
-from apcbatch.regular_files import open_regular_file
+from apcbatch.regular_files import identity, open_regular_file
 
 if TYPE_CHECKING:
     import torch
@@ -160,9 +160,8 @@ class Adapter:
                 parameters = ("weight",) if side else ("gate_up_proj" if last > 1 else names[0], "down_proj")
                 keys = [f"{module}.{one}" for one in parameters]
                 keys = [one for one in keys if one in self._rules.parameters] or keys
-                key = keys[
-                    0 if pair[0].endswith(".base_layer.lora_A.weight") else -1
-                ]  # peft nests the first parameter as base_layer
+                is_first = pair[0].endswith(".base_layer.lora_A.weight")  # peft nests the first parameter
+                key = keys[0 if is_first else -1]
                 which = [last] if side == "out" or key.endswith(".down_proj") else list(range(last))
                 if self._rules.is_old:  # before 0.19 the layout was another
                     raise self._wrong(pair[0], f"is of packed experts; expected peft_version 0.19 on in {ADAPTER}")
@@ -301,9 +300,14 @@ def about_weights(folder: Path, config: Config) -> Iterator[str]:
 
 
 def adapter_digest(folder: Path) -> str:
-    """Return the xxh3-128, in hex, of the files of an adapter. Raises ModelError."""
+    """Return the xxh3-128, in hex, of the files of an adapter, read again only if they changed. Raises ModelError."""
+    return _digest_of(*((path, identity(path)) for path in (folder / ADAPTER, folder / WEIGHTS)))
+
+
+@lru_cache(maxsize=4)
+def _digest_of(*files: tuple[Path, tuple[int, ...] | None]) -> str:
     digest = xxhash.xxh3_128()
-    for path in (folder / ADAPTER, folder / WEIGHTS):
+    for path, _ in files:
         try:
             with open_regular_file(path) as file:
                 while piece := file.read(1 << 20):

@@ -24,7 +24,7 @@ from apcbatch.data.model_files import read_model_json
 from apcbatch.display import visible
 from apcbatch.errors import ModelError
 from apcbatch.model.locate import what_it_is
-from apcbatch.regular_files import open_regular_file
+from apcbatch.regular_files import identity, open_regular_file
 
 # The dtypes that weights may have: safetensors' name -> bytes of an element.
 FLOATING: Mapping[str, int] = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
@@ -60,10 +60,10 @@ class _Entry(NamedTuple):
 
 
 class _File(NamedTuple):
-    """An open file of weights. identity: its _identity when it was opened."""
+    """An open file of weights. identity: see regular_files, when it was opened."""
 
     file: BinaryIO
-    identity: tuple[int, ...]
+    identity: tuple[int, ...] | None
 
 
 class WeightFiles:
@@ -113,11 +113,7 @@ class WeightFiles:
         """Raise ModelError if a name in the folder now stands for another file than the one that was opened, or for one
         that was written to since."""
         for path, opened in self._files.items():
-            try:
-                is_same = _identity(os.stat(path)) == opened.identity
-            except OSError:
-                is_same = False
-            if not is_same:
+            if identity(path) != opened.identity:
                 raise _changed(path)
 
     def _locate(self) -> None:
@@ -154,7 +150,7 @@ class WeightFiles:
         """Open a file and add its tensors."""
         try:
             file = open_regular_file(path)
-            opened = self._files[path] = _File(file, _identity(os.fstat(file.fileno())))
+            opened = self._files[path] = _File(file, identity(file.fileno()))
             begin, entries = self._read_header(opened)
         except FileNotFoundError:
             named = min((one.name for one in self.folder.glob("*.safetensors")), default=None)
@@ -180,7 +176,7 @@ class WeightFiles:
     def _read_header(self, opened: _File) -> tuple[int, dict[str, _Entry]]:
         """Return where the tensors' bytes begin in a file, and its tensors by name. Raises ValueError, with a clause,
         unless the tensors fill the file from there to its end."""
-        file, size = opened.file, opened.identity[-1]
+        file, size = opened.file, os.fstat(opened.file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= size - 8:
             raise ValueError(f"its header should have {length:,} bytes, the file has {size:,}")
@@ -246,11 +242,6 @@ def _compact(pairs: list[tuple[str, Any]]) -> dict[str, Any] | _Entry:
             if is_entry and len(shape) <= MOST_DIMENSIONS and all(type(n) is int and 0 <= n < 1 << 63 for n in shape):
                 return _Entry(sys.intern(dtype), tuple(shape), begin, end)
     return values
-
-
-def _identity(stat: os.stat_result) -> tuple[int, ...]:
-    """Return a file's device, inode, mtime in ns and size, which differ after a write or a replacement."""
-    return stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
 def _changed(path: Path) -> ModelError:

@@ -30,7 +30,7 @@ MiB, GiB = 1 << 20, 1 << 30
 LAYOUT = StateLayout.of([SSM.part(0, (1, 10 * MiB // 4), "float32"), KV.part(1, (2, None, 1, 512), "float32")])
 SIZES = CheckpointSizes(
     num_weights=GiB, num_kept=0, kept_bytes=0, num_decoded=0, num_in_block=MiB, num_in_embedding=2 * MiB, width=4096,
-    tokenizer_bytes=MiB,
+    tokenizer_bytes=MiB, adapter_bytes=0,
 )  # fmt: skip
 PLAN = MemoryPlan(
     layout=LAYOUT, dtype="float32", sizes=SIZES, vocab_size=1 << 15, hidden_size=1024, gpus=1, max_running=32,
@@ -58,6 +58,10 @@ def test_the_parts_are_those_of_the_layout() -> None:
     recurrent = replace(PLAN, layout=LAYOUT.among(range(1)), pool_bytes=25 * MiB).parts
     assert recurrent["snapshots"] == 20 * MiB and not [name for name in recurrent if name.startswith("KV")]
     assert "drafts" not in replace(PLAN, drafts=False).parts
+    beside = replace(PLAN, dtype="bfloat16", sizes=replace(SIZES, adapter_bytes=9 * MiB))  # bfloat16 only once packed
+    read = 4 * (MiB + GiB // 16)
+    assert beside.parts["working memory"] == read + 2 * MiB + 9 * MiB
+    assert replace(beside, on_host=False).parts["working memory"] == read + 2 * MiB
     absent = replace(PLAN, sizes=None).parts
     assert "weights" not in absent and absent["Python, torch and the tokenizer"] == 300 * MiB
 
@@ -221,7 +225,7 @@ def test_the_widest_sub_block_is_counted(tiny_checkpoint: Callable[..., Path], t
     sizes = checkpoint_sizes(tmp_path, config, "auto", "cpu", "float32")
     assert sizes == CheckpointSizes(
         num_weights=210 + 3 + 24 + 12 + 12 + 15 + 81, num_kept=0, kept_bytes=0, num_decoded=0, num_in_block=81,
-        num_in_embedding=210, width=8 + 3 + 6 + 5 + (3 + 4 + 2), tokenizer_bytes=0,
+        num_in_embedding=210, width=8 + 3 + 6 + 5 + (3 + 4 + 2), tokenizer_bytes=0, adapter_bytes=0,
     )  # fmt: skip
     experts = "model.layers.0.feed_forward.experts"
     for tensors in (

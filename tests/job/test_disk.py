@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from apcbatch.job import disk as disk_module
-from apcbatch.job.disk import BackgroundCall, Disk, identity, remove_left_files, replacing, write_file
+from apcbatch.job.disk import BackgroundCall, Disk, remove_left_files, replacing, write_file
 from apcbatch.job.sink import FileSink
 from tests.job.conftest import killed_while_it_writes
 
@@ -100,12 +100,6 @@ def test_only_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
         assert {path.name for path in tmp_path.iterdir()} == kept | written and len(written) == 1
         os.write(fd, b"new")
     assert (tmp_path / "out").read_bytes() == b"new" and {path.name for path in tmp_path.iterdir()} == kept | {"out"}
-
-
-def test_no_file_has_no_identity(tmp_path: Path) -> None:
-    """Fault: a name that no file has ends the run."""
-    assert identity(tmp_path / "gone") is identity("a\0b") is None
-    assert identity(tmp_path) is not None
 
 
 def test_a_call_in_the_background_is_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,11 @@ from safetensors.torch import load_file, save_file
 
 from apcbatch import LLM, Engine
 from apcbatch.cli.program import main
+from apcbatch.config import Config
+from apcbatch.engine.memory import checkpoint_sizes
 from apcbatch.errors import ModelError
-from apcbatch.model.adapter import Adapter
+from apcbatch.model import adapter as module
+from apcbatch.model.adapter import Adapter, about_weights, adapter_digest
 from apcbatch.model.families import family_of, load_model_config
 from apcbatch.model.locate import locate_model
 from tests.effort import table
@@ -256,6 +259,21 @@ def test_files_that_are_missing_or_change_are_refused(tiny_checkpoint: Checkpoin
     save_adapter(tmp_path / "a", lora_of(weights, matrices(weights), seed=1))
     with pytest.raises(ModelError, match="changed while it was read"):
         read.read()
+
+
+def test_files_are_digested_once_and_counted(
+    tiny_checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: a run reads gigabytes four times before it begins, or its plan of memory leaves them out."""
+    folder, opened, open_file = tiny_checkpoint("mamba"), list[str](), module.open_regular_file
+    monkeypatch.setattr(module, "open_regular_file", lambda path: opened.append(path.name) or open_file(path))
+    tensors = lora_of(weights_of(folder), matrices(weights_of(folder)))
+    adapter = save_adapter(tmp_path / "a", tensors)
+    assert len(list(about_weights(folder, Config(adapter=str(adapter))))) == 1
+    Engine(folder, adapter=adapter, pool_size_bytes=1 << 20).close()
+    assert len(adapter_digest(adapter)) == 32 and opened == list(FILES)
+    sizes = checkpoint_sizes(folder, load_model_config(folder), "auto", "cpu", "bfloat16", adapter)
+    assert sizes is not None and sizes.adapter_bytes == sum(tensor.nbytes for tensor in tensors.values()) > 0
 
 
 @pytest.mark.slow
