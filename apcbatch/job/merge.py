@@ -21,16 +21,14 @@ import numpy.typing as npt
 
 from apcbatch.address import is_stream
 from apcbatch.config import OPTIONS
-from apcbatch.data.input.files import open_stream
 from apcbatch.errors import UsageError
 from apcbatch.job.disk import Disk, replacing
 from apcbatch.job.out_file import OutFile
-from apcbatch.job.output import Output, is_out, output_for, packed
+from apcbatch.job.output import Output, check_out, check_run_file, packed
 from apcbatch.job.output_paths import STDOUT
-from apcbatch.job.previous_answers import NUL
 from apcbatch.job.processes import bounded, is_seconds
 from apcbatch.job.record import line_of, read_record, record_number, request_id
-from apcbatch.job.runfile import MISSING, as_json, cut, differences, read_run_file, run_file_path, shard_requests
+from apcbatch.job.runfile import as_json, cut, differences, read_run_file, run_file_path, shard_requests
 from apcbatch.job.sink import FileSink
 from apcbatch.option_values import parse_value
 from apcbatch.resolution import DEFAULT
@@ -63,13 +61,8 @@ def check_all(output: Output, overwrite: bool) -> None:
     if output.exists() and not overwrite:
         raise UsageError(f"{output.name} exists; give --overwrite to replace it, or another -o")
     for path in {output.target, output.lines}:
-        with suppress(FileNotFoundError), open_stream(path) as stream:
-            if not is_out(stream):
-                raise UsageError(f"{path} has no answers of this program, and ALL would replace it; give another -o")
-    path = run_file_path(output.target)
-    facts, reason = read_run_file(path)
-    if facts is None and reason != MISSING:
-        raise UsageError(f"{path} {reason}, and ALL would replace it; move it away, or give another -o")
+        check_out(path)
+    check_run_file(run_file_path(output.target))
 
 
 def read_parts(outs: Sequence[OutFile]) -> list[Part]:
@@ -110,8 +103,9 @@ def _read_part(out: OutFile) -> Part:
 
 
 def merge(parts: Sequence[Part], output: Output) -> tuple[int, Counter[tuple[str, bool]]]:
-    """Write ALL and its run file. Return the number of requests, and of error records by code and whether they may
-    succeed when run again. UsageError, and no ALL, if requests are missing or there twice, or a line is no record."""
+    """Write ALL's run file, then ALL. Return the number of requests, and of error records by code and whether they may
+    succeed when run again. UsageError, and no ALL, if requests are missing or there twice, or a line is no record. If
+    it ends between the two, there is no ALL, and the same merge again finishes."""
     disk, errors = Disk(), Counter[tuple[str, bool]]()
     begin = min(filter(None, (_begin_of(part.facts) for part in parts)), default=0.0)
     total = max((part.requests[0] for part in parts if part.requests is not None), default=None)
@@ -142,20 +136,18 @@ def merge(parts: Sequence[Part], output: Output) -> tuple[int, Counter[tuple[str
         with ExitStack() as stack:
             for path in before:
                 stack.enter_context(closing(FileSink(Path(path), disk)))  # with its lock
-            run_fd = stack.enter_context(replacing(run_file, disk))  # renamed after ALL
-            with replacing(output.target, disk) as fd:
+            fd = stack.enter_context(replacing(output.target, disk))  # renamed after its run file
+            with replacing(run_file, disk) as run_fd:
                 for piece in packed(lines(), output.packing):
                     disk.write(fd, piece)
                 disk.write(run_fd, as_json(_facts_of_all(parts, begin)))
-                disk.sync(run_fd)
+                disk.sync(fd)
                 if output.has_other_target:
                     raise UsageError(f"{output.name} appeared or was changed meanwhile, and is not replaced; run again")
-                with suppress(FileNotFoundError):
-                    disk.unlink(run_file)  # of an earlier run, to which the new lines do not belong
-                disk.sync_folder(os.path.dirname(run_file))
-            for path in before - {output.target}:  # of a run that did not finish
-                with suppress(FileNotFoundError):
-                    disk.unlink(path)
+                for path in before:  # to which the new run file does not belong
+                    with suppress(FileNotFoundError):
+                        disk.unlink(path)
+                disk.sync_folder(os.path.dirname(output.target) or ".")
     except OSError as error:
         where = f"{output.name} with its run file, {run_file},"
         raise UsageError(f"{where} cannot be written: {error.strerror}; choose another -o") from None
@@ -168,8 +160,8 @@ def _records(part: Part, shard_of: npt.NDArray[np.uint16]) -> Iterator[dict[str,
         record = None if line is None else read_record(line)
         number = -1 if record is None else record_number(record)
         where = f"{part.shown}, line {line_number},"
-        if record is None and line is not None and (NUL in line or _ends_torn(part.out.lines)):
-            continue  # its request is missing, or has another line
+        if record is None and part.requests is None:
+            continue  # a line that a kill has torn: its request is missing, or has another line
         if record is None or number < 0:
             raise UsageError(f"{where} is not a line that this program wrote; take it out, and continue with --resume")
         if number >= len(shard_of):
@@ -181,13 +173,6 @@ def _records(part: Part, shard_of: npt.NDArray[np.uint16]) -> Iterator[dict[str,
             raise UsageError(f"{where} has {record['id']}, which an earlier line of {other} has; take one out")
         shard_of[number] = part.shard
         yield record
-
-
-def _ends_torn(lines: str) -> bool:
-    """Return whether a file's last line has no newline, as a kill leaves it."""
-    with open(lines, "rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return not output_for(lines).packing and file.read() != b"\n"
 
 
 def _shift_times(own: dict[str, Any], seconds: float) -> None:

@@ -30,7 +30,7 @@ from apcbatch.draft_sources import draft_sources
 from apcbatch.errors import UsageError
 from apcbatch.job.feed import Feeder
 from apcbatch.job.input_changes import InputChanges, MovedLines
-from apcbatch.job.output import Output
+from apcbatch.job.output import Output, check_run_file
 from apcbatch.job.output_paths import STDOUT, check_outputs, check_summary
 from apcbatch.job.planning import with_measured_gain
 from apcbatch.job.previous_answers import PreviousAnswers, drop_unusable, last_answers, read_answers
@@ -42,9 +42,10 @@ from apcbatch.job.shards import ShardLines
 from apcbatch.job.sink import FileSink, Sink
 from apcbatch.job.work import JobEngine
 from apcbatch.model.adapter import about_weights, adapter_digest
-from apcbatch.model.families import load_model_config
+from apcbatch.model.families import family_of, load_model_config
 from apcbatch.model.locate import locate_model
 from apcbatch.model.own_dtype import with_own_dtype
+from apcbatch.model.weight_files import ignored_tensors
 from apcbatch.resolution import config_path
 from apcbatch.types import Request
 
@@ -265,7 +266,7 @@ def _compare_out(
     """Return the answers in OUT, None if it has no lines to continue, and whether they answer every request. Checks
     that OUT is of the same run, or that its run file may be replaced; changes nothing."""
     if not (config.resume and sink.has_lines()):
-        run_file.check_replaceable()
+        check_run_file(run_file.path)
         if config.resume and not sink.is_empty:
             run_file.earlier()  # without one it is another program's file, and no torn first line
         return None, False
@@ -441,15 +442,9 @@ def _open_engine(
 
 def _note_weights(config: Config, note: Callable[[str], None]) -> None:
     """Say how many tensors of the checkpoint are not used, if any, the format of quantised weights, and the adapter."""
-    from apcbatch.model.families import family_of, load_model_config
-    from apcbatch.model.weight_files import ignored_tensors
-
     folder = locate_model(config.model)
     ignored = ignored_tensors(folder, family_of(load_model_config(folder)).ignored)
-    for sentence in (
-        *about_weights(folder, config),
-        *([ignored] if ignored else []),
-    ):
+    for sentence in (*about_weights(folder, config), *([ignored] if ignored else [])):
         note(sentence)
 
 

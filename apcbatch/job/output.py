@@ -14,7 +14,9 @@ import io
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import zstandard
@@ -34,7 +36,7 @@ from apcbatch.data.input.files import BROKEN, Stream, open_stream, reason
 from apcbatch.data.input.inputs import RUN_FILE_SUFFIX
 from apcbatch.errors import StoppedError, UsageError
 from apcbatch.job.disk import replacing
-from apcbatch.job.runfile import MAX_BYTES, is_run_file
+from apcbatch.job.runfile import MAX_BYTES, is_run_file, read_run_file
 from apcbatch.job.sink import ID, FileSink
 from apcbatch.regular_files import identity
 
@@ -89,12 +91,7 @@ class Output:
     def check_part(self) -> None:
         """Refuse to replace an OUT.part that is another file; UsageError."""
         if self.packing and os.path.isfile(self.lines):
-            with open_stream(self.lines) as stream:
-                if not is_out(stream):
-                    raise UsageError(
-                        f"{self.lines} has no answers of this program, and this run would replace it; move it away, or "
-                        "choose another -o (--overwrite replaces OUT alone)"
-                    )
+            check_out(self.lines)
 
     def check_address(self, config: Config) -> None:
         """Look for an OUT and a run file at OUT's address, and remember both; UsageError if this run may not replace
@@ -103,10 +100,7 @@ class Output:
         data = self.uploaded_run_file = read_head(self.name, MAX_BYTES, RUN_FILE_SUFFIX)
         self.is_uploaded = head is not None
         if data is not None and not is_run_file(data):
-            raise UsageError(
-                f"{self.shown}{RUN_FILE_SUFFIX} is not a run file of this program, and this run would replace it; "
-                "move it away, or choose another -o (--overwrite replaces OUT alone)"
-            )
+            raise _other_file(f"{self.shown}{RUN_FILE_SUFFIX} is not a run file")
         if config.overwrite or (head is None and data is None):
             return
         if not config.resume:
@@ -119,7 +113,7 @@ class Output:
                 f"--resume continues from {self.target} and {self.target}{RUN_FILE_SUFFIX} in this folder, which are "
                 f"not here; copy {self.shown} and its run file there, or --overwrite"
             )
-        if not is_out(Stream(io.BytesIO(head))):
+        if not _is_out(Stream(io.BytesIO(head))):
             raise UsageError(f"{self.shown} is not an OUT of this program; move it away, or --overwrite")
 
     def unpack(self, sink: FileSink) -> None:
@@ -129,7 +123,7 @@ class Output:
             return
         if sink.has_lines():
             with open_stream(self.target) as stream:
-                if is_out(stream):
+                if _is_out(stream):
                     return
             raise UsageError(
                 f"{self.target} is not an OUT of this program, and the answers for it are in {self.lines}; move it "
@@ -202,7 +196,25 @@ def _has_bytes(path: str) -> bool:
     return os.path.isfile(path) and os.path.getsize(path) > 0
 
 
-def is_out(stream: Stream) -> bool:
+def check_out(path: str) -> None:
+    """Refuse to replace a file that is no OUT; UsageError."""
+    with suppress(FileNotFoundError), open_stream(path) as stream:
+        if not _is_out(stream):
+            raise _other_file(f"{path} has no answers")
+
+
+def check_run_file(path: str | Path) -> None:
+    """Refuse to replace a file that is no run file; UsageError."""
+    if os.path.lexists(path) and read_run_file(path)[0] is None:
+        raise _other_file(f"{path} is not a run file")
+
+
+def _other_file(what: str) -> UsageError:
+    ways = "move it away, or choose another -o (--overwrite replaces OUT alone)"
+    return UsageError(f"{what} of this program, and would be replaced; {ways}")
+
+
+def _is_out(stream: Stream) -> bool:
     """Return whether the content is empty or begins like a line of OUT."""
     try:
         head = next(stream.chunks(), b"")

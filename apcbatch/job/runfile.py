@@ -229,14 +229,6 @@ class RunFile:
         begin: float = self._facts["begin"]
         return max(0.0, process.begin - begin)
 
-    def check_replaceable(self) -> None:
-        """Refuse to replace a file that is not a run file."""
-        if os.path.lexists(self.path) and read_run_file(self.path)[0] is None:
-            raise UsageError(
-                f"{self.path} is not a run file of this program, and this run would replace it; "
-                "move it away, or choose another -o (--overwrite replaces OUT alone)"
-            )
-
     def check_uploaded(self, shown: str, data: bytes | None, is_alone: bool) -> None:
         """Refuse to replace an OUT of a different run at OUT's address. shown: the address, for the error. data:
         content of the run file at the address; None if there is no run file. is_alone: there is no OUT at the

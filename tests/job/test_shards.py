@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
+import os
 import random
 import shlex
 import shutil
 import signal
 from collections.abc import Callable, Iterable
-from contextlib import closing
+from contextlib import closing, suppress
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +256,8 @@ def test_what_merge_refuses(apcbatch, parts, tmp_path) -> None:
         (tmp_path / f"{name}.jsonl").write_bytes(b"".join(content))
         shutil.copy(f"{two}.run.json", f"{name}.jsonl.run.json")
     (tmp_path / "alone.jsonl").write_bytes(b"".join(lines))
+    facts = json.loads(Path("torn.jsonl.run.json").read_text())
+    Path("torn.jsonl.run.json").write_text(json.dumps(facts | {"shard_requests": None}))  # of a shard that was killed
     shutil.copy("cut.jsonl", "changed.jsonl")  # as of a shard whose INPUT had other lines in its middle
     facts = json.loads(Path("cut.jsonl.run.json").read_text())
     facts["shard_requests"][1] -= 1
@@ -303,10 +309,11 @@ def test_what_merge_refuses(apcbatch, parts, tmp_path) -> None:
 
 
 def test_all_takes_the_place_of_an_out(apcbatch, parts, tmp_path, monkeypatch) -> None:
-    """Fault: ALL replaces a file that a run writes, or that appeared meanwhile; or a kill leaves its lines beside the
-    run file of those that it replaced, so that --resume mixes two runs."""
+    """Fault: ALL replaces a file that a run writes, or that appeared meanwhile; or a kill or a rename that fails leaves
+    its lines without their run file or beside another one, so that --resume mixes two runs or refuses, and so does the
+    same merge."""
     assert apcbatch("run", "in.jsonl", "-o", "all.jsonl", "--max-tokens", 4).code == 3
-    before, merge, write = Path("all.jsonl").read_bytes(), ("merge", *parts, "--overwrite", "-o"), Disk.write
+    merge, write = ("merge", *parts, "--overwrite", "-o"), Disk.write
     monkeypatch.setattr(sink, "LOCK_WAIT_S", 0.01)
     with closing(FileSink(Path("all.jsonl"))):
         done = apcbatch(*merge, "all.jsonl")
@@ -316,18 +323,20 @@ def test_all_takes_the_place_of_an_out(apcbatch, parts, tmp_path, monkeypatch) -
         done = apcbatch(*merge, "new.jsonl")
     assert done.code == 2 and "new.jsonl appeared or was changed" in done.stderr and not Path("new.jsonl").read_bytes()
 
-    def killed(disk: Disk, source: str, target: str) -> None:
-        if target.endswith(".run.json"):
-            raise KilledError
+    def failing(error: BaseException, end: str, source: str, target: str) -> None:
+        if target.endswith(end):
+            raise error
         Path(source).replace(target)
 
-    with monkeypatch.context() as patch, pytest.raises(KilledError):
-        patch.setattr(Disk, "rename", killed)
-        apcbatch(*merge, "all.jsonl")
-    assert Path("all.jsonl").read_bytes() != before
-    done = apcbatch("run", "in.jsonl", "-o", "all.jsonl", "--resume")
-    assert done.code == 2 and "all.jsonl.run.json is missing" in done.stderr
-    assert apcbatch(*merge, "all.jsonl").code == 3
+    errors = KilledError(), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    for error, end in product(errors, (".run.json", ".jsonl")):
+        with monkeypatch.context() as patch, suppress(KilledError):
+            patch.setattr(Disk, "rename", partial(failing, error, end))
+            done = apcbatch(*merge, "all.jsonl")
+            assert done.code == 2 and "cannot be written: No space left" in done.stderr
+        assert not Path("all.jsonl").exists()
+        assert apcbatch("merge", *parts, "-o", "all.jsonl").code == 3, "without --overwrite"
+        assert apcbatch("run", "in.jsonl", "-o", "all.jsonl", "--resume").code == 3
 
 
 def test_parts_whose_begin_is_not_known(apcbatch, parts) -> None:
