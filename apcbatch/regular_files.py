@@ -13,8 +13,11 @@ import fcntl
 import os
 import stat
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
+
+import xxhash
 
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
@@ -51,6 +54,16 @@ def read_regular_file(path: str | Path, max_bytes: int) -> bytes:
     if len(data) > max_bytes:
         raise _error(errno.EFBIG, f"it holds more than {max_bytes:,} bytes; at most that many are read", path)
     return data
+
+
+def digest_of(paths: Iterable[str | Path]) -> str:
+    """Return one xxh3-128, in hex, over all bytes of files. Raises OSError."""
+    digest = xxhash.xxh3_128()
+    for path in paths:
+        with open_regular_file(path) as file:
+            while piece := file.read(1 << 20):
+                digest.update(piece)
+    return digest.hexdigest()
 
 
 def identity(file: int | str | os.PathLike[str]) -> tuple[int, ...] | None:

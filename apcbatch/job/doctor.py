@@ -214,8 +214,7 @@ def _model(config: Config) -> str:
     found = f"{config.model} is complete, {engine.dtype}, fingerprint {engine.fingerprint[:12]}"
     folder = locate_model(config.model)
     ignored = ignored_tensors(folder, family_of(load_model_config(folder)).ignored)
-    about = (*about_weights(folder, config), *said, ignored, note_of(config.model))
-    return "; ".join([found, *filter(None, about)])
+    return "; ".join(filter(None, (found, *about_weights(folder, config), *said, ignored, note_of(config.model))))
 
 
 def _memory(config: Config) -> str:

@@ -79,7 +79,8 @@ def read_parts(outs: Sequence[OutFile]) -> list[Part]:
         rows += [row for row in differences(first.facts, part.facts) if row[0] not in MAY_DIFFER]
         if rows:
             listed = "".join(f"\n  {field}  {cut(one)} and {cut(other)}" for field, one, other in rows)
-            raise UsageError(f"{first.out.name} and {part.out.name} are of different runs:{listed}")
+            ways = "give the OUTs of one run, or run the shards again that differ"
+            raise UsageError(f"{first.out.name} and {part.out.name} are of different runs:{listed}\n{ways}")
     missing = sorted(set(range(1, first.num_shards + 1)) - {part.shard for part in parts})
     if missing:
         named = _some([f"{shard}/{first.num_shards}" for shard in missing])

@@ -30,14 +30,14 @@ from apcbatch.draft_sources import draft_sources
 from apcbatch.errors import UsageError
 from apcbatch.job.feed import Feeder
 from apcbatch.job.input_changes import InputChanges, MovedLines
-from apcbatch.job.output import Output, check_run_file
+from apcbatch.job.output import Output, check_out, check_run_file
 from apcbatch.job.output_paths import STDOUT, check_outputs, check_summary
 from apcbatch.job.planning import with_measured_gain
 from apcbatch.job.previous_answers import PreviousAnswers, drop_unusable, last_answers, read_answers
 from apcbatch.job.printer import Printer
 from apcbatch.job.references import EarlierAnswers, References, open_earlier
 from apcbatch.job.request import read_salt
-from apcbatch.job.runfile import RunFile, input_digest, input_identity, run_file_path, with_clock_of
+from apcbatch.job.runfile import RunFile, input_identity, run_file_path, with_clock_of
 from apcbatch.job.shards import ShardLines
 from apcbatch.job.sink import FileSink, Sink
 from apcbatch.job.work import JobEngine
@@ -46,6 +46,7 @@ from apcbatch.model.families import family_of, load_model_config
 from apcbatch.model.locate import locate_model
 from apcbatch.model.own_dtype import with_own_dtype
 from apcbatch.model.weight_files import ignored_tensors
+from apcbatch.regular_files import digest_of
 from apcbatch.resolution import config_path
 from apcbatch.types import Request
 
@@ -133,8 +134,8 @@ def _check_existing(config: Config, output: Output, is_file: bool) -> None:
         raise UsageError("--resume needs an OUT that can be read back; give -o a file")
     if is_file and not (config.resume or config.overwrite) and output.exists():
         raise UsageError(f"output {output.shown} exists; give --resume to continue it or --overwrite to replace it")
-    if config.overwrite:
-        output.check_part()
+    if config.overwrite and output.packing:
+        check_out(output.lines)
     if output.is_remote:
         output.check_address(config)
     if config.summary is not None:
@@ -251,7 +252,7 @@ def _make_run_file(
     after unpacking a compressed OUT beside it."""
     target, files = Path(os.path.abspath(output.target)), model_files_digest(folder)
     given = lines.system_prompt, chats.chat_template, config.adapter and adapter_digest(Path(config.adapter))
-    digest = None if config.shard is None else input_digest(inputs)
+    digest = digest_of(inputs.files) if config.shard is not None and inputs.are_files else None
     run_file = RunFile(target, config, input_identity(inputs), files, sink.disk, *given, digest)
     if config.resume:
         run_file.keep_processes()

@@ -14,7 +14,6 @@ import io
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -87,11 +86,6 @@ class Output:
     def exists(self) -> bool:
         """Return whether this machine has a file that a fresh run would replace."""
         return os.path.exists(self.target) or os.path.exists(self.lines)
-
-    def check_part(self) -> None:
-        """Refuse to replace an OUT.part that is another file; UsageError."""
-        if self.packing and os.path.isfile(self.lines):
-            check_out(self.lines)
 
     def check_address(self, config: Config) -> None:
         """Look for an OUT and a run file at OUT's address, and remember both; UsageError if this run may not replace
@@ -198,9 +192,10 @@ def _has_bytes(path: str) -> bool:
 
 def check_out(path: str) -> None:
     """Refuse to replace a file that is no OUT; UsageError."""
-    with suppress(FileNotFoundError), open_stream(path) as stream:
-        if not _is_out(stream):
-            raise _other_file(f"{path} has no answers")
+    if os.path.isfile(path):
+        with open_stream(path) as stream:
+            if not _is_out(stream):
+                raise _other_file(f"{path} has no answers")
 
 
 def check_run_file(path: str | Path) -> None:

@@ -13,7 +13,6 @@ import errno
 import os
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,18 +85,6 @@ def input_identity(inputs: Inputs) -> dict[str, Any]:
         size += length
     name = str(Path(inputs.files[0]).resolve()) if len(inputs.files) == 1 else inputs.shown
     return {"name": name, "size_bytes": size, "xxh3_of_ends": digest.hexdigest()}
-
-
-def input_digest(inputs: Inputs) -> str | None:
-    """Return one xxh3-128 over all bytes of INPUT; None if not all of it are files."""
-    if not inputs.are_files:
-        return None
-    digest = xxhash.xxh3_128()
-    for name in inputs.files:
-        with open(name, "rb") as file:
-            for chunk in iter(partial(file.read, END_BYTES), b""):
-                digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _digest_of_names(inputs: Inputs) -> str | None:
@@ -393,10 +380,14 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tup
     if now["config"].get("shard") is not None:
         pairs += [(name, earlier.get(name), now["config"].get(name)) for name in ("limit", "template_date")]
         one, other = ([*_identity(facts), facts.get("input_digest")] for facts in (then, now))
-        pairs += [("input", one, other), ("version", then["version"], now["version"])]
+        if one != other:
+            pairs.append(("input", then["input"] | {"digest": one[-1]}, now["input"] | {"digest": other[-1]}))
+        pairs.append(("version", then["version"], now["version"]))
     clock = now.get("template_clock")
     pairs.append(("template_clock", then.get("template_clock", clock), clock))  # earlier versions did not keep it
-    pairs.append(("model_files", then.get("model_files"), now.get("model_files")))
+    files = then.get("model_files"), now.get("model_files")
+    if files[0] != files[1]:
+        pairs += [("model", earlier.get("model"), now["config"].get("model")), ("model_files", *files)]
     fingerprints = then.get("model_fingerprint"), now.get("model_fingerprint")
     if fingerprints[1] is not None:
         pairs.append(("model_fingerprint", *fingerprints))

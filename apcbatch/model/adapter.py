@@ -18,8 +18,6 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import xxhash
-
 from apcbatch.data.model_files import read_model_json
 from apcbatch.errors import ModelError
 from apcbatch.model.encoded import device_of_codes, mode_beside, quantization_of
@@ -30,7 +28,7 @@ from apcbatch.model.locate import ADAPTER
 from apcbatch.model.name_patterns import Patterns
 from apcbatch.model.weight_files import INDEX, SINGLE, WeightFiles
 from apcbatch.option_values import brief
-from apcbatch.regular_files import identity, open_regular_file
+from apcbatch.regular_files import digest_of, identity
 
 if TYPE_CHECKING:
     import torch
@@ -176,8 +174,9 @@ class Adapter:
             shape, parts = shapes[weight], [(weight, 0, slice(None), None, 0)]
             key = module if self._rules.targets(module) else f"{module}.weight"
         if not parts or len(shape) != 2 or not all(part[0] in shapes for part in parts):
-            base = brief(self._rules.reader.values.get("base_model_name_or_path"))
-            raise self._wrong(pair[0], f"is of no projection of the model; expected its base model, {base}, as --model")
+            base = self._rules.reader.values.get("base_model_name_or_path")
+            expected = "the adapter's base model" + (f", {brief(base)}," if base else "")
+            raise self._wrong(pair[0], f"is of no projection of the model; expected {expected} as --model")
         if not (self._rules.targets(module) if key == module else key in self._rules.parameters):
             raise self._wrong(pair[0], f"is not among what {ADAPTER} targets; they must agree")
         return key, shape, count, parts
@@ -306,13 +305,9 @@ def adapter_digest(folder: Path) -> str:
 
 @lru_cache(maxsize=4)
 def _digest_of(*files: tuple[Path, tuple[int, ...] | None]) -> str:
-    digest = xxhash.xxh3_128()
-    for path, _ in files:
-        try:
-            with open_regular_file(path) as file:
-                while piece := file.read(1 << 20):
-                    digest.update(piece)
-        except OSError as error:
-            expected = f"the folder of one adapter, with {ADAPTER} and {WEIGHTS}, as peft's save_pretrained writes it"
-            raise ModelError(f"{path} cannot be read: {error.strerror}; expected {expected} (no pickles)") from None
-    return digest.hexdigest()
+    try:
+        return digest_of(path for path, _ in files)
+    except OSError as error:
+        files_of = f"{ADAPTER} and {WEIGHTS}, as peft's save_pretrained writes them (no pickles)"
+        said = f"{error.strerror}; expected the folder of one adapter, with {files_of}"
+        raise ModelError(f"{error.filename} cannot be read: {said}") from None
