@@ -310,4 +310,4 @@ def _digest_of(*files: tuple[Path, tuple[int, ...] | None]) -> str:
     except OSError as error:
         files_of = f"{ADAPTER} and {WEIGHTS}, as peft's save_pretrained writes them (no pickles)"
         said = f"{error.strerror}; expected the folder of one adapter, with {files_of}"
-        raise ModelError(f"{error.filename} cannot be read: {said}") from None
+        raise ModelError(f"{error.filename or files[-1][0]} cannot be read: {said}") from None
