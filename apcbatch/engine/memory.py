@@ -16,6 +16,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from apcbatch.config import Config
@@ -23,7 +24,7 @@ from apcbatch.draft_sources import draft_sources
 from apcbatch.errors import ModelError, UsageError
 from apcbatch.layout import DTYPE_BYTES, PAGE_TOKENS, StateLayout
 from apcbatch.model.adapter import WEIGHTS
-from apcbatch.model.encoded import Encoded, mode_beside, weights_of
+from apcbatch.model.encoded import Encoded, as_converted, mode_beside, weights_of
 from apcbatch.model.families import family_of
 from apcbatch.model.feed_forward import Mixture
 from apcbatch.model.hf_config import ModelConfig
@@ -105,7 +106,8 @@ class MemoryPlan:
 
     sizes: None if the checkpoint's weights are not here. gpus: number of devices; 1 on the host. pool_bytes,
     draft_bytes: capacities of the snapshot pool and of the draft index. keeps: whether snapshots are kept. has_store:
-    whether they are also written to a store. drafts: whether answers are drafted.
+    whether they are also written to a store. drafts: whether answers are drafted. smaller: returns, for each remedy
+    with which less of the weights is in memory, their sizes: see smaller_sizes.
     """
 
     layout: StateLayout
@@ -122,6 +124,7 @@ class MemoryPlan:
     drafts: bool
     draft_bytes: int
     on_host: bool
+    smaller: Callable[[], Mapping[str, CheckpointSizes]] = dict
 
     @classmethod
     def of(cls, config: Config, layout: StateLayout, model: ModelConfig, folder: Path, device: str) -> MemoryPlan:
@@ -142,6 +145,9 @@ class MemoryPlan:
             drafts=bool(draft_sources(config)),
             draft_bytes=config.draft_memory,
             on_host=device == "cpu",
+            smaller=dict
+            if config.adapter
+            else partial(smaller_sizes, folder, model, config.weights, device, config.dtype),
         )
 
     @property
@@ -265,10 +271,26 @@ class MemoryPlan:
             f"at most {in_gib(sum(most.values()))} of {in_gib(limit_bytes)} GiB at --max-running {self.max_running}"
             f"{missing} ({_described(most)})"
         )
+        if self.total > limit_bytes:
+            at_most += f"; `run` would refuse that: give {self._remedy(limit_bytes, 1)}"
         if use is None or not self.on_host:
             return at_most
         used = self.used(use)
         return f"about {in_gib(sum(used.values()))} GiB ({_described(used)}), {at_most}"
+
+    def _remedy(self, limit_bytes: int, visible: int) -> str:
+        """Return each option that alone makes the run fit, or else those that together may do so."""
+        plans = {
+            f"{remedy} (weights {in_gib(plan._weights)} GiB)": plan
+            for remedy, sizes in self.smaller().items()
+            if (plan := replace(self, sizes=sizes))._weights < self._weights
+        }
+        alone = list(self._remedies(limit_bytes, visible))
+        alone += [remedy for remedy, plan in plans.items() if plan.total <= limit_bytes][:1]
+        if alone:
+            return " or ".join(alone)
+        together = ["a smaller --max-running and --pool-size", *["--dtype bfloat16"] * (self.dtype == "float32")]
+        return " and ".join(together + [remedy for remedy, plan in plans.items() if plan._weights < limit_bytes][:1])
 
     def check(self, limit_bytes: int, where: str, visible: int = 1) -> None:
         """Raise UsageError if the total exceeds limit_bytes. The error names each option that alone makes the run fit.
@@ -276,13 +298,9 @@ class MemoryPlan:
         these that the process sees."""
         if self.total <= limit_bytes:
             return
-        remedies = list(self._remedies(limit_bytes, visible))
-        remedy = " or ".join(remedies) or (
-            "a smaller --max-running and --pool-size" + " and --dtype bfloat16" * (self.dtype == "float32")
-        )
         raise UsageError(
             f"the run may take at most {in_gib(self.total)} GiB, and {where} {in_gib(limit_bytes)} GiB: "
-            f"{_described(self.parts)}; give {remedy}"
+            f"{_described(self.parts)}; give {self._remedy(limit_bytes, visible)}"
         )
 
     def check_pool(self, warn: Callable[[str], None]) -> None:
@@ -314,11 +332,29 @@ class MemoryPlan:
             yield f"--max-running {live}"
 
 
+def smaller_sizes(folder: Path, config: ModelConfig, mode: str, device: str, dtype: str) -> dict[str, CheckpointSizes]:
+    """Return the sizes of a checkpoint with each remedy by which fewer bytes of its weights are in memory, by the
+    remedy in words. mode, device, dtype: see Keeping."""
+    found = {"--weights encoded": checkpoint_sizes(folder, config, "encoded", device, dtype)}
+    for bits in (8, 4):
+        remedy = f"MODEL as a copy that `apcbatch convert --to int{bits}` makes"
+        found[remedy] = checkpoint_sizes(folder, config, mode, device, dtype, bits=bits)
+    return {remedy: sizes for remedy, sizes in found.items() if sizes}
+
+
 def checkpoint_sizes(
-    folder: Path, config: ModelConfig, mode: str, device: str, dtype: str, adapter: str | Path | None = None
+    folder: Path,
+    config: ModelConfig,
+    mode: str,
+    device: str,
+    dtype: str,
+    adapter: str | Path | None = None,
+    bits: int = 0,
 ) -> CheckpointSizes | None:
     """Read the sizes of a checkpoint and an adapter. A tied head does not count. mode: `--weights`. device, dtype: see
-    Keeping. Return None if the files of weights are not there, or one cannot be read. ModelError for a bad adapter."""
+    Keeping. bits: of the integers of a copy that `apcbatch convert` would make; 0: the checkpoint itself. Return None
+    if the files of weights are not there, one cannot be read, or a copy cannot be made as it is quantised.
+    ModelError for a bad adapter."""
     family, adapter_bytes = family_of(config), 0
     keeping, num_kept, kept_bytes = family.keeping(config, mode_beside(mode, adapter), device, dtype), 0, 0
     if adapter is not None:
@@ -334,6 +370,9 @@ def checkpoint_sizes(
                 is_tied = config.tie_word_embeddings and name == f"{family.head}.weight"
                 if tensor.dtype not in FLOATING or is_tied:
                     continue
+                if bits and isinstance(tensor, Encoded):
+                    return None
+                tensor = as_converted(name, tensor, bits) if bits else tensor
                 found = re.match(r"(.*?\.\d+\.[^.]+)(.*)", name)
                 block, part = found.groups() if found else ("", "")
                 count = math.prod(tensor.shape)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,7 +19,7 @@ from apcbatch.drafts.drafter import Drafts
 from apcbatch.engine.admission import COST_ON_DEVICE
 from apcbatch.engine.drafting import Drafting
 from apcbatch.engine.first_passes import measure_reading, warm_up
-from apcbatch.engine.memory import MemoryPlan, checkpoint_sizes
+from apcbatch.engine.memory import MemoryPlan, checkpoint_sizes, smaller_sizes
 from apcbatch.engine.page_tables import PageTables
 from apcbatch.engine.persistence import Persistence, open_store
 from apcbatch.engine.policy import keeps_snapshots
@@ -289,6 +290,9 @@ def _plan_memory(
         drafts=bool(options.draft),
         draft_bytes=options.draft_memory_bytes,
         on_host=not writes_draft_states(devices[0]),
+        smaller=dict
+        if options.adapter
+        else partial(smaller_sizes, folder, config, options.weights, kind_of(devices), dtype),
     )
     plan.check(*memory_of(devices))
     plan.check_pool(warn)

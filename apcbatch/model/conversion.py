@@ -21,7 +21,7 @@ import torch
 from apcbatch.data.model_files import MAX_FILE_BYTES, MAX_JSON_BYTES, model_files
 from apcbatch.errors import ModelError, UsageError
 from apcbatch.model.decoding import encode
-from apcbatch.model.encoded import beside, check_floating, quantization_of
+from apcbatch.model.encoded import GROUP, PROJECTION, beside, check_floating, quantization_of
 from apcbatch.model.families import family_of, load_model_config
 from apcbatch.model.feed_forward import Mixture
 from apcbatch.model.hf_config import ModelConfig
@@ -30,19 +30,15 @@ from apcbatch.model.weight_files import INDEX, SINGLE, StoredTensor, WeightFiles
 from apcbatch.option_values import rounded_size
 from apcbatch.regular_files import read_regular_file
 
-_GROUP = 128  # columns that share a scale of integers
 UNFINISHED = ".unfinished-"  # beginning of the name of a folder with the files until all are written
 _MOST_SHARD_BYTES = 5 * 10**9  # of a file with several weights
 _PIECE_ITEMS = 1 << 20
-_INTEGERS = {"type": "int", "strategy": "group", "group_size": _GROUP}
+_INTEGERS = {"type": "int", "strategy": "group", "group_size": GROUP}
 SCHEMES: Mapping[str, tuple[str, dict[str, Any]]] = {  # --to: the format of compressed-tensors, its weights' arguments
     "int8": ("pack-quantized", {"num_bits": 8, **_INTEGERS}),
     "int4": ("pack-quantized", {"num_bits": 4, **_INTEGERS}),
     "fp8": ("float-quantized", {"num_bits": 8, "type": "float", "strategy": "channel"}),
 }
-# Last parts of the names of modules that are encoded. All others stay: embeddings, norms, convolutions, gates, routers,
-# and the projections of the steps of Mamba-1 and delta nets (dt_proj, in_proj_a, in_proj_b, in_proj_ba).
-_PROJECTION = re.compile(r"(?!dt_)\w+_(proj(_qkvz?|_z)?|linear)|w[123]")
 _COPIED = ("*.json", "*.jinja", "*.model", "*.txt", "*.md", "LICEN[CS]E*", "NOTICE*", "COPYING*")
 _NOT_COPIED = ("config.json", "hf_quant_config.json", "quantize_config.json", INDEX)
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -176,13 +172,13 @@ def _plan(
     matrices = {
         name[:-7]: one for name, one in tensors.items() if name.endswith(".weight") and one.shape[1:] and one.num_bytes
     }
-    wanted = {one for one in matrices if one in heads or _PROJECTION.fullmatch(one.rpartition(".")[2])}
-    left = [one for one in sorted(wanted) if (to != "fp8" or one in heads) and matrices[one].shape[-1] % _GROUP]
+    wanted = {one for one in matrices if one in heads or PROJECTION.fullmatch(one.rpartition(".")[2])}
+    left = [one for one in sorted(wanted) if (to != "fp8" or one in heads) and matrices[one].shape[-1] % GROUP]
     wanted -= set(left)
     if blocked := [one for one in left if one in heads or not wanted]:
         raise ModelError(
             f"{files.folder}: {blocked[0]:.120} has {matrices[blocked[0]].shape[-1]} columns; expected a multiple of "
-            f"{_GROUP} for integers: give --to fp8 and --head keep"
+            f"{GROUP} for integers: give --to fp8 and --head keep"
         )
     schemes = [("Linear", *SCHEMES[to]), *((f"re:.*{one}$", *SCHEMES["int8"]) for one in heads)]
     groups = {
@@ -205,7 +201,7 @@ def _plan(
     assert declared is not None
     codecs = {f"{one}.weight": declared.codec_of(one)[0] for one in wanted}
     if left:
-        warn(f"{len(left)} projections stay, as their columns are no multiple of {_GROUP}, such as {left[0]:.120}")
+        warn(f"{len(left)} projections stay, as their columns are no multiple of {GROUP}, such as {left[0]:.120}")
     weights = [_Weight(name, one, codecs.get(name)) for name, one in (ignored | tensors).items()]
     return weights, values, declared.described
 

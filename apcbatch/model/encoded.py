@@ -7,6 +7,7 @@ allocated. A scale, zero or order without its weight is an error. Importing this
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from apcbatch.cores import may_have_gpu
 from apcbatch.data.model_files import read_model_json
 from apcbatch.errors import ModelError
-from apcbatch.model.quantization import CODECS, Codec, Quantization, read_quantization
+from apcbatch.model.quantization import CODECS, PACKED, Codec, Quantization, read_quantization
 from apcbatch.model.weight_files import FLOATING, StoredTensor, WeightFiles
 
 if TYPE_CHECKING:
@@ -34,6 +35,10 @@ _BESIDE = tuple(end for one in CODECS for end in (*one.scales, one.zero, one.ove
 _CODES = tuple(one.codes for one in CODECS if one.codes)
 # Dtypes of other tensors -> what they usually hold.
 _MEANT: Mapping[str, str] = {"I8": "int8", "U8": "int8, or packed 4-bit", "I32": "packed integer"}
+# Last parts of the names of modules that `apcbatch convert` encodes. All others stay: embeddings, norms, convolutions,
+# gates, routers, the projections of the steps of Mamba-1 and delta nets (dt_proj, in_proj_a, in_proj_b, in_proj_ba).
+PROJECTION = re.compile(r"(?!dt_)\w+_(proj(_qkvz?|_z)?|linear)|w[123]")
+GROUP = 128  # columns that share a scale of its integers
 _MOST_SHAPE_BYTES = 64
 _LEAST_COLUMNS = 32  # of weights that stay encoded: not of convolutions
 _BLOCK_INPUTS = 256
@@ -99,6 +104,15 @@ class Keeping(NamedTuple):
             and (kind == "int4" or not weight.codec.zero)
             and weight.parts["scales"][1].dtype not in ("F32", "F16")
         )
+
+
+def as_converted(name: str, weight: StoredTensor, bits: int) -> StoredTensor | Encoded:
+    """Return a weight as `apcbatch convert` would write it, in integers of these bits. name: of the weight."""
+    is_projection = PROJECTION.fullmatch(name.removesuffix(".weight").rpartition(".")[2])
+    if not is_projection or len(weight.shape) < 2 or weight.shape[-1] % GROUP:
+        return weight
+    codec = replace(PACKED, bits=bits, block=(1, GROUP))
+    return Encoded(weight.path, "BF16", weight.shape, 0, codec, {"scales": ("", weight._replace(dtype="BF16"))})
 
 
 def mode_beside(mode: str, adapter: object | None) -> str:

@@ -70,7 +70,7 @@ class Codec:
 _FP8 = Codec("FP8", "", "F8_E4M3", 8, "whole", ("_scale_inv", "_scale"), (*_FLOATS, *_EXPONENTS))
 _CHANNEL_FP8 = replace(_FP8, scales=("_scale",), scale_dtypes=_FLOATS)
 _INT8 = replace(_CHANNEL_FP8, name="int8", dtype="I8")
-_PACKED = Codec("int4", "_packed", "I32", 4, "rows", ("_scale",), shape="_shape", order="_g_idx")
+PACKED = Codec("int4", "_packed", "I32", 4, "rows", ("_scale",), shape="_shape", order="_g_idx")
 _NVFP4 = Codec("NVFP4", "_packed", "U8", 4, "rows", ("_scale",), ("F8_E4M3",), (1, 16), overall="_global_scale")
 _MXFP4 = replace(_NVFP4, name="MXFP4", scale_dtypes=_EXPONENTS, block=(1, 32), overall="")
 _GPTQ = Codec("GPTQ int4", ".qweight", "I32", 4, "gptq", (".scales",), zero=".qzeros", zero_offset=1, order=".g_idx")
@@ -87,14 +87,14 @@ _COMPRESSED: Mapping[tuple[str, str], Codec] = {
     ("naive-quantized", "float"): _CHANNEL_FP8,
     ("int-quantized", "int"): _INT8,
     ("naive-quantized", "int"): _INT8,
-    ("pack-quantized", "int"): _PACKED,
+    ("pack-quantized", "int"): PACKED,
     ("nvfp4-pack-quantized", "float"): _NVFP4,
     ("mxfp4-pack-quantized", "float"): _MXFP4,
 }
 _FBGEMM = replace(_CHANNEL_FP8, block=(1, 0))
 _STACKED_MXFP4 = replace(_MXFP4, codes="_blocks", scales=("_scales",))
 _AWQ = replace(_GPTQ, name="AWQ int4", layout="awq", zero_offset=0, order="")
-CODECS = (_FP8, replace(_INT8, zero="_zero_point"), _PACKED, _STACKED_MXFP4, _GPTQ, *_MODELOPT.values(), _NVFP4)
+CODECS = (_FP8, replace(_INT8, zero="_zero_point"), PACKED, _STACKED_MXFP4, _GPTQ, *_MODELOPT.values(), _NVFP4)
 _KEYS = ("quantization_config", "compression_config")  # the second is an older name of compressed-tensors
 # Files beside config.json: name, key, and the methods whose tools write it.
 _BESIDE_CONFIG = (

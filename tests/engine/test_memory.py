@@ -24,6 +24,7 @@ from apcbatch.model import devices
 from apcbatch.model.families import load_model_config
 from tests.effort import table
 from tests.engine.opened import OpenedEngine
+from tests.model.quantized import quantised
 from tests.tiny import FAMILIES
 
 MiB, GiB = 1 << 20, 1 << 30
@@ -136,6 +137,30 @@ def test_what_does_not_fit_names_what_alone_would_make_it_fit(
         replace(plan, gpus=gpus).check(limit // plan.gpus * gpus, "")
     for running in map(int, re.findall(r"--max-running (\d+)", remedy)):
         replace(plan, max_running=running).check(limit, "")
+
+
+@table("which, weights, remedies", [
+    ("float channel", "auto", ["--weights encoded"]), ("pack int4", "decoded", ["--weights encoded"]),
+    ("pack int4", "auto", []), ("nvfp4", "decoded", []), ("float channel", "adapter", []),
+    ("", "auto", [f"MODEL as a copy that `apcbatch convert --to int{bits}` makes" for bits in (8, 4)]),
+])  # fmt: skip
+def test_weights_that_do_not_fit_name_how_they_take_less(
+    which: str, weights: str, remedies: list[str], tiny_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Fault: a quantised model is said not to fit where `--weights encoded` would make it, or that is proposed where it
+    changes nothing: the weights are encoded already, no product reads the format, or an adapter is merged."""
+    folder = tiny_checkpoint("jamba", hidden_size=128, intermediate_size=128)
+    folder = quantised(folder, tmp_path, which)[0] if which else folder
+    model = load_model_config(folder)
+    given = {"adapter": "a"} if weights == "adapter" else {"weights": weights}
+    config = Config(dtype="bfloat16", policy="none", max_running=1, pool_size=0, **given)  # type: ignore[arg-type]
+    plan = MemoryPlan.of(config, LAYOUT, model, folder, "cpu")
+    with pytest.raises(UsageError) as refused:
+        plan.check(plan.total - 1, "the machine has")
+    found = re.search(r" or (\D.*|--weights encoded) \(weights [0-9.]+ GiB\)$", str(refused.value).replace("give", "or"))
+    assert (found and found[1]) == (remedies[0] if remedies else None), str(refused.value)
+    for sizes in (plan.smaller()[remedy] for remedy in remedies):
+        replace(plan, sizes=sizes).check(plan.total - 1, "")
 
 
 def test_an_arena_has_the_sizes_of_the_plan(
