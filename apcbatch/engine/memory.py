@@ -370,9 +370,10 @@ def checkpoint_sizes(
                 is_tied = config.tie_word_embeddings and name == f"{family.head}.weight"
                 if tensor.dtype not in FLOATING or is_tied:
                     continue
-                if bits and isinstance(tensor, Encoded):
-                    return None
-                tensor = as_converted(name, tensor, bits) if bits else tensor
+                if bits:
+                    if isinstance(tensor, Encoded):
+                        return None
+                    tensor = as_converted(name, tensor, bits)
                 found = re.match(r"(.*?\.\d+\.[^.]+)(.*)", name)
                 block, part = found.groups() if found else ("", "")
                 count = math.prod(tensor.shape)

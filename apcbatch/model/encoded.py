@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from apcbatch.kernels.encoded_rows import CodeKind
 
 # Ends of the names of numbers of activations, keys and values, which are not used.
-_UNUSED = ("_activation_scale", *(f".{one}" for one in (
-    "activation_scale", "input_scale", "input_scale_ub", "input_global_scale", "input_zero_point", "output_scale",
-    "output_zero_point", "q_scale", "k_scale", "v_scale", "kv_scale", "k_zero_point", "v_zero_point",
-)))  # fmt: skip
+_UNUSED = ("_activation_scale", ".input_scale_ub", *(
+    f".{one}_{end}" for one in ("activation", "input", "output", "q", "k", "v", "kv")
+    for end in ("scale", "zero_point", "global_scale")
+))  # fmt: skip
 # Ends of the names of the tensors beside those of codes, and of those of codes that are not named as a weight is.
 _BESIDE = tuple(end for one in CODECS for end in (*one.scales, one.zero, one.overall, one.order, one.shape) if end)
 _CODES = tuple(one.codes for one in CODECS if one.codes)
@@ -259,7 +259,7 @@ class _Group:
             per = 32 // codec.bits
             if codec.is_transposed:
                 self._check(parts["zero"], ("I32",), (columns, -(-rows // per)))
-            elif codec.layout == "rows" and block != (0, 0):
+            elif codec.layout == "rows" and block != (0, 0) and self._tensors[parts["zero"]].dtype != "I8":
                 self._check(parts["zero"], ("I32",), (*lead, -(-rows // per), columns))
             else:
                 self._check(parts["zero"], ("I8",), scales)
@@ -268,7 +268,7 @@ class _Group:
         for end in unused:
             if (part := beside(self.weight, end)) in self._tensors:
                 parts[end] = part
-                self._check(part, (*FLOATING, "I8"), (1,), tuple(lead))
+                self._check(part, (*FLOATING, "I8", "F8_E4M3"), (1,), tuple(lead))
         held = {role: (part, self._tensors[part]) for role, part in parts.items()}
         size, codec = 2 * math.prod(shape), codec if block == codec.block else replace(codec, block=block)
         return Encoded(self._codes.path, "BF16", shape, size, codec, held)
@@ -285,7 +285,9 @@ class _Group:
     def _check(self, part: str, dtypes: tuple[str, ...], *shapes: tuple[object, ...]) -> None:
         """Raise ModelError unless a tensor has one of the dtypes, and one of the shapes but for ones at the end."""
         stored = self._tensors[part]
-        if stored.dtype not in dtypes or _trimmed(stored.shape) not in map(_trimmed, shapes):
+        if stored.dtype not in dtypes or (
+            stored.shape not in shapes and _trimmed(stored.shape) not in map(_trimmed, shapes)
+        ):
             expected = " or ".join(f"[{', '.join(map(str, one))}]" for one in dict.fromkeys(shapes))
             raise ModelError(
                 f"{stored.path}: tensor {part:.120} has dtype {stored.dtype} and shape {list(stored.shape)}; expected "

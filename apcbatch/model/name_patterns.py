@@ -36,7 +36,9 @@ class Patterns:
 
     def __init__(self, plain: Iterable[str] = (), regular: Iterable[str] = ()) -> None:
         self._plain = frozenset(one for one in plain if "*" not in one)
-        self._lengths = {one.count(".") + 1 for one in self._plain}
+        self._lengths: dict[str, set[int]] = {}  # of plain names that begin with a part
+        for one in self._plain:
+            self._lengths.setdefault(one.split(".")[0], set()).add(one.count(".") + 1)
         globs = {one: re.escape(one).replace(r"\*", ".*") + r"(\.|$)" for one in plain if "*" in one}
         self._regular = {one: _parsed(pattern) for one, pattern in (globs | {one: one for one in regular}).items()}
         if len(self._regular) > MOST_PATTERNS:
@@ -48,8 +50,8 @@ class Patterns:
         matching takes too many steps."""
         if self._plain:
             parts = module.split(".")
-            for length in self._lengths:
-                for begin in range(len(parts)):
+            for begin, part in enumerate(parts):
+                for length in self._lengths.get(part, ()):
                     if (name := ".".join(parts[begin : begin + length])) in self._plain:
                         return name
         return next((one for one, nodes in self._regular.items() if self._ends(nodes, module, {0})), None)

@@ -96,6 +96,7 @@ _STACKED_MXFP4 = replace(_MXFP4, codes="_blocks", scales=("_scales",))
 _AWQ = replace(_GPTQ, name="AWQ int4", layout="awq", zero_offset=0, order="")
 CODECS = (_FP8, replace(_INT8, zero="_zero_point"), PACKED, _STACKED_MXFP4, _GPTQ, *_MODELOPT.values(), _NVFP4)
 _KEYS = ("quantization_config", "compression_config")  # the second is an older name of compressed-tensors
+_EMBEDDINGS = r"re:(.*\.)?embed(dings?|_tokens)$"
 # Files beside config.json: name, key, and the methods whose tools write it.
 _BESIDE_CONFIG = (
     ("hf_quant_config.json", "quantization", ("modelopt", "modelopt_fp4")),
@@ -106,20 +107,21 @@ _GPTQ_KEYS = ("bits", "group_size", "desc_act", "sym", "checkpoint_format")
 
 @dataclass(frozen=True)
 class Quantization:
-    """What a folder declares. method: its quant_method. where: the file and the key. schemes: the codec of each group
-    of modules: those that match the patterns, or for None all others. stays: modules that are not quantised.
-    is_in_config: whether config.json says so, and not only a file beside it, which may be left over."""
+    """What a folder declares. method: its quant_method. where: the file and the key. codecs: of the modules that match
+    a pattern of `targets`, by the pattern; None: of all others. stays: modules that are not quantised. is_in_config:
+    whether config.json says so, and not only a file beside it, which may be left over."""
 
     method: str
     where: str
-    schemes: tuple[tuple[Patterns | None, Codec], ...]
+    codecs: Mapping[str | None, Codec]
+    targets: Patterns
     stays: Patterns
     is_in_config: bool
 
     @property
     def described(self) -> str:
         """The formats in words."""
-        return f"{'; '.join(dict.fromkeys(codec.described for _, codec in self.schemes))} ({self.method})"
+        return f"{'; '.join(dict.fromkeys(codec.described for codec in self.codecs.values()))} ({self.method})"
 
     def codec_of(self, module: str) -> tuple[Codec | None, str]:
         """Return the codec of a module, None if it is not quantised, and a clause that names the pattern by which it is
@@ -127,12 +129,11 @@ class Quantization:
         try:
             if (stay := self.stays.matching(module)) is not None:
                 return None, f"leaves out {brief(stay)}"
-            for patterns, codec in self.schemes:
-                if patterns is not None and (target := patterns.matching(module)) is not None:
-                    return codec, f"has the target {brief(target)}"
+            if (target := self.targets.matching(module)) is not None:
+                return self.codecs[target], f"has the target {brief(target)}"
         except ValueError as error:
             raise ModelError(f"{self.where}: {error}; give the unquantised checkpoint") from None
-        found = next((codec for patterns, codec in self.schemes if patterns is None), None)
+        found = self.codecs.get(None)
         return found, "" if found else "has no target for it"
 
 
@@ -153,10 +154,10 @@ def read_quantization(path: Path, values: Mapping[str, Any]) -> Quantization | N
     if reads is None:
         raise _refused(where, f"quantised with {brief(method)}")
     try:
-        schemes, stays = reads(found)
+        codecs, targets, stays = reads(found)
     except ValueError as error:
         raise ModelError(f"{where}: {error}; give the unquantised checkpoint") from None
-    return Quantization(method.lower(), where, tuple(schemes), stays, found.path == path)
+    return Quantization(method.lower(), where, codecs, targets, stays, found.path == path)
 
 
 def _declared(path: Path, values: Mapping[str, Any]) -> ConfigReader:
@@ -217,7 +218,7 @@ def _check_agree(found: ConfigReader, other: ConfigReader, methods: tuple[str, .
             )
 
 
-_Read = tuple[list[tuple[Patterns | None, Codec]], Patterns]
+_Read = tuple[Mapping[str | None, Codec], Patterns, Patterns]  # codecs, targets and stays of Quantization
 
 
 def _names(reader: ConfigReader, *keys: str) -> list[str]:
@@ -233,23 +234,21 @@ def _read_fp8(reader: ConfigReader) -> _Read:
     reader.require("fmt", "e4m3", "e4m3", "float8_e4m3fn", None)
     block = reader.values.get("weight_block_size")
     codec = replace(_FP8, block=_block(reader, "weight_block_size") if block is not None else None)
-    return [(None, codec)], Patterns(_names(reader, "modules_to_not_convert", "ignored_layers"))
+    return {None: codec}, Patterns(), Patterns(_names(reader, "modules_to_not_convert", "ignored_layers"))
 
 
 def _read_one(codec: Codec, reader: ConfigReader) -> _Read:
-    return [(None, codec)], Patterns(_names(reader, "modules_to_not_convert"))
+    return {None: codec}, Patterns(), Patterns(_names(reader, "modules_to_not_convert"))
 
 
 def _read_modelopt(reader: ConfigReader) -> _Read:
     stays = Patterns(_names(reader, "ignore", "exclude_modules", "modules_to_not_convert"))
     if reader.values.get("quant_algo") != "MIXED_PRECISION":
-        return [(None, _modelopt_codec(reader))], stays
+        return {None: _modelopt_codec(reader)}, Patterns(), stays
     layers = reader.below("quantized_layers")
     if not layers.values:
         raise reader.wrong("quantized_layers", reader.values.get("quantized_layers"), "the algorithm of each layer")
-    codecs = {name: _modelopt_codec(layers.below(name)) for name in layers.values}
-    schemes = dict.fromkeys(codecs.values())
-    return [(Patterns([name for name in codecs if codecs[name] == one]), one) for one in schemes], stays
+    return {name: _modelopt_codec(layers.below(name)) for name in layers.values}, Patterns(layers.values), stays
 
 
 def _modelopt_codec(reader: ConfigReader) -> Codec:
@@ -263,25 +262,26 @@ def _modelopt_codec(reader: ConfigReader) -> Codec:
 
 
 def _read_compressed(reader: ConfigReader) -> _Read:
-    reader.require("quantization_status", "compressed", "compressed", None)
+    reader.require("quantization_status", "compressed", "compressed", "frozen", None)
     if (sparsity := reader.below("sparsity_config")).values:
         sparsity.require("format", "dense", "dense")
     if reader.values.get("transform_config"):
         raise reader.wrong("transform_config", reader.values["transform_config"], "no transforms of weights")
-    schemes: list[tuple[Patterns | None, Codec]] = []
-    groups = reader.below("config_groups")
-    for name in groups.values:
-        group = groups.below(name)
+    groups, codecs = reader.below("config_groups"), dict[str | None, Codec]()
+    names: list[str] = []
+    for group in map(groups.below, groups.values):
         if (weights := group.below("weights")).values:
             named = group if group.values.get("format") is not None else reader
             codec = _compressed_codec(named, weights)
-            targets = _names(group, "targets")
-            plain, regular = _split([one for one in targets if not one[:1].isupper()])
-            schemes += [(Patterns(plain, regular), codec)] if plain or regular else []
-            schemes += [(None, codec)] if any(one[:1].isupper() for one in targets) else []  # a class, such as Linear
-    if not schemes:
+            for target in _names(group, "targets"):
+                target = _EMBEDDINGS if target == "Embedding" else target
+                is_class = target[:1].isupper()  # such as Linear, all that no name or expression matches
+                names += [] if is_class else [target]
+                codecs[None if is_class else target.removeprefix("re:")] = codec
+    if not codecs:
         raise reader.wrong("config_groups", reader.values.get("config_groups"), "groups with weights and targets")
-    return schemes, Patterns(*_split(_names(reader, "ignore")))
+    # Sorted, as the tool tries expressions in this order.
+    return codecs, Patterns(*_split(sorted(names))), Patterns(*_split(_names(reader, "ignore")))
 
 
 def _compressed_codec(named: ConfigReader, weights: ConfigReader) -> Codec:
@@ -331,7 +331,7 @@ def _read_gptq(reader: ConfigReader) -> _Read:
         if value and not key.startswith("-:"):
             raise dynamic.wrong(key, value, "no other choices for some modules")
     stays = [key.removeprefix("-:") for key in dynamic.values if key.startswith("-:")]
-    return [(None, codec)], Patterns(_names(reader, "modules_to_not_convert"), stays)
+    return {None: codec}, Patterns(), Patterns(_names(reader, "modules_to_not_convert"), stays)
 
 
 def _read_awq(reader: ConfigReader) -> _Read:
@@ -339,8 +339,7 @@ def _read_awq(reader: ConfigReader) -> _Read:
     if not isinstance(version, str) or version.lower() != "gemm":
         raise reader.wrong("version", version, '"gemm", the only one supported')
     reader.require("zero_point", True, True)
-    codec = _integers(reader, _AWQ, 4)
-    return [(None, codec)], Patterns(_names(reader, "modules_to_not_convert"))
+    return _read_one(_integers(reader, _AWQ, 4), reader)
 
 
 def _integers(reader: ConfigReader, codec: Codec, *widths: int) -> Codec:

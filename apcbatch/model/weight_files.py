@@ -37,6 +37,7 @@ MOST_HEADER_VALUES = 3 << 20  # of all these headers together: 12 for each of 26
 MOST_DIMENSIONS = 8
 _MOST_NAME_CHARACTERS = 512
 _MOST_DTYPE_CHARACTERS = 16
+_KEYS = dict.fromkeys(("dtype", "shape", "data_offsets")).keys()
 _PIECE_BYTES = 1 << 20  # read, then digested while they are in the processor's cache
 
 
@@ -235,12 +236,15 @@ def _compact(pairs: list[tuple[str, Any]]) -> dict[str, Any] | _Entry:
     values = dict(pairs)
     if len(values) != len(pairs):
         raise ValueError("a name stands twice in its header")
-    match values:
-        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [begin, end], **rest} if not rest:
-            is_entry = len(dtype) <= _MOST_DTYPE_CHARACTERS and dtype.isprintable()
-            is_entry = is_entry and type(begin) is int and type(end) is int and 0 <= begin <= end
-            if is_entry and len(shape) <= MOST_DIMENSIONS and all(type(n) is int and 0 <= n < 1 << 63 for n in shape):
-                return _Entry(sys.intern(dtype), tuple(shape), begin, end)
+    if values.keys() != _KEYS:
+        return values
+    dtype, shape, offsets = (values[key] for key in _KEYS)
+    if type(dtype) is str and type(shape) is list and type(offsets) is list and len(offsets) == 2:
+        begin, end = offsets
+        is_entry = len(dtype) <= _MOST_DTYPE_CHARACTERS and dtype.isprintable() and len(shape) <= MOST_DIMENSIONS
+        is_entry = is_entry and type(begin) is int and type(end) is int and 0 <= begin <= end
+        if is_entry and all(type(n) is int and 0 <= n < 1 << 63 for n in shape):
+            return _Entry(sys.intern(dtype), tuple(shape), begin, end)
     return values
 
 

@@ -157,7 +157,9 @@ def test_weights_that_do_not_fit_name_how_they_take_less(
     plan = MemoryPlan.of(config, LAYOUT, model, folder, "cpu")
     with pytest.raises(UsageError) as refused:
         plan.check(plan.total - 1, "the machine has")
-    found = re.search(r" or (\D.*|--weights encoded) \(weights [0-9.]+ GiB\)$", str(refused.value).replace("give", "or"))
+    found = re.search(
+        r" or (\D.*|--weights encoded) \(weights [0-9.]+ GiB\)$", str(refused.value).replace("give", "or")
+    )
     assert (found and found[1]) == (remedies[0] if remedies else None), str(refused.value)
     for sizes in (plan.smaller()[remedy] for remedy in remedies):
         replace(plan, sizes=sizes).check(plan.total - 1, "")

@@ -120,6 +120,13 @@ def integers(bits: int, block: tuple[int, int], dtype: torch.dtype, symmetric: b
     return write
 
 
+def unpacked_zeros(shape: tuple[int, ...], rng: np.random.Generator, extreme: float) -> Written:
+    """Packed int4 of compressed-tensors before 0.9, whose zeros are not packed."""
+    one = integers(4, (1, 16), torch.bfloat16, False, True)(shape, rng, extreme)
+    zeros = one.zero[..., ::16].astype(np.int8)
+    return one._replace(tensors=one.tensors | {"_zero_point": torch.from_numpy(zeros)})
+
+
 def act_order(shape: tuple[int, ...], rng: np.random.Generator, extreme: float) -> Written:
     """int4 of compressed-tensors whose columns belong to groups in any order."""
     one = integers(4, (1, 32), torch.bfloat16, True, True)(shape, rng, extreme)
@@ -216,6 +223,8 @@ FORMATS: Mapping[str, Format] = {
     "pack int4, zeros": Format(
         compressed("pack-quantized", **INT, strategy="group", group_size=16, symmetric=False),
         integers(4, (1, 16), BF16, False, True)),
+    "pack int4, int8 zeros": Format(
+        compressed("pack-quantized", **INT, strategy="group", group_size=16, symmetric=False), unpacked_zeros),
     "pack int8 channel, zeros": Format(
         compressed("pack-quantized", **INT | {"num_bits": 8}, strategy="channel", symmetric=False),
         integers(8, (1, 0), F32, False, True)),

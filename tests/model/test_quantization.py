@@ -366,19 +366,42 @@ def test_a_plain_weight_that_is_a_target_is_refused(tmp_path: Path) -> None:
     assert found.dtype == torch.float32
 
 
-def test_each_group_has_its_format(tmp_path: Path) -> None:
-    """Catches the first group's codec for all weights."""
-    rng, both = np.random.default_rng(2), {"m": FORMATS["pack int4"], "n": FORMATS["float channel"]}
-    groups = {name: form.config["config_groups"]["group_0"] | {"targets": [f"re:.*{name}$"],
+@table("first, targets, others", [
+    ("m", ["re:.*m$"], ["re:.*n$"]), ("m", ["m"], ["Linear"]), ("m", ["re:.*m$"], ["Linear"]),
+    ("m", ["m"], ["re:.*"]), ("m", ["re:.*m$"], ["re:.*|z"]), ("embed_tokens", ["Embedding"], ["Linear"]),
+])  # fmt: skip
+def test_each_group_has_its_format(first: str, targets: list[str], others: list[str], tmp_path: Path) -> None:
+    """Catches the first group's codec for all weights, and of several targets that match a module another than the tool
+    takes: a name before expressions, these as they are sorted and not as groups are listed, and a class last."""
+    rng, both = np.random.default_rng(2), {first: FORMATS["pack int4"], "n": FORMATS["float channel"]}
+    groups = {name: form.config["config_groups"]["group_0"] | {"targets": targets if name == first else others,
               "format": form.config["format"]} for name, form in both.items()}  # fmt: skip
-    config = {"quant_method": "compressed-tensors", "format": "mixed-precision", "config_groups": groups}
     written = {name: form.write((8, 32), rng, 0.0) for name, form in both.items()}
     save_file({key: tensor for name, one in written.items()
                for key, tensor in named(f"{name}.weight", one.tensors)}, tmp_path / SINGLE)  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
-    with Checkpoint(tmp_path, torch.device("cpu")) as checkpoint:
-        for name, one in written.items():
-            assert_same(checkpoint.take(f"{name}.weight", (8, 32)), one.expected)
+    for names in (groups, reversed(groups)):
+        config = {"quant_method": "compressed-tensors", "format": "mixed-precision",
+                  "config_groups": {name: groups[name] for name in names}}  # fmt: skip
+        (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
+        with Checkpoint(tmp_path, torch.device("cpu")) as checkpoint:
+            for name, one in written.items():
+                assert_same(checkpoint.take(f"{name}.weight", (8, 32)), one.expected)
+
+
+@table("which, changes, beside", [
+    ("pack int4", {}, {"quantization_status": "frozen"}), ("nvfp4", {".output_global_scale": torch.ones(1)}, {}),
+    ("float channel", {".output_zero_point": torch.zeros(1).to(torch.float8_e4m3fn)}, {}),
+    *(("int8 channel", {f".{one}_{end}": torch.zeros(1)}, {})
+      for one in ("input", "q", "k", "v") for end in ("scale", "zero_point", "global_scale")),
+])  # fmt: skip
+def test_what_changes_no_weight_is_read(
+    which: str, changes: dict[str, torch.Tensor], beside: dict[str, str], tmp_path: Path
+) -> None:
+    """Catches a folder of quantised attention, activations or KV, or of a tool's older status, that is refused."""
+    form = FORMATS[which]
+    written = form.write((8, 32), np.random.default_rng(2), 0.0)
+    tensors = dict(named(WEIGHT, written.tensors | changes))
+    assert_same(taken(tmp_path / "m", form.config | beside, tensors, (8, 32))[0], written.expected)
 
 
 SUPPORTED = "expected fp8, fbgemm_fp8, modelopt, .*or the unquantised checkpoint"
@@ -413,7 +436,7 @@ def grouped(layout: str = "pack-quantized", **weights: Any) -> dict[str, Any]:
     (PACK | {"format": "marlin-24"}, "format is 'marlin-24'; expected float-quantized"),
     (PACK | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config.format is 'sparse-24"),
     (PACK | {"transform_config": {"config_groups": {"R1": {}}}}, "transform_config is .*; expected no transforms"),
-    (PACK | {"quantization_status": "frozen"}, "quantization_status is 'frozen'"),
+    (PACK | {"quantization_status": "initialized"}, "quantization_status is 'initialized'"),
     (PACK | {"config_groups": {}}, "config_groups is .*; expected groups"),
     (grouped(num_bits=3), "num_bits is 3; expected 4 or 8"), (grouped(group_size=0), "group_size is 0; expected"),
     (grouped(strategy="token"), "strategy is 'token'"), (grouped(dynamic=True), "dynamic is True"),
