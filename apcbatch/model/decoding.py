@@ -7,7 +7,7 @@ device and whatever is decoded beside it. A product beyond the largest bfloat16 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
 import torch
@@ -59,25 +59,15 @@ def codes_of(
     """Return a weight's codes as kernels take them, its matrices below each other; None for one with NaN, with columns
     in an order of their own, or with scales beyond those that kernels multiply exactly. shape, kept: see Encoded.
     parts: the weight's tensors by role, checked."""
-    assert codec.block is not None
-    (kind, group), (*lead, columns) = kept, shape
-    height, rows = lead[-1], math.prod(lead)
-    block_rows = codec.block[0] or height
-    blocks = -(-height // block_rows)
-    codes, numbers_rows = parts["codes"], rows // height * blocks
-    scales, zero = _scales(codec, parts, numbers_rows), _zero(codec, parts, numbers_rows, blocks)
+    (kind, group), columns = kept, shape[-1]
+    scales, zero, block = _numbers(codec, shape, parts)
     if "order" in parts and not _is_in_order(parts["order"], group):
         return None
     least, most = _SCALES_OF_FP8 if kind == "fp8" else _SCALES_OF_INTEGERS
     is_taken = (scales >= least) & (scales <= most) | (scales == 0) & (kind == "fp8")
     if not bool(is_taken.all()):
         return None
-    if codec.layout == "awq":
-        codes = _rows_of_awq(codes)
-    elif codec.layout == "gptq":
-        codes = codes.t().contiguous().view(torch.uint8)
-    else:
-        codes = codes.reshape(rows, -1).view(torch.uint8)
+    codes = _byte_rows(codec, parts["codes"], len(block))
     if codec.layout != "whole":  # integers with an offset, which zeros of transposed layouts have as well
         codes = codes[:, : -(-columns * codec.bits // 8)] ^ (0x88 if codec.bits == 4 else 0x80)
         zero = zero - (1 << (codec.bits - 1)) if zero is not None and codec.is_transposed else zero
@@ -85,17 +75,19 @@ def codes_of(
         return None
     if kind == "fp8" and bool(((codes & 0x7F) == 0x7F).any()):
         return None
-    row = torch.arange(rows, device=codes.device)
-    row = row // height * blocks + row % height // block_rows
-    zeros = None if zero is None else zero.to(torch.int8).index_select(0, row)
-    return Codes(kind, columns, group, codes, scales.index_select(0, row), zeros)
+    zeros = None if zero is None else zero.to(torch.int8).index_select(0, block)
+    return Codes(kind, columns, group, codes, scales.index_select(0, block), zeros)
 
 
-def _rows_of_awq(codes: torch.Tensor) -> torch.Tensor:
-    """Return AWQ's items (in, out / 8) as bytes (out, ceil(in / 2)) with two neighbouring inputs, low nibble first. See
-    _awq_rows for the order of rows."""
-    bytes_of_rows = torch.nn.functional.pad(codes.view(torch.uint8).t(), (0, len(codes) % 2)).contiguous()
-    even, odd = bytes_of_rows[:, ::2], bytes_of_rows[:, 1::2]
+def _byte_rows(codec: Codec, codes: torch.Tensor, rows: int) -> torch.Tensor:
+    """Return codes as the bytes of each row of the weight, (rows, bytes)."""
+    if codec.layout != "awq":
+        codes = codes.t() if codec.layout == "gptq" else codes
+        return codes.reshape(-1).view(torch.uint8).view(rows, -1)
+    # The low and the high nibbles of an item's bytes are those of rows 0 2, 4 6, 1 3, 5 7.
+    whole = codes.reshape(-1).view(torch.uint8).view(len(codes), -1).t()
+    whole = torch.nn.functional.pad(whole, (0, len(codes) % 2)).contiguous()
+    even, odd = whole[:, ::2], whole[:, 1::2]
     both = torch.stack([even & 0xF | odd << 4, even >> 4 | odd & 0xF0], 1)
     return both.view(-1, 2, 2, 2, even.shape[1]).permute(0, 2, 3, 1, 4).reshape(-1, even.shape[1])
 
@@ -109,30 +101,20 @@ def decode(codec: Codec, parts: Mapping[str, torch.Tensor], out: torch.Tensor) -
     """Decode a weight into `out` (.., out, in) bfloat16. codec: of an Encoded, with its block. parts: the weight's
     tensors by role, checked, on the device of `out`."""
     assert codec.block is not None
-    height, columns = out.shape[-2:]
-    block_rows, block_columns = codec.block[0] or height or 1, codec.block[1] or columns or 1
-    blocks = -(-height // block_rows)
-    flat = out.view(math.prod(out.shape[:-1]), columns)
-    numbers_rows = len(flat) // max(height, 1) * blocks
-    scales, zero = _scales(codec, parts, numbers_rows), _zero(codec, parts, numbers_rows, blocks)
-    codes, table, order = parts["codes"], _table(codec, parts["codes"].device), parts.get("order")
+    columns = out.shape[-1]
+    block_columns, flat = codec.block[1] or columns, out.view(-1, columns)
+    scales, zero, block = _numbers(codec, out.shape, parts)
+    codes, table, order = _byte_rows(codec, parts["codes"], len(flat)), _table(codec, out.device), parts.get("order")
     if order is not None and _is_in_order(order, block_columns):
         order = None  # groups of neighbours, which take no gather
-    if codec.layout == "gptq":
-        codes = codes.t()
-    elif codec.layout != "awq":
-        codes = codes.reshape(len(flat), -1)
-    most = _PIECE_ITEMS if out.device.type == "cpu" else _DEVICE_ITEMS
-    step = max(8, most // max(columns, 1) // 8 * 8)
+    step = max(1, (_PIECE_ITEMS if out.device.type == "cpu" else _DEVICE_ITEMS) // columns)
     for begin in range(0, len(flat), step):
-        end = min(begin + step, len(flat))
-        row = torch.arange(begin, end, device=codes.device)
-        row = row // height * blocks + row % height // block_rows
-        values = _values(codec, codes, table, begin, end)[:, :columns]
+        rows = slice(begin, begin + step)
+        values = _values(codec, codes[rows], table)[:, :columns]
         if zero is not None:
-            _apply(torch.Tensor.sub_, values, zero.index_select(0, row), block_columns, order)
-        _apply(torch.Tensor.mul_, values, scales.index_select(0, row), block_columns, order)
-        flat[begin:end].copy_(values)
+            _apply(torch.Tensor.sub_, values, zero.index_select(0, block[rows]), block_columns, order)
+        _apply(torch.Tensor.mul_, values, scales.index_select(0, block[rows]), block_columns, order)
+        flat[rows].copy_(values)
 
 
 def encode(codec: Codec, weights: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -176,29 +158,29 @@ def _apply(
         op(values[:, cut:], numbers[:, whole:])
 
 
-def _values(codec: Codec, codes: torch.Tensor, table: torch.Tensor, begin: int, end: int) -> torch.Tensor:
-    """Return the codes of some rows of a weight as float32 (rows, columns or more)."""
+def _values(codec: Codec, codes: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Return the values of rows of bytes in float32 (rows, columns or more)."""
     if codec.dtype == "I8":
-        return codes[begin:end].float()
-    if codec.layout != "awq":
-        return _unpacked(codes[begin:end], table)
-    return _awq_rows(codes[:, begin // 8 : -(-end // 8)], table)[: end - begin]
+        return codes.view(torch.int8).float()
+    return table.index_select(0, codes.reshape(-1).int()).view(torch.float32).view(len(codes), -1)
 
 
-def _unpacked(codes: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Return the values of codes (rows, items) in float32 (rows, values)."""
-    found = table.index_select(0, codes.reshape(-1).view(torch.uint8).int())
-    return found.view(torch.float32).view(len(codes), -1)
-
-
-def _awq_rows(codes: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Return the values of items (columns, items) of AWQ in float32 (rows, columns). The low and the high nibbles of an
-    item's bytes are those of rows 0 2, 4 6, 1 3, 5 7. Bytes are transposed, not values, which have 8 times as many
-    bytes."""
-    columns = len(codes)
-    packed = codes.contiguous().view(-1).view(torch.uint8).view(columns, -1).t()
-    values = _unpacked(packed, table).view(-1, 2, 2, columns, 2)
-    return values.permute(0, 2, 4, 1, 3).reshape(-1, columns)
+def _numbers(
+    codec: Codec, shape: Sequence[int], parts: Mapping[str, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """Return scales and zeros (rows of blocks, blocks of columns) in float32, zeros None if the codec has none, and the
+    row of blocks of each row of the weight, int64. shape: of the weight."""
+    assert codec.block is not None
+    rows, height = math.prod(shape[:-1]), shape[-2]
+    block_rows = codec.block[0] or height
+    blocks = -(-height // block_rows)
+    row = torch.arange(rows, device=parts["codes"].device)
+    count = rows // height * blocks
+    return (
+        _scales(codec, parts, count),
+        _zero(codec, parts, count, blocks),
+        row // height * blocks + row % height // block_rows,
+    )
 
 
 def _scales(codec: Codec, parts: Mapping[str, torch.Tensor], rows: int) -> torch.Tensor:
@@ -224,11 +206,11 @@ def _zero(codec: Codec, parts: Mapping[str, torch.Tensor], rows: int, blocks: in
         return zero.float().reshape(rows, -1)
     table = _table(codec, zero.device)
     if codec.layout == "awq":
-        return _awq_rows(zero, table)[:blocks]
+        return _values(codec, _byte_rows(codec, zero, blocks), table)[:blocks, : len(zero)]
     if codec.layout == "rows":
         zero = zero.transpose(-1, -2)
     groups = zero.shape[-2]
-    values = _unpacked(zero.reshape(-1, zero.shape[-1]), table)[:, :blocks]
+    values = _values(codec, zero.reshape(-1).view(torch.uint8).view(math.prod(zero.shape[:-1]), -1), table)[:, :blocks]
     return values.view(-1, groups, blocks).transpose(1, 2).reshape(rows, groups) + codec.zero_offset
 
 

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 Checkpoints = Callable[..., Path]
 WEIGHT, CPU = "m.weight", torch.device("cpu")
-SHAPES = [(40, 72), (37, 71), (300, 260), (8, 2048), (1, 32), (3, 40, 64)]
+SHAPES = [(40, 72), (37, 71), (300, 260), (8, 2048), (1, 32), (16, 8), (3, 40, 64)]
 
 
 def taken(folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor], shape: tuple[int, ...]) -> Any:
