@@ -308,12 +308,10 @@ class _Group:
     def _shape(self, files: WeightFiles, order: str | None) -> tuple[int, ...]:
         """Return the shape of the weight. order: name of the tensor of its columns' groups."""
         codec, stored = self.codec, self._codes.shape
-        per = (8 if codec.dtype == "U8" else 32) // codec.bits
+        per = {"U8": 8, "I32": 32}.get(codec.dtype, codec.bits) // codec.bits
         if len(stored) < 2 or codec.is_transposed and len(stored) > 2 or codec.codes == "_blocks" and len(stored) < 3:
             self._check(self._name, (codec.dtype,), ("out", "in"))
-        if codec.layout == "whole":
-            shape = stored
-        elif codec.layout == "gptq":
+        if codec.layout == "gptq":
             shape = (stored[1], stored[0] * per)
         elif codec.layout == "awq":
             shape = (stored[1] * per, stored[0])
