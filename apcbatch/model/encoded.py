@@ -311,14 +311,13 @@ class _Group:
         per = {"U8": 8, "I32": 32}.get(codec.dtype, codec.bits) // codec.bits
         if len(stored) < 2 or codec.is_transposed and len(stored) > 2 or codec.codes == "_blocks" and len(stored) < 3:
             self._check(self._name, (codec.dtype,), ("out", "in"))
+        shape: tuple[int, ...] = (*stored[:-1], stored[-1] * per)
         if codec.layout == "gptq":
             shape = (stored[1], stored[0] * per)
         elif codec.layout == "awq":
             shape = (stored[1] * per, stored[0])
         elif codec.codes == "_blocks":
             shape = (*stored[:-2], stored[-2] * stored[-1] * per)
-        else:
-            shape = (*stored[:-1], stored[-1] * per)
         if codec.shape:
             part = self._find(codec.shape)
             given = _numbers(files, self._tensors[part])
