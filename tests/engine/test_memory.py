@@ -131,6 +131,7 @@ def test_what_does_not_fit_names_what_alone_would_make_it_fit(
     sentence = str(refused.value)
     assert sentence.endswith(f"; give {remedy}") and f"the machine has {limit / GiB:.2f} GiB: weights" in sentence
     assert sentence.startswith(f"the run may take at most {plan.total / GiB:.2f} GiB, and ")
+    assert not plan.on_host or plan.needs(limit).endswith(f"; `run` would refuse that: give {remedy}")
     for pool in re.findall(r"--pool-size (\d+)GiB", remedy):
         replace(plan, pool_bytes=int(pool) * GiB).check(limit, "")
     for gpus in map(int, re.findall(r"--gpus (\d)", remedy)):
