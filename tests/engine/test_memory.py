@@ -153,7 +153,8 @@ def test_weights_that_do_not_fit_name_how_they_take_less(
     folder = tiny_checkpoint("jamba", hidden_size=128, intermediate_size=128)
     folder = quantised(folder, tmp_path, which)[0] if which else folder
     model = load_model_config(folder)
-    given = {"adapter": "a"} if weights == "adapter" else {"weights": weights}
+    save_file({}, tmp_path / "adapter_model.safetensors")
+    given = {"adapter": str(tmp_path)} if weights == "adapter" else {"weights": weights}
     config = Config(dtype="bfloat16", policy="none", max_running=1, pool_size=0, **given)  # type: ignore[arg-type]
     plan = MemoryPlan.of(config, LAYOUT, model, folder, "cpu")
     with pytest.raises(UsageError) as refused:
