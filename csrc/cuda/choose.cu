@@ -135,9 +135,9 @@ __device__ __forceinline__ void route_row(const RoutingParams& p, std::int64_t r
     };
     each([&](int i, int) { mine.of[i] = isnan(mine.of[i]) ? -INFINITY : mine.of[i]; });
     Best own = best_of_lane();
-    float kept = 0.0f,
-          sum = 0.0f;  // weight of the choice with the lane's number, of the last 32; sum in their order
-    int column = 0;    // of that choice
+    float kept = 0.0f;  // score, then weight, of the choice with the lane's number, of the last 32
+    int column = 0;     // of that choice
+    float sum = 0.0f;   // of all weights, in the order of the choices
     for (int j = 0; j < p.k; ++j) {
         const unsigned value = ordered(own.value), most = __reduce_max_sync(0xffffffffu, value);
         unsigned its = __ballot_sync(0xffffffffu, value == most);

@@ -26,8 +26,8 @@ struct RowPending {
         aside = its.experts.rows ? its.experts.rows : its.aside;
         if (aside) aside += row * count * p.h;
         is_padding = its.experts.present && row >= *its.experts.present;
-        gate =
-            its.gate ? __fdiv_rn(1.0f, __fadd_rn(1.0f, expf(-its.gate[row]))) : 1.0f;  // as torch's sigmoid
+        // torch's sigmoid
+        gate = its.gate ? __fdiv_rn(1.0f, __fadd_rn(1.0f, expf(-its.gate[row]))) : 1.0f;
     }
 
     // Adds aside + delta * factors * gate to x. sum: of aside.
