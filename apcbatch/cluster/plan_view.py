@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from apcbatch.cluster.tasks import Group, Item, State
-from apcbatch.cluster.wire import Export, Import, Key, Piece, Unit
+from apcbatch.cluster.wire import Import, Key, Piece, Unit
 from apcbatch.plan.footprint import Footprint
 from apcbatch.types import Request, RequestPlan
 
@@ -65,8 +65,7 @@ def pack(number: int, group: Group, footprint: Footprint, to_wire: Callable[[Req
     for state, readers in imports.items():
         others = wire_imports[state.key].readers if state.key in wire_imports else ()  # of a State with the same key
         wire_imports[state.key] = Import(state.position, tuple(sorted((*others, *readers))))
-    wire_exports = {key: Export(items[made[state]].number, state.position) for key, state in exports.items()}
-    return Unit(number, tuple(pieces), wire_exports, wire_imports), Assignment(
+    return Unit(number, tuple(pieces), frozenset(exports), wire_imports), Assignment(
         number,
         group,
         {item.number: item for item in items},

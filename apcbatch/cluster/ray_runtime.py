@@ -21,7 +21,6 @@ from apcbatch.cluster.ray_worker import (
     Make,
     Opened,
     Sent,
-    Warned,
     WorkerActor,
     make_worker,
     take_in_flight,
@@ -251,8 +250,8 @@ class RayRuntime:
                 return
             sent: Sequence[Sent] = self._ray.get(ref, timeout=MESSAGE_S)
             for message in sent:
-                if isinstance(message, Warned):
-                    self._warn_once(message.sentence)
+                if isinstance(message, str):
+                    self._warn_once(message)
                     continue
                 if isinstance(message, Exported):
                     message = replace(message, state=remote.actor.state.remote(message.unit, message.key))

@@ -54,19 +54,7 @@ class Opened:
     warnings: list[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Warned:
-    """Warning of the worker, a sentence for the user."""
-
-    sentence: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Raised:
-    error: Exception
-
-
-Sent = Message | Warned
+Sent = Message | str  # a text is a warning of the worker, a sentence for the user
 
 
 def take_in_flight(path: str) -> Collection[int] | None:
@@ -97,7 +85,7 @@ class WorkerActor:
         self._in_flight = ""
         self._warnings: deque[str] = deque(maxlen=MOST_WARNINGS)
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._messages: dict[int, SimpleQueue[Message | _Raised]] = {}  # by unit number
+        self._messages: dict[int, SimpleQueue[Message | Exception]] = {}  # by unit number
         self._states: dict[tuple[int, Key], Any] = {}  # announced but not taken, by unit number and key
         threading.Thread(target=self._serve, daemon=True).start()
 
@@ -120,7 +108,7 @@ class WorkerActor:
             return self._worker.facts()
 
         facts = self._call_in_worker_thread(open_worker)
-        return Opened(facts, node_id, self._in_flight, [one.sentence for one in self._take_warnings()])
+        return Opened(facts, node_id, self._in_flight, self._take_warnings())
 
     def hold(self) -> None:
         """Never return: the driver awaits this call, which fails when the process ends."""
@@ -139,9 +127,9 @@ class WorkerActor:
         is_done = False
         while not is_done:
             message = messages.get()
-            if isinstance(message, _Raised):
+            if isinstance(message, Exception):
                 yield unsent
-                raise message.error
+                raise message
             is_done = isinstance(message, Done)
             if isinstance(message, Exported):
                 self._states[unit.number, message.key] = message.state
@@ -183,16 +171,16 @@ class WorkerActor:
                         self._on_message(message)
                 except Exception as error:  # the engine is broken: all units fail, and the driver ends the process
                     for messages in list(self._messages.values()):
-                        messages.put(_Raised(error))
+                        messages.put(error)
                     return
 
     def _on_message(self, message: Message) -> None:
         """Queue a message for its unit's stream."""
         self._messages[message.unit].put(message)
 
-    def _take_warnings(self) -> list[Warned]:
+    def _take_warnings(self) -> list[str]:
         """Take all queued warnings."""
-        return [Warned(self._warnings.popleft()) for _ in range(len(self._warnings))]
+        return [self._warnings.popleft() for _ in range(len(self._warnings))]
 
 
 def _fetch(states: Sequence[tuple[Key, Any]]) -> dict[Key, memoryview]:

@@ -82,7 +82,7 @@ class GroupScheduler:
         entries = [heapq.heappop(self._others)]
         while self._others and len(entries) < MOST_LOOKED_AT and self._others[0][0] <= NEARLY * entries[0][0]:
             entries.append(heapq.heappop(self._others))
-        best = max(entries, key=lambda entry: _bytes_on(entry[2], node))
+        best = max(entries, key=lambda entry: sum(s.num_bytes for s in entry[2].external_states() if node in s.nodes))
         for entry in entries:
             if entry is not best:
                 heapq.heappush(self._others, entry)
@@ -125,11 +125,6 @@ class GroupScheduler:
         for state in group.pending:
             state.waiting.discard(group)
         group.pending.clear()
-
-
-def _bytes_on(group: Group, node: str) -> int:
-    """Return the bytes of the states that a group needs and a node has."""
-    return sum(state.num_bytes for state in group.external_states() if node in state.nodes)
 
 
 class SubmitBuffer:

@@ -74,9 +74,8 @@ def _gpus_of(config: Config) -> int | None:
 
 def _options_of(config: Config, salt: str | None, kind: WorkerKind) -> Mapping[str, Any]:
     """Return the arguments of the worker's constructor. Paths are made absolute here."""
-    values = {name: getattr(config, name) for name in (one.name for one in dataclasses.fields(config))}
-    for name in DRIVER_ONLY:
-        del values[name]
+    names = (one.name for one in dataclasses.fields(config) if one.name not in DRIVER_ONLY)
+    values = {name: getattr(config, name) for name in names}
     if os.path.isdir(config.model):
         values["model"] = os.path.abspath(config.model)
     for name in ("store", "adapter"):

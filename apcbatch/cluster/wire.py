@@ -109,14 +109,6 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Export:
-    """A snapshot that other units read. number: number of the piece that makes it. position: in tokens."""
-
-    number: int
-    position: int
-
-
-@dataclass(frozen=True, slots=True)
 class Import:
     """A snapshot of another unit. position: in tokens. readers: indexes of the pieces that resume from it."""
 
@@ -128,13 +120,13 @@ class Import:
 class Unit:
     """Requests for one worker, in the plan's order.
 
-    number: unique in a run, even if the same requests are sent again. exports: snapshots that other units read, each
-    sent as soon as it is published. imports: snapshots made in other units; their bytes are sent with this unit.
+    number: unique in a run, even if the same requests are sent again. exports: keys of snapshots that other units read,
+    each sent as soon as it is published. imports: snapshots made in other units; their bytes are sent with this unit.
     """
 
     number: int
     pieces: tuple[Piece, ...]
-    exports: Mapping[Key, Export] = field(default_factory=dict)
+    exports: frozenset[Key] = frozenset()
     imports: Mapping[Key, Import] = field(default_factory=dict)
 
 
@@ -142,12 +134,11 @@ class Unit:
 class Exported:
     """Message: an export of the unit has been published. Sent before the Answer of the piece that makes it.
 
-    position: in tokens. num_bytes: size of the serialized state.
+    num_bytes: size of the serialized state.
     """
 
     unit: int
     key: Key
-    position: int
     num_bytes: int
     state: Handle
 

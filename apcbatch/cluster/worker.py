@@ -53,7 +53,7 @@ class RunningUnit:
 
     def __init__(self, unit: Unit) -> None:
         self.unit = unit
-        self.exports = dict(unit.exports)
+        self.exports = set(unit.exports)
         self.messages: deque[Message] = deque()
         self.num_left = len(unit.pieces)
 
@@ -193,9 +193,9 @@ class Worker:
         for key in list(running.exports):
             if (buffers := self._engine.export_snapshot(key)) is None:
                 continue
-            export = running.exports.pop(key)
+            running.exports.remove(key)
             state = b"".join(buffers)
-            running.messages.append(Exported(running.unit.number, key, export.position, len(state), state))
+            running.messages.append(Exported(running.unit.number, key, len(state), state))
             self._engine.add_readers(key, -1)
 
     def _send_answer(self, result: Result) -> None:

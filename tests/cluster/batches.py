@@ -141,7 +141,7 @@ class Batcher:
         if key not in one.unit.exports:
             return []
         self.now += self._speeds.state_s
-        return [Exported(one.unit.number, key, position, self._speeds.state_bytes, key)]
+        return [Exported(one.unit.number, key, self._speeds.state_bytes, key)]
 
     def _finish(self, one: _Sequence) -> list[Message]:
         self.running.remove(one)

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from apcbatch.cluster.wire import Export, Import, Key, Piece, Unit, encode_request
+from apcbatch.cluster.wire import Import, Key, Piece, Unit, encode_request
 from apcbatch.plan.planner import Plan
 from apcbatch.prefix import prefix_key
 from apcbatch.types import Request
@@ -27,7 +27,7 @@ def cut(requests: Sequence[Request], plan: Plan, fingerprint: bytes, source: ran
     group_of = {index: number for number, group in enumerate(groups) for index in group}
     units = []
     for number, group in enumerate(groups):
-        pieces, exports, imports = [], {}, {}
+        pieces, exports, imports = [], set(), {}
         for place, index in enumerate(group):
             todo, leader, reads = plan.requests[index], plan.leaders[index], []
             if leader is not None and group_of[leader] != number:
@@ -41,8 +41,8 @@ def cut(requests: Sequence[Request], plan: Plan, fingerprint: bytes, source: ran
                 ]  # fmt: skip
                 here = [other for other in readers if group_of[other] == number]
                 if len(here) < len(readers):
-                    exports[key_at(index, position)] = Export(index, position)
+                    exports.add(key_at(index, position))
                 reads.append(len(here) + (len(here) < len(readers)))
             pieces.append(Piece(index, encode_request(requests[index]), replace(todo, reads=tuple(reads))))
-        units.append(Unit(number, tuple(pieces), exports, imports))
+        units.append(Unit(number, tuple(pieces), frozenset(exports), imports))
     return units

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from apcbatch.cluster.runtime import WorkerId
-from apcbatch.cluster.wire import Alive, Answer, Done, Export, Exported, ImportFailed, Key, Unit
+from apcbatch.cluster.wire import Alive, Answer, Done, Exported, ImportFailed, Key, Unit
 from apcbatch.prefix import PrefixHasher, as_token_array
 from apcbatch.types import Request, Result
 
@@ -91,7 +91,7 @@ class SimWork:
                 result.decode_ms = 1e3 * decode_s
                 spans[piece.number].end = self.now
                 runtime.say(self.worker, self.now, Answer(unit.number, piece.number, result))
-        assert unit.exports.keys() <= self.made | self.missing, "nobody in the unit makes what it is to export"
+        assert unit.exports <= self.made | self.missing, "nobody in the unit makes what it is to export"
         left = {key for key, reads in self.reads.items() if reads and key not in self.missing}
         assert not left or self.missing, "a snapshot was kept for readers that do not come"
         runtime.say(self.worker, self.now, Done(unit.number))
@@ -157,7 +157,7 @@ class SimWork:
         for position, reads in zip(piece.plan.keep, piece.plan.reads, strict=True):
             assert position > cached, "a request keeps what it has resumed from already"
             key = keys[position]
-            is_exported = self.unit.exports.get(key) == Export(piece.number, position)
+            is_exported = key in self.unit.exports and key not in self.made
             assert reads, "a snapshot is kept for nobody"
             self.reads[key] = self.reads.get(key, 0) + reads - is_exported
             if is_exported:
@@ -165,7 +165,7 @@ class SimWork:
                 when = self.now + (position - cached) / self.runtime.speeds.prefill_tokens_per_s
                 token = Token(key, position, self.one.node, when, {self.one.node})
                 size = self.runtime.speeds.state_bytes
-                self.runtime.say(self.worker, when, Exported(self.unit.number, key, position, size, token))
+                self.runtime.say(self.worker, when, Exported(self.unit.number, key, size, token))
 
 
 def answer_of(request: Request) -> list[int]:

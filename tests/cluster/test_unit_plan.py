@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from apcbatch.cluster.plan_view import pack, without_import
 from apcbatch.cluster.tasks import Group, Item, State
-from apcbatch.cluster.wire import Export, Import, Unit
+from apcbatch.cluster.wire import Import, Unit
 from apcbatch.plan.footprint import Footprint
 from apcbatch.types import Request, RequestPlan
 
@@ -46,7 +46,7 @@ def test_a_state_that_is_made_again_has_readers_of_its_own() -> None:
     copy = state(8, items[3], b"at 8", future_readers=1)
     unit = unit_of(*items, item(104, reader, copy))
     assert unit.imports == {b"at 8": Import(8, (0, 2)), b"at 4": Import(4, (3,))}
-    assert unit.exports == {b"at 8": Export(103, 8)}
+    assert unit.exports == {b"at 8"}
     plans = plans_of(unit)
     assert plans[3] is not None and (plans[3].resume_at, plans[3].keep, plans[3].reads) == (4, (8,), (2,))
     assert [plan and plan.resume_at for plan in plans] == [8, None, 8, 4, 8]
@@ -58,7 +58,7 @@ def test_only_the_first_maker_of_a_prefix_exports_it() -> None:
     for one in items:
         state(4, one, future_readers=1)
     unit = unit_of(*items)
-    assert unit.exports == {b"at 4": Export(100, 4)}
+    assert unit.exports == {b"at 4"}
     assert [plan and (plan.keep, plan.reads) for plan in plans_of(unit)] == [((4,), (1,)), ((), ())]
 
 

@@ -18,7 +18,6 @@ from apcbatch.cluster.wire import (
     Alive,
     Answer,
     Done,
-    Export,
     Exported,
     Import,
     ImportFailed,
@@ -264,7 +263,7 @@ def test_a_request_that_is_refused_is_an_answer(folder: str, open_worker: Callab
     plans = [RequestPlan(keep=(3,), reads=(2,)), RequestPlan(resume_at=3, ideal=3), RequestPlan(resume_at=3, ideal=3)]
     requests = [Request(str(n), prompt, max_tokens=2, keep_answer=False, ignore_eos=True) for n in range(3)]
     maker = Unit(
-        0, (Piece(0, encode_request(requests[0]), replace(plans[0], reads=(1,))),), {key_of(worker): Export(0, 3)}
+        0, (Piece(0, encode_request(requests[0]), replace(plans[0], reads=(1,))),), frozenset([key_of(worker)])
     )
     run = Run()
     run.do(worker, maker)
@@ -290,14 +289,14 @@ def test_what_a_failed_request_was_to_export_is_exported(
     plans = [RequestPlan(keep=(3,), reads=(2,)), RequestPlan(resume_at=3, ideal=3)]
     first, second = (Request(str(n), prompt, max_tokens=2, keep_answer=False, ignore_eos=True) for n in range(2))
     pieces = Piece(0, encode_request(replace(first, **fault)), plans[0]), Piece(1, encode_request(second), plans[1])
-    worker.begin(Unit(0, pieces, {key_of(worker): Export(0, 3)}), {})
+    worker.begin(Unit(0, pieces, frozenset([key_of(worker)])), {})
     said = [message for _ in iter(lambda: worker.is_busy, False) for message in worker.step()]
     made = [message for message in said if isinstance(message, Exported)]
     results = {message.number: message.result for message in said if isinstance(message, Answer)}
     assert results[0].error is not None and results[1].error is None
     assert [one.key for one in made] == [key_of(worker)] and isinstance(said[-1], Done)
     alone = Piece(2, encode_request(replace(first, top_p=7.0)), replace(plans[0], reads=(1,)))
-    worker.begin(Unit(1, (alone,), {key_of(worker): Export(2, 3)}), {})
+    worker.begin(Unit(1, (alone,), frozenset([key_of(worker)])), {})
     said = [message for _ in iter(lambda: worker.is_busy, False) for message in worker.step()]
     assert [type(message) for message in said] == [Answer, Done] and worker.parts.pool.held_bytes == 0
 

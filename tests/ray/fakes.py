@@ -74,7 +74,7 @@ class FakeWorker:
         if order == "make":
             for key in sorted(unit.exports):
                 state = key * (int(operand) // len(key))
-                yield Exported(unit.number, key, 1, len(state), state)
+                yield Exported(unit.number, key, len(state), state)
         elif order == "sleep":
             time.sleep(float(operand))
         elif order == "die":

@@ -14,7 +14,7 @@ from apcbatch.cluster.ray_cluster import RayCluster
 from apcbatch.cluster.ray_runtime import RayRuntime
 from apcbatch.cluster.recovery import read_in_flight
 from apcbatch.cluster.runtime import MOST_UNITS, Event, Lost, Ready, Received, WorkerKind
-from apcbatch.cluster.wire import Alive, Answer, Done, Export, Exported, Import, ImportFailed, Piece, Unit
+from apcbatch.cluster.wire import Alive, Answer, Done, Exported, Import, ImportFailed, Piece, Unit
 from apcbatch.errors import UsageError
 from tests.ray.conftest import add_node
 from tests.ray.fakes import make_fake
@@ -82,8 +82,7 @@ def alive(pid: int) -> bool:
 
 def unit(number: int, *orders: str, exports: tuple[bytes, ...] = (), imports: tuple[bytes, ...] = ()) -> Unit:
     pieces: list[Any] = [Piece(100 * number + index, order, None) for index, order in enumerate(orders)]
-    made, read = dict.fromkeys(exports, Export(0, 1)), dict.fromkeys(imports, Import(1, (0,)))
-    return Unit(number, tuple(pieces), made, read)
+    return Unit(number, tuple(pieces), frozenset(exports), dict.fromkeys(imports, Import(1, (0,))))
 
 
 def test_what_a_worker_says_comes_whole_and_in_order(talk: Talk) -> None:
