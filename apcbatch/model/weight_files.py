@@ -15,7 +15,6 @@ import reprlib
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple
 
 import xxhash
@@ -86,7 +85,7 @@ class WeightFiles:
     def __enter__(self) -> WeightFiles:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

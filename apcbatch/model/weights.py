@@ -16,7 +16,6 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from threading import RLock
-from types import TracebackType
 from typing import cast
 
 import torch
@@ -130,7 +129,7 @@ class Checkpoint:
     def __enter__(self) -> Checkpoint:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._ahead is not None:
             self._ahead.close()
         self._buffers.close()

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from types import TracebackType
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -62,9 +62,7 @@ class _Boundary:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, sqlite3.Error) and str(error).startswith(_REFUSALS):
             raise IndexUnavailable(_printable(str(error))) from error
         if isinstance(error, MemoryError):
@@ -121,7 +119,7 @@ class Database:
                 isolation_level=None,
                 check_same_thread=False,
             )
-            self._connection.text_factory = _decode
+            self._connection.text_factory = partial(str, encoding="utf-8", errors="replace")
         try:
             self.run("PRAGMA trusted_schema = OFF")
             self.run("PRAGMA cache_size = -16000")
@@ -194,10 +192,6 @@ class Database:
 def _check(row: tuple[Any, ...], columns: tuple[Column, ...]) -> None:
     if not all(test(value) for test, value in zip(columns, row, strict=True)):
         raise IndexDamaged("a row holds a value that the store never writes")
-
-
-def _decode(raw: bytes) -> str:
-    return raw.decode("utf-8", "replace")
 
 
 def _printable(words: str) -> str:

@@ -17,9 +17,8 @@ import errno
 import os
 import stat
 from collections.abc import Sequence
-from contextlib import suppress
-from types import TracebackType
-from typing import Literal, Protocol
+from contextlib import ExitStack, suppress
+from typing import BinaryIO, Literal, Protocol
 
 from apcbatch.regular_files import lock_within
 
@@ -51,7 +50,6 @@ class FileReader:
         self._fd, self.size = _open_plain(path, os.O_RDONLY)
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
-        """See Reader."""
         done = 0
         while done < len(buffer):
             count = os.preadv(self._fd, [buffer[done:]], offset + done)
@@ -66,9 +64,7 @@ class FileReader:
     def __enter__(self) -> FileReader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -91,16 +87,6 @@ def _open_plain(path: str, flags: int, mode: int = 0) -> tuple[int, int]:
 def not_plain(path: str, kind: Kind) -> OSError:
     """Return the OSError for anything but a plain file or folder."""
     return OSError(errno.EINVAL, f"not a plain {kind}", path)
-
-
-class FileLock:
-    """Exclusive lock on an open file. The system releases it when the process ends, even by a kill."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-
-    def release(self) -> None:
-        os.close(self._fd)
 
 
 class Files:
@@ -235,14 +221,13 @@ class Files:
         """Return when the file was last written, in seconds since 1970."""
         return os.lstat(path).st_mtime
 
-    def lock(self, path: str, wait_s: float) -> FileLock | None:
-        """Lock a file, which is created if missing. Return None if another holder kept the lock for wait_s seconds."""
-        fd, _ = _open_plain(path, os.O_CREAT | os.O_RDWR, self.mode)
-        lock = None
-        try:
-            if lock_within(fd, wait_s):
-                lock = FileLock(fd)
-        finally:
-            if lock is None:
-                os.close(fd)
-        return lock
+    def lock(self, path: str, wait_s: float) -> BinaryIO | None:
+        """Lock a file, which is created if missing, until it is closed or the process ends, even by a kill. Return None
+        if another holder kept the lock for wait_s seconds."""
+        file = os.fdopen(_open_plain(path, os.O_CREAT | os.O_RDWR, self.mode)[0], "rb")
+        with ExitStack() as undo:
+            undo.callback(file.close)
+            if lock_within(file.fileno(), wait_s):
+                undo.pop_all()
+                return file
+        return None

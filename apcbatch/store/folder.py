@@ -137,16 +137,13 @@ def _open_to_write(files: Files, folder: str, thorough: bool, status: Status) ->
     lock = files.lock(os.path.join(folder, LOCK_NAME), LOCK_TIMEOUT_S)
     if lock is None:
         raise TimeoutError(f"another process has been opening it for {LOCK_TIMEOUT_S:.0f} s")
-    try:
+    with lock, ExitStack() as undo:
         living, _ = sweep(files, folder)
-        with ExitStack() as undo:
-            index = undo.enter_context(closing(IndexOpener(files, folder, living, thorough, status).open()))
-            reader = undo.enter_context(closing(Index(os.path.join(folder, INDEX_NAME), "ro")))
-            opened = Opened(reader, index, Session(files, folder))
-            undo.pop_all()
-            return opened
-    finally:
-        lock.release()
+        index = undo.enter_context(closing(IndexOpener(files, folder, living, thorough, status).open()))
+        reader = undo.enter_context(closing(Index(os.path.join(folder, INDEX_NAME), "ro")))
+        opened = Opened(reader, index, Session(files, folder))
+        undo.pop_all()
+        return opened
 
 
 def _open_to_read(files: Files, folder: str, problem: str | None, status: Status) -> Index | None:
@@ -199,10 +196,8 @@ def sweep_now(files: Files, folder: str) -> list[str]:
     lock = files.lock(os.path.join(folder, LOCK_NAME), wait_s=1.0)
     if lock is None:
         return []
-    try:
+    with lock:
         return sweep(files, folder)[1]
-    finally:
-        lock.release()
 
 
 def identify(files: Files, folder: str) -> Found:

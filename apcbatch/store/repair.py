@@ -112,7 +112,7 @@ def require_sound(database: Database, thorough: bool) -> None:
         require_schema(database)
         if lines := faults(database, "integrity_check" if thorough else "quick_check"):
             raise IndexDamaged(lines[0].splitlines()[-1][:200])
-        database.add_function("row_id", _row_id_or_none)
+        database.add_function("row_id", lambda key: row_id(key) if is_blob(key) else None)
         _require_sound_totals(database)
         _require_sound_side_tables(database)
         if thorough:
@@ -172,10 +172,6 @@ def _expected_objects() -> frozenset[tuple[str, str, str, str]]:
         for statement in SCHEMA:
             connection.execute(statement)
         return frozenset((kind, name, table, sql or "") for kind, name, table, sql in connection.execute(_OBJECTS))
-
-
-def _row_id_or_none(key: object) -> int | None:
-    return row_id(key) if type(key) is bytes else None
 
 
 def _is_text_or_none(value: object) -> bool:

@@ -10,8 +10,9 @@ import itertools
 import os
 import re
 import uuid
+from typing import BinaryIO
 
-from apcbatch.store.environment import FileLock, Files
+from apcbatch.store.environment import Files
 from apcbatch.store.format import TEMPORARY_FOLDER
 
 _LOCK_SUFFIX = ".lock"
@@ -33,7 +34,7 @@ class Session:
         lock = files.lock(self._lock_path, wait_s=0.0)
         if lock is None:
             raise OSError(f"{self._lock_path} is locked by another process")
-        self._lock: FileLock = lock
+        self._lock: BinaryIO = lock
 
     def temporary_path(self) -> str:
         """Return an unused path for a file to be written."""
@@ -44,7 +45,7 @@ class Session:
         try:
             self._files.unlink(self._lock_path)
         finally:
-            self._lock.release()
+            self._lock.close()
 
 
 def sweep(files: Files, folder: str) -> tuple[set[str], list[str]]:
@@ -67,6 +68,6 @@ def sweep(files: Files, folder: str) -> tuple[set[str], list[str]]:
                 living.add(session)
             else:
                 files.unlink(path)
-                lock.release()
+                lock.close()
     stale = [path for session, is_lock, path in found if not is_lock and session not in living]
     return living, [path for path in stale if files.unlink(path)]

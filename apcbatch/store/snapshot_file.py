@@ -31,6 +31,7 @@ from apcbatch.store.format import (
     BadSnapshot,
     Header,
     read_header,
+    tensors_of,
 )
 
 
@@ -132,11 +133,8 @@ def _bytes_of(array: Array | None, num_bytes: int) -> npt.NDArray[np.uint8]:
 def check_layout(header: Header, layout: Layout) -> None:
     """Raise BadSnapshot unless the tensors are exactly those of the layout."""
     found = {tensor.name: (tensor.dtype, tensor.shape) for tensor in header.tensors}
-    tokens = header.position - header.parent_position
-    expected = {
-        name: (tensor.dtype, tuple(tokens if dim is None else dim for dim in tensor.shape))
-        for name, tensor in layout.items()
-    }
+    own = tensors_of(layout, header.position - header.parent_position)
+    expected = {tensor.name: (tensor.dtype, tensor.shape) for tensor in own}
     if found != expected:
         raise BadSnapshot(f"the model's snapshots hold {_in_words(expected)}, this one {_in_words(found)}")
 

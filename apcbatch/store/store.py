@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from types import TracebackType
 
 from apcbatch.errors import UsageError
 from apcbatch.layout import Layout
@@ -224,9 +223,7 @@ class Store:
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self.close(drain=kind is None)
 
     def reading_tokens(self, model: str, dtype: str, device: str, measure: Callable[[], int | None]) -> int | None:

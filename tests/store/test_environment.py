@@ -168,10 +168,10 @@ def test_a_lock_has_one_holder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         clock[0] = 0.0
         assert FILES.lock(path, wait_s) is None
         assert wait_s <= clock[0] <= wait_s + 0.02
-    held.release()
+    held.close()
     again = FILES.lock(path, 0.0)
     assert again is not None
-    again.release()
+    again.close()
 
     def fails(*_: object) -> None:
         raise OSError(errno.ENOLCK, "no locks available")
