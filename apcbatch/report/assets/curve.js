@@ -21,11 +21,9 @@ function showCurve(section, curve) {
     grouped(one.computed_tokens),
     ...shown.slice(1).map(([name, , form]) => (typeof one[name] === "number" ? form(one[name]) : NOT_KNOWN)),
   ]);
-  const table = plainTable("Block sizes", heads, rows, heads.map((_, at) => at).slice(1));
-  table.querySelectorAll("tbody tr").forEach((row, at) => {
-    row.setAttribute("data-block-size", candidates[at].block_size);
-    row.classList.toggle("chosen", candidates[at].block_size === best);
-  });
+  const sizes = candidates.map((one) => one.block_size);
+  const ofRow = (at) => ({ "data-block-size": sizes[at], class: sizes[at] === best ? "chosen" : null });
+  const table = plainTable("Block sizes", heads, rows, heads.map((_, at) => at).slice(1), "", ofRow);
   fill(section,
     element("p", {}, best === null ? "No block size is recommended. "
       : element("strong", {}, `Recommended: blocks of ${counted(best, "token")}. `),
@@ -43,13 +41,10 @@ function smallCurve(candidates, [name, words, form], best) {
   const x = (point) => ((point.at + 0.5) / candidates.length) * 100;
   const y = (point) => (most > 0 ? 100 - (point.value / most) * 92 : 100);
   const path = points.map((point, at) => `${at === 0 ? "M" : "L"}${x(point)} ${y(point)}`).join("");
-  const dots = points.map((point) => {
-    const title = `${counted(point.size, "token")}: ${form(point.value)}`;
-    const dot = element("span", { class: `dot${point.size === best ? " best" : ""}`, title });
-    dot.style.left = `${x(point)}%`;
-    dot.style.top = `${y(point)}%`;
-    return dot;
-  });
+  const dots = points.map((point) => element("span", {
+    class: `dot${point.size === best ? " best" : ""}`, title: `${counted(point.size, "token")}: ${form(point.value)}`,
+    style: { left: `${x(point)}%`, top: `${y(point)}%` },
+  }));
   const ends = [candidates[0], candidates.at(-1)].map((one) => element("span", {}, grouped(one.block_size)));
   return element("figure", { class: "curve" },
     element("figcaption", {}, capital(words), element("span", { class: "quiet" }, ` from 0 to ${form(most)}`)),

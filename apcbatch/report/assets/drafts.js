@@ -37,23 +37,17 @@ function savedFact({ saved_s: saved, decode_s: spent }) {
 
 function draftTable(sources) {
   const all = Math.max(1, sources.reduce((sum, one) => sum + one.accepted, 0));
-  const rows = sources.map((one) => {
-    const meter = element("span", { class: "meter accepted", "aria-hidden": "true" });
-    meter.style.width = `${(one.accepted / all) * 100}%`;
-    return [
-      visible(one.source),
-      grouped(one.drafted),
-      element("span", { class: "metered" }, meter, element("span", {}, grouped(one.accepted))),
-      percent(one.accepted / one.drafted),
-      percent(one.accepted / all),
-      Object.hasOwn(DRAFT_SOURCES, one.source) ? DRAFT_SOURCES[one.source] : "",
-    ];
-  });
+  const rows = sources.map((one) => [
+    visible(one.source),
+    grouped(one.drafted),
+    metered(one.accepted / all, grouped(one.accepted), "accepted"),
+    percent(one.accepted / one.drafted),
+    percent(one.accepted / all),
+    Object.hasOwn(DRAFT_SOURCES, one.source) ? DRAFT_SOURCES[one.source] : "",
+  ]);
   const heads = ["Source", "Drafted", "Accepted", "Of those drafted", "Of all accepted", "What it is"];
-  const table = plainTable("Drafts by source", heads, rows, [1, 2, 3, 4]);
-  table.classList.add("drafts");
-  table.querySelectorAll("tbody tr").forEach((row, at) => row.setAttribute("data-source", sources[at].source));
-  return table;
+  const ofRow = (at) => ({ "data-source": sources[at].source });
+  return plainTable("Drafts by source", heads, rows, [1, 2, 3, 4], "drafts", ofRow);
 }
 
 panels.drafts = showDrafts;

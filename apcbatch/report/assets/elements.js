@@ -6,7 +6,7 @@
 const panels = {};
 
 /** Make an element with attributes and children. A function as attribute listens to the event of that name; null and
- *  false are left out. A child is a node or a text. */
+ *  false are left out; `style` is an object of properties. A child is a node or a text. */
 function element(tag, attributes = {}, ...children) {
   return furnish(document.createElement(tag), attributes, children);
 }
@@ -23,6 +23,7 @@ function furnish(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;
     if (typeof value === "function") node.addEventListener(name, value);
+    else if (name === "style") Object.assign(node.style, value);
     else node.setAttribute(name, value === true ? "" : value);
   }
   node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
@@ -43,17 +44,24 @@ function visible(text) {
 }
 const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069\ufeff]/g;
 
-/** Make a table whose cells are nodes or texts. numeric: indices of the columns to align to the right. */
-function plainTable(caption, heads, rows, numeric = []) {
+/** Make a table whose cells are nodes or texts. numeric: indices of the columns to align to the right. kind: a class of
+ *  the table. ofRow: returns the attributes of a row, given its index. */
+function plainTable(caption, heads, rows, numeric = [], kind = "", ofRow = () => ({})) {
   const side = (at) => (numeric.includes(at) ? "number" : null);
   const head = heads.map((name, at) => element("th", { scope: "col", class: side(at) }, name));
-  const body = rows.map((cells) => element("tr", {}, cells.map((cell, at) => (
+  const body = rows.map((cells, row) => element("tr", ofRow(row), cells.map((cell, at) => (
     at === 0 ? element("th", { scope: "row" }, cell) : element("td", { class: side(at) }, cell)))));
-  return element("div", { class: "wide", tabindex: "0", role: "group", "aria-label": caption },
+  return element("div", { class: `wide ${kind}`.trim(), tabindex: "0", role: "group", "aria-label": caption },
     element("table", { class: "plain" },
       element("caption", { class: "unseen" }, caption),
       element("thead", {}, element("tr", {}, head)),
       element("tbody", {}, body)));
+}
+
+/** Make a bar as wide as a share of its cell, with words beside it. */
+function metered(share, words, kind = "") {
+  const meter = { class: `meter ${kind}`.trim(), "aria-hidden": "true", style: { width: `${share * 100}%` } };
+  return element("span", { class: "metered" }, element("span", meter), element("span", {}, words));
 }
 
 /** Make a list of names with their values, each a node, a text or a list of them; null facts are left out. */

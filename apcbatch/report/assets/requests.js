@@ -19,11 +19,8 @@ function showTable(section, run) {
   state.input = filterInput(state);
   state.heads = HEADS.map((head) => headCell(state, head));
   state.table = element("table", { "aria-rowcount": columns.size + 1 },
-    element("colgroup", {}, HEADS.map((head) => {
-      const column = element("col", { class: head.stays ? "stays" : "leaves" });
-      column.style.width = `${widthOf(columns, head)}px`;
-      return column;
-    })),
+    element("colgroup", {}, HEADS.map((head) => (
+      element("col", { class: head.stays ? "stays" : "leaves", style: { width: `${widthOf(columns, head)}px` } })))),
     element("thead", {}, element("tr", { "aria-rowindex": "1" }, state.heads)), state.body);
   state.table.style.setProperty("--least", `${HEADS.reduce((sum, head) => sum + widthOf(columns, head), 0)}px`);
   state.view.append(state.table);
@@ -161,9 +158,8 @@ function widthOf(columns, { key, width }) {
 }
 
 function spacer(height) {
-  const cell = element("td");
-  cell.style.height = `${height}px`;
-  return element("tr", { class: "spacer", "aria-hidden": "true", hidden: height === 0 }, cell);
+  return element("tr", { class: "spacer", "aria-hidden": "true", hidden: height === 0 },
+    element("td", { style: { height: `${height}px` } }));
 }
 
 function tableRow(state, row, at) {

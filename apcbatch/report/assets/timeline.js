@@ -50,10 +50,8 @@ function laneDrawing(timeline, name, most) {
   const tops = values.map((value) => (value / most) * 0.94);
   const marks = name !== "failed" ? [] : values.flatMap((value, at) => {
     const added = value - (at > 0 ? values[at - 1] : 0);
-    if (added === 0) return [];
-    const mark = element("span", { class: "failureMark", title: counted(added, "failed request") }, "✕");
-    mark.style.left = `${((at + 0.5) / values.length) * 100}%`;
-    return [mark];
+    const mark = { title: counted(added, "failed request"), style: { left: `${((at + 0.5) / values.length) * 100}%` } };
+    return added === 0 ? [] : [element("span", { class: "failureMark", ...mark }, "✕")];
   });
   return element("div", { class: "drawing" }, canvasOf(values.length, [
     drawn("path", { class: "area", d: areaPath(tops) }),
@@ -91,9 +89,7 @@ function timeAxis(whole) {
   const step = niceTime(whole / 6);
   const axis = element("div", { class: "timeAxis", "aria-hidden": "true" });
   for (let at = 0; at <= whole * 0.93; at += step) {
-    const tick = element("span", {}, at === 0 ? "0 s" : seconds(at));
-    tick.style.left = `${(at / whole) * 100}%`;
-    axis.append(tick);
+    axis.append(element("span", { style: { left: `${(at / whole) * 100}%` } }, at === 0 ? "0 s" : seconds(at)));
   }
   return axis;
 }

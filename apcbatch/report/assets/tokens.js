@@ -19,33 +19,29 @@ function showTokens(section, run) {
 function tokenBar(tokens, total) {
   const share = (value) => `${(value / total) * 100}%`;
   const parts = PARTS.map(([name, words]) => {
-    const part = element("div", { class: `part ${name}`, "data-part": name, "data-value": tokens[name] });
-    part.style.width = share(tokens[name]);
-    part.title = `${counted(tokens[name], "token")} ${words}`;
     const label = fittingWords(percent(tokens[name] / total), words);
     if (name === "computed" && tokens.lost > 0) label.style.marginLeft = `${(tokens.lost / tokens.computed) * 100}%`;
-    part.append(label);
-    return part;
+    return barPart(name, tokens, `${counted(tokens[name], "token")} ${words}`, { width: share(tokens[name]) }, label);
   });
   const bar = element("div", { class: "bar" }, parts);
   if (tokens.lost !== null && tokens.lost > 0) {
-    const lost = element("div", { class: "part lost", "data-part": "lost", "data-value": tokens.lost });
-    lost.style.left = share(tokens.memory + tokens.disk);
-    lost.style.width = share(tokens.lost);
-    lost.title = `${counted(tokens.lost, "token")} lost`;
-    bar.append(lost);
+    const place = { left: share(tokens.memory + tokens.disk), width: share(tokens.lost) };
+    bar.append(barPart("lost", tokens, `${counted(tokens.lost, "token")} lost`, place));
   }
   const words = tokenWords(tokens, total).map(([, said]) => said);
   const label = `Of ${counted(total, "prompt token")}: ${words.join("; ")}`;
   const figure = element("div", { class: "tokenbar", role: "img", "aria-label": label }, bar);
   if (tokens.ideal !== null) {
-    const mark = element("div", { class: "ideal", "data-part": "ideal", "data-value": tokens.ideal },
-      element("span", {}, `ideal ${percent(tokens.ideal / total)}`));
-    mark.style.left = share(tokens.ideal);
-    mark.classList.toggle("late", tokens.ideal / total > 0.8);
-    figure.append(mark);
+    const kind = `ideal${tokens.ideal / total > 0.8 ? " late" : ""}`;
+    const place = { left: share(tokens.ideal) };
+    figure.append(element("div", { class: kind, "data-part": "ideal", "data-value": tokens.ideal, style: place },
+      element("span", {}, `ideal ${percent(tokens.ideal / total)}`)));
   }
   return figure;
+}
+
+function barPart(name, tokens, title, style, ...label) {
+  return element("div", { class: `part ${name}`, "data-part": name, "data-value": tokens[name], title, style }, label);
 }
 
 /** Make a label that shows only the words that fit: the others wrap to a hidden line. */
@@ -73,21 +69,16 @@ function tokenLegend(tokens, total) {
 function missTable(tokens) {
   if (tokens.misses.length === 0) return [element("p", {}, "No request got less than the ideal.")];
   const most = Math.max(1, ...tokens.misses.map((miss) => miss.tokens));
-  const rows = tokens.misses.map((miss) => {
-    const meter = element("span", { class: "meter", "aria-hidden": "true" });
-    meter.style.width = `${(miss.tokens / most) * 100}%`;
-    return [
-      filterLink(`reason:${quotedTerm(miss.reason)}`, visible(miss.reason)),
-      grouped(miss.requests),
-      element("span", { class: "metered" }, meter, element("span", {}, counted(miss.tokens, "token"))),
-      visible(miss.remedy),
-    ];
-  });
+  const rows = tokens.misses.map((miss) => [
+    filterLink(`reason:${quotedTerm(miss.reason)}`, visible(miss.reason)),
+    grouped(miss.requests),
+    metered(miss.tokens / most, counted(miss.tokens, "token")),
+    visible(miss.remedy),
+  ]);
   const title = "Why requests got less than the ideal";
-  const table = plainTable(title, ["Reason", "Requests", "Lost", "What to do"], rows, [1, 2]);
-  table.classList.add("misses");
-  table.querySelectorAll("tbody tr").forEach((row, at) => row.setAttribute("data-miss", tokens.misses[at].reason));
-  return [element("h3", {}, title), table];
+  const heads = ["Reason", "Requests", "Lost", "What to do"];
+  const ofRow = (at) => ({ "data-miss": tokens.misses[at].reason });
+  return [element("h3", {}, title), plainTable(title, heads, rows, [1, 2], "misses", ofRow)];
 }
 
 panels.tokens = showTokens;

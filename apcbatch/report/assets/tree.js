@@ -96,10 +96,8 @@ function drawIcicle(state) {
     const isRoot = box.node === 0;
     const y = isRoot ? 0 : room + (box.begin - first) * scale;
     const tall = isRoot ? ROOT_PIXELS : (box.end - box.begin) * scale;
-    node.style.left = `${box.x * 100}%`;
-    node.style.width = `${box.width * 100}%`;
-    node.style.top = `${y}px`;
-    node.style.height = `${tall}px`;
+    const place = { left: `${box.x * 100}%`, width: `${box.width * 100}%`, top: `${y}px`, height: `${tall}px` };
+    furnish(node, { style: place }, []);
     if (tall < 15 || box.width * width < 56) node.classList.add("mute");
     box.element = node;
     return node;
@@ -146,9 +144,8 @@ function drawAxis({ axis, picture }, first, deepest, scale, room) {
   const step = niceStep((deepest - first) / Math.max(2, picture.clientHeight / 70));
   const ticks = [];
   for (let at = Math.ceil(first / step) * step; at <= deepest; at += step) {
-    const tick = element("span", { class: "tick" }, grouped(at));
-    tick.style.top = `${room + (at - first) * scale}px`;
-    ticks.push(tick);
+    const top = `${room + (at - first) * scale}px`;
+    ticks.push(element("span", { class: "tick", style: { top } }, grouped(at)));
   }
   axis.replaceChildren(element("span", { class: "name" }, "position in tokens"), ...ticks);
 }

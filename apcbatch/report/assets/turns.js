@@ -7,11 +7,8 @@ function showTurns(section, run) {
   const sums = turn.map((_, at) => cached[at] + computed[at]);
   const most = Math.max(1, ...sums);
   const bars = element("div", { class: "bars" }, turn.map((name, at) => {
-    const parts = [["computed", computed[at]], ["cached", cached[at]]].map(([kind, value]) => {
-      const part = element("div", { class: kind });
-      part.style.height = `${(value / most) * 100}%`;
-      return part;
-    });
+    const parts = [["computed", computed[at]], ["cached", cached[at]]].map(([kind, value]) => (
+      element("div", { class: kind, style: { height: `${(value / most) * 100}%` } })));
     const label = turn.length <= 24 || name % 10 === 0 || at === 0 ? String(name) : "";
     const values = { "data-turn": name, "data-cached": cached[at], "data-computed": computed[at] };
     return element("div", { class: "turn", ...values }, element("div", { class: "stack" }, parts),

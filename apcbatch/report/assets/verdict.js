@@ -124,9 +124,8 @@ function percentileTable(rows) {
     const values = names.map((name) => quantity(`${row.name}.${name}`, row[name], form));
     return [words[row.name] ?? visible(row.name), ...values];
   });
-  const table = plainTable("What one answered request took", ["One answered request", ...names], cells, [1, 2, 3]);
-  table.classList.add("percentiles");
-  return table;
+  const heads = ["One answered request", ...names];
+  return plainTable("What one answered request took", heads, cells, [1, 2, 3], "percentiles");
 }
 
 /** Make one main number; its unit is set smaller. */
