@@ -186,7 +186,7 @@ class MemoryPlan:
         found = {"weights": self._weights, f"{self.num_live} running states": self.num_live * slot}
         if self.on_host:
             layers = len({part.layer for part in self.layout.parts})
-            kept_inputs = FLOAT * self.most_drafted * layers * self._width
+            kept_inputs = FLOAT * self.most_drafted * layers * (self.sizes.width if self.sizes else 0)
             queue = queue_bytes(slot, self.pool_bytes, True) if self.has_store and self.keeps and pages else 0
             found |= {
                 "snapshots": self.pool_bytes if pages and self.keeps else slots,
@@ -242,10 +242,6 @@ class MemoryPlan:
     @property
     def _tokenizer(self) -> int:
         return self.sizes.tokenizer_bytes if self.sizes else 0
-
-    @property
-    def _width(self) -> int:
-        return self.sizes.width if self.sizes else 0
 
     def _working(self, tokens: int, rows: int) -> int:
         """Return the bytes of a pass over `tokens` tokens with `rows` rows of logits, or what loading takes beside the

@@ -173,7 +173,8 @@ class Printer:
         totals = self._totals
         seconds = max(totals.running_s, 1e-9)
         if is_narrow:
-            prompt, decode = (_short(tokens / seconds) for tokens in (totals.prompt_tokens, totals.completion_tokens))
+            rates = (tokens / seconds for tokens in (totals.prompt_tokens, totals.completion_tokens))
+            prompt, decode = (f"{rate:.0f}" if rate < 10_000 else f"{rate / 1000:.0f}k" for rate in rates)
             return f"in {prompt}/s, out {decode}/s, hit {100 * totals.hit_rate:.0f} %"
         return (
             f"prompt {totals.prompt_tokens / seconds:.0f} tok/s, "
@@ -233,11 +234,6 @@ def format_miss(result: Result) -> str:
     block size alone explains it; OUT has the reason."""
     miss = None if result.miss_reason == "below_grid" else result.miss_detail or result.miss_reason
     return f"   miss: {miss}" if miss else ""
-
-
-def _short(rate: float) -> str:
-    """Format a rate: `812`, `12k`."""
-    return f"{rate:.0f}" if rate < 10_000 else f"{rate / 1000:.0f}k"
 
 
 def plain(text: str) -> str:

@@ -131,10 +131,6 @@ def is_seconds(value: object) -> TypeGuard[float]:
     return type(value) in (int, float) and 0 <= value <= _LARGEST_MEASURE  # type: ignore[operator]
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
 def _are_options(value: object) -> bool:
     return isinstance(value, list) and all(
         isinstance(row, list) and len(row) == 3 and isinstance(row[0], str) and isinstance(row[2], str) for row in value
@@ -152,7 +148,7 @@ def _is_end(value: Any) -> bool:
 
 _END = tuple(one.name for one in dataclasses.fields(End))
 _CHECKS: Mapping[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("version", "command", "input", "model", "dtype", "device"), _is_text),
+    **dict.fromkeys(("version", "command", "input", "model", "dtype", "device"), lambda value: isinstance(value, str)),
     "begin": is_seconds,
     "options": _are_options,
     "machine": lambda value: isinstance(value, dict),

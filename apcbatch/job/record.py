@@ -181,7 +181,14 @@ def result_record(
         "completion_token_ids": result.token_ids,
     }
     if len(answers) > 1:
-        reuse["choices"] = [_choice_fields(answer) for answer in answers]
+        reuse["choices"] = [
+            {
+                "completion_token_ids": answer.token_ids,
+                "finish_reason": answer.finish_reason,
+                "stop_reason": answer.stop_reason,
+            }
+            for answer in answers
+        ]
     if prompt is not None:
         reuse |= prompt.record_fields(result, renderer)
     body = {
@@ -205,15 +212,6 @@ def _times(end_s: float | None, running_s: float | None) -> dict[str, float | No
     """Return the times at which a request was admitted and ended, in seconds. running_s: None for a failed request."""
     begin_s = None if end_s is None or running_s is None else round(max(0.0, end_s - running_s), 6)
     return {"begin_s": begin_s, "end_s": None if end_s is None else round(end_s, 6)}
-
-
-def _choice_fields(answer: Result) -> dict[str, Any]:
-    """Return one answer's entry in the `choices` of the `apcbatch` object."""
-    return {
-        "completion_token_ids": answer.token_ids,
-        "finish_reason": answer.finish_reason,
-        "stop_reason": answer.stop_reason,
-    }
 
 
 def _source_fields(ticket: Ticket) -> dict[str, Any]:

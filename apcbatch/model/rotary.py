@@ -56,7 +56,8 @@ def read_rotary(
     factor = holder("partial_rotary_factor").number("partial_rotary_factor", default_factor)
     dim = int(head_dim * factor) if 0 < factor <= 1 else 0
     if not dim or dim % 2:
-        raise holder("partial_rotary_factor").wrong("partial_rotary_factor", factor, _expected(head_dim))
+        expected = f"a factor up to 1 that makes an even number of the {head_dim} columns of a head"
+        raise holder("partial_rotary_factor").wrong("partial_rotary_factor", factor, expected)
     return Rotary(dim, theta)
 
 
@@ -67,7 +68,3 @@ def read_whole_rotary(reader: ConfigReader, head_dim: int, default_theta: float 
     if rotary.dim != head_dim:
         raise reader.wrong("partial_rotary_factor", rotary.dim / head_dim, "1, the only one supported")
     return rotary
-
-
-def _expected(head_dim: int) -> str:
-    return f"a factor up to 1 that makes an even number of the {head_dim} columns of a head"

@@ -18,7 +18,7 @@ from apcbatch.report.requests import DIGEST_BYTES, Requests, token_lists
 
 MOST_LISTED = 1000
 ONE_FAILED = -1
-NOT_TOLD = bytes(DIGEST_BYTES)
+NOT_TOLD = bytes(DIGEST_BYTES)  # of a record without a digest
 NOT_COMPARED = frozenset(("resume", "overwrite", "retry_errors", "report", "summary", "progress", "quiet", "verbose"))
 MEASURES = (
     ("requests", "requests", "requests"),
@@ -45,6 +45,7 @@ def compare(base: Run, other: Run, base_document: dict[str, Any], other_document
     one, two = base.requests, other.requests
     unequal = [pair for pair in both if one.answer_digest(pair[0]) != two.answer_digest(pair[1])]
     listed = unequal[:MOST_LISTED]
+    digests = ((one.prompt_digest(a), two.prompt_digest(b)) for a, b in both)  # of prompt and settings
     failed = [one.numbers["error"][a] or two.numbers["error"][b] for a, b in unequal]
     return {
         "other_model": _is_other_model(base, other),
@@ -52,7 +53,7 @@ def compare(base: Run, other: Run, base_document: dict[str, Any], other_document
         "both": len(both),
         "only_base": len(base_rows) - len(both),
         "only_other": len(other_rows) - len(both),
-        "other_requests": sum(_is_other_request(one.prompt_digest(a), two.prompt_digest(b)) for a, b in both),
+        "other_requests": sum(a != b and NOT_TOLD not in (a, b) for a, b in digests),
         "same_answers": len(both) - len(unequal),
         "different": _different(base, other, listed),
         "different_count": len(unequal),
@@ -77,11 +78,6 @@ def _rows(requests: Requests) -> dict[Key, int]:
         times[name, turn] += 1
         rows[name, turn, times[name, turn]] = row
     return rows
-
-
-def _is_other_request(one: bytes, two: bytes) -> bool:
-    """Return whether prompt or settings differ; False if either record lacks its digest."""
-    return one != two and NOT_TOLD not in (one, two)
 
 
 def _different(base: Run, other: Run, pairs: list[tuple[int, int]]) -> list[dict[str, Any]]:

@@ -29,8 +29,8 @@ def fit(document: dict[str, Any], page_bytes: int = PAGE_BYTES) -> dict[str, Any
     requests = sum(len(run["requests"]["id"]) for run in document["runs"])
     pages = max(1, -(-requests // REQUESTS_OF_A_PAGE))
     room = (page_bytes - FRAME_BYTES) * pages * 3 // 4  # base64 turns 3 bytes into 4
-    without = _with_tables(document, [_without_texts(run["requests"]) for run in document["runs"]])
-    left = room - (_packed_bytes([without], room) or room)
+    tables = [{k: v for k, v in run["requests"].items() if k not in TEXTS} for run in document["runs"]]
+    left = room - (_packed_bytes([_with_tables(document, tables)], room) or room)
     if left <= 0:
         return _shorten_all(document, room)
     if _texts_fit(document, left):
@@ -94,10 +94,6 @@ def _with_tables(document: dict[str, Any], tables: list[dict[str, Any]]) -> dict
 
 def _noted(document: dict[str, Any], sentence: str) -> dict[str, Any]:
     return document | {"runs": [run | {"notes": [*run["notes"], sentence]} for run in document["runs"]]}
-
-
-def _without_texts(table: dict[str, Any]) -> dict[str, Any]:
-    return {name: column for name, column in table.items() if name not in TEXTS}
 
 
 def _rounded_times(table: dict[str, Any]) -> dict[str, list[int]]:

@@ -42,7 +42,8 @@ def page(document: dict[str, Any], title: str) -> bytes:
     template, style, script = _assets()
     parts = {
         "title": html.escape(title),
-        "policy": _policy(style, script),
+        "policy": f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
+        "base-uri 'none'; form-action 'none'",
         "panels": "\n".join(map(_section, PANELS)),
         "style": style,
         "script": script,
@@ -62,14 +63,6 @@ def _section(panel: Panel) -> str:
     return (
         f'  <section id="{panel.name}"{short} aria-labelledby="{title}"{hidden}>'
         f'<h2 id="{title}">{panel.heading}</h2></section>'
-    )
-
-
-def _policy(style: str, script: str) -> str:
-    """Return the Content-Security-Policy, with the hashes of the script and the style."""
-    return (
-        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
-        "base-uri 'none'; form-action 'none'"
     )
 
 

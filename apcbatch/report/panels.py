@@ -66,7 +66,8 @@ def read_run(out: OutFile) -> Run:
         notes.append(f"{trace} is of an earlier version and is not read")
     begin = (run_file or {}).get("begin")
     first = processes[0].begin if processes else 0.0
-    return Run(out, requests, processes, begin if is_seconds(begin) else first, _known(run_file), notes)
+    known = None if run_file is None else {name: run_file[name] for name in OF_A_RUN_FILE if name in run_file}
+    return Run(out, requests, processes, begin if is_seconds(begin) else first, known, notes)
 
 
 def _read_processes(run_file: Mapping[str, Any], path: str, processes: list[Process]) -> Iterator[str]:
@@ -82,11 +83,6 @@ def _read_processes(run_file: Mapping[str, Any], path: str, processes: list[Proc
             processes.append(process_of(found))
         except ValueError as error:
             yield f"the entry of process {number} in {path} cannot be read: {error}"
-
-
-def _known(run_file: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the entries of a run file that this version knows."""
-    return None if run_file is None else {name: run_file[name] for name in OF_A_RUN_FILE if name in run_file}
 
 
 def _ran(run: Run) -> dict[str, Any]:

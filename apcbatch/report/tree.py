@@ -45,7 +45,7 @@ class RunTree:
     def columns(self, decode: Decode, max_rows: int = MOST_ROWS) -> dict[str, Any]:
         """Return the edges as columns, with a `note` on what was folded or left out. decode: returns the text of token
         ids; not called again after it has raised RequestError."""
-        order = self._order()
+        order = sorted(range(self._tree.num_nodes), key=self._tree.end.__getitem__)  # each node after its parent
         rows = self._rows(order)
         kept = _fold(rows, max_rows)
         texts = self._texts([order[row] for row in kept], decode)
@@ -58,10 +58,6 @@ class RunTree:
             self._num_left_out > 0
         )
         return columns | {"text": texts, "note": "; ".join(notes) or None}
-
-    def _order(self) -> list[int]:
-        """Return the nodes by their ends, so that each is after its parent."""
-        return sorted(range(self._tree.num_nodes), key=self._tree.end.__getitem__)
 
     def _rows(self, order: list[int]) -> dict[str, list[int]]:
         """Return the columns of all nodes, in this order.

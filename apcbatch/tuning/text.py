@@ -39,16 +39,12 @@ class Table:
     def __init__(self, columns: Sequence[Column], width: int | None) -> None:
         self._columns = list(columns)
         self.left_out: list[str] = []
-        while width is not None and self._cells > width:
+        while width is not None and sum(column.cells + len(GAP) for column in self._columns) > width + len(GAP):
             least = max(self._columns, key=lambda column: column.need)
             if not least.need:
                 break
             self._columns.remove(least)
             self.left_out.append(least.head)
-
-    @property
-    def _cells(self) -> int:
-        return sum(column.cells for column in self._columns) + len(GAP) * (len(self._columns) - 1)
 
     def head(self) -> str:
         """Return the line of the heads."""

@@ -188,6 +188,9 @@ def _check_record(record: dict[str, Any], line: int, source_format: Format) -> C
     settings.params.update(given_structured_output(fields, tools, where))
     if settings.template_options.continue_final_message:
         _check_continued(messages)
+    is_named = custom_id is not None or record.get("id") is not None
+    # Drafts do not change the seed that is made of the record.
+    unnamed = None if is_named else {name: value for name, value in record.items() if name != "draft"}
     return Conversation(
         custom_id or _check_id(record, line),
         line,
@@ -202,13 +205,8 @@ def _check_record(record: dict[str, Any], line: int, source_format: Format) -> C
         settings.one_call,
         settings.draft,
         warnings.sentences(),
-        unnamed=_without_draft(record) if custom_id is None and record.get("id") is None else None,
+        unnamed=unnamed,
     )
-
-
-def _without_draft(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a record without `draft`, so that drafts do not change the seed made of the record."""
-    return {name: value for name, value in record.items() if name != "draft"} if "draft" in record else record
 
 
 def _check_continued(messages: list[Message]) -> None:

@@ -203,18 +203,13 @@ def _objects_are_filled(objects: list[Any], are_properties: bool = False) -> boo
     for key in keys if are_properties else (key for key in keys if key not in _MAY_BE_NULL):
         given = [one[key] for one in objects if one[key] is not None]
         is_filled |= len(given) < len(objects) and (are_properties or bool(given))
-        parts = _parts_of(given)
+        parts = [part for value in given for part in (value if isinstance(value, list) else [value])]
         if parts and all(isinstance(part, dict) for part in parts):
             below = _objects_are_filled(parts, key == "properties" and not are_properties)
             if below is None:
                 return None
             is_filled |= below
     return is_filled
-
-
-def _parts_of(values: list[Any]) -> list[Any]:
-    """Return the values, and the items of each that is a list in its place."""
-    return [part for value in values for part in (value if isinstance(value, list) else [value])]
 
 
 def nulls_taken(before: Any, after: Any) -> Iterator[str]:

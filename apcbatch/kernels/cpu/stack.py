@@ -8,18 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import is_
-from typing import NamedTuple, NoReturn, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 
 from apcbatch import _C
-from apcbatch.kernels.arguments import (
-    PAGE_TOKENS,
-    address,
-    require_indices,
-    require_parameter,
-    require_slots,
-)
+from apcbatch.kernels.arguments import PAGE_TOKENS, address, require_indices, require_parameter, require_slots
 from apcbatch.kernels.backend import Pages, Passed, StackEntry
 from apcbatch.kernels.cpu.linear import PackedLinear
 from apcbatch.kernels.cpu.ops import require_sequences
@@ -80,7 +74,8 @@ class FusedStack:
             checked = self._checked = self._check(inputs)
         chosen = self._plan.run(checked.plan, on_layer, num_threads())
         if chosen is None:
-            self._refuse(inputs)
+            self._check(inputs)  # raises for what was refused, such as a token, row or page out of range
+            raise AssertionError("the compiled module refused the numbers of a pass that is sound")
         return Passed(checked.logits, checked.hidden, chosen[0], chosen[1] if with_logprobs else None)
 
     def replay(self, replays: Sequence[tuple[int, int, int]]) -> None:
@@ -92,12 +87,6 @@ class FusedStack:
         """
         require_slots(max((slot for slot, _, _ in replays), default=-1), self._num_slots)
         self._plan.replay(list(replays), num_threads())
-
-    def _refuse(self, inputs: _Inputs) -> NoReturn:
-        """Raise the ValueError for a value that the compiled module refused, such as a token, row or page out of
-        range."""
-        self._check(inputs)
-        raise AssertionError("the compiled module refused the numbers of a pass that is sound")
 
     def _check(self, inputs: _Inputs) -> _CheckedPass:
         """Check all tensors of a pass and allocate its results. Raises ValueError."""
