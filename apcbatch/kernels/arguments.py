@@ -125,10 +125,7 @@ def address(tensor: torch.Tensor | None) -> int:
 
 def require_beside(tensor: torch.Tensor, name: str, other: torch.Tensor) -> None:
     """Raise ValueError unless both tensors are on the same device."""
-    if other.is_cpu:
-        require_cpu(tensor, name)
-    else:
-        require_on(tensor, name, other.device)
+    require_on(tensor, name, other.device)
 
 
 def require_on(tensor: torch.Tensor, name: str, device: torch.device) -> None:

@@ -13,7 +13,7 @@ from apcbatch import _C
 from apcbatch.kernels.arguments import DTYPE_CODES, address, head_scan_params, require_parameter, slot_stride
 from apcbatch.kernels.cpu.linear import PackedLinear
 from apcbatch.kernels.cpu.ops import MAX_CONV_WIDTH
-from apcbatch.kernels.cpu.sub_block import FusedSubBlock, norm_plan
+from apcbatch.kernels.cpu.sub_block import FusedSubBlock, norm_plan, require_projections
 from apcbatch.kernels.layer import DeltaNetWeights, Mamba2Weights, PreNorm
 
 
@@ -75,16 +75,8 @@ def _scan_params(
             f"the convolution must have the channels of {shown}, {key_heads} heads each, and of {value_heads} heads of "
             f"{value_dim}, a multiple of the former heads; it has {channels}"
         )
-    projections = {
-        "in_proj": (w.in_proj, channels + values + gates * value_heads, w.in_proj.in_features),
-        "out_proj": (w.out_proj, w.in_proj.in_features, values),
-    }
-    for name, (packed, rows, columns) in projections.items():
-        if (packed.out_features, packed.in_features, packed.dtype) != (rows, columns, dtype):
-            raise ValueError(
-                f"{name} must be ({rows}, {columns}) {dtype}; it is ({packed.out_features}, {packed.in_features}) "
-                f"{packed.dtype}"
-            )
+    rows, h = channels + values + gates * value_heads, w.in_proj.in_features
+    require_projections(dtype, in_proj=(w.in_proj, rows, h), out_proj=(w.out_proj, h, values))
     require_parameter(w.conv_weight, "conv_weight", (channels, width), torch.float32)
     if bias is not None:
         require_parameter(bias, "conv_bias", (channels,), torch.float32)

@@ -10,16 +10,10 @@ from __future__ import annotations
 import torch
 
 from apcbatch import _C
-from apcbatch.kernels.arguments import (
-    DTYPE_CODES,
-    FLOAT32,
-    address,
-    require_parameter,
-    slot_stride,
-)
+from apcbatch.kernels.arguments import DTYPE_CODES, FLOAT32, address, require_parameter, slot_stride
 from apcbatch.kernels.cpu.linear import PackedLinear, projection
 from apcbatch.kernels.cpu.ops import MAX_CONV_WIDTH, MAX_D_STATE
-from apcbatch.kernels.cpu.sub_block import FusedSubBlock, norm_plan
+from apcbatch.kernels.cpu.sub_block import FusedSubBlock, norm_plan, require_projections
 from apcbatch.kernels.layer import MambaWeights, PreNorm
 
 
@@ -71,18 +65,13 @@ def _check(w: MambaWeights[PackedLinear]) -> None:
         raise ValueError(
             f"a mixer has 1 to {MAX_D_STATE} states and 1 to {MAX_CONV_WIDTH} taps; this one {n} and {width}"
         )
-    projections = {
-        "in_proj": (w.in_proj, 2 * d, h),
-        "x_proj": (w.x_proj, r + 2 * n, d),
-        "dt_proj": (w.dt_proj, d, r),
-        "out_proj": (w.out_proj, h, d),
-    }
-    for name, (packed, rows, columns) in projections.items():
-        if (packed.out_features, packed.in_features, packed.dtype) != (rows, columns, dtype):
-            raise ValueError(
-                f"{name} must be ({rows}, {columns}) {dtype}; it is ({packed.out_features}, "
-                f"{packed.in_features}) {packed.dtype}"
-            )
+    require_projections(
+        dtype,
+        in_proj=(w.in_proj, 2 * d, h),
+        x_proj=(w.x_proj, r + 2 * n, d),
+        dt_proj=(w.dt_proj, d, r),
+        out_proj=(w.out_proj, h, d),
+    )
     vectors = [
         (w.in_bias, "in_bias", (2 * d,)),
         (w.out_bias, "out_bias", (h,)),

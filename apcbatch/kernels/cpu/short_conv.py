@@ -12,7 +12,7 @@ from apcbatch import _C
 from apcbatch.kernels.arguments import DTYPE_CODES, require_parameter, slot_stride
 from apcbatch.kernels.cpu.linear import PackedLinear
 from apcbatch.kernels.cpu.ops import MAX_CONV_WIDTH
-from apcbatch.kernels.cpu.sub_block import FusedSubBlock, norm_plan
+from apcbatch.kernels.cpu.sub_block import FusedSubBlock, norm_plan, require_projections
 from apcbatch.kernels.layer import PreNorm, ShortConvWeights
 
 
@@ -28,13 +28,8 @@ class FusedShortConv(FusedSubBlock):
         self._kept_alive = norm, weights, conv  # the plan below holds their addresses
         self.hidden, dtype = weights.in_proj.in_features, weights.in_proj.dtype
         width = weights.conv_weight.shape[-1]
-        for name, packed, rows in (("in_proj", weights.in_proj, 3), ("out_proj", weights.out_proj, 1)):
-            wanted = rows * self.hidden, self.hidden
-            if (packed.out_features, packed.in_features) != wanted or packed.dtype != dtype:
-                raise ValueError(
-                    f"{name} must be {wanted} {dtype}; it is ({packed.out_features}, {packed.in_features}) "
-                    f"{packed.dtype}"
-                )
+        h, in_proj, out_proj = self.hidden, weights.in_proj, weights.out_proj
+        require_projections(dtype, in_proj=(in_proj, 3 * h, h), out_proj=(out_proj, h, h))
         if not 1 <= width <= MAX_CONV_WIDTH:
             raise ValueError(f"a mixer has 1 to {MAX_CONV_WIDTH} taps; this one {width}")
         require_parameter(weights.conv_weight, "conv_weight", (self.hidden, width), torch.float32)

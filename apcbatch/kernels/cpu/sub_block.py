@@ -11,6 +11,7 @@ import torch
 
 from apcbatch import _C
 from apcbatch.kernels.arguments import require_parameter, require_slots
+from apcbatch.kernels.cpu.linear import PackedLinear
 from apcbatch.kernels.layer import PreNorm, Residual
 from apcbatch.kernels.processor import num_threads
 from apcbatch.kernels.ragged import Ragged
@@ -51,6 +52,16 @@ class FusedSubBlock(StackSubBlock):
             require_slots(ragged.max_slot, self.num_slots)
         t, places = residual.sum.shape[0], addresses(residual, self.hidden)
         self.plan.run(t, None if self.num_slots is None else ragged.params, *places, num_threads())
+
+
+def require_projections(dtype: torch.dtype, **projections: tuple[PackedLinear, int, int]) -> None:
+    """Raise ValueError unless each projection, by its name, has this dtype and these rows and columns."""
+    for name, (packed, *wanted) in projections.items():
+        if [packed.out_features, packed.in_features] != wanted or packed.dtype != dtype:
+            raise ValueError(
+                f"{name} must be ({wanted[0]}, {wanted[1]}) {dtype}; it is ({packed.out_features}, "
+                f"{packed.in_features}) {packed.dtype}"
+            )
 
 
 def norm_plan(norm: PreNorm, hidden: int) -> _C.PreNorm:

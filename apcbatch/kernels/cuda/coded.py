@@ -58,7 +58,8 @@ class CodedWeight:
 
     def __init__(self, runs: Sequence[Codes | torch.Tensor], scratch: SharedScratch) -> None:
         self.parts = [_part(run, scratch.memory.device) for run in runs]  # kept alive
-        self.shape = torch.Size((sum(len(codes) for codes, *_ in self.parts), _columns(runs[0])))
+        columns = runs[0].columns if isinstance(runs[0], Codes) else runs[0].shape[1]
+        self.shape = torch.Size((sum(len(codes) for codes, *_ in self.parts), columns))
         self._scratch = scratch
         scratch.reserve(self.shape.numel())
         kinds, given = extension().CodeKind, []
@@ -110,10 +111,6 @@ def _is_kept(run: Codes, device: torch.device) -> bool:
     are_taken = (run.scales == run.scales.bfloat16()) & (sizes < _LARGEST) & ((sizes > _SMALLEST) | (sizes == 0))
     has_nan = run.kind == "fp8" and bool((run.codes & 0x7F == 0x7F).any())
     return bool(are_taken.all()) and not has_nan
-
-
-def _columns(run: Codes | torch.Tensor) -> int:
-    return run.columns if isinstance(run, Codes) else run.shape[1]
 
 
 def _part(run: Codes | torch.Tensor, device: torch.device) -> tuple[torch.Tensor, str, int, torch.Tensor | None]:

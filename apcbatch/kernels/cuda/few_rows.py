@@ -11,6 +11,7 @@ import torch
 from apcbatch.kernels.arguments import DTYPE_CODES, FLOAT32, address, require_slots, slot_stride
 from apcbatch.kernels.cuda.batch import DeviceBatch
 from apcbatch.kernels.cuda.extension import current_stream, extension
+from apcbatch.kernels.cuda.fixed_order import product_of
 from apcbatch.kernels.cuda.linear import DeviceLinear
 from apcbatch.kernels.layer import MambaWeights
 
@@ -46,7 +47,7 @@ class FewRows:
         x, z = h.new_empty((2, len(h), d))
         with torch.cuda.device(h.device):
             extension().few_rows_convolution(
-                _product(h, w.in_proj),
+                _product_of(h, w.in_proj),
                 batch=batch.params,
                 weight=w.conv_weight.data_ptr(),
                 bias=address(w.conv_bias),
@@ -76,7 +77,7 @@ class FewRows:
         y = torch.empty_like(x)
         with torch.cuda.device(x.device):
             extension().few_rows_step(
-                _product(dt, w.dt_proj),
+                _product_of(dt, w.dt_proj),
                 batch=batch.params,
                 x=(x.data_ptr(), d, _BFLOAT16),
                 A=w.A.data_ptr(),
@@ -101,18 +102,7 @@ def _is_fixed_order(packed: DeviceLinear) -> bool:
     return is_plain and packed.fixed_order is not None and packed.pieces == 1
 
 
-def _product(x: torch.Tensor, packed: DeviceLinear) -> object:
-    """Make the _CUDA.Product of x (t, in) without a result tensor: the fused kernel consumes the result."""
+def _product_of(x: torch.Tensor, packed: DeviceLinear) -> object:
+    """Return the product of x (t, in) without a result tensor: the fused kernel consumes the result."""
     assert isinstance(packed.weight, torch.Tensor)
-    return extension().Product(
-        x.shape[0],
-        packed.in_features,
-        packed.out_features,
-        _BFLOAT16,
-        packed.weight.data_ptr(),
-        x.data_ptr(),
-        x.stride(0),
-        0,
-        _BFLOAT16,
-        packed.pieces,
-    )
+    return product_of(x, packed.weight, None, packed.pieces)

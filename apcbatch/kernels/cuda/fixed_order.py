@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from apcbatch.kernels.arguments import DTYPE_CODES
+from apcbatch.kernels.arguments import DTYPE_CODES, address
 from apcbatch.kernels.cuda.coded import CodedWeight, SharedScratch
 from apcbatch.kernels.cuda.extension import ALIGNMENT, current_stream, extension
 
@@ -107,7 +107,7 @@ class FixedOrderProducts:
             return y
         with torch.cuda.device(x.device):
             if isinstance(weight, CodedWeight):
-                extension().coded_product(weight.given, _product(x, weight, y, pieces), current_stream())
+                extension().coded_product(weight.given, product_of(x, weight, y, pieces), current_stream())
             else:
                 self._multiply(x, weight, y, pieces)
         return y
@@ -220,9 +220,9 @@ def _in_pieces(
     """Return the product for cuBLASLt, and the tensor of the pieces' sums (pieces, rows, out) float32, which the caller
     must add up. The tensor is None if cuBLASLt adds them itself."""
     if pieces == 1 or in_turn:
-        return _product(x, weight, y, pieces), None
+        return product_of(x, weight, y, pieces), None
     parts = torch.empty((pieces, *y.shape), dtype=torch.float32, device=y.device)
-    return _product(x, weight, parts, pieces), parts
+    return product_of(x, weight, parts, pieces), parts
 
 
 def _timed(run: Callable[[], object], before: torch.Tensor) -> tuple[torch.cuda.Event, torch.cuda.Event]:
@@ -238,7 +238,7 @@ def _timed(run: Callable[[], object], before: torch.Tensor) -> tuple[torch.cuda.
 
 def _own_product(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, pieces: int) -> None:
     """Multiply with our own kernels."""
-    extension().own_product(_product(x, weight, y, pieces), current_stream())
+    extension().own_product(product_of(x, weight, y, pieces), current_stream())
 
 
 def _is_readable(x: torch.Tensor) -> bool:
@@ -248,7 +248,8 @@ def _is_readable(x: torch.Tensor) -> bool:
     return x.stride(1) == 1 and packed and x.data_ptr() % ALIGNMENT == 0
 
 
-def _product(x: torch.Tensor, weight: torch.Tensor | CodedWeight, y: torch.Tensor, pieces: int) -> object:
+def product_of(x: torch.Tensor, weight: torch.Tensor | CodedWeight, y: torch.Tensor | None, pieces: int) -> object:
+    """Make the compiled module's Product. y: result tensor; None: a fused kernel consumes the result, in x's dtype."""
     return extension().Product(
         x.shape[0],
         x.shape[1],
@@ -257,8 +258,8 @@ def _product(x: torch.Tensor, weight: torch.Tensor | CodedWeight, y: torch.Tenso
         weight.data_ptr() if isinstance(weight, torch.Tensor) else 0,
         x.data_ptr(),
         x.stride(0),
-        y.data_ptr(),
-        DTYPE_CODES[y.dtype],
+        address(y),
+        DTYPE_CODES[x.dtype if y is None else y.dtype],
         pieces,
     )
 

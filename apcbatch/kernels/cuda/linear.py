@@ -99,13 +99,9 @@ def product(x: torch.Tensor, packed: DeviceLinear, out_dtype: torch.dtype, bias:
         weight = weight.decoded()
     if products is not None:
         y = products.product(x, weight, summed, packed.pieces)
-        return _finished(y, packed, out_dtype, bias)
-    assert isinstance(weight, torch.Tensor)
-    y = _padded_product(x, weight, summed) if packed.exact else _product(x, weight, summed)
-    return _finished(y, packed, out_dtype, bias)
-
-
-def _finished(y: torch.Tensor, packed: DeviceLinear, out_dtype: torch.dtype, bias: torch.Tensor | None) -> torch.Tensor:
+    else:
+        assert isinstance(weight, torch.Tensor)
+        y = _padded_product(x, weight, summed) if packed.exact else _product(x, weight, summed)
     if packed.scale is not None:
         y = _scaled(y, packed.scale, out_dtype)
     return y if bias is None else y.add_(bias.to(y.dtype))
