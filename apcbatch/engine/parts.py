@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -119,26 +120,13 @@ class EngineOptions:
     @classmethod
     def of(cls, config: Config, cache_salt: str | None) -> EngineOptions:
         """Make the options of a run. cache_salt: the secret text."""
-        return cls(
-            dtype=config.dtype,
-            weights=config.weights,
-            device=config.device,
-            gpus=config.gpus,
-            exact=config.exact,
-            block_size=config.block_size,
-            policy=config.policy,
-            store=config.store,
-            store_size_bytes=config.store_size,
-            cache_salt=cache_salt,
-            pool_size_bytes=config.pool_size,
-            max_batch_tokens=config.max_batch_tokens,
-            max_running=config.max_running,
-            max_request_tokens=config.max_request_tokens,
-            draft=draft_sources(config),
-            draft_memory_bytes=config.draft_memory,
-            measures_reading=config.min_gain_tokens is None and config.is_planned,
-            adapter=config.adapter,
-        )
+        own: dict[str, Any] = {
+            "cache_salt": cache_salt,
+            "draft": draft_sources(config),
+            "measures_reading": config.min_gain_tokens is None and config.is_planned,
+        }
+        names = {one.name for one in fields(cls)} - own.keys()
+        return cls(**own, **{name: getattr(config, name.removesuffix("_bytes")) for name in names})
 
 
 @dataclass(frozen=True)
