@@ -11,6 +11,7 @@ their templates write calls. A test compares the page with what this script woul
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -210,7 +211,7 @@ def lines() -> Iterator[str]:
 
 def config_of(family: Family, values: Mapping[str, Any]) -> ModelConfig:
     """The ModelConfig of a config.json with these values."""
-    return family.read(ConfigReader(Path("config.json"), dict(values)), family.model_type)
+    return replace(family.read(ConfigReader(Path("config.json"), dict(values))), family=family.model_type)
 
 
 def words(kind: SubBlockKind) -> str:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Family:
     """Family of models. model_type: its name. architectures, model_types: its names in config.json, besides model_type.
-    read(reader, family): returns the ModelConfig of a config.json; family: model_type of this family.
+    read: returns the ModelConfig of a config.json, without its family.
 
     embedding, layers, final_norm, head: tensor names, without `.weight`. former_names, prefixes, ignored: see
     Checkpoint. norm_offset: number added to the weights of the layers' norms and of the final norm: 1 for a family
@@ -33,10 +33,10 @@ class Family:
 
     model_type: str
     architectures: tuple[str, ...]
-    read: Callable[[ConfigReader, str], ModelConfig]
-    embedding: str
-    layers: str
-    final_norm: str
+    read: Callable[[ConfigReader], ModelConfig]
+    embedding: str = "model.embed_tokens"
+    layers: str = "model.layers"
+    final_norm: str = "model.norm"
     head: str = "lm_head"
     model_types: tuple[str, ...] = ()
     former_names: Mapping[str, str] = field(default_factory=dict)

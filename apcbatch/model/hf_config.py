@@ -57,13 +57,13 @@ _ABSENT = {
 class ModelConfig:
     """Description of one model.
 
-    family: the model_type of its family. mixers, feed_forwards: kind of each layer's mixer, and of its feed-forward
-    block, or "none". blocks: the sub-blocks of each of these kinds, in order. norm_eps: of all RMS norms but those of
-    Mamba-1's dt, B and C. context_length: None if the architecture has no limit. fields: further sizes and
-    switches of the fingerprint, by their names in it; those of the sub-blocks are in SubBlockKind.fields.
+    family: the model_type of its family, once that is known. mixers, feed_forwards: kind of each layer's mixer, and of
+    its feed-forward block, or "none". blocks: the sub-blocks of each of these kinds, in order. norm_eps: of all RMS
+    norms but those of Mamba-1's dt, B and C. context_length: None if the architecture has no limit. fields: further
+    sizes and switches of the fingerprint, by their names in it; those of the sub-blocks are in SubBlockKind.fields.
     """
 
-    family: str
+    family: str = ""
     vocab_size: int
     hidden_size: int
     mixers: tuple[str, ...]

@@ -41,8 +41,8 @@ from dataclasses import replace
 from apcbatch.model.families import mamba
 
 
-def read(reader, family):
-    config = mamba.read(reader, family)
+def read(reader):
+    config = mamba.read(reader)
     (block,) = config.blocks["mamba"]
     return replace(config, blocks={"mamba": (replace(block, norm="before", name="core"),)})
 

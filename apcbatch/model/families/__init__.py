@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -42,10 +43,11 @@ def load_model_config(model_dir: Path) -> ModelConfig:
     name = architectures[0] if isinstance(architectures, list) and architectures else reader.values.get("model_type")
     family = next((one for one in families() if name in _names(one)), None)
     if family is None:
-        raise ModelError(f"{path} {_why_not(name, reader)}; expected {_listed()} (docs/models.md)")
+        expected = f"one of {', '.join(name for one in families() for name in one.architectures)}"
+        raise ModelError(f"{path} {_why_not(name, reader)}; expected {expected} (docs/models.md)")
     read_quantization(path, reader.values)  # refuses what is not read
     reader.activation()
-    return family.read(reader, family.model_type)
+    return replace(family.read(reader), family=family.model_type)
 
 
 def quantised_weights(folder: Path, mode: str, device: str, dtype: str) -> str | None:
@@ -89,10 +91,6 @@ def _why_not(name: object, reader: ConfigReader) -> str:
 
 def _names(family: Family) -> tuple[str, ...]:
     return *family.architectures, family.model_type, *family.model_types
-
-
-def _listed() -> str:
-    return f"one of {', '.join(name for one in families() for name in one.architectures)}"
 
 
 def state_layout(config: ModelConfig, dtype: str) -> StateLayout:

@@ -13,7 +13,7 @@ from apcbatch.model.rotary import read_rotary
 from apcbatch.model.sub_blocks import SubBlock
 
 
-def read(reader: ConfigReader, family: str) -> ModelConfig:
+def read(reader: ConfigReader) -> ModelConfig:
     """Return the ModelConfig of config.json."""
     for bias in ("attention_bias", "mamba_proj_bias", "mlp_bias"):
         reader.require(bias, False, False)
@@ -32,7 +32,6 @@ def read(reader: ConfigReader, family: str) -> ModelConfig:
     mamba2 = read_mixer(reader, reader.expanded("mamba_expand", hidden_size))
     mlp = Mlp(reader.integer("intermediate_size", 14336))
     return ModelConfig(
-        family=family,
         vocab_size=reader.integer("vocab_size", 128000),
         hidden_size=hidden_size,
         mixers=mixers,
@@ -53,8 +52,6 @@ FAMILY = Family(
     model_type="bamba",
     architectures=("BambaForCausalLM",),
     read=read,
-    embedding="model.embed_tokens",
-    layers="model.layers",
     final_norm="model.final_layernorm",
     rank=7,
 )

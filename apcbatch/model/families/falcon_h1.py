@@ -47,7 +47,7 @@ class FalconH1Multipliers(Multipliers):
         }
 
 
-def read(reader: ConfigReader, family: str) -> ModelConfig:
+def read(reader: ConfigReader) -> ModelConfig:
     """Return the ModelConfig of config.json."""
     for bias in ("attention_bias", "mamba_proj_bias", "mlp_bias", "projectors_bias"):
         reader.require(bias, False, False)
@@ -76,7 +76,6 @@ def read(reader: ConfigReader, family: str) -> ModelConfig:
         mlp=reader.numbers("mlp_multipliers", 2),
     )
     return ModelConfig(
-        family=family,
         vocab_size=reader.integer("vocab_size", 128000),
         hidden_size=hidden_size,
         mixers=("hybrid",) * layers,
@@ -105,8 +104,6 @@ FAMILY = Family(
     model_type="falcon_h1",
     architectures=("FalconH1ForCausalLM",),
     read=read,
-    embedding="model.embed_tokens",
-    layers="model.layers",
     final_norm="model.final_layernorm",
     rank=7,
 )

@@ -8,9 +8,9 @@ from apcbatch.model.families import mamba
 from apcbatch.model.hf_config import ConfigReader, ModelConfig
 
 
-def read(reader: ConfigReader, family: str) -> ModelConfig:
+def read(reader: ConfigReader) -> ModelConfig:
     """Return the ModelConfig of config.json."""
-    return mamba.read(reader, family, mixer_norm="weightless")
+    return mamba.read(reader, mixer_norm="weightless")
 
 
 FAMILY = replace(

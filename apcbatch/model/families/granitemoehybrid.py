@@ -24,7 +24,7 @@ _MIXER_OF_TYPE = {
 }
 
 
-def read(reader: ConfigReader, family: str) -> ModelConfig:
+def read(reader: ConfigReader) -> ModelConfig:
     """Return the ModelConfig of config.json."""
     layers = reader.integer("num_hidden_layers", 32, maximum=MOST_LAYERS)
     mixers = reader.layer_types(layers, _MIXER_OF_TYPE, "layer_types", "layers_block_type") or ("mamba2",) * layers
@@ -56,7 +56,6 @@ def read(reader: ConfigReader, family: str) -> ModelConfig:
     shared = SubBlock("post_attention_layernorm", "shared_mlp", mlp)
     mamba2 = read_mixer(reader, reader.expanded("mamba_expand", hidden_size))
     return ModelConfig(
-        family=family,
         vocab_size=reader.integer("vocab_size", 32000),
         hidden_size=hidden_size,
         mixers=mixers,
@@ -83,8 +82,5 @@ FAMILY = Family(
     model_type="granitemoehybrid",
     architectures=("GraniteMoeHybridForCausalLM",),
     read=read,
-    embedding="model.embed_tokens",
-    layers="model.layers",
-    final_norm="model.norm",
     rank=5,
 )

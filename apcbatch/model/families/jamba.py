@@ -12,7 +12,7 @@ from apcbatch.model.mamba import Mamba
 from apcbatch.model.sub_blocks import SubBlock
 
 
-def read(reader: ConfigReader, family: str) -> ModelConfig:
+def read(reader: ConfigReader) -> ModelConfig:
     """Return the ModelConfig of config.json."""
     hidden_size = reader.integer("hidden_size", 4096)
     layers = range(reader.integer("num_hidden_layers", 32, maximum=MOST_LAYERS))
@@ -50,7 +50,6 @@ def read(reader: ConfigReader, family: str) -> ModelConfig:
     mlp = Mlp(reader.integer("intermediate_size", 14336))
     mixture = Mixture(experts=experts, per_token=experts_per_tok, expert=mlp, router="router")
     return ModelConfig(
-        family=family,
         vocab_size=reader.integer("vocab_size", 65536),
         hidden_size=hidden_size,
         mixers=tuple(mixers),
@@ -80,8 +79,6 @@ FAMILY = Family(
     model_type="jamba",
     architectures=("JambaForCausalLM",),
     read=read,
-    embedding="model.embed_tokens",
-    layers="model.layers",
     final_norm="model.final_layernorm",
     rank=2,
 )

@@ -16,7 +16,7 @@ from apcbatch.model.sub_blocks import SubBlock
 _MIXER_OF_TYPE = {"conv": "short_conv", "full_attention": "attention"}
 
 
-def read(reader: ConfigReader, family: str) -> ModelConfig:
+def read(reader: ConfigReader) -> ModelConfig:
     """Return the ModelConfig of config.json."""
     hidden_size = reader.integer("hidden_size", 2560)
     for key in ("conv_dim", "conv_dim_out"):
@@ -34,7 +34,6 @@ def read(reader: ConfigReader, family: str) -> ModelConfig:
     ties = "tie_embedding" if "tie_embedding" in reader.values else "tie_word_embeddings"
     feed_forward = mlp(_inner_columns(reader))
     return ModelConfig(
-        family=family,
         vocab_size=reader.integer("vocab_size", 65536),
         hidden_size=hidden_size,
         mixers=mixers,
@@ -87,8 +86,6 @@ FAMILY = Family(
     model_type="lfm2",
     architectures=("Lfm2ForCausalLM",),
     read=read,
-    embedding="model.embed_tokens",
-    layers="model.layers",
     final_norm="model.embedding_norm",
     rank=8,
 )

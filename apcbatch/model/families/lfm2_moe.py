@@ -15,10 +15,10 @@ from apcbatch.model.sub_blocks import SubBlock
 _DEFAULTS = {"hidden_size": 2048, "intermediate_size": 7168, "block_auto_adjust_ff_dim": False}
 
 
-def read(given: ConfigReader, family: str) -> ModelConfig:
+def read(given: ConfigReader) -> ModelConfig:
     """Return the ModelConfig of config.json."""
     reader = given.with_defaults(_DEFAULTS)
-    dense = lfm2.read(reader, family)
+    dense = lfm2.read(reader)
     num_dense = reader.integer("num_dense_layers", 2, minimum=0)
     experts = reader.integer("num_experts", 32)
     mlp = lfm2.mlp(reader.integer("intermediate_size", 7168))  # LFM2's rules of rounding do not apply

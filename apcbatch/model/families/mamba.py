@@ -8,7 +8,7 @@ from apcbatch.model.mamba import Mamba, MixerNorm
 from apcbatch.model.sub_blocks import SubBlock
 
 
-def read(reader: ConfigReader, family: str, mixer_norm: MixerNorm = "none") -> ModelConfig:
+def read(reader: ConfigReader, mixer_norm: MixerNorm = "none") -> ModelConfig:
     """Return the ModelConfig of config.json. mixer_norm: the norms on dt, B and C."""
     hidden_size = reader.integer("hidden_size", 768)
     layers = reader.integer("num_hidden_layers", 32, maximum=MOST_LAYERS)
@@ -23,7 +23,6 @@ def read(reader: ConfigReader, family: str, mixer_norm: MixerNorm = "none") -> M
         mixer_norm_eps=reader.number("mixer_rms_eps", 1e-6),
     )
     return ModelConfig(
-        family=family,
         vocab_size=reader.integer("vocab_size", 50280),
         hidden_size=hidden_size,
         mixers=("mamba",) * layers,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from apcbatch.model.family import Family
+from dataclasses import replace
+
+from apcbatch.model.families import mamba
 from apcbatch.model.hf_config import MOST_LAYERS, ConfigReader, ModelConfig
 from apcbatch.model.mamba2 import Gate, Mamba2
 from apcbatch.model.sub_blocks import SubBlock
 
 
-def read(reader: ConfigReader, family: str) -> ModelConfig:
+def read(reader: ConfigReader) -> ModelConfig:
     """Return the ModelConfig of config.json."""
     reader.require("use_bias", False, False)
     hidden_size = reader.integer("hidden_size", 4096)
@@ -29,7 +31,6 @@ def read(reader: ConfigReader, family: str) -> ModelConfig:
         time_step_limit=reader.interval("time_step_limit", (0.0, float("inf"))),
     )
     return ModelConfig(
-        family=family,
         vocab_size=reader.integer("vocab_size", 32768),
         hidden_size=hidden_size,
         mixers=("mamba2",) * layers,
@@ -59,14 +60,4 @@ def read_mixer(reader: ConfigReader, d_inner: int, gate: Gate = "gate_first") ->
     )
 
 
-FAMILY = Family(
-    model_type="mamba2",
-    architectures=("Mamba2ForCausalLM",),
-    read=read,
-    embedding="backbone.embeddings",
-    layers="backbone.layers",
-    final_norm="backbone.norm_f",
-    # mamba_ssm's name of the tensor, which transformers accepts too.
-    former_names={"backbone.embedding.weight": "backbone.embeddings.weight"},
-    rank=4,
-)
+FAMILY = replace(mamba.FAMILY, model_type="mamba2", architectures=("Mamba2ForCausalLM",), read=read, rank=4)

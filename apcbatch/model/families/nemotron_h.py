@@ -25,7 +25,7 @@ _KIND_OF_TYPE = {
 _KIND_OF_LETTER = {"M": "mamba2", "*": "attention", "-": "mlp", "E": "moe"}
 
 
-def read(reader: ConfigReader, family: str) -> ModelConfig:
+def read(reader: ConfigReader) -> ModelConfig:
     """Return the ModelConfig of config.json. A layer with a mixer has "none" in feed_forwards, any other one has it in
     mixers."""
     reader.require("mlp_hidden_act", "relu2", "relu2")
@@ -52,7 +52,6 @@ def read(reader: ConfigReader, family: str) -> ModelConfig:
     mlp = _mlp(reader.integer("intermediate_size", 21504) if "mlp" in kinds else 0)
     mixture, choice, shared = _experts(reader) if "moe" in kinds else _NO_EXPERTS
     return ModelConfig(
-        family=family,
         vocab_size=reader.integer("vocab_size", 131072),
         hidden_size=reader.integer("hidden_size", 4096),
         mixers=tuple(kind if kind in ("mamba2", "attention") else "none" for kind in kinds),

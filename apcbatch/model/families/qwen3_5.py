@@ -23,7 +23,7 @@ _MIXER_OF_TYPE = {
 }
 
 
-def read(whole: ConfigReader, family: str, defaults: Mapping[str, int] = {}, is_grouped: bool = False) -> ModelConfig:
+def read(whole: ConfigReader, defaults: Mapping[str, int] = {}, is_grouped: bool = False) -> ModelConfig:
     """Return the ModelConfig of config.json. defaults: values for missing keys that are not Qwen3.5's. is_grouped: see
     DeltaNet."""
     reader = whole.text_model().with_defaults(defaults)
@@ -54,7 +54,6 @@ def read(whole: ConfigReader, family: str, defaults: Mapping[str, int] = {}, is_
     mlp = Mlp(reader.integer("intermediate_size", 12288))
     ties = whole if "tie_word_embeddings" in whole.values else reader
     return ModelConfig(
-        family=family,
         vocab_size=reader.integer("vocab_size", 248320),
         hidden_size=reader.integer("hidden_size", 4096),
         mixers=mixers,
@@ -96,9 +95,6 @@ FAMILY = Family(
     architectures=("Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM"),
     model_types=("qwen3_5_text",),
     read=read,
-    embedding="model.embed_tokens",
-    layers="model.layers",
-    final_norm="model.norm",
     prefixes={"model.language_model.": "model."},
     ignored=("mtp.", "model.visual."),
     norm_offset=1.0,

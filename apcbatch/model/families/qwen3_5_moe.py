@@ -17,11 +17,9 @@ from apcbatch.model.sub_blocks import SubBlock
 _DEFAULTS = {"hidden_size": 2048, "num_hidden_layers": 40, "num_key_value_heads": 2}
 
 
-def read(
-    whole: ConfigReader, family: str, defaults: Mapping[str, int] = _DEFAULTS, is_grouped: bool = False
-) -> ModelConfig:
+def read(whole: ConfigReader, defaults: Mapping[str, int] = _DEFAULTS, is_grouped: bool = False) -> ModelConfig:
     """Return the ModelConfig of config.json; see apcbatch.model.families.qwen3_5."""
-    dense, reader = qwen3_5.read(whole, family, defaults, is_grouped), whole.text_model().with_defaults(defaults)
+    dense, reader = qwen3_5.read(whole, defaults, is_grouped), whole.text_model().with_defaults(defaults)
     experts = reader.integer("num_experts", 256)
     mixture = Mixture(
         experts=experts,

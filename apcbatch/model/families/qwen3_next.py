@@ -17,10 +17,10 @@ _DEFAULTS = {
 }
 
 
-def read(reader: ConfigReader, family: str) -> ModelConfig:
+def read(reader: ConfigReader) -> ModelConfig:
     """Return the ModelConfig of config.json."""
     reader.require("decoder_sparse_step", 1, 1)
-    return qwen3_5_moe.read(reader, family, _DEFAULTS, is_grouped=True)
+    return qwen3_5_moe.read(reader, _DEFAULTS, is_grouped=True)
 
 
 FAMILY = replace(
