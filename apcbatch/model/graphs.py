@@ -74,11 +74,9 @@ class GraphedLM:
         return self._model.forward_scored(batch.on(self._device), entering)
 
     def head(self, normed: torch.Tensor) -> torch.Tensor:
-        """See CausalLM."""
         return self._model.head(normed)
 
     def send_back(self, tokens: torch.Tensor) -> Sent:
-        """See CausalLM."""
         return self._model.send_back(tokens)
 
     @property

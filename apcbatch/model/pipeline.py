@@ -134,7 +134,6 @@ class SpreadLM:
 
     @torch.inference_mode()
     def forward_scored(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """See CausalLM."""
         batch, entering = self._up_to_last(batch)
         with _on(self._devices[-1]):
             return self._stages[-1].forward_scored(batch, entering)
@@ -144,7 +143,6 @@ class SpreadLM:
         return self._back.send(tokens)
 
     def head(self, normed: torch.Tensor) -> torch.Tensor:
-        """See CausalLM."""
         with _on(self._devices[-1]):
             return self._stages[-1].head(normed)
 

@@ -17,20 +17,19 @@ from apcbatch.model.arena import Mark, StateArena, Tensors
 
 
 class Marks:
-    """Mark of several devices: one mark for each."""
+    """Mark of several devices: one Mark for each."""
 
     def __init__(self, marks: Sequence[Mark]) -> None:
         self.marks = marks
 
     def wait(self) -> None:
-        """See Mark."""
         for mark in self.marks:
             mark.wait()
 
 
 class SpreadArena:
-    """Arena over several devices. layout: layout of all layers. stages: arenas over consecutive layers, with the same
-    number of slots and pages each."""
+    """Arena over several devices, with the methods of StateArena. layout: layout of all layers. stages: arenas over
+    consecutive layers, with the same number of slots and pages each."""
 
     def __init__(self, layout: StateLayout, stages: Sequence[StateArena]) -> None:
         self.layout, self.stages = layout, stages
@@ -59,7 +58,6 @@ class SpreadArena:
             stage.copy_out(slot, rows, mark)
 
     def copy_in(self, slot: int, host: Mapping[str, torch.Tensor]) -> Marks:
-        """See StateArena."""
         return Marks([stage.copy_in(slot, rows) for stage, rows in self._rows(host)])
 
     def gather(self, pages: torch.Tensor, begin: int, end: int, after: Mark | None = None) -> Tensors:
@@ -70,17 +68,14 @@ class SpreadArena:
         return self._stacked(parts)
 
     def scatter(self, pages: torch.Tensor, begin: int, parts: Mapping[str, torch.Tensor]) -> None:
-        """See StateArena."""
         for stage, rows in self._rows(parts):
             stage.scatter(pages, begin, rows)
 
     def copy_page(self, source: int, target: int) -> None:
-        """See StateArena."""
         for stage in self.stages:
             stage.copy_page(source, target)
 
     def shown(self, slot: int, pages: torch.Tensor, position: int) -> Tensors:
-        """See StateArena."""
         return self._stacked([stage.shown(slot, pages, position) for stage in self.stages])
 
     def _stacked(self, parts: Sequence[Mapping[str, torch.Tensor]]) -> Tensors:

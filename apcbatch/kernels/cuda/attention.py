@@ -26,7 +26,6 @@ class DeviceAttention:
         self._norm, self._weights, self._k_cache, self._v_cache = norm, weights, k_cache, v_cache
 
     def list_launches(self, program: Program) -> None:
-        """See apcbatch.kernels.cuda.program.Listed."""
         w, launches, dtype = self._weights, program.launches, self._weights.qkv_proj.dtype
         kv_heads, head_dim = self._k_cache.shape[2:]
         queries, keys = w.heads * head_dim, kv_heads * head_dim

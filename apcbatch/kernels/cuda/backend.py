@@ -64,5 +64,4 @@ class CudaBackend(CudaOps, BackendOf[DeviceLinear]):
         return pack_linear(weight, self.exact, self._products, scale)
 
     def layer_stack(self, layers: Sequence[Sequence[StackEntry]], hidden: int) -> DeviceStack:
-        """See BackendOf."""
         return DeviceStack([entry for layer in layers for entry in layer], hidden, self.device)

@@ -42,7 +42,6 @@ class DeviceMlp:
         ops.leave(residual, inner_of(self._expert, x), self._expert.down, gate)
 
     def list_launches(self, program: Program) -> None:
-        """See apcbatch.kernels.cuda.program.Listed."""
         expert, f = self._expert, self._expert.down.in_features
         require(self._gate is None and expert.is_gated)
         gate_up = program.product(program.normed(self._norm, expert.down.dtype), expert.gate_up)

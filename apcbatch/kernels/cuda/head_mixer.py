@@ -55,7 +55,6 @@ class DeviceHeadMixer:
         ops.leave(residual, y, w.out_proj)  # (t, Hv V) -> (t, h)
 
     def list_launches(self, program: Program) -> None:
-        """See apcbatch.kernels.cuda.program.Listed."""
         w, launches, dtype = self._weights, program.launches, self._weights.in_proj.dtype
         channels, values = self._channels, self._values
         program.keeps(self._state)

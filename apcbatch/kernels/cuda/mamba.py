@@ -66,7 +66,6 @@ class DeviceMamba:
         return ops.selective_scan(x, dt, w.A, b, c, w.D, z, w.dt_bias, self.ssm, batch)
 
     def list_launches(self, program: Program) -> None:
-        """See apcbatch.kernels.cuda.program.Listed."""
         w, launches, dtype, device = self.weights, program.launches, self.weights.in_proj.dtype, program.device
         (n, d), r = w.A.shape, w.dt_proj.in_features
         require(w.in_bias is None and w.out_bias is None)

@@ -29,7 +29,6 @@ class CudaOps(Ops[DeviceLinear]):
     own = 0  # columns of a state that a thread of head_scan owns: 1, 2 or 4; 0: the kernel chooses, as with lanes
 
     def residual(self, begin: torch.Tensor, present: torch.Tensor | None = None) -> DeviceResidual:
-        """See Ops."""
         return DeviceResidual(begin, begin, present)
 
     def normed(self, residual: Residual, norm: PreNorm, dtype: torch.dtype) -> torch.Tensor:

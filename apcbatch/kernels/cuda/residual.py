@@ -35,7 +35,6 @@ class DeviceResidual(Residual):
         self.normed: tuple[PreNorm, torch.Tensor] | None = None
 
     def output(self) -> torch.Tensor:
-        """See Residual."""
         aside = self.aside
         if aside is not None and aside.dim() == 3:
             aside = sum_experts(aside, self.present)
@@ -48,13 +47,11 @@ class DeviceResidual(Residual):
         return delta if aside is None else aside + delta
 
     def rows(self, indices: torch.Tensor) -> DeviceResidual:
-        """See Residual."""
         taken = DeviceResidual(self.sum[indices], self.output()[indices] if self.has_delta else self.delta[indices])
         taken.has_delta = self.has_delta
         return taken
 
     def settled(self) -> torch.Tensor:
-        """See Residual."""
         if self.has_delta:
             self.normed = None
         return super().settled()

@@ -28,7 +28,6 @@ class DeviceShortConv:
         ops.leave(residual, C * y, w.out_proj)  # (t, h) -> (t, h)
 
     def list_launches(self, program: Program) -> None:
-        """See apcbatch.kernels.cuda.program.Listed."""
         w, launches, h = self._weights, program.launches, self._weights.conv_weight.shape[0]
         dtype = w.in_proj.dtype
         projected = program.product(program.normed(self._norm, dtype), w.in_proj)
