@@ -24,7 +24,8 @@ from apcbatch.model.families import family_of, load_model_config, quantised_weig
 from apcbatch.model.locate import DEMO_DIR
 from apcbatch.model.name_patterns import Patterns
 from apcbatch.model.own_dtype import own_dtype
-from apcbatch.model.weight_files import FLOATING, WeightFiles
+from apcbatch.model.quantization import Codec
+from apcbatch.model.weight_files import FLOATING, StoredTensor, WeightFiles
 from apcbatch.model.weights import Checkpoint
 from tests.effort import table
 from tests.model.folders import REMOVED, SINGLE, copy_of, refused, sharded, weights_of, with_config, with_weights
@@ -163,6 +164,21 @@ def test_a_folder_that_compressed_tensors_writes_is_read(
         for name, one in encoded.items():
             plain = name.removeprefix("model.").removeprefix("backbone.")
             assert_same(checkpoint.take(name, one.shape), expected[plain if plain in expected else name].bfloat16())
+
+
+@pytest.mark.parametrize("kind, group, columns, has_zeros, is_kept", [
+    ("fp8", 128, 2048, False, True), ("fp8", 100, 2048, False, False), ("fp8", 128, 2056, False, False),
+    ("int8", 0, 4096, False, True), ("int8", 16, 2048, False, False), ("int8", 32, 2048, True, False),
+    ("int8", 100, 1000, False, False), ("int4", 32, 2048, True, True), ("int4", 128, 2064, False, False),
+])  # fmt: skip
+def test_what_stays_encoded_on_cuda(kind: str, group: int, columns: int, has_zeros: bool, is_kept: bool) -> None:
+    """Catches a format that the CUDA kernels read wrongly or slowly, and one that a device before them should read."""
+    dtype, bits = {"fp8": ("F8_E4M3", 8), "int8": ("I8", 8), "int4": ("I32", 4)}[kind]
+    codec = Codec("", "", dtype, bits, "rows", ("_scale",), block=(1, group), zero="_zero_point" * has_zeros)
+    scales = {"scales": ("", StoredTensor(Path(), "BF16", (), 0, 0))}
+    weight = Encoded(Path(), "BF16", (256, columns), 0, codec, scales)
+    assert Keeping("encoded", "cuda", "bfloat16").keeps(WEIGHT, weight) == is_kept
+    assert not Keeping("encoded", "other", "bfloat16").keeps(WEIGHT, weight)
 
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96}

@@ -12,26 +12,14 @@ from collections.abc import Sequence
 import torch
 
 from apcbatch.kernels.cuda.extension import current_stream, extension
-from apcbatch.kernels.encoded_rows import CodeKind, Codes, EncodedRows
+from apcbatch.kernels.encoded_rows import Codes, EncodedRows
 
-GROUPS = (32, 64, 128)  # inputs that may share scales, beside all inputs of a row
 MOST_PARTS = 4  # a matrix of more runs of rows is decoded
 _RUN = 16  # rows: runs end at multiples of it
 _ONE_GROUP = 31  # shift of an input to its group, if a row has one scale
 _FP8_FACTOR = 2.0**120  # of scales: the kernels read an e4m3 code as bfloat16 bits, 2^-120 of its value
 _LEAST_ZERO = -8  # of int4: the lowest 7 bits of a scale are the zero, less this
 _SMALLEST, _LARGEST = 2.0**-100, 2.0**7  # scales whose products with any code are exact in float32
-
-
-def keeps(kind: CodeKind, group: int, columns: int, device: torch.device, has_zeros: bool = False) -> bool:
-    """Return True if the kernels of this device read weights of this number of columns as codes. group: columns that
-    share a scale. has_zeros: whether there are zero points. Needs compute capability 9."""
-    return (
-        (kind == "int4" or not has_zeros)
-        and (group >= columns or group in GROUPS)
-        and columns % (32 if kind == "int4" else 16) == 0
-        and torch.cuda.get_device_capability(device)[0] == 9
-    )
 
 
 class SharedScratch:
@@ -91,20 +79,18 @@ class CodedWeight:
 
 
 def coded_weight(weight: EncodedRows, scratch: SharedScratch) -> CodedWeight | torch.Tensor:
-    """Prepare encoded weights (out, in). Returns them decoded, in bfloat16, if the kernels do not take them."""
-    device = scratch.memory.device
+    """Prepare encoded weights (out, in), of a format that apcbatch.model.encoded.Keeping keeps on this device. Returns
+    them decoded, in bfloat16, if the kernels do not take their values."""
     runs = [run for _, _, run in weight.runs(_RUN)]
     codes = [run for run in runs if isinstance(run, Codes)]
-    if len(runs) > MOST_PARTS or not codes or not all(_is_kept(run, device) for run in codes):
-        return weight.decoded().to(device)
+    if len(runs) > MOST_PARTS or not codes or not all(map(_is_kept, codes)):
+        return weight.decoded().to(scratch.memory.device)
     return CodedWeight(runs, scratch)
 
 
-def _is_kept(run: Codes, device: torch.device) -> bool:
-    """Return True if the kernels take these codes. They multiply code and scale in bfloat16. So that this is the
-    float32 product rounded once, the scales must be exact in bfloat16; and no code may be NaN."""
-    if not keeps(run.kind, run.group, run.columns, device, run.zeros is not None):
-        return False
+def _is_kept(run: Codes) -> bool:
+    """Return True if the kernels take the values of these codes. They multiply code and scale in bfloat16. So that this
+    is the float32 product rounded once, the scales must be exact in bfloat16; and no code may be NaN."""
     sizes, zeros = run.scales.abs(), run.zeros
     if zeros is not None and not bool(((zeros >= _LEAST_ZERO) & (zeros < 128 + _LEAST_ZERO)).all()):
         return False
