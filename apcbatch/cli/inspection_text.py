@@ -20,7 +20,8 @@ def inspection_lines(found: Inspection, width: int | None, paint: Paint) -> Iter
     if found.text is not None:
         yield ""
         yield paint(f"Prompt: {counted(len(found.tokens), 'token')}, {counted(len(found.text), 'character')}", "bold")
-        yield from _text_lines(visible(found.text, keep="\n"), width)
+        for line in visible(found.text, keep="\n").split("\n"):
+            yield from [line] if width is None else fold(line, max(2, width))
     if found.tokens:
         yield ""
         what = "Tokens: position, id, text; * marks a special token, ── a boundary or a kept snapshot"
@@ -48,11 +49,6 @@ def _title(found: Inspection) -> str:
         place += f", turn {found.turn} of {found.turns[-1]}"
     name = f": {visible(found.custom_id)}" if found.custom_id else ""
     return f"{place}{name} ({found.format or 'of no known format'}, model {visible(found.model)})"
-
-
-def _text_lines(text: str, width: int | None) -> Iterator[str]:
-    for line in text.split("\n"):
-        yield from [line] if width is None else fold(line, max(2, width))
 
 
 def _token_lines(found: Inspection, width: int | None, paint: Paint) -> Iterator[str]:

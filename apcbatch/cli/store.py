@@ -61,7 +61,8 @@ def stat(folder: str, as_json: bool) -> None:
 
         import orjson
 
-        document = dataclasses.asdict(stats) | {"path": _unicode(stats.path)}
+        path = os.fsencode(stats.path).decode("utf-8", "replace")  # bytes that are not UTF-8 are replaced
+        document = dataclasses.asdict(stats) | {"path": path}
         echo_json(orjson.dumps(document))
         return
     stranded = f", {stats.num_stranded} of them stranded" if stats.num_stranded else ""
@@ -126,11 +127,6 @@ def _open(folder: str, **options: Any) -> Store:
     from apcbatch.store import Store
 
     return Store.open(folder, warn=warn, **options)
-
-
-def _unicode(path: str) -> str:
-    """Return a path as valid Unicode for JSON: bytes that are not UTF-8 are replaced."""
-    return os.fsencode(path).decode("utf-8", "replace")
 
 
 def _printable(text: str) -> str:

@@ -130,7 +130,7 @@ class ClusterEngine:
         self._cut()
         self._assign_units()
         if not self._results and self._num_unfinished:
-            self._poll(LONGEST_WAIT_S)
+            self._poll()
             self._assign_units()
         results, self._results = self._results, []
         return results
@@ -164,7 +164,7 @@ class ClusterEngine:
     def _first_facts(self) -> WorkerFacts:
         """Wait until a worker is ready, and return its facts."""
         while not self._workers.ready:
-            self._poll(LONGEST_WAIT_S)
+            self._poll()
         return self._workers.ready[0].known
 
     def _cut(self) -> None:
@@ -219,10 +219,10 @@ class ClusterEngine:
             worker.counts.states_received += node not in state.nodes
             state.nodes.add(node)
 
-    def _poll(self, seconds: float) -> None:
-        """Wait at most `seconds` for events, and handle them. Every WATCH_EVERY_S, also end workers that were silent
-        for too long. Raises StoppedError if no worker is left."""
-        for event in self._runtime.wait(seconds):
+    def _poll(self) -> None:
+        """Wait at most LONGEST_WAIT_S for events, and handle them. Every WATCH_EVERY_S, also end workers that were
+        silent for too long. Raises StoppedError if no worker is left."""
+        for event in self._runtime.wait(LONGEST_WAIT_S):
             worker = self._workers.get(event.worker)
             if worker is None:  # already ended
                 continue

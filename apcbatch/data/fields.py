@@ -306,11 +306,7 @@ def check_line(record: Mapping[str, Any], source_format: Format) -> tuple[str, .
 def unread_keys(record: Mapping[str, Any], shape: Shape) -> list[str]:
     """Return the unknown keys of a message, or of an object in it. Keys with an empty value are left out."""
     known = BY_SHAPE[shape]
-    return [str(name) for name, value in record.items() if name not in known and not _is_empty(value)]
-
-
-def _is_empty(value: object) -> bool:
-    return value is None or value == "" or value == [] or value == {}
+    return [str(name) for name, value in record.items() if name not in known and value not in (None, "", [], {})]
 
 
 @lru_cache(maxsize=1024)

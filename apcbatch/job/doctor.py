@@ -7,6 +7,7 @@ import platform
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -204,13 +205,10 @@ def _model(config: Config) -> str:
         pool_size_bytes=LEAST_POOL_BYTES,
         adapter=config.adapter,
     )
-    engine = Engine(config.model, options, warn=said.append)
-    try:
+    with closing(Engine(config.model, options, warn=said.append)) as engine:
         result = next(iter(engine.run([Request("doctor", [0], max_tokens=1)])))
         if result.error is not None:
             raise CheckFailed(f"model {config.model} does not answer: {result.error}", "check the checkpoint's files")
-    finally:
-        engine.close()
     found = f"{config.model} is complete, {engine.dtype}, fingerprint {engine.fingerprint[:12]}"
     folder = locate_model(config.model)
     ignored = ignored_tensors(folder, family_of(load_model_config(folder)).ignored)
@@ -298,12 +296,8 @@ def _store(folder: str | None) -> str:
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(folder) if folder else Path(scratch) / "store"
         is_new = not path.exists()
-        store = Store.open(path, warn=warnings.append)
-        try:
+        with Store.open(path, warn=warnings.append) as store:
             if store.is_read_only:
                 reason = warnings[-1] if warnings else "it is read-only"
                 raise CheckFailed(f"store {path}: {reason}", "give --store a folder that this user can write")
-        finally:
-            store.close()
-    where = f"{folder} can be written" + (" (made)" if is_new else "") if folder else "can be written; none given"
-    return where
+    return f"{folder} can be written" + (" (made)" if is_new else "") if folder else "can be written; none given"

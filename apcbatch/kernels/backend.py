@@ -7,7 +7,7 @@ its one backend, so `observed` sees all calls. Two engines of one process share 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
@@ -138,15 +138,15 @@ class BackendOf(Ops[LinearT]):
         return all(map(vars(self).__contains__, OPS))
 
     @contextmanager
-    def observed(self, around: Around, names: Collection[str] = OPS) -> Iterator[None]:
-        """Inside the `with` block, route each call of an op in `names` through around(name, op, *arguments). A pass
-        runs op by op only if `names` are all ops."""
-        for name in names:
+    def observed(self, around: Around) -> Iterator[None]:
+        """Inside the `with` block, a pass runs op by op, and each op's call goes through around(name, op,
+        *arguments)."""
+        for name in OPS:
             setattr(self, name, partial(around, name, getattr(self, name)))
         try:
             yield
         finally:
-            for name in names:
+            for name in OPS:
                 delattr(self, name)
 
 

@@ -29,7 +29,7 @@ from apcbatch.model.tensor_source import TensorSource, pack_scaled
 from apcbatch.model.weights import Checkpoint
 
 
-def check_sizes(model_dir: Path, config: ModelConfig, adapter: Adapter | None = None) -> None:
+def check_sizes(model_dir: Path, config: ModelConfig, adapter: Adapter | None) -> None:
     """Check the sizes in config.json that determine states and logits, and an adapter, against the weights' headers,
     before memory is allocated. Raises ModelError if they differ, or if a tensor's dtype is quantised or unknown."""
     family, h = family_of(config), config.hidden_size

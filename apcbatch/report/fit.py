@@ -54,7 +54,10 @@ def _texts_fit(document: dict[str, Any], room: int) -> bool:
 def _shorten_all(document: dict[str, Any], room: int) -> dict[str, Any]:
     """Drop all texts, round times, and cut ids to the greatest length that fits, unless two ids would become equal."""
     short = _cut(document, 0)
-    tables = [run["requests"] | _rounded_times(run["requests"]) for run in short["runs"]]
+    tables = [
+        run["requests"] | {name: list(map(_two_digits, run["requests"][name])) for name in ("prefill_ms", "decode_ms")}
+        for run in short["runs"]
+    ]
     short = _noted(_with_tables(short, tables), "times of requests are rounded to two digits, for the page to be small")
     if _packed_bytes([short], room) is not None:
         return short
@@ -94,10 +97,6 @@ def _with_tables(document: dict[str, Any], tables: list[dict[str, Any]]) -> dict
 
 def _noted(document: dict[str, Any], sentence: str) -> dict[str, Any]:
     return document | {"runs": [run | {"notes": [*run["notes"], sentence]} for run in document["runs"]]}
-
-
-def _rounded_times(table: dict[str, Any]) -> dict[str, list[int]]:
-    return {name: [_two_digits(value) for value in table[name]] for name in ("prefill_ms", "decode_ms")}
 
 
 def _two_digits(value: int) -> int:

@@ -94,7 +94,9 @@ def require_schema(database: Database) -> None:
     """Raise IndexDamaged unless the tables, triggers and indexes are exactly those of this version."""
     found = {
         (kind, name, table, statement or "")
-        for kind, name, table, statement in database.rows(_OBJECTS, (), is_text, is_text, is_text, _is_text_or_none)
+        for kind, name, table, statement in database.rows(
+            _OBJECTS, (), is_text, is_text, is_text, lambda value: value is None or is_text(value)
+        )
     }
     if found != _expected_objects():
         raise IndexDamaged("its tables are not those of a snapshot store")
@@ -172,10 +174,6 @@ def _expected_objects() -> frozenset[tuple[str, str, str, str]]:
         for statement in SCHEMA:
             connection.execute(statement)
         return frozenset((kind, name, table, sql or "") for kind, name, table, sql in connection.execute(_OBJECTS))
-
-
-def _is_text_or_none(value: object) -> bool:
-    return value is None or is_text(value)
 
 
 _WRITE_VERSION_AT = 18

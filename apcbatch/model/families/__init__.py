@@ -41,7 +41,7 @@ def load_model_config(model_dir: Path) -> ModelConfig:
     reader = ConfigReader(path, read_model_json(path))
     architectures = reader.values.get("architectures") or []
     name = architectures[0] if isinstance(architectures, list) and architectures else reader.values.get("model_type")
-    family = next((one for one in families() if name in _names(one)), None)
+    family = next((one for one in families() if name in (*one.architectures, one.model_type, *one.model_types)), None)
     if family is None:
         expected = f"one of {', '.join(name for one in families() for name in one.architectures)}"
         raise ModelError(f"{path} {_why_not(name, reader)}; expected {expected} (docs/models.md)")
@@ -87,10 +87,6 @@ def _why_not(name: object, reader: ConfigReader) -> str:
     if "ssm_cfg" not in reader.values:
         return "names no architecture"
     return "is of the mamba_ssm package and names no architecture: give the checkpoint converted for transformers (-hf)"
-
-
-def _names(family: Family) -> tuple[str, ...]:
-    return *family.architectures, family.model_type, *family.model_types
 
 
 def state_layout(config: ModelConfig, dtype: str) -> StateLayout:
