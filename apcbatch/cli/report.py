@@ -76,8 +76,7 @@ def report(
     from apcbatch.job.output_paths import check_outputs, odd_names, same_file
     from apcbatch.job.runfile import run_file_path
     from apcbatch.report.curve import read_curve
-    from apcbatch.report.document import make_document
-    from apcbatch.report.report_file import check_report, default_report, shown_bytes, write_report
+    from apcbatch.report.report_file import check_report, default_report, make_document, shown_bytes, write_report
 
     files = [find_out(name) for name in outs]
     for place, file in enumerate(files):

@@ -135,8 +135,7 @@ def _write_report(job: Job, path: str, flag: str) -> None:
     from apcbatch.data.input.files import reason
     from apcbatch.job.out_file import find_out
     from apcbatch.job.signals import Interrupted, Signals
-    from apcbatch.report.document import make_document
-    from apcbatch.report.report_file import check_report, shown_bytes, write_report
+    from apcbatch.report.report_file import check_report, make_document, shown_bytes, write_report
 
     try:
         with Signals(job.continue_command):

@@ -1,4 +1,4 @@
-"""Name, check and write the file of a report.
+"""Make the document of a report: runs, their comparisons, the block-size curve. Name, check and write its file.
 
 Invariant: a file that is not a report of this program is replaced only with --overwrite; a report is written
 atomically.
@@ -7,17 +7,44 @@ atomically.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from apcbatch.errors import UsageError
 from apcbatch.job.disk import Disk, write_file
+from apcbatch.job.out_file import OutFile
 from apcbatch.job.output_paths import STDOUT, without_suffixes
 from apcbatch.regular_files import kind_of, open_regular_file
+from apcbatch.report.comparison import compare
+from apcbatch.report.fit import fit
 from apcbatch.report.page import page
+from apcbatch.report.panels import Run, read_run
+from apcbatch.report.texts import Prompt
+from apcbatch.version import VERSION
 
 FIRST_BYTES = b"<!doctype html>\n<!-- apcbatch report"
 SUFFIX = ".report.html"
+FORMAT = 1
+Prompts = Callable[[Run], tuple[list[Prompt | None], dict[str, Any]]]
+
+
+def make_document(
+    outs: Sequence[OutFile], curve: dict[str, Any] | None = None, prompts: Prompts | None = None
+) -> dict[str, Any]:
+    """Read the OUTs and make the document, shortened so that it fits a page. curve: result of `curve.read_curve`.
+    prompts: returns the prompt of each row of a run, and its prefix tree. UsageError for an OUT that cannot be used."""
+    runs = [read_run(out) for out in outs]
+    documents = [run.as_document() for run in runs]
+    if prompts is not None:
+        for run, document in zip(runs, documents, strict=True):
+            document["requests"]["prompt_text"], document["tree"] = prompts(run)
+    comparisons = [
+        {"base": 0, "other": place, **compare(runs[0], runs[place], documents[0], documents[place])}
+        for place in range(1, len(runs))
+    ]
+    made = {"version": VERSION, "at": time.time()}
+    return fit({"format": FORMAT, "made": made, "runs": documents, "comparisons": comparisons, "curve": curve})
 
 
 def default_report(outs: Sequence[str]) -> str:

@@ -13,8 +13,8 @@ from apcbatch.cli.program import main
 from apcbatch.config import Config
 from apcbatch.data.input.inputs import find_inputs
 from apcbatch.job.out_file import find_out
-from apcbatch.report.document import make_document
 from apcbatch.report.prompts import PromptReader
+from apcbatch.report.report_file import make_document
 from tests.job.conftest import Outcome, apcbatch, engines, start  # noqa: F401
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "agents.jsonl"

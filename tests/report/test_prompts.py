@@ -17,9 +17,9 @@ from apcbatch.data.input.records import parse_record
 from apcbatch.errors import UsageError
 from apcbatch.job.inspection import inspect
 from apcbatch.job.out_file import find_out
-from apcbatch.report.document import make_document
 from apcbatch.report.panels import read_run
 from apcbatch.report.prompts import PromptReader, _said, _Source, _text
+from apcbatch.report.report_file import make_document
 from apcbatch.report.texts import ELLIPSIS, shortened_prompt
 from apcbatch.resolution import resolve
 from apcbatch.types import Request
