@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import torch
 
 from apcbatch import Engine, Request, Result
 from apcbatch.model.arena import StateArena
@@ -42,26 +41,6 @@ def snapshot_files(store: Path) -> list[Path]:
 def on_host(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The slots where the host reaches them, and as if they were on a device."""
     monkeypatch.setattr(StateArena, "on_host", request.param)
-
-
-@pytest.mark.drawn(3)
-def test_a_new_process_resumes_from_disk(folder: Path, tmp_path: Path) -> None:
-    """Catches a store that is not read, a wrong source in the count, and an answer that differs."""
-    prompt = tokens(1000, 1)
-    cold, _ = serve(folder, tmp_path, prompt)
-    warm, warnings = serve(folder, tmp_path, prompt)
-    assert (cold.cached_from, warm.cached_from, warm.cached_tokens) == ("none", "disk", 992)
-    assert (warm.token_ids, warm.logprobs) == (cold.token_ids, cold.logprobs)
-    assert not warnings
-
-
-@pytest.mark.drawn(3)
-def test_another_grid_hits_where_positions_coincide(folder: Path, tmp_path: Path) -> None:
-    """Catches keys that depend on the block size."""
-    prompt = tokens(1000, 2)
-    serve(folder, tmp_path, prompt, block_size=48)
-    warm, _ = serve(folder, tmp_path, prompt, block_size=32)
-    assert warm.cached_tokens == 960
 
 
 def test_other_weights_never_hit(tiny_checkpoint, tmp_path: Path) -> None:
@@ -107,66 +86,6 @@ def test_a_bad_file_is_a_miss(damage: str, folder: Path, tmp_path: Path) -> None
     assert warm.cached_tokens == 80
     assert len(warnings) == 1
     assert (warm.token_ids, warm.logprobs) == (cold.token_ids, cold.logprobs)
-
-
-@pytest.mark.drawn(3)
-def test_a_cap_smaller_than_one_conversation(folder: Path, tmp_path: Path) -> None:
-    """Catches a cap that is passed, or that costs an answer."""
-    prompt = tokens(1000, 6)
-    expected, _ = serve(folder, tmp_path / "large", prompt)
-    small, _ = serve(folder, tmp_path / "small", prompt, store_size_bytes=200_000)
-    assert sum(path.stat().st_size for path in snapshot_files(tmp_path / "small")) <= 200_000
-    assert (small.token_ids, small.logprobs) == (expected.token_ids, expected.logprobs)
-    again, _ = serve(folder, tmp_path / "small", prompt, store_size_bytes=200_000)
-    assert (again.token_ids, again.logprobs) == (expected.token_ids, expected.logprobs)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_snapshot_comes_back_from_disk_bit_for_bit(dtype: str, tiny_checkpoint, tmp_path: Path) -> None:
-    """Catches a part that is lost, rounded or taken for numbers of another dtype between memory and disk: recurrent
-    state, tail and the KV of a chain of two links."""
-    folder, prompt = tiny_checkpoint("jamba"), tokens(90, 23)
-    with closing_engine(folder, dtype=dtype, block_size=40, store=tmp_path) as engine:
-        list(engine.run([Request("r", prompt, max_tokens=1)]))
-        kept = engine.snapshot(prompt[:80])
-    with closing_engine(folder, dtype=dtype, block_size=40, store=tmp_path) as engine:
-        read = engine.snapshot(prompt[:80])
-    assert kept is not None and read is not None and list(kept) == list(read) == ["ssm", "conv", "kv"]
-    for name, part in kept.items():
-        assert (part.dtype, part.shape) == (read[name].dtype, read[name].shape)
-        assert torch.equal(part, read[name]) and part.any(), name
-    assert [str(part.dtype) for part in read.values()] == ["torch.float32", f"torch.{dtype}", f"torch.{dtype}"]
-
-
-@pytest.mark.drawn(3)
-@pytest.mark.slow
-def test_an_answer_whose_snapshot_was_dropped_meanwhile_is_not_stored(folder: Path, tmp_path: Path) -> None:
-    """Catches a slot that is written under the key of the snapshot that it held before: answers that run together in a
-    pool of a few snapshots, whose ends are kept until they are complete."""
-    options = {"block_size": 4, "policy": random.choice(["last", "planned"])}
-    with closing_engine(folder) as engine:
-        room = 3 * (engine.footprint.state_bytes + 64 * engine.footprint.kv_token_bytes)
-    requests = [
-        Request(str(seed), tokens(10 + seed, seed), max_tokens=3 + 5 * seed, ignore_eos=True) for seed in range(6)
-    ]
-    with closing_engine(folder, store=tmp_path, pool_size_bytes=room, max_running=4, **options) as engine:
-        results = {result.id: result for result in engine.run(requests)}
-    checked = 0
-    with (
-        closing_engine(folder, store=tmp_path) as stored,
-        closing_engine(folder, block_size=1, policy="all") as cold,
-    ):
-        for request in requests:
-            assert results[request.id].error is None
-            whole = [*request.token_ids, *results[request.id].token_ids]
-            list(cold.run([Request(request.id, whole, max_tokens=1)]))
-            for position in range(1, len(whole)):
-                found = stored.snapshot(whole[:position])
-                if found is not None:
-                    expected = cold.snapshot(whole[:position])
-                    assert all(torch.equal(found[name], expected[name]) for name in expected), position
-                    checked += 1
-    assert checked
 
 
 @contextmanager

@@ -42,39 +42,6 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Chunk]:
     return chunks
 
 
-@pytest.mark.drawn(4)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_one_row_and_five_have_the_same_bits(dtype: str, untied_folder: Path, way: str) -> None:
-    """Fault: logits of a row that depend on how many rows the pass has for its sequence."""
-    requests = [
-        Request(str(number), tokens(20 + number, number), max_tokens=41, ignore_eos=True, logprobs=True, top_logprobs=5)
-        for number in range(3)
-    ]
-    expected = without_drafts(untied_folder, requests, dtype=dtype, policy="none")
-    for max_running in (1, 3):
-        script = right(known(requests, expected), 4)
-        engine = drafting(untied_folder, script, dtype=dtype, policy="none", max_running=max_running, **STEADY)
-        found = by_id(engine.run(requests))
-        assert all(told(found[one.id]) == told(expected[one.id]) for one in requests)
-        assert engine.counters.decode_chunks == 3 * 8 and accepted(engine) == 3 * 32
-        engine.close()
-
-
-@pytest.mark.drawn(3)
-def test_a_sampled_token_is_drawn_and_not_the_likeliest_one(untied_folder: Path, way: str) -> None:
-    """Fault: a drafted token that is kept since it is the likeliest, or by a draw of its own, where the answer's draw
-    gives another."""
-    request = Request("a", PROMPT, max_tokens=40, temperature=0.7, seed=5, ignore_eos=True, logprobs=True)
-    expected = without_drafts(untied_folder, [request])["a"]
-    prefixes = [Request(str(n), PROMPT + expected.token_ids[:n], max_tokens=1) for n in range(1, 40)]
-    likeliest = {int(name): one.token_ids for name, one in without_drafts(untied_folder, prefixes).items()}
-    engine = drafting(untied_folder, lambda prompt, done: likeliest[len(done)], policy="none", **STEADY)
-    (found,) = engine.run([request])
-    assert told(found) == told(expected)
-    assert 0 < accepted(engine) < drafted(engine)
-    engine.close()
-
-
 @pytest.mark.drawn(8)
 @pytest.mark.parametrize("num_right", range(6))
 @pytest.mark.parametrize("then", ["plain", "another draft"])

@@ -15,13 +15,10 @@ from hypothesis import strategies as st
 from apcbatch import Engine, Request, Result
 from apcbatch.engine import step
 from apcbatch.engine.sampler import greedy
-from apcbatch.plan.planner import Planner
 from tests.effort import tries
 from tests.engine.opened import OpenedEngine
 from tests.engine.runs import by_id, serve, tokens, told
 from tests.engine.test_given_back import Books
-from tests.engine.test_tight_pool import requests_of
-from tests.plan.plan_oracle import dataset, make_plan
 
 ROOMY = 16 << 20
 
@@ -169,31 +166,6 @@ def test_greedy_answers_are_computed_once(
     engine.close()
 
 
-@pytest.mark.parametrize("max_running", [1, 2, 5])
-def test_more_prompts_than_slots_end(max_running: int, tiny_checkpoint: Callable[..., Path]) -> None:
-    """Catches slots that are all taken by states which answers are to start from, so that none can run; and a request
-    that is counted twice or not at all while its answers wait."""
-    engine = OpenedEngine(tiny_checkpoint("mamba"), policy="all", max_running=max_running, pool_size_bytes=ROOMY)
-    books = Books(engine)
-    requests = [
-        Request(str(k), tokens(10 + k, k), max_tokens=4, temperature=1.0, ignore_eos=True, n=n)
-        for k, n in enumerate([128, 2, 2, 1, 3, 5, 1, 2])
-    ]
-    for request in requests:
-        engine.submit(request)
-    left = len(requests)
-    for _ in range(2000):
-        assert engine.num_unfinished == left
-        assert len(books.scheduler.places.running) <= max_running
-        results = engine.step()
-        left -= len(results)
-        if not left:
-            break
-    assert left == 0
-    books.balance()
-    engine.close()
-
-
 @pytest.mark.parametrize("answer", [0, 1, 2])
 def test_an_answer_that_breaks_costs_its_own_request_alone(
     answer: int, tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
@@ -276,18 +248,6 @@ def test_only_the_first_answer_is_kept(tiny_checkpoint: Callable[..., Path]) -> 
     (result,) = engine.run([Request("a", prompt, max_tokens=13, temperature=1.0, ignore_eos=True, n=3)])
     held = [engine.boundaries(prompt + answer.token_ids) for answer in result.answers]
     assert held == [[8, 16, 24, 32], [8, 16], [8, 16]]
-    engine.close()
-
-
-def test_a_plan_holds_with_several_answers(tiny_checkpoint: Callable[..., Path]) -> None:
-    """Catches a snapshot of the plan that each answer counts as read, so that it goes before its last reader."""
-    base = tokens(40, 1)
-    data = dataset(*([*base, 60 + k, *base[:20]] for k in range(5)), base[:20])
-    plan = make_plan(data, Planner(8, "file"))
-    engine = Engine(tiny_checkpoint("jamba"), block_size=8, policy="planned", max_running=3, pool_size_bytes=ROOMY)
-    requests = [replace(request, n=3, temperature=1.0, max_tokens=5) for request in requests_of(data, plan)]
-    found = by_id(engine.run(requests))
-    assert [found[request.id].cached_tokens for request in requests] == [request.plan.resume_at for request in requests]
     engine.close()
 
 

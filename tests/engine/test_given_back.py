@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from apcbatch import Engine, Request
-from apcbatch.engine import step
 from apcbatch.engine.pool import SnapshotPool
 from apcbatch.plan.planner import Planner
 from tests.engine.opened import OpenedEngine
@@ -117,31 +116,6 @@ def test_after_a_look_for_longer_ones_on_disk(damaged: bool, open_books: Callabl
     (warm,) = books.engine.run([Request("long", prompt, max_tokens=4, ignore_eos=True)])
     assert (warm.cached_tokens, warm.cached_from) == ((32, "memory") if damaged else (96, "disk"))
     assert warm.token_ids == cold[0].token_ids
-    books.balance()
-
-
-def test_after_a_pass_that_failed(open_books: Callable[..., Books], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches slots, pages and promises lost with a pass that failed, and one that costs more than its own requests:
-    the others, and the same ones again, answer as ever."""
-    expected = by_id(list(open_books(policy="none").engine.run(conversations())))
-    books = open_books(max_running=3, max_batch_tokens=64)
-    run_pass, passes = step.run_pass, []
-
-    def fails_once(*arguments: Any) -> Any:
-        passes.append(arguments)
-        if len(passes) == 4:
-            raise RuntimeError("the pass broke")
-        return run_pass(*arguments)
-
-    monkeypatch.setattr(step, "run_pass", fails_once)
-    results = by_id(list(books.engine.run(conversations())))
-    failed = [result for result in results.values() if result.error is not None]
-    assert failed and len(results) == len(expected)
-    assert all(result.error.code == "internal" and "the pass broke" in str(result.error) for result in failed)
-    books.balance()
-    results |= by_id(list(books.engine.run([one for one in conversations() if results[one.id].error is not None])))
-    for name, result in results.items():
-        assert (result.token_ids, result.logprobs) == (expected[name].token_ids, expected[name].logprobs)
     books.balance()
 
 

@@ -11,74 +11,16 @@ from typing import Any
 import pytest
 
 from apcbatch import Engine, Request
-from apcbatch.plan.planner import Plan, Planner
+from apcbatch.plan.planner import Planner
 from apcbatch.types import RequestPlan
 from tests.effort import tries
 from tests.engine.opened import OpenedEngine
 from tests.engine.runs import planned_by_window, serve, tokens, told
 from tests.engine.test_pending_handover import WAYS
-from tests.plan.plan_oracle import Dataset, dataset, make_plan, random_dataset, random_windows, within_vocabulary
+from tests.plan.plan_oracle import dataset, make_plan, random_dataset, random_windows, within_vocabulary
 from tests.tiny import VOCAB
 
 PLENTY = 16 << 20
-
-
-def follow(engine: Engine, data: Dataset, plan: Plan) -> None:
-    """Serve the requests in the plan's order and compare what happened."""
-    requests = [
-        Request(
-            str(index), list(data.prompts[index]), max_tokens=1, keep_answer=False, ignore_eos=True,
-            plan=plan.requests[index],
-        )
-        for index in plan.order
-    ]  # fmt: skip
-    results = {int(name): result for name, result in serve(engine, requests).items()}
-    for index, todo in enumerate(plan.requests):
-        found = results[index]
-        assert found.error is None, data.where
-        assert (found.cached_tokens, found.ideal_cached_tokens) == (todo.resume_at, todo.ideal), (data.where, index)
-    counters = engine.counters
-    assert counters.snapshots_written == counters.snapshots_read == plan.snapshots_written, data.where
-    assert counters.snapshots_evicted == 0, data.where
-
-
-@pytest.mark.drawn(4)
-@pytest.mark.slow
-@pytest.mark.parametrize(("max_running", "max_batch_tokens"), [(1, 4096), (1, 23), (2, 23), (32, 23)])
-def test_the_engine_follows_the_plan(folder: Path, max_running: int, max_batch_tokens: int) -> None:
-    """Catches a follower that does not wait for its leader, a snapshot released early or late, and one without a
-    reader."""
-    for seed in random.sample(range(10**6), tries(20)):
-        data = within_vocabulary(random_dataset(seed), VOCAB)
-        for block_size, order in random.choice([((1, "auto"), (3, "file")), ((1, "file"), (3, "auto"))]):
-            plan = make_plan(data, Planner(block_size, order))
-            engine = Engine(
-                folder, block_size=block_size, policy="planned", max_running=max_running,
-                max_batch_tokens=max_batch_tokens, pool_size_bytes=PLENTY,
-            )  # fmt: skip
-            follow(engine, data, plan)
-            peak, planned = engine.counters.peak_live_snapshots, plan.peak_live_snapshots
-            if max_running == 1 and max_batch_tokens > 23:  # a prompt is one pass, as the plan takes it
-                assert peak == planned, data.where
-            elif max_running == 1:  # what was resumed from may be released before all of the prompt's own are there
-                assert (peak > 0) == (planned > 0) and peak <= planned, data.where
-
-
-@pytest.mark.parametrize("family", ["mamba", "jamba", "qwen3_5"])
-def test_the_engine_follows_a_plan_for_little_memory(family: str, tiny_checkpoint: Callable[..., Path]) -> None:
-    """Catches a pool that drops what the plan counts on: the plan's bytes are the pool's bytes, also where they are
-    those of one page."""
-    folder = tiny_checkpoint(family, **{"full_attention_interval": 2} if family == "qwen3_5" else {})
-    options = {"block_size": 2, "policy": "planned", "max_running": 1}
-    probe = Engine(folder, pool_size_bytes=PLENTY, **options)
-    footprint = probe.footprint
-    probe.close()
-    for seed in range(tries(60)):
-        data = within_vocabulary(random_dataset(seed), VOCAB)
-        capacity = int(0.6 * make_plan(data, Planner(2, "file", footprint)).peak_live_bytes)
-        if capacity >= footprint.state_bytes + footprint.page_bytes:
-            plan = make_plan(data, Planner(2, "file", footprint, capacity))
-            follow(Engine(folder, pool_size_bytes=capacity, **options), data, plan)
 
 
 @pytest.mark.slow

@@ -80,34 +80,6 @@ def test_as_many_tokens_are_restored(
     engine.close()
 
 
-@pytest.mark.drawn(2)
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("block_size", "expected"),
-    [(16, [0, 1184, 1456, 1712]), (1, [0, 1199, 1459])],
-)
-def test_a_growing_conversation(block_size: int, expected: list[int], engine_of) -> None:
-    """Catches states reached by decoding that are not kept: the answer fed back is reused but for its last token."""
-    engine = engine_of(block_size=block_size, pool_size_bytes=64 << 20)
-    prompt, cached = tokens(1000, 3), []
-    for turn in range(len(expected)):
-        result = serve(engine, prompt, max_tokens=200)
-        cached.append(result.cached_tokens)
-        prompt = prompt + result.token_ids + tokens(60, 30 + turn)
-    assert cached == expected
-
-
-@pytest.mark.drawn(3)
-@pytest.mark.parametrize(("max_running", "max_batch_tokens"), [(2, 2048), (6, 100), (32, 2048)])
-def test_submitted_together(max_running: int, max_batch_tokens: int, engine_of) -> None:
-    """Catches followers that compute the prefix which a leader is computing: each shared token is computed once."""
-    engine = engine_of(max_running=max_running, max_batch_tokens=max_batch_tokens)
-    prefix = tokens(1000, 4)
-    requests = [Request(str(i), prefix + [i + 1] + tokens(99, 40 + i)) for i in range(6)]
-    results = list(engine.run(requests))
-    assert sum(result.computed_tokens for result in results) == 1640
-
-
 @pytest.mark.drawn(1)
 def test_policy_last_keeps_one_boundary_a_prompt(engine_of) -> None:
     """Catches `last` keeping more than the end of each prompt and answer."""
@@ -129,36 +101,3 @@ def test_the_ideal_counts_what_runs_at_the_same_time(policy: str, engine_of) -> 
     engine = engine_of(policy=policy, max_running=6)
     ideals = {result.id: result.ideal_cached_tokens for result in engine.run(requests)}
     assert sorted(ideals.values()) == [0, 10, 10, 10, 10, 10]
-
-
-@pytest.mark.drawn(1)
-def test_a_small_pool_forgets_and_says_so(engine_of) -> None:
-    """Catches a pool that outgrows its size, and a dropped snapshot that is not reported as evicted."""
-    engine = engine_of(pool_size_bytes=1 << 20)
-    prompt = tokens(600, 18)
-    serve(engine, prompt)
-    for i in range(30):
-        serve(engine, tokens(600, 200 + i))
-    assert engine.parts.pool.held_bytes <= 1 << 20
-    again = serve(engine, prompt)
-    assert (again.cached_tokens, again.miss_reason) == (0, "evicted")
-
-
-@pytest.mark.drawn(1)
-def test_boundaries_and_snapshots_are_those_of_the_prefix(engine_of) -> None:
-    """Catches a snapshot of another shape, or one for a prefix that is not held."""
-    engine = engine_of()
-    prompt = tokens(40, 19)
-    serve(engine, prompt)
-    assert engine.boundaries(prompt) == [16, 32]
-    assert engine.snapshot(prompt) is None
-    snapshot = engine.snapshot(prompt[:32])
-    if "delta" in snapshot:
-        assert snapshot["delta"].shape == (3, 4, 8, 1, 12)
-        assert snapshot["conv"].shape == (3, 80, 3) and snapshot["kv"].shape == (1, 2, 32, 2, 16)
-        return
-    mamba_layers, d_inner, d_state = snapshot["ssm"].shape
-    assert (d_state, snapshot["ssm"].dtype) == (8, snapshot["ssm"].float().dtype)
-    assert snapshot["conv"].shape == (mamba_layers, d_inner, 3)
-    if "kv" in snapshot:
-        assert snapshot["kv"].shape == (1, 2, 32, 2, 10)

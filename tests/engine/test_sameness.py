@@ -107,23 +107,6 @@ def test_a_state_reached_by_decoding_equals_one_reached_by_prefill(family: str, 
 
 
 @pytest.mark.drawn(4)
-def test_sampling_does_not_depend_on_batch_mates(family: str, tiny_checkpoint) -> None:
-    """Catches a random stream shared between requests, or drawn in the order of steps."""
-    seed = random.randrange(1 << 30)
-    folder = tiny_checkpoint(family)
-    requests = agent_prompts(seed)
-    for request in requests:
-        request.temperature, request.top_p, request.seed = 4.0, 0.9, 7
-    alone = answers(Engine(folder, policy="none", max_running=1), requests)
-    together = answers(Engine(folder, max_running=32, pool_size_bytes=256 << 20), requests[::-1])
-    assert alone == together, f"seed {seed}"
-    for request in requests:
-        request.seed = 8
-    other = answers(Engine(folder, max_running=32, pool_size_bytes=256 << 20), requests)
-    assert other != alone
-
-
-@pytest.mark.drawn(4)
 def test_snapshots_do_not_depend_on_how_they_were_reached(family: str, tiny_checkpoint, tmp_path) -> None:
     """Catches a snapshot that is a function of more than its tokens: chunks, batch mates, RAM or disk."""
     seed = random.randrange(1 << 30)

@@ -17,8 +17,6 @@ from apcbatch.engine import scoring, step
 from apcbatch.engine.scoring import score_rows
 from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.model.causal_lm import CausalLM
-from apcbatch.plan.planner import Planner
-from apcbatch.plan.prefix_tree import PrefixTree
 from tests.effort import table, tries
 from tests.engine.opened import OpenedEngine
 from tests.engine.runs import by_id, serve, tokens
@@ -205,34 +203,3 @@ def test_a_prompt_that_breaks_fails_alone(
     assert [found[name].scores for name in "ab"] == [expected[name].scores for name in "ab"]
     books.balance()
     engine.close()
-
-
-def test_the_plan_knows_what_is_scored(tiny_checkpoint: Callable[..., Path]) -> None:
-    """Catches a plan whose requests are to resume from what they score: the turns of conversations, each scored from
-    its answer on, resume exactly where the plan says, in a pool of any size."""
-    turns = []
-    for k in range(4):
-        history = tokens(30, 0) + tokens(20, 10 + k)
-        for turn in range(3):
-            answer = tokens(5 + 7 * turn, 50 + 3 * k + turn)
-            turns.append((k, history + answer, len(history)))
-            history = history + answer + tokens(11, 90 + 3 * k + turn)
-    cached = []
-    for capacity in (None, 3 * 4096, 0):
-        tree = PrefixTree()
-        requests = [
-            Request(str(at), prompt, max_tokens=0, score_from=begin, keep_answer=False)
-            for at, (_, prompt, begin) in enumerate(turns)
-        ]
-        for (conversation, prompt, _), request in zip(turns, requests, strict=True):
-            tree.add(np.array(prompt, np.int32), conversation, request.resumable)
-        plan = Planner(8, "auto", capacity_bytes=capacity).plan(tree)
-        assert all(one.resume_at <= request.resumable for one, request in zip(plan.requests, requests, strict=True))
-        assert all(one.ideal < len(request.token_ids) for one, request in zip(plan.requests, requests, strict=True))
-        engine = Engine(tiny_checkpoint("mamba"), block_size=8, policy="planned", pool_size_bytes=ROOMY)
-        found = by_id(engine.run([replace(requests[at], plan=plan.requests[at]) for at in plan.order]))
-        assert [found[str(at)].cached_tokens for at in range(len(turns))] == [one.resume_at for one in plan.requests]
-        assert [found[str(at)].ideal_cached_tokens for at in range(len(turns))] == [one.ideal for one in plan.requests]
-        cached.append(plan.cached_tokens)
-        engine.close()
-    assert cached[0] > 0 and cached[0] >= cached[1] >= cached[2]

@@ -15,7 +15,6 @@ import torch
 from apcbatch import Engine, Request, Result
 from apcbatch.engine import step
 from apcbatch.engine.admission import PassBudget
-from apcbatch.prefix import prefix_key
 from tests.effort import tries
 from tests.engine.opened import OpenedEngine
 from tests.engine.runs import by_id, tokens, told
@@ -133,28 +132,6 @@ def test_each_reads_what_the_other_stored(
         assert {result.cached_from for result in warm.values()} >= {"disk"}, f"seed {seed}"
         assert {key: told(one) for key, one in cold.items()} == {key: told(one) for key, one in warm.items()}
     assert stored[1] and stored[1] == stored[3], f"seed {seed}"
-
-
-@pytest.mark.drawn(4)
-def test_snapshots_travel_between_one_stage_and_several(
-    folder: Path, open_engine: Callable[..., Engine], stages: Stages
-) -> None:
-    """Catches a snapshot for a worker of a cluster that only its own kind can read."""
-    prompt = tokens(100, 3)
-    sent, answers = [], []
-    for count in (1, 2):
-        stages(count)
-        engine = open_engine(folder)
-        answers.append(serve(engine, [Request("a", [*prompt, 5, 6], max_tokens=9)])["a"].token_ids)
-        key = prefix_key(engine.key_fingerprint, prompt, 96)
-        if count == 2:
-            other = open_engine(folder)
-            assert other.adopt_snapshot(key, 96, sent[0], reads=1)
-            found = serve(other, [Request("a", [*prompt, 5, 6], max_tokens=9)])["a"]
-            answers.append(found.token_ids)
-            assert found.cached_tokens == 96
-        sent.append(b"".join(bytes(part) for part in engine.export_snapshot(key)))
-    assert sent[0] == sent[1] and answers[0] == answers[1] == answers[2]
 
 
 class Watch:

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-from apcbatch.kernels.backend import NOT_FUSED
 from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.layer import AttentionWeights, PreNorm, QueryKeyNorms, rotary_steps
 from apcbatch.kernels.processor import set_isa
@@ -210,17 +209,6 @@ def test_instruction_sets_and_company_give_the_same_bits(every_isa: list[str], t
     alone = replace(one, token_ids=batch.token_ids[71:131], page_table=batch.page_table[2:3])
     alone = replace(alone, token_slots=batch.token_slots[71:131])
     assert same_bits(loaded.model.forward(alone), results[0][0][2:3])
-
-
-def test_without_a_fused_form_it_runs_by_its_ops(load: Load) -> None:
-    """Catches a model whose kind a backend has no fused form of, and that does not run then."""
-    backend = CpuBackend()
-    backend.kinds = {**backend.kinds, "attention": NOT_FUSED}
-    by_ops, fused = load("wide", backend=backend), load("wide")
-    assert not by_ops.model.runs_whole and fused.model.runs_whole
-    fused.restore(by_ops.states)
-    batch = by_ops.batch(*PASSES["prompts and decodes"])
-    assert same_bits(by_ops.model.forward(batch), fused.model.forward(batch))
 
 
 def test_sizes(load: Load) -> None:
