@@ -6,7 +6,6 @@ import gzip
 import json
 import os
 import shlex
-import signal
 import sys
 
 import fsspec
@@ -117,28 +116,6 @@ def test_a_summary_that_cannot_be_uploaded_is_a_warning(apcbatch, tmp_path, memo
     done = apcbatch(*RUN, "-o", "out.jsonl", "--summary", "memory://user:hush@bucket/summary.json")
     assert done.code == 0 and "--summary memory://bucket/summary.json was not written: no route to" in done.stderr
     assert "hush" not in done.stderr
-
-
-@pytest.mark.slow
-def test_killed_before_the_upload(start, tmp_path, whole):
-    """Fault: a kill loses answers that were to be uploaded."""
-    (tmp_path / "far").mkdir()
-    run = (*RUN, "-o", f"far://{tmp_path}/far/out.jsonl", "--max-running", 1)
-    process = start(*run, FAKE_HOLD_AT=2)
-    process.wait_for_lines(tmp_path / "out.jsonl", 2)
-    process.send(signal.SIGKILL)
-    process.end()
-    assert os.listdir(tmp_path / "far") == ["out.jsonl.run.json"]
-    process = start(*run, "--resume", FAKE_HOLD_AT=2)
-    process.wait_for_lines(tmp_path / "out.jsonl", 4)
-    process.send(signal.SIGINT)
-    stopped = process.end()
-    assert stopped.code == 130 and not (tmp_path / "far" / "out.jsonl").exists()
-    assert (
-        f"results in out.jsonl, for far://{tmp_path}/far/out.jsonl is made when the run is complete" in stopped.stderr
-    )
-    assert start(*shlex.split(stopped.final_line)[1:]).end().code == 0
-    assert answers(read_records(tmp_path / "far" / "out.jsonl")) == whole
 
 
 def test_no_secret_is_printed_or_kept(apcbatch, tmp_path, memory, whole):

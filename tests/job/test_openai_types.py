@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import re
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 from openai.types import Completion
-from openai.types.chat import ChatCompletion, ChatCompletionMessageFunctionToolCall
+from openai.types.chat import ChatCompletionMessageFunctionToolCall
 
-from apcbatch.cli.program import main
 from apcbatch.data.tokenization.tokenizer import load_tokenizer
 from apcbatch.job.out_file import find_out
 from apcbatch.report.panels import read_run
@@ -162,17 +160,3 @@ def test_a_rollout_of_an_earlier_version_goes_on(apcbatch, scripted, tmp_path):
     now = read_records(tmp_path / "out.jsonl")
     assert now[0] == earlier
     assert [one["apcbatch"]["request_digest"] for one in now] == [one["apcbatch"]["request_digest"] for one in whole]
-
-
-@pytest.mark.parametrize("options", [(), ("--logprobs", "--temperature", "1.5", "--turns", "rollout")])
-def test_the_demo_model_answers_in_these_types(tmp_path, monkeypatch, options):
-    """Fault: what real weights say, special tokens and halves of characters among it, is of no such type."""
-    monkeypatch.chdir(tmp_path)
-    lines = [conversation(number) for number in range(3)]
-    lines += [asked(f"t:{n}", prompt=[9, n], logprobs=0, max_tokens=16) for n in range(3)]
-    write_lines(tmp_path / "in.jsonl", lines)
-    assert main(["run", "in.jsonl", "-q", "--max-tokens", "16", *options]) == 0
-    found = [parsed(record) for record in read_records(Path("in.answers.jsonl"))]
-    assert len(found) == 9 and {type(one) for one in found} == {ChatCompletion, Completion}
-    has_logprobs = [one.choices[0].logprobs is not None for one in found]
-    assert all(has_logprobs) if options else any(has_logprobs)

@@ -9,7 +9,6 @@ import json
 import os
 import random
 import shlex
-import signal
 
 import pytest
 import zstandard
@@ -121,23 +120,6 @@ def test_a_refused_resume_leaves_everything_as_it_was(apcbatch, tmp_path, whole)
     torn = apcbatch(*RUN, "-o", "out.gz", "--resume")
     assert torn.code == 2 and "output out.gz cannot be unpacked: the compressed data ends too early" in torn.stderr
     assert not (tmp_path / "out.gz.part").exists()
-
-
-@pytest.mark.slow
-def test_killed_each_request_is_there_once(apcbatch, start, tmp_path, whole):
-    """Fault: SIGKILL loses or doubles an answer of a packed OUT."""
-    part = tmp_path / "out.gz.part"
-    before = 0
-    for lines in sorted(random.sample(range(1, 12), tries(3))):
-        process = start(*RUN, "-o", "out.gz", "--resume", FAKE_HOLD_AT=lines - before)
-        process.wait_for_lines(part, lines)
-        process.send(signal.SIGKILL)
-        assert process.end().code == -signal.SIGKILL
-        before = lines
-        assert not (tmp_path / "out.gz").exists()
-    last = start(*RUN, "-o", "out.gz", "--resume").end()
-    assert last.code == 0 and last.summary["already_done"] > 0
-    assert answers(unpacked(tmp_path / "out.gz")) == whole and not part.exists()
 
 
 def test_an_interrupted_run_says_where_its_answers_are(apcbatch, interrupt, tmp_path, whole):

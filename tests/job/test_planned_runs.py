@@ -27,30 +27,6 @@ def run(capsys: pytest.CaptureFixture[str], out: str, *options: str) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.slow
-def test_each_unique_token_is_computed_once(chats, capsys, tmp_path) -> None:
-    """Fault: a shared token is computed twice, a snapshot is written without a reader, or an answer changes."""
-    run(capsys, "cold.jsonl", "--policy", "none")
-    for how in (("file", "1"), ("auto", "2"), ("file", "32"), ("auto", "32")):
-        options = ("--order", how[0], "--max-running", how[1], "--overwrite")
-        summary = run(capsys, "out.jsonl", *options)
-        assert summary["requests"] == 15, how
-        assert summary["computed_tokens"] <= summary["unique_tokens"] + 15, how
-        assert summary["snapshots_written"] == summary["snapshots_read"] > 0, how
-        assert summary["snapshots_for_later"] == 0, how
-        assert answers(read_records(tmp_path / "out.jsonl")) == answers(read_records(tmp_path / "cold.jsonl")), how
-
-
-@pytest.mark.parametrize("window", ["1", "1000", "100000"])
-def test_a_window_bounds_what_is_read_ahead_and_loses_no_request(chats, capsys, tmp_path, window: str) -> None:
-    """Fault: a request at the edge of a window is lost or doubled."""
-    run(capsys, "out.jsonl", "--window-tokens", window)
-    records = read_records(tmp_path / "out.jsonl")
-    assert sorted(record["custom_id"] for record in records) == sorted(
-        f"c-{number}#{turn}" for number in range(5) for turn in (1, 2, 3)
-    )
-
-
 def test_a_run_says_what_a_larger_window_would_have_restored(chats, capsys, tmp_path) -> None:
     """Fault: a window that is too small costs tokens, and nothing says so, or the number is not what it costs."""
     texts = [f"{number} is a prompt that comes twice, " * 10 for number in range(5)] * 2

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import random
-from pathlib import Path
 
 import pytest
 
@@ -188,20 +187,3 @@ def test_lines_are_synced_every_few_seconds_and_at_the_end(apcbatch, tmp_path, c
     assert len([synced for synced in done if 0 < synced < size]) > 2 and done[-1] == size
     assert str(tmp_path / "sub" / "out.jsonl") in CutDisk.names, "the folder was synced"
     assert str(tmp_path / "sub" / "out.jsonl.run.json") in CutDisk.names
-
-
-def test_the_run_file_is_synced_before_it_gets_its_name(apcbatch, tmp_path, cut, monkeypatch):
-    """Fault: after a power cut OUT.run.json is there and empty."""
-    write_lines(tmp_path / "in.jsonl", [conversation(1)])
-    (tmp_path / "sub").mkdir()
-    CutDisk.begin(tmp_path / "sub")
-    whole = []
-    rename = CutDisk.rename
-
-    def watched(self, source, target):
-        whole.append(self.synced[self.now[source]] == Path(source).read_bytes() != b"")
-        rename(self, source, target)
-
-    monkeypatch.setattr(CutDisk, "rename", watched)
-    assert apcbatch(*RUN).code == 0
-    assert whole == [True] * 3, "as it is opened, with this process, and with its end"

@@ -72,23 +72,6 @@ def test_a_salt_makes_other_keys_and_none_leaves_them() -> None:
     assert {len(key) for key in made} == {32}
 
 
-def test_a_salt_from_its_file_is_the_same_salt(run, tmp_path) -> None:
-    """Fault: the line end of the file is a part of the salt, so that the text on the command line finds nothing."""
-    (tmp_path / "salt").write_text(SALT + "\n")
-    run("--cache-salt", SALT)
-    assert run("--cache-salt", "@salt")[0] > 0
-
-
-def test_a_file_that_holds_no_salt_is_a_sentence(run, tmp_path, capsys) -> None:
-    """Fault: a run without the salt that was asked for, or a traceback."""
-    for content in [None, b"", b"\n", b"\xff\xfe", b"x" * 4097]:
-        if content is not None:
-            (tmp_path / "salt").write_bytes(content)
-        run("--cache-salt", "@salt", code=2)
-        assert "--cache-salt: the file salt " in capsys.readouterr().err
-        assert not (tmp_path / "states").exists()
-
-
 @pytest.mark.drawn(2)
 @pytest.mark.parametrize("given", ["flag", "variable", "file"])
 def test_the_salt_is_written_nowhere(run, tmp_path, capsys, monkeypatch, given) -> None:

@@ -194,24 +194,6 @@ def test_each_recorded_answer_is_scored(run: Callable[..., Any]) -> None:
 
 
 @pytest.mark.slow
-def test_scores_are_the_same_cached_or_cold(run: Callable[..., Any]) -> None:
-    """Catches a score that depends on what was reused: the same bits under each policy, also read from a store."""
-    lines = recorded()
-    _, cold, _ = run(lines, "--score", "--policy", "none")
-    store = ("--store", "store", "--block-size", "8")
-    for options in (
-        ("--policy", "all", "--block-size", "8"),
-        ("--policy", "last", "--block-size", "8", "--max-running", "2"),
-        ("--policy", "planned", "--block-size", "1", "--max-batch-tokens", "13"),
-        store,
-        store,
-    ):
-        _, warm, summary = run(lines, "--score", "--overwrite", *options)
-        assert scores(cold) == scores(warm) and summary["cached_tokens"] > 0, options
-    assert summary["cached_by_source"]["disk"] > 0, "of the first run with the store"
-
-
-@pytest.mark.slow
 def test_a_scored_run_goes_on(run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches answers that are scored again, or taken for generated ones, when a run is resumed, and a run that
     continues by generating."""

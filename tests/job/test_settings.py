@@ -9,27 +9,6 @@ MESSAGES = [{"role": "user", "content": "Hi"}]
 SHAREGPT = [{"from": "human", "value": "Hi"}]
 
 
-def test_a_setting_of_a_line_wins_over_the_option(apcbatch, tmp_path):
-    """Fault: `max_tokens` beside `messages` does nothing, or holds for the first turn alone."""
-    lines = [
-        conversation(1) | {"max_tokens": 2, "logprobs": True},
-        {"id": "s", "conversations": SHAREGPT, "max_tokens": 3},
-        batch_line("b", max_tokens=4),
-        conversation(4, turns=1),
-    ]
-    write_lines(tmp_path / "in.jsonl", lines)
-    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 5)
-    assert done.code == 0, done.stderr
-    found = {
-        record["custom_id"]: (
-            record["response"]["body"]["usage"]["completion_tokens"],
-            record["response"]["body"]["choices"][0]["logprobs"] is not None,
-        )
-        for record in read_records(tmp_path / "out.jsonl")
-    }
-    assert found == {"c-1#1": (2, True), "c-1#2": (2, True), "s#1": (3, False), "b": (4, False), "c-4#1": (5, False)}
-
-
 def test_a_line_without_drafts_has_the_same_answers(apcbatch, engines, tmp_path):
     """Fault: `draft: false` is dropped on the way, or moves the draws of a line without an id, or makes the request
     another one for --resume."""

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
-import random
-import signal
 
 import pytest
 
 from tests.chats import conversation, read_records, write_lines
-from tests.effort import tries
 from tests.job.conftest import answers
 
 OPTIONS = ("--max-tokens", 2, "--progress", "none", "-q")
@@ -53,22 +50,6 @@ def test_several_files_are_answered_as_one(apcbatch, tmp_path, shards):
     [bad] = [record for record in records if record["error"]]
     assert bad["line"] == 4 and bad["error"]["message"].endswith(" (b.jsonl, line 4)")
     assert "file" not in read_records(tmp_path / "whole.jsonl")[0]["apcbatch"]
-
-
-@pytest.mark.slow
-def test_killed_each_request_is_there_once(apcbatch, start, tmp_path, shards):
-    """Fault: SIGKILL between two files loses or doubles a request."""
-    run = ("run", *FILES, "-o", "out.jsonl", *OPTIONS, "--max-running", 2)
-    before = 0
-    for lines in sorted(random.sample(range(1, 15), tries(3))):
-        process = start(*run, "--resume", FAKE_HOLD_AT=lines - before)
-        process.wait_for_lines(tmp_path / "out.jsonl", lines)
-        process.send(signal.SIGKILL)
-        assert process.end().code == -signal.SIGKILL
-        before = lines
-    last = start(*run, "--resume").end()
-    assert last.code == 3 and last.summary["already_done"] > 0
-    assert without_errors(answers(read_records(tmp_path / "out.jsonl"))) == without_errors(shards)
 
 
 def test_other_files_or_another_order_keep_what_is_answered(apcbatch, tmp_path, shards):
