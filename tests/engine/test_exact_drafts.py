@@ -11,35 +11,17 @@ import numpy as np
 import pytest
 
 from apcbatch import Engine, Request
-from apcbatch.engine.sequence import Chunk
-from tests.engine.runs import by_id, tokens, told
+from tests.engine.runs import told
 from tests.engine.scripted_drafts import (
     PROMPT,
     STEADY,
     accepted,
-    drafted,
     drafting,
-    known,
     right,
     without_drafts,
     wrong,
 )
 from tests.engine.test_given_back import Books
-
-
-@pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[Chunk]:
-    """The chunks of all passes that are launched, in order."""
-    from apcbatch.engine import step
-
-    run_pass, chunks = step.run_pass, []
-
-    def noted(model: Any, decodes: Any, ours: list[Chunk], before: Any = None) -> Any:
-        chunks.extend(replace(chunk) for chunk in ours)
-        return run_pass(model, decodes, ours, before)
-
-    monkeypatch.setattr(step, "run_pass", noted)
-    return chunks
 
 
 @pytest.mark.drawn(8)
@@ -123,48 +105,3 @@ def test_an_end_inside_a_draft(what: str, most: int, untied_folder: Path, way: s
     assert max(engine.boundaries(PROMPT + answer), default=0) <= len(PROMPT) + first + 1
     books.balance()
     engine.close()
-
-
-def test_a_draft_ends_before_a_snapshot(untied_folder: Path, way: str, launched: list[Chunk]) -> None:
-    """Fault: a snapshot whose state has tokens that were drafted, or which is left out where a draft goes past it."""
-    request = Request("a", PROMPT, max_tokens=60, ignore_eos=True, logprobs=True)
-    plain = Engine(untied_folder, policy="all", draft=(), **STEADY)
-    (expected,) = plain.run([request])
-    engine = drafting(untied_folder, right({tuple(PROMPT): [expected.token_ids]}, 40), policy="all", **STEADY)
-    launched.clear()
-    (found,) = engine.run([request])
-    assert told(found) == told(expected) and accepted(engine) > 40
-    for chunk in launched:
-        kept = [position for position in (32, 48, 64) if chunk.begin < position <= chunk.begin + chunk.num_rows]
-        assert [keep.position for keep in chunk.keep if keep.position > 20] == kept, chunk
-        assert not (chunk.draft and kept), chunk
-    whole = PROMPT + expected.token_ids
-    assert engine.boundaries(whole) == plain.boundaries(whole) == [16, 32, 48, 64]
-    for position in (32, 48, 64):
-        ours, theirs = engine.snapshot(whole[:position]), plain.snapshot(whole[:position])
-        assert all(ours[name].equal(theirs[name]) for name in theirs), position
-    engine.close()
-    plain.close()
-
-
-@pytest.mark.drawn(4)
-@pytest.mark.parametrize("max_running", [1, 2, 16])
-def test_answers_fork_and_are_drafted(max_running: int, untied_folder: Path, way: str) -> None:
-    """Fault: several answers that share a state, a page or a draft; or a draft in the pass that forks."""
-    requests = [Request(str(number), tokens(20 + number, number), max_tokens=30, temperature=1.2, n=4, logprobs=True)
-                for number in range(2)]  # fmt: skip
-    expected = without_drafts(untied_folder, requests)
-    draft = right(known(requests, expected), 6)
-
-    def spoilt(prompt: list[int], done: list[int]) -> Sequence[int]:
-        drafted = list(draft(prompt, done))
-        return drafted[:3] + [wrong(one) for one in drafted[3:4]] + drafted[4:]
-
-    for script in (draft, spoilt):
-        engine = drafting(untied_folder, script, policy="all", max_running=max_running, **STEADY)
-        books = Books(engine)
-        found = by_id(engine.run(requests))
-        assert all(told(found[one.id]) == told(expected[one.id]) for one in requests)
-        assert 0 < accepted(engine) <= drafted(engine) - (script is spoilt)  # right ones may all be accepted
-        books.balance()
-        engine.close()

@@ -72,14 +72,6 @@ def test_forced_tokens_take_fewer_passes(
     plain.close()
 
 
-def test_no_forced_token_is_drafted_without_drafts(demo: Tokenizer, compiler: GrammarCompiler) -> None:
-    """Fault: `--draft none`, or `draft: false`, that verifies forced tokens."""
-    structure = check_structured_output({"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}}, None)
-    request = Request("a", [5, 6, 7], max_tokens=100, constraint=ConstraintFactory(compiler, structure), draft=False)
-    (result,) = serve(Engine("demo"), [request]).values()
-    assert result.drafted_tokens == 0
-
-
 class Allows:
     """A user's constraint: even tokens, without `forced`."""
 
