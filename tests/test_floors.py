@@ -128,12 +128,13 @@ def test_tests_import_transformers_only_as_their_oracle() -> None:
     assert found == [ROOT / "tests" / "test_demo_model.py"], found
 
 
-def test_help_needs_no_torch() -> None:
-    """Catches a heavy import at start-up, which makes --help slow."""
+def test_help_and_names_need_no_torch() -> None:
+    """Catches a heavy import at start-up, which makes --help slow, or one of `import apcbatch` or of its names."""
     code = (
         "import sys; before = set(sys.modules); import apcbatch.cli.program\n"
         "heavy = {'torch', 'transformers', 'datasets', 'pandas', 'pyarrow', 'numpy', 'tqdm', 'yaml', 'sqlite3',\n"
         "    'tokenizers'} & set(sys.modules) - before\n"
-        "assert not heavy, heavy"
+        "assert not heavy, heavy\n"
+        "from apcbatch import LLM, Answer; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=PACKAGE.parent)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import re
 
-import numpy as np
 import pytest
 
 from apcbatch.display import cells
-from apcbatch.store import Store
 from tests.terminal import in_terminal
 
 pytestmark = pytest.mark.slow  # each starts a process
@@ -39,7 +37,7 @@ def lines_of(screen: str) -> list[str]:
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("columns", [40, 100])
 def test_a_run(folder, columns):
-    """Fault: at 60 columns the lines of a run are a heap, or the last lines are JSON."""
+    """Fault: at 60 columns the lines of a run are a heap, the last lines are JSON, or the bar wipes OUT's name off."""
     code, screen = in_terminal(RUN, columns, folder, "tests.job.fake_main")
     lines = lines_of(screen)
     assert code == 3 and "\x1b[32mok\x1b[0m" in screen and "\x1b[31merror\x1b[0m" in screen
@@ -61,38 +59,3 @@ def test_no_colours_where_none_are_wanted(folder):
     assert "\x1b" not in plain and "Refused: nothing" in plain
     _, coloured = in_terminal(["show", "in.jsonl"], 80, folder)
     assert "\x1b" in coloured and plain.splitlines() == ESCAPE.sub("", coloured).splitlines()
-
-
-@pytest.mark.drawn(1)
-@pytest.mark.parametrize("columns", [60, 120])
-def test_plan_and_help(folder, columns):
-    """Fault: the table is folded by the terminal into a heap of numbers."""
-    code, screen = in_terminal(["plan", "in.jsonl", "--block-sizes", "16,64"], columns, folder)
-    assert code == 0 and all(cells(line) <= columns for line in lines_of(screen)), screen
-    assert ("left out at this width" in screen) == (columns < 115)
-    assert "planned" in screen and "hit rate" in screen and "stored" in screen
-    code, screen = in_terminal(["plan", "-h"], columns, folder)
-    options = screen.partition("Examples:")[0].splitlines()
-    assert code == 0 and all(len(line) <= columns for line in options)
-
-
-@pytest.mark.drawn(1)
-@pytest.mark.parametrize("columns", [40, 200])
-def test_the_rows_of_a_store(tmp_path, columns):
-    """Fault: a row is broken in the middle of a number."""
-    with Store.open(tmp_path / "s", warn=pytest.fail) as store:
-        store.register(b"f" * 32, "a-model-with-a-name")
-        store.put(b"k" * 32, 64, None, b"f" * 32, {"ssm": np.zeros((2, 64), np.float32)})
-    code, screen = in_terminal(["store", "stat", "s"], columns, tmp_path)
-    lines = lines_of(screen)
-    assert code == 0 and all(cells(line) <= columns for line in lines), screen
-    words = " ".join(screen.split())
-    assert "up to 64 tokens" in words and "restored 0 times" in words and "a-model-with-a-name" in words
-    assert len(lines) == 3 or columns < 200
-
-
-def test_a_verdict_has_its_colour(tmp_path):
-    """Fault: a check that failed looks like the others."""
-    _, screen = in_terminal(["doctor", "--model", "nothing"], 60, tmp_path)
-    assert "\x1b[32mok\x1b[0m    python" in screen and "\x1b[31mFAIL\x1b[0m  model" in screen
-    assert all(cells(line) <= 60 for line in lines_of(screen))

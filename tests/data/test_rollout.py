@@ -11,8 +11,6 @@ import pytest
 
 from apcbatch.data.chat.render import Renderer
 from apcbatch.data.chat.rollout import Rollout
-from apcbatch.data.conversation import Conversation
-from apcbatch.data.input.records import parse_record
 from apcbatch.errors import RequestError
 from tests.data.conftest import STABLE_TEMPLATE, UNSTABLE_TEMPLATE, conversation
 from tests.effort import table
@@ -159,16 +157,3 @@ def test_a_refused_history_ends_the_rollout_with_its_line(make_renderer: Callabl
     with pytest.raises(RequestError, match="refuses") as caught:
         Rollout(make_renderer("chatml", "{{ raise_exception('never') }}"), RECORD)
     assert caught.value.line == 7
-
-
-@table("url", ["/v1/chat/completions", "/v1/completions"])
-def test_a_batch_line_is_one_request(make_renderer: Callable[..., Renderer], url: str) -> None:
-    """Rollout changes nothing for it."""
-    body = {"prompt": [1, 2]} if url == "/v1/completions" else {"messages": RECORD.messages}
-    record = parse_record({"custom_id": "b", "method": "POST", "url": url, "body": body}, 1)
-    assert isinstance(record, Conversation)
-    renderer = make_renderer()
-    rollout = Rollout(renderer, record)
-    assert (rollout.num_turns, rollout.prompt.custom_id) == (1, "b")
-    assert rollout.prompt.token_ids.tolist() == renderer.render(record).prompts[0].token_ids.tolist()
-    assert rollout.advance([1], stopped=False) is None

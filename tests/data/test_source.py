@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import random
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -213,21 +212,6 @@ def test_wrong_inputs_are_told_at_once(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").symlink_to("absent")
     with pytest.raises(UsageError, match="cannot read .*a.jsonl: no such file"):
         open_source(str(tmp_path / "*.jsonl"))
-
-
-@pytest.mark.slow
-def test_importing_data_imports_nothing_heavy() -> None:
-    """`--help` must not wait for torch, transformers or datasets."""
-    root = Path(__file__).parents[2]
-    paths = (path.relative_to(root).with_suffix("") for path in (root / "apcbatch" / "data").rglob("[!_]*.py"))
-    names = [".".join(path.parts) for path in paths]
-    names.remove("apcbatch.data.chat.template_child")  # a process of its own
-    heavy = "torch transformers tokenizers datasets pyarrow jinja2"
-    code = f"import sys, {', '.join(names)}; print([name for name in '{heavy}'.split() if name in sys.modules])"
-    names_found = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root
-    ).stdout
-    assert len(names) > 10 and names_found.strip() == "[]"
 
 
 @pytest.mark.drawn(1)

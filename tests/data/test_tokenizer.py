@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -66,18 +64,6 @@ def test_a_folder_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     (folder / "tokenizer.json").write_text('{"version": "1.0", "added_tokens": []}')
     with pytest.raises(ModelError, match="the tokenizer in .* cannot be loaded: .*; expected tokenizer.json"):
         load_tokenizer(folder)
-
-
-@pytest.mark.slow
-def test_loading_does_not_import_torch(model_dir: Callable[..., Path]) -> None:
-    """`plan` needs no weights and should not wait for torch."""
-    code = (
-        "import sys; from apcbatch.data.chat.render import Renderer; "
-        f"renderer = Renderer.load({str(model_dir('gpt2'))!r}); "
-        "renderer.template.render([{'role': 'user', 'content': 'x'}]); print('torch' in sys.modules)"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert found.stdout.strip() == "False"
 
 
 def test_only_what_splits_a_text_everywhere_is_a_marker(tmp_path: Path) -> None:

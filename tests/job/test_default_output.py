@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import gzip
 import os
-import pty
 import shlex
-import subprocess
-import sys
 
 import pytest
 
 from apcbatch.errors import UsageError
 from apcbatch.job.output_paths import default_output
 from tests.chats import conversation, read_records, write_lines
-from tests.job.conftest import ROOT, answers
+from tests.job.conftest import answers
 
 OUT = "chats.answers.jsonl"
 OPTIONS = ("--max-tokens", 2)
@@ -112,28 +109,3 @@ def test_the_command_that_continues_finds_the_answers(apcbatch, interrupt, tmp_p
     assert apcbatch(*words[words.index("run") :]).code == 0
     assert len(answers(read_records(output))) == 8
     assert sorted(os.listdir(tmp_path)) == sorted([name, output.name, f"{output.name}.run.json"])
-
-
-@pytest.mark.slow
-def test_on_a_terminal_the_name_is_the_first_and_the_last_word(tmp_path):
-    """Fault: the bar wipes the name off the screen, or it is said only where nobody looks."""
-    screen, terminal = pty.openpty()
-    command = [sys.executable, "-m", "tests.job.fake_main", "run", "chats.jsonl", *map(str, OPTIONS), "-q"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "TERM": "xterm"}
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=terminal) as run:
-        os.close(terminal)
-        shown = b""
-        while piece := _read(screen):
-            shown += piece
-    os.close(screen)
-    lines = [line.rpartition(b"\r")[2].strip() for line in shown.replace(b"\r\n", b"\n").splitlines()]
-    assert run.returncode == 0 and lines[0] == f"results go to {OUT}".encode()
-    assert lines[-1].endswith(f"results in {OUT}".encode())
-
-
-def _read(screen: int) -> bytes:
-    """What is on the screen next; nothing once the program has left it."""
-    try:
-        return os.read(screen, 4096)
-    except OSError:
-        return b""

@@ -24,26 +24,6 @@ def by_conversation(path):
     return found
 
 
-def test_each_prompt_is_built_on_the_answers_before(apcbatch, chats, tmp_path, monkeypatch):
-    """Fault: the recorded answer is fed back instead of the generated one, or a turn begins too early."""
-    from tests.job.fakes import FakeEngine
-
-    prompts = {}
-    submit = FakeEngine.submit
-
-    def watched(self, request):
-        prompts[request.tag.ticket.custom_id] = [int(token) for token in request.token_ids]
-        submit(self, request)
-
-    monkeypatch.setattr(FakeEngine, "submit", watched)
-    assert apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS).code == 0
-    for name, turns in by_conversation(tmp_path / "out.jsonl").items():
-        assert set(turns) == {1, 2, 3}
-        for turn in (1, 2):
-            begin = prompts[f"{name}#{turn}"] + turns[turn]["apcbatch"]["completion_token_ids"]
-            assert prompts[f"{name}#{turn + 1}"][: len(begin)] == begin
-
-
 def test_turns_that_are_begun_go_before_new_conversations(apcbatch, chats, engines, tmp_path):
     """Fault: second turns wait behind the first ones of the whole input, and their states are gone."""
     apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--max-running", 2)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -132,22 +131,6 @@ def test_every_finished_answer_is_valid_and_the_same_however_it_is_run(run, tmp_
     for options in (("--max-running", 16, "--store", tmp_path / "s", "--block-size", 16), ("--store", tmp_path / "s")):
         code, again = run(lines, *options)
         assert code == 0 and tokens(again) == tokens(cold), options
-
-
-@pytest.mark.drawn(1)
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["mamba", "jamba"])
-def test_random_weights_follow_a_form_too(family, tiny_checkpoint, run, tmp_path):
-    """Fault: only a model that writes JSON anyway does."""
-    model = Path(shutil.copytree(tiny_checkpoint(family, vocab_size=4096), tmp_path / family))
-    for name in TOKENIZER_FILES:
-        if (DEMO / name).exists():
-            shutil.copy(DEMO / name, model)
-    count = tries(60)
-    lines, schemas = lines_of(count)
-    code, records = run(lines, "--model", model)
-    assert code == 0 and check_against(schemas, records) > count / 3
-    assert tokens(run(lines, "--model", model, "--policy", "none", "--max-running", 1)[1]) == tokens(records)
 
 
 @pytest.mark.slow
@@ -278,15 +261,3 @@ def test_resume_compares_the_form(run):
     _, other = run([chat("a", guided_choice=["no"]), chat("b")])
     digests = [{name: one["apcbatch"]["request_digest"] for name, one in each.items()} for each in (first, other)]
     assert digests[0]["a"] != digests[1]["a"] and digests[0]["b"] == digests[1]["b"]
-
-
-@pytest.mark.slow
-def test_without_a_form_the_library_is_not_imported():
-    """Fault: `--help`, and every run, wait for a library that they do not use."""
-    import subprocess
-    import sys
-
-    program = "import sys, apcbatch.data.chat.render, apcbatch.cli.program; print('llguidance' in sys.modules)"
-    assert (
-        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "False\n"
-    )
