@@ -12,11 +12,7 @@ import orjson
 import pytest
 
 from apcbatch.report.comparison import (
-    MEASURES,
     MOST_LISTED,
-    _changed_options,
-    _measures,
-    _misses,
     _tokens_of,
     first_difference,
 )
@@ -53,6 +49,8 @@ def test_equal_runs_are_the_same_bit_for_bit(real: Callable[..., Outcome], tmp_p
     assert rows["total seconds"] == (cold["seconds"]["total"], warm["seconds"]["total"])
     assert {row["reason"]: row["base"] for row in made["misses"] if row["base"]} == cold["miss_reasons"]
     assert {row["reason"]: row["other"] for row in made["misses"] if row["other"]} == warm["miss_reasons"]
+    counts = [row["base"] + row["other"] for row in made["misses"]]
+    assert len(counts) > 1 and counts == sorted(counts, reverse=True), "the most frequent reasons first"
     changed = {row["name"]: (row["base"], row["other"]) for row in made["changed_options"]}
     assert changed == {"policy": ("none", "all"), "block_size": (64, 16)}
 
@@ -120,11 +118,20 @@ def test_failures_and_other_models_are_told_apart(out: Path, tmp_path: Path) -> 
     write_records(tmp_path / "failed.jsonl", records)
     [made] = document_of(out, tmp_path / "failed.jsonl")["comparisons"]
     assert (made["different_count"], made["failed_count"], made["other_model"]) == (1, 1, True)  # it has no run file
+    alone = {row["name"]: row["base"] for row in made["rows"] if row["other"] is None}
+    assert alone["total seconds"] > 0 and None not in alone.values(), "a number that the other run has not"
+    assert {row["name"]: row["other"] for row in made["changed_options"]} == {
+        "version": None,
+        "model_fingerprint": None,
+    }
     facts = orjson.loads((tmp_path / "out.jsonl.run.json").read_bytes())
     for fingerprint, is_other in ((facts["model_fingerprint"], False), ("0" * 32, True)):
-        (tmp_path / "failed.jsonl.run.json").write_bytes(orjson.dumps(facts | {"model_fingerprint": fingerprint}))
+        other = {"model_fingerprint": fingerprint} | ({"version": "0"} if is_other else {})
+        (tmp_path / "failed.jsonl.run.json").write_bytes(orjson.dumps(facts | other))
         [made] = document_of(out, tmp_path / "failed.jsonl")["comparisons"]
         assert made["other_model"] == is_other
+        changed = {row["name"]: row["other"] for row in made["changed_options"]}
+        assert changed == ({"version": "0", "model_fingerprint": fingerprint} if is_other else {})
 
 
 def test_of_many_differences_the_first_are_listed(out: Path, tmp_path: Path) -> None:
@@ -178,46 +185,3 @@ def test_a_line_that_is_too_long_has_no_tokens() -> None:
     """Fault: a line of an OUT that is left out because of its size ends the report when answers are compared."""
     out: Any = SimpleNamespace(read=lambda: iter([(1, None), (2, b'{"id":"other","x":1}')]))
     assert _tokens_of(out, {"a"}) == {}
-
-
-def test_a_measure_of_one_run_alone_is_shown() -> None:
-    """Fault: a number is left out because the other run has none, or a row has no number at all."""
-    bare: dict[str, Any] = {key: None for _, _, key in MEASURES} | {"seconds": None}
-    full = bare | {"hit_rate": 0.5, "seconds": {"load": 0.0}}
-    rows = [
-        {"name": "restored share", "unit": "share", "base": None, "other": 0.5},
-        {"name": "load seconds", "unit": "s", "base": None, "other": 0.0},
-    ]
-    assert list(_measures(bare, full)) == rows and list(_measures(bare, bare)) == []
-    assert list(_measures(full, bare)) == [row | {"base": row["other"], "other": None} for row in rows]
-
-
-def test_what_was_run_is_compared_by_its_options_version_and_model() -> None:
-    """Fault: two runs of different versions or models are said to differ in nothing but their speed."""
-
-    def run(version: str | None, model: str, **options: Any) -> Any:
-        run_file = None if version is None else {"version": version, "model_fingerprint": model}
-        return SimpleNamespace(options=options, run_file=run_file)
-
-    base = run("1.0", "m", block_size=64, policy="all", gone=1)
-    assert _changed_options(base, run("1.0", "m", block_size=64, policy="all", new=2)) == []
-    assert _changed_options(base, run("1.1", "n", block_size=16, policy="all")) == [
-        {"name": "block_size", "base": 64, "other": 16},
-        {"name": "version", "base": "1.0", "other": "1.1"},
-        {"name": "model_fingerprint", "base": "m", "other": "n"},
-    ]
-    assert [row["other"] for row in _changed_options(base, run(None, ""))] == [None, None]
-
-
-def test_the_most_frequent_reasons_come_first() -> None:
-    """Fault: reasons in the order of one run alone, or equal ones in another order each time."""
-
-    def run(**counts: int) -> Any:
-        reasons = ["", *counts]
-        numbers = [0, 0, *(number for number, count in enumerate(counts.values(), 1) for _ in range(count))]
-        return SimpleNamespace(requests=SimpleNamespace(reasons=reasons, numbers={"reason": numbers}))
-
-    rows = _misses(run(cold=2, evicted=1, b=2), run(evicted=3, a=1, b=1))
-    assert [(row["reason"], row["base"], row["other"]) for row in rows] == [
-        ("evicted", 1, 3), ("b", 2, 1), ("cold", 2, 0), ("a", 0, 1),
-    ]  # fmt: skip

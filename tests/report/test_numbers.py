@@ -21,7 +21,7 @@ from apcbatch.job.out_file import find_out
 from apcbatch.report.panels import read_run
 from apcbatch.report.requests import Requests, answer_of
 from apcbatch.report.tokens import turn_sums
-from apcbatch.report.verdict import _percentiles, verdict
+from apcbatch.report.verdict import verdict
 from tests.chats import conversation, read_records, write_lines
 from tests.conftest import SHARED_DATA
 from tests.job.conftest import Outcome
@@ -319,17 +319,6 @@ def test_without_a_run_file_the_report_says_so(apcbatch: Callable[..., Outcome],
     assert note.endswith(
         "out.jsonl.run.json is missing, so nothing says what the run was made with, how long it took and how it ended"
     )
-
-
-def test_percentiles_are_those_of_the_nearest_rank() -> None:
-    """Fault: a percentile of another share, of errors too, or in another unit."""
-    columns = ("prefill_ms", "decode_ms", "prompt", "computed", "out", "error")
-    numbers = {name: [*range(100, 0, -1), 10**6] for name in columns} | {"error": [0] * 100 + [1]}
-    requests: Any = SimpleNamespace(numbers=numbers)
-    found = {row.pop("name"): row for row in _percentiles(requests) or []}
-    assert found["prompt"] == found["computed"] == found["out"] == {"p50": 50, "p95": 95, "p99": 99}
-    assert found["prefill_s"] == found["decode_s"] == {"p50": 0.005, "p95": 0.0095, "p99": 0.0099}
-    assert found["seconds"] == {"p50": 0.01, "p95": 0.019, "p99": 0.0198}
 
 
 def answered(**own: Any) -> dict[str, Any]:
