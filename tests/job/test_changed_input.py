@@ -7,7 +7,6 @@ import errno
 import gzip
 import json
 import os
-import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -109,6 +108,7 @@ def release(out):
                 os.close(int(fd))
 
 
+@pytest.mark.drawn(12)
 @pytest.mark.slow
 @pytest.mark.parametrize(("edit", "kind", "options"), CASES)
 def test_what_changed_is_computed_and_the_rest_stays(apcbatch, tmp_path, edit, kind, options):
@@ -155,26 +155,6 @@ def test_what_changed_is_computed_and_the_rest_stays(apcbatch, tmp_path, edit, k
         again = apcbatch(*run, "--resume")
         assert (again.code, again.summary["requests"]) == (code, 0) and "INPUT has" not in again.stderr, again.stderr
         assert lines_of(out) == there
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("edit", ["insert", "edit", "append"])
-def test_killed_while_it_answers_what_changed(apcbatch, start, tmp_path, edit):
-    """Fault: SIGKILL in a run of a changed INPUT loses or doubles a request."""
-    write(tmp_path / "in.jsonl", LINES, "ids")
-    assert apcbatch(*RUN).code == 3
-    write(tmp_path / "in.jsonl", EDITS[edit][0], "ids")
-    kept = len([one for one in read_records(tmp_path / "out.jsonl") if one["line"] not in EDITS[edit][2]])
-    process = start(*RUN, "--resume", "--max-running", 1, FAKE_HOLD_AT=1)
-    process.wait_for_words("are answered in out.jsonl already")
-    process.wait_for_lines(tmp_path / "out.jsonl", kept + 1)
-    process.send(signal.SIGKILL)
-    assert process.end().code == -signal.SIGKILL
-    last = start(*RUN, "--resume").end()
-    assert last.code == 3 and last.summary["already_done"] == kept + 1, last.stderr
-    assert apcbatch(*RUN, "-o", "fresh.jsonl").code == 3
-    found, fresh = (read_records(tmp_path / name) for name in ("out.jsonl", "fresh.jsonl"))
-    assert sorted(map(told, found)) == sorted(map(told, fresh))
 
 
 def test_more_moves_than_are_listed_are_compared_again(apcbatch, tmp_path, monkeypatch):

@@ -102,6 +102,7 @@ CASES = {
 }
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_merged_shards_are_one_process(apcbatch, tmp_path, monkeypatch, case: str) -> None:
@@ -442,6 +443,7 @@ def test_ctrl_c_while_the_lines_are_divided(apcbatch, tmp_path, monkeypatch) -> 
         assert (read_run_file(f"{policy}.jsonl.run.json")[0] or {})["shard_requests"] is None
 
 
+@pytest.mark.effort(3)
 @pytest.mark.data
 @pytest.mark.slow
 def test_real_conversations_in_shards(apcbatch, shared_data: Path, tmp_path) -> None:

@@ -162,6 +162,7 @@ def prefixes(records: list[dict[str, Any]], prompts: dict[str, tuple[int, ...]])
     return len(seen) - 1, ideal, whole
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("order", "turns"), [("auto", 1), ("file", 1), ("auto", 3)])
 def test_what_windows_restore_is_what_is_planned_and_the_ideal_is_that_of_all(

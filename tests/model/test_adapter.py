@@ -65,6 +65,7 @@ def same(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]
     return found.keys() == expected.keys() and all(torch.equal(one, expected[name]) for name, one in found.items())
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("number, family", list(enumerate(FAMILIES)))
 def test_weights_are_those_of_peft(number: int, family: str, tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:

@@ -129,6 +129,7 @@ def test_a_weight_is_rounded_to_nearest(to: str, wide: Wide, tmp_path: Path, mon
     assert_rounded(tmp_path / "q", weights_of(folder), to)
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_family_is_converted_and_runs(family: str, wide: Wide, tmp_path: Path) -> None:
