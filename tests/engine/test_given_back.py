@@ -119,21 +119,6 @@ def test_after_a_look_for_longer_ones_on_disk(damaged: bool, open_books: Callabl
     books.balance()
 
 
-@pytest.mark.drawn(6)
-@pytest.mark.parametrize("steps", [1, 2, 5])
-def test_after_an_abort(steps: int, open_books: Callable[..., Books], tmp_path: Path) -> None:
-    """Catches what is lost when a run is given up midway, and an engine that cannot continue after that."""
-    books = open_books(max_running=3, max_batch_tokens=48, store=tmp_path)
-    for request in [*conversations(), Request("bad", [])]:
-        books.engine.submit(request)
-    for _ in range(steps):
-        books.engine.step()
-    books.engine.abort()
-    books.balance()
-    assert all(result.error is None for result in books.engine.run(conversations()))
-    books.balance()
-
-
 @pytest.mark.parametrize("steps", [0, 1, 3])
 def test_after_planned_requests_were_given_up(steps: int, open_books: Callable[..., Books]) -> None:
     """Catches snapshots that are held for requests which will never come."""
