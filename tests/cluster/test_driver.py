@@ -89,16 +89,6 @@ def test_no_group_waits_for_a_few_tokens() -> None:
     assert extra[1] == 0 < extra[16] <= 9 * 56
 
 
-def test_tau_bench_is_done_as_planned(tau: Planned) -> None:
-    """Catches the same on real conversations, and states that pile up."""
-    for num_workers in (1, 2, 8):
-        outcome = run(tau.requests, num_workers)
-        check_answers(outcome, tau.requests)
-        again = check_plan(outcome, tau.requests)
-        assert outcome.runtime.computed_tokens == tau.computed_tokens + again
-        assert len(outcome.engine.states) == 0, "states are left that nobody reads"
-
-
 @pytest.mark.parametrize("num_workers", [1, 4])
 def test_windows_hand_states_on(num_workers: int) -> None:
     """Catches a state that is released before the next window has read it, one that is made twice, and one that is
