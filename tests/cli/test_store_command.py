@@ -89,17 +89,6 @@ def test_what_cannot_be_done_ends_with_2_and_a_sentence(folder, capsys):
         assert sentence in capsys.readouterr().err
 
 
-def test_a_folder_that_is_no_store_is_left_as_it_is(tmp_path, capsys):
-    """Fault: `store check p` deleted p/tmp/thesis.txt, and made a store beside it."""
-    (tmp_path / "tmp").mkdir()
-    (tmp_path / "tmp" / "thesis.txt").write_text("x")
-    for words in ("stat", "stat --json", "check", "prune --size 0", "prune --older-than 1d"):
-        arguments = words.split()
-        assert main(["store", arguments[0], str(tmp_path), *arguments[1:]]) == 2
-        assert "is not a snapshot store and not empty, so nothing in it is touched" in capsys.readouterr().err
-        assert [path.name for path in tmp_path.rglob("*")] == ["tmp", "thesis.txt"]
-
-
 def test_stat_of_any_time(folder, capsys):
     """Fault: a time that no clock shows ended `store stat` in an internal error."""
     for last_used in [1e300, -1e300, 1e11, 0.0]:

@@ -82,13 +82,3 @@ def test_a_missing_snapshot_is_told_from_a_stranded_one(store: Store, folder: Pa
     assert store.put(keys[3], 64, (keys[2], 48), FINGERPRINT, arrays_of(keys[3]))
     store.flush()
     assert len(store.get_chain(keys[8], FINGERPRINT).links) == 9, "the chain is whole again"
-
-
-def test_a_child_without_its_parent_is_not_stored(store: Store) -> None:
-    """It could never be used, and would hold room."""
-    done: list[bool] = []
-    key = key_of("a", 32)
-    store.put(key, 32, (key_of("a", 16), 16), FINGERPRINT, arrays_of(key), lambda _, ok: done.append(ok))
-    store.flush()
-    assert done == [False]
-    assert store.counters.skipped_stranded == 1 and store.stats().entries == 0
