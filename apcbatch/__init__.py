@@ -1,6 +1,7 @@
 """apcbatch: offline batch inference for agentic multi-turn workloads on recurrent and hybrid models.
 
-The Python surface is `LLM` and `Answer` for conversations and text, and `Engine`, `Request` and `Result` for token ids.
+The Python surface is `LLM` and `Answer` for conversations and text, `Tools` for the tools of live episodes, and
+`Engine`, `Request` and `Result` for token ids.
 `LLM` and `Engine` are imported on first use, so `import apcbatch` and the command line's help do not load torch.
 """
 
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from apcbatch.answer import Answer
 from apcbatch.process import settle_thread_waiting
+from apcbatch.tools import Tools
 from apcbatch.types import Request, Result
 from apcbatch.version import VERSION as __version__
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 settle_thread_waiting()  # before anything below this package loads torch
 
-__all__ = ["LLM", "Answer", "Engine", "Request", "Result", "__version__"]
+__all__ = ["LLM", "Answer", "Engine", "Request", "Result", "Tools", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "apcbatch"
 FLOORS = {name: floor for floor, names in enumerate((
-    "address errors foreign_options option_values version regular_files process display",
+    "address errors foreign_options option_values version regular_files process display tools testing",
     "answer types config_file prefix fingerprint layout formats config draft_sources sampling cores resolution",
     "plan store data drafts", "kernels", "model", "engine", "cluster", "job", "llm tuning report", "cli",
 )) for name in names.split()}  # fmt: skip

@@ -35,6 +35,7 @@ def document() -> str:
     for found in (
         apcbatch.LLM,
         apcbatch.Answer,
+        apcbatch.Tools,
         apcbatch.Engine,
         EngineOptions,
         types.Request,

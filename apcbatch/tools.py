@@ -1,0 +1,197 @@
+"""Tools of live episodes: the protocol of the user's own code, and the checks of what that code returns.
+
+Invariant: what a method of this module returns is JSON: texts in UTF-8, no NaN, no cycles, of bounded length.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+Message = dict[str, Any]
+
+MOST_RESULT_BYTES = 1 << 20  # text of a result; the rest is cut
+MOST_RETURNED_BYTES = 10_000_000  # of one returned value; more is an error
+SHOWN_CHARACTERS = 500  # of an exception's text
+UNREAD_CALL = (
+    "A tool call in your last message could not be read, so no tool was called. Write the call again, in exactly the "
+    "format that the instructions give, with arguments that are valid JSON."
+)
+"""Content of the user message that answers an assistant message with a call that cannot be read."""
+
+
+class ToolError(Exception):
+    """The user's code cannot go on, or returned what is not allowed. The text is a sentence."""
+
+
+class Tools:
+    """Base class of an episode: the tools of one conversation, which is made for one line of INPUT.
+
+    A class derived from it is a factory: `--tools PACKAGE.MODULE:CLASS`. Any object with `call` will do, and any
+    function that returns one. Every method may be `async`. Methods of one episode run in one thread, one after the
+    other; only an `async def call` runs side by side for the calls of one answer.
+
+    row: the parsed line. sample: index of the episode among those of the line, from 0. tools: tools in OpenAI's form;
+    None for those of the line. replay: whether the same calls in the same order give the same results in a new episode,
+    so that a run which was interrupted may make them again; if not, an unfinished episode begins anew.
+    """
+
+    tools: Sequence[Mapping[str, Any]] | None = None
+    replay: bool = True
+
+    def __init__(self, row: dict[str, Any], sample: int = 0) -> None:
+        self.row, self.sample = row, sample
+
+    def call(self, name: str, arguments: dict[str, Any]) -> str | Mapping[str, Any]:
+        """Return the result of a call: a text, or an object that is written as JSON. An exception ends the episode, so
+        return a text that says what is wrong with the arguments. name: one of `tools`."""
+        raise NotImplementedError(f"{type(self).__name__}.call is not defined")
+
+    def next(self, messages: list[Message]) -> Message | None:
+        """Return the user's message after an answer without a call; None ends the episode.
+
+        messages: all so far, in OpenAI's form."""
+        return None
+
+    def score(self, messages: list[Message]) -> Mapping[str, Any]:
+        """Return what the finished episode is worth, as an object that can be written as JSON."""
+        return {}
+
+    def close(self) -> None:
+        """Free what the episode holds."""
+
+
+class EpisodeCode:
+    """One episode of the user's code, with checked results. tools, replay: as in Tools. is_async: `call` is a coroutine
+    function. wait: returns the result of an awaitable. ToolError for code that raises or returns something else."""
+
+    def __init__(
+        self,
+        factory: Callable[..., Any],
+        row: Mapping[str, Any],
+        sample: int,
+        wait: Callable[[Awaitable[Any]], Any],
+    ) -> None:
+        self._wait = wait
+        self._episode = self._result("the factory", factory, row, **_sample_of(factory, sample))
+        if not callable(getattr(self._episode, "call", None)):
+            kind = type(self._episode).__name__
+            raise ToolError(f"the factory returned a {kind}, which has no method call(name, arguments)")
+        given = getattr(self._episode, "tools", None)
+        self.tools: list[Any] | None = None if given is None else json.loads(_as_json("tools", list(given)))
+        self.replay = bool(getattr(self._episode, "replay", True))
+        self.is_async = inspect.iscoroutinefunction(self._episode.call)
+
+    def call(self, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
+        """Return the text of a call's result, and whether it was cut."""
+        return self._call_text(name, self._result(f"call({name!r})", self._episode.call, name, arguments))
+
+    async def call_async(self, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
+        """Return what `call` does, where the episode's `call` is a coroutine function."""
+        try:
+            value = await self._episode.call(name, arguments)
+        except Exception as error:
+            raise _raised(f"call({name!r})", error) from error
+        return self._call_text(name, value)
+
+    def next(self, messages: list[Message]) -> Message | None:
+        """Return the user's next message; None at the end of the episode."""
+        method = getattr(self._episode, "next", None)
+        value = None if method is None else self._result("next", method, messages)
+        if value is None:
+            return None
+        if not (isinstance(value, Mapping) and value.get("role") == "user" and isinstance(value.get("content"), str)):
+            raise ToolError('next returned neither None nor {"role": "user", "content": a text}')
+        return {"role": "user", "content": _cut(_checked_text("next", value["content"]))[0]}
+
+    def score(self, messages: list[Message]) -> dict[str, Any]:
+        """Return the score; empty if the episode has none."""
+        method = getattr(self._episode, "score", None)
+        value = {} if method is None else self._result("score", method, messages)
+        if not isinstance(value, Mapping):
+            raise ToolError(f"score returned a {type(value).__name__}; expected a dict")
+        found: dict[str, Any] = json.loads(_as_json("score", value, MOST_RESULT_BYTES))
+        return found
+
+    def close(self) -> None:
+        """Close the episode."""
+        method = getattr(self._episode, "close", None)
+        if method is not None:
+            self._result("close", method)
+
+    def _result(self, what: str, function: Callable[..., Any], *values: Any, **named: Any) -> Any:
+        try:
+            value = function(*values, **named)
+            return self._wait(value) if inspect.isawaitable(value) else value
+        except Exception as error:
+            raise _raised(what, error) from error
+
+    def _call_text(self, name: str, value: Any) -> tuple[str, bool]:
+        what = f"call({name!r})"
+        if isinstance(value, str):
+            return _cut(_checked_text(what, value))
+        if not isinstance(value, Mapping):
+            raise ToolError(f"{what} returned a {type(value).__name__}; expected a str or a dict")
+        return _cut(_as_json(what, value))
+
+
+def unknown_tool(name: str, tools: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return the result of a call of a tool that is not offered; None if it is offered."""
+    names = tool_names(tools)
+    return None if name in names else json.dumps({"error": f"there is no tool {name!r}", "tools": names})
+
+
+def tool_names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of tools in OpenAI's form."""
+    return [tool.get("function", tool)["name"] for tool in tools]
+
+
+def tool_message(call_id: str | None, text: str) -> Message:
+    """Return the message with a call's result."""
+    return {"role": "tool", "tool_call_id": call_id, "content": text}
+
+
+def _sample_of(factory: Callable[..., Any], sample: int) -> dict[str, int]:
+    """Return the keyword argument `sample` if the factory takes it."""
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    takes = any(one.name == "sample" or one.kind is one.VAR_KEYWORD for one in parameters)
+    return {"sample": sample} if takes else {}
+
+
+def _raised(what: str, error: Exception) -> ToolError:
+    return ToolError(f"{what} raised {type(error).__name__}: {error!s:.{SHOWN_CHARACTERS}}".rstrip(": "))
+
+
+def _as_json(what: str, value: Any, most: int = MOST_RETURNED_BYTES) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=_as_object)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ToolError(f"{what} returned what cannot be written as JSON: {error!s:.{SHOWN_CHARACTERS}}") from None
+    return _checked_text(what, text, most)
+
+
+def _as_object(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"it holds a {type(value).__name__}")
+
+
+def _checked_text(what: str, text: str, most: int = MOST_RETURNED_BYTES) -> str:
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise ToolError(f"{what} returned a text that UTF-8 cannot write: it holds half of a surrogate pair") from None
+    if size > most:
+        raise ToolError(f"{what} returned {size:,} bytes; at most {most:,} are taken")
+    return str(text)
+
+
+def _cut(text: str) -> tuple[str, bool]:
+    """Return at most MOST_RESULT_BYTES of a text, and whether it was cut."""
+    data = text.encode()
+    return (data[:MOST_RESULT_BYTES].decode(errors="ignore"), True) if len(data) > MOST_RESULT_BYTES else (text, False)
