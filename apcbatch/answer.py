@@ -19,6 +19,7 @@ WarningKind = Literal[
     "unread_call",
     "dropped_calls",
     "unknown_tool",
+    "rendered_again",
 ]
 WARNING_KINDS: dict[WarningKind, str] = {
     "unread_keys": "keys of a message, or of what it holds, that nothing reads",
@@ -30,6 +31,7 @@ WARNING_KINDS: dict[WarningKind, str] = {
     "cut_reasoning": "an answer that ends before its reasoning does",
     "unread_call": "an answer in which a tool call begins that cannot be read",
     "unknown_tool": "an answer that calls what the request does not offer as a tool",
+    "rendered_again": "an answer whose text, in place of its tokens, is in the prompts of a live episode",
     "dropped_calls": "an answer with more calls than `parallel_tool_calls` allows",
 }
 """Kind -> what its warnings are about."""

@@ -33,6 +33,8 @@ MOST_SHARDS = 1 << 12
 MOST_THREADS = 1 << 10
 MOST_WORKER_CPUS = 1 << 10
 MOST_SECONDS = 1 << 20
+MOST_TURNS = 1 << 16
+MOST_SAMPLES = 1 << 12
 MOST_NAME = 1 << 10  # characters of a column's name
 MOST_PROMPT = 1 << 16  # characters of a system prompt on the command line
 COLUMN_OPTIONS = ("messages_column", "prompt_column", "tools_column", "id_column")
@@ -173,8 +175,9 @@ class Config:
     turns: Turns = option(
         "each",
         "Input",
-        "Which turns are requests: each recorded assistant turn, the last one, or, with rollout, each one "
-        "with the generated answers fed back.",
+        "Which turns are requests: each recorded assistant turn, the last one, with rollout each one with the "
+        "generated answers fed back, or, with live, those of an episode whose tools (--tools) answer while the run "
+        "goes on.",
         choices=TURNS,
     )
     limit: int | None = option(
@@ -189,6 +192,46 @@ class Config:
         maximum=MOST_TOKENS,
     )
     order: str = option("auto", "Input", "Order of the requests; file is that of the input.", choices=("auto", "file"))
+
+    tools: str | None = option(
+        None,
+        "Live",
+        "Your code for --turns live: FACTORY(row) returns an episode (`apcbatch.Tools`). Accepted on the command line "
+        "alone.",
+        metavar="PACKAGE.MODULE:FACTORY",
+        maximum=MOST_NAME,
+        from_file=False,
+    )
+    tool_workers: int = option(4, "Live", "Maximum processes that run the tools.", minimum=1, maximum=MOST_WORKERS)
+    tool_timeout: float = option(
+        60.0, "Live", "Seconds after which a call of your code is an error.", above=0, maximum=MOST_SECONDS
+    )
+    tool_memory: int | None = option(
+        None,
+        "Live",
+        "Maximum address space of a process that runs tools.",
+        "size",
+        minimum=1 << 26,
+        maximum=MOST_BYTES,
+    )
+    max_turns: int = option(50, "Live", "Maximum answers of an episode.", minimum=1, maximum=MOST_TURNS)
+    max_episode_tokens: int = option(
+        1 << 20,
+        "Live",
+        "Maximum tokens of an episode, prompts and answers together; a longer one ends with `context`.",
+        minimum=2,
+        maximum=MOST_TOKENS,
+    )
+    samples: int = option(
+        1, "Live", "Episodes of each line, each with its own random draws.", minimum=1, maximum=MOST_SAMPLES
+    )
+    history: str = option(
+        "template",
+        "Live",
+        "What stands for an answer in later prompts: its generated tokens while the chat template keeps its text, or "
+        "its tokens always.",
+        choices=("template", "tokens"),
+    )
 
     max_tokens: int = setting("max_tokens")
     max_request_tokens: int = option(
@@ -451,7 +494,7 @@ class Config:
     @property
     def is_planned(self) -> bool:
         """Whether requests are planned. Those of a rollout are not, as their prompts are not known yet."""
-        return self.policy == "planned" and self.turns != "rollout"
+        return self.policy == "planned" and self.turns not in ("rollout", "live")
 
     @property
     def gain_tokens(self) -> int:

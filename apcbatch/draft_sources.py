@@ -20,7 +20,7 @@ def draft_sources(config: Config) -> tuple[DraftSource, ...]:
         return ()
     named = {*words, *["previous"] * (config.draft_from is not None)}
     if words == [AUTO]:
-        named |= set(DRAFT_SOURCES) - {"previous", *["recorded"] * (config.turns == "rollout")}
+        named |= set(DRAFT_SOURCES) - {"previous", *["recorded"] * (config.turns in ("rollout", "live"))}
     return tuple(source for source in DRAFT_SOURCES if source in named)
 
 
@@ -44,10 +44,10 @@ def _check_options(config: Config, words: list[str]) -> None:
         )
     if "previous" in words and not has_file:
         raise UsageError(f"{draft} has previous, and no earlier answers are named; give --draft-from FILE too")
-    if "recorded" in words and config.turns == "rollout":
+    if "recorded" in words and config.turns in ("rollout", "live"):
         raise UsageError(
-            f"{draft} has recorded, and {turns} rollout puts generated answers in the place of the recorded ones; "
-            "leave recorded out, or give --turns each or last"
+            f"{draft} has recorded, and {turns} {config.turns} puts generated answers in the place of the recorded "
+            "ones; leave recorded out, or give --turns each or last"
         )
 
 

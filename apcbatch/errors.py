@@ -13,9 +13,10 @@ ErrorCode = Literal[
     "non_finite",
     "internal",
     "worker_lost",
+    "tool_failed",
 ]
 ERROR_CODES: tuple[str, ...] = get_args(ErrorCode)
-RETRYABLE: frozenset[str] = frozenset({"out_of_memory", "internal", "worker_lost"})
+RETRYABLE: frozenset[str] = frozenset({"out_of_memory", "internal", "worker_lost", "tool_failed"})
 
 EXIT_OK = 0
 EXIT_STOPPED = 1  # stopped early, resumable

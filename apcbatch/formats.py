@@ -19,7 +19,7 @@ VALID_CONTENT: Mapping[str, Any] = {
     "prompt": "a",
 }
 
-Turns = Literal["each", "last", "rollout"]
+Turns = Literal["each", "last", "rollout", "live"]
 TURNS: tuple[str, ...] = get_args(Turns)
 
 Role = Literal["system", "user", "assistant", "tool"]

@@ -43,7 +43,8 @@ class Spec:
     printed, except in the form `@FILE`, which names a file with the secret. opposite: flag that turns off a switch
     whose default is on; --no-NAME unless given. path: the text names a file or a folder, `local` or at `any` address;
     the address of a local one is replaced by its path. is_output: the file is written, so its name is replaced by the
-    place that it leads to. meant: wrong choice -> choice to suggest.
+    place that it leads to. meant: wrong choice -> choice to suggest. from_file: configuration files and the
+    environment may give it; not an option that names code to run.
     """
 
     kind: Kind
@@ -61,6 +62,7 @@ class Spec:
     is_output: bool = False
     most: int | None = None
     opposite: str | None = None
+    from_file: bool = True
     meant: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -44,7 +44,8 @@ class Conversation:
     xxh3-128, in hex, of the line's bytes, or of the Python text of a table's row. file_line: (file, line in that file)
     if the input has several files. unnamed: the parsed line, without `draft`, if it has no id; its content then seeds
     the random draws of its answers. reading: clause that names the columns read, if the layout is another tool's. text:
-    the only user message, if the line gives it as a text; models without a chat template continue it.
+    the only user message, if the line gives it as a text; models without a chat template continue it. row: the parsed
+    line, for a live episode; otherwise None.
     """
 
     id: str
@@ -66,6 +67,7 @@ class Conversation:
     unnamed: dict[str, Any] | None = None
     reading: str | None = None
     text: str | None = None
+    row: dict[str, Any] | None = None
 
     def request_id(self, turn: int) -> str:
         """Return the custom_id of a turn: the line's own for `batch`, else `<conversation id>#<turn>`."""
@@ -79,10 +81,22 @@ class Conversation:
 
     def requests(self, turns: Turns) -> list[Turn]:
         """Return the turns to answer, in order; RequestError if there is none. A batch line has only turn 1."""
+        if turns == "live":
+            return [self._first_live_turn()]
         if not self.is_single:
             return choose_turns(self.messages, turns)
         number = 1 if self.source_format == "batch" else self.place(len(self.messages))
         return [Turn(number, len(self.messages))]
+
+    def _first_live_turn(self) -> Turn:
+        """Return the turn with which an episode begins, behind the last message; RequestError if none can be there."""
+        last = self.messages[-1]["role"] if self.messages else None
+        if self.prompt is not None or last in (None, "assistant"):
+            given = "a prompt without messages" if last is None else "messages that end with the assistant's"
+            raise RequestError("invalid_request", f"a live episode begins after a user's message; the line has {given}")
+        if self.params.get("n", 1) != 1:
+            raise RequestError("invalid_request", "n is refused in a live episode; --samples gives several episodes")
+        return Turn(self.place(len(self.messages)), len(self.messages))
 
     def make_completion(self) -> bool:
         """Make the only user message the prompt of a completion; return False if `text` is None."""

@@ -33,7 +33,7 @@ from apcbatch.job.record import Ticket, is_stopped
 from apcbatch.job.references import References
 from apcbatch.job.request import make_request
 from apcbatch.job.shards import ShardLines
-from apcbatch.job.work import Failure, OpenRollout, Work
+from apcbatch.job.work import Failure, OpenRollout, TurnDone, Work
 from apcbatch.prefix import TokenArray, as_token_array
 from apcbatch.types import DraftSource, Result
 
@@ -51,6 +51,7 @@ class Feeder:
     conversations that have each unused column, for the first MOST_COLUMNS columns.
     """
 
+    is_live = False
     plan_s = 0.0
     beyond_window_tokens = 0
 
@@ -106,6 +107,10 @@ class Feeder:
         except StopIteration:
             self.exhausted = True
             return None
+
+    def take_done(self) -> list[TurnDone]:
+        """Return no turn of a live episode (see LiveFeeder)."""
+        return []
 
     def follow_up(self, result: Result) -> list[Work]:
         """Return the work that depends on a result: the next turn of a rollout, or the failures of all its later

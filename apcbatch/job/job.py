@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -23,6 +24,7 @@ from apcbatch.errors import EXIT_OK, EXIT_REQUEST_ERRORS, EXIT_STOPPED, RequestE
 from apcbatch.job.continuation import REPLACED, command_line, command_words, nothing_left
 from apcbatch.job.disk import Disk, write_file
 from apcbatch.job.feed import Feeder
+from apcbatch.job.live import LiveFeeder, drop_stale, opened_workers
 from apcbatch.job.opening import OpenRun, check_paths, open_run
 from apcbatch.job.output import output_for
 from apcbatch.job.output_paths import STDOUT, check_summary, default_output, odd_names
@@ -34,6 +36,7 @@ from apcbatch.job.record import Ticket, error_record, line_of, result_record
 from apcbatch.job.runfile import RunFile, with_earlier_options
 from apcbatch.job.signals import Interrupted, Signals
 from apcbatch.job.sink import FileSink, Sink, open_sink
+from apcbatch.job.tool_workers import ToolWorkers
 from apcbatch.job.totals import Totals
 from apcbatch.job.work import Failure, JobEngine, Work, WorkSource
 from apcbatch.model.locate import note_of
@@ -75,6 +78,7 @@ class Job:
         self._signals = Signals(self._final_line)
         self._last_words: LastWords | None = None
         self._out_is_ours = False
+        self._workers: ToolWorkers | None = None
         self._retryable_errors = 0
         self._strict_stop = False
         self._places: Sequence[int] = ()  # as in PreviousAnswers
@@ -92,6 +96,9 @@ class Job:
             self._printer,
             self._with_last_words(),
             closing(open_sink(output.lines, self._config.ordered)) as sink,
+            opened_workers(
+                config, output.target if isinstance(sink, FileSink) else None, self._printer.warn
+            ) as self._workers,
         ):
             if output.is_built_at_the_end:
                 self._printer.note(f"results go to {output.lines} here, and to {output.shown} when the run ends")
@@ -230,7 +237,10 @@ class Job:
         """Answer every request, then end the run; return the exit code."""
         answers = opened.answers
         shard, references = opened.shard, opened.references
-        feeder = Feeder(self._config, opened.records, opened.renderer, answers, False, references, shard)
+        if self._workers is not None:
+            feeder: Feeder = LiveFeeder(self._config, opened.records, opened.renderer, answers, engine, self._workers)
+        else:
+            feeder = Feeder(self._config, opened.records, opened.renderer, answers, False, references, shard)
         self._totals.ignored_columns = feeder.ignored_columns
         source = work_source(self._config, feeder, engine)
         self._begin(answers)
@@ -239,12 +249,15 @@ class Job:
         opened.renderer.tokenizer.check_stop = self._signals.check
         self._printer.begin_progress()
         is_first = True
-        for results in serve(engine, lambda: self._next_request(engine, source, sink), lambda: self._strict_stop):
+        for results in serve(
+            engine, lambda: self._next_request(engine, source, opened, sink), lambda: self._strict_stop
+        ):
             if is_first:
                 self._printer.hint(source.opening())
                 is_first = False
             for result in results:
-                self._finish_request(result, opened, sink)
+                if not source.is_live:
+                    self._finish_request(result, opened, sink)
                 if not self._should_stop(engine):
                     with suppress(Interrupted):  # while a long text is tokenised
                         for work in source.follow_up(result):
@@ -257,6 +270,11 @@ class Job:
         if opened.references is not None and source.exhausted:
             opened.references.warn_if_unused(self._printer.warn)
         self._totals.plan_s = source.plan_s
+        if isinstance(feeder, LiveFeeder):
+            self._totals.idle_s = feeder.idle_s
+            self._totals.restarted = feeder.num_restarted
+            if feeder.num_restarted and isinstance(sink, FileSink):
+                drop_stale(sink)
         if source.beyond_window_tokens:
             self._printer.note(
                 f"a larger --window-tokens would have restored up to {source.beyond_window_tokens:,} tokens more, "
@@ -287,22 +305,25 @@ class Job:
             * measured
         )
 
-    def _next_request(self, engine: JobEngine, source: WorkSource, sink: Sink) -> Request | None:
+    def _next_request(self, engine: JobEngine, source: WorkSource, opened: OpenRun, sink: Sink) -> Request | None:
         """Return the next request for the engine, after writing the failures before it to OUT. None if no request is
         available now, or if the job must stop."""
         while not self._should_stop(engine) and not source.exhausted:
             if source.num_open_rollouts >= self._config.max_running:
                 return None  # the next turns of open rollouts go before new conversations
             try:
-                if source.pause():
-                    return None
-                work = source.next()
+                is_paused = source.pause()
+                work = None if is_paused else source.next()
             except Interrupted:  # while a long text is tokenised
                 continue
+            for done in source.take_done():
+                self._finish_request(done.result, opened, sink, done.fields, time.monotonic() - done.ended)
+            if is_paused:
+                return None
             if isinstance(work, Request):
                 return work
             if work is not None:
-                self._write_error(work.ticket, work.error, sink)
+                self._write_error(work.ticket, work.error, sink, work.fields)
         return None
 
     def _submit(self, work: Work, engine: JobEngine, sink: Sink) -> None:
@@ -311,18 +332,28 @@ class Job:
         else:
             engine.submit(work)
 
-    def _finish_request(self, result: Result, opened: OpenRun, sink: Sink) -> None:
+    def _finish_request(
+        self,
+        result: Result,
+        opened: OpenRun,
+        sink: Sink,
+        fields: Mapping[str, Any] = MappingProxyType({}),
+        waited_s: float = 0.0,
+    ) -> None:
+        """Write the record of a result. fields: further ones of its `apcbatch` object. waited_s: seconds since it
+        ended."""
         ticket: Ticket = result.tag.ticket
         if result.error is not None:
             self._write_error(ticket, result.error, sink)
             return
         output_parser, now = result.tag.output_parser, int(time.time())
         try:
-            model, end_s = self._config.model, self._now_s()
+            model, end_s = self._config.model, self._now_s() - waited_s
             record = result_record(ticket, result, opened.renderer, model, now, output_parser, end_s)
         except RequestError as error:  # the tokenizer cannot decode it
             self._write_error(ticket, error, sink)
             return
+        record["apcbatch"] |= fields
         sink.append(line_of(record))
         self._totals.add(result)
         self._totals.answers.add(record)
@@ -330,10 +361,14 @@ class Job:
             self._totals.scores.add(result.scores)
         self._printer.result(ticket.shown, result)
 
-    def _write_error(self, ticket: Ticket, error: RequestError, sink: Sink) -> None:
+    def _write_error(
+        self, ticket: Ticket, error: RequestError, sink: Sink, fields: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
         where = f" ({ticket.file_line[0]}, line {ticket.file_line[1]})" if ticket.file_line else ""
         located = RequestError(error.code, error.message + where, ticket.line)
-        sink.append(line_of(error_record(ticket, located, self._now_s())))
+        record = error_record(ticket, located, self._now_s())
+        record["apcbatch"] |= fields
+        sink.append(line_of(record))
         self._totals.add_error(located.code)
         self._retryable_errors += error.retryable
         self._strict_stop |= self._config.strict

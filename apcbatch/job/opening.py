@@ -30,6 +30,7 @@ from apcbatch.draft_sources import draft_sources
 from apcbatch.errors import UsageError
 from apcbatch.job.feed import Feeder
 from apcbatch.job.input_changes import InputChanges, MovedLines
+from apcbatch.job.live import TOOLS_LOG_SUFFIX, stale_records
 from apcbatch.job.output import Output, check_out, check_run_file
 from apcbatch.job.output_paths import STDOUT, check_outputs, check_summary
 from apcbatch.job.planning import with_measured_gain
@@ -76,13 +77,14 @@ def check_paths(config: Config, inputs: Inputs, output: Output, config_file: str
     """Refuse options that exclude each other, and outputs that would destroy another file; UsageError says what to give
     instead. Changes nothing but left temporary files (check_outputs). is_named: -o gives OUT's name."""
     check_cluster(config)
+    _check_live(config)
     is_file = output.target != STDOUT and (os.path.isfile(output.target) or not os.path.exists(output.target))
     if config.shard is not None:
         _check_shard(config, inputs, output, is_named and is_file)
-    if config.score and config.turns == "rollout":
+    if config.score and config.turns in ("rollout", "live"):
         raise UsageError(
-            f"{config.origins['score']} scores recorded answers, and {config.origins['turns']} rollout puts generated "
-            "ones in their place; give --turns each or last"
+            f"{config.origins['score']} scores recorded answers, and {config.origins['turns']} {config.turns} puts "
+            "generated ones in their place; give --turns each or last"
         )
     if config.report is not None and not is_file:
         raise UsageError(f"{config.origins['report']} reads OUT when the run ends; give -o a file")
@@ -96,6 +98,26 @@ def check_paths(config: Config, inputs: Inputs, output: Output, config_file: str
     if earlier is not None:
         open_earlier(earlier, flag).close()
     _check_existing(config, output, is_file)
+
+
+def _check_live(config: Config) -> None:
+    """Refuse --tools without --turns live, and the other way round, and what live episodes cannot run with."""
+    turns = f"{config.origins['turns']} {config.turns}"
+    if (config.tools is None) == (config.turns == "live"):
+        missing = (
+            f"{turns} needs --tools PACKAGE.MODULE:FACTORY"
+            if config.tools is None
+            else f"--tools needs --turns live, and {turns} calls no tools"
+        )
+        raise UsageError(f"{missing}; give both, or neither")
+    if config.turns != "live":
+        return
+    for name, reason in (
+        ("ray", "tools run on the machine of the engine"),
+        ("shard", "shards of episodes are not known"),
+    ):
+        if getattr(config, name) is not None:
+            raise UsageError(f"{config.origins[name]} cannot be used with {turns}: {reason}; leave one of them out")
 
 
 def _check_shard(config: Config, inputs: Inputs, output: Output, has_own_file: bool) -> None:
@@ -120,6 +142,8 @@ def _written(config: Config, output: Output, is_file: bool) -> dict[str, str | N
     outputs = {"OUT": output.target, "--summary": config.summary, "--report": config.report}
     if is_file:
         outputs["OUT.run.json"] = run_file_path(output.target)
+    if is_file and config.tools is not None:
+        outputs["OUT.tools.log"] = output.target + TOOLS_LOG_SUFFIX
     if output.packing:
         outputs["OUT.part"] = output.lines
     if output.is_remote:
@@ -273,7 +297,7 @@ def _compare_out(
         return None, False
     printer.stage("comparing the answers that are there with the input")
     same_version = run_file.check()
-    answers = read_answers(sink)
+    answers = read_answers(sink, stale_records(sink.lines(), config.retry_errors) if config.turns == "live" else None)
     answers.trusts_lines, answers.same_draw_rule = same_version, run_file.same_draw_rule
     _warn_about(answers, sink, printer.warn)
     is_complete = compare_input(config, inputs, renderer, answers, run_file)
@@ -329,7 +353,7 @@ def _begin_out(
 def _with_texts_ahead(records: Records, config: Config, inputs: Inputs, renderer: Renderer) -> Records:
     """Return the same records, with the texts of those that come next made ahead where no line may be waited for, and
     prompts do not depend on answers."""
-    if config.score or config.turns == "rollout" or not inputs.are_files:
+    if config.score or config.turns in ("rollout", "live") or not inputs.are_files:
         return records
     return render_ahead(islice(records, config.limit), renderer, config.turns)
 
@@ -344,6 +368,8 @@ def compare_input(
     needs no comparison, as its INPUT may not change.
     """
     is_complete = not (answers.num_torn or (config.retry_errors and answers.num_retryable))
+    if config.turns == "live":
+        return False  # its turns are not known before they are played
     if config.shard is not None:
         return is_complete and run_file.is_shard_answered(len(answers))
     if not inputs.are_files:

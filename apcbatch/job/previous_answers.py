@@ -29,6 +29,8 @@ NUL = b"\0"  # not in JSON; a power cut leaves NULs in place of lost data
 class PreviousAnswers:
     """Index of the requests that have a line in OUT; empty for a fresh run.
 
+    stale: offsets of lines that are left out, and that `drop_unusable` removes.
+
     num_errors, num_retryable: error records, and those that --retry-errors runs again. num_torn: lines that a kill or a
     power cut left incomplete. num_without_digests: records of old versions, which wrote no digests. num_seen: indexed
     requests that were found in the input so far. last_number: largest number of a record, -1 without one. places:
@@ -48,6 +50,7 @@ class PreviousAnswers:
         self.places = array("q")
         self.changes: InputChanges | None = None
         self.trusts_lines = self.same_draw_rule = True
+        self.stale: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -79,10 +82,10 @@ class PreviousAnswers:
     def last_number(self) -> int:
         return self._numbers[-1] if self._numbers else -1
 
-    def has_number(self, number: int) -> bool:
-        """Return whether a record has this number in its id."""
+    def has_number(self, number: int, count: int = 1) -> bool:
+        """Return whether a record has this number in its id, or one of the `count` numbers that begin with it."""
         at = bisect_left(self._numbers, number)
-        return at < len(self._numbers) and self._numbers[at] == number
+        return at < len(self._numbers) and self._numbers[at] < number + count
 
     def has_name(self, custom_id: str) -> bool:
         """Return whether a record of a line without an id has this custom_id."""
@@ -111,6 +114,15 @@ class PreviousAnswers:
             return record
         self._drop(key, offset, record, ticket)
         return None
+
+    def find(self, ticket: Ticket) -> dict[str, Any] | None:
+        """Return the record of a request, and mark it as seen; None without one."""
+        key = self._key_of(ticket)
+        if key is None:
+            return None
+        record = self._record_at(self._offset(key))
+        self._mark_seen(key)
+        return record
 
     def confirm_lines(self, tickets: Sequence[Ticket]) -> bool:
         """Return whether OUT answers all these requests of one line, with records made from the same line. If so, mark
@@ -280,10 +292,14 @@ class PreviousAnswers:
         return record
 
 
-def read_answers(sink: FileSink) -> PreviousAnswers:
-    """Index the lines of OUT; UsageError names the first line that this program did not write."""
+def read_answers(sink: FileSink, stale: set[int] | None = None) -> PreviousAnswers:
+    """Index the lines of OUT; UsageError names the first line that this program did not write. stale:
+    offsets of lines to leave out."""
     answers = PreviousAnswers(sink)
+    answers.stale = set() if stale is None else stale
     for number, (offset, line) in enumerate(sink.lines(), start=1):
+        if offset in answers.stale:
+            continue
         if _is_torn(line):
             answers.num_torn += 1
             continue
@@ -323,12 +339,17 @@ def drop_unusable(sink: FileSink, answers: PreviousAnswers, retry_errors: bool) 
     records."""
     sink.cut_torn_line()
     changes = answers.changes
-    if not answers.num_torn and not answers.has_dropped and not (retry_errors and answers.num_retryable):
+    if (
+        not answers.num_torn
+        and not answers.has_dropped
+        and not answers.stale
+        and not (retry_errors and answers.num_retryable)
+    ):
         return answers
 
     def wanted(offset: int, line: bytes) -> bool:
         is_dropped = changes is not None and changes.drops(offset)
-        return not (_is_torn(line) or is_dropped or (retry_errors and _is_retryable(line)))
+        return not (_is_torn(line) or is_dropped or offset in answers.stale or (retry_errors and _is_retryable(line)))
 
     sink.keep(wanted)
     left = read_answers(sink)

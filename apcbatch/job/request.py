@@ -18,7 +18,7 @@ from apcbatch.data.output.stop_texts import StopTextsFactory
 from apcbatch.errors import RequestError, UsageError
 from apcbatch.job.logprobs import PromptFields
 from apcbatch.job.record import Ticket, request_digest, settings_text
-from apcbatch.job.work import OpenRollout, Tag
+from apcbatch.job.work import Tag
 from apcbatch.option_values import FILE_MARK
 from apcbatch.resolution import DEFAULT
 from apcbatch.sampling import SETTINGS
@@ -37,7 +37,7 @@ def make_request(
     ticket: Ticket,
     conversation: Conversation,
     prompt: Prompt,
-    rollout: OpenRollout | None,
+    rollout: Any,
     *,
     keep_answer: bool,
 ) -> Request:

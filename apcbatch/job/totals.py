@@ -75,7 +75,8 @@ class Totals:
         self.ok = self.already_done = self.answers_without_line = 0
         self.errors_by_code: Counter[str] = Counter()
         self.ignored_columns: Counter[str] = Counter()  # counted by the Feeder
-        self.plan_s = 0.0
+        self.plan_s = self.idle_s = 0.0
+        self.restarted = 0
         self.prompt_tokens = self.cached_tokens = self.computed_tokens = self.completion_tokens = 0
         self.cached_by_source: Counter[str] = Counter(memory=0, disk=0)
         self.miss_reasons: Counter[str] = Counter()
@@ -168,6 +169,7 @@ class Totals:
             "ignored_columns": dict(self.ignored_columns),
             "already_done": self.already_done,
             "answers_without_line": self.answers_without_line,
+            "restarted": self.restarted,
             **self.answers.summary(),
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
@@ -193,6 +195,7 @@ class Totals:
                 "load": self._loaded - self._begin,
                 "plan": self.plan_s,
                 **{name: spent[name] for name in ("prefill", "decode", "store")},
+                "idle": self.idle_s,
                 "total": self.elapsed_s(),
             },
             "prefill_tokens_per_s": _rate(self.computed_tokens + counters.recomputed_tokens, spent["prefill"]),

@@ -18,6 +18,7 @@ from apcbatch.data.conversation import Conversation, Message, Turn
 from apcbatch.data.output.parser import ParsedAnswer
 from apcbatch.data.output.tool_parser import Call
 from apcbatch.errors import RequestError
+from apcbatch.formats import Turns
 from apcbatch.prefix import TokenArray, as_token_array
 
 # Placeholder of the answer while the text after it is rendered: private-use characters, which no template trims.
@@ -28,20 +29,22 @@ class Rollout:
     """The requests of one conversation, one after the other. A `batch` line, or one that continues its last message,
     has a single request.
 
-    prompt: prompt of the current request. num_turns: number of requests. To resume after a kill, call `advance` with
-    each answer in OUT. RequestError if the first prompt cannot be made.
+    prompt: prompt of the current request. sampled: its parts [begin, end) that are generated tokens. num_turns: number
+    of requests. To resume after a kill, call `advance` with each answer in OUT. RequestError if the first
+    prompt cannot be made.
     """
 
-    def __init__(self, renderer: Renderer, conversation: Conversation) -> None:
+    def __init__(self, renderer: Renderer, conversation: Conversation, turns: Turns = "rollout") -> None:
         self._renderer = renderer
         self._conversation = conversation
         self._token_ids: list[TokenArray] = []
         self._answers: list[ParsedAnswer] = []
         self._is_cut = False  # the tokens of the last answer have more text than the answer
         self._messages = list(conversation.messages)  # tool messages with the ids of generated calls
-        self._turns: list[Turn] = conversation.requests("rollout")
+        self._turns: list[Turn] = conversation.requests(turns)
         self.num_turns = len(self._turns)
-        single = conversation.is_single
+        self.sampled: list[tuple[int, int]] = []
+        single = conversation.is_single and turns == "rollout"
         self.prompt = renderer.render(conversation, "each").prompts[0] if single else self._first()
 
     def advance(self, generated_ids: Sequence[int], stopped: bool, text: str | None = None) -> Prompt | None:
@@ -54,13 +57,19 @@ class Rollout:
         done = len(self._answers) + 1
         if done >= self.num_turns:
             return None
+        self._take(generated_ids, stopped, text)
+        now, following = self._turns[done - 1 : done + 1]
+        return self._make_prompt(now, following, self._follow_calls(now, following))
+
+    def _take(self, generated_ids: Sequence[int], stopped: bool, text: str | None) -> ParsedAnswer:
         token_ids = as_token_array(generated_ids)
         output_parser = self._renderer.output_parser(self._conversation, self.prompt)
         self._answers.append(output_parser.parse(self._renderer.decode(generated_ids) if text is None else text))
         self._token_ids.append(token_ids[:-1] if stopped else token_ids)
         self._is_cut = text is not None
-        now, following = self._turns[done - 1 : done + 1]
-        warnings = self._follow_calls(now, following)
+        return self._answers[-1]
+
+    def _make_prompt(self, now: Turn, following: Turn, warnings: tuple[AnswerWarning, ...]) -> Prompt:
         try:
             token_ids = self._renderer.check_tokens(self._extend(now, following))
             custom_id = self._conversation.request_id(following.number)
@@ -91,17 +100,27 @@ class Rollout:
 
     def _extend(self, now: Turn, following: Turn) -> TokenArray:
         if self._is_cut:
-            return self._tokenise(self._generated_history(following))
+            return self._render_again(following)
         tail = self._text_after(now, following)
         if tail is not None:
-            ids = as_token_array(self._renderer.tokenizer.encode_continuation(tail))
-            return np.concatenate((self.prompt.token_ids, self._token_ids[-1], ids))
+            return self._append(tail)
         self._renderer.warn_once(
             "rollout",
             "the chat template does not keep an answer as it was generated: the history of "
             f"{self._conversation.request_id(following.number)}, and others like it, is rendered again "
             "from the answers' text and reuses less",
         )
+        return self._render_again(following)
+
+    def _append(self, tail: str) -> TokenArray:
+        """Return the prompt, its answer's tokens, and those of the text that follows."""
+        ids = as_token_array(self._renderer.tokenizer.encode_continuation(tail))
+        begin, answer = len(self.prompt.token_ids), self._token_ids[-1]
+        self.sampled.append((begin, begin + len(answer)))
+        return np.concatenate((self.prompt.token_ids, answer, ids))
+
+    def _render_again(self, following: Turn) -> TokenArray:
+        self.sampled.clear()
         return self._tokenise(self._generated_history(following))
 
     def _text_after(self, now: Turn, following: Turn) -> str | None:
@@ -127,6 +146,50 @@ class Rollout:
     def _tokenise(self, messages: Sequence[Message]) -> TokenArray:
         text = self._renderer.render_text(self._conversation, messages)
         return self._renderer.check_tokens(as_token_array(self._renderer.tokenizer.encode(text).ids))
+
+
+class LiveHistory(Rollout):
+    """The requests of a live episode: messages behind an answer become known when its tools have answered.
+
+    conversation: of this episode alone; its messages grow. keeps_tokens: an answer is never rendered again.
+    """
+
+    def __init__(self, renderer: Renderer, conversation: Conversation, keeps_tokens: bool) -> None:
+        super().__init__(renderer, conversation, "live")
+        self._messages = conversation.messages
+        self._keeps_tokens = keeps_tokens
+
+    def take(self, generated_ids: Sequence[int], stopped: bool, text: str | None = None) -> ParsedAnswer:
+        """Take the answer to the current request, as `advance` does, and return it."""
+        return self._take(generated_ids, stopped, text)
+
+    def extend(self, appended: Sequence[Message]) -> Prompt:
+        """Return the next prompt, with these messages behind the answer. RequestError if it cannot be made."""
+        now = self._turns[-1]
+        self._messages += [self._answers[-1].as_message(), *appended]
+        following = Turn(now.number + 1, len(self._messages))
+        self._turns.append(following)
+        num_sampled = len(self.sampled)
+        prompt = self._make_prompt(now, following, ())
+        if len(self.sampled) <= num_sampled:
+            reason = "the answer ends within a token" if self._is_cut else "the template does not keep it as generated"
+            prompt.warnings = (AnswerWarning("rendered_again", f"the history is rendered from its text: {reason}"),)
+        return prompt
+
+    def _extend(self, now: Turn, following: Turn) -> TokenArray:
+        if not self._keeps_tokens:
+            return super()._extend(now, following)
+        history = self._messages[: now.num_messages]
+        placeholder = {"role": "assistant", "content": _PLACEHOLDER}
+        rest = self._messages[now.num_messages + 1 : following.num_messages]
+        text = self._renderer.render_text(self._conversation, [*history, placeholder, *rest])
+        before, _, tail = text.partition(_PLACEHOLDER)
+        if before == text or _PLACEHOLDER in tail:
+            raise RequestError(
+                "invalid_request",
+                "the chat template leaves out an answer, or shows it twice; --history tokens needs it once",
+            )
+        return self._append(tail)
 
 
 def follow_calls(

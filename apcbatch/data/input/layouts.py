@@ -30,6 +30,7 @@ class LineOptions:
     format: the only format accepted; None detects it by the keys. messages, prompt, tools, id: names of the columns
     that hold these; None finds them by their usual names. system_prompt: text for conversations without a system
     message. numbered: ids are not read; each line is named by its number. ignored: columns to leave out.
+    keeps_rows: conversations keep their parsed lines.
     """
 
     format: Format | None = None
@@ -40,6 +41,7 @@ class LineOptions:
     system_prompt: str | None = None
     numbered: bool = False
     ignored: frozenset[str] = frozenset()
+    keeps_rows: bool = False
 
     @classmethod
     def of(cls, config: Config) -> LineOptions:
@@ -64,6 +66,7 @@ class LineOptions:
             _system_prompt(config),
             numbered,
             frozenset((config.ignore_columns or "").split(",")) - {""},
+            config.turns == "live",
         )
 
     @property

@@ -93,6 +93,7 @@ def parse_record(
     name: str | None = None
     source_format: Format | None = None
     ignored: tuple[str, ...] = ()
+    row = record
     try:
         if not isinstance(record, dict):
             raise wrong("the line", record, "an object")
@@ -119,6 +120,8 @@ def parse_record(
         if system_prompt is not None and messages and all(message["role"] != "system" for message in messages):
             messages.insert(0, {"role": "system", "content": system_prompt})
             conversation.text = None
+        if options.keeps_rows and isinstance(row, dict):
+            conversation.row = row
         return conversation
     except RequestError as error:
         located = RequestError(error.code, error.message, line)
