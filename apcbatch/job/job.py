@@ -106,7 +106,9 @@ class Job:
                 self._printer.note(f"results go to {output.shown}")
             if (note := note_of(self._config.model)) is not None:
                 self._printer.hint(note)
-            opened = open_run(self._config, inputs, output, sink, self._printer)
+            opened = open_run(
+                self._config, inputs, output, sink, self._printer, self._workers.digest if self._workers else None
+            )
             self._config = opened.config
             self._out_is_ours = isinstance(sink, FileSink)
             if self._last_words is not None:

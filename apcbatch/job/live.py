@@ -401,7 +401,10 @@ class LiveFeeder(Feeder):
         value = _value(reply)
         episode.replay, episode.is_async = value["replay"], value["is_async"]
         given = value["tools"]
-        found = episode.conversation.tools if given is None else check_tools(given, "tools", ContentWarnings())
+        try:
+            found = episode.conversation.tools if given is None else check_tools(given, "tools", ContentWarnings())
+        except RequestError as error:
+            raise RequestError("tool_failed", f"the episode's {error.message}") from None
         episode.tools, episode.is_made = found or [], True
 
     def _asked(

@@ -170,8 +170,10 @@ def _check_existing(config: Config, output: Output, is_file: bool) -> None:
             raise UsageError(f"--summary {shown}: {error.strerror}; give another file, or --overwrite") from None
 
 
-def open_run(config: Config, inputs: Inputs, output: Output, sink: Sink, printer: Printer) -> OpenRun:
-    """Open what a run needs, cheap parts first. Raises UsageError for a part that cannot be used; for a bad model, its
+def open_run(
+    config: Config, inputs: Inputs, output: Output, sink: Sink, printer: Printer, tools: str | None = None
+) -> OpenRun:
+    """Open what a run needs, cheap parts first. tools: digest of the module of --tools. Raises UsageError for a part that cannot be used; for a bad model, its
     subclass ModelError.
 
     The steps check the model's files, the first lines of INPUT, OUT, and the weights. Until then nothing is changed,
@@ -202,7 +204,7 @@ def open_run(config: Config, inputs: Inputs, output: Output, sink: Sink, printer
             note(f"{len(inputs.files):,} files: both ends of each are read first, for --resume to compare")
         if shard is not None:
             stage("reading INPUT, for --resume and merge to compare")
-        run_file = _make_run_file(config, inputs, output, sink, folder, lines, chats)
+        run_file = _make_run_file(config, inputs, output, sink, folder, lines, chats, tools)
         answers, is_complete = _compare_out(config, inputs, sink, renderer, run_file, printer)
         if answers is not None and is_complete:
             return OpenRun(config, records, renderer, None, _keep_out(config, sink, answers, run_file))
@@ -271,13 +273,14 @@ def _make_run_file(
     folder: Path,
     lines: LineOptions,
     chats: ChatOptions,
+    tools: str | None,
 ) -> RunFile:
     """Make this run's run file, which is not written yet. Checks, with --resume, that OUT at its address is this run's,
     after unpacking a compressed OUT beside it."""
     target, files = Path(os.path.abspath(output.target)), model_files_digest(folder)
     given = lines.system_prompt, chats.chat_template, config.adapter and adapter_digest(Path(config.adapter))
     digest = digest_of(inputs.files) if config.shard is not None and inputs.are_files else None
-    run_file = RunFile(target, config, input_identity(inputs), files, sink.disk, *given, digest)
+    run_file = RunFile(target, config, input_identity(inputs), files, sink.disk, *given, digest, tools)
     if config.resume:
         run_file.keep_processes()
         output.unpack(sink)
@@ -297,6 +300,8 @@ def _compare_out(
         return None, False
     printer.stage("comparing the answers that are there with the input")
     same_version = run_file.check()
+    if run_file.has_other_tools:
+        printer.warn(f"the module of --tools {config.tools} has changed since {sink.path} was begun")
     answers = read_answers(sink, stale_records(sink.lines(), config.retry_errors) if config.turns == "live" else None)
     answers.trusts_lines, answers.same_draw_rule = same_version, run_file.same_draw_rule
     _warn_about(answers, sink, printer.warn)

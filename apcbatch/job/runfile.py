@@ -116,6 +116,7 @@ class RunFile:
         chat_template: str | None = None,
         adapter: str | None = None,
         input_digest: str | None = None,
+        tools: str | None = None,
     ) -> None:
         self.output, self._disk = output, disk
         self.path = Path(run_file_path(str(output)))
@@ -128,6 +129,7 @@ class RunFile:
             "model_fingerprint": None,
             "model_files": model_files,
             "adapter": adapter,
+            "tools": tools,
             "draws": DRAWS,
             "template_clock": config.template_clock,
             "system_prompt": _digest_of(system_prompt),
@@ -152,6 +154,11 @@ class RunFile:
     def same_draw_rule(self) -> bool:
         """Whether the run that `check` accepted seeded random draws by the same rule."""
         return self._earlier.get("draws") == DRAWS
+
+    @property
+    def has_other_tools(self) -> bool:
+        """Whether the module of --tools has another digest than in the run that `check` accepted."""
+        return self._earlier.get("tools") not in (None, self._facts["tools"])
 
     @property
     def has_other_input(self) -> bool:

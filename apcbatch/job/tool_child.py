@@ -24,7 +24,7 @@ from typing import Any
 
 import orjson
 
-from apcbatch.tools import EpisodeCode, ToolError
+from apcbatch.tools import SHOWN_CHARACTERS, EpisodeCode, ToolError
 
 HEAD = struct.Struct("<I")
 STACK_BYTES = 4 << 20  # of an episode's thread
@@ -147,7 +147,7 @@ class _Episode:
         try:
             reply: dict[str, Any] = {"value": self._do(request)}
         except BaseException as error:
-            reply = _failure(error)
+            reply = _failure(request, error)
         self._send(request, reply | {"seconds": time.perf_counter() - begin})
 
     async def _call(self, request: Request) -> None:
@@ -156,7 +156,7 @@ class _Episode:
         try:
             reply: dict[str, Any] = {"value": await self._code.call_async(request["name"], request["arguments"])}
         except BaseException as error:
-            reply = _failure(error)
+            reply = _failure(request, error)
         self._send(request, reply | {"seconds": time.perf_counter() - begin})
 
     def _do(self, request: Request) -> Any:
@@ -175,5 +175,7 @@ class _Episode:
                 return self._code.close()
 
 
-def _failure(error: BaseException) -> dict[str, Any]:
-    return {"error": str(error) if isinstance(error, ToolError) else f"{type(error).__name__}: {error!s:.500}"}
+def _failure(request: Request, error: BaseException) -> dict[str, Any]:
+    if isinstance(error, ToolError):
+        return {"error": str(error)}
+    return {"error": f"{request['do']} raised {type(error).__name__}: {error!s:.{SHOWN_CHARACTERS}}"}

@@ -7,6 +7,7 @@ what it returns is not: replies are JSON of bounded length.
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
@@ -50,12 +51,15 @@ class Reply:
 
 @dataclass(slots=True)
 class _Pending:
-    """A request without a reply. what: its code, for the sentence if it takes too long. deadline: monotonic time."""
+    """A request without a reply. what: its code, for the sentence if it takes too long. deadline: monotonic time. error:
+    the sentence, once it has taken too long. drops: None; of the end of an episode, the request that took too long, or
+    -1."""
 
     key: int
     what: str
     deadline: float
-    is_drop: bool
+    error: str | None = None
+    drops: int | None = None
 
 
 class _Worker:
@@ -165,7 +169,7 @@ class ToolWorkers:
     def open(self) -> None:
         """Start the first worker, and set the digest of the module. UsageError if the factory cannot be loaded."""
         worker = self._start(False)
-        worker.pending[0] = _Pending(-1, "the import", time.monotonic() + self.timeout, False)
+        worker.pending[0] = _Pending(-1, "the import", time.monotonic() + self.timeout)
         while True:
             for reply in self.poll(MOST_WAIT_S):
                 if reply.op == 0 and isinstance(reply.value, str):
@@ -186,15 +190,15 @@ class ToolWorkers:
         self._op += 1
         if do == "make" and key in self._alone:
             self._queue.append((key, self._op, do, values))
-            self._make_alone()
             return self._op
         if do == "make":
             self._places[key] = self._choose()
         self._send(self._places[key], key, self._op, do, values)
         return self._op
 
-    def drop(self, key: int, hangs: bool = False) -> None:
-        """End an episode. hangs: its code is interrupted, and its worker is killed if it does not answer."""
+    def drop(self, key: int, expired: int = -1) -> None:
+        """End an episode. expired: its request that took too long: its code is interrupted, and fails if its worker
+        confirms that. If the worker does not, any of its episodes may be the reason, and it is lost."""
         worker = self._places.pop(key, None)
         if worker is None:
             return
@@ -202,17 +206,17 @@ class ToolWorkers:
         if worker.is_own:
             self._end(worker)
             self._alone.discard(key)
-            self._make_alone()
             return
         self._op += 1
-        worker.pending[self._op] = _Pending(key, "drop", time.monotonic() + DROP_SECONDS, True)
-        worker.send(frame({"do": "drop", "key": key, "op": self._op, "hangs": hangs}))
+        worker.pending[self._op] = _Pending(key, "drop", time.monotonic() + DROP_SECONDS, drops=expired)
+        worker.send(frame({"do": "drop", "key": key, "op": self._op, "hangs": expired >= 0}))
 
     def poll(self, seconds: float) -> list[Reply]:
         """Return the replies that have come; wait for the first one at most that long."""
         end = time.monotonic() + seconds
         while True:
             left = 0.0 if self._ready else max(0.0, min(end - time.monotonic(), MOST_WAIT_S))
+            self._make_alone()
             poll = select.poll()
             for worker in self._workers:
                 worker.register(poll)
@@ -257,40 +261,49 @@ class ToolWorkers:
     def _send(self, worker: _Worker, key: int, op: int, do: str, values: Mapping[str, Any]) -> None:
         worker.episodes.add(key)
         what = f"call({values['name']!r})" if do == "call" else do
-        worker.pending[op] = _Pending(key, what, time.monotonic() + self.timeout, False)
+        worker.pending[op] = _Pending(key, what, time.monotonic() + self.timeout)
         worker.send(frame({"do": do, "key": key, "op": op, **values}))
 
     def _take(self, worker: _Worker) -> None:
         """Take the replies of a worker, and end what has taken too long."""
         for value in worker.values():
             asked = worker.pending.pop(value["op"], None)
-            if asked is not None and not asked.is_drop:
-                seconds, error = value.get("seconds", 0.0), value.get("error")
+            if asked is not None and asked.drops is not None:
+                if (expired := worker.pending.pop(asked.drops, None)) is not None:
+                    self._ready.append(Reply(asked.key, asked.drops, None, self.timeout, expired.error))
+            elif asked is not None:
+                seconds, error = value.get("seconds", 0.0), asked.error or value.get("error")
                 self._ready.append(Reply(asked.key, value["op"], value.get("value"), seconds, error))
         if worker.is_broken:
             self._lose(worker)
             return
         now = time.monotonic()
         for op, asked in list(worker.pending.items()):
-            if now < asked.deadline or op not in worker.pending:
+            if now < asked.deadline:
                 continue
-            if asked.is_drop:
+            asked.error = f"{asked.what} took more than {self.timeout:g} s (--tool-timeout)"
+            if asked.drops is not None or worker.is_own:
                 self._lose(worker)
                 return
-            del worker.pending[op]
-            error = f"{asked.what} took more than {self.timeout:g} s (--tool-timeout)"
-            self._ready.append(Reply(asked.key, op, None, self.timeout, error))
-            self.drop(asked.key, hangs=True)
+            if asked.key in self._places:
+                asked.deadline = math.inf
+                self.drop(asked.key, op)
+            else:  # another call of the same answer took too long
+                del worker.pending[op]
+                self._ready.append(Reply(asked.key, op, None, self.timeout, asked.error))
 
     def _lose(self, worker: _Worker) -> None:
-        """Take note that a worker is gone. An episode that was in a call alone has ended it; of several, each is made
-        again in a worker of its own."""
+        """Take note that a worker is gone, or must go. An episode that was in a call alone is the reason; of several,
+        each is made again in a worker of its own."""
         how = self._end(worker)
         self.num_lost += 1
-        asked = [(op, one) for op, one in worker.pending.items() if not one.is_drop]
+        asked = [(op, one) for op, one in worker.pending.items() if one.drops is None]
         keys = {one.key for _, one in asked}
-        error = f"{asked[0][1].what} ended its worker process {how}" if len(keys) == 1 else None
-        if error is None:
+        error = None
+        if len(keys) == 1:
+            error = asked[0][1].error or f"{asked[0][1].what} ended its worker process {how}"
+            self._alone -= keys
+        else:
             self._alone |= keys
         self._ready += [Reply(one.key, op, None, 0.0, error, error is None) for op, one in asked]
 

@@ -36,7 +36,7 @@ class UnusedColumns:
     def __init__(self, options: LineOptions, warn: Warn) -> None:
         self._ignored, self._warn = options.ignored, warn
         self._named: set[str] = set()
-        self._full = False
+        self._full = options.keeps_rows  # the episode's code gets every column
 
     def note(self, columns: Sequence[str], line: int) -> None:
         """Warn of the columns that are new. columns: the unused columns of one line. line: its number, from 1."""

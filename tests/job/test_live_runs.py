@@ -1,0 +1,375 @@
+"""`--turns live`: episodes with tools that answer late, in any order, wrongly or never, and that are resumed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from apcbatch.data.tokenization.no_tokenizer import load_any_tokenizer
+from apcbatch.model.locate import DEMO_DIR
+from tests.chats import read_records, write_lines
+from tests.job.fakes import EOS, FakeEngine
+
+CALL = '<tool_call>\n{"name": "add", "arguments": {"n": %d}}\n</tool_call>'
+UNREAD = '<tool_call>\n{"name": "add", "argu'
+ANSWERS = (
+    CALL % 1,
+    CALL % 2 + "\n" + CALL % 3,
+    "fine",
+    CALL % 4,
+    '<tool_call>\n{"name": "sub", "arguments": {}}\n</tool_call>',
+    UNREAD,
+)
+TIMES = ("prefill_ms", "decode_ms", "begin_s", "end_s")
+REUSE = ("cached_from", "cached_tokens", "computed_tokens", "ideal_cached_tokens", "boundary", "miss_reason")
+LIVE = ("--turns", "live", "--tools", "live_tools:Adder", "-q")
+CODE = '''
+import ctypes, os, random, subprocess, sys, time
+from apcbatch import Tools
+
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
+         for name in ("add", "other")]
+CYCLE = {}
+CYCLE["self"] = CYCLE
+
+
+class Adder(Tools):
+    """Adds up what it is called with; its kind says what else it does in a call."""
+
+    tools = TOOLS
+    total = 0
+
+    def __init__(self, row, sample=0):
+        super().__init__(row, sample)
+        self.kind = row.get("kind")
+        self.replay = self.kind != "once"
+        if self.kind == "make":
+            raise ValueError("no")
+
+    def call(self, name, arguments):
+        print("called", self.row["id"])
+        self.total += arguments["n"]
+        time.sleep(random.random() * float(os.environ.get("LIVE_SLEEP", "0")))
+        match self.kind:
+            case "raise": raise KeyError("x")
+            case "hang": time.sleep(100)
+            case "busy":
+                while True: pass
+            case "gil": ctypes.PyDLL(None).sleep(100)
+            case "exit": os._exit(3)
+            case "leave": sys.exit(4)
+            case "fork":
+                subprocess.Popen(["sleep", "100"])
+                if not os.fork(): time.sleep(100)
+            case "print": print("y" * 2_000_000)
+            case "nan": return {"a": float("nan")}
+            case "bytes": return b"x"
+            case "cycle": return CYCLE
+            case "big": return "x" * 10_000_001
+        return {"total": self.total, "world": os.environ.get("LIVE_WORLD")}
+
+    def next(self, messages):
+        if self.kind == "next": return 5
+        said = sum(message["role"] == "user" for message in messages)
+        return None if said > 3 else {"role": "user", "content": f"and {said} more?"}
+
+    def score(self, messages):
+        if self.kind == "score": return {"a": float("inf")}
+        return {"total": self.total, "messages": len(messages)}
+
+
+class Beside(Adder):
+    """Its two calls of one answer must run side by side."""
+
+    async def call(self, name, arguments):
+        import asyncio
+        self.total += 1
+        mine = self.total
+        await asyncio.sleep(0.05 * (3 - mine))
+        return {"calls": self.total}
+'''
+
+
+@pytest.fixture
+def live(apcbatch, tmp_path, monkeypatch):
+    """Runs live episodes with a fake engine that answers by a function of prompt and stream; gives the outcome and the
+    records by custom_id."""
+    (tmp_path / "live_tools.py").write_text(CODE)
+    tokenizer = load_any_tokenizer(Path(DEMO_DIR), print)
+    answers = [[*tokenizer.encode(text).ids, EOS] for text in ANSWERS]
+
+    def token(self, request, prompt, number):
+        salt = request.random_stream if request.temperature > 0 else ""
+        return answers[xxhash.xxh3_64_intdigest(f"{salt}{prompt}".encode()) % len(answers)][number]
+
+    monkeypatch.setattr(FakeEngine, "_token", token)
+    write_lines(tmp_path / "in.jsonl", [line(f"e{number}") for number in range(8)])
+
+    def run(*options, out="out.jsonl", inputs="in.jsonl"):
+        done = apcbatch("run", inputs, "-o", out, *LIVE, *options)
+        records = read_records(tmp_path / out) if (tmp_path / out).exists() else []
+        found = {record["custom_id"]: record for record in records}
+        assert len(found) == len(records), "a custom_id is there twice"
+        return done, found
+
+    return run
+
+
+def line(name, **fields):
+    return {"id": name, "messages": [{"role": "user", "content": f"Add for {name}."}], **fields}
+
+
+def untimed(records):
+    """The records without times and reuse, by custom_id."""
+    found = json.loads(json.dumps(records))
+    for record in found.values():
+        for name in (*TIMES, *REUSE):
+            record["apcbatch"].pop(name, None)
+        for tool in record["apcbatch"].get("tools", ()):
+            tool.pop("seconds")
+        if record["response"] is not None:
+            record["response"]["body"].pop("created")
+            record["response"]["body"]["usage"].pop("prompt_tokens_details")
+    return found
+
+
+def episodes(records):
+    """Episode -> its records in order of their turns."""
+    found: dict = {}
+    for record in sorted(records.values(), key=lambda one: one["turn"]):
+        found.setdefault(record["apcbatch"]["episode"], []).append(record)
+    return found
+
+
+def test_a_turn_has_what_its_tools_said(live, tmp_path):
+    """Faults: results under another call's id; a turn that is written before its tools have answered; a last turn
+    without an end; output of tools in the run's own."""
+    done, records = live()
+    assert done.code == 0 and done.summary["restarted"] == 0
+    kinds = set()
+    for turns in episodes(records).values():
+        assert [turn["apcbatch"]["end"] for turn in turns[:-1]] == [None] * (len(turns) - 1)
+        last = turns[-1]["apcbatch"]
+        assert last["end"] in ("done", "error") and last["score"]["messages"] >= len(turns)
+        for number, turn in enumerate(turns, start=1):
+            message, ours = turn["response"]["body"]["choices"][0]["message"], turn["apcbatch"]
+            appended = ours["appended"]
+            assert turn["custom_id"] == f"{ours['episode']}#{number}"
+            ids = [call["id"] for call in message["tool_calls"]]
+            results = [one for one in appended if one["role"] == "tool"]
+            assert [one["tool_call_id"] for one in results] == ids and len(ours["tools"]) == len(ids)
+            kinds.add((len(ids), tuple(one["error"] for one in ours["tools"]), "unread_call" in ours["warning_kinds"]))
+            assert ours["end"] is not None or ids or appended[0]["role"] == "user"
+    assert len(kinds) == 5, "one call, two, none, an unknown tool, and one that cannot be read"
+    assert (tmp_path / "out.jsonl.tools.log").read_text().startswith("called e")
+    assert "called" not in done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [(), ("--temperature", 0.8, "--samples", 3, "--history", "tokens")], ids=str)
+def test_the_order_of_tools_changes_nothing(live, monkeypatch, options):
+    """Fault: ids, draws or prompts depend on when a tool answers, or on what runs beside an episode."""
+    whole = untimed(live(*options)[1])
+    monkeypatch.setenv("LIVE_SLEEP", "0.03")
+    for number, others in enumerate(
+        [("--max-running", 1), ("--max-running", 64), ("--tool-workers", 1), ("--limit", 2)]
+    ):
+        found = untimed(live(*options, *others, out=f"{number}.jsonl")[1])
+        assert found == {name: whole[name] for name in found} and (len(found) == len(whole) or "--limit" in others)
+
+
+HOSTILE = {
+    "make": "the factory raised ValueError: no",
+    "raise": "call('add') raised KeyError: 'x'",
+    "hang": "call('add') took more than 1 s (--tool-timeout)",
+    "busy": "call('add') took more than 1 s (--tool-timeout)",
+    "gil": "call('add') took more than 1 s (--tool-timeout)",
+    "exit": "call('add') ended its worker process with exit status 3",
+    "leave": "call raised SystemExit: 4",
+    "nan": "call('add') returned what cannot be written as JSON",
+    "bytes": "call('add') returned a bytes",
+    "cycle": "call('add') returned what cannot be written as JSON: Circular",
+    "big": "call('add') returned 10,000,001 bytes",
+    "next": "next returned neither",
+    "score": "score returned what cannot be written as JSON",
+    "fork": None,
+    "print": None,
+}
+
+
+@pytest.mark.slow
+def test_hostile_tools_fail_alone(live, tmp_path, monkeypatch):
+    """Faults: one episode's tool ends the run or another episode; its error does not say what happened, or has no
+    transcript; the episodes of a worker that died differ from undisturbed ones."""
+    monkeypatch.setattr("apcbatch.job.tool_workers.DROP_SECONDS", 1.0)
+    whole = untimed(live()[1])
+    caller = next(
+        name for name in episodes(whole) if [one["name"] for one in whole[f"{name}#1"]["apcbatch"]["tools"]] == ["add"]
+    )
+    asked = line(caller)["messages"]
+    lines = [{"id": f"{kind}{number}", "kind": kind, "messages": asked} for number in (1, 2) for kind in HOSTILE]
+    write_lines(tmp_path / "bad.jsonl", [*lines, *[line(f"e{number}") for number in range(8)]])
+    done, records = live("--tool-timeout", 1, "--tool-workers", 2, inputs="bad.jsonl", out="bad.out")
+    assert done.code == 3 and "Traceback" not in done.stderr
+    found = episodes(records)
+    for name, reason in ((f"{kind}{number}", reason) for number in (1, 2) for kind, reason in HOSTILE.items()):
+        last = found[name][-1]
+        if reason is None:
+            assert last["apcbatch"]["end"] in ("done", "error") and last["error"] is None, name
+        else:
+            assert last["error"]["message"].startswith(reason), (name, last["error"])
+            assert last["error"]["code"] == "tool_failed" and last["apcbatch"]["end"] == "error"
+            assert len(last["apcbatch"]["transcript"]) >= 1 + (reason[:4] == "call")
+    for name, record in whole.items():
+        other = untimed(records)[name]
+        assert [one["response"]["body"]["choices"] for one in (record, other)] == 2 * [
+            record["response"]["body"]["choices"]
+        ]
+        assert record["apcbatch"] == other["apcbatch"], name
+
+
+def cut(path, keep):
+    """Leave only the first lines of OUT, as a kill does."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:keep]))
+    return len(lines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fields", [{}, {"kind": "once"}], ids=str)
+def test_a_killed_run_is_continued(live, tmp_path, fields):
+    """Faults: a turn is answered twice, or a tool has another state than before the kill; an episode whose calls must
+    not be made twice goes on without them."""
+    write_lines(tmp_path / "in.jsonl", [line(f"e{number}", **fields) for number in range(8)])
+    whole = untimed(live("--samples", 2)[1])
+    out = tmp_path / "out.jsonl"
+    for keep in (1, 5, len(whole) // 2, len(whole) - 1):
+        cut(out, keep)
+        partly = [turns for turns in episodes({r["custom_id"]: r for r in read_records(out)}).values()
+                  if turns[-1]["apcbatch"]["end"] is None]  # fmt: skip
+        done, found = live("--samples", 2, "--resume")
+        assert done.summary["restarted"] == (len(partly) if fields else 0)
+        found = untimed(found)
+        for record in found.values():
+            assert record["apcbatch"].pop("attempt") in ((1, 2, 3, 4, 5) if fields else (1,))
+        assert found == {name: one | {"apcbatch": {k: v for k, v in one["apcbatch"].items() if k != "attempt"}}
+                         for name, one in whole.items()}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_an_episode_whose_tools_answer_otherwise_begins_anew(live, tmp_path, monkeypatch):
+    """Faults: an episode goes on from results that its tools do not give any more; its earlier records stay in OUT."""
+    whole = untimed(live()[1])
+    out = tmp_path / "out.jsonl"
+    cut(out, len(whole) // 2)
+    monkeypatch.setenv("LIVE_WORLD", "another")
+    done, found = live("--resume")
+    assert done.summary["restarted"] > 0
+    anew = {name: turns for name, turns in episodes(found).items() if turns[0]["apcbatch"]["attempt"] == 2}
+    assert len(anew) == done.summary["restarted"]
+    for turns in anew.values():
+        assert {one["apcbatch"]["attempt"] for one in turns} == {2} and turns[-1]["apcbatch"]["end"] is not None
+        text = json.dumps([one["apcbatch"]["appended"] for one in turns])
+        assert "another" in text and "null" not in text
+
+
+@pytest.mark.slow
+def test_retrying_errors_begins_episodes_anew(live, tmp_path):
+    """Fault: an episode whose tool failed goes on behind the failure, or its earlier turns stay."""
+    module = tmp_path / "live_tools.py"
+    module.write_text(
+        CODE.replace(
+            "match self.kind:",
+            'if "tool" in str(arguments) or self.total > 4: raise ValueError(self.total)\n        match self.kind:',
+        )
+    )
+    done, failed = live()
+    errors = {name for name, turns in episodes(failed).items() if turns[-1]["error"]}
+    assert (
+        done.code == 3 and errors and any(len(turns) > 1 for name, turns in episodes(failed).items() if name in errors)
+    )
+    module.write_text(CODE)
+    done, found = live("--retry-errors")
+    assert done.code == 0 and "the module of --tools live_tools:Adder has changed" in done.stderr
+    again = untimed(live("--overwrite")[1])
+    assert untimed(found) == again
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (("--turns", "live"), 2, "needs --tools PACKAGE.MODULE:FACTORY"),
+        (("--turns", "each", "--tools", "live_tools:Adder"), 2, "--tools needs --turns live"),
+        (("--ray", "local"), 2, "--ray cannot be used with --turns live"),
+        (("--shard", "1/2"), 2, "--shard cannot be used with --turns live"),
+        (("--score",), 2, "scores recorded answers"),
+        (("--tools", "live_tools:Missing"), 2, "--tools live_tools:Missing cannot be used: AttributeError"),
+        (("--tools", "no_such_module:Adder"), 2, "ModuleNotFoundError"),
+        (("--tools", "live_tools:TOOLS"), 2, "is no function or class"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_refused(live, apcbatch, tmp_path, options, code, words):
+    """Fault: episodes begin that cannot end, or options that change nothing."""
+    if options == ("--turns", "live"):
+        done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *options)
+    else:
+        done, _ = live(*options)
+    assert done.code == code and words in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_code_is_named_on_the_command_line_alone(apcbatch, live, tmp_path, monkeypatch):
+    """Fault: a configuration file, the environment or a run file runs code."""
+    (tmp_path / "a.yaml").write_text("tools: live_tools:Adder\nturns: live\n")
+    for options, variables in ((("--config", "a.yaml"), {}), ((), {"APCBATCH_TOOLS": "live_tools:Adder"})):
+        with monkeypatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--turns", "live", *options)
+        assert done.code == 2 and "give --tools on the command line" in done.stderr
+    live("--limit", 1)
+    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--resume")
+    assert done.code == 2 and "needs --tools" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "ends"),
+    [
+        (("--max-turns", 1), {"max_turns"}),
+        (("--max-turns", 2), {"max_turns", "done"}),
+        (("--max-episode-tokens", 250), {"context", "done"}),
+    ],
+    ids=str,
+)
+def test_bounds_end_episodes_without_an_error(live, options, ends):
+    """Fault: an episode has no end, or becomes an error record at its bound."""
+    done, records = live(*options)
+    assert done.code == 0
+    found = {turns[-1]["apcbatch"]["end"] for turns in episodes(records).values()}
+    assert found <= ends | {"error"} and found & ends
+    assert all(turns[-1]["apcbatch"]["score"] for turns in episodes(records).values())
+
+
+def test_lines_that_cannot_begin_an_episode(live, tmp_path):
+    """Fault: a bad line ends the run, or has the id of an episode's turn."""
+    write_lines(tmp_path / "bad.jsonl", [
+        line("n", n=2), {"id": "done", "messages": [*line("x")["messages"], {"role": "assistant", "content": "a"}]},
+        {"id": "bad", "messages": 5}, line("good"), line("good"),
+    ])  # fmt: skip
+    done, records = live("--samples", 2, inputs="bad.jsonl")
+    words = {name: record["error"]["message"] for name, record in records.items() if record["error"]}
+    assert done.code == 3 and set(words) >= {"n#1", "done#1", "bad#1", "good#1"}
+    assert "--samples" in words["n#1"] and "after a user's message" in words["done#1"]
+    assert {name.partition("#")[0] for name in records} >= {"good/0", "good/1"}
+
+
+def test_async_calls_of_one_answer_run_side_by_side(live):
+    """Fault: calls of one answer wait for each other; or the one that ends first gets the first id."""
+    _, records = live("--tools", "live_tools:Beside")
+    two = next(one for one in records.values() if len(one["apcbatch"]["tools"]) == 2)
+    results = [json.loads(one["content"])["calls"] for one in two["apcbatch"]["appended"]]
+    assert len(set(results)) == 1, "both were under way at once"
