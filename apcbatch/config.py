@@ -175,9 +175,7 @@ class Config:
     turns: Turns = option(
         "each",
         "Input",
-        "Which turns are requests: each recorded assistant turn, the last one, with rollout each one with the "
-        "generated answers fed back, or, with live, those of an episode whose tools (--tools) answer while the run "
-        "goes on.",
+        "Which turns are requests: each, the last, each with answers fed back (rollout), or those of --tools (live).",
         choices=TURNS,
     )
     limit: int | None = option(

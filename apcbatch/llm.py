@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, cast
 
 import orjson
@@ -36,12 +36,13 @@ from apcbatch.engine.serving import serve
 from apcbatch.errors import RequestError, UsageError
 from apcbatch.formats import CHAT_URL, COMPLETIONS_URL, TURNS, Turns
 from apcbatch.job.feed import Feeder
+from apcbatch.job.live import LiveFeeder, factory_name, opened_workers
 from apcbatch.job.opening import check_stop_tokens, make_engine
 from apcbatch.job.planning import with_measured_gain, work_source
 from apcbatch.job.previous_answers import PreviousAnswers
 from apcbatch.job.record import error_record, line_of, result_record
 from apcbatch.job.references import EarlierAnswers, References
-from apcbatch.job.work import Failure, JobEngine, Work, WorkSource
+from apcbatch.job.work import Failure, JobEngine, TurnDone, Work, WorkSource
 from apcbatch.model.families import load_model_config
 from apcbatch.model.locate import locate_model
 from apcbatch.model.own_dtype import with_own_dtype
@@ -53,6 +54,7 @@ Messages = Sequence[Mapping[str, Any]]
 # Option, or group of options, that an LLM refuses -> what to do instead.
 _ELSEWHERE = {
     "turns": "give it to `run`",
+    "tools": "give it to `run`",
     "format": "each conversation says by its keys what it is; leave it out",
     "limit": "end the conversations where you like; leave it out",
     "shard": "it divides the INPUT of `apcbatch run`; give each process its own conversations",
@@ -149,6 +151,7 @@ class LLM:
         conversations: str | os.PathLike[str] | Iterable[Messages | Mapping[str, Any]],
         *,
         turns: Turns = "last",
+        tools: str | Callable[..., Any] | None = None,
     ) -> Iterator[Answer]:
         """Answer many conversations, and yield each answer as it finishes. The answer's `line` and `custom_id` identify
         its conversation. A notebook shows a progress bar.
@@ -156,22 +159,27 @@ class LLM:
         A conversation is a list of messages, a mapping like a line of INPUT (messages with optional tools, settings and
         id), or a request of the OpenAI Batch API. The iterable is read lazily, as the engine needs more requests. A
         text or a path is the name of an INPUT, as `apcbatch run` reads it; a mapping is a TypeError.
-        turns: which turns are requests, as in `apcbatch run`. A conversation that cannot be answered yields an Answer
-        with `error`, and the others continue. Leaving the loop early drops the requests in progress. Raises UsageError
-        if another run of this LLM is not finished.
+        turns: which turns are requests, as in `apcbatch run`. tools: factory of live episodes (docs/rollouts.md), or
+        its name `PACKAGE.MODULE:FACTORY`; each turn is yielded when its tools have answered. A conversation that cannot
+        be answered yields an Answer with `error`, and the others continue. Leaving the loop early drops the requests in
+        progress. Raises UsageError if another run of this LLM is not finished.
         """
         if turns not in TURNS:
             raise UsageError(f"turns is {shown(turns)}; expected {one_of(TURNS)}")
+        if turns == "live" and tools is None:
+            raise UsageError("turns is live, and no tools are given; give tools=FACTORY")
+        factory = None if tools is None else factory_name(tools)
+        turns, lines = ("live" if factory else turns), replace(self._lines, keeps_rows=factory is not None)
         if isinstance(conversations, (bytes, Mapping)):
             kind = type(conversations).__name__
             raise TypeError(f"conversations is a {kind}; expected a list of conversations, or the name of a file")
         records: Iterator[Conversation | BadLine]
         if isinstance(conversations, (str, os.PathLike)):
             inputs = find_inputs([as_path(os.fspath(conversations))], self._warn)
-            records = open_source(inputs, self._lines, warn=self._warn)
+            records = open_source(inputs, lines, warn=self._warn)
         else:
-            records = _records(conversations, self._lines, self._warn)
-        return self._answers(records, turns, shows_bar="ipykernel" in sys.modules)
+            records = _records(conversations, lines, self._warn)
+        return self._answers(records, turns, factory, shows_bar="ipykernel" in sys.modules)
 
     def close(self) -> None:
         """Finish pending writes to the store, and release the model. Further calls do nothing."""
@@ -191,28 +199,33 @@ class LLM:
         return answer
 
     def _answers(
-        self, records: Iterator[Conversation | BadLine], turns: Turns, shows_bar: bool = False
+        self,
+        records: Iterator[Conversation | BadLine],
+        turns: Turns,
+        factory: str | None = None,
+        shows_bar: bool = False,
     ) -> Iterator[Answer]:
-        """Yield each answer as it finishes, with a progress bar on standard error if shows_bar."""
+        """Yield each answer as it finishes, with a progress bar on standard error if shows_bar. factory: name of the
+        factory of live episodes."""
         if self._engine is None:
             raise UsageError("this LLM is closed; make another one")
         if self._is_running:
             raise UsageError("another run of this LLM is not finished; take all of its answers, or close it, first")
-        engine, config = self._engine, replace(self._config, turns=turns)
-        feeder = Feeder(
-            config,
-            records,
-            self._renderer,
-            PreviousAnswers(),
-            keeps_answers=True,
-            references=References.of(config, self._renderer, self._earlier),
-        )
-        source = work_source(config, feeder, engine)
+        engine, config = self._engine, replace(self._config, turns=turns, tools=factory)
         self._is_running = True
-        failures: list[Failure] = []
+        ended: list[Failure | TurnDone] = []
         try:
-            with tqdm(unit=" answers", disable=not shows_bar) as bar:
-                for answer in self._served(source, engine, failures):
+            with (
+                opened_workers(config, None, self._warn) as workers,
+                tqdm(unit=" answers", disable=not shows_bar) as bar,
+            ):
+                if workers is not None:
+                    feeder: Feeder = LiveFeeder(config, records, self._renderer, PreviousAnswers(), engine, workers)
+                else:
+                    references = References.of(config, self._renderer, self._earlier)
+                    feeder = Feeder(config, records, self._renderer, PreviousAnswers(), True, references)
+                source = work_source(config, feeder, engine)
+                for answer in self._served(source, engine, ended):
                     bar.total = source.total
                     bar.update()
                     yield answer
@@ -220,55 +233,67 @@ class LLM:
             self._is_running = False
             engine.abort()
 
-    def _served(self, source: WorkSource, engine: JobEngine, failures: list[Failure]) -> Iterator[Answer]:
-        """Yield the answers to the requests of a source. failures: list to collect failures in."""
+    def _served(self, source: WorkSource, engine: JobEngine, ended: list[Failure | TurnDone]) -> Iterator[Answer]:
+        """Yield the answers to the requests of a source. ended: list to collect failures and turns of episodes in."""
         while not source.exhausted:
-            for results in serve(engine, lambda: self._take(source, failures)):
-                yield from self._take_failures(failures)
+            for results in serve(engine, lambda: self._take(source, ended)):
+                yield from self._take_ended(ended)
                 for result in results:
                     for work in source.follow_up(result):
-                        self._submit(work, engine, failures)
-                    yield self._answer(result)
-            yield from self._take_failures(failures)
+                        self._submit(work, engine, ended)
+                    if not source.is_live:
+                        yield self._answer(result)
+            yield from self._take_ended(ended)
 
-    def _take(self, source: WorkSource, failures: list[Failure]) -> Request | None:
-        """Return the next request. None: no request is ready, or collected failures should be yielded first.
+    def _take(self, source: WorkSource, ended: list[Failure | TurnDone]) -> Request | None:
+        """Return the next request. None: no request is ready, or what has ended should be yielded first.
 
-        Appends conversations that cannot be answered to `failures`.
+        Appends conversations that cannot be answered, and turns of live episodes, to `ended`.
         """
         may_begin = source.num_open_rollouts < self._config.max_running
-        while may_begin and not source.exhausted and len(failures) < _MOST_FAILURES:
-            if source.pause():
+        while may_begin and not source.exhausted and len(ended) < _MOST_FAILURES:
+            is_paused = source.pause()
+            work = None if is_paused else source.next()
+            ended += source.take_done()
+            if is_paused:
                 return None
-            work = source.next()
             if isinstance(work, Failure):
-                failures.append(work)
+                ended.append(work)
             elif work is not None:
                 return work
         return None
 
-    def _submit(self, work: Work, engine: JobEngine, failures: list[Failure]) -> None:
+    def _submit(self, work: Work, engine: JobEngine, ended: list[Failure | TurnDone]) -> None:
         """Submit a request to the engine, or collect a failure."""
         if isinstance(work, Failure):
-            failures.append(work)
+            ended.append(work)
         else:
             engine.submit(work)
 
-    def _take_failures(self, failures: list[Failure]) -> Iterator[Answer]:
-        """Remove the collected failures, and yield an answer for each."""
-        while failures:
-            failure = failures.pop(0)
-            yield answer_of(error_record(failure.ticket, failure.error))
+    def _take_ended(self, ended: list[Failure | TurnDone]) -> Iterator[Answer]:
+        """Remove what is collected, and yield an answer for each."""
+        while ended:
+            one = ended.pop(0)
+            if isinstance(one, TurnDone):
+                yield self._answer(one.result, one.fields)
+            else:
+                yield answer_of(_with_fields(error_record(one.ticket, one.error), one.fields))
 
-    def _answer(self, result: Result) -> Answer:
-        """Convert a result to an Answer by its record, with the values that the output line would have."""
+    def _answer(self, result: Result, fields: Mapping[str, Any] = MappingProxyType({})) -> Answer:
+        """Convert a result to an Answer by its record, with the values that the output line would have. fields:
+        further ones of its `apcbatch` object."""
         ticket = result.tag.ticket
         if result.error is not None:
             record = error_record(ticket, RequestError(result.error.code, result.error.message, ticket.line))
         else:
             output_parser, now = result.tag.output_parser, int(time.time())
             record = result_record(ticket, result, self._renderer, self._config.model, now, output_parser)
-        return answer_of(orjson.loads(line_of(record)))
+        return answer_of(orjson.loads(line_of(_with_fields(record, fields))))
+
+
+def _with_fields(record: dict[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record with further fields of its `apcbatch` object."""
+    return record | {"apcbatch": {**record["apcbatch"], **fields}}
 
 
 def _records(

@@ -88,7 +88,7 @@ def _layer(raw: Mapping[str, Any], where: Callable[[str], str]) -> dict[str, tup
         if name not in OPTIONS and name != "no_store":
             hint = instead(name, where is flag_name) or nearest(name, [*OPTIONS, "no_store"])
             raise UsageError(f"{where(name[:SHOWN_CHARACTERS])} is not an option{hint}")
-        if name in OPTIONS and not OPTIONS[name].from_file and where is not flag_name:
+        if name in OPTIONS and not OPTIONS[name].from_file and where is not flag_name and value is not None:
             raise UsageError(f"{where(name)} names code to run; give {flag_name(name)} on the command line instead")
         try:
             if name != "no_store":

@@ -11,7 +11,7 @@ def test_the_sets_are_closed() -> None:
     no key of its content, so that JSON text in a table's column stays a text."""
     assert FORMAT_CHOICES == ("auto", *FORMATS) == ("auto", "messages", "batch", "sharegpt")
     assert {detect_format({key: None}): key for key in CONTENT_KEYS.values()} == CONTENT_KEYS
-    assert TURNS == ("each", "last", "rollout")
+    assert TURNS == ("each", "last", "rollout", "live")
     assert set(ROLE_ALIASES.values()) == set(SPEAKERS.values()) == set(ROLES)
 
 

@@ -84,6 +84,33 @@ def test_the_answers_are_those_of_the_command(turns: Any, llm: LLM, tmp_path: Pa
         assert by_program[name] == record
 
 
+def test_live_episodes_are_those_of_the_command(llm: LLM, tmp_path: Path, monkeypatch: Any) -> None:
+    """Fault: a second loop for programs, which parts from the command line's; a factory that workers cannot import."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tools_of_llm.py").write_text(
+        "class Asks:\n    def __init__(self, row):\n        self.more = row['more']\n"
+        "    def call(self, name, arguments):\n        return 'x'\n"
+        "    def next(self, messages):\n"
+        "        return {'role': 'user', 'content': 'More?'} if len(messages) < self.more else None\n"
+    )
+    lines = [{"id": f"a{more}", "messages": [USER], "more": more} for more in range(5)] + [conversation(1)]
+    write_lines(tmp_path / "in.jsonl", lines)
+    options = ("--turns", "live", "--tools", "tools_of_llm:Asks")
+    assert main(["run", "in.jsonl", *options, "--max-tokens", "6", "--device", "cpu", "-q"]) == 3
+    by_command = {one["id"]: lasting(one) for one in read_records(tmp_path / "in.answers.jsonl")}
+    by_program = {one.record["id"]: lasting(one.record) for one in llm.run(lines, tools="tools_of_llm:Asks")}
+    assert len(by_command) > len(lines) and by_program.keys() == by_command.keys()
+    for name, record in by_command.items():
+        for one in (record, by_program[name]):
+            one["apcbatch"].pop("line_digest")
+        assert by_program[name] == record
+    for tools, words in ((lambda row: None, "define it at the top of a module"), ("tools_of_llm:No", "AttributeError")):
+        with pytest.raises(UsageError, match=words):
+            list(llm.run(lines, tools=tools))
+    with pytest.raises(UsageError, match="give tools=FACTORY"):
+        llm.run(lines, turns="live")
+
+
 def test_one_conversation_is_one_line_of_a_batch_file(llm: LLM, tmp_path: Path, monkeypatch: Any) -> None:
     """Fault: `chat` and `complete` drop a setting, the tools, or the end of the conversation."""
     monkeypatch.chdir(tmp_path)

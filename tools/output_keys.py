@@ -140,6 +140,23 @@ RECORD: tuple[Key, ...] = (
     Key("apcbatch.warnings", "list of strings", "what was honoured or read only in part"),
     Key("apcbatch.warning_kinds", "list of strings", "the [kind](#kinds-of-warnings) of each of them"),
     Key("apcbatch.completion_token_ids", "list of integers", "the new tokens, the stop token included"),
+    Key(
+        "apcbatch.episode", "string", "of a live episode: its line's `id`, and its number behind a `/` with `--samples`"
+    ),
+    Key("apcbatch.attempt", "integer", "of a live episode: 1, and one more each time that it was begun anew"),
+    Key("apcbatch.appended", "list of objects", "of a live episode: the messages behind this answer"),
+    Key("apcbatch.appended_digest", "string", "their SHA-256, cut, for `--resume`"),
+    Key("apcbatch.tools", "list", "of a live episode: one entry for each call in the answer"),
+    Key("apcbatch.tools[].name", "string", "the tool's name"),
+    Key("apcbatch.tools[].seconds", "number", "that the call took"),
+    Key("apcbatch.tools[].error", "string or null", "`unknown_tool`, or that the result was cut"),
+    Key(
+        "apcbatch.sampled",
+        "list of lists",
+        "of a live episode: [begin, end) of the prompt's tokens that the model sampled",
+    ),
+    Key("apcbatch.end", "string or null", "of an episode's last turn: `done`, `max_turns`, `context` or `error`"),
+    Key("apcbatch.transcript", "list of objects", "of an episode that failed: its messages up to there"),
     Key("apcbatch.file", "string", "with several inputs: the file of the line"),
     Key("apcbatch.file_line", "integer", "with several inputs: the line in that file, from 1"),
     Key("apcbatch.choices", "list", "of several answers: what each has beside the body's keys"),
@@ -152,7 +169,11 @@ RECORD: tuple[Key, ...] = (
         "with `prompt_logprobs`: for each prompt token null (the first) or, by their ids, itself and the likeliest "
         "ones, each with `logprob`, `rank` and `decoded_token`",
     ),
-    Key("apcbatch.score", "object", "with `--score`: what the model makes of the recorded answer"),
+    Key(
+        "apcbatch.score",
+        "object or null",
+        "with `--score`: what the model makes of the recorded answer; of an episode's end: what its `score` returned",
+    ),
     Key("apcbatch.score.tokens", "integer", "tokens of the recorded answer"),
     Key("apcbatch.score.logprob_sum", "number", "the sum of their log-probabilities"),
     Key("apcbatch.score.greedy_matches", "integer", "tokens that are the likeliest"),
@@ -170,6 +191,7 @@ SUMMARY: tuple[Key, ...] = (
     Key("ignored_columns", "object of integers", "conversations by the column that took no part in their answers"),
     Key("already_done", "integer", "answered in OUT before `--resume`"),
     Key("answers_without_line", "integer", "answers in OUT whose line INPUT no longer has"),
+    Key("restarted", "integer", "live episodes that were begun anew, as what OUT has of them did not fit"),
     Key("finish_reasons", "object of integers", "answers (choices of the requests that succeeded) by finish_reason"),
     Key("empty_answers", "integer", "those of them without content and without a call"),
     Key("unread_calls", "integer", "those in which a tool call begins that cannot be read"),
@@ -252,6 +274,7 @@ SUMMARY: tuple[Key, ...] = (
     Key("seconds.prefill", "number", "passes, as far as they computed prompts"),
     Key("seconds.decode", "number", "passes, as far as they computed answers"),
     Key("seconds.store", "number", "waiting for the store, and scheduling"),
+    Key("seconds.idle", "number", "waiting for tools of live episodes with nothing to compute"),
     Key("seconds.total", "number", "from the start to the summary"),
     Key("prefill_tokens_per_s", "number or null", "computed and recomputed tokens over seconds of prefill"),
     Key(

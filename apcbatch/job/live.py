@@ -520,15 +520,27 @@ def drop_stale(sink: FileSink) -> None:
         sink.keep(lambda offset, line: offset not in stale)
 
 
+def factory_name(tools: str | Callable[..., Any]) -> str:
+    """Return the name `PACKAGE.MODULE:FACTORY` of a factory. UsageError if workers could not import it by that."""
+    if isinstance(tools, str):
+        return tools
+    module, name = getattr(tools, "__module__", None), getattr(tools, "__qualname__", "<")
+    if module in (None, "__main__") or "<" in name:
+        raise UsageError(
+            f"tools is {name} of {module}, which the processes of tools cannot import; define it at the top of a module"
+        )
+    return f"{module}:{name}"
+
+
 @contextmanager
 def opened_workers(config: Config, output: str | None, warn: Callable[[str], None]) -> Iterator[ToolWorkers | None]:
     """Open the tool workers of a run, and end them at the end of the block; None without --tools. output: path of OUT,
-    beside which the log of what tools print lies; None if it is a stream. UsageError if the tools cannot be used."""
+    beside which the log of what tools print lies; None for standard error. UsageError if the tools cannot be used."""
     if config.tools is None:
         yield None
         return
     if output is None:
-        log = os.open(os.devnull, os.O_WRONLY)
+        log = os.dup(2)
     else:
         path, flags = output + TOOLS_LOG_SUFFIX, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         try:

@@ -173,8 +173,8 @@ def _check_existing(config: Config, output: Output, is_file: bool) -> None:
 def open_run(
     config: Config, inputs: Inputs, output: Output, sink: Sink, printer: Printer, tools: str | None = None
 ) -> OpenRun:
-    """Open what a run needs, cheap parts first. tools: digest of the module of --tools. Raises UsageError for a part that cannot be used; for a bad model, its
-    subclass ModelError.
+    """Open what a run needs, cheap parts first. tools: digest of the module of --tools. Raises UsageError for a part
+    that cannot be used; for a bad model, its subclass ModelError.
 
     The steps check the model's files, the first lines of INPUT, OUT, and the weights. Until then nothing is changed,
     except that _make_run_file may have unpacked OUT. Then _begin_out changes OUT, and after it its run file. If OUT

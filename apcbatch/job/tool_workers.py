@@ -51,9 +51,11 @@ class Reply:
 
 @dataclass(slots=True)
 class _Pending:
-    """A request without a reply. what: its code, for the sentence if it takes too long. deadline: monotonic time. error:
-    the sentence, once it has taken too long. drops: None; of the end of an episode, the request that took too long, or
-    -1."""
+    """A request without a reply. what: its code, for the sentence if it takes too long. deadline: monotonic time.
+
+    error: the sentence, once it has taken too long. drops: None; of an episode's end, its request that took too long,
+    or -1.
+    """
 
     key: int
     what: str

@@ -64,14 +64,14 @@ def test_a_shell_completes_commands_options_values_and_files():
     """Fault: completion takes away the names of files that the shell knew before, or knows no value of an option."""
     for words, incomplete, found in [
         ([], "tu", [("plain", "tune-block-size")]),
-        (["run"], "--max-t", [("plain", "--max-tokens")]),
+        (["run"], "--max-to", [("plain", "--max-tokens")]),
         (["run", "x", "--policy"], "", [("plain", one) for one in ("planned", "all", "last", "none")]),
         (["run", "x", "--max-tokens"], "", []),
         (["run", "x", "--model"], "./m", [("dir", "./m")]),
         (["run", "x", "--store"], "st", [("dir", "st")]),
         (["run"], "ch", [("file", "ch")]),
         (["report", "x", "-o"], "r", [("file", "r")]),
-        (["run", "-h"], "--max-t", [("plain", "--max-tokens")]),
+        (["run", "-h"], "--max-to", [("plain", "--max-tokens")]),
         (["run", "x", "--policy"], "la", [("plain", "last")]),
         (["run", "x", "--policy"], "x", []),
         (["run", "x", "--config"], "c", [("file", "c")]),

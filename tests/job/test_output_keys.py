@@ -15,9 +15,17 @@ from apcbatch.cluster.workers import WorkerCounts
 from tests.chats import conversation, read_records, write_lines
 from tests.job import test_openai_types
 from tests.job.conftest import batch_line
-from tests.job.test_openai_types import asked, varied_lines
+from tests.job.test_openai_types import TOOLS, asked, varied_lines
 from tools.make_formats_docs import TARGET, document
 from tools.output_keys import PROCESSES, RECORD, SUMMARY, Key
+
+LIVE = """
+class Tool:
+    def __init__(self, row):
+        self.id = row["id"]
+    def call(self, name, arguments):
+        return {"id": self.id} if "good" in self.id else None
+"""
 
 scripted = test_openai_types.scripted
 PLAIN = {"string": str, "boolean": bool, "null": type(None), "object": dict, "list": list}
@@ -84,11 +92,33 @@ def test_each_key_that_is_written_is_listed_and_the_reverse(
         "run", "calls.jsonl", "-o", "calls.out", "--summary", "calls.summary", *options
     )
     assert outcome.code == 3, outcome.stderr
+    (tmp_path / "tools_of_keys.py").write_text(LIVE)
+    write_lines(
+        tmp_path / "live.jsonl",
+        [
+            {"id": name, "tools": TOOLS, "messages": [{"role": "user", "content": "Hi"}]}
+            for name in ("call#good", "call#bad")
+        ],
+    )
+    outcome = request.getfixturevalue("apcbatch")(
+        "run",
+        "live.jsonl",
+        "-o",
+        "live.out",
+        "--turns",
+        "live",
+        "--tools",
+        "tools_of_keys:Tool",
+        "--max-turns",
+        2,
+        *options,
+    )
+    assert outcome.code == 3, outcome.stderr
     summaries = [
         json.loads((tmp_path / name).read_text()) for name in ("real.summary", "score.summary", "calls.summary")
     ]
     summaries.append({**summaries[0], "workers": [WorkerCounts(1, "host", "cpu").summary()]})  # only a cluster has them
-    names = ("real", "two", "score", "calls")
+    names = ("real", "two", "score", "calls", "live")
     run_files = [json.loads((tmp_path / f"{name}.out.run.json").read_text()) for name in names]
     runs = [{name: facts[name] for name in ("begin", "dropped_processes", "processes")} for facts in run_files]
     for run in runs:
